@@ -1,0 +1,214 @@
+//! Owns the one error type of the library: a kind (which decides the exit code), a message that names
+//! the object, the cause, and a `help:` line that can be typed.
+
+use std::fmt;
+
+/// What an error means for the caller; each kind has one documented exit code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Unexpected: a bug, or the machine failed in a way that has no better name.
+    Unexpected,
+    /// The command line was wrong.
+    Usage,
+    /// A profile, image recipe or configuration file is invalid.
+    Invalid,
+    /// An engine, device or tool is not available.
+    Unavailable,
+    /// A step of the profile failed.
+    StepFailed,
+    /// Somebody else holds the env, image or store.
+    Busy,
+    /// No env, profile, image or snapshot of that name.
+    NotFound,
+    /// What is differs from what was locked or recorded.
+    Drift,
+    /// The machine does not meet the profile's needs.
+    Preflight,
+    /// Out of disk or memory.
+    OutOfSpace,
+    /// Stopped by a signal, with its number.
+    Signal(i32),
+}
+
+impl Kind {
+    /// Returns the process exit code documented in `docs/cli.md`.
+    pub fn exit_code(self) -> u8 {
+        match self {
+            Self::Unexpected => 1,
+            Self::Usage => 2,
+            Self::Invalid => 3,
+            Self::Unavailable => 4,
+            Self::StepFailed => 5,
+            Self::Busy => 6,
+            Self::NotFound => 7,
+            Self::Drift => 8,
+            Self::Preflight => 9,
+            Self::OutOfSpace => 10,
+            Self::Signal(number) => u8::try_from(128 + number).unwrap_or(1),
+        }
+    }
+}
+
+type Source = Box<dyn std::error::Error + Send + Sync + 'static>;
+
+/// An error to show to a person: lower case, no full stop, names the object and the path.
+#[derive(Debug)]
+pub struct Error {
+    kind: Kind,
+    message: String,
+    help: Option<String>,
+    source: Option<Source>,
+}
+
+/// The library's result.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// Makes an error of `kind`; `message` completes "error: ".
+    pub fn new(kind: Kind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into(), help: None, source: None }
+    }
+
+    /// Makes an unexpected error.
+    pub fn unexpected(message: impl Into<String>) -> Self {
+        Self::new(Kind::Unexpected, message)
+    }
+
+    /// Makes an error for an invalid profile, image recipe or configuration.
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(Kind::Invalid, message)
+    }
+
+    /// Makes an error for a tool, engine or device that is missing.
+    pub fn unavailable(message: impl Into<String>) -> Self {
+        Self::new(Kind::Unavailable, message)
+    }
+
+    /// Makes an error for a name that nothing has.
+    pub fn not_found(message: impl Into<String>) -> Self {
+        Self::new(Kind::NotFound, message)
+    }
+
+    /// Makes an error for something held by another process.
+    pub fn busy(message: impl Into<String>) -> Self {
+        Self::new(Kind::Busy, message)
+    }
+
+    /// Adds what to type next.
+    #[must_use]
+    pub fn help(mut self, help: impl Into<String>) -> Self {
+        self.help = Some(help.into());
+        self
+    }
+
+    /// Adds the cause.
+    #[must_use]
+    pub fn source(mut self, source: impl Into<Source>) -> Self {
+        self.source = Some(source.into());
+        self
+    }
+
+    /// Returns the kind.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Returns the message without causes.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// Returns what to type next, if there is advice.
+    pub fn help_text(&self) -> Option<&str> {
+        self.help.as_deref()
+    }
+
+    /// Returns the message followed by its causes, one string each.
+    pub fn chain(&self) -> Vec<String> {
+        let mut lines = vec![self.message.clone()];
+        let mut cause = std::error::Error::source(self);
+        while let Some(error) = cause {
+            let line = error.to_string();
+            if lines.last() != Some(&line) {
+                lines.push(line);
+            }
+            cause = error.source();
+        }
+        lines
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_ref().map(|source| -> &(dyn std::error::Error + 'static) { &**source })
+    }
+}
+
+/// Classifies an io error: a full disk has its own exit code wherever it happens.
+fn io_kind(error: &std::io::Error) -> Kind {
+    match error.kind() {
+        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => Kind::OutOfSpace,
+        _ => Kind::Unexpected,
+    }
+}
+
+// `fs_err` puts operation and path into the message, so it can stand alone.
+impl From<std::io::Error> for Error {
+    fn from(error: std::io::Error) -> Self {
+        Self::new(io_kind(&error), error.to_string()).source_of(&error)
+    }
+}
+
+impl Error {
+    // The io error's own message is already ours; only what lies below it is a cause.
+    fn source_of(self, error: &std::io::Error) -> Self {
+        let below = std::error::Error::source(error).map(ToString::to_string);
+        match below {
+            Some(text) if text != self.message => self.source(text),
+            _ => self,
+        }
+    }
+}
+
+/// Adds the sentence that says what was being done, keeping the cause and its class.
+pub trait ResultExt<T> {
+    /// Wraps the error: `message` says what failed ("cannot freeze `gfx1103`"), the old error becomes its cause.
+    fn context(self, message: impl FnOnce() -> String) -> Result<T>;
+}
+
+impl<T> ResultExt<T> for std::result::Result<T, std::io::Error> {
+    fn context(self, message: impl FnOnce() -> String) -> Result<T> {
+        self.map_err(|error| Error::new(io_kind(&error), message()).source(error))
+    }
+}
+
+impl<T> ResultExt<T> for std::result::Result<T, nix::Error> {
+    fn context(self, message: impl FnOnce() -> String) -> Result<T> {
+        self.map_err(std::io::Error::from).context(message)
+    }
+}
+
+impl<T> ResultExt<T> for Result<T> {
+    fn context(self, message: impl FnOnce() -> String) -> Result<T> {
+        self.map_err(|error| {
+            let (kind, help) = (error.kind, error.help.clone());
+            let outer = Error::new(kind, message()).source(error);
+            match help {
+                Some(help) => outer.help(help),
+                None => outer,
+            }
+        })
+    }
+}
+
+impl From<nix::Error> for Error {
+    fn from(error: nix::Error) -> Self {
+        std::io::Error::from(error).into()
+    }
+}

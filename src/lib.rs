@@ -1,0 +1,5 @@
+//! rockenv: reproducible build environments for ROCm.
+//!
+//! `rockenv up` goes: parse profile, probe host, resolve spec, lock env, observe, plan, execute, record.
+
+pub mod error;
