@@ -66,7 +66,12 @@ pub type Result<T> = std::result::Result<T, Error>;
 impl Error {
     /// Makes an error of `kind`; `message` completes "error: ".
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), help: None, source: None }
+        Self {
+            kind,
+            message: message.into(),
+            help: None,
+            source: None,
+        }
     }
 
     /// Makes an unexpected error.
@@ -146,7 +151,9 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.source.as_ref().map(|source| -> &(dyn std::error::Error + 'static) { &**source })
+        self.source
+            .as_deref()
+            .map(|source| -> &(dyn std::error::Error + 'static) { source })
     }
 }
 
@@ -195,7 +202,7 @@ impl<T> ResultExt<T> for std::result::Result<T, nix::Error> {
 }
 
 impl<T> ResultExt<T> for Result<T> {
-    fn context(self, message: impl FnOnce() -> String) -> Result<T> {
+    fn context(self, message: impl FnOnce() -> String) -> Self {
         self.map_err(|error| {
             let (kind, help) = (error.kind, error.help.clone());
             let outer = Error::new(kind, message()).source(error);
