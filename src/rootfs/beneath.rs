@@ -1,0 +1,81 @@
+//! Owns the one way this module enters a directory below another: a single name, never over a mount
+//! point, never through a link.
+
+use std::ffi::CStr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag, openat2};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstatat};
+
+use crate::error::{Error, Result, ResultExt as _};
+
+/// What `RESOLVE_NO_XDEV` compares is the mount, not `st_dev`: a bind mount of the same file system is refused
+/// too (`EXDEV`), and a btrfs subvolume, which is no mount, is entered.
+fn resolve() -> ResolveFlag {
+    ResolveFlag::RESOLVE_BENEATH
+        | ResolveFlag::RESOLVE_NO_XDEV
+        | ResolveFlag::RESOLVE_NO_MAGICLINKS
+        | ResolveFlag::RESOLVE_NO_SYMLINKS
+}
+
+/// Opens the entry `name` of `parent`. `EXDEV`: a mount point; `ELOOP`: a link; `ENOTDIR` where a directory was asked for.
+pub(super) fn open(parent: impl AsFd, name: &CStr, flags: OFlag) -> nix::Result<OwnedFd> {
+    let how = OpenHow::new()
+        .flags(flags | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW)
+        .resolve(resolve());
+    loop {
+        match openat2(&parent, name, how) {
+            // EAGAIN: something was renamed at the same moment and the kernel could not rule out an escape.
+            Err(Errno::EINTR | Errno::EAGAIN) => {}
+            other => return other,
+        }
+    }
+}
+
+/// Opens the directory `name` of `parent` for reading.
+pub(super) fn open_dir(parent: impl AsFd, name: &CStr) -> nix::Result<OwnedFd> {
+    open(parent, name, OFlag::O_RDONLY | OFlag::O_DIRECTORY)
+}
+
+/// Reads the metadata of an entry, never of what a link points to.
+pub(super) fn stat(parent: impl AsFd, name: &CStr) -> nix::Result<FileStat> {
+    fstatat(parent, name, AtFlags::AT_SYMLINK_NOFOLLOW)
+}
+
+/// Returns the file type bits.
+pub(super) fn kind(stat: &FileStat) -> SFlag {
+    SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT
+}
+
+/// Says whether `name` is a real entry, not `.` or `..`.
+pub(super) fn is_entry(name: &CStr) -> bool {
+    !matches!(name.to_bytes(), b"." | b"..")
+}
+
+/// Opens the directory at `path`; links on the way to it are the caller's own and are followed.
+pub(super) fn open_path(path: &Path) -> Result<OwnedFd> {
+    nix::fcntl::open(
+        path,
+        OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC,
+        Mode::empty(),
+    )
+    .context(|| format!("cannot open directory `{}`", path.display()))
+}
+
+/// Splits `path` into the open directory that holds it and its last name, so that what follows is
+/// decided on a file descriptor.
+pub(super) fn split(path: &Path) -> Result<(OwnedFd, std::ffi::CString)> {
+    let name = path
+        .file_name()
+        .ok_or_else(|| Error::unexpected(format!("`{}` has no name of its own", path.display())))?;
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    };
+    let name = std::ffi::CString::new(name.as_bytes())
+        .map_err(|_| Error::unexpected(format!("`{}` contains a NUL", path.display())))?;
+    Ok((open_path(&parent)?, name))
+}

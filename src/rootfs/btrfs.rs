@@ -1,0 +1,312 @@
+//! Owns the btrfs ioctls: subvolumes, snapshots, deletion with what is nested inside, and the generation that
+//! tells whether a subvolume has changed.
+//!
+//! A snapshot does not include the subvolumes nested in its source: it has an empty directory at their place.
+
+#![expect(
+    unsafe_code,
+    reason = "btrfs is driven by ioctls, which nix can only declare as unsafe functions"
+)]
+
+use std::ffi::CStr;
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::path::Path;
+
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::sys::statfs::{BTRFS_SUPER_MAGIC, fstatfs};
+
+use super::beneath;
+use crate::error::{Error, Result, ResultExt as _};
+
+/// The inode number of the root directory of every subvolume.
+const SUBVOLUME_ROOT: u64 = 256;
+const SNAPSHOT_READ_ONLY: u64 = 1 << 1;
+const DESTROY_BY_ID: u64 = 1 << 4;
+
+#[repr(C)]
+struct Args {
+    fd: i64,
+    name: [u8; 4088],
+}
+
+#[repr(C)]
+struct ArgsV2 {
+    fd: i64,
+    transid: u64,
+    flags: u64,
+    unused: [u64; 4],
+    /// A name, or the id of a subvolume in its first eight bytes.
+    name: [u8; 4040],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Timespec {
+    sec: u64,
+    nsec: u32,
+    padding: u32,
+}
+
+#[repr(C)]
+struct Info {
+    id: u64,
+    name: [u8; 256],
+    parent_id: u64,
+    directory_id: u64,
+    generation: u64,
+    flags: u64,
+    uuid: [u8; 16],
+    parent_uuid: [u8; 16],
+    received_uuid: [u8; 16],
+    transids: [u64; 4],
+    times: [Timespec; 4],
+    reserved: [u64; 8],
+}
+
+#[repr(C)]
+struct RootRefs {
+    min_id: u64,
+    refs: [(u64, u64); 255],
+    count: u8,
+    align: [u8; 7],
+}
+
+// The sizes are part of the ioctl numbers: wrong ones would fail with ENOTTY on every machine.
+const _: () = assert!(size_of::<Args>() == 4096);
+const _: () = assert!(size_of::<ArgsV2>() == 4096);
+const _: () = assert!(size_of::<Info>() == 504);
+const _: () = assert!(size_of::<RootRefs>() == 4096);
+
+mod ioctl {
+    use super::{Args, ArgsV2, Info, RootRefs};
+    nix::ioctl_write_ptr!(subvolume_create, 0x94, 14, Args);
+    nix::ioctl_write_ptr!(destroy, 0x94, 15, Args);
+    nix::ioctl_write_ptr!(snapshot, 0x94, 23, ArgsV2);
+    nix::ioctl_read!(get_flags, 0x94, 25, u64);
+    nix::ioctl_write_ptr!(set_flags, 0x94, 26, u64);
+    nix::ioctl_read!(info, 0x94, 60, Info);
+    nix::ioctl_readwrite!(root_refs, 0x94, 61, RootRefs);
+    nix::ioctl_write_ptr!(destroy_v2, 0x94, 63, ArgsV2);
+}
+
+/// Says whether `fd` lies on btrfs.
+pub fn is_btrfs(fd: impl AsFd) -> nix::Result<bool> {
+    Ok(fstatfs(fd)?.filesystem_type() == BTRFS_SUPER_MAGIC)
+}
+
+/// Says whether `fd` is the root directory of a subvolume.
+pub fn is_subvolume_fd(fd: impl AsFd) -> nix::Result<bool> {
+    let stat = nix::sys::stat::fstat(&fd)?;
+    Ok(stat.st_ino == SUBVOLUME_ROOT && is_btrfs(fd)?)
+}
+
+/// Says whether `path` is a subvolume.
+pub fn is_subvolume(path: &Path) -> Result<bool> {
+    is_subvolume_fd(beneath::open_path(path)?)
+        .context(|| format!("cannot examine `{}`", path.display()))
+}
+
+/// Makes an empty subvolume.
+pub fn create(path: &Path) -> Result<()> {
+    let (parent, name) = beneath::split(path)?;
+    let args = Args {
+        fd: 0,
+        name: padded(&name)?,
+    };
+    // SAFETY: `args` is a complete structure of the size in the ioctl number and outlives the call.
+    unsafe { ioctl::subvolume_create(parent.as_raw_fd(), &raw const args) }
+        .context(|| format!("cannot create the btrfs subvolume `{}`", path.display()))?;
+    Ok(())
+}
+
+/// Makes `to` a snapshot of the subvolume `from`, in one transaction that is on disk when this returns.
+pub fn snapshot(from: &Path, to: &Path, read_only: bool) -> Result<()> {
+    let source = beneath::open_path(from)?;
+    let (parent, name) = beneath::split(to)?;
+    let args = ArgsV2 {
+        fd: i64::from(source.as_raw_fd()),
+        transid: 0,
+        flags: if read_only { SNAPSHOT_READ_ONLY } else { 0 },
+        unused: [0; 4],
+        name: padded(&name)?,
+    };
+    // SAFETY: `args` is a complete structure of the size in the ioctl number; it and `source` outlive the call.
+    unsafe { ioctl::snapshot(parent.as_raw_fd(), &raw const args) }.context(|| {
+        format!(
+            "cannot snapshot the btrfs subvolume `{}` as `{}`",
+            from.display(),
+            to.display()
+        )
+    })?;
+    Ok(())
+}
+
+/// Says whether the subvolume is read-only.
+pub fn is_read_only(path: &Path) -> Result<bool> {
+    let fd = beneath::open_path(path)?;
+    flags(fd.as_fd())
+        .map(|flags| flags & SNAPSHOT_READ_ONLY != 0)
+        .context(|| format!("cannot examine the btrfs subvolume `{}`", path.display()))
+}
+
+/// Makes the subvolume read-only, or writable again.
+pub fn set_read_only(path: &Path, read_only: bool) -> Result<()> {
+    let fd = beneath::open_path(path)?;
+    write_read_only(fd.as_fd(), read_only)
+        .context(|| format!("cannot change the btrfs subvolume `{}`", path.display()))
+}
+
+/// Returns the transaction that last changed the subvolume: equal numbers mean that nothing has changed.
+///
+/// Writes are counted when they are committed, so this commits first. Making a snapshot counts as a change of its
+/// source: compare with the number read after the snapshot. A read counts where it updates an access time.
+pub fn generation(path: &Path) -> Result<u64> {
+    let fd = beneath::open_path(path)?;
+    let read = || {
+        nix::unistd::syncfs(&fd)?;
+        Ok::<_, Errno>(info(fd.as_fd())?.generation)
+    };
+    read().context(|| {
+        format!(
+            "cannot read the generation of the btrfs subvolume `{}`",
+            path.display()
+        )
+    })
+}
+
+/// Deletes the subvolume `name` of `parent` with all subvolumes nested in it, the innermost first, and returns how
+/// many there were. Each vanishes at once; the kernel frees the space in the background.
+///
+/// Nested subvolumes are found by the references that btrfs keeps and deleted by id, not by path: no
+/// mount or link placed inside can lead this elsewhere.
+pub(super) fn destroy(parent: BorrowedFd<'_>, name: &CStr) -> nix::Result<u64> {
+    let top = beneath::open_dir(parent, name)?;
+    if !is_subvolume_fd(&top)? {
+        return Err(Errno::EINVAL);
+    }
+    // Parents come before what is nested in them, so the reverse order is innermost first.
+    let mut ids = Vec::new();
+    let mut queue = vec![info(top.as_fd())?.id];
+    while let Some(id) = queue.pop() {
+        let subvolume = open_by_id(top.as_fd(), id)?;
+        // A read-only subvolume refuses the deletion of what is nested in it.
+        write_read_only(subvolume.as_fd(), false)?;
+        queue.extend(nested(subvolume.as_fd())?);
+        ids.push(id);
+    }
+    for &id in ids.iter().skip(1).rev() {
+        let mut args = ArgsV2 {
+            fd: 0,
+            transid: 0,
+            flags: DESTROY_BY_ID,
+            unused: [0; 4],
+            name: [0; 4040],
+        };
+        args.name[..8].copy_from_slice(&id.to_ne_bytes());
+        // SAFETY: `args` is a complete structure of the size in the ioctl number and outlives the call.
+        unsafe { ioctl::destroy_v2(top.as_raw_fd(), &raw const args) }?;
+    }
+    drop(top);
+    let args = Args {
+        fd: 0,
+        name: padded(name).map_err(|_| Errno::ENAMETOOLONG)?,
+    };
+    // SAFETY: `args` is a complete structure of the size in the ioctl number and outlives the call.
+    unsafe { ioctl::destroy(parent.as_raw_fd(), &raw const args) }?;
+    Ok(ids.len() as u64)
+}
+
+fn info(fd: BorrowedFd<'_>) -> nix::Result<Box<Info>> {
+    // SAFETY: `Info` is integers and arrays of integers, for which all zeros is a valid value.
+    let mut info: Box<Info> = Box::new(unsafe { std::mem::zeroed() });
+    // SAFETY: `info` is a valid place of the size in the ioctl number, which the kernel fills.
+    unsafe { ioctl::info(fd.as_raw_fd(), &raw mut *info) }?;
+    Ok(info)
+}
+
+/// Returns the ids of the subvolumes directly nested in the subvolume of `fd`.
+fn nested(fd: BorrowedFd<'_>) -> nix::Result<Vec<u64>> {
+    let mut ids = Vec::new();
+    let mut args = Box::new(RootRefs {
+        min_id: 0,
+        refs: [(0, 0); 255],
+        count: 0,
+        align: [0; 7],
+    });
+    loop {
+        // SAFETY: `args` is a valid structure of the size in the ioctl number, which the kernel reads and fills.
+        let more = match unsafe { ioctl::root_refs(fd.as_raw_fd(), &raw mut *args) } {
+            Ok(_) => false,
+            // The list is full and goes on; the kernel has set `min_id` to where.
+            Err(Errno::EOVERFLOW) => true,
+            Err(error) => return Err(error),
+        };
+        ids.extend(args.refs[..usize::from(args.count)].iter().map(|r| r.0));
+        if !more {
+            return Ok(ids);
+        }
+    }
+}
+
+/// Opens the root directory of a subvolume by its id, wherever it lies in the file system of `fd`.
+fn open_by_id(fd: BorrowedFd<'_>, id: u64) -> nix::Result<OwnedFd> {
+    /// `struct btrfs_fid` without a parent, behind the kernel's `struct file_handle`.
+    #[repr(C)]
+    struct Handle {
+        bytes: u32,
+        kind: i32,
+        inode: [u8; 8],
+        root: [u8; 8],
+        generation: [u8; 4],
+    }
+    let mut handle = Handle {
+        bytes: 20,
+        kind: 0x4d,
+        inode: SUBVOLUME_ROOT.to_ne_bytes(),
+        root: id.to_ne_bytes(),
+        generation: [0; 4],
+    };
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    // SAFETY: `handle` has the layout of `struct file_handle` followed by the `bytes` it announces.
+    let opened = unsafe {
+        nix::libc::open_by_handle_at(fd.as_raw_fd(), (&raw mut handle).cast(), flags.bits())
+    };
+    let opened = Errno::result(opened)?;
+    // SAFETY: the call above returned a new descriptor that nothing else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(opened) })
+}
+
+fn flags(fd: BorrowedFd<'_>) -> nix::Result<u64> {
+    let mut flags = 0;
+    // SAFETY: `flags` is a valid place for the integer that the kernel writes.
+    unsafe { ioctl::get_flags(fd.as_raw_fd(), &raw mut flags) }?;
+    Ok(flags)
+}
+
+fn write_read_only(fd: BorrowedFd<'_>, read_only: bool) -> nix::Result<()> {
+    let old = flags(fd)?;
+    let new = if read_only {
+        old | SNAPSHOT_READ_ONLY
+    } else {
+        old & !SNAPSHOT_READ_ONLY
+    };
+    if new != old {
+        // SAFETY: `new` is an integer that outlives the call.
+        unsafe { ioctl::set_flags(fd.as_raw_fd(), &raw const new) }?;
+    }
+    Ok(())
+}
+
+fn padded<const N: usize>(name: &CStr) -> Result<[u8; N]> {
+    let bytes = name.to_bytes();
+    if bytes.len() >= N {
+        return Err(Error::unexpected(format!(
+            "`{}` is too long for the name of a subvolume",
+            name.to_string_lossy()
+        )));
+    }
+    let mut padded = [0; N];
+    padded[..bytes.len()].copy_from_slice(bytes);
+    Ok(padded)
+}

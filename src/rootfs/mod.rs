@@ -1,0 +1,77 @@
+//! Owns directory trees on disk: how they are made, cloned, stacked, merged and removed, and which of three
+//! methods the file system of the store allows.
+
+mod beneath;
+pub mod btrfs;
+mod ficlone;
+mod inode_flags;
+mod mounts;
+pub mod overlay;
+mod probe;
+mod remove;
+
+use std::fmt;
+use std::path::Path;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+pub use probe::{Probe, probe};
+pub use remove::{Removed, remove_tree};
+
+use crate::error::{Error, Result};
+
+/// How a store keeps trees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Method {
+    /// A frozen layer is a directory of differences, stacked on the image by an overlay mount.
+    Overlay,
+    /// Trees are subvolumes; a clone is a snapshot.
+    Btrfs,
+    /// Trees are directories, cloned file by file with shared extents.
+    Reflink,
+}
+
+impl Method {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Overlay => "overlay",
+            Self::Btrfs => "btrfs",
+            Self::Reflink => "reflink",
+        }
+    }
+}
+
+impl fmt::Display for Method {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Method {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        [Self::Overlay, Self::Btrfs, Self::Reflink]
+            .into_iter()
+            .find(|method| method.name() == text)
+            .ok_or_else(|| {
+                Error::invalid(format!("unknown store method `{text}`"))
+                    .help("one of: overlay, btrfs, reflink")
+            })
+    }
+}
+
+/// Makes an empty tree: a subvolume on btrfs, else a directory.
+pub fn create_tree(method: Method, path: &Path) -> Result<()> {
+    match method {
+        Method::Btrfs => btrfs::create(path),
+        Method::Overlay | Method::Reflink => Ok(fs_err::create_dir(path)?),
+    }
+}
+
+/// Threads for work on trees: more than a few wait for the same journal.
+fn threads() -> usize {
+    std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 8))
+}

@@ -1,0 +1,73 @@
+//! Owns the reading of the kernel's mount table, to name mounts and file systems in messages.
+
+use std::ffi::OsString;
+use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::os::unix::ffi::OsStringExt as _;
+use std::path::{Path, PathBuf};
+
+use crate::error::Result;
+
+/// Returns the mount points at or below the absolute path `top` in this thread's namespace.
+pub(super) fn at_or_below(top: &Path) -> Result<Vec<PathBuf>> {
+    // Not `self`: a namespace belongs to a thread.
+    let table = fs_err::read("/proc/thread-self/mountinfo")?;
+    Ok(points(&table)
+        .filter(|point| point.starts_with(top))
+        .collect())
+}
+
+/// Returns the type of the file system that `fd` lies on, as the mount table has it.
+pub(super) fn file_system(fd: BorrowedFd<'_>) -> Option<String> {
+    let info = fs_err::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd())).ok()?;
+    let id = info
+        .lines()
+        .find_map(|line| line.strip_prefix("mnt_id:"))?
+        .trim();
+    let table = fs_err::read("/proc/thread-self/mountinfo").ok()?;
+    let table = String::from_utf8_lossy(&table);
+    let line = table
+        .lines()
+        .find(|line| line.split(' ').next() == Some(id))?;
+    let (_, tail) = line.split_once(" - ")?;
+    tail.split(' ').next().map(str::to_owned)
+}
+
+fn points(table: &[u8]) -> impl Iterator<Item = PathBuf> {
+    table
+        .split(|byte| *byte == b'\n')
+        .filter_map(|line| line.split(|byte| *byte == b' ').nth(4))
+        .map(|field| PathBuf::from(OsString::from_vec(unescape(field))))
+}
+
+/// Undoes the kernel's `\040` for blanks, tabs, newlines and backslashes.
+fn unescape(field: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((&first, tail)) = rest.split_first() {
+        if first == b'\\'
+            && let Some(digits) = tail.get(..3)
+            && let Ok(digits) = std::str::from_utf8(digits)
+            && let Ok(byte) = u8::from_str_radix(digits, 8)
+        {
+            bytes.push(byte);
+            rest = &tail[3..];
+        } else {
+            bytes.push(first);
+            rest = tail;
+        }
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn points_are_unescaped() {
+        let table =
+            b"22 1 0:5 / /proc rw - proc proc rw\n23 1 0:6 / /a\\040b\\134c rw - tmpfs t rw\n";
+        let found: Vec<_> = points(table).collect();
+        assert_eq!(found, [PathBuf::from("/proc"), PathBuf::from("/a b\\c")]);
+    }
+}

@@ -1,0 +1,508 @@
+//! Owns the deletion of trees: parallel, never over a mount point, never through a link, and finished by
+//! a second call if the first was killed.
+//!
+//! Every step is taken on a directory's file descriptor and one name in it, so renaming or swapping entries
+//! meanwhile cannot lead the deletion out of the tree. A directory holds its descriptor until its
+//! children are gone; where that would go too deep, the subtree is moved up to the top of the tree first.
+
+use std::collections::VecDeque;
+use std::ffi::{CStr, CString, OsStr};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use nix::dir::{Dir, Type};
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, RenameFlags, renameat2};
+use nix::sys::stat::{FileStat, SFlag, fstat};
+use nix::unistd::{UnlinkatFlags, unlinkat};
+
+use super::{beneath, btrfs, inode_flags, mounts, threads};
+use crate::error::{Error, Result, ResultExt as _};
+
+/// How deep descriptors are held. Times the threads this stays below the usual limit of 1024 descriptors.
+const MAX_DEPTH: usize = 40;
+/// How often a directory is read again because somebody added to it meanwhile.
+const MAX_RESCANS: usize = 8;
+
+/// What a deletion removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Removed {
+    /// Files, directories, links; a subvolume counts as one, whatever it held.
+    pub entries: u64,
+    /// Allocated bytes of the files whose last name this was; unknown for subvolumes, which count as nothing.
+    pub bytes: u64,
+    /// btrfs subvolumes, nested ones included.
+    pub subvolumes: u64,
+}
+
+impl std::ops::AddAssign for Removed {
+    fn add_assign(&mut self, other: Self) {
+        self.entries += other.entries;
+        self.bytes += other.bytes;
+        self.subvolumes += other.subvolumes;
+    }
+}
+
+/// Deletes `path` and everything below it. A path that does not exist is a success: the deletion may be the
+/// second half of one that was killed.
+///
+/// Refuses before touching anything if a mount lies at or below `path`; one that appears later stops the
+/// deletion, and nothing below it is touched. Other failures do not stop the rest; the first is returned.
+pub fn remove_tree(path: &Path) -> Result<Removed> {
+    let (holder, name) = match beneath::split(path) {
+        Ok(split) => split,
+        Err(_) if !path.parent().is_some_and(Path::exists) => return Ok(Removed::default()),
+        Err(error) => return Err(error),
+    };
+    refuse_mounts(path, holder.as_fd(), &name)?;
+    let on_btrfs =
+        btrfs::is_btrfs(&holder).context(|| format!("cannot examine `{}`", path.display()))?;
+    let holder = Arc::new(Directory {
+        fd: holder,
+        name: CString::default(),
+        parent: None,
+        depth: 0,
+        pending: AtomicUsize::new(1),
+        rescans: AtomicUsize::new(0),
+    });
+    let stat = match beneath::stat(&holder.fd, &name) {
+        Ok(stat) => stat,
+        Err(Errno::ENOENT) => return Ok(Removed::default()),
+        Err(error) => return Err(error).context(|| format!("cannot examine `{}`", path.display())),
+    };
+    let removal = Removal {
+        path,
+        on_btrfs,
+        queue: Mutex::default(),
+        wake: Condvar::new(),
+        hoisted: AtomicUsize::new(0),
+    };
+    if beneath::kind(&stat) != SFlag::S_IFDIR {
+        let mut removed = Removed::default();
+        removal.unlink(&holder, &name, &stat, &mut removed, &mut Vec::new());
+        return removal.finish(removed);
+    }
+    removal.lock().tasks.push_back(Task {
+        parent: holder,
+        name,
+    });
+    let total = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads())
+            .map(|_| scope.spawn(|| removal.work()))
+            .collect();
+        let mut total = Removed::default();
+        for worker in workers {
+            match worker.join() {
+                Ok(removed) => total += removed,
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        total
+    });
+    removal.finish(total)
+}
+
+/// The friendly refusal: before anything is deleted, with all that the kernel lists for this namespace.
+/// The safe one is `RESOLVE_NO_XDEV` on each directory.
+fn refuse_mounts(path: &Path, holder: BorrowedFd<'_>, name: &CStr) -> Result<()> {
+    let Ok(place) = fs_err::read_link(format!("/proc/self/fd/{}", holder.as_raw_fd())) else {
+        return Ok(());
+    };
+    let top = place.join(OsStr::from_bytes(name.to_bytes()));
+    match mounts::at_or_below(&top)?.first() {
+        None => Ok(()),
+        Some(mount) => Err(mounted(path, mount)),
+    }
+}
+
+fn mounted(path: &Path, mount: &Path) -> Error {
+    Error::busy(format!(
+        "refusing to delete `{}`: `{}` is a mount point",
+        path.display(),
+        mount.display()
+    ))
+    .help(format!(
+        "nothing below the mount was touched; run `umount {}` and try again",
+        mount.display()
+    ))
+}
+
+/// A directory being emptied.
+struct Directory {
+    fd: OwnedFd,
+    name: CString,
+    parent: Option<Arc<Self>>,
+    /// 0 is the directory that holds the tree, 1 the tree's top.
+    depth: usize,
+    /// Child directories still there, and one for the scan of the directory itself.
+    pending: AtomicUsize,
+    rescans: AtomicUsize,
+}
+
+/// The directory `name` of `parent`, not opened yet: waiting costs no descriptor.
+struct Task {
+    parent: Arc<Directory>,
+    name: CString,
+}
+
+#[derive(Default)]
+struct Queue {
+    /// Taken from the back, so that few directories are open; moved-up subtrees wait at the front.
+    tasks: VecDeque<Task>,
+    active: usize,
+    stop: bool,
+    error: Option<Error>,
+    failures: usize,
+}
+
+struct Removal<'a> {
+    path: &'a Path,
+    on_btrfs: bool,
+    queue: Mutex<Queue>,
+    wake: Condvar,
+    hoisted: AtomicUsize,
+}
+
+impl Removal<'_> {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn finish(self, removed: Removed) -> Result<Removed> {
+        let queue = self
+            .queue
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner);
+        match (queue.error, queue.failures) {
+            (None, _) => Ok(removed),
+            (Some(error), 0 | 1) => Err(error),
+            (Some(error), more) => Err(error).context(|| {
+                format!(
+                    "cannot delete `{}` ({more} entries remain, the first with this error)",
+                    self.path.display()
+                )
+            }),
+        }
+    }
+
+    fn work(&self) -> Removed {
+        let mut removed = Removed::default();
+        let mut queue = self.lock();
+        loop {
+            if queue.stop || (queue.tasks.is_empty() && queue.active == 0) {
+                self.wake.notify_all();
+                return removed;
+            }
+            let Some(task) = queue.tasks.pop_back() else {
+                queue = self
+                    .wake
+                    .wait(queue)
+                    .unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            queue.active += 1;
+            drop(queue);
+            self.enter(&task, &mut removed);
+            queue = self.lock();
+            queue.active -= 1;
+        }
+    }
+
+    /// Opens the directory of a task and empties it of all but its directories, which become tasks.
+    fn enter(&self, task: &Task, removed: &mut Removed) {
+        let Task { parent, name } = task;
+        if parent.depth >= MAX_DEPTH && self.hoist(parent, name) {
+            return self.child_done(parent, removed);
+        }
+        let fd = match beneath::open_dir(&parent.fd, name) {
+            Ok(fd) => fd,
+            Err(Errno::ENOENT) => return self.child_done(parent, removed),
+            // Swapped for something else since it was listed.
+            Err(Errno::ELOOP | Errno::ENOTDIR) => {
+                if let Ok(stat) = beneath::stat(&parent.fd, name) {
+                    self.unlink(parent, name, &stat, removed, &mut Vec::new());
+                }
+                return self.child_done(parent, removed);
+            }
+            Err(Errno::EMFILE | Errno::ENFILE) if parent.depth > 1 && self.hoist(parent, name) => {
+                return self.child_done(parent, removed);
+            }
+            Err(error) => {
+                self.fail(parent, name, error);
+                return self.child_done(parent, removed);
+            }
+        };
+        if self.on_btrfs && btrfs::is_subvolume_fd(&fd).unwrap_or(false) {
+            drop(fd);
+            match btrfs::destroy(parent.fd.as_fd(), name) {
+                Ok(count) => {
+                    removed.entries += 1;
+                    removed.subvolumes += count;
+                }
+                Err(error) => self.fail(parent, name, error),
+            }
+            return self.child_done(parent, removed);
+        }
+        let directory = Arc::new(Directory {
+            fd,
+            name: name.clone(),
+            parent: Some(Arc::clone(parent)),
+            depth: parent.depth + 1,
+            pending: AtomicUsize::new(1),
+            rescans: AtomicUsize::new(0),
+        });
+        self.scan(&directory, removed);
+        self.child_done(&directory, removed);
+    }
+
+    fn scan(&self, directory: &Arc<Directory>, removed: &mut Removed) {
+        let mut children = Vec::new();
+        if let Err(error) = self.scan_entries(directory, removed, &mut children) {
+            self.fail(directory, c".", error);
+        }
+        if children.is_empty() {
+            return;
+        }
+        directory
+            .pending
+            .fetch_add(children.len(), Ordering::AcqRel);
+        let many = children.len() > 1;
+        self.lock()
+            .tasks
+            .extend(children.into_iter().map(|name| Task {
+                parent: Arc::clone(directory),
+                name,
+            }));
+        if many {
+            self.wake.notify_all();
+        }
+    }
+
+    fn scan_entries(
+        &self,
+        directory: &Arc<Directory>,
+        removed: &mut Removed,
+        children: &mut Vec<CString>,
+    ) -> nix::Result<()> {
+        // A descriptor of its own: reading moves the position, and the directory may be read again.
+        let mut entries = Dir::from_fd(beneath::open_dir(&directory.fd, c".")?)?;
+        for entry in entries.iter() {
+            let entry = entry?;
+            let name = entry.file_name();
+            if !beneath::is_entry(name) {
+                continue;
+            }
+            if entry.file_type() == Some(Type::Directory) {
+                children.push(name.to_owned());
+                continue;
+            }
+            match beneath::stat(&directory.fd, name) {
+                Ok(stat) if beneath::kind(&stat) == SFlag::S_IFDIR => {
+                    children.push(name.to_owned());
+                }
+                Ok(stat) => self.unlink(directory, name, &stat, removed, children),
+                Err(Errno::ENOENT) => {}
+                Err(error) => self.fail(directory, name, error),
+            }
+        }
+        Ok(())
+    }
+
+    fn unlink(
+        &self,
+        directory: &Arc<Directory>,
+        name: &CStr,
+        stat: &FileStat,
+        removed: &mut Removed,
+        children: &mut Vec<CString>,
+    ) {
+        let unlink = || unlinkat(&directory.fd, name, UnlinkatFlags::NoRemoveDir);
+        let result = match unlink() {
+            Err(Errno::EPERM) => unlink_protected(directory, name, stat, unlink),
+            other => other,
+        };
+        match result {
+            Ok(()) => {
+                removed.entries += 1;
+                if stat.st_nlink == 1 {
+                    removed.bytes += u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
+                }
+            }
+            Err(Errno::ENOENT) => {}
+            Err(Errno::EISDIR) => children.push(name.to_owned()),
+            Err(error) => self.fail(directory, name, error),
+        }
+    }
+
+    /// One thing that kept `directory` alive is done; deletes it if that was the last, and so on upwards.
+    fn child_done(&self, directory: &Arc<Directory>, removed: &mut Removed) {
+        let mut directory = Arc::clone(directory);
+        while directory.pending.fetch_sub(1, Ordering::AcqRel) == 1 {
+            let Some(parent) = directory.parent.clone() else {
+                return;
+            };
+            match remove_empty(&directory, &parent) {
+                Ok(()) => removed.entries += 1,
+                Err(Errno::ENOENT) => {}
+                Err(Errno::ENOTEMPTY) if self.has_failed() => {}
+                Err(Errno::ENOTEMPTY)
+                    if directory.rescans.fetch_add(1, Ordering::Relaxed) < MAX_RESCANS =>
+                {
+                    directory.pending.store(1, Ordering::Release);
+                    self.scan(&directory, removed);
+                    continue;
+                }
+                Err(error) => self.fail(&parent, &directory.name, error),
+            }
+            directory = parent;
+        }
+    }
+
+    /// Moves the directory to the top of the tree, where it is near again. Says whether it has moved.
+    fn hoist(&self, parent: &Arc<Directory>, name: &CStr) -> bool {
+        let mut top = parent;
+        while top.depth > 1 {
+            match &top.parent {
+                Some(above) => top = above,
+                None => return false,
+            }
+        }
+        loop {
+            let number = self.hoisted.fetch_add(1, Ordering::Relaxed);
+            let Ok(new) = CString::new(format!(".rockenv-deep-{number}")) else {
+                return false;
+            };
+            let flags = RenameFlags::RENAME_NOREPLACE;
+            match renameat2(&parent.fd, name, &top.fd, new.as_c_str(), flags) {
+                Ok(()) => {
+                    top.pending.fetch_add(1, Ordering::AcqRel);
+                    self.lock().tasks.push_front(Task {
+                        parent: Arc::clone(top),
+                        name: new,
+                    });
+                    self.wake.notify_one();
+                    return true;
+                }
+                Err(Errno::EEXIST) => {}
+                // Gone, a mount point, a full disk: entering it where it is gives the right answer.
+                Err(_) => return false,
+            }
+        }
+    }
+
+    fn has_failed(&self) -> bool {
+        let queue = self.lock();
+        queue.stop || queue.error.is_some()
+    }
+
+    fn fail(&self, directory: &Directory, name: &CStr, error: Errno) {
+        let path = self.path_of(directory, name);
+        let is_mount = matches!(error, Errno::EXDEV | Errno::EBUSY);
+        let error = match error {
+            Errno::EXDEV | Errno::EBUSY => mounted(self.path, &path),
+            Errno::ENOSYS => Error::unavailable(format!(
+                "cannot delete `{}` safely: the kernel has no openat2",
+                self.path.display()
+            ))
+            .help("use Linux 5.10 or later, and a container engine that lets openat2 through"),
+            error => {
+                let failed: nix::Result<()> = Err(error);
+                let Err(failed) = failed.context(|| format!("cannot delete `{}`", path.display()))
+                else {
+                    return;
+                };
+                match error {
+                    Errno::EPERM => failed.help(format!("see `lsattr -d {}`", path.display())),
+                    _ => failed,
+                }
+            }
+        };
+        let mut queue = self.lock();
+        queue.failures += 1;
+        if is_mount {
+            // Somebody uses this tree: it should not lose anything more.
+            queue.stop = true;
+            queue.error = Some(error);
+            self.wake.notify_all();
+        } else if queue.error.is_none() {
+            queue.error = Some(error);
+        }
+    }
+
+    fn path_of(&self, directory: &Directory, name: &CStr) -> PathBuf {
+        let mut names = vec![name];
+        let mut at = Some(directory);
+        while let Some(directory) = at.filter(|directory| directory.depth > 0) {
+            names.push(&directory.name);
+            at = directory.parent.as_deref();
+        }
+        // The last one is the tree itself, whose path is known in full.
+        names.pop();
+        let mut path = self.path.to_owned();
+        path.extend(
+            names
+                .iter()
+                .rev()
+                .filter(|name| beneath::is_entry(name))
+                .map(|name| OsStr::from_bytes(name.to_bytes())),
+        );
+        path
+    }
+}
+
+/// Deletes the emptied directory, clearing `chattr +i` where that is what keeps it.
+fn remove_empty(directory: &Directory, parent: &Directory) -> nix::Result<()> {
+    let remove = || {
+        unlinkat(
+            &parent.fd,
+            directory.name.as_c_str(),
+            UnlinkatFlags::RemoveDir,
+        )
+    };
+    match remove() {
+        Err(Errno::EPERM) => {
+            inode_flags::make_deletable(directory.fd.as_fd())?;
+            make_deletable_inside(parent)?;
+            remove()
+        }
+        other => other,
+    }
+}
+
+/// Deletes a file which itself, or whose directory, is immutable or append-only.
+fn unlink_protected(
+    directory: &Directory,
+    name: &CStr,
+    stat: &FileStat,
+    unlink: impl Fn() -> nix::Result<()>,
+) -> nix::Result<()> {
+    make_deletable_inside(directory)?;
+    if beneath::kind(stat) != SFlag::S_IFREG {
+        return unlink();
+    }
+    let file = beneath::open(
+        &directory.fd,
+        name,
+        OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOATIME,
+    )?;
+    let old = inode_flags::make_deletable(file.as_fd())?;
+    let result = unlink();
+    // The same file may have another name outside the tree: there it keeps its protection.
+    if let Some(old) = old
+        && fstat(&file)?.st_nlink > 0
+    {
+        inode_flags::restore(file.as_fd(), old)?;
+    }
+    result
+}
+
+/// Clears the flags of a directory inside the tree, never of the one that holds the tree.
+fn make_deletable_inside(directory: &Directory) -> nix::Result<()> {
+    if directory.depth > 0 {
+        inode_flags::make_deletable(directory.fd.as_fd())?;
+    }
+    Ok(())
+}

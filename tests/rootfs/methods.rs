@@ -1,0 +1,152 @@
+//! The probe, subvolumes, and overlay mounts.
+
+use std::path::PathBuf;
+
+use rockenv::error::Kind as ErrorKind;
+use rockenv::rootfs::{Method, btrfs, create_tree, overlay, probe, remove_tree};
+
+use crate::support::loopfs::{Kind, LoopFs, Mount, private_mounts};
+
+#[test]
+fn probe_finds_the_best_method() {
+    for (kind, method) in [
+        (Kind::Ext4, Method::Overlay),
+        (Kind::Btrfs, Method::Btrfs),
+        (Kind::Xfs, Method::Reflink),
+    ] {
+        let fs = LoopFs::sized(kind, 512 << 20);
+        let before = fs_err::read_dir(fs.path()).unwrap().count();
+        let found = probe(fs.path()).unwrap();
+        assert_eq!(found.method, method);
+        assert_eq!(found.file_system, kind.name());
+        assert_eq!(found.can_freeze_volumes, method != Method::Overlay);
+        assert_eq!(found.reasons.is_empty(), method == Method::Btrfs);
+        assert_eq!(fs_err::read_dir(fs.path()).unwrap().count(), before);
+    }
+}
+
+#[test]
+fn a_store_on_an_overlay_is_refused_with_help() {
+    let fs = LoopFs::sized(Kind::Ext4, 256 << 20);
+    let (_mount, at) = stacked(&fs, 1);
+    let error = probe(&at).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(
+        error.chain().join(" ").contains("overlay itself"),
+        "{error:?}"
+    );
+    assert!(error.help_text().unwrap().contains("ROCKENV_HOME"));
+}
+
+#[test]
+fn overlay_shows_top_layers_first_and_takes_any_path() {
+    let fs = LoopFs::sized(Kind::Ext4, 256 << 20);
+    let (_mount, at) = stacked(&fs, 100);
+    assert_eq!(fs_err::read_to_string(at.join("same")).unwrap(), "99");
+    assert_eq!(fs_err::read_dir(&at).unwrap().count(), 101);
+    fs_err::write(at.join("new"), "").unwrap();
+    let diff = fs.join("diff:,\\\n\"");
+    assert!(diff.join("new").exists());
+    assert!(!overlay::is_clean(&diff).unwrap());
+}
+
+#[test]
+fn overlay_without_an_upper_is_read_only() {
+    let fs = LoopFs::sized(Kind::Ext4, 256 << 20);
+    let lowers: Vec<PathBuf> = (0..2).map(|n| fs.join(format!("l{n}"))).collect();
+    let at = fs.join("at");
+    for directory in lowers.iter().chain([&at]) {
+        fs_err::create_dir(directory).unwrap();
+    }
+    fs_err::write(lowers[0].join("file"), "").unwrap();
+    for count in [1, 2] {
+        overlay::mount(&lowers[..count], None, &at, true).unwrap();
+        let _mount = Mount(at.clone());
+        assert!(at.join("file").exists());
+        let error = fs_err::write(at.join("new"), "").unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    }
+}
+
+#[test]
+fn an_upper_in_use_anywhere_is_known() {
+    let fs = LoopFs::sized(Kind::Ext4, 256 << 20);
+    let (mount, _) = stacked(&fs, 1);
+    let diff = fs.join("diff:,\\\n\"");
+    // The mount is asked about from a thread whose namespace does not show it.
+    let elsewhere =
+        || std::thread::scope(|s| s.spawn(|| overlay::usable_upper(&diff)).join().unwrap());
+    assert_eq!(elsewhere().unwrap_err().kind(), ErrorKind::Busy);
+    drop(mount);
+    elsewhere().unwrap();
+    assert!(overlay::is_clean(&diff).unwrap());
+    assert!(!fs.join("work/index").exists());
+}
+
+#[test]
+fn btrfs_generation_tells_changes() {
+    let fs = LoopFs::sized(Kind::Btrfs, 256 << 20);
+    let (tree, snapshot) = (fs.join("tree"), fs.join("snapshot"));
+    create_tree(Method::Btrfs, &tree).unwrap();
+    fs_err::write(tree.join("file"), "one").unwrap();
+    btrfs::snapshot(&tree, &snapshot, true).unwrap();
+    assert!(btrfs::is_subvolume(&snapshot).unwrap());
+    assert!(btrfs::is_read_only(&snapshot).unwrap());
+    let before = btrfs::generation(&tree).unwrap();
+    fs_err::write(fs.join("outside"), "").unwrap();
+    assert_eq!(btrfs::generation(&tree).unwrap(), before);
+    fs_err::write(tree.join("file"), "two").unwrap();
+    assert!(btrfs::generation(&tree).unwrap() > before);
+    assert_eq!(
+        fs_err::read_to_string(snapshot.join("file")).unwrap(),
+        "one"
+    );
+}
+
+#[test]
+fn btrfs_nested_subvolumes_are_removed_with_their_tree() {
+    let fs = LoopFs::sized(Kind::Btrfs, 256 << 20);
+    let plain = fs.join("plain");
+    fs_err::create_dir_all(plain.join("a")).unwrap();
+    let tree = plain.join("a/tree");
+    btrfs::create(&tree).unwrap();
+    fs_err::create_dir_all(tree.join("var/lib")).unwrap();
+    let nested = tree.join("var/lib/machines");
+    btrfs::create(&nested).unwrap();
+    // More than one answer of the kernel lists, and a third level; read-only ones refuse their children's deletion.
+    for n in 0..300 {
+        btrfs::create(&nested.join(format!("n{n}"))).unwrap();
+    }
+    btrfs::create(&nested.join("n7/deep")).unwrap();
+    fs_err::write(nested.join("n7/deep/file"), "x").unwrap();
+    btrfs::set_read_only(&nested.join("n7"), true).unwrap();
+    btrfs::set_read_only(&nested, true).unwrap();
+    btrfs::create(&fs.join("other")).unwrap();
+    let removed = remove_tree(&plain).unwrap();
+    assert!(!plain.exists());
+    assert_eq!(removed.subvolumes, 303);
+    assert!(fs.join("other").exists());
+}
+
+/// Mounts `count` layers with a file each and one that all have, under names that options could not carry.
+fn stacked(fs: &LoopFs, count: usize) -> (Mount, PathBuf) {
+    private_mounts();
+    let mut lowers = Vec::new();
+    for n in 0..count {
+        let lower = fs.join(format!("lower{n}:,\\ \n"));
+        fs_err::create_dir(&lower).unwrap();
+        fs_err::write(lower.join(format!("f{n}")), "").unwrap();
+        fs_err::write(lower.join("same"), n.to_string()).unwrap();
+        lowers.insert(0, lower);
+    }
+    let [diff, work, at] = ["diff:,\\\n\"", "work", "at"].map(|name| fs.join(name));
+    for directory in [&diff, &work, &at] {
+        fs_err::create_dir(directory).unwrap();
+    }
+    let upper = overlay::Upper {
+        diff: &diff,
+        work: &work,
+    };
+    overlay::mount(&lowers, Some(upper), &at, false).unwrap();
+    (Mount(at.clone()), at)
+}

@@ -1,0 +1,344 @@
+//! Deletion: complete, and never of anything that is not in the tree.
+
+use std::ffi::OsStr;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use nix::fcntl::{OFlag, open, openat};
+use nix::sys::stat::{Mode, SFlag, mkdirat, mknod};
+use rockenv::error::Kind as ErrorKind;
+use rockenv::rootfs::{Removed, remove_tree};
+
+use crate::support::loopfs::{Kind, LoopFs, bind, need_root, run};
+
+const DIRECTORY: OFlag = OFlag::O_DIRECTORY
+    .union(OFlag::O_RDONLY)
+    .union(OFlag::O_CLOEXEC);
+
+fn temporary() -> tempfile::TempDir {
+    need_root();
+    tempfile::tempdir().unwrap()
+}
+
+#[test]
+fn what_is_missing_is_removed_already() {
+    let place = temporary();
+    assert_eq!(
+        remove_tree(&place.path().join("no")).unwrap(),
+        Removed::default()
+    );
+    assert_eq!(
+        remove_tree(&place.path().join("no/where")).unwrap(),
+        Removed::default()
+    );
+}
+
+#[test]
+fn every_kind_of_entry_goes_and_is_counted() {
+    for kind in Kind::ALL {
+        let fs = LoopFs::sized(kind, 512 << 20);
+        let tree = fs.join("tree");
+        fs_err::create_dir_all(tree.join("a/b/empty")).unwrap();
+        fs_err::write(
+            tree.join(OsStr::from_bytes(b"a/\xff\xfe\n")),
+            vec![7; 100_000],
+        )
+        .unwrap();
+        for (name, kind) in [
+            ("fifo", SFlag::S_IFIFO),
+            ("socket", SFlag::S_IFSOCK),
+            ("char", SFlag::S_IFCHR),
+        ] {
+            mknod(&tree.join(name), kind, Mode::S_IRUSR, 0).unwrap();
+        }
+        symlink("/", tree.join("a/root")).unwrap();
+        symlink("nowhere", tree.join("a/dangling")).unwrap();
+        fs_err::File::create(tree.join("sparse"))
+            .unwrap()
+            .set_len(10 << 30)
+            .unwrap();
+        fs_err::create_dir(tree.join("locked")).unwrap();
+        fs_err::write(tree.join("locked/file"), "").unwrap();
+        fs_err::set_permissions(tree.join("locked"), PermissionsExt::from_mode(0o0)).unwrap();
+        // One inode with a name outside: not ours to count.
+        fs_err::write(fs.join("outside"), vec![7; 500_000]).unwrap();
+        fs_err::hard_link(fs.join("outside"), tree.join("inside")).unwrap();
+        nix::unistd::syncfs(open(fs.path(), DIRECTORY, Mode::empty()).unwrap()).unwrap();
+        let removed = remove_tree(&tree).unwrap();
+        assert!(!tree.exists());
+        assert_eq!(removed.entries, 14, "{kind:?}");
+        assert!((100_000..200_000).contains(&removed.bytes), "{removed:?}");
+        assert_eq!(fs_err::read(fs.join("outside")).unwrap().len(), 500_000);
+    }
+}
+
+#[test]
+fn a_link_or_file_is_removed_itself() {
+    let place = temporary();
+    let (target, link) = (place.path().join("target"), place.path().join("link"));
+    fs_err::create_dir(&target).unwrap();
+    fs_err::write(target.join("kept"), "").unwrap();
+    symlink(&target, &link).unwrap();
+    assert_eq!(remove_tree(&link).unwrap().entries, 1);
+    assert!(target.join("kept").exists());
+    assert_eq!(remove_tree(&target.join("kept")).unwrap().entries, 1);
+}
+
+/// Case 13 of the catalogue: the bind mount has the device number of the tree, only openat2 sees the border.
+#[test]
+fn a_bind_mount_of_the_same_file_system_is_refused_before_anything_is_lost() {
+    for kind in Kind::ALL {
+        let fs = LoopFs::sized(kind, 512 << 20);
+        let (source, tree) = (fs.join("source"), fs.join("tree"));
+        fs_err::create_dir(&source).unwrap();
+        fs_err::write(source.join("sentinel"), "precious").unwrap();
+        fs_err::create_dir_all(tree.join("a/mount point")).unwrap();
+        fs_err::write(tree.join("a/file"), "").unwrap();
+        let mount = bind(&source, &tree.join("a/mount point"));
+        let error = remove_tree(&tree).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Busy);
+        assert!(error.message().contains("a/mount point"), "{error}");
+        assert!(error.help_text().unwrap().contains("umount"));
+        assert!(tree.join("a/file").exists(), "nothing is touched");
+        assert_eq!(remove_tree(&mount.0).unwrap_err().kind(), ErrorKind::Busy);
+        assert_eq!(
+            fs_err::read_to_string(source.join("sentinel")).unwrap(),
+            "precious"
+        );
+        drop(mount);
+        remove_tree(&tree).unwrap();
+        assert_eq!(
+            fs_err::read_to_string(source.join("sentinel")).unwrap(),
+            "precious"
+        );
+    }
+}
+
+#[test]
+fn a_bind_mounted_file_is_refused() {
+    let place = LoopFs::sized(Kind::Ext4, 64 << 20);
+    let (source, tree) = (place.join("source"), place.join("tree"));
+    fs_err::write(&source, "precious").unwrap();
+    fs_err::create_dir(&tree).unwrap();
+    fs_err::write(tree.join("file"), "").unwrap();
+    let _mount = bind(&source, &tree.join("file"));
+    assert_eq!(remove_tree(&tree).unwrap_err().kind(), ErrorKind::Busy);
+    assert_eq!(fs_err::read_to_string(&source).unwrap(), "precious");
+}
+
+/// The list of mounts is only a courtesy: mounts come and go while the deletion runs, and the sentinel survives.
+#[test]
+fn a_mount_that_appears_meanwhile_is_not_crossed() {
+    let fs = LoopFs::sized(Kind::Ext4, 512 << 20);
+    let source = fs.join("source");
+    fs_err::create_dir(&source).unwrap();
+    for n in 0..50 {
+        fs_err::write(source.join(format!("sentinel{n}")), "precious").unwrap();
+    }
+    let mut refused = 0;
+    for round in 0..40 {
+        let tree = fs.join("tree");
+        for n in 0..40 {
+            fs_err::create_dir_all(tree.join(format!("{n}/x/y"))).unwrap();
+        }
+        let started = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                started.store(true, Ordering::Release);
+                for n in 0..40 {
+                    let at = tree.join(format!("{}/x/y", (n * 7 + round) % 40));
+                    let flags = nix::mount::MsFlags::MS_BIND;
+                    let _ =
+                        nix::mount::mount(Some(&source), &at, None::<&str>, flags, None::<&str>);
+                }
+            });
+            while !started.load(Ordering::Acquire) {
+                std::hint::spin_loop();
+            }
+            refused += usize::from(remove_tree(&tree).is_err());
+        });
+        for n in 0..40 {
+            let at = tree.join(format!("{n}/x/y"));
+            let _ = nix::mount::umount2(&at, nix::mount::MntFlags::MNT_DETACH);
+        }
+        assert_eq!(fs_err::read_dir(&source).unwrap().count(), 50);
+        remove_tree(&tree).unwrap();
+    }
+    assert!(refused > 0, "the race was never run");
+}
+
+#[test]
+fn a_directory_swapped_for_a_link_leads_nowhere() {
+    let place = temporary();
+    let (victim, tree) = (place.path().join("victim"), place.path().join("tree"));
+    for n in 0..20 {
+        fs_err::create_dir_all(victim.join(format!("d{n}"))).unwrap();
+        fs_err::write(victim.join(format!("d{n}/precious")), "").unwrap();
+    }
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Acquire) {
+                for n in 0..30 {
+                    let (path, aside) =
+                        (tree.join(format!("{n}/x")), tree.join(format!("{n}/aside")));
+                    if fs_err::rename(&path, &aside).is_ok() {
+                        drop(symlink(&victim, &path));
+                    }
+                }
+            }
+        });
+        for _ in 0..100 {
+            for n in 0..30 {
+                drop(fs_err::create_dir_all(tree.join(format!("{n}/x/d1"))));
+            }
+            // A tree that is being changed may stay in part; what counts is where the deletion went.
+            drop(remove_tree(&tree));
+            for n in 0..20 {
+                assert!(victim.join(format!("d{n}/precious")).exists());
+            }
+        }
+        stop.store(true, Ordering::Release);
+    });
+    remove_tree(&tree).unwrap();
+    assert!(!tree.exists());
+}
+
+#[test]
+fn immutable_and_append_only_entries_are_removed() {
+    let fs = LoopFs::sized(Kind::Ext4, 128 << 20);
+    let tree = fs.join("tree");
+    fs_err::create_dir_all(tree.join("fixed/inner")).unwrap();
+    fs_err::create_dir_all(tree.join("grows")).unwrap();
+    for name in ["fixed/file", "fixed/inner/file", "grows/file"] {
+        fs_err::write(tree.join(name), "").unwrap();
+    }
+    fs_err::write(fs.join("outside"), "").unwrap();
+    fs_err::hard_link(fs.join("outside"), tree.join("shared")).unwrap();
+    for (flag, name) in [
+        ("+i", "fixed/file"),
+        ("+i", "shared"),
+        ("+a", "grows/file"),
+        ("+i", "fixed/inner"),
+        ("+i", "fixed"),
+        ("+a", "grows"),
+        ("+i", "."),
+    ] {
+        run(Command::new("chattr").arg(flag).arg(tree.join(name)));
+    }
+    remove_tree(&tree).unwrap();
+    assert!(!tree.exists());
+    let flags = run(Command::new("lsattr").arg(fs.join("outside")));
+    assert!(flags.split(' ').next().unwrap().contains('i'), "{flags}");
+    run(Command::new("chattr").arg("-i").arg(fs.join("outside")));
+}
+
+fn make_chain(top: &Path, depth: usize, comb: bool) {
+    fs_err::create_dir(top).unwrap();
+    let mut at: OwnedFd = open(top, DIRECTORY, Mode::empty()).unwrap();
+    for _ in 0..depth {
+        if comb {
+            mkdirat(at.as_fd(), c"a", Mode::S_IRWXU).unwrap();
+            mkdirat(at.as_fd(), c"z", Mode::S_IRWXU).unwrap();
+        }
+        mkdirat(at.as_fd(), c"deep", Mode::S_IRWXU).unwrap();
+        at = openat(at.as_fd(), c"deep", DIRECTORY, Mode::empty()).unwrap();
+    }
+}
+
+#[test]
+fn depth_costs_neither_stack_nor_descriptors() {
+    let place = temporary();
+    let limit = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE).unwrap();
+    for comb in [false, true] {
+        let tree = place.path().join("tree");
+        make_chain(&tree, 10_000, comb);
+        // A name that the moved-up subtrees would like to have.
+        fs_err::create_dir(tree.join(".rockenv-deep-0")).unwrap();
+        let removed = remove_tree(&tree).unwrap();
+        assert_eq!(removed.entries, if comb { 30_002 } else { 10_002 });
+        assert!(!tree.exists());
+    }
+    assert_eq!(
+        limit,
+        nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE).unwrap()
+    );
+}
+
+#[test]
+fn many_deep_branches_stay_within_the_usual_descriptor_limit() {
+    let place = temporary();
+    let tree = place.path().join("tree");
+    fs_err::create_dir(&tree).unwrap();
+    for n in 0..60 {
+        make_chain(&tree.join(format!("branch{n}")), 120, n % 2 == 0);
+    }
+    let child = helper("remove", &tree)
+        .env("ROCKENV_TEST_NOFILE", "256")
+        .output()
+        .unwrap();
+    assert!(
+        child.status.success(),
+        "{}",
+        String::from_utf8_lossy(&child.stderr)
+    );
+    assert!(!tree.exists());
+}
+
+#[test]
+fn a_killed_deletion_is_finished_by_the_next() {
+    let place = temporary();
+    let tree = place.path().join("tree");
+    let mut partial = 0;
+    for round in 0..12 {
+        for d in 0..150 {
+            let directory = tree.join(format!("{d}/x"));
+            fs_err::create_dir_all(&directory).unwrap();
+            for f in 0..40 {
+                fs_err::write(directory.join(f.to_string()), "").unwrap();
+            }
+        }
+        make_chain(&tree.join("chain"), 500, true);
+        let mut child = helper("remove", &tree).spawn().unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(5 + 6 * round));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        partial += usize::from(tree.exists());
+        remove_tree(&tree).unwrap();
+        assert!(!tree.exists());
+    }
+    assert!(partial > 0, "no deletion was caught in the middle");
+}
+
+/// Starts this program again to do one thing in a process of its own.
+fn helper(what: &str, path: &Path) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", "remove::helper_process", "--nocapture"])
+        .env("ROCKENV_TEST_HELPER", what)
+        .env("ROCKENV_TEST_PATH", path)
+        .stdout(std::process::Stdio::null());
+    command
+}
+
+#[test]
+fn helper_process() {
+    let variable = |name: &str| {
+        std::env::vars_os()
+            .find(|(key, _)| key == name)
+            .map(|(_, value)| value)
+    };
+    if variable("ROCKENV_TEST_HELPER").is_none() {
+        return;
+    }
+    if let Some(limit) = variable("ROCKENV_TEST_NOFILE") {
+        let limit = limit.to_str().unwrap().parse().unwrap();
+        let resource = nix::sys::resource::Resource::RLIMIT_NOFILE;
+        nix::sys::resource::setrlimit(resource, limit, limit).unwrap();
+    }
+    remove_tree(Path::new(&variable("ROCKENV_TEST_PATH").unwrap())).unwrap();
+}

@@ -1,0 +1,143 @@
+//! Real file systems for tests: ext4, btrfs or xfs in a sparse file, mounted through a loop device.
+//!
+//! The mount lives in a mount namespace of the calling thread (threads and commands started by it see it, others do
+//! not), the file has no name any more once it is mounted, and the loop device frees itself with the last
+//! mount. So nothing can be left behind: not by a panic, not by SIGKILL.
+
+#![allow(dead_code, reason = "each test program uses a part")]
+
+use std::cell::Cell;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Ext4,
+    Btrfs,
+    /// With shared extents.
+    Xfs,
+}
+
+impl Kind {
+    pub(crate) const ALL: [Self; 3] = [Self::Ext4, Self::Btrfs, Self::Xfs];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Ext4 => "ext4",
+            Self::Btrfs => "btrfs",
+            Self::Xfs => "xfs",
+        }
+    }
+}
+
+/// Stops a test that needs root with a sentence saying so.
+pub(crate) fn need_root() {
+    assert!(
+        nix::unistd::geteuid().is_root(),
+        "this test mounts file systems and needs root: run the tests with sudo"
+    );
+}
+
+thread_local! {
+    static PRIVATE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Gives the calling thread its own mount namespace, once; its mounts end with it.
+pub(crate) fn private_mounts() {
+    need_root();
+    if PRIVATE.replace(true) {
+        return;
+    }
+    unshare(CloneFlags::CLONE_FS | CloneFlags::CLONE_NEWNS).expect("a mount namespace");
+    let flags = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+    mount(None::<&str>, "/", None::<&str>, flags, None::<&str>).expect("private mounts");
+}
+
+/// A mounted file system, unmounted when dropped.
+#[derive(Debug)]
+pub(crate) struct LoopFs {
+    // Declared before the directory, so that it is unmounted before that is removed.
+    mount: Mount,
+    _directory: tempfile::TempDir,
+}
+
+impl LoopFs {
+    /// Makes an empty file system of 4 GB, of which only what is written takes space.
+    pub(crate) fn new(kind: Kind) -> Self {
+        Self::sized(kind, 4 << 30)
+    }
+
+    /// xfs wants 300 MB at least, btrfs 110.
+    pub(crate) fn sized(kind: Kind, bytes: u64) -> Self {
+        private_mounts();
+        let directory = tempfile::Builder::new()
+            .prefix("rockenv-loopfs-")
+            .tempdir()
+            .expect("a temporary directory");
+        let image = directory.path().join("image");
+        let file = fs_err::File::create(&image).expect("an image file");
+        file.set_len(bytes).expect("a sparse image file");
+        let arguments: &[&str] = match kind {
+            Kind::Ext4 => &["mkfs.ext4", "-q", "-F"],
+            Kind::Btrfs => &["mkfs.btrfs", "-q"],
+            Kind::Xfs => &["mkfs.xfs", "-q", "-m", "reflink=1"],
+        };
+        run(Command::new(arguments[0]).args(&arguments[1..]).arg(&image));
+        let at = directory.path().join("fs");
+        fs_err::create_dir(&at).expect("a mount point");
+        run(Command::new("mount")
+            .args(["-o", "loop"])
+            .args([&image, &at]));
+        let mount = Mount(at);
+        fs_err::remove_file(&image).expect("the image is removed");
+        Self {
+            mount,
+            _directory: directory,
+        }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.mount.0
+    }
+
+    /// Returns a path in the file system.
+    pub(crate) fn join(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.mount.0.join(name)
+    }
+}
+
+/// A mount of the test, unmounted when dropped.
+#[derive(Debug)]
+pub(crate) struct Mount(pub(crate) PathBuf);
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        // Lazily: a test that failed may have files open. The namespace ends with the thread in any case.
+        let _ = umount2(&self.0, MntFlags::MNT_DETACH);
+    }
+}
+
+/// Bind-mounts `from` at `at`.
+pub(crate) fn bind(from: &Path, at: &Path) -> Mount {
+    private_mounts();
+    mount(Some(from), at, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("a bind mount");
+    Mount(at.to_owned())
+}
+
+/// Runs a command that has to succeed.
+pub(crate) fn run(command: &mut Command) -> String {
+    let output = command
+        .output()
+        .unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"));
+    assert!(
+        output.status.success(),
+        "{command:?}: {}\n{}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}

@@ -1,0 +1,3 @@
+//! What several test programs need: `mod support;`. Each uses a part of it.
+
+pub(crate) mod loopfs;
