@@ -1,5 +1,6 @@
 //! `usage::scan` against GNU `du`, and what `du` cannot say: classes, nested roots, mounts, trees that change.
 #![expect(clippy::unwrap_used, reason = "tests")]
+#![expect(clippy::print_stderr, reason = "says what it skips")]
 
 use std::ffi::OsStr;
 use std::num::NonZero;
@@ -9,8 +10,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use fs_err as fs;
+use nix::fcntl::{OFlag, openat};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
+use nix::sys::stat::{Mode, mkdirat};
 use rockenv::usage::{Options, Root, Sums, Usage, scan, scan_one};
 use tempfile::TempDir;
 
@@ -59,7 +62,7 @@ fn zoo(root: &Path) -> u64 {
     symlink("..", root.join("c/loop")).unwrap();
     symlink("/", root.join("c/slash")).unwrap();
     fs::write(root.join(OsStr::from_bytes(b"c/\xff\n\x1b[31m")), "x").unwrap();
-    nix::unistd::mkfifo(&root.join("c/fifo"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    nix::unistd::mkfifo(&root.join("c/fifo"), Mode::S_IRWXU).unwrap();
     drop(std::os::unix::net::UnixListener::bind(root.join("c/socket")).unwrap());
     4 + 3 + 3 + 1 + 2
 }
@@ -161,15 +164,18 @@ fn a_large_directory_is_shared_out() {
 fn a_deep_tree_needs_few_descriptors() {
     let dir = dir();
     let levels = 3000;
-    let script = format!(
-        "i=0; while [ $i -lt {levels} ]; do mkdir a b && echo x >a/f && echo y >b/f && cd -P b || exit 1; i=$((i+1)); done"
-    );
-    let made = Command::new("sh")
-        .args(["-c", &script])
-        .current_dir(dir.path())
-        .status()
-        .unwrap();
-    assert!(made.success());
+    // One level after the other by descriptor: the path is longer than the kernel takes.
+    let mode = Mode::S_IRWXU;
+    let flags = OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let mut at = nix::fcntl::open(dir.path(), flags, Mode::empty()).unwrap();
+    for _ in 0..levels {
+        for name in ["a", "b"] {
+            mkdirat(&at, name, mode).unwrap();
+            let file = format!("{name}/f");
+            drop(openat(&at, file.as_str(), OFlag::O_CREAT | OFlag::O_WRONLY, mode).unwrap());
+        }
+        at = openat(&at, "b", flags, Mode::empty()).unwrap();
+    }
     for threads_used in [1, 4] {
         let usage = scan(&[Root::new(dir.path(), 0)], &threads(threads_used));
         assert_clean(&usage);
@@ -225,7 +231,7 @@ fn what_cannot_be_read_is_named() {
     fs::create_dir_all(dir.path().join("open/closed/inner")).unwrap();
     let closed = dir.path().join("open/closed");
     std::os::unix::fs::chown(dir.path(), Some(12345), Some(12345)).ok();
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0);
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o000);
     fs::set_permissions(&closed, mode).unwrap();
     // The file system user belongs to the thread, and those that the walker starts have it too.
     let usage = std::thread::spawn({
