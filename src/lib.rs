@@ -4,3 +4,5 @@
 
 pub mod error;
 pub mod rootfs;
+pub mod ui;
+pub mod usage;

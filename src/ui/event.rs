@@ -1,0 +1,113 @@
+//! Owns what `up` reports while it runs. The same events feed the screen and `--progress json`, whose readers
+//! rely on the names here: adding an event or an optional field keeps [`SCHEMA`], anything else raises it.
+
+use serde::{Deserialize, Serialize};
+
+/// Version of the event stream.
+pub const SCHEMA: u32 = 1;
+
+/// One thing that happened; bytes and milliseconds are integers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "kebab-case")]
+pub enum Event {
+    /// The plan is made and work begins.
+    RunStarted { env: String, plan: Vec<Planned> },
+    /// The base image is being built; `done` and `total` where its provider tells.
+    Image {
+        image: String,
+        message: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        done: Option<u64>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        total: Option<u64>,
+    },
+    /// The base image is there.
+    ImageFinished { image: String, wall_ms: u64 },
+    /// A step begins; `index` counts from 1. `cached`: its snapshot exists and it will not run.
+    StepStarted {
+        index: u32,
+        total: u32,
+        name: String,
+        key: String,
+        cached: bool,
+    },
+    /// A line of a step's output, cut and escaped for display; the log has the bytes.
+    Output {
+        index: u32,
+        stream: Stream,
+        line: String,
+    },
+    /// Ninja's count over the outer build and the nested ones that have begun.
+    Ninja {
+        index: u32,
+        done: u64,
+        total: u64,
+        /// Milliseconds left at the recent rate.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        left_ms: Option<u64>,
+    },
+    /// A step ended.
+    StepFinished {
+        index: u32,
+        total: u32,
+        name: String,
+        outcome: Outcome,
+        cost: Cost,
+    },
+    /// Something the user should know that stops nothing.
+    Warning { message: String },
+    /// The run ended.
+    Finished { outcome: Outcome, message: String },
+}
+
+/// A step of the plan.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Planned {
+    pub index: u32,
+    pub name: String,
+    pub key: String,
+    /// Its snapshot exists.
+    pub cached: bool,
+    /// Why it runs, or why it does not have to.
+    pub reason: String,
+}
+
+/// Where a line came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Stream {
+    Stdout,
+    Stderr,
+}
+
+/// How a step or a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    /// It ran and succeeded.
+    Done,
+    /// It ran and failed.
+    Failed,
+    /// It did not run because its condition does not hold here.
+    Skipped,
+    /// It did not run because its snapshot exists; for a run: there was nothing to do.
+    Hit,
+}
+
+/// What a step took; what could not be measured is absent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Cost {
+    pub wall_ms: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peak_memory: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub read_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub written_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk_delta: Option<i64>,
+}

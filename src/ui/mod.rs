@@ -1,0 +1,294 @@
+//! Owns all output of the program: results on stdout, everything else on stderr.
+//!
+//! Nothing else prints, and nothing here reads the environment: [`Settings`] come from `config`.
+
+pub mod event;
+pub mod size;
+pub mod table;
+pub mod text;
+
+use std::fmt;
+use std::io::{self, BufRead as _, IsTerminal as _, Write};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use serde::Serialize;
+
+use crate::error::{Error, Kind, Result, ResultExt as _};
+use table::Table;
+
+/// What decides how output looks; plain values, so that tests and `config` can set them all.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Settings {
+    /// `-q`: no notes; warnings and errors remain.
+    pub quiet: bool,
+    /// How many `-v`: details, and every line of a step's output.
+    pub verbose: u8,
+    /// `--yes`: answers what would be asked.
+    pub yes: bool,
+    /// `NO_COLOR` is set and not empty; wins over `force_color`.
+    pub no_color: bool,
+    /// `CLICOLOR_FORCE` is set and not `0`.
+    pub force_color: bool,
+    /// `TERM` is `dumb` or unset.
+    pub dumb: bool,
+    /// `CI` is set: nothing moves on the screen.
+    pub ci: bool,
+    /// Which standard streams are terminals.
+    pub terminals: Terminals,
+}
+
+/// Which standard streams are terminals.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Terminals {
+    pub stdin: bool,
+    pub stdout: bool,
+    pub stderr: bool,
+}
+
+impl Terminals {
+    /// Asks the kernel.
+    pub fn detect() -> Self {
+        Self {
+            stdin: io::stdin().is_terminal(),
+            stdout: io::stdout().is_terminal(),
+            stderr: io::stderr().is_terminal(),
+        }
+    }
+}
+
+impl Settings {
+    fn color(&self, terminal: bool) -> bool {
+        !self.no_color && (self.force_color || (terminal && !self.dumb))
+    }
+}
+
+/// Output of the program; shared by reference, usable from any thread.
+pub struct Ui {
+    settings: Settings,
+    out: Mutex<Out>,
+    err: Mutex<Box<dyn Write + Send>>,
+}
+
+struct Out {
+    writer: Box<dyn Write + Send>,
+    /// The first failure; after it nothing more is written.
+    failed: Option<io::Error>,
+}
+
+impl fmt::Debug for Ui {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ui")
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[derive(Clone, Copy)]
+enum Paint {
+    Bold,
+    Dim,
+    Red,
+    Yellow,
+    Cyan,
+}
+
+fn paint(on: bool, paint: Paint, text: &str) -> String {
+    let code = match paint {
+        _ if !on => return text.to_owned(),
+        Paint::Bold => "1",
+        Paint::Dim => "2",
+        Paint::Red => "1;31",
+        Paint::Yellow => "1;33",
+        Paint::Cyan => "1;36",
+    };
+    format!("\x1b[{code}m{text}\x1b[0m")
+}
+
+impl Ui {
+    /// Makes the program's own output.
+    pub fn new(settings: Settings) -> Self {
+        // Listings are written in one go, whoever reads them: stdout's own line buffering costs a call each line.
+        let out = io::BufWriter::new(io::stdout());
+        Self::with_writers(settings, Box::new(out), Box::new(io::stderr()))
+    }
+
+    /// Makes an output that goes elsewhere, for tests.
+    pub fn with_writers(
+        settings: Settings,
+        out: Box<dyn Write + Send>,
+        err: Box<dyn Write + Send>,
+    ) -> Self {
+        Self {
+            settings,
+            out: Mutex::new(Out {
+                writer: out,
+                failed: None,
+            }),
+            err: Mutex::new(err),
+        }
+    }
+
+    /// Returns the settings.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    fn write_out(&self, bytes: &[u8]) {
+        let mut out = lock(&self.out);
+        if out.failed.is_none() {
+            out.failed = out.writer.write_all(bytes).err();
+        }
+    }
+
+    /// Writes result text for people, escaped; adds the last line end if there is none.
+    pub fn data(&self, text: &str) {
+        let safe = text::escape_lines(text);
+        self.write_out(safe.as_bytes());
+        if !text.ends_with('\n') && !text.is_empty() {
+            self.write_out(b"\n");
+        }
+    }
+
+    /// Writes a table; the header is bold where there is colour.
+    pub fn table(&self, table: &Table) {
+        let text = table.render();
+        let on = self.settings.color(self.settings.terminals.stdout);
+        match text.split_once('\n') {
+            Some((header, rows)) if on => {
+                let header = paint(on, Paint::Bold, header);
+                self.write_out(format!("{header}\n{rows}").as_bytes());
+            }
+            _ => self.write_out(text.as_bytes()),
+        }
+    }
+
+    /// Writes a result as JSON.
+    pub fn json(&self, value: &impl Serialize) -> Result<()> {
+        let json = serde_json::to_string_pretty(value)
+            .map_err(|error| Error::unexpected("cannot write the result as json").source(error))?;
+        self.write_out(text::escape_json(&json).as_bytes());
+        self.write_out(b"\n");
+        Ok(())
+    }
+
+    /// Writes bytes that a program may read, such as logs or shell code: exactly as they are, except to a
+    /// terminal.
+    pub fn raw(&self, bytes: &[u8]) {
+        if self.settings.terminals.stdout {
+            for chunk in bytes.utf8_chunks() {
+                self.write_out(text::escape_lines(chunk.valid()).as_bytes());
+                for byte in chunk.invalid() {
+                    self.write_out(format!("\\x{byte:02x}").as_bytes());
+                }
+            }
+        } else {
+            self.write_out(bytes);
+        }
+    }
+
+    /// Makes what was written visible now, for output that follows something.
+    pub fn flush(&self) {
+        let mut out = lock(&self.out);
+        if out.failed.is_none() {
+            out.failed = out.writer.flush().err();
+        }
+    }
+
+    /// Returns whether nobody reads stdout any more, so that long output may as well stop.
+    pub fn closed(&self) -> bool {
+        lock(&self.out).failed.is_some()
+    }
+
+    /// Flushes; an error unless everything was written or the reader had enough (`| head`).
+    pub fn finish(&self) -> Result<()> {
+        self.flush();
+        match lock(&self.out).failed.take() {
+            Some(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+                Err(error).context(|| "cannot write to standard output".to_owned())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Tells what happens, unless `-q`.
+    pub fn note(&self, text: &str) {
+        if !self.settings.quiet {
+            self.write_err(&format!("{}\n", text::escape_lines(text)));
+        }
+    }
+
+    /// Tells a detail, with `-v`.
+    pub fn detail(&self, text: &str) {
+        if self.settings.verbose > 0 && !self.settings.quiet {
+            let on = self.settings.color(self.settings.terminals.stderr);
+            let text = paint(on, Paint::Dim, &text::escape_lines(text));
+            self.write_err(&format!("{text}\n"));
+        }
+    }
+
+    /// Tells what stops nothing but should be known.
+    pub fn warn(&self, text: &str) {
+        let on = self.settings.color(self.settings.terminals.stderr);
+        let label = paint(on, Paint::Yellow, "warning:");
+        self.write_err(&format!("{label} {}\n", text::escape_lines(text)));
+    }
+
+    /// Tells why the program fails: the message, its causes, and what to type.
+    pub fn error(&self, error: &Error) {
+        let on = self.settings.color(self.settings.terminals.stderr);
+        let mut lines = Vec::new();
+        for (depth, line) in error.chain().iter().enumerate() {
+            let line = text::escape_lines(line);
+            lines.push(if depth == 0 {
+                format!("{} {line}", paint(on, Paint::Red, "error:"))
+            } else {
+                format!("  caused by: {}", line.replace('\n', "\n    "))
+            });
+        }
+        if let Some(help) = error.help_text() {
+            let help = text::escape_lines(help);
+            lines.push(format!("{} {help}", paint(on, Paint::Cyan, "help:")));
+        }
+        self.write_err(&(lines.join("\n") + "\n"));
+    }
+
+    /// Asks a yes-or-no question. `--yes` answers it; without a terminal to ask on it is an error, since silence
+    /// must not delete anything.
+    pub fn confirm(&self, question: &str) -> Result<bool> {
+        if self.settings.yes {
+            return Ok(true);
+        }
+        let Terminals { stdin, stderr, .. } = self.settings.terminals;
+        let question = text::escape_lines(question);
+        if !stdin || !stderr {
+            let message = format!("cannot ask without a terminal: {question}");
+            return Err(Error::new(Kind::Usage, message).help("add `--yes` to go ahead"));
+        }
+        self.flush();
+        self.write_err(&format!("{question} [y/N] "));
+        let mut answer = String::new();
+        io::stdin()
+            .lock()
+            .read_line(&mut answer)
+            .context(|| "cannot read the answer".to_owned())?;
+        Ok(is_yes(&answer))
+    }
+
+    // A message that cannot be written has nowhere to be reported.
+    fn write_err(&self, text: &str) {
+        let mut err = lock(&self.err);
+        drop(err.write_all(text.as_bytes()));
+        drop(err.flush());
+    }
+}
+
+fn is_yes(answer: &str) -> bool {
+    matches!(answer.trim().to_lowercase().as_str(), "y" | "yes")
+}
+
+#[cfg(test)]
+mod tests;

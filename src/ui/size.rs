@@ -1,0 +1,101 @@
+//! Owns how quantities are written for people: bytes, durations, ages.
+
+use std::time::Duration;
+
+use bytesize::ByteSize;
+
+/// Returns bytes in binary units: `512 B`, `1.5 GiB`.
+pub fn bytes(bytes: u64) -> String {
+    ByteSize(bytes).display().iec().to_string()
+}
+
+/// Returns a change in bytes with its sign: `+1.5 GiB`, `-512 B`, `0 B`.
+pub fn delta(change: i64) -> String {
+    let sign = match change.signum() {
+        1 => "+",
+        -1 => "-",
+        _ => "",
+    };
+    format!("{sign}{}", bytes(change.unsigned_abs()))
+}
+
+/// Returns a duration to two places: `35 ms`, `3.2 s`, `4 min 05 s`, `2 h 03 min`, `3 d 4 h`.
+pub fn duration(duration: Duration) -> String {
+    let millis = duration.as_millis();
+    // Rounded once, before it is taken apart: 59.96 s is a minute, not 60.0 s.
+    if millis < 1000 {
+        return format!("{millis} ms");
+    }
+    if millis < 59_950 {
+        let tenths = (millis + 50) / 100;
+        return format!("{}.{} s", tenths / 10, tenths % 10);
+    }
+    let seconds = (millis + 500) / 1000;
+    if seconds < 3600 {
+        return format!("{} min {:02} s", seconds / 60, seconds % 60);
+    }
+    let minutes = (seconds + 30) / 60;
+    if minutes < 24 * 60 {
+        return format!("{} h {:02} min", minutes / 60, minutes % 60);
+    }
+    let hours = (minutes + 30) / 60;
+    format!("{} d {} h", hours / 24, hours % 24)
+}
+
+/// Returns how long ago something was, to one place: `just now`, `5 min ago`, `3 h ago`, `12 d ago`.
+pub fn age(since: Duration) -> String {
+    let seconds = since.as_secs();
+    match seconds {
+        0..60 => "just now".to_owned(),
+        60..3600 => format!("{} min ago", seconds / 60),
+        3600..172_800 => format!("{} h ago", seconds / 3600),
+        _ => format!("{} d ago", seconds / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        for (value, text) in [
+            (0, "0 B"),
+            (512, "512 B"),
+            (1536, "1.5 KiB"),
+            (1_610_612_736, "1.5 GiB"),
+            (230 << 30, "230.0 GiB"),
+            (u64::MAX, "16.0 EiB"),
+        ] {
+            assert_eq!(bytes(value), text);
+        }
+        assert_eq!(delta(-1536), "-1.5 KiB");
+        assert_eq!(delta(0), "0 B");
+        assert_eq!(delta(i64::MIN), "-8.0 EiB");
+    }
+
+    #[test]
+    fn durations() {
+        for (millis, text) in [
+            (0, "0 ms"),
+            (999, "999 ms"),
+            (3210, "3.2 s"),
+            (59_949, "59.9 s"),
+            (59_950, "1 min 00 s"),
+            (245_000, "4 min 05 s"),
+            (3_599_600, "1 h 00 min"),
+            (7_380_000, "2 h 03 min"),
+            (86_400_000 * 3 + 3_600_000 * 4, "3 d 4 h"),
+        ] {
+            assert_eq!(duration(Duration::from_millis(millis)), text, "{millis}");
+        }
+        for (seconds, text) in [
+            (3, "just now"),
+            (300, "5 min ago"),
+            (100_000, "27 h ago"),
+            (1_036_800, "12 d ago"),
+        ] {
+            assert_eq!(age(Duration::from_secs(seconds)), text);
+        }
+    }
+}

@@ -1,0 +1,173 @@
+use std::sync::Arc;
+
+use super::*;
+
+/// A stream that can be read back, and that can fail.
+#[derive(Clone, Default)]
+struct Stream {
+    bytes: Arc<Mutex<Vec<u8>>>,
+    fails: Option<io::ErrorKind>,
+}
+
+impl Stream {
+    fn text(&self) -> String {
+        String::from_utf8(lock(&self.bytes).clone()).unwrap()
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self.fails {
+            Some(kind) => Err(kind.into()),
+            None => lock(&self.bytes).write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn ui(settings: Settings) -> (Ui, Stream, Stream) {
+    let (out, err) = (Stream::default(), Stream::default());
+    let ui = Ui::with_writers(settings, Box::new(out.clone()), Box::new(err.clone()));
+    (ui, out, err)
+}
+
+const ALL: Terminals = Terminals {
+    stdin: true,
+    stdout: true,
+    stderr: true,
+};
+
+#[test]
+fn results_and_messages_go_to_their_own_streams() {
+    let (ui, out, err) = ui(Settings::default());
+    ui.data("one\ntwo \x1b[31m");
+    ui.json(&serde_json::json!({"a": "\u{9b}"})).unwrap();
+    ui.note("note");
+    ui.detail("only with -v");
+    ui.warn("careful");
+    ui.finish().unwrap();
+    assert_eq!(
+        out.text(),
+        "one\ntwo \\x1b[31m\n{\n  \"a\": \"\\u009b\"\n}\n"
+    );
+    assert_eq!(err.text(), "note\nwarning: careful\n");
+}
+
+#[test]
+fn an_error_shows_its_causes_and_the_way_out() {
+    let error = Error::unavailable("cannot start `gfx1103`")
+        .source(io::Error::other("first line\nsecond \x1b[2J"))
+        .help("rockenv doctor");
+    let (ui, _, err) = ui(Settings::default());
+    ui.error(&error);
+    insta::assert_snapshot!(err.text(), @r"
+    error: cannot start `gfx1103`
+      caused by: first line
+        second \x1b[2J
+    help: rockenv doctor
+    ");
+}
+
+#[test]
+fn colour_is_for_terminals_and_can_be_forced_or_refused() {
+    let plain = Settings::default();
+    let terminal = Settings {
+        terminals: ALL,
+        ..plain
+    };
+    for (settings, colored) in [
+        (plain, false),
+        (terminal, true),
+        (
+            Settings {
+                dumb: true,
+                ..terminal
+            },
+            false,
+        ),
+        (
+            Settings {
+                no_color: true,
+                ..terminal
+            },
+            false,
+        ),
+        (
+            Settings {
+                force_color: true,
+                ..plain
+            },
+            true,
+        ),
+        (
+            Settings {
+                force_color: true,
+                no_color: true,
+                ..plain
+            },
+            false,
+        ),
+    ] {
+        let (ui, _, err) = ui(settings);
+        ui.warn("x");
+        assert_eq!(err.text().contains('\x1b'), colored, "{settings:?}");
+    }
+}
+
+#[test]
+fn a_reader_that_has_enough_is_no_error_but_a_full_disk_is() {
+    for (kind, exit) in [
+        (io::ErrorKind::BrokenPipe, None),
+        (io::ErrorKind::StorageFull, Some(10)),
+    ] {
+        let out = Stream {
+            fails: Some(kind),
+            ..Stream::default()
+        };
+        let ui = Ui::with_writers(Settings::default(), Box::new(out), Box::new(io::sink()));
+        assert!(!ui.closed());
+        ui.data("x");
+        assert!(ui.closed());
+        let result = ui.finish();
+        assert_eq!(result.err().map(|error| error.kind().exit_code()), exit);
+    }
+}
+
+#[test]
+fn questions_need_a_terminal_or_an_answer() {
+    let (quiet, _, _) = ui(Settings::default());
+    let error = quiet.confirm("remove `gfx1103`?").unwrap_err();
+    assert_eq!(error.kind().exit_code(), 2);
+    assert!(error.help_text().unwrap().contains("--yes"));
+    let (yes, _, err) = ui(Settings {
+        yes: true,
+        ..Settings::default()
+    });
+    assert!(yes.confirm("remove?").unwrap());
+    assert_eq!(err.text(), "");
+    for (answer, taken) in [
+        ("y\n", true),
+        (" YES \n", true),
+        ("\n", false),
+        ("yup\n", false),
+        ("", false),
+    ] {
+        assert_eq!(is_yes(answer), taken);
+    }
+}
+
+#[test]
+fn raw_bytes_are_exact_unless_a_person_sees_them() {
+    let (piped, out, _) = ui(Settings::default());
+    piped.raw(b"\x1b[31m\xff\n");
+    assert_eq!(*lock(&out.bytes), b"\x1b[31m\xff\n");
+    let (seen, out, _) = ui(Settings {
+        terminals: ALL,
+        ..Settings::default()
+    });
+    seen.raw(b"\x1b[31m\xff\n");
+    assert_eq!(out.text(), "\\x1b[31m\\xff\n");
+}

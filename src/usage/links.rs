@@ -1,0 +1,176 @@
+//! Owns the inodes that have several names: which class each one is counted in.
+//!
+//! Workers append to a list of their own and the lists are sorted together at the end. That needs no lock, and
+//! gives the same answer whichever worker came first.
+
+use super::Sums;
+
+/// One inode with several hard links, as seen from one root.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Link {
+    pub(super) device: u64,
+    pub(super) inode: u64,
+    /// Position in the caller's list: the lowest gets the bytes.
+    pub(super) root: u32,
+    /// Names of this inode that were seen under this root.
+    pub(super) seen: u32,
+    /// Names it has anywhere.
+    pub(super) names: u32,
+    pub(super) apparent: u64,
+    pub(super) allocated: u64,
+}
+
+/// Below this many entries a list is not worth tidying.
+const TIDY_FIRST: usize = 1 << 16;
+
+/// Hard links seen by one worker.
+#[derive(Debug)]
+pub(super) struct Links {
+    list: Vec<Link>,
+    tidy_at: usize,
+}
+
+impl Links {
+    pub(super) fn new() -> Self {
+        Self {
+            list: Vec::new(),
+            tidy_at: TIDY_FIRST,
+        }
+    }
+
+    pub(super) fn push(&mut self, link: Link) {
+        self.list.push(link);
+        // Memory follows the number of inodes, not of names: a store full of forks has few of the former.
+        if self.list.len() >= self.tidy_at {
+            tidy(&mut self.list);
+            self.tidy_at = TIDY_FIRST.max(self.list.len() * 2);
+        }
+    }
+
+    pub(super) fn append(&mut self, other: Self) {
+        if self.list.is_empty() {
+            self.list = other.list;
+        } else {
+            self.list.extend(other.list);
+        }
+    }
+
+    /// Adds each inode to the class of its first root, and to the others as shared. `class_of` maps roots to
+    /// positions in `sums`.
+    pub(super) fn settle(mut self, class_of: &[usize], sums: &mut [Sums]) {
+        tidy(&mut self.list);
+        for inode in self
+            .list
+            .chunk_by(|a, b| (a.device, a.inode) == (b.device, b.inode))
+        {
+            let owner = class_of[inode[0].root as usize];
+            let mut seen = u64::from(inode[0].seen);
+            let mut only_here = true;
+            for (at, link) in inode.iter().enumerate().skip(1) {
+                seen += u64::from(link.seen);
+                let class = class_of[link.root as usize];
+                if class == owner {
+                    continue;
+                }
+                only_here = false;
+                // Several roots of one class share once.
+                if !inode[1..at]
+                    .iter()
+                    .any(|before| class_of[before.root as usize] == class)
+                {
+                    sums[class].hard_linked_shared += inode[0].allocated;
+                }
+            }
+            let sums = &mut sums[owner];
+            sums.entries += 1;
+            sums.apparent += inode[0].apparent;
+            sums.allocated += inode[0].allocated;
+            if only_here && seen >= u64::from(inode[0].names) {
+                sums.exclusive += inode[0].allocated;
+            }
+        }
+    }
+}
+
+/// Sorts by inode, then root, and makes one entry of what one root saw of one inode.
+fn tidy(list: &mut Vec<Link>) {
+    list.sort_unstable_by_key(|link| (link.device, link.inode, link.root));
+    list.dedup_by(|link, kept| {
+        let same = (link.device, link.inode, link.root) == (kept.device, kept.inode, kept.root);
+        if same {
+            kept.seen = kept.seen.saturating_add(link.seen);
+        }
+        same
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn link(inode: u64, root: u32, names: u32) -> Link {
+        Link {
+            device: 1,
+            inode,
+            root,
+            seen: 1,
+            names,
+            apparent: 10,
+            allocated: 512,
+        }
+    }
+
+    #[test]
+    fn the_first_root_gets_the_bytes_whoever_was_faster() {
+        let mut links = Links::new();
+        for link in [link(7, 2, 3), link(7, 1, 3), link(7, 2, 3), link(8, 2, 2)] {
+            links.push(link);
+        }
+        let mut sums = [Sums::default(); 3];
+        links.settle(&[0, 1, 2], &mut sums);
+        assert_eq!(sums[0], Sums::default());
+        assert_eq!(
+            sums[1],
+            Sums {
+                apparent: 10,
+                allocated: 512,
+                entries: 1,
+                ..Sums::default()
+            }
+        );
+        // Inode 8 has a second name outside: it is counted here, but deleting this root does not free it.
+        assert_eq!(
+            sums[2],
+            Sums {
+                apparent: 10,
+                allocated: 512,
+                entries: 1,
+                hard_linked_shared: 512,
+                exclusive: 0
+            }
+        );
+    }
+
+    #[test]
+    fn an_inode_with_all_its_names_in_one_class_is_exclusive() {
+        let mut links = Links::new();
+        links.push(link(7, 1, 2));
+        links.push(link(7, 0, 2));
+        let mut sums = [Sums::default(); 1];
+        links.settle(&[0, 0], &mut sums);
+        assert_eq!(sums[0].exclusive, 512);
+        assert_eq!(sums[0].hard_linked_shared, 0);
+    }
+
+    #[test]
+    fn memory_follows_inodes_not_names() {
+        let mut links = Links::new();
+        for name in 0..1_000_000 {
+            links.push(link(name % 100, 0, 10_000));
+        }
+        assert!(links.list.capacity() <= 2 * TIDY_FIRST);
+        let mut sums = [Sums::default(); 1];
+        links.settle(&[0], &mut sums);
+        assert_eq!((sums[0].entries, sums[0].exclusive), (100, 51_200));
+    }
+}

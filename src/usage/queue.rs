@@ -1,0 +1,87 @@
+//! Owns how work is spread over the walker's threads.
+//!
+//! Every worker keeps its own stack and shares only when another one has run dry, so that the usual case takes
+//! no lock. The stack makes the walk depth first, which keeps the number of waiting directories small.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+
+/// Tasks that were given up by busy workers, and who waits for them.
+#[derive(Debug)]
+pub(super) struct Queue<T> {
+    state: Mutex<State<T>>,
+    wake: Condvar,
+    hungry: AtomicUsize,
+    workers: usize,
+}
+
+#[derive(Debug)]
+struct State<T> {
+    tasks: Vec<T>,
+    waiting: usize,
+}
+
+impl<T> Queue<T> {
+    /// Makes a queue for exactly `workers` threads: the walk is over when all of them wait.
+    pub(super) fn new(tasks: Vec<T>, workers: usize) -> Self {
+        Self {
+            state: Mutex::new(State { tasks, waiting: 0 }),
+            wake: Condvar::new(),
+            hungry: AtomicUsize::new(0),
+            workers,
+        }
+    }
+
+    /// Returns whether some worker waits for tasks; may be out of date, which costs only time.
+    pub(super) fn hungry(&self) -> bool {
+        self.hungry.load(Ordering::Relaxed) > 0
+    }
+
+    /// Hands tasks to those who wait.
+    pub(super) fn give(&self, tasks: impl IntoIterator<Item = T>) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.tasks.extend(tasks);
+        self.hungry.store(
+            state.waiting.saturating_sub(state.tasks.len()),
+            Ordering::Relaxed,
+        );
+        drop(state);
+        self.wake.notify_all();
+    }
+
+    /// Waits for a task; none when every worker waits, which means that the walk is over.
+    pub(super) fn take(&self) -> Option<T> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.waiting += 1;
+        loop {
+            if let Some(task) = state.tasks.pop() {
+                state.waiting -= 1;
+                return Some(task);
+            }
+            if state.waiting == self.workers {
+                self.wake.notify_all();
+                return None;
+            }
+            self.hungry.store(state.waiting, Ordering::Relaxed);
+            state = self
+                .wake
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// Counts a panicking worker as waiting for ever, so that the others end and the panic is seen.
+#[derive(Debug)]
+pub(super) struct Leave<'q, T>(pub(super) &'q Queue<T>);
+
+impl<T> Drop for Leave<'_, T> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+            state.waiting += 1;
+            drop(state);
+            self.0.wake.notify_all();
+        }
+    }
+}

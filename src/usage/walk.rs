@@ -1,0 +1,453 @@
+//! Owns the walk: reads directories, looks at every entry once, and never leaves the mount it started on.
+//!
+//! Each entry costs one `statx` by name below an open directory, with the mask that the sums need; directories
+//! also cost an open and their listing. An entry is looked at before it is opened, so that nothing is automounted
+//! and no foreign file system is asked for anything.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::ffi::{CStr, CString, OsStr};
+use std::mem::MaybeUninit;
+use std::num::NonZero;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use nix::sys::resource::{Resource, getrlimit};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, RawDir, ResolveFlags, Statx, StatxFlags, openat, openat2,
+    statx,
+};
+use rustix::io::Errno;
+
+use super::links::{Link, Links};
+use super::queue::{Leave, Queue};
+use super::{Options, Root, Sums, Usage};
+
+/// One listing call returns this much: one or two thousand entries.
+const LISTING: usize = 64 * 1024;
+
+/// Directories kept open because their children wait. Beyond it children are reached from further up, so that
+/// no shape of tree exhausts the descriptors of a process that has other uses for them.
+const OPEN_MAX: usize = 400;
+
+/// How far down a child is reached without a descriptor of its own; the kernel's limit is 4096.
+const BELOW_MAX: usize = 3000;
+
+const WANTED: StatxFlags = StatxFlags::TYPE
+    .union(StatxFlags::NLINK)
+    .union(StatxFlags::INO)
+    .union(StatxFlags::SIZE)
+    .union(StatxFlags::BLOCKS)
+    .union(StatxFlags::MNT_ID);
+
+const LIST_FLAGS: OFlags = OFlags::RDONLY
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::NONBLOCK)
+    .union(OFlags::CLOEXEC);
+
+/// Where an entry is mounted. The mount's number tells bind mounts apart, and does not change at a btrfs
+/// subvolume; kernels before 5.8 do not report it and are left with the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mount {
+    Id(u64),
+    Device(u64),
+}
+
+/// A descriptor that counts towards [`OPEN_MAX`].
+#[derive(Debug)]
+struct Open<'a> {
+    fd: OwnedFd,
+    count: &'a AtomicUsize,
+}
+
+impl<'a> Open<'a> {
+    fn new(fd: OwnedFd, count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self { fd, count }
+    }
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        self.count.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A directory whose children wait.
+#[derive(Debug)]
+struct Dir<'a> {
+    open: Arc<Open<'a>>,
+    /// From `open` to the directory; empty unless descriptors ran short.
+    below: Vec<u8>,
+    path: PathBuf,
+    root: u32,
+    mount: Mount,
+}
+
+#[derive(Debug)]
+enum Task<'a> {
+    Root(u32),
+    /// A child directory, itself already counted.
+    List(Arc<Dir<'a>>, CString),
+    /// Names of entries to look at, each with its zero byte: a part of a large directory.
+    Look(Arc<Dir<'a>>, Vec<u8>),
+}
+
+struct Shared<'a> {
+    roots: &'a [Root],
+    /// From a root's position to its class's.
+    class_of: Vec<usize>,
+    /// Device and inode of the roots, where another root can meet them.
+    known: HashMap<(u64, u64), u32>,
+    /// Whether some root is a file, so that files have to be looked up too.
+    file_roots: bool,
+    one_file_system: bool,
+    open: &'a AtomicUsize,
+    open_max: usize,
+    queue: Queue<Task<'a>>,
+}
+
+struct Worker<'s, 'a> {
+    shared: &'s Shared<'a>,
+    stack: Vec<Task<'a>>,
+    sums: Vec<Sums>,
+    links: Links,
+    found: Usage,
+}
+
+pub(super) fn scan(roots: &[Root], options: &Options) -> Usage {
+    let mut classes: Vec<u16> = roots.iter().map(|root| root.class).collect();
+    classes.sort_unstable();
+    classes.dedup();
+    let class_of = roots
+        .iter()
+        .map(|root| classes.partition_point(|class| *class < root.class))
+        .collect();
+
+    let mut usage = Usage::default();
+    let mut known = HashMap::new();
+    let mut file_roots = false;
+    let mut tasks = Vec::new();
+    for (at, root) in (0..).zip(roots) {
+        match look_at_path(&root.path) {
+            Err(error) => usage.problem(|| root.path.clone(), error.into()),
+            // A file's other names are sorted out with all hard links.
+            Ok(stat) if !is_dir(&stat) && stat.stx_nlink > 1 => tasks.push(Task::Root(at)),
+            Ok(stat) => {
+                file_roots |= !is_dir(&stat);
+                if let Entry::Vacant(slot) = known.entry(key(&stat)) {
+                    slot.insert(at);
+                    tasks.push(Task::Root(at));
+                }
+            }
+        }
+    }
+
+    let threads = options
+        .threads
+        .or_else(|| std::thread::available_parallelism().ok())
+        .map_or(1, NonZero::get);
+    let open = AtomicUsize::new(0);
+    let open_max = getrlimit(Resource::RLIMIT_NOFILE)
+        .map_or(OPEN_MAX, |(soft, _)| OPEN_MAX.min((soft / 2) as usize));
+    let shared = Shared {
+        roots,
+        class_of,
+        known,
+        file_roots,
+        one_file_system: options.one_file_system,
+        open: &open,
+        open_max,
+        queue: Queue::new(tasks, threads),
+    };
+    let mut sums = vec![Sums::default(); classes.len()];
+    let mut links = Links::new();
+    let mut gather = |worker: Worker<'_, '_>| {
+        for (sums, part) in sums.iter_mut().zip(&worker.sums) {
+            sums.add(part);
+        }
+        links.append(worker.links);
+        usage.add(worker.found);
+    };
+    std::thread::scope(|scope| {
+        let others: Vec<_> = (1..threads)
+            .map(|_| scope.spawn(|| Worker::new(&shared, classes.len()).run()))
+            .collect();
+        gather(Worker::new(&shared, classes.len()).run());
+        for other in others {
+            match other.join() {
+                Ok(worker) => gather(worker),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+    });
+    links.settle(&shared.class_of, &mut sums);
+    usage.classes = classes.into_iter().zip(sums).collect();
+    usage
+}
+
+impl<'s, 'a> Worker<'s, 'a> {
+    fn new(shared: &'s Shared<'a>, classes: usize) -> Self {
+        Self {
+            shared,
+            stack: Vec::new(),
+            sums: vec![Sums::default(); classes],
+            links: Links::new(),
+            found: Usage::default(),
+        }
+    }
+
+    fn run(mut self) -> Self {
+        let queue = &self.shared.queue;
+        let _leave = Leave(queue);
+        let mut listing = vec![MaybeUninit::uninit(); LISTING];
+        while let Some(task) = queue.take() {
+            self.stack.push(task);
+            while let Some(task) = self.stack.pop() {
+                match task {
+                    Task::Root(root) => self.root(root, &mut listing),
+                    Task::List(parent, name) => self.child(&parent, &name, &mut listing),
+                    Task::Look(dir, names) => self.batch(&dir, &names),
+                }
+                self.share();
+            }
+        }
+        self
+    }
+
+    /// Gives the older half of the stack, which is the larger part of the tree, to workers without work.
+    fn share(&mut self) {
+        if self.stack.len() > 1 && self.shared.queue.hungry() {
+            let half = self.stack.len() / 2;
+            self.shared.queue.give(self.stack.drain(..half));
+        }
+    }
+
+    fn root(&mut self, root: u32, listing: &mut [MaybeUninit<u8>]) {
+        let path = &self.shared.roots[root as usize].path;
+        let stat = match look_at_path(path) {
+            Ok(stat) => stat,
+            Err(Errno::NOENT) => {
+                self.found.vanished += 1;
+                return;
+            }
+            Err(error) => return self.found.problem(|| path.clone(), error.into()),
+        };
+        self.count(root, &stat);
+        if !is_dir(&stat) {
+            return;
+        }
+        match openat(CWD, path, LIST_FLAGS, Mode::empty()) {
+            Ok(fd) => {
+                let open = Arc::new(Open::new(fd, self.shared.open));
+                let dir = Arc::new(Dir {
+                    open: Arc::clone(&open),
+                    below: Vec::new(),
+                    path: path.clone(),
+                    root,
+                    mount: mount(&stat),
+                });
+                self.list(&dir, open.fd.as_fd(), listing);
+            }
+            Err(error) => self.found.problem(|| path.clone(), error.into()),
+        }
+    }
+
+    fn child(&mut self, parent: &Dir<'a>, name: &CStr, listing: &mut [MaybeUninit<u8>]) {
+        let mut below = parent.below.clone();
+        let opened = if below.is_empty() {
+            openat(&parent.open.fd, name, LIST_FLAGS, Mode::empty())
+        } else {
+            below.push(b'/');
+            below.extend_from_slice(name.to_bytes());
+            let mut resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+            if self.shared.one_file_system {
+                resolve |= ResolveFlags::NO_XDEV;
+            }
+            openat2(&parent.open.fd, &*below, LIST_FLAGS, Mode::empty(), resolve)
+        };
+        let path = || parent.path.join(OsStr::from_bytes(name.to_bytes()));
+        let fd = match opened {
+            Ok(fd) => fd,
+            // Gone, or something else by now.
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {
+                self.found.vanished += 1;
+                return;
+            }
+            Err(Errno::XDEV) => {
+                self.found.mounts_skipped += 1;
+                return;
+            }
+            Err(error) => return self.found.problem(path, error.into()),
+        };
+        let open = Arc::new(Open::new(fd, self.shared.open));
+        let short = self.shared.open.load(Ordering::Relaxed) > self.shared.open_max;
+        if short && below.is_empty() {
+            below.extend_from_slice(name.to_bytes());
+        }
+        let reach = short && below.len() < BELOW_MAX;
+        let dir = Arc::new(Dir {
+            open: Arc::clone(if reach { &parent.open } else { &open }),
+            below: if reach { below } else { Vec::new() },
+            path: path(),
+            root: parent.root,
+            mount: parent.mount,
+        });
+        self.list(&dir, open.fd.as_fd(), listing);
+    }
+
+    fn list(&mut self, dir: &Arc<Dir<'a>>, fd: BorrowedFd<'_>, listing: &mut [MaybeUninit<u8>]) {
+        let mut entries = RawDir::new(fd, listing);
+        let mut names = Vec::new();
+        let mut first = true;
+        let mut handing = false;
+        loop {
+            if entries.is_buffer_empty() {
+                self.hand(dir, &mut names);
+                // One listing of a large directory at a time goes to those who have nothing to do: else a
+                // directory with a million files is the work of one thread.
+                handing = !first && dir.below.is_empty() && self.shared.queue.hungry();
+                first = false;
+            }
+            match entries.next() {
+                None => break,
+                Some(Ok(entry)) => {
+                    let name = entry.file_name();
+                    if name == c"." || name == c".." {
+                        continue;
+                    }
+                    if handing {
+                        names.extend_from_slice(name.to_bytes_with_nul());
+                    } else {
+                        self.entry(dir, fd, name);
+                    }
+                }
+                Some(Err(Errno::NOENT)) => break,
+                Some(Err(error)) => {
+                    self.found.problem(|| dir.path.clone(), error.into());
+                    break;
+                }
+            }
+        }
+        self.hand(dir, &mut names);
+    }
+
+    fn hand(&self, dir: &Arc<Dir<'a>>, names: &mut Vec<u8>) {
+        if !names.is_empty() {
+            let names = std::mem::take(names);
+            self.shared.queue.give([Task::Look(Arc::clone(dir), names)]);
+        }
+    }
+
+    fn batch(&mut self, dir: &Arc<Dir<'a>>, mut names: &[u8]) {
+        while let Ok(name) = CStr::from_bytes_until_nul(names) {
+            self.entry(dir, dir.open.fd.as_fd(), name);
+            names = &names[name.count_bytes() + 1..];
+        }
+    }
+
+    fn entry(&mut self, dir: &Arc<Dir<'a>>, fd: BorrowedFd<'_>, name: &CStr) {
+        let stat = match look(fd, name) {
+            Ok(stat) => stat,
+            Err(Errno::NOENT) => {
+                self.found.vanished += 1;
+                return;
+            }
+            Err(error) => {
+                let path = || dir.path.join(OsStr::from_bytes(name.to_bytes()));
+                return self.found.problem(path, error.into());
+            }
+        };
+        let is_dir = is_dir(&stat);
+        if self.shared.one_file_system {
+            // By device alone files prove nothing: overlayfs shows those of its layers.
+            let elsewhere = match mount(&stat) {
+                Mount::Device(_) if !is_dir => false,
+                mount => mount != dir.mount,
+            };
+            if elsewhere {
+                self.found.mounts_skipped += 1;
+                return;
+            }
+        }
+        if (is_dir && self.shared.known.len() > 1)
+            || (self.shared.file_roots && stat.stx_nlink == 1)
+        {
+            // A root of its own, counted there.
+            if self.shared.known.contains_key(&key(&stat)) {
+                return;
+            }
+        }
+        self.count(dir.root, &stat);
+        if is_dir {
+            self.stack
+                .push(Task::List(Arc::clone(dir), name.to_owned()));
+        }
+    }
+
+    fn count(&mut self, root: u32, stat: &Statx) {
+        let kind = kind(stat);
+        let allocated = stat.stx_blocks * 512;
+        let apparent = match kind {
+            FileType::RegularFile | FileType::Symlink => stat.stx_size,
+            _ => 0,
+        };
+        if stat.stx_nlink > 1 && kind != FileType::Directory {
+            let (device, inode) = key(stat);
+            self.links.push(Link {
+                device,
+                inode,
+                root,
+                seen: 1,
+                names: stat.stx_nlink,
+                apparent,
+                allocated,
+            });
+            return;
+        }
+        let sums = &mut self.sums[self.shared.class_of[root as usize]];
+        sums.entries += 1;
+        sums.apparent += apparent;
+        sums.allocated += allocated;
+        sums.exclusive += allocated;
+    }
+}
+
+fn look(fd: BorrowedFd<'_>, name: &CStr) -> Result<Statx, Errno> {
+    // What a network file system has cached is good enough for a sum.
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+    statx(fd, name, flags, WANTED)
+}
+
+fn look_at_path(path: &Path) -> Result<Statx, Errno> {
+    let path = CString::new(path.as_os_str().as_bytes()).map_err(|_| Errno::INVAL)?;
+    look(CWD, &path)
+}
+
+fn kind(stat: &Statx) -> FileType {
+    FileType::from_raw_mode(stat.stx_mode.into())
+}
+
+fn is_dir(stat: &Statx) -> bool {
+    kind(stat) == FileType::Directory
+}
+
+fn key(stat: &Statx) -> (u64, u64) {
+    (device(stat), stat.stx_ino)
+}
+
+fn device(stat: &Statx) -> u64 {
+    u64::from(stat.stx_dev_major) << 32 | u64::from(stat.stx_dev_minor)
+}
+
+fn mount(stat: &Statx) -> Mount {
+    if stat.stx_mask & StatxFlags::MNT_ID.bits() != 0 {
+        Mount::Id(stat.stx_mnt_id)
+    } else {
+        Mount::Device(device(stat))
+    }
+}
