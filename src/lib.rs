@@ -3,3 +3,4 @@
 //! `rockenv up` goes: parse profile, probe host, resolve spec, lock env, observe, plan, execute, record.
 
 pub mod error;
+pub mod image;
