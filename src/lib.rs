@@ -6,3 +6,4 @@ pub mod error;
 pub mod rootfs;
 pub mod ui;
 pub mod usage;
+pub mod image;

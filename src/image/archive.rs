@@ -1,0 +1,609 @@
+//! Owns reading a tar stream: from blocks to entries with everything an extended header says already applied.
+//!
+//! The `tar` crate's own iterator cannot be used here: it keeps extended headers of any size in memory, leaves PAX
+//! sparse files as their condensed form and ignores global headers. Its header accessors are used.
+//! Where two readers of one archive could disagree (a link with data, a long name beside a PAX path, a size in
+//! a place that must have none) this reader refuses: that disagreement is what archive attacks are made of.
+
+use std::io::BufRead;
+
+use tar::{EntryType, GnuExtSparseHeader, GnuSparseHeader, Header};
+
+use super::pax::{Pax, Sparse};
+use crate::error::{Error, Result, ResultExt as _};
+
+const BLOCK: u64 = 512;
+/// An extended header holds names and attributes; the kernel's own limit for one attribute is 64 KiB.
+const MAX_EXTENSION: u64 = 1 << 20;
+/// 24 bytes of memory each; a file with more fragments is an attack or a defragmentation emergency.
+const MAX_SEGMENTS: usize = 1 << 20;
+
+/// What an entry is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A regular file of `size` bytes; `map` lists what the archive holds of a sparse one, as offset and length.
+    File {
+        size: u64,
+        map: Option<Vec<(u64, u64)>>,
+    },
+    Directory,
+    Symlink(Vec<u8>),
+    HardLink(Vec<u8>),
+    Character(u64, u64),
+    Block(u64, u64),
+    Fifo,
+}
+
+/// One entry, names as in the archive and not yet trusted.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    pub(super) path: Vec<u8>,
+    pub(super) kind: Kind,
+    pub(super) mode: u32,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    pub(super) mtime: (i64, u32),
+    pub(super) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    /// Things the format can say and this reader does not apply, to be reported.
+    pub(super) ignored: Vec<&'static str>,
+}
+
+/// Reads entries from a tar stream.
+#[derive(Debug)]
+pub(super) struct Reader<R> {
+    input: R,
+    /// Bytes of the current entry's data not read yet, and of the padding after them.
+    remaining: u64,
+    padding: u64,
+    globals: Pax,
+    started: bool,
+    max_path: usize,
+}
+
+impl<R: BufRead> Reader<R> {
+    pub(super) fn new(input: R, max_path: usize) -> Self {
+        Self {
+            input,
+            remaining: 0,
+            padding: 0,
+            globals: Pax::default(),
+            started: false,
+            max_path,
+        }
+    }
+
+    /// Returns the stream, for reading what follows the archive's end.
+    pub(super) fn into_inner(self) -> R {
+        self.input
+    }
+
+    /// Returns the next entry, skipping what is left of the current one.
+    pub(super) fn next_entry(&mut self) -> Result<Option<Entry>> {
+        let mut pax: Option<Pax> = None;
+        let mut long_name = None;
+        let mut long_link = None;
+        loop {
+            self.skip_rest()?;
+            let Some(header) = self.header()? else {
+                if pax.is_some() || long_name.is_some() || long_link.is_some() {
+                    return Err(broken(
+                        "an extended header describes an entry that does not follow",
+                    ));
+                }
+                return Ok(None);
+            };
+            let kind = header.entry_type();
+            let size = number(&header.as_old().size, "size")?;
+            match kind {
+                EntryType::XHeader
+                | EntryType::XGlobalHeader
+                | EntryType::GNULongName
+                | EntryType::GNULongLink => {
+                    if size > MAX_EXTENSION {
+                        return Err(broken(&format!("an extended header has {size} bytes")));
+                    }
+                    self.start(size);
+                    let data = self.read_all()?;
+                    let slot_taken = match kind {
+                        EntryType::XGlobalHeader => {
+                            self.globals.parse_global(&data)?;
+                            false
+                        }
+                        EntryType::XHeader => pax.replace(Pax::parse(&data)?).is_some(),
+                        EntryType::GNULongName => long_name.replace(until_nul(&data)).is_some(),
+                        _ => long_link.replace(until_nul(&data)).is_some(),
+                    };
+                    if slot_taken {
+                        return Err(broken(
+                            "two extended headers of one kind describe one entry",
+                        ));
+                    }
+                }
+                // The label of a volume names nothing in the file system.
+                _ if kind.as_byte() == b'V' => self.start(size),
+                _ => {
+                    return self
+                        .entry(&header, size, pax.unwrap_or_default(), long_name, long_link)
+                        .map(Some);
+                }
+            }
+        }
+    }
+
+    /// Returns some of the current entry's data; empty at its end.
+    pub(super) fn chunk(&mut self) -> Result<&[u8]> {
+        if self.remaining == 0 {
+            return Ok(&[]);
+        }
+        let remaining = usize::try_from(self.remaining).unwrap_or(usize::MAX);
+        let buffer = fill(&mut self.input)?;
+        if buffer.is_empty() {
+            return Err(broken("it ends inside the data of an entry"));
+        }
+        Ok(&buffer[..buffer.len().min(remaining)])
+    }
+
+    /// Marks `amount` bytes of the last chunk as used.
+    pub(super) fn consume(&mut self, amount: usize) {
+        self.input.consume(amount);
+        self.remaining = self.remaining.saturating_sub(amount as u64);
+    }
+
+    fn start(&mut self, size: u64) {
+        self.remaining = size;
+        self.padding = (BLOCK - size % BLOCK) % BLOCK;
+    }
+
+    fn skip_rest(&mut self) -> Result<()> {
+        self.remaining += std::mem::take(&mut self.padding);
+        while self.remaining > 0 {
+            let amount = self.chunk()?.len();
+            self.consume(amount);
+        }
+        Ok(())
+    }
+
+    fn read_all(&mut self) -> Result<Vec<u8>> {
+        let mut data = Vec::new();
+        loop {
+            let chunk = self.chunk()?;
+            if chunk.is_empty() {
+                return Ok(data);
+            }
+            data.extend_from_slice(chunk);
+            let amount = chunk.len();
+            self.consume(amount);
+        }
+    }
+
+    /// Fills one block; false at the end of the stream, which some writers use as the end of the archive.
+    fn block(&mut self, block: &mut [u8; 512]) -> Result<bool> {
+        let mut filled = 0;
+        while filled < block.len() {
+            let buffer = fill(&mut self.input)?;
+            if buffer.is_empty() {
+                return match filled {
+                    0 => Ok(false),
+                    _ => Err(broken("it ends inside a block")),
+                };
+            }
+            let amount = buffer.len().min(block.len() - filled);
+            block[filled..filled + amount].copy_from_slice(&buffer[..amount]);
+            self.input.consume(amount);
+            filled += amount;
+        }
+        Ok(true)
+    }
+
+    fn header(&mut self) -> Result<Option<Header>> {
+        let mut header = Header::new_old();
+        if !self.block(header.as_mut_bytes())? {
+            return if self.started {
+                Ok(None)
+            } else {
+                Err(broken("it is empty"))
+            };
+        }
+        self.started = true;
+        let bytes = header.as_bytes();
+        if bytes.iter().all(|byte| *byte == 0) {
+            return Ok(None);
+        }
+        // The checksum is over the header with its own field blank.
+        let sum: u64 = bytes
+            .iter()
+            .enumerate()
+            .map(|(at, byte)| {
+                if (148..156).contains(&at) {
+                    32
+                } else {
+                    u64::from(*byte)
+                }
+            })
+            .sum();
+        if number(&header.as_old().cksum, "checksum").ok() != Some(sum) {
+            return Err(broken(
+                "a header has the wrong checksum: damaged, or not a tar archive",
+            ));
+        }
+        Ok(Some(header))
+    }
+
+    fn entry(
+        &mut self,
+        header: &Header,
+        size: u64,
+        pax: Pax,
+        long_name: Option<Vec<u8>>,
+        long_link: Option<Vec<u8>>,
+    ) -> Result<Entry> {
+        let field = |pax: Option<&Vec<u8>>, long: Option<Vec<u8>>, what: &str| match (pax, long) {
+            (Some(pax), Some(long)) if *pax != long => Err(broken(&format!(
+                "an entry has two different {what}s: `{}` and `{}`",
+                lossy(pax),
+                lossy(&long)
+            ))),
+            (Some(pax), _) => Ok(Some(pax.clone())),
+            (None, long) => Ok(long),
+        };
+        let sparse_name = pax.sparse.name.as_ref();
+        let path = match (sparse_name, field(pax.path.as_ref(), long_name, "name")?) {
+            (Some(name), _) => name.clone(),
+            (None, Some(path)) => path,
+            (None, None) => header.path_bytes().into_owned(),
+        };
+        let link = match field(pax.link.as_ref(), long_link, "link target")? {
+            Some(link) => link,
+            None => header
+                .link_name_bytes()
+                .map(std::borrow::Cow::into_owned)
+                .unwrap_or_default(),
+        };
+        let refuse = |what: &str| Err(broken(&format!("entry `{}`: {what}", lossy(&path))));
+        for (name, what) in [(&path, "name"), (&link, "link target")] {
+            if name.contains(&0) {
+                return refuse(&format!("its {what} contains a NUL byte"));
+            }
+            if name.len() > self.max_path {
+                return Err(broken(&format!(
+                    "an entry has a {what} of {} bytes (limit {}): `{}...`",
+                    name.len(),
+                    self.max_path,
+                    lossy(&name[..64.min(name.len())])
+                )));
+            }
+        }
+        let size = pax.size.unwrap_or(size);
+        if i64::try_from(size).is_err() {
+            return refuse("its size does not fit a file");
+        }
+        let id = |pax: Option<u64>, field: &[u8]| -> Result<u32> {
+            let id = match pax {
+                Some(id) => id,
+                None => number(field, "owner")?,
+            };
+            // The last number means "leave unchanged" to chown.
+            u32::try_from(id)
+                .ok()
+                .filter(|id| *id != u32::MAX)
+                .ok_or_else(|| {
+                    broken(&format!(
+                        "entry `{}`: owner {id} is not a user or group number",
+                        lossy(&path)
+                    ))
+                })
+        };
+        let old = header.as_old();
+        let mut entry = Entry {
+            kind: Kind::Directory,
+            mode: u32::try_from(number(&old.mode, "mode")? & 0o7777).unwrap_or(0),
+            uid: id(pax.uid.or(self.globals.uid), &old.uid)?,
+            gid: id(pax.gid.or(self.globals.gid), &old.gid)?,
+            mtime: match pax.mtime.or(self.globals.mtime) {
+                Some(time) => time,
+                None => (signed(&old.mtime, "mtime")?, 0),
+            },
+            xattrs: pax.xattrs,
+            ignored: pax.ignored,
+            path: path.clone(),
+        };
+        let device = || -> Result<(u64, u64)> {
+            let (major, minor) = match (header.as_ustar(), header.as_gnu()) {
+                (Some(ustar), _) => (&ustar.dev_major, &ustar.dev_minor),
+                (_, Some(gnu)) => (&gnu.dev_major, &gnu.dev_minor),
+                _ => return Ok((0, 0)),
+            };
+            Ok((number(major, "device")?, number(minor, "device")?))
+        };
+        let sparse = pax.sparse.is_used || header.entry_type() == EntryType::GNUSparse;
+        entry.kind = match header.entry_type() {
+            EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse if sparse => {
+                self.start(size);
+                let (real, map) = if header.entry_type() == EntryType::GNUSparse {
+                    self.old_sparse(header, size)?
+                } else {
+                    self.pax_sparse(&pax.sparse)?
+                };
+                check_map(&map, real, self.remaining)
+                    .map_err(|what| broken(&format!("entry `{}`: {what}", lossy(&path))))?;
+                Kind::File {
+                    size: real,
+                    map: Some(map),
+                }
+            }
+            // Before ustar there was no type for directories: a slash at the end said it.
+            EntryType::Regular | EntryType::Continuous if path.ends_with(b"/") => {
+                if size > 0 {
+                    return refuse("its name ends in a slash, but it has data");
+                }
+                self.start(0);
+                Kind::Directory
+            }
+            EntryType::Regular | EntryType::Continuous => {
+                self.start(size);
+                Kind::File { size, map: None }
+            }
+            kind => {
+                // Readers disagree on whether data follows such a header; a well-made archive has none.
+                if size > 0 {
+                    return refuse(&format!(
+                        "a {} entry with {size} bytes of data",
+                        type_name(kind)
+                    ));
+                }
+                self.start(0);
+                match kind {
+                    EntryType::Directory => Kind::Directory,
+                    EntryType::Symlink if link.is_empty() => {
+                        return refuse("a symbolic link to nothing");
+                    }
+                    EntryType::Symlink => Kind::Symlink(link),
+                    EntryType::Link => Kind::HardLink(link),
+                    EntryType::Char => {
+                        device().map(|(major, minor)| Kind::Character(major, minor))?
+                    }
+                    EntryType::Block => device().map(|(major, minor)| Kind::Block(major, minor))?,
+                    EntryType::Fifo => Kind::Fifo,
+                    other => {
+                        return refuse(&format!(
+                            "entry type {:?} is not known",
+                            char::from(other.as_byte())
+                        ));
+                    }
+                }
+            }
+        };
+        Ok(entry)
+    }
+
+    /// GNU's first sparse format: a map of four in the header, 21 more in each block that follows it.
+    fn old_sparse(&mut self, header: &Header, size: u64) -> Result<(u64, Vec<(u64, u64)>)> {
+        let gnu = header
+            .as_gnu()
+            .ok_or_else(|| broken("a sparse entry without a GNU header"))?;
+        let mut map = Vec::new();
+        let mut add = |blocks: &[GnuSparseHeader]| -> Result<()> {
+            for block in blocks
+                .iter()
+                .filter(|block| block.offset[0] != 0 || block.numbytes[0] != 0)
+            {
+                map.push((
+                    number(&block.offset, "sparse offset")?,
+                    number(&block.numbytes, "sparse length")?,
+                ));
+            }
+            if map.len() > MAX_SEGMENTS {
+                return Err(broken("a sparse entry has too many fragments"));
+            }
+            Ok(())
+        };
+        add(&gnu.sparse)?;
+        let mut more = gnu.is_extended();
+        while more {
+            let mut next = GnuExtSparseHeader::new();
+            if !self.block(next.as_mut_bytes())? {
+                return Err(broken("it ends inside a sparse map"));
+            }
+            add(next.sparse())?;
+            more = next.is_extended();
+        }
+        // The map's blocks are outside of the entry's size.
+        self.start(size);
+        Ok((number(&gnu.realsize, "size")?, map))
+    }
+
+    /// The PAX sparse formats: 0.0 and 0.1 have the map in the header, 1.0 as lines before the data.
+    fn pax_sparse(&mut self, sparse: &Sparse) -> Result<(u64, Vec<(u64, u64)>)> {
+        let real = sparse
+            .real_size
+            .ok_or_else(|| broken("a sparse entry does not say its size"))?;
+        match (sparse.major, sparse.minor) {
+            (None | Some(0), _) => {
+                if sparse.numbers.len() % 2 != 0 {
+                    return Err(broken("a sparse map has an odd number of fields"));
+                }
+                Ok((
+                    real,
+                    sparse
+                        .numbers
+                        .chunks_exact(2)
+                        .map(|pair| (pair[0], pair[1]))
+                        .collect(),
+                ))
+            }
+            (Some(1), Some(0)) => {
+                let mut used = 0_u64;
+                let count = self.decimal_line(&mut used)?;
+                if count > MAX_SEGMENTS as u64 {
+                    return Err(broken("a sparse entry has too many fragments"));
+                }
+                let mut map = Vec::new();
+                for _ in 0..count {
+                    map.push((self.decimal_line(&mut used)?, self.decimal_line(&mut used)?));
+                }
+                let mut pad = (BLOCK - used % BLOCK) % BLOCK;
+                while pad > 0 {
+                    let amount = usize::try_from(pad).unwrap_or(0).min(self.chunk()?.len());
+                    if amount == 0 {
+                        return Err(broken("a sparse map is cut short"));
+                    }
+                    self.consume(amount);
+                    pad -= amount as u64;
+                }
+                Ok((real, map))
+            }
+            (major, minor) => Err(broken(&format!(
+                "sparse format {major:?}.{minor:?} is not known"
+            ))),
+        }
+    }
+
+    fn decimal_line(&mut self, used: &mut u64) -> Result<u64> {
+        let mut value = 0_u64;
+        let mut digits = 0;
+        loop {
+            let Some(byte) = self.chunk()?.first().copied() else {
+                return Err(broken("a sparse map is cut short"));
+            };
+            self.consume(1);
+            *used += 1;
+            match byte {
+                b'0'..=b'9' if digits < 20 => {
+                    digits += 1;
+                    value = value
+                        .checked_mul(10)
+                        .and_then(|value| value.checked_add(u64::from(byte - b'0')))
+                        .ok_or_else(|| broken("a number in a sparse map is too large"))?;
+                }
+                b'\n' if digits > 0 => return Ok(value),
+                _ => return Err(broken("a sparse map holds something that is not a number")),
+            }
+        }
+    }
+}
+
+fn check_map(map: &[(u64, u64)], real: u64, data: u64) -> std::result::Result<(), &'static str> {
+    if i64::try_from(real).is_err() {
+        return Err("its size does not fit a file");
+    }
+    let mut end = 0_u64;
+    let mut total = 0_u64;
+    for (offset, length) in map.iter().filter(|(_, length)| *length > 0) {
+        if *offset < end {
+            return Err("the fragments of a sparse file overlap or are out of order");
+        }
+        // Fragments start on block boundaries; which reader pads where is a known disagreement.
+        if total % BLOCK != 0 {
+            return Err("a fragment of a sparse file is not a whole number of blocks");
+        }
+        end = offset
+            .checked_add(*length)
+            .ok_or("a sparse map is too large")?;
+        total += length;
+    }
+    match (end <= real, total == data) {
+        (true, true) => Ok(()),
+        (false, _) => Err("a sparse map reaches beyond the file's size"),
+        (_, false) => Err("a sparse map does not match the data that follows"),
+    }
+}
+
+fn fill(input: &mut impl BufRead) -> Result<&[u8]> {
+    // The borrow of a successful `fill_buf` would have to outlive the loop; so ask again once it has succeeded.
+    loop {
+        match input.fill_buf() {
+            Ok(_) => break,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error).context(|| "cannot read the archive".into()),
+        }
+    }
+    input
+        .fill_buf()
+        .context(|| "cannot read the archive".into())
+}
+
+pub(super) fn broken(what: &str) -> Error {
+    Error::invalid(format!("refused archive: {what}"))
+}
+
+pub(super) fn lossy(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn until_nul(data: &[u8]) -> Vec<u8> {
+    data.strip_suffix(b"\0").unwrap_or(data).to_vec()
+}
+
+fn type_name(kind: EntryType) -> &'static str {
+    match kind {
+        EntryType::Directory => "directory",
+        EntryType::Symlink => "symbolic link",
+        EntryType::Link => "hard link",
+        EntryType::Fifo => "FIFO",
+        EntryType::Char | EntryType::Block => "device",
+        _ => "special",
+    }
+}
+
+/// Reads a header's number: octal digits, or 0x80 and big-endian bytes.
+fn number(field: &[u8], what: &str) -> Result<u64> {
+    u64::try_from(signed(field, what)?)
+        .map_err(|_| broken(&format!("a header has a negative {what}")))
+}
+
+fn signed(field: &[u8], what: &str) -> Result<i64> {
+    let fail = || broken(&format!("a header's {what} is not a number"));
+    if let Some(first) = field.first().filter(|first| **first & 0x80 != 0) {
+        // 0xff starts a negative number, in two's complement.
+        let start = if *first == 0xff {
+            -1_i128
+        } else {
+            i128::from(first & 0x7f)
+        };
+        let value = field[1..].iter().try_fold(start, |value, byte| {
+            value
+                .checked_mul(256)
+                .map(|value| value | i128::from(*byte))
+        });
+        return i64::try_from(value.ok_or_else(fail)?).map_err(|_| fail());
+    }
+    let text = field
+        .split(|byte| *byte == 0)
+        .next()
+        .unwrap_or_default()
+        .trim_ascii();
+    if text.len() > 12 || !text.iter().all(|byte| (b'0'..=b'7').contains(byte)) {
+        return Err(fail());
+    }
+    Ok(text
+        .iter()
+        .fold(0_i64, |value, byte| value * 8 + i64::from(byte - b'0')))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn header_numbers() {
+        assert_eq!(signed(b"0000644\0", "x").unwrap(), 0o644);
+        assert_eq!(signed(b"  644 \0\0", "x").unwrap(), 0o644);
+        assert_eq!(signed(b"\0\0\0\0", "x").unwrap(), 0);
+        assert_eq!(
+            signed(b"\x80\0\0\0\0\0\0\x01\0\0\0\0", "x").unwrap(),
+            1 << 32
+        );
+        assert_eq!(signed(&[0xff; 12], "x").unwrap(), -1);
+        assert!(number(&[0xff; 12], "x").is_err());
+        assert!(signed(b"12x\0", "x").is_err() && signed(b"-12\0", "x").is_err());
+        assert!(
+            signed(
+                &[
+                    0xbf, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0
+                ],
+                "x"
+            )
+            .is_err()
+        );
+    }
+}

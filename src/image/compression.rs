@@ -1,0 +1,209 @@
+//! Owns telling how an archive is compressed, by its first bytes, and decompressing it beside the extraction.
+//!
+//! The ratio limit lives here, where both sizes are known: a small file must not become a full disk.
+
+use std::io::{self, BufRead, BufReader, Read};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, sync_channel};
+
+const CHUNK: usize = 512 << 10;
+/// Small archives may have any ratio: a few kilobytes of text say nothing.
+const RATIO_FLOOR: u64 = 64 << 20;
+
+/// How a stream is compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Compression {
+    /// Not at all, or not in a way that is known.
+    None,
+    /// gzip.
+    Gzip,
+    /// Zstandard.
+    Zstd,
+    /// xz.
+    Xz,
+}
+
+impl Compression {
+    fn detect(start: &[u8]) -> Self {
+        match start {
+            [0x1f, 0x8b, ..] => Self::Gzip,
+            [0x28, 0xb5, 0x2f, 0xfd, ..] => Self::Zstd,
+            // A skippable frame, as zstd's seekable and split forms have at their start.
+            [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Self::Zstd,
+            [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Self::Xz,
+            _ => Self::None,
+        }
+    }
+}
+
+struct Counted<R> {
+    inner: R,
+    count: Arc<AtomicU64>,
+}
+
+impl<R: Read> Read for Counted<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let amount = self.inner.read(buffer)?;
+        self.count.fetch_add(amount as u64, Ordering::Relaxed);
+        Ok(amount)
+    }
+}
+
+/// Calls `consume` with the decompressed stream; decompression runs in a thread of its own.
+pub(super) fn decompressed<T>(
+    source: impl Read + Send,
+    ratio: u64,
+    consume: impl FnOnce(&mut dyn BufRead) -> T,
+) -> io::Result<T> {
+    let mut head = Vec::new();
+    let mut source = source;
+    source.by_ref().take(6).read_to_end(&mut head)?;
+    let kind = Compression::detect(&head);
+    let source = io::Cursor::new(head).chain(source);
+    if kind == Compression::None {
+        return Ok(consume(&mut BufReader::with_capacity(CHUNK, source)));
+    }
+    let count = Arc::new(AtomicU64::new(0));
+    let source = Counted {
+        inner: source,
+        count: Arc::clone(&count),
+    };
+    std::thread::scope(|scope| {
+        let (sender, receiver) = sync_channel::<io::Result<Vec<u8>>>(4);
+        scope.spawn(move || {
+            let mut decoder = match decoder(kind, source) {
+                Ok(decoder) => decoder,
+                Err(error) => return drop(sender.send(Err(error))),
+            };
+            let mut total = 0_u64;
+            loop {
+                let mut chunk = Vec::with_capacity(CHUNK);
+                let outcome = match decoder.by_ref().take(CHUNK as u64).read_to_end(&mut chunk) {
+                    Ok(0) => break,
+                    Ok(amount) => {
+                        total += amount as u64;
+                        let compressed = count.load(Ordering::Relaxed).max(1);
+                        if total > RATIO_FLOOR && total / compressed > ratio {
+                            Err(io::Error::other(format!(
+                                "it grows more than {ratio} times when it is decompressed ({compressed} bytes became {total})"
+                            )))
+                        } else {
+                            Ok(chunk)
+                        }
+                    }
+                    Err(error) => Err(error),
+                };
+                let stop = outcome.is_err();
+                // The other side stops reading at the archive's end, or because it has refused it.
+                if sender.send(outcome).is_err() || stop {
+                    break;
+                }
+            }
+        });
+        let mut chunks = Chunks {
+            receiver,
+            current: Vec::new(),
+            used: 0,
+        };
+        let outcome = consume(&mut chunks);
+        drop(chunks);
+        Ok(outcome)
+    })
+}
+
+fn decoder<'a>(kind: Compression, source: impl Read + Send + 'a) -> io::Result<Box<dyn Read + 'a>> {
+    Ok(match kind {
+        Compression::None => Box::new(source),
+        Compression::Gzip => Box::new(flate2::read::MultiGzDecoder::new(source)),
+        Compression::Zstd => {
+            let mut decoder = zstd::Decoder::new(source)?;
+            // 128 MiB: what `zstd --long` and distributions use; more is for asking for memory.
+            decoder.window_log_max(27)?;
+            Box::new(decoder)
+        }
+        Compression::Xz => {
+            let stream = liblzma::stream::Stream::new_stream_decoder(
+                256 << 20,
+                liblzma::stream::CONCATENATED,
+            )?;
+            Box::new(liblzma::read::XzDecoder::new_stream(source, stream))
+        }
+    })
+}
+
+struct Chunks {
+    receiver: Receiver<io::Result<Vec<u8>>>,
+    current: Vec<u8>,
+    used: usize,
+}
+
+impl Read for Chunks {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let chunk = self.fill_buf()?;
+        let amount = chunk.len().min(buffer.len());
+        buffer[..amount].copy_from_slice(&chunk[..amount]);
+        self.consume(amount);
+        Ok(amount)
+    }
+}
+
+impl BufRead for Chunks {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        if self.used == self.current.len()
+            && let Ok(next) = self.receiver.recv()
+        {
+            self.current = next?;
+            self.used = 0;
+        }
+        Ok(&self.current[self.used..])
+    }
+
+    fn consume(&mut self, amount: usize) {
+        self.used = (self.used + amount).min(self.current.len());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write as _;
+
+    fn round(data: &[u8]) -> Vec<u8> {
+        decompressed(data, 200, |stream| {
+            let mut out = Vec::new();
+            stream.read_to_end(&mut out).map(|_| out)
+        })
+        .unwrap()
+        .unwrap()
+    }
+
+    #[test]
+    fn every_format_is_known_by_its_first_bytes() {
+        let text = b"some text to compress".repeat(1000);
+        let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        gzip.write_all(&text).unwrap();
+        let mut xz = liblzma::write::XzEncoder::new(Vec::new(), 1);
+        xz.write_all(&text).unwrap();
+        let zstd = zstd::encode_all(&text[..], 1).unwrap();
+        for data in [
+            text.clone(),
+            gzip.finish().unwrap(),
+            xz.finish().unwrap(),
+            zstd,
+        ] {
+            assert_eq!(round(&data), text);
+        }
+        assert_eq!(round(b"abc"), b"abc");
+    }
+
+    #[test]
+    fn a_cut_stream_is_an_error() {
+        let zstd = zstd::encode_all(&b"some text".repeat(1000)[..], 1).unwrap();
+        let outcome = decompressed(&zstd[..zstd.len() - 5], 200, |stream| {
+            stream.read_to_end(&mut Vec::new())
+        })
+        .unwrap();
+        assert!(outcome.is_err());
+    }
+}

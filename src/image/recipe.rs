@@ -1,0 +1,817 @@
+//! Owns `Recipe`: what an image file (`images/*.toml`) says, checked, and the digest of what decides its content.
+//!
+//! A recipe may come from someone else than the person who runs it, and both apt and pacman have options that
+//! run programs on the host. So every string that reaches a tool's command line or configuration is checked
+//! here against what the tool would do with it; options pass by an allow-list.
+
+use std::path::{Path, PathBuf};
+
+use jiff::civil::DateTime;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_spanned::Spanned;
+use sha2::{Digest as _, Sha256};
+
+use super::hex;
+use crate::error::{Error, Result};
+
+const PROVIDERS: [&str; 4] = ["mmdebstrap", "pacstrap", "tarball", "directory"];
+
+/// apt options a recipe may set. Left out on purpose: whatever runs a program (`DPkg::*`, `*::Pre-Invoke`,
+/// `Proxy-Auto-Detect`, `Apt::Key::gpgvcommand`), moves a directory (`Dir::*`) or weakens signatures.
+const APT_OPTIONS: [&str; 15] = [
+    "APT::Install-Recommends",
+    "APT::Install-Suggests",
+    "APT::Default-Release",
+    "APT::Immediate-Configure",
+    "APT::AutoRemove::RecommendsImportant",
+    "APT::AutoRemove::SuggestsImportant",
+    "APT::Get::Install-Recommends",
+    "APT::Get::Never-Include-Phased-Updates",
+    "Acquire::Retries",
+    "Acquire::Languages",
+    "Acquire::Check-Valid-Until",
+    "Acquire::PDiffs",
+    "Acquire::By-Hash",
+    "Acquire::http::Timeout",
+    "Acquire::https::Timeout",
+];
+
+/// pacman.conf keys a recipe may set, for the same reason: no `XferCommand`, `HookDir`, `Include`, `SigLevel`.
+const PACMAN_OPTIONS: [&str; 7] = [
+    "IgnorePkg",
+    "IgnoreGroup",
+    "NoUpgrade",
+    "NoExtract",
+    "ParallelDownloads",
+    "DisableDownloadTimeout",
+    "Architecture",
+];
+
+/// An image recipe as written in `images/<name>.toml`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(rename = "Image")]
+struct RawRecipe {
+    /// Format version; 1.
+    #[schemars(with = "u32", range(min = 1, max = 1))]
+    schema: Spanned<u32>,
+    /// One line for `rockenv image ls`.
+    #[serde(default)]
+    description: String,
+    /// What makes the root file system; the table of the same name configures it.
+    #[schemars(with = "Provider")]
+    provider: Spanned<String>,
+    #[schemars(with = "Option<Mmdebstrap>")]
+    mmdebstrap: Option<Spanned<Mmdebstrap>>,
+    #[schemars(with = "Option<Pacstrap>")]
+    pacstrap: Option<Spanned<Pacstrap>>,
+    #[schemars(with = "Option<Tarball>")]
+    tarball: Option<Spanned<Tarball>>,
+    #[schemars(with = "Option<Directory>")]
+    directory: Option<Spanned<Directory>>,
+}
+
+// Only for the schema: the parser reads a string, so that its error can suggest.
+#[derive(JsonSchema)]
+#[serde(rename_all = "lowercase")]
+#[expect(dead_code, reason = "its variants exist for the JSON schema")]
+enum Provider {
+    Mmdebstrap,
+    Pacstrap,
+    Tarball,
+    Directory,
+}
+
+/// A distribution that mmdebstrap builds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Distribution {
+    /// Debian.
+    Debian,
+    /// Ubuntu.
+    Ubuntu,
+}
+
+impl Distribution {
+    /// Returns the name as written in recipes and in the configuration's mirrors.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Debian => "debian",
+            Self::Ubuntu => "ubuntu",
+        }
+    }
+}
+
+/// A Debian or Ubuntu image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Mmdebstrap {
+    /// Which archive.
+    pub distribution: Distribution,
+    /// Release code name, such as `trixie` or `noble`.
+    pub suite: String,
+    /// Archive components.
+    #[serde(default = "main_component")]
+    pub components: Vec<String>,
+    /// mmdebstrap's package set.
+    #[serde(default = "minbase")]
+    pub variant: String,
+    /// Packages on top of the variant.
+    #[serde(default)]
+    pub packages: Vec<String>,
+    /// apt options such as `Acquire::Retries "5"`; they stay in the image.
+    #[serde(default)]
+    pub apt_options: Vec<String>,
+    /// Debian architecture; the host's when left out.
+    pub architecture: Option<String>,
+    /// Moment of the distribution's dated archive, `YYYYMMDDTHHMMSSZ`.
+    pub snapshot: Option<String>,
+}
+
+/// An Arch Linux image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Pacstrap {
+    /// Packages and groups to install.
+    #[serde(default = "base_package")]
+    pub packages: Vec<String>,
+    /// Repositories, in order.
+    #[serde(default = "arch_repositories")]
+    pub repositories: Vec<String>,
+    /// Moment of the configured `arch-snapshot` archive, `YYYYMMDDTHHMMSSZ`.
+    pub snapshot: Option<String>,
+    /// Further lines for the `[options]` section of pacman.conf.
+    #[serde(default)]
+    pub pacman_conf: Vec<String>,
+}
+
+/// An archive of a root file system.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Tarball {
+    /// File, relative to the recipe.
+    pub path: Option<PathBuf>,
+    /// https address.
+    pub url: Option<String>,
+    /// SHA-256 of the file, 64 hexadecimal digits.
+    pub sha256: String,
+    /// Leading path components to drop.
+    #[serde(default)]
+    pub strip_components: u32,
+}
+
+/// A directory to copy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Directory {
+    /// Directory, relative to the recipe.
+    pub path: PathBuf,
+}
+
+fn main_component() -> Vec<String> {
+    vec!["main".into()]
+}
+
+fn minbase() -> String {
+    "minbase".into()
+}
+
+fn base_package() -> Vec<String> {
+    vec!["base".into()]
+}
+
+fn arch_repositories() -> Vec<String> {
+    vec!["core".into(), "extra".into()]
+}
+
+/// What makes the root file system.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// mmdebstrap.
+    Mmdebstrap(Mmdebstrap),
+    /// pacstrap.
+    Pacstrap(Pacstrap),
+    /// An archive.
+    Tarball(Tarball),
+    /// A directory.
+    Directory(Directory),
+}
+
+/// A checked recipe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recipe {
+    /// One line for people.
+    pub description: String,
+    /// What makes the root file system; paths in it are absolute if the recipe came from a file.
+    pub source: Source,
+}
+
+impl Recipe {
+    /// Reads and checks the recipe in a file; relative paths in it are relative to that file.
+    pub fn load(path: &Path) -> Result<Self> {
+        let text = fs_err::read_to_string(path)?;
+        let base = path.parent().unwrap_or(Path::new("."));
+        Self::parse(&text, &path.display().to_string(), base)
+    }
+
+    /// Checks a recipe's text; `name` is what errors call it, `base` what relative paths are relative to.
+    pub fn parse(text: &str, name: &str, base: &Path) -> Result<Self> {
+        let raw: RawRecipe = toml::from_str(text).map_err(|error| {
+            Error::invalid(format!("{name} is not a valid image recipe"))
+                .source(error.to_string().trim_end().to_string())
+                .help("rockenv schema image")
+        })?;
+        let at = |span: std::ops::Range<usize>| {
+            let line = text
+                .get(..span.start)
+                .map_or(1, |before| 1 + before.matches('\n').count());
+            move |error: Error| locate(error, name, line)
+        };
+        let schema = *raw.schema.get_ref();
+        if schema != 1 {
+            return Err(at(raw.schema.span())(
+                Error::invalid(format!("schema {schema} is not known to this rockenv"))
+                    .help("write schema = 1"),
+            ));
+        }
+        let provider = raw.provider.get_ref().as_str();
+        if !PROVIDERS.contains(&provider) {
+            let help = match nearest(provider, &PROVIDERS) {
+                Some(near) => format!(
+                    "did you mean \"{near}\"? providers: {}",
+                    PROVIDERS.join(", ")
+                ),
+                None => format!("providers: {}", PROVIDERS.join(", ")),
+            };
+            return Err(at(raw.provider.span())(
+                Error::invalid(format!("no provider is called `{provider}`")).help(help),
+            ));
+        }
+        let tables = [
+            ("mmdebstrap", raw.mmdebstrap.as_ref().map(Spanned::span)),
+            ("pacstrap", raw.pacstrap.as_ref().map(Spanned::span)),
+            ("tarball", raw.tarball.as_ref().map(Spanned::span)),
+            ("directory", raw.directory.as_ref().map(Spanned::span)),
+        ];
+        for (table, span) in tables {
+            if let Some(span) = span
+                && table != provider
+            {
+                return Err(at(span)(
+                    Error::invalid(format!(
+                        "[{table}] does not belong to provider \"{provider}\""
+                    ))
+                    .help(format!("remove [{table}], or write provider = \"{table}\"")),
+                ));
+            }
+        }
+        let (source, span) = match (raw.mmdebstrap, raw.pacstrap, raw.tarball, raw.directory) {
+            (Some(table), ..) => {
+                let span = table.span();
+                (Source::Mmdebstrap(table.into_inner()), span)
+            }
+            (_, Some(table), ..) => {
+                let span = table.span();
+                (Source::Pacstrap(table.into_inner()), span)
+            }
+            (_, _, Some(table), _) => {
+                let span = table.span();
+                (Source::Tarball(table.into_inner()), span)
+            }
+            (_, _, _, Some(table)) => {
+                let span = table.span();
+                (Source::Directory(table.into_inner()), span)
+            }
+            (None, None, None, None) => {
+                return Err(at(raw.provider.span())(
+                    Error::invalid(format!(
+                        "provider \"{provider}\" needs a table [{provider}]"
+                    ))
+                    .help(format!("add [{provider}]")),
+                ));
+            }
+        };
+        let start = span.start;
+        let source = source.checked(base).map_err(|Bad { error, mentions }| {
+            // The value itself is a better place to point at than its table, when it can be found.
+            let inside = text.get(start..).and_then(|rest| rest.find(&mentions));
+            let offset = start + inside.filter(|_| !mentions.is_empty()).unwrap_or(0);
+            at(offset..offset)(error)
+        })?;
+        Ok(Self {
+            description: raw.description,
+            source,
+        })
+    }
+
+    /// Returns the SHA-256 over what decides the content, as canonical JSON: not the description, not the place an
+    /// archive comes from (its own digest says more). What a `directory` holds is only known when it is built.
+    pub fn digest(&self) -> String {
+        let value = match &self.source {
+            Source::Mmdebstrap(table) => {
+                serde_json::json!(["rockenv-image-1", "mmdebstrap", table])
+            }
+            Source::Pacstrap(table) => serde_json::json!(["rockenv-image-1", "pacstrap", table]),
+            Source::Tarball(table) => {
+                serde_json::json!([
+                    "rockenv-image-1",
+                    "tarball",
+                    table.sha256,
+                    table.strip_components
+                ])
+            }
+            Source::Directory(table) => serde_json::json!([
+                "rockenv-image-1",
+                "directory",
+                hex(std::os::unix::ffi::OsStrExt::as_bytes(
+                    table.path.as_os_str()
+                ))
+            ]),
+        };
+        // serde_json's maps are sorted by key, and its compact form has one spelling: that is the canonical JSON.
+        hex(Sha256::digest(value.to_string().as_bytes()).as_slice())
+    }
+
+    /// Returns the provider's name.
+    pub fn provider(&self) -> &'static str {
+        match self.source {
+            Source::Mmdebstrap(_) => "mmdebstrap",
+            Source::Pacstrap(_) => "pacstrap",
+            Source::Tarball(_) => "tarball",
+            Source::Directory(_) => "directory",
+        }
+    }
+
+    /// Returns the archive moment the recipe asks for, if it does.
+    pub fn snapshot(&self) -> Option<&str> {
+        match &self.source {
+            Source::Mmdebstrap(table) => table.snapshot.as_deref(),
+            Source::Pacstrap(table) => table.snapshot.as_deref(),
+            Source::Tarball(_) | Source::Directory(_) => None,
+        }
+    }
+}
+
+/// Returns the JSON schema of image recipes.
+pub fn schema() -> schemars::Schema {
+    schemars::schema_for!(RawRecipe)
+}
+
+/// Returns the seconds since 1970 of a snapshot id `YYYYMMDDTHHMMSSZ`.
+pub fn snapshot_time(id: &str) -> Option<i64> {
+    let digits = |range: std::ops::Range<usize>| -> Option<i16> {
+        let part = id.get(range)?;
+        part.bytes()
+            .all(|byte| byte.is_ascii_digit())
+            .then(|| part.parse().ok())?
+    };
+    if id.len() != 16 || id.get(8..9) != Some("T") || id.get(15..) != Some("Z") {
+        return None;
+    }
+    let small = |range| digits(range).and_then(|number| i8::try_from(number).ok());
+    let moment = DateTime::new(
+        digits(0..4)?,
+        small(4..6)?,
+        small(6..8)?,
+        small(9..11)?,
+        small(11..13)?,
+        small(13..15)?,
+        0,
+    );
+    let zoned = moment.ok()?.to_zoned(jiff::tz::TimeZone::UTC).ok()?;
+    Some(zoned.timestamp().as_second())
+}
+
+fn locate(error: Error, name: &str, line: usize) -> Error {
+    let help = error.help_text().map(ToString::to_string);
+    let error = Error::invalid(format!("{name}:{line}: {}", error.message()));
+    match help {
+        Some(help) => error.help(help),
+        None => error,
+    }
+}
+
+/// What is wrong with a table, and the text in it to point at.
+struct Bad {
+    error: Error,
+    mentions: String,
+}
+
+fn bad(mentions: &str, message: String, help: impl Into<String>) -> Bad {
+    Bad {
+        error: Error::invalid(message).help(help),
+        mentions: mentions.into(),
+    }
+}
+
+impl Source {
+    fn checked(mut self, base: &Path) -> std::result::Result<Self, Bad> {
+        match &mut self {
+            Self::Mmdebstrap(table) => table.check()?,
+            Self::Pacstrap(table) => table.check()?,
+            Self::Tarball(table) => {
+                table.check()?;
+                table.path = table.path.take().map(|path| base.join(path));
+            }
+            Self::Directory(table) => {
+                if table.path.as_os_str().is_empty() {
+                    return Err(bad("path", "`path` is empty".into(), "path = \"rootfs\""));
+                }
+                table.path = base.join(&table.path);
+            }
+        }
+        Ok(self)
+    }
+}
+
+impl Mmdebstrap {
+    fn check(&self) -> std::result::Result<(), Bad> {
+        word("suite", &self.suite, ".-")?;
+        for component in &self.components {
+            word("component", component, ".-/")?;
+        }
+        if self.components.is_empty() {
+            return Err(bad(
+                "components",
+                "`components` is empty".into(),
+                "components = [\"main\"]",
+            ));
+        }
+        const VARIANTS: [&str; 9] = [
+            "minbase",
+            "essential",
+            "apt",
+            "required",
+            "buildd",
+            "important",
+            "debootstrap",
+            "standard",
+            "-",
+        ];
+        if !VARIANTS[..8].contains(&self.variant.as_str()) {
+            let near = nearest(&self.variant, &VARIANTS[..8]).unwrap_or("minbase");
+            return Err(bad(
+                &self.variant,
+                format!("no variant is called `{}`", self.variant),
+                format!(
+                    "did you mean \"{near}\"? variants: {}",
+                    VARIANTS[..8].join(", ")
+                ),
+            ));
+        }
+        for package in &self.packages {
+            word("package", package, "+.:=~/-_")?;
+        }
+        if let Some(architecture) = &self.architecture {
+            word("architecture", architecture, "-")?;
+        }
+        check_snapshot(self.snapshot.as_deref())?;
+        self.apt_options
+            .iter()
+            .try_for_each(|option| check_apt_option(option))
+    }
+}
+
+impl Pacstrap {
+    fn check(&self) -> std::result::Result<(), Bad> {
+        if self.packages.is_empty() {
+            return Err(bad(
+                "packages",
+                "`packages` is empty".into(),
+                "packages = [\"base\"]",
+            ));
+        }
+        for package in &self.packages {
+            word("package", package, "+._-@/")?;
+        }
+        for repository in &self.repositories {
+            word("repository", repository, "._-")?;
+            if repository == "options" {
+                return Err(bad(
+                    repository,
+                    "no repository can be called `options`".into(),
+                    "core, extra, multilib",
+                ));
+            }
+        }
+        check_snapshot(self.snapshot.as_deref())?;
+        for line in &self.pacman_conf {
+            let key = line.split('=').next().unwrap_or_default().trim();
+            if line.contains(['\n', '\r', '[', ']']) || !PACMAN_OPTIONS.contains(&key) {
+                return Err(bad(
+                    line,
+                    format!("pacman option `{line}` is not one that a recipe may set"),
+                    format!("allowed: {}", PACMAN_OPTIONS.join(", ")),
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Tarball {
+    fn check(&mut self) -> std::result::Result<(), Bad> {
+        match (&self.path, &self.url) {
+            (Some(_), None) => {}
+            (None, Some(url))
+                if url.starts_with("https://") && !url.contains(char::is_whitespace) => {}
+            (None, Some(url)) => {
+                return Err(bad(
+                    url,
+                    format!("`{url}` is not an https address"),
+                    "only https:// is fetched",
+                ));
+            }
+            (Some(_), Some(_)) => {
+                return Err(bad(
+                    "url",
+                    "`path` and `url` are both given".into(),
+                    "keep one of them",
+                ));
+            }
+            (None, None) => {
+                return Err(bad(
+                    "",
+                    "neither `path` nor `url` is given".into(),
+                    "path = \"rootfs.tar.zst\"",
+                ));
+            }
+        }
+        let digest = self
+            .sha256
+            .trim_start_matches("sha256:")
+            .to_ascii_lowercase();
+        if digest.len() != 64 || !digest.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return Err(bad(
+                "sha256",
+                format!("`{}` is not a SHA-256 (64 hexadecimal digits)", self.sha256),
+                "sha256sum FILE prints it",
+            ));
+        }
+        self.sha256 = digest;
+        Ok(())
+    }
+}
+
+/// Checks a name that becomes a command-line argument: no leading dash, no separator of the tool's lists.
+fn word(what: &str, value: &str, extra: &str) -> std::result::Result<(), Bad> {
+    let allowed = |character: char| character.is_ascii_alphanumeric() || extra.contains(character);
+    let starts = value.starts_with(|character: char| character.is_ascii_alphanumeric());
+    if starts && value.chars().all(allowed) {
+        return Ok(());
+    }
+    Err(bad(
+        value,
+        format!("`{value}` is not a {what} name"),
+        "letters, digits and the distribution's punctuation; no blanks, no leading dash",
+    ))
+}
+
+fn check_snapshot(id: Option<&str>) -> std::result::Result<(), Bad> {
+    match id {
+        Some(id) if snapshot_time(id).is_none() => Err(bad(
+            id,
+            format!("`{id}` is not a snapshot id"),
+            "snapshot = \"20260101T000000Z\" (UTC)",
+        )),
+        _ => Ok(()),
+    }
+}
+
+fn check_apt_option(option: &str) -> std::result::Result<(), Bad> {
+    let (name, value) = option
+        .split_once(char::is_whitespace)
+        .unwrap_or((option, ""));
+    let value = value.trim().trim_end_matches(';').trim_end();
+    let inner = value
+        .strip_prefix('"')
+        .and_then(|rest| rest.strip_suffix('"'))
+        .unwrap_or(value);
+    let plain =
+        |character: char| character.is_ascii_alphanumeric() || ".,:_-/ ".contains(character);
+    if inner.is_empty() || !inner.chars().all(plain) || inner.contains("//") {
+        return Err(bad(
+            option,
+            format!("apt option `{option}` is not `Name \"value\"` with a plain value"),
+            "apt-options = ['Acquire::Retries \"5\"']",
+        ));
+    }
+    if APT_OPTIONS
+        .iter()
+        .any(|known| known.eq_ignore_ascii_case(name))
+    {
+        return Ok(());
+    }
+    let help = match nearest(name, &APT_OPTIONS) {
+        Some(near) => format!("did you mean `{near}`? allowed: {}", APT_OPTIONS.join(", ")),
+        None => format!("allowed: {}", APT_OPTIONS.join(", ")),
+    };
+    Err(bad(
+        name,
+        format!("apt option `{name}` is not one that a recipe may set"),
+        help,
+    ))
+}
+
+/// Returns the candidate closest to `word`, if it is close enough to be a typing error.
+fn nearest<'a>(word: &str, candidates: &[&'a str]) -> Option<&'a str> {
+    let distance = |other: &str| {
+        let (a, b): (Vec<char>, Vec<char>) = (
+            word.to_lowercase().chars().collect(),
+            other.to_lowercase().chars().collect(),
+        );
+        let mut row: Vec<usize> = (0..=b.len()).collect();
+        for (i, x) in a.iter().enumerate() {
+            let mut diagonal = row[0];
+            row[0] = i + 1;
+            for (j, y) in b.iter().enumerate() {
+                let next = (diagonal + usize::from(x != y))
+                    .min(row[j] + 1)
+                    .min(row[j + 1] + 1);
+                diagonal = std::mem::replace(&mut row[j + 1], next);
+            }
+        }
+        row[b.len()]
+    };
+    let best = candidates
+        .iter()
+        .map(|candidate| (distance(candidate), *candidate))
+        .min()?;
+    (best.0 <= 1 + word.len() / 3).then_some(best.1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEBIAN: &str = "schema = 1\nprovider = \"mmdebstrap\"\n[mmdebstrap]\ndistribution = \"debian\"\nsuite = \"trixie\"\n";
+
+    fn parse(text: &str) -> Result<Recipe> {
+        Recipe::parse(text, "images/x.toml", Path::new("/recipes"))
+    }
+
+    fn refuses(text: &str, message: &str, help: &str) {
+        let error = parse(text).unwrap_err();
+        assert_eq!(error.message(), message);
+        assert!(
+            error.help_text().unwrap_or_default().contains(help),
+            "{:?}",
+            error.help_text()
+        );
+    }
+
+    #[test]
+    fn defaults() {
+        let recipe = parse(DEBIAN).unwrap();
+        let Source::Mmdebstrap(table) = recipe.source else {
+            panic!()
+        };
+        assert_eq!(
+            (table.variant.as_str(), table.components),
+            ("minbase", vec!["main".to_string()])
+        );
+        let arch = parse("schema = 1\nprovider = \"pacstrap\"\n[pacstrap]\n").unwrap();
+        let Source::Pacstrap(table) = arch.source else {
+            panic!()
+        };
+        assert_eq!(table.packages, ["base"]);
+    }
+
+    #[test]
+    fn digest_covers_content_and_nothing_else() {
+        let plain = parse(DEBIAN).unwrap();
+        let described = parse(&format!("description = \"hello\"\n{DEBIAN}")).unwrap();
+        assert_eq!(plain.digest(), described.digest());
+        let more = parse(&format!("{DEBIAN}packages = [\"gcc\"]\n")).unwrap();
+        assert_ne!(plain.digest(), more.digest());
+        let tar = |place: &str| {
+            let text = format!(
+                "schema=1\nprovider=\"tarball\"\n[tarball]\n{place}\nsha256=\"{}\"",
+                "ab".repeat(32)
+            );
+            parse(&text).unwrap().digest()
+        };
+        assert_eq!(
+            tar("path = \"a.tar\""),
+            tar("url = \"https://host.invalid/a.tar\"")
+        );
+    }
+
+    #[test]
+    fn unknown_keys_show_line_and_caret() {
+        let error = parse(&format!("{DEBIAN}pakages = []\n")).unwrap_err();
+        let chain = error.chain().join("\n");
+        assert!(
+            chain.contains("6 | pakages") && chain.contains("^^^") && chain.contains("`packages`"),
+            "{chain}"
+        );
+    }
+
+    #[test]
+    fn semantic_errors_name_the_line_and_suggest() {
+        refuses(
+            "schema = 1\nprovider = \"mmdebstap\"\n",
+            "images/x.toml:2: no provider is called `mmdebstap`",
+            "did you mean \"mmdebstrap\"",
+        );
+        refuses(
+            &format!("{DEBIAN}[tarball]\npath=\"x\"\nsha256=\"\""),
+            "images/x.toml:6: [tarball] does not belong to provider \"mmdebstrap\"",
+            "remove [tarball]",
+        );
+        refuses(
+            "schema = 1\nprovider = \"pacstrap\"\n",
+            "images/x.toml:2: provider \"pacstrap\" needs a table [pacstrap]",
+            "add [pacstrap]",
+        );
+        refuses(
+            &format!("{DEBIAN}snapshot = \"2026-01-01\"\n"),
+            "images/x.toml:6: `2026-01-01` is not a snapshot id",
+            "20260101T000000Z",
+        );
+        refuses(
+            "schema=1\nprovider=\"tarball\"\n[tarball]\nurl = \"http://x.invalid/a\"\nsha256=\"\"",
+            "images/x.toml:4: `http://x.invalid/a` is not an https address",
+            "https",
+        );
+        refuses(
+            &format!("{DEBIAN}packages = [\"--setup-hook=sh\"]"),
+            "images/x.toml:6: `--setup-hook=sh` is not a package name",
+            "dash",
+        );
+    }
+
+    #[test]
+    fn options_that_run_programs_on_the_host_are_refused() {
+        for option in [
+            "APT::Update::Pre-Invoke:: \"touch /tmp/owned\"",
+            "DPkg::Pre-Install-Pkgs \"/bin/sh\"",
+            "Dir::Bin::gpg \"/bin/true\"",
+            "Apt::Key::gpgvcommand \"/bin/true\"",
+            "Acquire::http::Proxy-Auto-Detect \"/bin/sh\"",
+            "Acquire::Retries \"1\"; DPkg::Options \"x\"",
+            "Acquire::Retries \"1\"\nDPkg::Options \"x\"",
+            "#include \"/etc/shadow\"",
+            "/etc/shadow",
+        ] {
+            let text = format!(
+                "{DEBIAN}apt-options = [{}]\n",
+                toml::Value::String(option.into())
+            );
+            assert!(parse(&text).is_err(), "{option}");
+        }
+        assert!(
+            parse(&format!(
+                "{DEBIAN}apt-options = ['Acquire::Retries \"5\"', 'APT::Install-Recommends true;']"
+            ))
+            .is_ok()
+        );
+        for line in [
+            "XferCommand = /bin/sh",
+            "Include = /etc/passwd",
+            "[core]",
+            "SigLevel = Never",
+            "HookDir = /tmp",
+        ] {
+            let text =
+                format!("schema=1\nprovider=\"pacstrap\"\n[pacstrap]\npacman-conf = [\"{line}\"]");
+            assert!(parse(&text).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn relative_paths_are_relative_to_the_recipe() {
+        let recipe =
+            parse("schema=1\nprovider=\"directory\"\n[directory]\npath=\"rootfs\"").unwrap();
+        assert_eq!(
+            recipe.source,
+            Source::Directory(Directory {
+                path: "/recipes/rootfs".into()
+            })
+        );
+    }
+
+    #[test]
+    fn snapshot_ids() {
+        assert_eq!(snapshot_time("20260101T000000Z"), Some(1_767_225_600));
+        for id in [
+            "20260101",
+            "20261301T000000Z",
+            "20260101T000000",
+            "2026+101T000000Z",
+        ] {
+            assert_eq!(snapshot_time(id), None, "{id}");
+        }
+    }
+
+    #[test]
+    fn the_schema_is_closed() {
+        let schema = serde_json::to_value(schema()).unwrap();
+        assert_eq!(schema["additionalProperties"], false);
+        assert!(
+            schema["$defs"]["Mmdebstrap"]["properties"]["apt-options"].is_object(),
+            "{schema}"
+        );
+    }
+}
