@@ -2,4 +2,7 @@
 //!
 //! `rockenv up` goes: parse profile, probe host, resolve spec, lock env, observe, plan, execute, record.
 
+pub mod builtin;
 pub mod error;
+mod suggest;
+pub mod target;
