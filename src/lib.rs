@@ -2,8 +2,12 @@
 //!
 //! `rockenv up` goes: parse profile, probe host, resolve spec, lock env, observe, plan, execute, record.
 
+pub mod builtin;
 pub mod error;
 pub mod rootfs;
 pub mod ui;
 pub mod usage;
 pub mod image;
+pub mod profile;
+mod suggest;
+pub mod target;
