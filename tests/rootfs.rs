@@ -7,7 +7,13 @@
 
 mod support;
 
+#[path = "rootfs/fidelity.rs"]
+mod fidelity;
+#[path = "rootfs/flatten.rs"]
+mod flatten;
 #[path = "rootfs/methods.rs"]
 mod methods;
 #[path = "rootfs/remove.rs"]
 mod remove;
+#[path = "rootfs/walk.rs"]
+mod walk;

@@ -1,7 +1,7 @@
 //! Owns the one way this module enters a directory below another: a single name, never over a mount
 //! point, never through a link.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
@@ -40,6 +40,31 @@ pub(super) fn open_dir(parent: impl AsFd, name: &CStr) -> nix::Result<OwnedFd> {
     open(parent, name, OFlag::O_RDONLY | OFlag::O_DIRECTORY)
 }
 
+/// Longest path given to one system call; the kernel's limit is 4096.
+const PATH_STEP: usize = 4000;
+
+/// Opens the directory at the relative path `below`, however long, with the rules of [`open`] for each part.
+pub(super) fn open_below(root: impl AsFd, below: &Path) -> nix::Result<OwnedFd> {
+    let mut at = open_dir(root, c".")?;
+    let mut step = PathBuf::new();
+    let enter = |at: OwnedFd, step: &Path| {
+        let step = CString::new(step.as_os_str().as_bytes()).map_err(|_| Errno::EINVAL)?;
+        open_dir(at, &step)
+    };
+    for part in below {
+        if step.as_os_str().len() + part.len() > PATH_STEP {
+            at = enter(at, &step)?;
+            step.clear();
+        }
+        step.push(part);
+    }
+    if step.as_os_str().is_empty() {
+        Ok(at)
+    } else {
+        enter(at, &step)
+    }
+}
+
 /// Reads the metadata of an entry, never of what a link points to.
 pub(super) fn stat(parent: impl AsFd, name: &CStr) -> nix::Result<FileStat> {
     fstatat(parent, name, AtFlags::AT_SYMLINK_NOFOLLOW)
@@ -67,7 +92,7 @@ pub(super) fn open_path(path: &Path) -> Result<OwnedFd> {
 
 /// Splits `path` into the open directory that holds it and its last name, so that what follows is
 /// decided on a file descriptor.
-pub(super) fn split(path: &Path) -> Result<(OwnedFd, std::ffi::CString)> {
+pub(super) fn split(path: &Path) -> Result<(OwnedFd, CString)> {
     let name = path
         .file_name()
         .ok_or_else(|| Error::unexpected(format!("`{}` has no name of its own", path.display())))?;
@@ -75,7 +100,7 @@ pub(super) fn split(path: &Path) -> Result<(OwnedFd, std::ffi::CString)> {
         Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
         _ => PathBuf::from("."),
     };
-    let name = std::ffi::CString::new(name.as_bytes())
+    let name = CString::new(name.as_bytes())
         .map_err(|_| Error::unexpected(format!("`{}` contains a NUL", path.display())))?;
     Ok((open_path(&parent)?, name))
 }

@@ -3,12 +3,17 @@
 
 mod beneath;
 pub mod btrfs;
-mod ficlone;
+mod content;
+mod flatten;
 mod inode_flags;
+mod metadata;
 mod mounts;
 pub mod overlay;
 mod probe;
+mod reflink;
 mod remove;
+mod work;
+mod xattr;
 
 use std::fmt;
 use std::path::Path;
@@ -16,7 +21,9 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+pub use flatten::{Flattened, flatten};
 pub use probe::{Probe, probe};
+pub use reflink::{Cloned, copy_tree};
 pub use remove::{Removed, remove_tree};
 
 use crate::error::{Error, Result};
@@ -71,7 +78,22 @@ pub fn create_tree(method: Method, path: &Path) -> Result<()> {
     }
 }
 
-/// Threads for work on trees: more than a few wait for the same journal.
-fn threads() -> usize {
-    std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 8))
+/// Makes `to`, which must not exist, a writable clone of the tree `from`, and says how.
+///
+/// On btrfs one snapshot, whatever the size: it is on disk when this returns, and does not include subvolumes
+/// nested in `from`, which are empty directories in it. Where `from` is a plain directory, and with the other
+/// methods, a copy with shared extents, or with copied ones where the file system has none.
+pub fn clone_tree(method: Method, from: &Path, to: &Path) -> Result<Cloned> {
+    if method != Method::Btrfs {
+        return copy_tree(from, to);
+    }
+    if btrfs::is_subvolume(from)? {
+        btrfs::snapshot(from, to, false)?;
+        return Ok(Cloned {
+            snapshot: true,
+            ..Cloned::default()
+        });
+    }
+    btrfs::create(to)?;
+    reflink::copy_into(from, to)
 }

@@ -6,15 +6,18 @@
 //! Inode numbers and link counts inside may change when an upper is frozen; modification times do not.
 
 use std::fmt::Write as _;
-use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::mount::{MsFlags, mount as sys_mount};
 use nix::sched::{CloneFlags, unshare};
-use nix::sys::stat::Mode;
+use nix::sys::stat::{Mode, fstat};
 
+use super::flatten::is_content;
+use super::xattr::Attributes;
+use super::{beneath, metadata};
 use crate::error::{Error, Result, ResultExt as _};
 
 /// The most layers to stack, the image included; longer chains are to be flattened.
@@ -135,6 +138,28 @@ fn bind_read_only(from: &Path, at: &Path) -> Result<()> {
     bind(MsFlags::empty())
         .and_then(|()| bind(MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY))
         .context(|| format!("cannot mount `{}` at `{}`", from.display(), at.display()))
+}
+
+/// Makes the two directories of an upper, which must not exist. The root of an overlay is that of its upper: so the
+/// new one gets owner, mode, attributes and times of `below`, the layer it will lie on.
+pub fn create_upper(upper: Upper<'_>, below: &Path) -> Result<()> {
+    let source = beneath::open_path(below)?;
+    for path in [upper.diff, upper.work] {
+        fs_err::create_dir(path)?;
+    }
+    let target = beneath::open_path(upper.diff)?;
+    let copy = || {
+        let stat = fstat(&source)?;
+        let (from, to) = (source.as_fd(), target.as_fd());
+        metadata::clear_inherited(to)?;
+        metadata::copy_open(from, &stat, to, &mut Attributes::default(), is_content)
+    };
+    copy().context(|| {
+        format!(
+            "cannot prepare the overlay layer `{}`",
+            upper.diff.display()
+        )
+    })
 }
 
 /// Says whether the upper directory has nothing in it, so that freezing it would record no change.

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use nix::sys::statfs::{OVERLAYFS_SUPER_MAGIC, fstatfs};
 
-use super::{Method, beneath, btrfs, mounts, overlay, remove_tree};
+use super::{Method, beneath, btrfs, content, mounts, overlay, remove_tree};
 use crate::error::{Error, Result};
 
 /// What a file system can do for a store.
@@ -89,7 +89,7 @@ fn try_reflink(place: &Path) -> Result<()> {
     fs_err::write(&from, vec![1; 128 * 1024])?;
     let source = fs_err::File::open(&from)?;
     let target = fs_err::File::create(&to)?;
-    super::ficlone::clone_file(source.as_fd(), target.as_fd()).map_err(|error| {
+    content::share(source.as_fd(), target.as_fd()).map_err(|error| {
         Error::unavailable("files cannot share extents (FICLONE)")
             .source(std::io::Error::from(error))
     })

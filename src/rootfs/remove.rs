@@ -5,13 +5,12 @@
 //! meanwhile cannot lead the deletion out of the tree. A directory holds its descriptor until its
 //! children are gone; where that would go too deep, the subtree is moved up to the top of the tree first.
 
-use std::collections::VecDeque;
 use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use nix::dir::{Dir, Type};
 use nix::errno::Errno;
@@ -19,7 +18,8 @@ use nix::fcntl::{OFlag, RenameFlags, renameat2};
 use nix::sys::stat::{FileStat, SFlag, fstat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
-use super::{beneath, btrfs, inode_flags, mounts, threads};
+use super::work::Queue;
+use super::{beneath, btrfs, inode_flags, mounts};
 use crate::error::{Error, Result, ResultExt as _};
 
 /// How deep descriptors are held. Times the threads this stays below the usual limit of 1024 descriptors.
@@ -76,8 +76,7 @@ pub fn remove_tree(path: &Path) -> Result<Removed> {
     let removal = Removal {
         path,
         on_btrfs,
-        queue: Mutex::default(),
-        wake: Condvar::new(),
+        queue: Queue::new(),
         hoisted: AtomicUsize::new(0),
     };
     if beneath::kind(&stat) != SFlag::S_IFDIR {
@@ -85,23 +84,13 @@ pub fn remove_tree(path: &Path) -> Result<Removed> {
         removal.unlink(&holder, &name, &stat, &mut removed, &mut Vec::new());
         return removal.finish(removed);
     }
-    removal.lock().tasks.push_back(Task {
+    removal.queue.push([Task {
         parent: holder,
         name,
-    });
-    let total = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads())
-            .map(|_| scope.spawn(|| removal.work()))
-            .collect();
-        let mut total = Removed::default();
-        for worker in workers {
-            match worker.join() {
-                Ok(removed) => total += removed,
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
-        }
-        total
-    });
+    }]);
+    let total = removal
+        .queue
+        .run(|task: Task, removed| removal.enter(&task, removed));
     removal.finish(total)
 }
 
@@ -148,66 +137,24 @@ struct Task {
     name: CString,
 }
 
-#[derive(Default)]
-struct Queue {
-    /// Taken from the back, so that few directories are open; moved-up subtrees wait at the front.
-    tasks: VecDeque<Task>,
-    active: usize,
-    stop: bool,
-    error: Option<Error>,
-    failures: usize,
-}
-
 struct Removal<'a> {
     path: &'a Path,
     on_btrfs: bool,
-    queue: Mutex<Queue>,
-    wake: Condvar,
+    queue: Queue<Task>,
     hoisted: AtomicUsize,
 }
 
 impl Removal<'_> {
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn finish(self, removed: Removed) -> Result<Removed> {
-        let queue = self
-            .queue
-            .into_inner()
-            .unwrap_or_else(PoisonError::into_inner);
-        match (queue.error, queue.failures) {
-            (None, _) => Ok(removed),
-            (Some(error), 0 | 1) => Err(error),
-            (Some(error), more) => Err(error).context(|| {
+        match self.queue.into_failure() {
+            None => Ok(removed),
+            Some((error, 1)) => Err(error),
+            Some((error, more)) => Err(error).context(|| {
                 format!(
                     "cannot delete `{}` ({more} entries remain, the first with this error)",
                     self.path.display()
                 )
             }),
-        }
-    }
-
-    fn work(&self) -> Removed {
-        let mut removed = Removed::default();
-        let mut queue = self.lock();
-        loop {
-            if queue.stop || (queue.tasks.is_empty() && queue.active == 0) {
-                self.wake.notify_all();
-                return removed;
-            }
-            let Some(task) = queue.tasks.pop_back() else {
-                queue = self
-                    .wake
-                    .wait(queue)
-                    .unwrap_or_else(PoisonError::into_inner);
-                continue;
-            };
-            queue.active += 1;
-            drop(queue);
-            self.enter(&task, &mut removed);
-            queue = self.lock();
-            queue.active -= 1;
         }
     }
 
@@ -269,16 +216,10 @@ impl Removal<'_> {
         directory
             .pending
             .fetch_add(children.len(), Ordering::AcqRel);
-        let many = children.len() > 1;
-        self.lock()
-            .tasks
-            .extend(children.into_iter().map(|name| Task {
-                parent: Arc::clone(directory),
-                name,
-            }));
-        if many {
-            self.wake.notify_all();
-        }
+        self.queue.push(children.into_iter().map(|name| Task {
+            parent: Arc::clone(directory),
+            name,
+        }));
     }
 
     fn scan_entries(
@@ -347,7 +288,7 @@ impl Removal<'_> {
             match remove_empty(&directory, &parent) {
                 Ok(()) => removed.entries += 1,
                 Err(Errno::ENOENT) => {}
-                Err(Errno::ENOTEMPTY) if self.has_failed() => {}
+                Err(Errno::ENOTEMPTY) if self.queue.has_failed() => {}
                 Err(Errno::ENOTEMPTY)
                     if directory.rescans.fetch_add(1, Ordering::Relaxed) < MAX_RESCANS =>
                 {
@@ -379,11 +320,10 @@ impl Removal<'_> {
             match renameat2(&parent.fd, name, &top.fd, new.as_c_str(), flags) {
                 Ok(()) => {
                     top.pending.fetch_add(1, Ordering::AcqRel);
-                    self.lock().tasks.push_front(Task {
+                    self.queue.push_last(Task {
                         parent: Arc::clone(top),
                         name: new,
                     });
-                    self.wake.notify_one();
                     return true;
                 }
                 Err(Errno::EEXIST) => {}
@@ -391,11 +331,6 @@ impl Removal<'_> {
                 Err(_) => return false,
             }
         }
-    }
-
-    fn has_failed(&self) -> bool {
-        let queue = self.lock();
-        queue.stop || queue.error.is_some()
     }
 
     fn fail(&self, directory: &Directory, name: &CStr, error: Errno) {
@@ -420,15 +355,11 @@ impl Removal<'_> {
                 }
             }
         };
-        let mut queue = self.lock();
-        queue.failures += 1;
         if is_mount {
             // Somebody uses this tree: it should not lose anything more.
-            queue.stop = true;
-            queue.error = Some(error);
-            self.wake.notify_all();
-        } else if queue.error.is_none() {
-            queue.error = Some(error);
+            self.queue.abort(error);
+        } else {
+            self.queue.fail(error);
         }
     }
 

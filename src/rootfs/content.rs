@@ -1,0 +1,150 @@
+//! Owns the ways in which a file gets another's content: shared extents if possible, else a copy with its holes.
+
+#![expect(
+    unsafe_code,
+    reason = "FICLONE is an ioctl, and copy_file_range is not in the parts of nix that are built"
+)]
+
+use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use nix::errno::Errno;
+use nix::libc::off_t;
+use nix::sys::uio::{pread, pwrite};
+use nix::unistd::{Whence, ftruncate, lseek};
+
+mod ioctl {
+    nix::ioctl_write_int!(ficlone, 0x94, 9);
+}
+
+/// Makes `to` share all of `from`'s extents, holes included; the previous content is replaced.
+pub(super) fn share(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> nix::Result<()> {
+    let from = nix::libc::c_ulong::try_from(from.as_raw_fd()).map_err(|_| Errno::EBADF)?;
+    // SAFETY: both descriptors are open for the length of the call, and the kernel accesses no memory of ours.
+    unsafe { ioctl::ficlone(to.as_raw_fd(), from) }.map(drop)
+}
+
+/// How one file's content was transferred.
+pub(super) enum Transfer {
+    Shared,
+    /// With the number of bytes of data, holes not counted.
+    Copied(u64),
+}
+
+/// Transfers content between one pair of file systems, remembering what they cannot do.
+#[derive(Default)]
+pub(super) struct Transport {
+    cannot_share: AtomicBool,
+}
+
+impl Transport {
+    /// Gives the empty file `to` the `size` bytes of `from`.
+    pub(super) fn transfer(
+        &self,
+        from: BorrowedFd<'_>,
+        to: BorrowedFd<'_>,
+        size: off_t,
+    ) -> nix::Result<Transfer> {
+        if !self.cannot_share.load(Ordering::Relaxed) {
+            match share(from, to) {
+                Ok(()) => return Ok(Transfer::Shared),
+                Err(Errno::EOPNOTSUPP | Errno::EXDEV | Errno::ENOTTY | Errno::ENOSYS) => {
+                    self.cannot_share.store(true, Ordering::Relaxed);
+                }
+                // This file only: it is not copied on write, or a swap file.
+                Err(Errno::EINVAL | Errno::ETXTBSY) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        copy(from, to, size).map(Transfer::Copied)
+    }
+}
+
+/// Copies the data between the holes; returns how much it was.
+fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>, size: off_t) -> nix::Result<u64> {
+    ftruncate(to, size)?;
+    let mut copied = 0;
+    let mut at = 0;
+    while at < size {
+        let (start, end) = match lseek(from, at, Whence::SeekData) {
+            Ok(start) => (start, lseek(from, start, Whence::SeekHole)?.min(size)),
+            Err(Errno::ENXIO) => break,
+            // A file system that does not know its holes.
+            Err(Errno::EINVAL | Errno::EOPNOTSUPP) => (at, size),
+            Err(error) => return Err(error),
+        };
+        if end <= start {
+            break;
+        }
+        copied += copy_range(from, to, start, end)?;
+        at = end;
+    }
+    Ok(copied)
+}
+
+fn copy_range(
+    from: BorrowedFd<'_>,
+    to: BorrowedFd<'_>,
+    start: off_t,
+    end: off_t,
+) -> nix::Result<u64> {
+    let mut at = start;
+    while at < end {
+        let length = usize::try_from(end - at).map_err(|_| Errno::EFBIG)?;
+        let (mut read, mut written) = (at, at);
+        // SAFETY: both descriptors are open and both positions valid for the length of the call.
+        let result = unsafe {
+            nix::libc::copy_file_range(
+                from.as_raw_fd(),
+                &raw mut read,
+                to.as_raw_fd(),
+                &raw mut written,
+                length,
+                0,
+            )
+        };
+        match Errno::result(result) {
+            // The file has become shorter.
+            Ok(0) => break,
+            Ok(_) => at = read,
+            Err(Errno::EINTR) => {}
+            Err(Errno::EXDEV | Errno::ENOSYS | Errno::EINVAL | Errno::EOPNOTSUPP) => {
+                at = copy_by_hand(from, to, at, end)?;
+                break;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok((at - start).unsigned_abs())
+}
+
+/// Between file systems that do not talk to each other; returns where it came to.
+fn copy_by_hand(
+    from: BorrowedFd<'_>,
+    to: BorrowedFd<'_>,
+    start: off_t,
+    end: off_t,
+) -> nix::Result<off_t> {
+    let mut buffer = vec![0; 256 * 1024];
+    let mut at = start;
+    while at < end {
+        let wanted = usize::try_from(end - at).map_or(buffer.len(), |left| left.min(buffer.len()));
+        let read = match pread(from, &mut buffer[..wanted], at) {
+            Ok(0) => break,
+            Err(Errno::EINTR) => continue,
+            other => other?,
+        };
+        let mut rest = &buffer[..read];
+        while !rest.is_empty() {
+            match pwrite(to, rest, at) {
+                Ok(written) => {
+                    rest = &rest[written..];
+                    at += off_t::try_from(written).map_err(|_| Errno::EFBIG)?;
+                }
+                Err(Errno::EINTR) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    Ok(at)
+}
