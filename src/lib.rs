@@ -4,5 +4,6 @@
 
 pub mod builtin;
 pub mod error;
+pub mod profile;
 mod suggest;
 pub mod target;

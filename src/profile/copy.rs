@@ -1,0 +1,448 @@
+//! Owns reading what `copy` steps bring in, with the digests that go into their keys.
+//!
+//! A profile may come from somebody else, and rockenv may be root: nothing outside the profile's directory is read, and no
+//! symbolic link is followed, not even one that appears while this runs.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::io::Read as _;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::path::{Path, PathBuf};
+
+use include_dir::DirEntry;
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2, readlinkat};
+use nix::sys::stat::{Mode, SFlag, fstat};
+use sha2::{Digest as _, Sha256};
+
+use super::load::Origin;
+use super::report::{Problem, invalid};
+use super::shape::shorten;
+use super::{Action, CopyItem, Profile};
+use crate::builtin;
+use crate::error::Result;
+
+/// All files of a profile together: they are held in memory until the steps have run.
+const MOST_BYTES: u64 = 64 << 20;
+/// The same in files and directories.
+const MOST_ENTRIES: usize = 10_000;
+/// Directories in directories.
+const DEEPEST: usize = 64;
+
+/// What the `copy` steps of a profile bring in.
+#[derive(Clone, Debug, Default)]
+pub struct CopyFiles {
+    /// One for each entry of each `copy` step, in order.
+    pub items: Vec<CopiedItem>,
+}
+
+/// What one `{ from, to }` brings in.
+#[derive(Clone, Debug)]
+pub struct CopiedItem {
+    /// Name of the step.
+    pub step: String,
+    /// As written in the profile.
+    pub from: String,
+    /// Hex sha256 of names, content and executable bits; not of times and owners.
+    pub digest: String,
+    /// Sorted, a directory before what is in it.
+    pub entries: Vec<Entry>,
+}
+
+/// A file, directory or link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Path below the item's `to`; empty for the item itself.
+    pub path: PathBuf,
+    /// What it is.
+    pub content: CopiedFile,
+}
+
+/// What is brought in at one path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CopiedFile {
+    /// A directory, mode 755.
+    Dir,
+    /// A regular file, mode 755 if executable and 644 if not.
+    File {
+        /// Somebody may execute it.
+        executable: bool,
+        /// Its content.
+        bytes: Vec<u8>,
+    },
+    /// A symbolic link with this text, which was not followed.
+    Link(PathBuf),
+}
+
+impl CopyFiles {
+    /// Returns the digests as `spec::Inputs` wants them.
+    pub fn digests(&self) -> BTreeMap<String, String> {
+        let pair = |item: &CopiedItem| (copy_key(&item.step, &item.from), item.digest.clone());
+        self.items.iter().map(pair).collect()
+    }
+
+    /// Returns what one item of one step brings in.
+    pub fn item(&self, step: &str, from: &str) -> Option<&CopiedItem> {
+        self.items
+            .iter()
+            .find(|item| item.step == step && item.from == from)
+    }
+}
+
+/// Returns the name of an item in `spec::Inputs`. A step's name has no colon.
+pub fn copy_key(step: &str, from: &str) -> String {
+    format!("{step}:{from}")
+}
+
+/// Reads everything that the profile's `copy` steps name.
+pub fn copy_files(profile: &Profile) -> Result<CopyFiles> {
+    let mut files = CopyFiles::default();
+    let mut problems = Vec::new();
+    let mut reader = Reader::default();
+    for step in &profile.steps {
+        let Action::Copy(items) = &step.action else {
+            continue;
+        };
+        for item in items {
+            match reader.item(item) {
+                Ok(entries) => files.items.push(CopiedItem {
+                    step: step.name.clone(),
+                    from: item.from.value.clone(),
+                    digest: digest(&entries),
+                    entries,
+                }),
+                Err(message) => {
+                    let message = format!("cannot copy `{}`: {message}", shorten(&item.from));
+                    problems.push(Problem::new(&item.from.place, message, "here"));
+                }
+            }
+        }
+    }
+    match problems.is_empty() {
+        true => Ok(files),
+        false => Err(invalid(&profile.name, &profile.sources, problems)),
+    }
+}
+
+/// Returns the digest of a tree; lengths before names, so that no two trees are written alike.
+fn digest(entries: &[Entry]) -> String {
+    let mut hash = Sha256::new();
+    for entry in entries {
+        let (kind, content): (&[u8], &[u8]) = match &entry.content {
+            CopiedFile::Dir => (b"d", b""),
+            CopiedFile::File {
+                executable: true,
+                bytes,
+            } => (b"x", bytes),
+            CopiedFile::File {
+                executable: false,
+                bytes,
+            } => (b"f", bytes),
+            CopiedFile::Link(target) => (b"l", target.as_os_str().as_bytes()),
+        };
+        let path = entry.path.as_os_str().as_bytes();
+        hash.update(kind);
+        hash.update((path.len() as u64).to_le_bytes());
+        hash.update(path);
+        hash.update((content.len() as u64).to_le_bytes());
+        hash.update(content);
+    }
+    hex(&hash.finalize())
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A sentence for a person.
+type Read<T> = std::result::Result<T, String>;
+
+#[derive(Default)]
+struct Reader {
+    bytes: u64,
+    entries: usize,
+}
+
+impl Reader {
+    fn item(&mut self, item: &CopyItem) -> Read<Vec<Entry>> {
+        let mut entries = Vec::new();
+        let from = Path::new(&item.from.value);
+        match &item.beside {
+            Origin::Builtin(profile) => {
+                let path = Path::new(profile).with_file_name("").join(from);
+                self.builtin(&path, &mut entries)?;
+            }
+            Origin::File(profile) => {
+                let dir = profile.parent().unwrap_or(Path::new("/"));
+                let flags = OFlag::O_DIRECTORY | OFlag::O_PATH | OFlag::O_CLOEXEC;
+                let root = nix::fcntl::open(dir, flags, Mode::empty())
+                    .map_err(|errno| explain(dir, errno))?;
+                self.host(root.as_fd(), from, Path::new(""), 0, &mut entries)?;
+            }
+        }
+        // By components, not by bytes: `a` before `a/b` before `a.b`.
+        entries.sort_by(|a, b| a.path.cmp(&b.path));
+        Ok(entries)
+    }
+
+    fn count(&mut self, bytes: u64) -> Read<()> {
+        self.entries += 1;
+        self.bytes += bytes;
+        if self.entries > MOST_ENTRIES || self.bytes > MOST_BYTES {
+            return Err(format!(
+                "the profile copies more than {} MiB or {MOST_ENTRIES} files; a volume of kind `source` holds more",
+                MOST_BYTES >> 20
+            ));
+        }
+        Ok(())
+    }
+
+    fn builtin(&mut self, path: &Path, entries: &mut Vec<Entry>) -> Read<()> {
+        let Some(found) = builtin::PROFILES.get_entry(path) else {
+            return Err("there is no such file in this rockenv".to_owned());
+        };
+        let mut left = vec![found];
+        while let Some(found) = left.pop() {
+            let content = match found {
+                DirEntry::Dir(dir) => {
+                    left.extend(dir.entries());
+                    CopiedFile::Dir
+                }
+                DirEntry::File(file) => CopiedFile::File {
+                    // The mode is not compiled in; what names its interpreter is meant to run.
+                    executable: file.contents().starts_with(b"#!"),
+                    bytes: file.contents().to_vec(),
+                },
+            };
+            self.count(size(&content))?;
+            let inside = found.path().strip_prefix(path).unwrap_or(found.path());
+            entries.push(Entry {
+                path: inside.to_owned(),
+                content,
+            });
+        }
+        Ok(())
+    }
+
+    fn host(
+        &mut self,
+        root: BorrowedFd<'_>,
+        from: &Path,
+        below: &Path,
+        depth: usize,
+        entries: &mut Vec<Entry>,
+    ) -> Read<()> {
+        if depth > DEEPEST {
+            return Err(format!("directories more than {DEEPEST} deep"));
+        }
+        let path = match below.as_os_str().is_empty() {
+            true => from.to_owned(),
+            false => from.join(below),
+        };
+        let found = open(root, &path, OFlag::O_PATH | OFlag::O_NOFOLLOW)?;
+        let stat = fstat(&found).map_err(|errno| explain(&path, errno))?;
+        let content = match SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT {
+            SFlag::S_IFDIR => CopiedFile::Dir,
+            SFlag::S_IFLNK if below.as_os_str().is_empty() => {
+                return Err("it is a symbolic link".to_owned());
+            }
+            SFlag::S_IFLNK => {
+                let target = readlinkat(&found, "").map_err(|errno| explain(&path, errno))?;
+                CopiedFile::Link(target.into())
+            }
+            SFlag::S_IFREG => {
+                // Before reading it, so that one huge file is refused by its size.
+                self.count(u64::try_from(stat.st_size).unwrap_or(u64::MAX))?;
+                CopiedFile::File {
+                    executable: stat.st_mode & 0o111 != 0,
+                    bytes: read(root, &path)?,
+                }
+            }
+            _ => {
+                return Err(format!(
+                    "{} is neither file, directory nor link",
+                    path.display()
+                ));
+            }
+        };
+        let is_dir = content == CopiedFile::Dir;
+        if !matches!(content, CopiedFile::File { .. }) {
+            self.count(0)?;
+        }
+        entries.push(Entry {
+            path: below.to_owned(),
+            content,
+        });
+        if is_dir {
+            for name in names(root, &path)? {
+                self.host(root, from, &below.join(name), depth + 1, entries)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn size(content: &CopiedFile) -> u64 {
+    match content {
+        CopiedFile::File { bytes, .. } => bytes.len() as u64,
+        CopiedFile::Dir | CopiedFile::Link(_) => 0,
+    }
+}
+
+fn explain(path: &Path, errno: nix::Error) -> String {
+    match errno {
+        nix::Error::ENOENT => "there is no such file".to_owned(),
+        nix::Error::ELOOP => format!("a symbolic link is on the way to {}", path.display()),
+        nix::Error::EXDEV => format!("{} is outside of the profile's directory", path.display()),
+        errno => format!("{}: {}", path.display(), std::io::Error::from(errno)),
+    }
+}
+
+fn open(root: BorrowedFd<'_>, path: &Path, flags: OFlag) -> Read<OwnedFd> {
+    let resolve = ResolveFlag::RESOLVE_BENEATH
+        | ResolveFlag::RESOLVE_NO_SYMLINKS
+        | ResolveFlag::RESOLVE_NO_MAGICLINKS;
+    let how = OpenHow::new()
+        .flags(flags | OFlag::O_CLOEXEC)
+        .resolve(resolve);
+    openat2(root, path, how).map_err(|errno| explain(path, errno))
+}
+
+fn read(root: BorrowedFd<'_>, path: &Path) -> Read<Vec<u8>> {
+    // Without blocking: a FIFO may have taken the file's place since it was looked at.
+    let file = open(
+        root,
+        path,
+        OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY,
+    )?;
+    let stat = fstat(&file).map_err(|errno| explain(path, errno))?;
+    if SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT != SFlag::S_IFREG {
+        return Err(format!("{} changed while it was read", path.display()));
+    }
+    let mut bytes = Vec::new();
+    let file = fs_err::File::from_parts(file.into(), path.to_owned());
+    file.take(MOST_BYTES + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|error| error.to_string())?;
+    // It grew past the limit that its size met.
+    match bytes.len() as u64 > MOST_BYTES {
+        true => Err(format!("{} changed while it was read", path.display())),
+        false => Ok(bytes),
+    }
+}
+
+fn names(root: BorrowedFd<'_>, path: &Path) -> Read<Vec<OsString>> {
+    let dir = open(root, path, OFlag::O_RDONLY | OFlag::O_DIRECTORY)?;
+    let mut dir = nix::dir::Dir::from_fd(dir).map_err(|errno| explain(path, errno))?;
+    let mut names = Vec::new();
+    for entry in dir.iter() {
+        let entry = entry.map_err(|errno| explain(path, errno))?;
+        let name = entry.file_name().to_bytes();
+        if name != b"." && name != b".." {
+            names.push(OsString::from_vec(name.to_vec()));
+        }
+        if names.len() > MOST_ENTRIES {
+            return Err(format!(
+                "more than {MOST_ENTRIES} files in {}",
+                path.display()
+            ));
+        }
+    }
+    Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+    use super::*;
+
+    fn profile(dir: &Path, from: &str) -> Profile {
+        let text = format!(
+            "schema = 1\nimage = \"debian\"\n[[step]]\nname = \"files\"\ncopy = [{{ from = \"{from}\", to = \"/opt/x\" }}]\n"
+        );
+        fs_err::write(dir.join("p.toml"), text).unwrap();
+        super::super::load(&[dir.to_owned()], "p").unwrap()
+    }
+
+    fn read_one(dir: &Path, from: &str) -> Result<CopiedItem> {
+        let mut files = copy_files(&profile(dir, from))?;
+        Ok(files.items.remove(0))
+    }
+
+    #[test]
+    fn trees_files_and_modes() {
+        let dir = tempfile::tempdir().unwrap();
+        let tree = dir.path().join("tree");
+        fs_err::create_dir_all(tree.join("a/b")).unwrap();
+        fs_err::write(tree.join("a/run.sh"), "#!/bin/sh\n").unwrap();
+        fs_err::write(tree.join("a.txt"), "text").unwrap();
+        symlink("/etc/shadow", tree.join("link")).unwrap();
+        let first = read_one(dir.path(), "tree").unwrap();
+        let paths: Vec<_> = first
+            .entries
+            .iter()
+            .map(|entry| entry.path.to_str().unwrap())
+            .collect();
+        assert_eq!(paths, ["", "a", "a/b", "a/run.sh", "a.txt", "link"]);
+        assert_eq!(
+            first.entries[5].content,
+            CopiedFile::Link("/etc/shadow".into())
+        );
+
+        let digest = |from| read_one(dir.path(), from).unwrap().digest;
+        assert_eq!(digest("tree"), first.digest);
+        fs_err::set_permissions(tree.join("a.txt"), Permissions::from_mode(0o600)).unwrap();
+        assert_eq!(
+            digest("tree"),
+            first.digest,
+            "only the executable bit is content"
+        );
+        fs_err::set_permissions(tree.join("a.txt"), Permissions::from_mode(0o755)).unwrap();
+        assert_ne!(digest("tree"), first.digest);
+        let before = digest("tree/a.txt");
+        fs_err::write(tree.join("a.txt"), "other").unwrap();
+        assert_ne!(digest("tree/a.txt"), before);
+        assert_eq!(
+            read_one(dir.path(), "tree/a.txt").unwrap().entries[0].path,
+            Path::new("")
+        );
+    }
+
+    #[test]
+    fn nothing_outside_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        symlink("/etc", dir.path().join("etc")).unwrap();
+        symlink("/etc/passwd", dir.path().join("passwd")).unwrap();
+        fs_err::create_dir(dir.path().join("tree")).unwrap();
+        nix::unistd::mkfifo(&dir.path().join("tree/fifo"), Mode::S_IRWXU).unwrap();
+        for (from, want) in [
+            ("etc/passwd", "a symbolic link is on the way to etc/passwd"),
+            ("passwd", "it is a symbolic link"),
+            ("gone", "there is no such file"),
+            ("tree", "tree/fifo is neither file, directory nor link"),
+        ] {
+            let error = read_one(dir.path(), from).unwrap_err();
+            let message = error.message();
+            assert!(
+                message.contains(&format!("cannot copy `{from}`: {want}")),
+                "{message}"
+            );
+            assert!(message.contains("p.toml:5:18"), "{message}");
+        }
+    }
+
+    #[test]
+    fn size_is_limited() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = fs_err::File::create(dir.path().join("sparse")).unwrap();
+        file.set_len(1 << 40).unwrap();
+        let error = read_one(dir.path(), "sparse").unwrap_err();
+        assert!(
+            error.message().contains("more than 64 MiB"),
+            "{}",
+            error.message()
+        );
+    }
+}

@@ -1,0 +1,87 @@
+//! Owns what `rockenv profile check` says beyond errors: what is allowed and probably not meant.
+
+use std::path::PathBuf;
+
+use super::load::load;
+use super::text::{Piece, pieces};
+use super::{Profile, VolumeKind, copy_files};
+use crate::error::Result;
+
+/// Loads a profile, reads what it copies, and returns advice, one sentence each.
+pub fn check(dirs: &[PathBuf], name_or_path: &str) -> Result<(Profile, Vec<String>)> {
+    let profile = load(dirs, name_or_path)?;
+    copy_files(&profile)?;
+    let advice = advice(&profile);
+    Ok((profile, advice))
+}
+
+fn advice(profile: &Profile) -> Vec<String> {
+    let mut advice = Vec::new();
+    for (name, value) in &profile.env {
+        let depends = |piece: &Piece<'_>| matches!(piece, Piece::Reference(name, _) if name.starts_with("target"));
+        if pieces(value).iter().any(depends) {
+            advice.push(format!(
+                "[env] {name} depends on the target, so targets share no step: give it to the steps that need it"
+            ));
+        }
+    }
+    for volume in &profile.volumes {
+        let used = profile
+            .steps
+            .iter()
+            .any(|step| step.inputs.contains(&volume.name));
+        if volume.kind == VolumeKind::Source && !used {
+            advice.push(format!(
+                "no step has `inputs = [\"{}\"]`: a change in that source runs nothing again",
+                volume.name
+            ));
+        }
+    }
+    let named = |name: &str| {
+        let texts = profile.steps.iter().flat_map(|step| step.env.values());
+        let scripts = profile.steps.iter().filter_map(|step| match &step.action {
+            super::Action::Run { script, .. } => Some(script),
+            _ => None,
+        });
+        let all = texts.chain(scripts).chain(profile.env.values());
+        all.into_iter().any(|text| {
+            pieces(text)
+                .iter()
+                .any(|piece| matches!(piece, Piece::Reference(other, _) if *other == name))
+        })
+    };
+    if named("jobs") && profile.resources.memory_per_job.is_none() {
+        advice.push("`${jobs}` is used and [resources] has no `memory-per-job`: jobs will be the number of cores".to_owned());
+    }
+    advice
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::load::from_text;
+    use super::*;
+
+    #[test]
+    fn says_what_is_probably_not_meant() {
+        let profile = from_text(
+            "p",
+            r#"
+            schema = 1
+            image = "debian"
+            [env]
+            GFX = "${target}"
+            [[volume]]
+            name = "src"
+            kind = "source"
+            path = "/srv/src"
+            target = "/src"
+            [[step]]
+            name = "build"
+            run = "make -j${jobs}"
+            "#,
+        )
+        .unwrap();
+        let advice = advice(&profile);
+        assert_eq!(advice.len(), 3, "{advice:#?}");
+    }
+}

@@ -1,0 +1,441 @@
+//! Owns finding and reading profiles: the user's directories, then what is compiled in; and the chain of `extends`.
+
+use std::fmt;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde::{Deserialize as _, Serialize};
+use toml::de::DeTable;
+
+use super::file::File;
+use super::merge::Draft;
+use super::report::{At, Place, Problem, SourceFile, Sources, invalid};
+use super::shape::shorten;
+use super::{Profile, check, shape, value};
+use crate::builtin;
+use crate::error::{Error, Result, ResultExt as _};
+use crate::suggest;
+
+/// A profile is written by hand: a larger file is a mistake, or an attack on the parser.
+const LARGEST: u64 = 256 * 1024;
+
+/// Files in one chain of `extends`.
+const LONGEST: usize = 16;
+
+/// Where a profile came from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Origin {
+    /// Compiled in: path inside `profiles/`.
+    Builtin(String),
+    /// A file of the host.
+    File(PathBuf),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Builtin(path) => write!(f, "profiles/{path} (built in)"),
+            Self::File(path) => path.display().fmt(f),
+        }
+    }
+}
+
+/// A line of `rockenv profile ls`.
+#[derive(Clone, Debug, Serialize)]
+pub struct Listed {
+    /// Name to use on the command line.
+    pub name: String,
+    /// What the profile says of itself.
+    pub description: String,
+    /// Where it is.
+    pub origin: Origin,
+    /// Why it cannot be used, in a line; `rockenv profile check` says more.
+    pub problem: Option<String>,
+}
+
+/// Reads a profile by name or path, with all that it extends, and checks it.
+pub fn load(dirs: &[PathBuf], name_or_path: &str) -> Result<Profile> {
+    let found = match is_path(name_or_path) {
+        true => Origin::File(PathBuf::from(name_or_path)),
+        false => find(dirs, name_or_path, None)?.ok_or_else(|| unknown(dirs, name_or_path))?,
+    };
+    let name = stem(&found)?;
+    let chain = chain(dirs, &name, found)?;
+    assemble(name, chain)
+}
+
+/// Checks a profile's text without looking for anything it extends.
+#[cfg(test)]
+pub(crate) fn from_text(name: &str, text: &str) -> Result<Profile> {
+    let origin = Origin::File(PathBuf::from(format!("/p/{name}.toml")));
+    let source = Arc::new(SourceFile {
+        origin,
+        text: text.to_owned(),
+    });
+    let sources = vec![source];
+    let file = parse(name, &sources)?;
+    assemble(
+        name.to_owned(),
+        Chain {
+            sources,
+            files: vec![file],
+        },
+    )
+}
+
+/// Returns true when the argument means a file: a slash or `.toml` is in no name.
+pub fn is_path(argument: &str) -> bool {
+    argument.contains('/')
+        || Path::new(argument)
+            .extension()
+            .is_some_and(|end| end == "toml")
+}
+
+/// Returns every profile that `load` finds by name, sorted; the first of several with one name counts.
+pub fn list(dirs: &[PathBuf]) -> Result<Vec<Listed>> {
+    let mut found: Vec<Listed> = Vec::new();
+    for dir in dirs {
+        let entries = match fs_err::read_dir(dir) {
+            Ok(entries) => entries,
+            Err(error) if is_absent(&error) => continue,
+            Err(error) => return Err(error.into()),
+        };
+        for entry in entries {
+            let path = entry?.path();
+            let is_toml = path.extension().is_some_and(|end| end == "toml");
+            let Some(name) = path.file_stem().filter(|_| is_toml) else {
+                continue;
+            };
+            let name = name.to_string_lossy().into_owned();
+            if found.iter().any(|listed| listed.name == name) {
+                continue;
+            }
+            let origin = Origin::File(path.clone());
+            found.push(match value::name("profile", &name) {
+                Ok(()) => listed(name, origin, read(&path)),
+                Err(refused) => listed(name, origin, Err(Error::invalid(refused.message))),
+            });
+        }
+    }
+    for (name, text) in builtin::toml_files(&builtin::PROFILES) {
+        if !found.iter().any(|listed| listed.name == name) {
+            let origin = Origin::Builtin(format!("{name}.toml"));
+            found.push(listed(name.to_owned(), origin, Ok(text.to_owned())));
+        }
+    }
+    found.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(found)
+}
+
+/// Reads the description only: a list must not fail because of one entry.
+fn listed(name: String, origin: Origin, text: Result<String>) -> Listed {
+    let table = text.and_then(|text| {
+        let table = text.parse::<toml::Table>();
+        table.map_err(|error| Error::invalid(error.message().to_owned()))
+    });
+    let (description, problem) = match &table {
+        Ok(table) => (table.get("description").and_then(toml::Value::as_str), None),
+        Err(error) => (None, Some(error.message().to_owned())),
+    };
+    Listed {
+        name,
+        description: description.unwrap_or_default().to_owned(),
+        origin,
+        problem,
+    }
+}
+
+fn is_absent(error: &std::io::Error) -> bool {
+    matches!(
+        error.kind(),
+        std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory
+    )
+}
+
+/// Looks a name up; `behind` continues the search after that one, so that a profile can extend the one it shadows.
+fn find(dirs: &[PathBuf], name: &str, behind: Option<&Origin>) -> Result<Option<Origin>> {
+    if let Err(refused) = value::name("profile", name) {
+        let error = Error::invalid(refused.message);
+        return Err(match refused.help {
+            Some(help) => error.help(help),
+            None => error,
+        });
+    }
+    let file = format!("{name}.toml");
+    let mut candidates = Vec::new();
+    for dir in dirs {
+        let path = dir.join(&file);
+        match fs_err::symlink_metadata(&path) {
+            Ok(_) => candidates.push(Origin::File(path)),
+            Err(error) if is_absent(&error) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    if builtin::PROFILES.get_file(&file).is_some() {
+        candidates.push(Origin::Builtin(file));
+    }
+    let skip = behind.and_then(|behind| {
+        candidates
+            .iter()
+            .position(|candidate| same(candidate, behind))
+    });
+    Ok(candidates
+        .into_iter()
+        .nth(skip.map_or(0, |index| index + 1)))
+}
+
+/// Returns true for two ways to one file.
+fn same(a: &Origin, b: &Origin) -> bool {
+    match (a, b) {
+        (Origin::File(a), Origin::File(b)) => {
+            match (fs_err::canonicalize(a), fs_err::canonicalize(b)) {
+                (Ok(a), Ok(b)) => a == b,
+                _ => a == b,
+            }
+        }
+        _ => a == b,
+    }
+}
+
+fn unknown(dirs: &[PathBuf], name: &str) -> Error {
+    let error = Error::not_found(format!("no profile `{}`", shorten(name)));
+    let known = list(dirs).unwrap_or_default();
+    match suggest::closest(name, known.iter().map(|listed| listed.name.as_str())) {
+        Some(close) => error.help(format!("did you mean `{close}`?")),
+        None => error.help("`rockenv profile ls` shows them all"),
+    }
+}
+
+fn stem(origin: &Origin) -> Result<String> {
+    let path = match origin {
+        Origin::Builtin(path) => Path::new(path),
+        Origin::File(path) => path,
+    };
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    match value::name("profile", &stem) {
+        Ok(()) => Ok(stem.into_owned()),
+        Err(refused) => Err(
+            Error::invalid(format!("{origin}: {}", refused.message)).help(format!(
+                "rename the file: {}.toml with {}",
+                "NAME",
+                refused.help.unwrap_or_default()
+            )),
+        ),
+    }
+}
+
+/// Reads a file of the host, with a limit, and nothing that is not a regular file: opening a FIFO would wait forever.
+fn read(path: &Path) -> Result<String> {
+    let about = || format!("cannot read the profile {}", path.display());
+    let metadata = match fs_err::metadata(path) {
+        Ok(metadata) => metadata,
+        Err(error) if is_absent(&error) => {
+            return Err(Error::not_found(format!("no profile {}", path.display())));
+        }
+        Err(error) => return Err(error).context(about),
+    };
+    if !metadata.is_file() {
+        return Err(Error::invalid(format!(
+            "{} is not a regular file",
+            path.display()
+        )));
+    }
+    let mut bytes = Vec::new();
+    let file = fs_err::File::open(path).context(about)?;
+    file.take(LARGEST + 1)
+        .read_to_end(&mut bytes)
+        .context(about)?;
+    if bytes.len() as u64 > LARGEST {
+        return Err(Error::invalid(format!(
+            "{} is larger than {} KiB",
+            path.display(),
+            LARGEST / 1024
+        )));
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        let line = error.as_bytes()[..error.utf8_error().valid_up_to()]
+            .iter()
+            .filter(|byte| **byte == b'\n')
+            .count()
+            + 1;
+        Error::invalid(format!("{}: line {line} is not UTF-8", path.display()))
+    })
+}
+
+/// The files of a profile, the profile itself first.
+struct Chain {
+    sources: Sources,
+    files: Vec<File>,
+}
+
+fn chain(dirs: &[PathBuf], name: &str, first: Origin) -> Result<Chain> {
+    let mut chain = Chain {
+        sources: Vec::new(),
+        files: Vec::new(),
+    };
+    let mut next = Some(first);
+    while let Some(origin) = next.take() {
+        let (origin, text) = open(origin)?;
+        chain.sources.push(Arc::new(SourceFile { origin, text }));
+        let file = parse(name, &chain.sources)?;
+        if let Some(extends) = &file.extends {
+            let extends = At::new(chain.sources.len() - 1, extends.clone());
+            match parent(dirs, &chain.sources, &extends) {
+                Ok(origin) => next = Some(origin),
+                Err(problem) => return Err(invalid(name, &chain.sources, vec![*problem])),
+            }
+        }
+        chain.files.push(file);
+    }
+    Ok(chain)
+}
+
+/// Reads a file and gives it the path that does not depend on the working directory.
+fn open(origin: Origin) -> Result<(Origin, String)> {
+    match origin {
+        Origin::File(path) => {
+            let text = read(&path)?;
+            let path = fs_err::canonicalize(&path)?;
+            Ok((Origin::File(path), text))
+        }
+        Origin::Builtin(path) => {
+            let file = builtin::PROFILES
+                .get_file(&path)
+                .and_then(|file| file.contents_utf8());
+            let text =
+                file.ok_or_else(|| Error::not_found(format!("no built-in profile `{path}`")))?;
+            Ok((Origin::Builtin(path), text.to_owned()))
+        }
+    }
+}
+
+fn parent(
+    dirs: &[PathBuf],
+    sources: &Sources,
+    extends: &At<String>,
+) -> std::result::Result<Origin, Box<Problem>> {
+    let problem =
+        |message: String, label: &str| Box::new(Problem::new(&extends.place, message, label));
+    let shown = shorten(extends);
+    let own = &sources[extends.place.source].origin;
+    let found = if Path::new(&extends.value)
+        .extension()
+        .is_some_and(|end| end == "toml")
+    {
+        let Origin::File(path) = own else {
+            return Err(problem(
+                "a built-in profile extends by name".to_owned(),
+                "a path",
+            ));
+        };
+        if extends.starts_with('/') || extends.starts_with('~') {
+            return Err(problem(
+                format!("`{shown}` is not relative to this file"),
+                "an absolute path",
+            ));
+        }
+        let path = path.with_file_name("").join(&extends.value);
+        if !path.is_file() {
+            return Err(problem(
+                format!("there is no file {}", path.display()),
+                "not found",
+            ));
+        }
+        Origin::File(path)
+    } else {
+        // The same name means the one that this file shadows.
+        let behind = stem(own)
+            .ok()
+            .filter(|name| *name == extends.value)
+            .map(|_| own);
+        let found = find(dirs, extends, behind).map_err(|error| {
+            let refused = problem(error.message().to_owned(), "not a name");
+            Box::new(refused.help("the name of a profile, or a path ending in `.toml`"))
+        })?;
+        match found {
+            Some(origin) => origin,
+            None if behind.is_some() => {
+                return Err(problem(format!("`{shown}` extends itself"), "here"));
+            }
+            None => {
+                let unknown = unknown(dirs, extends);
+                let refused = problem(unknown.message().to_owned(), "not found");
+                return Err(Box::new(
+                    refused.help(unknown.help_text().unwrap_or_default()),
+                ));
+            }
+        }
+    };
+    if let Some(first) = sources
+        .iter()
+        .position(|source| same(&source.origin, &found))
+    {
+        let names: Vec<_> = sources[first..]
+            .iter()
+            .map(|source| source.origin.to_string())
+            .collect();
+        let message = format!(
+            "`extends` goes in a circle: {} -> {found}",
+            names.join(" -> ")
+        );
+        return Err(problem(message, "back to where it began"));
+    }
+    if sources.len() >= LONGEST {
+        return Err(problem(
+            format!("more than {LONGEST} profiles extend each other"),
+            "one too many",
+        ));
+    }
+    Ok(found)
+}
+
+/// Parses the last of `sources`.
+fn parse(name: &str, sources: &Sources) -> Result<File> {
+    let source = sources.len() - 1;
+    let text = &sources[source].text;
+    let place = |span: Option<std::ops::Range<usize>>| Place {
+        source,
+        span: span.unwrap_or(0..0),
+    };
+    let (table, errors) = DeTable::parse_recoverable(text);
+    let mut problems: Vec<_> = errors
+        .iter()
+        .map(|error| {
+            Problem::new(
+                &place(error.span()),
+                format!("this is not TOML: {}", error.message()),
+                "here",
+            )
+        })
+        .collect();
+    if problems.is_empty() {
+        problems = shape::check(source, &table);
+    }
+    if problems.is_empty() {
+        match File::deserialize(toml::de::Deserializer::from(table)) {
+            Ok(file) => return Ok(file),
+            // `shape` found nothing and serde did: still an error with a place, only less kind.
+            Err(error) => {
+                problems.push(Problem::new(&place(error.span()), error.message(), "here"))
+            }
+        }
+    }
+    Err(invalid(name, sources, problems))
+}
+
+fn assemble(name: String, chain: Chain) -> Result<Profile> {
+    let mut draft = Draft::default();
+    let mut problems = Vec::new();
+    let last = chain.files.len() - 1;
+    // The most distant ancestor is the ground that the others change.
+    for (source, file) in chain.files.into_iter().enumerate().rev() {
+        draft.apply(source, source != last, file, &mut problems);
+    }
+    let profile = check::finish(name.clone(), chain.sources.clone(), draft, &mut problems);
+    match profile {
+        Some(profile) if problems.is_empty() => Ok(profile),
+        _ => Err(invalid(&name, &chain.sources, problems)),
+    }
+}

@@ -1,0 +1,205 @@
+//! Profiles: TOML text in, `Profile` out. Knows nothing of machines, engines or stores.
+//!
+//! `load` finds and reads, `shape` checks the structure, `merge` applies `extends`, `check` gives values their meaning.
+//! What is still open in a `Profile` (targets, parameters, `${...}`) is for `spec`.
+
+mod check;
+mod copy;
+mod file;
+mod lint;
+mod load;
+mod merge;
+mod report;
+mod shape;
+mod template;
+#[cfg(test)]
+mod tests;
+pub(crate) mod text;
+pub mod value;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+pub use copy::{CopiedFile, CopiedItem, CopyFiles, Entry, copy_files, copy_key};
+pub use file::{Access, Engine, User, VolumeKind, schema};
+pub use lint::check;
+pub use load::{Listed, Origin, is_path, list, load};
+pub use report::At;
+pub use template::template;
+pub use value::MemoryMax;
+
+use crate::target::Target;
+
+/// A profile with all that it extends, checked.
+#[derive(Clone, Debug)]
+pub struct Profile {
+    /// Name of the file without `.toml`.
+    pub name: String,
+    /// One line for people.
+    pub description: String,
+    /// Name of the image.
+    pub image: At<String>,
+    /// Targets, in the order of the table; may be empty.
+    pub targets: Vec<Target>,
+    /// Names of the hooks, in order.
+    pub hooks: Vec<String>,
+    /// Names of variables that come from the host.
+    pub env_from_host: Vec<String>,
+    /// Parameters and their defaults.
+    pub params: BTreeMap<String, String>,
+    /// Needs and limits.
+    pub resources: Resources,
+    /// Variables of every step, not expanded.
+    pub env: BTreeMap<String, At<String>>,
+    /// Variables of what was built, not expanded.
+    pub runtime_env: BTreeMap<String, At<String>>,
+    /// Volumes in the order written.
+    pub volumes: Vec<Volume>,
+    /// Steps in order.
+    pub steps: Vec<Step>,
+    pub(crate) sources: report::Sources,
+}
+
+impl Profile {
+    /// Returns where the profile was found.
+    pub fn origin(&self) -> &Origin {
+        &self.sources[0].origin
+    }
+
+    /// Returns the files it was made from with their text, its own first, then what that extends.
+    pub fn files(&self) -> impl Iterator<Item = (&Origin, &str)> {
+        self.sources
+            .iter()
+            .map(|source| (&source.origin, source.text.as_str()))
+    }
+}
+
+/// Needs and limits, in bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Resources {
+    /// Free disk space that `up` asks for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk: Option<u64>,
+    /// Memory of one job.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_per_job: Option<u64>,
+    /// Limit of the env.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_max: Option<MemoryMax>,
+    /// Limit of processes and threads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tasks_max: Option<u64>,
+}
+
+/// A volume, its source not expanded.
+#[derive(Clone, Debug)]
+pub struct Volume {
+    /// Name.
+    pub name: String,
+    /// What it is for.
+    pub kind: VolumeKind,
+    /// Absolute path in the env.
+    pub target: String,
+    /// What is mounted.
+    pub source: VolumeSource,
+    /// Size above which `gc` shrinks a cache.
+    pub max: Option<u64>,
+    /// Whether steps may write.
+    pub access: Access,
+}
+
+/// What a volume shows.
+#[derive(Clone, Debug)]
+pub enum VolumeSource {
+    /// A directory of the host.
+    Path(At<String>),
+    /// A repository, cloned into the store.
+    Git {
+        /// Its location.
+        url: At<String>,
+        /// Commit, tag or branch.
+        rev: Option<At<String>>,
+        /// Commits to fetch.
+        depth: Option<u32>,
+        /// With submodules.
+        submodules: bool,
+    },
+    /// A directory of the store.
+    Store,
+}
+
+/// A step, not expanded.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// Name.
+    pub name: String,
+    /// What it does.
+    pub action: Action,
+    /// Who does it.
+    pub user: User,
+    /// Where a script starts.
+    pub workdir: Option<At<String>>,
+    /// With a network.
+    pub network: bool,
+    /// Time limit.
+    pub timeout: Option<Duration>,
+    /// Source volumes that are part of its key, sorted.
+    pub inputs: Vec<String>,
+    /// Build volumes stay as they are when it runs again.
+    pub incremental: bool,
+    /// Variables of its own.
+    pub env: BTreeMap<String, At<String>>,
+    /// With the GPU.
+    pub gpu: bool,
+    /// Conditions.
+    pub when: When,
+}
+
+/// What a step does.
+#[derive(Clone, Debug)]
+pub enum Action {
+    /// Runs a script.
+    Run {
+        /// The script.
+        script: At<String>,
+        /// Program and arguments before it.
+        shell: Vec<String>,
+    },
+    /// Installs packages.
+    Packages(Vec<At<String>>),
+    /// Brings files in.
+    Copy(Vec<CopyItem>),
+    /// Hands results out.
+    Export(Vec<ExportItem>),
+}
+
+/// A file or directory to bring in.
+#[derive(Clone, Debug)]
+pub struct CopyItem {
+    /// The profile file that it lies beside.
+    pub beside: Origin,
+    /// Path relative to that file's directory.
+    pub from: At<String>,
+    /// Absolute path in the env.
+    pub to: At<String>,
+}
+
+/// A file or directory to hand out.
+#[derive(Clone, Debug)]
+pub struct ExportItem {
+    /// Absolute path in the env.
+    pub from: At<String>,
+    /// Name of an output volume.
+    pub to: String,
+}
+
+/// Conditions that must all hold.
+#[derive(Clone, Debug, Default)]
+pub struct When {
+    /// One of the env's targets is in one of these families.
+    pub family: Option<Vec<String>>,
+    /// One of the env's targets is one of these.
+    pub target: Option<Vec<Target>>,
+    /// The engine is one of these.
+    pub engine: Option<Vec<Engine>>,
+}

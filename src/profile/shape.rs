@@ -1,0 +1,299 @@
+//! Owns the structural check of a file: unknown keys, missing keys and wrong types, all of them at once.
+//!
+//! It walks the parsed TOML beside the JSON schema of `file`, because serde stops at its first error. What passes here
+//! deserializes.
+
+use std::sync::LazyLock;
+
+use serde_json::Value as Json;
+use serde_spanned::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::file;
+use super::report::{Place, Problem};
+use crate::suggest;
+
+static SCHEMA: LazyLock<Json> = LazyLock::new(file::schema);
+
+/// Returns what is wrong with the structure of file number `source`.
+pub(crate) fn check(source: usize, table: &Spanned<DeTable<'_>>) -> Vec<Problem> {
+    let mut walk = Walk {
+        source,
+        problems: Vec::new(),
+    };
+    walk.table("the profile", table.get_ref(), table.span(), &SCHEMA);
+    walk.problems
+}
+
+struct Walk {
+    source: usize,
+    problems: Vec<Problem>,
+}
+
+impl Walk {
+    fn report(
+        &mut self,
+        span: std::ops::Range<usize>,
+        message: String,
+        label: String,
+        help: Option<String>,
+    ) {
+        let place = Place {
+            source: self.source,
+            span,
+        };
+        let problem = Problem::new(&place, message, label);
+        self.problems.push(match help {
+            Some(help) => problem.help(help),
+            None => problem,
+        });
+    }
+
+    fn value(&mut self, name: &str, value: &Spanned<DeValue<'_>>, schema: &Json) {
+        let schema = resolve(schema);
+        let wanted = types(schema);
+        let found = kind(value.get_ref());
+        if !wanted.is_empty() && !wanted.contains(&found) {
+            let (message, help) = wrong_type(name, value.get_ref(), schema, &wanted);
+            let label = format!("this is {}", article(found));
+            self.report(value.span(), message, label, help);
+            return;
+        }
+        match value.get_ref() {
+            DeValue::String(text) => self.string(name, text, value.span(), schema),
+            DeValue::Array(items) => {
+                if let Some(schema) = schema.get("items") {
+                    for item in items.iter() {
+                        self.value(&format!("{name} entry"), item, schema);
+                    }
+                }
+            }
+            DeValue::Table(table) => self.table(name, table, value.span(), schema),
+            _ => {}
+        }
+    }
+
+    fn string(&mut self, name: &str, text: &str, span: std::ops::Range<usize>, schema: &Json) {
+        // Nothing a profile says can hold a NUL: it ends up in paths, arguments and variables.
+        if text.contains('\0') {
+            let label = "has a NUL".to_owned();
+            self.report(span, format!("`{name}` contains a NUL byte"), label, None);
+            return;
+        }
+        let Some(known) = constants(schema) else {
+            return;
+        };
+        if known.contains(&text) {
+            return;
+        }
+        let help = match suggest::closest(text, known.iter().copied()) {
+            Some(close) => format!("did you mean `{close}`?"),
+            None => format!("one of {}", list(&known)),
+        };
+        let message = format!("`{name}` cannot be `{}`", shorten(text));
+        self.report(span, message, "unknown value".to_owned(), Some(help));
+    }
+
+    fn table(
+        &mut self,
+        name: &str,
+        table: &DeTable<'_>,
+        span: std::ops::Range<usize>,
+        schema: &Json,
+    ) {
+        let properties = schema.get("properties").and_then(Json::as_object);
+        let others = schema
+            .get("additionalProperties")
+            .filter(|others| others.is_object());
+        for (key, value) in table {
+            let text: &str = key.get_ref();
+            match (
+                properties.and_then(|properties| properties.get(text)),
+                others,
+            ) {
+                (Some(schema), _) | (None, Some(schema)) => self.value(text, value, schema),
+                (None, None) => {
+                    let known: Vec<&str> = properties
+                        .into_iter()
+                        .flat_map(|properties| properties.keys().map(String::as_str))
+                        .collect();
+                    let help = match advice(name, text, &known) {
+                        Some(advice) => advice,
+                        None => format!("{name} has the keys {}", list(&known)),
+                    };
+                    let message = format!("unknown key `{}`", shorten(text));
+                    self.report(key.span(), message, "unknown".to_owned(), Some(help));
+                }
+            }
+        }
+        let required = schema.get("required").and_then(Json::as_array);
+        for key in required.into_iter().flatten().filter_map(Json::as_str) {
+            if !table.keys().any(|present| present.get_ref() == key) {
+                // The format's version is missing from a whole file: there is no table to point at.
+                let (span, help) = match key {
+                    "schema" => (0..0, Some("add `schema = 1` at the top".to_owned())),
+                    _ => (span.clone(), None),
+                };
+                self.report(
+                    span,
+                    format!("missing key `{key}` in {name}"),
+                    "here".to_owned(),
+                    help,
+                );
+            }
+        }
+    }
+}
+
+/// Says which key was meant: by spelling, or by the words other tools use.
+fn advice(table: &str, key: &str, known: &[&str]) -> Option<String> {
+    let synonym = match (table, key) {
+        ("the profile", "volumes" | "mount" | "mounts") => "volume",
+        ("the profile", "steps") => "step",
+        ("the profile", "target" | "gpu-target" | "gfx") => "targets",
+        ("the profile", "base" | "from") => "image",
+        ("the profile", "inherits" | "include") => "extends",
+        ("the profile", "environment") => "env",
+        ("step entry", "script" | "command" | "cmd" | "shell-script") => "run",
+        ("step entry", "install" | "apt" | "pacman" | "package") => "packages",
+        ("step entry", "cwd" | "dir" | "directory") => "workdir",
+        ("volume entry", "url") => "git",
+        ("volume entry", "source" | "src" | "from") => "path",
+        ("volume entry", "to" | "dest" | "destination") => "target",
+        ("volume entry", "commit" | "tag" | "branch") => "rev",
+        ("volume entry", "size") => "max",
+        ("the profile", key) => match elsewhere(key) {
+            Some(table) => return Some(format!("it belongs into {table}")),
+            None => suggest::closest(&key.replace('_', "-"), known.iter().copied())?,
+        },
+        _ => suggest::closest(&key.replace('_', "-"), known.iter().copied())?,
+    };
+    Some(format!("did you mean `{synonym}`?"))
+}
+
+/// Says in which table a key would be right.
+fn elsewhere(key: &str) -> Option<&'static str> {
+    let tables = [
+        ("Resources", "[resources]"),
+        ("Gpu", "[gpu]"),
+        ("Step", "a [[step]]"),
+        ("Volume", "a [[volume]]"),
+    ];
+    let holds = |definition: &str| {
+        SCHEMA
+            .pointer(&format!("/$defs/{definition}/properties/{key}"))
+            .is_some()
+    };
+    tables
+        .into_iter()
+        .find(|(definition, _)| holds(definition))
+        .map(|(_, table)| table)
+}
+
+fn wrong_type(
+    name: &str,
+    value: &DeValue<'_>,
+    schema: &Json,
+    wanted: &[&str],
+) -> (String, Option<String>) {
+    let must = wanted.first().copied().unwrap_or("value");
+    let message = format!("`{name}` must be {}", article(must));
+    let tables = schema
+        .get("items")
+        .is_some_and(|items| types(resolve(items)).contains(&"table"));
+    let help = match (value, must) {
+        (DeValue::Table(_), "array") if tables => Some(format!("write `[[{name}]]`")),
+        (DeValue::Integer(number), "string") => Some(format!("write `\"{}\"`", number.as_str())),
+        (DeValue::Float(number), "string") => Some(format!("write `\"{}\"`", number.as_str())),
+        (DeValue::Boolean(state), "string") => Some(format!("write `\"{state}\"`")),
+        (DeValue::String(text), "array") if !tables => {
+            Some(format!("write `[\"{}\"]`", shorten(text)))
+        }
+        (DeValue::String(text), "boolean") if matches!(&**text, "true" | "false") => {
+            Some(format!("write `{text}` without quotes"))
+        }
+        _ => None,
+    };
+    (message, help)
+}
+
+/// Follows a reference to the definition it names.
+fn resolve(schema: &Json) -> &Json {
+    if let Some(reference) = schema.get("$ref").and_then(Json::as_str) {
+        return SCHEMA
+            .pointer(reference.trim_start_matches('#'))
+            .unwrap_or(&Json::Null);
+    }
+    // An optional struct or enum is "that or null".
+    let any = schema.get("anyOf").and_then(Json::as_array);
+    match any.and_then(|any| any.iter().find(|one| one.get("$ref").is_some())) {
+        Some(one) => resolve(one),
+        None => schema,
+    }
+}
+
+/// Returns the types that a schema allows, in TOML's words.
+fn types(schema: &Json) -> Vec<&'static str> {
+    let named: Vec<&str> = match schema.get("type") {
+        Some(Json::String(one)) => vec![one],
+        Some(Json::Array(some)) => some.iter().filter_map(Json::as_str).collect(),
+        _ if constants(schema).is_some() => vec!["string"],
+        _ => Vec::new(),
+    };
+    let toml = |name: &str| match name {
+        "object" => Some("table"),
+        "array" => Some("array"),
+        "string" => Some("string"),
+        "integer" => Some("integer"),
+        "boolean" => Some("boolean"),
+        _ => None,
+    };
+    named.into_iter().filter_map(toml).collect()
+}
+
+/// Returns the values of an enum.
+fn constants(schema: &Json) -> Option<Vec<&str>> {
+    if let Some(values) = schema.get("enum").and_then(Json::as_array) {
+        return Some(values.iter().filter_map(Json::as_str).collect());
+    }
+    let variants = schema.get("oneOf")?.as_array()?;
+    variants
+        .iter()
+        .map(|variant| variant.get("const").and_then(Json::as_str))
+        .collect()
+}
+
+fn kind(value: &DeValue<'_>) -> &'static str {
+    match value {
+        DeValue::String(_) => "string",
+        DeValue::Integer(_) => "integer",
+        DeValue::Float(_) => "float",
+        DeValue::Boolean(_) => "boolean",
+        DeValue::Datetime(_) => "date",
+        DeValue::Array(_) => "array",
+        DeValue::Table(_) => "table",
+    }
+}
+
+fn article(kind: &str) -> String {
+    match kind {
+        "integer" => "a whole number".to_owned(),
+        "float" => "a number".to_owned(),
+        "array" => "an array".to_owned(),
+        other => format!("a {other}"),
+    }
+}
+
+fn list(names: &[&str]) -> String {
+    let quoted: Vec<_> = names.iter().map(|name| format!("`{name}`")).collect();
+    quoted.join(", ")
+}
+
+/// Quotes what somebody wrote without letting it fill the screen or drive the terminal.
+pub(crate) fn shorten(text: &str) -> String {
+    let mut short: String = text.chars().take(60).flat_map(char::escape_debug).collect();
+    if text.chars().nth(60).is_some() {
+        short.push('…');
+    }
+    short
+}

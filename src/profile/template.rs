@@ -1,0 +1,27 @@
+//! Owns what `rockenv profile new` writes: a complete example with the reason for each line.
+
+use super::value;
+use crate::error::{Error, Result};
+
+/// Returns the text of a new profile.
+pub fn template(name: &str) -> Result<String> {
+    match value::name("profile", name) {
+        Ok(()) => Ok(include_str!("template.toml").replace("NAME", name)),
+        Err(refused) => Err(Error::invalid(refused.message).help(refused.help.unwrap_or_default())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::load::from_text;
+    use super::*;
+
+    #[test]
+    fn is_a_valid_profile() {
+        let text = template("mine").unwrap();
+        let profile = from_text("mine", &text).unwrap();
+        assert_eq!(profile.steps.len(), 5);
+        assert_eq!(text.lines().find(|line| line.chars().count() > 120), None);
+        assert!(template("../x").is_err());
+    }
+}

@@ -1,0 +1,399 @@
+//! Owns `${name}`: finding the references in a text, checking their names, putting in the values.
+//!
+//! `${jobs}` and `${memory}` are known only when a step starts and must not change its key, so where they are allowed the
+//! result keeps them: in *late form*, in which everything else that looks like a reference is escaped. `finish` makes
+//! the final text of it.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::report::{Place, Problem, Sources};
+use super::shape::shorten;
+use crate::suggest;
+use crate::target::Target;
+
+/// Names that stand for facts; a parameter cannot have them.
+pub(crate) const FACTS: [&str; 5] = ["target", "targets", "target.override", "jobs", "memory"];
+
+/// Part of a text.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Piece<'a> {
+    Literal(&'a str),
+    /// `${name}`, and where it is.
+    Reference(&'a str, Range<usize>),
+    /// `${` that nothing closes.
+    Unclosed(Range<usize>),
+}
+
+/// Splits a text at its references. `$${` is a literal `${`.
+pub(crate) fn pieces(text: &str) -> Vec<Piece<'_>> {
+    let mut found = Vec::new();
+    let mut start = 0;
+    let mut at = 0;
+    while let Some(offset) = text[at..].find("${") {
+        let here = at + offset;
+        if here > start && text.as_bytes()[here - 1] == b'$' {
+            found.push(Piece::Literal(&text[start..here - 1]));
+            // The escaped `${` begins the next literal.
+            start = here;
+            at = here + 2;
+            continue;
+        }
+        if here > start {
+            found.push(Piece::Literal(&text[start..here]));
+        }
+        let Some(length) = text[here..].find('}') else {
+            found.push(Piece::Unclosed(here..text.len()));
+            return found;
+        };
+        let end = here + length + 1;
+        found.push(Piece::Reference(&text[here + 2..end - 1], here..end));
+        start = end;
+        at = end;
+    }
+    if start < text.len() {
+        found.push(Piece::Literal(&text[start..]));
+    }
+    found
+}
+
+/// Whether a text may hold `${jobs}` and `${memory}`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Late {
+    Keep,
+    Refuse,
+}
+
+/// What is wrong with a reference.
+#[derive(Debug)]
+pub(crate) struct Fault {
+    /// The reference as written, `${` included.
+    reference: String,
+    /// Which of the references in the text, counted from 0.
+    index: usize,
+    message: String,
+    help: Option<String>,
+}
+
+impl Fault {
+    /// Points at the reference in the file, not only at the value that holds it.
+    pub(crate) fn problem(self, place: &Place, sources: &Sources) -> Problem {
+        let raw = sources[place.source]
+            .text
+            .get(place.span.clone())
+            .unwrap_or_default();
+        // The raw TOML has the same references in the same order, unless they are spelled with escapes.
+        let reference = pieces(raw)
+            .into_iter()
+            .filter_map(|piece| match piece {
+                Piece::Reference(_, range) | Piece::Unclosed(range) => Some(range),
+                Piece::Literal(_) => None,
+            })
+            .nth(self.index)
+            .filter(|range| {
+                raw[range.clone()].starts_with(&self.reference) || self.reference == "${"
+            });
+        let exact = reference.map(|range| Place {
+            source: place.source,
+            span: place.span.start + range.start..place.span.start + range.end,
+        });
+        let problem = Problem::new(exact.as_ref().unwrap_or(place), self.message, "here");
+        match self.help {
+            Some(help) => problem.help(help),
+            None => problem,
+        }
+    }
+}
+
+/// Checks that every reference in `text` has a known name, without needing values.
+pub(crate) fn check<'a>(
+    text: &str,
+    params: impl Iterator<Item = &'a str> + Clone,
+    late: Late,
+) -> Vec<Fault> {
+    let mut faults = Vec::new();
+    let mut index = 0;
+    for piece in pieces(text) {
+        let fault = match piece {
+            Piece::Literal(_) => continue,
+            Piece::Reference(name, _) => check_name(name, params.clone(), late),
+            Piece::Unclosed(_) => Some(Fault {
+                reference: "${".to_owned(),
+                index: 0,
+                message: "`${` without `}`".to_owned(),
+                help: Some("write `$${` for the characters themselves".to_owned()),
+            }),
+        };
+        faults.extend(fault.map(|fault| Fault { index, ..fault }));
+        index += 1;
+    }
+    faults
+}
+
+fn check_name<'a>(
+    name: &str,
+    params: impl Iterator<Item = &'a str> + Clone,
+    late: Late,
+) -> Option<Fault> {
+    let shown = shorten(name);
+    let fault = |message: String, help: String| Fault {
+        reference: format!("${{{name}}}"),
+        index: 0,
+        message,
+        help: Some(help),
+    };
+    if matches!(name, "jobs" | "memory") {
+        return match late {
+            Late::Keep => None,
+            Late::Refuse => Some(fault(
+                format!("`${{{shown}}}` is not known here"),
+                "only scripts and variables of steps can use `${jobs}` and `${memory}`".to_owned(),
+            )),
+        };
+    }
+    if FACTS.contains(&name) || params.clone().any(|param| param == name) {
+        return None;
+    }
+    let literal = format!("write `$${{{shown}}}` for a shell's own");
+    let help = match suggest::closest(name, FACTS.into_iter().chain(params)) {
+        Some(close) => format!("did you mean `${{{close}}}`? {literal}"),
+        None => format!("{literal}, or add `{shown}` to [params]"),
+    };
+    Some(fault(format!("unknown `${{{shown}}}`"), help))
+}
+
+/// The values that references stand for.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Scope {
+    pub(crate) targets: Vec<Target>,
+    pub(crate) params: BTreeMap<String, String>,
+}
+
+impl Scope {
+    /// Returns the final text; `${jobs}` and `${memory}` are faults.
+    pub(crate) fn expand(&self, text: &str) -> Result<String, Fault> {
+        let mut result = String::with_capacity(text.len());
+        self.walk(text, Late::Refuse, &mut |part| match part {
+            Part::Text(text) => result.push_str(text),
+            Part::Late(_) => {}
+        })?;
+        Ok(result)
+    }
+
+    /// Returns the text in late form.
+    pub(crate) fn expand_late(&self, text: &str) -> Result<String, Fault> {
+        let mut result = String::with_capacity(text.len());
+        let mut literal = String::new();
+        self.walk(text, Late::Keep, &mut |part| match part {
+            Part::Text(text) => literal.push_str(text),
+            Part::Late(name) => {
+                escape(&std::mem::take(&mut literal), true, &mut result);
+                result.push_str("${");
+                result.push_str(name);
+                result.push('}');
+            }
+        })?;
+        escape(&literal, false, &mut result);
+        Ok(result)
+    }
+
+    fn walk(&self, text: &str, late: Late, sink: &mut dyn FnMut(Part<'_>)) -> Result<(), Fault> {
+        if let Some(fault) = check(text, self.params.keys().map(String::as_str), late)
+            .into_iter()
+            .next()
+        {
+            return Err(fault);
+        }
+        let mut index = 0;
+        for piece in pieces(text) {
+            match piece {
+                Piece::Literal(text) => sink(Part::Text(text)),
+                Piece::Reference(name, _) => {
+                    match name {
+                        "jobs" | "memory" => sink(Part::Late(name)),
+                        name => sink(Part::Text(
+                            &self.value(name).map_err(|fault| Fault { index, ..fault })?,
+                        )),
+                    }
+                    index += 1;
+                }
+                Piece::Unclosed(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn value(&self, name: &str) -> Result<String, Fault> {
+        if let Some(value) = self.params.get(name) {
+            return Ok(value.clone());
+        }
+        let names: Vec<&str> = self.targets.iter().map(Target::name).collect();
+        let fault = |message: String, help: &str| Fault {
+            reference: format!("${{{name}}}"),
+            index: 0,
+            message,
+            help: Some(help.to_owned()),
+        };
+        let one = match (self.targets.as_slice(), name) {
+            ([], _) => {
+                let message = format!("`${{{name}}}` needs a target, and there is none");
+                return Err(fault(
+                    message,
+                    "say which: `--target gfx1103`, or `targets` in the profile",
+                ));
+            }
+            (_, "targets") => return Ok(names.join(";")),
+            ([one], _) => one,
+            (_, _) => {
+                let message = format!(
+                    "`${{{name}}}` stands for one target, and there are {}",
+                    names.join(", ")
+                );
+                return Err(fault(
+                    message,
+                    "`${targets}` is all of them, separated by `;`",
+                ));
+            }
+        };
+        Ok(match name {
+            "target.override" => one.override_version(),
+            _ => one.name().to_owned(),
+        })
+    }
+}
+
+enum Part<'a> {
+    Text(&'a str),
+    Late(&'a str),
+}
+
+/// Stands for a `$` that would escape the reference behind it.
+const DOLLAR: &str = "${$}";
+
+/// Appends `literal` so that `finish` gives it back.
+fn escape(literal: &str, before_reference: bool, result: &mut String) {
+    let body = match before_reference {
+        true => literal.trim_end_matches('$'),
+        false => literal,
+    };
+    result.push_str(&body.replace("${", "$${"));
+    result.push_str(&DOLLAR.repeat(literal.len() - body.len()));
+}
+
+/// Makes the final text of one in late form: puts in the jobs and the memory in bytes, and undoes the escapes.
+pub fn finish(late: &str, jobs: u64, memory: u64) -> String {
+    let mut result = String::with_capacity(late.len());
+    for piece in pieces(late) {
+        match piece {
+            Piece::Literal(text) => result.push_str(text),
+            Piece::Reference("jobs", _) => result.push_str(&jobs.to_string()),
+            Piece::Reference("memory", _) => result.push_str(&memory.to_string()),
+            Piece::Reference("$", _) => result.push('$'),
+            // Not late form; a text that was never expanded is best left as it is.
+            Piece::Reference(_, range) | Piece::Unclosed(range) => result.push_str(&late[range]),
+        }
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn scope(targets: &[&str]) -> Scope {
+        Scope {
+            targets: targets
+                .iter()
+                .map(|name| Target::parse(name).unwrap())
+                .collect(),
+            params: [("suite", "forky"), ("odd", "a${jobs}$"), ("dollar", "$")]
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .into(),
+        }
+    }
+
+    #[test]
+    fn facts_and_params() {
+        let one = scope(&["gfx90a"]);
+        for (text, want) in [
+            ("", ""),
+            ("a ${target} b", "a gfx90a b"),
+            ("${targets}${suite}", "gfx90aforky"),
+            ("${target.override}", "9.0.10"),
+            ("$${target}", "${target}"),
+            ("$$${target}", "$${target}"),
+            ("$target $$ ${suite}$", "$target $$ forky$"),
+            // Values are not expanded again.
+            ("${odd}", "a${jobs}$"),
+            ("${dollar}{target}", "${target}"),
+        ] {
+            assert_eq!(one.expand(text).unwrap(), want, "{text}");
+            assert_eq!(
+                finish(&one.expand_late(text).unwrap(), 1, 2),
+                want,
+                "{text}"
+            );
+        }
+        assert_eq!(
+            scope(&["gfx1100", "gfx1103"]).expand("${targets}").unwrap(),
+            "gfx1100;gfx1103"
+        );
+    }
+
+    #[test]
+    fn faults() {
+        let fault = |targets: &[&str], text: &str| {
+            let fault = scope(targets).expand(text).unwrap_err();
+            format!("{} / {}", fault.message, fault.help.unwrap_or_default())
+        };
+        assert!(fault(&[], "${target}").starts_with("`${target}` needs a target"));
+        assert!(fault(&[], "${targets}").starts_with("`${targets}` needs a target"));
+        assert!(
+            fault(&["gfx1100", "gfx1103"], "${target}").contains("`${targets}` is all of them")
+        );
+        assert!(
+            fault(&[], "${tragets}").contains("did you mean `${targets}`? write `$${tragets}`")
+        );
+        assert!(fault(&[], "${HOME:-/x}").contains("write `$${HOME:-/x}`"));
+        assert!(fault(&[], "a ${b").contains("without"));
+        assert!(fault(&[], "${jobs}").contains("not known here"));
+    }
+
+    #[test]
+    fn late_values() {
+        let text = scope(&["gfx1103"])
+            .expand_late("-j${jobs} -m${memory} $${x} ${dollar}${jobs} ${target}")
+            .unwrap();
+        assert_eq!(text, "-j${jobs} -m${memory} $${x} ${$}${jobs} gfx1103");
+        assert_eq!(finish(&text, 8, 1024), "-j8 -m1024 ${x} $8 gfx1103");
+    }
+
+    proptest! {
+        #[test]
+        fn late_form_loses_nothing(parts in prop::collection::vec("[${}a]{0,5}|jobs", 0..8)) {
+            // Each part is a parameter's value, so it is literal however it looks.
+            let mut scope = Scope::default();
+            let mut text = String::new();
+            let mut want = String::new();
+            for (index, part) in parts.iter().enumerate() {
+                if part == "jobs" {
+                    text.push_str("${jobs}");
+                    want.push('7');
+                } else {
+                    text.push_str(&format!("${{p{index}}}"));
+                    want.push_str(part);
+                    scope.params.insert(format!("p{index}"), part.clone());
+                }
+            }
+            prop_assert_eq!(finish(&scope.expand_late(&text).unwrap(), 7, 0), want);
+        }
+
+        #[test]
+        fn escaping_by_hand_works(text in "[${}a]{0,12}") {
+            let escaped = text.replace("${", "$${");
+            prop_assert_eq!(Scope::default().expand(&escaped).unwrap(), text);
+        }
+    }
+}

@@ -1,0 +1,572 @@
+//! Owns what single values of a profile mean: names, sizes, durations, paths, variables, git locations.
+//!
+//! Each function returns a sentence for a person when the value is wrong; the caller adds where.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::shape::shorten;
+
+/// Says why a value was refused, and what to write instead if that is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// What is wrong.
+    pub message: String,
+    /// What to write instead.
+    pub help: Option<String>,
+}
+
+impl Refused {
+    fn new(message: impl Into<String>) -> Self {
+        Self {
+            message: message.into(),
+            help: None,
+        }
+    }
+
+    #[must_use]
+    fn help(mut self, help: impl Into<String>) -> Self {
+        self.help = Some(help.into());
+        self
+    }
+}
+
+type Result<T> = std::result::Result<T, Refused>;
+
+/// Checks a name of a profile, image, hook, volume, step, parameter or env.
+///
+/// The same rule everywhere: such a name becomes a file name, a label and part of a command line.
+pub fn name(what: &str, text: &str) -> Result<()> {
+    let first = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let good = text.bytes().next().is_some_and(first)
+        && text.len() <= 64
+        && text
+            .bytes()
+            .all(|byte| first(byte) || matches!(byte, b'.' | b'_' | b'-'));
+    if good {
+        return Ok(());
+    }
+    let rule = "up to 64 of a-z, 0-9, `.`, `_` and `-`, starting with a letter or digit";
+    Err(Refused::new(format!("bad {what} name `{}`", shorten(text))).help(rule))
+}
+
+/// Checks the name of an environment variable.
+pub fn variable(text: &str) -> Result<()> {
+    let first = |byte: u8| byte.is_ascii_alphabetic() || byte == b'_';
+    let good = text.bytes().next().is_some_and(first)
+        && text.len() <= 256
+        && text
+            .bytes()
+            .all(|byte| first(byte) || byte.is_ascii_digit());
+    if good {
+        return Ok(());
+    }
+    let rule = "letters, digits and `_`, not starting with a digit";
+    Err(Refused::new(format!("bad variable name `{}`", shorten(text))).help(rule))
+}
+
+/// Parses a size in bytes: `230G`, `1.5 GiB`, `500MB`, `4096`.
+///
+/// `K`, `M`, `G` and `T` are powers of 1024, as in systemd and the container engines; `KB`, `MB`, `GB` and `TB` are
+/// powers of 1000.
+pub fn size(text: &str) -> Result<u64> {
+    let bad = || {
+        Refused::new(format!("bad size `{}`", shorten(text)))
+            .help("a number and K, M, G or T, such as \"230G\" or \"1.5T\"")
+    };
+    let trimmed = text.trim();
+    let end = trimmed
+        .find(|letter: char| !letter.is_ascii_digit() && letter != '.')
+        .unwrap_or(trimmed.len());
+    let (number, unit) = trimmed.split_at(end);
+    let unit = unit.trim_start();
+    let (prefix, base) = match unit.len() {
+        0 => (None, 1024_u64),
+        1 => (unit.chars().next(), 1024),
+        2 => (
+            unit.strip_suffix(['B', 'b'])
+                .and_then(|unit| unit.chars().next()),
+            1000,
+        ),
+        3 => (
+            unit.strip_suffix("iB").and_then(|unit| unit.chars().next()),
+            1024,
+        ),
+        _ => return Err(bad()),
+    };
+    let power = match prefix.map(|letter| letter.to_ascii_uppercase()) {
+        None if unit.is_empty() => 0,
+        Some('B') if unit.len() == 1 => 0,
+        Some('K') => 1,
+        Some('M') => 2,
+        Some('G') => 3,
+        Some('T') => 4,
+        _ => return Err(bad()),
+    };
+    let scale = u128::from(base.pow(power));
+    // Digits, not floats: 0.1 has no exact binary form and a size is compared for equality.
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    let digits = |text: &str| -> Option<u128> {
+        match text.len() {
+            0 => Some(0),
+            1..=18 => text.parse().ok(),
+            _ => None,
+        }
+    };
+    if whole.is_empty() || number.ends_with('.') {
+        return Err(bad());
+    }
+    let (Some(units), Some(parts)) = (digits(whole), digits(fraction)) else {
+        return Err(bad());
+    };
+    let parts = parts * scale / 10_u128.pow(u32::try_from(fraction.len()).unwrap_or(18));
+    u64::try_from(units * scale + parts).map_err(|_| bad())
+}
+
+/// Limit of an env's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MemoryMax {
+    /// Share of the machine's memory, 1 to 100.
+    Percent(u8),
+    /// Bytes.
+    Bytes(u64),
+}
+
+/// Parses a memory limit: a size or a percentage.
+pub fn memory_max(text: &str) -> Result<MemoryMax> {
+    let Some(number) = text.trim().strip_suffix('%') else {
+        return match size(text) {
+            Ok(0) => Err(Refused::new("a memory limit of nothing")),
+            Ok(bytes) => Ok(MemoryMax::Bytes(bytes)),
+            Err(refused) => Err(refused.help(
+                "a size such as \"48G\", or a share of the machine's memory such as \"90%\"",
+            )),
+        };
+    };
+    match number.trim_end().parse() {
+        Ok(percent @ 1..=100) => Ok(MemoryMax::Percent(percent)),
+        _ => {
+            Err(Refused::new(format!("bad percentage `{}`", shorten(text)))
+                .help("\"1%\" to \"100%\""))
+        }
+    }
+}
+
+/// Parses a duration: `90s`, `10m`, `2h 30m`, `1d`.
+pub fn duration(text: &str) -> Result<Duration> {
+    let bad = || {
+        Refused::new(format!("bad duration `{}`", shorten(text)))
+            .help("numbers with d, h, m or s, such as \"2h 30m\"")
+    };
+    let mut rest = text.trim();
+    let mut seconds = 0_u64;
+    if rest.is_empty() {
+        return Err(bad());
+    }
+    while !rest.is_empty() {
+        let digits = rest
+            .find(|letter: char| !letter.is_ascii_digit())
+            .ok_or_else(bad)?;
+        let number: u64 = rest[..digits].parse().map_err(|_| bad())?;
+        let after = rest[digits..].trim_start();
+        let letters = after
+            .find(|letter: char| !letter.is_ascii_alphabetic())
+            .unwrap_or(after.len());
+        let unit = match &after[..letters] {
+            "s" | "sec" => 1,
+            "m" | "min" => 60,
+            "h" => 3600,
+            "d" => 86_400,
+            _ => return Err(bad()),
+        };
+        let part = number.checked_mul(unit).ok_or_else(bad)?;
+        seconds = seconds.checked_add(part).ok_or_else(bad)?;
+        rest = after[letters..].trim_start();
+    }
+    // A year: above it a timeout is a mistake, and sums with clock readings stay far from overflow.
+    match seconds {
+        0 => Err(Refused::new("a duration of nothing")),
+        1..=31_536_000 => Ok(Duration::from_secs(seconds)),
+        _ => Err(Refused::new(format!(
+            "duration `{}` is longer than a year",
+            shorten(text)
+        ))),
+    }
+}
+
+/// Checks a path inside the env: absolute and in its only spelling, so that two equal paths are equal strings.
+pub fn inside(text: &str) -> Result<()> {
+    let shown = shorten(text);
+    if text.len() > 4095 {
+        return Err(Refused::new("a path longer than 4095 bytes"));
+    }
+    if text.chars().any(char::is_control) {
+        return Err(Refused::new(format!(
+            "control character in the path `{shown}`"
+        )));
+    }
+    if !text.starts_with('/') {
+        return Err(Refused::new(format!("`{shown}` is not an absolute path"))
+            .help("a path in the env starts with `/`"));
+    }
+    let mut parts = Vec::new();
+    for part in text.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => {
+                parts.pop();
+            }
+            part => parts.push(part),
+        }
+    }
+    let normal = format!("/{}", parts.join("/"));
+    match normal == text {
+        true => Ok(()),
+        false => Err(Refused::new(format!("`{shown}` is not a normal path"))
+            .help(format!("write `{}`", shorten(&normal)))),
+    }
+}
+
+/// Checks where something may be put in the env: not over what the engine mounts itself.
+pub fn destination(text: &str) -> Result<()> {
+    inside(text)?;
+    let below = |dir: &str| {
+        text == dir
+            || text
+                .strip_prefix(dir)
+                .is_some_and(|rest| rest.starts_with('/'))
+    };
+    let taken = text == "/"
+        || ["/proc", "/sys", "/dev", "/run/rockenv"]
+            .into_iter()
+            .any(below)
+        || matches!(text, "/run" | "/tmp");
+    match taken {
+        false => Ok(()),
+        true => Err(Refused::new(format!("`{}` belongs to the engine", shorten(text)))
+            .help("not `/`, `/run`, `/tmp`, nor anything in `/proc`, `/sys`, `/dev` or `/run/rockenv`")),
+    }
+}
+
+/// Checks a path relative to the profile's directory, which it must not leave.
+pub fn beside(text: &str) -> Result<()> {
+    let shown = shorten(text);
+    let advice = "relative to the profile's directory, such as `files/build.sh`";
+    if text.len() > 4095 || text.chars().any(char::is_control) {
+        return Err(Refused::new(format!("bad path `{shown}`")).help(advice));
+    }
+    if text.starts_with('/') || text.starts_with('~') {
+        return Err(Refused::new(format!("`{shown}` is not relative")).help(advice));
+    }
+    if text.split('/').any(|part| part == "..") {
+        return Err(Refused::new(format!("`{shown}` leaves the profile's directory")).help(advice));
+    }
+    if text.is_empty() || text.split('/').any(|part| matches!(part, "" | ".")) {
+        return Err(Refused::new(format!("`{shown}` is not a normal path")).help(advice));
+    }
+    Ok(())
+}
+
+/// Checks a git repository's location.
+///
+/// A closed list, because git runs on the host: `ext::` runs a command there, and a leading dash is an option.
+pub fn git_url(text: &str) -> Result<()> {
+    let bad = || {
+        Refused::new(format!("bad git URL `{}`", shorten(text)))
+            .help("https://, http://, ssh://, git:// or file://, or user@host:path")
+    };
+    if text
+        .chars()
+        .any(|letter| letter.is_control() || letter == ' ')
+    {
+        return Err(bad());
+    }
+    let host = ["https://", "http://", "ssh://", "git://"]
+        .into_iter()
+        .find_map(|scheme| text.strip_prefix(scheme));
+    if let Some(host) = host {
+        let host = host.split('/').next().unwrap_or_default();
+        // After the user name, too: ssh would read `git@-oProxyCommand=...` as an option.
+        let named = host.rsplit('@').next().unwrap_or_default();
+        return if named.is_empty() || named.starts_with('-') || host.starts_with('-') {
+            Err(bad())
+        } else {
+            Ok(())
+        };
+    }
+    if text
+        .strip_prefix("file://")
+        .is_some_and(|path| path.starts_with('/'))
+    {
+        return Ok(());
+    }
+    match text.split_once(':') {
+        Some((host, path)) => {
+            let (user, host) = host.split_once('@').ok_or_else(bad)?;
+            let word = |text: &str| {
+                !text.starts_with('-')
+                    && !text.is_empty()
+                    && text.chars().all(|letter| {
+                        letter.is_ascii_alphanumeric() || matches!(letter, '.' | '-' | '_')
+                    })
+            };
+            if word(user) && word(host) && !path.is_empty() && !path.starts_with(':') {
+                Ok(())
+            } else {
+                Err(bad())
+            }
+        }
+        None => Err(bad()),
+    }
+}
+
+/// Checks a git revision: nothing that git could read as an option or a range.
+pub fn git_rev(text: &str) -> Result<()> {
+    let odd = |letter: char| {
+        letter.is_control() || matches!(letter, ' ' | '~' | '^' | ':' | '?' | '*' | '[' | '\\')
+    };
+    if text.is_empty()
+        || text.starts_with('-')
+        || text.contains("..")
+        || text.contains("@{")
+        || text.chars().any(odd)
+    {
+        return Err(Refused::new(format!("bad revision `{}`", shorten(text)))
+            .help("a commit, tag or branch"));
+    }
+    Ok(())
+}
+
+/// Checks a package name as package managers take it, with its version or architecture.
+pub fn package(text: &str) -> Result<()> {
+    let odd = |letter: char| letter.is_control() || letter.is_whitespace();
+    if text.is_empty() || text.starts_with('-') || text.chars().any(odd) {
+        return Err(
+            Refused::new(format!("bad package name `{}`", shorten(text)))
+                .help("one package for each entry"),
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names() {
+        for good in ["a", "0", "gfx1103", "ubuntu-24.04", "a..b", &"a".repeat(64)] {
+            name("step", good).unwrap();
+        }
+        for bad in [
+            "",
+            "A",
+            ".a",
+            "-a",
+            "a/b",
+            "../a",
+            "a b",
+            "a\0",
+            "ä",
+            "a\n",
+            &"a".repeat(65),
+            "${target}",
+        ] {
+            assert!(name("step", bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn variables() {
+        for good in ["A", "_", "a_1", "ROCM_PATH"] {
+            variable(good).unwrap();
+        }
+        for bad in ["", "1A", "A=B", "A B", "A\n", "Ä"] {
+            assert!(variable(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn sizes() {
+        for (text, want) in [
+            ("0", 0),
+            ("4096", 4096),
+            ("4096B", 4096),
+            ("4K", 4 << 10),
+            ("1.5G", 3 << 29),
+            ("230G", 230 << 30),
+            ("230 GiB", 230 << 30),
+            ("230GB", 230_000_000_000),
+            ("2t", 2 << 40),
+            ("0.1GB", 100_000_000),
+        ] {
+            assert_eq!(size(text), Ok(want), "{text}");
+        }
+        for bad in [
+            "",
+            "G",
+            "-1G",
+            "1P",
+            "1..5G",
+            "1.G",
+            ".5G",
+            "1e3",
+            "99999999999T",
+            "1 2G",
+            "1GiBs",
+            "1BB",
+            "1€",
+            "٣G",
+        ] {
+            assert!(size(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn memory_limits() {
+        assert_eq!(memory_max("90%"), Ok(MemoryMax::Percent(90)));
+        assert_eq!(memory_max("48G"), Ok(MemoryMax::Bytes(48 << 30)));
+        for bad in ["0%", "101%", "%", "0", "-5%", "9.5%", "lots"] {
+            assert!(memory_max(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn durations() {
+        for (text, want) in [
+            ("90s", 90),
+            ("10m", 600),
+            ("2h 30m", 9000),
+            ("2h30m", 9000),
+            ("1d", 86_400),
+            ("5 min", 300),
+        ] {
+            assert_eq!(duration(text), Ok(Duration::from_secs(want)), "{text}");
+        }
+        for bad in [
+            "",
+            "10",
+            "m",
+            "2w",
+            "1h -3m",
+            "0s",
+            "366d",
+            "99999999999999999999s",
+            "1.5h",
+            "18446744073709551615d",
+        ] {
+            assert!(duration(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn paths_inside() {
+        for good in [
+            "/a",
+            "/a/b",
+            "/run/user",
+            "/tmp/x",
+            "/runner",
+            "/process",
+            "/a b",
+            "/run/rockenvx",
+        ] {
+            destination(good).unwrap();
+        }
+        for bad in [
+            "",
+            "a",
+            "./a",
+            "/",
+            "/proc",
+            "/proc/1",
+            "/sys",
+            "/dev/kfd",
+            "/run",
+            "/run/rockenv",
+            "/run/rockenv/bin",
+            "/tmp",
+            "/a/",
+            "/a//b",
+            "/a/./b",
+            "/a/../proc",
+            "/a\nb",
+            "//proc",
+            "~",
+        ] {
+            assert!(destination(bad).is_err(), "{bad:?}");
+        }
+        assert_eq!(
+            inside("/a/../b//c/").unwrap_err().help.unwrap(),
+            "write `/b/c`"
+        );
+    }
+
+    #[test]
+    fn paths_beside() {
+        for good in ["a", "a/b.sh", "..a"] {
+            beside(good).unwrap();
+        }
+        for bad in [
+            "",
+            ".",
+            "..",
+            "../a",
+            "a/../../b",
+            "/a",
+            "~/a",
+            "a//b",
+            "a/",
+            "a\0b",
+        ] {
+            assert!(beside(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn git_locations() {
+        for good in [
+            "https://github.com/ROCm/TheRock",
+            "ssh://git@example.org:22/x",
+            "git@github.com:ROCm/TheRock.git",
+            "file:///srv/git/x",
+        ] {
+            git_url(good).unwrap();
+        }
+        for bad in [
+            "",
+            "-x",
+            "ext::sh -c id",
+            "ext::id",
+            "fd::3",
+            "ssh://-oProxyCommand=id/x",
+            "ssh://git@-oProxyCommand=id/x",
+            "-a@b:c",
+            "a@-b:c",
+            "file://x",
+            "/srv/x",
+            "a@b::c",
+            "https:///x",
+        ] {
+            assert!(git_url(bad).is_err(), "{bad:?}");
+        }
+        for good in ["89553ce3746e", "v1.2", "main", "release/7.1"] {
+            git_rev(good).unwrap();
+        }
+        for bad in ["", "-x", "a..b", "a b", "HEAD~1", "@{-1}"] {
+            assert!(git_rev(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn packages() {
+        for good in ["hipcc", "g++", "libc6:arm64", "rocm=7.0", "hipcc/forky"] {
+            package(good).unwrap();
+        }
+        for bad in ["", "-y", "a b", "a\n"] {
+            assert!(package(bad).is_err(), "{bad:?}");
+        }
+    }
+}
