@@ -5,5 +5,6 @@
 pub mod builtin;
 pub mod error;
 pub mod profile;
+pub mod spec;
 mod suggest;
 pub mod target;
