@@ -60,7 +60,7 @@ pub struct Spec {
     pub volumes: Vec<Volume>,
     /// Steps in order.
     pub steps: Vec<Step>,
-    /// Steps that `when` leaves out.
+    /// Steps that `when` or a missing GPU leaves out.
     pub skipped: Vec<Skipped>,
 }
 

@@ -26,6 +26,8 @@ pub struct Inputs {
     pub params: BTreeMap<String, String>,
     /// What will run the steps.
     pub engine: Engine,
+    /// The env gets a GPU. Without, steps with `gpu` are left out: not passed, and in no later step's key.
+    pub gpu: bool,
     /// Who the steps run as.
     pub user: BuildUser,
     /// What `~` stands for: the invoking user's home, also under sudo.
@@ -315,16 +317,17 @@ impl<'a> Resolver<'a> {
             let wanted: Vec<_> = wanted.iter().map(Target::name).collect();
             return Some(format!("only for {}, not for {shown}", wanted.join(", ")));
         }
-        let engines = when.engine.as_ref()?;
-        if engines.contains(&self.inputs.engine) {
-            return None;
+        if let Some(engines) = &when.engine
+            && !engines.contains(&self.inputs.engine)
+        {
+            let engines: Vec<_> = engines.iter().map(Engine::name).collect();
+            return Some(format!(
+                "only with {}, not with {}",
+                engines.join(", "),
+                self.inputs.engine
+            ));
         }
-        let engines: Vec<_> = engines.iter().map(Engine::name).collect();
-        Some(format!(
-            "only with {}, not with {}",
-            engines.join(", "),
-            self.inputs.engine.name()
-        ))
+        (step.gpu && !self.inputs.gpu).then(|| "needs a GPU, and there is none".to_owned())
     }
 
     /// Returns nothing for a step with a problem; its key is the base's until all steps are there.

@@ -12,6 +12,7 @@ fn inputs() -> Inputs {
         targets: Vec::new(),
         params: BTreeMap::new(),
         engine: Engine::Nspawn,
+        gpu: true,
         user: BuildUser::new(1000, 1000),
         host_home: PathBuf::from("/home/me"),
         image_key: "image-1".to_owned(),
@@ -454,6 +455,27 @@ run = "d"
         ..inputs()
     };
     assert_eq!(keys(text, &docker), keys(&without, &docker));
+}
+
+// Or an env that was made without a GPU would count as tested when one is there.
+#[test]
+fn without_a_gpu_its_steps_are_left_out() {
+    let with = spec(TEXT, &inputs());
+    let without = spec(
+        TEXT,
+        &Inputs {
+            gpu: false,
+            ..inputs()
+        },
+    );
+    assert_eq!(without.skipped.len(), 1);
+    assert_eq!(without.skipped[0].reason, "needs a GPU, and there is none");
+    assert!(without.step("test").is_none());
+    assert_eq!(without.step("build"), with.step("build"));
+    assert_ne!(
+        without.step("export").unwrap().key,
+        with.step("export").unwrap().key
+    );
 }
 
 #[test]
