@@ -8,6 +8,7 @@ pub mod rootfs;
 pub mod ui;
 pub mod usage;
 pub mod image;
-pub mod profile;
+pub mod spec;
 mod suggest;
 pub mod target;
+pub mod profile;

@@ -174,6 +174,23 @@ pub enum Engine {
     Podman,
 }
 
+impl Engine {
+    /// Returns the name as people write it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Nspawn => "nspawn",
+            Self::Docker => "docker",
+            Self::Podman => "podman",
+        }
+    }
+}
+
+impl std::fmt::Display for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.name())
+    }
+}
+
 /// One unit of work: exactly one of `run`, `packages`, `copy` and `export`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]

@@ -418,7 +418,7 @@ fn parse(name: &str, sources: &Sources) -> Result<File> {
             Ok(file) => return Ok(file),
             // `shape` found nothing and serde did: still an error with a place, only less kind.
             Err(error) => {
-                problems.push(Problem::new(&place(error.span()), error.message(), "here"))
+                problems.push(Problem::new(&place(error.span()), error.message(), "here"));
             }
         }
     }

@@ -20,11 +20,16 @@ pub mod value;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+pub(crate) use check::host_path;
+pub(crate) use copy::hex;
 pub use copy::{CopiedFile, CopiedItem, CopyFiles, Entry, copy_files, copy_key};
 pub use file::{Access, Engine, User, VolumeKind, schema};
 pub use lint::check;
+#[cfg(test)]
+pub(crate) use load::from_text;
 pub use load::{Listed, Origin, is_path, list, load};
 pub use report::At;
+pub(crate) use report::{Problem, invalid};
 pub use template::template;
 pub use value::MemoryMax;
 

@@ -63,7 +63,7 @@ impl Walk {
             DeValue::String(text) => self.string(name, text, value.span(), schema),
             DeValue::Array(items) => {
                 if let Some(schema) = schema.get("items") {
-                    for item in items.iter() {
+                    for item in items {
                         self.value(&format!("{name} entry"), item, schema);
                     }
                 }

@@ -382,7 +382,7 @@ mod tests {
                     text.push_str("${jobs}");
                     want.push('7');
                 } else {
-                    text.push_str(&format!("${{p{index}}}"));
+                    text.extend(["${p", &index.to_string(), "}"]);
                     want.push_str(part);
                     scope.params.insert(format!("p{index}"), part.clone());
                 }

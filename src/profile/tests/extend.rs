@@ -1,0 +1,230 @@
+//! How files extend each other.
+
+use super::*;
+
+const BASE: &str = r#"
+image = "debian"
+targets = ["gfx1100"]
+hooks = ["one"]
+params = { suite = "trixie", arch = "x" }
+[resources]
+disk = "10G"
+memory-max = "90%"
+[env]
+A = "1"
+B = "1"
+[[volume]]
+name = "src"
+kind = "source"
+git = "https://example.org/x"
+rev = "main"
+target = "/src"
+[[step]]
+name = "tools"
+packages = ["cmake"]
+[[step]]
+name = "build"
+timeout = "1h"
+inputs = ["src"]
+env = { X = "1", Y = "1" }
+run = "make"
+[[step]]
+name = "test"
+run = "make test"
+"#;
+
+#[test]
+fn extending_merges_by_key_and_name() {
+    let child = r#"
+extends = "base"
+targets = ["gfx1103"]
+params = { suite = "forky" }
+[resources]
+disk = "20G"
+[env]
+B = "2"
+[[volume]]
+name = "src"
+path = "/srv/x"
+[[volume]]
+name = "out"
+kind = "output"
+target = "/out"
+[[step]]
+name = "patch"
+after = "tools"
+run = "patch"
+[[step]]
+name = "build"
+env = { Y = "2" }
+run = "ninja"
+[[step]]
+name = "test"
+remove = true
+[[step]]
+name = "export"
+export = [{ from = "/x", to = "out" }]
+"#;
+    let (_dir, dirs) = dir(&[("base.toml", BASE), ("child.toml", child)]);
+    let profile = load(&dirs, "child").unwrap();
+    assert_eq!(profile.image.as_str(), "debian");
+    assert_eq!(format!("{:?}", profile.targets), "[gfx1103]");
+    assert_eq!(profile.hooks, ["one"]);
+    assert_eq!(profile.params["suite"], "forky");
+    assert_eq!(profile.params["arch"], "x");
+    assert_eq!(profile.resources.disk, Some(20 << 30));
+    assert_eq!(profile.resources.memory_max, Some(MemoryMax::Percent(90)));
+    assert_eq!(
+        (profile.env["A"].as_str(), profile.env["B"].as_str()),
+        ("1", "2")
+    );
+    assert_eq!(profile.volumes[0].target, "/src");
+    assert!(
+        matches!(&profile.volumes[0].source, VolumeSource::Path(path) if path.as_str() == "/srv/x")
+    );
+    let names: Vec<_> = profile
+        .steps
+        .iter()
+        .map(|step| step.name.as_str())
+        .collect();
+    assert_eq!(names, ["tools", "patch", "build", "export"]);
+    let build = &profile.steps[2];
+    assert!(matches!(&build.action, Action::Run { script, .. } if script.as_str() == "ninja"));
+    assert_eq!(build.timeout, Some(Duration::from_secs(3600)));
+    assert_eq!(build.inputs, ["src"]);
+    assert_eq!(
+        (build.env["X"].as_str(), build.env["Y"].as_str()),
+        ("1", "2")
+    );
+    assert_eq!(profile.files().count(), 2);
+}
+
+#[test]
+fn another_action_replaces_the_inherited_one() {
+    let child = "extends = \"base\"\n[[step]]\nname = \"build\"\npackages = [\"x\"]\n";
+    let (_dir, dirs) = dir(&[("base.toml", BASE), ("child.toml", child)]);
+    let profile = load(&dirs, "child").unwrap();
+    assert!(matches!(profile.steps[1].action, Action::Packages(_)));
+    assert_eq!(profile.steps[1].user, User::Root);
+}
+
+#[test]
+fn errors_name_the_file_they_are_in() {
+    let base = BASE.replace("10G", "10 gigs");
+    let child = "extends = \"sub/base.toml\"\n[gpu]\nneeded-by = [\"biuld\"]\n";
+    let (dir, dirs) = dir(&[("sub/base.toml", &base), ("child.toml", child)]);
+    let error = load(&dirs, "child").unwrap_err();
+    let root = fs_err::canonicalize(dir.path()).unwrap();
+    let message = error.message().replace(root.to_str().unwrap(), "/profiles");
+    insta::assert_snapshot!(message, @r#"
+    profile `child` is invalid: 2 errors
+      × there is no step `biuld`
+       ╭─[/profiles/child.toml:4:14]
+     3 │ [gpu]
+     4 │ needed-by = ["biuld"]
+       ·              ───┬───
+       ·                 ╰── not found
+       ╰────
+      help: did you mean `build`?
+      × bad size `10 gigs`
+       ╭─[/profiles/sub/base.toml:8:8]
+     7 │ [resources]
+     8 │ disk = "10 gigs"
+       ·        ────┬────
+       ·            ╰── here
+     9 │ memory-max = "90%"
+       ╰────
+      help: a number and K, M, G or T, such as "230G" or "1.5T"
+    "#);
+}
+
+#[test]
+fn chains_end() {
+    let minimal = "image = \"debian\"\n";
+    let (_dir, dirs) = dir(&[
+        ("a.toml", "extends = \"b\""),
+        ("b.toml", "extends = \"./c.toml\""),
+        ("c.toml", "extends = \"a\""),
+        ("me.toml", "extends = \"me\""),
+        ("path.toml", "extends = \"path.toml\""),
+        ("abs.toml", "extends = \"/etc/x.toml\""),
+        ("up.toml", "extends = \"../../x\""),
+        ("gone.toml", "extends = \"minmial\""),
+        ("minimal.toml", minimal),
+        ("sub/down.toml", "extends = \"../minimal.toml\""),
+    ]);
+    let message = |name: &str| {
+        let error = load(&dirs, name).unwrap_err();
+        assert_eq!(error.kind(), Kind::Invalid);
+        error.message().to_owned()
+    };
+    for name in ["a", "b", "c"] {
+        assert!(
+            message(name).contains("× `extends` goes in a circle"),
+            "{}",
+            message(name)
+        );
+    }
+    assert!(
+        message("me").contains("`me` extends itself"),
+        "{}",
+        message("me")
+    );
+    assert!(
+        message("path").contains("goes in a circle"),
+        "{}",
+        message("path")
+    );
+    assert!(
+        message("abs").contains("is not relative to this file"),
+        "{}",
+        message("abs")
+    );
+    assert!(
+        message("up").contains("bad profile name `../../x`"),
+        "{}",
+        message("up")
+    );
+    assert!(
+        message("gone").contains("did you mean `minimal`"),
+        "{}",
+        message("gone")
+    );
+    let path = dirs[0].join("sub/down.toml");
+    assert_eq!(load(&dirs, path.to_str().unwrap()).unwrap().name, "down");
+
+    let names: Vec<String> = (0..20).map(|number| format!("n{number}.toml")).collect();
+    let texts: Vec<String> = (1..21)
+        .map(|number| format!("extends = \"n{number}\""))
+        .collect();
+    let files: Vec<_> = names
+        .iter()
+        .map(String::as_str)
+        .zip(texts.iter().map(String::as_str))
+        .collect();
+    let (_dir, dirs) = self::dir(&files);
+    let error = load(&dirs, "n0").unwrap_err();
+    assert!(
+        error.message().contains("more than 16 profiles"),
+        "{}",
+        error.message()
+    );
+}
+
+#[test]
+fn a_profile_can_extend_the_one_it_shadows() {
+    let (_low, low) = dir(&[("x.toml", "image = \"debian\"\ndescription = \"low\"")]);
+    let (_high, high) = dir(&[("x.toml", "extends = \"x\"\nimage = \"arch\"")]);
+    let dirs = [high, low].concat();
+    let profile = load(&dirs, "x").unwrap();
+    assert_eq!(
+        (profile.image.as_str(), profile.description.as_str()),
+        ("arch", "low")
+    );
+    let listed: Vec<_> = list(&dirs)
+        .unwrap()
+        .into_iter()
+        .filter(|listed| listed.name == "x")
+        .collect();
+    assert_eq!(listed.len(), 1);
+}

@@ -1,0 +1,466 @@
+//! What a person sees of a wrong profile.
+
+use super::*;
+
+#[test]
+fn structure_is_checked_all_at_once() {
+    let text = r#"schema = 1
+image = "debian"
+volumes = []
+disk = 3
+
+[resources]
+memory_per_job = "4G"
+tasks-max = "many"
+
+[[volume]]
+name = "src"
+kind = "sauce"
+
+[[step]]
+run = true
+packages = "hipcc"
+"#;
+    insta::assert_snapshot!(message(text), @r#"
+    profile `p` is invalid: 8 errors
+      × unknown key `volumes`
+       ╭─[/p/p.toml:3:1]
+     2 │ image = "debian"
+     3 │ volumes = []
+       · ───┬───
+       ·    ╰── unknown
+     4 │ disk = 3
+       ╰────
+      help: did you mean `volume`?
+      × unknown key `disk`
+       ╭─[/p/p.toml:4:1]
+     3 │ volumes = []
+     4 │ disk = 3
+       · ──┬─
+       ·   ╰── unknown
+     5 │ 
+       ╰────
+      help: it belongs into [resources]
+      × unknown key `memory_per_job`
+       ╭─[/p/p.toml:7:1]
+     6 │ [resources]
+     7 │ memory_per_job = "4G"
+       · ───────┬──────
+       ·        ╰── unknown
+     8 │ tasks-max = "many"
+       ╰────
+      help: did you mean `memory-per-job`?
+      × `tasks-max` must be a whole number
+       ╭─[/p/p.toml:8:13]
+     7 │ memory_per_job = "4G"
+     8 │ tasks-max = "many"
+       ·             ───┬──
+       ·                ╰── this is a string
+     9 │ 
+       ╰────
+      × `kind` cannot be `sauce`
+        ╭─[/p/p.toml:12:8]
+     11 │ name = "src"
+     12 │ kind = "sauce"
+        ·        ───┬───
+        ·           ╰── unknown value
+     13 │ 
+        ╰────
+      help: did you mean `source`?
+      × missing key `name` in step entry
+        ╭─[/p/p.toml:14:1]
+     13 │ 
+     14 │ [[step]]
+        · ────┬───
+        ·     ╰── here
+     15 │ run = true
+        ╰────
+      × `run` must be a string
+        ╭─[/p/p.toml:15:7]
+     14 │ [[step]]
+     15 │ run = true
+        ·       ──┬─
+        ·         ╰── this is a boolean
+     16 │ packages = "hipcc"
+        ╰────
+      help: write `"true"`
+      × `packages` must be an array
+        ╭─[/p/p.toml:16:12]
+     15 │ run = true
+     16 │ packages = "hipcc"
+        ·            ───┬───
+        ·               ╰── this is a string
+        ╰────
+      help: write `["hipcc"]`
+    "#);
+}
+
+#[test]
+fn values_are_checked_all_at_once() {
+    let text = r#"schema = 1
+image = "debian"
+targets = ["gfx1013", "gfx110X-igpu"]
+
+[resources]
+disk = "230 gigs"
+memory-max = "110%"
+
+[gpu]
+needed-by = ["tset"]
+
+[[volume]]
+name = "src"
+kind = "source"
+target = "therock/src"
+
+[[volume]]
+name = "tmp"
+kind = "build"
+target = "/proc/x"
+
+[[step]]
+name = "test"
+timeout = "2 hours"
+inputs = ["scr"]
+run = '''
+cmake -DGPU=${traget} \
+  -DHOME=${HOME}
+'''
+"#;
+    insta::assert_snapshot!(message(text), @r#"
+    profile `p` is invalid: 12 errors
+      × unknown target `gfx1013`
+       ╭─[/p/p.toml:3:12]
+     2 │ image = "debian"
+     3 │ targets = ["gfx1013", "gfx110X-igpu"]
+       ·            ────┬────
+       ·                ╰── not in the table
+     4 │ 
+       ╰────
+      help: did you mean `gfx1010`? `rockenv target ls` shows them all
+      × unknown target `gfx110X-igpu`
+       ╭─[/p/p.toml:3:23]
+     2 │ image = "debian"
+     3 │ targets = ["gfx1013", "gfx110X-igpu"]
+       ·                       ───────┬──────
+       ·                              ╰── not in the table
+     4 │ 
+       ╰────
+      help: `gfx110X-igpu` is a family, name one or more of its targets: gfx1103
+      × bad size `230 gigs`
+       ╭─[/p/p.toml:6:8]
+     5 │ [resources]
+     6 │ disk = "230 gigs"
+       ·        ─────┬────
+       ·             ╰── here
+     7 │ memory-max = "110%"
+       ╰────
+      help: a number and K, M, G or T, such as "230G" or "1.5T"
+      × bad percentage `110%`
+       ╭─[/p/p.toml:7:14]
+     6 │ disk = "230 gigs"
+     7 │ memory-max = "110%"
+       ·              ───┬──
+       ·                 ╰── here
+     8 │ 
+       ╰────
+      help: "1%" to "100%"
+      × there is no step `tset`
+        ╭─[/p/p.toml:10:14]
+      9 │ [gpu]
+     10 │ needed-by = ["tset"]
+        ·              ───┬──
+        ·                 ╰── not found
+     11 │ 
+        ╰────
+      help: did you mean `test`?
+      × source `src` has neither `path` nor `git`
+        ╭─[/p/p.toml:13:8]
+     12 │ [[volume]]
+     13 │ name = "src"
+        ·        ──┬──
+        ·          ╰── this one
+     14 │ kind = "source"
+        ╰────
+      × `therock/src` is not an absolute path
+        ╭─[/p/p.toml:15:10]
+     14 │ kind = "source"
+     15 │ target = "therock/src"
+        ·          ──────┬──────
+        ·                ╰── here
+     16 │ 
+        ╰────
+      help: a path in the env starts with `/`
+      × `/proc/x` belongs to the engine
+        ╭─[/p/p.toml:20:10]
+     19 │ kind = "build"
+     20 │ target = "/proc/x"
+        ·          ────┬────
+        ·              ╰── here
+     21 │ 
+        ╰────
+      help: not `/`, `/run`, `/tmp`, nor anything in `/proc`, `/sys`, `/dev` or `/run/rockenv`
+      × bad duration `2 hours`
+        ╭─[/p/p.toml:24:11]
+     23 │ name = "test"
+     24 │ timeout = "2 hours"
+        ·           ────┬────
+        ·               ╰── here
+     25 │ inputs = ["scr"]
+        ╰────
+      help: numbers with d, h, m or s, such as "2h 30m"
+      × there is no volume of kind `source` called `scr`
+        ╭─[/p/p.toml:25:11]
+     24 │ timeout = "2 hours"
+     25 │ inputs = ["scr"]
+        ·           ──┬──
+        ·             ╰── not found
+     26 │ run = '''
+        ╰────
+      help: did you mean `src`?
+      × unknown `${traget}`
+        ╭─[/p/p.toml:27:13]
+     26 │ run = '''
+     27 │ cmake -DGPU=${traget} \
+        ·             ────┬────
+        ·                 ╰── here
+     28 │   -DHOME=${HOME}
+        ╰────
+      help: did you mean `${target}`? write `$${traget}` for a shell's own
+      × unknown `${HOME}`
+        ╭─[/p/p.toml:28:10]
+     27 │ cmake -DGPU=${traget} \
+     28 │   -DHOME=${HOME}
+        ·          ───┬───
+        ·             ╰── here
+     29 │ '''
+        ╰────
+      help: write `$${HOME}` for a shell's own, or add `HOME` to [params]
+    "#);
+}
+
+#[test]
+fn sentences_about_structure() {
+    for (text, want) in [
+        ("image = \"x\"", "missing key `schema` in the profile"),
+        (
+            "schema = 2\nimage = \"x\"",
+            "this rockenv reads version 1 of the format, not 2",
+        ),
+        ("schema = 1", "no image"),
+        ("schema = 1\nimage = 3", "`image` must be a string"),
+        (
+            "schema = 1\nimage = \"x\"\n[volume]\nname = \"a\"",
+            "`volume` must be an array",
+        ),
+        (
+            "schema = 1\nimage = \"x\"\nimage = \"y\"",
+            "this is not TOML: duplicate key",
+        ),
+        (
+            "schema = 1\nimage = \"a\\u0000b\"",
+            "`image` contains a NUL byte",
+        ),
+        ("schema = 1\nimage = \"../x\"", "bad image name `../x`"),
+        (
+            "schema = 1\nimage = \"x\"\n[params]\njobs = \"3\"",
+            "`${jobs}` has a meaning of its own",
+        ),
+        (
+            "schema = 1\nimage = \"x\"\n[params]\na = \"${b}\"",
+            "a parameter's value is not expanded",
+        ),
+        (
+            "schema = 1\nimage = \"x\"\n[env]\n\"A=B\" = \"1\"",
+            "bad variable name `A=B`",
+        ),
+        (
+            "schema = 1\nimage = \"x\"\n[env]\nA = 1",
+            "`A` must be a string",
+        ),
+        (
+            "schema = 1\nimage = \"x\"\n[runtime-env]\nA = \"${jobs}\"",
+            "`${jobs}` is not known here",
+        ),
+        (
+            "schema = 1\nimage = \"x\"\nhooks = [\"a\", \"a\"]",
+            "hook `a` is there twice",
+        ),
+        (
+            "schema = 1\nimage = \"x\"\ntargets = [\"gfx1100\", \"gfx1100\"]",
+            "target `gfx1100` is there twice",
+        ),
+    ] {
+        assert_eq!(sentences(text), [want], "{text}");
+    }
+}
+
+#[test]
+fn sentences_about_volumes() {
+    for (body, want) in [
+        ("kind = \"build\"", "volume `v` has no `target`"),
+        ("target = \"/v\"", "volume `v` has no `kind`"),
+        (
+            "kind = \"host\"\ntarget = \"/v\"",
+            "host volume `v` has no `path`",
+        ),
+        (
+            "kind = \"source\"\ntarget = \"/v\"",
+            "source `v` has neither `path` nor `git`",
+        ),
+        (
+            "kind = \"source\"\ntarget = \"/v\"\npath = \"/x\"\ngit = \"https://x/y\"",
+            "a source has a `path` or a `git`, not both",
+        ),
+        (
+            "kind = \"cache\"\ntarget = \"/v\"\npath = \"/x\"",
+            "`path` is for volumes of kind `source`, `output` and `host`",
+        ),
+        (
+            "kind = \"cache\"\ntarget = \"/v\"\ngit = \"https://x/y\"",
+            "`git` is for a volume of kind `source`",
+        ),
+        (
+            "kind = \"build\"\ntarget = \"/v\"\nmax = \"1G\"",
+            "`max` is for a volume of kind `cache`",
+        ),
+        (
+            "kind = \"host\"\ntarget = \"/v\"\npath = \"/x\"\nrev = \"a\"",
+            "`rev` is for a volume with `git`",
+        ),
+        (
+            "kind = \"host\"\ntarget = \"/v\"\npath = \"~joe/x\"",
+            "another user's home: `~joe/x`",
+        ),
+        (
+            "kind = \"source\"\ntarget = \"/v\"\ngit = \"ext::sh -c id\"",
+            "bad git URL `ext::sh -c id`",
+        ),
+        (
+            "kind = \"source\"\ntarget = \"/v\"\ngit = \"https://x/y\"\nrev = \"--upload-pack=id\"",
+            "bad revision `--upload-pack=id`",
+        ),
+        (
+            "kind = \"source\"\ntarget = \"/v\"\ngit = \"https://x/y\"\ndepth = 0",
+            "`depth` is 0",
+        ),
+        (
+            "kind = \"build\"\ntarget = \"/\"",
+            "`/` belongs to the engine",
+        ),
+        (
+            "kind = \"build\"\ntarget = \"/run/rockenv/x\"",
+            "`/run/rockenv/x` belongs to the engine",
+        ),
+        (
+            "kind = \"build\"\ntarget = \"/a/../b\"",
+            "`/a/../b` is not a normal path",
+        ),
+        (
+            "kind = \"build\"\ntarget = \"/${target}\"",
+            "`target` is fixed: `${...}` means nothing in it",
+        ),
+    ] {
+        let text = format!("{HEAD}[[volume]]\nname = \"v\"\n{body}\n");
+        assert_eq!(sentences(&text), [want], "{text}");
+    }
+    let two = |a: &str, b: &str, path: &str| {
+        format!(
+            "{HEAD}[[volume]]\nname = \"{a}\"\nkind = \"build\"\ntarget = \"/v\"\n\
+             [[volume]]\nname = \"{b}\"\nkind = \"build\"\ntarget = \"{path}\"\n"
+        )
+    };
+    assert_eq!(
+        sentences(&two("a", "a", "/w")),
+        ["two volumes are called `a`"]
+    );
+    assert_eq!(
+        sentences(&two("a", "b", "/v")),
+        ["volumes `a` and `b` have one target"]
+    );
+    from_text("p", &two("a", "b", "/v/w")).unwrap();
+}
+
+#[test]
+fn sentences_about_steps() {
+    for (body, want) in [
+        ("", "step `s` does nothing"),
+        ("run = \" \"", "step `s` has nothing to do"),
+        ("packages = []", "step `s` has nothing to do"),
+        (
+            "run = \"a\"\npackages = [\"b\"]",
+            "a step does one thing: `run` or `packages`",
+        ),
+        ("packages = [\"-y\"]", "bad package name `-y`"),
+        (
+            "packages = [\"a\"]\nuser = \"builder\"",
+            "packages are installed by root",
+        ),
+        (
+            "packages = [\"a\"]\nshell = [\"/bin/sh\"]",
+            "`shell` is for a step with `run`",
+        ),
+        (
+            "run = \"a\"\nshell = [\"sh\"]",
+            "a shell starts with the absolute path of a program",
+        ),
+        (
+            "run = \"a\"\nworkdir = \"src\"",
+            "`src` is not an absolute path",
+        ),
+        ("run = \"a ${b\"", "`${` without `}`"),
+        ("run = \"a\"\nafter = \"b\"", "`s` cannot come after `b`"),
+        ("remove = true", "there is no step `s` to remove"),
+        (
+            "remove = true\nrun = \"a\"",
+            "step `s` is removed and defined at once",
+        ),
+        (
+            "copy = [{ from = \"../x\", to = \"/x\" }]",
+            "`../x` leaves the profile's directory",
+        ),
+        (
+            "copy = [{ from = \"/x\", to = \"/x\" }]",
+            "`/x` is not relative",
+        ),
+        (
+            "copy = [{ from = \"x\", to = \"x\" }]",
+            "`x` is not an absolute path",
+        ),
+        (
+            "copy = [{ from = \"x\", to = \"/dev/sda\" }]",
+            "`/dev/sda` belongs to the engine",
+        ),
+        (
+            "copy = [{ from = \"x\", to = \"/${jobs}\" }]",
+            "`${jobs}` is not known here",
+        ),
+        (
+            "copy = [{ from = \"x\" }]",
+            "missing key `to` in copy entry",
+        ),
+        (
+            "export = [{ from = \"/x\", to = \"y\" }]",
+            "there is no volume of kind `output` called `y`",
+        ),
+        (
+            "run = \"a\"\nwhen = { family = [\"gfx110x-all\"], target = [\"gfx1\"] }",
+            "unknown family `gfx110x-all`",
+        ),
+        (
+            "run = \"a\"\nwhen = { engine = [\"lxc\"] }",
+            "`engine entry` cannot be `lxc`",
+        ),
+        ("run = \"a\"\nwhen = { gpu = true }", "unknown key `gpu`"),
+    ] {
+        let text = format!("{HEAD}[[step]]\nname = \"s\"\n{body}\n");
+        assert_eq!(
+            sentences(&text).first().map(String::as_str),
+            Some(want),
+            "{text}"
+        );
+    }
+    let twice =
+        format!("{HEAD}[[step]]\nname = \"s\"\nrun = \"a\"\n[[step]]\nname = \"s\"\nrun = \"a\"\n");
+    assert_eq!(sentences(&twice), ["two steps are called `s`"]);
+}

@@ -1,0 +1,242 @@
+//! Tests of profiles as a whole: files, lists, hostile input, the schema and the reference.
+
+mod extend;
+mod messages;
+
+use std::path::{Path, PathBuf};
+
+use proptest::prelude::*;
+
+use super::load::from_text;
+use super::*;
+use crate::error::Kind;
+
+fn message(text: &str) -> String {
+    let error = from_text("p", text).unwrap_err();
+    assert_eq!(error.kind(), Kind::Invalid);
+    error.message().to_owned()
+}
+
+/// The sentences without snippets, for tables.
+fn sentences(text: &str) -> Vec<String> {
+    let message = message(text);
+    let marked = message
+        .lines()
+        .filter_map(|line| line.trim_start().strip_prefix("× "));
+    marked.map(str::to_owned).collect()
+}
+
+const HEAD: &str = "schema = 1\nimage = \"debian\"\n";
+
+/// A directory of profiles, each `name` with its text.
+fn dir(files: &[(&str, &str)]) -> (tempfile::TempDir, Vec<PathBuf>) {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, text) in files {
+        let path = dir.path().join(name);
+        fs_err::create_dir_all(path.parent().unwrap()).unwrap();
+        fs_err::write(path, format!("schema = 1\n{text}")).unwrap();
+    }
+    let dirs = vec![dir.path().to_owned()];
+    (dir, dirs)
+}
+
+#[test]
+fn lists_say_what_is_broken() {
+    let (_dir, dirs) = dir(&[
+        ("good.toml", "description = \"fine\""),
+        ("broken.toml", "description = "),
+        ("Bad Name.toml", ""),
+        ("other.txt", ""),
+    ]);
+    let dirs = [dirs, vec![PathBuf::from("/nonexistent")]].concat();
+    let listed = list(&dirs).unwrap();
+    let find = |name: &str| listed.iter().find(|listed| listed.name == name);
+    assert_eq!(find("good").unwrap().description, "fine");
+    assert!(find("broken").unwrap().problem.is_some());
+    assert!(find("Bad Name").unwrap().problem.is_some());
+    assert!(find("other").is_none());
+}
+
+#[test]
+fn hostile_files() {
+    let (dir, dirs) = dir(&[("deep.toml", &format!("image = {}", "[".repeat(100_000)))]);
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let message = |name: &str| load(&dirs, name).unwrap_err().message().to_owned();
+    let write = |name: &str, bytes: &[u8]| fs_err::write(dir.path().join(name), bytes).unwrap();
+
+    assert!(
+        message("deep").contains("is invalid"),
+        "{}",
+        message("deep")
+    );
+    write("big.toml", &b"# x\n".repeat(1 << 18));
+    assert!(
+        message("big").ends_with("big.toml is larger than 256 KiB"),
+        "{}",
+        message("big")
+    );
+    write("latin.toml", b"schema = 1\n# \xe9\n");
+    assert!(
+        message("latin").ends_with("latin.toml: line 2 is not UTF-8"),
+        "{}",
+        message("latin")
+    );
+    write("Upper.toml", b"schema = 1\nimage = \"x\"\n");
+    assert!(message(&path("Upper.toml")).contains("bad profile name `Upper`"));
+    nix::unistd::mkfifo(&dir.path().join("fifo.toml"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    assert!(message("fifo").ends_with("fifo.toml is not a regular file"));
+    assert!(message("/dev/zero").starts_with("/dev/zero"));
+    assert_eq!(
+        load(&dirs, &path("gone.toml")).unwrap_err().kind(),
+        Kind::NotFound
+    );
+    assert_eq!(
+        load(&dirs, "nothing-like-it").unwrap_err().kind(),
+        Kind::NotFound
+    );
+    for name in ["", "a b", "Ä", "a\0b", "..", &"x".repeat(65)] {
+        assert_eq!(
+            load(&dirs, name).unwrap_err().kind(),
+            Kind::Invalid,
+            "{name:?}"
+        );
+    }
+    // Many mistakes: the message stays readable.
+    let many: String = (0..5000)
+        .map(|number| format!("key{number} = 1\n"))
+        .collect();
+    write("many.toml", format!("schema = 1\n{many}").as_bytes());
+    let shown = message("many");
+    assert!(shown.starts_with("profile `many` is invalid: 5000 errors\n"));
+    assert!(shown.ends_with("and more, not shown"));
+    assert!(shown.lines().count() < 200);
+}
+
+#[test]
+fn escapes_do_not_reach_the_terminal() {
+    let text = "schema = 1\nimage = \"\\u001b[31mred\\u009b\"\n\"k\\u001b]0;x\\u0007\" = 1\n";
+    let message = message(text);
+    assert!(
+        !message
+            .chars()
+            .any(|letter| letter.is_control() && letter != '\n'),
+        "{message:?}"
+    );
+}
+
+#[test]
+fn builtin_profiles_load() {
+    let dirs = [];
+    for listed in list(&dirs).unwrap() {
+        let (profile, advice) = check(&dirs, &listed.name).unwrap();
+        assert_eq!(listed.problem, None);
+        assert!(!listed.description.is_empty(), "{}", profile.name);
+        assert_eq!(advice, Vec::<String>::new(), "{}", profile.name);
+    }
+}
+
+#[test]
+fn schema_describes_every_key() {
+    fn walk(path: &str, schema: &serde_json::Value) {
+        if let Some(properties) = schema
+            .get("properties")
+            .and_then(serde_json::Value::as_object)
+        {
+            for (key, property) in properties {
+                assert!(
+                    property.get("description").is_some(),
+                    "{path} {key} has no description"
+                );
+                walk(key, property);
+            }
+        }
+        for definition in schema
+            .get("$defs")
+            .and_then(serde_json::Value::as_object)
+            .into_iter()
+            .flatten()
+        {
+            walk(definition.0, definition.1);
+        }
+    }
+    let schema = schema();
+    walk("profile", &schema);
+    assert_eq!(schema["additionalProperties"], false);
+    assert_eq!(schema["required"], serde_json::json!(["schema"]));
+}
+
+/// Returns the TOML blocks of a document.
+fn blocks(text: &str) -> Vec<String> {
+    let mut blocks = Vec::new();
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
+        if line == "```toml" {
+            let block: Vec<_> = lines.by_ref().take_while(|line| *line != "```").collect();
+            blocks.push(block.join("\n"));
+        }
+    }
+    blocks
+}
+
+#[test]
+fn reference_is_right() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/profile.md");
+    let text = fs_err::read_to_string(path).unwrap();
+    let blocks = blocks(&text);
+    assert!(blocks.len() > 10);
+    let dir = tempfile::tempdir().unwrap();
+    let dirs = [dir.path().to_owned()];
+    let write = |name: &str, text: &str| fs_err::write(dir.path().join(name), text).unwrap();
+    // The first block is the one that a later one extends.
+    write("mylib.toml", &blocks[0]);
+    for block in blocks {
+        // A block without a version shows a part of a file.
+        match block.starts_with("schema = 1") {
+            true => write("doc.toml", &block),
+            false => write("doc.toml", &format!("{HEAD}{block}")),
+        }
+        if let Err(error) = load(&dirs, "doc") {
+            panic!("{block}\n{}", error.message());
+        }
+    }
+    // Every key of the format has its place in the reference.
+    let schema = schema();
+    let mut keys: Vec<&String> = schema["properties"].as_object().unwrap().keys().collect();
+    for definition in ["Resources", "Gpu", "Volume", "Step", "When"] {
+        keys.extend(
+            schema["$defs"][definition]["properties"]
+                .as_object()
+                .unwrap()
+                .keys(),
+        );
+    }
+    for key in keys {
+        let written = [
+            format!("`{key}`"),
+            format!("`[{key}]`"),
+            format!("`[[{key}]]`"),
+        ];
+        assert!(
+            written.iter().any(|key| text.contains(key)),
+            "docs/profile.md does not mention {key}"
+        );
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_text_panics(text in "[a-z=\\[\\]{}\"'$#0-9\\n .-]{0,200}") {
+        let _result = from_text("p", &text);
+    }
+
+    #[test]
+    fn no_value_panics(
+        key in prop::sample::select(vec!["run", "workdir", "timeout", "after", "packages", "user", "when", "env", "copy"]),
+        value in prop::sample::select(vec![
+            "1", "true", "\"${\"", "\"${x}\"", "[]", "[1]", "{}", "{ a = 1 }", "\"\"", "\"\\u0000\"", "1.5", "1979-05-27",
+            "[[]]", "[{}]", "{ target = [\"gfx1103\"] }", "\"/\"", "[\"${target}\"]", "'''\n${y}\n'''",
+        ]),
+    ) {
+        let _result = from_text("p", &format!("{HEAD}[[step]]\nname = \"s\"\n{key} = {value}\n"));
+    }
+}

@@ -1,0 +1,160 @@
+//! Owns keys: what is part of a step's identity, and in which bytes.
+//!
+//! A key says what is in a snapshot. So a step's name, time limit, the host paths behind volumes, the engine, limits and
+//! variables from the host are not in it, while everything that a step can see or say is. There is no target in it
+//! unless the step mentions one: up to there, all targets share their snapshots.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use super::{Action, BuildUser, Hook, Step, User, Volume, VolumeKind};
+use crate::profile::hex;
+
+/// Starts every base key. Another number gives every key a new value: all envs are built again.
+const FORMAT: &str = "rockenv-1";
+
+/// Names what a snapshot holds: a sha256 in lower-case hexadecimal.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct StepKey(String);
+
+impl StepKey {
+    /// Returns the key of the image, the parent of the first step.
+    pub fn base(image_key: &str) -> Self {
+        Self::hash(FORMAT, image_key)
+    }
+
+    /// Returns all 64 digits.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Returns the 12 digits shown to people.
+    pub fn short(&self) -> &str {
+        &self.0[..12]
+    }
+
+    // A parent has no NUL, so no two pairs are hashed alike.
+    fn hash(parent: &str, content: &str) -> Self {
+        let mut hash = Sha256::new();
+        hash.update(parent);
+        hash.update([0]);
+        hash.update(content);
+        Self(hex(&hash.finalize()))
+    }
+}
+
+impl fmt::Display for StepKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for StepKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.short())
+    }
+}
+
+impl From<StepKey> for String {
+    fn from(key: StepKey) -> Self {
+        key.0
+    }
+}
+
+// A key becomes the name of a directory, so a saved one is not trusted.
+impl TryFrom<String> for StepKey {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+        match text.len() == 64 && text.bytes().all(digit) {
+            true => Ok(Self(text)),
+            false => Err("a key is 64 hexadecimal digits".to_owned()),
+        }
+    }
+}
+
+/// What a key is made of, beside the parent. The order of fields is part of the format.
+#[derive(Serialize)]
+struct Content<'a> {
+    action: Act<'a>,
+    /// Nothing for root. Ownership is content, so the numbers of a step that runs as the build user count.
+    builder: Option<&'a BuildUser>,
+    workdir: Option<&'a str>,
+    network: bool,
+    gpu: bool,
+    // A snapshot made on top of what an earlier attempt left is not one made from scratch.
+    incremental: bool,
+    env: &'a std::collections::BTreeMap<String, String>,
+    volumes: Vec<(&'a str, VolumeKind, &'a str)>,
+    inputs: &'a [(String, String)],
+    hooks: Vec<&'a str>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Act<'a> {
+    Run {
+        shell: &'a [String],
+        script: &'a str,
+    },
+    Packages(&'a [String]),
+    Copy(Vec<(&'a str, &'a str)>),
+    Export(Vec<(&'a str, &'a str)>),
+}
+
+/// Returns the key of a step whose own is not set yet; `inputs` are volumes with their fingerprints.
+pub(super) fn key(
+    parent: &StepKey,
+    step: &Step,
+    volumes: &[Volume],
+    inputs: &[(String, String)],
+    hooks: &[Hook],
+    user: &BuildUser,
+) -> StepKey {
+    let action = match &step.action {
+        Action::Run { shell, script } => Act::Run { shell, script },
+        Action::Packages(packages) => Act::Packages(packages),
+        Action::Copy(items) => Act::Copy(
+            items
+                .iter()
+                .map(|item| (item.to.as_str(), item.digest.as_str()))
+                .collect(),
+        ),
+        Action::Export(items) => Act::Export(
+            items
+                .iter()
+                .map(|item| (item.from.as_str(), item.to.as_str()))
+                .collect(),
+        ),
+    };
+    let visible = volumes.iter().filter(|volume| step.sees(volume));
+    let content = Content {
+        builder: (step.user == User::Builder).then_some(user),
+        // Only scripts start anywhere; elsewhere it would be the build user's home without any meaning.
+        workdir: matches!(action, Act::Run { .. }).then_some(&step.workdir),
+        action,
+        network: step.network,
+        gpu: step.gpu,
+        incremental: step.incremental,
+        env: &step.env,
+        volumes: visible
+            .map(|volume| (volume.name.as_str(), volume.kind, volume.target.as_str()))
+            .collect(),
+        inputs,
+        // Hooks change sources: they count from the first step that has one, and not for the tools installed before.
+        hooks: match inputs {
+            [] => Vec::new(),
+            _ => hooks.iter().map(|hook| hook.digest.as_str()).collect(),
+        },
+    };
+    #[expect(
+        clippy::expect_used,
+        reason = "strings, numbers and maps with string keys always serialize"
+    )]
+    let content = serde_json::to_string(&content).expect("key content is JSON");
+    StepKey::hash(parent.as_str(), &content)
+}

@@ -1,0 +1,438 @@
+//! Owns the way from a profile to a spec: targets, parameters and conditions applied, keys computed.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use super::key::{StepKey, key};
+use super::{
+    Action, BuildUser, CopyItem, Engine, ExportItem, Git, Hook, Origin, Skipped, Spec, Step, User,
+    VERSION, Volume, VolumeKind, VolumeSource, env_name,
+};
+use crate::error::{Error, Kind, Result};
+use crate::profile::text::{Fault, Scope};
+use crate::profile::value::{self, Refused};
+use crate::profile::{self, At, Problem, Profile, copy_key, host_path, invalid};
+use crate::suggest;
+use crate::target::Target;
+
+/// What `resolve` needs beside the profile, gathered before.
+#[derive(Clone, Debug)]
+pub struct Inputs {
+    /// Name of the env; `<profile>` or `<profile>-<targets>` without.
+    pub env_name: Option<String>,
+    /// Targets instead of the profile's.
+    pub targets: Vec<Target>,
+    /// Values instead of the profile's defaults.
+    pub params: BTreeMap<String, String>,
+    /// What will run the steps.
+    pub engine: Engine,
+    /// The env gets a GPU. Without, steps with `gpu` are left out: not passed, and in no later step's key.
+    pub gpu: bool,
+    /// Who the steps run as.
+    pub user: BuildUser,
+    /// What `~` stands for: the invoking user's home, also under sudo.
+    pub host_home: PathBuf,
+    /// Identity of the image: recipe and what it resolved to.
+    pub image_key: String,
+    /// Digests of copied files: `profile::copy_files(..)?.digests()`.
+    pub file_digests: BTreeMap<String, String>,
+    /// Fingerprints of the source volumes that steps have as `inputs`, by volume.
+    pub fingerprints: BTreeMap<String, String>,
+    /// Digests of the hooks, by name.
+    pub hooks: BTreeMap<String, String>,
+}
+
+/// Returns the volumes of an env. They are needed before `resolve`, to find the fingerprints it asks for.
+pub fn volumes(profile: &Profile, inputs: &Inputs) -> Result<Vec<Volume>> {
+    let mut resolver = Resolver::new(profile, inputs)?;
+    let volumes = resolver.volumes();
+    resolver.finished()?;
+    Ok(volumes)
+}
+
+/// Decides everything. Pure: the same arguments give the same spec.
+pub fn resolve(profile: &Profile, inputs: &Inputs) -> Result<Spec> {
+    let mut resolver = Resolver::new(profile, inputs)?;
+    let name = env_name(inputs.env_name.as_deref(), &profile.name, &resolver.asked)?;
+    let volumes = resolver.volumes();
+    let env = resolver.late_env(&profile.env);
+    let runtime_env = profile
+        .runtime_env
+        .iter()
+        .filter_map(|(name, value)| Some((name.clone(), resolver.text(value, |_| Ok(()))?)))
+        .collect();
+    let mut steps = Vec::new();
+    let mut skipped = Vec::new();
+    for step in &profile.steps {
+        match resolver.excluded(step) {
+            Some(reason) => skipped.push(Skipped {
+                name: step.name.clone(),
+                reason,
+            }),
+            None => steps.extend(resolver.step(step, &env, &volumes)?),
+        }
+    }
+    let targets = resolver.scope.targets.clone();
+    resolver.finished()?;
+    let hooks = hooks(profile, inputs)?;
+    let base_key = StepKey::base(&inputs.image_key);
+    let mut parent = base_key.clone();
+    for step in &mut steps {
+        let prints = fingerprints(step, inputs)?;
+        step.key = key(&parent, step, &volumes, &prints, &hooks, &inputs.user);
+        parent = step.key.clone();
+    }
+    Ok(Spec {
+        version: VERSION,
+        name,
+        profile: profile.name.clone(),
+        origin: profile.origin().clone(),
+        targets,
+        image: profile.image.to_string(),
+        engine: inputs.engine,
+        base_key,
+        env_from_host: profile.env_from_host.clone(),
+        user: inputs.user.clone(),
+        resources: profile.resources.clone(),
+        env,
+        runtime_env,
+        hooks,
+        volumes,
+        steps,
+        skipped,
+    })
+}
+
+fn hooks(profile: &Profile, inputs: &Inputs) -> Result<Vec<Hook>> {
+    let digest = |name: &String| match inputs.hooks.get(name) {
+        Some(digest) => Ok(Hook {
+            name: name.clone(),
+            digest: digest.clone(),
+        }),
+        None => Err(Error::unexpected(format!("no digest of the hook `{name}`"))),
+    };
+    profile.hooks.iter().map(digest).collect()
+}
+
+fn fingerprints(step: &Step, inputs: &Inputs) -> Result<Vec<(String, String)>> {
+    let print = |name: &String| match inputs.fingerprints.get(name) {
+        Some(print) => Ok((name.clone(), print.clone())),
+        None => Err(Error::unexpected(format!(
+            "no fingerprint of the volume `{name}`"
+        ))),
+    };
+    step.inputs.iter().map(print).collect()
+}
+
+struct Resolver<'a> {
+    profile: &'a Profile,
+    inputs: &'a Inputs,
+    scope: Scope,
+    /// Targets from the command line, which become part of the env's name.
+    asked: Vec<Target>,
+    problems: Vec<Problem>,
+}
+
+impl<'a> Resolver<'a> {
+    fn new(profile: &'a Profile, inputs: &'a Inputs) -> Result<Self> {
+        let mut params = profile.params.clone();
+        for (name, value) in &inputs.params {
+            if params.insert(name.clone(), value.clone()).is_none() {
+                return Err(unknown_param(profile, name));
+            }
+            if value.contains('\0') {
+                return Err(Error::new(
+                    Kind::Usage,
+                    format!("the value of `{name}` contains a NUL byte"),
+                ));
+            }
+        }
+        let mut asked = inputs.targets.clone();
+        asked.sort_unstable();
+        asked.dedup();
+        let targets = match asked.is_empty() {
+            true => profile.targets.clone(),
+            false => asked.clone(),
+        };
+        Ok(Self {
+            profile,
+            inputs,
+            scope: Scope { targets, params },
+            asked,
+            problems: Vec::new(),
+        })
+    }
+
+    fn finished(self) -> Result<()> {
+        match self.problems.is_empty() {
+            true => Ok(()),
+            false => Err(invalid(
+                &self.profile.name,
+                &self.profile.sources,
+                self.problems,
+            )),
+        }
+    }
+
+    fn fault(&mut self, text: &At<String>, fault: Fault) {
+        self.problems
+            .push(fault.problem(&text.place, &self.profile.sources));
+    }
+
+    /// Returns the final text. What it means is checked again: a parameter may have changed it.
+    fn text(
+        &mut self,
+        text: &At<String>,
+        meaning: impl Fn(&str) -> std::result::Result<(), Refused>,
+    ) -> Option<String> {
+        let expanded = match self.scope.expand(text) {
+            Ok(expanded) => expanded,
+            Err(fault) => {
+                self.fault(text, fault);
+                return None;
+            }
+        };
+        match meaning(&expanded) {
+            Ok(()) => Some(expanded),
+            Err(refused) => {
+                let problem = Problem::new(&text.place, refused.message, "after expansion");
+                self.problems.push(match refused.help {
+                    Some(help) => problem.help(help),
+                    None => problem,
+                });
+                None
+            }
+        }
+    }
+
+    fn late(&mut self, text: &At<String>) -> Option<String> {
+        match self.scope.expand_late(text) {
+            Ok(expanded) => Some(expanded),
+            Err(fault) => {
+                self.fault(text, fault);
+                None
+            }
+        }
+    }
+
+    fn late_env(&mut self, env: &BTreeMap<String, At<String>>) -> BTreeMap<String, String> {
+        env.iter()
+            .filter_map(|(name, value)| Some((name.clone(), self.late(value)?)))
+            .collect()
+    }
+
+    fn volumes(&mut self) -> Vec<Volume> {
+        let profile = self.profile;
+        let mut volumes: Vec<Volume> = profile
+            .volumes
+            .iter()
+            .filter_map(|volume| self.volume(volume))
+            .collect();
+        // By components: a directory before what is mounted in it, however the profile lists them.
+        volumes.sort_by(|a, b| Path::new(&a.target).cmp(Path::new(&b.target)));
+        volumes
+    }
+
+    fn volume(&mut self, volume: &profile::Volume) -> Option<Volume> {
+        let source = match &volume.source {
+            profile::VolumeSource::Store => VolumeSource::Store,
+            profile::VolumeSource::Path(path) => VolumeSource::Path(self.host_path(path)?),
+            profile::VolumeSource::Git {
+                url,
+                rev,
+                depth,
+                submodules,
+            } => {
+                let url = self.text(url, value::git_url);
+                let rev = match rev {
+                    Some(rev) => Some(self.text(rev, value::git_rev)?),
+                    None => None,
+                };
+                VolumeSource::Git(Git {
+                    url: url?,
+                    rev,
+                    depth: *depth,
+                    submodules: *submodules,
+                })
+            }
+        };
+        Some(Volume {
+            name: volume.name.clone(),
+            kind: volume.kind,
+            target: volume.target.clone(),
+            access: volume.access,
+            max: volume.max,
+            source,
+        })
+    }
+
+    fn host_path(&mut self, path: &At<String>) -> Option<PathBuf> {
+        let text = self.text(path, host_path)?;
+        let beside = &self.profile.sources[path.place.source].origin;
+        let full = if text == "~" {
+            self.inputs.host_home.clone()
+        } else if let Some(rest) = text.strip_prefix("~/") {
+            self.inputs.host_home.join(rest.trim_start_matches('/'))
+        } else if text.starts_with('/') {
+            PathBuf::from(text)
+        } else if let Origin::File(file) = beside {
+            file.with_file_name("").join(text.trim_start_matches("./"))
+        } else {
+            let problem = Problem::new(
+                &path.place,
+                "a built-in profile has no directory of its own",
+                "relative",
+            );
+            self.problems
+                .push(problem.help("an absolute path or `~/...`"));
+            return None;
+        };
+        if full.is_absolute() && full.to_str().is_some() {
+            return Some(full);
+        }
+        let message = format!("`{}` is no absolute UTF-8 path", full.display());
+        self.problems
+            .push(Problem::new(&path.place, message, "here"));
+        None
+    }
+
+    /// Says why a step is not part of this env.
+    fn excluded(&self, step: &profile::Step) -> Option<String> {
+        let targets = &self.scope.targets;
+        let names: Vec<_> = targets.iter().map(Target::name).collect();
+        let shown = match names.is_empty() {
+            true => "no target".to_owned(),
+            false => names.join(", "),
+        };
+        let when = &step.when;
+        if let Some(families) = &when.family {
+            let inside = |target: &Target| families.iter().any(|family| target.is_in(family));
+            if !targets.iter().any(inside) {
+                return Some(format!("only for {}, not for {shown}", families.join(", ")));
+            }
+        }
+        if let Some(wanted) = &when.target
+            && !targets.iter().any(|target| wanted.contains(target))
+        {
+            let wanted: Vec<_> = wanted.iter().map(Target::name).collect();
+            return Some(format!("only for {}, not for {shown}", wanted.join(", ")));
+        }
+        if let Some(engines) = &when.engine
+            && !engines.contains(&self.inputs.engine)
+        {
+            let engines: Vec<_> = engines.iter().map(Engine::name).collect();
+            return Some(format!(
+                "only with {}, not with {}",
+                engines.join(", "),
+                self.inputs.engine
+            ));
+        }
+        (step.gpu && !self.inputs.gpu).then(|| "needs a GPU, and there is none".to_owned())
+    }
+
+    /// Returns nothing for a step with a problem; its key is the base's until all steps are there.
+    fn step(
+        &mut self,
+        step: &profile::Step,
+        env: &BTreeMap<String, String>,
+        volumes: &[Volume],
+    ) -> Result<Option<Step>> {
+        let mut merged = env.clone();
+        merged.extend(self.late_env(&step.env));
+        let workdir = match (&step.workdir, step.user) {
+            (Some(workdir), _) => self.text(workdir, value::inside),
+            (None, User::Builder) => Some(self.inputs.user.home.clone()),
+            (None, User::Root) => Some("/".to_owned()),
+        };
+        let action = self.action(step)?;
+        let (Some(action), Some(workdir)) = (action, workdir) else {
+            return Ok(None);
+        };
+        // A package manager has no business in anything but a cache, and without the rest, profiles share its step.
+        let visible = |volume: &&Volume| match action {
+            Action::Packages(_) => volume.kind == VolumeKind::Cache,
+            _ => true,
+        };
+        let visible = volumes
+            .iter()
+            .filter(visible)
+            .map(|volume| volume.name.clone())
+            .collect();
+        Ok(Some(Step {
+            name: step.name.clone(),
+            key: StepKey::base(&self.inputs.image_key),
+            user: step.user,
+            workdir,
+            network: step.network,
+            gpu: step.gpu,
+            incremental: step.incremental,
+            timeout: step.timeout,
+            inputs: step.inputs.clone(),
+            volumes: visible,
+            env: merged,
+            action,
+        }))
+    }
+
+    fn action(&mut self, step: &profile::Step) -> Result<Option<Action>> {
+        Ok(match &step.action {
+            profile::Action::Run { script, shell } => self.late(script).map(|script| Action::Run {
+                shell: shell.clone(),
+                script,
+            }),
+            profile::Action::Packages(packages) => {
+                let packages: Vec<_> = packages
+                    .iter()
+                    .map(|name| self.text(name, value::package))
+                    .collect();
+                packages
+                    .into_iter()
+                    .collect::<Option<_>>()
+                    .map(Action::Packages)
+            }
+            profile::Action::Copy(items) => {
+                let mut copies = Vec::new();
+                for item in items {
+                    let digest = self
+                        .inputs
+                        .file_digests
+                        .get(&copy_key(&step.name, &item.from));
+                    let missing =
+                        || Error::unexpected(format!("no digest of `{}`", item.from.value));
+                    let digest = digest.ok_or_else(missing)?.clone();
+                    if let Some(to) = self.text(&item.to, value::destination) {
+                        let from = item.from.value.clone();
+                        copies.push(CopyItem { from, to, digest });
+                    }
+                }
+                Some(Action::Copy(copies))
+            }
+            profile::Action::Export(items) => {
+                let mut exports = Vec::new();
+                for item in items {
+                    if let Some(from) = self.text(&item.from, value::inside) {
+                        let to = item.to.clone();
+                        exports.push(ExportItem { from, to });
+                    }
+                }
+                Some(Action::Export(exports))
+            }
+        })
+    }
+}
+
+fn unknown_param(profile: &Profile, name: &str) -> Error {
+    let shown: String = name.escape_debug().take(80).collect();
+    let error = Error::new(
+        Kind::Usage,
+        format!("profile `{}` has no parameter `{shown}`", profile.name),
+    );
+    match suggest::closest(name, profile.params.keys().map(String::as_str)) {
+        Some(close) => error.help(format!("did you mean `{close}`?")),
+        None if profile.params.is_empty() => error,
+        None => {
+            let names: Vec<_> = profile.params.keys().map(String::as_str).collect();
+            error.help(format!("there is {}", names.join(", ")))
+        }
+    }
+}
