@@ -3,6 +3,7 @@
 //! Nothing else prints, and nothing here reads the environment: [`Settings`] come from `config`.
 
 pub mod event;
+pub mod ninja;
 pub mod size;
 pub mod table;
 pub mod text;
