@@ -144,7 +144,7 @@ fn nested_and_repeated_roots_count_every_byte_once() {
 #[test]
 fn a_large_directory_is_shared_out() {
     let dir = dir();
-    for number in 0..200_000 {
+    for number in 0..20_000 {
         let file = fs::File::create(dir.path().join(format!("file-{number}"))).unwrap();
         if number % 100 == 0 {
             file.set_len(1).unwrap();
@@ -154,8 +154,8 @@ fn a_large_directory_is_shared_out() {
         let usage = scan(&[Root::new(dir.path(), 0)], &threads(threads_used));
         assert_clean(&usage);
         assert_eq!(usage.total().allocated, du(&[dir.path()]));
-        assert_eq!(usage.total().entries, 200_001);
-        assert_eq!(usage.total().apparent, 2000);
+        assert_eq!(usage.total().entries, 20_001);
+        assert_eq!(usage.total().apparent, 200);
     }
 }
 

@@ -3,18 +3,26 @@
 //! Nothing else prints, and nothing here reads the environment: [`Settings`] come from `config`.
 
 pub mod event;
+mod json;
+pub mod lines;
+pub mod ninja;
+mod plain;
+pub mod report;
 pub mod size;
 pub mod table;
+mod term;
 pub mod text;
 
 use std::fmt;
 use std::io::{self, BufRead as _, IsTerminal as _, Write};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use serde::Serialize;
 
 use crate::error::{Error, Kind, Result, ResultExt as _};
+use report::{Format, Reporter};
 use table::Table;
+use term::Bars;
 
 /// What decides how output looks; plain values, so that tests and `config` can set them all.
 #[derive(Clone, Copy, Debug, Default)]
@@ -62,11 +70,18 @@ impl Settings {
     }
 }
 
-/// Output of the program; shared by reference, usable from any thread.
+/// Output of the program: one thing behind any number of clones, usable from any thread.
+#[derive(Clone)]
 pub struct Ui {
     settings: Settings,
-    out: Mutex<Out>,
-    err: Mutex<Box<dyn Write + Send>>,
+    out: Arc<Mutex<Out>>,
+    err: Arc<Mutex<Messages>>,
+}
+
+struct Messages {
+    writer: Box<dyn Write + Send>,
+    /// While a run's lines move at the bottom of the screen, messages go above them.
+    bars: Weak<Bars>,
 }
 
 struct Out {
@@ -124,11 +139,14 @@ impl Ui {
     ) -> Self {
         Self {
             settings,
-            out: Mutex::new(Out {
+            out: Arc::new(Mutex::new(Out {
                 writer: out,
                 failed: None,
-            }),
-            err: Mutex::new(err),
+            })),
+            err: Arc::new(Mutex::new(Messages {
+                writer: err,
+                bars: Weak::new(),
+            })),
         }
     }
 
@@ -278,11 +296,29 @@ impl Ui {
         Ok(is_yes(&answer))
     }
 
+    /// Starts to report a run.
+    pub fn reporter(&self, format: Format) -> Reporter {
+        Reporter::new(self, format)
+    }
+
+    fn print_through(&self, bars: &Arc<Bars>) {
+        lock(&self.err).bars = Arc::downgrade(bars);
+    }
+
+    fn print_directly(&self) {
+        lock(&self.err).bars = Weak::new();
+    }
+
     // A message that cannot be written has nowhere to be reported.
     fn write_err(&self, text: &str) {
         let mut err = lock(&self.err);
-        drop(err.write_all(text.as_bytes()));
-        drop(err.flush());
+        match err.bars.upgrade() {
+            Some(bars) => bars.print(text),
+            None => {
+                drop(err.writer.write_all(text.as_bytes()));
+                drop(err.writer.flush());
+            }
+        }
     }
 }
 

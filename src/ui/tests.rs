@@ -4,13 +4,13 @@ use super::*;
 
 /// A stream that can be read back, and that can fail.
 #[derive(Clone, Default)]
-struct Stream {
+pub(super) struct Stream {
     bytes: Arc<Mutex<Vec<u8>>>,
     fails: Option<io::ErrorKind>,
 }
 
 impl Stream {
-    fn text(&self) -> String {
+    pub(super) fn text(&self) -> String {
         String::from_utf8(lock(&self.bytes).clone()).unwrap()
     }
 }
@@ -28,7 +28,7 @@ impl Write for Stream {
     }
 }
 
-fn ui(settings: Settings) -> (Ui, Stream, Stream) {
+pub(super) fn ui(settings: Settings) -> (Ui, Stream, Stream) {
     let (out, err) = (Stream::default(), Stream::default());
     let ui = Ui::with_writers(settings, Box::new(out.clone()), Box::new(err.clone()));
     (ui, out, err)

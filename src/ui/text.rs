@@ -8,6 +8,8 @@ use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::path::Path;
 
+use unicode_width::UnicodeWidthChar as _;
+
 fn is_unsafe(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
@@ -82,6 +84,26 @@ pub(super) fn escape_json(json: &str) -> Cow<'_, str> {
     Cow::Owned(safe)
 }
 
+/// Returns the start of `text` that fits in `columns`, with an ellipsis if that is not all of it.
+pub(super) fn fit(text: &str, columns: usize) -> Cow<'_, str> {
+    let mut used = 0;
+    let mut cut = 0;
+    for (at, c) in text.char_indices() {
+        used += c.width().unwrap_or(0);
+        if used > columns {
+            return if columns == 0 {
+                Cow::Borrowed("")
+            } else {
+                Cow::Owned(format!("{}…", &text[..cut]))
+            };
+        }
+        if used < columns {
+            cut = at + c.len_utf8();
+        }
+    }
+    Cow::Borrowed(text)
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::ffi::OsStrExt as _;
@@ -108,5 +130,19 @@ mod tests {
             escape_json("{\n\"a\": \"\u{9b}\u{202e}\"}"),
             "{\n\"a\": \"\\u009b\\u202e\"}"
         );
+    }
+
+    #[test]
+    fn text_is_cut_by_columns() {
+        for (columns, cut) in [
+            (9, "abc 日本"),
+            (8, "abc 日本"),
+            (7, "abc 日…"),
+            (6, "abc …"),
+            (1, "…"),
+            (0, ""),
+        ] {
+            assert_eq!(fit("abc 日本", columns), cut, "{columns}");
+        }
     }
 }

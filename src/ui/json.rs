@@ -1,0 +1,69 @@
+//! Owns `--progress json`: one event a line, each with the version of the stream and the time.
+
+use jiff::Timestamp;
+use serde::Serialize;
+
+use super::event::{Event, SCHEMA};
+use super::text::escape_json;
+
+#[derive(Serialize)]
+struct Stamped {
+    schema: u32,
+    time: Timestamp,
+}
+
+/// Returns the line, with its end. Text in it is escaped for a terminal too: people run this to see it.
+pub(super) fn line(event: &Event, time: Timestamp) -> String {
+    // Put together from two objects: flattening would go through a buffer and lose integers above 64 bits.
+    let stamp = serde_json::to_string(&Stamped {
+        schema: SCHEMA,
+        time,
+    });
+    let event = serde_json::to_string(event);
+    let (stamp, event) = (
+        stamp.expect("plain values are always json"),
+        event.expect("events have string keys only"),
+    );
+    let json = format!("{},{}", &stamp[..stamp.len() - 1], &event[1..]);
+    format!("{}\n", escape_json(&json))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::event::{Cost, Outcome, Stream};
+    use super::*;
+
+    #[test]
+    fn an_event_is_one_line_and_reads_back() {
+        let time: Timestamp = "2026-11-20T18:30:00.25Z".parse().unwrap();
+        for (event, expected) in [
+            (
+                Event::Output {
+                    index: 2,
+                    stream: Stream::Stderr,
+                    line: "a\n\u{9b}\"".to_owned(),
+                },
+                r#"{"schema":1,"time":"2026-11-20T18:30:00.25Z","event":"output","index":2,"stream":"stderr","line":"a\n\u009b\""}"#,
+            ),
+            (
+                Event::StepFinished {
+                    index: 1,
+                    total: 2,
+                    name: "packages".to_owned(),
+                    outcome: Outcome::Hit,
+                    cost: Cost {
+                        wall_ms: 3,
+                        disk_delta: Some(-4096),
+                        ..Cost::default()
+                    },
+                },
+                r#"{"schema":1,"time":"2026-11-20T18:30:00.25Z","event":"step-finished","index":1,"total":2,"name":"packages","outcome":"hit","cost":{"wall_ms":3,"disk_delta":-4096}}"#,
+            ),
+        ] {
+            let text = line(&event, time);
+            assert_eq!(text, format!("{expected}\n"));
+            let back: Event = serde_json::from_str(&text).unwrap();
+            assert_eq!(back, event);
+        }
+    }
+}

@@ -1,0 +1,453 @@
+//! Owns what a build's output says about its progress: finds `[12/345]` in lines and adds nested builds up.
+//!
+//! TheRock's build is a ninja whose edges run ninjas of their own. Their lines come out between each other, most
+//! with the sub-project in front (`[amd-llvm] [3/40] Building ...`), some without (LLVM builds its runtimes in a
+//! ninja inside its ninja). Every count found is kept apart by what stands in front of it, and the sum over all
+//! of them is the answer: outer edges plus the inner ones that are known so far. No clock, no output in here.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+/// Edges over all builds seen so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Edges that are finished; never falls.
+    pub done: u64,
+    /// Edges known; grows when a nested build begins.
+    pub total: u64,
+}
+
+/// A line's count, and what stood in front of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Count<'a> {
+    /// Labels in front, as written: empty for the outer build.
+    pub prefix: &'a str,
+    pub done: u64,
+    pub total: u64,
+}
+
+/// More edges than any build has: larger numbers in brackets are something else.
+const EDGES_MAX: u64 = 10_000_000;
+
+/// Builds told apart by prefix. TheRock has about 120; output that makes up prefixes must not fill memory.
+const BUILDS_MAX: usize = 1024;
+
+/// Builds inside each other under one prefix, or after each other.
+const NESTED_MAX: usize = 64;
+
+/// How far a label or count may reach; longer brackets are text.
+const BRACKET_MAX: usize = 80;
+
+/// Finds a count at the start of a line, after any labels in brackets.
+pub fn parse(line: &str) -> Option<Count<'_>> {
+    let start = line.len() - line.trim_start().len();
+    let mut at = start;
+    // A few labels are enough; text full of brackets is no progress.
+    for _ in 0..4 {
+        let rest = &line[at..];
+        let inside = bracket(rest)?;
+        if let Some((done, total)) = fraction(inside).or_else(|| percent(inside)) {
+            return Some(Count {
+                prefix: line[start..at].trim_end(),
+                done,
+                total,
+            });
+        }
+        let after = &rest[inside.len() + 2..];
+        at = line.len() - after.trim_start().len();
+    }
+    None
+}
+
+/// Returns the text inside the bracket that `text` starts with.
+fn bracket(text: &str) -> Option<&str> {
+    let inside = text.strip_prefix('[')?;
+    let end = inside
+        .bytes()
+        .take(BRACKET_MAX)
+        .position(|byte| byte == b']' || byte == b'[')?;
+    (inside.as_bytes()[end] == b']').then(|| &inside[..end])
+}
+
+/// Reads `12/345` standing alone in a status such as `12/345 | 3 running` or `3.5% 12/345`.
+fn fraction(inside: &str) -> Option<(u64, u64)> {
+    inside
+        .split([' ', '|', '(', ')', ',', ':'])
+        .find_map(|word| {
+            let (done, total) = word.split_once('/')?;
+            let (done, total) = (number(done)?, number(total)?);
+            (done <= total && total > 0 && total <= EDGES_MAX).then_some((done, total))
+        })
+}
+
+/// Reads ` 12%`, which CMake's makefiles print; a hundred edges is as good a guess as any.
+fn percent(inside: &str) -> Option<(u64, u64)> {
+    let done = number(inside.trim().strip_suffix('%')?)?;
+    (done <= 100).then_some((done, 100))
+}
+
+fn number(text: &str) -> Option<u64> {
+    // `parse` alone would take a sign.
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    digits.then(|| text.parse().ok()).flatten()
+}
+
+/// One ninja run.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    done: u64,
+    total: u64,
+    /// The total it printed last, by which it is known again after it was closed.
+    printed: u64,
+}
+
+impl Run {
+    /// Nothing more is expected of it.
+    fn close(&mut self) {
+        self.total = self.done;
+    }
+}
+
+/// The runs of one prefix, outermost first.
+type Build = Vec<Run>;
+
+/// Adds up the counts of one step's output.
+#[derive(Debug, Default)]
+pub struct Tracker {
+    builds: HashMap<String, Build>,
+    /// Sum over the runs that are no longer told apart.
+    folded: Progress,
+    sum: Progress,
+}
+
+impl Tracker {
+    /// Makes a tracker that has seen nothing.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Looks at one line of output, without escape sequences; returns the new sum if it changed.
+    pub fn line(&mut self, line: &str) -> Option<Progress> {
+        if let Some(count) = parse(line) {
+            self.count(count);
+        } else if let Some(prefix) = stopped(line) {
+            // What follows is another try, with what is left as its total.
+            if let Some(run) = self
+                .builds
+                .get_mut(prefix)
+                .and_then(|build| build.last_mut())
+            {
+                run.close();
+            }
+        } else if let Some(label) = completed(line) {
+            if let Some(build) = self.builds.get_mut(&format!("[{label}]")) {
+                build.iter_mut().for_each(Run::close);
+            }
+        } else {
+            return None;
+        }
+        let mut sum = self.folded;
+        for run in self.builds.values().flatten() {
+            sum.done += run.done;
+            sum.total += run.total;
+        }
+        let changed = sum != self.sum;
+        self.sum = sum;
+        changed.then_some(sum)
+    }
+
+    /// Returns the sum; a total of zero means that no build was seen.
+    pub fn progress(&self) -> Progress {
+        self.sum
+    }
+
+    fn count(&mut self, count: Count<'_>) {
+        if !self.builds.contains_key(count.prefix) {
+            if self.builds.len() >= BUILDS_MAX {
+                return;
+            }
+            self.builds.insert(count.prefix.to_owned(), Build::new());
+        }
+        let Some(build) = self.builds.get_mut(count.prefix) else {
+            return;
+        };
+        // A run is known by its total. One that starts over, or was outside of others, is found again here.
+        if let Some(at) = build.iter().rposition(|run| run.printed == count.total) {
+            if count.done >= build[at].done {
+                build[at].done = count.done;
+                build[at].total = count.total;
+                // Its edge that ran the inner ones has moved on.
+                build[at + 1..].iter_mut().for_each(Run::close);
+            }
+            return;
+        }
+        match build.last_mut() {
+            // Ninja's own total moves as it learns what is up to date.
+            Some(run) if run.done <= count.done && run.done < run.total => {
+                *run = Run {
+                    done: count.done,
+                    total: count.total,
+                    printed: count.total,
+                };
+            }
+            _ => {
+                if build.len() >= NESTED_MAX {
+                    let run = build.remove(0);
+                    self.folded.done += run.done;
+                    self.folded.total += run.done;
+                }
+                build.push(Run {
+                    done: count.done,
+                    total: count.total,
+                    printed: count.total,
+                });
+            }
+        }
+    }
+}
+
+/// Returns the prefix of a build that gave up.
+fn stopped(line: &str) -> Option<&str> {
+    line.split_once("ninja: build stopped")
+        .map(|(prefix, _)| prefix.trim())
+}
+
+/// Returns the label of a sub-project that is finished: `[amd-llvm completed in 12 seconds]`.
+fn completed(line: &str) -> Option<&str> {
+    let inside = bracket(line.trim_start())?;
+    let (label, _) = inside.split_once(" completed in ")?;
+    Some(label)
+}
+
+/// Time left, from the rate of the last few minutes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Estimate {
+    first: Option<(Duration, u64)>,
+    last: (Duration, u64),
+    /// Edges a second.
+    rate: f64,
+}
+
+/// Rates older than this hardly count: a build's phases differ, and a long link must not look like the end.
+const MEMORY: f64 = 120.0;
+
+/// Before this nothing is known.
+const SETTLE: Duration = Duration::from_secs(10);
+
+impl Estimate {
+    /// Takes the state at `now`, a time since any fixed point, and returns what is left.
+    pub fn update(&mut self, now: Duration, progress: Progress) -> Option<Duration> {
+        let (start, begun_with) = *self.first.get_or_insert_with(|| {
+            self.last = (now, progress.done);
+            (now, progress.done)
+        });
+        let elapsed = now.saturating_sub(start);
+        let step = now.saturating_sub(self.last.0).as_secs_f64();
+        if step >= 1.0 {
+            let recent = progress.done.saturating_sub(self.last.1) as f64 / step;
+            // Until the memory is full this is the plain average.
+            let weight = (1.0 - (-step / MEMORY).exp()).max(step / elapsed.as_secs_f64());
+            self.rate += (recent - self.rate) * weight.min(1.0);
+            self.last = (now, progress.done);
+        }
+        let known = elapsed >= SETTLE && progress.done >= begun_with + 10 && self.rate > 1e-6;
+        known.then(|| {
+            let left = progress.total.saturating_sub(progress.done) as f64 / self.rate;
+            Duration::from_secs_f64(left.min(1e9))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn counts_are_found_where_builds_print_them() {
+        for (line, found) in [
+            ("[12/345] Building CXX object a.o", Some(("", 12, 345))),
+            ("[12/345 | 3 running] CXX a.o", Some(("", 12, 345))),
+            ("[ 3.5% 12/345] CXX", Some(("", 12, 345))),
+            ("  [0/1] Re-running CMake...", Some(("", 0, 1))),
+            ("[12/345]", Some(("", 12, 345))),
+            ("[amd-llvm] [3/40] Building", Some(("[amd-llvm]", 3, 40))),
+            ("[a] [b c] [3/40] x", Some(("[a] [b c]", 3, 40))),
+            ("[ 12%] Building C object", Some(("", 12, 100))),
+            (
+                "[rocBLAS] [100%] Built target",
+                Some(("[rocBLAS]", 100, 100)),
+            ),
+            ("[12/345", None),
+            ("[345/12] more than all", None),
+            ("[0/0]", None),
+            ("[2026/11/20] a date", None),
+            ("[src/12/34] a path", None),
+            ("[+1/2]", None),
+            ("[1/99999999999]", None),
+            ("[99999999999999999999/99999999999999999999]", None),
+            ("text [1/2]", None),
+            ("[a] text [1/2]", None),
+            ("[a[1/2]]", None),
+            ("[a][b][c][d][1/2]", None),
+            ("[140%]", None),
+            ("", None),
+            ("[", None),
+            ("[é/ü]", None),
+        ] {
+            let got = parse(line).map(|count| (count.prefix, count.done, count.total));
+            assert_eq!(got, found, "{line}");
+        }
+    }
+
+    fn sums(lines: &[&str]) -> Vec<(u64, u64)> {
+        let mut tracker = Tracker::new();
+        lines
+            .iter()
+            .map(|line| {
+                tracker.line(line);
+                let sum = tracker.progress();
+                (sum.done, sum.total)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn nested_builds_add_up() {
+        let lines = [
+            "[1/10] Building sub-project amd-llvm",
+            "[amd-llvm] -- Configuring done",
+            "[amd-llvm] [1/40] Building",
+            "[rocm-cmake] [1/2] Building",
+            "[amd-llvm] [40/40] Linking",
+            "[rocm-cmake] [2/2] Installing",
+            "[2/10] next",
+        ];
+        let expected = [
+            (1, 10),
+            (1, 10),
+            (2, 50),
+            (3, 52),
+            (42, 52),
+            (43, 52),
+            (44, 52),
+        ];
+        assert_eq!(sums(&lines), expected);
+    }
+
+    #[test]
+    fn a_build_inside_a_build_without_a_name_is_told_by_its_total() {
+        let lines = [
+            "[90/100] Performing build step for 'runtimes'",
+            "[1/30] Building",
+            "[20/30] Building",
+            "[91/100] back outside",
+            "[100/100] end",
+        ];
+        let expected = [(90, 100), (91, 130), (110, 130), (111, 120), (120, 120)];
+        assert_eq!(sums(&lines), expected);
+    }
+
+    #[test]
+    fn running_again_does_not_go_back() {
+        let lines = [
+            "[x] [30/40] a",
+            "[x] [1/40] started over",
+            "[x] [31/40] caught up",
+            "[x] ninja: build stopped: subcommand failed.",
+            "[x] [1/9] the rest",
+            "[x] [9/9] end",
+        ];
+        let expected = [(30, 40), (30, 40), (31, 40), (31, 31), (32, 40), (40, 40)];
+        assert_eq!(sums(&lines), expected);
+    }
+
+    #[test]
+    fn a_finished_project_expects_nothing_more() {
+        let lines = [
+            "[x] [30/40] a",
+            "[x completed in 12 seconds]",
+            "[x] [1/2] installing",
+            "[x] [30/40] and again",
+        ];
+        assert_eq!(sums(&lines), [(30, 40), (30, 30), (31, 32), (31, 41)]);
+    }
+
+    #[test]
+    fn ninja_may_learn_that_there_is_less_to_do() {
+        let lines = ["[1/400] a", "[2/380] b", "[3/20] c"];
+        assert_eq!(sums(&lines), [(1, 400), (2, 380), (3, 20)]);
+    }
+
+    #[test]
+    fn output_that_makes_things_up_fills_no_memory() {
+        let mut tracker = Tracker::new();
+        for number in 0..100_000_u64 {
+            tracker.line(&format!("[{number}] x"));
+            tracker.line(&format!("[l{number}] [1/2] x"));
+            tracker.line(&format!("[1/{}] x", number + 1));
+        }
+        assert!(tracker.builds.len() <= BUILDS_MAX);
+        assert!(
+            tracker
+                .builds
+                .values()
+                .all(|build| build.len() <= NESTED_MAX)
+        );
+    }
+
+    #[test]
+    fn the_estimate_follows_the_rate() {
+        let mut estimate = Estimate::default();
+        let mut left = None;
+        for second in 0..600 {
+            let progress = Progress {
+                done: second * 5,
+                total: 6000,
+            };
+            left = estimate.update(Duration::from_secs(second), progress);
+            assert!(second >= 10 || left.is_none());
+        }
+        let steady = left.unwrap().as_secs_f64();
+        assert!((600.0..602.0).contains(&steady), "{steady}");
+        // Ten minutes at a tenth of it: the old rate is forgotten.
+        for second in 600..1200 {
+            let progress = Progress {
+                done: 2995 + (second - 599) / 2,
+                total: 6000,
+            };
+            left = estimate.update(Duration::from_secs(second), progress);
+        }
+        let slow = left.unwrap().as_secs_f64();
+        assert!((4500.0..5500.0).contains(&slow), "{slow}");
+    }
+
+    proptest! {
+        #[test]
+        fn no_output_makes_it_panic_or_count_backwards(
+            lines in proptest::collection::vec(
+                prop_oneof![
+                    any::<Vec<u8>>().prop_map(|bytes| String::from_utf8_lossy(&bytes).into_owned()),
+                    "(\\[[ab]\\] )?\\[[0-9]{1,2}/[0-9]{1,2}\\]",
+                    Just("[a] ninja: build stopped: x".to_owned()),
+                    Just("[a completed in 3 seconds]".to_owned()),
+                    "\\[.{0,100}\\] ?\\[.*",
+                ],
+                0..200,
+            ),
+        ) {
+            let mut tracker = Tracker::new();
+            let mut estimate = Estimate::default();
+            let mut before = Progress::default();
+            for (second, line) in (0..).zip(&lines) {
+                tracker.line(line);
+                let now = tracker.progress();
+                prop_assert!(now.done <= now.total);
+                prop_assert!(now.done >= before.done);
+                estimate.update(Duration::from_secs(second), now);
+                before = now;
+            }
+        }
+    }
+}

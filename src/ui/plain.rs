@@ -1,0 +1,176 @@
+//! Owns the lines that stay: what `up` writes where nothing can move, and above the bars where it can.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use super::event::{Cost, Event, Outcome};
+use super::text::escape;
+use super::{Paint, Settings, paint, size};
+
+/// Progress inside a step or an image build is told this often.
+const PROGRESS_EVERY: Duration = Duration::from_secs(30);
+
+/// Turns events into lines.
+#[derive(Debug)]
+pub(super) struct Plain {
+    quiet: bool,
+    verbose: bool,
+    color: bool,
+    /// Steps that run: their titles.
+    titles: HashMap<u32, String>,
+    told: Option<Instant>,
+    image: String,
+}
+
+impl Plain {
+    pub(super) fn new(settings: &Settings) -> Self {
+        Self {
+            quiet: settings.quiet,
+            verbose: settings.verbose > 0,
+            color: settings.color(settings.terminals.stderr),
+            titles: HashMap::new(),
+            told: None,
+            image: String::new(),
+        }
+    }
+
+    /// Returns the lines for an event, each with its end; often none.
+    pub(super) fn event(&mut self, event: &Event, now: Instant) -> String {
+        if let Some(text) = self.important(event) {
+            return text;
+        }
+        if self.quiet {
+            return String::new();
+        }
+        match event {
+            Event::StepStarted {
+                index,
+                total,
+                name,
+                cached: false,
+                ..
+            } => {
+                let title = title(*index, *total, name);
+                let text = format!("{title} …\n");
+                self.titles.insert(*index, title);
+                self.told = Some(now);
+                text
+            }
+            Event::Output { line, .. } if self.verbose => format!("{}\n", escape(line)),
+            Event::Ninja {
+                index,
+                done,
+                total,
+                left_ms,
+            } if self.due(now) => {
+                let title = self.titles.get(index).map_or("", String::as_str);
+                format!("{title} … {}\n", ninja(*done, *total, *left_ms))
+            }
+            Event::Image { image, message, .. } => {
+                if *message == self.image && !self.due(now) {
+                    return String::new();
+                }
+                self.image.clone_from(message);
+                self.told = Some(now);
+                format!("image {} … {}\n", escape(image), escape(message))
+            }
+            Event::ImageFinished { image, wall_ms } => {
+                let wall = size::duration(Duration::from_millis(*wall_ms));
+                format!("image {} … done in {wall}\n", escape(image))
+            }
+            _ => String::new(),
+        }
+    }
+
+    fn due(&mut self, now: Instant) -> bool {
+        let due = self
+            .told
+            .is_none_or(|told| now.saturating_duration_since(told) >= PROGRESS_EVERY);
+        if due {
+            self.told = Some(now);
+        }
+        due
+    }
+
+    /// Returns what stays on the screen whether or not bars move below it.
+    pub(super) fn important(&mut self, event: &Event) -> Option<String> {
+        let text = match event {
+            Event::Warning { message } => {
+                let label = paint(self.color, Paint::Yellow, "warning:");
+                return Some(format!("{label} {}\n", escape(message)));
+            }
+            Event::StepFinished {
+                index,
+                total,
+                name,
+                outcome,
+                cost,
+            } => {
+                self.titles.remove(index);
+                let title = title(*index, *total, name);
+                let text = format!("{title} … {}\n", self.outcome(*outcome, cost));
+                if *outcome == Outcome::Failed {
+                    return Some(text);
+                }
+                text
+            }
+            Event::RunStarted { env, plan } => {
+                let cached = plan.iter().filter(|step| step.cached).count();
+                let env = escape(env);
+                match plan.len() {
+                    1 => format!("{env}: 1 step, {cached} done before\n"),
+                    steps => format!("{env}: {steps} steps, {cached} done before\n"),
+                }
+            }
+            Event::Finished { message, .. } if !message.is_empty() => {
+                format!("{}\n", escape(message))
+            }
+            _ => return None,
+        };
+        Some(if self.quiet { String::new() } else { text })
+    }
+
+    fn outcome(&self, outcome: Outcome, cost: &Cost) -> String {
+        let wall = size::duration(Duration::from_millis(cost.wall_ms));
+        let text = match outcome {
+            Outcome::Done => format!("done in {wall}"),
+            Outcome::Failed => {
+                let failed = paint(self.color, Paint::Red, "failed");
+                format!("{failed} after {wall}")
+            }
+            Outcome::Skipped => "skipped".to_owned(),
+            Outcome::Hit => "done before".to_owned(),
+        };
+        let mut parts = vec![text];
+        if matches!(outcome, Outcome::Done | Outcome::Failed) {
+            parts.extend(
+                cost.cpu_ms
+                    .map(|cpu| format!("cpu {}", size::duration(Duration::from_millis(cpu)))),
+            );
+            parts.extend(
+                cost.peak_memory
+                    .map(|peak| format!("memory {}", size::bytes(peak))),
+            );
+            parts.extend(
+                cost.disk_delta
+                    .map(|change| format!("disk {}", size::delta(change))),
+            );
+        }
+        parts.join(", ")
+    }
+}
+
+pub(super) fn title(index: u32, total: u32, name: &str) -> String {
+    format!("step {index}/{total} {}", escape(name))
+}
+
+/// Returns ninja's progress in words: `1204/3450, about 41 min left`.
+pub(super) fn ninja(done: u64, total: u64, left_ms: Option<u64>) -> String {
+    match left_ms {
+        Some(left) if done < total => {
+            let left = size::duration(Duration::from_secs(left.div_ceil(1000)));
+            format!("{done}/{total}, about {left} left")
+        }
+        _ => format!("{done}/{total}"),
+    }
+}

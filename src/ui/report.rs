@@ -1,0 +1,370 @@
+//! Owns the reporting of a run: takes events, and hands them to the screen, to plain lines or to JSON.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+
+use super::event::{Event, Stream};
+use super::lines::{Line, Lines};
+use super::ninja::{Estimate, Tracker};
+use super::plain::Plain;
+use super::term::Bars;
+use super::{Ui, json, lock};
+
+/// How a run is reported.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Format {
+    /// For people: moving lines on a terminal, plain lines elsewhere.
+    #[default]
+    Human,
+    /// One JSON object a line, on stdout.
+    Json,
+}
+
+/// Takes the events of one run, from any thread.
+#[derive(Clone, Debug)]
+pub struct Reporter {
+    ui: Ui,
+    kind: Kind,
+}
+
+// Closed: a third way to show a run is added here and nowhere else.
+#[derive(Clone, Debug)]
+enum Kind {
+    Json,
+    Bars(Arc<Bars>),
+    Plain(Arc<Mutex<Plain>>),
+}
+
+impl Reporter {
+    pub(super) fn new(ui: &Ui, format: Format) -> Self {
+        let settings = ui.settings();
+        let moving = settings.terminals.stderr && !settings.dumb && !settings.ci && !settings.quiet;
+        let kind = match format {
+            Format::Json => Kind::Json,
+            Format::Human if moving => Kind::Bars(Arc::new(Bars::on_stderr(settings))),
+            Format::Human => Kind::Plain(Arc::new(Mutex::new(Plain::new(settings)))),
+        };
+        if let Kind::Bars(bars) = &kind {
+            // Warnings from elsewhere must not land in the middle of a bar.
+            ui.print_through(bars);
+        }
+        Self {
+            ui: ui.clone(),
+            kind,
+        }
+    }
+
+    /// Shows one event.
+    pub fn emit(&self, event: &Event) {
+        match &self.kind {
+            Kind::Json => {
+                self.ui
+                    .write_out(json::line(event, Timestamp::now()).as_bytes());
+                self.ui.flush();
+            }
+            Kind::Bars(bars) => bars.event(event),
+            Kind::Plain(plain) => {
+                let text = lock(plain).event(event, Instant::now());
+                if !text.is_empty() {
+                    self.ui.write_err(&text);
+                }
+            }
+        }
+        if let (Event::Finished { .. }, Kind::Bars(bars)) = (event, &self.kind) {
+            self.ui.print_directly();
+            self.ui.write_err(&bars.close());
+        }
+    }
+
+    /// Shows lines of output that came together.
+    fn output(&self, index: u32, stream: Stream, lines: Vec<String>) {
+        if let Kind::Bars(bars) = &self.kind {
+            return bars.output(index, &lines);
+        }
+        for line in lines {
+            self.emit(&Event::Output {
+                index,
+                stream,
+                line,
+            });
+        }
+    }
+
+    /// Returns whether every line of output is shown, or only the latest.
+    fn all_lines(&self) -> bool {
+        matches!(self.kind, Kind::Json) || self.ui.settings().verbose > 0
+    }
+
+    /// Makes what takes the output of step `index`.
+    pub fn step_output(&self, index: u32) -> StepOutput {
+        StepOutput {
+            reporter: self.clone(),
+            index,
+            stdout: Lines::new(),
+            stderr: Lines::new(),
+            ninja: Tracker::new(),
+            estimate: Estimate::default(),
+            started: Instant::now(),
+            reported: None,
+            tail: VecDeque::new(),
+        }
+    }
+}
+
+/// How many of a step's last lines are kept for the message about its failure.
+const TAIL: usize = 20;
+
+/// Ninja's progress is reported this often at most; it changes thousands of times a second when nothing is to do.
+const NINJA_EVERY: Duration = Duration::from_millis(200);
+
+/// Takes a step's output as it comes, reports lines and progress, and keeps the end of it.
+#[derive(Debug)]
+pub struct StepOutput {
+    reporter: Reporter,
+    index: u32,
+    stdout: Lines,
+    stderr: Lines,
+    ninja: Tracker,
+    estimate: Estimate,
+    started: Instant,
+    reported: Option<Instant>,
+    tail: VecDeque<String>,
+}
+
+impl StepOutput {
+    /// Takes bytes as they were read: not necessarily whole lines, or text.
+    pub fn push(&mut self, stream: Stream, bytes: &[u8]) {
+        self.with_lines(stream, |lines, each| lines.push(bytes, each));
+    }
+
+    /// Ends both streams and reports what is left; call it before the step is reported as finished.
+    pub fn finish(&mut self) {
+        for stream in [Stream::Stdout, Stream::Stderr] {
+            self.with_lines(stream, |lines, each| lines.finish(each));
+        }
+        self.report_ninja(true);
+    }
+
+    /// Returns the last lines, oldest first, safe to show.
+    pub fn tail(&self) -> impl Iterator<Item = &str> {
+        self.tail.iter().map(String::as_str)
+    }
+
+    fn with_lines(
+        &mut self,
+        stream: Stream,
+        feed: impl FnOnce(&mut Lines, &mut dyn FnMut(Line<'_>)),
+    ) {
+        let Self {
+            reporter,
+            index,
+            stdout,
+            stderr,
+            ninja,
+            tail,
+            ..
+        } = self;
+        let lines = match stream {
+            Stream::Stdout => stdout,
+            Stream::Stderr => stderr,
+        };
+        let mut batch = Vec::new();
+        let all = reporter.all_lines();
+        let mut overwritten = None;
+        let (mut seen, mut counted) = (false, false);
+        feed(lines, &mut |line| {
+            counted |= ninja.line(line.text).is_some();
+            if line.overwritten {
+                overwritten = Some(line.text.to_owned());
+                return;
+            }
+            overwritten = None;
+            seen = true;
+            // The oldest line's memory becomes the newest's: a gigabyte of output allocates nothing.
+            let mut kept = match tail.len() {
+                TAIL => tail.pop_front().unwrap_or_default(),
+                _ => String::new(),
+            };
+            kept.clear();
+            kept.push_str(line.text);
+            tail.push_back(kept);
+            if all {
+                batch.push(line.text.to_owned());
+            }
+        });
+        if !all {
+            // What a person can see is where this piece of output ended.
+            let last = overwritten.or_else(|| tail.back().filter(|_| seen).cloned());
+            batch.extend(last);
+        }
+        if !batch.is_empty() {
+            reporter.output(*index, stream, batch);
+        }
+        if counted {
+            self.report_ninja(false);
+        }
+    }
+
+    fn report_ninja(&mut self, now: bool) {
+        let at = Instant::now();
+        let recent = self
+            .reported
+            .is_some_and(|before| at.duration_since(before) < NINJA_EVERY);
+        let progress = self.ninja.progress();
+        if progress.total == 0 || (recent && !now) {
+            return;
+        }
+        self.reported = Some(at);
+        let left = self.estimate.update(at - self.started, progress);
+        self.reporter.emit(&Event::Ninja {
+            index: self.index,
+            done: progress.done,
+            total: progress.total,
+            left_ms: left.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX)),
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::event::{Cost, Outcome, Planned};
+    use super::super::tests::ui;
+    use super::super::{Settings, Terminals};
+    use super::*;
+
+    fn run(ui: &Ui, format: Format) -> Vec<String> {
+        let reporter = ui.reporter(format);
+        reporter.emit(&Event::RunStarted {
+            env: "gfx1103".to_owned(),
+            plan: vec![Planned {
+                index: 1,
+                name: "compile".to_owned(),
+                key: "k".to_owned(),
+                cached: false,
+                reason: "never built".to_owned(),
+            }],
+        });
+        reporter.emit(&Event::StepStarted {
+            index: 1,
+            total: 1,
+            name: "compile".to_owned(),
+            key: "k".to_owned(),
+            cached: false,
+        });
+        let mut output = reporter.step_output(1);
+        output.push(Stream::Stdout, b"[1/2] a\x1b[31m\n[2/2");
+        output.push(Stream::Stderr, b"warning \xff\n");
+        output.push(Stream::Stdout, b"] b\n50%\r100%");
+        for number in 0..30 {
+            output.push(Stream::Stderr, format!("line {number}\n").as_bytes());
+        }
+        output.finish();
+        ui.warn("from elsewhere");
+        reporter.emit(&Event::StepFinished {
+            index: 1,
+            total: 1,
+            name: "compile".to_owned(),
+            outcome: Outcome::Failed,
+            cost: Cost {
+                wall_ms: 245_000,
+                ..Cost::default()
+            },
+        });
+        reporter.emit(&Event::Finished {
+            outcome: Outcome::Failed,
+            message: "step `compile` failed".to_owned(),
+        });
+        output.tail().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn plain_lines_tell_a_run() {
+        let (ui, out, err) = ui(Settings::default());
+        let tail = run(&ui, Format::Human);
+        assert_eq!(out.text(), "");
+        insta::assert_snapshot!(err.text(), @r"
+        gfx1103: 1 step, 0 done before
+        step 1/1 compile …
+        warning: from elsewhere
+        step 1/1 compile … failed after 4 min 05 s
+        step `compile` failed
+        ");
+        assert_eq!(tail.len(), TAIL);
+        assert_eq!(
+            (tail[0].as_str(), tail[18].as_str()),
+            ("line 11", "line 29")
+        );
+        assert_eq!(tail[19], "100%");
+    }
+
+    #[test]
+    fn verbose_shows_the_output_and_quiet_only_what_went_wrong() {
+        let (verbose, _, err) = ui(Settings {
+            verbose: 1,
+            ..Settings::default()
+        });
+        run(&verbose, Format::Human);
+        assert!(
+            err.text()
+                .contains("\n[1/2] a\nwarning \u{fffd}\n[2/2] b\nline 0\n")
+        );
+        assert!(!err.text().contains("50%"));
+        let (quiet, _, err) = ui(Settings {
+            quiet: true,
+            ..Settings::default()
+        });
+        run(&quiet, Format::Human);
+        assert_eq!(
+            err.text(),
+            "warning: from elsewhere\nstep 1/1 compile … failed after 4 min 05 s\n"
+        );
+    }
+
+    #[test]
+    fn json_goes_to_stdout_one_event_a_line() {
+        let (ui, out, err) = ui(Settings::default());
+        run(&ui, Format::Json);
+        assert_eq!(err.text(), "warning: from elsewhere\n");
+        let events: Vec<Event> = out
+            .text()
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        let ninja = events
+            .iter()
+            .rev()
+            .find(|event| matches!(event, Event::Ninja { .. }));
+        assert!(matches!(
+            ninja,
+            Some(Event::Ninja {
+                done: 2,
+                total: 2,
+                ..
+            })
+        ));
+        assert!(matches!(events.last(), Some(Event::Finished { .. })));
+        let lines = |event: &&Event| matches!(event, Event::Output { .. });
+        assert_eq!(events.iter().filter(lines).count(), 34);
+    }
+
+    #[test]
+    fn messages_are_written_directly_once_a_run_is_over_or_given_up() {
+        let (ui, _, err) = ui(Settings {
+            terminals: Terminals {
+                stderr: true,
+                ..Terminals::default()
+            },
+            no_color: true,
+            ..Settings::default()
+        });
+        let reporter = ui.reporter(Format::Human);
+        ui.note("goes to the terminal itself");
+        assert_eq!(err.text(), "");
+        drop(reporter);
+        ui.note("seen");
+        assert_eq!(err.text(), "seen\n");
+    }
+}
