@@ -4,3 +4,4 @@
 
 pub mod error;
 pub mod image;
+pub mod process;
