@@ -12,3 +12,4 @@ pub mod spec;
 mod suggest;
 pub mod target;
 pub mod profile;
+pub mod process;

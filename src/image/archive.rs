@@ -419,7 +419,7 @@ impl<R: BufRead> Reader<R> {
             .ok_or_else(|| broken("a sparse entry does not say its size"))?;
         match (sparse.major, sparse.minor) {
             (None | Some(0), _) => {
-                if sparse.numbers.len() % 2 != 0 {
+                if !sparse.numbers.len().is_multiple_of(2) {
                     return Err(broken("a sparse map has an odd number of fields"));
                 }
                 Ok((
@@ -493,7 +493,7 @@ fn check_map(map: &[(u64, u64)], real: u64, data: u64) -> std::result::Result<()
             return Err("the fragments of a sparse file overlap or are out of order");
         }
         // Fragments start on block boundaries; which reader pads where is a known disagreement.
-        if total % BLOCK != 0 {
+        if !total.is_multiple_of(BLOCK) {
             return Err("a fragment of a sparse file is not a whole number of blocks");
         }
         end = offset

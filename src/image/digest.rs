@@ -183,7 +183,7 @@ impl Node {
                 all.push(format!("{}, {}", kind(a), kind(b)));
             }
             (What::File { size: a, .. }, What::File { size: b, .. }) if a != b => {
-                all.push(format!("size {a}, {b}"))
+                all.push(format!("size {a}, {b}"));
             }
             (What::Symlink(a), What::Symlink(b)) | (What::SameAs(a), What::SameAs(b)) if a != b => {
                 all.push(format!(
@@ -193,7 +193,7 @@ impl Node {
                 ));
             }
             (What::Special(..), What::Special(..)) if self.what != other.what => {
-                all.push("type or device number".into())
+                all.push("type or device number".into());
             }
             (a, b) if a != b => all.push("content".into()),
             _ => {}
@@ -231,7 +231,7 @@ fn scan(root: &Path, cancel: &AtomicBool) -> Result<Vec<Node>> {
     };
     let top = tree::open_directory(tree.fd(), b".")
         .context(|| format!("cannot read `{}`", root.display()))?;
-    walk.directory(&tree, top, &[])
+    walk.directory(top, &[])
         .context(|| format!("cannot read the tree `{}`", root.display()))?;
     let Walk {
         mut nodes, seen, ..
@@ -250,12 +250,7 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    fn directory(
-        &mut self,
-        tree: &Tree,
-        directory: std::os::fd::OwnedFd,
-        path: &[u8],
-    ) -> Result<()> {
+    fn directory(&mut self, directory: std::os::fd::OwnedFd, path: &[u8]) -> Result<()> {
         stop_if(self.cancel)?;
         let handle = directory.try_clone()?;
         for name in tree::names(directory)? {
@@ -296,7 +291,7 @@ impl Walk<'_> {
             };
             self.nodes.push(node(path.clone(), &stat, what, xattrs));
             if let Some(below) = below {
-                self.directory(tree, below, &path)?;
+                self.directory(below, &path)?;
             }
         }
         Ok(())
@@ -484,7 +479,7 @@ mod tests {
                         root.join("a-b"),
                         std::fs::Permissions::from_mode(0o4755),
                     )
-                    .unwrap()
+                    .unwrap();
                 },
                 "a-b: mode 0644, 4755",
             ),

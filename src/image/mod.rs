@@ -1,15 +1,204 @@
-//! Owns images: recipes for base root file systems, and building them.
+//! Owns images: recipes for base root file systems (`recipe`), building them (here and one file per provider), safe
+//! extraction (`unpack`), and the digest by which two builds are compared (`digest`).
+//!
+//! Everything here blocks: call it from a thread in which waiting is allowed.
 
 mod archive;
 mod compression;
+mod copy;
 pub mod digest;
+mod download;
+mod mmdebstrap;
+mod normalise;
+mod packages;
+mod pacstrap;
 mod pax;
 pub mod recipe;
 mod tree;
 pub mod unpack;
 mod xattr;
 
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+pub use packages::{OsRelease, Package};
 pub use recipe::Recipe;
+
+use crate::error::{Error, Result, ResultExt as _};
+use recipe::{Source, Tarball};
+use tree::Tree;
+
+/// The tools' scratch directory, inside the tree being built: who removes a half-built tree removes it as well.
+const WORK: &str = ".rockenv-build";
+
+/// How far a build is.
+#[derive(Debug)]
+pub enum Progress<'a> {
+    /// A line of a tool's output.
+    Line(&'a str),
+    /// Bytes downloaded, extracted or copied, and how many there are if that is known.
+    Bytes {
+        /// So far.
+        done: u64,
+        /// In all.
+        total: Option<u64>,
+    },
+}
+
+/// Where and how to build.
+pub struct BuildContext<'a> {
+    /// An existing empty directory, which becomes the root file system.
+    pub into: &'a Path,
+    /// The store's `blobs` directory: the cache of downloads.
+    pub blobs: &'a Path,
+    /// The user's mirrors: `debian`, `debian-security`, `ubuntu`, `arch`, and each with `-snapshot`, in which
+    /// `@SNAPSHOTID@` (for Arch also `@DATE@`, as `2026/01/31`) stands for the moment; `arch-signatures`.
+    pub mirrors: &'a BTreeMap<String, String>,
+    /// Further environment of the tools: the proxy variables.
+    pub env: &'a BTreeMap<String, String>,
+    /// The time that files made by the build get; the snapshot's, else today's midnight (UTC) by default.
+    pub source_date: Option<i64>,
+    /// Stops the build when it becomes true.
+    pub cancel: &'a AtomicBool,
+    /// Hears how it goes.
+    pub progress: &'a mut dyn FnMut(Progress<'_>),
+}
+
+impl std::fmt::Debug for BuildContext<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BuildContext")
+            .field("into", &self.into)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What was built.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Built {
+    /// The time that files made by the build have.
+    pub source_date: i64,
+    /// What the package manager's database lists, sorted.
+    pub packages: Vec<Package>,
+    /// Digest of the tree.
+    pub digest: String,
+    /// Files and directories.
+    pub entries: u64,
+    /// Sum of file sizes.
+    pub bytes: u64,
+    /// What the tree says it is.
+    pub os_release: OsRelease,
+}
+
+/// Builds a recipe's root file system. What is in `into` after an error is of no use.
+pub fn build(recipe: &Recipe, cx: &mut BuildContext<'_>) -> Result<Built> {
+    let tree = Tree::open(cx.into)?;
+    if !tree.list(".")?.is_empty() {
+        return Err(Error::unexpected(format!(
+            "`{}` is not empty",
+            cx.into.display()
+        )));
+    }
+    let source_date = source_date(recipe, cx)?;
+    match &recipe.source {
+        Source::Mmdebstrap(table) => {
+            with_work_directory(cx, &tree, |cx| mmdebstrap::build(table, source_date, cx))?;
+            normalise::normalise(&tree, source_date, true)?;
+        }
+        Source::Pacstrap(table) => {
+            with_work_directory(cx, &tree, |cx| pacstrap::build(table, cx))?;
+            normalise::normalise(&tree, source_date, false)?;
+        }
+        // These are somebody's exact bytes: nothing in them is ours to change.
+        Source::Tarball(table) => tarball(table, cx)?,
+        Source::Directory(table) => {
+            let progress = &mut *cx.progress;
+            let mut report = |done| progress(Progress::Bytes { done, total: None });
+            copy::copy(&table.path, cx.into, cx.cancel, &mut report)?;
+        }
+    }
+    let summary = digest::digest(cx.into, cx.cancel)?;
+    Ok(Built {
+        source_date,
+        packages: packages::installed(&tree)?,
+        digest: summary.digest,
+        entries: summary.entries,
+        bytes: summary.bytes,
+        os_release: packages::os_release(&tree)?,
+    })
+}
+
+fn source_date(recipe: &Recipe, cx: &BuildContext<'_>) -> Result<i64> {
+    if let Some(time) = recipe
+        .snapshot()
+        .and_then(recipe::snapshot_time)
+        .or(cx.source_date)
+    {
+        return Ok(time);
+    }
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_err(|_| Error::unexpected("the clock is before 1970"))?;
+    let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
+    Ok(now - now % 86_400)
+}
+
+fn with_work_directory(
+    cx: &mut BuildContext<'_>,
+    tree: &Tree,
+    build: impl FnOnce(&mut BuildContext<'_>) -> Result<()>,
+) -> Result<()> {
+    if !nix::unistd::geteuid().is_root() {
+        return Err(Error::unavailable("building this image needs root")
+            .help("sudo rockenv image build, or a tarball image"));
+    }
+    // Tools are given paths, and run elsewhere.
+    if !cx.into.is_absolute() {
+        return Err(Error::unexpected(format!(
+            "`{}` is not an absolute path",
+            cx.into.display()
+        )));
+    }
+    use std::os::unix::fs::PermissionsExt as _;
+    let everyone_enters = || std::fs::Permissions::from_mode(0o755);
+    fs_err::set_permissions(cx.into, everyone_enters())?;
+    fs_err::create_dir(cx.into.join(WORK))?;
+    fs_err::set_permissions(cx.into.join(WORK), everyone_enters())?;
+    build(cx)?;
+    tree.remove_all(WORK)
+}
+
+fn tarball(table: &Tarball, cx: &mut BuildContext<'_>) -> Result<()> {
+    let progress = &mut *cx.progress;
+    let path = match (&table.path, &table.url) {
+        (Some(path), _) => path.clone(),
+        (None, Some(url)) => {
+            let mut report = |done, total| progress(Progress::Bytes { done, total });
+            download::fetch(url, &table.sha256, cx.blobs, cx.cancel, &mut report)?
+        }
+        (None, None) => return Err(Error::unexpected("a tarball recipe without path and url")),
+    };
+    // The cache too: disks rot, and the extraction must not see one unverified byte.
+    download::verify(&path, &table.sha256, cx.cancel)?;
+    let options = unpack::Options {
+        strip_components: table.strip_components,
+        ..unpack::Options::default()
+    };
+    let mut report = |done| progress(Progress::Bytes { done, total: None });
+    let report = unpack::unpack(
+        fs_err::File::open(&path)?.into_file(),
+        cx.into,
+        &options,
+        cx.cancel,
+        &mut report,
+    )
+    .context(|| format!("cannot extract `{}`", path.display()))?;
+    for (what, count) in report.dropped {
+        progress(Progress::Line(&format!("left out: {what} ({count})")));
+    }
+    Ok(())
+}
 
 /// Returns bytes as hexadecimal digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {

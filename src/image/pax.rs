@@ -74,10 +74,10 @@ impl Pax {
             b"GNU.sparse.minor" => sparse.minor = Some(decimal(key, value)?),
             b"GNU.sparse.name" => sparse.name = Some(value.to_vec()),
             b"GNU.sparse.size" | b"GNU.sparse.realsize" => {
-                sparse.real_size = Some(decimal(key, value)?)
+                sparse.real_size = Some(decimal(key, value)?);
             }
             b"GNU.sparse.offset" | b"GNU.sparse.numbytes" => {
-                sparse.numbers.push(decimal(key, value)?)
+                sparse.numbers.push(decimal(key, value)?);
             }
             b"GNU.sparse.map" => {
                 for part in value.split(|byte| *byte == b',') {

@@ -1,7 +1,7 @@
 //! Owns access to a root file system's files by descriptor: nothing in the tree, however its links point, can make
 //! these calls touch a file outside of it.
 
-use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use nix::errno::Errno;
@@ -96,6 +96,16 @@ impl Tree {
         }
     }
 
+    /// Removes a file or a directory with all that is in it, if it is there and no link leads to it.
+    pub(super) fn remove_all(&self, path: &str) -> Result<()> {
+        let (parent, name) = path.rsplit_once('/').unwrap_or((".", path));
+        match self.open_strictly(parent, OFlag::O_PATH | OFlag::O_DIRECTORY)? {
+            Some(parent) => remove_below(parent.as_fd(), name.as_bytes())
+                .context(|| format!("cannot remove `{path}` from the image")),
+            None => Ok(()),
+        }
+    }
+
     /// Returns the names in a directory, sorted; empty where there is no such directory.
     pub(super) fn list(&self, path: &str) -> Result<Vec<Vec<u8>>> {
         match self.open_strictly(
@@ -131,6 +141,23 @@ impl Tree {
             Err(error) => Err(error).context(|| format!("cannot open `{path}` in the image")),
         }
     }
+}
+
+fn remove_below(parent: BorrowedFd<'_>, name: &[u8]) -> Result<()> {
+    match nix::unistd::unlinkat(parent, name, UnlinkatFlags::NoRemoveDir) {
+        Ok(()) | Err(Errno::ENOENT) => return Ok(()),
+        Err(Errno::EISDIR | Errno::EPERM) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let directory = open_directory(parent, name)?;
+    for name in names(directory.try_clone()?)? {
+        remove_below(directory.as_fd(), &name)?;
+    }
+    Ok(nix::unistd::unlinkat(
+        parent,
+        name,
+        UnlinkatFlags::RemoveDir,
+    )?)
 }
 
 /// Returns the names in an open directory, sorted by bytes, without the two dots.
@@ -171,9 +198,4 @@ pub(super) fn write_all(file: BorrowedFd<'_>, mut data: &[u8]) -> nix::Result<()
         }
     }
     Ok(())
-}
-
-/// Returns the path by which this process reaches an open directory, for programs that take paths.
-pub(super) fn proc_path(fd: BorrowedFd<'_>) -> std::path::PathBuf {
-    format!("/proc/self/fd/{}", fd.as_raw_fd()).into()
 }

@@ -1,0 +1,303 @@
+//! Owns making a fresh root file system say nothing about when and where it was built: two builds of one recipe
+//! then have one digest, and no machine shares another one's identity.
+//!
+//! Nothing here follows a link: the tree's links are not ours.
+
+use std::os::fd::{AsFd as _, BorrowedFd};
+
+use nix::fcntl::AtFlags;
+use nix::sys::stat::{SFlag, UtimensatFlags};
+use nix::sys::time::TimeSpec;
+
+use super::tree::{self, Tree};
+use crate::error::{Result, ResultExt as _};
+
+/// Logs, caches, backups and keys: absent from a fresh system, or made again when they are missed.
+const REMOVED: [&str; 24] = [
+    "etc/.pwd.lock",
+    "etc/.updated",
+    "etc/group-",
+    "etc/gshadow-",
+    "etc/passwd-",
+    "etc/shadow-",
+    "etc/subgid-",
+    "etc/subuid-",
+    "etc/pacman.d/gnupg",
+    "var/.updated",
+    "var/cache/apt/pkgcache.bin",
+    "var/cache/apt/srcpkgcache.bin",
+    "var/cache/debconf/config.dat-old",
+    "var/cache/debconf/templates.dat-old",
+    "var/cache/ldconfig/aux-cache",
+    "var/cache/pacman/pkg",
+    "var/lib/dbus/machine-id",
+    "var/lib/dpkg/available-old",
+    "var/lib/dpkg/diversions-old",
+    "var/lib/dpkg/lock",
+    "var/lib/dpkg/lock-frontend",
+    "var/lib/dpkg/statoverride-old",
+    "var/lib/dpkg/status-old",
+    "var/lib/systemd/random-seed",
+];
+
+/// Removes what varies and sets times newer than `source_date` back to it.
+///
+/// `copied_from_host`: the tool has put the host's resolv.conf and hostname into the tree.
+pub(super) fn normalise(tree: &Tree, source_date: i64, copied_from_host: bool) -> Result<()> {
+    for path in REMOVED {
+        tree.remove_all(path)?;
+    }
+    // Empty means "first boot": each environment then gets its own.
+    tree.rewrite("etc/machine-id", b"")?;
+    if copied_from_host {
+        tree.remove("etc/hostname")?;
+        tree.rewrite("etc/resolv.conf", b"")?;
+    }
+    for name in tree.list("etc/ssh")? {
+        if name.starts_with(b"ssh_host_") {
+            tree.remove(&format!("etc/ssh/{}", String::from_utf8_lossy(&name)))?;
+        }
+    }
+    logs(tree, "var/log")?;
+    shadow(tree, source_date)?;
+    pacman(tree, source_date)?;
+    let time = TimeSpec::new(source_date, 0);
+    clamp(tree.fd(), &time)?;
+    clamp_one(tree.fd(), b".", &time)
+}
+
+/// Removes the logs of package managers, which come back with the first line, and empties the others, whose owner
+/// and mode a package has chosen.
+fn logs(tree: &Tree, directory: &str) -> Result<()> {
+    for name in tree.list(directory)? {
+        let name = String::from_utf8_lossy(&name).into_owned();
+        let path = format!("{directory}/{name}");
+        let is_package_log = directory.ends_with("/apt")
+            || [
+                "dpkg.log",
+                "alternatives.log",
+                "bootstrap.log",
+                "fontconfig.log",
+                "pacman.log",
+            ]
+            .contains(&name.as_str());
+        if is_package_log {
+            tree.remove(&path)?;
+        } else {
+            tree.rewrite(&path, b"")?;
+            // Two levels hold all that packages make at installation.
+            if directory == "var/log" {
+                logs(tree, &path)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The day of the last password change is the day of the build.
+fn shadow(tree: &Tree, source_date: i64) -> Result<()> {
+    let Some(data) = tree.read("etc/shadow", 16 << 20)? else {
+        return Ok(());
+    };
+    let day = source_date.div_euclid(86_400);
+    let lines: Vec<Vec<u8>> = data
+        .split(|byte| *byte == b'\n')
+        .map(|line| {
+            let mut fields: Vec<Vec<u8>> = line
+                .split(|byte| *byte == b':')
+                .map(<[u8]>::to_vec)
+                .collect();
+            if let Some(changed) = fields.get_mut(2)
+                && std::str::from_utf8(changed)
+                    .ok()
+                    .and_then(|text| text.parse::<i64>().ok())
+                    .is_some_and(|n| n > day)
+            {
+                *changed = day.to_string().into_bytes();
+            }
+            fields.join(&b':')
+        })
+        .collect();
+    let new = lines.join(&b'\n');
+    if new != data {
+        tree.rewrite("etc/shadow", &new)?;
+    }
+    Ok(())
+}
+
+fn pacman(tree: &Tree, source_date: i64) -> Result<()> {
+    for name in tree.list("var/lib/pacman/sync")? {
+        // As apt's lists: what they say is old by the time that somebody reads it.
+        tree.remove(&format!(
+            "var/lib/pacman/sync/{}",
+            String::from_utf8_lossy(&name)
+        ))?;
+    }
+    for name in tree.list("var/lib/pacman/local")? {
+        let path = format!(
+            "var/lib/pacman/local/{}/desc",
+            String::from_utf8_lossy(&name)
+        );
+        let Some(data) = tree.read(&path, 16 << 20)? else {
+            continue;
+        };
+        let text = String::from_utf8_lossy(&data).into_owned();
+        let mut lines: Vec<String> = text.split('\n').map(ToString::to_string).collect();
+        if let Some(at) = lines.iter().position(|line| line == "%INSTALLDATE%")
+            && let Some(date) = lines.get_mut(at + 1)
+        {
+            *date = source_date.to_string();
+            tree.rewrite(&path, lines.join("\n").as_bytes())?;
+        }
+    }
+    Ok(())
+}
+
+fn clamp(directory: BorrowedFd<'_>, time: &TimeSpec) -> Result<()> {
+    for name in tree::names(tree::open_directory(directory, b".")?)? {
+        let stat =
+            nix::sys::stat::fstatat(directory, name.as_slice(), AtFlags::AT_SYMLINK_NOFOLLOW)?;
+        if tree::file_type(&stat) == SFlag::S_IFDIR {
+            clamp(tree::open_directory(directory, &name)?.as_fd(), time)?;
+        }
+        if (stat.st_mtime, stat.st_mtime_nsec) > (time.tv_sec(), 0) {
+            clamp_one(directory, &name, time)?;
+        }
+    }
+    Ok(())
+}
+
+fn clamp_one(directory: BorrowedFd<'_>, name: &[u8], time: &TimeSpec) -> Result<()> {
+    nix::sys::stat::utimensat(
+        directory,
+        name,
+        &TimeSpec::UTIME_OMIT,
+        time,
+        UtimensatFlags::NoFollowSymlink,
+    )
+    .context(|| {
+        format!(
+            "cannot set the time of `{}` in the image",
+            String::from_utf8_lossy(name)
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{MetadataExt as _, symlink};
+
+    #[test]
+    fn what_varies_goes_and_the_rest_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        let write = |path: &str, text: &str| {
+            fs_err::create_dir_all(root.join(path).parent().unwrap()).unwrap();
+            fs_err::write(root.join(path), text).unwrap();
+        };
+        let read = |path: &str| fs_err::read_to_string(root.join(path)).ok();
+        write("etc/machine-id", "b0b0");
+        write(
+            "etc/shadow",
+            "root:*:20777:0:99999:7:::\nold:!:100:0:::::\nweird\n",
+        );
+        write("etc/hostname", "build-host");
+        write("etc/resolv.conf", "nameserver 192.0.2.1");
+        write("etc/ssh/ssh_host_rsa_key", "secret");
+        write("etc/ssh/sshd_config", "kept");
+        write("var/log/apt/history.log", "x");
+        write("var/log/dpkg.log", "x");
+        write("var/log/wtmp", "x");
+        write("var/log/private/app.log", "x");
+        write(
+            "var/lib/pacman/local/a-1/desc",
+            "%NAME%\na\n\n%INSTALLDATE%\n1799999999\n\n%SIZE%\n1\n",
+        );
+        write("var/cache/pacman/pkg/a.pkg", "x");
+        normalise(&Tree::open(root).unwrap(), 1_700_000_000, true).unwrap();
+        assert_eq!(read("etc/machine-id").unwrap(), "");
+        assert_eq!(
+            read("etc/shadow").unwrap(),
+            "root:*:19675:0:99999:7:::\nold:!:100:0:::::\nweird\n"
+        );
+        assert_eq!(
+            (
+                read("etc/hostname"),
+                read("etc/resolv.conf").unwrap().as_str()
+            ),
+            (None, "")
+        );
+        assert_eq!(
+            (
+                read("etc/ssh/ssh_host_rsa_key"),
+                read("etc/ssh/sshd_config").unwrap().as_str()
+            ),
+            (None, "kept")
+        );
+        assert_eq!(
+            (read("var/log/apt/history.log"), read("var/log/dpkg.log")),
+            (None, None)
+        );
+        assert_eq!(
+            (
+                read("var/log/wtmp").unwrap(),
+                read("var/log/private/app.log").unwrap()
+            ),
+            (String::new(), String::new())
+        );
+        assert!(
+            read("var/lib/pacman/local/a-1/desc")
+                .unwrap()
+                .contains("%INSTALLDATE%\n1700000000\n")
+        );
+        assert!(!root.join("var/cache/pacman/pkg").exists());
+        for path in ["", "etc", "etc/shadow", "var/log/wtmp"] {
+            assert_eq!(
+                fs_err::metadata(root.join(path)).unwrap().mtime(),
+                1_700_000_000,
+                "{path}"
+            );
+        }
+    }
+
+    #[test]
+    fn links_that_lead_out_are_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = dir.path().join("host");
+        let root = dir.path().join("root");
+        for path in ["log", "pacman/local/x", "ssh", "gnupg"] {
+            fs_err::create_dir_all(host.join(path)).unwrap();
+        }
+        for path in [
+            "log/dpkg.log",
+            "pacman/local/x/desc",
+            "ssh/ssh_host_key",
+            "gnupg/key",
+            "machine-id",
+            "shadow",
+        ] {
+            fs_err::write(host.join(path), "%INSTALLDATE%\n1\nroot:*:99999:").unwrap();
+        }
+        for path in ["etc/pacman.d", "var/lib"] {
+            fs_err::create_dir_all(root.join(path)).unwrap();
+        }
+        for (link, target) in [
+            ("var/log", "log"),
+            ("var/lib/pacman", "pacman"),
+            ("etc/ssh", "ssh"),
+            ("etc/pacman.d/gnupg", "gnupg"),
+            ("etc/machine-id", "machine-id"),
+            ("etc/shadow", "shadow"),
+        ] {
+            symlink(host.join(target), root.join(link)).unwrap();
+        }
+        let cancel = std::sync::atomic::AtomicBool::new(false);
+        let before = super::super::digest::digest(&host, &cancel).unwrap();
+        normalise(&Tree::open(&root).unwrap(), 0, true).unwrap();
+        assert_eq!(
+            super::super::digest::digest(&host, &cancel).unwrap(),
+            before
+        );
+    }
+}
