@@ -28,6 +28,8 @@ pub enum Kind {
     OutOfSpace,
     /// Stopped by a signal, with its number.
     Signal(i32),
+    /// A command of the user's could not be run, with the exit code that shells use.
+    Command(u8),
 }
 
 impl Kind {
@@ -44,6 +46,7 @@ impl Kind {
             Self::Drift => 8,
             Self::Preflight => 9,
             Self::OutOfSpace => 10,
+            Self::Command(code) => code,
             Self::Signal(number) => u8::try_from(128 + number).unwrap_or(1),
         }
     }

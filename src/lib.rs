@@ -1,15 +1,40 @@
 //! rockenv: reproducible build environments for ROCm.
 //!
-//! `rockenv up` goes: parse profile, probe host, resolve spec, lock env, observe, plan, execute, record.
+//! The words: a *target* is a GPU ISA; an *image* is a recipe for a base root file system; a *profile* is what
+//! the user wrote; a *spec* is a profile with nothing left to decide; a *plan* is the way from what is to what
+//! should be; an *env* is one built instance; a *step* is one unit of work in it and ends in a *snapshot*; a
+//! *volume* is a directory mounted into an env; an *engine* runs containers; the *store* is what is on disk.
+//!
+//! `rockenv up` goes: parse [`profile`], probe [`host`], resolve [`spec`], lock the env in the [`store`],
+//! observe, [`plan`], [`execute`], record.
 
 pub mod builtin;
+pub mod cli;
+pub mod commands;
+pub mod config;
+pub mod context;
+pub mod engine;
 pub mod error;
-pub mod rootfs;
-pub mod ui;
-pub mod usage;
+pub mod execute;
+pub mod host;
 pub mod image;
+pub mod inside;
+pub mod plan;
+pub mod process;
+pub mod profile;
+mod program;
+pub mod rootfs;
+pub mod source;
 pub mod spec;
+pub mod store;
 mod suggest;
 pub mod target;
-pub mod profile;
-pub mod process;
+pub mod ui;
+pub mod usage;
+
+use std::process::ExitCode;
+
+/// Runs the program; the process ends with the returned code.
+pub fn run() -> ExitCode {
+    program::run()
+}

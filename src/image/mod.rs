@@ -4,6 +4,7 @@
 //! Everything here blocks: call it from a thread in which waiting is allowed.
 
 mod archive;
+pub mod catalog;
 mod compression;
 mod copy;
 pub mod digest;

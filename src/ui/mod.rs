@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use serde::Serialize;
 
 use crate::error::{Error, Kind, Result, ResultExt as _};
-use report::{Format, Reporter};
+pub use report::{Format, Reporter, StepOutput};
 use table::Table;
 use term::Bars;
 

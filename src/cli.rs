@@ -1,0 +1,95 @@
+//! Owns the command line's shape; what a command does is in `commands`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::commands::{
+    doctor, du, exec, fsck, generate, image, list, logs, profile, remove, setup, snapshot, up,
+};
+
+/// Reproducible build environments for ROCm, in systemd-nspawn and containers.
+#[derive(Debug, Parser)]
+#[command(
+    name = "rockenv",
+    version,
+    propagate_version = true,
+    max_term_width = 100,
+    disable_help_subcommand = true
+)]
+pub struct Cli {
+    #[command(flatten)]
+    pub global: GlobalArgs,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Flags of every command.
+#[derive(Clone, Debug, Default, Args)]
+pub struct GlobalArgs {
+    /// Say more; twice for more still
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+    /// Say only what went wrong
+    #[arg(short, long, global = true)]
+    pub quiet: bool,
+    /// Answer questions with yes
+    #[arg(short, long, global = true)]
+    pub yes: bool,
+    /// Print results as JSON
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// The store's root [default: /var/lib/rockenv for root]
+    #[arg(long, global = true, value_name = "DIR")]
+    pub home: Option<PathBuf>,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Build an env, or bring it up to date
+    Up(up::UpArgs),
+    /// Show what `up` would do
+    Plan(up::UpArgs),
+    /// Stop what runs in an env; everything is kept
+    Down(remove::DownArgs),
+    /// Remove an env; never a source, cache, output or host directory
+    Rm(remove::RmArgs),
+    /// List envs
+    Ls(list::LsArgs),
+    /// Show an env: its steps, snapshots, image and age
+    Status(list::StatusArgs),
+    /// Open a shell in an env
+    Shell(exec::ShellArgs),
+    /// Run a command in an env
+    Exec(exec::ExecArgs),
+    /// Show a step's log
+    Logs(logs::LogsArgs),
+    /// Work with snapshots
+    #[command(subcommand)]
+    Snapshot(snapshot::SnapshotCommand),
+    /// Go back to a snapshot
+    Rollback(snapshot::RollbackArgs),
+    /// Make a new env from an env's present state
+    Fork(snapshot::ForkArgs),
+    /// Show where the disk space went
+    Du(du::DuArgs),
+    /// Work with base images
+    #[command(subcommand)]
+    Image(image::ImageCommand),
+    /// Work with profiles
+    #[command(subcommand)]
+    Profile(profile::ProfileCommand),
+    /// Install what the host needs
+    Setup(setup::SetupArgs),
+    /// Say what this machine can do and what is missing
+    Doctor(doctor::DoctorArgs),
+    /// Check the store, and mend what can be mended
+    Fsck(fsck::FsckArgs),
+    /// Print a completion script
+    Completions(generate::CompletionsArgs),
+    /// Print the manual page, or write one for each command
+    Man(generate::ManArgs),
+    /// Print a JSON schema
+    Schema(generate::SchemaArgs),
+}

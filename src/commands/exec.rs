@@ -1,0 +1,266 @@
+//! Owns `exec` and `shell`: a command in an env, in a container of its own or in the one that runs.
+
+use std::collections::BTreeMap;
+use std::io::IsTerminal as _;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+
+use crate::context::Context;
+use crate::engine::hold::{Hold, Tie};
+use crate::engine::session::{Client, End, Running};
+use crate::engine::wire::Command;
+use crate::error::{Error, Kind, Result};
+use crate::execute::{container, relay};
+use crate::host::Host;
+use crate::source::Repository;
+use crate::spec::{Spec, VolumeSource};
+use crate::store::{LockedEnv, Store, atomic, lock};
+
+/// How long a busy env is asked again before the command gives up.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Arguments of `exec`.
+#[derive(Debug, Args)]
+pub struct ExecArgs {
+    /// Run as root inside
+    #[arg(long)]
+    root: bool,
+    /// Pass the GPU in
+    #[arg(long)]
+    gpu: bool,
+    /// Working directory inside [default: the build user's home]
+    #[arg(short = 'C', long, value_name = "DIR")]
+    workdir: Option<String>,
+    /// Set a variable inside
+    #[arg(short, long, value_name = "NAME=VALUE")]
+    env: Vec<String>,
+    /// The env
+    name: String,
+    /// The command and its arguments, after `--`
+    #[arg(last = true, required = true, value_name = "CMD")]
+    command: Vec<String>,
+}
+
+/// Arguments of `shell`.
+#[derive(Debug, Args)]
+pub struct ShellArgs {
+    /// Be root inside
+    #[arg(long)]
+    root: bool,
+    /// Pass the GPU in
+    #[arg(long)]
+    gpu: bool,
+    /// Look at the tree that the failed step left
+    #[arg(long)]
+    failed: bool,
+    /// The env
+    name: String,
+}
+
+/// What to run where.
+struct Job {
+    env: String,
+    root: bool,
+    gpu: bool,
+    failed: bool,
+    argv: Vec<String>,
+    workdir: Option<String>,
+    variables: Vec<(String, String)>,
+    tty: bool,
+}
+
+/// Runs a command in an env; returns its exit code.
+pub fn exec(cx: &Context, args: ExecArgs) -> Result<u8> {
+    let mut variables = Vec::new();
+    for text in &args.env {
+        let (name, value) = text.split_once('=').ok_or_else(|| {
+            Error::new(Kind::Usage, format!("`{text}` is not NAME=VALUE"))
+                .help("rockenv exec --env NAME=VALUE ENV -- CMD")
+        })?;
+        variables.push((name.to_owned(), value.to_owned()));
+    }
+    run(
+        cx,
+        &Job {
+            env: args.name,
+            root: args.root,
+            gpu: args.gpu,
+            failed: false,
+            argv: args.command,
+            workdir: args.workdir,
+            variables,
+            tty: std::io::stdin().is_terminal() && std::io::stdout().is_terminal(),
+        },
+    )
+}
+
+/// Opens a shell in an env; returns its exit code.
+pub fn shell(cx: &Context, args: ShellArgs) -> Result<u8> {
+    let choose = "if command -v bash >/dev/null; then exec bash -l; else exec sh -l; fi";
+    run(
+        cx,
+        &Job {
+            env: args.name,
+            root: args.root,
+            gpu: args.gpu,
+            failed: args.failed,
+            argv: ["/bin/sh", "-c", choose].map(str::to_owned).to_vec(),
+            workdir: None,
+            variables: Vec::new(),
+            tty: std::io::stdin().is_terminal() && std::io::stdout().is_terminal(),
+        },
+    )
+}
+
+fn run(cx: &Context, job: &Job) -> Result<u8> {
+    let host = cx.host_as_root("running commands in an env")?;
+    let store = cx.existing_store()?;
+    store.known(&job.env)?;
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match store.lock_known(&job.env, "exec", Duration::ZERO) {
+            Ok(env) => return own(cx, job, &host, &store, env),
+            Err(error) if error.kind() == Kind::Busy => {
+                if job.failed {
+                    return Err(error);
+                }
+                if let Some(client) = Client::join(&store.env_dir(&job.env).join("run"))?
+                    && let Some(code) =
+                        relay::run(&client, command(job, &spec_of(&store, &job.env)?, &host))?
+                {
+                    return Ok(code);
+                }
+                // Between two steps there is no container to join, or it ended just now.
+                if Instant::now() > deadline {
+                    return Err(error);
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Runs the job in a container of its own.
+fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'_>) -> Result<u8> {
+    let spec = spec_of(store, &job.env)?;
+    let (tree, layer) = if job.failed {
+        let failed = env.known_record()?.failed.clone();
+        let failed = failed.ok_or_else(|| {
+            Error::not_found(format!("no step of env `{}` failed", job.env))
+                .help(format!("rockenv shell {}", job.env))
+        })?;
+        (failed.tree, failed.parent)
+    } else {
+        (env.live_tree()?, env.known_record()?.head.layer.clone())
+    };
+    let volumes: Vec<String> = spec
+        .volumes
+        .iter()
+        .filter(|volume| volume.kind == crate::spec::VolumeKind::Build)
+        .map(|volume| volume.name.clone())
+        .collect();
+    env.ensure_volumes(&volumes, &spec.user)?;
+    let root = env.root(&tree, layer.as_deref())?;
+    let container = container::of_shell(
+        &env,
+        store,
+        &spec,
+        &source_directories(store, &spec),
+        root,
+        host,
+        job.gpu,
+    )?;
+    let hold = Hold {
+        container,
+        tie: Tie::Drain,
+        run: env.run_dir(),
+        program: host.program.clone(),
+        systemd: host.systemd,
+    };
+    let running = Running::start(&hold, env.lock_fd())?;
+    let client = running.connect()?;
+    let code = relay::run(&client, command(job, &spec, host));
+    drop(client);
+    let end = running.finish();
+    if let Ok(End::Ended(_)) = &end {
+        container::clean(store, &env.run_dir())?;
+    }
+    drop(env);
+    cx.tidy(store)?;
+    match code? {
+        Some(code) => {
+            end?;
+            Ok(code)
+        }
+        // The holder knows why its container never answered.
+        None => match end {
+            Err(error) => Err(error),
+            Ok(_) => Err(Error::unexpected(
+                "the container ended before the command did",
+            )),
+        },
+    }
+}
+
+fn command(job: &Job, spec: &Spec, host: &Host) -> Command {
+    let mut env = crate::execute::base_environment(spec, job.root);
+    let memory = crate::execute::memory_max(spec, host).unwrap_or(host.memory);
+    let jobs = crate::host::jobs(host.cores, memory, spec.resources.memory_per_job, None);
+    env.extend(spec.env.iter().map(|(name, value)| {
+        (
+            name.clone(),
+            crate::spec::finish(value, jobs.into(), memory),
+        )
+    }));
+    env.extend(job.variables.iter().cloned());
+    if job.tty {
+        env.insert("TERM".to_owned(), "xterm-256color".to_owned());
+    }
+    let home = env.get("HOME").cloned().unwrap_or_else(|| "/".to_owned());
+    let (uid, gid) = if job.root {
+        (0, 0)
+    } else {
+        (spec.user.uid, spec.user.gid)
+    };
+    Command {
+        argv: job.argv.clone(),
+        env: env.into_iter().collect(),
+        cwd: job.workdir.clone().unwrap_or(home),
+        uid,
+        gid,
+        groups: if job.gpu {
+            host.gpu_groups()
+        } else {
+            Vec::new()
+        },
+        no_new_privs: !job.root,
+        tty: job.tty,
+    }
+}
+
+fn spec_of(store: &Store, env: &str) -> Result<Spec> {
+    atomic::read_json(&store.env_dir(env).join("spec.json"))?
+        .ok_or_else(|| Error::not_found(format!("env `{env}` has no spec yet")).help("rockenv up"))
+}
+
+/// Returns where the sources of a spec are, as `up` prepared them.
+pub fn source_directories(store: &Store, spec: &Spec) -> BTreeMap<String, PathBuf> {
+    spec.volumes
+        .iter()
+        .filter_map(|volume| match &volume.source {
+            VolumeSource::Git(git) => Some((
+                volume.name.clone(),
+                Repository::new(&volume.name, git).directory(store),
+            )),
+            _ => None,
+        })
+        .collect()
+}
+
+/// Says who holds an env, where anybody does.
+pub fn holder(store: &Store, env: &str) -> Option<lock::Holder> {
+    lock::holder(&lock::env_lock(&store.env_dir(env)))
+}

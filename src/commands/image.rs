@@ -1,0 +1,244 @@
+//! Owns `image`: listing, building and verifying base images.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use clap::{Args, Subcommand};
+use jiff::Timestamp;
+use serde::Serialize;
+
+use super::list::ago;
+use crate::context::Context;
+use crate::error::{Error, Kind, Result};
+use crate::execute::Signals;
+use crate::image::{Progress, Recipe, catalog};
+use crate::store::Store;
+use crate::store::images::{Image, Means};
+use crate::ui::event::{Event, Outcome};
+use crate::ui::table::Table;
+use crate::ui::{Format, Reporter, size};
+
+/// What to do with images.
+#[derive(Debug, Subcommand)]
+pub enum ImageCommand {
+    /// List recipes and what was built from them
+    Ls,
+    /// Build an image
+    Build(BuildArgs),
+    /// Build an image again and compare with the first
+    Verify(VerifyArgs),
+}
+
+/// Arguments of `image build`.
+#[derive(Debug, Args)]
+pub struct BuildArgs {
+    /// The image
+    name: String,
+    /// Build it again with today's packages
+    #[arg(long)]
+    refresh: bool,
+}
+
+/// Arguments of `image verify`.
+#[derive(Debug, Args)]
+pub struct VerifyArgs {
+    /// The image
+    name: String,
+}
+
+/// Works with images.
+pub fn image(cx: &Context, command: ImageCommand) -> Result<u8> {
+    match command {
+        ImageCommand::Ls => ls(cx).map(|()| 0),
+        ImageCommand::Build(args) => build(cx, &args).map(|()| 0),
+        ImageCommand::Verify(args) => verify(cx, &args),
+    }
+}
+
+fn ls(cx: &Context) -> Result<()> {
+    #[derive(Serialize)]
+    struct Row {
+        name: String,
+        provider: &'static str,
+        description: String,
+        built: Option<Timestamp>,
+        packages: Option<usize>,
+        bytes: Option<u64>,
+        digest: Option<String>,
+    }
+    let store = Store::open_existing(&cx.config.home)?;
+    let mut rows = Vec::new();
+    for listed in catalog::list(&cx.config.image_dirs)? {
+        let recipe = catalog::find(&cx.config.image_dirs, &listed.name)?;
+        let image = match &store {
+            Some(store) => store.image_of(&recipe)?,
+            None => None,
+        };
+        rows.push(Row {
+            name: listed.name,
+            provider: recipe.provider(),
+            description: recipe.description.clone(),
+            built: image.as_ref().map(|image| image.built),
+            packages: image.as_ref().map(|image| image.packages.len()),
+            bytes: image.as_ref().map(|image| image.bytes),
+            digest: image.map(|image| image.digest),
+        });
+    }
+    if cx.json {
+        return cx.ui.json(&rows);
+    }
+    let mut table = Table::new(["image", "provider", "built", "packages", "size", "digest"]);
+    for row in rows {
+        table.row([
+            row.name,
+            row.provider.to_owned(),
+            row.built.map(ago).unwrap_or_default(),
+            row.packages
+                .map(|count| count.to_string())
+                .unwrap_or_default(),
+            row.bytes.map(size::bytes).unwrap_or_default(),
+            row.digest
+                .map(|digest| digest[..12].to_owned())
+                .unwrap_or_default(),
+        ]);
+    }
+    cx.ui.table(&table);
+    Ok(())
+}
+
+fn build(cx: &Context, args: &BuildArgs) -> Result<()> {
+    cx.host_as_root("building an image")?;
+    let store = cx.store()?;
+    let recipe = catalog::find(&cx.config.image_dirs, &args.name)?;
+    let reporter = cx.ui.reporter(Format::Human);
+    let old = store.image_of(&recipe)?;
+    if !args.refresh
+        && let Some(image) = old
+    {
+        cx.ui.note(&format!(
+            "{}: built {}; `--refresh` builds it again",
+            args.name,
+            ago(image.built)
+        ));
+        return Ok(());
+    }
+    let image = build_with(
+        cx,
+        &store,
+        &args.name,
+        &recipe,
+        args.refresh,
+        &Signals::take()?,
+        &reporter,
+    )?;
+    let same = old.is_some_and(|old| old.key == image.key);
+    let word = if same { "unchanged" } else { "built" };
+    let message = format!(
+        "{}: {word}, {} packages, digest {}",
+        args.name,
+        image.packages.len(),
+        image.digest
+    );
+    reporter.emit(&Event::Finished {
+        outcome: Outcome::Done,
+        message,
+    });
+    cx.tidy(&store)
+}
+
+/// Builds an image, shows how far it is, and stops when the user says so.
+pub fn build_with(
+    cx: &Context,
+    store: &Store,
+    name: &str,
+    recipe: &Recipe,
+    refresh: bool,
+    signals: &Signals,
+    reporter: &Reporter,
+) -> Result<Image> {
+    let started = Instant::now();
+    let image = watched(cx, name, signals, reporter, |means| {
+        store.ensure_image(name, recipe, refresh, means)
+    })?;
+    let wall_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+    reporter.emit(&Event::ImageFinished {
+        image: name.to_owned(),
+        wall_ms,
+    });
+    Ok(image)
+}
+
+/// Runs work on an image with its progress shown; a signal cancels it.
+fn watched<T>(
+    cx: &Context,
+    name: &str,
+    signals: &Signals,
+    reporter: &Reporter,
+    work: impl FnOnce(&mut Means<'_>) -> Result<T>,
+) -> Result<T> {
+    let cancel = AtomicBool::new(false);
+    let caught = std::sync::atomic::AtomicI32::new(0);
+    let mut progress = |progress: Progress<'_>| {
+        if let Ok(Some(number)) = signals.pending() {
+            caught.store(number, Ordering::Relaxed);
+            cancel.store(true, Ordering::Relaxed);
+        }
+        let (message, done, total) = match progress {
+            Progress::Line(line) => (line.to_owned(), None, None),
+            Progress::Bytes { done, total } => (String::new(), Some(done), total),
+        };
+        reporter.emit(&Event::Image {
+            image: name.to_owned(),
+            message,
+            done,
+            total,
+        });
+    };
+    let mut means = Means {
+        mirrors: &cx.config.mirrors,
+        env: &cx.config.proxies,
+        progress: &mut progress,
+        cancel: &cancel,
+    };
+    let result = work(&mut means);
+    match (result, caught.load(Ordering::Relaxed)) {
+        (Err(_), number) if number != 0 => Err(Error::new(Kind::Signal(number), "interrupted")),
+        (result, _) => result,
+    }
+}
+
+fn verify(cx: &Context, args: &VerifyArgs) -> Result<u8> {
+    cx.host_as_root("building an image")?;
+    let store = cx.existing_store()?;
+    let recipe = catalog::find(&cx.config.image_dirs, &args.name)?;
+    let reporter = cx.ui.reporter(Format::Human);
+    let (image, differences) = watched(cx, &args.name, &Signals::take()?, &reporter, |means| {
+        store.verify_image(&args.name, &recipe, means)
+    })?;
+    cx.tidy(&store)?;
+    let same = differences.is_empty();
+    let (outcome, message) = if same {
+        (
+            Outcome::Done,
+            format!("{}: the same again, digest {}", args.name, image.digest),
+        )
+    } else {
+        (
+            Outcome::Failed,
+            format!(
+                "{}: differs from the image that was built {}",
+                args.name,
+                ago(image.built)
+            ),
+        )
+    };
+    reporter.emit(&Event::Finished { outcome, message });
+    for difference in &differences {
+        cx.ui.data(&format!(
+            "{}: {}\n",
+            crate::ui::text::path(&difference.path),
+            difference.what
+        ));
+    }
+    Ok(if same { 0 } else { Kind::Drift.exit_code() })
+}

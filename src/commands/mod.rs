@@ -1,0 +1,47 @@
+//! Owns the verbs: one file for each, and the one `match` that finds them.
+
+pub mod doctor;
+pub mod du;
+pub mod exec;
+pub mod fsck;
+pub mod generate;
+pub mod image;
+pub mod list;
+pub mod logs;
+pub mod profile;
+pub mod remove;
+pub mod setup;
+pub mod snapshot;
+pub mod up;
+
+use crate::cli::Command;
+use crate::context::Context;
+use crate::error::Result;
+
+/// Runs a command; returns the exit code.
+pub fn run(cx: &Context, command: Command) -> Result<u8> {
+    let done = |result: Result<()>| result.map(|()| 0);
+    match command {
+        Command::Up(args) => up::up(cx, args),
+        Command::Plan(args) => done(up::plan(cx, args)),
+        Command::Down(args) => done(remove::down(cx, &args)),
+        Command::Rm(args) => done(remove::rm(cx, &args)),
+        Command::Ls(args) => done(list::ls(cx, &args)),
+        Command::Status(args) => list::status(cx, &args),
+        Command::Shell(args) => exec::shell(cx, args),
+        Command::Exec(args) => exec::exec(cx, args),
+        Command::Logs(args) => done(logs::logs(cx, &args)),
+        Command::Snapshot(command) => done(snapshot::snapshot(cx, command)),
+        Command::Rollback(args) => done(snapshot::rollback(cx, &args)),
+        Command::Fork(args) => done(snapshot::fork(cx, &args)),
+        Command::Du(args) => done(du::du(cx, &args)),
+        Command::Image(command) => image::image(cx, command),
+        Command::Profile(command) => done(profile::profile(cx, command)),
+        Command::Setup(args) => done(setup::setup(cx, &args)),
+        Command::Doctor(args) => doctor::doctor(cx, &args),
+        Command::Fsck(args) => fsck::fsck(cx, &args),
+        Command::Completions(args) => done(generate::completions(cx, &args)),
+        Command::Man(args) => done(generate::man(cx, &args)),
+        Command::Schema(args) => done(generate::schema(cx, &args)),
+    }
+}

@@ -1,0 +1,730 @@
+//! Owns `up` and `plan`: from the command line to an env that is as the profile says.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+use crate::context::Context;
+use crate::error::{Error, Kind, Result};
+use crate::execute::{self, Ended, Execution, Signals};
+use crate::host::{Host, free_space};
+use crate::image::{Recipe, catalog};
+use crate::plan::{Action, Found, Observed, Options, Plan, Volumes, Wanted, plan as decide};
+use crate::profile::{self, CopyFiles, Profile};
+use crate::source::{self, Repository};
+use crate::spec::{self, Engine, Inputs, Spec, VolumeKind, VolumeSource};
+use crate::store::layer::VolumeState;
+use crate::store::record::{self, Head, Record};
+use crate::store::{Layer, LockedEnv, Store, random_id};
+use crate::target::Target;
+use crate::ui::event::{Event, Outcome, Planned};
+use crate::ui::table::Table;
+use crate::ui::{Format, Reporter, size};
+
+/// Arguments of `up` and `plan`.
+#[derive(Debug, Args)]
+pub struct UpArgs {
+    /// Profile, target or profile file
+    #[arg(value_name = "PROFILE|TARGET|FILE.toml")]
+    what: String,
+    /// Target to build for; may be given again
+    #[arg(short, long, value_name = "GFX")]
+    target: Vec<String>,
+    /// Name of the env [default: the profile's, with the target]
+    #[arg(short, long)]
+    name: Option<String>,
+    /// Set a parameter of the profile
+    #[arg(short, long, value_name = "NAME=VALUE")]
+    param: Vec<String>,
+    /// Engine to use: auto or nspawn
+    #[arg(short, long)]
+    engine: Option<String>,
+    /// Last step to run
+    #[arg(long, value_name = "STEP")]
+    until: Option<String>,
+    /// Run a step again, and all after it
+    #[arg(long, value_name = "STEP")]
+    rerun: Option<String>,
+    /// Start from the snapshot before, build volumes included
+    #[arg(long)]
+    clean: bool,
+    /// Most jobs a step may use
+    #[arg(short, long)]
+    jobs: Option<u32>,
+    /// `none` skips the steps that need a GPU
+    #[arg(long, default_value = "auto", value_name = "auto|none")]
+    gpu: String,
+    /// Fetch nothing: images and sources must be there
+    #[arg(long)]
+    offline: bool,
+    /// Go on although the machine has too little disk
+    #[arg(long)]
+    force: bool,
+    /// Show the plan and change nothing
+    #[arg(short = 'd', long)]
+    dry_run: bool,
+    /// Install what is missing on the host first
+    #[arg(long)]
+    setup: bool,
+    /// How progress is shown
+    #[arg(long, default_value = "auto", value_name = "auto|json")]
+    progress: Progress,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Progress {
+    Auto,
+    Json,
+}
+
+/// Everything that is known before the env is locked.
+struct Prepared {
+    profile: Profile,
+    files: CopyFiles,
+    recipe: Recipe,
+    inputs: Inputs,
+    host: Host,
+    jobs: u32,
+}
+
+/// Brings an env up; returns the exit code.
+pub fn up(cx: &Context, args: UpArgs) -> Result<u8> {
+    if args.dry_run {
+        return plan(cx, args).map(|()| 0);
+    }
+    if args.setup {
+        super::setup::install_missing(cx)?;
+    }
+    let prepared = prepare(cx, &args)?;
+    cx.host_as_root("building an env")?;
+    let format = if args.progress == Progress::Json {
+        Format::Json
+    } else {
+        Format::Human
+    };
+    let store = cx.store()?;
+    let signals = Signals::take()?;
+    let reporter = cx.ui.reporter(format);
+    let outcome = converge(cx, &args, &store, prepared, &signals, &reporter);
+    cx.tidy(&store)?;
+    let (ended, name) = outcome?;
+    finish(cx, &reporter, ended, &name, &args)
+}
+
+/// Resolves, locks, plans and executes.
+fn converge(
+    cx: &Context,
+    args: &UpArgs,
+    store: &Store,
+    mut prepared: Prepared,
+    signals: &Signals,
+    reporter: &Reporter,
+) -> Result<(Option<Ended>, String)> {
+    let image = match store.image_of(&prepared.recipe)? {
+        Some(image) => image,
+        None => build_image(cx, args, store, &prepared, signals, reporter)?,
+    };
+    prepared.inputs.image_key.clone_from(&image.key);
+    let sources = prepare_sources(args, store, &mut prepared, reporter)?;
+    let spec = spec::resolve(&prepared.profile, &prepared.inputs)?;
+    check_names(&prepared.profile, args)?;
+    let mut env = store.lock_env(&spec.name, "up", Duration::from_secs(5))?;
+    let (_, plan) = plan_for(store, Some(&env), &prepared, &spec, args)?;
+    if plan.is_empty()
+        && env
+            .record()
+            .is_some_and(|record| record.complete || args.until.is_some())
+    {
+        return Ok((None, spec.name));
+    }
+    if env.record().is_none() {
+        preflight(store, &spec, args.force)?;
+        env.commit(new_record(&spec, &image.key)?)?;
+    } else if env.known_record()?.image_key != image.key {
+        // The base changed: every key did too, and nothing the env stands on fits any more.
+        let key = image.key.clone();
+        env.keep_changes("before-image")?;
+        env.reset()?;
+        env.update(|record| {
+            record.image_key = key;
+            record.image.clone_from(&spec.image);
+            record.snapshots.clear();
+        })?;
+    }
+    let (observed, plan) = plan_for(store, Some(&env), &prepared, &spec, args)?;
+    reporter.emit(&Event::RunStarted {
+        env: spec.name.clone(),
+        plan: shown(&plan),
+    });
+    let ended = Execution {
+        store,
+        env: &mut env,
+        spec: &spec,
+        plan: &plan,
+        files: &prepared.files,
+        sources: &sources,
+        host: &prepared.host,
+        config: &cx.config,
+        jobs: prepared.jobs,
+        signals,
+        reporter,
+    }
+    .run()?;
+    drop(observed);
+    Ok((Some(ended), spec.name))
+}
+
+/// Says how it ended, on the screen and as exit code.
+fn finish(
+    cx: &Context,
+    reporter: &Reporter,
+    ended: Option<Ended>,
+    name: &str,
+    args: &UpArgs,
+) -> Result<u8> {
+    let last = |outcome, message: String| reporter.emit(&Event::Finished { outcome, message });
+    match ended {
+        None => {
+            last(Outcome::Hit, format!("{name}: nothing to do"));
+            Ok(0)
+        }
+        Some(Ended::Complete { skipped }) if skipped.is_empty() => {
+            last(
+                Outcome::Done,
+                format!("{name}: done; `rockenv shell {name}` goes inside"),
+            );
+            Ok(0)
+        }
+        Some(Ended::Complete { skipped }) => {
+            last(
+                Outcome::Done,
+                format!(
+                    "{name}: done, but not run and not passed for want of a GPU: {}",
+                    skipped.join(", ")
+                ),
+            );
+            Ok(0)
+        }
+        Some(Ended::Interrupted(signal)) => {
+            last(
+                Outcome::Failed,
+                format!("{name}: stopped; finished steps are kept"),
+            );
+            Err(Error::new(Kind::Signal(signal), "interrupted").help(again(args)))
+        }
+        Some(Ended::Failed(failure)) => {
+            last(Outcome::Failed, String::new());
+            for line in &failure.tail {
+                cx.ui.note(&format!("  {line}"));
+            }
+            cx.ui.note(&format!("log: {}", failure.log.display()));
+            cx.ui.note(&format!("look: rockenv shell --failed {name}"));
+            Err(Error::new(failure.kind, failure.message)
+                .help(format!("mend it, then go on with: {}", again(args))))
+        }
+    }
+}
+
+/// Returns the command that resumes.
+fn again(args: &UpArgs) -> String {
+    let mut text = format!("rockenv up {}", args.what);
+    for target in &args.target {
+        text.push_str(" --target ");
+        text.push_str(target);
+    }
+    if let Some(name) = &args.name {
+        text.push_str(" --name ");
+        text.push_str(name);
+    }
+    text
+}
+
+/// Shows what `up` would do.
+pub fn plan(cx: &Context, args: UpArgs) -> Result<()> {
+    let mut prepared = prepare(cx, &args)?;
+    let store = crate::store::Store::open_existing(&cx.config.home)?;
+    let image = match &store {
+        Some(store) => store.image_of(&prepared.recipe)?,
+        None => None,
+    };
+    let mut notes = Vec::new();
+    match &image {
+        Some(image) => prepared.inputs.image_key.clone_from(&image.key),
+        None => {
+            notes.push(format!(
+                "image `{}` is not built yet",
+                prepared.profile.image.value
+            ));
+            prepared.inputs.image_key = format!("unbuilt {}", prepared.recipe.digest());
+        }
+    }
+    for volume in spec::volumes(&prepared.profile, &prepared.inputs)? {
+        let directory = match &volume.source {
+            VolumeSource::Git(git) => store
+                .as_ref()
+                .map(|store| Repository::new(&volume.name, git).directory(store)),
+            VolumeSource::Path(path) => Some(path.clone()),
+            VolumeSource::Store => None,
+        };
+        if volume.kind == VolumeKind::Source {
+            let print = match directory.filter(|path| path.exists()) {
+                Some(path) => source::fingerprint(&path, &cx.config.user)?,
+                None => {
+                    notes.push(format!("source `{}` is not there yet", volume.name));
+                    "absent".to_owned()
+                }
+            };
+            prepared
+                .inputs
+                .fingerprints
+                .insert(volume.name.clone(), print);
+        }
+    }
+    let spec = spec::resolve(&prepared.profile, &prepared.inputs)?;
+    check_names(&prepared.profile, &args)?;
+    let plan = match &store {
+        Some(store) => plan_for(store, None, &prepared, &spec, &args)?.1,
+        None => decide(
+            &wanted(&prepared.profile, &spec),
+            &Observed::default(),
+            &options(&args),
+        ),
+    };
+    notes.extend(plan.notes.iter().cloned());
+    let memory = execute::memory_max(&spec, &prepared.host);
+    if cx.json {
+        #[derive(Serialize)]
+        struct Shown<'a> {
+            schema: &'static str,
+            env: &'a str,
+            image: &'a str,
+            engine: Engine,
+            jobs: u32,
+            memory_max: Option<u64>,
+            disk_needed: Option<u64>,
+            plan: &'a Plan,
+            notes: &'a [String],
+        }
+        return cx.ui.json(&Shown {
+            schema: "rockenv/plan/1",
+            env: &spec.name,
+            image: &spec.image,
+            engine: spec.engine,
+            jobs: prepared.jobs,
+            memory_max: memory,
+            disk_needed: spec.resources.disk,
+            plan: &plan,
+            notes: &notes,
+        });
+    }
+    let mut table = Table::new(["step", "plan", "why"]);
+    for step in &plan.steps {
+        let word = match step.action {
+            Action::Hit => "have",
+            Action::Run => "run",
+            Action::Skip => "skip",
+            Action::Later => "later",
+        };
+        table.row([step.name.as_str(), word, step.why.as_str()]);
+    }
+    let store_line = store.as_ref().map_or_else(
+        || "no store yet".to_owned(),
+        |store| format!("{} store at {}", store.method(), store.root().display()),
+    );
+    cx.ui.data(&format!(
+        "env    {}\nimage  {}\nengine {:?}, {store_line}\njobs   {}\nmemory {}\ndisk   {}\n",
+        spec.name,
+        spec.image,
+        spec.engine,
+        prepared.jobs,
+        memory.map_or_else(
+            || "no limit".to_owned(),
+            |bytes| format!("at most {}", size::bytes(bytes))
+        ),
+        spec.resources.disk.map_or_else(
+            || "not said".to_owned(),
+            |bytes| format!("needs {}", size::bytes(bytes))
+        ),
+    ));
+    cx.ui.table(&table);
+    if plan.runs() > 0
+        && spec
+            .volumes
+            .iter()
+            .any(|volume| volume.kind == VolumeKind::Build)
+    {
+        let word = match plan.volumes {
+            Volumes::Live => "stay as they are",
+            Volumes::Restored => "are restored from the snapshot before",
+            Volumes::Fresh => "start empty",
+        };
+        notes.push(format!("build volumes {word}"));
+    }
+    for note in notes {
+        cx.ui.note(&note);
+    }
+    Ok(())
+}
+
+fn prepare(cx: &Context, args: &UpArgs) -> Result<Prepared> {
+    let host = Host::probe()?;
+    let targets = args
+        .target
+        .iter()
+        .map(|name| Target::parse(name))
+        .collect::<Result<Vec<_>>>()?;
+    let listed = profile::list(&cx.config.profile_dirs)?;
+    let request = spec::choose(
+        &args.what,
+        &targets,
+        args.name.as_deref(),
+        listed.iter().map(|profile| profile.name.as_str()),
+    )?;
+    let profile = profile::load(&cx.config.profile_dirs, &request.profile)?;
+    let files = profile::copy_files(&profile)?;
+    let recipe = catalog::find(&cx.config.image_dirs, &profile.image.value)?;
+    let mut params = BTreeMap::new();
+    for text in &args.param {
+        let (name, value) = text.split_once('=').ok_or_else(|| {
+            Error::new(Kind::Usage, format!("`{text}` is not NAME=VALUE"))
+                .help("rockenv up PROFILE --param NAME=VALUE")
+        })?;
+        params.insert(name.to_owned(), value.to_owned());
+    }
+    let gpu = match args.gpu.as_str() {
+        "auto" => host.gpu,
+        "none" => false,
+        other => {
+            return Err(Error::new(
+                Kind::Usage,
+                format!("`--gpu {other}` is neither `auto` nor `none`"),
+            )
+            .help("rockenv up PROFILE --gpu none"));
+        }
+    };
+    let memory = crate::execute::memory_limit(profile.resources.memory_max, host.memory)
+        .unwrap_or(host.memory);
+    let jobs = crate::host::jobs(
+        host.cores,
+        memory,
+        profile.resources.memory_per_job,
+        args.jobs.or(cx.config.jobs),
+    );
+    let inputs = Inputs {
+        env_name: request.env_name,
+        targets: request.targets,
+        params,
+        engine: engine(cx, args)?,
+        gpu,
+        user: cx.config.user.clone(),
+        host_home: cx.config.host_home.clone(),
+        image_key: String::new(),
+        file_digests: files.digests(),
+        fingerprints: BTreeMap::new(),
+        hooks: hooks(&profile)?,
+    };
+    Ok(Prepared {
+        profile,
+        files,
+        recipe,
+        inputs,
+        host,
+        jobs,
+    })
+}
+
+fn engine(cx: &Context, args: &UpArgs) -> Result<Engine> {
+    match args.engine.as_deref().or(cx.config.engine.as_deref()) {
+        None | Some("auto" | "nspawn") => Ok(Engine::Nspawn),
+        Some(other) => Err(Error::unavailable(format!(
+            "engine `{other}` is not supported by this version"
+        ))
+        .help("rockenv up PROFILE --engine nspawn")),
+    }
+}
+
+fn hooks(profile: &Profile) -> Result<BTreeMap<String, String>> {
+    match profile.hooks.first() {
+        None => Ok(BTreeMap::new()),
+        Some(name) => Err(Error::not_found(format!(
+            "profile `{}` names hook `{name}`, and there is none of that name",
+            profile.name
+        ))
+        .help("remove it from `hooks` in the profile")),
+    }
+}
+
+/// Refuses `--until` and `--rerun` of steps that are not in the profile.
+fn check_names(profile: &Profile, args: &UpArgs) -> Result<()> {
+    for name in args.until.iter().chain(&args.rerun) {
+        if !profile.steps.iter().any(|step| step.name == *name) {
+            let names: Vec<&str> = profile
+                .steps
+                .iter()
+                .map(|step| step.name.as_str())
+                .collect();
+            return Err(Error::not_found(format!(
+                "profile `{}` has no step `{name}`",
+                profile.name
+            ))
+            .help(format!("its steps are: {}", names.join(", "))));
+        }
+    }
+    Ok(())
+}
+
+fn build_image(
+    cx: &Context,
+    args: &UpArgs,
+    store: &Store,
+    prepared: &Prepared,
+    signals: &Signals,
+    reporter: &Reporter,
+) -> Result<crate::store::images::Image> {
+    let name = &prepared.profile.image.value;
+    if args.offline {
+        return Err(Error::unavailable(format!(
+            "image `{name}` is not built yet and `--offline` forbids it"
+        ))
+        .help(format!("rockenv image build {name}")));
+    }
+    super::image::build_with(cx, store, name, &prepared.recipe, false, signals, reporter)
+}
+
+/// Makes the sources that are missing, and reads the fingerprints that steps ask for.
+fn prepare_sources(
+    args: &UpArgs,
+    store: &Store,
+    prepared: &mut Prepared,
+    reporter: &Reporter,
+) -> Result<BTreeMap<String, PathBuf>> {
+    let volumes = spec::volumes(&prepared.profile, &prepared.inputs)?;
+    let mut sources = BTreeMap::new();
+    for volume in volumes
+        .iter()
+        .filter(|volume| volume.kind == VolumeKind::Source)
+    {
+        let directory = match &volume.source {
+            VolumeSource::Git(git) => Repository::new(&volume.name, git).prepare(
+                store,
+                &prepared.inputs.user,
+                args.offline,
+                &mut |message| {
+                    reporter.emit(&Event::Warning {
+                        message: message.to_owned(),
+                    });
+                },
+            )?,
+            VolumeSource::Path(path) => path.clone(),
+            VolumeSource::Store => continue,
+        };
+        if prepared
+            .profile
+            .steps
+            .iter()
+            .any(|step| step.inputs.contains(&volume.name))
+        {
+            prepared.inputs.fingerprints.insert(
+                volume.name.clone(),
+                source::fingerprint(&directory, &prepared.inputs.user)?,
+            );
+        }
+        sources.insert(volume.name.clone(), directory);
+    }
+    Ok(sources)
+}
+
+fn preflight(store: &Store, spec: &Spec, force: bool) -> Result<()> {
+    let Some(needed) = spec.resources.disk else {
+        return Ok(());
+    };
+    let free = free_space(store.root())?;
+    if free >= needed || force {
+        return Ok(());
+    }
+    Err(Error::new(
+        Kind::Preflight,
+        format!("profile `{}` needs {} of disk, `{}` has {} free", spec.profile, size::bytes(needed), store.root().display(), size::bytes(free)),
+    )
+    .help("free some space (`rockenv du` shows what rockenv holds), put the store elsewhere with ROCKENV_HOME, or add --force"))
+}
+
+fn new_record(spec: &Spec, image_key: &str) -> Result<Record> {
+    let now = jiff::Timestamp::now();
+    Ok(Record {
+        version: record::VERSION,
+        id: random_id()?,
+        created: now,
+        used: now,
+        profile: spec.profile.clone(),
+        targets: spec.targets.iter().map(ToString::to_string).collect(),
+        image: spec.image.clone(),
+        image_key: image_key.to_owned(),
+        engine: "nspawn".to_owned(),
+        head: Head::default(),
+        snapshots: Vec::new(),
+        steps: Vec::new(),
+        failed: None,
+        complete: false,
+    })
+}
+
+fn options(args: &UpArgs) -> Options {
+    Options {
+        until: args.until.clone(),
+        rerun: args.rerun.clone(),
+        clean: args.clean,
+    }
+}
+
+/// Returns the profile's steps in order, those that this env leaves out with the reason.
+fn wanted(profile: &Profile, spec: &Spec) -> Vec<Wanted> {
+    let mut wanted = Vec::new();
+    for step in &profile.steps {
+        if let Some(found) = spec.step(&step.name) {
+            wanted.push(Wanted {
+                name: step.name.clone(),
+                key: found.key.to_string(),
+                incremental: found.incremental,
+                skip: None,
+            });
+        } else if let Some(skipped) = spec
+            .skipped
+            .iter()
+            .find(|skipped| skipped.name == step.name)
+        {
+            wanted.push(Wanted {
+                name: step.name.clone(),
+                key: String::new(),
+                incremental: false,
+                skip: Some(skipped.reason.clone()),
+            });
+        }
+    }
+    wanted
+}
+
+fn plan_for(
+    store: &Store,
+    env: Option<&LockedEnv<'_>>,
+    prepared: &Prepared,
+    spec: &Spec,
+    args: &UpArgs,
+) -> Result<(Observed, Plan)> {
+    let wanted = wanted(&prepared.profile, spec);
+    let record = match env {
+        Some(env) => env.record().cloned(),
+        None => store.record(&spec.name)?,
+    };
+    let observed = observe(
+        store,
+        env,
+        record.as_ref(),
+        spec,
+        &wanted,
+        &prepared.inputs.image_key,
+    )?;
+    let plan = decide(&wanted, &observed, &options(args));
+    Ok((observed, plan))
+}
+
+/// Reads what there is of an env and of its steps' layers.
+fn observe(
+    store: &Store,
+    env: Option<&LockedEnv<'_>>,
+    record: Option<&Record>,
+    spec: &Spec,
+    wanted: &[Wanted],
+    image_key: &str,
+) -> Result<Observed> {
+    let mut observed = Observed {
+        freezes_volumes: store.freezes_volumes(),
+        ..Observed::default()
+    };
+    for step in wanted.iter().filter(|step| step.skip.is_none()) {
+        let own = record.and_then(|record| {
+            record
+                .snapshots
+                .iter()
+                .rev()
+                .find(|snapshot| snapshot.key.as_ref() == Some(&step.key))
+        });
+        let id = own.map_or(step.key.as_str(), |snapshot| snapshot.layer.as_str());
+        if let Some(layer) = store.layer(id)? {
+            let unusable = unusable(store, &layer, record, spec, &step.name);
+            observed.layers.insert(
+                step.key.clone(),
+                Found {
+                    layer: layer.id,
+                    unusable,
+                },
+            );
+        }
+    }
+    let Some(record) = record.filter(|record| record.image_key == image_key) else {
+        return Ok(observed);
+    };
+    observed.exists = true;
+    if let Some(head) = &record.head.layer {
+        observed.head = store
+            .chain(head)?
+            .into_iter()
+            .map(|layer| layer.id)
+            .collect();
+    }
+    let directory = store.env_dir(&spec.name);
+    observed.attempt = fs_err::read_to_string(directory.join("attempt")).ok();
+    observed.touched = match env {
+        Some(env) => env.is_touched()?,
+        None => record.head.tree.is_some(),
+    };
+    observed.has_volumes = record.head.volumes.values().any(|id| {
+        fs_err::read_dir(store.volume_dir(id)).is_ok_and(|mut entries| entries.next().is_some())
+    });
+    Ok(observed)
+}
+
+/// Says why this env cannot stand on a layer, where it cannot.
+fn unusable(
+    store: &Store,
+    layer: &Layer,
+    record: Option<&Record>,
+    spec: &Spec,
+    step: &str,
+) -> Option<String> {
+    if !store.is_sound(layer) {
+        return Some("its snapshot was not safely on disk when the machine stopped".to_owned());
+    }
+    let sees = |name: &str| {
+        spec.step(step)
+            .is_none_or(|step| step.volumes.iter().any(|volume| volume == name))
+    };
+    layer.volumes.iter().find_map(|(name, state)| match state {
+        VolumeState::Live(id)
+            if sees(name)
+                && record.and_then(|record| record.head.volumes.get(name)) != Some(id) =>
+        {
+            Some(format!(
+                "its build volume `{name}` was not frozen with it: this is an overlay store"
+            ))
+        }
+        _ => None,
+    })
+}
+
+fn shown(plan: &Plan) -> Vec<Planned> {
+    plan.steps
+        .iter()
+        .enumerate()
+        .map(|(position, step)| Planned {
+            index: u32::try_from(position + 1).unwrap_or(u32::MAX),
+            name: step.name.clone(),
+            key: step.key.clone(),
+            cached: step.action == Action::Hit,
+            reason: step.why.clone(),
+        })
+        .collect()
+}

@@ -1,0 +1,320 @@
+//! Owns configuration: the only reader of the process's environment, and of the configuration files.
+//!
+//! Flags win over `ROCKENV_*`, then `./rockenv.toml`, the user's `rockenv/config.toml`, `/etc/rockenv/config.toml`.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+use serde::Deserialize;
+
+use crate::engine::BuildUser;
+use crate::error::{Error, Result};
+
+/// A configuration file, exactly as written.
+#[derive(Clone, Debug, Default, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct File {
+    /// The store's root.
+    pub home: Option<PathBuf>,
+    /// Engine to use: `auto` or `nspawn`.
+    pub engine: Option<String>,
+    /// Most jobs at once, over what cores and memory allow.
+    pub jobs: Option<u32>,
+    /// Build user as `UID:GID`, in place of the invoking user.
+    pub build_user: Option<String>,
+    /// Directories searched for profiles before the built-in ones.
+    #[serde(default)]
+    pub profile_dirs: Vec<PathBuf>,
+    /// Directories searched for image recipes before the built-in ones.
+    #[serde(default)]
+    pub image_dirs: Vec<PathBuf>,
+    /// Package mirrors by distribution: `debian`, `ubuntu`, `arch`, and `debian-snapshot` and so on for dated archives.
+    #[serde(default)]
+    pub mirror: BTreeMap<String, String>,
+}
+
+/// What the process's environment says about output.
+#[derive(Clone, Debug, Default)]
+pub struct Terminal {
+    /// `NO_COLOR` is set and not empty.
+    pub no_color: bool,
+    /// `CLICOLOR_FORCE` is set and not `0`.
+    pub force_color: bool,
+    /// `TERM`.
+    pub term: Option<String>,
+    /// `CI` is set to something true.
+    pub ci: bool,
+}
+
+/// Everything that was configured.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The store's root.
+    pub home: PathBuf,
+    /// Engine asked for.
+    pub engine: Option<String>,
+    /// Most jobs.
+    pub jobs: Option<u32>,
+    /// Where profiles are looked for, first match wins.
+    pub profile_dirs: Vec<PathBuf>,
+    /// Where image recipes are looked for.
+    pub image_dirs: Vec<PathBuf>,
+    /// Mirrors by distribution.
+    pub mirrors: BTreeMap<String, String>,
+    /// The user that steps run as.
+    pub user: BuildUser,
+    /// The invoking user's home on the host, for `~`.
+    pub host_home: PathBuf,
+    /// Output.
+    pub terminal: Terminal,
+    /// Proxy variables of the caller, for tools that fetch.
+    pub proxies: BTreeMap<String, String>,
+    /// Variables of the caller, for `env-from-host`.
+    environment: BTreeMap<String, String>,
+}
+
+impl Config {
+    /// Reads environment and files, once.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "this is the place that reads the environment"
+    )]
+    pub fn read() -> Result<Self> {
+        let environment: BTreeMap<String, String> = std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+            .collect();
+        let working = std::env::current_dir().ok();
+        Self::from(environment, working.as_deref())
+    }
+
+    fn from(environment: BTreeMap<String, String>, working: Option<&Path>) -> Result<Self> {
+        let set = |name: &str| environment.get(name).filter(|value| !value.is_empty());
+        let root = nix::unistd::geteuid().is_root();
+        let user = invoking_user(set("SUDO_UID"), set("SUDO_GID"), set("PKEXEC_UID"))?;
+        let host_home = match home_of(user.uid) {
+            Some(home) => home,
+            None => set("HOME").map_or_else(|| PathBuf::from("/"), PathBuf::from),
+        };
+        // Under sudo `$XDG_*` are root's; the invoking user's profiles are meant.
+        let own = |name: &str, below: &str| match set(name) {
+            Some(path) if set("SUDO_UID").is_none() => PathBuf::from(path),
+            _ => host_home.join(below),
+        };
+        let user_dir = own("XDG_CONFIG_HOME", ".config").join("rockenv");
+        let mut files = Vec::new();
+        for path in working
+            .map(|directory| directory.join("rockenv.toml"))
+            .into_iter()
+            .chain([
+                user_dir.join("config.toml"),
+                PathBuf::from("/etc/rockenv/config.toml"),
+            ])
+        {
+            files.extend(read_file(&path)?);
+        }
+        let first = |pick: fn(&File) -> Option<String>| files.iter().find_map(pick);
+        let home = set("ROCKENV_HOME")
+            .map(PathBuf::from)
+            .or_else(|| files.iter().find_map(|file| file.home.clone()));
+        let home = match home {
+            Some(home) if home.is_absolute() => home,
+            Some(home) => working.unwrap_or(Path::new("/")).join(home),
+            None if root => PathBuf::from("/var/lib/rockenv"),
+            None => own("XDG_DATA_HOME", ".local/share").join("rockenv"),
+        };
+        let jobs = match set("ROCKENV_JOBS") {
+            Some(text) => Some(text.parse().map_err(|_| {
+                Error::invalid(format!("ROCKENV_JOBS=`{text}` is not a number"))
+                    .help("ROCKENV_JOBS=4 rockenv up ...")
+            })?),
+            None => files.iter().find_map(|file| file.jobs),
+        };
+        let user = match set("ROCKENV_BUILD_USER")
+            .cloned()
+            .or_else(|| first(|file| file.build_user.clone()))
+        {
+            Some(text) => parse_user(&text)?,
+            None => user,
+        };
+        let mut mirrors = BTreeMap::new();
+        for file in files.iter().rev() {
+            mirrors.extend(file.mirror.clone());
+        }
+        let directories = |pick: fn(&File) -> &Vec<PathBuf>, name: &str| {
+            let mut found: Vec<PathBuf> =
+                files.iter().flat_map(|file| pick(file).clone()).collect();
+            found.extend(working.map(|directory| directory.join(name)));
+            found.push(user_dir.join(name));
+            found.push(Path::new("/etc/rockenv").join(name));
+            found
+        };
+        Ok(Self {
+            home,
+            engine: set("ROCKENV_ENGINE")
+                .cloned()
+                .or_else(|| first(|file| file.engine.clone())),
+            jobs,
+            profile_dirs: directories(|file| &file.profile_dirs, "profiles"),
+            image_dirs: directories(|file| &file.image_dirs, "images"),
+            mirrors,
+            user,
+            host_home,
+            terminal: Terminal {
+                no_color: set("NO_COLOR").is_some(),
+                force_color: set("CLICOLOR_FORCE").is_some_and(|value| value != "0"),
+                term: set("TERM").cloned(),
+                ci: set("CI").is_some_and(|value| value != "false" && value != "0"),
+            },
+            proxies: environment
+                .iter()
+                .filter(|(name, _)| {
+                    matches!(
+                        name.to_ascii_lowercase().as_str(),
+                        "http_proxy" | "https_proxy" | "ftp_proxy" | "no_proxy"
+                    )
+                })
+                .map(|(name, value)| (name.clone(), value.clone()))
+                .collect(),
+            environment,
+        })
+    }
+
+    /// Returns a variable of the caller's environment, for `env-from-host`.
+    pub fn host_variable(&self, name: &str) -> Option<&str> {
+        self.environment.get(name).map(String::as_str)
+    }
+}
+
+fn read_file(path: &Path) -> Result<Option<File>> {
+    let text = match fs::read_to_string(path) {
+        Err(error)
+            if matches!(
+                error.kind(),
+                std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory
+            ) =>
+        {
+            return Ok(None);
+        }
+        other => other?,
+    };
+    toml::from_str(&text).map(Some).map_err(|error| {
+        Error::invalid(format!("configuration `{}` is invalid", path.display())).source(error)
+    })
+}
+
+fn invoking_user(
+    sudo_uid: Option<&String>,
+    sudo_gid: Option<&String>,
+    pkexec: Option<&String>,
+) -> Result<BuildUser> {
+    let number = |text: &String| {
+        text.parse::<u32>().map_err(|_| {
+            Error::invalid(format!("`{text}` is not a user or group id"))
+                .help("unset SUDO_UID SUDO_GID")
+        })
+    };
+    // Only root acts for somebody else; for others the variables are leftovers.
+    if nix::unistd::geteuid().is_root()
+        && let Some(uid) = sudo_uid.or(pkexec)
+    {
+        let uid = number(uid)?;
+        let gid = match sudo_gid {
+            Some(gid) => number(gid)?,
+            None => passwd_line(uid)
+                .and_then(|line| line.split(':').nth(3)?.parse().ok())
+                .unwrap_or(uid),
+        };
+        return Ok(BuildUser::new(uid, gid));
+    }
+    Ok(BuildUser::new(
+        nix::unistd::getuid().as_raw(),
+        nix::unistd::getgid().as_raw(),
+    ))
+}
+
+fn parse_user(text: &str) -> Result<BuildUser> {
+    let parsed = text
+        .split_once(':')
+        .and_then(|(uid, gid)| Some(BuildUser::new(uid.parse().ok()?, gid.parse().ok()?)));
+    parsed.ok_or_else(|| {
+        Error::invalid(format!("build user `{text}` is not `UID:GID`"))
+            .help("ROCKENV_BUILD_USER=1000:1000 rockenv up ...")
+    })
+}
+
+/// Reads `/etc/passwd` itself: a static binary has no NSS.
+fn passwd_line(uid: u32) -> Option<String> {
+    let text = fs::read_to_string("/etc/passwd").ok()?;
+    text.lines()
+        .find(|line| line.split(':').nth(2).and_then(|id| id.parse().ok()) == Some(uid))
+        .map(str::to_owned)
+}
+
+fn home_of(uid: u32) -> Option<PathBuf> {
+    passwd_line(uid)?
+        .split(':')
+        .nth(5)
+        .filter(|home| !home.is_empty())
+        .map(PathBuf::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(variables: &[(&str, &str)], file: &str) -> Result<Config> {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("rockenv.toml"), file).unwrap();
+        let mut environment: BTreeMap<String, String> = variables
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect();
+        environment.insert(
+            "XDG_CONFIG_HOME".into(),
+            directory.path().join("none").display().to_string(),
+        );
+        Config::from(environment, Some(directory.path()))
+    }
+
+    #[test]
+    fn the_environment_wins_over_a_file() {
+        let file = "home = '/srv/a'\njobs = 3\n[mirror]\ndebian = 'file:///m'\n";
+        assert_eq!(read(&[], file).unwrap().home, Path::new("/srv/a"));
+        let config = read(
+            &[
+                ("ROCKENV_HOME", "/srv/b"),
+                ("ROCKENV_JOBS", "7"),
+                ("CI", "true"),
+            ],
+            file,
+        )
+        .unwrap();
+        assert_eq!(
+            (config.home.as_path(), config.jobs, config.terminal.ci),
+            (Path::new("/srv/b"), Some(7), true)
+        );
+        assert_eq!(config.mirrors["debian"], "file:///m");
+    }
+
+    #[test]
+    fn an_unknown_key_is_an_error_that_names_the_file() {
+        let error = read(&[], "hmoe = '/x'").unwrap_err();
+        assert!(error.chain().join(" ").contains("rockenv.toml"));
+        assert!(error.chain().join(" ").contains("hmoe"));
+        assert_eq!(error.kind().exit_code(), 3);
+    }
+
+    #[test]
+    fn sudo_names_the_build_user() {
+        if !nix::unistd::geteuid().is_root() {
+            return;
+        }
+        let config = read(&[("SUDO_UID", "1234"), ("SUDO_GID", "99")], "").unwrap();
+        assert_eq!(
+            (config.user.uid, config.user.gid, config.user.name.as_str()),
+            (1234, 99, "builder")
+        );
+        assert!(read(&[("SUDO_UID", "nobody")], "").is_err());
+    }
+}

@@ -1,0 +1,266 @@
+//! Owns rockenv's side inside a container: the first process there, which starts commands for clients
+//! outside and ends everything when the holder is gone.
+//!
+//! Its standard input is the holder's socket, so a killed holder (or a killed systemd-nspawn, which leaves
+//! its payload running) is seen at once as the end of that stream. Clients connect to a listening socket that
+//! was made outside and handed in: nothing inside the container can reach it.
+
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt as _;
+use std::process::Stdio;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal, kill, killpg};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::{Gid, Pid, Uid};
+
+use super::wire::{self, Command, FromAgent, Reply, Request, ToAgent};
+use crate::error::{Error, Result};
+
+/// One client's connection and the command it started.
+#[derive(Debug)]
+struct Session {
+    socket: Option<UnixStream>,
+    pid: Option<Pid>,
+}
+
+/// Runs until the holder closes its end, or, after a drain, until the last command has ended.
+pub fn run() -> Result<()> {
+    let holder = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
+    let Some((ToAgent::Listen, fds)) = wire::receive::<ToAgent>(&holder)? else {
+        return Err(Error::unexpected(
+            "the agent is started by `rockenv`, not by hand",
+        ));
+    };
+    let listener: UnixListener = fds
+        .into_iter()
+        .next()
+        .ok_or_else(|| Error::unexpected("the agent got no socket"))?
+        .into();
+    let mut mask = SigSet::empty();
+    mask.add(Signal::SIGCHLD);
+    mask.thread_block()?;
+    let children = SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+    wire::send(&holder, &FromAgent::Ready, &[])?;
+
+    let mut sessions: Vec<Session> = Vec::new();
+    let mut draining = false;
+    loop {
+        if draining && sessions.is_empty() {
+            break;
+        }
+        let mut fds = vec![
+            PollFd::new(holder.as_fd(), PollFlags::POLLIN),
+            PollFd::new(listener.as_fd(), PollFlags::POLLIN),
+            PollFd::new(children.as_fd(), PollFlags::POLLIN),
+        ];
+        let polled: Vec<usize> = (0..sessions.len())
+            .filter(|&index| sessions[index].socket.is_some())
+            .collect();
+        for socket in polled
+            .iter()
+            .filter_map(|&index| sessions[index].socket.as_ref())
+        {
+            fds.push(PollFd::new(socket.as_fd(), PollFlags::POLLIN));
+        }
+        match poll(&mut fds, PollTimeout::NONE) {
+            Err(Errno::EINTR) => continue,
+            other => other?,
+        };
+        let ready: Vec<bool> = fds.iter().map(|fd| fd.any().unwrap_or(true)).collect();
+        drop(fds);
+        if ready[2] {
+            while children.read_signal()?.is_some() {}
+            reap(&mut sessions)?;
+        }
+        if ready[0] {
+            match wire::receive::<ToAgent>(&holder)? {
+                None => break,
+                Some((ToAgent::Drain, _)) => {
+                    draining = true;
+                    wire::send(&holder, &FromAgent::Remaining(sessions.len()), &[])?;
+                }
+                Some((ToAgent::Listen, _)) => {}
+            }
+        }
+        for (slot, &index) in polled.iter().enumerate() {
+            if ready[3 + slot] {
+                serve(&mut sessions[index]);
+            }
+        }
+        sessions.retain(|session| session.socket.is_some() || session.pid.is_some());
+        if ready[1] {
+            let (socket, _) = listener.accept()?;
+            sessions.push(Session {
+                socket: Some(socket),
+                pid: None,
+            });
+        }
+    }
+    // Everything in this process namespace but its init and ourselves; the init ends when we do.
+    match kill(Pid::from_raw(-1), Signal::SIGKILL) {
+        Ok(()) | Err(Errno::ESRCH) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Handles one frame of a client; a client that is gone takes its command with it.
+fn serve(session: &mut Session) {
+    let Some(socket) = &session.socket else {
+        return;
+    };
+    match wire::receive::<Request>(socket) {
+        Ok(Some((Request::Run(command), fds))) if session.pid.is_none() => {
+            match start(&command, fds) {
+                Ok((pid, terminal)) => {
+                    session.pid = Some(pid);
+                    let fds: Vec<_> = terminal.iter().map(|fd| fd.as_raw_fd()).collect();
+                    if wire::send(socket, &Reply::Started, &fds).is_err() {
+                        hang_up(session);
+                    }
+                }
+                Err(error) => {
+                    let code = if error.kind() == std::io::ErrorKind::NotFound {
+                        127
+                    } else {
+                        126
+                    };
+                    let reply = Reply::NotStarted {
+                        code,
+                        message: error.to_string(),
+                    };
+                    if wire::send(socket, &reply, &[]).is_err() {
+                        hang_up(session);
+                    }
+                }
+            }
+        }
+        Ok(Some((Request::Signal(number), _))) => {
+            if let (Some(pid), Ok(signal)) = (session.pid, Signal::try_from(number)) {
+                // The command may have ended in between.
+                let _: std::result::Result<(), Errno> = killpg(pid, signal);
+            }
+        }
+        Ok(Some(_)) => {}
+        Ok(None) | Err(_) => hang_up(session),
+    }
+}
+
+fn hang_up(session: &mut Session) {
+    session.socket = None;
+    if let Some(pid) = session.pid {
+        let _: std::result::Result<(), Errno> = killpg(pid, Signal::SIGKILL);
+    }
+}
+
+/// Collects ended commands and tells their clients.
+fn reap(sessions: &mut [Session]) -> Result<()> {
+    loop {
+        let (pid, code, signal) = match waitpid(Pid::from_raw(-1), Some(WaitPidFlag::WNOHANG)) {
+            Ok(WaitStatus::Exited(pid, code)) => {
+                (pid, u8::try_from(code & 0xff).unwrap_or(255), None)
+            }
+            Ok(WaitStatus::Signaled(pid, signal, _)) => (
+                pid,
+                u8::try_from(128 + signal as i32).unwrap_or(255),
+                Some(signal as i32),
+            ),
+            Ok(WaitStatus::StillAlive) | Err(Errno::ECHILD) => return Ok(()),
+            Ok(_) | Err(Errno::EINTR) => continue,
+            Err(error) => return Err(error.into()),
+        };
+        if let Some(session) = sessions.iter_mut().find(|session| session.pid == Some(pid)) {
+            session.pid = None;
+            if let Some(socket) = session.socket.take() {
+                // A client that is gone needs no answer.
+                drop(wire::send(&socket, &Reply::Exited { code, signal }, &[]));
+            }
+        }
+    }
+}
+
+/// Starts a command in a session of its own, as the user it names.
+fn start(command: &Command, fds: Vec<OwnedFd>) -> std::io::Result<(Pid, Option<OwnedFd>)> {
+    let (stdio, terminal) = if command.tty {
+        let (outer, inner) = open_terminal(command)?;
+        ([inner.try_clone()?, inner.try_clone()?, inner], Some(outer))
+    } else {
+        let fds: [OwnedFd; 3] = fds
+            .try_into()
+            .map_err(|_| std::io::Error::other("a command needs three descriptors"))?;
+        (fds, None)
+    };
+    let [stdin, stdout, stderr] = stdio;
+    let mut process = std::process::Command::new(&command.argv[0]);
+    process
+        .args(&command.argv[1..])
+        .env_clear()
+        .envs(command.env.iter().map(|(name, value)| (name, value)))
+        .current_dir(&command.cwd)
+        .stdin(Stdio::from(stdin))
+        .stdout(Stdio::from(stdout))
+        .stderr(Stdio::from(stderr));
+    become_user(&mut process, command);
+    let child = process.spawn()?;
+    // `reap` collects by pid; the handle would only wait for it a second time.
+    Ok((Pid::from_raw(child.id().cast_signed()), terminal))
+}
+
+#[expect(
+    unsafe_code,
+    reason = "a child changes its user and session between fork and exec"
+)]
+fn become_user(process: &mut std::process::Command, command: &Command) {
+    let groups: Vec<Gid> = command.groups.iter().copied().map(Gid::from_raw).collect();
+    let (uid, gid) = (Uid::from_raw(command.uid), Gid::from_raw(command.gid));
+    let (no_new_privs, tty) = (command.no_new_privs, command.tty);
+    // SAFETY: the agent has one thread, and the closure only makes system calls on values made before the fork.
+    unsafe {
+        process.pre_exec(move || {
+            nix::unistd::setsid()?;
+            if tty {
+                set_controlling_terminal(0, 0)?;
+            }
+            nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o022));
+            nix::unistd::setgroups(&groups)?;
+            nix::unistd::setresgid(gid, gid, gid)?;
+            nix::unistd::setresuid(uid, uid, uid)?;
+            if no_new_privs {
+                nix::sys::prctl::set_no_new_privs()?;
+            }
+            Ok(())
+        });
+    }
+}
+
+#[expect(unsafe_code, reason = "TIOCSCTTY has no safe wrapper")]
+fn set_controlling_terminal(fd: i32, steal: i32) -> nix::Result<()> {
+    nix::ioctl_write_int_bad!(tiocsctty, nix::libc::TIOCSCTTY);
+    // SAFETY: TIOCSCTTY takes a plain integer and touches no memory of ours.
+    unsafe { tiocsctty(fd, steal) }.map(drop)
+}
+
+/// Opens a pseudo terminal of the container's own `/dev/pts`, so that `tty` inside names it.
+fn open_terminal(command: &Command) -> std::io::Result<(OwnedFd, OwnedFd)> {
+    use nix::fcntl::OFlag;
+    let outer = nix::pty::posix_openpt(OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC)?;
+    nix::pty::grantpt(&outer)?;
+    nix::pty::unlockpt(&outer)?;
+    let name = nix::pty::ptsname_r(&outer)?;
+    let inner = fs_err::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(OFlag::O_NOCTTY.bits())
+        .open(&name)?;
+    nix::unistd::chown(
+        name.as_str(),
+        Some(Uid::from_raw(command.uid)),
+        Some(Gid::from_raw(command.gid)),
+    )?;
+    Ok((outer.into(), inner.into_parts().0.into()))
+}
+
+use fs_err::os::unix::fs::OpenOptionsExt as _;

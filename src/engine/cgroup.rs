@@ -1,0 +1,462 @@
+//! Owns the control group of one container: its limits, its figures, and ending every process in it.
+//!
+//! Two worlds: where systemd is PID 1 a transient scope is asked for (systemd owns the tree there), elsewhere
+//! the directories are made directly, in every cgroup v1 hierarchy that matters and in v2. A bare v2 mount
+//! beside v1 has no controllers, but its `cgroup.kill` still ends a whole tree at once.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use fs_err as fs;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result, ResultExt as _};
+
+/// The limits of one container.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct Limits {
+    /// Most memory, in bytes.
+    pub memory_max: Option<u64>,
+    /// Most processes and threads.
+    pub tasks_max: Option<u64>,
+}
+
+/// What a container used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Figures {
+    /// Processor time, in microseconds; `None` where no hierarchy counts it.
+    pub cpu_us: Option<u64>,
+    /// Highest memory use, in bytes, page cache included.
+    pub memory_peak: Option<u64>,
+    /// Processes the kernel killed for want of memory.
+    pub oom_kills: u64,
+}
+
+/// The cgroup v1 hierarchies that carry a limit or a figure of ours.
+const V1: [&str; 5] = ["memory", "pids", "cpuacct", "devices", "freezer"];
+
+/// Where the kernel's hierarchies are mounted, and where this process is in them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hierarchies {
+    /// cgroup v1: controller and the directory under which ours are made.
+    pub v1: Vec<(String, PathBuf)>,
+    /// cgroup v2: its mount point and the controllers it has.
+    pub v2: Option<(PathBuf, Vec<String>)>,
+}
+
+impl Hierarchies {
+    /// Reads them from `/proc` and `/sys`.
+    pub fn probe() -> Result<Self> {
+        let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+        let own = fs::read_to_string("/proc/self/cgroup")?;
+        let mut found = Self::parse(&mounts, &own);
+        if let Some((mount, controllers)) = &mut found.v2 {
+            let text = fs::read_to_string(mount.join("cgroup.controllers")).unwrap_or_default();
+            *controllers = text.split_whitespace().map(str::to_owned).collect();
+        }
+        found.v1.retain(|(_, directory)| directory.is_dir());
+        Ok(found)
+    }
+
+    /// Parses `/proc/self/mountinfo` and `/proc/self/cgroup`.
+    fn parse(mountinfo: &str, own: &str) -> Self {
+        let mut found = Self::default();
+        for line in mountinfo.lines() {
+            let Some((left, right)) = line.split_once(" - ") else {
+                continue;
+            };
+            let Some(mount) = left.split(' ').nth(4) else {
+                continue;
+            };
+            let mut right = right.split(' ');
+            let kind = right.next().unwrap_or_default();
+            let options = right.nth(1).unwrap_or_default();
+            match kind {
+                "cgroup2" if found.v2.is_none() => {
+                    found.v2 = Some((PathBuf::from(mount), Vec::new()))
+                }
+                "cgroup" => {
+                    if options.split(',').any(|option| option == "name=systemd") {
+                        // systemd-nspawn mirrors its v2 path into systemd's own v1 hierarchy and leaves it there.
+                        found
+                            .v1
+                            .push(("name=systemd".to_owned(), PathBuf::from(mount)));
+                    }
+                    for controller in V1
+                        .iter()
+                        .filter(|name| options.split(',').any(|option| option == **name))
+                    {
+                        let path = own_path(own, controller);
+                        let directory = PathBuf::from(mount).join(path.trim_start_matches('/'));
+                        found.v1.push(((*controller).to_owned(), directory));
+                    }
+                }
+                _ => {}
+            }
+        }
+        found
+    }
+
+    /// Says whether a memory limit can be set without systemd.
+    pub fn can_limit_memory(&self) -> bool {
+        let v2 = self
+            .v2
+            .as_ref()
+            .is_some_and(|(_, controllers)| controllers.iter().any(|name| name == "memory"));
+        v2 || self.v1.iter().any(|(name, _)| name == "memory")
+    }
+}
+
+fn own_path<'a>(own: &'a str, controller: &str) -> &'a str {
+    own.lines()
+        .filter_map(|line| {
+            let mut fields = line.splitn(3, ':');
+            Some((fields.nth(1)?, fields.next()?))
+        })
+        .find(|(controllers, _)| controllers.split(',').any(|name| name == controller))
+        .map_or("/", |(_, path)| path)
+}
+
+/// The control group of one container.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Cgroup {
+    /// The transient scope's unit name, where systemd is PID 1.
+    pub unit: Option<String>,
+    /// Directories by controller; the empty name is cgroup v2.
+    pub directories: Vec<(String, PathBuf)>,
+}
+
+impl Cgroup {
+    /// Names the group for `id`, without making anything: so that it can be written down before it exists.
+    pub fn plan(id: &str, hierarchies: &Hierarchies, systemd: bool) -> Self {
+        if systemd && let Some((mount, _)) = &hierarchies.v2 {
+            let unit = format!("{id}.scope");
+            let path = mount.join("rockenv.slice").join(&unit);
+            return Self {
+                unit: Some(unit),
+                directories: vec![(String::new(), path)],
+            };
+        }
+        let mut directories: Vec<_> = hierarchies
+            .v1
+            .iter()
+            .map(|(name, path)| (name.clone(), path.join(id)))
+            .collect();
+        if let Some((mount, _)) = &hierarchies.v2 {
+            directories.push((String::new(), mount.join(id)));
+        }
+        Self {
+            unit: None,
+            directories,
+        }
+    }
+
+    /// Makes the directories and sets the limits; a scope is made by [`Cgroup::launcher`] instead.
+    ///
+    /// Returns a sentence for each limit that this machine cannot hold.
+    pub fn create(&self, limits: &Limits) -> Result<Vec<String>> {
+        let mut missing = Vec::new();
+        if self.unit.is_some() {
+            return Ok(missing);
+        }
+        for (controller, directory) in &self.directories {
+            if controller.is_empty()
+                && let Some(parent) = directory.parent()
+            {
+                // Fails below the root of the hierarchy; the limits then report themselves as missing.
+                for name in ["memory", "pids", "cpu", "io"] {
+                    drop(fs::write(
+                        parent.join("cgroup.subtree_control"),
+                        format!("+{name}"),
+                    ));
+                }
+            }
+            match fs::create_dir(directory) {
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+                other => other?,
+            }
+            if controller == "devices" {
+                close_devices(directory)?;
+            }
+        }
+        if let Some(bytes) = limits.memory_max
+            && !self.set(&["memory.limit_in_bytes", "memory.max"], bytes)?
+        {
+            missing.push("memory is not limited: no cgroup memory controller here".to_owned());
+        }
+        if limits.memory_max.is_some() {
+            // Without this a limited container swaps instead of ending.
+            self.set(
+                &["memory.memsw.limit_in_bytes"],
+                limits.memory_max.unwrap_or_default(),
+            )
+            .unwrap_or(false);
+            self.set(&["memory.swap.max"], 0).unwrap_or(false);
+        }
+        if let Some(count) = limits.tasks_max
+            && !self.set(&["pids.max"], count)?
+        {
+            missing.push(
+                "the number of processes is not limited: no cgroup pids controller here".to_owned(),
+            );
+        }
+        Ok(missing)
+    }
+
+    /// Returns the program and arguments to put before a command so that it runs inside the group.
+    pub fn launcher(&self, limits: &Limits, devices: &[PathBuf]) -> Vec<String> {
+        let Some(unit) = &self.unit else {
+            return Vec::new();
+        };
+        let mut argv: Vec<String> = [
+            "systemd-run",
+            "--scope",
+            "--quiet",
+            "--collect",
+            "--slice=rockenv.slice",
+        ]
+        .map(str::to_owned)
+        .to_vec();
+        argv.push(format!("--unit={unit}"));
+        let mut property = |text: String| argv.push(format!("--property={text}"));
+        property("Delegate=yes".to_owned());
+        property("OOMPolicy=continue".to_owned());
+        // A limit is the user's choice of what to lose; oomd would take the whole session first.
+        property("ManagedOOMPreference=avoid".to_owned());
+        if let Some(bytes) = limits.memory_max {
+            property(format!("MemoryMax={bytes}"));
+            property("MemorySwapMax=0".to_owned());
+        }
+        if let Some(count) = limits.tasks_max {
+            property(format!("TasksMax={count}"));
+        }
+        property("DevicePolicy=closed".to_owned());
+        for class in ["/dev/ptmx", "char-pts", "/dev/net/tun", "/dev/fuse"] {
+            property(format!("DeviceAllow={class} rwm"));
+        }
+        for device in devices {
+            property(format!("DeviceAllow={} rw", device.display()));
+        }
+        argv.push("--".to_owned());
+        argv
+    }
+
+    /// Returns the files into which a process writes `0` to enter the group.
+    pub fn entrances(&self) -> Vec<PathBuf> {
+        if self.unit.is_some() {
+            return Vec::new();
+        }
+        self.directories
+            .iter()
+            .map(|(_, path)| path.join("cgroup.procs"))
+            .collect()
+    }
+
+    /// Writes `value` into the first of `files` that exists; says whether one did.
+    fn set(&self, files: &[&str], value: u64) -> Result<bool> {
+        for (_, directory) in &self.directories {
+            for file in files {
+                let path = directory.join(file);
+                if path.exists() {
+                    fs::write(&path, value.to_string())?;
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// Reads what the group used so far.
+    pub fn figures(&self) -> Figures {
+        let read = |file: &str| {
+            self.directories
+                .iter()
+                .find_map(|(_, directory)| fs::read_to_string(directory.join(file)).ok())
+        };
+        let number = |file: &str| read(file).and_then(|text| text.trim().parse::<u64>().ok());
+        let field = |file: &str, name: &str| {
+            let text = read(file)?;
+            text.lines()
+                .find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok())
+        };
+        Figures {
+            cpu_us: field("cpu.stat", "usage_usec ")
+                .or_else(|| Some(number("cpuacct.usage")? / 1000)),
+            memory_peak: number("memory.peak").or_else(|| number("memory.max_usage_in_bytes")),
+            oom_kills: field("memory.events", "oom_kill ")
+                .or_else(|| field("memory.oom_control", "oom_kill "))
+                .unwrap_or(0),
+        }
+    }
+
+    /// Asks every process in the group to end.
+    pub fn terminate(&self) {
+        let mut left = Vec::new();
+        for (_, directory) in &self.directories {
+            processes(directory, &mut left);
+        }
+        left.sort_unstable();
+        left.dedup();
+        for pid in left {
+            let _: nix::Result<()> = kill(Pid::from_raw(pid), Signal::SIGTERM);
+        }
+    }
+
+    /// Kills every process in the group and waits until none is left.
+    pub fn kill(&self, patience: Duration) -> Result<()> {
+        let deadline = Instant::now() + patience;
+        loop {
+            let mut left = Vec::new();
+            for (controller, directory) in &self.directories {
+                if controller.is_empty() {
+                    // Absent before Linux 5.14; the signals below do the same with more steps.
+                    drop(fs::write(directory.join("cgroup.kill"), "1"));
+                }
+                processes(directory, &mut left);
+            }
+            left.sort_unstable();
+            left.dedup();
+            if left.is_empty() {
+                return Ok(());
+            }
+            for pid in &left {
+                let _: nix::Result<()> = kill(Pid::from_raw(*pid), Signal::SIGKILL);
+            }
+            if Instant::now() > deadline {
+                return Err(Error::busy(format!("processes {left:?} do not end"))
+                    .help("look at their state with `ps -o pid,stat,wchan:20,cmd -p PID`; a D means the kernel holds them"));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Removes the directories; the group must be empty.
+    pub fn remove(&self) -> Result<()> {
+        if self.unit.is_some() {
+            // The scope ends by itself with its last process.
+            return Ok(());
+        }
+        for (_, directory) in &self.directories {
+            remove_group(directory)
+                .context(|| format!("cannot remove cgroup `{}`", directory.display()))?;
+        }
+        Ok(())
+    }
+}
+
+fn processes(directory: &Path, into: &mut Vec<i32>) {
+    let text = fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default();
+    into.extend(
+        text.lines()
+            .filter_map(|line| line.parse::<i32>().ok())
+            .filter(|pid| *pid > 0),
+    );
+    for child in children(directory) {
+        processes(&child, into);
+    }
+}
+
+fn children(directory: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(directory) else {
+        return Vec::new();
+    };
+    entries
+        .flatten()
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+        .map(|entry| entry.path())
+        .collect()
+}
+
+fn remove_group(directory: &Path) -> std::io::Result<()> {
+    for child in children(directory) {
+        remove_group(&child)?;
+    }
+    // A group stays busy for a moment after its last process ended.
+    for _ in 0..500 {
+        match fs::remove_dir(directory) {
+            Err(error) if error.raw_os_error() == Some(nix::libc::EBUSY) => {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            other => return other,
+        }
+    }
+    fs::remove_dir(directory)
+}
+
+/// Closes a v1 device group to all but the devices every container has (systemd does this for a scope).
+fn close_devices(directory: &Path) -> Result<()> {
+    fs::write(directory.join("devices.deny"), "a")?;
+    // null, zero, full, random, urandom, tty, console, ptmx, pts; `m` alone lets packages make other nodes unopened.
+    for rule in [
+        "c *:* m",
+        "b *:* m",
+        "c 1:3 rwm",
+        "c 1:5 rwm",
+        "c 1:7 rwm",
+        "c 1:8 rwm",
+        "c 1:9 rwm",
+        "c 5:0 rwm",
+        "c 5:1 rwm",
+        "c 5:2 rwm",
+        "c 136:* rwm",
+        "c 10:200 rwm",
+        "c 10:229 rwm",
+    ] {
+        fs::write(directory.join("devices.allow"), rule)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HYBRID: &str = "32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n\
+        35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n\
+        41 31 0:38 / /sys/fs/cgroup/unified rw,relatime shared:3 - cgroup2 cgroup2 rw\n";
+
+    #[test]
+    fn v1_hierarchies_are_found_below_the_callers_own_group() {
+        let found = Hierarchies::parse(HYBRID, "4:memory:/jobs/7\n2:cpu,cpuacct:/\n0::/\n");
+        assert_eq!(
+            found.v1,
+            [
+                (
+                    "cpuacct".to_owned(),
+                    PathBuf::from("/sys/fs/cgroup/cpu,cpuacct")
+                ),
+                (
+                    "memory".to_owned(),
+                    PathBuf::from("/sys/fs/cgroup/memory/jobs/7")
+                ),
+            ]
+        );
+        assert_eq!(found.v2.unwrap().0, PathBuf::from("/sys/fs/cgroup/unified"));
+    }
+
+    #[test]
+    fn a_scope_is_planned_where_systemd_rules() {
+        let found = Hierarchies {
+            v1: Vec::new(),
+            v2: Some(("/sys/fs/cgroup".into(), vec!["memory".into()])),
+        };
+        let group = Cgroup::plan("rockenv-a-1", &found, true);
+        assert_eq!(
+            group.directories[0].1,
+            PathBuf::from("/sys/fs/cgroup/rockenv.slice/rockenv-a-1.scope")
+        );
+        let argv = group.launcher(
+            &Limits {
+                memory_max: Some(5),
+                tasks_max: None,
+            },
+            &["/dev/kfd".into()],
+        );
+        assert!(argv.contains(&"--property=MemoryMax=5".to_owned()));
+        assert!(argv.contains(&"--property=DeviceAllow=/dev/kfd rw".to_owned()));
+        assert!(group.entrances().is_empty());
+    }
+}

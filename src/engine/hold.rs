@@ -1,0 +1,424 @@
+//! Owns the holder: one process per container, outside it, that makes its mounts in a namespace of its own,
+//! starts the engine, and takes everything down again whatever happened.
+//!
+//! The holder keeps the env's lock open, so nobody gets the env before the container is really gone, even
+//! when the command that started it was killed.
+
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use fs_err as fs;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use serde::{Deserialize, Serialize};
+
+use super::cgroup::{Cgroup, Hierarchies};
+use super::wire::{self, FromAgent, ToAgent};
+use super::{Container, Root, Usage, nspawn};
+use crate::error::{Error, Kind, Result, ResultExt as _};
+
+/// How long a killed container may take to end before the holder reports it.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long the engine may take to end by itself, removing its own files, once the agent has ended; in ms.
+const GRACE: u16 = 3000;
+
+/// What happens to the container when the command that started it goes away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Tie {
+    /// It ends at once: a step's container.
+    Kill,
+    /// It ends with the last command in it: `exec` and `shell`, which others may have joined.
+    Drain,
+}
+
+/// The request that starts a holder; carries the env's lock and the listening socket.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Hold {
+    /// The container.
+    pub container: Container,
+    /// What its starter's end means.
+    pub tie: Tie,
+    /// The env's `run` directory: mount point, state and temporary directories are made in it.
+    pub run: PathBuf,
+    /// rockenv's own binary, bound into the container.
+    pub program: PathBuf,
+    /// Whether systemd is PID 1 here.
+    pub systemd: bool,
+}
+
+/// What the holder tells its starter.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum FromHolder {
+    /// The container runs; sentences about limits that could not be set.
+    Ready(Vec<String>),
+    /// Others still use the container; the holder stays with them.
+    Shared(usize),
+    /// The container is gone.
+    Ended(Usage),
+    /// The container could not be made, or was lost.
+    Failed {
+        /// Whether an engine is missing rather than broken.
+        unavailable: bool,
+        /// The error and its causes.
+        chain: Vec<String>,
+    },
+}
+
+/// What is known of a container that runs, or ran when its holder was killed: `run/state.json`.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct State {
+    /// Name of the container.
+    pub id: String,
+    /// Its control group.
+    pub cgroup: Cgroup,
+}
+
+impl State {
+    /// Returns where the state is in an env's `run` directory.
+    pub fn path(run: &Path) -> PathBuf {
+        run.join("state.json")
+    }
+
+    /// Ends what a killed holder left: its processes, control group and engine's files.
+    ///
+    /// Returns whether there was anything. The caller holds the env's lock.
+    pub fn recover(run: &Path) -> Result<bool> {
+        let path = Self::path(run);
+        let text = match fs::read(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+            other => other?,
+        };
+        // Written whole before the container exists: half a file means that nothing was started.
+        if let Ok(state) = serde_json::from_slice::<Self>(&text) {
+            state.clear()?;
+        }
+        fs::remove_file(&path)?;
+        Ok(true)
+    }
+
+    fn clear(&self) -> Result<()> {
+        self.cgroup.kill(PATIENCE)?;
+        self.cgroup.remove()?;
+        for directory in ["propagate", "unix-export"] {
+            let path = Path::new("/run/systemd/nspawn")
+                .join(directory)
+                .join(&self.id);
+            // A propagation mount lives in the dead container's namespace; here it is an empty directory.
+            drop(fs::remove_dir(path));
+        }
+        Ok(())
+    }
+}
+
+/// Runs the holder; its standard input is the starter's socket.
+pub fn run() -> Result<()> {
+    let starter = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
+    let Some((hold, fds)) = wire::receive::<Hold>(&starter)? else {
+        return Ok(());
+    };
+    let outcome = match hold_container(&hold, fds, &starter) {
+        Ok(usage) => FromHolder::Ended(usage),
+        Err(error) => FromHolder::Failed {
+            unavailable: error.kind() == Kind::Unavailable,
+            chain: error.chain(),
+        },
+    };
+    // A starter that was killed needs no answer.
+    drop(wire::send(&starter, &outcome, &[]));
+    Ok(())
+}
+
+fn hold_container(hold: &Hold, fds: Vec<OwnedFd>, starter: &UnixStream) -> Result<Usage> {
+    let [_lock, listener]: [OwnedFd; 2] = fds
+        .try_into()
+        .map_err(|_| Error::unexpected("the holder is started by `rockenv`, not by hand"))?;
+    let mut mask = SigSet::empty();
+    for signal in [
+        Signal::SIGCHLD,
+        Signal::SIGINT,
+        Signal::SIGTERM,
+        Signal::SIGHUP,
+        Signal::SIGQUIT,
+    ] {
+        mask.add(signal);
+    }
+    mask.thread_block()?;
+    let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+    // The terminal's Ctrl-C is for the starter, which decides what it means.
+    let _: nix::Result<nix::unistd::Pid> = nix::unistd::setsid();
+
+    let cgroup = Cgroup::plan(&hold.container.id, &Hierarchies::probe()?, hold.systemd);
+    let state = State {
+        id: hold.container.id.clone(),
+        cgroup,
+    };
+    let path = State::path(&hold.run);
+    fs::write(
+        &path,
+        serde_json::to_vec(&state)
+            .map_err(|error| Error::unexpected("cannot encode state").source(error))?,
+    )?;
+    let result = start_and_wait(hold, &state, listener.into(), &signals, starter);
+    let cleared = state.clear();
+    fs::remove_file(&path)?;
+    let usage = result?;
+    cleared?;
+    Ok(usage)
+}
+
+fn start_and_wait(
+    hold: &Hold,
+    state: &State,
+    listener: UnixListener,
+    signals: &SignalFd,
+    starter: &UnixStream,
+) -> Result<Usage> {
+    let container = &hold.container;
+    let root = hold.run.join("root");
+    unshare(CloneFlags::CLONE_NEWNS).context(|| "cannot make a mount namespace".to_owned())?;
+    // Slave: the host's unmounts still reach us, our mounts never reach the host.
+    mount(
+        None::<&str>,
+        "/",
+        None::<&str>,
+        MsFlags::MS_REC | MsFlags::MS_SLAVE,
+        None::<&str>,
+    )?;
+    match &container.root {
+        Root::Directory(tree) => {
+            mount(
+                Some(tree.as_path()),
+                &root,
+                None::<&str>,
+                MsFlags::MS_BIND,
+                None::<&str>,
+            )
+            .context(|| format!("cannot mount tree `{}`", tree.display()))?;
+        }
+        Root::Overlay {
+            lowers,
+            upper,
+            work,
+        } => {
+            let upper = crate::rootfs::overlay::Upper { diff: upper, work };
+            crate::rootfs::overlay::mount(lowers, Some(upper), &root, false)?;
+        }
+    }
+    let result = run_engine(hold, state, listener, signals, starter, &root);
+    if let Err(nix::Error::EBUSY) = umount2(&root, MntFlags::empty()) {
+        let _: nix::Result<()> = umount2(&root, MntFlags::MNT_DETACH);
+    }
+    // nspawn locks the directory by a file beside it.
+    drop(fs::remove_file(hold.run.join(".#root.lck")));
+    result
+}
+
+fn run_engine(
+    hold: &Hold,
+    state: &State,
+    listener: UnixListener,
+    signals: &SignalFd,
+    starter: &UnixStream,
+    root: &Path,
+) -> Result<Usage> {
+    if let Some(user) = &hold.container.user {
+        user.ensure(root)?;
+    }
+    for bind in &hold.container.binds {
+        fs::symlink_metadata(&bind.source)
+            .context(|| format!("nothing to mount at `{}`", bind.target))?;
+    }
+    let missing = state.cgroup.create(&hold.container.limits)?;
+    let mut noise = tempfile::tempfile_in(&hold.run)?;
+    let (ours, theirs) = UnixStream::pair()?;
+    let mut child = spawn(hold, state, root, theirs, &noise)?;
+    wire::send(&ours, &ToAgent::Listen, &[listener.as_raw_fd()])?;
+    drop(listener);
+    let outcome = supervise(hold.tie, &mut child, ours, signals, starter, missing);
+    let figures = state.cgroup.figures();
+    state.cgroup.kill(PATIENCE)?;
+    child.wait()?;
+    let own = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_CHILDREN)?;
+    let time = |value: nix::sys::time::TimeVal| {
+        u64::try_from(value.tv_sec()).unwrap_or(0) * 1_000_000
+            + u64::try_from(value.tv_usec()).unwrap_or(0)
+    };
+    let blocks = |count: i64| u64::try_from(count).unwrap_or(0) * 512;
+    match outcome {
+        Ok(true) => Ok(Usage {
+            cpu_us: figures
+                .cpu_us
+                .unwrap_or_else(|| time(own.user_time()) + time(own.system_time())),
+            memory_peak: figures.memory_peak,
+            read_bytes: blocks(own.block_reads()),
+            written_bytes: blocks(own.block_writes()),
+            oom_kills: figures.oom_kills,
+        }),
+        Ok(false) => Err(engine_error(&mut noise)),
+        Err(error) => Err(error),
+    }
+}
+
+/// Makes the error for an engine that ended before the agent answered, from what it wrote.
+#[expect(clippy::disallowed_types, reason = "the file has no name")]
+fn engine_error(noise: &mut std::fs::File) -> Error {
+    use std::io::{Read as _, Seek as _, SeekFrom};
+    let mut text = String::new();
+    let read = noise
+        .seek(SeekFrom::Start(0))
+        .and_then(|_| noise.take(4096).read_to_string(&mut text));
+    let said = match read {
+        Ok(_) if !text.trim().is_empty() => text.trim().to_owned(),
+        _ => "it said nothing".to_owned(),
+    };
+    Error::unavailable("systemd-nspawn did not start the container")
+        .source(said)
+        .help("rockenv doctor")
+}
+
+#[expect(
+    unsafe_code,
+    reason = "the child enters its control group between fork and exec"
+)]
+#[expect(clippy::disallowed_types, reason = "the file has no name")]
+fn spawn(
+    hold: &Hold,
+    state: &State,
+    root: &Path,
+    agent: UnixStream,
+    noise: &std::fs::File,
+) -> Result<Child> {
+    let mut argv = state
+        .cgroup
+        .launcher(&hold.container.limits, &hold.container.devices);
+    argv.extend(nspawn::argv(&hold.container, root, &hold.program));
+    let entrances = state
+        .cgroup
+        .entrances()
+        .iter()
+        .map(|path| {
+            Ok(std::fs::OpenOptions::new()
+                .write(true)
+                .custom_flags(nix::libc::O_CLOEXEC)
+                .open(path)?)
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let mut command = std::process::Command::new(&argv[0]);
+    command
+        .args(&argv[1..])
+        .env_clear()
+        .envs(nspawn::ENVIRONMENT)
+        .current_dir("/")
+        .stdin(Stdio::from(OwnedFd::from(agent)))
+        .stdout(Stdio::from(noise.try_clone()?))
+        .stderr(Stdio::from(noise.try_clone()?));
+    // SAFETY: the holder has one thread, and the closure only makes system calls on files opened before the fork.
+    unsafe {
+        command.pre_exec(move || {
+            nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
+            for entrance in &entrances {
+                nix::unistd::write(entrance, b"0")?;
+            }
+            Ok(())
+        });
+    }
+    command.spawn().map_err(|error| {
+        if error.kind() == std::io::ErrorKind::NotFound {
+            Error::unavailable(format!("`{}` is not installed", argv[0])).help("rockenv setup")
+        } else {
+            Error::unexpected(format!("cannot start `{}`", argv[0])).source(error)
+        }
+    })
+}
+
+/// Waits until the container has ended. Returns whether the agent ever answered.
+fn supervise(
+    tie: Tie,
+    child: &mut Child,
+    agent: UnixStream,
+    signals: &SignalFd,
+    starter: &UnixStream,
+    missing: Vec<String>,
+) -> Result<bool> {
+    let mut agent = Some(agent);
+    let mut starter_open = true;
+    let mut ready = false;
+    let mut missing = Some(missing);
+    loop {
+        let mut fds = vec![PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
+        let agent_at = agent.as_ref().map(|socket| {
+            fds.push(PollFd::new(socket.as_fd(), PollFlags::POLLIN));
+            fds.len() - 1
+        });
+        let starter_at = starter_open.then(|| {
+            fds.push(PollFd::new(starter.as_fd(), PollFlags::POLLIN));
+            fds.len() - 1
+        });
+        let timeout = if agent.is_some() {
+            PollTimeout::NONE
+        } else {
+            GRACE.into()
+        };
+        let events = match poll(&mut fds, timeout) {
+            Err(nix::Error::EINTR) => continue,
+            other => other?,
+        };
+        let happened = |at: Option<usize>| at.is_some_and(|at| fds[at].any().unwrap_or(true));
+        let (signalled, from_agent, from_starter) =
+            (happened(Some(0)), happened(agent_at), happened(starter_at));
+        drop(fds);
+        if events == 0 {
+            return Ok(ready);
+        }
+        if from_agent && let Some(socket) = &agent {
+            match wire::receive::<FromAgent>(socket) {
+                Ok(Some((FromAgent::Ready, _))) => {
+                    ready = true;
+                    if starter_open {
+                        drop(wire::send(
+                            starter,
+                            &FromHolder::Ready(missing.take().unwrap_or_default()),
+                            &[],
+                        ));
+                    }
+                }
+                Ok(Some((FromAgent::Remaining(count), _))) => {
+                    if count > 0 {
+                        drop(wire::send(starter, &FromHolder::Shared(count), &[]));
+                    }
+                }
+                Ok(None) | Err(_) => agent = None,
+            }
+        }
+        if from_starter {
+            // The starter only ever closes its end.
+            starter_open = false;
+            match (tie, &agent) {
+                (Tie::Drain, Some(socket)) => {
+                    drop(wire::send(socket, &ToAgent::Drain, &[]));
+                }
+                _ => agent = None,
+            }
+        }
+        if signalled {
+            while let Some(signal) = signals.read_signal()? {
+                let ended = i32::try_from(signal.ssi_signo)
+                    .is_ok_and(|number| number != Signal::SIGCHLD as i32);
+                if ended {
+                    agent = None;
+                }
+            }
+            if child.try_wait()?.is_some() {
+                return Ok(ready);
+            }
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Owns what runs containers. An engine is one of a closed set; each step, `exec` and `shell` gets a container
+//! of its own, or joins the one that runs.
+//!
+//! A container is made by a *holder* process ([`hold`]) that owns its mounts, its control group and its end;
+//! inside, an *agent* ([`agent`]) starts commands for clients ([`session`]). Whoever dies, the others see a
+//! closed socket and end the container.
+
+pub mod agent;
+pub mod cgroup;
+pub mod hold;
+pub mod nspawn;
+pub mod session;
+pub mod user;
+pub mod wire;
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+pub use cgroup::Limits;
+pub use user::BuildUser;
+
+/// The tree a container runs on.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Root {
+    /// A directory or subvolume, used as it is.
+    Directory(PathBuf),
+    /// An overlay, mounted by the holder in a mount namespace of its own.
+    Overlay {
+        /// Frozen directories, topmost first.
+        lowers: Vec<PathBuf>,
+        /// Where changes go.
+        upper: PathBuf,
+        /// The overlay's scratch directory, beside `upper`.
+        work: PathBuf,
+    },
+}
+
+/// A directory or file of the host inside a container.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Bind {
+    /// Absolute path outside.
+    pub source: PathBuf,
+    /// Absolute path inside.
+    pub target: String,
+    /// Refuses writes inside.
+    pub read_only: bool,
+}
+
+/// Everything that decides a container.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Container {
+    /// Unique name: machine, control group and scope are called so. At most 64 characters.
+    pub id: String,
+    /// Its tree.
+    pub root: Root,
+    /// Host directories inside, in order.
+    pub binds: Vec<Bind>,
+    /// Device nodes passed through.
+    pub devices: Vec<PathBuf>,
+    /// The host's network, or none at all.
+    pub network: bool,
+    /// Its limits.
+    pub limits: Limits,
+    /// The user to be found in its `/etc/passwd`, where commands run as one.
+    pub user: Option<BuildUser>,
+}
+
+/// What a container used, from its start to its end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Processor time, in microseconds.
+    pub cpu_us: u64,
+    /// Highest memory use in bytes, page cache included; `None` where no control group counts it.
+    pub memory_peak: Option<u64>,
+    /// Bytes read from block devices.
+    pub read_bytes: u64,
+    /// Bytes written towards block devices.
+    pub written_bytes: u64,
+    /// Processes killed for want of memory.
+    pub oom_kills: u64,
+}

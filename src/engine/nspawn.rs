@@ -1,0 +1,115 @@
+//! Owns the systemd-nspawn command line: a pure function from a container to arguments.
+//!
+//! Works with systemd 249 to 258. Facts behind the choices: nspawn reads `.nspawn` files beside the tree unless
+//! told not to (CVE-2026-40226); it mounts a small tmpfs over `/tmp` unless its environment says otherwise.
+
+use std::path::Path;
+
+use super::Container;
+
+/// Where rockenv's binary is inside every container.
+pub const PROGRAM: &str = "/run/rockenv/bin/rockenv";
+
+/// Environment of systemd-nspawn itself; `/tmp` comes from the store instead of a tmpfs in memory.
+pub const ENVIRONMENT: [(&str, &str); 3] = [
+    ("SYSTEMD_NSPAWN_TMPFS_TMP", "0"),
+    ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
+    ("LC_ALL", "C.UTF-8"),
+];
+
+/// Returns the arguments that run the agent in `container`, whose tree is mounted at `root`.
+pub fn argv(container: &Container, root: &Path, program: &Path) -> Vec<String> {
+    let mut argv: Vec<String> = [
+        "systemd-nspawn",
+        "--quiet",
+        "--settings=no",
+        "--as-pid2",
+        "--register=no",
+        "--keep-unit",
+        "--pipe",
+        "--link-journal=no",
+        "--timezone=off",
+        "--hostname=rockenv",
+    ]
+    .map(str::to_owned)
+    .to_vec();
+    argv.push(format!("--machine={}", container.id));
+    argv.push(format!("--directory={}", root.display()));
+    if container.network {
+        argv.push("--resolv-conf=bind-host".to_owned());
+    } else {
+        argv.push("--resolv-conf=off".to_owned());
+        argv.push("--private-network".to_owned());
+    }
+    argv.push(format!("--bind-ro={}:{PROGRAM}", escape(program)));
+    for bind in &container.binds {
+        let option = if bind.read_only {
+            "--bind-ro"
+        } else {
+            "--bind"
+        };
+        argv.push(format!(
+            "{option}={}:{}",
+            escape(&bind.source),
+            escape(Path::new(&bind.target))
+        ));
+    }
+    for device in &container.devices {
+        argv.push(format!("--bind={}", escape(device)));
+    }
+    argv.push("--".to_owned());
+    argv.push(PROGRAM.to_owned());
+    argv.push("__agent".to_owned());
+    argv
+}
+
+/// Escapes what separates the parts of a bind: `:` and the escape itself.
+fn escape(path: &Path) -> String {
+    path.to_string_lossy()
+        .replace('\\', "\\\\")
+        .replace(':', "\\:")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::Bind;
+
+    fn container() -> Container {
+        Container {
+            id: "rockenv-a-1".into(),
+            root: super::super::Root::Directory("/tree".into()),
+            binds: vec![Bind {
+                source: "/src/a:b\\c".into(),
+                target: "/therock/src".into(),
+                read_only: true,
+            }],
+            devices: vec!["/dev/kfd".into()],
+            network: false,
+            limits: Default::default(),
+            user: None,
+        }
+    }
+
+    #[test]
+    fn binds_are_escaped_and_devices_are_bound_one_by_one() {
+        let argv = argv(&container(), Path::new("/mnt"), Path::new("/opt/rockenv"));
+        assert!(argv.contains(&r"--bind-ro=/src/a\:b\\c:/therock/src".to_owned()));
+        assert!(argv.contains(&"--bind=/dev/kfd".to_owned()));
+        assert!(argv.contains(&"--private-network".to_owned()));
+        assert!(argv.contains(&"--settings=no".to_owned()));
+        assert_eq!(
+            argv[argv.len() - 2..],
+            [PROGRAM.to_owned(), "__agent".to_owned()]
+        );
+    }
+
+    #[test]
+    fn the_network_is_the_hosts_or_none() {
+        let mut container = container();
+        container.network = true;
+        let argv = argv(&container, Path::new("/mnt"), Path::new("/opt/rockenv"));
+        assert!(!argv.iter().any(|argument| argument == "--private-network"));
+        assert!(argv.contains(&"--resolv-conf=bind-host".to_owned()));
+    }
+}

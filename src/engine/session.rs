@@ -1,0 +1,199 @@
+//! Owns the client's side: starting a holder or joining one, and running a command in its container.
+
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+
+use fs_err as fs;
+
+use super::Usage;
+use super::hold::{FromHolder, Hold};
+use super::wire::{self, Command, Reply, Request};
+use crate::error::{Error, Kind, Result, ResultExt as _};
+
+/// Name of the listening socket in an env's `run` directory.
+const SOCKET: &str = "control.sock";
+
+/// A container that this process started.
+#[derive(Debug)]
+pub struct Running {
+    link: Option<UnixStream>,
+    holder: Child,
+    run: PathBuf,
+}
+
+/// What the holder said at the end.
+#[derive(Debug)]
+pub enum End {
+    /// The container is gone.
+    Ended(Usage),
+    /// Others still use it.
+    Shared,
+}
+
+impl Running {
+    /// Starts a holder for `hold`, which keeps `lock` open until the container is gone.
+    pub fn start(hold: &Hold, lock: BorrowedFd<'_>) -> Result<Self> {
+        fs::create_dir_all(hold.run.join("root"))?;
+        let path = hold.run.join(SOCKET);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            other => other?,
+        }
+        let listener = UnixListener::bind(short_path(&hold.run)?.1)
+            .context(|| format!("cannot listen at `{}`", path.display()))?;
+        let (ours, theirs) = UnixStream::pair()?;
+        let holder = std::process::Command::new(&hold.program)
+            .arg("__hold")
+            .env_clear()
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .current_dir("/")
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(Stdio::null())
+            .spawn()
+            .context(|| format!("cannot start `{}`", hold.program.display()))?;
+        wire::send(
+            &ours,
+            hold,
+            &[lock.as_raw_fd(), listener.as_fd().as_raw_fd()],
+        )?;
+        Ok(Self {
+            link: Some(ours),
+            holder,
+            run: hold.run.clone(),
+        })
+    }
+
+    /// Returns the socket on which the holder speaks, to be polled.
+    pub fn link(&self) -> Option<BorrowedFd<'_>> {
+        self.link.as_ref().map(std::os::fd::AsFd::as_fd)
+    }
+
+    /// Connects a client.
+    pub fn connect(&self) -> Result<Client> {
+        Client::join(&self.run)?.ok_or_else(|| Error::unexpected("the container's socket is gone"))
+    }
+
+    /// Reads one message of the holder; `Ready` carries the limits that could not be set.
+    pub fn hear(&mut self) -> Result<FromHolder> {
+        let Some(link) = &self.link else {
+            return Err(Error::unexpected("the holder was already dismissed"));
+        };
+        match wire::receive::<FromHolder>(link)? {
+            Some((message, _)) => Ok(message),
+            None => Err(
+                Error::unexpected("the process that held the container was killed")
+                    .help("rockenv fsck"),
+            ),
+        }
+    }
+
+    /// Lets go of the container and waits for what its tie says: its end, or word that others use it.
+    pub fn finish(mut self) -> Result<End> {
+        if let Some(link) = &self.link {
+            link.shutdown(std::net::Shutdown::Write)?;
+        }
+        let end = loop {
+            match self.hear()? {
+                FromHolder::Ready(_) => {}
+                FromHolder::Shared(_) => return Ok(End::Shared),
+                FromHolder::Ended(usage) => break Ok(End::Ended(usage)),
+                FromHolder::Failed { unavailable, chain } => {
+                    break Err(failure(unavailable, chain));
+                }
+            }
+        };
+        // Its mount namespace is gone only when it is.
+        self.holder.wait()?;
+        self.link = None;
+        end
+    }
+}
+
+/// Rebuilds the holder's error on this side.
+pub fn failure(unavailable: bool, chain: Vec<String>) -> Error {
+    let kind = if unavailable {
+        Kind::Unavailable
+    } else {
+        Kind::Unexpected
+    };
+    let mut chain = chain.into_iter();
+    let message = chain
+        .next()
+        .unwrap_or_else(|| "the container failed".to_owned());
+    let causes: Vec<String> = chain.collect();
+    let error = Error::new(kind, message).help("rockenv doctor");
+    if causes.is_empty() {
+        error
+    } else {
+        error.source(causes.join(": "))
+    }
+}
+
+/// A connection to the agent in a container: one command.
+#[derive(Debug)]
+pub struct Client {
+    socket: UnixStream,
+}
+
+impl Client {
+    /// Connects to the container that runs on the env whose `run` directory is given; `None` where none listens.
+    pub fn join(run: &Path) -> Result<Option<Self>> {
+        let (_directory, path) = match short_path(run) {
+            Ok(found) => found,
+            Err(_) => return Ok(None),
+        };
+        match UnixStream::connect(path) {
+            Ok(socket) => Ok(Some(Self { socket })),
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    std::io::ErrorKind::NotFound
+                        | std::io::ErrorKind::ConnectionRefused
+                        | std::io::ErrorKind::ConnectionReset
+                ) =>
+            {
+                Ok(None)
+            }
+            Err(error) => {
+                Err(error).context(|| format!("cannot reach the container of `{}`", run.display()))
+            }
+        }
+    }
+
+    /// Asks for a command; `fds` are its stdin, stdout and stderr, absent where it wants a terminal.
+    pub fn run(&self, command: Command, fds: &[BorrowedFd<'_>]) -> Result<()> {
+        let fds: Vec<_> = fds.iter().map(|fd| fd.as_raw_fd()).collect();
+        wire::send(&self.socket, &Request::Run(command), &fds)
+    }
+
+    /// Sends a signal to the command's process group.
+    pub fn signal(&self, number: i32) -> Result<()> {
+        wire::send(&self.socket, &Request::Signal(number), &[])
+    }
+
+    /// Receives the next answer; `None` when the container is gone.
+    pub fn hear(&self) -> Result<Option<(Reply, Vec<OwnedFd>)>> {
+        wire::receive(&self.socket)
+    }
+
+    /// Returns the socket, to be polled.
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Returns a name of the socket that fits into a socket address (108 bytes) whatever the store's path, and the
+/// directory that must stay open meanwhile.
+fn short_path(run: &Path) -> Result<(OwnedFd, PathBuf)> {
+    use nix::fcntl::OFlag;
+    let directory = nix::fcntl::open(
+        run,
+        OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC,
+        nix::sys::stat::Mode::empty(),
+    )
+    .context(|| format!("cannot open `{}`", run.display()))?;
+    let path = PathBuf::from(format!("/proc/self/fd/{}/{SOCKET}", directory.as_raw_fd()));
+    Ok((directory, path))
+}

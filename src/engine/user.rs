@@ -1,0 +1,226 @@
+//! Owns the build user: the invoking person's numbers, named `builder` inside.
+//!
+//! The tree is untrusted (an image may hold any link), so every path in it is opened below its root by the
+//! kernel's own rules.
+
+use std::io::{Read as _, Write as _};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag, openat2};
+use nix::sys::stat::{Mode, SFlag, fchmod, fstat, mkdirat};
+use nix::unistd::{Gid, Uid, fchown, fchownat};
+
+use crate::error::{Error, Result, ResultExt as _};
+pub use crate::spec::BuildUser;
+
+/// The longest account file read, in bytes; longer is an attack or an accident.
+const MAX_ACCOUNT_FILE: u64 = 1 << 20;
+
+impl BuildUser {
+    /// Makes the user known in the tree at `root`: passwd and group lines and a home directory.
+    pub fn ensure(&self, root: &Path) -> Result<()> {
+        let root = open_root(root)?;
+        let etc = below(root.as_fd(), "etc", OFlag::O_PATH | OFlag::O_DIRECTORY)
+            .context(|| "cannot open `/etc` of the image".to_owned())?;
+        let group = format!("{}:x:{}:", self.name, self.gid);
+        append_account(etc.as_fd(), "group", &self.name, self.gid, &group)?;
+        let passwd = format!(
+            "{}:x:{}:{}::{}:/bin/sh",
+            self.name, self.uid, self.gid, self.home
+        );
+        append_account(etc.as_fd(), "passwd", &self.name, self.uid, &passwd)?;
+        self.make_home(root.as_fd())
+    }
+
+    fn make_home(&self, root: BorrowedFd<'_>) -> Result<()> {
+        let (parent, name) = self.home.rsplit_once('/').unwrap_or(("", &self.home));
+        let parent = parent.trim_start_matches('/');
+        if !parent.is_empty() && below(root, parent, OFlag::O_PATH | OFlag::O_DIRECTORY).is_err() {
+            mkdirat(root, parent, Mode::from_bits_truncate(0o755))
+                .context(|| format!("cannot make `/{parent}` in the image"))?;
+        }
+        let parent = below(
+            root,
+            if parent.is_empty() { "." } else { parent },
+            OFlag::O_PATH | OFlag::O_DIRECTORY,
+        )
+        .context(|| format!("cannot open `/{parent}` of the image"))?;
+        match mkdirat(&parent, name, Mode::from_bits_truncate(0o755)) {
+            Ok(()) => fchownat(
+                &parent,
+                name,
+                Some(Uid::from_raw(self.uid)),
+                Some(Gid::from_raw(self.gid)),
+                AtFlags::AT_SYMLINK_NOFOLLOW,
+            )
+            .context(|| format!("cannot give `{}` to the build user", self.home)),
+            Err(nix::Error::EEXIST) => Ok(()),
+            Err(error) => {
+                Err(error).context(|| format!("cannot make `{}` in the image", self.home))
+            }
+        }
+    }
+}
+
+fn open_root(root: &Path) -> Result<OwnedFd> {
+    nix::fcntl::open(
+        root,
+        OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC,
+        Mode::empty(),
+    )
+    .context(|| format!("cannot open tree `{}`", root.display()))
+}
+
+/// Opens a path inside the tree, links resolved as if the tree were `/`.
+fn below(root: BorrowedFd<'_>, path: &str, flags: OFlag) -> nix::Result<OwnedFd> {
+    let how = OpenHow::new()
+        .flags(flags | OFlag::O_CLOEXEC)
+        .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
+    openat2(root, path, how)
+}
+
+/// Adds a line to an account file unless its name or number is there; written whole and renamed.
+fn append_account(
+    etc: BorrowedFd<'_>,
+    file: &str,
+    name: &str,
+    number: u32,
+    line: &str,
+) -> Result<()> {
+    let mut text = String::new();
+    let mut mode = Mode::from_bits_truncate(0o644);
+    match openat2(
+        etc,
+        file,
+        OpenHow::new()
+            .flags(OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC)
+            .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS),
+    ) {
+        Ok(fd) => {
+            let status = fstat(&fd)?;
+            let regular =
+                SFlag::from_bits_truncate(status.st_mode) & SFlag::S_IFMT == SFlag::S_IFREG;
+            if !regular || status.st_size.unsigned_abs() > MAX_ACCOUNT_FILE {
+                return Err(Error::invalid(format!(
+                    "`/etc/{file}` of the image is not an ordinary account file"
+                )));
+            }
+            mode = Mode::from_bits_truncate(status.st_mode & 0o7777);
+            std::io::Read::take(
+                fs_err::File::from_parts(std_file(fd), file),
+                MAX_ACCOUNT_FILE,
+            )
+            .read_to_string(&mut text)?;
+        }
+        Err(nix::Error::ENOENT) => {}
+        Err(error) => {
+            return Err(error).context(|| format!("cannot read `/etc/{file}` of the image"));
+        }
+    }
+    let known = text.lines().any(|line| {
+        let mut fields = line.split(':');
+        fields.next() == Some(name) || fields.nth(1).and_then(|id| id.parse().ok()) == Some(number)
+    });
+    if known {
+        return Ok(());
+    }
+    if !text.is_empty() && !text.ends_with('\n') {
+        text.push('\n');
+    }
+    text.push_str(line);
+    text.push('\n');
+    let temporary = format!(".{file}.rockenv");
+    let fd = nix::fcntl::openat(
+        etc,
+        temporary.as_str(),
+        OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_TRUNC | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC,
+        mode,
+    )
+    .context(|| format!("cannot write `/etc/{file}` of the image"))?;
+    fchown(&fd, Some(Uid::from_raw(0)), Some(Gid::from_raw(0)))?;
+    fchmod(&fd, mode)?;
+    std_file(fd)
+        .write_all(text.as_bytes())
+        .context(|| format!("cannot write `/etc/{file}` of the image"))?;
+    nix::fcntl::renameat(etc, temporary.as_str(), etc, file)
+        .context(|| format!("cannot replace `/etc/{file}` of the image"))
+}
+
+#[expect(
+    clippy::disallowed_types,
+    reason = "a descriptor opened below the tree has no path to put into errors"
+)]
+fn std_file(fd: OwnedFd) -> std::fs::File {
+    fd.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fs_err as fs;
+
+    fn tree() -> tempfile::TempDir {
+        let tree = tempfile::tempdir().unwrap();
+        fs::create_dir(tree.path().join("etc")).unwrap();
+        fs::write(tree.path().join("etc/passwd"), "root:x:0:0::/root:/bin/sh").unwrap();
+        fs::write(tree.path().join("etc/group"), "root:x:0:\n").unwrap();
+        tree
+    }
+
+    #[test]
+    fn the_user_is_added_once() {
+        let tree = tree();
+        let user = BuildUser::new(1000, 1000);
+        user.ensure(tree.path()).unwrap();
+        user.ensure(tree.path()).unwrap();
+        assert_eq!(
+            fs::read_to_string(tree.path().join("etc/passwd")).unwrap(),
+            "root:x:0:0::/root:/bin/sh\nbuilder:x:1000:1000::/home/builder:/bin/sh\n"
+        );
+        assert!(tree.path().join("home/builder").is_dir());
+    }
+
+    #[test]
+    fn root_stays_root_and_gets_the_home() {
+        let tree = tree();
+        BuildUser::new(0, 0).ensure(tree.path()).unwrap();
+        assert_eq!(
+            fs::read_to_string(tree.path().join("etc/passwd")).unwrap(),
+            "root:x:0:0::/root:/bin/sh"
+        );
+        assert!(tree.path().join("home/builder").is_dir());
+    }
+
+    #[test]
+    fn a_link_out_of_the_tree_is_not_followed() {
+        let tree = tree();
+        let outside = tempfile::tempdir().unwrap();
+        fs::write(outside.path().join("passwd"), "host\n").unwrap();
+        fs::remove_file(tree.path().join("etc/passwd")).unwrap();
+        fs_err::os::unix::fs::symlink(
+            outside.path().join("passwd"),
+            tree.path().join("etc/passwd"),
+        )
+        .unwrap();
+        assert!(BuildUser::new(1000, 1000).ensure(tree.path()).is_err());
+        assert_eq!(
+            fs::read_to_string(outside.path().join("passwd")).unwrap(),
+            "host\n"
+        );
+    }
+
+    #[test]
+    fn a_fifo_does_not_block() {
+        let tree = tree();
+        fs::remove_file(tree.path().join("etc/passwd")).unwrap();
+        nix::unistd::mkfifo(&tree.path().join("etc/passwd"), Mode::S_IRWXU).unwrap();
+        assert!(
+            BuildUser::new(1000, 1000)
+                .ensure(tree.path())
+                .unwrap_err()
+                .message()
+                .contains("ordinary")
+        );
+    }
+}

@@ -1,0 +1,198 @@
+//! Owns the frames that travel between rockenv's processes on Unix stream sockets: a length, a JSON body,
+//! and file descriptors beside the length.
+//!
+//! Three parties speak: the *client* (`up`, `exec`, `shell`), the *holder* (one process outside that owns a
+//! container's life) and the *agent* (rockenv's binary inside, which starts commands).
+
+use std::io::{IoSlice, IoSliceMut, Read as _, Write as _};
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+
+use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// The longest body accepted, in bytes: a step's script and environment fit many times over.
+const MAX_BODY: u32 = 16 << 20;
+/// The most descriptors one frame carries.
+const MAX_FDS: usize = 4;
+
+/// A command to run inside a container.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Command {
+    /// Program and arguments; a program without a slash is looked up in the command's own `PATH`.
+    pub argv: Vec<String>,
+    /// The whole environment, nothing is inherited.
+    pub env: Vec<(String, String)>,
+    /// Working directory inside.
+    pub cwd: String,
+    /// User id inside (and outside: there is no mapping).
+    pub uid: u32,
+    /// Group id.
+    pub gid: u32,
+    /// Supplementary group ids.
+    pub groups: Vec<u32>,
+    /// Sets `no_new_privs`, so that setuid programs inside gain nothing.
+    pub no_new_privs: bool,
+    /// Allocates a pseudo terminal inside; its other end comes back with [`Reply::Started`].
+    pub tty: bool,
+}
+
+/// What a client asks of the agent.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Request {
+    /// Starts a command; without `tty` the frame carries stdin, stdout and stderr.
+    Run(Command),
+    /// Sends a signal to the command's process group.
+    Signal(i32),
+}
+
+/// What the agent answers.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Reply {
+    /// The command runs; with `tty` the frame carries the terminal's other end.
+    Started,
+    /// The command could not be started, with the exit code that shells use (126 or 127).
+    NotStarted {
+        /// 127 where the program is absent, 126 where it cannot be run.
+        code: u8,
+        /// What the kernel said.
+        message: String,
+    },
+    /// The command ended.
+    Exited {
+        /// Exit code, or 128 plus the signal's number.
+        code: u8,
+        /// The signal that ended it.
+        signal: Option<i32>,
+    },
+}
+
+/// What the holder tells the agent, over the agent's standard input. Its end means: stop everything.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum ToAgent {
+    /// First frame; carries the listening socket.
+    Listen,
+    /// Stop as soon as no command runs; answered by [`FromAgent::Remaining`].
+    Drain,
+}
+
+/// What the agent tells the holder.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum FromAgent {
+    /// The agent runs and accepts commands.
+    Ready,
+    /// How many commands still run.
+    Remaining(usize),
+}
+
+/// Sends one frame.
+pub fn send(socket: &UnixStream, body: &impl Serialize, fds: &[RawFd]) -> Result<()> {
+    let body = serde_json::to_vec(body)
+        .map_err(|error| Error::unexpected("cannot encode a frame").source(error))?;
+    let length = u32::try_from(body.len())
+        .map_err(|_| Error::unexpected("frame is too long"))?
+        .to_le_bytes();
+    let slices = [IoSlice::new(&length)];
+    let rights = [ControlMessage::ScmRights(fds)];
+    let control: &[ControlMessage<'_>] = if fds.is_empty() { &[] } else { &rights };
+    // Four bytes into a stream socket's buffer arrive whole or not at all.
+    sendmsg::<()>(
+        socket.as_raw_fd(),
+        &slices,
+        control,
+        MsgFlags::MSG_NOSIGNAL,
+        None,
+    )?;
+    (&mut &*socket).write_all(&body)?;
+    Ok(())
+}
+
+/// Receives one frame and its descriptors; `None` at the end of the stream.
+pub fn receive<T: DeserializeOwned>(socket: &UnixStream) -> Result<Option<(T, Vec<OwnedFd>)>> {
+    let mut length = [0u8; 4];
+    let mut space = nix::cmsg_space!([RawFd; MAX_FDS]);
+    let mut fds = Vec::new();
+    let read = {
+        let mut slices = [IoSliceMut::new(&mut length)];
+        let message = loop {
+            match recvmsg::<()>(
+                socket.as_raw_fd(),
+                &mut slices,
+                Some(&mut space),
+                MsgFlags::MSG_CMSG_CLOEXEC,
+            ) {
+                Err(nix::Error::EINTR) => {}
+                Err(nix::Error::ECONNRESET) => return Ok(None),
+                other => break other?,
+            }
+        };
+        for control in message.cmsgs()? {
+            if let ControlMessageOwned::ScmRights(received) = control {
+                for fd in received {
+                    fds.push(own(fd));
+                }
+            }
+        }
+        message.bytes
+    };
+    if read == 0 {
+        return Ok(None);
+    }
+    let mut stream = socket;
+    if read < length.len() {
+        stream.read_exact(&mut length[read..])?;
+    }
+    let length = u32::from_le_bytes(length);
+    if length > MAX_BODY {
+        return Err(Error::unexpected(format!(
+            "a frame of {length} bytes is longer than {MAX_BODY}"
+        )));
+    }
+    let mut body = vec![0; length as usize];
+    stream.read_exact(&mut body)?;
+    let body = serde_json::from_slice(&body)
+        .map_err(|error| Error::unexpected("cannot decode a frame").source(error))?;
+    Ok(Some((body, fds)))
+}
+
+#[expect(
+    unsafe_code,
+    reason = "descriptors received by SCM_RIGHTS arrive as bare numbers"
+)]
+fn own(fd: RawFd) -> OwnedFd {
+    // SAFETY: the kernel has just made this descriptor for us and nobody else knows its number.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd as _;
+
+    #[test]
+    fn a_frame_arrives_with_its_descriptors() {
+        let (a, b) = UnixStream::pair().unwrap();
+        let file = tempfile::tempfile().unwrap();
+        send(&a, &Request::Signal(15), &[file.as_fd().as_raw_fd()]).unwrap();
+        let (body, fds) = receive::<Request>(&b).unwrap().unwrap();
+        assert!(matches!(body, Request::Signal(15)));
+        assert_eq!(fds.len(), 1);
+        drop(a);
+        assert!(receive::<Request>(&b).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_long_body_is_refused() {
+        let (a, b) = UnixStream::pair().unwrap();
+        (&a).write_all(&u32::MAX.to_le_bytes()).unwrap();
+        assert!(
+            receive::<Request>(&b)
+                .unwrap_err()
+                .message()
+                .contains("longer than")
+        );
+    }
+}

@@ -1,0 +1,266 @@
+//! Owns waiting for a step's command: its output, its end, the clock and the user's signals, in one loop of
+//! one thread, so that memory stays flat whatever it prints.
+
+use std::io::Read as _;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+
+use super::log::Log;
+use crate::engine::hold::FromHolder;
+use crate::engine::session::{Client, Running, failure};
+use crate::engine::wire::{Command, Reply};
+use crate::error::{Error, Result};
+use crate::ui::StepOutput;
+use crate::ui::event::Stream;
+
+/// How long a step may take to end after being asked to.
+const GRACE: Duration = Duration::from_secs(5);
+/// How often buffered log lines are written out while the step is silent or busy.
+const FLUSH: Duration = Duration::from_millis(250);
+
+/// How a step's command ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// It ended by itself, with this code (128 plus the number for a signal).
+    Exited {
+        /// The code.
+        code: u8,
+        /// The signal, if one ended it.
+        signal: Option<i32>,
+    },
+    /// Its time was up.
+    TimedOut,
+    /// The user asked to stop.
+    Interrupted(i32),
+}
+
+/// The signals that mean stop, blocked and readable instead.
+#[derive(Debug)]
+pub struct Signals(SignalFd);
+
+impl Signals {
+    /// Blocks them for this process from now on.
+    pub fn take() -> Result<Self> {
+        let mut mask = SigSet::empty();
+        for signal in [
+            Signal::SIGINT,
+            Signal::SIGTERM,
+            Signal::SIGHUP,
+            Signal::SIGQUIT,
+        ] {
+            mask.add(signal);
+        }
+        mask.thread_block()?;
+        Ok(Self(SignalFd::with_flags(
+            &mask,
+            SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK,
+        )?))
+    }
+
+    /// Returns the signal that came, if one did.
+    pub fn pending(&self) -> Result<Option<i32>> {
+        Ok(self
+            .0
+            .read_signal()?
+            .and_then(|signal| i32::try_from(signal.ssi_signo).ok()))
+    }
+}
+
+/// What a step's command gets and where its output goes.
+#[expect(missing_debug_implementations, reason = "holds a callback")]
+pub struct Attended<'a> {
+    /// The command.
+    pub command: Command,
+    /// Its standard input.
+    pub stdin: BorrowedFd<'a>,
+    /// The longest it may take.
+    pub timeout: Option<Duration>,
+    /// Its log.
+    pub log: &'a mut Log,
+    /// Shows its output.
+    pub output: &'a mut StepOutput,
+    /// Called with sentences about limits that could not be set.
+    pub warn: &'a mut dyn FnMut(String),
+}
+
+/// Runs the command in the container and waits for its end.
+pub fn attend(running: &mut Running, signals: &Signals, step: Attended<'_>) -> Result<Ending> {
+    let (stdout, stdout_end) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
+    let (stderr, stderr_end) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
+    let client = running.connect()?;
+    client.run(
+        step.command,
+        &[step.stdin, stdout_end.as_fd(), stderr_end.as_fd()],
+    )?;
+    drop((stdout_end, stderr_end));
+    for pipe in [&stdout, &stderr] {
+        fcntl(pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+    }
+    let mut pipes = [
+        (Stream::Stdout, Some(reader(stdout))),
+        (Stream::Stderr, Some(reader(stderr))),
+    ];
+    let mut buffer = vec![0u8; 64 << 10];
+    let deadline = step.timeout.map(|timeout| Instant::now() + timeout);
+    let mut stopping: Option<(Ending, Instant)> = None;
+    let mut flushed = Instant::now();
+    let ending = loop {
+        let wake = [
+            deadline.filter(|_| stopping.is_none()),
+            stopping.map(|(_, until)| until),
+        ];
+        let wake = wake.into_iter().flatten().min();
+        let events = wait(running, &client, signals, &pipes, wake)?;
+        for (slot, (stream, pipe)) in pipes.iter_mut().enumerate() {
+            if events.pipes[slot]
+                && !drain(pipe, &mut buffer, |bytes| {
+                    keep(step.log, step.output, *stream, bytes)
+                })?
+            {
+                *pipe = None;
+            }
+        }
+        if flushed.elapsed() > FLUSH {
+            step.log.flush()?;
+            flushed = Instant::now();
+        }
+        if events.holder {
+            match running.hear()? {
+                FromHolder::Ready(missing) => missing.into_iter().for_each(&mut *step.warn),
+                FromHolder::Failed { unavailable, chain } => {
+                    return Err(failure(unavailable, chain));
+                }
+                FromHolder::Ended(_) | FromHolder::Shared(_) => {
+                    return Err(Error::unexpected("the container ended before its step"));
+                }
+            }
+        }
+        if events.signal
+            && let Some(number) = signals.pending()?
+        {
+            match stopping {
+                Some((ending, _)) => break ending,
+                None => stopping = Some((Ending::Interrupted(number), Instant::now() + GRACE)),
+            }
+            drop(client.signal(Signal::SIGTERM as i32));
+        }
+        if events.client {
+            match client.hear()? {
+                Some((Reply::Started, _)) => {}
+                Some((Reply::NotStarted { code, message }, _)) => {
+                    keep(step.log, step.output, Stream::Stderr, message.as_bytes())?;
+                    break Ending::Exited { code, signal: None };
+                }
+                Some((Reply::Exited { code, signal }, _)) => {
+                    break stopping.map_or(Ending::Exited { code, signal }, |(ending, _)| ending);
+                }
+                None => {
+                    return Err(Error::unexpected("the container was ended from outside")
+                        .help("rockenv up, to go on"));
+                }
+            }
+        }
+        let now = Instant::now();
+        match stopping {
+            Some((ending, until)) if now >= until => break ending,
+            None if deadline.is_some_and(|deadline| now >= deadline) => {
+                stopping = Some((Ending::TimedOut, now + GRACE));
+                drop(client.signal(Signal::SIGTERM as i32));
+            }
+            _ => {}
+        }
+    };
+    // What the command wrote before it ended; children it left behind may hold the pipes open for ever.
+    for (stream, pipe) in &mut pipes {
+        drain(pipe, &mut buffer, |bytes| {
+            keep(step.log, step.output, *stream, bytes)
+        })?;
+    }
+    step.log.finish()?;
+    step.output.finish();
+    Ok(ending)
+}
+
+fn keep(log: &mut Log, output: &mut StepOutput, stream: Stream, bytes: &[u8]) -> Result<()> {
+    output.push(stream, bytes);
+    log.write(stream, bytes)
+}
+
+#[derive(Debug)]
+struct Events {
+    pipes: [bool; 2],
+    client: bool,
+    holder: bool,
+    signal: bool,
+}
+
+type Pipe = Option<fs_err::File>;
+
+fn wait(
+    running: &Running,
+    client: &Client,
+    signals: &Signals,
+    pipes: &[(Stream, Pipe); 2],
+    wake: Option<Instant>,
+) -> Result<Events> {
+    let mut fds = vec![
+        PollFd::new(client.as_fd(), PollFlags::POLLIN),
+        PollFd::new(signals.0.as_fd(), PollFlags::POLLIN),
+    ];
+    let holder_at = running.link().map(|fd| {
+        fds.push(PollFd::new(fd, PollFlags::POLLIN));
+        fds.len() - 1
+    });
+    let pipes_at = [0, 1].map(|slot: usize| {
+        pipes[slot].1.as_ref().map(|pipe| {
+            fds.push(PollFd::new(pipe.file().as_fd(), PollFlags::POLLIN));
+            fds.len() - 1
+        })
+    });
+    let patience = wake.map_or(FLUSH, |wake| {
+        wake.saturating_duration_since(Instant::now()).min(FLUSH)
+    });
+    let timeout =
+        PollTimeout::try_from(patience + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
+    match poll(&mut fds, timeout) {
+        Ok(_) | Err(nix::Error::EINTR) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let happened = |at: Option<usize>| at.is_some_and(|at| fds[at].any().unwrap_or(false));
+    Ok(Events {
+        pipes: pipes_at.map(happened),
+        client: happened(Some(0)),
+        holder: happened(holder_at),
+        signal: happened(Some(1)),
+    })
+}
+
+/// Reads what is there. Returns whether the stream is still open.
+fn drain(
+    pipe: &mut Pipe,
+    buffer: &mut [u8],
+    mut take: impl FnMut(&[u8]) -> Result<()>,
+) -> Result<bool> {
+    let Some(file) = pipe else { return Ok(false) };
+    // A bounded number of reads, so that a flood on one stream does not starve the rest.
+    for _ in 0..16 {
+        match file.read(buffer) {
+            Ok(0) => return Ok(false),
+            Ok(count) => take(&buffer[..count])?,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(true),
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(true)
+}
+
+#[expect(clippy::disallowed_types, reason = "a pipe has no path")]
+fn reader(pipe: OwnedFd) -> fs_err::File {
+    fs_err::File::from_parts(std::fs::File::from(pipe), "output of the step")
+}

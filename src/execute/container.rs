@@ -1,0 +1,237 @@
+//! Owns what a container of an env looks like: its mounts, limits and user, the same for steps, `exec` and `shell`.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+
+use super::step::memory_max;
+use crate::engine::{Bind, Container, Limits, Root};
+use crate::error::{Error, Kind, Result};
+use crate::host::Host;
+use crate::spec::{Access, Spec, Step, Volume, VolumeKind, VolumeSource};
+use crate::store::{LockedEnv, Store, random_id};
+
+/// Directories on disk that every container gets fresh, and that no snapshot holds.
+const TEMPORARY: [(&str, &str); 2] = [("tmp", "/tmp"), ("var-tmp", "/var/tmp")];
+
+/// Returns the container of a step.
+pub fn of_step(
+    env: &LockedEnv<'_>,
+    store: &Store,
+    spec: &Spec,
+    step: &Step,
+    sources: &BTreeMap<String, PathBuf>,
+    root: Root,
+    host: &Host,
+) -> Result<Container> {
+    let builder = matches!(step.user, crate::spec::User::Builder);
+    let volumes = spec.visible(step).collect::<Vec<_>>();
+    build(
+        env,
+        store,
+        spec,
+        &volumes,
+        sources,
+        root,
+        host,
+        Options {
+            network: step.network,
+            gpu: step.gpu,
+            builder,
+        },
+    )
+}
+
+/// Returns the container of `exec` and `shell`, which sees every volume and the network.
+pub fn of_shell(
+    env: &LockedEnv<'_>,
+    store: &Store,
+    spec: &Spec,
+    sources: &BTreeMap<String, PathBuf>,
+    root: Root,
+    host: &Host,
+    gpu: bool,
+) -> Result<Container> {
+    let volumes = spec.volumes.iter().collect::<Vec<_>>();
+    build(
+        env,
+        store,
+        spec,
+        &volumes,
+        sources,
+        root,
+        host,
+        Options {
+            network: true,
+            gpu,
+            builder: true,
+        },
+    )
+}
+
+struct Options {
+    network: bool,
+    gpu: bool,
+    builder: bool,
+}
+
+#[expect(
+    clippy::too_many_arguments,
+    reason = "one private function, called twice, with everything a container is made of"
+)]
+fn build(
+    env: &LockedEnv<'_>,
+    store: &Store,
+    spec: &Spec,
+    volumes: &[&Volume],
+    sources: &BTreeMap<String, PathBuf>,
+    root: Root,
+    host: &Host,
+    options: Options,
+) -> Result<Container> {
+    let run = env.run_dir();
+    let mut binds = Vec::new();
+    for (name, target) in TEMPORARY {
+        let directory = run.join(name);
+        fs::create_dir_all(&directory)?;
+        fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o1777))?;
+        binds.push(Bind {
+            source: directory,
+            target: target.to_owned(),
+            read_only: false,
+        });
+    }
+    for volume in volumes {
+        let source = directory_of(env, store, spec, volume, sources)?;
+        binds.push(Bind {
+            source,
+            target: volume.target.clone(),
+            read_only: volume.access == Access::Ro,
+        });
+    }
+    Ok(Container {
+        id: container_id(env.name())?,
+        root,
+        binds,
+        devices: if options.gpu {
+            host.gpu_nodes()
+        } else {
+            Vec::new()
+        },
+        network: options.network,
+        limits: Limits {
+            memory_max: memory_max(spec, host),
+            tasks_max: spec.resources.tasks_max,
+        },
+        user: options.builder.then(|| spec.user.clone()),
+    })
+}
+
+/// Returns the host directory that a volume shows, made where rockenv owns it.
+pub fn directory_of(
+    env: &LockedEnv<'_>,
+    store: &Store,
+    spec: &Spec,
+    volume: &Volume,
+    sources: &BTreeMap<String, PathBuf>,
+) -> Result<PathBuf> {
+    match (volume.kind, &volume.source) {
+        (VolumeKind::Build, _) => {
+            let id = env.known_record()?.head.volumes.get(&volume.name).cloned();
+            let id = id.ok_or_else(|| {
+                Error::unexpected(format!("build volume `{}` is not made yet", volume.name))
+            })?;
+            Ok(store.volume_dir(&id))
+        }
+        (VolumeKind::Cache, _) => made(store.root().join("caches").join(&volume.name), spec),
+        (VolumeKind::Output, VolumeSource::Store) => made(
+            store
+                .root()
+                .join("outputs")
+                .join(env.name())
+                .join(&volume.name),
+            spec,
+        ),
+        (VolumeKind::Output, VolumeSource::Path(path)) => made(path.clone(), spec),
+        (VolumeKind::Source, VolumeSource::Git(_)) => sources
+            .get(&volume.name)
+            .cloned()
+            .ok_or_else(|| Error::unexpected(format!("source `{}` is not there yet", volume.name))),
+        (_, VolumeSource::Path(path)) => existing(path, volume),
+        (kind, _) => Err(Error::invalid(format!(
+            "volume `{}` of kind {kind:?} names no directory",
+            volume.name
+        ))),
+    }
+}
+
+/// Makes a directory for the build user; one that exists keeps its owner.
+fn made(path: PathBuf, spec: &Spec) -> Result<PathBuf> {
+    if !path.exists() {
+        if let Some(parent) = path.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        fs::create_dir(&path)?;
+        nix::unistd::chown(
+            &path,
+            Some(spec.user.uid.into()),
+            Some(spec.user.gid.into()),
+        )?;
+    }
+    Ok(path)
+}
+
+/// A directory of the user's is never made: a wrong path would silently become an empty mount.
+fn existing(path: &Path, volume: &Volume) -> Result<PathBuf> {
+    match fs::metadata(path) {
+        Ok(found) if found.is_dir() || found.is_file() => Ok(fs::canonicalize(path)?),
+        Ok(_) => Err(Error::new(
+            Kind::Invalid,
+            format!(
+                "volume `{}`: `{}` is neither a directory nor a file",
+                volume.name,
+                path.display()
+            ),
+        )),
+        Err(error) => Err(Error::new(
+            Kind::Invalid,
+            format!("volume `{}` has nothing to mount", volume.name),
+        )
+        .source(error)
+        .help(format!("mkdir -p {}", path.display()))),
+    }
+}
+
+/// Returns a machine name: at most 64 characters, each label as host names are.
+fn container_id(env: &str) -> Result<String> {
+    let readable: String = env
+        .bytes()
+        .take(36)
+        .map(|byte| {
+            if byte.is_ascii_alphanumeric() {
+                char::from(byte)
+            } else {
+                '-'
+            }
+        })
+        .collect();
+    Ok(format!(
+        "rockenv-{}-{}",
+        readable.trim_matches('-'),
+        random_id()?
+    ))
+}
+
+/// Removes what existed only while the container ran.
+pub fn clean(store: &Store, run: &Path) -> Result<()> {
+    for (name, _) in TEMPORARY {
+        let directory = run.join(name);
+        // Empty as a rule: then nothing has to wait in the trash.
+        if fs::remove_dir(&directory).is_err() {
+            store.discard(&directory)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,178 @@
+//! Owns comparing two states of an env, for `snapshot diff`.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use serde::Serialize;
+
+use crate::error::{Error, Result, ResultExt as _};
+use crate::rootfs::{Method, overlay};
+use crate::store::{LockedEnv, Store};
+
+/// What happened to a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// It is new.
+    Added,
+    /// Its content or metadata changed.
+    Changed,
+    /// It is gone.
+    Deleted,
+}
+
+impl Kind {
+    /// Returns the letter that other tools use.
+    pub fn mark(self) -> char {
+        match self {
+            Self::Added => 'A',
+            Self::Changed => 'C',
+            Self::Deleted => 'D',
+        }
+    }
+}
+
+/// A path that differs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Change {
+    /// What happened.
+    pub kind: Kind,
+    /// Absolute path in the env.
+    pub path: PathBuf,
+}
+
+/// Compares snapshot `from` with snapshot `to`, or with the env as it is; paths in order.
+///
+/// Mounts what it compares in a mount namespace of its own, which ends with the process.
+pub fn diff(
+    store: &Store,
+    env: &mut LockedEnv<'_>,
+    from: &str,
+    to: Option<&str>,
+) -> Result<Vec<Change>> {
+    unshare(CloneFlags::CLONE_NEWNS).context(|| "cannot make a mount namespace".to_owned())?;
+    mount(
+        None::<&str>,
+        "/",
+        None::<&str>,
+        MsFlags::MS_REC | MsFlags::MS_SLAVE,
+        None::<&str>,
+    )?;
+    let before = frozen(store, env, from, "before")?;
+    let after = match to {
+        Some(name) => frozen(store, env, name, "after")?,
+        None => live(store, env)?,
+    };
+    let mut changes = Vec::new();
+    compare(&before, &after, Path::new("/"), &mut changes)?;
+    Ok(changes)
+}
+
+fn frozen(store: &Store, env: &LockedEnv<'_>, name: &str, at: &str) -> Result<PathBuf> {
+    let record = env.known_record()?;
+    let snapshot = record.snapshot(name).ok_or_else(|| {
+        Error::not_found(format!("env `{}` has no snapshot `{name}`", env.name()))
+            .help(format!("rockenv snapshot ls {}", env.name()))
+    })?;
+    if store.method() != Method::Overlay {
+        return Ok(store.layer_dir(&snapshot.layer).join("root"));
+    }
+    let place = env.run_dir().join(at);
+    fs::create_dir_all(&place)?;
+    overlay::mount(
+        &store.lowers(Some(&snapshot.layer), &record.image_key)?,
+        None,
+        &place,
+        true,
+    )?;
+    Ok(place)
+}
+
+fn live(store: &Store, env: &mut LockedEnv<'_>) -> Result<PathBuf> {
+    let tree = env.live_tree()?;
+    let directory = env.directory().join("trees").join(tree);
+    if store.method() != Method::Overlay {
+        return Ok(directory.join("root"));
+    }
+    let record = env.known_record()?;
+    let mut lowers = vec![directory.join("diff")];
+    lowers.extend(store.lowers(record.head.layer.as_deref(), &record.image_key)?);
+    let place = env.run_dir().join("after");
+    fs::create_dir_all(&place)?;
+    overlay::mount(&lowers, None, &place, true)?;
+    Ok(place)
+}
+
+fn entries(directory: &Path) -> Result<BTreeMap<OsString, std::fs::Metadata>> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        found.insert(entry.file_name(), entry.metadata()?);
+    }
+    Ok(found)
+}
+
+fn compare(before: &Path, after: &Path, path: &Path, changes: &mut Vec<Change>) -> Result<()> {
+    let (old, new) = (entries(before)?, entries(after)?);
+    let mut names: Vec<_> = old.keys().chain(new.keys()).collect();
+    names.sort_unstable();
+    names.dedup();
+    for name in names {
+        let path = path.join(name);
+        let add = |kind, changes: &mut Vec<Change>| {
+            changes.push(Change {
+                kind,
+                path: path.clone(),
+            })
+        };
+        match (old.get(name), new.get(name)) {
+            (Some(_), None) => add(Kind::Deleted, changes),
+            (None, Some(found)) => {
+                add(Kind::Added, changes);
+                if found.is_dir() {
+                    compare_with_nothing(&after.join(name), &path, changes)?;
+                }
+            }
+            (Some(a), Some(b)) if a.is_dir() && b.is_dir() => {
+                if !same_attributes(a, b) {
+                    add(Kind::Changed, changes);
+                }
+                compare(&before.join(name), &after.join(name), &path, changes)?;
+            }
+            (Some(a), Some(b)) => {
+                let same = same_attributes(a, b)
+                    && a.size() == b.size()
+                    && (a.mtime(), a.mtime_nsec()) == (b.mtime(), b.mtime_nsec())
+                    && a.rdev() == b.rdev();
+                if !same {
+                    add(Kind::Changed, changes);
+                }
+            }
+            (None, None) => {}
+        }
+    }
+    Ok(())
+}
+
+fn compare_with_nothing(directory: &Path, path: &Path, changes: &mut Vec<Change>) -> Result<()> {
+    for (name, found) in entries(directory)? {
+        let inner = path.join(&name);
+        changes.push(Change {
+            kind: Kind::Added,
+            path: inner.clone(),
+        });
+        if found.is_dir() {
+            compare_with_nothing(&directory.join(&name), &inner, changes)?;
+        }
+    }
+    Ok(())
+}
+
+fn same_attributes(a: &std::fs::Metadata, b: &std::fs::Metadata) -> bool {
+    (a.mode(), a.uid(), a.gid()) == (b.mode(), b.uid(), b.gid())
+}

@@ -1,0 +1,538 @@
+//! Owns carrying out a plan: the only code that changes an env by running its steps.
+//!
+//! Each step gets a tree of its own on its parent's snapshot and a container of its own; if it succeeds, the tree
+//! becomes its snapshot by one rename. Whatever happens in between, the env stands where it stood.
+
+pub mod attend;
+pub mod container;
+pub mod inspect;
+pub mod log;
+pub mod relay;
+mod step;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use fs_err as fs;
+use jiff::Timestamp;
+
+pub use attend::{Ending, Signals};
+pub use step::{base_environment, memory_limit, memory_max};
+
+use crate::config::Config;
+use crate::engine::session::{End, Running};
+use crate::engine::{Usage, hold};
+use crate::error::{Error, Kind, Result};
+use crate::host::{Host, free_space};
+use crate::plan::{Action, Plan, Volumes};
+use crate::profile::CopyFiles;
+use crate::spec::{Spec, Step};
+use crate::store::env::Freeze;
+use crate::store::record::{Cost, Failed, Origin, Outcome, Record, Snapshot, StepRecord};
+use crate::store::{LockedEnv, Store};
+use crate::ui::Reporter;
+use crate::ui::event::{self, Event};
+
+/// Less free space than this after a failure is taken for its cause, in bytes.
+const FULL: u64 = 32 << 20;
+
+/// What executing a plan needs.
+#[derive(Debug)]
+pub struct Execution<'a, 'store> {
+    /// The store.
+    pub store: &'store Store,
+    /// The env, locked.
+    pub env: &'a mut LockedEnv<'store>,
+    /// What is wanted.
+    pub spec: &'a Spec,
+    /// What is to be done.
+    pub plan: &'a Plan,
+    /// Content of `copy` steps.
+    pub files: &'a CopyFiles,
+    /// Directories of `source` volumes by name.
+    pub sources: &'a BTreeMap<String, PathBuf>,
+    /// The machine.
+    pub host: &'a Host,
+    /// Configuration, for variables from the host.
+    pub config: &'a Config,
+    /// Jobs a step may use.
+    pub jobs: u32,
+    /// The user's signals.
+    pub signals: &'a Signals,
+    /// Told what happens.
+    pub reporter: &'a Reporter,
+}
+
+/// How it ended.
+#[derive(Debug)]
+pub enum Ended {
+    /// Every step of the plan ran, or was skipped.
+    Complete {
+        /// Steps that were not run for want of a GPU.
+        skipped: Vec<String>,
+    },
+    /// A step failed; the env stands on the step before it.
+    Failed(Box<Failure>),
+    /// The user stopped it.
+    Interrupted(i32),
+}
+
+/// A failed step.
+#[derive(Debug)]
+pub struct Failure {
+    /// The step.
+    pub step: String,
+    /// What happened, for people.
+    pub message: String,
+    /// Its kind.
+    pub kind: Kind,
+    /// The last lines it wrote.
+    pub tail: Vec<String>,
+    /// Its log.
+    pub log: PathBuf,
+}
+
+/// What one step came to.
+struct Ran {
+    ending: Ending,
+    cost: Cost,
+    tail: Vec<String>,
+    log: String,
+}
+
+impl Execution<'_, '_> {
+    /// Carries the plan out.
+    pub fn run(mut self) -> Result<Ended> {
+        self.keep_changes()?;
+        self.move_to_start()?;
+        self.save_steps()?;
+        let volumes: Vec<String> = self
+            .spec
+            .volumes
+            .iter()
+            .filter(|volume| volume.kind == crate::spec::VolumeKind::Build)
+            .map(|volume| volume.name.clone())
+            .collect();
+        self.env.ensure_volumes(&volumes, &self.spec.user)?;
+        let run = Timestamp::now().strftime("%Y%m%dT%H%M%SZ").to_string();
+        let mut syncs = Vec::new();
+        let mut skipped = Vec::new();
+        let total = u32::try_from(self.plan.steps.len()).unwrap_or(u32::MAX);
+        let mut ended = None;
+        for (position, planned) in self.plan.steps.iter().enumerate() {
+            let index = u32::try_from(position + 1).unwrap_or(u32::MAX);
+            match planned.action {
+                Action::Hit | Action::Later => continue,
+                Action::Skip => {
+                    skipped.push(planned.name.clone());
+                    self.finished(
+                        index,
+                        total,
+                        &planned.name,
+                        event::Outcome::Skipped,
+                        Cost::default(),
+                    );
+                    continue;
+                }
+                Action::Run => {}
+            }
+            let spec = self.spec;
+            let step = spec
+                .step(&planned.name)
+                .ok_or_else(|| Error::unexpected("the plan names a step that is not there"))?;
+            self.reporter.emit(&Event::StepStarted {
+                index,
+                total,
+                name: step.name.clone(),
+                key: step.key.to_string(),
+                cached: false,
+            });
+            match self.run_step(index, step, &run)? {
+                Ok(layer) => {
+                    let cost = self.cost_of(&step.name);
+                    self.finished(index, total, &step.name, event::Outcome::Done, cost);
+                    syncs.push(self.sync(layer));
+                }
+                Err(stopped) => {
+                    let cost = self.cost_of(&step.name);
+                    self.finished(index, total, &step.name, event::Outcome::Failed, cost);
+                    ended = Some(stopped);
+                    break;
+                }
+            }
+        }
+        for sync in syncs {
+            sync.join()
+                .map_err(|_| Error::unexpected("a thread that waited for the disk panicked"))??;
+        }
+        if let Some(ended) = ended {
+            return Ok(ended);
+        }
+        let whole = !self
+            .plan
+            .steps
+            .iter()
+            .any(|step| step.action == Action::Later);
+        self.env.update(|record| record.complete = whole)?;
+        Ok(Ended::Complete { skipped })
+    }
+
+    fn finished(
+        &mut self,
+        index: u32,
+        total: u32,
+        name: &str,
+        outcome: event::Outcome,
+        cost: Cost,
+    ) {
+        self.reporter.emit(&Event::StepFinished {
+            index,
+            total,
+            name: name.to_owned(),
+            outcome,
+            cost: cost.into(),
+        });
+    }
+
+    fn cost_of(&self, name: &str) -> Cost {
+        let steps = self
+            .env
+            .record()
+            .map(|record| record.steps.as_slice())
+            .unwrap_or_default();
+        steps
+            .iter()
+            .find(|step| step.name == name)
+            .and_then(|step| step.cost)
+            .unwrap_or_default()
+    }
+
+    /// Writes to disk in the background: a machine that is reset in the night then keeps what was finished.
+    fn sync(&self, layer: String) -> std::thread::JoinHandle<Result<()>> {
+        let store = self.store.clone();
+        std::thread::spawn(move || store.make_durable(&[layer]))
+    }
+
+    fn keep_changes(&mut self) -> Result<()> {
+        if self.plan.keep_changes
+            && let Some(name) = self.env.keep_changes("before-up")?
+        {
+            let message =
+                format!("changes made by `exec` or `shell` are kept as snapshot `{name}`");
+            self.reporter.emit(&Event::Warning { message });
+        }
+        Ok(())
+    }
+
+    /// Stands the env where the first step starts.
+    fn move_to_start(&mut self) -> Result<()> {
+        for note in &self.plan.notes {
+            self.reporter.emit(&Event::Warning {
+                message: note.clone(),
+            });
+        }
+        let attempt = self.env.attempt_path();
+        if self.plan.moves {
+            match (&self.plan.start, self.plan.volumes) {
+                (Some(layer), volumes) => {
+                    let snapshots = self.hits(layer)?;
+                    self.env.adopt(snapshots, layer, volumes != Volumes::Live)?;
+                }
+                (None, Volumes::Live) => self.env.reset_root()?,
+                (None, _) => self.env.reset()?,
+            }
+        }
+        match fs::remove_file(attempt) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes snapshots for the steps whose layers are there: those of the chain below `start`.
+    fn hits(&self, start: &str) -> Result<Vec<Snapshot>> {
+        let chain = self.store.chain(start)?;
+        let mut snapshots = Vec::new();
+        for step in self
+            .plan
+            .steps
+            .iter()
+            .filter(|step| step.action == Action::Hit)
+        {
+            if let Some(layer) = chain
+                .iter()
+                .find(|layer| layer.key.as_deref() == Some(&step.key))
+            {
+                snapshots.push(Snapshot {
+                    name: step.name.clone(),
+                    layer: layer.id.clone(),
+                    key: layer.key.clone(),
+                    origin: Origin::Step,
+                    created: layer.created,
+                });
+            }
+        }
+        Ok(snapshots)
+    }
+
+    /// Writes down the spec and what is known of each step before the first one runs.
+    fn save_steps(&mut self) -> Result<()> {
+        crate::store::atomic::write_json(&self.env.directory().join("spec.json"), self.spec)?;
+        let old: BTreeMap<String, StepRecord> = self
+            .env
+            .known_record()?
+            .steps
+            .iter()
+            .map(|step| (step.key.clone(), step.clone()))
+            .collect();
+        let steps = self.plan.steps.iter().map(|planned| {
+            let mut step = old
+                .get(&planned.key)
+                .filter(|_| planned.action == Action::Hit)
+                .cloned()
+                .unwrap_or_else(|| StepRecord {
+                    name: String::new(),
+                    key: planned.key.clone(),
+                    outcome: Outcome::Hit,
+                    reason: None,
+                    log: None,
+                    cost: None,
+                });
+            step.name.clone_from(&planned.name);
+            match planned.action {
+                Action::Hit => {}
+                Action::Run | Action::Later => step.outcome = Outcome::Pending,
+                Action::Skip => step.outcome = Outcome::Skipped,
+            }
+            step.reason = (planned.action != Action::Hit).then(|| planned.why.clone());
+            step
+        });
+        let steps: Vec<StepRecord> = steps.collect();
+        let (spec, failed) = (self.spec, self.env.known_record()?.failed.clone());
+        self.env.update(|record| {
+            record.steps = steps;
+            record.failed = None;
+            record.complete = false;
+            record.targets = spec.targets.iter().map(ToString::to_string).collect();
+            record.profile.clone_from(&spec.profile);
+        })?;
+        if let Some(failed) = failed {
+            self.store
+                .discard(&self.env.directory().join("trees").join(failed.tree))?;
+        }
+        Ok(())
+    }
+
+    /// Runs one step. `Ok(Ok(layer))` is its snapshot; `Ok(Err(_))` says why there is none.
+    fn run_step(
+        &mut self,
+        index: u32,
+        step: &Step,
+        run: &str,
+    ) -> Result<std::result::Result<String, Ended>> {
+        let parent = self.env.known_record()?.head.layer.clone();
+        let tree = self.env.thaw(parent.as_deref())?;
+        // Not synced: after a loss of power nothing is known of the volumes anyway.
+        fs::write(self.env.attempt_path(), step.key.as_str())?;
+        let log = format!("logs/{run}/{index:02}-{}.log", step.name);
+        let ran = self.contain(index, step, &tree, parent.as_deref(), &log)?;
+        let code = match ran.ending {
+            Ending::Exited { code: 0, .. } => {
+                let done = done(step, Outcome::Done, None, &ran);
+                let layer = self.env.freeze(
+                    &Freeze {
+                        tree: &tree,
+                        parent: parent.as_deref(),
+                        name: &step.name,
+                        key: Some(step.key.as_str()),
+                        origin: Origin::Step,
+                    },
+                    |record| put_step(record, done),
+                )?;
+                fs::remove_file(self.env.attempt_path())?;
+                return Ok(Ok(layer));
+            }
+            Ending::Exited { code, .. } => Some(code),
+            Ending::TimedOut | Ending::Interrupted(_) => None,
+        };
+        if let Ending::Interrupted(signal) = ran.ending {
+            let record = done(step, Outcome::Pending, Some("interrupted".to_owned()), &ran);
+            self.env.update(|env| put_step(env, record))?;
+            self.store
+                .discard(&self.env.directory().join("trees").join(&tree))?;
+            return Ok(Err(Ended::Interrupted(signal)));
+        }
+        let (kind, message) = self.explain(step, &ran)?;
+        let record = done(step, Outcome::Failed, Some(message.clone()), &ran);
+        let failed = Failed {
+            step: step.name.clone(),
+            tree,
+            parent,
+            log: ran.log.clone(),
+            code,
+        };
+        self.env.update(|env| {
+            put_step(env, record);
+            env.failed = Some(failed);
+        })?;
+        let log = self.env.directory().join(&ran.log);
+        Ok(Err(Ended::Failed(Box::new(Failure {
+            step: step.name.clone(),
+            message,
+            kind,
+            tail: ran.tail,
+            log,
+        }))))
+    }
+
+    /// Says why a step failed.
+    fn explain(&self, step: &Step, ran: &Ran) -> Result<(Kind, String)> {
+        let name = &step.name;
+        if ran.cost.usage.oom_kills > 0 {
+            let limit = step::memory_max(self.spec, self.host).map_or_else(
+                || "the machine's memory".to_owned(),
+                |bytes| format!("its limit of {}", crate::ui::size::bytes(bytes)),
+            );
+            let message = format!(
+                "step `{name}` ran out of memory: {limit} was reached with {} jobs; try `--jobs {}`",
+                self.jobs,
+                (self.jobs / 2).max(1)
+            );
+            return Ok((Kind::OutOfSpace, message));
+        }
+        let free = free_space(self.store.root())?;
+        if free < FULL {
+            let message = format!(
+                "step `{name}` failed and `{}` is full",
+                self.store.root().display()
+            );
+            return Ok((Kind::OutOfSpace, message));
+        }
+        let message = match ran.ending {
+            Ending::TimedOut => {
+                let limit = step.timeout.unwrap_or_default();
+                format!(
+                    "step `{name}` did not end within {}",
+                    crate::ui::size::duration(limit)
+                )
+            }
+            Ending::Exited {
+                signal: Some(signal),
+                ..
+            } => format!("step `{name}` was ended by signal {signal}"),
+            Ending::Exited { code, .. } => format!("step `{name}` failed with exit code {code}"),
+            Ending::Interrupted(_) => format!("step `{name}` was interrupted"),
+        };
+        Ok((Kind::StepFailed, message))
+    }
+
+    /// Runs the step's command in a container on `tree`, from its start to its end.
+    fn contain(
+        &mut self,
+        index: u32,
+        step: &Step,
+        tree: &str,
+        parent: Option<&str>,
+        log: &str,
+    ) -> Result<Ran> {
+        let started = Instant::now();
+        let free_before = free_space(self.store.root())?;
+        let root = self.env.root(tree, parent)?;
+        let work = step::Work::prepare(
+            step,
+            self.spec,
+            self.files,
+            self.host,
+            self.config,
+            self.jobs,
+        )?;
+        let container = container::of_step(
+            self.env,
+            self.store,
+            self.spec,
+            step,
+            self.sources,
+            root,
+            self.host,
+        )?;
+        let hold = hold::Hold {
+            container,
+            tie: hold::Tie::Kill,
+            run: self.env.run_dir(),
+            program: self.host.program.clone(),
+            systemd: self.host.systemd,
+        };
+        let mut file = log::Log::create(&self.env.directory().join(log))?;
+        let mut running = Running::start(&hold, self.env.lock_fd())?;
+        let mut output = self.reporter.step_output(index);
+        let reporter = self.reporter;
+        let attended = attend::attend(
+            &mut running,
+            self.signals,
+            attend::Attended {
+                command: work.command,
+                stdin: std::os::fd::AsFd::as_fd(&work.stdin),
+                timeout: step.timeout,
+                log: &mut file,
+                output: &mut output,
+                warn: &mut |message| reporter.emit(&Event::Warning { message }),
+            },
+        );
+        let end = running.finish();
+        container::clean(self.store, &self.env.run_dir())?;
+        // The first error tells more: what happens after it is its consequence.
+        let ending = attended?;
+        let usage = match end? {
+            End::Ended(usage) => usage,
+            End::Shared => Usage::default(),
+        };
+        let disk_delta = i64::try_from(free_before).unwrap_or(i64::MAX)
+            - i64::try_from(free_space(self.store.root())?).unwrap_or(i64::MAX);
+        let wall_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        Ok(Ran {
+            ending,
+            cost: Cost {
+                wall_ms,
+                usage,
+                disk_delta,
+            },
+            tail: output.tail().map(str::to_owned).collect(),
+            log: log.to_owned(),
+        })
+    }
+}
+
+fn done(step: &Step, outcome: Outcome, reason: Option<String>, ran: &Ran) -> StepRecord {
+    StepRecord {
+        name: step.name.clone(),
+        key: step.key.to_string(),
+        outcome,
+        reason,
+        log: Some(ran.log.clone()),
+        cost: Some(ran.cost),
+    }
+}
+
+fn put_step(record: &mut Record, step: StepRecord) {
+    match record
+        .steps
+        .iter_mut()
+        .find(|known| known.name == step.name)
+    {
+        Some(known) => *known = step,
+        None => record.steps.push(step),
+    }
+}
+
+impl From<Cost> for event::Cost {
+    fn from(cost: Cost) -> Self {
+        Self {
+            wall_ms: cost.wall_ms,
+            cpu_ms: Some(cost.usage.cpu_us / 1000),
+            peak_memory: cost.usage.memory_peak,
+            read_bytes: Some(cost.usage.read_bytes),
+            written_bytes: Some(cost.usage.written_bytes),
+            disk_delta: Some(cost.disk_delta),
+        }
+    }
+}

@@ -1,0 +1,249 @@
+//! Owns the terminal of `exec` and `shell`: descriptors go to the command as they are where that is safe, and
+//! through a copy where they are the user's terminal, which must not be handed into a container.
+
+use std::io::{Read as _, Write as _};
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
+
+use crate::engine::session::Client;
+use crate::engine::wire::{Command, Reply};
+use crate::error::{Error, Kind, Result};
+
+/// Runs a command and passes input, output, signals and window size; returns its exit code, or `None` when the
+/// container was gone before it started.
+pub fn run(client: &Client, command: Command) -> Result<Option<u8>> {
+    let mut mask = SigSet::empty();
+    for signal in [
+        Signal::SIGINT,
+        Signal::SIGTERM,
+        Signal::SIGHUP,
+        Signal::SIGQUIT,
+        Signal::SIGWINCH,
+    ] {
+        mask.add(signal);
+    }
+    mask.thread_block()?;
+    let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+    let mut copies = Vec::new();
+    if command.tty {
+        client.run(command, &[])?;
+    } else {
+        let ends = standard_ends(&mut copies)?;
+        client.run(command, &ends.each_ref().map(AsFd::as_fd))?;
+    }
+    let mut raw = None;
+    let mut terminal: Option<OwnedFd> = None;
+    loop {
+        let (from_client, signalled, ready) = wait(client, &signals, &copies)?;
+        for index in ready.into_iter().rev() {
+            if !copies[index].copy()? {
+                copies.remove(index);
+            }
+        }
+        if signalled {
+            while let Some(signal) = signals.read_signal()? {
+                match i32::try_from(signal.ssi_signo).unwrap_or(0) {
+                    number if number == Signal::SIGWINCH as i32 => resize(terminal.as_ref())?,
+                    number => drop(client.signal(number)),
+                }
+            }
+        }
+        if !from_client {
+            continue;
+        }
+        match client.hear()? {
+            None => return Ok(None),
+            Some((Reply::Started, fds)) => {
+                if let Some(outer) = fds.into_iter().next() {
+                    raw = Some(Raw::enter()?);
+                    copies.push(Copy::input(
+                        std::io::stdin().as_fd().try_clone_to_owned()?,
+                        outer.try_clone()?,
+                    ));
+                    copies.push(Copy::output(
+                        outer.try_clone()?,
+                        std::io::stdout().as_fd().try_clone_to_owned()?,
+                    ));
+                    resize(Some(&outer))?;
+                    terminal = Some(outer);
+                }
+            }
+            Some((Reply::NotStarted { code, message }, _)) => {
+                drop(raw);
+                return Err(Error::new(
+                    Kind::Command(code),
+                    format!("cannot run the command: {message}"),
+                ));
+            }
+            Some((Reply::Exited { code, .. }, _)) => {
+                // What it wrote last is still on the way; input is no longer wanted.
+                for copy in copies.iter_mut().filter(|copy| copy.is_output) {
+                    copy.flush()?;
+                }
+                drop(raw);
+                return Ok(Some(code));
+            }
+        }
+    }
+}
+
+/// Returns what the command gets as its standard descriptors; those that are terminals are replaced by pipes.
+fn standard_ends(copies: &mut Vec<Copy>) -> Result<[OwnedFd; 3]> {
+    let own = [
+        std::io::stdin().as_fd().try_clone_to_owned()?,
+        std::io::stdout().as_fd().try_clone_to_owned()?,
+        std::io::stderr().as_fd().try_clone_to_owned()?,
+    ];
+    let mut ends = Vec::new();
+    for (number, fd) in own.into_iter().enumerate() {
+        let kind = nix::sys::stat::SFlag::from_bits_truncate(nix::sys::stat::fstat(&fd)?.st_mode)
+            & nix::sys::stat::SFlag::S_IFMT;
+        if kind == nix::sys::stat::SFlag::S_IFDIR {
+            // A directory of the host inside would be a way out.
+            return Err(
+                Error::new(Kind::Usage, "standard input or output is a directory")
+                    .help("rockenv exec ENV -- CMD </dev/null"),
+            );
+        }
+        if nix::unistd::isatty(&fd)? {
+            let (read, write) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC)?;
+            if number == 0 {
+                copies.push(Copy::input(fd, write));
+                ends.push(read);
+            } else {
+                copies.push(Copy::output(read, fd));
+                ends.push(write);
+            }
+        } else {
+            ends.push(fd);
+        }
+    }
+    ends.try_into()
+        .map_err(|_| Error::unexpected("three descriptors became another number"))
+}
+
+fn wait(client: &Client, signals: &SignalFd, copies: &[Copy]) -> Result<(bool, bool, Vec<usize>)> {
+    let mut fds = vec![
+        PollFd::new(client.as_fd(), PollFlags::POLLIN),
+        PollFd::new(signals.as_fd(), PollFlags::POLLIN),
+    ];
+    fds.extend(
+        copies
+            .iter()
+            .map(|copy| PollFd::new(copy.from.file().as_fd(), PollFlags::POLLIN)),
+    );
+    match poll(&mut fds, PollTimeout::NONE) {
+        Ok(_) | Err(nix::Error::EINTR) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let ready: Vec<bool> = fds.iter().map(|fd| fd.any().unwrap_or(false)).collect();
+    let copies = (2..ready.len())
+        .filter(|&at| ready[at])
+        .map(|at| at - 2)
+        .collect();
+    Ok((ready[0], ready[1], copies))
+}
+
+/// Bytes from one descriptor to another.
+#[derive(Debug)]
+struct Copy {
+    from: fs_err::File,
+    to: fs_err::File,
+    is_output: bool,
+}
+
+impl Copy {
+    fn input(from: OwnedFd, to: OwnedFd) -> Self {
+        Self {
+            from: file(from),
+            to: file(to),
+            is_output: false,
+        }
+    }
+
+    fn output(from: OwnedFd, to: OwnedFd) -> Self {
+        Self {
+            from: file(from),
+            to: file(to),
+            is_output: true,
+        }
+    }
+
+    /// Copies what is there; returns whether there can be more.
+    fn copy(&mut self) -> Result<bool> {
+        let mut buffer = [0u8; 16 << 10];
+        match self.from.read(&mut buffer) {
+            Ok(0) => Ok(false),
+            // The other end of a terminal whose last program ended.
+            Err(error) if error.raw_os_error() == Some(nix::libc::EIO) => Ok(false),
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => Ok(true),
+            Err(error) => Err(error.into()),
+            Ok(count) => match self.to.write_all(&buffer[..count]) {
+                Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+                other => other.map(|()| true).map_err(Into::into),
+            },
+        }
+    }
+
+    /// Copies the rest of a finished command's output.
+    fn flush(&mut self) -> Result<()> {
+        loop {
+            let mut fds = [PollFd::new(self.from.file().as_fd(), PollFlags::POLLIN)];
+            let ready = poll(&mut fds, PollTimeout::ZERO)? > 0;
+            if !ready || !self.copy()? {
+                return Ok(());
+            }
+        }
+    }
+}
+
+#[expect(clippy::disallowed_types, reason = "a standard stream has no path")]
+fn file(fd: OwnedFd) -> fs_err::File {
+    fs_err::File::from_parts(std::fs::File::from(fd), "a standard stream")
+}
+
+/// The user's terminal in raw mode, put back when dropped.
+struct Raw(Termios);
+
+impl Raw {
+    fn enter() -> Result<Self> {
+        let before = tcgetattr(std::io::stdin().as_fd())?;
+        let mut raw = before.clone();
+        cfmakeraw(&mut raw);
+        tcsetattr(std::io::stdin().as_fd(), SetArg::TCSANOW, &raw)?;
+        Ok(Self(before))
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        let _: nix::Result<()> = tcsetattr(std::io::stdin().as_fd(), SetArg::TCSANOW, &self.0);
+    }
+}
+
+/// Gives the inner terminal the size of the outer.
+#[expect(unsafe_code, reason = "the window size ioctls have no safe wrapper")]
+fn resize(terminal: Option<&OwnedFd>) -> Result<()> {
+    nix::ioctl_read_bad!(get_size, nix::libc::TIOCGWINSZ, nix::libc::winsize);
+    nix::ioctl_write_ptr_bad!(set_size, nix::libc::TIOCSWINSZ, nix::libc::winsize);
+    let Some(terminal) = terminal else {
+        return Ok(());
+    };
+    let mut size = nix::libc::winsize {
+        ws_row: 24,
+        ws_col: 80,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    // SAFETY: both calls read or write exactly the one `winsize` they are given.
+    unsafe {
+        if get_size(std::io::stdin().as_fd().as_raw_fd(), &raw mut size).is_ok() {
+            set_size(terminal.as_raw_fd(), &raw const size)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,215 @@
+//! Owns what a step runs inside its container: the command of each kind of step.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use crate::config::Config;
+use crate::engine::nspawn::PROGRAM;
+use crate::engine::wire::Command;
+use crate::error::{Error, Result, ResultExt as _};
+use crate::host::Host;
+use crate::profile::{CopiedFile, CopyFiles};
+use crate::spec::{Action, CopyItem, MemoryMax, Spec, Step, User, finish};
+
+/// Where programs are looked for inside.
+pub(super) const PATH: &str =
+    "/run/rockenv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Installs packages with whatever the image has. Lists are refreshed, since an image may be old, and removed
+/// again, since the next step refreshes them anyway.
+const INSTALL: &str = r#"set -eu
+if command -v apt-get >/dev/null; then
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get -q update
+    apt-get -q -y --no-install-recommends install -- "$@"
+    apt-get -q clean
+    rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin
+elif command -v pacman >/dev/null; then
+    pacman -Sy --noconfirm --needed -- "$@"
+    pacman -Scc --noconfirm >/dev/null
+elif command -v dnf >/dev/null; then
+    dnf -y --setopt=install_weak_deps=False install -- "$@"
+    dnf -q clean all
+elif command -v apk >/dev/null; then
+    apk add --no-cache -- "$@"
+else
+    echo "no package manager that rockenv knows: apt-get, pacman, dnf, apk" >&2
+    exit 1
+fi
+"#;
+
+/// A command and its standard input.
+#[derive(Debug)]
+pub(super) struct Work {
+    /// What runs.
+    pub(super) command: Command,
+    /// What it reads.
+    pub(super) stdin: OwnedFd,
+}
+
+impl Work {
+    /// Prepares a step's command.
+    pub(super) fn prepare(
+        step: &Step,
+        spec: &Spec,
+        files: &CopyFiles,
+        host: &Host,
+        config: &Config,
+        jobs: u32,
+    ) -> Result<Self> {
+        let memory = memory_max(spec, host).unwrap_or(host.memory);
+        let text = |text: &str| finish(text, jobs.into(), memory);
+        let mut env = base_environment(spec, matches!(step.user, User::Root));
+        env.extend(
+            step.env
+                .iter()
+                .map(|(name, value)| (name.clone(), text(value))),
+        );
+        for name in &spec.env_from_host {
+            if let Some(value) = config.host_variable(name) {
+                env.insert(name.clone(), value.to_owned());
+            }
+        }
+        let mut stdin = OwnedFd::from(fs_err::File::open("/dev/null")?.into_parts().0);
+        let mut root = matches!(step.user, User::Root);
+        let argv = match &step.action {
+            Action::Run { shell, script } => shell.iter().cloned().chain([text(script)]).collect(),
+            Action::Packages(packages) => {
+                root = true;
+                let mut argv = vec![
+                    "/bin/sh".to_owned(),
+                    "-c".to_owned(),
+                    INSTALL.to_owned(),
+                    "install".to_owned(),
+                ];
+                argv.extend(packages.iter().cloned());
+                argv
+            }
+            Action::Copy(items) => {
+                stdin = archive(&step.name, items, files)?;
+                // Directories on the way may be root's; what is made is given to the build user.
+                root = true;
+                vec![
+                    PROGRAM.to_owned(),
+                    "__copy".to_owned(),
+                    spec.user.uid.to_string(),
+                    spec.user.gid.to_string(),
+                ]
+            }
+            Action::Export(items) => {
+                let mut argv = vec![PROGRAM.to_owned(), "__export".to_owned()];
+                for item in items {
+                    let volume = spec
+                        .volume(&item.to)
+                        .ok_or_else(|| Error::unexpected(format!("no volume `{}`", item.to)))?;
+                    argv.extend([volume.target.clone(), item.from.clone()]);
+                }
+                argv
+            }
+        };
+        let (uid, gid) = if root {
+            (0, 0)
+        } else {
+            (spec.user.uid, spec.user.gid)
+        };
+        let command = Command {
+            argv,
+            env: env.into_iter().collect(),
+            cwd: step.workdir.clone(),
+            uid,
+            gid,
+            groups: if step.gpu {
+                host.gpu_groups()
+            } else {
+                Vec::new()
+            },
+            no_new_privs: !root,
+            tty: false,
+        };
+        Ok(Self { command, stdin })
+    }
+}
+
+/// Returns the variables that every command inside has.
+pub fn base_environment(spec: &Spec, root: bool) -> BTreeMap<String, String> {
+    let (user, home) = if root {
+        ("root", "/root")
+    } else {
+        (spec.user.name.as_str(), spec.user.home.as_str())
+    };
+    [
+        ("PATH", PATH),
+        ("HOME", home),
+        ("USER", user),
+        ("LOGNAME", user),
+        ("LANG", "C.UTF-8"),
+        ("container", "rockenv"),
+        ("ROCKENV_ENV", spec.name.as_str()),
+    ]
+    .into_iter()
+    .map(|(name, value)| (name.to_owned(), value.to_owned()))
+    .collect()
+}
+
+/// Returns the env's memory limit in bytes.
+pub fn memory_max(spec: &Spec, host: &Host) -> Option<u64> {
+    memory_limit(spec.resources.memory_max, host.memory)
+}
+
+/// Returns a limit in bytes on a machine with `memory` bytes.
+pub fn memory_limit(limit: Option<MemoryMax>, memory: u64) -> Option<u64> {
+    match limit? {
+        MemoryMax::Percent(percent) => Some(memory / 100 * u64::from(percent)),
+        MemoryMax::Bytes(bytes) => Some(bytes),
+    }
+}
+
+/// Writes the files of a `copy` step as an archive, in a file without a name.
+fn archive(step: &str, items: &[CopyItem], files: &CopyFiles) -> Result<OwnedFd> {
+    use std::io::{Seek as _, SeekFrom};
+    let cannot = || format!("cannot gather the files of step `{step}`");
+    let mut archive = tar::Builder::new(tempfile::tempfile().context(cannot)?);
+    for item in items {
+        let copied = files
+            .item(step, &item.from)
+            .ok_or_else(|| Error::unexpected(format!("no content for `{}`", item.from)))?;
+        for entry in &copied.entries {
+            let relative = item.to.trim_start_matches('/');
+            let path = if entry.path.as_os_str().is_empty() {
+                relative.into()
+            } else {
+                Path::new(relative).join(&entry.path)
+            };
+            let mut header = tar::Header::new_gnu();
+            match &entry.content {
+                CopiedFile::Dir => {
+                    header.set_entry_type(tar::EntryType::Directory);
+                    header.set_size(0);
+                    header.set_mode(0o755);
+                    archive
+                        .append_data(&mut header, &path, std::io::empty())
+                        .context(cannot)?;
+                }
+                CopiedFile::File { executable, bytes } => {
+                    header.set_size(bytes.len() as u64);
+                    header.set_mode(if *executable { 0o755 } else { 0o644 });
+                    archive
+                        .append_data(&mut header, &path, bytes.as_slice())
+                        .context(cannot)?;
+                }
+                CopiedFile::Link(target) => {
+                    header.set_entry_type(tar::EntryType::Symlink);
+                    header.set_size(0);
+                    header.set_mode(0o777);
+                    archive
+                        .append_link(&mut header, &path, target)
+                        .context(cannot)?;
+                }
+            }
+        }
+    }
+    let mut file = archive.into_inner().context(cannot)?;
+    file.seek(SeekFrom::Start(0)).context(cannot)?;
+    Ok(file.into())
+}

@@ -1,0 +1,293 @@
+//! Owns what rockenv does inside an env, as hidden subcommands of the binary that is mounted there: files of
+//! `copy` steps are unpacked and results of `export` steps are gathered where links can lead nowhere else.
+
+use std::io::{Read, Write as _};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+use nix::fcntl::AtFlags;
+use sha2::{Digest as _, Sha256};
+
+use crate::error::{Error, Kind, Result, ResultExt as _};
+
+/// Name of the manifest that an export writes, in the format of `sha256sum`.
+pub const MANIFEST: &str = "SHA256SUMS";
+
+/// `__copy UID GID`: unpacks the archive on standard input; everything made belongs to the build user.
+pub fn copy(arguments: &[String]) -> Result<()> {
+    let [uid, gid] = arguments else {
+        return Err(usage());
+    };
+    let (uid, gid): (u32, u32) = (parse(uid)?, parse(gid)?);
+    let mut archive = tar::Archive::new(std::io::stdin().lock());
+    for entry in archive.entries()? {
+        let mut entry = entry?;
+        let target = Path::new("/").join(entry.path()?);
+        make_parents(&target, uid, gid)?;
+        match entry.header().entry_type() {
+            tar::EntryType::Directory => match fs::create_dir(&target) {
+                Err(error)
+                    if error.kind() == std::io::ErrorKind::AlreadyExists && target.is_dir() => {}
+                other => other?,
+            },
+            tar::EntryType::Symlink => {
+                remove_old(&target)?;
+                let to = entry
+                    .link_name()?
+                    .ok_or_else(|| Error::unexpected("a link without target"))?;
+                fs_err::os::unix::fs::symlink(to, &target)?;
+            }
+            _ => {
+                remove_old(&target)?;
+                let mut file = fs::File::create(&target)?;
+                std::io::copy(&mut entry, &mut file)?;
+                file.set_permissions(std::fs::Permissions::from_mode(
+                    entry.header().mode()? & 0o777,
+                ))?;
+            }
+        }
+        own(&target, uid, gid)?;
+    }
+    Ok(())
+}
+
+/// A new file takes the name; a directory in its place is not thrown away.
+fn remove_old(path: &Path) -> Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(found) if found.is_dir() => Err(Error::new(
+            Kind::StepFailed,
+            format!("`{}` is a directory", path.display()),
+        )
+        .help("copy to a path that is free, or remove the directory in a step before")),
+        Ok(_) => Ok(fs::remove_file(path)?),
+        Err(_) => Ok(()),
+    }
+}
+
+fn make_parents(path: &Path, uid: u32, gid: u32) -> Result<()> {
+    let Some(parent) = path.parent() else {
+        return Ok(());
+    };
+    if !parent.exists() {
+        make_parents(parent, uid, gid)?;
+        fs::create_dir(parent)?;
+        own(parent, uid, gid)?;
+    }
+    Ok(())
+}
+
+fn own(path: &Path, uid: u32, gid: u32) -> Result<()> {
+    nix::unistd::fchownat(
+        nix::fcntl::AT_FDCWD,
+        path,
+        Some(uid.into()),
+        Some(gid.into()),
+        AtFlags::AT_SYMLINK_NOFOLLOW,
+    )
+    .context(|| format!("cannot give `{}` to the build user", path.display()))
+}
+
+/// `__export TARGET FROM...`: copies files and directories into an output volume and writes its manifest.
+pub fn export(arguments: &[String]) -> Result<()> {
+    let [target, sources @ ..] = arguments else {
+        return Err(usage());
+    };
+    let target = Path::new(target);
+    let mut sums: Vec<(PathBuf, String)> = Vec::new();
+    for source in sources {
+        let source = Path::new(source);
+        let name = source.file_name().ok_or_else(usage)?;
+        let found = fs::symlink_metadata(source).map_err(|error| {
+            Error::new(
+                Kind::StepFailed,
+                format!("nothing to export at `{}`", source.display()),
+            )
+            .source(error)
+        })?;
+        if found.is_dir() {
+            export_directory(source, Path::new(name), target, &mut sums)?;
+        } else {
+            export_file(source, Path::new(name), target, &mut sums)?;
+        }
+    }
+    write_manifest(target, sums)
+}
+
+fn export_directory(
+    source: &Path,
+    name: &Path,
+    target: &Path,
+    sums: &mut Vec<(PathBuf, String)>,
+) -> Result<()> {
+    match fs::create_dir(target.join(name)) {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+        other => other?,
+    }
+    let mut entries = fs::read_dir(source)?.collect::<std::io::Result<Vec<_>>>()?;
+    entries.sort_by_key(fs_err::DirEntry::file_name);
+    for entry in entries {
+        let name = name.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            export_directory(&entry.path(), &name, target, sums)?;
+        } else {
+            export_file(&entry.path(), &name, target, sums)?;
+        }
+    }
+    Ok(())
+}
+
+/// Copies one file under a temporary name, then renames: a reader of the volume never sees half of it.
+fn export_file(
+    source: &Path,
+    name: &Path,
+    target: &Path,
+    sums: &mut Vec<(PathBuf, String)>,
+) -> Result<()> {
+    let found = fs::symlink_metadata(source)?;
+    let place = target.join(name);
+    if found.is_symlink() {
+        if fs::symlink_metadata(&place).is_ok_and(|old| !old.is_dir()) {
+            fs::remove_file(&place)?;
+        }
+        fs_err::os::unix::fs::symlink(fs::read_link(source)?, &place)?;
+        return Ok(());
+    }
+    if !found.is_file() {
+        return Err(Error::new(
+            Kind::StepFailed,
+            format!("`{}` is not a file, directory or link", source.display()),
+        ));
+    }
+    let parent = place.parent().unwrap_or(target);
+    let mut temporary = tempfile::Builder::new()
+        .prefix(".rockenv-")
+        .tempfile_in(parent)
+        .context(|| format!("cannot write in `{}`", parent.display()))?;
+    let mut hash = Sha256::new();
+    let mut file = fs::File::open(source)?;
+    let mut buffer = vec![0u8; 256 << 10];
+    loop {
+        let count = file.read(&mut buffer)?;
+        if count == 0 {
+            break;
+        }
+        hash.update(&buffer[..count]);
+        temporary
+            .write_all(&buffer[..count])
+            .context(|| format!("cannot write `{}`", place.display()))?;
+    }
+    temporary
+        .as_file()
+        .set_permissions(std::fs::Permissions::from_mode(found.mode() & 0o777))
+        .context(|| format!("cannot write `{}`", place.display()))?;
+    temporary
+        .as_file()
+        .set_modified(
+            std::time::SystemTime::UNIX_EPOCH
+                + std::time::Duration::new(
+                    u64::try_from(found.mtime()).unwrap_or(0),
+                    u32::try_from(found.mtime_nsec()).unwrap_or(0),
+                ),
+        )
+        .context(|| format!("cannot write `{}`", place.display()))?;
+    temporary
+        .as_file()
+        .sync_data()
+        .context(|| format!("cannot write `{}`", place.display()))?;
+    temporary
+        .persist(&place)
+        .map_err(|error| error.error)
+        .context(|| format!("cannot replace `{}`", place.display()))?;
+    sums.push((
+        name.to_path_buf(),
+        hash.finalize()
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect(),
+    ));
+    Ok(())
+}
+
+/// Writes the manifest: lines of this export replace old ones of the same files, others stay.
+fn write_manifest(target: &Path, sums: Vec<(PathBuf, String)>) -> Result<()> {
+    let path = target.join(MANIFEST);
+    let old = fs::read_to_string(&path).unwrap_or_default();
+    let mut lines: std::collections::BTreeMap<String, String> = old
+        .lines()
+        .filter_map(|line| {
+            line.split_once("  ")
+                .map(|(sum, name)| (name.to_owned(), sum.to_owned()))
+        })
+        .collect();
+    lines.extend(
+        sums.into_iter()
+            .map(|(name, sum)| (name.to_string_lossy().into_owned(), sum)),
+    );
+    let text: String = lines
+        .iter()
+        .map(|(name, sum)| format!("{sum}  {name}\n"))
+        .collect();
+    crate::store::atomic::write(&path, text.as_bytes())?;
+    fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644))?;
+    Ok(())
+}
+
+fn usage() -> Error {
+    Error::new(
+        Kind::Usage,
+        "this subcommand is rockenv's own, inside an env",
+    )
+}
+
+fn parse(text: &str) -> Result<u32> {
+    text.parse().map_err(|_| usage())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_export_has_a_manifest_that_sha256sum_accepts() {
+        let directory = tempfile::tempdir().unwrap();
+        let (from, to) = (
+            directory.path().join("result"),
+            directory.path().join("out"),
+        );
+        fs::create_dir_all(from.join("lib")).unwrap();
+        fs::create_dir(&to).unwrap();
+        fs::write(from.join("lib/a.so"), "code").unwrap();
+        fs::write(to.join("kept"), "the user's own").unwrap();
+        let arguments = [to.display().to_string(), from.display().to_string()];
+        export(&arguments).unwrap();
+        fs::write(from.join("lib/a.so"), "code 2").unwrap();
+        export(&arguments).unwrap();
+        let status = std::process::Command::new("sha256sum")
+            .arg("-c")
+            .arg(MANIFEST)
+            .current_dir(&to)
+            .output()
+            .unwrap();
+        assert!(status.status.success());
+        assert_eq!(
+            fs::read_to_string(to.join("result/lib/a.so")).unwrap(),
+            "code 2"
+        );
+        assert_eq!(
+            fs::read_to_string(to.join("kept")).unwrap(),
+            "the user's own"
+        );
+    }
+
+    #[test]
+    fn nothing_to_export_fails_the_step() {
+        let directory = tempfile::tempdir().unwrap();
+        let error = export(&[
+            directory.path().display().to_string(),
+            "/nowhere/at/all".into(),
+        ])
+        .unwrap_err();
+        assert_eq!(error.kind(), Kind::StepFailed);
+    }
+}

@@ -1,0 +1,109 @@
+//! Owns the way from the process's arguments to an exit code.
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use crate::cli::{Cli, GlobalArgs};
+use crate::config::Config;
+use crate::context::Context;
+use crate::error::{Error, Kind, Result};
+use crate::ui::{Settings, Terminals, Ui};
+use crate::{commands, engine, inside};
+
+/// Runs the program.
+pub(crate) fn run() -> ExitCode {
+    if let Some(code) = own_subcommand() {
+        return code;
+    }
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are results; the rest is a usage error. A closed pipe is nobody's problem.
+            let code = if error.use_stderr() {
+                Kind::Usage.exit_code()
+            } else {
+                0
+            };
+            drop(error.print());
+            return ExitCode::from(code);
+        }
+    };
+    let mut ui = Ui::new(settings(&cli.global, None));
+    let result = Config::read().and_then(|mut config| {
+        if let Some(home) = &cli.global.home {
+            config.home = std::path::absolute(home)?;
+        }
+        ui = Ui::new(settings(&cli.global, Some(&config)));
+        let cx = Context {
+            config,
+            ui: ui.clone(),
+            json: cli.global.json,
+        };
+        let code = commands::run(&cx, cli.command)?;
+        cx.ui.finish()?;
+        Ok(code)
+    });
+    match result {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            ui.error(&error);
+            ExitCode::from(error.kind().exit_code())
+        }
+    }
+}
+
+fn settings(global: &GlobalArgs, config: Option<&Config>) -> Settings {
+    let terminal = config
+        .map(|config| config.terminal.clone())
+        .unwrap_or_default();
+    Settings {
+        quiet: global.quiet,
+        verbose: global.verbose,
+        yes: global.yes,
+        no_color: terminal.no_color,
+        force_color: terminal.force_color,
+        dumb: terminal.term.as_deref().is_none_or(|term| term == "dumb"),
+        ci: terminal.ci,
+        terminals: Terminals::detect(),
+    }
+}
+
+/// Runs what rockenv starts itself with: holder, agent, the trash's reaper, and the helpers inside an env.
+fn own_subcommand() -> Option<ExitCode> {
+    let mut arguments = std::env::args_os().skip(1);
+    let name = arguments.next()?.into_string().ok()?;
+    if !name.starts_with("__") {
+        return None;
+    }
+    let rest: Vec<String> = arguments
+        .filter_map(|argument| argument.into_string().ok())
+        .collect();
+    let result: Result<()> = match name.as_str() {
+        "__hold" => engine::hold::run(),
+        "__agent" => engine::agent::run(),
+        "__reap" => reap(&rest),
+        "__copy" => inside::copy(&rest),
+        "__export" => inside::export(&rest),
+        _ => Err(Error::new(Kind::Usage, format!("no subcommand `{name}`"))),
+    };
+    Some(match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            Ui::new(Settings::default()).error(&error);
+            ExitCode::from(error.kind().exit_code())
+        }
+    })
+}
+
+fn reap(arguments: &[String]) -> Result<()> {
+    let root = arguments
+        .first()
+        .ok_or_else(|| Error::new(Kind::Usage, "no store given"))?;
+    // A terminal's Ctrl-C is not for a process that only cleans up.
+    let _: nix::Result<nix::unistd::Pid> = nix::unistd::setsid();
+    match crate::store::Store::open_existing(root.as_ref())? {
+        Some(store) => store.empty_trash(),
+        None => Ok(()),
+    }
+}

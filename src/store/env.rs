@@ -1,0 +1,598 @@
+//! Owns an env under its lock: every change of what is on disk for it, and cleaning up after a killed command.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use fs_err as fs;
+use jiff::Timestamp;
+
+use super::journal::{self, Entry};
+use super::layer::{Layer, VolumeState, boot_id};
+use super::record::{Head, Origin, Record, Snapshot};
+use super::{Lock, Store, atomic, check_name, random_id};
+use crate::engine::hold::State;
+use crate::engine::{BuildUser, Root};
+use crate::error::{Error, Result, ResultExt as _};
+use crate::rootfs::{self, Method};
+
+/// An env that nobody else can change.
+#[derive(Debug)]
+pub struct LockedEnv<'a> {
+    store: &'a Store,
+    name: String,
+    directory: PathBuf,
+    lock: Lock,
+    record: Option<Record>,
+}
+
+/// What to freeze as a snapshot.
+#[derive(Debug)]
+pub struct Freeze<'a> {
+    /// The live tree.
+    pub tree: &'a str,
+    /// The layer it stands on.
+    pub parent: Option<&'a str>,
+    /// Name in the env.
+    pub name: &'a str,
+    /// Step key, for a step's.
+    pub key: Option<&'a str>,
+    /// Why.
+    pub origin: Origin,
+}
+
+impl Store {
+    /// Locks an env for `verb`, finishing or undoing what a killed command left.
+    pub fn lock_env(&self, name: &str, verb: &str, wait: Duration) -> Result<LockedEnv<'_>> {
+        check_name(name)?;
+        let directory = self.env_dir(name);
+        fs::create_dir_all(&directory)?;
+        let lock = Lock::exclusive(
+            &super::lock::env_lock(&directory),
+            &format!("env `{name}`"),
+            verb,
+            wait,
+        )?;
+        let mut env = LockedEnv {
+            store: self,
+            name: name.to_owned(),
+            directory,
+            lock,
+            record: self.record(name)?,
+        };
+        env.recover()
+            .context(|| format!("cannot clean up after the last command on env `{name}`"))?;
+        Ok(env)
+    }
+
+    /// Locks an env that must exist.
+    pub fn lock_known(&self, name: &str, verb: &str, wait: Duration) -> Result<LockedEnv<'_>> {
+        self.known(name)?;
+        let env = self.lock_env(name, verb, wait)?;
+        // Removed between the look and the lock.
+        env.known_record()?;
+        Ok(env)
+    }
+}
+
+impl LockedEnv<'_> {
+    /// Returns the env's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the env's directory.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Returns the directory of what exists only while a container runs.
+    pub fn run_dir(&self) -> PathBuf {
+        self.directory.join("run")
+    }
+
+    /// Returns the file that holds the key of a step that was begun and has not ended well.
+    pub fn attempt_path(&self) -> PathBuf {
+        self.directory.join("attempt")
+    }
+
+    /// Returns the lock's descriptor, for the holder.
+    pub fn lock_fd(&self) -> BorrowedFd<'_> {
+        self.lock.as_fd()
+    }
+
+    /// Returns the record, where the env exists.
+    pub fn record(&self) -> Option<&Record> {
+        self.record.as_ref()
+    }
+
+    /// Returns the record of an env that must exist.
+    pub fn known_record(&self) -> Result<&Record> {
+        self.record
+            .as_ref()
+            .ok_or_else(|| Error::not_found(format!("no env `{}`", self.name)).help("rockenv ls"))
+    }
+
+    /// Replaces the record on disk, then here.
+    pub fn commit(&mut self, mut record: Record) -> Result<()> {
+        record.used = Timestamp::now();
+        atomic::write_json(&self.directory.join("record.json"), &record)?;
+        self.record = Some(record);
+        Ok(())
+    }
+
+    /// Changes a copy of the record and commits it.
+    pub fn update(&mut self, change: impl FnOnce(&mut Record)) -> Result<()> {
+        let mut record = self.known_record()?.clone();
+        change(&mut record);
+        self.commit(record)
+    }
+
+    /// Ends what still runs, finishes the journal, and throws away what the record does not name.
+    fn recover(&mut self) -> Result<()> {
+        let run = self.run_dir();
+        let ended = State::recover(&run)?;
+        for entry in journal::read(&self.directory)? {
+            match entry {
+                Entry::Remove { id, layers } => return self.finish_removal(&id, &layers),
+                Entry::Freeze { tree, snapshot } => {
+                    let published = self
+                        .store
+                        .layer(&snapshot.layer)?
+                        .is_some_and(|layer| layer.tree == tree);
+                    if let Some(mut record) = self.record.clone()
+                        && published
+                        && record.head.tree.as_ref() == Some(&tree)
+                    {
+                        push_snapshot(&mut record, snapshot);
+                        self.commit(record)?;
+                    }
+                }
+            }
+        }
+        journal::clear(&self.directory)?;
+        if ended {
+            self.store.discard(&run)?;
+        }
+        // Temporary directories of a container that outlived the command that started it.
+        for name in names(&run)? {
+            if name != "root" && name != "control.sock" {
+                self.store.discard(&run.join(name))?;
+            }
+        }
+        self.collect_garbage()
+    }
+
+    fn collect_garbage(&self) -> Result<()> {
+        let trees: BTreeSet<&str> = self.record.iter().flat_map(Record::trees).collect();
+        for name in names(&self.directory.join("trees"))? {
+            if !trees.contains(name.as_str()) {
+                self.store
+                    .discard(&self.directory.join("trees").join(name))?;
+            }
+        }
+        if let Some(record) = &self.record {
+            self.discard_volumes(&record.id, &record.head.volumes.values().cloned().collect())?;
+        }
+        Ok(())
+    }
+
+    /// Throws away this env's live volumes that are not in `keep`.
+    fn discard_volumes(&self, id: &str, keep: &BTreeSet<String>) -> Result<()> {
+        for name in names(&self.store.root.join("volumes"))? {
+            if name
+                .strip_prefix(id)
+                .is_some_and(|rest| rest.starts_with('-'))
+                && !keep.contains(&name)
+            {
+                self.store.discard(&self.store.volume_dir(&name))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a live tree on `layer`, not yet in the record.
+    pub fn thaw(&self, layer: Option<&str>) -> Result<String> {
+        let record = self.known_record()?;
+        self.store.thaw(&self.directory, layer, &record.image_key)
+    }
+
+    /// Returns the env's live tree, made if there is none.
+    pub fn live_tree(&mut self) -> Result<String> {
+        let head = self.known_record()?.head.clone();
+        if let Some(tree) = head.tree {
+            return Ok(tree);
+        }
+        let tree = self.thaw(head.layer.as_deref())?;
+        let made = tree.clone();
+        self.update(|record| record.head.tree = Some(made))?;
+        Ok(tree)
+    }
+
+    /// Returns what an engine mounts for `tree` on `layer`.
+    pub fn root(&self, tree: &str, layer: Option<&str>) -> Result<Root> {
+        let record = self.known_record()?;
+        self.store
+            .tree_root(&self.directory, tree, layer, &record.image_key)
+    }
+
+    /// Says whether the live tree may hold changes since its snapshot.
+    pub fn is_touched(&self) -> Result<bool> {
+        let Some(tree) = &self.known_record()?.head.tree else {
+            return Ok(false);
+        };
+        let directory = self.directory.join("trees").join(tree);
+        match self.store.method() {
+            Method::Overlay => Ok(!rootfs::overlay::is_clean(&directory.join("diff"))?),
+            _ => Ok(true),
+        }
+    }
+
+    /// Makes the build volumes that are missing, owned by `user`.
+    pub fn ensure_volumes(&mut self, volumes: &[String], user: &BuildUser) -> Result<()> {
+        let missing: Vec<String> = {
+            let head = &self.known_record()?.head;
+            volumes
+                .iter()
+                .filter(|name| !head.volumes.contains_key(*name))
+                .cloned()
+                .collect()
+        };
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let mut made = BTreeMap::new();
+        for name in missing {
+            let id = self.new_volume_id(&name)?;
+            let directory = self.store.volume_dir(&id);
+            rootfs::create_tree(self.store.method(), &directory)?;
+            nix::unistd::chown(&directory, Some(user.uid.into()), Some(user.gid.into()))?;
+            made.insert(name, id);
+        }
+        self.update(|record| record.head.volumes.extend(made))
+    }
+
+    fn new_volume_id(&self, name: &str) -> Result<String> {
+        Ok(format!(
+            "{}-{name}-{}",
+            self.known_record()?.id,
+            random_id()?
+        ))
+    }
+
+    /// Freezes a tree as a layer and adds its snapshot to the record, with whatever else `change` does in the
+    /// same commit; the env then stands on it.
+    pub fn freeze(
+        &mut self,
+        freeze: &Freeze<'_>,
+        change: impl FnOnce(&mut Record),
+    ) -> Result<String> {
+        let record = self.known_record()?.clone();
+        let directory = self.directory.join("trees").join(freeze.tree);
+        // Frozen volumes of a freeze that was cut off before its rename.
+        self.store.discard(&directory.join("volumes"))?;
+        let mut volumes = BTreeMap::new();
+        for (name, id) in &record.head.volumes {
+            volumes.insert(name.clone(), self.freeze_volume(&directory, name, id)?);
+        }
+        // Taken with the global lock: nobody deletes a layer between the look and the record that names it.
+        let shared = self.store.lock_shared()?;
+        let id = match freeze.key {
+            Some(key) if self.store.layer(key)?.is_none() => key.to_owned(),
+            _ => format!("{}{}", random_id()?, random_id()?),
+        };
+        let layer = Layer {
+            id: id.clone(),
+            key: freeze.key.map(str::to_owned),
+            parent: freeze.parent.map(str::to_owned),
+            image_key: record.image_key.clone(),
+            tree: freeze.tree.to_owned(),
+            title: freeze.name.to_owned(),
+            created: Timestamp::now(),
+            boot: boot_id(),
+            volumes,
+        };
+        let snapshot = Snapshot {
+            name: freeze.name.to_owned(),
+            layer: id.clone(),
+            key: layer.key.clone(),
+            origin: freeze.origin,
+            created: layer.created,
+        };
+        if record.head.tree.as_deref() == Some(freeze.tree) {
+            journal::begin(
+                &self.directory,
+                &Entry::Freeze {
+                    tree: freeze.tree.to_owned(),
+                    snapshot: snapshot.clone(),
+                },
+            )?;
+        }
+        self.store.publish(&self.directory, &layer)?;
+        let dropped = record.head.tree.clone().filter(|tree| tree != freeze.tree);
+        let replaced = record
+            .snapshot(freeze.name)
+            .map(|old| old.layer.clone())
+            .filter(|old| *old != id);
+        let mut record = record;
+        push_snapshot(&mut record, snapshot);
+        change(&mut record);
+        self.commit(record)?;
+        drop(shared);
+        journal::clear(&self.directory)?;
+        if let Some(tree) = dropped {
+            self.store
+                .discard(&self.directory.join("trees").join(tree))?;
+        }
+        if let Some(layer) = replaced {
+            self.store.remove_unused_layers(&[layer])?;
+        }
+        Ok(id)
+    }
+
+    fn freeze_volume(&self, tree: &Path, name: &str, id: &str) -> Result<VolumeState> {
+        let live = self.store.volume_dir(id);
+        if self.store.freezes_volumes() {
+            fs::create_dir_all(tree.join("volumes"))?;
+            rootfs::clone_tree(self.store.method(), &live, &tree.join("volumes").join(name))?;
+            return Ok(VolumeState::Frozen);
+        }
+        let empty = fs::read_dir(&live)?.next().is_none();
+        Ok(if empty {
+            VolumeState::Empty
+        } else {
+            VolumeState::Live(id.to_owned())
+        })
+    }
+
+    /// Stands the env on a layer that exists already and adds `snapshots` to the record. With `restore`, its
+    /// volumes come from the layer, where that froze them; else they stay as they are.
+    pub fn adopt(&mut self, snapshots: Vec<Snapshot>, layer: &str, restore: bool) -> Result<()> {
+        let shared = self.store.lock_shared()?;
+        let found = self.store.layer(layer)?.ok_or_else(|| {
+            Error::not_found(format!("layer `{layer}` was removed meanwhile"))
+                .help("run the command again")
+        })?;
+        let mut record = self.known_record()?.clone();
+        let old = record.head.clone();
+        record.head.tree = None;
+        record.head.layer = Some(layer.to_owned());
+        if restore {
+            record.head.volumes = self.restored_volumes(&old, &found)?;
+        }
+        let mut replaced = Vec::new();
+        for snapshot in snapshots {
+            replaced.extend(record.snapshot(&snapshot.name).map(|old| old.layer.clone()));
+            record.snapshots.retain(|known| known.name != snapshot.name);
+            record.snapshots.push(snapshot);
+        }
+        self.commit(record)?;
+        drop(shared);
+        self.store.remove_unused_layers(&replaced)?;
+        self.collect_garbage()
+    }
+
+    /// Stands the env on the bare image, with empty volumes where volumes can be restored at all.
+    pub fn reset(&mut self) -> Result<()> {
+        let mut record = self.known_record()?.clone();
+        record.head = Head {
+            layer: None,
+            tree: None,
+            volumes: BTreeMap::new(),
+        };
+        self.commit(record)?;
+        self.collect_garbage()
+    }
+
+    /// Stands the env on the bare image and keeps its live volumes.
+    pub fn reset_root(&mut self) -> Result<()> {
+        self.update(|record| {
+            record.head.layer = None;
+            record.head.tree = None;
+        })?;
+        self.collect_garbage()
+    }
+
+    fn restored_volumes(&self, old: &Head, layer: &Layer) -> Result<BTreeMap<String, String>> {
+        if !self.store.freezes_volumes() {
+            return Ok(old.volumes.clone());
+        }
+        let mut volumes = BTreeMap::new();
+        for name in layer.volumes.keys() {
+            let id = self.new_volume_id(name)?;
+            let frozen = self.store.layer_dir(&layer.id).join("volumes").join(name);
+            rootfs::clone_tree(self.store.method(), &frozen, &self.store.volume_dir(&id))?;
+            volumes.insert(name.clone(), id);
+        }
+        Ok(volumes)
+    }
+
+    /// Freezes the env as it is now.
+    pub fn snapshot(&mut self, name: &str, origin: Origin) -> Result<()> {
+        check_name(name)?;
+        if self.known_record()?.snapshot(name).is_some() {
+            return Err(Error::new(
+                crate::error::Kind::Usage,
+                format!("env `{}` has a snapshot `{name}` already", self.name),
+            )
+            .help(format!("rockenv snapshot rm {} {name}", self.name)));
+        }
+        let tree = self.live_tree()?;
+        let parent = self.known_record()?.head.layer.clone();
+        self.freeze(
+            &Freeze {
+                tree: &tree,
+                parent: parent.as_deref(),
+                name,
+                key: None,
+                origin,
+            },
+            |_| {},
+        )?;
+        Ok(())
+    }
+
+    /// Keeps changes of the live tree, which the caller is about to drop, as a snapshot. Returns its name.
+    pub fn keep_changes(&mut self, why: &str) -> Result<Option<String>> {
+        if !self.is_touched()? {
+            return Ok(None);
+        }
+        let name = self.known_record()?.free_name(why);
+        self.snapshot(&name, Origin::Auto)?;
+        Ok(Some(name))
+    }
+
+    /// Goes back to a snapshot: one commit of the record.
+    pub fn rollback(&mut self, name: &str) -> Result<()> {
+        let layer = self
+            .known_record()?
+            .snapshot(name)
+            .map(|snapshot| snapshot.layer.clone())
+            .ok_or_else(|| no_snapshot(&self.name, name))?;
+        self.adopt(Vec::new(), &layer, true)
+    }
+
+    /// Forgets a snapshot and removes its layer where nothing else stands on it.
+    pub fn remove_snapshot(&mut self, name: &str) -> Result<()> {
+        let record = self.known_record()?;
+        let snapshot = record
+            .snapshot(name)
+            .ok_or_else(|| no_snapshot(&self.name, name))?
+            .clone();
+        self.update(|record| record.snapshots.retain(|known| known.name != snapshot.name))?;
+        self.store.remove_unused_layers(&[snapshot.layer])
+    }
+
+    /// Makes this (new) env a copy of `from`'s present state.
+    pub fn fork_from(&mut self, from: &mut LockedEnv<'_>) -> Result<()> {
+        from.keep_changes("before-fork")?;
+        let shared = self.store.lock_shared()?;
+        let mut record = from.known_record()?.clone();
+        record.id = random_id()?;
+        record.created = Timestamp::now();
+        record.failed = None;
+        record.head.tree = None;
+        record.head.volumes = BTreeMap::new();
+        for step in &mut record.steps {
+            // Logs stay with the env that wrote them.
+            step.log = None;
+        }
+        self.record = Some(record.clone());
+        if self.store.freezes_volumes() {
+            for (name, live) in &from.known_record()?.head.volumes {
+                let id = self.new_volume_id(name)?;
+                rootfs::clone_tree(
+                    self.store.method(),
+                    &self.store.volume_dir(live),
+                    &self.store.volume_dir(&id),
+                )?;
+                record.head.volumes.insert(name.clone(), id);
+            }
+        }
+        self.record = None;
+        let copied = from.directory.join("spec.json");
+        if copied.exists() {
+            fs::copy(copied, self.directory.join("spec.json"))?;
+        }
+        self.commit(record)?;
+        drop(shared);
+        Ok(())
+    }
+
+    /// Removes the env: its trees, build volumes, logs, and the layers nobody else uses. Never a source, cache,
+    /// output or host directory: those are not below anything removed here.
+    pub fn remove(mut self) -> Result<()> {
+        let Some(record) = &self.record else {
+            return Ok(());
+        };
+        let mut layers: BTreeSet<String> = record.layers().map(str::to_owned).collect();
+        for top in layers.clone() {
+            // A damaged chain must not keep an env from being removed.
+            if let Ok(chain) = self.store.chain(&top) {
+                layers.extend(chain.into_iter().map(|layer| layer.id));
+            }
+        }
+        let (id, layers) = (record.id.clone(), layers.into_iter().collect::<Vec<_>>());
+        journal::begin(
+            &self.directory,
+            &Entry::Remove {
+                id: id.clone(),
+                layers: layers.clone(),
+            },
+        )?;
+        self.finish_removal(&id, &layers)
+    }
+
+    fn finish_removal(&mut self, id: &str, layers: &[String]) -> Result<()> {
+        self.store.discard(&self.directory.join("record.json"))?;
+        self.record = None;
+        self.discard_volumes(id, &BTreeSet::new())?;
+        self.store.remove_unused_layers(layers)?;
+        for name in names(&self.directory)? {
+            // The lock stays: somebody may be waiting for it.
+            if name != "lock" && name != "journal.jsonl" {
+                self.store.discard(&self.directory.join(name))?;
+            }
+        }
+        journal::clear(&self.directory)
+    }
+}
+
+impl Store {
+    /// Throws away those of `candidates` that no env's record needs, directly or as a parent.
+    pub fn remove_unused_layers(&self, candidates: &[String]) -> Result<()> {
+        if candidates.is_empty() {
+            return Ok(());
+        }
+        let _lock = self.lock("rm")?;
+        let mut needed = BTreeSet::new();
+        for name in self.envs()? {
+            let Some(record) = self.record(&name)? else {
+                continue;
+            };
+            for top in record.layers() {
+                let mut next = Some(top.to_owned());
+                while let Some(id) = next
+                    && needed.insert(id.clone())
+                {
+                    next = self.layer(&id)?.and_then(|layer| layer.parent);
+                }
+            }
+        }
+        for id in candidates {
+            if !needed.contains(id) {
+                self.discard(&self.layer_dir(id))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Adds a snapshot and stands the env on it.
+fn push_snapshot(record: &mut Record, snapshot: Snapshot) {
+    record.head.layer = Some(snapshot.layer.clone());
+    record.head.tree = None;
+    record.snapshots.retain(|known| known.name != snapshot.name);
+    record.snapshots.push(snapshot);
+}
+
+fn no_snapshot(env: &str, name: &str) -> Error {
+    Error::not_found(format!("env `{env}` has no snapshot `{name}`"))
+        .help(format!("rockenv snapshot ls {env}"))
+}
+
+/// Returns the names in a directory; none where it is absent.
+fn names(directory: &Path) -> Result<Vec<String>> {
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other?,
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        if let Ok(name) = entry?.file_name().into_string() {
+            names.push(name);
+        }
+    }
+    Ok(names)
+}

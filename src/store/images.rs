@@ -1,0 +1,269 @@
+//! Owns built images on disk: `images/<key>/{image.json,root/}`, and `images/refs/<recipe>.json`, which says
+//! which of them a recipe stands for at present.
+//!
+//! A recipe is built once and its image stays until somebody refreshes it: the key holds what the recipe
+//! resolved to (package versions, content digest), so a refreshed image with the same content is the same image.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use fs_err as fs;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use super::{Lock, Store, atomic, random_id};
+use crate::error::{Error, Result, ResultExt as _};
+use crate::image::{self, BuildContext, Built, Package, Progress, Recipe};
+use crate::rootfs;
+
+/// How long a command waits for somebody else to finish building the same image.
+const BUILD_WAIT: Duration = Duration::from_secs(3600);
+
+/// A built image, `image.json`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Image {
+    /// Names its directory: recipe, packages and content.
+    pub key: String,
+    /// Recipe's name when it was built.
+    pub name: String,
+    /// Digest of the recipe.
+    pub recipe: String,
+    /// Digest of the tree.
+    pub digest: String,
+    /// When it was built.
+    pub built: Timestamp,
+    /// Latest modification time in the tree, in seconds since 1970; given again, the same tree comes out.
+    pub source_date: i64,
+    /// Distribution, as its os-release names it.
+    pub distribution: String,
+    /// Packages with versions.
+    pub packages: Vec<Package>,
+    /// Apparent size of its files, in bytes.
+    pub bytes: u64,
+}
+
+/// What a recipe stands for at present.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Reference {
+    key: String,
+}
+
+/// What building needs from outside the store.
+pub struct Means<'a> {
+    /// Mirrors from the configuration.
+    pub mirrors: &'a BTreeMap<String, String>,
+    /// Proxy variables for the tools.
+    pub env: &'a BTreeMap<String, String>,
+    /// Told what happens.
+    pub progress: &'a mut dyn FnMut(Progress<'_>),
+    /// Set to stop.
+    pub cancel: &'a AtomicBool,
+}
+
+impl std::fmt::Debug for Means<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Means")
+            .field("mirrors", self.mirrors)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Store {
+    /// Returns an image's tree.
+    pub fn image_root(&self, key: &str) -> PathBuf {
+        self.root.join("images").join(key).join("root")
+    }
+
+    /// Reads an image by key.
+    pub fn image(&self, key: &str) -> Result<Option<Image>> {
+        atomic::read_json(&self.root.join("images").join(key).join("image.json"))
+    }
+
+    /// Returns the image that a recipe stands for, if it was built.
+    pub fn image_of(&self, recipe: &Recipe) -> Result<Option<Image>> {
+        let reference: Option<Reference> =
+            atomic::read_json(&self.reference(&recipe.digest(), "json"))?;
+        match reference {
+            Some(reference) => self.image(&reference.key),
+            None => Ok(None),
+        }
+    }
+
+    /// Returns every image, the newest first.
+    pub fn images(&self) -> Result<Vec<Image>> {
+        let mut images: Vec<Image> = Vec::new();
+        for entry in fs::read_dir(self.root.join("images"))? {
+            images.extend(atomic::read_json::<Image>(
+                &entry?.path().join("image.json"),
+            )?);
+        }
+        images.sort_by_key(|image| std::cmp::Reverse(image.built));
+        Ok(images)
+    }
+
+    fn reference(&self, recipe: &str, extension: &str) -> PathBuf {
+        self.root
+            .join("images/refs")
+            .join(format!("{recipe}.{extension}"))
+    }
+
+    /// Returns the image of a recipe, built if it is not there, or again with `refresh`.
+    pub fn ensure_image(
+        &self,
+        name: &str,
+        recipe: &Recipe,
+        refresh: bool,
+        means: &mut Means<'_>,
+    ) -> Result<Image> {
+        if !refresh && let Some(image) = self.image_of(recipe)? {
+            return Ok(image);
+        }
+        let digest = recipe.digest();
+        fs::create_dir_all(self.root.join("images/refs"))?;
+        let lock = Lock::exclusive(
+            &self.reference(&digest, "lock"),
+            &format!("image `{name}`"),
+            "image build",
+            BUILD_WAIT,
+        )?;
+        let old = self.image_of(recipe)?;
+        if !refresh && let Some(image) = old {
+            // Somebody else built it while we waited.
+            return Ok(image);
+        }
+        let work = self.image_work(&digest)?;
+        let source_date = old.as_ref().map(|image| image.source_date);
+        let built = self
+            .build_image(&work, recipe, source_date, means)
+            .context(|| format!("cannot build image `{name}`"))?;
+        let image = describe(name, &digest, built)?;
+        let place = self.root.join("images").join(&image.key);
+        atomic::write_json(&work.join("image.json"), &image)?;
+        if place.join("image.json").exists() {
+            // The same content again: the age is new, the tree is not.
+            fs::rename(work.join("image.json"), place.join("image.json"))?;
+            self.discard(&work)?;
+        } else {
+            let directory = fs::File::open(&work)?;
+            nix::unistd::syncfs(directory.file())?;
+            fs::rename(&work, &place)?;
+        }
+        atomic::write_json(
+            &self.reference(&digest, "json"),
+            &Reference {
+                key: image.key.clone(),
+            },
+        )?;
+        drop(lock);
+        Ok(image)
+    }
+
+    /// Builds a recipe again as it was built before and compares; returns the first differing paths.
+    pub fn verify_image(
+        &self,
+        name: &str,
+        recipe: &Recipe,
+        means: &mut Means<'_>,
+    ) -> Result<(Image, Vec<image::digest::Difference>)> {
+        let image = self.image_of(recipe)?.ok_or_else(|| {
+            Error::not_found(format!("image `{name}` is not built"))
+                .help(format!("rockenv image build {name}"))
+        })?;
+        let digest = recipe.digest();
+        let lock = Lock::exclusive(
+            &self.reference(&digest, "lock"),
+            &format!("image `{name}`"),
+            "image verify",
+            BUILD_WAIT,
+        )?;
+        let work = self.image_work(&digest)?;
+        let built = self
+            .build_image(&work, recipe, Some(image.source_date), means)
+            .context(|| format!("cannot build image `{name}` again"))?;
+        let mut differences = Vec::new();
+        if built.digest != image.digest {
+            differences = image::digest::compare(
+                &self.image_root(&image.key),
+                &work.join("root"),
+                20,
+                means.cancel,
+            )?;
+        }
+        self.discard(&work)?;
+        drop(lock);
+        Ok((image, differences))
+    }
+
+    /// Makes the directory in which an image is built; what a killed build left under the same lock goes.
+    fn image_work(&self, recipe: &str) -> Result<PathBuf> {
+        let images = self.root.join("images");
+        let prefix = format!("tmp-{}-", &recipe[..16]);
+        for entry in fs::read_dir(&images)? {
+            let entry = entry?;
+            if entry.file_name().to_string_lossy().starts_with(&prefix) {
+                self.discard(&entry.path())?;
+            }
+        }
+        let work = images.join(format!("{prefix}{}", random_id()?));
+        fs::create_dir(&work)?;
+        Ok(work)
+    }
+
+    fn build_image(
+        &self,
+        work: &Path,
+        recipe: &Recipe,
+        source_date: Option<i64>,
+        means: &mut Means<'_>,
+    ) -> Result<Built> {
+        let root = work.join("root");
+        rootfs::create_tree(self.method, &root)?;
+        image::build(
+            recipe,
+            &mut BuildContext {
+                into: &root,
+                blobs: &self.root.join("blobs"),
+                mirrors: means.mirrors,
+                env: means.env,
+                source_date,
+                progress: &mut *means.progress,
+                cancel: means.cancel,
+            },
+        )
+    }
+}
+
+fn describe(name: &str, recipe: &str, built: Built) -> Result<Image> {
+    let packages = serde_json::to_vec(&built.packages)
+        .map_err(|error| Error::unexpected("cannot encode packages").source(error))?;
+    let mut hash = Sha256::new();
+    for part in [
+        b"rockenv-image-1".as_slice(),
+        recipe.as_bytes(),
+        &packages,
+        built.digest.as_bytes(),
+    ] {
+        hash.update(u64::try_from(part.len()).unwrap_or(u64::MAX).to_le_bytes());
+        hash.update(part);
+    }
+    Ok(Image {
+        key: hash
+            .finalize()
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect(),
+        name: name.to_owned(),
+        recipe: recipe.to_owned(),
+        digest: built.digest,
+        built: Timestamp::now(),
+        source_date: built.source_date,
+        distribution: format!("{} {}", built.os_release.id, built.os_release.version_id)
+            .trim()
+            .to_owned(),
+        packages: built.packages,
+        bytes: built.bytes,
+    })
+}

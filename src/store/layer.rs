@@ -1,0 +1,227 @@
+//! Owns layers: frozen root file systems, `layers/<id>/` with `layer.json`, the tree (`diff` for an overlay,
+//! `root` else) and, where the method can, the env's build volumes in `volumes/<name>`.
+//!
+//! A layer is published by one rename of a tree directory and never written again. Its id is the step's key;
+//! a step run again under the same key, and a snapshot somebody asked for, get an id of their own.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::{Store, atomic, random_id};
+use crate::engine::Root;
+use crate::error::{Error, Result, ResultExt as _};
+use crate::rootfs::{self, Method};
+
+/// What a layer remembers of a build volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum VolumeState {
+    /// Frozen with the layer.
+    Frozen,
+    /// The volume was empty.
+    Empty,
+    /// Not frozen: the content is in this live volume, if it is still there.
+    Live(String),
+}
+
+/// A layer's description, `layer.json`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Layer {
+    /// Its directory's name.
+    pub id: String,
+    /// Step key, for a step's.
+    pub key: Option<String>,
+    /// The layer below; `None` is the image.
+    pub parent: Option<String>,
+    /// The image at the bottom.
+    pub image_key: String,
+    /// The live tree it was, which tells a finished publication from one that never happened.
+    pub tree: String,
+    /// The step or snapshot, for people.
+    pub title: String,
+    /// When it was frozen.
+    pub created: Timestamp,
+    /// The boot during which it was frozen: until it is on disk, it counts only while that boot lasts.
+    pub boot: String,
+    /// Build volumes by name.
+    pub volumes: BTreeMap<String, VolumeState>,
+}
+
+impl Store {
+    /// Returns a layer's directory.
+    pub fn layer_dir(&self, id: &str) -> PathBuf {
+        self.root.join("layers").join(id)
+    }
+
+    /// Reads a layer; `None` where there is none of that id.
+    pub fn layer(&self, id: &str) -> Result<Option<Layer>> {
+        atomic::read_json(&self.layer_dir(id).join("layer.json"))
+    }
+
+    /// Says whether a layer may be built upon: it is on disk for good, or no power was lost since it was made.
+    pub fn is_sound(&self, layer: &Layer) -> bool {
+        layer.boot == boot_id() || self.layer_dir(&layer.id).join("durable").exists()
+    }
+
+    /// Waits until everything written so far is on disk, and marks these layers as safe from a loss of power.
+    pub fn make_durable(&self, layers: &[String]) -> Result<()> {
+        let directory = fs::File::open(self.root.join("layers"))?;
+        nix::unistd::syncfs(directory.file())?;
+        for id in layers {
+            match fs::write(self.layer_dir(id).join("durable"), "") {
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                other => other?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the layer and everything below it, topmost first.
+    pub fn chain(&self, top: &str) -> Result<Vec<Layer>> {
+        let mut chain: Vec<Layer> = Vec::new();
+        let mut next = Some(top.to_owned());
+        while let Some(id) = next {
+            let layer = self.layer(&id)?.ok_or_else(|| missing(&id))?;
+            if chain.iter().any(|known| known.id == layer.id) {
+                return Err(Error::unexpected(format!("layer `{id}` stands on itself"))
+                    .help("rockenv fsck"));
+            }
+            next = layer.parent.clone();
+            chain.push(layer);
+        }
+        Ok(chain)
+    }
+
+    /// Says whether `top` is `below` or stands on it.
+    pub fn descends(&self, top: Option<&str>, below: &str) -> Result<bool> {
+        match top {
+            None => Ok(false),
+            Some(top) => Ok(self.chain(top)?.iter().any(|layer| layer.id == below)),
+        }
+    }
+
+    /// Returns the directories an overlay on this layer needs, topmost first, the image last.
+    ///
+    /// A chain near the kernel's limit is merged first, by hard links, into `flat` of its top.
+    pub fn lowers(&self, layer: Option<&str>, image_key: &str) -> Result<Vec<PathBuf>> {
+        let mut lowers = Vec::new();
+        let mut next = layer.map(str::to_owned);
+        while let Some(id) = next {
+            let directory = self.layer_dir(&id);
+            let flat = directory.join("flat");
+            if flat.exists() {
+                lowers.push(flat);
+                break;
+            }
+            let found = self.layer(&id)?.ok_or_else(|| missing(&id))?;
+            lowers.push(directory.join("diff"));
+            next = found.parent;
+        }
+        if lowers.len() >= rootfs::overlay::MAX_LAYERS
+            && let Some(top) = layer
+        {
+            self.flatten(top, &lowers)?;
+            lowers = vec![self.layer_dir(top).join("flat")];
+        }
+        lowers.push(self.image_root(image_key));
+        Ok(lowers)
+    }
+
+    fn flatten(&self, top: &str, lowers: &[PathBuf]) -> Result<()> {
+        let mut bottom_up = lowers.to_vec();
+        bottom_up.reverse();
+        let temporary = self.layer_dir(top).join(format!("flat-{}", random_id()?));
+        rootfs::flatten(&bottom_up, &temporary)
+            .map(drop)
+            .context(|| format!("cannot merge the {} layers below `{top}`", lowers.len()))?;
+        match fs::rename(&temporary, self.layer_dir(top).join("flat")) {
+            // Somebody else merged the same chain; theirs is as good.
+            Err(_) if self.layer_dir(top).join("flat").exists() => self.discard(&temporary),
+            other => Ok(other?),
+        }
+    }
+
+    /// Makes an empty live tree that stands on `layer`, in an env's directory; returns its id.
+    pub fn thaw(&self, env: &Path, layer: Option<&str>, image_key: &str) -> Result<String> {
+        let id = random_id()?;
+        let directory = env.join("trees").join(&id);
+        fs::create_dir_all(&directory)?;
+        match self.method() {
+            Method::Overlay => {
+                let below = match layer {
+                    Some(layer) => self.layer_dir(layer).join("diff"),
+                    None => self.image_root(image_key),
+                };
+                let (diff, work) = (directory.join("diff"), directory.join("work"));
+                rootfs::overlay::create_upper(
+                    rootfs::overlay::Upper {
+                        diff: &diff,
+                        work: &work,
+                    },
+                    &below,
+                )?;
+            }
+            method => {
+                let from = match layer {
+                    Some(layer) => self.layer_dir(layer).join("root"),
+                    None => self.image_root(image_key),
+                };
+                rootfs::clone_tree(method, &from, &directory.join("root"))?;
+            }
+        }
+        Ok(id)
+    }
+
+    /// Returns what an engine mounts for a live tree on `layer`.
+    pub fn tree_root(
+        &self,
+        env: &Path,
+        tree: &str,
+        layer: Option<&str>,
+        image_key: &str,
+    ) -> Result<Root> {
+        let directory = env.join("trees").join(tree);
+        match self.method() {
+            Method::Overlay => {
+                let work = directory.join("work");
+                // Absent when a freeze was cut off before its rename.
+                fs::create_dir_all(&work)?;
+                Ok(Root::Overlay {
+                    lowers: self.lowers(layer, image_key)?,
+                    upper: directory.join("diff"),
+                    work,
+                })
+            }
+            _ => Ok(Root::Directory(directory.join("root"))),
+        }
+    }
+
+    /// Publishes a live tree as a layer: one rename. Nothing may have it mounted.
+    pub fn publish(&self, env: &Path, layer: &Layer) -> Result<()> {
+        let directory = env.join("trees").join(&layer.tree);
+        if self.method() == Method::Overlay {
+            // The kernel keeps whiteouts and half copies in it.
+            self.discard(&directory.join("work"))?;
+        }
+        let json = serde_json::to_vec_pretty(layer)
+            .map_err(|error| Error::unexpected("cannot encode layer").source(error))?;
+        fs::write(directory.join("layer.json"), json)?;
+        fs::rename(&directory, self.layer_dir(&layer.id))
+            .context(|| format!("cannot publish snapshot `{}`", layer.title))
+    }
+}
+
+fn missing(id: &str) -> Error {
+    Error::not_found(format!("layer `{id}` is missing from the store")).help("rockenv fsck")
+}
+
+/// Returns the kernel's random name for the present boot.
+pub fn boot_id() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        .map(|text| text.trim().to_owned())
+        .unwrap_or_default()
+}

@@ -1,0 +1,167 @@
+//! Owns locks: `flock` on files that are never deleted, with the holder's name inside for the message.
+//!
+//! Order: the global lock before an env's; never two envs' at once.
+
+use std::io::{Read as _, Seek as _, Write as _};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use fs_err as fs;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// How long a lock that others hold is waited for before the command gives up.
+pub const WAIT: Duration = Duration::from_secs(5);
+
+/// Who holds a lock.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Holder {
+    /// Process id.
+    pub pid: u32,
+    /// The command, such as `up`.
+    pub verb: String,
+    /// Since when.
+    pub since: jiff::Timestamp,
+}
+
+/// A lock that is held until dropped, by every process that has its descriptor.
+#[derive(Debug)]
+pub struct Lock {
+    file: fs::File,
+}
+
+impl AsFd for Lock {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.file().as_fd()
+    }
+}
+
+impl Lock {
+    /// Takes the lock at `path` for `verb` alone, or says who has it after `wait`.
+    pub fn exclusive(path: &Path, what: &str, verb: &str, wait: Duration) -> Result<Self> {
+        let deadline = Instant::now() + wait;
+        loop {
+            if let Some(mut lock) = Self::try_exclusive(path)? {
+                lock.sign(verb)?;
+                return Ok(lock);
+            }
+            if Instant::now() >= deadline {
+                return Err(busy(path, what));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Takes the lock at once or not at all.
+    pub fn try_exclusive(path: &Path) -> Result<Option<Self>> {
+        let file = open(path)?;
+        match file.file().try_lock() {
+            Ok(()) => Ok(Some(Self { file })),
+            Err(std::fs::TryLockError::WouldBlock) => Ok(None),
+            Err(std::fs::TryLockError::Error(error)) => Err(error.into()),
+        }
+    }
+
+    /// Takes the lock together with other readers.
+    pub fn shared(path: &Path, what: &str, wait: Duration) -> Result<Self> {
+        let file = open(path)?;
+        let deadline = Instant::now() + wait;
+        loop {
+            match file.file().try_lock_shared() {
+                Ok(()) => return Ok(Self { file }),
+                Err(std::fs::TryLockError::WouldBlock) if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                Err(std::fs::TryLockError::WouldBlock) => return Err(busy(path, what)),
+                Err(std::fs::TryLockError::Error(error)) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Writes down who holds the lock.
+    fn sign(&mut self, verb: &str) -> Result<()> {
+        let holder = Holder {
+            pid: std::process::id(),
+            verb: verb.to_owned(),
+            since: jiff::Timestamp::now(),
+        };
+        let text = serde_json::to_string(&holder)
+            .map_err(|error| Error::unexpected("cannot encode lock").source(error))?;
+        self.file.set_len(0)?;
+        self.file.seek(std::io::SeekFrom::Start(0))?;
+        self.file.write_all(text.as_bytes())?;
+        Ok(())
+    }
+}
+
+/// Returns who holds the lock at `path`, where anybody does.
+pub fn holder(path: &Path) -> Option<Holder> {
+    if matches!(Lock::try_exclusive(path), Ok(Some(_))) {
+        return None;
+    }
+    let mut text = String::new();
+    fs::File::open(path).ok()?.read_to_string(&mut text).ok()?;
+    serde_json::from_str(&text).ok()
+}
+
+fn open(path: &Path) -> Result<fs::File> {
+    use fs_err::os::unix::fs::OpenOptionsExt as _;
+    Ok(fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(path)?)
+}
+
+fn busy(path: &Path, what: &str) -> Error {
+    let mut text = String::new();
+    let read = fs::File::open(path).and_then(|mut file| file.read_to_string(&mut text));
+    let who = read
+        .ok()
+        .and_then(|_| serde_json::from_str::<Holder>(&text).ok());
+    let message = match who {
+        Some(holder) => {
+            format!(
+                "{what} is held by `rockenv {}` (process {}, since {})",
+                holder.verb,
+                holder.pid,
+                holder.since.strftime("%H:%M:%S UTC")
+            )
+        }
+        None => format!("{what} is held by another command"),
+    };
+    Error::busy(message).help("wait for it, or end it with Ctrl-C where it runs")
+}
+
+/// A path that names an env's lock file.
+pub fn env_lock(env: &Path) -> PathBuf {
+    env.join("lock")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_second_taker_learns_who_has_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("lock");
+        let first = Lock::exclusive(&path, "env `a`", "up", WAIT).unwrap();
+        let error = Lock::exclusive(&path, "env `a`", "rm", Duration::ZERO).unwrap_err();
+        assert!(
+            error
+                .message()
+                .starts_with("env `a` is held by `rockenv up` (process"),
+            "{error}"
+        );
+        assert_eq!(error.kind().exit_code(), 6);
+        assert_eq!(holder(&path).unwrap().verb, "up");
+        drop(first);
+        assert!(holder(&path).is_none());
+        Lock::exclusive(&path, "env `a`", "rm", Duration::ZERO).unwrap();
+    }
+}

@@ -1,0 +1,233 @@
+//! Owns everything rockenv keeps on disk: one root on one file system.
+//!
+//! ```text
+//! format                    version and snapshot method
+//! lock                      global lock, held for milliseconds
+//! images/<key>/             image.json, root/
+//! layers/<id>/              layer.json, diff/ or root/, volumes/<name>/, flat/, durable
+//! volumes/<id>/             live build volumes
+//! caches/<name>/  sources/<name>/  outputs/<env>/<name>/   never deleted by anything but their own commands
+//! blobs/sha256/             downloads, by digest
+//! trash/                    renamed here first, then unlinked
+//! envs/<name>/              lock, record.json, spec.json, journal.jsonl, trees/<id>/, logs/, run/
+//! ```
+//!
+//! Publish: write under a temporary name, then rename; the record is written last. Delete: rename to `trash/`,
+//! then unlink. Whatever an env's record does not name is garbage that its next command collects.
+
+pub mod atomic;
+pub mod env;
+pub mod images;
+pub mod journal;
+pub mod layer;
+pub mod lock;
+pub mod record;
+pub mod trash;
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+use serde::{Deserialize, Serialize};
+
+pub use env::LockedEnv;
+pub use layer::Layer;
+pub use lock::Lock;
+pub use record::Record;
+
+use crate::error::{Error, Result};
+use crate::rootfs::{self, Method};
+
+/// Version of the layout; a newer one is refused, never migrated silently.
+const VERSION: u32 = 1;
+/// Directories that only root may enter: they hold setuid programs and other people's files.
+const PRIVATE: [&str; 5] = ["envs", "images", "layers", "trash", "blobs"];
+/// Directories that the build user's own files live below.
+const SHARED: [&str; 4] = ["caches", "outputs", "sources", "volumes"];
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Format {
+    version: u32,
+    method: Method,
+}
+
+/// The store.
+#[derive(Clone, Debug)]
+pub struct Store {
+    root: PathBuf,
+    method: Method,
+}
+
+impl Store {
+    /// Opens the store at `root`; makes it when it is absent.
+    pub fn open(root: &Path) -> Result<Self> {
+        match Self::open_existing(root)? {
+            Some(store) => Ok(store),
+            None => Self::create(root),
+        }
+    }
+
+    /// Opens the store at `root`; `None` where there is none.
+    pub fn open_existing(root: &Path) -> Result<Option<Self>> {
+        let Some(format) = atomic::read_json::<Format>(&root.join("format"))? else {
+            return Ok(None);
+        };
+        if format.version > VERSION {
+            return Err(Error::unexpected(format!(
+                "store `{}` has format {}, this rockenv knows up to {VERSION}",
+                root.display(),
+                format.version
+            ))
+            .help("use the newer rockenv that made it"));
+        }
+        // Every path below is compared and mounted: one name for one place.
+        Ok(Some(Self {
+            root: fs::canonicalize(root)?,
+            method: format.method,
+        }))
+    }
+
+    fn create(root: &Path) -> Result<Self> {
+        fs::create_dir_all(root)?;
+        let root = fs::canonicalize(root)?;
+        let foreign = fs::read_dir(&root)?
+            .filter_map(std::result::Result::ok)
+            .any(|entry| {
+                let name = entry.file_name();
+                let known = |name: &str| {
+                    PRIVATE.contains(&name) || SHARED.contains(&name) || name == "lock"
+                };
+                !name.to_str().is_some_and(|name| {
+                    known(name) || name.starts_with('.') || name == "lost+found"
+                })
+            });
+        if foreign {
+            return Err(Error::invalid(format!(
+                "`{}` is not a rockenv store and not empty",
+                root.display()
+            ))
+            .help("choose another directory with ROCKENV_HOME"));
+        }
+        let lock = Lock::exclusive(&root.join("lock"), "the store", "setup", lock::WAIT)?;
+        for (names, mode) in [(&PRIVATE[..], 0o700), (&SHARED[..], 0o755)] {
+            for name in names {
+                fs::create_dir_all(root.join(name))?;
+                fs::set_permissions(root.join(name), std::fs::Permissions::from_mode(mode))?;
+            }
+        }
+        fs::create_dir_all(root.join("blobs/sha256"))?;
+        fs::write(
+            root.join("CACHEDIR.TAG"),
+            "Signature: 8a477f597d28d172789f06886806bc55\n# Written by rockenv: back up what you export, not this.\n",
+        )?;
+        let method = rootfs::probe(&root)?.method;
+        atomic::write_json(
+            &root.join("format"),
+            &Format {
+                version: VERSION,
+                method,
+            },
+        )?;
+        drop(lock);
+        Ok(Self { root, method })
+    }
+
+    /// Returns the store's root.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Returns how snapshots are made here.
+    pub fn method(&self) -> Method {
+        self.method
+    }
+
+    /// Says whether build volumes are frozen with a snapshot.
+    pub fn freezes_volumes(&self) -> bool {
+        self.method != Method::Overlay
+    }
+
+    /// Returns an env's directory.
+    pub fn env_dir(&self, name: &str) -> PathBuf {
+        self.root.join("envs").join(name)
+    }
+
+    /// Returns a live build volume's directory.
+    pub fn volume_dir(&self, id: &str) -> PathBuf {
+        self.root.join("volumes").join(id)
+    }
+
+    /// Returns the names of the envs that have a record, sorted.
+    pub fn envs(&self) -> Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in fs::read_dir(self.root.join("envs"))? {
+            let entry = entry?;
+            if entry.path().join("record.json").exists()
+                && let Ok(name) = entry.file_name().into_string()
+            {
+                names.push(name);
+            }
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    /// Reads an env's record without its lock: what the last finished command left.
+    pub fn record(&self, name: &str) -> Result<Option<Record>> {
+        let Some(record) = atomic::read_json::<Record>(&self.env_dir(name).join("record.json"))?
+        else {
+            return Ok(None);
+        };
+        if record.version > record::VERSION {
+            return Err(
+                Error::unexpected(format!("env `{name}` was made by a newer rockenv"))
+                    .help("use the newer rockenv that made it"),
+            );
+        }
+        Ok(Some(record))
+    }
+
+    /// Reads an env's record, or says that there is no such env.
+    pub fn known(&self, name: &str) -> Result<Record> {
+        check_name(name)?;
+        self.record(name)?
+            .ok_or_else(|| Error::not_found(format!("no env `{name}`")).help("rockenv ls"))
+    }
+
+    /// Takes the global lock alone: what it protects is deleted or counted.
+    pub fn lock(&self, verb: &str) -> Result<Lock> {
+        Lock::exclusive(&self.root.join("lock"), "the store", verb, lock::WAIT)
+    }
+
+    /// Takes the global lock with others: while it is held, nothing shared is deleted.
+    pub fn lock_shared(&self) -> Result<Lock> {
+        Lock::shared(&self.root.join("lock"), "the store", lock::WAIT)
+    }
+}
+
+/// Refuses a name that could leave its directory or confuse an engine.
+pub fn check_name(name: &str) -> Result<()> {
+    let fine = |byte: u8| {
+        byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'.' | b'_' | b'-')
+    };
+    let first = name
+        .bytes()
+        .next()
+        .is_some_and(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
+    if first && name.len() <= 64 && name.bytes().all(fine) && !name.contains("..") {
+        return Ok(());
+    }
+    Err(Error::new(
+        crate::error::Kind::Usage,
+        format!("`{}` is not a name", name.escape_debug()),
+    )
+    .help("use up to 64 of a-z 0-9 . _ -, beginning with a letter or digit"))
+}
+
+/// Returns 64 random bits in hexadecimal.
+pub fn random_id() -> Result<String> {
+    use std::io::Read as _;
+    let mut bytes = [0u8; 8];
+    fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(format!("{:016x}", u64::from_be_bytes(bytes)))
+}

@@ -1,0 +1,182 @@
+//! Owns what the store remembers of an env: `envs/<name>/record.json`, written last and by rename, so that it
+//! is the one place that decides which trees, volumes and layers are alive.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::engine::Usage;
+
+/// Version of the record's format; a newer one is refused.
+pub const VERSION: u32 = 1;
+
+/// What is known of an env.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// Format version.
+    pub version: u32,
+    /// Random, never used again: names the env's volumes.
+    pub id: String,
+    /// When it was made.
+    pub created: Timestamp,
+    /// When a command last changed it.
+    pub used: Timestamp,
+    /// Profile it came from.
+    pub profile: String,
+    /// Targets it builds for.
+    pub targets: Vec<String>,
+    /// Image recipe's name.
+    pub image: String,
+    /// Key of the image it stands on.
+    pub image_key: String,
+    /// Engine it was made with.
+    pub engine: String,
+    /// What it is now.
+    pub head: Head,
+    /// Frozen states, oldest first.
+    pub snapshots: Vec<Snapshot>,
+    /// What the last `up` knew of each step, in order.
+    pub steps: Vec<StepRecord>,
+    /// The tree of a failed step, kept for inspection.
+    pub failed: Option<Failed>,
+    /// Whether `up` came to its end.
+    pub complete: bool,
+}
+
+/// The env's present state.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Head {
+    /// Layer it stands on; `None` is the bare image.
+    pub layer: Option<String>,
+    /// Live tree, made when something first writes.
+    pub tree: Option<String>,
+    /// Live volumes of kind `build`: name to directory in `volumes/`.
+    pub volumes: BTreeMap<String, String>,
+}
+
+/// Why a snapshot exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Origin {
+    /// A step ended.
+    Step,
+    /// Somebody asked for it.
+    User,
+    /// rockenv kept changes that a command would have dropped.
+    Auto,
+}
+
+/// A frozen state of the env.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// Name, unique in the env.
+    pub name: String,
+    /// Directory in `layers/`.
+    pub layer: String,
+    /// Step key, for a step's.
+    pub key: Option<String>,
+    /// Why it exists.
+    pub origin: Origin,
+    /// When it was taken.
+    pub created: Timestamp,
+}
+
+/// How a step ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Outcome {
+    /// It ran and succeeded.
+    Done,
+    /// Its layer was there already.
+    Hit,
+    /// It failed.
+    Failed,
+    /// It was not run, and not passed.
+    Skipped,
+    /// It was stopped or never reached.
+    Pending,
+}
+
+/// What the last `up` knew of a step.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StepRecord {
+    /// Name in the profile.
+    pub name: String,
+    /// Its key.
+    pub key: String,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Why, in a sentence, where that needs saying.
+    pub reason: Option<String>,
+    /// Its log, relative to the env's directory.
+    pub log: Option<String>,
+    /// What it cost.
+    pub cost: Option<Cost>,
+}
+
+/// What a step cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cost {
+    /// Wall clock, in milliseconds.
+    pub wall_ms: u64,
+    /// What its container used.
+    pub usage: Usage,
+    /// Growth of the tree and the volumes it can write, in allocated bytes.
+    pub disk_delta: i64,
+}
+
+/// A failed step's remains.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failed {
+    /// The step.
+    pub step: String,
+    /// Its tree.
+    pub tree: String,
+    /// The layer that the tree stands on.
+    pub parent: Option<String>,
+    /// Its log, relative to the env's directory.
+    pub log: String,
+    /// Exit code of its script.
+    pub code: Option<u8>,
+}
+
+impl Record {
+    /// Returns the snapshot of that name.
+    pub fn snapshot(&self, name: &str) -> Option<&Snapshot> {
+        self.snapshots.iter().find(|snapshot| snapshot.name == name)
+    }
+
+    /// Returns every layer that the env needs by name; their parents are needed too.
+    pub fn layers(&self) -> impl Iterator<Item = &str> {
+        let failed = self
+            .failed
+            .iter()
+            .filter_map(|failed| failed.parent.as_deref());
+        self.snapshots
+            .iter()
+            .map(|snapshot| snapshot.layer.as_str())
+            .chain(self.head.layer.as_deref())
+            .chain(failed)
+    }
+
+    /// Returns every live tree.
+    pub fn trees(&self) -> impl Iterator<Item = &str> {
+        self.head
+            .tree
+            .as_deref()
+            .into_iter()
+            .chain(self.failed.iter().map(|failed| failed.tree.as_str()))
+    }
+
+    /// Returns a snapshot name made from `base` that is not taken.
+    pub fn free_name(&self, base: &str) -> String {
+        let mut name = base.to_owned();
+        let mut number = 2;
+        while self.snapshot(&name).is_some() {
+            name = format!("{base}-{number}");
+            number += 1;
+        }
+        name
+    }
+}

@@ -1,0 +1,68 @@
+//! Owns deleting: a rename into `trash/`, at once, then unlinking by a process of its own, so that no command
+//! waits for it and a killed one costs nothing.
+
+use std::path::Path;
+use std::process::Stdio;
+
+use fs_err as fs;
+
+use super::{Lock, Store, random_id};
+use crate::error::{Result, ResultExt as _};
+use crate::rootfs;
+
+impl Store {
+    /// Moves a file or tree of the store to the trash.
+    pub fn discard(&self, path: &Path) -> Result<()> {
+        match fs::rename(path, self.root.join("trash").join(random_id()?)) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            other => Ok(other?),
+        }
+    }
+
+    /// Says whether something waits to be unlinked.
+    pub fn has_trash(&self) -> bool {
+        fs::read_dir(self.root.join("trash")).is_ok_and(|mut entries| {
+            entries.any(|entry| entry.is_ok_and(|entry| entry.file_name() != "lock"))
+        })
+    }
+
+    /// Unlinks what is in the trash, unless somebody else is at it.
+    pub fn empty_trash(&self) -> Result<()> {
+        let trash = self.root.join("trash");
+        loop {
+            let Some(_lock) = Lock::try_exclusive(&trash.join("lock"))? else {
+                return Ok(());
+            };
+            for entry in fs::read_dir(&trash)? {
+                let entry = entry?;
+                if entry.file_name() != "lock" {
+                    rootfs::remove_tree(&entry.path())
+                        .context(|| "cannot empty the trash".to_owned())?;
+                }
+            }
+            drop(_lock);
+            // Something thrown away while we were busy would otherwise wait for the next command.
+            if !self.has_trash() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Starts a process that empties the trash, if there is any, and does not wait for it.
+    pub fn reap_in_background(&self, program: &Path) -> Result<()> {
+        if self.has_trash() {
+            let child = std::process::Command::new(program)
+                .arg("__reap")
+                .arg(&self.root)
+                .env_clear()
+                .current_dir("/")
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .context(|| format!("cannot start `{}`", program.display()))?;
+            drop(child);
+        }
+        Ok(())
+    }
+}
