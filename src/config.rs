@@ -76,10 +76,6 @@ pub struct Config {
 
 impl Config {
     /// Reads environment and files, once.
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "this is the place that reads the environment"
-    )]
     pub fn read() -> Result<Self> {
         let environment: BTreeMap<String, String> = std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))

@@ -1,7 +1,7 @@
 //! Owns what rockenv does inside an env, as hidden subcommands of the binary that is mounted there: files of
 //! `copy` steps are unpacked and results of `export` steps are gathered where links can lead nowhere else.
 
-use std::io::{Read, Write as _};
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 

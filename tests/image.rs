@@ -120,7 +120,7 @@ fn debian_twice_is_one_digest() {
     let mut lines = 0;
     let first = place
         .build_with(TRIXIE, "a", &mut |progress| {
-            lines += u32::from(matches!(progress, Progress::Line(_)))
+            lines += u32::from(matches!(progress, Progress::Line(_)));
         })
         .unwrap();
     assert!(lines > 5, "{lines}");

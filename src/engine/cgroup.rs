@@ -75,7 +75,7 @@ impl Hierarchies {
             let options = right.nth(1).unwrap_or_default();
             match kind {
                 "cgroup2" if found.v2.is_none() => {
-                    found.v2 = Some((PathBuf::from(mount), Vec::new()))
+                    found.v2 = Some((PathBuf::from(mount), Vec::new()));
                 }
                 "cgroup" => {
                     if options.split(',').any(|option| option == "name=systemd") {

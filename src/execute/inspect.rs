@@ -128,7 +128,7 @@ fn compare(before: &Path, after: &Path, path: &Path, changes: &mut Vec<Change>) 
             changes.push(Change {
                 kind,
                 path: path.clone(),
-            })
+            });
         };
         match (old.get(name), new.get(name)) {
             (Some(_), None) => add(Kind::Deleted, changes),
