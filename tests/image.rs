@@ -23,7 +23,7 @@ impl Place {
     fn new() -> Self {
         // On the disk that the store would be on: /tmp may be memory.
         let dir = tempfile::Builder::new()
-            .prefix("rockenv-image-")
+            .prefix(&format!("rockenv-image-{}-", std::process::id()))
             .tempdir_in("/var/tmp")
             .unwrap();
         Self {
@@ -77,24 +77,30 @@ impl Place {
     }
 
     fn mounts_and_processes(&self) -> Vec<String> {
-        let path = self.dir.path().to_str().unwrap();
-        let mut found: Vec<String> = fs_err::read_to_string("/proc/self/mounts")
-            .unwrap()
-            .lines()
-            .filter(|line| line.contains(path))
-            .map(ToString::to_string)
-            .collect();
-        for entry in fs_err::read_dir("/proc").unwrap() {
-            let process = entry.unwrap().path();
-            let line = fs_err::read(process.join("cmdline")).unwrap_or_default();
-            let root = fs_err::read_link(process.join("root")).unwrap_or_default();
-            let line = String::from_utf8_lossy(&line).into_owned();
-            if root.starts_with(path) || (line.contains("mmdebstrap") && line.contains(path)) {
-                found.push(line);
-            }
-        }
-        found
+        mounts_and_processes(self.dir.path().to_str().unwrap())
     }
+}
+
+/// What the kernel still knows under a path that starts like this.
+fn mounts_and_processes(path: &str) -> Vec<String> {
+    let mut found: Vec<String> = fs_err::read_to_string("/proc/self/mounts")
+        .unwrap()
+        .lines()
+        .filter(|line| line.contains(path))
+        .map(ToString::to_string)
+        .collect();
+    for entry in fs_err::read_dir("/proc").unwrap() {
+        let process = entry.unwrap().path();
+        let line = fs_err::read(process.join("cmdline")).unwrap_or_default();
+        let root = fs_err::read_link(process.join("root")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line).into_owned();
+        if root.to_string_lossy().starts_with(path)
+            || (line.contains("mmdebstrap") && line.contains(path))
+        {
+            found.push(line);
+        }
+    }
+    found
 }
 
 fn sh(script: &str, directory: &Path) {
@@ -120,7 +126,7 @@ fn debian_twice_is_one_digest() {
     let mut lines = 0;
     let first = place
         .build_with(TRIXIE, "a", &mut |progress| {
-            lines += u32::from(matches!(progress, Progress::Line(_)))
+            lines += u32::from(matches!(progress, Progress::Line(_)));
         })
         .unwrap();
     assert!(lines > 5, "{lines}");
@@ -167,6 +173,38 @@ fn a_cancelled_build_leaves_no_process_and_no_mount() {
         stopped.unwrap().elapsed()
     );
     assert_eq!(place.mounts_and_processes(), Vec::<String>::new());
+}
+
+#[test]
+fn a_killed_build_leaves_no_process_and_no_mount() {
+    // This test program, told to run the test above, is the process to kill.
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "debian_twice_is_one_digest"])
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let path = format!("/var/tmp/rockenv-image-{}-", child.id());
+    let start = Instant::now();
+    // Until something runs inside the new tree.
+    let inside = |found: &[String]| found.iter().any(|line| line.contains("dpkg"));
+    while !inside(&mounts_and_processes(&path)) {
+        assert!(start.elapsed() < Duration::from_secs(60) && child.try_wait().unwrap().is_none());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let start = Instant::now();
+    while !mounts_and_processes(&path).is_empty() {
+        let left = mounts_and_processes(&path);
+        assert!(start.elapsed() < Duration::from_secs(3), "{left:#?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    for entry in fs_err::read_dir("/var/tmp").unwrap() {
+        let entry = entry.unwrap().path();
+        if entry.to_str().is_some_and(|name| name.starts_with(&path)) {
+            sh("rm -rf --one-file-system \"$PWD\"", &entry);
+        }
+    }
 }
 
 #[test]

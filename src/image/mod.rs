@@ -3,7 +3,9 @@
 //!
 //! Everything here blocks: call it from a thread in which waiting is allowed.
 
+mod apply;
 mod archive;
+mod check;
 mod compression;
 mod copy;
 pub mod digest;
