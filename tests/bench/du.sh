@@ -8,7 +8,7 @@
 #
 # The runs take turns, so that a machine with other work to do is unfair to all of them alike. The page cache is
 # warm. The last column says whether the total is the one of GNU du; ours has to be, or the script fails. pdu is given
-# the options that make it count blocks and hard links once; dua has none that leads to the same total.
+# the options that make it count blocks and hard links once; dua is given none and may differ.
 set -euo pipefail
 export LC_ALL=C
 
@@ -55,6 +55,10 @@ add() {
   fi
 }
 add "rockenv du" "$ours"
+if ((${#names[@]} == 0)); then
+  echo "error: nothing to measure: build with \`cargo build --release\`, or set OURS" >&2
+  exit 1
+fi
 add "GNU du" "du -s --block-size=1"
 add "diskus" "diskus"
 add "dua" "dua --format bytes aggregate"
