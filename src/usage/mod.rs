@@ -43,7 +43,7 @@ impl Root {
 /// How to walk.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Threads to use; none: as many as this process may run on.
+    /// Threads to use; none: as suits this machine.
     pub threads: Option<NonZero<usize>>,
     /// Stay on the mount of each root.
     pub one_file_system: bool,
