@@ -140,9 +140,8 @@ pub struct Client {
 impl Client {
     /// Connects to the container that runs on the env whose `run` directory is given; `None` where none listens.
     pub fn join(run: &Path) -> Result<Option<Self>> {
-        let (_directory, path) = match short_path(run) {
-            Ok(found) => found,
-            Err(_) => return Ok(None),
+        let Ok((_directory, path)) = short_path(run) else {
+            return Ok(None);
         };
         match UnixStream::connect(path) {
             Ok(socket) => Ok(Some(Self { socket })),
