@@ -14,9 +14,18 @@ use crate::engine::session::Client;
 use crate::engine::wire::{Command, Reply};
 use crate::error::{Error, Kind, Result};
 
-/// Runs a command and passes input, output, signals and window size; returns its exit code, or `None` when the
+/// How a command ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exit {
+    /// Its exit code.
+    pub code: u8,
+    /// The container, which another command had started, ends with it.
+    pub last: bool,
+}
+
+/// Runs a command and passes input, output, signals and window size; returns how it ended, or `None` when the
 /// container was gone before it started.
-pub fn run(client: &Client, command: Command) -> Result<Option<u8>> {
+pub fn run(client: &Client, command: Command) -> Result<Option<Exit>> {
     let mut mask = SigSet::empty();
     for signal in [
         Signal::SIGINT,
@@ -88,13 +97,13 @@ pub fn run(client: &Client, command: Command) -> Result<Option<u8>> {
                 drop(raw);
                 return Err(Error::new(Kind::Command(code), message));
             }
-            Some((Reply::Exited { code, .. }, _)) => {
+            Some((Reply::Exited { code, last, .. }, _)) => {
                 // What it wrote last is still on the way; input is no longer wanted.
                 for copy in copies.iter_mut().filter(|copy| copy.is_output) {
                     copy.flush()?;
                 }
                 drop(raw);
-                return Ok(Some(code));
+                return Ok(Some(Exit { code, last }));
             }
         }
     }
