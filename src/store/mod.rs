@@ -16,6 +16,7 @@
 //! then unlink. Whatever an env's record does not name is garbage that its next command collects.
 
 pub mod atomic;
+pub mod check;
 pub mod env;
 pub mod images;
 pub mod journal;
