@@ -1,6 +1,8 @@
 //! `fsck` on stores that were damaged in each way it knows. Needs root, as stores do.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod support;
+
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -14,6 +16,7 @@ use rockenv::store::env::Freeze;
 use rockenv::store::images::Image;
 use rockenv::store::record::{self, Head, Origin, Record};
 use rockenv::store::{LockedEnv, Store, random_id};
+use support::loopfs::{Kind, LoopFs};
 
 const KEY: &str = "1111111111111111111111111111111111111111111111111111111111111111";
 
@@ -22,6 +25,8 @@ struct Lab {
     _directory: tempfile::TempDir,
     root: PathBuf,
     store: Store,
+    // Last: unmounted when nothing is open in it any more.
+    _disk: LoopFs,
 }
 
 fn program(root: &Path) -> Command {
@@ -35,17 +40,20 @@ fn program(root: &Path) -> Command {
 }
 
 impl Lab {
+    /// An overlay store.
     fn new() -> Self {
-        let directory = tempfile::Builder::new()
-            .prefix("rockenv-fsck-")
-            .tempdir_in("/var/tmp")
-            .unwrap();
+        Self::on(LoopFs::new(Kind::Ext4))
+    }
+
+    fn on(disk: LoopFs) -> Self {
+        let directory = tempfile::tempdir_in(disk.path()).unwrap();
         let root = directory.path().join("store");
         let store = Store::open(&root).unwrap();
         let lab = Self {
             _directory: directory,
             root,
             store,
+            _disk: disk,
         };
         lab.image();
         lab.env("one");
@@ -148,7 +156,11 @@ impl Lab {
             String::from_utf8_lossy(&output.stdout),
             String::from_utf8_lossy(&output.stderr)
         );
-        assert_eq!(output.status.code(), Some(code), "fsck {arguments:?}\n{text}");
+        assert_eq!(
+            output.status.code(),
+            Some(code),
+            "fsck {arguments:?}\n{text}"
+        );
         text
     }
 
@@ -160,7 +172,11 @@ impl Lab {
             assert!(text.contains(word), "`{word}` is not in\n{text}");
         }
         assert!(text.contains("help: "), "{text}");
-        assert_eq!(before, self.listing(), "fsck without --repair changed something");
+        assert_eq!(
+            before,
+            self.listing(),
+            "fsck without --repair changed something"
+        );
         let mended = self.fsck(&["--repair"], 0);
         self.fsck(&[], 0);
         mended
@@ -189,7 +205,11 @@ fn freeze(env: &mut LockedEnv<'_>, name: &str, key: Option<&str>) {
             parent: parent.as_deref(),
             name,
             key,
-            origin: if key.is_some() { Origin::Step } else { Origin::User },
+            origin: if key.is_some() {
+                Origin::Step
+            } else {
+                Origin::User
+            },
         },
         |_| {},
     )
@@ -285,8 +305,29 @@ fn a_missing_layer_costs_only_the_snapshots_that_stand_on_it() {
 }
 
 #[test]
+fn trees_that_are_whole_do_not_need_the_layer_they_were_made_from() {
+    let lab = Lab::on(LoopFs::new(Kind::Btrfs));
+    let old = lab.record();
+    rockenv::rootfs::remove_tree(&lab.layer(0)).unwrap();
+    lab.finds_and_mends(&["stands on layer", "is missing"]);
+    let new = lab.record();
+    assert_eq!(new.snapshots, old.snapshots[1..]);
+    assert_eq!(new.head, old.head);
+    assert!(lab.store.chain(&new.snapshots[1].layer).is_ok());
+    // And the method is found again by looking at the trees.
+    let good = fs::read_to_string(lab.at("format")).unwrap();
+    fs::remove_file(lab.at("format")).unwrap();
+    lab.finds_and_mends(&["format"]);
+    assert_eq!(fs::read_to_string(lab.at("format")).unwrap(), good);
+    assert!(good.contains("btrfs"));
+}
+
+#[test]
 fn a_layer_without_a_tree_or_with_damaged_json_is_set_aside() {
-    for (path, words) in [("diff", "has no tree"), ("layer.json", "layer.json is damaged")] {
+    for (path, words) in [
+        ("diff", "has no tree"),
+        ("layer.json", "layer.json is damaged"),
+    ] {
         let lab = Lab::new();
         let layer = lab.layer(2);
         if path == "diff" {
@@ -375,7 +416,10 @@ fn orphans_go_to_the_trash() {
         "merge that was cut off",
         "clone that was cut off",
     ]);
-    assert!(!lab.at("volumes/fedcba9876543210-build-0123456789abcdef").exists());
+    assert!(
+        !lab.at("volumes/fedcba9876543210-build-0123456789abcdef")
+            .exists()
+    );
     assert!(!lab.layer(0).join("flat-0123").exists());
     // Never a source, not even half a one.
     assert!(lab.at("sources/therock-123456789abc.part/.git").exists());
@@ -446,7 +490,10 @@ fn a_busy_env_is_skipped_and_said_to_be() {
     lab.fsck(&["--repair"], 0);
     fs::remove_dir_all(lab.layer(2)).unwrap();
     let text = lab.fsck(&["--repair"], 1);
-    assert!(text.contains("skipped: env `one` is held by `rockenv test`"), "{text}");
+    assert!(
+        text.contains("skipped: env `one` is held by `rockenv test`"),
+        "{text}"
+    );
     drop(held);
     lab.fsck(&["--repair"], 0);
     lab.fsck(&[], 0);
