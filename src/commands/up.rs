@@ -110,7 +110,13 @@ pub fn up(cx: &Context, args: UpArgs) -> Result<u8> {
     let reporter = cx.ui.reporter(format);
     let outcome = converge(cx, &args, &store, prepared, &signals, &reporter);
     cx.tidy(&store)?;
-    let (ended, name) = outcome?;
+    let (ended, name) = match (outcome, signals.pending()?) {
+        // What failed was a tool that the same Ctrl-C had ended.
+        (Err(_), Some(signal)) => {
+            return Err(Error::new(Kind::Signal(signal), "interrupted").help(again(&args)));
+        }
+        (outcome, _) => outcome?,
+    };
     finish(cx, &reporter, ended, &name, &args)
 }
 
@@ -144,14 +150,13 @@ fn converge(
         preflight(store, &spec, args.force)?;
         env.commit(new_record(&spec, &image.key)?)?;
     } else if env.known_record()?.image_key != image.key {
-        // The base changed: every key did too, and nothing the env stands on fits any more.
+        // The base changed: every key did too. Snapshots stay, each with the image that it stands on.
         let key = image.key.clone();
         env.keep_changes("before-image")?;
         env.reset()?;
         env.update(|record| {
             record.image_key = key;
             record.image.clone_from(&spec.image);
-            record.snapshots.clear();
         })?;
     }
     let (observed, plan) = plan_for(store, Some(&env), &prepared, &spec, args)?;
@@ -675,8 +680,7 @@ fn observe(
             .map(|layer| layer.id)
             .collect();
     }
-    let directory = store.env_dir(&spec.name);
-    observed.attempt = fs_err::read_to_string(directory.join("attempt")).ok();
+    observed.attempt = store.attempt(&spec.name, record);
     observed.touched = match env {
         Some(env) => env.is_touched()?,
         None => record.head.tree.is_some(),

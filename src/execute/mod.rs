@@ -14,7 +14,6 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use fs_err as fs;
 use jiff::Timestamp;
 
 pub use attend::{Ending, Signals};
@@ -232,7 +231,6 @@ impl Execution<'_, '_> {
                 message: note.clone(),
             });
         }
-        let attempt = self.env.attempt_path();
         if self.plan.moves {
             match (&self.plan.start, self.plan.volumes) {
                 (Some(layer), volumes) => {
@@ -243,10 +241,7 @@ impl Execution<'_, '_> {
                 (None, _) => self.env.reset()?,
             }
         }
-        match fs::remove_file(attempt) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
-            _ => Ok(()),
-        }
+        Ok(())
     }
 
     /// Makes snapshots for the steps whose layers are there: those of the chain below `start`.
@@ -332,8 +327,7 @@ impl Execution<'_, '_> {
     ) -> Result<std::result::Result<String, Ended>> {
         let parent = self.env.known_record()?.head.layer.clone();
         let tree = self.env.thaw(parent.as_deref())?;
-        // Not synced: after a loss of power nothing is known of the volumes anyway.
-        fs::write(self.env.attempt_path(), step.key.as_str())?;
+        self.env.begin_attempt(step.key.as_str())?;
         let log = format!("logs/{run}/{index:02}-{}.log", step.name);
         let ran = self.contain(index, step, &tree, parent.as_deref(), &log)?;
         let code = match ran.ending {
@@ -349,7 +343,7 @@ impl Execution<'_, '_> {
                     },
                     |record| put_step(record, done),
                 )?;
-                fs::remove_file(self.env.attempt_path())?;
+                self.env.end_attempt()?;
                 return Ok(Ok(layer));
             }
             Ending::Exited { code, .. } => Some(code),
