@@ -9,11 +9,11 @@ use crate::config::Config;
 use crate::context::Context;
 use crate::error::{Error, Kind, Result};
 use crate::ui::{Settings, Terminals, Ui};
-use crate::{commands, engine, inside};
+use crate::{commands, complete, engine, inside};
 
 /// Runs the program.
 pub(crate) fn run() -> ExitCode {
-    if let Some(code) = own_subcommand() {
+    if let Some(code) = own_subcommand().or_else(complete::answer) {
         return code;
     }
     let cli = match Cli::try_parse() {
