@@ -347,7 +347,7 @@ impl Execution<'_, '_> {
                 return Ok(Ok(layer));
             }
             Ending::Exited { code, .. } => Some(code),
-            Ending::TimedOut | Ending::Interrupted(_) => None,
+            Ending::TimedOut | Ending::Interrupted(_) | Ending::Lost => None,
         };
         if let Ending::Interrupted(signal) = ran.ending {
             let record = done(step, Outcome::Pending, Some("interrupted".to_owned()), &ran);
@@ -415,7 +415,7 @@ impl Execution<'_, '_> {
                 ..
             } => format!("step `{name}` was ended by signal {signal}"),
             Ending::Exited { code, .. } => format!("step `{name}` failed with exit code {code}"),
-            Ending::Interrupted(_) => format!("step `{name}` was interrupted"),
+            Ending::Interrupted(_) | Ending::Lost => format!("step `{name}` was interrupted"),
         };
         Ok((Kind::StepFailed, message))
     }
@@ -474,11 +474,26 @@ impl Execution<'_, '_> {
         );
         let end = running.finish();
         container::clean(self.store, &self.env.run_dir())?;
-        // The first error tells more: what happens after it is its consequence.
-        let ending = attended?;
-        let usage = match end? {
-            End::Ended(usage) => usage,
-            End::Shared => Usage::default(),
+        let (ending, usage) = match (attended, end) {
+            // The first error tells more: what happens after it is its consequence.
+            (Err(error), _) | (Ok(_), Err(error)) => return Err(error),
+            (Ok(Ending::Lost), Ok(End::Ended(usage))) if usage.oom_kills > 0 => {
+                // The kernel chose the container's first process.
+                let killed = Ending::Exited {
+                    code: 137,
+                    signal: Some(9),
+                };
+                (killed, usage)
+            }
+            (Ok(Ending::Lost), Ok(_)) => {
+                let message = format!(
+                    "the container of step `{}` was ended from outside",
+                    step.name
+                );
+                return Err(Error::unexpected(message));
+            }
+            (Ok(ending), Ok(End::Ended(usage))) => (ending, usage),
+            (Ok(ending), Ok(End::Shared)) => (ending, Usage::default()),
         };
         let disk_delta = i64::try_from(free_before).unwrap_or(i64::MAX)
             - i64::try_from(free_space(self.store.root())?).unwrap_or(i64::MAX);
