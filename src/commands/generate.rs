@@ -20,7 +20,6 @@ pub struct CompletionsArgs {
 
 /// A shell with completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-#[expect(clippy::doc_markdown, reason = "PowerShell is a name")]
 pub enum Shell {
     /// source <(rockenv completions bash)
     Bash,
