@@ -142,11 +142,10 @@ fn converge(
     check_names(&prepared.profile, args)?;
     let mut env = store.lock_env(&spec.name, "up", Duration::from_secs(5))?;
     let (_, plan) = plan_for(store, Some(&env), &prepared, &spec, args)?;
-    if plan.is_empty()
-        && env
-            .record()
-            .is_some_and(|record| record.complete || args.until.is_some())
-    {
+    if plan.is_empty() && env.record().is_some() {
+        if !env.known_record()?.complete && args.until.is_none() {
+            env.update(|record| record.complete = true)?;
+        }
         return Ok((None, spec.name));
     }
     if env.record().is_none() {
