@@ -26,6 +26,7 @@ pub mod profile;
 mod program;
 pub mod reference;
 pub mod rootfs;
+pub mod setup;
 pub mod source;
 pub mod spec;
 pub mod store;

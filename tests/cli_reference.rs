@@ -1,5 +1,4 @@
 //! `docs/cli.md` is what the program says of itself; `ROCKENV_UPDATE=1 cargo test --test cli_reference` writes it anew.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use rockenv::error::{EXIT_CODES, Kind};
 

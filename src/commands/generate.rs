@@ -20,6 +20,7 @@ pub struct CompletionsArgs {
 
 /// A shell with completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+
 pub enum Shell {
     /// source <(rockenv completions bash)
     Bash,

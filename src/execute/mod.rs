@@ -11,7 +11,7 @@ pub mod relay;
 mod step;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use jiff::Timestamp;
@@ -26,12 +26,14 @@ use crate::error::{Error, Kind, Result};
 use crate::host::{Host, free_space};
 use crate::plan::{Action, Plan, Volumes};
 use crate::profile::CopyFiles;
+use crate::rootfs::Method;
 use crate::spec::{Spec, Step};
 use crate::store::env::Freeze;
 use crate::store::record::{Cost, Failed, Origin, Outcome, Record, Snapshot, StepRecord};
 use crate::store::{LockedEnv, Store};
 use crate::ui::Reporter;
 use crate::ui::event::{self, Event};
+use crate::usage;
 
 /// Less free space than this after a failure is taken for its cause, in bytes.
 const FULL: u64 = 32 << 20;
@@ -379,6 +381,31 @@ impl Execution<'_, '_> {
         }))))
     }
 
+    /// Returns by how much a step's tree is larger than what it stands on, in allocated bytes.
+    fn tree_growth(&self, tree: &str, parent: Option<&str>) -> Result<i64> {
+        let directory = self.env.directory().join("trees").join(tree);
+        if self.store.method() == Method::Overlay {
+            return Ok(allocated(&directory.join("diff")));
+        }
+        // The clone looks as large as its parent: only the difference was written.
+        let below = match parent {
+            Some(layer) => self.store.layer_dir(layer).join("root"),
+            None => self.store.image_root(&self.env.known_record()?.image_key),
+        };
+        Ok(allocated(&directory.join("root")) - allocated(&below))
+    }
+
+    /// Returns what the build volumes that a step sees hold, in allocated bytes.
+    fn volume_bytes(&self, step: &Step) -> Result<i64> {
+        let volumes = &self.env.known_record()?.head.volumes;
+        let seen = volumes
+            .iter()
+            .filter(|(name, _)| step.volumes.contains(*name));
+        Ok(seen
+            .map(|(_, id)| allocated(&self.store.volume_dir(id)))
+            .sum())
+    }
+
     /// Says why a step failed.
     fn explain(&self, step: &Step, ran: &Ran) -> Result<(Kind, String)> {
         let name = &step.name;
@@ -430,7 +457,7 @@ impl Execution<'_, '_> {
         log: &str,
     ) -> Result<Ran> {
         let started = Instant::now();
-        let free_before = free_space(self.store.root())?;
+        let before = self.volume_bytes(step)?;
         let root = self.env.root(tree, parent)?;
         let work = step::Work::prepare(
             step,
@@ -495,20 +522,23 @@ impl Execution<'_, '_> {
             (Ok(ending), Ok(End::Ended(usage))) => (ending, usage),
             (Ok(ending), Ok(End::Shared)) => (ending, Usage::default()),
         };
-        let disk_delta = i64::try_from(free_before).unwrap_or(i64::MAX)
-            - i64::try_from(free_space(self.store.root())?).unwrap_or(i64::MAX);
+        let grown = self.tree_growth(tree, parent)? + self.volume_bytes(step)? - before;
         let wall_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         Ok(Ran {
             ending,
             cost: Cost {
                 wall_ms,
                 usage,
-                disk_delta,
+                disk_delta: grown,
             },
             tail: output.tail().map(str::to_owned).collect(),
             log: log.to_owned(),
         })
     }
+}
+
+fn allocated(path: &Path) -> i64 {
+    i64::try_from(usage::scan_one(path).total().allocated).unwrap_or(i64::MAX)
 }
 
 fn done(step: &Step, outcome: Outcome, reason: Option<String>, ran: &Ran) -> StepRecord {
