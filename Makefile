@@ -69,9 +69,9 @@ bench: build ## measure, against the peers (root)
 gen: build ## manual pages, completions and JSON schemas
 	rm -rf $(GENERATED)
 	mkdir -p $(GENERATED)/man $(GENERATED)/completions $(GENERATED)/schema
-	$(ROCKENV) man --out $(GENERATED)/man
+	$(ROCKENV) man --dir $(GENERATED)/man
 	for shell in bash zsh fish; do $(ROCKENV) completions $$shell >$(GENERATED)/completions/$$shell; done
-	for what in profile image config; do $(ROCKENV) schema $$what >$(GENERATED)/schema/$$what.json; done
+	for what in profile image config events record; do $(ROCKENV) schema $$what >$(GENERATED)/schema/$$what.json; done
 
 .PHONY: install
 install: gen ## into PREFIX (/usr/local), below DESTDIR

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser as _};
 use rockenv::cli::Cli;
 use rockenv::config;
@@ -135,9 +136,11 @@ fn words(line: &str) -> Vec<String> {
 }
 
 /// Returns what is wrong with a command line that starts `rockenv`; other commands are none of our business.
-fn refused(line: &str) -> Option<String> {
+///
+/// Where it is only `named` in a sentence, required arguments may be missing.
+fn refused(line: &str, named: bool) -> Option<String> {
     let mut words = words(line);
-    let assignment = |word: &String| word.split_once('=').is_some_and(|(name, _)| name != "");
+    let assignment = |word: &String| word.split_once('=').is_some_and(|(name, _)| !name.is_empty());
     while words
         .first()
         .is_some_and(|word| word == "sudo" || assignment(word))
@@ -148,6 +151,8 @@ fn refused(line: &str) -> Option<String> {
         return None;
     }
     match Cli::try_parse_from(&words) {
+        Err(error) if named && error.kind() == ErrorKind::MissingRequiredArgument => None,
+        Err(error) if named && error.kind() == ErrorKind::MissingSubcommand => None,
         Err(error) if error.use_stderr() => Some(error.to_string()),
         _ => None,
     }
@@ -155,13 +160,19 @@ fn refused(line: &str) -> Option<String> {
 
 #[test]
 fn commands_parse() {
-    assert!(refused("sudo A=b rockenv exec e -- sh -c 'x | y' > file # comment").is_none());
-    assert!(refused("rockenv no-such-command").is_some());
+    assert!(
+        refused(
+            "sudo A=b rockenv exec e -- sh -c 'x | y' > file # comment",
+            false
+        )
+        .is_none()
+    );
+    assert!(refused("rockenv no-such-command", true).is_some());
     let mut wrong = Vec::new();
     let mut seen = 0;
-    let mut check = |place: &str, line: &str| {
+    let mut check = |place: &str, line: &str, named| {
         seen += 1;
-        wrong.extend(refused(line).map(|error| format!("{place}: {line}\n{error}")));
+        wrong.extend(refused(line, named).map(|error| format!("{place}: {line}\n{error}")));
     };
     for document in documents() {
         for block in document.blocks() {
@@ -170,12 +181,12 @@ fn commands_parse() {
                     .text
                     .lines()
                     .filter_map(|line| line.strip_prefix("$ "));
-                typed.for_each(|line| check(&block.place, line));
+                typed.for_each(|line| check(&block.place, line, false));
             }
         }
         for line in document.prose() {
             if let Some(line) = line.strip_prefix("    ") {
-                check(&document.name, line);
+                check(&document.name, line, false);
             }
         }
         for span in document.code_spans() {
@@ -184,7 +195,7 @@ fn commands_parse() {
                 && !span.contains(['[', '|', '…'])
                 && !span.contains("...")
             {
-                check(&document.name, span);
+                check(&document.name, span, true);
             }
         }
     }
