@@ -140,7 +140,10 @@ fn words(line: &str) -> Vec<String> {
 /// Where it is only `named` in a sentence, required arguments may be missing.
 fn refused(line: &str, named: bool) -> Option<String> {
     let mut words = words(line);
-    let assignment = |word: &String| word.split_once('=').is_some_and(|(name, _)| !name.is_empty());
+    let assignment = |word: &String| {
+        word.split_once('=')
+            .is_some_and(|(name, _)| !name.is_empty())
+    };
     while words
         .first()
         .is_some_and(|word| word == "sudo" || assignment(word))

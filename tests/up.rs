@@ -1,6 +1,5 @@
 //! Owns the tests of what `up`, snapshots, rollback and fork mean, on each store method.
 
-
 mod support;
 
 use fs_err as fs;

@@ -22,6 +22,7 @@ pub mod journal;
 pub mod layer;
 pub mod lock;
 pub mod record;
+pub mod removal;
 pub mod trash;
 
 use std::os::unix::fs::PermissionsExt as _;
