@@ -14,6 +14,7 @@ pub mod commands;
 mod complete;
 pub mod config;
 pub mod context;
+pub mod doctor;
 pub mod engine;
 pub mod error;
 pub mod execute;
