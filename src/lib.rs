@@ -11,6 +11,7 @@
 pub mod builtin;
 pub mod cli;
 pub mod commands;
+mod complete;
 pub mod config;
 pub mod context;
 pub mod engine;
@@ -23,7 +24,9 @@ pub mod plan;
 pub mod process;
 pub mod profile;
 mod program;
+pub mod reference;
 pub mod rootfs;
+pub mod setup;
 pub mod source;
 pub mod spec;
 pub mod store;

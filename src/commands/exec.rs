@@ -190,19 +190,9 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
     }
     drop(env);
     cx.tidy(store)?;
-    match code? {
-        Some(code) => {
-            end?;
-            Ok(code)
-        }
-        // The holder knows why its container never answered.
-        None => match end {
-            Err(error) => Err(error),
-            Ok(_) => Err(Error::unexpected(
-                "the container ended before the command did",
-            )),
-        },
-    }
+    // Where both failed, the holder knows why.
+    end?;
+    code?.ok_or_else(|| Error::unexpected("the container ended before the command began"))
 }
 
 fn command(job: &Job, spec: &Spec, host: &Host) -> Command {

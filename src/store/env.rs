@@ -92,9 +92,20 @@ impl LockedEnv<'_> {
         self.directory.join("run")
     }
 
-    /// Returns the file that holds the key of a step that was begun and has not ended well.
-    pub fn attempt_path(&self) -> PathBuf {
-        self.directory.join("attempt")
+    /// Writes down that a step was begun: until it ends well, the build volumes are its.
+    ///
+    /// Not synced: after a loss of power nothing is known of the volumes anyway.
+    pub fn begin_attempt(&self, key: &str) -> Result<()> {
+        let text = attempt_line(key, self.known_record()?);
+        Ok(fs::write(self.directory.join("attempt"), text)?)
+    }
+
+    /// Forgets the step that was begun.
+    pub fn end_attempt(&self) -> Result<()> {
+        match fs::remove_file(self.directory.join("attempt")) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
+            _ => Ok(()),
+        }
     }
 
     /// Returns the lock's descriptor, for the holder.
@@ -286,7 +297,8 @@ impl LockedEnv<'_> {
             id: id.clone(),
             key: freeze.key.map(str::to_owned),
             parent: freeze.parent.map(str::to_owned),
-            image_key: record.image_key.clone(),
+            env: record.id.clone(),
+            image_key: self.store.image_below(freeze.parent, &record.image_key)?,
             tree: freeze.tree.to_owned(),
             title: freeze.name.to_owned(),
             created: Timestamp::now(),
@@ -450,7 +462,9 @@ impl LockedEnv<'_> {
             .snapshot(name)
             .map(|snapshot| snapshot.layer.clone())
             .ok_or_else(|| no_snapshot(&self.name, name))?;
-        self.adopt(Vec::new(), &layer, true)
+        self.adopt(Vec::new(), &layer, true)?;
+        // `up` decides whether that is its end.
+        self.update(|record| record.complete = false)
     }
 
     /// Forgets a snapshot and removes its layer where nothing else stands on it.
@@ -513,7 +527,10 @@ impl LockedEnv<'_> {
                 layers.extend(chain.into_iter().map(|layer| layer.id));
             }
         }
-        let (id, layers) = (record.id.clone(), layers.into_iter().collect::<Vec<_>>());
+        let id = record.id.clone();
+        // Also what a killed command published and never recorded.
+        layers.extend(self.store.layers_of(&id)?);
+        let layers = layers.into_iter().collect::<Vec<_>>();
         journal::begin(
             &self.directory,
             &Entry::Remove {
@@ -539,7 +556,20 @@ impl LockedEnv<'_> {
     }
 }
 
+/// The volumes are part of the line: an attempt on volumes that were replaced since says nothing of the present ones.
+fn attempt_line(key: &str, record: &Record) -> String {
+    let volumes: Vec<&str> = record.head.volumes.values().map(String::as_str).collect();
+    format!("{key} {}", volumes.join(" "))
+}
+
 impl Store {
+    /// Returns the key of the step that was begun on the env's present build volumes and did not end well.
+    pub fn attempt(&self, name: &str, record: &Record) -> Option<String> {
+        let text = fs::read_to_string(self.env_dir(name).join("attempt")).ok()?;
+        let key = text.split(' ').next()?;
+        (text == attempt_line(key, record)).then(|| key.to_owned())
+    }
+
     /// Throws away those of `candidates` that no env's record needs, directly or as a parent.
     pub fn remove_unused_layers(&self, candidates: &[String]) -> Result<()> {
         if candidates.is_empty() {
