@@ -140,7 +140,10 @@ fn words(line: &str) -> Vec<String> {
 /// Where it is only `named` in a sentence, required arguments may be missing.
 fn refused(line: &str, named: bool) -> Option<String> {
     let mut words = words(line);
-    let assignment = |word: &String| word.split_once('=').is_some_and(|(name, _)| !name.is_empty());
+    let assignment = |word: &String| {
+        word.split_once('=')
+            .is_some_and(|(name, _)| !name.is_empty())
+    };
     while words
         .first()
         .is_some_and(|word| word == "sudo" || assignment(word))
@@ -314,6 +317,23 @@ fn the_readme_lists_every_exit_code() {
 #[test]
 fn the_readme_is_short() {
     assert!(Document::read("README.md").text.lines().count() <= 200);
+}
+
+#[test]
+fn every_module_has_its_line() {
+    let document = Document::read("docs/architecture.md");
+    let rows = document.section("## Modules").join("\n");
+    let lib = fs_err::read_to_string(Path::new(ROOT).join("src/lib.rs")).unwrap();
+    for line in lib.lines() {
+        let line = line.trim_start_matches("pub ");
+        if let Some(module) = line.strip_prefix("mod ") {
+            let module = module.trim_end_matches(';');
+            assert!(
+                rows.contains(&format!("`{module}`")) || rows.contains(&format!("`{module}/`")),
+                "docs/architecture.md has no line for `{module}`"
+            );
+        }
+    }
 }
 
 #[test]
