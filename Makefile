@@ -66,7 +66,11 @@ bench: build ## measure, against the peers (root)
 	tests/bench/run
 
 .PHONY: gen
-gen: build ## manual pages, completions and JSON schemas
+gen: generated ## docs/cli.md; manual pages, completions and JSON schemas in target/generated
+	ROCKENV_UPDATE=1 cargo test --locked --quiet --test cli_reference
+
+.PHONY: generated
+generated: build
 	rm -rf $(GENERATED)
 	mkdir -p $(GENERATED)/man $(GENERATED)/completions $(GENERATED)/schema
 	$(ROCKENV) man --dir $(GENERATED)/man
@@ -74,7 +78,7 @@ gen: build ## manual pages, completions and JSON schemas
 	for what in profile image config events record; do $(ROCKENV) schema $$what >$(GENERATED)/schema/$$what.json; done
 
 .PHONY: install
-install: gen ## into PREFIX (/usr/local), below DESTDIR
+install: generated ## into PREFIX (/usr/local), below DESTDIR
 	install -D -m 755 $(ROCKENV) $(DESTDIR)$(PREFIX)/bin/rockenv
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1
 	install -m 644 $(GENERATED)/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1

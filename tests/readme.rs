@@ -320,6 +320,23 @@ fn the_readme_is_short() {
 }
 
 #[test]
+fn every_module_has_its_line() {
+    let document = Document::read("docs/architecture.md");
+    let rows = document.section("## Modules").join("\n");
+    let lib = fs_err::read_to_string(Path::new(ROOT).join("src/lib.rs")).unwrap();
+    for line in lib.lines() {
+        let line = line.trim_start_matches("pub ");
+        if let Some(module) = line.strip_prefix("mod ") {
+            let module = module.trim_end_matches(';');
+            assert!(
+                rows.contains(&format!("`{module}`")) || rows.contains(&format!("`{module}/`")),
+                "docs/architecture.md has no line for `{module}`"
+            );
+        }
+    }
+}
+
+#[test]
 fn make_targets_exist() {
     let makefile = fs_err::read_to_string(Path::new(ROOT).join("Makefile")).unwrap();
     for document in documents() {
