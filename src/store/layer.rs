@@ -80,6 +80,24 @@ impl Store {
         Ok(())
     }
 
+    /// Returns the layers of this boot that a loss of power could still damage.
+    pub fn unsynced(&self) -> Result<Vec<String>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(self.root.join("layers"))? {
+            let Ok(id) = entry?.file_name().into_string() else {
+                continue;
+            };
+            if !self.layer_dir(&id).join("durable").exists()
+                && self
+                    .layer(&id)?
+                    .is_some_and(|layer| layer.boot == boot_id())
+            {
+                found.push(id);
+            }
+        }
+        Ok(found)
+    }
+
     /// Returns the layer and everything below it, topmost first.
     pub fn chain(&self, top: &str) -> Result<Vec<Layer>> {
         let mut chain: Vec<Layer> = Vec::new();

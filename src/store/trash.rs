@@ -1,5 +1,5 @@
 //! Owns deleting: a rename into `trash/`, at once, then unlinking by a process of its own, so that no command
-//! waits for it and a killed one costs nothing.
+//! waits for it and a killed one costs nothing. The same process writes new snapshots to disk.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -48,9 +48,18 @@ impl Store {
         }
     }
 
-    /// Starts a process that empties the trash, if there is any, and does not wait for it.
+    /// Writes new layers to disk, then empties the trash.
+    pub fn reap(&self) -> Result<()> {
+        let layers = self.unsynced()?;
+        if !layers.is_empty() {
+            self.make_durable(&layers)?;
+        }
+        self.empty_trash()
+    }
+
+    /// Starts a process that does what nobody should wait for, if there is anything, and does not wait for it.
     pub fn reap_in_background(&self, program: &Path) -> Result<()> {
-        if self.has_trash() {
+        if self.has_trash() || !self.unsynced()?.is_empty() {
             let child = std::process::Command::new(program)
                 .arg("__reap")
                 .arg(&self.root)
