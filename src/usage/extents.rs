@@ -24,6 +24,9 @@ const TIDY_FIRST: usize = 1 << 16;
 /// Answers of btrfs are copied here; one file's extents may need several.
 const ANSWER: usize = 16 * 1024;
 
+/// An answer with this much room left is the whole: no extent's item is longer.
+const ROOM: usize = 8 * 1024;
+
 /// A run of bytes on disk, as one root reaches it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Extent {
@@ -138,9 +141,9 @@ impl Extents {
             // SAFETY: `answer` is a complete structure followed by the `size` bytes that it announces.
             unsafe { ioctl::tree_search(directory.as_raw_fd(), (&raw mut *answer).cast()) }
                 .map_err(|error| Errno::from_raw_os_error(error as i32))?;
-            let mut found = 0;
+            let mut bytes = 0;
             for item in answer.items() {
-                found += 1;
+                bytes += item.body.len() + ioctl::HEADER;
                 next = item.offset + 1;
                 let number = |at: usize| {
                     let bytes = item.body.get(at..at + 8)?;
@@ -174,7 +177,7 @@ impl Extents {
                     });
                 }
             }
-            if found == 0 {
+            if bytes == 0 || bytes + ROOM <= ANSWER {
                 return Ok(placed);
             }
         }
@@ -400,7 +403,7 @@ mod ioctl {
     /// `BTRFS_EXTENT_DATA_KEY`.
     const EXTENT_DATA: u32 = 108;
     /// `struct btrfs_ioctl_search_header`.
-    const HEADER: usize = 32;
+    pub(super) const HEADER: usize = 32;
 
     impl Answer {
         pub(super) fn new() -> Self {
