@@ -16,6 +16,7 @@ use crate::engine::hold::State;
 use crate::engine::{BuildUser, Root};
 use crate::error::{Error, Result, ResultExt as _};
 use crate::rootfs::{self, Method};
+use crate::spec::Spec;
 
 /// An env that nobody else can change.
 #[derive(Debug)]
@@ -42,7 +43,28 @@ pub struct Freeze<'a> {
     pub origin: Origin,
 }
 
+/// Name of the resolved spec in an env's directory.
+const SPEC: &str = "spec.toml";
+
 impl Store {
+    /// Reads what an env was resolved to.
+    pub fn spec(&self, name: &str) -> Result<Spec> {
+        let path = self.env_dir(name).join(SPEC);
+        let text = match fs::read_to_string(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Err(
+                    Error::not_found(format!("env `{name}` has no spec yet")).help("rockenv up")
+                );
+            }
+            other => other?,
+        };
+        toml::from_str(&text).map_err(|error| {
+            Error::unexpected(format!("`{}` is damaged", path.display()))
+                .source(error)
+                .help("rockenv fsck")
+        })
+    }
+
     /// Locks an env for `verb`, finishing or undoing what a killed command left.
     pub fn lock_env(&self, name: &str, verb: &str, wait: Duration) -> Result<LockedEnv<'_>> {
         check_name(name)?;
@@ -130,6 +152,28 @@ impl LockedEnv<'_> {
         record.used = Timestamp::now();
         atomic::write_json(&self.directory.join("record.json"), &record)?;
         self.record = Some(record);
+        Ok(())
+    }
+
+    /// Writes down what was resolved: for people, and for `exec`.
+    pub fn save_spec(&self, spec: &Spec) -> Result<()> {
+        let text = toml::to_string_pretty(spec)
+            .map_err(|error| Error::unexpected("cannot encode the spec").source(error))?;
+        atomic::write(&self.directory.join(SPEC), text.as_bytes())
+    }
+
+    /// Adds a row to `metrics.jsonl`, which outlives the steps it tells of.
+    pub fn add_metrics(&self, row: &impl serde::Serialize) -> Result<()> {
+        use std::io::Write as _;
+        let mut line = serde_json::to_string(row)
+            .map_err(|error| Error::unexpected("cannot encode metrics").source(error))?;
+        line.push('\n');
+        let path = self.directory.join("metrics.jsonl");
+        let mut file = fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(path)?;
+        file.write_all(line.as_bytes())?;
         Ok(())
     }
 
@@ -480,10 +524,9 @@ impl LockedEnv<'_> {
             }
         }
         self.record = None;
-        let copied = from.directory.join("spec.json");
-        if copied.exists() {
-            fs::copy(copied, self.directory.join("spec.json"))?;
-        }
+        let mut spec = from.store.spec(&from.name)?;
+        spec.name.clone_from(&self.name);
+        self.save_spec(&spec)?;
         self.commit(record)?;
         drop(shared);
         Ok(())
