@@ -21,6 +21,7 @@ pub mod execute;
 pub mod host;
 pub mod image;
 pub mod inside;
+pub mod observe;
 pub mod plan;
 pub mod process;
 pub mod profile;

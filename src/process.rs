@@ -225,7 +225,8 @@ impl Program {
             .process_group(0);
         let parent = nix::unistd::getpid();
         let die_with_parent = move || {
-            // What a program makes must not depend on the caller's habits.
+            // What a program makes must not depend on the caller's habits; std passes blocked signals on.
+            nix::sys::signal::SigSet::empty().thread_set_mask()?;
             nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o022));
             nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
             // The parent may have died before the line above.
@@ -238,7 +239,7 @@ impl Program {
             unsafe_code,
             reason = "the standard library has no safe way to set a parent-death signal"
         )]
-        // SAFETY: between fork and exec the closure makes three system calls and neither allocates nor locks.
+        // SAFETY: between fork and exec the closure makes four system calls and neither allocates nor locks.
         unsafe {
             command.pre_exec(die_with_parent);
         }

@@ -12,13 +12,13 @@ use crate::context::Context;
 use crate::error::{Error, Kind, Result};
 use crate::execute::{self, Ended, Execution, Signals};
 use crate::host::free_space;
-use crate::plan::{Action, Found, Observed, Options, Plan, Volumes, Wanted, plan as decide};
+use crate::observe::{observe, wanted};
+use crate::plan::{Action, Observed, Options, Plan, Volumes, plan as decide};
 use crate::profile::Profile;
 use crate::source::{self, Repository};
 use crate::spec::{self, Engine, Spec, VolumeKind, VolumeSource};
-use crate::store::layer::VolumeState;
 use crate::store::record::{self, Head, Record};
-use crate::store::{Layer, LockedEnv, Store, random_id};
+use crate::store::{LockedEnv, Store, random_id};
 use crate::ui::event::{Event, Outcome, Planned};
 use crate::ui::table::Table;
 use crate::ui::{Format, Reporter, size};
@@ -113,7 +113,13 @@ pub fn up(cx: &Context, args: UpArgs) -> Result<u8> {
     let reporter = cx.ui.reporter(format);
     let outcome = converge(cx, &args, &store, prepared, &signals, &reporter);
     cx.tidy(&store)?;
-    let (ended, name) = outcome?;
+    let (ended, name) = match (outcome, signals.pending()?) {
+        // What failed was a tool that the same Ctrl-C had ended.
+        (Err(_), Some(signal)) => {
+            return Err(Error::new(Kind::Signal(signal), "interrupted").help(again(&args)));
+        }
+        (outcome, _) => outcome?,
+    };
     finish(cx, &reporter, ended, &name, &args)
 }
 
@@ -136,25 +142,23 @@ fn converge(
     check_names(&prepared.profile, args)?;
     let mut env = store.lock_env(&spec.name, "up", Duration::from_secs(5))?;
     let (_, plan) = plan_for(store, Some(&env), &prepared, &spec, args)?;
-    if plan.is_empty()
-        && env
-            .record()
-            .is_some_and(|record| record.complete || args.until.is_some())
-    {
+    if plan.is_empty() && env.record().is_some() {
+        if !env.known_record()?.complete && args.until.is_none() {
+            env.update(|record| record.complete = true)?;
+        }
         return Ok((None, spec.name));
     }
     if env.record().is_none() {
         preflight(store, &spec, args.force)?;
         env.commit(new_record(&spec, &image.key)?)?;
     } else if env.known_record()?.image_key != image.key {
-        // The base changed: every key did too, and nothing the env stands on fits any more.
+        // The base changed: every key did too. Snapshots stay, each with the image that it stands on.
         let key = image.key.clone();
         env.keep_changes("before-image")?;
         env.reset()?;
         env.update(|record| {
             record.image_key = key;
             record.image.clone_from(&spec.image);
-            record.snapshots.clear();
         })?;
     }
     let (observed, plan) = plan_for(store, Some(&env), &prepared, &spec, args)?;
@@ -459,33 +463,6 @@ fn options(args: &UpArgs) -> Options {
     }
 }
 
-/// Returns the profile's steps in order, those that this env leaves out with the reason.
-fn wanted(profile: &Profile, spec: &Spec) -> Vec<Wanted> {
-    let mut wanted = Vec::new();
-    for step in &profile.steps {
-        if let Some(found) = spec.step(&step.name) {
-            wanted.push(Wanted {
-                name: step.name.clone(),
-                key: found.key.to_string(),
-                incremental: found.incremental,
-                skip: None,
-            });
-        } else if let Some(skipped) = spec
-            .skipped
-            .iter()
-            .find(|skipped| skipped.name == step.name)
-        {
-            wanted.push(Wanted {
-                name: step.name.clone(),
-                key: String::new(),
-                incremental: false,
-                skip: Some(skipped.reason.clone()),
-            });
-        }
-    }
-    wanted
-}
-
 fn plan_for(
     store: &Store,
     env: Option<&LockedEnv<'_>>,
@@ -508,90 +485,6 @@ fn plan_for(
     )?;
     let plan = decide(&wanted, &observed, &options(args));
     Ok((observed, plan))
-}
-
-/// Reads what there is of an env and of its steps' layers.
-fn observe(
-    store: &Store,
-    env: Option<&LockedEnv<'_>>,
-    record: Option<&Record>,
-    spec: &Spec,
-    wanted: &[Wanted],
-    image_key: &str,
-) -> Result<Observed> {
-    let mut observed = Observed {
-        freezes_volumes: store.freezes_volumes(),
-        ..Observed::default()
-    };
-    for step in wanted.iter().filter(|step| step.skip.is_none()) {
-        let own = record.and_then(|record| {
-            record
-                .snapshots
-                .iter()
-                .rev()
-                .find(|snapshot| snapshot.key.as_ref() == Some(&step.key))
-        });
-        let id = own.map_or(step.key.as_str(), |snapshot| snapshot.layer.as_str());
-        if let Some(layer) = store.layer(id)? {
-            let unusable = unusable(store, &layer, record, spec, &step.name);
-            observed.layers.insert(
-                step.key.clone(),
-                Found {
-                    layer: layer.id,
-                    unusable,
-                },
-            );
-        }
-    }
-    let Some(record) = record.filter(|record| record.image_key == image_key) else {
-        return Ok(observed);
-    };
-    observed.exists = true;
-    if let Some(head) = &record.head.layer {
-        observed.head = store
-            .chain(head)?
-            .into_iter()
-            .map(|layer| layer.id)
-            .collect();
-    }
-    let directory = store.env_dir(&spec.name);
-    observed.attempt = fs_err::read_to_string(directory.join("attempt")).ok();
-    observed.touched = match env {
-        Some(env) => env.is_touched()?,
-        None => record.head.tree.is_some(),
-    };
-    observed.has_volumes = record.head.volumes.values().any(|id| {
-        fs_err::read_dir(store.volume_dir(id)).is_ok_and(|mut entries| entries.next().is_some())
-    });
-    Ok(observed)
-}
-
-/// Says why this env cannot stand on a layer, where it cannot.
-fn unusable(
-    store: &Store,
-    layer: &Layer,
-    record: Option<&Record>,
-    spec: &Spec,
-    step: &str,
-) -> Option<String> {
-    if !store.is_sound(layer) {
-        return Some("its snapshot was not safely on disk when the machine stopped".to_owned());
-    }
-    let sees = |name: &str| {
-        spec.step(step)
-            .is_none_or(|step| step.volumes.iter().any(|volume| volume == name))
-    };
-    layer.volumes.iter().find_map(|(name, state)| match state {
-        VolumeState::Live(id)
-            if sees(name)
-                && record.and_then(|record| record.head.volumes.get(name)) != Some(id) =>
-        {
-            Some(format!(
-                "its build volume `{name}` was not frozen with it: this is an overlay store"
-            ))
-        }
-        _ => None,
-    })
 }
 
 fn shown(plan: &Plan) -> Vec<Planned> {

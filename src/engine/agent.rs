@@ -1,5 +1,5 @@
 //! Owns rockenv's side inside a container: the first process there, which starts commands for clients
-//! outside and ends everything when the holder is gone.
+//! outside and ends everything when the holder is gone. Asked to end (SIGTERM), it gives its commands a moment.
 //!
 //! Its standard input is the holder's socket, so a killed holder (or a killed systemd-nspawn, which leaves
 //! its payload running) is seen at once as the end of that stream. Clients connect to a listening socket that
@@ -9,16 +9,22 @@ use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt as _;
 use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal, kill, killpg};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::stat::Mode;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Gid, Pid, Uid};
 
 use super::wire::{self, Command, FromAgent, Reply, Request, ToAgent};
 use crate::error::{Error, Result};
+
+/// How long commands may take to end after the agent was asked to.
+const GRACE: Duration = Duration::from_secs(5);
 
 /// One client's connection and the command it started.
 #[derive(Debug)]
@@ -42,20 +48,25 @@ pub fn run() -> Result<()> {
         .into();
     let mut mask = SigSet::empty();
     mask.add(Signal::SIGCHLD);
+    mask.add(Signal::SIGTERM);
     mask.thread_block()?;
-    let children = SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+    let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
     wire::send(&holder, &FromAgent::Ready, &[])?;
 
     let mut sessions: Vec<Session> = Vec::new();
     let mut draining = false;
+    let mut deadline: Option<Instant> = None;
     loop {
         if draining && sessions.is_empty() {
+            break;
+        }
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
             break;
         }
         let mut fds = vec![
             PollFd::new(holder.as_fd(), PollFlags::POLLIN),
             PollFd::new(listener.as_fd(), PollFlags::POLLIN),
-            PollFd::new(children.as_fd(), PollFlags::POLLIN),
+            PollFd::new(signals.as_fd(), PollFlags::POLLIN),
         ];
         let polled: Vec<usize> = (0..sessions.len())
             .filter(|&index| sessions[index].socket.is_some())
@@ -66,14 +77,28 @@ pub fn run() -> Result<()> {
         {
             fds.push(PollFd::new(socket.as_fd(), PollFlags::POLLIN));
         }
-        match poll(&mut fds, PollTimeout::NONE) {
+        let timeout = match deadline {
+            // The last millisecond may be a part of one.
+            Some(deadline) => PollTimeout::try_from(
+                deadline.saturating_duration_since(Instant::now()) + Duration::from_millis(1),
+            )
+            .unwrap_or(PollTimeout::MAX),
+            None => PollTimeout::NONE,
+        };
+        match poll(&mut fds, timeout) {
             Err(Errno::EINTR) => continue,
             other => other?,
         };
         let ready: Vec<bool> = fds.iter().map(|fd| fd.any().unwrap_or(true)).collect();
         drop(fds);
         if ready[2] {
-            while children.read_signal()?.is_some() {}
+            while let Some(signal) = signals.read_signal()? {
+                if signal.ssi_signo == Signal::SIGTERM as u32 && deadline.is_none() {
+                    draining = true;
+                    deadline = Some(Instant::now() + GRACE);
+                    ask_to_end(&sessions);
+                }
+            }
             reap(&mut sessions)?;
         }
         if ready[0] {
@@ -122,19 +147,11 @@ fn serve(session: &mut Session) {
                         hang_up(session);
                     }
                 }
-                Err(error) => {
-                    let code = if error.kind() == std::io::ErrorKind::NotFound {
-                        127
-                    } else {
-                        126
-                    };
-                    let reply = Reply::NotStarted {
-                        code,
-                        message: error.to_string(),
-                    };
-                    if wire::send(socket, &reply, &[]).is_err() {
-                        hang_up(session);
-                    }
+                Err(not_started) => {
+                    // A client that is gone needs no answer.
+                    drop(wire::send(socket, &not_started, &[]));
+                    // Nothing more to say: a drain must not wait until the client has closed its end.
+                    hang_up(session);
                 }
             }
         }
@@ -146,6 +163,12 @@ fn serve(session: &mut Session) {
         }
         Ok(Some(_)) => {}
         Ok(None) | Err(_) => hang_up(session),
+    }
+}
+
+fn ask_to_end(sessions: &[Session]) {
+    for pid in sessions.iter().filter_map(|session| session.pid) {
+        let _: std::result::Result<(), Errno> = killpg(pid, Signal::SIGTERM);
     }
 }
 
@@ -182,8 +205,43 @@ fn reap(sessions: &mut [Session]) -> Result<()> {
     }
 }
 
+/// Starts a command, or says why it cannot be started in the way of shells.
+fn start(
+    command: &Command,
+    fds: Vec<OwnedFd>,
+) -> std::result::Result<(Pid, Option<OwnedFd>), Reply> {
+    // The error of `exec` does not tell a missing directory from a missing program.
+    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    if let Err(error) = nix::fcntl::open(command.cwd.as_str(), flags, Mode::empty()) {
+        let words = error.desc().to_lowercase();
+        return Err(Reply::NotStarted {
+            code: 126,
+            message: format!("cannot start in directory `{}`: {words}", command.cwd),
+        });
+    }
+    execute(command, fds).map_err(|error| {
+        let absent = error.kind() == std::io::ErrorKind::NotFound;
+        Reply::NotStarted {
+            code: if absent { 127 } else { 126 },
+            message: format!(
+                "cannot run `{}`: {}",
+                command.argv[0],
+                without_number(&error)
+            ),
+        }
+    })
+}
+
+/// Returns the kernel's words without the number that std adds.
+fn without_number(error: &std::io::Error) -> String {
+    match error.raw_os_error() {
+        Some(number) => Errno::from_raw(number).desc().to_lowercase(),
+        None => error.to_string(),
+    }
+}
+
 /// Starts a command in a session of its own, as the user it names.
-fn start(command: &Command, fds: Vec<OwnedFd>) -> std::io::Result<(Pid, Option<OwnedFd>)> {
+fn execute(command: &Command, fds: Vec<OwnedFd>) -> std::io::Result<(Pid, Option<OwnedFd>)> {
     let (stdio, terminal) = if command.tty {
         let (outer, inner) = open_terminal(command)?;
         ([inner.try_clone()?, inner.try_clone()?, inner], Some(outer))
@@ -220,11 +278,13 @@ fn become_user(process: &mut std::process::Command, command: &Command) {
     // SAFETY: the agent has one thread, and the closure only makes system calls on values made before the fork.
     unsafe {
         process.pre_exec(move || {
+            // std passes our own mask on.
+            SigSet::empty().thread_set_mask()?;
             nix::unistd::setsid()?;
             if tty {
                 set_controlling_terminal(0, 0)?;
             }
-            nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o022));
+            nix::sys::stat::umask(Mode::from_bits_truncate(0o022));
             nix::unistd::setgroups(&groups)?;
             nix::unistd::setresgid(gid, gid, gid)?;
             nix::unistd::setresuid(uid, uid, uid)?;
@@ -245,7 +305,6 @@ fn set_controlling_terminal(fd: i32, steal: i32) -> nix::Result<()> {
 
 /// Opens a pseudo terminal of the container's own `/dev/pts`, so that `tty` inside names it.
 fn open_terminal(command: &Command) -> std::io::Result<(OwnedFd, OwnedFd)> {
-    use nix::fcntl::OFlag;
     let outer = nix::pty::posix_openpt(OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC)?;
     nix::pty::grantpt(&outer)?;
     nix::pty::unlockpt(&outer)?;

@@ -291,7 +291,7 @@ impl Cgroup {
         }
     }
 
-    /// Asks every process in the group to end.
+    /// Asks every process in the group to end; all but systemd-nspawn, which would take the others with it at once.
     pub fn terminate(&self) {
         let mut left = Vec::new();
         for (_, directory) in &self.directories {
@@ -300,6 +300,11 @@ impl Cgroup {
         left.sort_unstable();
         left.dedup();
         for pid in left {
+            let engine = fs::read_to_string(format!("/proc/{pid}/comm"))
+                .is_ok_and(|name| name.trim_end() == "systemd-nspawn");
+            if engine {
+                continue;
+            }
             let _: nix::Result<()> = kill(Pid::from_raw(pid), Signal::SIGTERM);
         }
     }

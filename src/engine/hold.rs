@@ -5,7 +5,7 @@
 //! when the command that started it was killed.
 
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -65,11 +65,58 @@ pub enum FromHolder {
     Ended(Usage),
     /// The container could not be made, or was lost.
     Failed {
-        /// Whether an engine is missing rather than broken.
-        unavailable: bool,
-        /// The error and its causes.
-        chain: Vec<String>,
+        /// Why.
+        reason: Reason,
     },
+}
+
+/// An error on its way to another process.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Reason {
+    /// Exit code of its kind.
+    code: u8,
+    /// The error and its causes.
+    chain: Vec<String>,
+    /// What to type next.
+    help: Option<String>,
+}
+
+impl From<&Error> for Reason {
+    fn from(error: &Error) -> Self {
+        Self {
+            code: error.kind().exit_code(),
+            chain: error.chain(),
+            help: error.help_text().map(str::to_owned),
+        }
+    }
+}
+
+impl From<Reason> for Error {
+    fn from(reason: Reason) -> Self {
+        let kinds = [
+            Kind::Invalid,
+            Kind::Unavailable,
+            Kind::Busy,
+            Kind::NotFound,
+            Kind::OutOfSpace,
+        ];
+        let kind = kinds
+            .into_iter()
+            .find(|kind| kind.exit_code() == reason.code);
+        let mut chain = reason.chain.into_iter();
+        let message = chain
+            .next()
+            .unwrap_or_else(|| "the container failed".to_owned());
+        let mut error = Self::new(kind.unwrap_or(Kind::Unexpected), message);
+        let causes: Vec<String> = chain.collect();
+        if !causes.is_empty() {
+            error = error.source(causes.join(": "));
+        }
+        match reason.help {
+            Some(help) => error.help(help),
+            None => error,
+        }
+    }
 }
 
 /// What is known of a container that runs, or ran when its holder was killed: `run/state.json`.
@@ -79,12 +126,19 @@ pub struct State {
     pub id: String,
     /// Its control group.
     pub cgroup: Cgroup,
+    /// The file by which systemd-nspawn locks the tree; a killed one leaves it.
+    pub lock: Option<PathBuf>,
 }
 
 impl State {
     /// Returns where the state is in an env's `run` directory.
     pub fn path(run: &Path) -> PathBuf {
         run.join("state.json")
+    }
+
+    /// Reads the state of the container that runs, where one does.
+    pub fn read(run: &Path) -> Option<Self> {
+        serde_json::from_slice(&fs::read(Self::path(run)).ok()?).ok()
     }
 
     /// Ends what a killed holder left: its processes, control group and engine's files.
@@ -107,6 +161,9 @@ impl State {
     fn clear(&self) -> Result<()> {
         self.cgroup.kill(PATIENCE)?;
         self.cgroup.remove()?;
+        if let Some(lock) = &self.lock {
+            remove_lock(lock)?;
+        }
         for directory in ["propagate", "unix-export"] {
             let path = Path::new("/run/systemd/nspawn")
                 .join(directory)
@@ -118,6 +175,28 @@ impl State {
     }
 }
 
+/// Returns where systemd-nspawn locks a tree for the whole machine.
+fn lock_of(root: &Path) -> Result<PathBuf> {
+    let found = fs::metadata(root)?;
+    let name = format!("inode-{}:{}", found.dev(), found.ino());
+    Ok(Path::new("/run/systemd/nspawn/locks").join(name))
+}
+
+/// Removes a lock file, unless somebody else's tree got the same numbers and is locked by now.
+fn remove_lock(path: &Path) -> Result<()> {
+    let file = match fs::File::open(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        other => other?,
+    };
+    if file.file().try_lock().is_ok() {
+        match fs::remove_file(path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            other => other?,
+        }
+    }
+    Ok(())
+}
+
 /// Runs the holder; its standard input is the starter's socket.
 pub fn run() -> Result<()> {
     let starter = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
@@ -127,8 +206,7 @@ pub fn run() -> Result<()> {
     let outcome = match hold_container(&hold, fds, &starter) {
         Ok(usage) => FromHolder::Ended(usage),
         Err(error) => FromHolder::Failed {
-            unavailable: error.kind() == Kind::Unavailable,
-            chain: error.chain(),
+            reason: (&error).into(),
         },
     };
     // A starter that was killed needs no answer.
@@ -152,23 +230,19 @@ fn hold_container(hold: &Hold, fds: Vec<OwnedFd>, starter: &UnixStream) -> Resul
     }
     mask.thread_block()?;
     let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
-    // The terminal's Ctrl-C is for the starter, which decides what it means.
-    let _: nix::Result<nix::unistd::Pid> = nix::unistd::setsid();
 
     let cgroup = Cgroup::plan(&hold.container.id, &Hierarchies::probe()?, hold.systemd);
-    let state = State {
+    let mut state = State {
         id: hold.container.id.clone(),
         cgroup,
+        lock: None,
     };
-    let path = State::path(&hold.run);
-    fs::write(
-        &path,
-        serde_json::to_vec(&state)
-            .map_err(|error| Error::unexpected("cannot encode state").source(error))?,
-    )?;
-    let result = start_and_wait(hold, &state, listener.into(), &signals, starter);
+    let result = start_and_wait(hold, &mut state, listener.into(), &signals, starter);
     let cleared = state.clear();
-    fs::remove_file(&path)?;
+    match fs::remove_file(State::path(&hold.run)) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        other => other?,
+    }
     let usage = result?;
     cleared?;
     Ok(usage)
@@ -176,7 +250,7 @@ fn hold_container(hold: &Hold, fds: Vec<OwnedFd>, starter: &UnixStream) -> Resul
 
 fn start_and_wait(
     hold: &Hold,
-    state: &State,
+    state: &mut State,
     listener: UnixListener,
     signals: &SignalFd,
     starter: &UnixStream,
@@ -212,6 +286,14 @@ fn start_and_wait(
             crate::rootfs::overlay::mount(lowers, Some(upper), &root, false)?;
         }
     }
+    state.lock = Some(lock_of(&root)?);
+    // Mounts end with this process; what follows outlives it.
+    let path = State::path(&hold.run);
+    fs::write(
+        &path,
+        serde_json::to_vec(state)
+            .map_err(|error| Error::unexpected("cannot encode state").source(error))?,
+    )?;
     let result = run_engine(hold, state, listener, signals, starter, &root);
     if let Err(nix::Error::EBUSY) = umount2(&root, MntFlags::empty()) {
         let _: nix::Result<()> = umount2(&root, MntFlags::MNT_DETACH);

@@ -2,15 +2,16 @@
 
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
 use fs_err as fs;
 
 use super::Usage;
-use super::hold::{FromHolder, Hold};
+use super::hold::{FromHolder, Hold, State};
 use super::wire::{self, Command, Reply, Request};
-use crate::error::{Error, Kind, Result, ResultExt as _};
+use crate::error::{Error, Result, ResultExt as _};
 
 /// Name of the listening socket in an env's `run` directory.
 const SOCKET: &str = "control.sock";
@@ -44,13 +45,16 @@ impl Running {
         let listener = UnixListener::bind(short_path(&hold.run)?.1)
             .context(|| format!("cannot listen at `{}`", path.display()))?;
         let (ours, theirs) = UnixStream::pair()?;
-        let holder = std::process::Command::new(&hold.program)
+        let mut command = std::process::Command::new(&hold.program);
+        command
             .arg("__hold")
             .env_clear()
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
             .current_dir("/")
             .stdin(Stdio::from(OwnedFd::from(theirs)))
-            .stdout(Stdio::null())
+            .stdout(Stdio::null());
+        leave_session(&mut command);
+        let holder = command
             .spawn()
             .context(|| format!("cannot start `{}`", hold.program.display()))?;
         wire::send(
@@ -95,12 +99,16 @@ impl Running {
             link.shutdown(std::net::Shutdown::Write)?;
         }
         let end = loop {
-            match self.hear()? {
-                FromHolder::Ready(_) => {}
-                FromHolder::Shared(_) => return Ok(End::Shared),
-                FromHolder::Ended(usage) => break Ok(End::Ended(usage)),
-                FromHolder::Failed { unavailable, chain } => {
-                    break Err(failure(unavailable, chain));
+            match self.hear() {
+                Ok(FromHolder::Ready(_)) => {}
+                Ok(FromHolder::Shared(_)) => return Ok(End::Shared),
+                Ok(FromHolder::Ended(usage)) => break Ok(End::Ended(usage)),
+                Ok(FromHolder::Failed { reason }) => break Err(reason.into()),
+                Err(killed) => {
+                    // What it held is ours to end: we have the env's lock.
+                    self.holder.wait()?;
+                    State::recover(&self.run)?;
+                    return Err(killed);
                 }
             }
         };
@@ -111,23 +119,15 @@ impl Running {
     }
 }
 
-/// Rebuilds the holder's error on this side.
-pub fn failure(unavailable: bool, chain: Vec<String>) -> Error {
-    let kind = if unavailable {
-        Kind::Unavailable
-    } else {
-        Kind::Unexpected
-    };
-    let mut chain = chain.into_iter();
-    let message = chain
-        .next()
-        .unwrap_or_else(|| "the container failed".to_owned());
-    let causes: Vec<String> = chain.collect();
-    let error = Error::new(kind, message).help("rockenv doctor");
-    if causes.is_empty() {
-        error
-    } else {
-        error.source(causes.join(": "))
+/// The terminal's Ctrl-C is for the starter, which decides what it means.
+#[expect(
+    unsafe_code,
+    reason = "the child leaves the session before a signal can reach it"
+)]
+fn leave_session(command: &mut std::process::Command) {
+    // SAFETY: setsid is one system call.
+    unsafe {
+        command.pre_exec(|| Ok(nix::unistd::setsid().map(drop)?));
     }
 }
 
@@ -140,9 +140,8 @@ pub struct Client {
 impl Client {
     /// Connects to the container that runs on the env whose `run` directory is given; `None` where none listens.
     pub fn join(run: &Path) -> Result<Option<Self>> {
-        let (_directory, path) = match short_path(run) {
-            Ok(found) => found,
-            Err(_) => return Ok(None),
+        let Ok((_directory, path)) = short_path(run) else {
+            return Ok(None);
         };
         match UnixStream::connect(path) {
             Ok(socket) => Ok(Some(Self { socket })),

@@ -58,7 +58,7 @@ pub enum Reply {
     NotStarted {
         /// 127 where the program is absent, 126 where it cannot be run.
         code: u8,
-        /// What the kernel said.
+        /// What could not be done, and what the kernel said.
         message: String,
     },
     /// The command ended.
@@ -93,7 +93,15 @@ pub fn send(socket: &UnixStream, body: &impl Serialize, fds: &[RawFd]) -> Result
     let body = serde_json::to_vec(body)
         .map_err(|error| Error::unexpected("cannot encode a frame").source(error))?;
     let length = u32::try_from(body.len())
-        .map_err(|_| Error::unexpected("frame is too long"))?
+        .ok()
+        .filter(|length| *length <= MAX_BODY)
+        .ok_or_else(|| {
+            Error::invalid(format!(
+                "a command of {} bytes, with its environment, is too long",
+                body.len()
+            ))
+            .help("put it into a file")
+        })?
         .to_le_bytes();
     let slices = [IoSlice::new(&length)];
     let rights = [ControlMessage::ScmRights(fds)];

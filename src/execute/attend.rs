@@ -12,7 +12,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use super::log::Log;
 use crate::engine::hold::FromHolder;
-use crate::engine::session::{Client, Running, failure};
+use crate::engine::session::{Client, Running};
 use crate::engine::wire::{Command, Reply};
 use crate::error::{Error, Result};
 use crate::ui::StepOutput;
@@ -37,11 +37,21 @@ pub enum Ending {
     TimedOut,
     /// The user asked to stop.
     Interrupted(i32),
+    /// The container went away under it.
+    Lost,
 }
 
 /// The signals that mean stop, blocked and readable instead.
 #[derive(Debug)]
 pub struct Signals(SignalFd);
+
+/// Says whether this process was started with the signal ignored, as `nohup` does.
+pub(super) fn is_ignored(signal: Signal) -> bool {
+    let status = fs_err::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .is_some_and(|mask| mask & (1 << (signal as i32 - 1)) != 0)
+}
 
 impl Signals {
     /// Blocks them for this process from now on.
@@ -53,7 +63,10 @@ impl Signals {
             Signal::SIGHUP,
             Signal::SIGQUIT,
         ] {
-            mask.add(signal);
+            // A blocked signal arrives even where it is ignored.
+            if !is_ignored(signal) {
+                mask.add(signal);
+            }
         }
         mask.thread_block()?;
         Ok(Self(SignalFd::with_flags(
@@ -93,10 +106,17 @@ pub fn attend(running: &mut Running, signals: &Signals, step: Attended<'_>) -> R
     let (stdout, stdout_end) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
     let (stderr, stderr_end) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
     let client = running.connect()?;
-    client.run(
+    let sent = client.run(
         step.command,
         &[step.stdin, stdout_end.as_fd(), stderr_end.as_fd()],
-    )?;
+    );
+    if let Err(error) = sent {
+        // A container that failed at once took its socket with it; its holder says why.
+        return match running.hear() {
+            Ok(FromHolder::Failed { reason }) => Err(reason.into()),
+            _ => Err(error),
+        };
+    }
     drop((stdout_end, stderr_end));
     for pipe in [&stdout, &stderr] {
         fcntl(pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
@@ -132,9 +152,7 @@ pub fn attend(running: &mut Running, signals: &Signals, step: Attended<'_>) -> R
         if events.holder {
             match running.hear()? {
                 FromHolder::Ready(missing) => missing.into_iter().for_each(&mut *step.warn),
-                FromHolder::Failed { unavailable, chain } => {
-                    return Err(failure(unavailable, chain));
-                }
+                FromHolder::Failed { reason } => return Err(reason.into()),
                 FromHolder::Ended(_) | FromHolder::Shared(_) => {
                     return Err(Error::unexpected("the container ended before its step"));
                 }
@@ -159,10 +177,7 @@ pub fn attend(running: &mut Running, signals: &Signals, step: Attended<'_>) -> R
                 Some((Reply::Exited { code, signal }, _)) => {
                     break stopping.map_or(Ending::Exited { code, signal }, |(ending, _)| ending);
                 }
-                None => {
-                    return Err(Error::unexpected("the container was ended from outside")
-                        .help("rockenv up, to go on"));
-                }
+                None => break stopping.map_or(Ending::Lost, |(ending, _)| ending),
             }
         }
         let now = Instant::now();

@@ -9,6 +9,7 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
 
+use super::attend::is_ignored;
 use crate::engine::session::Client;
 use crate::engine::wire::{Command, Reply};
 use crate::error::{Error, Kind, Result};
@@ -24,7 +25,9 @@ pub fn run(client: &Client, command: Command) -> Result<Option<u8>> {
         Signal::SIGQUIT,
         Signal::SIGWINCH,
     ] {
-        mask.add(signal);
+        if !is_ignored(signal) {
+            mask.add(signal);
+        }
     }
     mask.thread_block()?;
     let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
@@ -36,6 +39,7 @@ pub fn run(client: &Client, command: Command) -> Result<Option<u8>> {
         client.run(command, &ends.each_ref().map(AsFd::as_fd))?;
     }
     let mut raw = None;
+    let mut started = false;
     let mut terminal: Option<OwnedFd> = None;
     loop {
         let (from_client, signalled, ready) = wait(client, &signals, &copies)?;
@@ -56,8 +60,16 @@ pub fn run(client: &Client, command: Command) -> Result<Option<u8>> {
             continue;
         }
         match client.hear()? {
+            None if started => {
+                drop(raw);
+                return Err(Error::new(
+                    Kind::Command(137),
+                    "the container ended, and the command in it",
+                ));
+            }
             None => return Ok(None),
             Some((Reply::Started, fds)) => {
+                started = true;
                 if let Some(outer) = fds.into_iter().next() {
                     raw = Some(Raw::enter()?);
                     copies.push(Copy::input(
@@ -74,10 +86,7 @@ pub fn run(client: &Client, command: Command) -> Result<Option<u8>> {
             }
             Some((Reply::NotStarted { code, message }, _)) => {
                 drop(raw);
-                return Err(Error::new(
-                    Kind::Command(code),
-                    format!("cannot run the command: {message}"),
-                ));
+                return Err(Error::new(Kind::Command(code), message));
             }
             Some((Reply::Exited { code, .. }, _)) => {
                 // What it wrote last is still on the way; input is no longer wanted.

@@ -3,8 +3,10 @@
 //!
 //! Everything here blocks: call it from a thread in which waiting is allowed.
 
+mod apply;
 mod archive;
 pub mod catalog;
+mod check;
 mod compression;
 mod copy;
 pub mod digest;

@@ -12,11 +12,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, OpenHow, openat2};
-use nix::sys::stat::{FchmodatFlags, Mode, SFlag, UtimensatFlags};
-use nix::sys::time::TimeSpec;
-use nix::unistd::{Gid, Uid, UnlinkatFlags};
+use nix::sys::stat::{Mode, SFlag};
+use nix::unistd::UnlinkatFlags;
 
-use super::archive::{Entry, Kind, Reader};
+use super::apply::{Attributes, copy_data};
+use super::archive::{Entry, Kind, Reader, lossy};
 use super::compression::decompressed;
 use super::{tree, xattr};
 use crate::error::{Error, Kind as ErrorKind, Result, ResultExt as _};
@@ -96,7 +96,7 @@ pub struct Report {
 }
 
 impl Report {
-    fn drop(&mut self, path: &[u8], what: String) {
+    pub(super) fn drop(&mut self, path: &[u8], what: String) {
         if self.examples.len() < 20 {
             self.examples.push((lossy(path), what.clone()));
         }
@@ -151,24 +151,14 @@ fn drain(mut stream: impl BufRead) {
     }
 }
 
-/// Attributes a directory gets at the end.
-#[derive(Debug)]
-struct Attributes {
-    mode: u32,
-    owner: (u32, u32),
-    /// `None`: the archive has no entry for it.
-    mtime: Option<(i64, u32)>,
-    xattrs: Vec<(Vec<u8>, Vec<u8>)>,
-}
-
-struct Unpacker<'a> {
-    root: OwnedFd,
+pub(super) struct Unpacker<'a> {
+    pub(super) root: OwnedFd,
     /// The open directories from the root to the last parent: archives are mostly in the order of a walk.
-    stack: Vec<(Vec<u8>, OwnedFd)>,
-    directories: HashMap<Vec<u8>, Attributes>,
-    newest: i64,
-    options: &'a Options,
-    report: Report,
+    pub(super) stack: Vec<(Vec<u8>, OwnedFd)>,
+    pub(super) directories: HashMap<Vec<u8>, Attributes>,
+    pub(super) newest: i64,
+    pub(super) options: &'a Options,
+    pub(super) report: Report,
 }
 
 impl Unpacker<'_> {
@@ -338,7 +328,7 @@ impl Unpacker<'_> {
         Ok(())
     }
 
-    fn parent(&self) -> BorrowedFd<'_> {
+    pub(super) fn parent(&self) -> BorrowedFd<'_> {
         self.stack
             .last()
             .map_or(self.root.as_fd(), |(_, fd)| fd.as_fd())
@@ -518,164 +508,6 @@ impl Unpacker<'_> {
         }
         self.finish_by_name(name, entry)
     }
-
-    fn finish_file(&mut self, file: &OwnedFd, entry: &Entry) -> Result<()> {
-        let fail = || cannot("set the attributes of", &entry.path);
-        // The order matters: a change of owner clears setuid bits and capabilities.
-        if self.options.ownership {
-            nix::unistd::fchown(
-                file,
-                Some(Uid::from_raw(entry.uid)),
-                Some(Gid::from_raw(entry.gid)),
-            )
-            .context(fail)?;
-        }
-        nix::sys::stat::fchmod(file, Mode::from_bits_truncate(entry.mode)).context(fail)?;
-        self.set_xattrs(&entry.path, &entry.xattrs, |name, value| {
-            xattr::write(file, name, value)
-        })?;
-        nix::sys::stat::futimens(file, &TimeSpec::UTIME_OMIT, &timespec(entry.mtime)).context(fail)
-    }
-
-    fn finish_by_name(&mut self, name: &[u8], entry: &Entry) -> Result<()> {
-        let fail = || cannot("set the attributes of", &entry.path);
-        // The file was made exclusively a moment ago, so its name is no link unless it was to be one.
-        let is_link = matches!(entry.kind, Kind::Symlink(_));
-        let parent = self.parent().try_clone_to_owned().context(fail)?;
-        if self.options.ownership {
-            let (owner, group) = (Uid::from_raw(entry.uid), Gid::from_raw(entry.gid));
-            nix::unistd::fchownat(
-                &parent,
-                name,
-                Some(owner),
-                Some(group),
-                AtFlags::AT_SYMLINK_NOFOLLOW,
-            )
-            .context(fail)?;
-        }
-        if !is_link {
-            let mode = Mode::from_bits_truncate(entry.mode);
-            nix::sys::stat::fchmodat(&parent, name, mode, FchmodatFlags::FollowSymlink)
-                .context(fail)?;
-        }
-        self.set_xattrs(&entry.path, &entry.xattrs, |attribute, value| {
-            xattr::write_at(parent.as_fd(), name, attribute, value)
-        })?;
-        let times = (TimeSpec::UTIME_OMIT, timespec(entry.mtime));
-        nix::sys::stat::utimensat(
-            &parent,
-            name,
-            &times.0,
-            &times.1,
-            UtimensatFlags::NoFollowSymlink,
-        )
-        .context(fail)
-    }
-
-    fn set_xattrs(
-        &mut self,
-        path: &[u8],
-        xattrs: &[(Vec<u8>, Vec<u8>)],
-        set: impl Fn(&[u8], &[u8]) -> std::io::Result<()>,
-    ) -> Result<()> {
-        for (name, value) in xattrs {
-            let Err(error) = set(name, value) else {
-                continue;
-            };
-            // The file system has none, or not for this kind of file, or they need root.
-            match error.raw_os_error().map(Errno::from_raw) {
-                Some(Errno::EOPNOTSUPP | Errno::EPERM | Errno::EINVAL) => {
-                    self.report.drop(path, format!("xattr {}", lossy(name)));
-                }
-                _ => return Err(error).context(|| cannot("set an attribute of", path)),
-            }
-        }
-        Ok(())
-    }
-
-    /// Applies the directories' attributes, innermost first.
-    fn finish(&mut self) -> Result<()> {
-        self.stack.clear();
-        let newest = self.newest;
-        // Without an entry of its own the root gets the time of the newest one, as made directories do: any
-        // other choice would differ from one extraction to the next.
-        self.directories.entry(Vec::new()).or_insert(Attributes {
-            mode: 0o755,
-            owner: (0, 0),
-            mtime: None,
-            xattrs: Vec::new(),
-        });
-        let mut directories: Vec<_> = std::mem::take(&mut self.directories).into_iter().collect();
-        directories.sort_unstable_by(|a, b| b.0.cmp(&a.0));
-        for (path, attributes) in directories {
-            let fail = || cannot("set the attributes of", &path);
-            let directory = match path.as_slice() {
-                b"" => self.root.try_clone().context(fail)?,
-                _ => tree::open_directory(self.root.as_fd(), &path).context(fail)?,
-            };
-            if self.options.ownership {
-                let (owner, group) = attributes.owner;
-                nix::unistd::fchown(
-                    &directory,
-                    Some(Uid::from_raw(owner)),
-                    Some(Gid::from_raw(group)),
-                )
-                .context(fail)?;
-            }
-            self.set_xattrs(&path, &attributes.xattrs, |name, value| {
-                xattr::write(&directory, name, value)
-            })?;
-            nix::sys::stat::fchmod(&directory, Mode::from_bits_truncate(attributes.mode))
-                .context(fail)?;
-            let mtime = timespec(attributes.mtime.unwrap_or((newest, 0)));
-            nix::sys::stat::futimens(&directory, &TimeSpec::UTIME_OMIT, &mtime).context(fail)?;
-        }
-        Ok(())
-    }
-}
-
-fn copy_data<R: BufRead>(
-    reader: &mut Reader<R>,
-    file: &OwnedFd,
-    size: u64,
-    map: Option<&[(u64, u64)]>,
-    path: &[u8],
-    cancel: &AtomicBool,
-) -> Result<()> {
-    let whole = [(0, size)];
-    for (offset, length) in map.unwrap_or(&whole).iter().copied() {
-        let mut at = offset;
-        let end = offset.saturating_add(length);
-        while at < end {
-            let chunk = reader.chunk()?;
-            let amount = chunk
-                .len()
-                .min(usize::try_from(end - at).unwrap_or(usize::MAX));
-            if amount == 0 {
-                return Err(refused(format!(
-                    "the data of entry `{}` is cut short",
-                    lossy(path)
-                )));
-            }
-            let written = match nix::sys::uio::pwrite(
-                file,
-                &chunk[..amount],
-                i64::try_from(at).unwrap_or(i64::MAX),
-            ) {
-                Err(Errno::EINTR) => continue,
-                other => other.context(|| cannot("write", path))?,
-            };
-            reader.consume(written);
-            at += written as u64;
-            stop_if(cancel)?;
-        }
-    }
-    if map.is_some() {
-        // The last hole has no data to extend the file.
-        nix::unistd::ftruncate(file, i64::try_from(size).unwrap_or(i64::MAX))
-            .context(|| cannot("write", path))?;
-    }
-    Ok(())
 }
 
 /// Opens a directory without reading rights being needed; `path` may have several components.
@@ -695,18 +527,10 @@ pub(super) fn stop_if(cancel: &AtomicBool) -> Result<()> {
     Ok(())
 }
 
-fn timespec((seconds, nanoseconds): (i64, u32)) -> TimeSpec {
-    TimeSpec::new(seconds, i64::from(nanoseconds))
-}
-
-fn refused(what: String) -> Error {
+pub(super) fn refused(what: String) -> Error {
     Error::invalid(format!("refused archive: {what}"))
 }
 
-fn cannot(what: &str, path: &[u8]) -> String {
+pub(super) fn cannot(what: &str, path: &[u8]) -> String {
     format!("cannot {what} `{}`", lossy(path))
-}
-
-fn lossy(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
 }

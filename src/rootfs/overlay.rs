@@ -37,6 +37,9 @@ pub struct Upper<'a> {
 
 /// Mounts `lowers` (top first, the image last) and `upper` at `at` in the caller's mount namespace.
 ///
+/// The mount is volatile: nothing waits for the disk inside, and unmounting does not write out the whole file system
+/// of the store, which others may have filled with gigabytes. Whoever freezes the upper syncs it.
+///
 /// Without `upper` the mount is read-only. The caller holds the lock that keeps `upper` from being mounted twice:
 /// the kernel allows that and calls the result undefined.
 pub fn mount(
@@ -78,14 +81,43 @@ pub fn mount(
     }
     options.push(',');
     options.push_str(OPTIONS);
-    let attempt =
-        |options: &str| sys_mount(Some("rockenv"), at, Some("overlay"), flags, Some(options));
-    // `xino` gives one device number to all files; kernels on exotic file systems refuse it.
-    let result = match attempt(&format!("{options},xino=auto")) {
-        Err(Errno::EINVAL) => attempt(&options),
+    if let Some(upper) = upper {
+        forget_volatile(upper.work)?;
+    }
+    // `xino` gives one device number to all files; kernels on exotic file systems refuse it. `volatile` is new in
+    // Linux 5.10.
+    let extras: &[&str] = match upper {
+        Some(_) => &[",volatile,xino=auto", ",volatile", ",xino=auto", ""],
+        None => &[",xino=auto", ""],
+    };
+    let mut result = Err(Errno::EINVAL);
+    for extra in extras {
+        let options = format!("{options}{extra}");
+        result = sys_mount(
+            Some("rockenv"),
+            at,
+            Some("overlay"),
+            flags,
+            Some(options.as_str()),
+        );
+        if result != Err(Errno::EINVAL) {
+            break;
+        }
+    }
+    result.map_err(|error| explain(error, upper, at))
+}
+
+/// Removes the kernel's mark of an earlier volatile mount, with which it refuses another one: whether the upper can
+/// still be trusted after a loss of power is the store's to know.
+fn forget_volatile(work: &Path) -> Result<()> {
+    let mark = work.join("work/incompat/volatile");
+    let gone = |result: std::io::Result<()>| match result {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
         other => other,
     };
-    result.map_err(|error| explain(error, upper, at))
+    gone(fs_err::remove_file(mark.join("dirty")))?;
+    gone(fs_err::remove_dir(mark))?;
+    Ok(())
 }
 
 /// The kernel allows 500, but a mount's options have to fit into one page.

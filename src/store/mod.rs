@@ -9,7 +9,7 @@
 //! caches/<name>/  sources/<name>/  outputs/<env>/<name>/   never deleted by anything but their own commands
 //! blobs/sha256/             downloads, by digest
 //! trash/                    renamed here first, then unlinked
-//! envs/<name>/              lock, record.json, spec.json, journal.jsonl, trees/<id>/, logs/, run/
+//! envs/<name>/              lock, record.json, spec.toml, journal.jsonl, metrics.jsonl, trees/<id>/, logs/, run/
 //! ```
 //!
 //! Publish: write under a temporary name, then rename; the record is written last. Delete: rename to `trash/`,
@@ -23,6 +23,7 @@ pub mod journal;
 pub mod layer;
 pub mod lock;
 pub mod record;
+pub mod removal;
 pub mod trash;
 
 use std::os::unix::fs::PermissionsExt as _;

@@ -123,7 +123,7 @@ pub struct Cost {
     pub wall_ms: u64,
     /// What its container used.
     pub usage: Usage,
-    /// Growth of the tree and the volumes it can write, in allocated bytes.
+    /// Growth of the tree and of the build volumes it sees, in allocated bytes.
     pub disk_delta: i64,
 }
 

@@ -59,21 +59,29 @@ impl Reporter {
 
     /// Shows one event.
     pub fn emit(&self, event: &Event) {
+        self.emit_all(std::slice::from_ref(event));
+    }
+
+    /// Shows events that came together, with one write: a build's output comes by the thousand lines.
+    fn emit_all(&self, events: &[Event]) {
         match &self.kind {
             Kind::Json => {
-                self.ui
-                    .write_out(json::line(event, Timestamp::now()).as_bytes());
+                let now = Timestamp::now();
+                let text: String = events.iter().map(|event| json::line(event, now)).collect();
+                self.ui.write_out(text.as_bytes());
                 self.ui.flush();
             }
-            Kind::Bars(bars) => bars.event(event),
+            Kind::Bars(bars) => events.iter().for_each(|event| bars.event(event)),
             Kind::Plain(plain) => {
-                let text = lock(plain).event(event, Instant::now());
+                let mut plain = lock(plain);
+                let now = Instant::now();
+                let text: String = events.iter().map(|event| plain.event(event, now)).collect();
                 if !text.is_empty() {
                     self.ui.write_err(&text);
                 }
             }
         }
-        if let (Event::Finished { .. }, Kind::Bars(bars)) = (event, &self.kind) {
+        if let (Some(Event::Finished { .. }), Kind::Bars(bars)) = (events.last(), &self.kind) {
             self.ui.print_directly();
             self.ui.write_err(&bars.close());
         }
@@ -84,13 +92,15 @@ impl Reporter {
         if let Kind::Bars(bars) = &self.kind {
             return bars.output(index, &lines);
         }
-        for line in lines {
-            self.emit(&Event::Output {
+        let events: Vec<Event> = lines
+            .into_iter()
+            .map(|line| Event::Output {
                 index,
                 stream,
                 line,
-            });
-        }
+            })
+            .collect();
+        self.emit_all(&events);
     }
 
     /// Returns whether every line of output is shown, or only the latest.

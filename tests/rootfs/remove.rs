@@ -6,7 +6,6 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::fcntl::{OFlag, open, openat};
 use nix::sys::stat::{Mode, SFlag, mkdirat, mknod};
@@ -131,47 +130,50 @@ fn a_bind_mounted_file_is_refused() {
     assert_eq!(fs_err::read_to_string(&source).unwrap(), "precious");
 }
 
-/// The list of mounts is only a courtesy: mounts come and go while the deletion runs, and the sentinel survives.
+/// The list of mounts is only a courtesy: these are made once the deletion is under way.
 #[test]
 fn a_mount_that_appears_meanwhile_is_not_crossed() {
     let fs = LoopFs::sized(Kind::Ext4, 512 << 20);
-    let source = fs.join("source");
+    let (source, tree) = (fs.join("source"), fs.join("tree"));
     fs_err::create_dir(&source).unwrap();
     for n in 0..50 {
         fs_err::write(source.join(format!("sentinel{n}")), "precious").unwrap();
     }
+    let at = |n: usize| tree.join(format!("{n}/x/y"));
     let mut refused = 0;
-    for round in 0..40 {
-        let tree = fs.join("tree");
-        for n in 0..40 {
-            fs_err::create_dir_all(tree.join(format!("{n}/x/y"))).unwrap();
+    for _ in 0..10 {
+        for n in 0..200 {
+            fs_err::create_dir_all(at(n)).unwrap();
+            for f in 0..20 {
+                fs_err::write(tree.join(format!("{n}/x/{f}")), "").unwrap();
+            }
         }
-        let started = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                started.store(true, Ordering::Release);
-                for n in 0..40 {
-                    let at = tree.join(format!("{}/x/y", (n * 7 + round) % 40));
+                let gone = |n: &usize| !at(*n).exists();
+                while !(0..200).step_by(10).any(|n| gone(&n)) {}
+                for n in 0..200 {
                     let flags = nix::mount::MsFlags::MS_BIND;
                     let _ =
-                        nix::mount::mount(Some(&source), &at, None::<&str>, flags, None::<&str>);
+                        nix::mount::mount(Some(&source), &at(n), None::<&str>, flags, None::<&str>);
                 }
             });
-            while !started.load(Ordering::Acquire) {
-                std::hint::spin_loop();
+            if let Err(error) = remove_tree(&tree) {
+                refused += 1;
+                assert_eq!(error.kind(), ErrorKind::Busy, "{error:?}");
+                assert!(error.message().contains("/x/y"), "{error}");
             }
-            refused += usize::from(remove_tree(&tree).is_err());
         });
-        for n in 0..40 {
-            let at = tree.join(format!("{n}/x/y"));
-            let _ = nix::mount::umount2(&at, nix::mount::MntFlags::MNT_DETACH);
+        for n in 0..200 {
+            let _ = nix::mount::umount2(&at(n), nix::mount::MntFlags::MNT_DETACH);
         }
         assert_eq!(fs_err::read_dir(&source).unwrap().count(), 50);
         remove_tree(&tree).unwrap();
     }
-    assert!(refused > 0, "the race was never run");
+    assert!(refused > 0, "no mount was in time");
 }
 
+/// All directories are listed when the deletion begins, and swapped while they wait to be opened.
 #[test]
 fn a_directory_swapped_for_a_link_leads_nowhere() {
     let place = temporary();
@@ -179,34 +181,38 @@ fn a_directory_swapped_for_a_link_leads_nowhere() {
     for n in 0..20 {
         fs_err::create_dir_all(victim.join(format!("d{n}"))).unwrap();
         fs_err::write(victim.join(format!("d{n}/precious")), "").unwrap();
+        fs_err::write(victim.join(format!("{n}")), "precious").unwrap();
     }
-    let stop = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !stop.load(Ordering::Acquire) {
-                for n in 0..30 {
-                    let (path, aside) =
-                        (tree.join(format!("{n}/x")), tree.join(format!("{n}/aside")));
-                    if fs_err::rename(&path, &aside).is_ok() {
-                        drop(symlink(&victim, &path));
-                    }
-                }
-            }
-        });
-        for _ in 0..100 {
-            for n in 0..30 {
-                drop(fs_err::create_dir_all(tree.join(format!("{n}/x/d1"))));
-            }
-            // A tree that is being changed may stay in part; what counts is where the deletion went.
-            drop(remove_tree(&tree));
-            for n in 0..20 {
-                assert!(victim.join(format!("d{n}/precious")).exists());
+    let at = |n: usize| tree.join(n.to_string());
+    let mut swapped = 0;
+    for _ in 0..10 {
+        for n in 0..300 {
+            fs_err::create_dir_all(at(n)).unwrap();
+            for f in 0..20 {
+                fs_err::write(at(n).join(f.to_string()), "").unwrap();
             }
         }
-        stop.store(true, Ordering::Release);
-    });
-    remove_tree(&tree).unwrap();
-    assert!(!tree.exists());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while (0..300).step_by(10).all(|n| at(n).exists()) {}
+                for n in 0..300 {
+                    let aside = tree.join(format!("aside-{n}"));
+                    if fs_err::rename(at(n), aside).is_ok() {
+                        swapped += usize::from(symlink(&victim, at(n)).is_ok());
+                    }
+                }
+            });
+            // A tree that is being changed may stay in part; what counts is where the deletion went.
+            drop(remove_tree(&tree));
+        });
+        for n in 0..20 {
+            assert!(victim.join(format!("d{n}/precious")).exists());
+            assert!(victim.join(format!("{n}")).exists());
+        }
+        remove_tree(&tree).unwrap();
+        assert!(!tree.exists());
+    }
+    assert!(swapped > 0, "nothing was swapped in time");
 }
 
 #[test]

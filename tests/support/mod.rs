@@ -1,3 +1,10 @@
 //! What several test programs need: `mod support;`. Each uses a part of it.
 
+#![allow(dead_code, unused_imports, reason = "each test program uses a part")]
+
+pub(crate) mod env;
 pub(crate) mod loopfs;
+mod rootfs;
+pub(crate) mod skip;
+
+pub(crate) use rootfs::rootfs;

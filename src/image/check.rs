@@ -1,0 +1,290 @@
+//! Owns what a recipe's strings may be.
+//!
+//! A recipe may come from someone else than the person who runs it, and both apt and pacman have options that
+//! run programs on the host. So every string that reaches a tool's command line or configuration is checked
+//! against what the tool would do with it; options pass by an allow-list.
+
+use std::path::Path;
+
+use super::recipe::{Mmdebstrap, Pacstrap, Source, Tarball, snapshot_time};
+use crate::error::Error;
+
+/// apt options a recipe may set. Left out on purpose: whatever runs a program (`DPkg::*`, `*::Pre-Invoke`,
+/// `Proxy-Auto-Detect`, `Apt::Key::gpgvcommand`), moves a directory (`Dir::*`) or weakens signatures.
+const APT_OPTIONS: [&str; 15] = [
+    "APT::Install-Recommends",
+    "APT::Install-Suggests",
+    "APT::Default-Release",
+    "APT::Immediate-Configure",
+    "APT::AutoRemove::RecommendsImportant",
+    "APT::AutoRemove::SuggestsImportant",
+    "APT::Get::Install-Recommends",
+    "APT::Get::Never-Include-Phased-Updates",
+    "Acquire::Retries",
+    "Acquire::Languages",
+    "Acquire::Check-Valid-Until",
+    "Acquire::PDiffs",
+    "Acquire::By-Hash",
+    "Acquire::http::Timeout",
+    "Acquire::https::Timeout",
+];
+
+/// pacman.conf keys a recipe may set, for the same reason: no `XferCommand`, `HookDir`, `Include`, `SigLevel`.
+const PACMAN_OPTIONS: [&str; 7] = [
+    "IgnorePkg",
+    "IgnoreGroup",
+    "NoUpgrade",
+    "NoExtract",
+    "ParallelDownloads",
+    "DisableDownloadTimeout",
+    "Architecture",
+];
+
+/// What is wrong with a table, and the text in it to point at.
+pub(super) struct Bad {
+    pub(super) error: Error,
+    pub(super) mentions: String,
+}
+
+fn bad(mentions: &str, message: String, help: impl Into<String>) -> Bad {
+    Bad {
+        error: Error::invalid(message).help(help),
+        mentions: mentions.into(),
+    }
+}
+
+impl Source {
+    pub(super) fn checked(mut self, base: &Path) -> std::result::Result<Self, Bad> {
+        match &mut self {
+            Self::Mmdebstrap(table) => table.check()?,
+            Self::Pacstrap(table) => table.check()?,
+            Self::Tarball(table) => {
+                table.check()?;
+                table.path = table.path.take().map(|path| base.join(path));
+            }
+            Self::Directory(table) => {
+                if table.path.as_os_str().is_empty() {
+                    return Err(bad("path", "`path` is empty".into(), "path = \"rootfs\""));
+                }
+                table.path = base.join(&table.path);
+            }
+        }
+        Ok(self)
+    }
+}
+
+impl Mmdebstrap {
+    fn check(&self) -> std::result::Result<(), Bad> {
+        word("suite", &self.suite, ".-")?;
+        for component in &self.components {
+            word("component", component, ".-/")?;
+        }
+        if self.components.is_empty() {
+            return Err(bad(
+                "components",
+                "`components` is empty".into(),
+                "components = [\"main\"]",
+            ));
+        }
+        const VARIANTS: [&str; 9] = [
+            "minbase",
+            "essential",
+            "apt",
+            "required",
+            "buildd",
+            "important",
+            "debootstrap",
+            "standard",
+            "-",
+        ];
+        if !VARIANTS[..8].contains(&self.variant.as_str()) {
+            let near = nearest(&self.variant, &VARIANTS[..8]).unwrap_or("minbase");
+            return Err(bad(
+                &self.variant,
+                format!("no variant is called `{}`", self.variant),
+                format!(
+                    "did you mean \"{near}\"? variants: {}",
+                    VARIANTS[..8].join(", ")
+                ),
+            ));
+        }
+        for package in &self.packages {
+            word("package", package, "+.:=~/-_")?;
+        }
+        if let Some(architecture) = &self.architecture {
+            word("architecture", architecture, "-")?;
+        }
+        check_snapshot(self.snapshot.as_deref())?;
+        self.apt_options
+            .iter()
+            .try_for_each(|option| check_apt_option(option))
+    }
+}
+
+impl Pacstrap {
+    fn check(&self) -> std::result::Result<(), Bad> {
+        if self.packages.is_empty() {
+            return Err(bad(
+                "packages",
+                "`packages` is empty".into(),
+                "packages = [\"base\"]",
+            ));
+        }
+        for package in &self.packages {
+            word("package", package, "+._-@/")?;
+        }
+        for repository in &self.repositories {
+            word("repository", repository, "._-")?;
+            if repository == "options" {
+                return Err(bad(
+                    repository,
+                    "no repository can be called `options`".into(),
+                    "core, extra, multilib",
+                ));
+            }
+        }
+        check_snapshot(self.snapshot.as_deref())?;
+        for line in &self.pacman_conf {
+            let key = line.split('=').next().unwrap_or_default().trim();
+            if line.contains(['\n', '\r', '[', ']']) || !PACMAN_OPTIONS.contains(&key) {
+                return Err(bad(
+                    line,
+                    format!("pacman option `{line}` is not one that a recipe may set"),
+                    format!("allowed: {}", PACMAN_OPTIONS.join(", ")),
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Tarball {
+    fn check(&mut self) -> std::result::Result<(), Bad> {
+        match (&self.path, &self.url) {
+            (Some(_), None) => {}
+            (None, Some(url))
+                if url.starts_with("https://") && !url.contains(char::is_whitespace) => {}
+            (None, Some(url)) => {
+                return Err(bad(
+                    url,
+                    format!("`{url}` is not an https address"),
+                    "only https:// is fetched",
+                ));
+            }
+            (Some(_), Some(_)) => {
+                return Err(bad(
+                    "url",
+                    "`path` and `url` are both given".into(),
+                    "keep one of them",
+                ));
+            }
+            (None, None) => {
+                return Err(bad(
+                    "",
+                    "neither `path` nor `url` is given".into(),
+                    "path = \"rootfs.tar.zst\"",
+                ));
+            }
+        }
+        let digest = self
+            .sha256
+            .trim_start_matches("sha256:")
+            .to_ascii_lowercase();
+        if digest.len() != 64 || !digest.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return Err(bad(
+                "sha256",
+                format!("`{}` is not a SHA-256 (64 hexadecimal digits)", self.sha256),
+                "sha256sum FILE prints it",
+            ));
+        }
+        self.sha256 = digest;
+        Ok(())
+    }
+}
+
+/// Checks a name that becomes a command-line argument: no leading dash, no separator of the tool's lists.
+fn word(what: &str, value: &str, extra: &str) -> std::result::Result<(), Bad> {
+    let allowed = |character: char| character.is_ascii_alphanumeric() || extra.contains(character);
+    let starts = value.starts_with(|character: char| character.is_ascii_alphanumeric());
+    if starts && value.chars().all(allowed) {
+        return Ok(());
+    }
+    Err(bad(
+        value,
+        format!("`{value}` is not a {what} name"),
+        "letters, digits and the distribution's punctuation; no blanks, no leading dash",
+    ))
+}
+
+fn check_snapshot(id: Option<&str>) -> std::result::Result<(), Bad> {
+    match id {
+        Some(id) if snapshot_time(id).is_none() => Err(bad(
+            id,
+            format!("`{id}` is not a snapshot id"),
+            "snapshot = \"20260101T000000Z\" (UTC)",
+        )),
+        _ => Ok(()),
+    }
+}
+
+fn check_apt_option(option: &str) -> std::result::Result<(), Bad> {
+    let (name, value) = option
+        .split_once(char::is_whitespace)
+        .unwrap_or((option, ""));
+    let value = value.trim().trim_end_matches(';').trim_end();
+    let inner = value
+        .strip_prefix('"')
+        .and_then(|rest| rest.strip_suffix('"'))
+        .unwrap_or(value);
+    let plain =
+        |character: char| character.is_ascii_alphanumeric() || ".,:_-/ ".contains(character);
+    if inner.is_empty() || !inner.chars().all(plain) || inner.contains("//") {
+        return Err(bad(
+            option,
+            format!("apt option `{option}` is not `Name \"value\"` with a plain value"),
+            "apt-options = ['Acquire::Retries \"5\"']",
+        ));
+    }
+    if APT_OPTIONS
+        .iter()
+        .any(|known| known.eq_ignore_ascii_case(name))
+    {
+        return Ok(());
+    }
+    let help = match nearest(name, &APT_OPTIONS) {
+        Some(near) => format!("did you mean `{near}`? allowed: {}", APT_OPTIONS.join(", ")),
+        None => format!("allowed: {}", APT_OPTIONS.join(", ")),
+    };
+    Err(bad(
+        name,
+        format!("apt option `{name}` is not one that a recipe may set"),
+        help,
+    ))
+}
+
+/// Returns the candidate closest to `word`, if it is close enough to be a typing error.
+pub(super) fn nearest<'a>(word: &str, candidates: &[&'a str]) -> Option<&'a str> {
+    let distance = |other: &str| {
+        let (a, b): (Vec<char>, Vec<char>) = (
+            word.to_lowercase().chars().collect(),
+            other.to_lowercase().chars().collect(),
+        );
+        let mut row: Vec<usize> = (0..=b.len()).collect();
+        for (i, x) in a.iter().enumerate() {
+            let mut diagonal = row[0];
+            row[0] = i + 1;
+            for (j, y) in b.iter().enumerate() {
+                let next = (diagonal + usize::from(x != y))
+                    .min(row[j] + 1)
+                    .min(row[j + 1] + 1);
+                diagonal = std::mem::replace(&mut row[j + 1], next);
+            }
+        }
+        row[b.len()]
+    };
+    let best = candidates
+        .iter()
+        .map(|candidate| (distance(candidate), *candidate))
+        .min()?;
+    (best.0 <= 1 + word.len() / 3).then_some(best.1)
+}

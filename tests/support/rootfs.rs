@@ -1,0 +1,46 @@
+//! A small Debian tree to run containers on, built once for each checkout and shared by all test programs.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::OnceLock;
+
+use fs_err as fs;
+
+/// Part of the cache's name: raised when what is built changes.
+const VERSION: u32 = 1;
+
+/// Returns the tree; the first caller builds it, with mmdebstrap and the host's package mirror.
+pub(crate) fn rootfs() -> PathBuf {
+    static TREE: OnceLock<PathBuf> = OnceLock::new();
+    TREE.get_or_init(build).clone()
+}
+
+fn build() -> PathBuf {
+    super::loopfs::need_root();
+    let cache = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("rootfs-{VERSION}"));
+    fs::create_dir_all(&cache).expect("a cache directory");
+    let lock = fs::File::create(cache.join("lock")).expect("a lock file");
+    lock.file().lock().expect("the lock");
+    let tree = cache.join("tree");
+    if !tree.exists() {
+        let part = cache.join("part");
+        let mut clean = Command::new("rm");
+        super::loopfs::run(clean.arg("-rf").arg("--one-file-system").arg(&part));
+        let mut command = Command::new("unshare");
+        command.args([
+            "--mount",
+            "--propagation",
+            "private",
+            "mmdebstrap",
+            "--quiet",
+            "--variant=minbase",
+        ]);
+        command.args([
+            "--dpkgopt=path-exclude=/usr/share/man/*",
+            "--dpkgopt=path-exclude=/usr/share/locale/*",
+        ]);
+        super::loopfs::run(command.arg("trixie").arg(&part));
+        fs::rename(&part, &tree).expect("the tree's name");
+    }
+    tree
+}
