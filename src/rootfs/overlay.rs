@@ -21,7 +21,12 @@ use super::{beneath, metadata};
 use crate::error::{Error, Result, ResultExt as _};
 
 /// The most layers to stack, the image included; longer chains are to be flattened.
-pub const MAX_LAYERS: usize = 32;
+///
+/// Measured on Linux 6.18 with a Debian `/usr` of 114,000 files below layers that all touch the same eight directories:
+/// the first `find` with stat took 1.1 s on 1 layer, 1.2 on 10, 1.3 on 20, 2.4 on 30, 3.2 on 60, 5.7 on 120; a
+/// lookup of a missing name (what a compiler does along its include path) 6 us, 20, 31, 50, 150, 360.
+/// Once looked up, the depth costs nothing.
+pub const MAX_LAYERS: usize = 20;
 
 /// Keeps kernels from reading references between layers that somebody put into one.
 const OPTIONS: &str = "index=off,metacopy=off,redirect_dir=nofollow";
