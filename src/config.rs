@@ -11,6 +11,54 @@ use serde::Deserialize;
 use crate::engine::BuildUser;
 use crate::error::{Error, Result};
 
+/// The variables that are read and what they mean, for the documentation.
+pub const VARIABLES: [(&str, &str); 14] = [
+    ("ROCKENV_HOME", "the store's root, like `--home`"),
+    ("ROCKENV_ENGINE", "engine to use: `auto` or `nspawn`"),
+    (
+        "ROCKENV_JOBS",
+        "most jobs at once, over what cores and memory allow",
+    ),
+    (
+        "ROCKENV_BUILD_USER",
+        "`UID:GID` that steps run as, in place of the invoking user",
+    ),
+    (
+        "SUDO_UID, SUDO_GID, PKEXEC_UID",
+        "the invoking user, whom root acts for",
+    ),
+    (
+        "HOME",
+        "what `~` in a profile means where the user has no passwd entry",
+    ),
+    (
+        "XDG_CONFIG_HOME",
+        "where `rockenv/config.toml`, `profiles/` and `images/` are looked for",
+    ),
+    ("XDG_DATA_HOME", "where the store of an ordinary user is"),
+    (
+        "http_proxy, https_proxy, ftp_proxy, no_proxy",
+        "passed on to tools that fetch, in either case",
+    ),
+    ("NO_COLOR", "no colour, where it is set and not empty"),
+    (
+        "CLICOLOR_FORCE",
+        "colour without a terminal too, where it is set and not `0`",
+    ),
+    (
+        "TERM",
+        "`dumb` or unset: nothing moves on the screen, and no colour",
+    ),
+    (
+        "CI",
+        "nothing moves on the screen, where it is set and not `false` or `0`",
+    ),
+    (
+        "COMPLETE",
+        "the shell that asks for completions: set by its script",
+    ),
+];
+
 /// A configuration file, exactly as written.
 #[derive(Clone, Debug, Default, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]

@@ -1,7 +1,7 @@
 //! Owns what every command gets: configuration, output and the way to the store.
 
 use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::host::Host;
 use crate::store::Store;
 use crate::ui::Ui;
@@ -43,8 +43,25 @@ impl Context {
         Ok(host)
     }
 
+    /// Asks before something is dropped, on a terminal; a script has decided already.
+    pub fn confirm(&self, question: &str) -> Result<()> {
+        let terminals = self.ui.settings().terminals;
+        if terminals.stdin && terminals.stderr && !self.ui.confirm(question)? {
+            return Err(Error::new(Kind::Usage, "nothing changed"));
+        }
+        Ok(())
+    }
+
+    /// Ends a command that took a snapshot: it is written to disk in the background, and the trash emptied.
+    pub fn settle(&self, store: &Store) -> Result<()> {
+        store.start_background(&Host::probe()?.program)
+    }
+
     /// Ends a command that may have thrown something away.
     pub fn tidy(&self, store: &Store) -> Result<()> {
-        store.reap_in_background(&Host::probe()?.program)
+        if store.has_trash() {
+            store.start_background(&Host::probe()?.program)?;
+        }
+        Ok(())
     }
 }

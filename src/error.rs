@@ -52,6 +52,39 @@ impl Kind {
     }
 }
 
+/// The exit codes and what they mean, for the documentation.
+pub const EXIT_CODES: [(&str, &str); 14] = [
+    ("0", "done, or nothing to do"),
+    (
+        "1",
+        "unexpected: a bug, or the machine failed; `fsck` found problems",
+    ),
+    ("2", "the command line is wrong"),
+    (
+        "3",
+        "a profile, image recipe or configuration file is invalid",
+    ),
+    ("4", "an engine, device or tool is not available"),
+    ("5", "a step failed"),
+    ("6", "somebody else holds the env, image or store"),
+    ("7", "no env, profile, image or snapshot of that name"),
+    ("8", "drift: what is differs from what was recorded"),
+    ("9", "the machine does not meet the profile's needs"),
+    ("10", "out of disk or memory"),
+    (
+        "125, 126, 127",
+        "`exec` and `shell`: the command could not be run, as shells and engines say it",
+    ),
+    (
+        "130, 143",
+        "interrupted or terminated: 128 and the signal's number",
+    ),
+    (
+        "others",
+        "`exec` and `shell` pass on the command's own code",
+    ),
+];
+
 type Source = Box<dyn std::error::Error + Send + Sync + 'static>;
 
 /// An error to show to a person: lower case, no full stop, names the object and the path.

@@ -198,15 +198,20 @@ pub fn plan(wanted: &[Wanted], observed: &Observed, options: &Options) -> Plan {
         None => observed.exists && observed.head.is_empty(),
     };
     let (moves, volumes) = match first_run {
-        // Everything is there: an env that went on from its last step (by `exec` or a snapshot) stays where it is.
-        None => (
-            start.is_some() && !on_start,
-            if on_start {
-                Volumes::Live
-            } else {
-                Volumes::Restored
-            },
-        ),
+        // Everything is there: an env that went on from its last step (by `exec` or a snapshot) stays where it is,
+        // unless a step that is not wanted any more was at its volumes.
+        None => {
+            let dirty = observed.attempt.is_some() && observed.freezes_volumes;
+            let stays = on_start && !dirty;
+            (
+                start.is_some() && !stays,
+                if stays {
+                    Volumes::Live
+                } else {
+                    Volumes::Restored
+                },
+            )
+        }
         Some(step) => {
             let at_start = observed.head.first() == start.as_ref();
             let resumes = observed.attempt.as_ref() == Some(&step.key);
@@ -375,6 +380,19 @@ mod tests {
             ..Options::default()
         };
         assert_eq!(plan(&steps, &observed, &clean).volumes, Volumes::Restored);
+    }
+
+    #[test]
+    fn an_attempt_that_is_not_wanted_any_more_is_undone() {
+        let mut observed = built(&["a", "b"]);
+        observed.attempt = Some("k-edited".into());
+        let undone = plan(&wanted(&["a", "b"]), &observed, &Options::default());
+        assert_eq!(
+            (actions(&undone).as_str(), undone.volumes, undone.moves),
+            ("hh", Volumes::Restored, true)
+        );
+        observed.freezes_volumes = false;
+        assert!(plan(&wanted(&["a", "b"]), &observed, &Options::default()).is_empty());
     }
 
     #[test]

@@ -9,11 +9,11 @@ use crate::config::Config;
 use crate::context::Context;
 use crate::error::{Error, Kind, Result};
 use crate::ui::{Settings, Terminals, Ui};
-use crate::{commands, engine, inside};
+use crate::{commands, complete, engine, inside};
 
 /// Runs the program.
 pub(crate) fn run() -> ExitCode {
-    if let Some(code) = own_subcommand() {
+    if let Some(code) = own_subcommand().or_else(complete::answer) {
         return code;
     }
     let cli = match Cli::try_parse() {
@@ -103,7 +103,7 @@ fn reap(arguments: &[String]) -> Result<()> {
     // A terminal's Ctrl-C is not for a process that only cleans up.
     let _: nix::Result<nix::unistd::Pid> = nix::unistd::setsid();
     match crate::store::Store::open_existing(root.as_ref())? {
-        Some(store) => store.empty_trash(),
+        Some(store) => store.make_all_durable().and_then(|()| store.empty_trash()),
         None => Ok(()),
     }
 }

@@ -2,7 +2,11 @@
 //! envs and are killed at random moments, with volumes of every kind bound. Afterwards nothing is left and
 //! not one byte of what is not rockenv's has changed.
 
-#![expect(clippy::unwrap_used, reason = "a test")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "a test, whose seed is shown when it fails"
+)]
 
 mod support;
 
@@ -11,6 +15,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use fs_err as fs;
@@ -33,6 +38,8 @@ impl Random {
 struct Ground {
     store: PathBuf,
     user: PathBuf,
+    /// How the commands ended: verb and exit code, or `killed`.
+    ends: Mutex<BTreeMap<String, u32>>,
 }
 
 impl Ground {
@@ -42,7 +49,11 @@ impl Ground {
             for number in 0..20 {
                 let directory = user.join(name).join(format!("d{}", number % 4));
                 fs::create_dir_all(&directory).unwrap();
-                fs::write(directory.join(format!("f{number}")), format!("{name} {number}").repeat(50)).unwrap();
+                fs::write(
+                    directory.join(format!("f{number}")),
+                    format!("{name} {number}").repeat(50),
+                )
+                .unwrap();
             }
         }
         fs::hard_link(user.join("src/d0/f0"), user.join("src/link")).unwrap();
@@ -51,7 +62,10 @@ impl Ground {
         fs::create_dir_all(user.join("profiles")).unwrap();
         fs::write(
             user.join("images/mini.toml"),
-            format!("schema = 1\nprovider = \"directory\"\n[directory]\npath = \"{}\"\n", support::rootfs().display()),
+            format!(
+                "schema = 1\nprovider = \"directory\"\n[directory]\npath = \"{}\"\n",
+                support::rootfs().display()
+            ),
         )
         .unwrap();
         fs::write(
@@ -83,7 +97,11 @@ run = "echo third > /etc/third; mv /usr/share/doc /usr/share/doc2; test -e /v/ho
             ),
         )
         .unwrap();
-        Self { store: store.to_path_buf(), user: user.to_path_buf() }
+        Self {
+            store: store.to_path_buf(),
+            user: user.to_path_buf(),
+            ends: Mutex::default(),
+        }
     }
 
     fn rockenv(&self, arguments: &[&str]) -> Command {
@@ -103,8 +121,16 @@ run = "echo third > /etc/third; mv /usr/share/doc /usr/share/doc2; test -e /v/ho
     /// Runs a command that must succeed.
     fn ok(&self, arguments: &[&str]) -> String {
         let output = self.rockenv(arguments).output().unwrap();
-        let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        assert!(output.status.success(), "rockenv {arguments:?}: {}\n{text}", output.status);
+        let text = format!(
+            "{}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+        assert!(
+            output.status.success(),
+            "rockenv {arguments:?}: {}\n{text}",
+            output.status
+        );
         text
     }
 
@@ -112,14 +138,28 @@ run = "echo third > /etc/third; mv /usr/share/doc /usr/share/doc2; test -e /v/ho
     fn cycle(&self, random: &mut Random) {
         let env = ENVS[random.next(2) as usize];
         let name = format!("s{}", random.next(3));
-        let exec = "echo x >> $HOME/x; echo y >> /v/build/y; mkdir -p $HOME/d; rm -rf $HOME/d; sleep 0.05";
+        let exec =
+            "echo x >> $HOME/x; echo y >> /v/build/y; mkdir -p $HOME/d; rm -rf $HOME/d; sleep 0.05";
         let arguments: Vec<&str> = match random.next(12) {
             0..=3 => vec!["up", "p", "--name", env],
             4 => vec!["up", "p", "--name", env, "--rerun", "second"],
             5 | 6 => vec!["exec", env, "--", "sh", "-c", exec],
-            7 => vec!["exec", "--root", env, "--", "sh", "-c", "echo z >> /etc/z; rm -f /etc/third"],
+            7 => vec![
+                "exec",
+                "--root",
+                env,
+                "--",
+                "sh",
+                "-c",
+                "echo z >> /etc/z; rm -f /etc/third",
+            ],
             8 => vec!["snapshot", "create", env, &name],
-            9 => vec!["rollback", "--yes", env, ["first", "second", "s0"][random.next(3) as usize]],
+            9 => vec![
+                "rollback",
+                "--yes",
+                env,
+                ["first", "second", "s0"][random.next(3) as usize],
+            ],
             10 => vec!["down", env],
             _ => vec!["rm", "--yes", env],
         };
@@ -133,33 +173,58 @@ run = "echo third > /etc/third; mv /usr/share/doc /usr/share/doc2; test -e /v/ho
         let patience = Duration::from_millis(random.next(600));
         let started = Instant::now();
         while started.elapsed() < patience {
-            if child.try_wait().unwrap().is_some() {
-                return;
+            if let Some(status) = child.try_wait().unwrap() {
+                return self.count(
+                    arguments[0],
+                    &status
+                        .code()
+                        .map_or_else(|| "signal".to_owned(), |code| code.to_string()),
+                );
             }
             std::thread::sleep(Duration::from_millis(1));
         }
         let pid = nix::unistd::Pid::from_raw(child.id().cast_signed());
         // Sometimes with everything it started that stayed in its group, as a terminal or a CI runner would.
         if random.next(3) == 0 {
-            let _: nix::Result<()> = nix::sys::signal::killpg(pid, nix::sys::signal::Signal::SIGKILL);
+            let _: nix::Result<()> =
+                nix::sys::signal::killpg(pid, nix::sys::signal::Signal::SIGKILL);
         }
         // And sometimes the holder goes first.
         if random.next(4) == 0 {
-            for holder in processes().into_iter().filter(|(_, line)| line.contains("__hold") && line.contains("rockenv")) {
+            for holder in processes()
+                .into_iter()
+                .filter(|(_, line)| line.contains("__hold") && line.contains("rockenv"))
+            {
                 if self.owns(holder.0) {
-                    let _: nix::Result<()> =
-                        nix::sys::signal::kill(nix::unistd::Pid::from_raw(holder.0), nix::sys::signal::Signal::SIGKILL);
+                    let _: nix::Result<()> = nix::sys::signal::kill(
+                        nix::unistd::Pid::from_raw(holder.0),
+                        nix::sys::signal::Signal::SIGKILL,
+                    );
                 }
             }
         }
         child.kill().unwrap();
         child.wait().unwrap();
+        self.count(arguments[0], "killed");
+    }
+
+    fn count(&self, verb: &str, end: &str) {
+        *self
+            .ends
+            .lock()
+            .unwrap()
+            .entry(format!("{verb} {end}"))
+            .or_default() += 1;
     }
 
     /// Says whether a process has something of this store open.
     fn owns(&self, pid: i32) -> bool {
-        let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
-        entries.flatten().any(|entry| fs::read_link(entry.path()).is_ok_and(|target| target.starts_with(&self.store)))
+        let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fd")) else {
+            return false;
+        };
+        entries.flatten().any(|entry| {
+            fs::read_link(entry.path()).is_ok_and(|target| target.starts_with(&self.store))
+        })
     }
 }
 
@@ -176,21 +241,41 @@ fn processes() -> Vec<(i32, String)> {
     found
 }
 
+type Content = BTreeMap<PathBuf, (u32, u32, u32, i64, i64, u64, Vec<u8>)>;
+
 /// Everything that must not change: kind, permissions, owner, times and bytes.
-fn content(root: &Path) -> BTreeMap<PathBuf, (u32, u32, u32, i64, i64, u64, Vec<u8>)> {
+fn content(root: &Path) -> Content {
     let mut found = BTreeMap::new();
     let mut left = vec![root.to_path_buf()];
     while let Some(path) = left.pop() {
         let data = fs::symlink_metadata(&path).unwrap();
         let bytes = if data.is_dir() {
-            left.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+            left.extend(
+                fs::read_dir(&path)
+                    .unwrap()
+                    .map(|entry| entry.unwrap().path()),
+            );
             Vec::new()
         } else if data.is_symlink() {
-            fs::read_link(&path).unwrap().into_os_string().into_encoded_bytes()
+            fs::read_link(&path)
+                .unwrap()
+                .into_os_string()
+                .into_encoded_bytes()
         } else {
             fs::read(&path).unwrap()
         };
-        found.insert(path, (data.mode(), data.uid(), data.gid(), data.mtime(), data.mtime_nsec(), data.nlink(), bytes));
+        found.insert(
+            path,
+            (
+                data.mode(),
+                data.uid(),
+                data.gid(),
+                data.mtime(),
+                data.mtime_nsec(),
+                data.nlink(),
+                bytes,
+            ),
+        );
     }
     found
 }
@@ -200,7 +285,10 @@ fn wait_until(what: &str, mut done: impl FnMut() -> Result<(), String>) {
     loop {
         match done() {
             Ok(()) => return,
-            Err(left) => assert!(started.elapsed() < Duration::from_secs(30), "{what}: {left}"),
+            Err(left) => assert!(
+                started.elapsed() < Duration::from_secs(30),
+                "{what}: {left}"
+            ),
         }
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -212,23 +300,41 @@ fn nothing_runs(ground: &Ground) {
         let own = std::process::id().cast_signed();
         let left: Vec<_> = processes()
             .into_iter()
-            .filter(|(pid, line)| *pid != own && (line.contains(ground.store.to_str().unwrap()) || ground.owns(*pid)))
+            .filter(|(pid, line)| {
+                *pid != own && (line.contains(ground.store.to_str().unwrap()) || ground.owns(*pid))
+            })
             .collect();
-        if left.is_empty() { Ok(()) } else { Err(format!("{left:?}")) }
+        if left.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("{left:?}"))
+        }
     });
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
     let below = format!("{}/", ground.store.display());
-    let left: Vec<_> = mounts.lines().filter(|line| line.contains(&below)).collect();
+    let left: Vec<_> = mounts
+        .lines()
+        .filter(|line| line.contains(&below))
+        .collect();
     assert!(left.is_empty(), "mounts are left: {left:?}");
     for hierarchy in fs::read_dir("/sys/fs/cgroup").unwrap().flatten() {
         wait_until("a control group is left", || {
-            let Ok(groups) = fs::read_dir(hierarchy.path()) else { return Ok(()) };
+            let Ok(groups) = fs::read_dir(hierarchy.path()) else {
+                return Ok(());
+            };
             let left: Vec<_> = groups
                 .flatten()
                 .map(|entry| entry.file_name().to_string_lossy().into_owned())
-                .filter(|name| ENVS.iter().any(|env| name.starts_with(&format!("rockenv-{env}-"))))
+                .filter(|name| {
+                    ENVS.iter()
+                        .any(|env| name.starts_with(&format!("rockenv-{env}-")))
+                })
                 .collect();
-            if left.is_empty() { Ok(()) } else { Err(format!("{left:?} in {}", hierarchy.path().display())) }
+            if left.is_empty() {
+                Ok(())
+            } else {
+                Err(format!("{left:?} in {}", hierarchy.path().display()))
+            }
         });
     }
     for directory in ["propagate", "unix-export"] {
@@ -236,9 +342,15 @@ fn nothing_runs(ground: &Ground) {
             let left: Vec<_> = entries
                 .flatten()
                 .map(|entry| entry.file_name().to_string_lossy().into_owned())
-                .filter(|name| ENVS.iter().any(|env| name.starts_with(&format!("rockenv-{env}-"))))
+                .filter(|name| {
+                    ENVS.iter()
+                        .any(|env| name.starts_with(&format!("rockenv-{env}-")))
+                })
                 .collect();
-            assert!(left.is_empty(), "systemd-nspawn's directories are left: {left:?}");
+            assert!(
+                left.is_empty(),
+                "systemd-nspawn's directories are left: {left:?}"
+            );
         }
     }
 }
@@ -246,12 +358,18 @@ fn nothing_runs(ground: &Ground) {
 fn hammer(kind: Kind, method: &str, cycles: u64) {
     loopfs::need_root();
     let disk = LoopFs::new(kind);
-    let user = tempfile::Builder::new().prefix("rockenv-safety-").tempdir().unwrap();
+    let user = tempfile::Builder::new()
+        .prefix("rockenv-safety-")
+        .tempdir()
+        .unwrap();
     let ground = Ground::new(&disk.path().join("store"), user.path());
     let before = content(user.path());
     ground.ok(&["image", "build", "mini"]);
-    let seed = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64 | 1;
-    println!("seed {seed}");
+    let seed = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap()
+        .as_nanos() as u64
+        | 1;
     std::thread::scope(|scope| {
         for worker in 0..2 {
             let ground = &ground;
@@ -263,12 +381,33 @@ fn hammer(kind: Kind, method: &str, cycles: u64) {
             });
         }
     });
+    let ends = ground.ends.lock().unwrap().clone();
+    eprintln!("{method}, seed {seed}: {ends:?}");
+    // A test in which everything ended by itself, or nothing did, would show nothing.
+    assert!(
+        ends.keys().filter(|end| end.ends_with(" killed")).count() >= 2,
+        "{ends:?}"
+    );
     // Whatever was cut off where: the next `up` comes to the same end.
     for env in ENVS {
         ground.ok(&["up", "p", "--name", env]);
-        let listed = ground.ok(&["exec", env, "--", "sh", "-c", "cat /etc/third; ls /v/build $HOME; cmp /v/src/d0/f0 /v/src/link"]);
-        assert!(listed.contains("third") && listed.contains("l6"), "{env}: {listed}");
-        assert!(ground.ok(&["up", "p", "--name", env]).contains("nothing to do"));
+        let listed = ground.ok(&[
+            "exec",
+            env,
+            "--",
+            "sh",
+            "-c",
+            "cat /etc/third; ls /v/build $HOME; cmp /v/src/d0/f0 /v/src/link",
+        ]);
+        assert!(
+            listed.contains("third") && listed.contains("l6"),
+            "{env}: {listed}"
+        );
+        assert!(
+            ground
+                .ok(&["up", "p", "--name", env])
+                .contains("nothing to do")
+        );
     }
     let list = ground.ok(&["ls", "--json"]);
     assert!(list.contains("one") && list.contains("two"));
@@ -280,19 +419,33 @@ fn hammer(kind: Kind, method: &str, cycles: u64) {
     wait_until("the store is not empty", || {
         let mut left = Vec::new();
         for name in ["layers", "volumes", "trash"] {
-            left.extend(fs::read_dir(ground.store.join(name)).unwrap().flatten().map(|entry| entry.path()));
+            left.extend(
+                fs::read_dir(ground.store.join(name))
+                    .unwrap()
+                    .flatten()
+                    .map(|entry| entry.path()),
+            );
         }
         for env in ENVS {
-            left.extend(fs::read_dir(ground.store.join("envs").join(env)).unwrap().flatten().map(|entry| entry.path()));
+            left.extend(
+                fs::read_dir(ground.store.join("envs").join(env))
+                    .unwrap()
+                    .flatten()
+                    .map(|entry| entry.path()),
+            );
         }
         left.retain(|path| path.file_name().unwrap() != "lock");
-        if left.is_empty() { Ok(()) } else { Err(format!("{left:?}")) }
+        if left.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("{left:?}"))
+        }
     });
     nothing_runs(&ground);
     assert_changed_nothing(&before, user.path());
 }
 
-fn assert_changed_nothing(before: &BTreeMap<PathBuf, (u32, u32, u32, i64, i64, u64, Vec<u8>)>, user: &Path) {
+fn assert_changed_nothing(before: &Content, user: &Path) {
     let after = content(user);
     for (path, old) in before {
         assert_eq!(after.get(path), Some(old), "`{}` changed", path.display());

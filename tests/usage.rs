@@ -93,7 +93,7 @@ fn the_order_of_roots_decides_who_has_the_hard_links() {
         let options = threads(1 + round % 4);
         let forward = scan(&[Root::new(&a, 0), Root::new(&c, 1)], &options);
         assert_eq!(forward.class(0).allocated, du(&[&a]));
-        assert_eq!(forward.class(1).hard_linked_shared, full);
+        assert_eq!(forward.class(1).counted_elsewhere, full);
         assert_eq!(forward.class(1).allocated + full, du(&[&c]));
         assert_eq!(
             forward.class(0).exclusive,
@@ -102,14 +102,14 @@ fn the_order_of_roots_decides_who_has_the_hard_links() {
         let backward = scan(&[Root::new(&c, 1), Root::new(&a, 0)], &options);
         assert_eq!(backward.class(1).allocated, du(&[&c]));
         assert_eq!(backward.class(0).allocated + full, du(&[&a]));
-        assert_eq!(backward.class(0).hard_linked_shared, full);
+        assert_eq!(backward.class(0).counted_elsewhere, full);
         let both = du(&[&a, &c]);
         assert_eq!(forward.total().allocated, both);
         assert_eq!(backward.total().allocated, both);
         // The same class again: all names are inside it.
         let one = scan(&[Root::new(&a, 5), Root::new(&c, 5)], &options);
         assert_eq!(one.class(5).exclusive, both);
-        assert_eq!(one.class(5).hard_linked_shared, 0);
+        assert_eq!(one.class(5).counted_elsewhere, 0);
     }
 }
 
@@ -132,12 +132,12 @@ fn nested_and_repeated_roots_count_every_byte_once() {
     assert_eq!(usage.total().allocated, whole);
     assert_eq!(usage.total().entries, scan_one(dir.path()).total().entries);
     // `again` is met first by the outermost root through `c/full`.
-    assert_eq!(usage.class(1).hard_linked_shared, 102_400);
+    assert_eq!(usage.class(1).counted_elsewhere, 102_400);
     assert_eq!(usage.class(2).entries, 1);
     assert_eq!((usage.class(3).entries, usage.class(3).apparent), (1, 7));
     assert_eq!(usage.class(4).entries, 1);
     assert_eq!(usage.class(5).allocated, 0);
-    assert_eq!(usage.class(5).hard_linked_shared, 102_400);
+    assert_eq!(usage.class(5).counted_elsewhere, 102_400);
     assert_eq!(usage.class(6), Sums::default());
 }
 

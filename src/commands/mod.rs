@@ -8,6 +8,7 @@ pub mod generate;
 pub mod image;
 pub mod list;
 pub mod logs;
+mod prepare;
 pub mod profile;
 pub mod remove;
 pub mod setup;
@@ -36,7 +37,7 @@ pub fn run(cx: &Context, command: Command) -> Result<u8> {
         Command::Fork(args) => done(snapshot::fork(cx, &args)),
         Command::Du(args) => done(du::du(cx, &args)),
         Command::Image(command) => image::image(cx, command),
-        Command::Profile(command) => done(profile::profile(cx, command)),
+        Command::Profile(command) => profile::profile(cx, command),
         Command::Setup(args) => done(setup::setup(cx, &args)),
         Command::Doctor(args) => doctor::doctor(cx, &args),
         Command::Fsck(args) => fsck::fsck(cx, &args),

@@ -8,11 +8,14 @@ use nix::unistd::Pid;
 
 use super::exec::holder;
 use crate::context::Context;
-use crate::error::{Error, Kind, Result};
+use crate::engine::hold::State;
+use crate::error::{Kind, Result};
 use crate::store::Store;
 
 /// How long whoever holds an env may take to stop after being asked.
-const PATIENCE: Duration = Duration::from_secs(15);
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a request is given before a stronger one follows.
+const POLITE: Duration = Duration::from_secs(1);
 
 /// Arguments of `down`.
 #[derive(Debug, Args)]
@@ -41,38 +44,47 @@ pub fn down(cx: &Context, args: &DownArgs) -> Result<()> {
     cx.tidy(&store)
 }
 
-/// Asks the holder of an env to stop, and waits until nothing runs in it.
+/// Asks whoever holds an env to stop, ever less politely, and waits until nothing runs in it.
 fn stop(cx: &Context, store: &Store, name: &str) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
-    let mut asked = None;
+    let started = Instant::now();
+    let mut asked = Asked::Nobody;
     loop {
         // Taking the lock also ends and cleans up what a killed command left.
         match store.lock_env(name, "down", Duration::ZERO) {
             Ok(_) => {
-                let word = if asked.is_some() {
-                    "stopped"
-                } else {
+                let word = if asked == Asked::Nobody {
                     "nothing runs"
+                } else {
+                    "stopped"
                 };
                 cx.ui.note(&format!("{name}: {word}; everything is kept"));
                 return Ok(());
             }
             Err(error) if error.kind() == Kind::Busy => {
-                let Some(holder) = holder(store, name) else {
-                    continue;
-                };
-                if Instant::now() > deadline {
+                let waited = started.elapsed();
+                if waited > PATIENCE {
                     return Err(error);
                 }
-                if asked != Some(holder.pid) {
-                    end_container(store, name)?;
-                    if let Ok(pid) = i32::try_from(holder.pid) {
-                        // Only a process that is rockenv's: the number may have gone to somebody else.
-                        if is_rockenv(pid) {
-                            let _: nix::Result<()> = kill(Pid::from_raw(pid), Signal::SIGTERM);
-                        }
+                if asked == Asked::Nobody {
+                    // `up` stops its step and writes down where it was.
+                    if let Some(pid) =
+                        holder(store, name).and_then(|holder| i32::try_from(holder.pid).ok())
+                        && is_rockenv(pid)
+                    {
+                        let _: nix::Result<()> = kill(Pid::from_raw(pid), Signal::SIGTERM);
                     }
-                    asked = Some(holder.pid);
+                    asked = Asked::Command;
+                } else if asked == Asked::Command && waited > POLITE {
+                    // The command may be gone already and the container shared by others, or deaf.
+                    if let Some(state) = State::read(&store.env_dir(name).join("run")) {
+                        state.cgroup.terminate();
+                    }
+                    asked = Asked::Container;
+                } else if asked == Asked::Container && waited > POLITE * 3 {
+                    if let Some(state) = State::read(&store.env_dir(name).join("run")) {
+                        state.cgroup.kill(PATIENCE)?;
+                    }
+                    asked = Asked::Kernel;
                 }
                 std::thread::sleep(Duration::from_millis(20));
             }
@@ -81,16 +93,16 @@ fn stop(cx: &Context, store: &Store, name: &str) -> Result<()> {
     }
 }
 
-/// Asks every command in the env's container to end, with the time that gives it.
-fn end_container(store: &Store, name: &str) -> Result<()> {
-    use crate::engine::hold::State;
-    let path = State::path(&store.env_dir(name).join("run"));
-    if let Some(state) = crate::store::atomic::read_json::<State>(&path).unwrap_or(None) {
-        state.cgroup.terminate();
-    }
-    Ok(())
+/// Who was asked to stop, so far.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Asked {
+    Nobody,
+    Command,
+    Container,
+    Kernel,
 }
 
+/// Says whether a process is rockenv: the number may have gone to somebody else.
 fn is_rockenv(pid: i32) -> bool {
     let ours = std::env::current_exe().ok();
     let theirs = fs_err::read_link(format!("/proc/{pid}/exe")).ok();
@@ -108,9 +120,7 @@ pub fn rm(cx: &Context, args: &RmArgs) -> Result<()> {
         "remove {}? Sources, caches and outputs stay.",
         args.names.join(", ")
     );
-    if !cx.ui.confirm(&question)? {
-        return Err(Error::new(Kind::Usage, "not removed"));
-    }
+    cx.confirm(&question)?;
     for name in &args.names {
         if args.force {
             stop(cx, &store, name)?;

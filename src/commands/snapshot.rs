@@ -193,9 +193,7 @@ pub fn rollback(cx: &Context, args: &RollbackArgs) -> Result<()> {
         "go back to snapshot `{}` of {}? Changes since its last snapshot are dropped.",
         args.snapshot, args.env
     );
-    if !cx.ui.confirm(&question)? {
-        return Err(Error::new(Kind::Usage, "nothing changed"));
-    }
+    cx.confirm(&question)?;
     let mut env = store.lock_known(&args.env, "rollback", lock::WAIT)?;
     env.rollback(&args.snapshot)?;
     cx.ui
@@ -227,5 +225,5 @@ pub fn fork(cx: &Context, args: &ForkArgs) -> Result<()> {
             .warn("its build volumes start empty: an overlay store cannot copy them");
     }
     drop((from, new));
-    cx.tidy(&store)
+    cx.settle(&store)
 }

@@ -7,19 +7,18 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
+use super::prepare::{Prepared, Wish};
 use crate::context::Context;
 use crate::error::{Error, Kind, Result};
 use crate::execute::{self, Ended, Execution, Signals};
-use crate::host::{Host, free_space};
-use crate::image::{Recipe, catalog};
-use crate::plan::{Action, Found, Observed, Options, Plan, Volumes, Wanted, plan as decide};
-use crate::profile::{self, CopyFiles, Profile};
+use crate::host::free_space;
+use crate::observe::{observe, wanted};
+use crate::plan::{Action, Observed, Options, Plan, Volumes, plan as decide};
+use crate::profile::Profile;
 use crate::source::{self, Repository};
-use crate::spec::{self, Engine, Inputs, Spec, VolumeKind, VolumeSource};
-use crate::store::layer::VolumeState;
+use crate::spec::{self, Engine, Spec, VolumeKind, VolumeSource};
 use crate::store::record::{self, Head, Record};
-use crate::store::{Layer, LockedEnv, Store, random_id};
-use crate::target::Target;
+use crate::store::{LockedEnv, Store, random_id};
 use crate::ui::event::{Event, Outcome, Planned};
 use crate::ui::table::Table;
 use crate::ui::{Format, Reporter, size};
@@ -80,14 +79,18 @@ enum Progress {
     Json,
 }
 
-/// Everything that is known before the env is locked.
-struct Prepared {
-    profile: Profile,
-    files: CopyFiles,
-    recipe: Recipe,
-    inputs: Inputs,
-    host: Host,
-    jobs: u32,
+impl UpArgs {
+    fn wish(&self) -> Wish<'_> {
+        Wish {
+            what: &self.what,
+            targets: &self.target,
+            name: self.name.as_deref(),
+            params: &self.param,
+            engine: self.engine.as_deref(),
+            jobs: self.jobs,
+            gpu: &self.gpu,
+        }
+    }
 }
 
 /// Brings an env up; returns the exit code.
@@ -98,7 +101,7 @@ pub fn up(cx: &Context, args: UpArgs) -> Result<u8> {
     if args.setup {
         super::setup::install_missing(cx)?;
     }
-    let prepared = prepare(cx, &args)?;
+    let prepared = Prepared::new(cx, &args.wish())?;
     cx.host_as_root("building an env")?;
     let format = if args.progress == Progress::Json {
         Format::Json
@@ -110,7 +113,13 @@ pub fn up(cx: &Context, args: UpArgs) -> Result<u8> {
     let reporter = cx.ui.reporter(format);
     let outcome = converge(cx, &args, &store, prepared, &signals, &reporter);
     cx.tidy(&store)?;
-    let (ended, name) = outcome?;
+    let (ended, name) = match (outcome, signals.pending()?) {
+        // What failed was a tool that the same Ctrl-C had ended.
+        (Err(_), Some(signal)) => {
+            return Err(Error::new(Kind::Signal(signal), "interrupted").help(again(&args)));
+        }
+        (outcome, _) => outcome?,
+    };
     finish(cx, &reporter, ended, &name, &args)
 }
 
@@ -133,25 +142,23 @@ fn converge(
     check_names(&prepared.profile, args)?;
     let mut env = store.lock_env(&spec.name, "up", Duration::from_secs(5))?;
     let (_, plan) = plan_for(store, Some(&env), &prepared, &spec, args)?;
-    if plan.is_empty()
-        && env
-            .record()
-            .is_some_and(|record| record.complete || args.until.is_some())
-    {
+    if plan.is_empty() && env.record().is_some() {
+        if !env.known_record()?.complete && args.until.is_none() {
+            env.update(|record| record.complete = true)?;
+        }
         return Ok((None, spec.name));
     }
     if env.record().is_none() {
         preflight(store, &spec, args.force)?;
         env.commit(new_record(&spec, &image.key)?)?;
     } else if env.known_record()?.image_key != image.key {
-        // The base changed: every key did too, and nothing the env stands on fits any more.
+        // The base changed: every key did too. Snapshots stay, each with the image that it stands on.
         let key = image.key.clone();
         env.keep_changes("before-image")?;
         env.reset()?;
         env.update(|record| {
             record.image_key = key;
             record.image.clone_from(&spec.image);
-            record.snapshots.clear();
         })?;
     }
     let (observed, plan) = plan_for(store, Some(&env), &prepared, &spec, args)?;
@@ -244,45 +251,9 @@ fn again(args: &UpArgs) -> String {
 
 /// Shows what `up` would do.
 pub fn plan(cx: &Context, args: UpArgs) -> Result<()> {
-    let mut prepared = prepare(cx, &args)?;
-    let store = crate::store::Store::open_existing(&cx.config.home)?;
-    let image = match &store {
-        Some(store) => store.image_of(&prepared.recipe)?,
-        None => None,
-    };
-    let mut notes = Vec::new();
-    match &image {
-        Some(image) => prepared.inputs.image_key.clone_from(&image.key),
-        None => {
-            notes.push(format!(
-                "image `{}` is not built yet",
-                prepared.profile.image.value
-            ));
-            prepared.inputs.image_key = format!("unbuilt {}", prepared.recipe.digest());
-        }
-    }
-    for volume in spec::volumes(&prepared.profile, &prepared.inputs)? {
-        let directory = match &volume.source {
-            VolumeSource::Git(git) => store
-                .as_ref()
-                .map(|store| Repository::new(&volume.name, git).directory(store)),
-            VolumeSource::Path(path) => Some(path.clone()),
-            VolumeSource::Store => None,
-        };
-        if volume.kind == VolumeKind::Source {
-            let print = match directory.filter(|path| path.exists()) {
-                Some(path) => source::fingerprint(&path, &cx.config.user)?,
-                None => {
-                    notes.push(format!("source `{}` is not there yet", volume.name));
-                    "absent".to_owned()
-                }
-            };
-            prepared
-                .inputs
-                .fingerprints
-                .insert(volume.name.clone(), print);
-        }
-    }
+    let mut prepared = Prepared::new(cx, &args.wish())?;
+    let store = Store::open_existing(&cx.config.home)?;
+    let mut notes = prepared.predict(cx, store.as_ref())?;
     let spec = spec::resolve(&prepared.profile, &prepared.inputs)?;
     check_names(&prepared.profile, &args)?;
     let plan = match &store {
@@ -367,94 +338,6 @@ pub fn plan(cx: &Context, args: UpArgs) -> Result<()> {
         cx.ui.note(&note);
     }
     Ok(())
-}
-
-fn prepare(cx: &Context, args: &UpArgs) -> Result<Prepared> {
-    let host = Host::probe()?;
-    let targets = args
-        .target
-        .iter()
-        .map(|name| Target::parse(name))
-        .collect::<Result<Vec<_>>>()?;
-    let listed = profile::list(&cx.config.profile_dirs)?;
-    let request = spec::choose(
-        &args.what,
-        &targets,
-        args.name.as_deref(),
-        listed.iter().map(|profile| profile.name.as_str()),
-    )?;
-    let profile = profile::load(&cx.config.profile_dirs, &request.profile)?;
-    let files = profile::copy_files(&profile)?;
-    let recipe = catalog::find(&cx.config.image_dirs, &profile.image.value)?;
-    let mut params = BTreeMap::new();
-    for text in &args.param {
-        let (name, value) = text.split_once('=').ok_or_else(|| {
-            Error::new(Kind::Usage, format!("`{text}` is not NAME=VALUE"))
-                .help("rockenv up PROFILE --param NAME=VALUE")
-        })?;
-        params.insert(name.to_owned(), value.to_owned());
-    }
-    let gpu = match args.gpu.as_str() {
-        "auto" => host.gpu,
-        "none" => false,
-        other => {
-            return Err(Error::new(
-                Kind::Usage,
-                format!("`--gpu {other}` is neither `auto` nor `none`"),
-            )
-            .help("rockenv up PROFILE --gpu none"));
-        }
-    };
-    let memory = crate::execute::memory_limit(profile.resources.memory_max, host.memory)
-        .unwrap_or(host.memory);
-    let jobs = crate::host::jobs(
-        host.cores,
-        memory,
-        profile.resources.memory_per_job,
-        args.jobs.or(cx.config.jobs),
-    );
-    let inputs = Inputs {
-        env_name: request.env_name,
-        targets: request.targets,
-        params,
-        engine: engine(cx, args)?,
-        gpu,
-        user: cx.config.user.clone(),
-        host_home: cx.config.host_home.clone(),
-        image_key: String::new(),
-        file_digests: files.digests(),
-        fingerprints: BTreeMap::new(),
-        hooks: hooks(&profile)?,
-    };
-    Ok(Prepared {
-        profile,
-        files,
-        recipe,
-        inputs,
-        host,
-        jobs,
-    })
-}
-
-fn engine(cx: &Context, args: &UpArgs) -> Result<Engine> {
-    match args.engine.as_deref().or(cx.config.engine.as_deref()) {
-        None | Some("auto" | "nspawn") => Ok(Engine::Nspawn),
-        Some(other) => Err(Error::unavailable(format!(
-            "engine `{other}` is not supported by this version"
-        ))
-        .help("rockenv up PROFILE --engine nspawn")),
-    }
-}
-
-fn hooks(profile: &Profile) -> Result<BTreeMap<String, String>> {
-    match profile.hooks.first() {
-        None => Ok(BTreeMap::new()),
-        Some(name) => Err(Error::not_found(format!(
-            "profile `{}` names hook `{name}`, and there is none of that name",
-            profile.name
-        ))
-        .help("remove it from `hooks` in the profile")),
-    }
 }
 
 /// Refuses `--until` and `--rerun` of steps that are not in the profile.
@@ -580,33 +463,6 @@ fn options(args: &UpArgs) -> Options {
     }
 }
 
-/// Returns the profile's steps in order, those that this env leaves out with the reason.
-fn wanted(profile: &Profile, spec: &Spec) -> Vec<Wanted> {
-    let mut wanted = Vec::new();
-    for step in &profile.steps {
-        if let Some(found) = spec.step(&step.name) {
-            wanted.push(Wanted {
-                name: step.name.clone(),
-                key: found.key.to_string(),
-                incremental: found.incremental,
-                skip: None,
-            });
-        } else if let Some(skipped) = spec
-            .skipped
-            .iter()
-            .find(|skipped| skipped.name == step.name)
-        {
-            wanted.push(Wanted {
-                name: step.name.clone(),
-                key: String::new(),
-                incremental: false,
-                skip: Some(skipped.reason.clone()),
-            });
-        }
-    }
-    wanted
-}
-
 fn plan_for(
     store: &Store,
     env: Option<&LockedEnv<'_>>,
@@ -629,90 +485,6 @@ fn plan_for(
     )?;
     let plan = decide(&wanted, &observed, &options(args));
     Ok((observed, plan))
-}
-
-/// Reads what there is of an env and of its steps' layers.
-fn observe(
-    store: &Store,
-    env: Option<&LockedEnv<'_>>,
-    record: Option<&Record>,
-    spec: &Spec,
-    wanted: &[Wanted],
-    image_key: &str,
-) -> Result<Observed> {
-    let mut observed = Observed {
-        freezes_volumes: store.freezes_volumes(),
-        ..Observed::default()
-    };
-    for step in wanted.iter().filter(|step| step.skip.is_none()) {
-        let own = record.and_then(|record| {
-            record
-                .snapshots
-                .iter()
-                .rev()
-                .find(|snapshot| snapshot.key.as_ref() == Some(&step.key))
-        });
-        let id = own.map_or(step.key.as_str(), |snapshot| snapshot.layer.as_str());
-        if let Some(layer) = store.layer(id)? {
-            let unusable = unusable(store, &layer, record, spec, &step.name);
-            observed.layers.insert(
-                step.key.clone(),
-                Found {
-                    layer: layer.id,
-                    unusable,
-                },
-            );
-        }
-    }
-    let Some(record) = record.filter(|record| record.image_key == image_key) else {
-        return Ok(observed);
-    };
-    observed.exists = true;
-    if let Some(head) = &record.head.layer {
-        observed.head = store
-            .chain(head)?
-            .into_iter()
-            .map(|layer| layer.id)
-            .collect();
-    }
-    let directory = store.env_dir(&spec.name);
-    observed.attempt = fs_err::read_to_string(directory.join("attempt")).ok();
-    observed.touched = match env {
-        Some(env) => env.is_touched()?,
-        None => record.head.tree.is_some(),
-    };
-    observed.has_volumes = record.head.volumes.values().any(|id| {
-        fs_err::read_dir(store.volume_dir(id)).is_ok_and(|mut entries| entries.next().is_some())
-    });
-    Ok(observed)
-}
-
-/// Says why this env cannot stand on a layer, where it cannot.
-fn unusable(
-    store: &Store,
-    layer: &Layer,
-    record: Option<&Record>,
-    spec: &Spec,
-    step: &str,
-) -> Option<String> {
-    if !store.is_sound(layer) {
-        return Some("its snapshot was not safely on disk when the machine stopped".to_owned());
-    }
-    let sees = |name: &str| {
-        spec.step(step)
-            .is_none_or(|step| step.volumes.iter().any(|volume| volume == name))
-    };
-    layer.volumes.iter().find_map(|(name, state)| match state {
-        VolumeState::Live(id)
-            if sees(name)
-                && record.and_then(|record| record.head.volumes.get(name)) != Some(id) =>
-        {
-            Some(format!(
-                "its build volume `{name}` was not frozen with it: this is an overlay store"
-            ))
-        }
-        _ => None,
-    })
 }
 
 fn shown(plan: &Plan) -> Vec<Planned> {

@@ -136,6 +136,11 @@ impl State {
         run.join("state.json")
     }
 
+    /// Reads the state of the container that runs, where one does.
+    pub fn read(run: &Path) -> Option<Self> {
+        serde_json::from_slice(&fs::read(Self::path(run)).ok()?).ok()
+    }
+
     /// Ends what a killed holder left: its processes, control group and engine's files.
     ///
     /// Returns whether there was anything. The caller holds the env's lock.

@@ -67,7 +67,9 @@ pub struct Container {
 }
 
 /// What a container used, from its start to its end.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
 pub struct Usage {
     /// Processor time, in microseconds.
     pub cpu_us: u64,

@@ -11,10 +11,9 @@ pub mod relay;
 mod step;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use fs_err as fs;
 use jiff::Timestamp;
 
 pub use attend::{Ending, Signals};
@@ -27,12 +26,14 @@ use crate::error::{Error, Kind, Result};
 use crate::host::{Host, free_space};
 use crate::plan::{Action, Plan, Volumes};
 use crate::profile::CopyFiles;
+use crate::rootfs::Method;
 use crate::spec::{Spec, Step};
 use crate::store::env::Freeze;
 use crate::store::record::{Cost, Failed, Origin, Outcome, Record, Snapshot, StepRecord};
 use crate::store::{LockedEnv, Store};
 use crate::ui::Reporter;
 use crate::ui::event::{self, Event};
+use crate::usage;
 
 /// Less free space than this after a failure is taken for its cause, in bytes.
 const FULL: u64 = 32 << 20;
@@ -91,6 +92,18 @@ pub struct Failure {
     pub tail: Vec<String>,
     /// Its log.
     pub log: PathBuf,
+}
+
+/// One row of `metrics.jsonl`.
+#[derive(Debug, serde::Serialize)]
+struct Metrics<'a> {
+    time: Timestamp,
+    env: &'a str,
+    step: &'a str,
+    key: &'a str,
+    outcome: Outcome,
+    jobs: u32,
+    cost: Cost,
 }
 
 /// What one step came to.
@@ -195,6 +208,20 @@ impl Execution<'_, '_> {
         });
     }
 
+    /// Adds a row to the env's history of what steps cost.
+    fn measure(&self, step: &Step, outcome: Outcome, cost: Cost) -> Result<()> {
+        let row = Metrics {
+            time: Timestamp::now(),
+            env: self.env.name(),
+            step: &step.name,
+            key: step.key.as_str(),
+            outcome,
+            jobs: self.jobs,
+            cost,
+        };
+        self.env.add_metrics(&row)
+    }
+
     fn cost_of(&self, name: &str) -> Cost {
         let steps = self
             .env
@@ -232,7 +259,6 @@ impl Execution<'_, '_> {
                 message: note.clone(),
             });
         }
-        let attempt = self.env.attempt_path();
         if self.plan.moves {
             match (&self.plan.start, self.plan.volumes) {
                 (Some(layer), volumes) => {
@@ -243,10 +269,7 @@ impl Execution<'_, '_> {
                 (None, _) => self.env.reset()?,
             }
         }
-        match fs::remove_file(attempt) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
-            _ => Ok(()),
-        }
+        Ok(())
     }
 
     /// Makes snapshots for the steps whose layers are there: those of the chain below `start`.
@@ -277,7 +300,7 @@ impl Execution<'_, '_> {
 
     /// Writes down the spec and what is known of each step before the first one runs.
     fn save_steps(&mut self) -> Result<()> {
-        crate::store::atomic::write_json(&self.env.directory().join("spec.json"), self.spec)?;
+        self.env.save_spec(self.spec)?;
         let old: BTreeMap<String, StepRecord> = self
             .env
             .known_record()?
@@ -332,12 +355,12 @@ impl Execution<'_, '_> {
     ) -> Result<std::result::Result<String, Ended>> {
         let parent = self.env.known_record()?.head.layer.clone();
         let tree = self.env.thaw(parent.as_deref())?;
-        // Not synced: after a loss of power nothing is known of the volumes anyway.
-        fs::write(self.env.attempt_path(), step.key.as_str())?;
+        self.env.begin_attempt(step.key.as_str())?;
         let log = format!("logs/{run}/{index:02}-{}.log", step.name);
         let ran = self.contain(index, step, &tree, parent.as_deref(), &log)?;
         let code = match ran.ending {
             Ending::Exited { code: 0, .. } => {
+                self.measure(step, Outcome::Done, ran.cost)?;
                 let done = done(step, Outcome::Done, None, &ran);
                 let layer = self.env.freeze(
                     &Freeze {
@@ -349,7 +372,7 @@ impl Execution<'_, '_> {
                     },
                     |record| put_step(record, done),
                 )?;
-                fs::remove_file(self.env.attempt_path())?;
+                self.env.end_attempt()?;
                 return Ok(Ok(layer));
             }
             Ending::Exited { code, .. } => Some(code),
@@ -363,6 +386,7 @@ impl Execution<'_, '_> {
             return Ok(Err(Ended::Interrupted(signal)));
         }
         let (kind, message) = self.explain(step, &ran)?;
+        self.measure(step, Outcome::Failed, ran.cost)?;
         let record = done(step, Outcome::Failed, Some(message.clone()), &ran);
         let failed = Failed {
             step: step.name.clone(),
@@ -383,6 +407,31 @@ impl Execution<'_, '_> {
             tail: ran.tail,
             log,
         }))))
+    }
+
+    /// Returns by how much a step's tree is larger than what it stands on, in allocated bytes.
+    fn tree_growth(&self, tree: &str, parent: Option<&str>) -> Result<i64> {
+        let directory = self.env.directory().join("trees").join(tree);
+        if self.store.method() == Method::Overlay {
+            return Ok(allocated(&directory.join("diff")));
+        }
+        // The clone looks as large as its parent: only the difference was written.
+        let below = match parent {
+            Some(layer) => self.store.layer_dir(layer).join("root"),
+            None => self.store.image_root(&self.env.known_record()?.image_key),
+        };
+        Ok(allocated(&directory.join("root")) - allocated(&below))
+    }
+
+    /// Returns what the build volumes that a step sees hold, in allocated bytes.
+    fn volume_bytes(&self, step: &Step) -> Result<i64> {
+        let volumes = &self.env.known_record()?.head.volumes;
+        let seen = volumes
+            .iter()
+            .filter(|(name, _)| step.volumes.contains(*name));
+        Ok(seen
+            .map(|(_, id)| allocated(&self.store.volume_dir(id)))
+            .sum())
     }
 
     /// Says why a step failed.
@@ -436,7 +485,7 @@ impl Execution<'_, '_> {
         log: &str,
     ) -> Result<Ran> {
         let started = Instant::now();
-        let free_before = free_space(self.store.root())?;
+        let before = self.volume_bytes(step)?;
         let root = self.env.root(tree, parent)?;
         let work = step::Work::prepare(
             step,
@@ -501,20 +550,23 @@ impl Execution<'_, '_> {
             (Ok(ending), Ok(End::Ended(usage))) => (ending, usage),
             (Ok(ending), Ok(End::Shared)) => (ending, Usage::default()),
         };
-        let disk_delta = i64::try_from(free_before).unwrap_or(i64::MAX)
-            - i64::try_from(free_space(self.store.root())?).unwrap_or(i64::MAX);
+        let grown = self.tree_growth(tree, parent)? + self.volume_bytes(step)? - before;
         let wall_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         Ok(Ran {
             ending,
             cost: Cost {
                 wall_ms,
                 usage,
-                disk_delta,
+                disk_delta: grown,
             },
             tail: output.tail().map(str::to_owned).collect(),
             log: log.to_owned(),
         })
     }
+}
+
+fn allocated(path: &Path) -> i64 {
+    i64::try_from(usage::scan_one(path).total().allocated).unwrap_or(i64::MAX)
 }
 
 fn done(step: &Step, outcome: Outcome, reason: Option<String>, ran: &Ran) -> StepRecord {

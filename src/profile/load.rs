@@ -232,7 +232,8 @@ fn read(path: &Path) -> Result<String> {
     let metadata = match fs_err::metadata(path) {
         Ok(metadata) => metadata,
         Err(error) if is_absent(&error) => {
-            return Err(Error::not_found(format!("no profile {}", path.display())));
+            return Err(Error::not_found(format!("no profile {}", path.display()))
+                .help("`rockenv profile ls` shows those that have a name"));
         }
         Err(error) => return Err(error).context(about),
     };

@@ -22,6 +22,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 pub use flatten::{Flattened, flatten};
+pub(crate) use mounts::at_or_below as mounts_at_or_below;
 pub use probe::{Probe, probe};
 pub use reflink::{Cloned, copy_tree};
 pub use remove::{Removed, remove_tree};

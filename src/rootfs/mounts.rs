@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use crate::error::Result;
 
 /// Returns the mount points at or below the absolute path `top` in this thread's namespace.
-pub(super) fn at_or_below(top: &Path) -> Result<Vec<PathBuf>> {
+pub(crate) fn at_or_below(top: &Path) -> Result<Vec<PathBuf>> {
     // Not `self`: a namespace belongs to a thread.
     let table = fs_err::read("/proc/thread-self/mountinfo")?;
     Ok(points(&table)

@@ -37,6 +37,8 @@ pub struct Layer {
     pub key: Option<String>,
     /// The layer below; `None` is the image.
     pub parent: Option<String>,
+    /// Id of the env that made it.
+    pub env: String,
     /// The image at the bottom.
     pub image_key: String,
     /// The live tree it was, which tells a finished publication from one that never happened.
@@ -62,6 +64,20 @@ impl Store {
         atomic::read_json(&self.layer_dir(id).join("layer.json"))
     }
 
+    /// Returns the ids of the layers that an env made.
+    pub fn layers_of(&self, env: &str) -> Result<Vec<String>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(self.root.join("layers"))? {
+            // A damaged description is for `fsck`; it must not keep an env from being removed.
+            if let Ok(Some(layer)) = atomic::read_json::<Layer>(&entry?.path().join("layer.json"))
+                && layer.env == env
+            {
+                found.push(layer.id);
+            }
+        }
+        Ok(found)
+    }
+
     /// Says whether a layer may be built upon: it is on disk for good, or no power was lost since it was made.
     pub fn is_sound(&self, layer: &Layer) -> bool {
         layer.boot == boot_id() || self.layer_dir(&layer.id).join("durable").exists()
@@ -78,6 +94,26 @@ impl Store {
             }
         }
         Ok(())
+    }
+
+    /// Makes every layer of the present boot durable that is not.
+    pub fn make_all_durable(&self) -> Result<()> {
+        let mut fresh = Vec::new();
+        let boot = boot_id();
+        for entry in fs::read_dir(self.root.join("layers"))? {
+            let path = entry?.path();
+            if !path.join("durable").exists()
+                && let Ok(Some(layer)) = atomic::read_json::<Layer>(&path.join("layer.json"))
+                && layer.boot == boot
+            {
+                fresh.push(layer.id);
+            }
+        }
+        if fresh.is_empty() {
+            Ok(())
+        } else {
+            self.make_durable(&fresh)
+        }
     }
 
     /// Returns the layer and everything below it, topmost first.
@@ -104,7 +140,16 @@ impl Store {
         }
     }
 
-    /// Returns the directories an overlay on this layer needs, topmost first, the image last.
+    /// Returns the key of the image at the bottom: the layer's own, which an env's may have left behind.
+    pub(super) fn image_below(&self, layer: Option<&str>, image_key: &str) -> Result<String> {
+        match layer {
+            None => Ok(image_key.to_owned()),
+            Some(id) => Ok(self.layer(id)?.ok_or_else(|| missing(id))?.image_key),
+        }
+    }
+
+    /// Returns the directories an overlay on this layer needs, topmost first, the image last; on no layer, those
+    /// of the image `image_key` alone.
     ///
     /// A chain near the kernel's limit is merged first, by hard links, into `flat` of its top.
     pub fn lowers(&self, layer: Option<&str>, image_key: &str) -> Result<Vec<PathBuf>> {
@@ -127,7 +172,7 @@ impl Store {
             self.flatten(top, &lowers)?;
             lowers = vec![self.layer_dir(top).join("flat")];
         }
-        lowers.push(self.image_root(image_key));
+        lowers.push(self.image_root(&self.image_below(layer, image_key)?));
         Ok(lowers)
     }
 

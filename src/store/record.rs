@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::engine::Usage;
@@ -12,7 +13,7 @@ use crate::engine::Usage;
 pub const VERSION: u32 = 1;
 
 /// What is known of an env.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Record {
     /// Format version.
     pub version: u32,
@@ -45,7 +46,7 @@ pub struct Record {
 }
 
 /// The env's present state.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Head {
     /// Layer it stands on; `None` is the bare image.
     pub layer: Option<String>,
@@ -56,7 +57,7 @@ pub struct Head {
 }
 
 /// Why a snapshot exists.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Origin {
     /// A step ended.
@@ -68,7 +69,7 @@ pub enum Origin {
 }
 
 /// A frozen state of the env.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Snapshot {
     /// Name, unique in the env.
     pub name: String,
@@ -83,7 +84,7 @@ pub struct Snapshot {
 }
 
 /// How a step ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
     /// It ran and succeeded.
@@ -99,7 +100,7 @@ pub enum Outcome {
 }
 
 /// What the last `up` knew of a step.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct StepRecord {
     /// Name in the profile.
     pub name: String,
@@ -116,18 +117,18 @@ pub struct StepRecord {
 }
 
 /// What a step cost.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Cost {
     /// Wall clock, in milliseconds.
     pub wall_ms: u64,
     /// What its container used.
     pub usage: Usage,
-    /// Growth of the tree and the volumes it can write, in allocated bytes.
+    /// Growth of the tree and of the build volumes it sees, in allocated bytes.
     pub disk_delta: i64,
 }
 
 /// A failed step's remains.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Failed {
     /// The step.
     pub step: String,

@@ -48,21 +48,19 @@ impl Store {
         }
     }
 
-    /// Starts a process that empties the trash, if there is any, and does not wait for it.
-    pub fn reap_in_background(&self, program: &Path) -> Result<()> {
-        if self.has_trash() {
-            let child = std::process::Command::new(program)
-                .arg("__reap")
-                .arg(&self.root)
-                .env_clear()
-                .current_dir("/")
-                .stdin(Stdio::null())
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .spawn()
-                .context(|| format!("cannot start `{}`", program.display()))?;
-            drop(child);
-        }
+    /// Starts a process that empties the trash and writes fresh layers to disk, and does not wait for it.
+    pub fn start_background(&self, program: &Path) -> Result<()> {
+        let child = std::process::Command::new(program)
+            .arg("__reap")
+            .arg(&self.root)
+            .env_clear()
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .context(|| format!("cannot start `{}`", program.display()))?;
+        drop(child);
         Ok(())
     }
 }

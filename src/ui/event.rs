@@ -1,13 +1,14 @@
 //! Owns what `up` reports while it runs. The same events feed the screen and `--progress json`, whose readers
 //! rely on the names here: adding an event or an optional field keeps [`SCHEMA`], anything else raises it.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Version of the event stream.
 pub const SCHEMA: u32 = 1;
 
 /// One thing that happened; bytes and milliseconds are integers.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum Event {
     /// The plan is made and work begins.
@@ -61,7 +62,7 @@ pub enum Event {
 }
 
 /// A step of the plan.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Planned {
     pub index: u32,
@@ -74,7 +75,7 @@ pub struct Planned {
 }
 
 /// Where a line came from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Stream {
     Stdout,
@@ -82,7 +83,7 @@ pub enum Stream {
 }
 
 /// How a step or a run ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
     /// It ran and succeeded.
@@ -96,7 +97,7 @@ pub enum Outcome {
 }
 
 /// What a step took; what could not be measured is absent.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Cost {
     pub wall_ms: u64,

@@ -57,31 +57,32 @@ impl Links {
 
     /// Adds each inode to the class of its first root, and to the others as shared. `class_of` maps roots to
     /// positions in `sums`.
-    pub(super) fn settle(mut self, class_of: &[usize], sums: &mut [Sums]) {
+    pub(super) fn settle(mut self, class_of: &[usize], owner_of: &[u32], sums: &mut [Sums]) {
         tidy(&mut self.list);
         for inode in self
             .list
             .chunk_by(|a, b| (a.device, a.inode) == (b.device, b.inode))
         {
-            let owner = class_of[inode[0].root as usize];
+            let first = class_of[inode[0].root as usize];
+            let owner = owner_of[inode[0].root as usize];
             let mut seen = u64::from(inode[0].seen);
             let mut only_here = true;
             for (at, link) in inode.iter().enumerate().skip(1) {
                 seen += u64::from(link.seen);
+                only_here &= owner_of[link.root as usize] == owner;
                 let class = class_of[link.root as usize];
-                if class == owner {
+                if class == first {
                     continue;
                 }
-                only_here = false;
                 // Several roots of one class share once.
                 if !inode[1..at]
                     .iter()
                     .any(|before| class_of[before.root as usize] == class)
                 {
-                    sums[class].hard_linked_shared += inode[0].allocated;
+                    sums[class].counted_elsewhere += inode[0].allocated;
                 }
             }
-            let sums = &mut sums[owner];
+            let sums = &mut sums[first];
             sums.entries += 1;
             sums.apparent += inode[0].apparent;
             sums.allocated += inode[0].allocated;
@@ -127,7 +128,7 @@ mod tests {
             links.push(link);
         }
         let mut sums = [Sums::default(); 3];
-        links.settle(&[0, 1, 2], &mut sums);
+        links.settle(&[0, 1, 2], &[0, 1, 2], &mut sums);
         assert_eq!(sums[0], Sums::default());
         assert_eq!(
             sums[1],
@@ -145,7 +146,7 @@ mod tests {
                 apparent: 10,
                 allocated: 512,
                 entries: 1,
-                hard_linked_shared: 512,
+                counted_elsewhere: 512,
                 exclusive: 0
             }
         );
@@ -157,9 +158,9 @@ mod tests {
         links.push(link(7, 1, 2));
         links.push(link(7, 0, 2));
         let mut sums = [Sums::default(); 1];
-        links.settle(&[0, 0], &mut sums);
+        links.settle(&[0, 0], &[0, 0], &mut sums);
         assert_eq!(sums[0].exclusive, 512);
-        assert_eq!(sums[0].hard_linked_shared, 0);
+        assert_eq!(sums[0].counted_elsewhere, 0);
     }
 
     #[test]
@@ -170,7 +171,7 @@ mod tests {
         }
         assert!(links.list.capacity() <= 2 * TIDY_FIRST);
         let mut sums = [Sums::default(); 1];
-        links.settle(&[0], &mut sums);
+        links.settle(&[0], &[0], &mut sums);
         assert_eq!((sums[0].entries, sums[0].exclusive), (100, 51_200));
     }
 }

@@ -4,14 +4,17 @@
 //! `du -s --block-size=1` says; over several roots every byte is still counted once:
 //!
 //! - an inode with several hard links belongs to the first root, in the order given, that holds one of them;
+//! - with [`Options::extents`], so does each block that several files share;
 //! - a root inside another root is left out of the outer one, whatever the order;
 //! - a root given twice is walked once, for the first.
 //!
 //! A mount inside a root is not part of it, bind mounts of the same file system included. A btrfs subvolume is
 //! no mount, has its own device number, and is counted.
 
+mod extents;
 mod links;
 mod queue;
+pub mod report;
 mod walk;
 
 use std::collections::BTreeMap;
@@ -27,16 +30,25 @@ pub struct Root {
     /// A directory, or a single file; a symlink counts as itself.
     pub path: PathBuf,
     /// Any number; roots of the same class are summed together.
-    pub class: u16,
+    pub class: u32,
+    /// Any number; roots of the same owner would be deleted together.
+    pub owner: u32,
 }
 
 impl Root {
-    /// Makes a root.
-    pub fn new(path: impl Into<PathBuf>, class: u16) -> Self {
+    /// Makes a root that is its class's own.
+    pub fn new(path: impl Into<PathBuf>, class: u32) -> Self {
         Self {
             path: path.into(),
             class,
+            owner: class,
         }
+    }
+
+    /// Gives it to an owner.
+    #[must_use]
+    pub fn owned_by(self, owner: u32) -> Self {
+        Self { owner, ..self }
     }
 }
 
@@ -47,6 +59,9 @@ pub struct Options {
     pub threads: Option<NonZero<usize>>,
     /// Stay on the mount of each root.
     pub one_file_system: bool,
+    /// Count blocks that several files share once, where the file system says which. Costs a question for each
+    /// file; only together with `one_file_system`.
+    pub extents: bool,
 }
 
 impl Default for Options {
@@ -54,6 +69,7 @@ impl Default for Options {
         Self {
             threads: None,
             one_file_system: true,
+            extents: false,
         }
     }
 }
@@ -65,11 +81,12 @@ pub struct Sums {
     pub apparent: u64,
     /// Disk space, directories included.
     pub allocated: u64,
-    /// The part of `allocated` that no hard link outside this class holds: what deleting the class can free.
+    /// The part of `allocated` that no hard link and no clone outside the roots of the same owner holds: what
+    /// deleting the owner can free.
     pub exclusive: u64,
-    /// Disk space reached by a hard link from here but counted in an earlier class: `allocated` plus this is what
-    /// the class would be alone.
-    pub hard_linked_shared: u64,
+    /// Disk space reached by a hard link or clone from here but counted in an earlier class: `allocated` plus this
+    /// is what the class would be alone.
+    pub counted_elsewhere: u64,
     /// Files, directories and everything else, each inode once.
     pub entries: u64,
 }
@@ -79,7 +96,7 @@ impl Sums {
         self.apparent += other.apparent;
         self.allocated += other.allocated;
         self.exclusive += other.exclusive;
-        self.hard_linked_shared += other.hard_linked_shared;
+        self.counted_elsewhere += other.counted_elsewhere;
         self.entries += other.entries;
     }
 }
@@ -97,7 +114,7 @@ pub struct Problem {
 #[derive(Debug, Default)]
 pub struct Usage {
     /// By class; one entry for every class that was asked for.
-    pub classes: BTreeMap<u16, Sums>,
+    pub classes: BTreeMap<u32, Sums>,
     /// Paths that could not be read, so that the sums are too small; a root that does not exist is one.
     pub unreadable: u64,
     /// The first few of them.
@@ -106,6 +123,8 @@ pub struct Usage {
     pub vanished: u64,
     /// Mounts that were left out.
     pub mounts_skipped: u64,
+    /// Files that would not say which of their blocks are shared, and count as if none was.
+    pub unshared: u64,
 }
 
 /// How many problems are kept: enough to see the pattern.
@@ -113,7 +132,7 @@ const PROBLEMS_KEPT: usize = 8;
 
 impl Usage {
     /// Returns the sums of a class; zero for one that was not asked for.
-    pub fn class(&self, class: u16) -> Sums {
+    pub fn class(&self, class: u32) -> Sums {
         self.classes.get(&class).copied().unwrap_or_default()
     }
 
@@ -133,6 +152,7 @@ impl Usage {
         self.unreadable += other.unreadable;
         self.vanished += other.vanished;
         self.mounts_skipped += other.mounts_skipped;
+        self.unshared += other.unshared;
         self.problems.extend(other.problems);
         self.problems.truncate(PROBLEMS_KEPT);
     }

@@ -22,6 +22,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+use super::extents::{Extents, Means, Spaces, Subvolume};
 use super::links::{Link, Links};
 use super::queue::{Leave, Queue};
 use super::{Options, Root, Sums, Usage};
@@ -36,11 +37,15 @@ const OPEN_MAX: usize = 400;
 /// How far down a child is reached without a descriptor of its own; the kernel's limit is 4096.
 const BELOW_MAX: usize = 3000;
 
+/// Inode of the top directory of every btrfs subvolume; elsewhere a number like any other.
+const SUBVOLUME_TOP: u64 = 256;
+
 const WANTED: StatxFlags = StatxFlags::TYPE
     .union(StatxFlags::NLINK)
     .union(StatxFlags::INO)
     .union(StatxFlags::SIZE)
     .union(StatxFlags::BLOCKS)
+    .union(StatxFlags::CTIME)
     .union(StatxFlags::MNT_ID);
 
 const LIST_FLAGS: OFlags = OFlags::RDONLY
@@ -86,13 +91,15 @@ struct Dir<'a> {
     path: PathBuf,
     root: u32,
     mount: Mount,
+    /// What is known of all files of the subvolume it is in.
+    subvolume: Option<Arc<Subvolume>>,
 }
 
 #[derive(Debug)]
 enum Task<'a> {
     Root(u32),
-    /// A child directory, itself already counted.
-    List(Arc<Dir<'a>>, CString),
+    /// A child directory, itself already counted, and whether it looks like the top of a subvolume.
+    List(Arc<Dir<'a>>, CString, bool),
     /// Names of entries to look at, each with its zero byte: a part of a large directory.
     Look(Arc<Dir<'a>>, Vec<u8>),
 }
@@ -101,6 +108,8 @@ struct Shared<'a> {
     roots: &'a [Root],
     /// From a root's position to its class's.
     class_of: Vec<usize>,
+    /// How the files of each root tell what they share.
+    means: Vec<Option<Means>>,
     /// Device and inode of the roots, where another root can meet them.
     known: HashMap<(u64, u64), u32>,
     /// Whether some root is a file, so that files have to be looked up too.
@@ -116,11 +125,12 @@ struct Worker<'s, 'a> {
     stack: Vec<Task<'a>>,
     sums: Vec<Sums>,
     links: Links,
+    extents: Extents,
     found: Usage,
 }
 
 pub(super) fn scan(roots: &[Root], options: &Options) -> Usage {
-    let mut classes: Vec<u16> = roots.iter().map(|root| root.class).collect();
+    let mut classes: Vec<u32> = roots.iter().map(|root| root.class).collect();
     classes.sort_unstable();
     classes.dedup();
     let class_of = roots
@@ -132,6 +142,8 @@ pub(super) fn scan(roots: &[Root], options: &Options) -> Usage {
     let mut known = HashMap::new();
     let mut file_roots = false;
     let mut tasks = Vec::new();
+    let mut spaces = Spaces::default();
+    let mut means = vec![None; roots.len()];
     for (at, root) in (0..).zip(roots) {
         match look_at_path(&root.path) {
             Err(error) => usage.problem(|| root.path.clone(), error.into()),
@@ -142,6 +154,12 @@ pub(super) fn scan(roots: &[Root], options: &Options) -> Usage {
                 if let Entry::Vacant(slot) = known.entry(key(&stat)) {
                     slot.insert(at);
                     tasks.push(Task::Root(at));
+                    if options.extents
+                        && is_dir(&stat)
+                        && let Ok(fd) = openat(CWD, &root.path, LIST_FLAGS, Mode::empty())
+                    {
+                        means[at as usize] = spaces.means(fd.as_fd(), device(&stat));
+                    }
                 }
             }
         }
@@ -154,6 +172,7 @@ pub(super) fn scan(roots: &[Root], options: &Options) -> Usage {
     let shared = Shared {
         roots,
         class_of,
+        means,
         known,
         file_roots,
         one_file_system: options.one_file_system,
@@ -163,11 +182,13 @@ pub(super) fn scan(roots: &[Root], options: &Options) -> Usage {
     };
     let mut sums = vec![Sums::default(); classes.len()];
     let mut links = Links::new();
+    let mut extents = Extents::new();
     let mut gather = |worker: Worker<'_, '_>| {
         for (sums, part) in sums.iter_mut().zip(&worker.sums) {
             sums.add(part);
         }
         links.append(worker.links);
+        extents.append(worker.extents);
         usage.add(worker.found);
     };
     std::thread::scope(|scope| {
@@ -182,7 +203,9 @@ pub(super) fn scan(roots: &[Root], options: &Options) -> Usage {
             }
         }
     });
-    links.settle(&shared.class_of, &mut sums);
+    let owner_of: Vec<u32> = roots.iter().map(|root| root.owner).collect();
+    links.settle(&shared.class_of, &owner_of, &mut sums);
+    extents.settle(&shared.class_of, &owner_of, &mut sums);
     usage.classes = classes.into_iter().zip(sums).collect();
     usage
 }
@@ -200,6 +223,7 @@ impl<'s, 'a> Worker<'s, 'a> {
             stack: Vec::new(),
             sums: vec![Sums::default(); classes],
             links: Links::new(),
+            extents: Extents::new(),
             found: Usage::default(),
         }
     }
@@ -213,7 +237,9 @@ impl<'s, 'a> Worker<'s, 'a> {
             while let Some(task) = self.stack.pop() {
                 match task {
                     Task::Root(root) => self.root(root, &mut listing),
-                    Task::List(parent, name) => self.child(&parent, &name, &mut listing),
+                    Task::List(parent, name, top) => {
+                        self.child(&parent, &name, top, &mut listing);
+                    }
                     Task::Look(dir, names) => self.batch(&dir, &names),
                 }
                 self.share();
@@ -240,7 +266,7 @@ impl<'s, 'a> Worker<'s, 'a> {
             }
             Err(error) => return self.found.problem(|| path.clone(), error.into()),
         };
-        self.count(root, &stat);
+        self.count(root, &stat, stat.stx_blocks * 512);
         if !is_dir(&stat) {
             return;
         }
@@ -253,6 +279,11 @@ impl<'s, 'a> Worker<'s, 'a> {
                     path: path.clone(),
                     root,
                     mount: mount(&stat),
+                    subvolume: if stat.stx_ino == SUBVOLUME_TOP {
+                        self.subvolume(root, open.fd.as_fd())
+                    } else {
+                        None
+                    },
                 });
                 self.list(&dir, open.fd.as_fd(), listing);
             }
@@ -260,7 +291,7 @@ impl<'s, 'a> Worker<'s, 'a> {
         }
     }
 
-    fn child(&mut self, parent: &Dir<'a>, name: &CStr, listing: &mut [MaybeUninit<u8>]) {
+    fn child(&mut self, parent: &Dir<'a>, name: &CStr, top: bool, listing: &mut [MaybeUninit<u8>]) {
         let mut below = parent.below.clone();
         let opened = if below.is_empty() {
             openat(&parent.open.fd, name, LIST_FLAGS, Mode::empty())
@@ -299,6 +330,11 @@ impl<'s, 'a> Worker<'s, 'a> {
             path: path(),
             root: parent.root,
             mount: parent.mount,
+            subvolume: if top {
+                self.subvolume(parent.root, open.fd.as_fd())
+            } else {
+                parent.subvolume.clone()
+            },
         });
         self.list(&dir, open.fd.as_fd(), listing);
     }
@@ -385,16 +421,43 @@ impl<'s, 'a> Worker<'s, 'a> {
                 return;
             }
         }
-        self.count(dir.root, &stat);
+        let allocated = self.own_bytes(dir, fd, name, &stat);
+        self.count(dir.root, &stat, allocated);
         if is_dir {
-            self.stack
-                .push(Task::List(Arc::clone(dir), name.to_owned()));
+            self.stack.push(Task::List(
+                Arc::clone(dir),
+                name.to_owned(),
+                stat.stx_ino == SUBVOLUME_TOP,
+            ));
         }
     }
 
-    fn count(&mut self, root: u32, stat: &Statx) {
+    fn subvolume(&self, root: u32, fd: BorrowedFd<'_>) -> Option<Arc<Subvolume>> {
+        Extents::load(self.shared.means[root as usize], fd).map(Arc::new)
+    }
+
+    /// Returns the disk space of an entry, without the extents that are settled at the end.
+    fn own_bytes(&mut self, dir: &Dir<'a>, fd: BorrowedFd<'_>, name: &CStr, stat: &Statx) -> u64 {
+        let all = stat.stx_blocks * 512;
+        let Some(means) = self.shared.means[dir.root as usize] else {
+            return all;
+        };
+        if all == 0 || !means.place(kind(stat)) {
+            return all;
+        }
+        let subvolume = dir.subvolume.as_deref();
+        match self.extents.ask(means, fd, name, stat, dir.root, subvolume) {
+            Ok(own) => own,
+            Err(Errno::NOENT) => all,
+            Err(_) => {
+                self.found.unshared += 1;
+                all
+            }
+        }
+    }
+
+    fn count(&mut self, root: u32, stat: &Statx, allocated: u64) {
         let kind = kind(stat);
-        let allocated = stat.stx_blocks * 512;
         let apparent = match kind {
             FileType::RegularFile | FileType::Symlink => stat.stx_size,
             _ => 0,

@@ -5,5 +5,6 @@
 pub(crate) mod env;
 pub(crate) mod loopfs;
 mod rootfs;
+pub(crate) mod skip;
 
 pub(crate) use rootfs::rootfs;

@@ -27,8 +27,18 @@ fn build() -> PathBuf {
         let mut clean = Command::new("rm");
         super::loopfs::run(clean.arg("-rf").arg("--one-file-system").arg(&part));
         let mut command = Command::new("unshare");
-        command.args(["--mount", "--propagation", "private", "mmdebstrap", "--quiet", "--variant=minbase"]);
-        command.args(["--dpkgopt=path-exclude=/usr/share/man/*", "--dpkgopt=path-exclude=/usr/share/locale/*"]);
+        command.args([
+            "--mount",
+            "--propagation",
+            "private",
+            "mmdebstrap",
+            "--quiet",
+            "--variant=minbase",
+        ]);
+        command.args([
+            "--dpkgopt=path-exclude=/usr/share/man/*",
+            "--dpkgopt=path-exclude=/usr/share/locale/*",
+        ]);
         super::loopfs::run(command.arg("trixie").arg(&part));
         fs::rename(&part, &tree).expect("the tree's name");
     }

@@ -1,0 +1,91 @@
+# The one entry for building, testing and installing: `make help`.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+MAKEFLAGS += --no-builtin-rules --no-print-directory
+.DEFAULT_GOAL := help
+
+PREFIX ?= /usr/local
+DESTDIR ?=
+CARGO_TARGET_DIR ?= target
+ROCKENV := $(CARGO_TARGET_DIR)/x86_64-unknown-linux-gnu/release/rockenv
+GENERATED := $(CARGO_TARGET_DIR)/generated
+
+need-root = [ "$$(id -u)" = 0 ] || { echo 'make $@ needs root: sudo -E env "PATH=$$PATH" make $@' >&2; exit 1; }
+
+.PHONY: help
+help: ## list the targets
+	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' Makefile | expand -t 16
+
+.PHONY: demo
+demo: ## build, install what the host lacks, compile a HIP program for gfx1103 in an env, show it (root)
+	@$(need-root)
+	@tests/host build
+	cargo build --release --locked
+	$(ROCKENV) setup --yes
+	$(ROCKENV) up hip-smoke --target gfx1103
+	$(ROCKENV) ls
+	$(ROCKENV) snapshot ls hip-smoke-gfx1103
+	$(ROCKENV) du
+
+.PHONY: test
+test: ## install what the tests need and run all of them (root)
+	@$(need-root)
+	@tests/host test
+	@tests/all
+
+.PHONY: check
+check: fmt clippy doc deny ## formatting, lints, documentation, dependencies
+
+.PHONY: fmt
+fmt: ## is everything formatted?
+	cargo fmt --check
+
+.PHONY: clippy
+clippy: ## lints; a warning is an error
+	cargo clippy --locked --all-targets -- -D warnings
+
+.PHONY: doc
+doc: ## the library's documentation; a warning is an error
+	RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --document-private-items
+
+.PHONY: deny
+deny: ## licences, advisories and sources of dependencies, where cargo-deny is installed
+	@if type -P cargo-deny >/dev/null; then cargo deny --locked check; \
+	else echo 'cargo-deny is not installed: dependencies not checked'; fi
+
+.PHONY: build
+build: ## the release binary
+	@tests/host build
+	cargo build --release --locked
+
+.PHONY: bench
+bench: build ## measure, against the peers (root)
+	@$(need-root)
+	@tests/host test
+	tests/bench/run
+
+.PHONY: gen
+gen: generated ## docs/cli.md; manual pages, completions and JSON schemas in target/generated
+	ROCKENV_UPDATE=1 cargo test --locked --quiet --test cli_reference
+
+.PHONY: generated
+generated: build
+	rm -rf $(GENERATED)
+	mkdir -p $(GENERATED)/man $(GENERATED)/completions $(GENERATED)/schema
+	$(ROCKENV) man --dir $(GENERATED)/man
+	for shell in bash zsh fish; do $(ROCKENV) completions $$shell >$(GENERATED)/completions/$$shell; done
+	for what in profile image config events record; do $(ROCKENV) schema $$what >$(GENERATED)/schema/$$what.json; done
+
+.PHONY: install
+install: generated ## into PREFIX (/usr/local), below DESTDIR
+	install -D -m 755 $(ROCKENV) $(DESTDIR)$(PREFIX)/bin/rockenv
+	install -d $(DESTDIR)$(PREFIX)/share/man/man1
+	install -m 644 $(GENERATED)/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1
+	install -D -m 644 $(GENERATED)/completions/bash $(DESTDIR)$(PREFIX)/share/bash-completion/completions/rockenv
+	install -D -m 644 $(GENERATED)/completions/zsh $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_rockenv
+	install -D -m 644 $(GENERATED)/completions/fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/rockenv.fish
+
+.PHONY: clean
+clean: ## remove what was built; environments are kept
+	cargo clean

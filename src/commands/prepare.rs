@@ -1,0 +1,173 @@
+//! Owns what `up`, `plan` and `profile` find out before they resolve a profile.
+
+use std::collections::BTreeMap;
+
+use crate::context::Context;
+use crate::error::{Error, Kind, Result};
+use crate::host::Host;
+use crate::image::{Recipe, catalog};
+use crate::profile::{self, CopyFiles, Profile};
+use crate::source::{self, Repository};
+use crate::spec::{self, Engine, Inputs, VolumeKind, VolumeSource};
+use crate::store::Store;
+use crate::target::Target;
+
+/// What was asked for, as typed.
+#[derive(Debug)]
+pub(super) struct Wish<'a> {
+    /// Profile, target or file.
+    pub(super) what: &'a str,
+    /// Targets to build for instead of the profile's.
+    pub(super) targets: &'a [String],
+    /// Name of the env.
+    pub(super) name: Option<&'a str>,
+    /// Parameters as `NAME=VALUE`.
+    pub(super) params: &'a [String],
+    /// Engine.
+    pub(super) engine: Option<&'a str>,
+    /// Most jobs.
+    pub(super) jobs: Option<u32>,
+    /// `auto` or `none`.
+    pub(super) gpu: &'a str,
+}
+
+/// Everything that is known before the env is locked.
+#[derive(Debug)]
+pub(super) struct Prepared {
+    pub(super) profile: Profile,
+    pub(super) files: CopyFiles,
+    pub(super) recipe: Recipe,
+    pub(super) inputs: Inputs,
+    pub(super) host: Host,
+    pub(super) jobs: u32,
+}
+
+impl Prepared {
+    /// Reads the profile and the machine.
+    pub(super) fn new(cx: &Context, wish: &Wish<'_>) -> Result<Self> {
+        let host = Host::probe()?;
+        let targets = wish
+            .targets
+            .iter()
+            .map(|name| Target::parse(name))
+            .collect::<Result<Vec<_>>>()?;
+        let listed = profile::list(&cx.config.profile_dirs)?;
+        let request = spec::choose(
+            wish.what,
+            &targets,
+            wish.name,
+            listed.iter().map(|profile| profile.name.as_str()),
+        )?;
+        let profile = profile::load(&cx.config.profile_dirs, &request.profile)?;
+        let files = profile::copy_files(&profile)?;
+        let recipe = catalog::find(&cx.config.image_dirs, &profile.image.value)?;
+        let mut params = BTreeMap::new();
+        for text in wish.params {
+            let (name, value) = text.split_once('=').ok_or_else(|| {
+                Error::new(Kind::Usage, format!("`{text}` is not NAME=VALUE"))
+                    .help("rockenv up PROFILE --param NAME=VALUE")
+            })?;
+            params.insert(name.to_owned(), value.to_owned());
+        }
+        let gpu = match wish.gpu {
+            "auto" => host.gpu,
+            "none" => false,
+            other => {
+                return Err(Error::new(
+                    Kind::Usage,
+                    format!("`--gpu {other}` is neither `auto` nor `none`"),
+                )
+                .help("rockenv up PROFILE --gpu none"));
+            }
+        };
+        let memory = crate::execute::memory_limit(profile.resources.memory_max, host.memory)
+            .unwrap_or(host.memory);
+        let jobs = crate::host::jobs(
+            host.cores,
+            memory,
+            profile.resources.memory_per_job,
+            wish.jobs.or(cx.config.jobs),
+        );
+        let inputs = Inputs {
+            env_name: request.env_name,
+            targets: request.targets,
+            params,
+            engine: engine(cx, wish)?,
+            gpu,
+            user: cx.config.user.clone(),
+            host_home: cx.config.host_home.clone(),
+            image_key: String::new(),
+            file_digests: files.digests(),
+            fingerprints: BTreeMap::new(),
+            hooks: hooks(&profile)?,
+        };
+        Ok(Self {
+            profile,
+            files,
+            recipe,
+            inputs,
+            host,
+            jobs,
+        })
+    }
+
+    /// Fills in the image and the sources as they are now, without making any; says what is not there yet.
+    pub(super) fn predict(&mut self, cx: &Context, store: Option<&Store>) -> Result<Vec<String>> {
+        let mut notes = Vec::new();
+        let image = match store {
+            Some(store) => store.image_of(&self.recipe)?,
+            None => None,
+        };
+        match image {
+            Some(image) => self.inputs.image_key = image.key,
+            None => {
+                notes.push(format!(
+                    "image `{}` is not built yet",
+                    self.profile.image.value
+                ));
+                self.inputs.image_key = format!("unbuilt {}", self.recipe.digest());
+            }
+        }
+        for volume in spec::volumes(&self.profile, &self.inputs)? {
+            let directory = match &volume.source {
+                VolumeSource::Git(git) => {
+                    store.map(|store| Repository::new(&volume.name, git).directory(store))
+                }
+                VolumeSource::Path(path) => Some(path.clone()),
+                VolumeSource::Store => None,
+            };
+            if volume.kind == VolumeKind::Source {
+                let print = match directory.filter(|path| path.exists()) {
+                    Some(path) => source::fingerprint(&path, &cx.config.user)?,
+                    None => {
+                        notes.push(format!("source `{}` is not there yet", volume.name));
+                        "absent".to_owned()
+                    }
+                };
+                self.inputs.fingerprints.insert(volume.name.clone(), print);
+            }
+        }
+        Ok(notes)
+    }
+}
+
+fn engine(cx: &Context, wish: &Wish<'_>) -> Result<Engine> {
+    match wish.engine.or(cx.config.engine.as_deref()) {
+        None | Some("auto" | "nspawn") => Ok(Engine::Nspawn),
+        Some(other) => Err(Error::unavailable(format!(
+            "engine `{other}` is not supported by this version"
+        ))
+        .help("rockenv up PROFILE --engine nspawn")),
+    }
+}
+
+fn hooks(profile: &Profile) -> Result<BTreeMap<String, String>> {
+    match profile.hooks.first() {
+        None => Ok(BTreeMap::new()),
+        Some(name) => Err(Error::not_found(format!(
+            "profile `{}` names hook `{name}`, and there is none of that name",
+            profile.name
+        ))
+        .help("remove it from `hooks` in the profile")),
+    }
+}

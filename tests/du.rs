@@ -1,0 +1,316 @@
+//! `rockenv du` on real stores: the total is what GNU `du` says, or, where clones share blocks, what is really on
+//! disk; what two envs share is counted once and said to be shared.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+mod support;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use fs_err as fs;
+use serde_json::Value;
+use support::loopfs::{Kind, LoopFs, run};
+
+const MIB: u64 = 1 << 20;
+
+/// A store with two envs, `one` and `two`, that share the steps of one profile.
+struct Ground {
+    user: tempfile::TempDir,
+    store: PathBuf,
+}
+
+impl Ground {
+    fn new(store: PathBuf) -> Self {
+        support::loopfs::need_root();
+        let user = tempfile::tempdir().unwrap();
+        for directory in ["images", "profiles"] {
+            fs::create_dir(user.path().join(directory)).unwrap();
+        }
+        let image = format!(
+            "schema = 1\nprovider = \"directory\"\n[directory]\npath = \"{}\"\n",
+            support::rootfs().display()
+        );
+        fs::write(user.path().join("images/mini.toml"), image).unwrap();
+        fs::write(
+            user.path().join("profiles/p.toml"),
+            r#"
+schema = 1
+image = "mini"
+[[volume]]
+name = "ccache"
+kind = "cache"
+target = "/cache"
+[[step]]
+name = "first"
+run = "head -c 16M /dev/urandom > $HOME/first; echo small > $HOME/small; ln $HOME/first $HOME/link; head -c 1M /dev/urandom > /cache/one"
+[[step]]
+name = "second"
+run = "head -c 8M /dev/urandom > $HOME/second"
+"#,
+        )
+        .unwrap();
+        let ground = Self { user, store };
+        ground.ok(&["image", "build", "mini"]);
+        for env in ["one", "two"] {
+            ground.ok(&["up", "p", "--name", env]);
+        }
+        ground
+    }
+
+    fn ok(&self, arguments: &[&str]) -> String {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rockenv"));
+        command
+            .args(arguments)
+            .env_clear()
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .env("HOME", self.user.path())
+            .env("ROCKENV_HOME", &self.store)
+            .env("ROCKENV_BUILD_USER", "1000:1000")
+            .current_dir(self.user.path())
+            .stdin(Stdio::null());
+        run(&mut command)
+    }
+
+    fn exec(&self, env: &str, script: &str) {
+        self.ok(&["exec", env, "--", "sh", "-c", script]);
+    }
+
+    /// Waits until nothing is being deleted, and everything has its place on disk.
+    fn settle(&self) {
+        for _ in 0..500 {
+            let entries = fs::read_dir(self.store.join("trash")).unwrap().flatten();
+            if entries.filter(|entry| entry.file_name() != "lock").count() == 0 {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        run(Command::new("sync").arg("-f").arg(&self.store));
+    }
+
+    fn du(&self, env: Option<&str>) -> Value {
+        self.settle();
+        let mut arguments = vec!["du", "--json"];
+        arguments.extend(env);
+        serde_json::from_str(&self.ok(&arguments)).unwrap()
+    }
+}
+
+fn gnu_du(path: &Path) -> u64 {
+    let text = run(Command::new("du").args(["-s", "--block-size=1"]).arg(path));
+    text.split('\t').next().unwrap().parse().unwrap()
+}
+
+fn number(value: &Value) -> u64 {
+    value
+        .as_u64()
+        .unwrap_or_else(|| panic!("not a number: {value}"))
+}
+
+/// Sums the space on disk of the rows of a class with exactly these envs.
+fn sum(report: &Value, class: &str, envs: &[&str]) -> u64 {
+    let rows = report["rows"].as_array().unwrap().iter();
+    rows.filter(|row| row["class"] == class && row["envs"] == serde_json::json!(envs))
+        .map(|row| number(&row["size"]["allocated"]))
+        .sum()
+}
+
+/// What holds for every report of a whole store.
+fn check(report: &Value) {
+    let rows = report["rows"].as_array().unwrap();
+    let sum: u64 = rows
+        .iter()
+        .map(|row| number(&row["size"]["allocated"]))
+        .sum();
+    assert_eq!(sum, number(&report["total"]["allocated"]));
+    assert!(sum <= number(&report["file_system"]["used"]), "{report}");
+    assert_eq!(
+        (number(&report["unreadable"]), number(&report["unshared"])),
+        (0, 0),
+        "{report}"
+    );
+}
+
+fn near(value: u64, expected: u64, slack: u64) {
+    assert!(
+        value.abs_diff(expected) <= slack,
+        "{value} is not {expected} ± {slack}"
+    );
+}
+
+#[test]
+fn an_overlay_store_is_what_gnu_du_says() {
+    let directory = tempfile::Builder::new()
+        .prefix("du-")
+        .tempdir_in(env!("CARGO_TARGET_TMPDIR"))
+        .unwrap();
+    let ground = Ground::new(directory.path().join("store"));
+    let report = ground.du(None);
+    check(&report);
+    assert_eq!(report["method"], "overlay");
+    assert_eq!(
+        number(&report["total"]["allocated"]),
+        gnu_du(&ground.store),
+        "{report:#}"
+    );
+    // Both envs stand on the same two layers.
+    near(
+        sum(&report, "snapshots", &["one", "two"]),
+        24 * MIB,
+        MIB / 2,
+    );
+    assert_eq!(sum(&report, "snapshots", &["one"]), 0);
+    assert!(sum(&report, "image", &["one", "two"]) > 50 * MIB);
+    near(sum(&report, "cache", &[]), MIB, 64 << 10);
+
+    // A chain so long that it is merged, by hard links.
+    ground.exec("one", "head -c 4M /dev/urandom > $HOME/own");
+    for round in 0..33 {
+        ground.ok(&["snapshot", "create", "one", &format!("s{round}")]);
+    }
+    ground.exec("one", "head -c 2M /dev/urandom > $HOME/live");
+    let merged = fs::read_dir(ground.store.join("layers"))
+        .unwrap()
+        .flatten()
+        .any(|layer| layer.path().join("flat/home").exists());
+    assert!(merged, "no chain was merged");
+    let report = ground.du(None);
+    check(&report);
+    assert_eq!(number(&report["total"]["allocated"]), gnu_du(&ground.store));
+    near(
+        sum(&report, "snapshots", &["one", "two"]),
+        24 * MIB,
+        MIB / 2,
+    );
+    near(sum(&report, "snapshots", &["one"]), 4 * MIB, 2 * MIB);
+    near(sum(&report, "live", &["one"]), 2 * MIB, MIB / 2);
+
+    // What `rm` is said to free is what it frees, but for the lock, which stays.
+    let frees = number(&report["freed"]["one"]);
+    let before = gnu_du(&ground.store);
+    ground.ok(&["rm", "--yes", "one"]);
+    let report = ground.du(None);
+    check(&report);
+    near(before - gnu_du(&ground.store), frees, 64 << 10);
+    near(sum(&report, "snapshots", &["two"]), 24 * MIB, MIB / 2);
+    assert!(ground.ok(&["du"]).contains("snapshots"));
+    assert!(ground.ok(&["du", "two"]).contains("snapshot first"));
+}
+
+#[test]
+fn clones_on_btrfs_are_counted_once() {
+    clones(Kind::Btrfs, "btrfs");
+}
+
+#[test]
+fn clones_on_xfs_are_counted_once() {
+    clones(Kind::Xfs, "reflink");
+}
+
+#[test]
+fn small_files_on_btrfs_take_what_they_take() {
+    let disk = LoopFs::new(Kind::Btrfs);
+    let ground = Ground::new(disk.join("store"));
+    // Reading updates access times, and with them whole blocks of the tree.
+    ground.exec("one", "true");
+    let before = ground.du(None);
+    // A subvolume is read as a whole; the files of a cache are asked for one by one.
+    for place in ["$HOME/small", "/cache/small"] {
+        let write = format!("mkdir {place}; cd {place}; seq 10000 | split -l 1 -a 4 -d - f");
+        ground.exec("one", &write);
+    }
+    let report = ground.du(None);
+    check(&report);
+    let grown = |class, envs: &[&str]| sum(&report, class, envs) - sum(&before, class, envs);
+    let all = sum(&report, "live", &["one"]);
+    let (live, cache) = (grown("live", &["one"]), grown("cache", &[]));
+    near(cache, live, 64 << 10);
+    // Kept in the file system's own trees, not in a block of 4 KiB each.
+    assert!((10_000 * 5..10_000 * 200).contains(&cache), "{cache}");
+    ground.ok(&["snapshot", "create", "one", "small"]);
+    ground.exec("one", "true");
+    let again = ground.du(None);
+    check(&again);
+    near(sum(&again, "snapshots", &["one"]), all, 64 << 10);
+    let left = sum(&again, "live", &["one"]);
+    assert!(left < all / 4, "{left}");
+}
+
+fn clones(kind: Kind, method: &str) {
+    let disk = LoopFs::new(kind);
+    let ground = Ground::new(disk.join("store"));
+    let report = ground.du(None);
+    check(&report);
+    assert_eq!(report["method"], method);
+    let base = number(&report["total"]["allocated"]);
+    let used = number(&report["file_system"]["used"]);
+    near(
+        sum(&report, "snapshots", &["one", "two"]),
+        24 * MIB,
+        4 * MIB,
+    );
+
+    ground.exec("one", "head -c 64M /dev/urandom > $HOME/own");
+    for round in 0..4 {
+        ground.ok(&["snapshot", "create", "one", &format!("s{round}")]);
+        // A part of a shared file written anew: the rest stays shared.
+        ground.exec(
+            "one",
+            "dd if=/dev/urandom of=$HOME/own bs=1M count=4 seek=8 conv=notrunc status=none",
+        );
+    }
+    ground.ok(&["fork", "one", "three"]);
+    let report = ground.du(None);
+    check(&report);
+    let grown = number(&report["total"]["allocated"]) - base;
+    // btrfs keeps the whole extent as long as a part of it is used; metadata is in `used` alone.
+    near(grown, (64 + 4 * 4) * MIB, 4 * MIB);
+    let really = number(&report["file_system"]["used"]) - used;
+    near(really, grown, 12 * MIB);
+    assert!(gnu_du(&ground.store) > number(&report["total"]["allocated"]) + 300 * MIB);
+
+    // What `three` wrote itself is all that its removal frees, and no more is promised.
+    ground.exec("three", "head -c 32M /dev/urandom > $HOME/three");
+    let report = ground.du(None);
+    near(number(&report["freed"]["three"]), 32 * MIB, MIB);
+    let own = ground.du(Some("three"));
+    assert_eq!(own["freed"]["three"], report["freed"]["three"]);
+    assert!(ground.ok(&["du", "three"]).contains("also needed by one"));
+    let before = number(&report["total"]["allocated"]);
+    ground.ok(&["rm", "--yes", "three"]);
+    let report = ground.du(None);
+    check(&report);
+    near(
+        before - number(&report["total"]["allocated"]),
+        32 * MIB,
+        MIB,
+    );
+}
+
+#[test]
+fn what_vanishes_meanwhile_is_no_error() {
+    let directory = tempfile::Builder::new()
+        .prefix("du-")
+        .tempdir_in(env!("CARGO_TARGET_TMPDIR"))
+        .unwrap();
+    let ground = Ground::new(directory.path().join("store"));
+    let (busy, stop) = (ground.store.join("caches/busy"), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                for number in 0..50 {
+                    let inner = busy.join(format!("d{number}"));
+                    fs::create_dir_all(&inner).unwrap();
+                    fs::write(inner.join("file"), "x").unwrap();
+                }
+                run(Command::new("rm").arg("-rf").arg(&busy));
+            }
+        });
+        let reports: Vec<String> = (0..20).map(|_| ground.ok(&["du", "--json"])).collect();
+        stop.store(true, Ordering::Relaxed);
+        for report in reports {
+            let report: Value = serde_json::from_str(&report).unwrap();
+            assert_eq!(number(&report["unreadable"]), 0, "{report}");
+        }
+    });
+}
