@@ -197,7 +197,8 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
     cx.tidy(store)?;
     // Where both failed, the holder knows why.
     end?;
-    let exit = code?.ok_or_else(|| Error::unexpected("the container ended before the command began"))?;
+    let exit =
+        code?.ok_or_else(|| Error::unexpected("the container ended before the command began"))?;
     Ok(exit.code)
 }
 

@@ -200,7 +200,11 @@ fn reap(sessions: &mut [Session], draining: bool) -> Result<()> {
             session.pid = None;
             if let Some(socket) = session.socket.take() {
                 // A client that is gone needs no answer.
-                drop(wire::send(&socket, &Reply::Exited { code, signal, last }, &[]));
+                drop(wire::send(
+                    &socket,
+                    &Reply::Exited { code, signal, last },
+                    &[],
+                ));
             }
         }
     }

@@ -24,14 +24,22 @@ fn exit_codes_pass_through() {
     }
     let cannot = |program: &str, code, why: &str| {
         let message = format!("cannot run `{program}`: {why}");
-        store.rockenv(&["exec", store.env(), "--", program]).exits(code).says(&[&message]);
+        store
+            .rockenv(&["exec", store.env(), "--", program])
+            .exits(code)
+            .says(&[&message]);
         // The env is free at once: nobody waits for a command that never was.
-        store.rockenv(&["snapshot", "create", store.env(), &format!("s{code}")]).ok();
+        store
+            .rockenv(&["snapshot", "create", store.env(), &format!("s{code}")])
+            .ok();
     };
     cannot("no-such-program", 127, "no such file or directory");
     cannot("/etc/passwd", 126, "permission denied");
     let cd = ["exec", "-C", "/no/where", store.env(), "--", "true"];
-    store.rockenv(&cd).exits(126).says(&["cannot start in directory `/no/where`: no such file or directory"]);
+    store
+        .rockenv(&cd)
+        .exits(126)
+        .says(&["cannot start in directory `/no/where`: no such file or directory"]);
     store.rockenv(&["rm", "--yes", store.env()]).ok();
     assert!(store.env_dir().read_dir().unwrap().count() <= 1);
 }
@@ -40,7 +48,9 @@ fn exit_codes_pass_through() {
 fn streams_are_apart_and_byte_exact() {
     let store = TestStore::new();
     store.up_with(ONE);
-    let ran = store.sh(r"printf 'out\000\377\r\n'; printf 'err\n' >&2; printf end").ok();
+    let ran = store
+        .sh(r"printf 'out\000\377\r\n'; printf 'err\n' >&2; printf end")
+        .ok();
     assert_eq!(ran.out, b"out\0\xff\r\nend");
     assert_eq!(ran.err, "err\n");
 
@@ -52,7 +62,11 @@ fn streams_are_apart_and_byte_exact() {
     let pid = child.id().cast_signed();
     let (mut stdin, mut stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
     let sent = std::thread::spawn(move || {
-        let block: Vec<u8> = (0..=u8::MAX).cycle().map(|byte| byte.rotate_left(3)).take((1 << 20) - 7).collect();
+        let block: Vec<u8> = (0..=u8::MAX)
+            .cycle()
+            .map(|byte| byte.rotate_left(3))
+            .take((1 << 20) - 7)
+            .collect();
         let (mut hash, mut left) = (Sha256::new(), size);
         while left > 0 {
             let part = &block[..left.min(block.len())];
@@ -74,38 +88,94 @@ fn streams_are_apart_and_byte_exact() {
     }
     assert_eq!((count, hash.finalize()), (size, sent.join().unwrap()));
     assert!(child.wait().unwrap().success());
-    assert!((1..20 << 20).contains(&peak), "exec took {peak} bytes of memory");
+    assert!(
+        (1..20 << 20).contains(&peak),
+        "exec took {peak} bytes of memory"
+    );
 }
 
 #[test]
 fn arguments_and_variables_arrive_as_they_are() {
     let store = TestStore::new();
     store.up_with(&format!("env = {{ FROM_PROFILE = 'a b' }}\n{ONE}"));
-    let odd = ["", " a  b ", "it's \"quoted\"", "two\nlines\t", "größe 日本語 🦀", "$(id)`id`$HOME*?", "--root", "\\", "a=b"];
+    let odd = [
+        "",
+        " a  b ",
+        "it's \"quoted\"",
+        "two\nlines\t",
+        "größe 日本語 🦀",
+        "$(id)`id`$HOME*?",
+        "--root",
+        "\\",
+        "a=b",
+    ];
     let mut arguments = vec!["exec", store.env(), "--", "printf", "%s\\0"];
     arguments.extend(odd);
     let out = store.rockenv(&arguments).ok().text();
-    assert_eq!(out.strip_suffix('\0').unwrap().split('\0').collect::<Vec<_>>(), odd);
+    assert_eq!(
+        out.strip_suffix('\0')
+            .unwrap()
+            .split('\0')
+            .collect::<Vec<_>>(),
+        odd
+    );
 
-    let mut command = store.command(&["exec", "--env", "GIVEN=x=y z", store.env(), "--", "env", "-0"]);
+    let mut command = store.command(&[
+        "exec",
+        "--env",
+        "GIVEN=x=y z",
+        store.env(),
+        "--",
+        "env",
+        "-0",
+    ]);
     command.env("SECRET_OF_THE_HOST", "1");
     let out = finish("env".into(), command).ok().text();
-    let mut names: Vec<&str> = out.split_terminator('\0').map(|line| line.split_once('=').unwrap().0).collect();
+    let mut names: Vec<&str> = out
+        .split_terminator('\0')
+        .map(|line| line.split_once('=').unwrap().0)
+        .collect();
     names.sort_unstable();
-    let known = ["FROM_PROFILE", "GIVEN", "HOME", "LANG", "LOGNAME", "PATH", "ROCKENV_ENV", "USER", "container"];
+    let known = [
+        "FROM_PROFILE",
+        "GIVEN",
+        "HOME",
+        "LANG",
+        "LOGNAME",
+        "PATH",
+        "ROCKENV_ENV",
+        "USER",
+        "container",
+    ];
     assert_eq!(names, known);
     assert!(out.contains("GIVEN=x=y z\0") && out.contains("FROM_PROFILE=a b\0"));
     assert!(out.contains("USER=builder\0") && out.contains("HOME=/home/builder\0"));
 
-    store.rockenv(&["exec", "-C", "/usr/share", store.env(), "--", "pwd"]).ok().prints("/usr/share");
-    store.sh("pwd; cat /proc/sys/kernel/hostname").ok().prints("/home/builder\nrockenv");
+    store
+        .rockenv(&["exec", "-C", "/usr/share", store.env(), "--", "pwd"])
+        .ok()
+        .prints("/usr/share");
+    store
+        .sh("pwd; cat /proc/sys/kernel/hostname")
+        .ok()
+        .prints("/home/builder\nrockenv");
     // Blocked or ignored signals would be inherited: a program that waits for its children would wait for ever.
-    let signals = store.sh("grep -E 'Sig(Blk|Ign)' /proc/self/status | cut -f2").ok().text();
+    let signals = store
+        .sh("grep -E 'Sig(Blk|Ign)' /proc/self/status | cut -f2")
+        .ok()
+        .text();
     for mask in signals.lines() {
         // 32 and 33 are the C library's own, which nobody can set.
-        assert_eq!(u64::from_str_radix(mask, 16).unwrap() & !(3 << 31), 0, "{signals}");
+        assert_eq!(
+            u64::from_str_radix(mask, 16).unwrap() & !(3 << 31),
+            0,
+            "{signals}"
+        );
     }
-    store.sh("ls -l /proc/self/fd | grep -c ' -> '").ok().prints("4");
+    store
+        .sh("ls -l /proc/self/fd | grep -c ' -> '")
+        .ok()
+        .prints("4");
 }
 
 #[test]
@@ -126,8 +196,14 @@ fn steps_and_their_files_belong_to_the_invoking_user() {
         let found = fs::metadata(out.join(name)).unwrap();
         assert_eq!((found.uid(), found.gid()), (1234, 1234), "/out/{name}");
     }
-    store.sh("cat /build/id").ok().prints("uid=1234(builder) gid=1234(builder) groups=1234(builder)");
-    store.sh("stat -c '%u %g' /build /build/id /srv/in ~ ~/given.txt | sort -u").ok().prints("1234 1234");
+    store
+        .sh("cat /build/id")
+        .ok()
+        .prints("uid=1234(builder) gid=1234(builder) groups=1234(builder)");
+    store
+        .sh("stat -c '%u %g' /build /build/id /srv/in ~ ~/given.txt | sort -u")
+        .ok()
+        .prints("1234 1234");
     store.root_sh("cat /root/id; id; echo $USER $HOME").ok().prints(
         "uid=0(root) gid=0(root) groups=0(root)\nuid=0(root) gid=0(root) groups=0(root)\nroot /root",
     );
@@ -135,7 +211,10 @@ fn steps_and_their_files_belong_to_the_invoking_user() {
     // `no_new_privs`: a setuid program gains nothing for the build user, and works for root.
     store.sh("suid -u; other -u").ok().prints("1234\n1234");
     store.root_sh("other -u").ok().prints("65534");
-    store.sh("echo x > /etc/x").exits(2).says(&["Permission denied"]);
+    store
+        .sh("echo x > /etc/x")
+        .exits(2)
+        .says(&["Permission denied"]);
 }
 
 #[test]
@@ -144,7 +223,10 @@ fn packages_are_installed_by_root() {
     store.up_with(
         "[[step]]\nname = 'tools'\npackages = ['make']\n[[step]]\nname = 'use'\nrun = 'make --version > ~/version'\n",
     );
-    store.sh("stat -c '%u %g' /usr/bin/make; head -1 ~/version | cut -c1-8; ls /var/lib/apt/lists").ok().prints("0 0\nGNU Make");
+    store
+        .sh("stat -c '%u %g' /usr/bin/make; head -1 ~/version | cut -c1-8; ls /var/lib/apt/lists")
+        .ok()
+        .prints("0 0\nGNU Make");
 }
 
 #[test]
@@ -159,7 +241,10 @@ fn temporary_directories_are_on_disk_and_empty_each_time() {
     let lines: Vec<&str> = disk.lines().collect();
     assert_eq!((lines[0], lines[2]), ("0", "1777 0"), "{disk}");
     assert_ne!(lines[1], "tmpfs");
-    store.sh("find /tmp /var/tmp -mindepth 1 | wc -l; touch /tmp/c").ok().prints("0");
+    store
+        .sh("find /tmp /var/tmp -mindepth 1 | wc -l; touch /tmp/c")
+        .ok()
+        .prints("0");
     assert!(!store.env_dir().join("run/tmp").exists());
     // In memory it would count against the memory limit, and 64 MB are too little for POSIX shared memory.
     store.sh("stat -f -c %T /dev/shm").ok().prints("tmpfs");
@@ -178,12 +263,22 @@ fn a_command_joins_the_container_that_runs() {
     store.sh("cat /tmp/here; exit 3").exits(3).prints("here");
     // The first one ends; whoever joined goes on, and then the container ends with the last.
     let mut second = Background::start({
-        let mut command = store.command(&["exec", store.env(), "--", "sh", "-c", "echo in; read line; echo $line"]);
+        let mut command = store.command(&[
+            "exec",
+            store.env(),
+            "--",
+            "sh",
+            "-c",
+            "echo in; read line; echo $line",
+        ]);
         command.stdin(Stdio::piped());
         command
     });
     crate::support::env::wait_until("the second command runs", || {
-        store.contained().iter().any(|(_, line)| line.contains("read line"))
+        store
+            .contained()
+            .iter()
+            .any(|(_, line)| line.contains("read line"))
     });
     first.signal(nix::sys::signal::Signal::SIGTERM);
     first.wait().exits(143);

@@ -17,19 +17,38 @@ fn a_step_that_takes_too_much_memory_is_named() {
          [[step]]\nname = 'hog'\nrun = 'tail /dev/zero'\n",
     );
     let ran = store.rockenv(&["up", store.env(), "--jobs", "2"]).exits(10);
-    ran.says(&["step `hog` ran out of memory", "64.0 MiB", "2 jobs", "--jobs 1", "log:", "go on with: rockenv up"]);
+    ran.says(&[
+        "step `hog` ran out of memory",
+        "64.0 MiB",
+        "2 jobs",
+        "--jobs 1",
+        "log:",
+        "go on with: rockenv up",
+    ]);
     // The child of a command that lives on, and memory that is a file's.
     store.profile(
         "resources = { memory-max = '64M' }
          [[step]]\nname = 'hog'\nrun = 'head -c 200M /dev/zero > /dev/shm/x; exit 5'\n",
     );
-    store.rockenv(&["up", store.env()]).exits(10).says(&["step `hog` ran out of memory"]);
+    store
+        .rockenv(&["up", store.env()])
+        .exits(10)
+        .says(&["step `hog` ran out of memory"]);
     store.profile("resources = { memory-max = '256M' }\n[[step]]\nname = 'hog'\nrun = 'head -c 100M /dev/zero > /dev/shm/x'\n");
     store.up();
-    let json = store.rockenv(&["status", "--json", store.env()]).ok().text();
+    let json = store
+        .rockenv(&["status", "--json", store.env()])
+        .ok()
+        .text();
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
-    let peak = json.pointer("/record/steps/0/cost/usage/memory_peak").or(json.pointer("/record/steps/0/cost/memory_peak"));
-    assert!(peak.and_then(serde_json::Value::as_u64).is_some_and(|peak| peak > 100 << 20), "{json:#}");
+    let peak = json
+        .pointer("/record/steps/0/cost/usage/memory_peak")
+        .or(json.pointer("/record/steps/0/cost/memory_peak"));
+    assert!(
+        peak.and_then(serde_json::Value::as_u64)
+            .is_some_and(|peak| peak > 100 << 20),
+        "{json:#}"
+    );
 }
 
 #[test]
@@ -45,7 +64,9 @@ fn a_fork_bomb_stays_in_its_container() {
         most = most.max(store.contained().len());
         most >= 40
     });
-    up.wait().exits(5).says(&["step `bomb` did not end within 2.0 s"]);
+    up.wait()
+        .exits(5)
+        .says(&["step `bomb` did not end within 2.0 s"]);
     assert!(most <= 50, "{most} processes");
     assert!(store.contained().is_empty());
 }
@@ -63,16 +84,31 @@ fn a_timeout_ends_whatever_the_step_started() {
     ));
     let started = Instant::now();
     let ran = store.rockenv(&["up", store.env()]).exits(5);
-    ran.says(&["step `slow` did not end within 1.0 s", "log:", "rockenv shell --failed"]);
-    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+    ran.says(&[
+        "step `slow` did not end within 1.0 s",
+        "log:",
+        "rockenv shell --failed",
+    ]);
+    assert!(
+        started.elapsed() < Duration::from_secs(10),
+        "{:?}",
+        started.elapsed()
+    );
     for sleeper in [plain, deaf] {
         assert!(processes_called(&sleeper).is_empty());
     }
     // One that ends when asked ends at once.
     store.profile("[[step]]\nname = 'slow'\ntimeout = '1s'\nrun = 'echo begun; sleep 100'\n");
     let started = Instant::now();
-    store.rockenv(&["up", store.env()]).exits(5).says(&["begun"]);
-    assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
+    store
+        .rockenv(&["up", store.env()])
+        .exits(5)
+        .says(&["begun"]);
+    assert!(
+        started.elapsed() < Duration::from_secs(4),
+        "{:?}",
+        started.elapsed()
+    );
 }
 
 #[test]
@@ -86,8 +122,13 @@ fn a_full_disk_is_said_and_survived() {
     let fill = |keep: u64| {
         let free = nix::sys::statvfs::statvfs(disk.path()).unwrap();
         // What is kept for root too.
-        let more = (u64::from(free.blocks_free()) * u64::from(free.fragment_size())).saturating_sub(keep);
-        let mut file = fs::OpenOptions::new().append(true).create(true).open(&filler).unwrap();
+        let more =
+            (u64::from(free.blocks_free()) * u64::from(free.fragment_size())).saturating_sub(keep);
+        let mut file = fs::OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(&filler)
+            .unwrap();
         let block = vec![1; 64 << 10];
         let mut written = 0;
         while written < more && file.write_all(&block).is_ok() {
@@ -97,12 +138,20 @@ fn a_full_disk_is_said_and_survived() {
     };
     fill(40 << 20);
     let ran = store.rockenv(&["up", store.env()]).exits(10);
-    ran.says(&["step `two` failed and", "is full", "No space left on device"]);
+    ran.says(&[
+        "step `two` failed and",
+        "is full",
+        "No space left on device",
+    ]);
     // Not even rockenv can write any more.
     fill(0);
     for _ in 0..2 {
         let ran = store.rockenv(&["up", store.env()]).exits(10);
-        assert!(ran.err.to_lowercase().contains("no space left"), "{}", ran.err);
+        assert!(
+            ran.err.to_lowercase().contains("no space left"),
+            "{}",
+            ran.err
+        );
     }
     store.rockenv(&["status", store.env()]).ok();
     fs::remove_file(&filler).unwrap();

@@ -29,18 +29,34 @@ fn a_failed_step_says_what_to_do_and_goes_on_there() {
         &format!("rockenv up {env}"),
     ]);
     let line = store.rockenv(&["up", store.env()]).exits(5).err;
-    let log = line.lines().find_map(|line| line.trim().strip_prefix("log: ")).expect("the log's path").to_owned();
+    let log = line
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("log: "))
+        .expect("the log's path")
+        .to_owned();
     let text = fs::read_to_string(&log).unwrap();
-    assert!(text.contains(" | line 1\n") && text.contains(" ! why it failed\n"), "{text}");
+    assert!(
+        text.contains(" | line 1\n") && text.contains(" ! why it failed\n"),
+        "{text}"
+    );
 
     // What the step left can be looked at, and only there.
     let mut shell = store.command(&["shell", "--failed", env]);
-    shell.stdin(fs::File::open(write(&store, "cat ~/half; ls ~; exit 4\n")).unwrap().into_parts().0);
+    shell.stdin(
+        fs::File::open(write(&store, "cat ~/half; ls ~; exit 4\n"))
+            .unwrap()
+            .into_parts()
+            .0,
+    );
     let shell = crate::support::env::finish("shell".into(), shell).exits(4);
     assert!(shell.text().contains("half\nhalf"), "{shell:?}");
     store.sh("ls ~; cat /build/b").ok().prints("built\nbuilt");
 
-    fs::write(store.home().join("outputs").join(env).join("out/allowed"), "").unwrap();
+    fs::write(
+        store.home().join("outputs").join(env).join("out/allowed"),
+        "",
+    )
+    .unwrap();
     store.up();
     let ran = fs::read_to_string(store.home().join("outputs").join(env).join("out/ran")).unwrap();
     assert_eq!(ran, "first\nmiddle\nmiddle\nmiddle\nlast\n");
@@ -48,9 +64,15 @@ fn a_failed_step_says_what_to_do_and_goes_on_there() {
     store.rockenv(&["shell", "--failed", env]).exits(7);
 
     store.profile("[[step]]\nname = 'where'\nworkdir = '/no/where'\nrun = 'true'\n");
-    store.rockenv(&["up", env]).exits(5).says(&["cannot start in directory `/no/where`"]);
+    store
+        .rockenv(&["up", env])
+        .exits(5)
+        .says(&["cannot start in directory `/no/where`"]);
     store.profile("[[step]]\nname = 'what'\nshell = ['/no/shell']\nrun = 'true'\n");
-    store.rockenv(&["up", env]).exits(5).says(&["cannot run `/no/shell`"]);
+    store
+        .rockenv(&["up", env])
+        .exits(5)
+        .says(&["cannot run `/no/shell`"]);
 }
 
 fn write(store: &TestStore, text: &str) -> std::path::PathBuf {
@@ -84,11 +106,18 @@ fn a_gigabyte_of_output_is_kept_in_little_memory() {
     }
     up.wait().ok();
     assert!((1..=20 << 20).contains(&peak), "up took {peak} bytes");
-    assert!((1..=20 << 20).contains(&holder), "the holder took {holder} bytes");
-    let line = store.rockenv(&["exec", store.env(), "--", "cat", "line"]).ok().out;
+    assert!(
+        (1..=20 << 20).contains(&holder),
+        "the holder took {holder} bytes"
+    );
+    let line = store
+        .rockenv(&["exec", store.env(), "--", "cat", "line"])
+        .ok()
+        .out;
     let logs = store.env_dir().join("logs");
     let run = fs::read_dir(logs).unwrap().next().unwrap().unwrap().path();
-    let mut log = BufReader::with_capacity(1 << 20, fs::File::open(run.join("01-loud.log")).unwrap());
+    let mut log =
+        BufReader::with_capacity(1 << 20, fs::File::open(run.join("01-loud.log")).unwrap());
     let (mut text, mut whole, mut long, mut odd) = (Vec::new(), 0, 0u64, 0);
     let mut pieces: [Vec<u8>; 2] = [Vec::new(), Vec::new()];
     while log.read_until(b'\n', &mut text).unwrap() > 0 {
@@ -121,19 +150,44 @@ fn logs_follow_a_step_as_it_runs() {
     );
     let up = store.start(&["up", store.env()]);
     let logs = store.env_dir().join("logs");
-    wait_until("there is a log", || logs.exists() && fs::read_dir(&logs).unwrap().next().is_some());
+    wait_until("there is a log", || {
+        logs.exists() && fs::read_dir(&logs).unwrap().next().is_some()
+    });
     let file = store.work().join("followed");
     let mut follow = store.command(&["logs", "-f", store.env()]);
     follow.stdout(fs::File::create(&file).unwrap().into_parts().0);
     let follow = crate::support::env::Background::start(follow);
     let shows = |text: &str| fs::read_to_string(&file).unwrap().contains(text);
-    wait_for(Duration::from_secs(5), "the first line", || if shows("begun\n") { Ok(()) } else { Err(String::new()) });
+    wait_for(Duration::from_secs(5), "the first line", || {
+        if shows("begun\n") {
+            Ok(())
+        } else {
+            Err(String::new())
+        }
+    });
     assert!(!shows("done"));
-    fs::write(store.home().join("outputs").join(store.env()).join("out/go"), "").unwrap();
+    fs::write(
+        store
+            .home()
+            .join("outputs")
+            .join(store.env())
+            .join("out/go"),
+        "",
+    )
+    .unwrap();
     up.wait().ok();
     follow.wait().ok();
     assert_eq!(fs::read_to_string(&file).unwrap(), "begun\ndone\nsecond\n");
-    store.rockenv(&["logs", store.env(), "slow"]).ok().prints("begun\ndone");
-    let times = store.rockenv(&["logs", "--times", store.env(), "next"]).ok().text();
-    assert!(times.ends_with("Z | second\n") && times.len() == 34, "{times}");
+    store
+        .rockenv(&["logs", store.env(), "slow"])
+        .ok()
+        .prints("begun\ndone");
+    let times = store
+        .rockenv(&["logs", "--times", store.env(), "next"])
+        .ok()
+        .text();
+    assert!(
+        times.ends_with("Z | second\n") && times.len() == 34,
+        "{times}"
+    );
 }

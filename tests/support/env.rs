@@ -257,7 +257,8 @@ impl TestStore {
         let machine = format!("{}-", self.machine());
         let mut found = processes();
         found.retain(|(pid, _)| {
-            fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|text| text.contains(&machine))
+            fs::read_to_string(format!("/proc/{pid}/cgroup"))
+                .is_ok_and(|text| text.contains(&machine))
         });
         found
     }
@@ -265,7 +266,11 @@ impl TestStore {
     /// Returns a program and argument that sleeps for long and that no other test runs.
     pub(crate) fn sleeper(&self) -> String {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        format!("sleep 8{}.{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
+        format!(
+            "sleep 8{}.{}",
+            std::process::id(),
+            COUNT.fetch_add(1, Ordering::Relaxed)
+        )
     }
 
     fn machine(&self) -> String {
