@@ -6,9 +6,9 @@ mod support;
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
-use assert_cmd::Command;
 use fs_err as fs;
 use jiff::Timestamp;
 use rockenv::spec::{BuildUser, Spec};
@@ -113,8 +113,7 @@ impl Lab {
             complete: true,
         })
         .unwrap();
-        let path = env.directory().join("spec.json");
-        fs::write(path, serde_json::to_string(&spec).unwrap()).unwrap();
+        env.save_spec(&spec).unwrap();
         let volume = spec.volumes.iter().find(|volume| volume.name == "build");
         assert!(volume.is_some(), "rocm-library has a build volume");
         env.ensure_volumes(&["build".into()], &BuildUser::new(0, 0))
@@ -284,7 +283,7 @@ fn a_damaged_record_without_a_spec_is_set_aside_and_its_volumes_stay() {
     let lab = Lab::new();
     let volume = lab.record().head.volumes["build"].clone();
     spoil(&lab.at("envs/one/record.json"));
-    fs::remove_file(lab.at("envs/one/spec.json")).unwrap();
+    fs::remove_file(lab.at("envs/one/spec.toml")).unwrap();
     let text = lab.finds_and_mends(&["record is damaged"]);
     assert!(text.contains("rockenv up"), "{text}");
     assert!(lab.store.record("one").unwrap().is_none());
@@ -441,6 +440,15 @@ fn a_killed_command_is_cleaned_up_after() {
     fs::write(lab.at("envs/one/journal.jsonl"), "nonsense\n").unwrap();
     lab.finds_and_mends(&["journal is damaged"]);
     assert_eq!(lab.record().snapshots.len(), 3);
+}
+
+#[test]
+fn a_damaged_spec_is_set_aside_and_up_will_write_another() {
+    let lab = Lab::new();
+    fs::write(lab.at("envs/one/spec.toml"), "version = ").unwrap();
+    lab.finds_and_mends(&["what it was resolved to is damaged"]);
+    assert!(!lab.at("envs/one/spec.toml").exists());
+    assert!(!lab.record().complete);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use fs_err as fs;
 use serde::de::DeserializeOwned;
 
 use crate::engine::hold::State;
-use crate::error::Result;
+use crate::error::{Kind, Result};
 use crate::rootfs::Method;
 use crate::store::images::Image;
 use crate::store::{Layer, Lock, PRIVATE, Record, SHARED, Store, journal, lock};
@@ -91,6 +91,8 @@ pub struct EnvItem {
     pub journal: Read<usize>,
     /// Its trees.
     pub trees: BTreeSet<String>,
+    /// Why its spec cannot be read.
+    pub damaged_spec: Option<String>,
     /// An earlier repair set its record aside.
     pub lost_record: bool,
 }
@@ -140,7 +142,7 @@ impl Store {
         for name in names(&root.join("envs"))? {
             let directory = self.env_dir(&name);
             if directory.is_dir() {
-                let item = env(&directory, &mut inventory.set_aside)?;
+                let item = env(self, &name, &mut inventory.set_aside)?;
                 inventory.envs.insert(name, item);
             }
         }
@@ -253,7 +255,8 @@ fn directories(root: &Path) -> Vec<Directory> {
         .collect()
 }
 
-fn env(directory: &Path, aside: &mut Vec<PathBuf>) -> Result<EnvItem> {
+fn env(store: &Store, name: &str, aside: &mut Vec<PathBuf>) -> Result<EnvItem> {
+    let directory = &store.env_dir(name);
     let mut own = Vec::new();
     note_aside(directory, &mut own)?;
     let item = EnvItem {
@@ -265,6 +268,10 @@ fn env(directory: &Path, aside: &mut Vec<PathBuf>) -> Result<EnvItem> {
             Err(error) => Read::Damaged(error.chain().join(": ")),
         },
         trees: names(&directory.join("trees"))?.into_iter().collect(),
+        damaged_spec: match store.spec(name) {
+            Err(error) if error.kind() != Kind::NotFound => Some(error.chain().join(": ")),
+            _ => None,
+        },
         lost_record: own
             .iter()
             .any(|path| path.to_string_lossy().contains("record.json")),

@@ -42,6 +42,8 @@ pub enum Mend {
     Rebuild(String),
     /// Set the journal aside, then clean up.
     Journal(String),
+    /// Set the spec aside, so that `up` writes another.
+    Spec(String),
     /// Lock the env: that cleans up after a killed command.
     CleanUp(String),
     /// Drop from the record what is not there.
@@ -254,6 +256,13 @@ impl Judge<'_> {
                     }
                 }
                 self.missing_image(&object, record);
+                if let Some(why) = &env.damaged_spec {
+                    self.problem(
+                        object.clone(),
+                        format!("what it was resolved to is damaged: {why}"),
+                        Mend::Spec(name.to_owned()),
+                    );
+                }
                 let live: BTreeSet<&str> = record.trees().collect();
                 let orphans = env
                     .trees

@@ -91,6 +91,16 @@ fn mend(store: &Store, inventory: &Inventory, mend: &Mend) -> Result<Option<Stri
             }
             drop(store.lock_env(name, "fsck", Duration::ZERO)?);
         }
+        Mend::Spec(name) => {
+            let mut env = store.lock_env(name, "fsck", Duration::ZERO)?;
+            // `up` writes a spec when it has something to do.
+            env.update(|record| record.complete = false)?;
+            let to = set_aside(&env.directory().join("spec.toml"))?;
+            return Ok(Some(format!(
+                "it is now `{}`; the next `rockenv up` writes another",
+                to.display()
+            )));
+        }
         Mend::CleanUp(name) => drop(store.lock_env(name, "fsck", Duration::ZERO)?),
         Mend::Forget(name) => return forget(store, name),
         Mend::ImageWork(name) => image_work(store, name)?,
@@ -206,8 +216,7 @@ fn rebuild(store: &Store, inventory: &Inventory, name: &str) -> Result<String> {
         if !names(&directory.join("trees"))?.is_empty() {
             set_aside(&directory.join("trees"))?;
         }
-        let spec = atomic::read_json::<Spec>(&directory.join("spec.json")).unwrap_or(None);
-        let record = match spec {
+        let record = match store.spec(name).ok() {
             Some(spec) => Some(record_from(inventory, name, &spec)?),
             None => None,
         };
