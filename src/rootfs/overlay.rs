@@ -4,6 +4,9 @@
 //! stacked on others and merged with its neighbours, since it never refers to a layer below. What that costs:
 //! hard links in lower layers break when one name is written, and renaming a lower directory is a copy.
 //! Inode numbers and link counts inside may change when an upper is frozen; modification times do not.
+//!
+//! Unmounting is what takes time: it forgets each inode (about a second for 200,000), and without `volatile` writes out
+//! the file system first. Renaming the upper of a mount that nobody uses any more, and mounting the next, takes a millisecond.
 
 use std::fmt::Write as _;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
@@ -21,7 +24,12 @@ use super::{beneath, metadata};
 use crate::error::{Error, Result, ResultExt as _};
 
 /// The most layers to stack, the image included; longer chains are to be flattened.
-pub const MAX_LAYERS: usize = 32;
+///
+/// Measured on Linux 6.18 with a Debian `/usr` of 114,000 files below layers that all touch the same eight directories:
+/// the first `find` with stat took 1.1 s on 1 layer, 1.2 on 10, 1.3 on 20, 2.4 on 30, 3.2 on 60, 5.7 on 120; a
+/// lookup of a missing name (what a compiler does along its include path) 6 us, 20, 31, 50, 150, 360.
+/// Once looked up, the depth costs nothing.
+pub const MAX_LAYERS: usize = 20;
 
 /// Keeps kernels from reading references between layers that somebody put into one.
 const OPTIONS: &str = "index=off,metacopy=off,redirect_dir=nofollow";
