@@ -260,8 +260,8 @@ fn a_damaged_record_is_made_again_from_the_layers() {
     spoil(&lab.at("envs/one/record.json"));
     lab.finds_and_mends(&["env `one`", "record is damaged"]);
     let new = lab.record();
-    assert_eq!(new.snapshots, old.snapshots[..2]);
-    assert_eq!(new.head.layer.as_ref(), Some(&old.snapshots[1].layer));
+    assert_eq!(new.snapshots, old.snapshots);
+    assert_eq!(new.head.layer, old.head.layer);
     assert_eq!((new.id, new.image_key), (old.id, old.image_key));
     // The build volume, hours of work, is the env's again.
     assert_eq!(new.head.volumes["build"], volume);
@@ -449,6 +449,21 @@ fn a_damaged_spec_is_set_aside_and_up_will_write_another() {
     lab.finds_and_mends(&["what it was resolved to is damaged"]);
     assert!(!lab.at("envs/one/spec.toml").exists());
     assert!(!lab.record().complete);
+}
+
+#[test]
+fn what_another_version_wrote_is_left_alone() {
+    let lab = Lab::new();
+    fs::write(
+        lab.layer(2).join("layer.json"),
+        "{\"id\": \"x\", \"new\": 1}",
+    )
+    .unwrap();
+    fs::create_dir_all(lab.at("volumes/fedcba9876543210-build-0123456789abcdef")).unwrap();
+    let before = lab.listing();
+    let text = lab.fsck(&["--repair"], 1);
+    assert!(text.contains("another version of rockenv"), "{text}");
+    assert_eq!(before, lab.listing());
 }
 
 #[test]
