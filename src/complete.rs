@@ -49,7 +49,7 @@ const ARGUMENTS: &[(&[&str], &str, Names)] = &[
     (&["snapshot", "diff"], "from", Names::Snapshots),
     (&["snapshot", "diff"], "to", Names::Snapshots),
     (&["snapshot", "rm"], "env", Names::Envs),
-    (&["snapshot", "rm"], "snapshot", Names::Snapshots),
+    (&["snapshot", "rm"], "names", Names::Snapshots),
     (&["rollback"], "env", Names::Envs),
     (&["rollback"], "snapshot", Names::Snapshots),
     (&["fork"], "env", Names::Envs),

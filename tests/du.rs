@@ -207,6 +207,35 @@ fn clones_on_xfs_are_counted_once() {
     clones(Kind::Xfs, "reflink");
 }
 
+#[test]
+fn small_files_on_btrfs_take_what_they_take() {
+    let disk = LoopFs::new(Kind::Btrfs);
+    let ground = Ground::new(disk.join("store"));
+    // Reading updates access times, and with them whole blocks of the tree.
+    ground.exec("one", "true");
+    let before = ground.du(None);
+    // A subvolume is read as a whole; the files of a cache are asked for one by one.
+    for place in ["$HOME/small", "/cache/small"] {
+        let write = format!("mkdir {place}; cd {place}; seq 10000 | split -l 1 -a 4 -d - f");
+        ground.exec("one", &write);
+    }
+    let report = ground.du(None);
+    check(&report);
+    let grown = |class, envs: &[&str]| sum(&report, class, envs) - sum(&before, class, envs);
+    let all = sum(&report, "live", &["one"]);
+    let (live, cache) = (grown("live", &["one"]), grown("cache", &[]));
+    near(cache, live, 64 << 10);
+    // Kept in the file system's own trees, not in a block of 4 KiB each.
+    assert!((10_000 * 5..10_000 * 200).contains(&cache), "{cache}");
+    ground.ok(&["snapshot", "create", "one", "small"]);
+    ground.exec("one", "true");
+    let again = ground.du(None);
+    check(&again);
+    near(sum(&again, "snapshots", &["one"]), all, 64 << 10);
+    let left = sum(&again, "live", &["one"]);
+    assert!(left < all / 4, "{left}");
+}
+
 fn clones(kind: Kind, method: &str) {
     let disk = LoopFs::new(kind);
     let ground = Ground::new(disk.join("store"));

@@ -1,10 +1,5 @@
 //! Owns the tests of what `up`, snapshots, rollback and fork mean, on each store method.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "a test that cannot be set up has failed"
-)]
-
 mod support;
 
 use fs_err as fs;

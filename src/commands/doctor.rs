@@ -1,8 +1,62 @@
-use crate::context::Context;
-use crate::error::Result;
+//! Owns `doctor`.
+
 use clap::Args;
+use serde::Serialize;
+
+use crate::context::Context;
+use crate::doctor::{Facts, Section, State, examine, is_fit};
+use crate::error::{Kind, Result};
+use crate::host::Host;
+
+/// Arguments of `doctor`.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {}
-pub fn doctor(_cx: &Context, _args: &DoctorArgs) -> Result<u8> {
-    Ok(0)
+
+/// Says what this machine can do; returns the exit code.
+pub fn doctor(cx: &Context, _args: &DoctorArgs) -> Result<u8> {
+    let host = Host::probe()?;
+    let facts = Facts::probe(&host, &cx.config.home);
+    let sections = examine(&facts);
+    let fit = is_fit(&sections);
+    let code = if fit {
+        0
+    } else {
+        Kind::Unavailable.exit_code()
+    };
+    if cx.json {
+        #[derive(Serialize)]
+        struct Shown<'a> {
+            schema: &'static str,
+            fit: bool,
+            sections: &'a [Section],
+            facts: &'a Facts,
+        }
+        cx.ui.json(&Shown {
+            schema: "rockenv/doctor/1",
+            fit,
+            sections: &sections,
+            facts: &facts,
+        })?;
+        return Ok(code);
+    }
+    for section in &sections {
+        cx.ui.data(&format!("{}\n", section.title));
+        for check in &section.checks {
+            let word = match check.state {
+                State::Ok => "ok",
+                State::Missing => "missing",
+                State::Note => "note",
+            };
+            cx.ui.data(&format!("  {word:<7}  {}\n", check.message));
+            if let Some(command) = &check.command {
+                cx.ui.data(&format!("{:11}{command}\n", ""));
+            }
+        }
+    }
+    cx.ui.note(if fit {
+        "envs can be built here"
+    } else {
+        "envs cannot be built here yet: see what is missing above"
+    });
+    Ok(code)
 }

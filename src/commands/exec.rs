@@ -16,7 +16,7 @@ use crate::execute::{container, relay};
 use crate::host::Host;
 use crate::source::Repository;
 use crate::spec::{Spec, VolumeSource};
-use crate::store::{LockedEnv, Store, atomic, lock};
+use crate::store::{LockedEnv, Store, lock};
 
 /// How long a busy env is asked again before the command gives up.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -128,7 +128,7 @@ fn run(cx: &Context, job: &Job) -> Result<u8> {
                 }
                 if let Some(client) = Client::join(&store.env_dir(&job.env).join("run"))?
                     && let Some(code) =
-                        relay::run(&client, command(job, &spec_of(&store, &job.env)?, &host))?
+                        relay::run(&client, command(job, &store.spec(&job.env)?, &host))?
                 {
                     return Ok(code);
                 }
@@ -145,7 +145,7 @@ fn run(cx: &Context, job: &Job) -> Result<u8> {
 
 /// Runs the job in a container of its own.
 fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'_>) -> Result<u8> {
-    let spec = spec_of(store, &job.env)?;
+    let spec = store.spec(&job.env)?;
     let (tree, layer) = if job.failed {
         let failed = env.known_record()?.failed.clone();
         let failed = failed.ok_or_else(|| {
@@ -229,11 +229,6 @@ fn command(job: &Job, spec: &Spec, host: &Host) -> Command {
         no_new_privs: !job.root,
         tty: job.tty,
     }
-}
-
-fn spec_of(store: &Store, env: &str) -> Result<Spec> {
-    atomic::read_json(&store.env_dir(env).join("spec.json"))?
-        .ok_or_else(|| Error::not_found(format!("env `{env}` has no spec yet")).help("rockenv up"))
 }
 
 /// Returns where the sources of a spec are, as `up` prepared them.

@@ -12,13 +12,13 @@ use crate::context::Context;
 use crate::error::{Error, Kind, Result};
 use crate::execute::{self, Ended, Execution, Signals};
 use crate::host::free_space;
-use crate::plan::{Action, Found, Observed, Options, Plan, Volumes, Wanted, plan as decide};
+use crate::observe::{observe, wanted};
+use crate::plan::{Action, Observed, Options, Plan, Volumes, plan as decide};
 use crate::profile::Profile;
 use crate::source::{self, Repository};
 use crate::spec::{self, Engine, Spec, VolumeKind, VolumeSource};
-use crate::store::layer::VolumeState;
 use crate::store::record::{self, Head, Record};
-use crate::store::{Layer, LockedEnv, Store, random_id};
+use crate::store::{LockedEnv, Store, random_id};
 use crate::ui::event::{Event, Outcome, Planned};
 use crate::ui::table::Table;
 use crate::ui::{Format, Reporter, size};
@@ -463,33 +463,6 @@ fn options(args: &UpArgs) -> Options {
     }
 }
 
-/// Returns the profile's steps in order, those that this env leaves out with the reason.
-fn wanted(profile: &Profile, spec: &Spec) -> Vec<Wanted> {
-    let mut wanted = Vec::new();
-    for step in &profile.steps {
-        if let Some(found) = spec.step(&step.name) {
-            wanted.push(Wanted {
-                name: step.name.clone(),
-                key: found.key.to_string(),
-                incremental: found.incremental,
-                skip: None,
-            });
-        } else if let Some(skipped) = spec
-            .skipped
-            .iter()
-            .find(|skipped| skipped.name == step.name)
-        {
-            wanted.push(Wanted {
-                name: step.name.clone(),
-                key: String::new(),
-                incremental: false,
-                skip: Some(skipped.reason.clone()),
-            });
-        }
-    }
-    wanted
-}
-
 fn plan_for(
     store: &Store,
     env: Option<&LockedEnv<'_>>,
@@ -512,89 +485,6 @@ fn plan_for(
     )?;
     let plan = decide(&wanted, &observed, &options(args));
     Ok((observed, plan))
-}
-
-/// Reads what there is of an env and of its steps' layers.
-fn observe(
-    store: &Store,
-    env: Option<&LockedEnv<'_>>,
-    record: Option<&Record>,
-    spec: &Spec,
-    wanted: &[Wanted],
-    image_key: &str,
-) -> Result<Observed> {
-    let mut observed = Observed {
-        freezes_volumes: store.freezes_volumes(),
-        ..Observed::default()
-    };
-    for step in wanted.iter().filter(|step| step.skip.is_none()) {
-        let own = record.and_then(|record| {
-            record
-                .snapshots
-                .iter()
-                .rev()
-                .find(|snapshot| snapshot.key.as_ref() == Some(&step.key))
-        });
-        let id = own.map_or(step.key.as_str(), |snapshot| snapshot.layer.as_str());
-        if let Some(layer) = store.layer(id)? {
-            let unusable = unusable(store, &layer, record, spec, &step.name);
-            observed.layers.insert(
-                step.key.clone(),
-                Found {
-                    layer: layer.id,
-                    unusable,
-                },
-            );
-        }
-    }
-    let Some(record) = record.filter(|record| record.image_key == image_key) else {
-        return Ok(observed);
-    };
-    observed.exists = true;
-    if let Some(head) = &record.head.layer {
-        observed.head = store
-            .chain(head)?
-            .into_iter()
-            .map(|layer| layer.id)
-            .collect();
-    }
-    observed.attempt = store.attempt(&spec.name, record);
-    observed.touched = match env {
-        Some(env) => env.is_touched()?,
-        None => record.head.tree.is_some(),
-    };
-    observed.has_volumes = record.head.volumes.values().any(|id| {
-        fs_err::read_dir(store.volume_dir(id)).is_ok_and(|mut entries| entries.next().is_some())
-    });
-    Ok(observed)
-}
-
-/// Says why this env cannot stand on a layer, where it cannot.
-fn unusable(
-    store: &Store,
-    layer: &Layer,
-    record: Option<&Record>,
-    spec: &Spec,
-    step: &str,
-) -> Option<String> {
-    if !store.is_sound(layer) {
-        return Some("its snapshot was not safely on disk when the machine stopped".to_owned());
-    }
-    let sees = |name: &str| {
-        spec.step(step)
-            .is_none_or(|step| step.volumes.iter().any(|volume| volume == name))
-    };
-    layer.volumes.iter().find_map(|(name, state)| match state {
-        VolumeState::Live(id)
-            if sees(name)
-                && record.and_then(|record| record.head.volumes.get(name)) != Some(id) =>
-        {
-            Some(format!(
-                "its build volume `{name}` was not frozen with it: this is an overlay store"
-            ))
-        }
-        _ => None,
-    })
 }
 
 fn shown(plan: &Plan) -> Vec<Planned> {

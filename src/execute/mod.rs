@@ -94,6 +94,18 @@ pub struct Failure {
     pub log: PathBuf,
 }
 
+/// One row of `metrics.jsonl`.
+#[derive(Debug, serde::Serialize)]
+struct Metrics<'a> {
+    time: Timestamp,
+    env: &'a str,
+    step: &'a str,
+    key: &'a str,
+    outcome: Outcome,
+    jobs: u32,
+    cost: Cost,
+}
+
 /// What one step came to.
 struct Ran {
     ending: Ending,
@@ -196,6 +208,20 @@ impl Execution<'_, '_> {
         });
     }
 
+    /// Adds a row to the env's history of what steps cost.
+    fn measure(&self, step: &Step, outcome: Outcome, cost: Cost) -> Result<()> {
+        let row = Metrics {
+            time: Timestamp::now(),
+            env: self.env.name(),
+            step: &step.name,
+            key: step.key.as_str(),
+            outcome,
+            jobs: self.jobs,
+            cost,
+        };
+        self.env.add_metrics(&row)
+    }
+
     fn cost_of(&self, name: &str) -> Cost {
         let steps = self
             .env
@@ -274,7 +300,7 @@ impl Execution<'_, '_> {
 
     /// Writes down the spec and what is known of each step before the first one runs.
     fn save_steps(&mut self) -> Result<()> {
-        crate::store::atomic::write_json(&self.env.directory().join("spec.json"), self.spec)?;
+        self.env.save_spec(self.spec)?;
         let old: BTreeMap<String, StepRecord> = self
             .env
             .known_record()?
@@ -334,6 +360,7 @@ impl Execution<'_, '_> {
         let ran = self.contain(index, step, &tree, parent.as_deref(), &log)?;
         let code = match ran.ending {
             Ending::Exited { code: 0, .. } => {
+                self.measure(step, Outcome::Done, ran.cost)?;
                 let done = done(step, Outcome::Done, None, &ran);
                 let layer = self.env.freeze(
                     &Freeze {
@@ -359,6 +386,7 @@ impl Execution<'_, '_> {
             return Ok(Err(Ended::Interrupted(signal)));
         }
         let (kind, message) = self.explain(step, &ran)?;
+        self.measure(step, Outcome::Failed, ran.cost)?;
         let record = done(step, Outcome::Failed, Some(message.clone()), &ran);
         let failed = Failed {
             step: step.name.clone(),

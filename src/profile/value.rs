@@ -18,7 +18,7 @@ pub struct Refused {
 }
 
 impl Refused {
-    fn new(message: impl Into<String>) -> Self {
+    pub(crate) fn new(message: impl Into<String>) -> Self {
         Self {
             message: message.into(),
             help: None,
@@ -26,7 +26,7 @@ impl Refused {
     }
 
     #[must_use]
-    fn help(mut self, help: impl Into<String>) -> Self {
+    pub(crate) fn help(mut self, help: impl Into<String>) -> Self {
         self.help = Some(help.into());
         self
     }

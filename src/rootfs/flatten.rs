@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use nix::dir::{Dir, Type};
 use nix::errno::Errno;
 use nix::fcntl::AtFlags;
-use nix::sys::stat::{Mode, SFlag, fstat, mkdirat, mknodat};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstat, mkdirat, mknodat};
 use nix::unistd::linkat;
 
 use super::content::Transport;
@@ -35,21 +35,26 @@ pub struct Flattened {
     pub linked: u64,
     /// Entries copied because the file system refused one more link.
     pub copied: u64,
-    /// Deletions kept, since something in the image may have these names.
+    /// Deletions kept, of what the layers below have.
     pub whiteouts: u64,
 }
 
-/// Merges `diffs` (bottom first) into the new directory `into` on the same file system, so that `into` on any
-/// lower layers shows what the stack of `diffs` shows on them.
+/// Merges the layers `diffs` into the new directory `into` on their file system, so that `into` on `below` shows what
+/// `diffs` show on `below`. Both are given bottom first; the first of `below` is the image.
+///
+/// The result is for these lower layers only: it keeps a deletion only if they have what is deleted, because
+/// the kernel lists a deletion as an entry (that cannot be found) in a directory which no other layer has.
 ///
 /// After an error a part of the result is left for the caller to remove.
-pub fn flatten(diffs: &[PathBuf], into: &Path) -> Result<Flattened> {
+pub fn flatten(below: &[PathBuf], diffs: &[PathBuf], into: &Path) -> Result<Flattened> {
     let (holder, name) = beneath::split(into)?;
-    let layers: Vec<_> = diffs
-        .iter()
-        .rev()
-        .map(|diff| beneath::open_path(diff))
-        .collect::<Result<_>>()?;
+    let open = |paths: &[PathBuf]| {
+        let top_first = paths.iter().rev();
+        top_first
+            .map(|path| beneath::open_path(path))
+            .collect::<Result<Vec<_>>>()
+    };
+    let (layers, below) = (open(diffs)?, open(below)?);
     if layers.is_empty() {
         return Err(Error::unexpected(format!(
             "no layers to merge into `{}`",
@@ -63,6 +68,7 @@ pub fn flatten(diffs: &[PathBuf], into: &Path) -> Result<Flattened> {
         .context(|| format!("cannot prepare `{}`", into.display()))?;
     let merge = Merge {
         layers,
+        below,
         target,
         into,
         transport: Transport::default(),
@@ -70,8 +76,9 @@ pub fn flatten(diffs: &[PathBuf], into: &Path) -> Result<Flattened> {
     };
     merge.queue.push([Merged {
         path: PathBuf::new(),
-        layers: (0..diffs.len()).collect(),
-        image_hidden: false,
+        layers: (0..merge.layers.len()).collect(),
+        below: (0..merge.below.len()).collect(),
+        hides_below: false,
         closed: false,
     }]);
     let sum: Sum = merge.queue.run(|merged, sum| merge.directory(&merged, sum));
@@ -84,6 +91,8 @@ pub fn flatten(diffs: &[PathBuf], into: &Path) -> Result<Flattened> {
 struct Merge<'a> {
     /// Top first.
     layers: Vec<OwnedFd>,
+    /// What the result will lie on, top first.
+    below: Vec<OwnedFd>,
     target: OwnedFd,
     into: &'a Path,
     transport: Transport,
@@ -95,8 +104,10 @@ struct Merged {
     path: PathBuf,
     /// The layers whose directories of this path show through each other, top first.
     layers: Vec<usize>,
-    /// Nothing of the image shows through the directory above.
-    image_hidden: bool,
+    /// The same for the layers below the result.
+    below: Vec<usize>,
+    /// Nothing from below shows through the directory above.
+    hides_below: bool,
     /// The last of `layers` lies on something that is no directory, which hides what is below.
     closed: bool,
 }
@@ -203,34 +214,55 @@ impl Merge<'_> {
                 break;
             }
         }
-        let image_hidden = merged.image_hidden || closed;
-        if !image_hidden {
-            for name in &whiteouts {
+        let hides_below = merged.hides_below || closed;
+        let below = if hides_below {
+            Vec::new()
+        } else {
+            self.open_below(merged, sum).map_err(own)?
+        };
+        for name in &whiteouts {
+            if shown(&below, name).map_err(|error| at(name, error))? {
                 // What a deletion looks like has no metadata of its own.
                 mknodat(&target, name.as_c_str(), SFlag::S_IFCHR, Mode::empty(), 0)
                     .map_err(|error| at(name, error))?;
+                sum.flattened.whiteouts += 1;
             }
-            sum.flattened.whiteouts += whiteouts.len() as u64;
         }
         let mut children = Vec::new();
         for (name, found) in found {
             if let Found::Directory { layers, closed } = found {
                 mkdirat(&target, name.as_c_str(), Mode::S_IRWXU)
                     .map_err(|error| at(&name, error))?;
+                let below = directories(&below, &name).map_err(|error| at(&name, error))?;
                 children.push(Merged {
                     path: merged.path.join(OsStr::from_bytes(name.to_bytes())),
                     layers,
-                    image_hidden,
+                    below,
+                    hides_below,
                     closed,
                 });
             }
         }
         sum.flattened.directories += children.len() as u64;
-        let needs_opaque = closed && !merged.image_hidden;
+        let needs_opaque = closed && !merged.hides_below;
         let source = top.ok_or_else(|| own(Errno::ENOENT))?;
         finish(source.as_fd(), target.as_fd(), needs_opaque, sum).map_err(own)?;
         self.queue.push(children);
         Ok(())
+    }
+
+    /// Opens the directories below that show through each other, top first.
+    fn open_below(&self, merged: &Merged, sum: &mut Sum) -> nix::Result<Vec<(usize, OwnedFd)>> {
+        let mut open = Vec::new();
+        for &layer in &merged.below {
+            let directory = beneath::open_below(&self.below[layer], &merged.path)?;
+            let opaque = is_opaque(directory.as_fd(), sum)?;
+            open.push((layer, directory));
+            if opaque {
+                break;
+            }
+        }
+        Ok(open)
     }
 
     fn link(
@@ -263,19 +295,52 @@ enum Kind {
     Other,
 }
 
+impl Kind {
+    fn of(stat: &FileStat) -> Self {
+        match beneath::kind(stat) {
+            SFlag::S_IFDIR => Self::Directory,
+            SFlag::S_IFCHR if stat.st_rdev == 0 => Self::Whiteout,
+            _ => Self::Other,
+        }
+    }
+}
+
 fn kind_of(directory: BorrowedFd<'_>, entry: &nix::dir::Entry) -> nix::Result<Kind> {
     match entry.file_type() {
         Some(Type::Directory) => Ok(Kind::Directory),
         Some(Type::CharacterDevice) | None => {
-            let stat = beneath::stat(directory, entry.file_name())?;
-            Ok(match beneath::kind(&stat) {
-                SFlag::S_IFDIR => Kind::Directory,
-                SFlag::S_IFCHR if stat.st_rdev == 0 => Kind::Whiteout,
-                _ => Kind::Other,
-            })
+            Ok(Kind::of(&beneath::stat(directory, entry.file_name())?))
         }
         Some(_) => Ok(Kind::Other),
     }
+}
+
+/// Says whether the directories, top first, show something of this name.
+fn shown(directories: &[(usize, OwnedFd)], name: &CStr) -> nix::Result<bool> {
+    for (_, directory) in directories {
+        match beneath::stat(directory, name) {
+            Ok(stat) => return Ok(!matches!(Kind::of(&stat), Kind::Whiteout)),
+            Err(Errno::ENOENT) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(false)
+}
+
+/// Returns the layers whose directories of this name show through each other, top first.
+fn directories(parents: &[(usize, OwnedFd)], name: &CStr) -> nix::Result<Vec<usize>> {
+    let mut layers = Vec::new();
+    for (layer, directory) in parents {
+        match beneath::stat(directory, name) {
+            Ok(stat) => match Kind::of(&stat) {
+                Kind::Directory => layers.push(*layer),
+                Kind::Whiteout | Kind::Other => break,
+            },
+            Err(Errno::ENOENT) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(layers)
 }
 
 /// Says whether the layer's directory hides those below. A layer that refers to others cannot be merged: `EUCLEAN`.

@@ -4,6 +4,9 @@
 //! stacked on others and merged with its neighbours, since it never refers to a layer below. What that costs:
 //! hard links in lower layers break when one name is written, and renaming a lower directory is a copy.
 //! Inode numbers and link counts inside may change when an upper is frozen; modification times do not.
+//!
+//! Unmounting is what takes time: it forgets each inode (about a second for 200,000), and without `volatile` writes out
+//! the file system first. Renaming the upper of a mount that nobody uses any more, and mounting the next, takes a millisecond.
 
 use std::fmt::Write as _;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
@@ -21,7 +24,12 @@ use super::{beneath, metadata};
 use crate::error::{Error, Result, ResultExt as _};
 
 /// The most layers to stack, the image included; longer chains are to be flattened.
-pub const MAX_LAYERS: usize = 32;
+///
+/// Measured on Linux 6.18 with a Debian `/usr` of 114,000 files below layers that all touch the same eight directories:
+/// the first `find` with stat took 1.1 s on 1 layer, 1.2 on 10, 1.3 on 20, 2.4 on 30, 3.2 on 60, 5.7 on 120; a
+/// lookup of a missing name (what a compiler does along its include path) 6 us, 20, 31, 50, 150, 360.
+/// Once looked up, the depth costs nothing.
+pub const MAX_LAYERS: usize = 20;
 
 /// Keeps kernels from reading references between layers that somebody put into one.
 const OPTIONS: &str = "index=off,metacopy=off,redirect_dir=nofollow";
@@ -36,6 +44,9 @@ pub struct Upper<'a> {
 }
 
 /// Mounts `lowers` (top first, the image last) and `upper` at `at` in the caller's mount namespace.
+///
+/// The mount is volatile: nothing waits for the disk inside, and unmounting does not write out the whole file system
+/// of the store, which others may have filled with gigabytes. Whoever freezes the upper syncs it.
 ///
 /// Without `upper` the mount is read-only. The caller holds the lock that keeps `upper` from being mounted twice:
 /// the kernel allows that and calls the result undefined.
@@ -78,14 +89,43 @@ pub fn mount(
     }
     options.push(',');
     options.push_str(OPTIONS);
-    let attempt =
-        |options: &str| sys_mount(Some("rockenv"), at, Some("overlay"), flags, Some(options));
-    // `xino` gives one device number to all files; kernels on exotic file systems refuse it.
-    let result = match attempt(&format!("{options},xino=auto")) {
-        Err(Errno::EINVAL) => attempt(&options),
+    if let Some(upper) = upper {
+        forget_volatile(upper.work)?;
+    }
+    // `xino` gives one device number to all files; kernels on exotic file systems refuse it. `volatile` is new in
+    // Linux 5.10.
+    let extras: &[&str] = match upper {
+        Some(_) => &[",volatile,xino=auto", ",volatile", ",xino=auto", ""],
+        None => &[",xino=auto", ""],
+    };
+    let mut result = Err(Errno::EINVAL);
+    for extra in extras {
+        let options = format!("{options}{extra}");
+        result = sys_mount(
+            Some("rockenv"),
+            at,
+            Some("overlay"),
+            flags,
+            Some(options.as_str()),
+        );
+        if result != Err(Errno::EINVAL) {
+            break;
+        }
+    }
+    result.map_err(|error| explain(error, upper, at))
+}
+
+/// Removes the kernel's mark of an earlier volatile mount, with which it refuses another one: whether the upper can
+/// still be trusted after a loss of power is the store's to know.
+fn forget_volatile(work: &Path) -> Result<()> {
+    let mark = work.join("work/incompat/volatile");
+    let gone = |result: std::io::Result<()>| match result {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
         other => other,
     };
-    result.map_err(|error| explain(error, upper, at))
+    gone(fs_err::remove_file(mark.join("dirty")))?;
+    gone(fs_err::remove_dir(mark))?;
+    Ok(())
 }
 
 /// The kernel allows 500, but a mount's options have to fit into one page.

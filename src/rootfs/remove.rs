@@ -216,7 +216,8 @@ impl Removal<'_> {
         directory
             .pending
             .fetch_add(children.len(), Ordering::AcqRel);
-        self.queue.push(children.into_iter().map(|name| Task {
+        // Taken from the back: in the order of the directory, which is often that on disk.
+        self.queue.push(children.into_iter().rev().map(|name| Task {
             parent: Arc::clone(directory),
             name,
         }));

@@ -60,18 +60,21 @@ impl<T: Send> Queue<T> {
     /// Records a failure, the first of which is returned in the end; the work goes on.
     pub(super) fn fail(&self, error: Error) {
         let mut state = self.lock();
-        state.failures += 1;
-        state.error.get_or_insert(error);
+        if !state.stop {
+            state.failures += 1;
+            state.error.get_or_insert(error);
+        }
     }
 
-    /// Records a failure after which no further task is begun.
+    /// Records the failure that counts, after which no further task is begun.
     pub(super) fn abort(&self, error: Error) {
         let mut state = self.lock();
-        state.failures += 1;
         if !state.stop {
+            state.stop = true;
+            state.failures = 1;
             state.error = Some(error);
         }
-        state.stop = true;
+        drop(state);
         self.wake.notify_all();
     }
 

@@ -344,7 +344,7 @@ impl<'a> Resolver<'a> {
             (None, User::Builder) => Some(self.inputs.user.home.clone()),
             (None, User::Root) => Some("/".to_owned()),
         };
-        let action = self.action(step)?;
+        let action = self.action(step, volumes)?;
         let (Some(action), Some(workdir)) = (action, workdir) else {
             return Ok(None);
         };
@@ -374,7 +374,7 @@ impl<'a> Resolver<'a> {
         }))
     }
 
-    fn action(&mut self, step: &profile::Step) -> Result<Option<Action>> {
+    fn action(&mut self, step: &profile::Step, volumes: &[Volume]) -> Result<Option<Action>> {
         Ok(match &step.action {
             profile::Action::Run { script, shell } => self.late(script).map(|script| Action::Run {
                 shell: shell.clone(),
@@ -400,7 +400,7 @@ impl<'a> Resolver<'a> {
                     let missing =
                         || Error::unexpected(format!("no digest of `{}`", item.from.value));
                     let digest = digest.ok_or_else(missing)?.clone();
-                    if let Some(to) = self.text(&item.to, value::destination) {
+                    if let Some(to) = self.text(&item.to, |to| copy_destination(to, volumes)) {
                         let from = item.from.value.clone();
                         copies.push(CopyItem { from, to, digest });
                     }
@@ -418,6 +418,25 @@ impl<'a> Resolver<'a> {
                 Some(Action::Export(exports))
             }
         })
+    }
+}
+
+/// Refuses to copy over files of the user's: what `copy` writes replaces what was there.
+fn copy_destination(to: &str, volumes: &[Volume]) -> std::result::Result<(), Refused> {
+    value::destination(to)?;
+    let theirs = volumes.iter().find(|volume| {
+        matches!(
+            volume.kind,
+            VolumeKind::Source | VolumeKind::Host | VolumeKind::Output
+        ) && Path::new(to).starts_with(&volume.target)
+    });
+    match theirs {
+        None => Ok(()),
+        Some(volume) => Err(Refused::new(format!(
+            "`copy` does not write into volume `{}`: what is there is not rockenv's",
+            volume.name
+        ))
+        .help("copy to another path, and let a `run` step put it there if it must")),
     }
 }
 

@@ -659,3 +659,21 @@ proptest! {
         prop_assert_eq!(with(&a, &b) == with(&c, &d), (&a, &b) == (&c, &d));
     }
 }
+
+#[test]
+fn a_copy_does_not_write_over_the_users_files() {
+    for (to, fine) in [
+        ("/work/src/run.sh", false),
+        ("/work/src", false),
+        ("/work/srcs/run.sh", true),
+        ("/work/run.sh", true),
+    ] {
+        let text = TEXT.replace("to = \"/opt/run.sh\"", &format!("to = \"{to}\""));
+        let result = resolve(&profile(&text), &inputs());
+        assert_eq!(result.is_ok(), fine, "{to}: {result:?}");
+        if let Err(error) = result {
+            let said = error.chain().join("\n");
+            assert!(said.contains("does not write into volume `src`"), "{said}");
+        }
+    }
+}

@@ -16,15 +16,16 @@ use crate::engine::hold::State;
 use crate::engine::{BuildUser, Root};
 use crate::error::{Error, Result, ResultExt as _};
 use crate::rootfs::{self, Method};
+use crate::spec::Spec;
 
 /// An env that nobody else can change.
 #[derive(Debug)]
 pub struct LockedEnv<'a> {
-    store: &'a Store,
+    pub(super) store: &'a Store,
     name: String,
-    directory: PathBuf,
+    pub(super) directory: PathBuf,
     lock: Lock,
-    record: Option<Record>,
+    pub(super) record: Option<Record>,
 }
 
 /// What to freeze as a snapshot.
@@ -42,7 +43,28 @@ pub struct Freeze<'a> {
     pub origin: Origin,
 }
 
+/// Name of the resolved spec in an env's directory.
+const SPEC: &str = "spec.toml";
+
 impl Store {
+    /// Reads what an env was resolved to.
+    pub fn spec(&self, name: &str) -> Result<Spec> {
+        let path = self.env_dir(name).join(SPEC);
+        let text = match fs::read_to_string(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Err(
+                    Error::not_found(format!("env `{name}` has no spec yet")).help("rockenv up")
+                );
+            }
+            other => other?,
+        };
+        toml::from_str(&text).map_err(|error| {
+            Error::unexpected(format!("`{}` is damaged", path.display()))
+                .source(error)
+                .help("rockenv fsck")
+        })
+    }
+
     /// Locks an env for `verb`, finishing or undoing what a killed command left.
     pub fn lock_env(&self, name: &str, verb: &str, wait: Duration) -> Result<LockedEnv<'_>> {
         check_name(name)?;
@@ -133,6 +155,28 @@ impl LockedEnv<'_> {
         Ok(())
     }
 
+    /// Writes down what was resolved: for people, and for `exec`.
+    pub fn save_spec(&self, spec: &Spec) -> Result<()> {
+        let text = toml::to_string_pretty(spec)
+            .map_err(|error| Error::unexpected("cannot encode the spec").source(error))?;
+        atomic::write(&self.directory.join(SPEC), text.as_bytes())
+    }
+
+    /// Adds a row to `metrics.jsonl`, which outlives the steps it tells of.
+    pub fn add_metrics(&self, row: &impl serde::Serialize) -> Result<()> {
+        use std::io::Write as _;
+        let mut line = serde_json::to_string(row)
+            .map_err(|error| Error::unexpected("cannot encode metrics").source(error))?;
+        line.push('\n');
+        let path = self.directory.join("metrics.jsonl");
+        let mut file = fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(path)?;
+        file.write_all(line.as_bytes())?;
+        Ok(())
+    }
+
     /// Changes a copy of the record and commits it.
     pub fn update(&mut self, change: impl FnOnce(&mut Record)) -> Result<()> {
         let mut record = self.known_record()?.clone();
@@ -185,20 +229,6 @@ impl LockedEnv<'_> {
         }
         if let Some(record) = &self.record {
             self.discard_volumes(&record.id, &record.head.volumes.values().cloned().collect())?;
-        }
-        Ok(())
-    }
-
-    /// Throws away this env's live volumes that are not in `keep`.
-    fn discard_volumes(&self, id: &str, keep: &BTreeSet<String>) -> Result<()> {
-        for name in names(&self.store.root.join("volumes"))? {
-            if name
-                .strip_prefix(id)
-                .is_some_and(|rest| rest.starts_with('-'))
-                && !keep.contains(&name)
-            {
-                self.store.discard(&self.store.volume_dir(&name))?;
-            }
         }
         Ok(())
     }
@@ -467,17 +497,6 @@ impl LockedEnv<'_> {
         self.update(|record| record.complete = false)
     }
 
-    /// Forgets a snapshot and removes its layer where nothing else stands on it.
-    pub fn remove_snapshot(&mut self, name: &str) -> Result<()> {
-        let record = self.known_record()?;
-        let snapshot = record
-            .snapshot(name)
-            .ok_or_else(|| no_snapshot(&self.name, name))?
-            .clone();
-        self.update(|record| record.snapshots.retain(|known| known.name != snapshot.name))?;
-        self.store.remove_unused_layers(&[snapshot.layer])
-    }
-
     /// Makes this (new) env a copy of `from`'s present state.
     pub fn fork_from(&mut self, from: &mut LockedEnv<'_>) -> Result<()> {
         from.keep_changes("before-fork")?;
@@ -505,54 +524,12 @@ impl LockedEnv<'_> {
             }
         }
         self.record = None;
-        let copied = from.directory.join("spec.json");
-        if copied.exists() {
-            fs::copy(copied, self.directory.join("spec.json"))?;
-        }
+        let mut spec = from.store.spec(&from.name)?;
+        spec.name.clone_from(&self.name);
+        self.save_spec(&spec)?;
         self.commit(record)?;
         drop(shared);
         Ok(())
-    }
-
-    /// Removes the env: its trees, build volumes, logs, and the layers nobody else uses. Never a source, cache,
-    /// output or host directory: those are not below anything removed here.
-    pub fn remove(mut self) -> Result<()> {
-        let Some(record) = &self.record else {
-            return Ok(());
-        };
-        let mut layers: BTreeSet<String> = record.layers().map(str::to_owned).collect();
-        for top in layers.clone() {
-            // A damaged chain must not keep an env from being removed.
-            if let Ok(chain) = self.store.chain(&top) {
-                layers.extend(chain.into_iter().map(|layer| layer.id));
-            }
-        }
-        let id = record.id.clone();
-        // Also what a killed command published and never recorded.
-        layers.extend(self.store.layers_of(&id)?);
-        let layers = layers.into_iter().collect::<Vec<_>>();
-        journal::begin(
-            &self.directory,
-            &Entry::Remove {
-                id: id.clone(),
-                layers: layers.clone(),
-            },
-        )?;
-        self.finish_removal(&id, &layers)
-    }
-
-    fn finish_removal(&mut self, id: &str, layers: &[String]) -> Result<()> {
-        self.store.discard(&self.directory.join("record.json"))?;
-        self.record = None;
-        self.discard_volumes(id, &BTreeSet::new())?;
-        self.store.remove_unused_layers(layers)?;
-        for name in names(&self.directory)? {
-            // The lock stays: somebody may be waiting for it.
-            if name != "lock" && name != "journal.jsonl" {
-                self.store.discard(&self.directory.join(name))?;
-            }
-        }
-        journal::clear(&self.directory)
     }
 }
 
@@ -569,34 +546,6 @@ impl Store {
         let key = text.split(' ').next()?;
         (text == attempt_line(key, record)).then(|| key.to_owned())
     }
-
-    /// Throws away those of `candidates` that no env's record needs, directly or as a parent.
-    pub fn remove_unused_layers(&self, candidates: &[String]) -> Result<()> {
-        if candidates.is_empty() {
-            return Ok(());
-        }
-        let _lock = self.lock("rm")?;
-        let mut needed = BTreeSet::new();
-        for name in self.envs()? {
-            let Some(record) = self.record(&name)? else {
-                continue;
-            };
-            for top in record.layers() {
-                let mut next = Some(top.to_owned());
-                while let Some(id) = next
-                    && needed.insert(id.clone())
-                {
-                    next = self.layer(&id)?.and_then(|layer| layer.parent);
-                }
-            }
-        }
-        for id in candidates {
-            if !needed.contains(id) {
-                self.discard(&self.layer_dir(id))?;
-            }
-        }
-        Ok(())
-    }
 }
 
 /// Adds a snapshot and stands the env on it.
@@ -607,13 +556,13 @@ fn push_snapshot(record: &mut Record, snapshot: Snapshot) {
     record.snapshots.push(snapshot);
 }
 
-fn no_snapshot(env: &str, name: &str) -> Error {
+pub(super) fn no_snapshot(env: &str, name: &str) -> Error {
     Error::not_found(format!("env `{env}` has no snapshot `{name}`"))
         .help(format!("rockenv snapshot ls {env}"))
 }
 
 /// Returns the names in a directory; none where it is absent.
-fn names(directory: &Path) -> Result<Vec<String>> {
+pub(super) fn names(directory: &Path) -> Result<Vec<String>> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         other => other?,

@@ -142,7 +142,7 @@ impl Store {
         let image = describe(name, &digest, built)?;
         let place = self.root.join("images").join(&image.key);
         atomic::write_json(&work.join("image.json"), &image)?;
-        if place.join("image.json").exists() {
+        if place.join("root").exists() {
             // The same content again: the age is new, the tree is not.
             fs::rename(work.join("image.json"), place.join("image.json"))?;
             self.discard(&work)?;

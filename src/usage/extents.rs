@@ -1,9 +1,10 @@
 //! Owns what clones share: files on btrfs, xfs and the like may lie in the same blocks, and each block is counted
 //! once, for the first root that reaches it.
 //!
-//! btrfs answers from its own trees, by inode number and without opening the file: the size on disk is then known
-//! after compression too. Other file systems are asked for a file's extents, of which only the shared ones
-//! are kept. What was written but has no place on disk yet belongs to its file alone.
+//! btrfs answers from its own trees, by inode number and without opening the file, and for a subvolume that is walked
+//! whole in a few calls: asking for each file takes several times as long as the rest of the walk. The size on disk
+//! is then known after compression too. Other file systems are asked for a file's extents, of which only
+//! the shared ones are kept. What was written but has no place on disk yet belongs to its file alone.
 #![expect(unsafe_code, reason = "these ioctls have no safe wrapper")]
 
 use std::cmp::Reverse;
@@ -13,7 +14,7 @@ use std::mem::size_of;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 
 use nix::sys::statfs::{BTRFS_SUPER_MAGIC, fstatfs};
-use rustix::fs::{Mode, OFlags, Statx, openat};
+use rustix::fs::{FileType, Mode, OFlags, Statx, openat};
 use rustix::io::Errno;
 
 use super::Sums;
@@ -23,6 +24,12 @@ const TIDY_FIRST: usize = 1 << 16;
 
 /// Answers of btrfs are copied here; one file's extents may need several.
 const ANSWER: usize = 16 * 1024;
+
+/// An answer with this much room left is the whole: no extent's item is longer.
+const ROOM: usize = 8 * 1024;
+
+/// The same for the answers about a whole subvolume.
+const BULK: usize = 256 * 1024;
 
 /// A run of bytes on disk, as one root reaches it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -39,6 +46,13 @@ struct Extent {
 pub(super) struct Means {
     btrfs: bool,
     space: u32,
+}
+
+impl Means {
+    /// Says whether what is of this kind can share its place; btrfs keeps links as it keeps small files.
+    pub(super) fn place(self, kind: FileType) -> bool {
+        kind == FileType::RegularFile || (self.btrfs && kind == FileType::Symlink)
+    }
 }
 
 /// The file systems met so far, so that the same blocks have the same address whichever root leads to them.
@@ -82,7 +96,7 @@ impl Spaces {
 pub(super) struct Extents {
     list: Vec<Extent>,
     tidy_at: usize,
-    answer: Box<ioctl::Answer>,
+    answer: Box<ioctl::Answer<ANSWER>>,
     map: Box<ioctl::Map>,
 }
 
@@ -96,6 +110,15 @@ impl Extents {
         }
     }
 
+    /// Reads a whole subvolume, to be asked for its files instead of the kernel; none where that makes no sense.
+    pub(super) fn load(means: Option<Means>, directory: BorrowedFd<'_>) -> Option<Subvolume> {
+        if !means?.btrfs {
+            return None;
+        }
+        // Without it each file is asked for, and the failure of that is counted.
+        Subvolume::read(directory).ok()
+    }
+
     /// Notes the extents of the regular file `name` in `directory` and returns the bytes that are its own beyond them.
     pub(super) fn ask(
         &mut self,
@@ -104,9 +127,12 @@ impl Extents {
         name: &CStr,
         stat: &Statx,
         root: u32,
+        subvolume: Option<&Subvolume>,
     ) -> Result<u64, Errno> {
         let before = self.list.len();
-        let placed = if means.btrfs {
+        let placed = if let Some(subvolume) = subvolume {
+            Ok(self.look_up(subvolume, means.space, stat, root))
+        } else if means.btrfs {
             self.search(means.space, directory, stat, root)
         } else {
             self.map(means.space, directory, name, root)
@@ -138,46 +164,28 @@ impl Extents {
             // SAFETY: `answer` is a complete structure followed by the `size` bytes that it announces.
             unsafe { ioctl::tree_search(directory.as_raw_fd(), (&raw mut *answer).cast()) }
                 .map_err(|error| Errno::from_raw_os_error(error as i32))?;
-            let mut found = 0;
+            let mut bytes = 0;
             for item in answer.items() {
-                found += 1;
+                bytes += item.body.len() + ioctl::HEADER;
                 next = item.offset + 1;
-                let number = |at: usize| {
-                    let bytes = item.body.get(at..at + 8)?;
-                    bytes.try_into().ok().map(u64::from_le_bytes)
-                };
-                if item.body.get(20) == Some(&INLINE) {
-                    // No address: the block of the tree it is in decides, and that is shared or copied whole.
-                    let length = stat.stx_blocks * 512;
-                    placed += length;
-                    self.list.push(Extent {
-                        space: space + 1,
-                        start: mix([
-                            stat.stx_ino,
-                            item.transaction,
-                            stat.stx_ctime.tv_sec.cast_unsigned(),
-                            stat.stx_ctime.tv_nsec.into(),
-                        ]),
-                        length,
-                        root,
-                    });
-                } else if let (Some(start), Some(length), Some(used)) =
-                    (number(21), number(29), number(45))
-                    && start != 0
-                {
-                    placed += used;
-                    self.list.push(Extent {
-                        space,
-                        start,
-                        length,
-                        root,
-                    });
+                if let Some(found) = Placed::parse(&item) {
+                    placed += found.note(&mut self.list, space, stat, root);
                 }
             }
-            if found == 0 {
+            if bytes == 0 || bytes + ROOM <= ANSWER {
                 return Ok(placed);
             }
         }
+    }
+
+    fn look_up(&mut self, subvolume: &Subvolume, space: u32, stat: &Statx, root: u32) -> u64 {
+        let all = &subvolume.0;
+        let from = all.partition_point(|placed| placed.inode < stat.stx_ino);
+        all[from..]
+            .iter()
+            .take_while(|placed| placed.inode == stat.stx_ino)
+            .map(|placed| placed.note(&mut self.list, space, stat, root))
+            .sum()
     }
 
     /// Asks a file for its shared extents; returns their bytes.
@@ -272,6 +280,96 @@ impl Extents {
     }
 }
 
+/// The extents of a btrfs subvolume's files, by inode.
+#[derive(Debug)]
+pub(super) struct Subvolume(Vec<Placed>);
+
+/// An extent of one file.
+#[derive(Clone, Copy, Debug)]
+struct Placed {
+    inode: u64,
+    /// Where it is; for bytes kept in the tree, the transaction that wrote their block of it.
+    start: u64,
+    length: u64,
+    /// How much of the file it holds; none: all, in the tree itself.
+    used: Option<u64>,
+}
+
+impl Placed {
+    fn parse(item: &ioctl::Item<'_>) -> Option<Self> {
+        let number = |at: usize| {
+            let bytes = item.body.get(at..at + 8)?;
+            bytes.try_into().ok().map(u64::from_le_bytes)
+        };
+        if *item.body.get(20)? == INLINE {
+            return Some(Self {
+                inode: item.inode,
+                start: item.transaction,
+                length: item.body.len() as u64,
+                used: None,
+            });
+        }
+        // A hole has no place.
+        let start = number(21).filter(|start| *start != 0)?;
+        Some(Self {
+            inode: item.inode,
+            start,
+            length: number(29)?,
+            used: number(45),
+        })
+    }
+
+    /// Adds it to `list`; returns how much of the file's blocks it explains.
+    fn note(&self, list: &mut Vec<Extent>, space: u32, stat: &Statx, root: u32) -> u64 {
+        let Self { start, length, .. } = *self;
+        if let Some(used) = self.used {
+            list.push(Extent {
+                space,
+                start,
+                length,
+                root,
+            });
+            return used;
+        }
+        // It has no address of its own: the block of the tree it is in is shared or copied as a whole.
+        let start = mix([
+            self.inode,
+            start,
+            stat.stx_ctime.tv_sec.cast_unsigned(),
+            stat.stx_ctime.tv_nsec.into(),
+        ]);
+        list.push(Extent {
+            space: space + 1,
+            start,
+            length,
+            root,
+        });
+        stat.stx_blocks * 512
+    }
+}
+
+impl Subvolume {
+    fn read(directory: BorrowedFd<'_>) -> Result<Self, Errno> {
+        let mut answer = Box::new(ioctl::Answer::<BULK>::new());
+        let mut all = Vec::new();
+        let mut next = Some((0, 0, 0));
+        while let Some(from) = next {
+            answer.ask_all(from);
+            // SAFETY: `answer` is a complete structure followed by the `size` bytes that it announces.
+            unsafe { ioctl::tree_search(directory.as_raw_fd(), (&raw mut *answer).cast()) }
+                .map_err(|error| Errno::from_raw_os_error(error as i32))?;
+            next = None;
+            for item in answer.items() {
+                next = item.after();
+                if item.is_extent() {
+                    all.extend(Placed::parse(&item));
+                }
+            }
+        }
+        Ok(Self(all))
+    }
+}
+
 /// Cuts sorted extents where nothing reaches over from what is before.
 struct Runs<'a>(&'a [Extent]);
 
@@ -350,7 +448,7 @@ fn mix(numbers: [u64; 4]) -> u64 {
 }
 
 mod ioctl {
-    use super::{ANSWER, size_of};
+    use super::size_of;
 
     /// `struct btrfs_ioctl_fs_info_args`.
     #[repr(C)]
@@ -379,12 +477,12 @@ mod ioctl {
 
     /// A search and its answer.
     #[repr(C)]
-    pub(super) struct Answer {
+    pub(super) struct Answer<const N: usize> {
         search: Search,
-        bytes: [u8; ANSWER],
+        bytes: [u8; N],
     }
 
-    impl std::fmt::Debug for Answer {
+    impl<const N: usize> std::fmt::Debug for Answer<N> {
         fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
             f.debug_struct("Answer").finish_non_exhaustive()
         }
@@ -393,16 +491,35 @@ mod ioctl {
     /// One item of an answer.
     pub(super) struct Item<'a> {
         pub(super) transaction: u64,
+        pub(super) inode: u64,
+        kind: u32,
         pub(super) offset: u64,
         pub(super) body: &'a [u8],
+    }
+
+    impl Item<'_> {
+        pub(super) fn is_extent(&self) -> bool {
+            self.kind == EXTENT_DATA
+        }
+
+        /// The first key after this item's.
+        pub(super) fn after(&self) -> Option<(u64, u32, u64)> {
+            if let Some(offset) = self.offset.checked_add(1) {
+                return Some((self.inode, self.kind, offset));
+            }
+            match self.kind {
+                0..255 => Some((self.inode, self.kind + 1, 0)),
+                _ => Some((self.inode.checked_add(1)?, 0, 0)),
+            }
+        }
     }
 
     /// `BTRFS_EXTENT_DATA_KEY`.
     const EXTENT_DATA: u32 = 108;
     /// `struct btrfs_ioctl_search_header`.
-    const HEADER: usize = 32;
+    pub(super) const HEADER: usize = 32;
 
-    impl Answer {
+    impl<const N: usize> Answer<N> {
         pub(super) fn new() -> Self {
             Self {
                 search: Search {
@@ -418,9 +535,9 @@ mod ioctl {
                     max_type: EXTENT_DATA,
                     items: 0,
                     unused: [0; 9],
-                    size: ANSWER as u64,
+                    size: N as u64,
                 },
-                bytes: [0; ANSWER],
+                bytes: [0; N],
             }
         }
 
@@ -429,7 +546,17 @@ mod ioctl {
             self.search.max_objectid = inode;
             self.search.min_offset = from;
             self.search.items = u32::MAX;
-            self.search.size = ANSWER as u64;
+            self.search.size = N as u64;
+        }
+
+        pub(super) fn ask_all(&mut self, (inode, kind, offset): (u64, u32, u64)) {
+            self.search.min_objectid = inode;
+            self.search.min_type = kind;
+            self.search.min_offset = offset;
+            self.search.max_objectid = u64::MAX;
+            self.search.max_type = u32::MAX;
+            self.search.items = u32::MAX;
+            self.search.size = N as u64;
         }
 
         pub(super) fn items(&self) -> impl Iterator<Item = Item<'_>> {
@@ -439,11 +566,14 @@ mod ioctl {
                 left = left.checked_sub(1)?;
                 let header = self.bytes.get(at..at + HEADER)?;
                 let long = |at: usize| header[at..at + 8].try_into().map_or(0, u64::from_ne_bytes);
-                let length = header[28..32].try_into().map_or(0, u32::from_ne_bytes) as usize;
+                let word = |at: usize| header[at..at + 4].try_into().map_or(0, u32::from_ne_bytes);
+                let length = word(28) as usize;
                 let body = self.bytes.get(at + HEADER..at + HEADER + length)?;
                 at += HEADER + length;
                 Some(Item {
                     transaction: long(0),
+                    inode: long(8),
+                    kind: word(24),
                     offset: long(16),
                     body,
                 })

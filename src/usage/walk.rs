@@ -22,7 +22,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::extents::{Extents, Means, Spaces};
+use super::extents::{Extents, Means, Spaces, Subvolume};
 use super::links::{Link, Links};
 use super::queue::{Leave, Queue};
 use super::{Options, Root, Sums, Usage};
@@ -36,6 +36,9 @@ const OPEN_MAX: usize = 400;
 
 /// How far down a child is reached without a descriptor of its own; the kernel's limit is 4096.
 const BELOW_MAX: usize = 3000;
+
+/// Inode of the top directory of every btrfs subvolume; elsewhere a number like any other.
+const SUBVOLUME_TOP: u64 = 256;
 
 const WANTED: StatxFlags = StatxFlags::TYPE
     .union(StatxFlags::NLINK)
@@ -88,13 +91,15 @@ struct Dir<'a> {
     path: PathBuf,
     root: u32,
     mount: Mount,
+    /// What is known of all files of the subvolume it is in.
+    subvolume: Option<Arc<Subvolume>>,
 }
 
 #[derive(Debug)]
 enum Task<'a> {
     Root(u32),
-    /// A child directory, itself already counted.
-    List(Arc<Dir<'a>>, CString),
+    /// A child directory, itself already counted, and whether it looks like the top of a subvolume.
+    List(Arc<Dir<'a>>, CString, bool),
     /// Names of entries to look at, each with its zero byte: a part of a large directory.
     Look(Arc<Dir<'a>>, Vec<u8>),
 }
@@ -232,7 +237,9 @@ impl<'s, 'a> Worker<'s, 'a> {
             while let Some(task) = self.stack.pop() {
                 match task {
                     Task::Root(root) => self.root(root, &mut listing),
-                    Task::List(parent, name) => self.child(&parent, &name, &mut listing),
+                    Task::List(parent, name, top) => {
+                        self.child(&parent, &name, top, &mut listing);
+                    }
                     Task::Look(dir, names) => self.batch(&dir, &names),
                 }
                 self.share();
@@ -272,6 +279,11 @@ impl<'s, 'a> Worker<'s, 'a> {
                     path: path.clone(),
                     root,
                     mount: mount(&stat),
+                    subvolume: if stat.stx_ino == SUBVOLUME_TOP {
+                        self.subvolume(root, open.fd.as_fd())
+                    } else {
+                        None
+                    },
                 });
                 self.list(&dir, open.fd.as_fd(), listing);
             }
@@ -279,7 +291,7 @@ impl<'s, 'a> Worker<'s, 'a> {
         }
     }
 
-    fn child(&mut self, parent: &Dir<'a>, name: &CStr, listing: &mut [MaybeUninit<u8>]) {
+    fn child(&mut self, parent: &Dir<'a>, name: &CStr, top: bool, listing: &mut [MaybeUninit<u8>]) {
         let mut below = parent.below.clone();
         let opened = if below.is_empty() {
             openat(&parent.open.fd, name, LIST_FLAGS, Mode::empty())
@@ -318,6 +330,11 @@ impl<'s, 'a> Worker<'s, 'a> {
             path: path(),
             root: parent.root,
             mount: parent.mount,
+            subvolume: if top {
+                self.subvolume(parent.root, open.fd.as_fd())
+            } else {
+                parent.subvolume.clone()
+            },
         });
         self.list(&dir, open.fd.as_fd(), listing);
     }
@@ -404,24 +421,32 @@ impl<'s, 'a> Worker<'s, 'a> {
                 return;
             }
         }
-        let allocated = self.own_bytes(dir.root, fd, name, &stat);
+        let allocated = self.own_bytes(dir, fd, name, &stat);
         self.count(dir.root, &stat, allocated);
         if is_dir {
-            self.stack
-                .push(Task::List(Arc::clone(dir), name.to_owned()));
+            self.stack.push(Task::List(
+                Arc::clone(dir),
+                name.to_owned(),
+                stat.stx_ino == SUBVOLUME_TOP,
+            ));
         }
     }
 
+    fn subvolume(&self, root: u32, fd: BorrowedFd<'_>) -> Option<Arc<Subvolume>> {
+        Extents::load(self.shared.means[root as usize], fd).map(Arc::new)
+    }
+
     /// Returns the disk space of an entry, without the extents that are settled at the end.
-    fn own_bytes(&mut self, root: u32, fd: BorrowedFd<'_>, name: &CStr, stat: &Statx) -> u64 {
+    fn own_bytes(&mut self, dir: &Dir<'a>, fd: BorrowedFd<'_>, name: &CStr, stat: &Statx) -> u64 {
         let all = stat.stx_blocks * 512;
-        let Some(means) = self.shared.means[root as usize] else {
+        let Some(means) = self.shared.means[dir.root as usize] else {
             return all;
         };
-        if all == 0 || kind(stat) != FileType::RegularFile {
+        if all == 0 || !means.place(kind(stat)) {
             return all;
         }
-        match self.extents.ask(means, fd, name, stat, root) {
+        let subvolume = dir.subvolume.as_deref();
+        match self.extents.ask(means, fd, name, stat, dir.root, subvolume) {
             Ok(own) => own,
             Err(Errno::NOENT) => all,
             Err(_) => {

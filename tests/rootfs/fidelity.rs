@@ -9,7 +9,9 @@ use std::process::Command;
 
 use nix::sys::stat::{Mode, SFlag, UtimensatFlags, makedev, mknod, utimensat};
 use nix::sys::time::TimeSpec;
-use rockenv::rootfs::{Cloned, Method, clone_tree, copy_tree, create_tree, overlay, remove_tree};
+use rockenv::rootfs::{
+    Cloned, Method, clone_tree, copy_tree, create_tree, flatten, overlay, remove_tree,
+};
 
 use crate::support::loopfs::{Kind, LoopFs, Mount, bind, run};
 use crate::walk::{What, assert_same, walk};
@@ -386,7 +388,8 @@ fn ninja_finds_no_work_on_a_frozen_layer() {
         drop(mount);
         // Two layers merged into one.
         let flat = fs.join("flat");
-        rockenv::rootfs::flatten(&[fs.join("one"), fs.join("three")], &flat).unwrap();
+        let layers = [fs.join("one"), fs.join("three")];
+        flatten(&stack.lowers[1..], &layers, &flat).unwrap();
         stack.lowers[0] = flat;
         let _mount = stack.mount("four");
         assert_no_work(&build, kind.name());

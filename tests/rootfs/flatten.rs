@@ -155,7 +155,7 @@ fn merged_layers_show_what_their_stack_shows() {
     let layers = prop::collection::vec(prop::collection::vec(change(), 1..14), 2..6);
     let image = prop::collection::vec(change(), 0..40);
     let config = Config {
-        cases: 120,
+        cases: 200,
         failure_persistence: None,
         ..Config::default()
     };
@@ -178,7 +178,7 @@ fn merged_layers_show_what_their_stack_shows() {
         kept_opaque,
     } = &seen;
     for count in [whiteouts, opaque, kept_whiteouts, kept_opaque] {
-        assert!(count.get() > 20, "{seen:?}");
+        assert!(count.get() >= 5, "{seen:?}");
     }
 }
 
@@ -216,19 +216,21 @@ fn check(case: &Path, image: &[Change], layers: &[Vec<Change>], range: (u8, u8),
     };
     let expected = show(&diffs);
     let all = case.join("all");
-    flatten(&diffs, &all).unwrap();
+    flatten(std::slice::from_ref(&base), &diffs, &all).unwrap();
     count(&all, &seen.kept_whiteouts, &seen.kept_opaque);
     assert_same(&expected, &show(std::slice::from_ref(&all)), "all layers");
     // Any neighbours, with layers left below and above.
     let first = usize::from(range.0) % diffs.len();
     let last = first + usize::from(range.1) % (diffs.len() - first);
     let part = case.join("part");
-    flatten(&diffs[first..=last], &part).unwrap();
+    let mut below = vec![base.clone()];
+    below.extend_from_slice(&diffs[..first]);
+    flatten(&below, &diffs[first..=last], &part).unwrap();
     let mut mixed = diffs.clone();
     mixed.splice(first..=last, [part]);
     assert_same(&expected, &show(&mixed), "neighbours");
     // What is merged does not need what it was made from, and can be merged again.
-    flatten(&mixed, &case.join("again")).unwrap();
+    flatten(&below[..1], &mixed, &case.join("again")).unwrap();
     for diff in &diffs {
         remove_tree(diff).unwrap();
     }
@@ -268,7 +270,27 @@ fn a_layer_that_refers_to_others_is_not_merged() {
     run(Command::new("setfattr")
         .args(["-n", "trusted.overlay.redirect", "-v", "/etc"])
         .arg(diff.join("moved")));
-    let error = flatten(&[diff], &fs.join("flat")).unwrap_err();
+    let error = flatten(&[], &[diff], &fs.join("flat")).unwrap_err();
     assert!(error.message().contains("flat/moved"), "{error}");
     assert!(error.help_text().is_some());
+}
+
+/// The kernel filters deletions only from directories that several layers have: elsewhere they would be listed.
+#[test]
+fn a_deletion_of_what_nothing_below_has_leaves_no_ghost() {
+    let fs = LoopFs::sized(Kind::Ext4, 64 << 20);
+    let changes = [
+        vec![
+            Change::Directory("new".into()),
+            Change::Write("new/file".into(), 1),
+        ],
+        vec![Change::Write("new/other".into(), 2)],
+        vec![
+            Change::Remove("new/file".into()),
+            Change::Remove("new/other".into()),
+        ],
+    ];
+    check(&fs.join("case"), &[], &changes, (0, 2), &Seen::default());
+    let entries = fs_err::read_dir(fs.join("case/all/new")).unwrap().count();
+    assert_eq!(entries, 0);
 }

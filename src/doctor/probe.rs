@@ -1,0 +1,231 @@
+//! Owns gathering the facts that `examine` judges. Nothing is changed: what is tried out leaves nothing behind.
+
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+use fs_err as fs;
+
+use super::{Cgroups, Facts, GpuFacts, Node, StoreFacts};
+use crate::engine::cgroup::Hierarchies;
+use crate::engine::hold::State;
+use crate::error::Error;
+use crate::host::{Host, free_space};
+use crate::process::Program;
+use crate::rootfs;
+use crate::setup::{Manager, TOOLS, fstab};
+use crate::store::{Store, lock};
+use crate::target;
+
+impl Facts {
+    /// Reads the machine; `home` is the store's root.
+    pub fn probe(host: &Host, home: &Path) -> Self {
+        let groups = Hierarchies::probe().unwrap_or_default();
+        Self {
+            root: host.root,
+            systemd: host.systemd,
+            kernel: kernel(),
+            manager: Manager::detect(),
+            missing: TOOLS
+                .iter()
+                .filter(|tool| !tool.is_there())
+                .map(|tool| tool.name.to_owned())
+                .collect(),
+            nspawn: nspawn_version(),
+            overlay: has_overlay(),
+            cgroup: Cgroups {
+                v1: groups
+                    .v1
+                    .iter()
+                    .map(|(name, _)| name.clone())
+                    .filter(|name| !name.contains('='))
+                    .collect(),
+                v2: groups.v2.map(|(_, controllers)| controllers),
+            },
+            pressure: Path::new("/proc/pressure/memory").exists(),
+            user_namespaces: read("/proc/sys/user/max_user_namespaces")
+                .and_then(|text| text.trim().parse().ok()),
+            store: store(host, home),
+            gpu: gpu(host),
+        }
+    }
+}
+
+fn read(path: impl AsRef<Path>) -> Option<String> {
+    fs::read_to_string(path.as_ref()).ok()
+}
+
+fn kernel() -> (u32, u32) {
+    let release = read("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release
+        .split(['.', '-'])
+        .map_while(|part| part.trim().parse::<u32>().ok());
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
+fn nspawn_version() -> Option<u32> {
+    let output = Program::find("systemd-nspawn", "containers")
+        .ok()?
+        .arg("--version")
+        .output(1 << 16, &AtomicBool::new(false), &mut |_| {})
+        .ok()?;
+    parse_version(&String::from_utf8_lossy(&output))
+}
+
+/// Parses `systemd 252 (252.39-1~deb12u2)` and `systemd 257~rc1`.
+fn parse_version(text: &str) -> Option<u32> {
+    let version = text.split_whitespace().nth(1)?;
+    let digits = version
+        .split(|letter: char| !letter.is_ascii_digit())
+        .next()?;
+    digits.parse().ok()
+}
+
+/// Says whether overlays can be mounted: built in or loaded, or a module of this kernel.
+fn has_overlay() -> bool {
+    let listed = read("/proc/filesystems").is_some_and(|text| {
+        text.lines()
+            .any(|line| line.trim_end().ends_with("\toverlay"))
+    });
+    listed || {
+        let release = read("/proc/sys/kernel/osrelease").unwrap_or_default();
+        let modules = Path::new("/lib/modules").join(release.trim());
+        read(modules.join("modules.dep")).is_some_and(|text| text.contains("/overlay.ko"))
+    }
+}
+
+fn store(host: &Host, home: &Path) -> StoreFacts {
+    let mut facts = StoreFacts {
+        path: home.to_owned(),
+        exists: false,
+        file_system: None,
+        method: None,
+        problem: None,
+        free: None,
+        unmounted: is_unmounted(home),
+        leftovers: Vec::new(),
+    };
+    // Where the store will be is on the file system of what is there of its path.
+    let there: PathBuf = home
+        .ancestors()
+        .find(|path| path.is_dir())
+        .unwrap_or(Path::new("/"))
+        .to_owned();
+    facts.free = free_space(&there).ok();
+    match Store::open_existing(home) {
+        Err(error) => facts.problem = Some(said(&error, "rockenv fsck --repair")),
+        Ok(Some(store)) => {
+            facts.exists = true;
+            facts.method = Some(store.method());
+            facts.leftovers = leftovers(&store);
+        }
+        Ok(None) => {}
+    }
+    // Mounting to try something out takes root.
+    if host.root {
+        match rootfs::probe(&there) {
+            Ok(probe) => {
+                facts.file_system = Some(probe.file_system);
+                facts.method = facts.method.or(Some(probe.method));
+            }
+            Err(error) if !facts.exists && facts.problem.is_none() => {
+                facts.problem = Some(said(&error, "rockenv setup --store-image 300G"));
+            }
+            Err(_) => {}
+        }
+    }
+    facts
+}
+
+fn said(error: &Error, otherwise: &str) -> (String, String) {
+    (
+        error.chain().join(": "),
+        error.help_text().unwrap_or(otherwise).to_owned(),
+    )
+}
+
+fn is_unmounted(home: &Path) -> bool {
+    let Ok(table) = fs::read("/etc/fstab") else {
+        return false;
+    };
+    let mounted = rootfs::mounts_at_or_below(home)
+        .is_ok_and(|points| points.iter().any(|point| point == home));
+    fstab::mounts(&table, home) && !mounted
+}
+
+fn leftovers(store: &Store) -> Vec<String> {
+    let mut found = store.envs().unwrap_or_default();
+    found.retain(|name| {
+        let directory = store.env_dir(name);
+        State::path(&directory.join("run")).exists()
+            && lock::holder(&lock::env_lock(&directory)).is_none()
+    });
+    found
+}
+
+fn gpu(host: &Host) -> GpuFacts {
+    let mut facts = GpuFacts {
+        on_bus: amd_display_on_bus(),
+        kfd: host.gpu,
+        ..GpuFacts::default()
+    };
+    if let Ok(nodes) = fs::read_dir("/sys/class/kfd/kfd/topology/nodes") {
+        for node in nodes.flatten() {
+            let version = read(node.path().join("properties")).and_then(|text| {
+                text.lines().find_map(|line| {
+                    line.strip_prefix("gfx_target_version ")?
+                        .trim()
+                        .parse::<u32>()
+                        .ok()
+                })
+            });
+            // Processors are nodes too, with version 0.
+            facts.targets.extend(
+                version
+                    .filter(|version| *version != 0)
+                    .map(target::isa_name),
+            );
+        }
+    }
+    facts.targets.sort();
+    for path in host.gpu_nodes() {
+        if let Ok(metadata) = fs::metadata(&path) {
+            facts.nodes.push(Node {
+                path,
+                gid: metadata.gid(),
+                mode: metadata.mode(),
+            });
+        }
+    }
+    facts
+}
+
+fn amd_display_on_bus() -> bool {
+    let Ok(devices) = fs::read_dir("/sys/bus/pci/devices") else {
+        return false;
+    };
+    devices.flatten().any(|device| {
+        let is = |file: &str, start: &str| {
+            read(device.path().join(file)).is_some_and(|text| text.starts_with(start))
+        };
+        // Display controllers, and processing accelerators such as the MI series.
+        is("vendor", "0x1002") && (is("class", "0x03") || is("class", "0x12"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read_whatever_follows_them() {
+        for (text, want) in [
+            ("systemd 252 (252.39-1~deb12u2)\n+PAM", Some(252)),
+            ("systemd 257~rc1 (x)", Some(257)),
+            ("systemd v258.1", None),
+            ("", None),
+        ] {
+            assert_eq!(parse_version(text), want, "{text}");
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! Owns reading a whole store, whatever state it is in, without changing a byte of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+use serde::de::DeserializeOwned;
+
+use crate::engine::hold::State;
+use crate::error::Result;
+use crate::rootfs::Method;
+use crate::store::images::Image;
+use crate::store::{Layer, Lock, PRIVATE, Record, SHARED, Store, journal, lock};
+
+/// What is part of the name of everything that a repair sets aside.
+pub(super) const ASIDE: &str = ".damaged-";
+
+/// A file and what is in it.
+#[derive(Clone, Debug)]
+pub enum Read<T> {
+    /// There is none.
+    Absent,
+    /// It cannot be understood.
+    Damaged(String),
+    /// Its content.
+    Fine(T),
+}
+
+/// Everything in a store.
+#[derive(Clone, Debug)]
+pub struct Inventory {
+    /// How trees are kept.
+    pub method: Method,
+    /// Who should own the store.
+    pub owner: u32,
+    /// The store's own directories.
+    pub directories: Vec<Directory>,
+    /// Envs by name.
+    pub envs: BTreeMap<String, EnvItem>,
+    /// Layers by id.
+    pub layers: BTreeMap<String, LayerItem>,
+    /// Images by key.
+    pub images: BTreeMap<String, ImageItem>,
+    /// Image keys by recipe.
+    pub references: BTreeMap<String, Read<String>>,
+    /// Directories of image builds, and whether one is at work there.
+    pub image_work: Vec<(String, bool)>,
+    /// Names of build volumes.
+    pub volumes: BTreeSet<String>,
+    /// Unfinished clones, and whether somebody is at work there.
+    pub partial_sources: Vec<(PathBuf, bool)>,
+    /// Entries of the trash; `None` while somebody empties it.
+    pub trash: Option<usize>,
+    /// What earlier repairs set aside.
+    pub set_aside: Vec<PathBuf>,
+}
+
+/// One of the store's own directories.
+#[derive(Clone, Debug)]
+pub struct Directory {
+    /// Its name.
+    pub name: &'static str,
+    /// Owner and mode.
+    pub found: Option<(u32, u32)>,
+    /// Permissions that it must not give.
+    pub forbidden: u32,
+}
+
+impl Directory {
+    /// Says what others could do.
+    pub fn risk(&self) -> &'static str {
+        if self.forbidden == 0o077 {
+            "look into it"
+        } else {
+            "write to it"
+        }
+    }
+}
+
+/// An env's directory.
+#[derive(Clone, Debug)]
+pub struct EnvItem {
+    /// Its record.
+    pub record: Read<Record>,
+    /// A command holds its lock.
+    pub busy: bool,
+    /// A container's state is there.
+    pub state: bool,
+    /// Entries of its journal.
+    pub journal: Read<usize>,
+    /// Its trees.
+    pub trees: BTreeSet<String>,
+    /// An earlier repair set its record aside.
+    pub lost_record: bool,
+}
+
+/// A layer's directory.
+#[derive(Clone, Debug)]
+pub struct LayerItem {
+    /// Its description.
+    pub layer: Read<Layer>,
+    /// It has a tree.
+    pub tree: bool,
+    /// It may be built upon.
+    pub sound: bool,
+    /// Names of its frozen volumes.
+    pub volumes: BTreeSet<String>,
+    /// Unfinished merges.
+    pub merges: Vec<String>,
+}
+
+/// An image's directory.
+#[derive(Clone, Debug)]
+pub struct ImageItem {
+    /// Its description.
+    pub image: Read<Box<Image>>,
+    /// It has a tree.
+    pub root: bool,
+}
+
+impl Store {
+    /// Reads everything.
+    pub fn inventory(&self) -> Result<Inventory> {
+        let root = self.root();
+        let mut inventory = Inventory {
+            method: self.method(),
+            owner: nix::unistd::geteuid().as_raw(),
+            directories: directories(root),
+            envs: BTreeMap::new(),
+            layers: BTreeMap::new(),
+            images: BTreeMap::new(),
+            references: BTreeMap::new(),
+            image_work: Vec::new(),
+            volumes: names(&root.join("volumes"))?.into_iter().collect(),
+            partial_sources: Vec::new(),
+            trash: None,
+            set_aside: Vec::new(),
+        };
+        for name in names(&root.join("envs"))? {
+            let directory = self.env_dir(&name);
+            if directory.is_dir() {
+                let item = env(&directory, &mut inventory.set_aside)?;
+                inventory.envs.insert(name, item);
+            }
+        }
+        for name in names(&root.join("layers"))? {
+            let directory = self.layer_dir(&name);
+            if name.contains(ASIDE) {
+                inventory.set_aside.push(directory);
+            } else {
+                let item = self.layer_item(&directory)?;
+                inventory.layers.insert(name, item);
+            }
+        }
+        self.read_images(&mut inventory)?;
+        for name in names(&root.join("sources"))? {
+            if let Some(stem) = name.strip_suffix(".part") {
+                let busy = is_busy(&root.join("sources").join(format!("{stem}.lock")));
+                let path = root.join("sources").join(&name);
+                inventory.partial_sources.push((path, busy));
+            }
+        }
+        let trash = root.join("trash");
+        if !is_busy(&trash.join("lock")) {
+            let entries = names(&trash)?;
+            inventory.trash = Some(entries.iter().filter(|name| *name != "lock").count());
+        }
+        Ok(inventory)
+    }
+
+    fn layer_item(&self, directory: &Path) -> Result<LayerItem> {
+        let layer: Read<Layer> = read(&directory.join("layer.json"));
+        let tree = match self.method() {
+            Method::Overlay => "diff",
+            Method::Btrfs | Method::Reflink => "root",
+        };
+        Ok(LayerItem {
+            sound: match &layer {
+                Read::Fine(layer) => self.is_sound(layer),
+                _ => true,
+            },
+            layer,
+            tree: is_directory(&directory.join(tree)),
+            volumes: names(&directory.join("volumes"))?.into_iter().collect(),
+            merges: names(directory)?
+                .into_iter()
+                .filter(|name| name.starts_with("flat-"))
+                .collect(),
+        })
+    }
+
+    fn read_images(&self, inventory: &mut Inventory) -> Result<()> {
+        let images = self.root().join("images");
+        let references = names(&images.join("refs"))?;
+        for name in names(&images)? {
+            let directory = images.join(&name);
+            if name == "refs" || !is_directory(&directory) {
+                continue;
+            }
+            if name.contains(ASIDE) {
+                inventory.set_aside.push(directory);
+            } else if let Some(rest) = name.strip_prefix("tmp-") {
+                let recipe = rest.split('-').next().unwrap_or_default();
+                let busy = references
+                    .iter()
+                    .filter(|file| file.starts_with(recipe) && file.ends_with(".lock"))
+                    .any(|file| is_busy(&images.join("refs").join(file)));
+                inventory.image_work.push((name, busy));
+            } else {
+                note_aside(&directory, &mut inventory.set_aside)?;
+                let item = ImageItem {
+                    image: read(&directory.join("image.json")),
+                    root: is_directory(&directory.join("root")),
+                };
+                inventory.images.insert(name, item);
+            }
+        }
+        note_aside(&images.join("refs"), &mut inventory.set_aside)?;
+        for name in references {
+            if let Some(recipe) = name.strip_suffix(".json") {
+                let reference: Read<serde_json::Value> = read(&images.join("refs").join(&name));
+                let key = match reference {
+                    Read::Fine(value) => match value.get("key").and_then(|key| key.as_str()) {
+                        Some(key) => Read::Fine(key.to_owned()),
+                        None => Read::Damaged("it names no image".to_owned()),
+                    },
+                    Read::Damaged(why) => Read::Damaged(why),
+                    Read::Absent => Read::Absent,
+                };
+                inventory.references.insert(recipe.to_owned(), key);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn directories(root: &Path) -> Vec<Directory> {
+    let with = |forbidden| {
+        move |name: &&'static str| Directory {
+            name,
+            found: fs::symlink_metadata(root.join(name))
+                .ok()
+                .filter(std::fs::Metadata::is_dir)
+                .map(|metadata| (metadata.uid(), metadata.mode() & 0o7777)),
+            forbidden,
+        }
+    };
+    PRIVATE
+        .iter()
+        .map(with(0o077))
+        .chain(SHARED.iter().map(with(0o022)))
+        .collect()
+}
+
+fn env(directory: &Path, aside: &mut Vec<PathBuf>) -> Result<EnvItem> {
+    let mut own = Vec::new();
+    note_aside(directory, &mut own)?;
+    let item = EnvItem {
+        record: read(&directory.join("record.json")),
+        busy: is_busy(&lock::env_lock(directory)),
+        state: State::path(&directory.join("run")).exists(),
+        journal: match journal::read(directory) {
+            Ok(entries) => Read::Fine(entries.len()),
+            Err(error) => Read::Damaged(error.chain().join(": ")),
+        },
+        trees: names(&directory.join("trees"))?.into_iter().collect(),
+        lost_record: own
+            .iter()
+            .any(|path| path.to_string_lossy().contains("record.json")),
+    };
+    aside.extend(own);
+    Ok(item)
+}
+
+fn note_aside(directory: &Path, into: &mut Vec<PathBuf>) -> Result<()> {
+    let aside = names(directory)?.into_iter();
+    into.extend(
+        aside
+            .filter(|name| name.contains(ASIDE))
+            .map(|name| directory.join(name)),
+    );
+    Ok(())
+}
+
+fn is_directory(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir())
+}
+
+/// Says whether somebody holds a lock, without making the file.
+pub(super) fn is_busy(path: &Path) -> bool {
+    path.exists() && matches!(Lock::try_exclusive(path), Ok(None))
+}
+
+fn read<T: DeserializeOwned>(path: &Path) -> Read<T> {
+    let bytes = match fs::read(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Read::Absent,
+        Err(error) => return Read::Damaged(error.to_string()),
+        Ok(bytes) => bytes,
+    };
+    match serde_json::from_slice(&bytes) {
+        Ok(value) => Read::Fine(value),
+        Err(error) => Read::Damaged(error.to_string()),
+    }
+}
+
+/// Returns the names in a directory, sorted; none where it is absent.
+pub(super) fn names(directory: &Path) -> Result<Vec<String>> {
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other?,
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        if let Ok(name) = entry?.file_name().into_string() {
+            names.push(name);
+        }
+    }
+    names.sort();
+    Ok(names)
+}

@@ -1,0 +1,554 @@
+//! Owns what can be wrong with a store: a pure decision over an inventory of it, and what would mend each thing.
+
+mod inventory;
+mod repair;
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+pub use inventory::{Directory, EnvItem, ImageItem, Inventory, LayerItem, Read};
+pub use repair::{Attempt, repair, repair_format};
+
+use super::layer::VolumeState;
+use super::record::Record;
+use crate::rootfs::Method;
+
+/// Something wrong.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Problem {
+    /// What it is about, such as "env `gfx1103`".
+    pub object: String,
+    /// What is wrong with it.
+    pub message: String,
+    /// What to type.
+    pub help: String,
+    /// What mends it.
+    #[serde(skip)]
+    pub mend: Mend,
+}
+
+/// What mends a problem.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Mend {
+    /// Make the directory, or give it the owner and mode it should have.
+    Directory(&'static str),
+    /// Rename it, so that it is neither used nor lost; relative to the store.
+    SetAside(PathBuf),
+    /// Forget a layer's parent, which it does not need: its tree is whole.
+    Cut(String),
+    /// Set the record aside and make another from the spec and the layers.
+    Rebuild(String),
+    /// Set the journal aside, then clean up.
+    Journal(String),
+    /// Lock the env: that cleans up after a killed command.
+    CleanUp(String),
+    /// Drop from the record what is not there.
+    Forget(String),
+    /// Throw away what no image build is working on.
+    ImageWork(String),
+    /// Throw away a merge that was cut off: layer and directory.
+    Merge(String, String),
+    /// Throw away a volume of no env.
+    Volume(String),
+    /// Throw away a reference to an image that is not there.
+    Reference(String),
+    /// Empty the trash.
+    Trash,
+    /// Nothing that could be done here.
+    Nothing,
+}
+
+/// What was found.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Findings {
+    /// What is wrong.
+    pub problems: Vec<Problem>,
+    /// What is worth knowing, with what to type.
+    pub notes: Vec<(String, String)>,
+}
+
+const REPAIR: &str = "rockenv fsck --repair";
+
+/// Says what is wrong with a store.
+pub fn examine(store: &Inventory) -> Findings {
+    let mut judge = Judge {
+        store,
+        found: Findings::default(),
+    };
+    judge.directories();
+    judge.layers();
+    judge.images();
+    for (name, env) in &store.envs {
+        judge.env(name, env);
+    }
+    judge.volumes();
+    judge.rest();
+    judge.found
+}
+
+struct Judge<'a> {
+    store: &'a Inventory,
+    found: Findings,
+}
+
+impl Judge<'_> {
+    fn problem(&mut self, object: impl Into<String>, message: impl Into<String>, mend: Mend) {
+        self.found.problems.push(Problem {
+            object: object.into(),
+            message: message.into(),
+            help: REPAIR.to_owned(),
+            mend,
+        });
+    }
+
+    fn note(&mut self, message: impl Into<String>, help: impl Into<String>) {
+        self.found.notes.push((message.into(), help.into()));
+    }
+
+    fn directories(&mut self) {
+        for directory in &self.store.directories {
+            let object = format!("directory `{}`", directory.name);
+            let mend = Mend::Directory(directory.name);
+            match directory.found {
+                None => self.problem(object, "is missing", mend),
+                Some((uid, _)) if uid != self.store.owner => self.problem(
+                    object,
+                    format!("belongs to user {uid}, not to {}", self.store.owner),
+                    mend,
+                ),
+                Some((_, mode)) if mode & directory.forbidden != 0 => self.problem(
+                    object,
+                    format!("others may {}: its mode is {mode:04o}", directory.risk()),
+                    mend,
+                ),
+                Some(_) => {}
+            }
+        }
+    }
+
+    fn layers(&mut self) {
+        let busy = self.store.is_busy();
+        for (id, item) in &self.store.layers {
+            let object = format!("layer `{}`", short(id));
+            let aside = Mend::SetAside(PathBuf::from("layers").join(id));
+            match self.store.layer_fault(id) {
+                Some(Fault::Own(message)) => self.problem(object, message, aside),
+                Some(Fault::Parent(message)) => {
+                    // A merged or cloned tree is whole without what it was made from.
+                    let whole = self.store.method != Method::Overlay;
+                    let mend = if whole { Mend::Cut(id.clone()) } else { aside };
+                    self.problem(object, message, mend);
+                }
+                None => {
+                    if let Read::Fine(layer) = &item.layer
+                        && !item.sound
+                    {
+                        self.note(
+                            format!("layer `{}` ({}) was not safely on disk when the machine stopped: it is built again when a command needs it", short(id), layer.title),
+                            "rockenv up",
+                        );
+                    }
+                }
+            }
+            for flat in item.merges.iter().filter(|_| !busy) {
+                self.problem(
+                    format!("layer `{}`", short(id)),
+                    format!("`{flat}` is left of a merge that was cut off"),
+                    Mend::Merge(id.clone(), flat.clone()),
+                );
+            }
+        }
+    }
+
+    fn images(&mut self) {
+        for (key, item) in &self.store.images {
+            let object = format!("image `{}`", short(key));
+            let place = PathBuf::from("images").join(key);
+            match &item.image {
+                _ if !item.root => self.problem(object, "has no tree", Mend::SetAside(place)),
+                Read::Damaged(why) => self.problem(
+                    object,
+                    format!("image.json is damaged: {why}"),
+                    Mend::SetAside(place.join("image.json")),
+                ),
+                Read::Absent => self.note(
+                    format!("image `{}` has no image.json; envs that stand on it work, and building it again writes it", short(key)),
+                    "rockenv image build NAME",
+                ),
+                Read::Fine(_) => {}
+            }
+        }
+        for (recipe, reference) in &self.store.references {
+            let object = format!("image reference `{}`", short(recipe));
+            let path = PathBuf::from("images/refs").join(format!("{recipe}.json"));
+            match reference {
+                Read::Damaged(why) => {
+                    self.problem(object, format!("is damaged: {why}"), Mend::SetAside(path));
+                }
+                Read::Fine(key) if !self.store.images.contains_key(key) => self.problem(
+                    object,
+                    format!("names image `{}`, which is missing", short(key)),
+                    Mend::Reference(recipe.clone()),
+                ),
+                _ => {}
+            }
+        }
+        for (name, busy) in &self.store.image_work {
+            if !busy {
+                self.problem(
+                    format!("`images/{name}`"),
+                    "is left of an image build that was cut off",
+                    Mend::ImageWork(name.clone()),
+                );
+            }
+        }
+    }
+
+    fn env(&mut self, name: &str, env: &EnvItem) {
+        let object = format!("env `{name}`");
+        let clean = || Mend::CleanUp(name.to_owned());
+        let journalled = match &env.journal {
+            Read::Damaged(why) if !env.busy => {
+                self.problem(
+                    object.clone(),
+                    format!("its journal is damaged: {why}"),
+                    Mend::Journal(name.to_owned()),
+                );
+                true
+            }
+            Read::Fine(count) if *count > 0 && !env.busy => {
+                self.problem(
+                    object.clone(),
+                    "a command was cut off in the middle: its journal is not empty",
+                    clean(),
+                );
+                true
+            }
+            _ => false,
+        };
+        if env.state && !env.busy {
+            self.problem(
+                object.clone(),
+                "a container was left by a killed command (run/state.json)",
+                clean(),
+            );
+        }
+        match &env.record {
+            Read::Damaged(why) => self.problem(
+                object,
+                format!("its record is damaged: {why}"),
+                Mend::Rebuild(name.to_owned()),
+            ),
+            Read::Absent => {
+                if !env.trees.is_empty() && !env.busy {
+                    self.problem(object, "trees are left of an env that was removed", clean());
+                }
+            }
+            Read::Fine(record) => {
+                // The journal may say where a tree went; it comes first.
+                if !journalled {
+                    for message in self.store.losses(record, env) {
+                        self.problem(object.clone(), message, Mend::Forget(name.to_owned()));
+                    }
+                }
+                self.missing_image(&object, record);
+                let live: BTreeSet<&str> = record.trees().collect();
+                let orphans = env
+                    .trees
+                    .iter()
+                    .filter(|tree| !live.contains(tree.as_str()))
+                    .count();
+                if orphans > 0 && !env.busy {
+                    self.problem(
+                        object,
+                        format!("{} left by a killed command", count(orphans, "tree")),
+                        clean(),
+                    );
+                }
+            }
+        }
+    }
+
+    fn missing_image(&mut self, object: &str, record: &Record) {
+        let there = self
+            .store
+            .images
+            .get(&record.image_key)
+            .is_some_and(|image| image.root);
+        if !there {
+            self.found.problems.push(Problem {
+                object: object.to_owned(),
+                message: format!(
+                    "it stands on image `{}` ({}), which is missing",
+                    short(&record.image_key),
+                    record.image
+                ),
+                help: format!("rockenv image build {}", record.image),
+                mend: Mend::Nothing,
+            });
+        }
+    }
+
+    fn volumes(&mut self) {
+        // A command that runs may be making one.
+        if self.store.is_busy() {
+            return;
+        }
+        for volume in &self.store.volumes {
+            let id = volume.split('-').next().unwrap_or_default();
+            let owner = self
+                .store
+                .envs
+                .iter()
+                .find_map(|(name, env)| match &env.record {
+                    Read::Fine(record) if record.id == id => Some((name, record)),
+                    _ => None,
+                });
+            let object = format!("volume `{volume}`");
+            match owner {
+                Some((name, record)) => {
+                    if !record.head.volumes.values().any(|known| known == volume) {
+                        let message = format!("is left of an earlier state of env `{name}`");
+                        self.problem(object, message, Mend::CleanUp(name.clone()));
+                    }
+                }
+                None if self.store.lost_records() => self.note(
+                    format!("volume `{volume}` is of no env that is known: it may belong to one whose record is damaged"),
+                    "rockenv rm ENV, once its damaged record is not needed any more",
+                ),
+                None => self.problem(object, "is of no env", Mend::Volume(volume.clone())),
+            }
+        }
+    }
+
+    fn rest(&mut self) {
+        for (path, busy) in &self.store.partial_sources {
+            if !busy {
+                self.note(
+                    format!("`{}` is a clone that was cut off; the next `up` that needs it starts it again", path.display()),
+                    format!("rm -r {}", path.display()),
+                );
+            }
+        }
+        if let Some(entries) = self.store.trash.filter(|entries| *entries > 0) {
+            self.problem(
+                "the trash",
+                format!("holds {}", count(entries, "thing")),
+                Mend::Trash,
+            );
+        }
+        for path in &self.store.set_aside {
+            self.note(
+                format!("`{}` was set aside by a repair", path.display()),
+                format!("rm -r {}", path.display()),
+            );
+        }
+    }
+}
+
+/// Why a layer cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Fault {
+    /// It is damaged itself.
+    Own(String),
+    /// What it stands on is missing.
+    Parent(String),
+}
+
+impl Inventory {
+    /// Says whether any env is held by a command.
+    fn is_busy(&self) -> bool {
+        self.envs.values().any(|env| env.busy)
+    }
+
+    /// Says whether there are envs of which nothing reliable is known.
+    fn lost_records(&self) -> bool {
+        self.envs
+            .values()
+            .any(|env| env.lost_record || matches!(env.record, Read::Damaged(_)))
+    }
+
+    fn layer_fault(&self, id: &str) -> Option<Fault> {
+        let own = |message: String| Some(Fault::Own(message));
+        let Some(item) = self.layers.get(id) else {
+            return own("is missing".to_owned());
+        };
+        let layer = match &item.layer {
+            Read::Fine(layer) => layer,
+            Read::Absent => return own("has no layer.json".to_owned()),
+            Read::Damaged(why) => return own(format!("layer.json is damaged: {why}")),
+        };
+        if layer.id != id {
+            return own(format!("layer.json is of layer `{}`", short(&layer.id)));
+        }
+        if !item.tree {
+            return own("has no tree".to_owned());
+        }
+        let unfrozen = layer.volumes.iter().find(|(name, state)| {
+            **state == VolumeState::Frozen && !item.volumes.contains(name.as_str())
+        });
+        if let Some((name, _)) = unfrozen {
+            return own(format!("its frozen volume `{name}` is missing"));
+        }
+        let parent = layer.parent.as_deref()?;
+        match self.layers.get(parent) {
+            None => Some(Fault::Parent(format!(
+                "stands on layer `{}`, which is missing",
+                short(parent)
+            ))),
+            Some(_) if self.stands_on_itself(id) => own("stands on itself".to_owned()),
+            Some(_) => None,
+        }
+    }
+
+    fn stands_on_itself(&self, id: &str) -> bool {
+        let mut seen = BTreeSet::new();
+        let mut next = Some(id);
+        while let Some(id) = next {
+            if !seen.insert(id) {
+                return true;
+            }
+            next = match self.layers.get(id).map(|item| &item.layer) {
+                Some(Read::Fine(layer)) => layer.parent.as_deref(),
+                _ => None,
+            };
+        }
+        false
+    }
+
+    /// Says why an env cannot stand on a layer.
+    fn chain_fault(&self, top: &str) -> Option<String> {
+        let mut next = Some(top);
+        let mut steps = 0;
+        while let Some(id) = next {
+            let whole = self.method != Method::Overlay;
+            match self.layer_fault(id) {
+                None => {}
+                Some(Fault::Parent(_)) if whole => return None,
+                Some(Fault::Own(message) | Fault::Parent(message)) => {
+                    return Some(format!("layer `{}` {message}", short(id)));
+                }
+            }
+            steps += 1;
+            next = match self.layers.get(id).map(|item| &item.layer) {
+                Some(Read::Fine(layer)) if steps <= self.layers.len() => layer.parent.as_deref(),
+                _ => None,
+            };
+        }
+        None
+    }
+
+    /// Says what a record names and is not there.
+    fn losses(&self, record: &Record, env: &EnvItem) -> Vec<String> {
+        let mut losses = Vec::new();
+        for snapshot in &record.snapshots {
+            if let Some(fault) = self.chain_fault(&snapshot.layer) {
+                losses.push(format!("snapshot `{}` is lost: {fault}", snapshot.name));
+            }
+        }
+        if let Some(layer) = &record.head.layer
+            && let Some(fault) = self.chain_fault(layer)
+        {
+            losses.push(format!("it stands on what is lost: {fault}"));
+        }
+        if let Some(tree) = &record.head.tree
+            && !env.trees.contains(tree)
+        {
+            losses.push(format!("its live tree `{tree}` is missing"));
+        }
+        for (name, id) in &record.head.volumes {
+            if !self.volumes.contains(id) {
+                losses.push(format!("its build volume `{name}` (`{id}`) is missing"));
+            }
+        }
+        if let Some(failed) = &record.failed {
+            let fault = failed
+                .parent
+                .as_deref()
+                .and_then(|layer| self.chain_fault(layer));
+            if fault.is_some() || !env.trees.contains(&failed.tree) {
+                losses.push(format!(
+                    "the tree of its failed step `{}` is missing",
+                    failed.step
+                ));
+            }
+        }
+        losses
+    }
+
+    /// Returns the record without what is not there.
+    fn without_losses(&self, record: &Record, env: &EnvItem) -> Record {
+        let mut record = record.clone();
+        record
+            .snapshots
+            .retain(|snapshot| self.chain_fault(&snapshot.layer).is_none());
+        if let Some(tree) = record.head.tree.clone()
+            && !env.trees.contains(&tree)
+        {
+            record.head.tree = None;
+            self.adopt_published(&mut record, &tree);
+        }
+        let lost = |layer: &Option<String>| {
+            layer
+                .as_deref()
+                .is_some_and(|layer| self.chain_fault(layer).is_some())
+        };
+        if lost(&record.head.layer) {
+            record.head.tree = None;
+            record.head.layer = record.snapshots.last().map(|last| last.layer.clone());
+            record.complete = false;
+        }
+        record
+            .head
+            .volumes
+            .retain(|_, id| self.volumes.contains(id));
+        if record
+            .failed
+            .as_ref()
+            .is_some_and(|failed| lost(&failed.parent) || !env.trees.contains(&failed.tree))
+        {
+            record.failed = None;
+        }
+        record
+    }
+
+    /// A live tree that is gone may be a layer by now, of which the record was never told.
+    fn adopt_published(&self, record: &mut Record, tree: &str) {
+        let layer = self.layers.values().find_map(|item| match &item.layer {
+            Read::Fine(layer) if layer.tree == tree => Some(layer),
+            _ => None,
+        });
+        if let Some(layer) = layer
+            && self.chain_fault(&layer.id).is_none()
+        {
+            let name = record.free_name(&layer.title);
+            record.head.layer = Some(layer.id.clone());
+            record.snapshots.push(super::record::Snapshot {
+                name,
+                layer: layer.id.clone(),
+                key: layer.key.clone(),
+                origin: match layer.key {
+                    Some(_) => super::record::Origin::Step,
+                    None => super::record::Origin::User,
+                },
+                created: layer.created,
+            });
+        }
+    }
+}
+
+fn short(id: &str) -> &str {
+    match id.char_indices().nth(12) {
+        Some((end, _)) if id.is_ascii() && !id.contains('.') => &id[..end],
+        _ => id,
+    }
+}
+
+fn count(number: usize, what: &str) -> String {
+    match number {
+        1 => format!("1 {what}"),
+        many => format!("{many} {what}s"),
+    }
+}

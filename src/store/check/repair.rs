@@ -1,0 +1,413 @@
+//! Owns mending a store: under the locks, and so that nothing is lost. What is damaged is renamed, what is
+//! superfluous goes to the trash; sources, caches and outputs are never touched.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use fs_err as fs;
+use jiff::Timestamp;
+
+use super::inventory::{ASIDE, Read, is_busy, names};
+use super::{Inventory, Mend, Problem, examine};
+use crate::error::{Error, Kind, Result, ResultExt as _};
+use crate::rootfs::{self, Method};
+use crate::spec::Spec;
+use crate::store::record::{self, Head, Origin, Record, Snapshot};
+use crate::store::{Format, Layer, Lock, PRIVATE, Store, VERSION, atomic, lock, random_id};
+
+/// What a repair did about something.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attempt {
+    /// What was wrong.
+    pub problem: Problem,
+    /// What was done, where there is something to say.
+    pub done: std::result::Result<Option<String>, String>,
+}
+
+/// Mends what can be mended. One thing mended may show the next: an env's record is looked at again when its
+/// layers are as they will stay.
+pub fn repair(store: &Store) -> Result<Vec<Attempt>> {
+    let mut attempts: Vec<Attempt> = Vec::new();
+    let mut tried: BTreeSet<(String, Mend)> = BTreeSet::new();
+    loop {
+        let inventory = store.inventory()?;
+        let mut problems = examine(&inventory).problems;
+        problems.sort_by(|a, b| a.mend.cmp(&b.mend));
+        let mut progress = false;
+        for problem in problems {
+            let known = attempts.iter().any(|one| one.problem == problem);
+            if problem.mend == Mend::Nothing || known {
+                continue;
+            }
+            // One mend may serve several problems; whether it did shows in the next look.
+            let again = !tried.insert((problem.object.clone(), problem.mend.clone()));
+            let done = if again {
+                Ok(None)
+            } else {
+                mend(store, &inventory, &problem.mend).map_err(|error| match error.kind() {
+                    Kind::Busy => format!("skipped: {}", error.message()),
+                    _ => error.chain().join(": "),
+                })
+            };
+            progress = true;
+            attempts.push(Attempt { problem, done });
+        }
+        if !progress {
+            return Ok(attempts);
+        }
+    }
+}
+
+fn mend(store: &Store, inventory: &Inventory, mend: &Mend) -> Result<Option<String>> {
+    match mend {
+        Mend::Nothing => {}
+        Mend::Directory(name) => {
+            let path = store.root().join(name);
+            fs::create_dir_all(&path)?;
+            let mode = if PRIVATE.contains(name) { 0o700 } else { 0o755 };
+            nix::unistd::chown(&path, Some(inventory.owner.into()), None)
+                .context(|| format!("cannot take over `{}`", path.display()))?;
+            fs::set_permissions(&path, std::fs::Permissions::from_mode(mode))?;
+        }
+        Mend::SetAside(path) => {
+            let _lock = store.lock("fsck")?;
+            let to = set_aside(&store.root().join(path))?;
+            return Ok(Some(format!("it is now `{}`", to.display())));
+        }
+        Mend::Cut(id) => {
+            let _lock = store.lock("fsck")?;
+            if let Some(mut layer) = store.layer(id)? {
+                layer.parent = None;
+                atomic::write_json(&store.layer_dir(id).join("layer.json"), &layer)?;
+            }
+        }
+        Mend::Rebuild(name) => return rebuild(store, inventory, name).map(Some),
+        Mend::Journal(name) => {
+            {
+                let _lock = lock_env_only(store, name)?;
+                set_aside(&store.env_dir(name).join("journal.jsonl"))?;
+            }
+            drop(store.lock_env(name, "fsck", Duration::ZERO)?);
+        }
+        Mend::CleanUp(name) => drop(store.lock_env(name, "fsck", Duration::ZERO)?),
+        Mend::Forget(name) => return forget(store, name),
+        Mend::ImageWork(name) => image_work(store, name)?,
+        Mend::Merge(layer, directory) => {
+            let _held = every_env(store)?;
+            store.discard(&store.layer_dir(layer).join(directory))?;
+        }
+        Mend::Volume(name) => {
+            // Whoever makes volumes for an env that has no record yet holds this lock with others.
+            let _lock = store.lock("fsck")?;
+            let id = name.split('-').next().unwrap_or_default();
+            for env in store.envs()? {
+                if store.record(&env)?.is_some_and(|record| record.id == id) {
+                    return Err(Error::busy(format!("env `{env}` has it now")));
+                }
+            }
+            store.discard(&store.volume_dir(name))?;
+        }
+        Mend::Reference(recipe) => {
+            let references = store.root().join("images/refs");
+            let path = references.join(format!("{recipe}.lock"));
+            let _lock = Lock::exclusive(&path, "an image", "fsck", Duration::ZERO)?;
+            store.discard(&references.join(format!("{recipe}.json")))?;
+        }
+        Mend::Trash => store.empty_trash()?,
+    }
+    Ok(None)
+}
+
+/// Renames so that nothing reads it and nothing is lost; returns the new path.
+fn set_aside(path: &Path) -> Result<PathBuf> {
+    let time = Timestamp::now().strftime("%Y%m%dT%H%M%SZ").to_string();
+    let mut number = 0;
+    loop {
+        let mut name = path.as_os_str().to_owned();
+        name.push(format!("{ASIDE}{time}"));
+        if number > 0 {
+            name.push(format!("-{number}"));
+        }
+        let to = PathBuf::from(name);
+        if fs::symlink_metadata(&to).is_err() {
+            fs::rename(path, &to)?;
+            return Ok(to);
+        }
+        number += 1;
+    }
+}
+
+/// Takes an env's lock and nothing else: `lock_env` reads what is damaged here.
+fn lock_env_only(store: &Store, name: &str) -> Result<Lock> {
+    Lock::exclusive(
+        &lock::env_lock(&store.env_dir(name)),
+        &format!("env `{name}`"),
+        "fsck",
+        Duration::ZERO,
+    )
+}
+
+/// Takes every env's lock, or none: nobody merges layers then.
+fn every_env(store: &Store) -> Result<Vec<Lock>> {
+    let mut held = Vec::new();
+    for name in names(&store.root().join("envs"))? {
+        if store.env_dir(&name).is_dir() {
+            held.push(lock_env_only(store, &name)?);
+        }
+    }
+    Ok(held)
+}
+
+fn image_work(store: &Store, name: &str) -> Result<()> {
+    let images = store.root().join("images");
+    let recipe = name.split('-').nth(1).unwrap_or_default();
+    let mut held = Vec::new();
+    for file in names(&images.join("refs"))? {
+        if file.starts_with(recipe) && file.ends_with(".lock") {
+            let path = images.join("refs").join(file);
+            held.push(Lock::exclusive(&path, "an image", "fsck", Duration::ZERO)?);
+        }
+    }
+    store.discard(&images.join(name))
+}
+
+fn forget(store: &Store, name: &str) -> Result<Option<String>> {
+    let mut env = store.lock_env(name, "fsck", Duration::ZERO)?;
+    // Locking may have changed what there is.
+    let inventory = store.inventory()?;
+    let (Some(item), Some(record)) = (inventory.envs.get(name), env.record().cloned()) else {
+        return Ok(None);
+    };
+    let mended = inventory.without_losses(&record, item);
+    let mut done = None;
+    // Changes on a layer that is gone cannot be shown any more, but they are the user's.
+    if let Some(tree) = &record.head.tree
+        && mended.head.tree.is_none()
+        && item.trees.contains(tree)
+    {
+        let from = store.env_dir(name).join("trees").join(tree);
+        let place = store.env_dir(name).join(format!("tree-{tree}"));
+        fs::rename(from, &place)?;
+        let to = set_aside(&place)?;
+        done = Some(format!("its changes since then are now `{}`", to.display()));
+    }
+    env.commit(mended)?;
+    Ok(done)
+}
+
+/// Makes a record from what the last `up` resolved and the layers that are there.
+fn rebuild(store: &Store, inventory: &Inventory, name: &str) -> Result<String> {
+    let directory = store.env_dir(name);
+    {
+        let _lock = lock_env_only(store, name)?;
+        // No record names them any more, and cleaning up would take them for garbage.
+        if !names(&directory.join("trees"))?.is_empty() {
+            set_aside(&directory.join("trees"))?;
+        }
+        let spec = atomic::read_json::<Spec>(&directory.join("spec.json")).unwrap_or(None);
+        let record = match spec {
+            Some(spec) => Some(record_from(inventory, name, &spec)?),
+            None => None,
+        };
+        let aside = set_aside(&directory.join("record.json"))?;
+        let Some(record) = record.flatten() else {
+            return Ok(format!(
+                "nothing is left to make another from: it is now `{}`; `rockenv up` makes the env again, from the layers that are still there",
+                aside.display()
+            ));
+        };
+        let snapshots = record.snapshots.len();
+        atomic::write_json(&directory.join("record.json"), &record)?;
+        drop(_lock);
+        drop(store.lock_env(name, "fsck", Duration::ZERO)?);
+        Ok(format!(
+            "made again from its spec with {snapshots} snapshots of steps; snapshots that somebody asked for are in `{}` only",
+            aside.display()
+        ))
+    }
+}
+
+fn record_from(inventory: &Inventory, name: &str, spec: &Spec) -> Result<Option<Record>> {
+    let mut snapshots = Vec::new();
+    let mut last: Option<&Layer> = None;
+    for step in &spec.steps {
+        let key = step.key.to_string();
+        let layers = inventory
+            .layers
+            .values()
+            .filter_map(|item| match &item.layer {
+                Read::Fine(layer) if layer.key.as_ref() == Some(&key) => Some(layer),
+                _ => None,
+            });
+        let newest = layers
+            .filter(|layer| inventory.chain_fault(&layer.id).is_none())
+            .max_by_key(|layer| layer.created);
+        if let Some(layer) = newest {
+            last = Some(layer);
+            snapshots.push(Snapshot {
+                name: step.name.clone(),
+                layer: layer.id.clone(),
+                key: Some(key),
+                origin: Origin::Step,
+                created: layer.created,
+            });
+        }
+    }
+    let image_key = last.map(|layer| layer.image_key.clone()).or_else(|| {
+        let images = inventory
+            .images
+            .iter()
+            .filter_map(|(key, item)| match &item.image {
+                Read::Fine(image) if image.name == spec.image => Some((image.built, key)),
+                _ => None,
+            });
+        images.max().map(|(_, key)| key.clone())
+    });
+    let Some(image_key) = image_key else {
+        return Ok(None);
+    };
+    let id = match volume_owner(inventory, name, last) {
+        Some(id) => id,
+        None => random_id()?,
+    };
+    let volumes = volumes_of(inventory, &id, spec);
+    let now = Timestamp::now();
+    Ok(Some(Record {
+        version: record::VERSION,
+        id,
+        created: snapshots.first().map_or(now, |first| first.created),
+        used: now,
+        profile: spec.profile.clone(),
+        targets: spec.targets.iter().map(ToString::to_string).collect(),
+        image: spec.image.clone(),
+        image_key,
+        engine: "nspawn".to_owned(),
+        head: Head {
+            layer: last.map(|layer| layer.id.clone()),
+            tree: None,
+            volumes,
+        },
+        snapshots,
+        steps: Vec::new(),
+        failed: None,
+        complete: false,
+    }))
+}
+
+/// Finds the id that the env's volumes are called after: by what its last layer says, or because no other env
+/// can have them.
+fn volume_owner(inventory: &Inventory, name: &str, last: Option<&Layer>) -> Option<String> {
+    use crate::store::layer::VolumeState;
+    let owner = |volume: &str| volume.split('-').next().unwrap_or_default().to_owned();
+    let known: BTreeSet<&str> = inventory
+        .envs
+        .values()
+        .filter_map(|env| match &env.record {
+            Read::Fine(record) => Some(record.id.as_str()),
+            _ => None,
+        })
+        .collect();
+    let named = last.and_then(|layer| {
+        layer.volumes.values().find_map(|state| match state {
+            VolumeState::Live(id) => Some(owner(id)),
+            _ => None,
+        })
+    });
+    if let Some(id) = named.filter(|id| !known.contains(id.as_str())) {
+        return Some(id);
+    }
+    let lost: BTreeSet<String> = inventory
+        .volumes
+        .iter()
+        .map(|volume| owner(volume))
+        .filter(|id| !known.contains(id.as_str()))
+        .collect();
+    let others = inventory.envs.iter().any(|(other, env)| {
+        other != name && (env.lost_record || matches!(env.record, Read::Damaged(_)))
+    });
+    match lost.len() {
+        1 if !others => lost.into_iter().next(),
+        _ => None,
+    }
+}
+
+/// Returns the volumes `<id>-<name>-<random>` by name.
+fn volumes_of(inventory: &Inventory, id: &str, spec: &Spec) -> BTreeMap<String, String> {
+    let mut volumes = BTreeMap::new();
+    for volume in &inventory.volumes {
+        let name = volume
+            .strip_prefix(id)
+            .and_then(|rest| rest.strip_prefix('-'))
+            .and_then(|rest| rest.rsplit_once('-'))
+            .map(|(name, _)| name);
+        if let Some(name) = name.filter(|name| spec.volume(name).is_some()) {
+            volumes.insert(name.to_owned(), volume.clone());
+        }
+    }
+    volumes
+}
+
+/// Looks whether a store's `format` is damaged or lost; with `write`, makes it again from what is there.
+///
+/// Returns what was wrong, or `None` where nothing is.
+pub fn repair_format(root: &Path, write: bool) -> Result<Option<Problem>> {
+    let path = root.join("format");
+    let message = match fs::read(&path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            let known = ["envs", "layers", "images"];
+            if !known.iter().all(|name| root.join(name).is_dir()) {
+                return Ok(None);
+            }
+            "is missing".to_owned()
+        }
+        Err(error) => return Err(error.into()),
+        Ok(bytes) => match serde_json::from_slice::<Format>(&bytes) {
+            Ok(_) => return Ok(None),
+            Err(error) => format!("is damaged: {error}"),
+        },
+    };
+    if write {
+        let lock = root.join("lock");
+        if is_busy(&lock) {
+            return Err(Error::busy("the store is held by another command")
+                .help("wait for it, or end it with Ctrl-C where it runs"));
+        }
+        let _lock = Lock::exclusive(&lock, "the store", "fsck", lock::WAIT)?;
+        let method = method_of(root)?;
+        if path.exists() {
+            set_aside(&path)?;
+        }
+        atomic::write_json(
+            &path,
+            &Format {
+                version: VERSION,
+                method,
+            },
+        )?;
+    }
+    Ok(Some(Problem {
+        object: format!("`{}`", path.display()),
+        message,
+        help: super::REPAIR.to_owned(),
+        mend: Mend::Nothing,
+    }))
+}
+
+/// Finds out how trees are kept by looking at them; where there are none, by what the file system can do.
+fn method_of(root: &Path) -> Result<Method> {
+    for name in names(&root.join("layers"))? {
+        if root.join("layers").join(&name).join("diff").is_dir() {
+            return Ok(Method::Overlay);
+        }
+        let tree = root.join("layers").join(&name).join("root");
+        if tree.is_dir() {
+            return Ok(match rootfs::btrfs::is_subvolume(&tree)? {
+                true => Method::Btrfs,
+                false => Method::Reflink,
+            });
+        }
+    }
+    Ok(rootfs::probe(root)?.method)
+}

@@ -1,0 +1,109 @@
+//! Owns what is deleted of an env, and what must stay: the other half of every change that replaces something.
+//!
+//! Nothing here is outside `envs/`, `layers/` and `volumes/`: sources, caches, outputs and host directories cannot
+//! be reached.
+
+use std::collections::BTreeSet;
+
+use super::env::{names, no_snapshot};
+use super::journal::{self, Entry};
+use super::{LockedEnv, Store};
+use crate::error::Result;
+
+impl LockedEnv<'_> {
+    /// Forgets a snapshot and removes its layer where nothing else stands on it.
+    pub fn remove_snapshot(&mut self, name: &str) -> Result<()> {
+        let record = self.known_record()?;
+        let snapshot = record
+            .snapshot(name)
+            .ok_or_else(|| no_snapshot(self.name(), name))?
+            .clone();
+        self.update(|record| record.snapshots.retain(|known| known.name != snapshot.name))?;
+        self.store.remove_unused_layers(&[snapshot.layer])
+    }
+
+    /// Throws away this env's live volumes that are not in `keep`.
+    pub(super) fn discard_volumes(&self, id: &str, keep: &BTreeSet<String>) -> Result<()> {
+        for name in names(&self.store.root.join("volumes"))? {
+            if name
+                .strip_prefix(id)
+                .is_some_and(|rest| rest.starts_with('-'))
+                && !keep.contains(&name)
+            {
+                self.store.discard(&self.store.volume_dir(&name))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the env: its trees, build volumes, logs, and the layers nobody else uses. Never a source, cache,
+    /// output or host directory: those are not below anything removed here.
+    pub fn remove(mut self) -> Result<()> {
+        let Some(record) = &self.record else {
+            return Ok(());
+        };
+        let mut layers: BTreeSet<String> = record.layers().map(str::to_owned).collect();
+        for top in layers.clone() {
+            // A damaged chain must not keep an env from being removed.
+            if let Ok(chain) = self.store.chain(&top) {
+                layers.extend(chain.into_iter().map(|layer| layer.id));
+            }
+        }
+        let id = record.id.clone();
+        // Also what a killed command published and never recorded.
+        layers.extend(self.store.layers_of(&id)?);
+        let layers = layers.into_iter().collect::<Vec<_>>();
+        journal::begin(
+            &self.directory,
+            &Entry::Remove {
+                id: id.clone(),
+                layers: layers.clone(),
+            },
+        )?;
+        self.finish_removal(&id, &layers)
+    }
+
+    pub(super) fn finish_removal(&mut self, id: &str, layers: &[String]) -> Result<()> {
+        self.store.discard(&self.directory.join("record.json"))?;
+        self.record = None;
+        self.discard_volumes(id, &BTreeSet::new())?;
+        self.store.remove_unused_layers(layers)?;
+        for name in names(&self.directory)? {
+            // The lock stays: somebody may be waiting for it.
+            if name != "lock" && name != "journal.jsonl" {
+                self.store.discard(&self.directory.join(name))?;
+            }
+        }
+        journal::clear(&self.directory)
+    }
+}
+
+impl Store {
+    /// Throws away those of `candidates` that no env's record needs, directly or as a parent.
+    pub fn remove_unused_layers(&self, candidates: &[String]) -> Result<()> {
+        if candidates.is_empty() {
+            return Ok(());
+        }
+        let _lock = self.lock("rm")?;
+        let mut needed = BTreeSet::new();
+        for name in self.envs()? {
+            let Some(record) = self.record(&name)? else {
+                continue;
+            };
+            for top in record.layers() {
+                let mut next = Some(top.to_owned());
+                while let Some(id) = next
+                    && needed.insert(id.clone())
+                {
+                    next = self.layer(&id)?.and_then(|layer| layer.parent);
+                }
+            }
+        }
+        for id in candidates {
+            if !needed.contains(id) {
+                self.discard(&self.layer_dir(id))?;
+            }
+        }
+        Ok(())
+    }
+}
