@@ -166,21 +166,23 @@ impl Store {
             lowers.push(directory.join("diff"));
             next = found.parent;
         }
+        let image = self.image_root(&self.image_below(layer, image_key)?);
         if lowers.len() >= rootfs::overlay::MAX_LAYERS
             && let Some(top) = layer
         {
-            self.flatten(top, &lowers)?;
+            self.flatten(top, &lowers, &image)?;
             lowers = vec![self.layer_dir(top).join("flat")];
         }
-        lowers.push(self.image_root(&self.image_below(layer, image_key)?));
+        lowers.push(image);
         Ok(lowers)
     }
 
-    fn flatten(&self, top: &str, lowers: &[PathBuf]) -> Result<()> {
+    /// Merges the layers of `top` on their image into `flat` of `top`.
+    fn flatten(&self, top: &str, lowers: &[PathBuf], image: &Path) -> Result<()> {
         let mut bottom_up = lowers.to_vec();
         bottom_up.reverse();
         let temporary = self.layer_dir(top).join(format!("flat-{}", random_id()?));
-        rootfs::flatten(&bottom_up, &temporary)
+        rootfs::flatten(&[image.to_path_buf()], &bottom_up, &temporary)
             .map(drop)
             .context(|| format!("cannot merge the {} layers below `{top}`", lowers.len()))?;
         match fs::rename(&temporary, self.layer_dir(top).join("flat")) {
