@@ -88,28 +88,41 @@ fn own(path: &Path, uid: u32, gid: u32) -> Result<()> {
     .context(|| format!("cannot give `{}` to the build user", path.display()))
 }
 
-/// `__export TARGET FROM...`: copies files and directories into an output volume and writes its manifest.
+/// `__export [TARGET FROM]...`: copies files and directories into output volumes and writes their manifests.
 pub fn export(arguments: &[String]) -> Result<()> {
-    let [target, sources @ ..] = arguments else {
+    let (pairs, []) = arguments.as_chunks::<2>() else {
         return Err(usage());
     };
-    let target = Path::new(target);
-    let mut sums: Vec<(PathBuf, String)> = Vec::new();
-    for source in sources {
-        let source = Path::new(source);
-        let name = source.file_name().ok_or_else(usage)?;
-        let found = fs::symlink_metadata(source).map_err(|error| {
-            Error::new(
+    for [target, source] in pairs {
+        export_item(Path::new(target), Path::new(source))?;
+    }
+    Ok(())
+}
+
+fn export_item(target: &Path, source: &Path) -> Result<()> {
+    let name = source.file_name().ok_or_else(usage)?;
+    let found = fs::symlink_metadata(source).map_err(|error| {
+        Error::new(
+            Kind::StepFailed,
+            format!("nothing to export at `{}`", source.display()),
+        )
+        .source(error)
+    })?;
+    let mut sums = Vec::new();
+    if found.is_dir() {
+        if fs::canonicalize(target)?.starts_with(fs::canonicalize(source)?) {
+            return Err(Error::new(
                 Kind::StepFailed,
-                format!("nothing to export at `{}`", source.display()),
-            )
-            .source(error)
-        })?;
-        if found.is_dir() {
-            export_directory(source, Path::new(name), target, &mut sums)?;
-        } else {
-            export_file(source, Path::new(name), target, &mut sums)?;
+                format!(
+                    "cannot export `{}`: the output volume `{}` is inside it",
+                    source.display(),
+                    target.display()
+                ),
+            ));
         }
+        export_directory(source, Path::new(name), target, &mut sums)?;
+    } else {
+        export_file(source, Path::new(name), target, &mut sums)?;
     }
     write_manifest(target, sums)
 }
@@ -278,6 +291,21 @@ mod tests {
             fs::read_to_string(to.join("kept")).unwrap(),
             "the user's own"
         );
+    }
+
+    #[test]
+    fn each_item_has_its_own_volume_and_none_contains_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name).display().to_string();
+        for name in ["one", "two", "from/out"] {
+            fs::create_dir_all(at(name)).unwrap();
+        }
+        fs::write(at("from/a"), "a").unwrap();
+        export(&[at("one"), at("from/a"), at("two"), at("from")]).unwrap();
+        assert!(Path::new(&at("one/a")).exists() && !Path::new(&at("one/two")).exists());
+        assert!(Path::new(&at("two/from/a")).exists());
+        let error = export(&[at("from/out"), at("from")]).unwrap_err();
+        assert!(error.message().contains("is inside it"), "{error}");
     }
 
     #[test]

@@ -127,10 +127,15 @@ fn run(cx: &Context, job: &Job) -> Result<u8> {
                     return Err(error);
                 }
                 if let Some(client) = Client::join(&store.env_dir(&job.env).join("run"))?
-                    && let Some(code) =
+                    && let Some(exit) =
                         relay::run(&client, command(job, &store.spec(&job.env)?, &host))?
                 {
-                    return Ok(code);
+                    if exit.last {
+                        // Who started the container is gone: the env is free when we return, and clean.
+                        drop(store.lock_env(&job.env, "exec", PATIENCE)?);
+                        cx.tidy(&store)?;
+                    }
+                    return Ok(exit.code);
                 }
                 // Between two steps there is no container to join, or it ended just now.
                 if Instant::now() > deadline {
@@ -192,7 +197,9 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
     cx.tidy(store)?;
     // Where both failed, the holder knows why.
     end?;
-    code?.ok_or_else(|| Error::unexpected("the container ended before the command began"))
+    let exit =
+        code?.ok_or_else(|| Error::unexpected("the container ended before the command began"))?;
+    Ok(exit.code)
 }
 
 fn command(job: &Job, spec: &Spec, host: &Host) -> Command {

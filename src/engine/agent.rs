@@ -99,7 +99,7 @@ pub fn run() -> Result<()> {
                     ask_to_end(&sessions);
                 }
             }
-            reap(&mut sessions)?;
+            reap(&mut sessions, draining)?;
         }
         if ready[0] {
             match wire::receive::<ToAgent>(&holder)? {
@@ -180,7 +180,7 @@ fn hang_up(session: &mut Session) {
 }
 
 /// Collects ended commands and tells their clients.
-fn reap(sessions: &mut [Session]) -> Result<()> {
+fn reap(sessions: &mut [Session], draining: bool) -> Result<()> {
     loop {
         let (pid, code, signal) = match waitpid(Pid::from_raw(-1), Some(WaitPidFlag::WNOHANG)) {
             Ok(WaitStatus::Exited(pid, code)) => {
@@ -195,11 +195,16 @@ fn reap(sessions: &mut [Session]) -> Result<()> {
             Ok(_) | Err(Errno::EINTR) => continue,
             Err(error) => return Err(error.into()),
         };
+        let last = draining && sessions.len() == 1;
         if let Some(session) = sessions.iter_mut().find(|session| session.pid == Some(pid)) {
             session.pid = None;
             if let Some(socket) = session.socket.take() {
                 // A client that is gone needs no answer.
-                drop(wire::send(&socket, &Reply::Exited { code, signal }, &[]));
+                drop(wire::send(
+                    &socket,
+                    &Reply::Exited { code, signal, last },
+                    &[],
+                ));
             }
         }
     }

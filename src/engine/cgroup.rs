@@ -381,7 +381,7 @@ fn remove_group(directory: &Path) -> std::io::Result<()> {
     // A group stays busy for a moment after its last process ended.
     for _ in 0..500 {
         match fs::remove_dir(directory) {
-            Err(error) if error.raw_os_error() == Some(nix::libc::EBUSY) => {
+            Err(error) if error.kind() == std::io::ErrorKind::ResourceBusy => {
                 std::thread::sleep(Duration::from_millis(2));
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),

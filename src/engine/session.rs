@@ -52,7 +52,9 @@ impl Running {
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
             .current_dir("/")
             .stdin(Stdio::from(OwnedFd::from(theirs)))
-            .stdout(Stdio::null());
+            .stdout(Stdio::null())
+            // It may outlive this command, and whoever reads this command's output waits for all who could write.
+            .stderr(Stdio::null());
         leave_session(&mut command);
         let holder = command
             .spawn()

@@ -67,6 +67,8 @@ pub enum Reply {
         code: u8,
         /// The signal that ended it.
         signal: Option<i32>,
+        /// The container ends now, for it was the last command in it and nobody else wants it.
+        last: bool,
     },
 }
 

@@ -174,7 +174,7 @@ pub fn attend(running: &mut Running, signals: &Signals, step: Attended<'_>) -> R
                     keep(step.log, step.output, Stream::Stderr, message.as_bytes())?;
                     break Ending::Exited { code, signal: None };
                 }
-                Some((Reply::Exited { code, signal }, _)) => {
+                Some((Reply::Exited { code, signal, .. }, _)) => {
                     break stopping.map_or(Ending::Exited { code, signal }, |(ending, _)| ending);
                 }
                 None => break stopping.map_or(Ending::Lost, |(ending, _)| ending),

@@ -4,6 +4,7 @@
 use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -14,9 +15,18 @@ use crate::engine::session::Client;
 use crate::engine::wire::{Command, Reply};
 use crate::error::{Error, Kind, Result};
 
-/// Runs a command and passes input, output, signals and window size; returns its exit code, or `None` when the
+/// How a command ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exit {
+    /// Its exit code.
+    pub code: u8,
+    /// The container, which another command had started, ends with it.
+    pub last: bool,
+}
+
+/// Runs a command and passes input, output, signals and window size; returns how it ended, or `None` when the
 /// container was gone before it started.
-pub fn run(client: &Client, command: Command) -> Result<Option<u8>> {
+pub fn run(client: &Client, command: Command) -> Result<Option<Exit>> {
     let mut mask = SigSet::empty();
     for signal in [
         Signal::SIGINT,
@@ -44,7 +54,7 @@ pub fn run(client: &Client, command: Command) -> Result<Option<u8>> {
     loop {
         let (from_client, signalled, ready) = wait(client, &signals, &copies)?;
         for index in ready.into_iter().rev() {
-            if !copies[index].copy()? {
+            if !copies[index].step()? {
                 copies.remove(index);
             }
         }
@@ -75,7 +85,7 @@ pub fn run(client: &Client, command: Command) -> Result<Option<u8>> {
                     copies.push(Copy::input(
                         std::io::stdin().as_fd().try_clone_to_owned()?,
                         outer.try_clone()?,
-                    ));
+                    )?);
                     copies.push(Copy::output(
                         outer.try_clone()?,
                         std::io::stdout().as_fd().try_clone_to_owned()?,
@@ -88,13 +98,13 @@ pub fn run(client: &Client, command: Command) -> Result<Option<u8>> {
                 drop(raw);
                 return Err(Error::new(Kind::Command(code), message));
             }
-            Some((Reply::Exited { code, .. }, _)) => {
+            Some((Reply::Exited { code, last, .. }, _)) => {
                 // What it wrote last is still on the way; input is no longer wanted.
                 for copy in copies.iter_mut().filter(|copy| copy.is_output) {
                     copy.flush()?;
                 }
                 drop(raw);
-                return Ok(Some(code));
+                return Ok(Some(Exit { code, last }));
             }
         }
     }
@@ -121,7 +131,7 @@ fn standard_ends(copies: &mut Vec<Copy>) -> Result<[OwnedFd; 3]> {
         if nix::unistd::isatty(&fd)? {
             let (read, write) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC)?;
             if number == 0 {
-                copies.push(Copy::input(fd, write));
+                copies.push(Copy::input(fd, write)?);
                 ends.push(read);
             } else {
                 copies.push(Copy::output(read, fd));
@@ -140,11 +150,7 @@ fn wait(client: &Client, signals: &SignalFd, copies: &[Copy]) -> Result<(bool, b
         PollFd::new(client.as_fd(), PollFlags::POLLIN),
         PollFd::new(signals.as_fd(), PollFlags::POLLIN),
     ];
-    fds.extend(
-        copies
-            .iter()
-            .map(|copy| PollFd::new(copy.from.file().as_fd(), PollFlags::POLLIN)),
-    );
+    fds.extend(copies.iter().map(Copy::waits_for));
     match poll(&mut fds, PollTimeout::NONE) {
         Ok(_) | Err(nix::Error::EINTR) => {}
         Err(error) => return Err(error.into()),
@@ -162,52 +168,91 @@ fn wait(client: &Client, signals: &SignalFd, copies: &[Copy]) -> Result<(bool, b
 struct Copy {
     from: fs_err::File,
     to: fs_err::File,
+    /// What was read and could not be written yet.
+    pending: Vec<u8>,
     is_output: bool,
 }
 
 impl Copy {
-    fn input(from: OwnedFd, to: OwnedFd) -> Self {
-        Self {
+    /// Copies to the command. A program that does not read must not keep us from showing what it writes, so this
+    /// end, which is ours alone, does not block.
+    fn input(from: OwnedFd, to: OwnedFd) -> Result<Self> {
+        fcntl(&to, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+        Ok(Self {
             from: file(from),
             to: file(to),
+            pending: Vec::new(),
             is_output: false,
-        }
+        })
     }
 
+    /// Copies to the user's terminal, which other programs have open too: its mode is not ours to change.
     fn output(from: OwnedFd, to: OwnedFd) -> Self {
         Self {
             from: file(from),
             to: file(to),
+            pending: Vec::new(),
             is_output: true,
         }
     }
 
-    /// Copies what is there; returns whether there can be more.
-    fn copy(&mut self) -> Result<bool> {
-        let mut buffer = [0u8; 16 << 10];
-        match self.from.read(&mut buffer) {
-            Ok(0) => Ok(false),
-            // The other end of a terminal whose last program ended.
-            Err(error) if error.raw_os_error() == Some(nix::libc::EIO) => Ok(false),
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => Ok(true),
-            Err(error) => Err(error.into()),
-            Ok(count) => match self.to.write_all(&buffer[..count]) {
-                Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
-                other => other.map(|()| true).map_err(Into::into),
-            },
+    fn waits_for(&self) -> PollFd<'_> {
+        if self.pending.is_empty() {
+            PollFd::new(self.from.file().as_fd(), PollFlags::POLLIN)
+        } else {
+            PollFd::new(self.to.file().as_fd(), PollFlags::POLLOUT)
         }
+    }
+
+    /// Copies what is there, as far as it is taken; returns whether there can be more.
+    fn step(&mut self) -> Result<bool> {
+        if self.pending.is_empty() {
+            let mut buffer = [0u8; 16 << 10];
+            // Not by `fs_err`, whose errors have no number.
+            match self.from.file().read(&mut buffer) {
+                Ok(0) => return Ok(false),
+                // The other end of a terminal whose last program ended.
+                Err(error) if error.raw_os_error() == Some(nix::libc::EIO) => return Ok(false),
+                Err(error) if is_momentary(&error) => return Ok(true),
+                Err(error) => return Err(error.into()),
+                Ok(count) => self.pending.extend_from_slice(&buffer[..count]),
+            }
+        }
+        while !self.pending.is_empty() {
+            match self.to.file().write(&self.pending) {
+                Ok(count) => drop(self.pending.drain(..count)),
+                Err(error) if is_momentary(&error) => return Ok(true),
+                // Nobody reads any more.
+                Err(error)
+                    if matches!(
+                        error.raw_os_error(),
+                        Some(nix::libc::EPIPE | nix::libc::EIO)
+                    ) =>
+                {
+                    return Ok(false);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(true)
     }
 
     /// Copies the rest of a finished command's output.
     fn flush(&mut self) -> Result<()> {
         loop {
-            let mut fds = [PollFd::new(self.from.file().as_fd(), PollFlags::POLLIN)];
-            let ready = poll(&mut fds, PollTimeout::ZERO)? > 0;
-            if !ready || !self.copy()? {
+            let ready = poll(&mut [self.waits_for()], PollTimeout::ZERO)? > 0;
+            if !ready || !self.step()? {
                 return Ok(());
             }
         }
     }
+}
+
+fn is_momentary(error: &std::io::Error) -> bool {
+    matches!(
+        error.kind(),
+        std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted
+    )
 }
 
 #[expect(clippy::disallowed_types, reason = "a standard stream has no path")]

@@ -1,24 +1,289 @@
-//! What a command inside sees, and what comes back from it.
+//! What a command inside gets and sees, and what comes back from it.
 
-use crate::support::env::TestStore;
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::MetadataExt as _;
+use std::process::Stdio;
+
+use fs_err as fs;
+use sha2::{Digest as _, Sha256};
+
+use crate::support::env::{Background, TestStore, finish, peak_memory};
+
+/// A step that does next to nothing.
+pub(crate) const ONE: &str = "[[step]]\nname = 'one'\nrun = 'true'\n";
 
 #[test]
 fn exit_codes_pass_through() {
     let store = TestStore::new();
-    store.up_with("[[step]]\nname = 'one'\nrun = 'true'\n");
+    store.up_with(ONE);
     for code in [0, 1, 7, 126, 127, 200, 255] {
         store.sh(&format!("exit {code}")).exits(code);
     }
     for signal in [1, 2, 9, 15] {
         store.sh(&format!("kill -{signal} $$")).exits(128 + signal);
     }
+    let cannot = |program: &str, code, why: &str| {
+        let message = format!("cannot run `{program}`: {why}");
+        store
+            .rockenv(&["exec", store.env(), "--", program])
+            .exits(code)
+            .says(&[&message]);
+        // The env is free at once: nobody waits for a command that never was.
+        store
+            .rockenv(&["snapshot", "create", store.env(), &format!("s{code}")])
+            .ok();
+    };
+    cannot("no-such-program", 127, "no such file or directory");
+    cannot("/etc/passwd", 126, "permission denied");
+    let cd = ["exec", "-C", "/no/where", store.env(), "--", "true"];
     store
-        .rockenv(&["exec", store.env(), "--", "no-such-program"])
-        .exits(127)
-        .says(&["cannot run `no-such-program`: no such file"]);
-    store
-        .rockenv(&["exec", store.env(), "--", "/etc/passwd"])
+        .rockenv(&cd)
         .exits(126)
-        .says(&["cannot run `/etc/passwd`: permission denied"]);
+        .says(&["cannot start in directory `/no/where`: no such file or directory"]);
+    store.rockenv(&["rm", "--yes", store.env()]).ok();
+    assert!(store.env_dir().read_dir().unwrap().count() <= 1);
+}
+
+#[test]
+fn streams_are_apart_and_byte_exact() {
+    let store = TestStore::new();
+    store.up_with(ONE);
+    let ran = store
+        .sh(r"printf 'out\000\377\r\n'; printf 'err\n' >&2; printf end")
+        .ok();
+    assert_eq!(ran.out, b"out\0\xff\r\nend");
+    assert_eq!(ran.err, "err\n");
+
+    // 200 MB of every byte value there and back, through descriptors that rockenv itself never reads.
+    let size = 200 << 20;
+    let mut command = store.command(&["exec", store.env(), "--", "cat"]);
+    command.stdin(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let pid = child.id().cast_signed();
+    let (mut stdin, mut stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+    let sent = std::thread::spawn(move || {
+        let block: Vec<u8> = (0..=u8::MAX)
+            .cycle()
+            .map(|byte| byte.rotate_left(3))
+            .take((1 << 20) - 7)
+            .collect();
+        let (mut hash, mut left) = (Sha256::new(), size);
+        while left > 0 {
+            let part = &block[..left.min(block.len())];
+            hash.update(part);
+            stdin.write_all(part).unwrap();
+            left -= part.len();
+        }
+        hash.finalize()
+    });
+    let (mut hash, mut count, mut buffer, mut peak) = (Sha256::new(), 0, vec![0; 1 << 20], 0);
+    loop {
+        let read = stdout.read(&mut buffer).unwrap();
+        if read == 0 {
+            break;
+        }
+        hash.update(&buffer[..read]);
+        count += read;
+        peak = peak.max(peak_memory(pid));
+    }
+    assert_eq!((count, hash.finalize()), (size, sent.join().unwrap()));
+    assert!(child.wait().unwrap().success());
+    assert!(
+        (1..20 << 20).contains(&peak),
+        "exec took {peak} bytes of memory"
+    );
+}
+
+#[test]
+fn arguments_and_variables_arrive_as_they_are() {
+    let store = TestStore::new();
+    store.up_with(&format!("env = {{ FROM_PROFILE = 'a b' }}\n{ONE}"));
+    let odd = [
+        "",
+        " a  b ",
+        "it's \"quoted\"",
+        "two\nlines\t",
+        "größe 日本語 🦀",
+        "$(id)`id`$HOME*?",
+        "--root",
+        "\\",
+        "a=b",
+    ];
+    let mut arguments = vec!["exec", store.env(), "--", "printf", "%s\\0"];
+    arguments.extend(odd);
+    let out = store.rockenv(&arguments).ok().text();
+    assert_eq!(
+        out.strip_suffix('\0')
+            .unwrap()
+            .split('\0')
+            .collect::<Vec<_>>(),
+        odd
+    );
+
+    let mut command = store.command(&[
+        "exec",
+        "--env",
+        "GIVEN=x=y z",
+        store.env(),
+        "--",
+        "env",
+        "-0",
+    ]);
+    command.env("SECRET_OF_THE_HOST", "1");
+    let out = finish("env".into(), command).ok().text();
+    let mut names: Vec<&str> = out
+        .split_terminator('\0')
+        .map(|line| line.split_once('=').unwrap().0)
+        .collect();
+    names.sort_unstable();
+    let known = [
+        "FROM_PROFILE",
+        "GIVEN",
+        "HOME",
+        "LANG",
+        "LOGNAME",
+        "PATH",
+        "ROCKENV_ENV",
+        "USER",
+        "container",
+    ];
+    assert_eq!(names, known);
+    assert!(out.contains("GIVEN=x=y z\0") && out.contains("FROM_PROFILE=a b\0"));
+    assert!(out.contains("USER=builder\0") && out.contains("HOME=/home/builder\0"));
+
+    store
+        .rockenv(&["exec", "-C", "/usr/share", store.env(), "--", "pwd"])
+        .ok()
+        .prints("/usr/share");
+    store
+        .sh("pwd; cat /proc/sys/kernel/hostname")
+        .ok()
+        .prints("/home/builder\nrockenv");
+    // Blocked or ignored signals would be inherited: a program that waits for its children would wait for ever.
+    let signals = store
+        .sh("grep -E 'Sig(Blk|Ign)' /proc/self/status | cut -f2")
+        .ok()
+        .text();
+    for mask in signals.lines() {
+        // 32 and 33 are the C library's own, which nobody can set.
+        assert_eq!(
+            u64::from_str_radix(mask, 16).unwrap() & !(3 << 31),
+            0,
+            "{signals}"
+        );
+    }
+    store
+        .sh("ls -l /proc/self/fd | grep -c ' -> '")
+        .ok()
+        .prints("4");
+}
+
+#[test]
+fn steps_and_their_files_belong_to_the_invoking_user() {
+    let store = TestStore::new();
+    fs::write(store.work().join("profiles/given.txt"), "given\n").unwrap();
+    store.up_with(
+        "volume = [{ name = 'out', kind = 'output', path = '../out', target = '/out' },
+                   { name = 'build', kind = 'build', target = '/build' }]
+         [[step]]\nname = 'copy'\ncopy = [{ from = 'given.txt', to = '/srv/in/given.txt' }]
+         [[step]]\nname = 'made'\nrun = 'id > /build/id; echo made > ~/made; cp /srv/in/given.txt ~; mkdir /out/d'
+         [[step]]\nname = 'root'\nuser = 'root'\nrun = '''id > /root/id; cp /usr/bin/id /usr/bin/suid; chmod 4755 /usr/bin/suid
+             cp /usr/bin/id /usr/bin/other; chown nobody /usr/bin/other; chmod 4755 /usr/bin/other'''
+         [[step]]\nname = 'export'\nexport = [{ from = '/home/builder/made', to = 'out' }, { from = '/srv/in', to = 'out' }]\n",
+    );
+    let out = store.work().join("out");
+    for name in ["", "made", "d", "in", "in/given.txt", "SHA256SUMS"] {
+        let found = fs::metadata(out.join(name)).unwrap();
+        assert_eq!((found.uid(), found.gid()), (1234, 1234), "/out/{name}");
+    }
+    store
+        .sh("cat /build/id")
+        .ok()
+        .prints("uid=1234(builder) gid=1234(builder) groups=1234(builder)");
+    store
+        .sh("stat -c '%u %g' /build /build/id /srv/in ~ ~/given.txt | sort -u")
+        .ok()
+        .prints("1234 1234");
+    store.root_sh("cat /root/id; id; echo $USER $HOME").ok().prints(
+        "uid=0(root) gid=0(root) groups=0(root)\nuid=0(root) gid=0(root) groups=0(root)\nroot /root",
+    );
+
+    // `no_new_privs`: a setuid program gains nothing for the build user, and works for root.
+    store.sh("suid -u; other -u").ok().prints("1234\n1234");
+    store.root_sh("other -u").ok().prints("65534");
+    store
+        .sh("echo x > /etc/x")
+        .exits(2)
+        .says(&["Permission denied"]);
+}
+
+#[test]
+fn packages_are_installed_by_root() {
+    let store = TestStore::new();
+    store.up_with(
+        "[[step]]\nname = 'tools'\npackages = ['make']\n[[step]]\nname = 'use'\nrun = 'make --version > ~/version'\n",
+    );
+    store
+        .sh("stat -c '%u %g' /usr/bin/make; head -1 ~/version | cut -c1-8; ls /var/lib/apt/lists")
+        .ok()
+        .prints("0 0\nGNU Make");
+}
+
+#[test]
+fn temporary_directories_are_on_disk_and_empty_each_time() {
+    let store = TestStore::new();
+    let look = "find /tmp /var/tmp -mindepth 1 | wc -l; stat -f -c %T /tmp /var/tmp | sort -u; stat -c '%a %u' /tmp";
+    store.up_with(&format!(
+        "[[step]]\nname = 'one'\nrun = \"{look}; touch /tmp/a /var/tmp/b; mkdir -p /tmp/d/e\"\n\
+         [[step]]\nname = 'two'\nrun = \"{look}\"\n"
+    ));
+    let disk = store.rockenv(&["logs", store.env(), "two"]).ok().text();
+    let lines: Vec<&str> = disk.lines().collect();
+    assert_eq!((lines[0], lines[2]), ("0", "1777 0"), "{disk}");
+    assert_ne!(lines[1], "tmpfs");
+    store
+        .sh("find /tmp /var/tmp -mindepth 1 | wc -l; touch /tmp/c")
+        .ok()
+        .prints("0");
+    assert!(!store.env_dir().join("run/tmp").exists());
+    // In memory it would count against the memory limit, and 64 MB are too little for POSIX shared memory.
+    store.sh("stat -f -c %T /dev/shm").ok().prints("tmpfs");
+}
+
+#[test]
+fn a_command_joins_the_container_that_runs() {
+    let store = TestStore::new();
+    store.up_with(ONE);
+    let sleeper = store.sleeper();
+    let script = format!("echo here > /tmp/here; {sleeper}");
+    let first = store.start(&["exec", store.env(), "--", "sh", "-c", &script]);
+    crate::support::env::wait_until("the first command runs", || {
+        !crate::support::env::processes_called(&sleeper).is_empty()
+    });
+    store.sh("cat /tmp/here; exit 3").exits(3).prints("here");
+    // The first one ends; whoever joined goes on, and then the container ends with the last.
+    let mut second = Background::start({
+        let mut command = store.command(&[
+            "exec",
+            store.env(),
+            "--",
+            "sh",
+            "-c",
+            "echo in; read line; echo $line",
+        ]);
+        command.stdin(Stdio::piped());
+        command
+    });
+    crate::support::env::wait_until("the second command runs", || {
+        store
+            .contained()
+            .iter()
+            .any(|(_, line)| line.contains("read line"))
+    });
+    first.signal(nix::sys::signal::Signal::SIGTERM);
+    first.wait().exits(143);
+    assert!(second.runs());
+    second.stdin().write_all(b"still here\n").unwrap();
+    second.wait().ok().prints("in\nstill here");
     store.rockenv(&["rm", "--yes", store.env()]).ok();
 }

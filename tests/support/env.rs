@@ -252,6 +252,27 @@ impl TestStore {
         left
     }
 
+    /// Returns the processes in the containers of the store's envs, with their command lines.
+    pub(crate) fn contained(&self) -> Vec<(i32, String)> {
+        let machine = format!("{}-", self.machine());
+        let mut found = processes();
+        found.retain(|(pid, _)| {
+            fs::read_to_string(format!("/proc/{pid}/cgroup"))
+                .is_ok_and(|text| text.contains(&machine))
+        });
+        found
+    }
+
+    /// Returns a program and argument that sleeps for long and that no other test runs.
+    pub(crate) fn sleeper(&self) -> String {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        format!(
+            "sleep 8{}.{}",
+            std::process::id(),
+            COUNT.fetch_add(1, Ordering::Relaxed)
+        )
+    }
+
     fn machine(&self) -> String {
         format!("rockenv-{}", self.name)
     }

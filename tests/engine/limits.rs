@@ -1,0 +1,163 @@
+//! Memory, processes, time and disk: where they end, what is said, and what is left.
+
+use std::io::Write as _;
+use std::time::{Duration, Instant};
+
+use fs_err as fs;
+
+use crate::support::env::{TestStore, processes_called, wait_until};
+use crate::support::loopfs::{Kind, LoopFs};
+
+#[test]
+fn a_step_that_takes_too_much_memory_is_named() {
+    let store = TestStore::new();
+    store.profile(
+        "resources = { memory-max = '64M' }
+         [[step]]\nname = 'before'\nrun = 'true'
+         [[step]]\nname = 'hog'\nrun = 'tail /dev/zero'\n",
+    );
+    let ran = store.rockenv(&["up", store.env(), "--jobs", "2"]).exits(10);
+    ran.says(&[
+        "step `hog` ran out of memory",
+        "64.0 MiB",
+        "2 jobs",
+        "--jobs 1",
+        "log:",
+        "go on with: rockenv up",
+    ]);
+    // The child of a command that lives on, and memory that is a file's.
+    store.profile(
+        "resources = { memory-max = '64M' }
+         [[step]]\nname = 'hog'\nrun = 'head -c 200M /dev/zero > /dev/shm/x; exit 5'\n",
+    );
+    store
+        .rockenv(&["up", store.env()])
+        .exits(10)
+        .says(&["step `hog` ran out of memory"]);
+    store.profile("resources = { memory-max = '256M' }\n[[step]]\nname = 'hog'\nrun = 'head -c 100M /dev/zero > /dev/shm/x'\n");
+    store.up();
+    let json = store
+        .rockenv(&["status", "--json", store.env()])
+        .ok()
+        .text();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let peak = json
+        .pointer("/record/steps/0/cost/usage/memory_peak")
+        .or(json.pointer("/record/steps/0/cost/memory_peak"));
+    assert!(
+        peak.and_then(serde_json::Value::as_u64)
+            .is_some_and(|peak| peak > 100 << 20),
+        "{json:#}"
+    );
+}
+
+#[test]
+fn a_fork_bomb_stays_in_its_container() {
+    let store = TestStore::new();
+    store.profile(
+        "resources = { tasks-max = 50 }
+         [[step]]\nname = 'bomb'\ntimeout = '2s'\nshell = ['/bin/bash', '-c']\nrun = 'b() { b | b & }; (b) & exec sleep 1000'\n",
+    );
+    let up = store.start(&["up", store.env()]);
+    let mut most = 0;
+    wait_until("the bomb explodes", || {
+        most = most.max(store.contained().len());
+        most >= 40
+    });
+    up.wait()
+        .exits(5)
+        .says(&["step `bomb` did not end within 2.0 s"]);
+    assert!(most <= 50, "{most} processes");
+    assert!(store.contained().is_empty());
+}
+
+#[test]
+fn a_timeout_ends_whatever_the_step_started() {
+    let store = TestStore::new();
+    let (plain, deaf) = (store.sleeper(), store.sleeper());
+    store.profile(&format!(
+        "[[step]]\nname = 'slow'\ntimeout = '1s'\nrun = '''
+         setsid sh -c \"trap '' TERM INT HUP; {deaf}; sleep 100\" &
+         ({plain} &)
+         trap '' TERM
+         while :; do sleep 1; done'''\n"
+    ));
+    let started = Instant::now();
+    let ran = store.rockenv(&["up", store.env()]).exits(5);
+    ran.says(&[
+        "step `slow` did not end within 1.0 s",
+        "log:",
+        "rockenv shell --failed",
+    ]);
+    assert!(
+        started.elapsed() < Duration::from_secs(10),
+        "{:?}",
+        started.elapsed()
+    );
+    for sleeper in [plain, deaf] {
+        assert!(processes_called(&sleeper).is_empty());
+    }
+    // One that ends when asked ends at once.
+    store.profile("[[step]]\nname = 'slow'\ntimeout = '1s'\nrun = 'echo begun; sleep 100'\n");
+    let started = Instant::now();
+    store
+        .rockenv(&["up", store.env()])
+        .exits(5)
+        .says(&["begun"]);
+    assert!(
+        started.elapsed() < Duration::from_secs(4),
+        "{:?}",
+        started.elapsed()
+    );
+}
+
+#[test]
+fn a_full_disk_is_said_and_survived() {
+    let disk = LoopFs::sized(Kind::Ext4, 400 << 20);
+    let store = TestStore::on(&disk);
+    store.up_with("[[step]]\nname = 'one'\nrun = 'true'\n");
+    let two = "[[step]]\nname = 'one'\nrun = 'true'\n[[step]]\nname = 'two'\nrun = 'head -c 60M /dev/zero > ~/big'\n";
+    store.profile(two);
+    let filler = disk.join("filler");
+    let fill = |keep: u64| {
+        let free = nix::sys::statvfs::statvfs(disk.path()).unwrap();
+        // What is kept for root too.
+        let more =
+            (u64::from(free.blocks_free()) * u64::from(free.fragment_size())).saturating_sub(keep);
+        let mut file = fs::OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(&filler)
+            .unwrap();
+        let block = vec![1; 64 << 10];
+        let mut written = 0;
+        while written < more && file.write_all(&block).is_ok() {
+            written += block.len() as u64;
+        }
+        drop(file.sync_all());
+    };
+    fill(40 << 20);
+    let ran = store.rockenv(&["up", store.env()]).exits(10);
+    ran.says(&[
+        "step `two` failed and",
+        "is full",
+        "No space left on device",
+    ]);
+    // Not even rockenv can write any more.
+    fill(0);
+    for _ in 0..2 {
+        let ran = store.rockenv(&["up", store.env()]).exits(10);
+        assert!(
+            ran.err.to_lowercase().contains("no space left"),
+            "{}",
+            ran.err
+        );
+    }
+    store.rockenv(&["status", store.env()]).ok();
+    fs::remove_file(&filler).unwrap();
+    store.up();
+    store.sh("stat -c %s ~/big").ok().prints("62914560");
+    assert!(store.up().err.contains("nothing to do"));
+    store.assert_clean();
+    drop(store);
+}

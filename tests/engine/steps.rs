@@ -1,0 +1,193 @@
+//! Steps that fail, talk much, or are watched.
+
+use std::io::{BufRead as _, BufReader};
+use std::time::Duration;
+
+use fs_err as fs;
+
+use crate::support::env::{TestStore, peak_memory, wait_for, wait_until};
+
+#[test]
+fn a_failed_step_says_what_to_do_and_goes_on_there() {
+    let store = TestStore::new();
+    let steps = |middle: &str| {
+        format!(
+            "volume = [{{ name = 'out', kind = 'output', target = '/out' }}, {{ name = 'build', kind = 'build', target = '/build' }}]
+             [[step]]\nname = 'first'\nrun = 'echo first >> /out/ran'
+             [[step]]\nname = 'middle'\nrun = '''{middle}'''
+             [[step]]\nname = 'last'\nrun = 'echo last >> /out/ran; cat ~/made'\n"
+        )
+    };
+    store.profile(&steps("echo middle >> /out/ran; echo built >> /build/b; echo half > ~/half\nfor i in $(seq 50); do echo line $i; done\necho why it failed >&2\ntest -e /out/allowed; echo made > ~/made"));
+    let ran = store.rockenv(&["up", store.env()]).exits(5);
+    let env = store.env();
+    ran.says(&[
+        "line 50",
+        "why it failed",
+        "step `middle` failed with exit code 1",
+        &format!("rockenv shell --failed {env}"),
+        &format!("rockenv up {env}"),
+    ]);
+    let line = store.rockenv(&["up", store.env()]).exits(5).err;
+    let log = line
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("log: "))
+        .expect("the log's path")
+        .to_owned();
+    let text = fs::read_to_string(&log).unwrap();
+    assert!(
+        text.contains(" | line 1\n") && text.contains(" ! why it failed\n"),
+        "{text}"
+    );
+
+    // What the step left can be looked at, and only there.
+    let mut shell = store.command(&["shell", "--failed", env]);
+    shell.stdin(
+        fs::File::open(write(&store, "cat ~/half; ls ~; exit 4\n"))
+            .unwrap()
+            .into_parts()
+            .0,
+    );
+    let shell = crate::support::env::finish("shell".into(), shell).exits(4);
+    assert!(shell.text().contains("half\nhalf"), "{shell:?}");
+    store.sh("ls ~; cat /build/b").ok().prints("built\nbuilt");
+
+    fs::write(
+        store.home().join("outputs").join(env).join("out/allowed"),
+        "",
+    )
+    .unwrap();
+    store.up();
+    let ran = fs::read_to_string(store.home().join("outputs").join(env).join("out/ran")).unwrap();
+    assert_eq!(ran, "first\nmiddle\nmiddle\nmiddle\nlast\n");
+    assert!(store.up().err.contains("nothing to do"));
+    store.rockenv(&["shell", "--failed", env]).exits(7);
+
+    store.profile("[[step]]\nname = 'where'\nworkdir = '/no/where'\nrun = 'true'\n");
+    store
+        .rockenv(&["up", env])
+        .exits(5)
+        .says(&["cannot start in directory `/no/where`"]);
+    store.profile("[[step]]\nname = 'what'\nshell = ['/no/shell']\nrun = 'true'\n");
+    store
+        .rockenv(&["up", env])
+        .exits(5)
+        .says(&["cannot run `/no/shell`"]);
+}
+
+fn write(store: &TestStore, text: &str) -> std::path::PathBuf {
+    let path = store.work().join("script");
+    fs::write(&path, text).unwrap();
+    path
+}
+
+#[test]
+fn a_gigabyte_of_output_is_kept_in_little_memory() {
+    let store = TestStore::new();
+    // Lines of 256 KiB with every byte but the newline, and one of 64 MiB without any.
+    store.profile(
+        "[[step]]\nname = 'loud'\nrun = '''
+         head -c 250K /dev/urandom | tr '\\n' '.' > ~/line; printf 'end\\n' >> ~/line
+         for i in $(seq 64); do cat ~/line; done > ~/many
+         for i in $(seq 60); do cat ~/many; done
+         printf '\\377\\376 bytes\\n' >&2
+         head -c 64M /dev/zero | tr '\\0' x
+         for i in 1 2 3 4; do cat ~/many >&2; done
+         sha256sum ~/line > ~/sum'''\n",
+    );
+    let mut up = store.start(&["up", store.env()]);
+    let (mut peak, mut holder) = (0, 0);
+    while up.runs() {
+        peak = peak.max(peak_memory(up.pid()));
+        for child in crate::support::env::children(up.pid()) {
+            holder = holder.max(peak_memory(child));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    up.wait().ok();
+    assert!((1..=20 << 20).contains(&peak), "up took {peak} bytes");
+    assert!(
+        (1..=20 << 20).contains(&holder),
+        "the holder took {holder} bytes"
+    );
+    let line = store
+        .rockenv(&["exec", store.env(), "--", "cat", "line"])
+        .ok()
+        .out;
+    let logs = store.env_dir().join("logs");
+    let run = fs::read_dir(logs).unwrap().next().unwrap().unwrap().path();
+    let mut log =
+        BufReader::with_capacity(1 << 20, fs::File::open(run.join("01-loud.log")).unwrap());
+    let (mut text, mut whole, mut long, mut odd) = (Vec::new(), 0, 0u64, 0);
+    let mut pieces: [Vec<u8>; 2] = [Vec::new(), Vec::new()];
+    while log.read_until(b'\n', &mut text).unwrap() > 0 {
+        let rest = text[27..].strip_suffix(b"\n").unwrap();
+        let slot = usize::from(text[25] == b'!');
+        if rest == b"\xff\xfe bytes" {
+            odd += 1;
+        } else if rest.iter().all(|byte| *byte == b'x') {
+            long += rest.len() as u64;
+        } else {
+            pieces[slot].extend_from_slice(rest);
+            if rest.ends_with(b"end") {
+                assert!(pieces[slot] == line[..line.len() - 1], "a line changed");
+                pieces[slot].clear();
+                whole += 1;
+            }
+        }
+        text.clear();
+    }
+    assert_eq!((whole, long, odd), (64 * 64, 64 << 20, 1));
+}
+
+#[test]
+fn logs_follow_a_step_as_it_runs() {
+    let store = TestStore::new();
+    store.profile(
+        "volume = [{ name = 'out', kind = 'output', target = '/out' }]
+         [[step]]\nname = 'slow'\nrun = 'echo begun; until test -e /out/go; do sleep 0.05; done; echo done'
+         [[step]]\nname = 'next'\nrun = 'echo second'\n",
+    );
+    let up = store.start(&["up", store.env()]);
+    let logs = store.env_dir().join("logs");
+    wait_until("there is a log", || {
+        logs.exists() && fs::read_dir(&logs).unwrap().next().is_some()
+    });
+    let file = store.work().join("followed");
+    let mut follow = store.command(&["logs", "-f", store.env()]);
+    follow.stdout(fs::File::create(&file).unwrap().into_parts().0);
+    let follow = crate::support::env::Background::start(follow);
+    let shows = |text: &str| fs::read_to_string(&file).unwrap().contains(text);
+    wait_for(Duration::from_secs(5), "the first line", || {
+        if shows("begun\n") {
+            Ok(())
+        } else {
+            Err(String::new())
+        }
+    });
+    assert!(!shows("done"));
+    fs::write(
+        store
+            .home()
+            .join("outputs")
+            .join(store.env())
+            .join("out/go"),
+        "",
+    )
+    .unwrap();
+    up.wait().ok();
+    follow.wait().ok();
+    assert_eq!(fs::read_to_string(&file).unwrap(), "begun\ndone\nsecond\n");
+    store
+        .rockenv(&["logs", store.env(), "slow"])
+        .ok()
+        .prints("begun\ndone");
+    let times = store
+        .rockenv(&["logs", "--times", store.env(), "next"])
+        .ok()
+        .text();
+    assert!(
+        times.ends_with("Z | second\n") && times.len() == 34,
+        "{times}"
+    );
+}
