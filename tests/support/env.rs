@@ -537,8 +537,18 @@ pub(crate) fn children(pid: i32) -> Vec<i32> {
 
 /// Returns what a process has used at most, in bytes.
 pub(crate) fn peak_memory(pid: i32) -> u64 {
+    memory(pid, "VmHWM:")
+}
+
+/// Returns what a process uses now of memory that is no file's, in bytes: the program itself does not count, which
+/// is large in a debug build.
+pub(crate) fn own_memory(pid: i32) -> u64 {
+    memory(pid, "RssAnon:")
+}
+
+fn memory(pid: i32, field: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let line = status.lines().find_map(|line| line.strip_prefix(field));
     let kib = line
         .and_then(|line| line.trim().strip_suffix(" kB"))
         .and_then(|text| text.parse::<u64>().ok());
