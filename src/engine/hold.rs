@@ -168,7 +168,9 @@ impl State {
             let path = Path::new("/run/systemd/nspawn")
                 .join(directory)
                 .join(&self.id);
-            // A propagation mount lives in the dead container's namespace; here it is an empty directory.
+            // Mounted in the holder's namespace from systemd 255 on, where a killed systemd-nspawn leaves it.
+            let _: nix::Result<()> =
+                umount2(&path, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW);
             drop(fs::remove_dir(path));
         }
         Ok(())
