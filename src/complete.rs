@@ -53,6 +53,7 @@ const ARGUMENTS: &[(&[&str], &str, Names)] = &[
     (&["rollback"], "env", Names::Envs),
     (&["rollback"], "snapshot", Names::Snapshots),
     (&["fork"], "env", Names::Envs),
+    (&["du"], "name", Names::Envs),
     (&["image", "build"], "name", Names::Images),
     (&["image", "verify"], "name", Names::Images),
     (&["profile", "show"], "what", Names::ProfilesAndTargets),

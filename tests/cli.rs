@@ -5,8 +5,8 @@ mod support;
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
+use std::process::Command;
 
-use assert_cmd::Command;
 use fs_err as fs;
 use support::loopfs::{Kind, LoopFs};
 
@@ -362,11 +362,7 @@ fn a_store_image_is_made_mounted_and_taken_back_when_that_fails() {
     let place = Place(tempfile::tempdir_in(disk.path()).unwrap());
     // fstab of this test's own, in a mount namespace of its own.
     let etc = place.path().join("etc");
-    let copied = std::process::Command::new("cp")
-        .arg("-a")
-        .arg("/etc")
-        .arg(&etc)
-        .status();
+    let copied = Command::new("cp").arg("-a").arg("/etc").arg(&etc).status();
     assert!(copied.unwrap().success());
     let bind = nix::mount::MsFlags::MS_BIND;
     nix::mount::mount(Some(&etc), "/etc", None::<&str>, bind, None::<&str>).unwrap();

@@ -6,9 +6,9 @@ mod support;
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
-use assert_cmd::Command;
 use fs_err as fs;
 use jiff::Timestamp;
 use rockenv::spec::{BuildUser, Spec};
@@ -113,8 +113,7 @@ impl Lab {
             complete: true,
         })
         .unwrap();
-        let path = env.directory().join("spec.json");
-        fs::write(path, serde_json::to_string(&spec).unwrap()).unwrap();
+        env.save_spec(&spec).unwrap();
         let volume = spec.volumes.iter().find(|volume| volume.name == "build");
         assert!(volume.is_some(), "rocm-library has a build volume");
         env.ensure_volumes(&["build".into()], &BuildUser::new(0, 0))
@@ -261,8 +260,8 @@ fn a_damaged_record_is_made_again_from_the_layers() {
     spoil(&lab.at("envs/one/record.json"));
     lab.finds_and_mends(&["env `one`", "record is damaged"]);
     let new = lab.record();
-    assert_eq!(new.snapshots, old.snapshots[..2]);
-    assert_eq!(new.head.layer.as_ref(), Some(&old.snapshots[1].layer));
+    assert_eq!(new.snapshots, old.snapshots);
+    assert_eq!(new.head.layer, old.head.layer);
     assert_eq!((new.id, new.image_key), (old.id, old.image_key));
     // The build volume, hours of work, is the env's again.
     assert_eq!(new.head.volumes["build"], volume);
@@ -284,7 +283,7 @@ fn a_damaged_record_without_a_spec_is_set_aside_and_its_volumes_stay() {
     let lab = Lab::new();
     let volume = lab.record().head.volumes["build"].clone();
     spoil(&lab.at("envs/one/record.json"));
-    fs::remove_file(lab.at("envs/one/spec.json")).unwrap();
+    fs::remove_file(lab.at("envs/one/spec.toml")).unwrap();
     let text = lab.finds_and_mends(&["record is damaged"]);
     assert!(text.contains("rockenv up"), "{text}");
     assert!(lab.store.record("one").unwrap().is_none());
@@ -441,6 +440,30 @@ fn a_killed_command_is_cleaned_up_after() {
     fs::write(lab.at("envs/one/journal.jsonl"), "nonsense\n").unwrap();
     lab.finds_and_mends(&["journal is damaged"]);
     assert_eq!(lab.record().snapshots.len(), 3);
+}
+
+#[test]
+fn a_damaged_spec_is_set_aside_and_up_will_write_another() {
+    let lab = Lab::new();
+    fs::write(lab.at("envs/one/spec.toml"), "version = ").unwrap();
+    lab.finds_and_mends(&["what it was resolved to is damaged"]);
+    assert!(!lab.at("envs/one/spec.toml").exists());
+    assert!(!lab.record().complete);
+}
+
+#[test]
+fn what_another_version_wrote_is_left_alone() {
+    let lab = Lab::new();
+    fs::write(
+        lab.layer(2).join("layer.json"),
+        "{\"id\": \"x\", \"new\": 1}",
+    )
+    .unwrap();
+    fs::create_dir_all(lab.at("volumes/fedcba9876543210-build-0123456789abcdef")).unwrap();
+    let before = lab.listing();
+    let text = lab.fsck(&["--repair"], 1);
+    assert!(text.contains("another version of rockenv"), "{text}");
+    assert_eq!(before, lab.listing());
 }
 
 #[test]

@@ -21,7 +21,8 @@ use tempfile::TempDir;
 fn dir() -> TempDir {
     tempfile::Builder::new()
         .prefix("usage-")
-        .tempdir_in(env!("CARGO_TARGET_TMPDIR"))
+        // Not below the checkout, which other users may not be able to enter.
+        .tempdir_in("/var/tmp")
         .unwrap()
 }
 

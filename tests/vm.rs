@@ -1,10 +1,5 @@
 //! The core under systemd as PID 1 and cgroup v2, in the virtual machine of `tests/vm`. Needs root.
 
-#![expect(
-    clippy::unwrap_used,
-    reason = "a test that cannot be set up has failed"
-)]
-
 mod support;
 
 use std::path::Path;

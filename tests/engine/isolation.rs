@@ -11,6 +11,10 @@ use crate::commands::ONE;
 use crate::support::env::TestStore;
 use crate::support::loopfs::run;
 
+fn toml(text: std::fmt::Arguments<'_>) -> String {
+    text.to_string()
+}
+
 #[test]
 fn without_network_there_is_none() {
     let store = TestStore::new();
@@ -130,7 +134,7 @@ fn odd_characters_in_paths_are_no_matter() {
             "{:?}",
             store.work().join("out").join(name).to_str().unwrap()
         );
-        volumes.push_str(&format!(
+        volumes += &toml(format_args!(
             "[[volume]]\nname = 'h{number}'\nkind = 'source'\npath = {source}\ntarget = '/v/h{number}'\n\
              [[volume]]\nname = 'o{number}'\nkind = 'output'\npath = {output}\ntarget = '/v/o{number}'\n"
         ));
@@ -190,7 +194,7 @@ fn a_link_in_the_image_leads_no_mount_outside() {
         let mut text = "schema = 1\nimage = 'links'\n".to_owned();
         for (number, target) in targets.iter().enumerate() {
             let kind = ["cache", "output", "build"][number % 3];
-            text.push_str(&format!(
+            text += &toml(format_args!(
                 "[[volume]]\nname = 'v{number}'\nkind = '{kind}'\ntarget = '{target}'\n"
             ));
         }
@@ -242,9 +246,13 @@ fn a_link_in_the_image_leads_no_mount_outside() {
 }
 
 fn state(directory: &Path) -> (Vec<String>, i64, i64, u64, String) {
-    let names = fs::read_dir(directory)
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let names = fs::read_dir(directory).expect("a directory").map(|entry| {
+        entry
+            .expect("an entry")
+            .file_name()
+            .into_string()
+            .expect("a name")
+    });
     let found = fs::metadata(directory).unwrap();
     let text = fs::read_to_string(directory.join("sentinel")).unwrap();
     (

@@ -122,8 +122,7 @@ fn a_full_disk_is_said_and_survived() {
     let fill = |keep: u64| {
         let free = nix::sys::statvfs::statvfs(disk.path()).unwrap();
         // What is kept for root too.
-        let more =
-            (u64::from(free.blocks_free()) * u64::from(free.fragment_size())).saturating_sub(keep);
+        let more = (free.blocks_free() * free.fragment_size()).saturating_sub(keep);
         let mut file = fs::OpenOptions::new()
             .append(true)
             .create(true)

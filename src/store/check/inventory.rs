@@ -8,10 +8,10 @@ use fs_err as fs;
 use serde::de::DeserializeOwned;
 
 use crate::engine::hold::State;
-use crate::error::Result;
+use crate::error::{Kind, Result};
 use crate::rootfs::Method;
 use crate::store::images::Image;
-use crate::store::{Layer, Lock, PRIVATE, Record, SHARED, Store, journal, lock};
+use crate::store::{Layer, Lock, PRIVATE, Record, SHARED, Store, journal, lock, record};
 
 /// What is part of the name of everything that a repair sets aside.
 pub(super) const ASIDE: &str = ".damaged-";
@@ -21,8 +21,10 @@ pub(super) const ASIDE: &str = ".damaged-";
 pub enum Read<T> {
     /// There is none.
     Absent,
-    /// It cannot be understood.
+    /// It is no JSON, or cut short.
     Damaged(String),
+    /// It is whole, and not what this version writes.
+    Foreign(String),
     /// Its content.
     Fine(T),
 }
@@ -52,6 +54,8 @@ pub struct Inventory {
     pub partial_sources: Vec<(PathBuf, bool)>,
     /// Entries of the trash; `None` while somebody empties it.
     pub trash: Option<usize>,
+    /// Files that are whole and that this version does not understand, and why.
+    pub foreign: Vec<(PathBuf, String)>,
     /// What earlier repairs set aside.
     pub set_aside: Vec<PathBuf>,
 }
@@ -91,6 +95,8 @@ pub struct EnvItem {
     pub journal: Read<usize>,
     /// Its trees.
     pub trees: BTreeSet<String>,
+    /// Why its spec cannot be read.
+    pub damaged_spec: Option<String>,
     /// An earlier repair set its record aside.
     pub lost_record: bool,
 }
@@ -135,12 +141,17 @@ impl Store {
             volumes: names(&root.join("volumes"))?.into_iter().collect(),
             partial_sources: Vec::new(),
             trash: None,
+            foreign: Vec::new(),
             set_aside: Vec::new(),
         };
         for name in names(&root.join("envs"))? {
             let directory = self.env_dir(&name);
             if directory.is_dir() {
-                let item = env(&directory, &mut inventory.set_aside)?;
+                let item = env(self, &name, &mut inventory.set_aside)?;
+                if let Read::Foreign(why) = &item.record {
+                    let path = directory.join("record.json");
+                    inventory.foreign.push((path, why.clone()));
+                }
                 inventory.envs.insert(name, item);
             }
         }
@@ -150,6 +161,10 @@ impl Store {
                 inventory.set_aside.push(directory);
             } else {
                 let item = self.layer_item(&directory)?;
+                if let Read::Foreign(why) = &item.layer {
+                    let path = directory.join("layer.json");
+                    inventory.foreign.push((path, why.clone()));
+                }
                 inventory.layers.insert(name, item);
             }
         }
@@ -213,6 +228,10 @@ impl Store {
                     image: read(&directory.join("image.json")),
                     root: is_directory(&directory.join("root")),
                 };
+                if let Read::Foreign(why) = &item.image {
+                    let path = directory.join("image.json");
+                    inventory.foreign.push((path, why.clone()));
+                }
                 inventory.images.insert(name, item);
             }
         }
@@ -225,7 +244,7 @@ impl Store {
                         Some(key) => Read::Fine(key.to_owned()),
                         None => Read::Damaged("it names no image".to_owned()),
                     },
-                    Read::Damaged(why) => Read::Damaged(why),
+                    Read::Damaged(why) | Read::Foreign(why) => Read::Damaged(why),
                     Read::Absent => Read::Absent,
                 };
                 inventory.references.insert(recipe.to_owned(), key);
@@ -253,11 +272,17 @@ fn directories(root: &Path) -> Vec<Directory> {
         .collect()
 }
 
-fn env(directory: &Path, aside: &mut Vec<PathBuf>) -> Result<EnvItem> {
+fn env(store: &Store, name: &str, aside: &mut Vec<PathBuf>) -> Result<EnvItem> {
+    let directory = &store.env_dir(name);
     let mut own = Vec::new();
     note_aside(directory, &mut own)?;
     let item = EnvItem {
-        record: read(&directory.join("record.json")),
+        record: match read::<Record>(&directory.join("record.json")) {
+            Read::Fine(record) if record.version > record::VERSION => {
+                Read::Foreign(format!("its version is {}", record.version))
+            }
+            other => other,
+        },
         busy: is_busy(&lock::env_lock(directory)),
         state: State::path(&directory.join("run")).exists(),
         journal: match journal::read(directory) {
@@ -265,6 +290,10 @@ fn env(directory: &Path, aside: &mut Vec<PathBuf>) -> Result<EnvItem> {
             Err(error) => Read::Damaged(error.chain().join(": ")),
         },
         trees: names(&directory.join("trees"))?.into_iter().collect(),
+        damaged_spec: match store.spec(name) {
+            Err(error) if error.kind() != Kind::NotFound => Some(error.chain().join(": ")),
+            _ => None,
+        },
         lost_record: own
             .iter()
             .any(|path| path.to_string_lossy().contains("record.json")),
@@ -300,6 +329,7 @@ fn read<T: DeserializeOwned>(path: &Path) -> Read<T> {
     };
     match serde_json::from_slice(&bytes) {
         Ok(value) => Read::Fine(value),
+        Err(error) if error.is_data() => Read::Foreign(error.to_string()),
         Err(error) => Read::Damaged(error.to_string()),
     }
 }

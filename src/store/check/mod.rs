@@ -42,6 +42,8 @@ pub enum Mend {
     Rebuild(String),
     /// Set the journal aside, then clean up.
     Journal(String),
+    /// Set the spec aside, so that `up` writes another.
+    Spec(String),
     /// Lock the env: that cleans up after a killed command.
     CleanUp(String),
     /// Drop from the record what is not there.
@@ -78,6 +80,10 @@ pub fn examine(store: &Inventory) -> Findings {
         found: Findings::default(),
     };
     judge.directories();
+    if !store.foreign.is_empty() {
+        judge.foreign();
+        return judge.found;
+    }
     judge.layers();
     judge.images();
     for (name, env) in &store.envs {
@@ -125,6 +131,19 @@ impl Judge<'_> {
                 ),
                 Some(_) => {}
             }
+        }
+    }
+
+    /// What another version wrote is not damaged, and what looks superfluous to this one may not be.
+    fn foreign(&mut self) {
+        for (path, why) in &self.store.foreign {
+            self.found.problems.push(Problem {
+                object: format!("`{}`", path.display()),
+                message: format!("was written by another version of rockenv: {why}"),
+                help: "use the version that wrote it, or move the store away and begin a new one"
+                    .to_owned(),
+                mend: Mend::Nothing,
+            });
         }
     }
 
@@ -177,7 +196,7 @@ impl Judge<'_> {
                     format!("image `{}` has no image.json; envs that stand on it work, and building it again writes it", short(key)),
                     "rockenv image build NAME",
                 ),
-                Read::Fine(_) => {}
+                Read::Fine(_) | Read::Foreign(_) => {}
             }
         }
         for (recipe, reference) in &self.store.references {
@@ -241,6 +260,7 @@ impl Judge<'_> {
                 format!("its record is damaged: {why}"),
                 Mend::Rebuild(name.to_owned()),
             ),
+            Read::Foreign(_) => {}
             Read::Absent => {
                 if !env.trees.is_empty() && !env.busy {
                     self.problem(object, "trees are left of an env that was removed", clean());
@@ -254,6 +274,13 @@ impl Judge<'_> {
                     }
                 }
                 self.missing_image(&object, record);
+                if let Some(why) = &env.damaged_spec {
+                    self.problem(
+                        object.clone(),
+                        format!("what it was resolved to is damaged: {why}"),
+                        Mend::Spec(name.to_owned()),
+                    );
+                }
                 let live: BTreeSet<&str> = record.trees().collect();
                 let orphans = env
                     .trees
@@ -272,22 +299,30 @@ impl Judge<'_> {
     }
 
     fn missing_image(&mut self, object: &str, record: &Record) {
-        let there = self
-            .store
-            .images
-            .get(&record.image_key)
-            .is_some_and(|image| image.root);
-        if !there {
-            self.found.problems.push(Problem {
-                object: object.to_owned(),
-                message: format!(
-                    "it stands on image `{}` ({}), which is missing",
-                    short(&record.image_key),
-                    record.image
-                ),
-                help: format!("rockenv image build {}", record.image),
-                mend: Mend::Nothing,
-            });
+        // A layer stays on the image it was made on; the env may have a newer one.
+        let mut keys: BTreeSet<&str> = record
+            .layers()
+            .filter_map(|id| match &self.store.layers.get(id)?.layer {
+                Read::Fine(layer) => Some(layer.image_key.as_str()),
+                _ => None,
+            })
+            .collect();
+        if record.head.layer.is_none() {
+            keys.insert(&record.image_key);
+        }
+        for key in keys {
+            if !self.store.images.get(key).is_some_and(|image| image.root) {
+                self.found.problems.push(Problem {
+                    object: object.to_owned(),
+                    message: format!(
+                        "it stands on image `{}` ({}), which is missing",
+                        short(key),
+                        record.image
+                    ),
+                    help: format!("rockenv image build {}", record.image),
+                    mend: Mend::Nothing,
+                });
+            }
         }
     }
 
@@ -378,7 +413,9 @@ impl Inventory {
         let layer = match &item.layer {
             Read::Fine(layer) => layer,
             Read::Absent => return own("has no layer.json".to_owned()),
-            Read::Damaged(why) => return own(format!("layer.json is damaged: {why}")),
+            Read::Damaged(why) | Read::Foreign(why) => {
+                return own(format!("layer.json is damaged: {why}"));
+            }
         };
         if layer.id != id {
             return own(format!("layer.json is of layer `{}`", short(&layer.id)));

@@ -91,6 +91,16 @@ fn mend(store: &Store, inventory: &Inventory, mend: &Mend) -> Result<Option<Stri
             }
             drop(store.lock_env(name, "fsck", Duration::ZERO)?);
         }
+        Mend::Spec(name) => {
+            let mut env = store.lock_env(name, "fsck", Duration::ZERO)?;
+            // `up` writes a spec when it has something to do.
+            env.update(|record| record.complete = false)?;
+            let to = set_aside(&env.directory().join("spec.toml"))?;
+            return Ok(Some(format!(
+                "it is now `{}`; the next `rockenv up` writes another",
+                to.display()
+            )));
+        }
         Mend::CleanUp(name) => drop(store.lock_env(name, "fsck", Duration::ZERO)?),
         Mend::Forget(name) => return forget(store, name),
         Mend::ImageWork(name) => image_work(store, name)?,
@@ -206,8 +216,7 @@ fn rebuild(store: &Store, inventory: &Inventory, name: &str) -> Result<String> {
         if !names(&directory.join("trees"))?.is_empty() {
             set_aside(&directory.join("trees"))?;
         }
-        let spec = atomic::read_json::<Spec>(&directory.join("spec.json")).unwrap_or(None);
-        let record = match spec {
+        let record = match store.spec(name).ok() {
             Some(spec) => Some(record_from(inventory, name, &spec)?),
             None => None,
         };
@@ -223,61 +232,61 @@ fn rebuild(store: &Store, inventory: &Inventory, name: &str) -> Result<String> {
         drop(_lock);
         drop(store.lock_env(name, "fsck", Duration::ZERO)?);
         Ok(format!(
-            "made again from its spec with {snapshots} snapshots of steps; snapshots that somebody asked for are in `{}` only",
+            "made again from its spec and its layers with {snapshots} snapshots; the damaged one is now `{}`",
             aside.display()
         ))
     }
 }
 
 fn record_from(inventory: &Inventory, name: &str, spec: &Spec) -> Result<Option<Record>> {
+    let layers: Vec<&Layer> = inventory
+        .layers
+        .values()
+        .filter_map(|item| match &item.layer {
+            Read::Fine(layer) => Some(layer),
+            _ => None,
+        })
+        .filter(|layer| inventory.chain_fault(&layer.id).is_none())
+        .collect();
     let mut snapshots = Vec::new();
-    let mut last: Option<&Layer> = None;
     for step in &spec.steps {
         let key = step.key.to_string();
-        let layers = inventory
-            .layers
-            .values()
-            .filter_map(|item| match &item.layer {
-                Read::Fine(layer) if layer.key.as_ref() == Some(&key) => Some(layer),
-                _ => None,
-            });
         let newest = layers
-            .filter(|layer| inventory.chain_fault(&layer.id).is_none())
+            .iter()
+            .filter(|layer| layer.key.as_ref() == Some(&key))
             .max_by_key(|layer| layer.created);
         if let Some(layer) = newest {
-            last = Some(layer);
-            snapshots.push(Snapshot {
-                name: step.name.clone(),
-                layer: layer.id.clone(),
-                key: Some(key),
-                origin: Origin::Step,
-                created: layer.created,
-            });
+            snapshots.push((layer, step.name.clone()));
         }
     }
-    let image_key = last.map(|layer| layer.image_key.clone()).or_else(|| {
-        let images = inventory
-            .images
-            .iter()
-            .filter_map(|(key, item)| match &item.image {
-                Read::Fine(image) if image.name == spec.image => Some((image.built, key)),
-                _ => None,
-            });
-        images.max().map(|(_, key)| key.clone())
-    });
-    let Some(image_key) = image_key else {
-        return Ok(None);
-    };
-    let id = match volume_owner(inventory, name, last) {
+    let id = match owner(inventory, name, &snapshots) {
         Some(id) => id,
         None => random_id()?,
     };
-    let volumes = volumes_of(inventory, &id, spec);
+    // Those that somebody asked for.
+    let own = layers
+        .iter()
+        .filter(|layer| layer.env == id && layer.key.is_none());
+    snapshots.extend(own.map(|layer| (layer, layer.title.clone())));
+    snapshots.sort_by_key(|(layer, _)| layer.created);
+    let image_key = match snapshots.last() {
+        Some((layer, _)) => Some(layer.image_key.clone()),
+        None => {
+            let images = inventory.images.iter();
+            let built = images.filter_map(|(key, item)| match &item.image {
+                Read::Fine(image) if image.name == spec.image => Some((image.built, key)),
+                _ => None,
+            });
+            built.max().map(|(_, key)| key.clone())
+        }
+    };
+    let Some(image_key) = image_key else {
+        return Ok(None);
+    };
     let now = Timestamp::now();
-    Ok(Some(Record {
+    let mut record = Record {
         version: record::VERSION,
-        id,
-        created: snapshots.first().map_or(now, |first| first.created),
+        created: snapshots.first().map_or(now, |(first, _)| first.created),
         used: now,
         profile: spec.profile.clone(),
         targets: spec.targets.iter().map(ToString::to_string).collect(),
@@ -285,22 +294,35 @@ fn record_from(inventory: &Inventory, name: &str, spec: &Spec) -> Result<Option<
         image_key,
         engine: "nspawn".to_owned(),
         head: Head {
-            layer: last.map(|layer| layer.id.clone()),
+            layer: snapshots.last().map(|(layer, _)| layer.id.clone()),
             tree: None,
-            volumes,
+            volumes: volumes_of(inventory, &id, spec),
         },
-        snapshots,
+        id,
+        snapshots: Vec::new(),
         steps: Vec::new(),
         failed: None,
         complete: false,
-    }))
+    };
+    for (layer, title) in snapshots {
+        let name = record.free_name(&title);
+        record.snapshots.push(Snapshot {
+            name,
+            layer: layer.id.clone(),
+            key: layer.key.clone(),
+            origin: match layer.key {
+                Some(_) => Origin::Step,
+                None => Origin::User,
+            },
+            created: layer.created,
+        });
+    }
+    Ok(Some(record))
 }
 
-/// Finds the id that the env's volumes are called after: by what its last layer says, or because no other env
-/// can have them.
-fn volume_owner(inventory: &Inventory, name: &str, last: Option<&Layer>) -> Option<String> {
-    use crate::store::layer::VolumeState;
-    let owner = |volume: &str| volume.split('-').next().unwrap_or_default().to_owned();
+/// Finds the id of a lost record: its layers have it, except those that it shares with other envs; else its
+/// volumes, where no other env can have them.
+fn owner(inventory: &Inventory, name: &str, snapshots: &[(&&Layer, String)]) -> Option<String> {
     let known: BTreeSet<&str> = inventory
         .envs
         .values()
@@ -309,26 +331,21 @@ fn volume_owner(inventory: &Inventory, name: &str, last: Option<&Layer>) -> Opti
             _ => None,
         })
         .collect();
-    let named = last.and_then(|layer| {
-        layer.volumes.values().find_map(|state| match state {
-            VolumeState::Live(id) => Some(owner(id)),
-            _ => None,
-        })
-    });
-    if let Some(id) = named.filter(|id| !known.contains(id.as_str())) {
-        return Some(id);
+    let mut made = snapshots.iter().rev().map(|(layer, _)| layer.env.as_str());
+    if let Some(id) = made.find(|id| !known.contains(id)) {
+        return Some(id.to_owned());
     }
-    let lost: BTreeSet<String> = inventory
+    let lost: BTreeSet<&str> = inventory
         .volumes
         .iter()
-        .map(|volume| owner(volume))
-        .filter(|id| !known.contains(id.as_str()))
+        .filter_map(|volume| volume.split('-').next())
+        .filter(|id| !known.contains(id))
         .collect();
     let others = inventory.envs.iter().any(|(other, env)| {
         other != name && (env.lost_record || matches!(env.record, Read::Damaged(_)))
     });
     match lost.len() {
-        1 if !others => lost.into_iter().next(),
+        1 if !others => lost.first().map(|id| (*id).to_owned()),
         _ => None,
     }
 }
