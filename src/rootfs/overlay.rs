@@ -21,7 +21,7 @@ use nix::sys::stat::{Mode, fstat};
 use super::flatten::is_content;
 use super::xattr::Attributes;
 use super::{beneath, metadata};
-use crate::error::{Error, Result, ResultExt as _};
+use crate::error::{Error, Kind, Result, ResultExt as _};
 
 /// The most layers to stack, the image included; longer chains are to be flattened.
 ///
@@ -151,6 +151,7 @@ fn explain(error: Errno, upper: Option<Upper<'_>>, at: &Path) -> Error {
         (Errno::ENODEV, _) => Error::unavailable(message)
             .source(cause)
             .help("the kernel has no overlay file system: try `modprobe overlay`"),
+        (Errno::ENOSPC | Errno::EDQUOT, _) => Error::new(Kind::OutOfSpace, message).source(cause),
         (Errno::EBUSY, Some(upper)) => Error::busy(format!(
             "{message}: `{}` is mounted by somebody else",
             upper.diff.display()
