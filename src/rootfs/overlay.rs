@@ -21,7 +21,7 @@ use nix::sys::stat::{Mode, fstat};
 use super::flatten::is_content;
 use super::xattr::Attributes;
 use super::{beneath, metadata};
-use crate::error::{Error, Result, ResultExt as _};
+use crate::error::{Error, Kind, Result, ResultExt as _};
 
 /// The most layers to stack, the image included; longer chains are to be flattened.
 ///
@@ -160,6 +160,7 @@ fn explain(error: Errno, upper: Option<Upper<'_>>, at: &Path) -> Error {
             "the kernel log has the reason; `{}` has to lie on a file system such as ext4, xfs or btrfs",
             upper.diff.display()
         )),
+        (Errno::ENOSPC | Errno::EDQUOT, _) => Error::new(Kind::OutOfSpace, message).source(cause),
         _ => Error::unexpected(message).source(cause),
     }
 }
