@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::commands::{
-    doctor, du, exec, fsck, generate, image, list, logs, profile, remove, setup, snapshot, up,
+    doctor, du, exec, fsck, generate, image, list, logs, profile, remove, setup, snapshot, target,
+    up,
 };
 
 /// Reproducible build environments for ROCm, in systemd-nspawn and containers.
@@ -80,6 +81,9 @@ pub enum Command {
     /// Work with profiles
     #[command(subcommand)]
     Profile(profile::ProfileCommand),
+    /// Show GPU targets
+    #[command(subcommand)]
+    Target(target::TargetCommand),
     /// Install what the host needs
     Setup(setup::SetupArgs),
     /// Say what this machine can do and what is missing

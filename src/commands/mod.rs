@@ -13,6 +13,7 @@ pub mod profile;
 pub mod remove;
 pub mod setup;
 pub mod snapshot;
+pub mod target;
 pub mod up;
 
 use crate::cli::Command;
@@ -38,6 +39,7 @@ pub fn run(cx: &Context, command: Command) -> Result<u8> {
         Command::Du(args) => done(du::du(cx, &args)),
         Command::Image(command) => image::image(cx, command),
         Command::Profile(command) => profile::profile(cx, command),
+        Command::Target(command) => done(target::target(cx, &command)),
         Command::Setup(args) => done(setup::setup(cx, &args)),
         Command::Doctor(args) => doctor::doctor(cx, &args),
         Command::Fsck(args) => fsck::fsck(cx, &args),

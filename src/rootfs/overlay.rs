@@ -161,6 +161,7 @@ fn explain(error: Errno, upper: Option<Upper<'_>>, at: &Path) -> Error {
             "the kernel log has the reason; `{}` has to lie on a file system such as ext4, xfs or btrfs",
             upper.diff.display()
         )),
+        (Errno::ENOSPC | Errno::EDQUOT, _) => Error::new(Kind::OutOfSpace, message).source(cause),
         _ => Error::unexpected(message).source(cause),
     }
 }
