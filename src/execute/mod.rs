@@ -22,7 +22,7 @@ pub use step::{base_environment, memory_limit, memory_max};
 use crate::config::Config;
 use crate::engine::session::{End, Running};
 use crate::engine::{Usage, hold};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::host::{Host, free_space};
 use crate::plan::{Action, Plan, Volumes};
 use crate::profile::CopyFiles;
@@ -531,7 +531,9 @@ impl Execution<'_, '_> {
         container::clean(self.store, &self.env.run_dir())?;
         let (ending, usage) = match (attended, end) {
             // The first error tells more: what happens after it is its consequence.
-            (Err(error), _) | (Ok(_), Err(error)) => return Err(error),
+            (Err(error), _) | (Ok(_), Err(error)) => {
+                return Err(error).context(|| format!("cannot run step `{}`", step.name));
+            }
             (Ok(Ending::Lost), Ok(End::Ended(usage))) if usage.oom_kills > 0 => {
                 // The kernel chose the container's first process.
                 let killed = Ending::Exited {

@@ -151,7 +151,6 @@ fn explain(error: Errno, upper: Option<Upper<'_>>, at: &Path) -> Error {
         (Errno::ENODEV, _) => Error::unavailable(message)
             .source(cause)
             .help("the kernel has no overlay file system: try `modprobe overlay`"),
-        (Errno::ENOSPC | Errno::EDQUOT, _) => Error::new(Kind::OutOfSpace, message).source(cause),
         (Errno::EBUSY, Some(upper)) => Error::busy(format!(
             "{message}: `{}` is mounted by somebody else",
             upper.diff.display()
@@ -161,7 +160,6 @@ fn explain(error: Errno, upper: Option<Upper<'_>>, at: &Path) -> Error {
             "the kernel log has the reason; `{}` has to lie on a file system such as ext4, xfs or btrfs",
             upper.diff.display()
         )),
-        (Errno::ENOSPC | Errno::EDQUOT, _) => Error::new(Kind::OutOfSpace, message).source(cause),
         _ => Error::unexpected(message).source(cause),
     }
 }
