@@ -151,6 +151,7 @@ fn explain(error: Errno, upper: Option<Upper<'_>>, at: &Path) -> Error {
         (Errno::ENODEV, _) => Error::unavailable(message)
             .source(cause)
             .help("the kernel has no overlay file system: try `modprobe overlay`"),
+        (Errno::ENOSPC | Errno::EDQUOT, _) => Error::new(Kind::OutOfSpace, message).source(cause),
         (Errno::EBUSY, Some(upper)) => Error::busy(format!(
             "{message}: `{}` is mounted by somebody else",
             upper.diff.display()
