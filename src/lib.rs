@@ -29,6 +29,7 @@ mod program;
 pub mod reference;
 pub mod rootfs;
 pub mod setup;
+pub mod signals;
 pub mod source;
 pub mod spec;
 pub mod store;

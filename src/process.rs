@@ -46,6 +46,7 @@ pub struct Program {
     env: Vec<(OsString, OsString)>,
     directory: PathBuf,
     isolated: bool,
+    user: Option<(u32, u32)>,
 }
 
 impl Program {
@@ -77,6 +78,7 @@ impl Program {
             ],
             directory: "/".into(),
             isolated: false,
+            user: None,
         }
     }
 
@@ -99,6 +101,22 @@ impl Program {
     #[must_use]
     pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
         self.env.push((name.as_ref().into(), value.as_ref().into()));
+        self
+    }
+
+    /// Passes the caller's variables on, but for `PATH` and the locale: for tools that read the user's settings.
+    #[must_use]
+    pub fn inherit_env(mut self) -> Self {
+        let fixed = ["PATH", "LC_ALL"];
+        let inherited = std::env::vars_os().filter(|(name, _)| fixed.iter().all(|f| name != f));
+        self.env.extend(inherited);
+        self
+    }
+
+    /// Runs it as this user and group, without supplementary groups. Needs root.
+    #[must_use]
+    pub fn user(mut self, uid: u32, gid: u32) -> Self {
+        self.user = Some((uid, gid));
         self
     }
 
@@ -223,6 +241,9 @@ impl Program {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .process_group(0);
+        if let Some((uid, gid)) = self.user {
+            command.uid(uid).gid(gid);
+        }
         let parent = nix::unistd::getpid();
         let die_with_parent = move || {
             // What a program makes must not depend on the caller's habits; std passes blocked signals on.

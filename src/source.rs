@@ -4,17 +4,19 @@
 
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use fs_err as fs;
 use sha2::{Digest as _, Sha256};
 
 use crate::engine::BuildUser;
 use crate::error::{Error, Result, ResultExt as _};
+use crate::process::{Event, Program};
 use crate::store::{Lock, Store};
 
+/// The longest answer of git that is taken, in bytes: the status of a tree where everything changed.
+const MAX_OUTPUT: u64 = 256 << 20;
 /// How long somebody else's clone of the same repository is waited for.
 const CLONE_WAIT: std::time::Duration = std::time::Duration::from_secs(3600);
 
@@ -63,13 +65,13 @@ impl Repository {
     pub fn prepare(
         &self,
         store: &Store,
-        user: &BuildUser,
+        git: &Git<'_>,
         offline: bool,
         progress: &mut dyn FnMut(&str),
     ) -> Result<PathBuf> {
         let directory = self.directory(store);
         if directory.join(".git").exists() {
-            self.check(&directory, user)?;
+            self.check(&directory, git)?;
             return Ok(directory);
         }
         if offline {
@@ -96,31 +98,35 @@ impl Repository {
         // Only a clone that was cut off can be here, under our lock.
         store.discard(&temporary)?;
         fs::create_dir(&temporary)?;
-        nix::unistd::chown(&temporary, Some(user.uid.into()), Some(user.gid.into()))?;
+        nix::unistd::chown(
+            &temporary,
+            Some(git.user.uid.into()),
+            Some(git.user.gid.into()),
+        )?;
         progress(&format!("cloning {}", self.url));
-        self.clone_into(&temporary, user)
-            .context(|| format!("cannot clone source `{}` from `{}`", self.name, self.url))?;
+        let cloned = self
+            .clone_into(&temporary, git)
+            .context(|| format!("cannot clone source `{}` from `{}`", self.name, self.url));
+        if cloned.is_err() {
+            store.discard(&temporary)?;
+        }
+        cloned?;
         fs::rename(&temporary, &directory)?;
         Ok(directory)
     }
 
-    fn clone_into(&self, directory: &Path, user: &BuildUser) -> Result<()> {
-        git(directory, user, &["init", "--quiet"])?;
-        git(
-            directory,
-            user,
-            &["remote", "add", "origin", "--", &self.url],
-        )?;
+    fn clone_into(&self, directory: &Path, git: &Git<'_>) -> Result<()> {
+        git.run(directory, &["init", "--quiet"])?;
+        git.run(directory, &["remote", "add", "origin", "--", &self.url])?;
         let depth = self.depth.map(|depth| format!("--depth={depth}"));
         let rev = self.rev.as_deref().unwrap_or("HEAD");
         let mut arguments = vec!["fetch", "--quiet", "--no-tags"];
         arguments.extend(depth.as_deref());
         arguments.extend(["--", "origin", rev]);
-        if let Err(error) = git(directory, user, &arguments) {
+        if let Err(error) = git.run(directory, &arguments) {
             // Not every server hands out a bare commit: then everything is fetched and the commit looked up.
-            git(
+            git.run(
                 directory,
-                user,
                 &[
                     "fetch",
                     "--quiet",
@@ -133,9 +139,8 @@ impl Repository {
             let found = [rev.to_owned(), format!("origin/{rev}")]
                 .into_iter()
                 .find(|name| {
-                    git(
+                    git.run(
                         directory,
-                        user,
                         &[
                             "rev-parse",
                             "--quiet",
@@ -148,31 +153,26 @@ impl Repository {
             let Some(found) = found else {
                 return Err(error);
             };
-            git(
-                directory,
-                user,
-                &["checkout", "--quiet", "--detach", &found],
-            )?;
+            git.run(directory, &["checkout", "--quiet", "--detach", &found])?;
         } else {
-            git(
+            git.run(
                 directory,
-                user,
                 &["checkout", "--quiet", "--detach", "FETCH_HEAD"],
             )?;
         }
         if self.submodules {
             let mut arguments = vec!["submodule", "--quiet", "update", "--init", "--recursive"];
             arguments.extend(depth.as_deref());
-            git(directory, user, &arguments)?;
+            git.run(directory, &arguments)?;
         }
         Ok(())
     }
 
     /// Refuses a checkout whose commit is not the one that the profile pins.
-    fn check(&self, directory: &Path, user: &BuildUser) -> Result<()> {
+    fn check(&self, directory: &Path, git: &Git<'_>) -> Result<()> {
         let Some(rev) = &self.rev else { return Ok(()) };
         let hexadecimal = rev.len() >= 7 && rev.bytes().all(|byte| byte.is_ascii_hexdigit());
-        let head = git(directory, user, &["rev-parse", "HEAD"])?;
+        let head = git.run(directory, &["rev-parse", "HEAD"])?;
         if hexadecimal && !head.trim().starts_with(&rev.to_ascii_lowercase()) {
             return Err(Error::new(
                 crate::error::Kind::Drift,
@@ -188,89 +188,156 @@ impl Repository {
     }
 }
 
-/// Returns a fingerprint of a source: its commit and a digest of what differs from it, or a digest of all of it.
-pub fn fingerprint(directory: &Path, user: &BuildUser) -> Result<String> {
-    if !directory.join(".git").exists() {
-        return content_digest(directory);
-    }
-    let head = git(directory, user, &["rev-parse", "HEAD"])?;
-    let status = git_bytes(
-        directory,
-        user,
-        &[
-            "status",
-            "--porcelain=v2",
-            "-z",
-            "--untracked-files=all",
-            "--ignore-submodules=none",
-        ],
-    )?;
-    if status.is_empty() {
-        return Ok(format!("git:{}", head.trim()));
-    }
-    let mut hash = Sha256::new();
-    hash.update(&status);
-    // The status names what differs, not how: the content of those files decides.
-    let changed = git_bytes(
-        directory,
-        user,
-        &[
-            "ls-files",
-            "-z",
-            "--modified",
-            "--others",
-            "--exclude-standard",
-        ],
-    )?;
-    for name in changed
-        .split(|byte| *byte == 0)
-        .filter(|name| !name.is_empty())
-    {
-        let path = directory.join(std::ffi::OsStr::from_bytes(name));
-        hash.update(name);
-        hash.update([0]);
-        if fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir()) {
-            hash.update(fingerprint(&path, user)?);
-        } else {
-            hash_file(&path, &mut hash)?;
-        }
-    }
-    hash.update(git_bytes(
-        directory,
-        user,
-        &[
-            "diff",
-            "--cached",
-            "--no-ext-diff",
-            "--no-textconv",
-            "--binary",
-        ],
-    )?);
-    Ok(format!("git:{}+{}", head.trim(), hex(&hash.finalize())))
+/// The git program, run as the build user.
+pub struct Git<'a> {
+    /// Whose rights it has, where rockenv is root.
+    pub user: &'a BuildUser,
+    /// Ends what runs when it becomes true.
+    pub cancel: &'a AtomicBool,
+    /// Called about ten times a second, so that somebody can set the flag.
+    pub tick: &'a dyn Fn(),
 }
 
-/// Hashes names, kinds, permissions and contents below a directory; times do not count.
-fn content_digest(directory: &Path) -> Result<String> {
-    let mut hash = Sha256::new();
-    let mut left = vec![PathBuf::new()];
-    while let Some(relative) = left.pop() {
-        let mut entries =
-            fs::read_dir(directory.join(&relative))?.collect::<std::io::Result<Vec<_>>>()?;
-        entries.sort_by_key(fs_err::DirEntry::file_name);
-        for entry in entries {
-            let name = relative.join(entry.file_name());
-            let found = fs::symlink_metadata(entry.path())?;
-            hash.update(name.as_os_str().as_bytes());
-            hash.update([0]);
-            hash.update((found.mode() & 0o170_777).to_le_bytes());
-            if found.is_dir() {
-                left.push(name);
-            } else {
-                hash_file(&entry.path(), &mut hash)?;
-            }
+impl std::fmt::Debug for Git<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Git")
+            .field("user", &self.user)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<'a> Git<'a> {
+    /// One that nothing cancels: for commands that die of their signals.
+    pub fn new(user: &'a BuildUser) -> Self {
+        static NEVER: AtomicBool = AtomicBool::new(false);
+        Self {
+            user,
+            cancel: &NEVER,
+            tick: &|| {},
         }
     }
-    Ok(format!("content:{}", hex(&hash.finalize())))
+
+    /// Returns a fingerprint of a source: its commit and a digest of what differs from it, or a digest of all of it.
+    pub fn fingerprint(&self, directory: &Path) -> Result<String> {
+        if !directory.join(".git").exists() {
+            return self.content_digest(directory);
+        }
+        let head = self.run(directory, &["rev-parse", "HEAD"])?;
+        let status = self.bytes(
+            directory,
+            &[
+                "status",
+                "--porcelain=v2",
+                "-z",
+                "--untracked-files=all",
+                "--ignore-submodules=none",
+            ],
+        )?;
+        if status.is_empty() {
+            return Ok(format!("git:{}", head.trim()));
+        }
+        let mut hash = Sha256::new();
+        hash.update(&status);
+        // The status names what differs, not how: the content of those files decides.
+        let changed = self.bytes(
+            directory,
+            &[
+                "ls-files",
+                "-z",
+                "--modified",
+                "--others",
+                "--exclude-standard",
+            ],
+        )?;
+        for name in changed
+            .split(|byte| *byte == 0)
+            .filter(|name| !name.is_empty())
+        {
+            let path = directory.join(std::ffi::OsStr::from_bytes(name));
+            hash.update(name);
+            hash.update([0]);
+            if fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir()) {
+                hash.update(self.fingerprint(&path)?);
+            } else {
+                hash_file(&path, &mut hash)?;
+            }
+        }
+        hash.update(self.bytes(
+            directory,
+            &[
+                "diff",
+                "--cached",
+                "--no-ext-diff",
+                "--no-textconv",
+                "--binary",
+            ],
+        )?);
+        Ok(format!("git:{}+{}", head.trim(), hex(&hash.finalize())))
+    }
+
+    /// Hashes names, kinds, permissions and contents below a directory; times do not count.
+    fn content_digest(&self, directory: &Path) -> Result<String> {
+        let mut hash = Sha256::new();
+        let mut left = vec![PathBuf::new()];
+        while let Some(relative) = left.pop() {
+            let mut entries =
+                fs::read_dir(directory.join(&relative))?.collect::<std::io::Result<Vec<_>>>()?;
+            entries.sort_by_key(fs_err::DirEntry::file_name);
+            for entry in entries {
+                self.look()?;
+                let name = relative.join(entry.file_name());
+                let found = fs::symlink_metadata(entry.path())?;
+                hash.update(name.as_os_str().as_bytes());
+                hash.update([0]);
+                hash.update((found.mode() & 0o170_777).to_le_bytes());
+                if found.is_dir() {
+                    left.push(name);
+                } else {
+                    hash_file(&entry.path(), &mut hash)?;
+                }
+            }
+        }
+        Ok(format!("content:{}", hex(&hash.finalize())))
+    }
+
+    fn run(&self, directory: &Path, arguments: &[&str]) -> Result<String> {
+        Ok(String::from_utf8_lossy(&self.bytes(directory, arguments)?).into_owned())
+    }
+
+    fn bytes(&self, directory: &Path, arguments: &[&str]) -> Result<Vec<u8>> {
+        let mut program = Program::find("git", "sources")?
+            .inherit_env()
+            .env("GIT_TERMINAL_PROMPT", "0")
+            .env("GIT_CONFIG_COUNT", "1")
+            // A root without an invoking user works on other people's checkouts too.
+            .env("GIT_CONFIG_KEY_0", "safe.directory")
+            .env("GIT_CONFIG_VALUE_0", "*")
+            .args(["-c", "core.fsmonitor=false", "-c", "safe.directory=*"])
+            .args(arguments)
+            .directory(directory);
+        if nix::unistd::geteuid().is_root() && self.user.uid != 0 {
+            program = program.user(self.user.uid, self.user.gid);
+        }
+        let mut tick = |_: Event<'_>| (self.tick)();
+        program
+            .output(MAX_OUTPUT, self.cancel, &mut tick)
+            .context(|| {
+                format!(
+                    "`git {}` did not succeed in `{}`",
+                    arguments.join(" "),
+                    directory.display()
+                )
+            })
+    }
+
+    /// Lets the caller look for signals, and stops if one came.
+    fn look(&self) -> Result<()> {
+        (self.tick)();
+        match self.cancel.load(Ordering::Relaxed) {
+            true => Err(Error::new(crate::error::Kind::Signal(2), "interrupted")),
+            false => Ok(()),
+        }
+    }
 }
 
 fn hash_file(path: &Path, hash: &mut Sha256) -> Result<()> {
@@ -303,48 +370,6 @@ impl std::io::Write for HashWriter<'_> {
     }
 }
 
-fn git(directory: &Path, user: &BuildUser, arguments: &[&str]) -> Result<String> {
-    Ok(String::from_utf8_lossy(&git_bytes(directory, user, arguments)?).into_owned())
-}
-
-fn git_bytes(directory: &Path, user: &BuildUser, arguments: &[&str]) -> Result<Vec<u8>> {
-    let mut command = Command::new("git");
-    command
-        .arg("-c")
-        .arg("core.fsmonitor=false")
-        .arg("-c")
-        // A root without an invoking user works on other people's checkouts too.
-        .arg("safe.directory=*")
-        .args(arguments)
-        .current_dir(directory)
-        .env("GIT_TERMINAL_PROMPT", "0")
-        .env("GIT_CONFIG_COUNT", "1")
-        .env("GIT_CONFIG_KEY_0", "safe.directory")
-        .env("GIT_CONFIG_VALUE_0", "*")
-        .env("LC_ALL", "C.UTF-8")
-        .stdin(Stdio::null());
-    if nix::unistd::geteuid().is_root() && user.uid != 0 {
-        command.uid(user.uid).gid(user.gid);
-    }
-    let output = command.output().map_err(|error| {
-        if error.kind() == std::io::ErrorKind::NotFound {
-            Error::unavailable("`git` is not installed; sources need it").help("rockenv setup")
-        } else {
-            Error::unexpected("cannot run `git`").source(error)
-        }
-    })?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        return Err(Error::unexpected(format!(
-            "`git {}` failed in `{}`",
-            arguments.join(" "),
-            directory.display()
-        ))
-        .source(said.trim().to_owned()));
-    }
-    Ok(output.stdout)
-}
-
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -362,7 +387,7 @@ mod tests {
 
     fn repository() -> tempfile::TempDir {
         let directory = tempfile::tempdir().unwrap();
-        let run = |arguments: &[&str]| git(directory.path(), &me(), arguments).unwrap();
+        let run = |arguments: &[&str]| Git::new(&me()).run(directory.path(), arguments).unwrap();
         run(&["init", "--quiet"]);
         fs::write(directory.path().join("a"), "one").unwrap();
         run(&["add", "a"]);
@@ -383,33 +408,39 @@ mod tests {
     fn the_fingerprint_follows_commit_content_and_new_files() {
         let directory = repository();
         let path = directory.path();
-        let clean = fingerprint(path, &me()).unwrap();
+        let clean = Git::new(&me()).fingerprint(path).unwrap();
         assert!(clean.starts_with("git:") && !clean.contains('+'));
         fs::write(path.join("a"), "two").unwrap();
-        let dirty = fingerprint(path, &me()).unwrap();
+        let dirty = Git::new(&me()).fingerprint(path).unwrap();
         fs::write(path.join("a"), "six").unwrap();
-        let other = fingerprint(path, &me()).unwrap();
+        let other = Git::new(&me()).fingerprint(path).unwrap();
         fs::write(path.join("a"), "one").unwrap();
         fs::write(path.join("new"), "").unwrap();
-        let untracked = fingerprint(path, &me()).unwrap();
+        let untracked = Git::new(&me()).fingerprint(path).unwrap();
         let all = [&clean, &dirty, &other, &untracked];
         assert_eq!(
             all.iter().collect::<std::collections::BTreeSet<_>>().len(),
             4
         );
         fs::remove_file(path.join("new")).unwrap();
-        assert_eq!(fingerprint(path, &me()).unwrap(), clean);
+        assert_eq!(Git::new(&me()).fingerprint(path).unwrap(), clean);
     }
 
     #[test]
     fn a_plain_directory_is_known_by_its_content() {
         let directory = tempfile::tempdir().unwrap();
         fs::write(directory.path().join("a"), "one").unwrap();
-        let first = fingerprint(directory.path(), &me()).unwrap();
+        let first = Git::new(&me()).fingerprint(directory.path()).unwrap();
         fs::write(directory.path().join("a"), "one").unwrap();
-        assert_eq!(fingerprint(directory.path(), &me()).unwrap(), first);
+        assert_eq!(
+            Git::new(&me()).fingerprint(directory.path()).unwrap(),
+            first
+        );
         fs::write(directory.path().join("a"), "two").unwrap();
-        assert_ne!(fingerprint(directory.path(), &me()).unwrap(), first);
+        assert_ne!(
+            Git::new(&me()).fingerprint(directory.path()).unwrap(),
+            first
+        );
     }
 
     #[test]
@@ -417,7 +448,8 @@ mod tests {
         let origin = repository();
         let home = tempfile::tempdir().unwrap();
         let store = Store::open(home.path()).unwrap();
-        let head = git(origin.path(), &me(), &["rev-parse", "HEAD"])
+        let head = Git::new(&me())
+            .run(origin.path(), &["rev-parse", "HEAD"])
             .unwrap()
             .trim()
             .to_owned();
@@ -428,32 +460,74 @@ mod tests {
             depth: Some(1),
             submodules: true,
         };
-        let directory = source.prepare(&store, &me(), false, &mut |_| {}).unwrap();
+        let directory = source
+            .prepare(&store, &Git::new(&me()), false, &mut |_| {})
+            .unwrap();
         assert_eq!(fs::read_to_string(directory.join("a")).unwrap(), "one");
         assert_eq!(
-            fingerprint(&directory, &me()).unwrap(),
+            Git::new(&me()).fingerprint(&directory).unwrap(),
             format!("git:{head}")
         );
-        git(
-            &directory,
-            &me(),
-            &[
-                "-c",
-                "user.name=t",
-                "-c",
-                "user.email=t@example.org",
-                "commit",
-                "--quiet",
-                "--allow-empty",
-                "-m",
-                "moved",
-            ],
-        )
-        .unwrap();
+        Git::new(&me())
+            .run(
+                &directory,
+                &[
+                    "-c",
+                    "user.name=t",
+                    "-c",
+                    "user.email=t@example.org",
+                    "commit",
+                    "--quiet",
+                    "--allow-empty",
+                    "-m",
+                    "moved",
+                ],
+            )
+            .unwrap();
         let error = source
-            .prepare(&store, &me(), true, &mut |_| {})
+            .prepare(&store, &Git::new(&me()), true, &mut |_| {})
             .unwrap_err();
         assert_eq!(error.kind(), crate::error::Kind::Drift);
         assert!(error.help_text().unwrap().contains("checkout"));
+    }
+
+    #[test]
+    fn cancel_ends_a_clone_from_a_silent_server_and_leaves_nothing() {
+        let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let home = tempfile::tempdir().unwrap();
+        let store = Store::open(home.path()).unwrap();
+        let source = Repository {
+            name: "src".into(),
+            url: format!("git://{}/src", server.local_addr().unwrap()),
+            rev: None,
+            depth: None,
+            submodules: false,
+        };
+        let (user, cancel) = (me(), AtomicBool::new(false));
+        let start = std::time::Instant::now();
+        let tick = || {
+            if start.elapsed() > std::time::Duration::from_millis(300) {
+                cancel.store(true, Ordering::Relaxed);
+            }
+        };
+        let git = Git {
+            user: &user,
+            cancel: &cancel,
+            tick: &tick,
+        };
+        let error = source
+            .prepare(&store, &git, false, &mut |_| {})
+            .unwrap_err();
+        assert!(
+            matches!(error.kind(), crate::error::Kind::Signal(_)),
+            "{error}"
+        );
+        assert!(start.elapsed() < std::time::Duration::from_secs(20));
+        let left: Vec<_> = fs::read_dir(home.path().join("sources"))
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .filter(|name| !name.to_string_lossy().ends_with(".lock"))
+            .collect();
+        assert!(left.is_empty(), "{left:?}");
     }
 }

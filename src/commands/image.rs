@@ -1,6 +1,5 @@
 //! Owns `image`: listing, building and verifying base images.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use clap::{Args, Subcommand};
@@ -9,9 +8,9 @@ use serde::Serialize;
 
 use super::list::ago;
 use crate::context::Context;
-use crate::error::{Error, Kind, Result};
-use crate::execute::Signals;
+use crate::error::{Kind, Result};
 use crate::image::{Progress, Recipe, catalog};
+use crate::signals::{Cancel, Signals};
 use crate::store::Store;
 use crate::store::images::{Image, Means};
 use crate::ui::event::{Event, Outcome};
@@ -176,13 +175,9 @@ fn watched<T>(
     reporter: &Reporter,
     work: impl FnOnce(&mut Means<'_>) -> Result<T>,
 ) -> Result<T> {
-    let cancel = AtomicBool::new(false);
-    let caught = std::sync::atomic::AtomicI32::new(0);
+    let cancel = Cancel::new(signals);
     let mut progress = |progress: Progress<'_>| {
-        if let Ok(Some(number)) = signals.pending() {
-            caught.store(number, Ordering::Relaxed);
-            cancel.store(true, Ordering::Relaxed);
-        }
+        cancel.look();
         let (message, done, total) = match progress {
             Progress::Line(line) => (line.to_owned(), None, None),
             Progress::Bytes { done, total } => (String::new(), Some(done), total),
@@ -198,13 +193,10 @@ fn watched<T>(
         mirrors: &cx.config.mirrors,
         env: &cx.config.proxies,
         progress: &mut progress,
-        cancel: &cancel,
+        cancel: cancel.flag(),
     };
     let result = work(&mut means);
-    match (result, caught.load(Ordering::Relaxed)) {
-        (Err(_), number) if number != 0 => Err(Error::new(Kind::Signal(number), "interrupted")),
-        (result, _) => result,
-    }
+    cancel.outcome(result)
 }
 
 fn verify(cx: &Context, args: &VerifyArgs) -> Result<u8> {

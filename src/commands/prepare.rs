@@ -7,7 +7,7 @@ use crate::error::{Error, Kind, Result};
 use crate::host::Host;
 use crate::image::{Recipe, catalog};
 use crate::profile::{self, CopyFiles, Profile};
-use crate::source::{self, Repository};
+use crate::source::{Git, Repository};
 use crate::spec::{self, Engine, Inputs, VolumeKind, VolumeSource};
 use crate::store::Store;
 use crate::target::Target;
@@ -138,7 +138,7 @@ impl Prepared {
             };
             if volume.kind == VolumeKind::Source {
                 let print = match directory.filter(|path| path.exists()) {
-                    Some(path) => source::fingerprint(&path, &cx.config.user)?,
+                    Some(path) => Git::new(&cx.config.user).fingerprint(&path)?,
                     None => {
                         notes.push(format!("source `{}` is not there yet", volume.name));
                         "absent".to_owned()

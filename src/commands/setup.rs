@@ -5,10 +5,10 @@ use serde::Serialize;
 
 use crate::context::Context;
 use crate::error::{Error, Kind, Result};
-use crate::execute::Signals;
 use crate::profile::value;
 use crate::setup::store_image::StoreImage;
 use crate::setup::{DEFAULT, Feature, Manager, Tool, install, missing, packages};
+use crate::signals::Signals;
 use crate::ui::table::Table;
 
 /// Arguments of `setup`.

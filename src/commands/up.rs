@@ -10,12 +10,13 @@ use serde::Serialize;
 use super::prepare::{Prepared, Wish};
 use crate::context::Context;
 use crate::error::{Error, Kind, Result};
-use crate::execute::{self, Ended, Execution, Signals};
+use crate::execute::{self, Ended, Execution};
 use crate::host::free_space;
 use crate::observe::{observe, wanted};
 use crate::plan::{Action, Observed, Options, Plan, Volumes, plan as decide};
 use crate::profile::Profile;
-use crate::source::{self, Repository};
+use crate::signals::{Cancel, Signals};
+use crate::source::{Git, Repository};
 use crate::spec::{self, Engine, Spec, VolumeKind, VolumeSource};
 use crate::store::record::{self, Head, Record};
 use crate::store::{LockedEnv, Store, random_id};
@@ -137,7 +138,7 @@ fn converge(
         None => build_image(cx, args, store, &prepared, signals, reporter)?,
     };
     prepared.inputs.image_key.clone_from(&image.key);
-    let sources = prepare_sources(args, store, &mut prepared, reporter)?;
+    let sources = prepare_sources(args, store, &mut prepared, signals, reporter)?;
     let spec = spec::resolve(&prepared.profile, &prepared.inputs)?;
     check_names(&prepared.profile, args)?;
     let mut env = store.lock_env(&spec.name, "up", Duration::from_secs(5))?;
@@ -382,25 +383,33 @@ fn prepare_sources(
     args: &UpArgs,
     store: &Store,
     prepared: &mut Prepared,
+    signals: &Signals,
     reporter: &Reporter,
 ) -> Result<BTreeMap<String, PathBuf>> {
     let volumes = spec::volumes(&prepared.profile, &prepared.inputs)?;
+    let cancel = Cancel::new(signals);
+    let look = || cancel.look();
+    let git = Git {
+        user: &prepared.inputs.user,
+        cancel: cancel.flag(),
+        tick: &look,
+    };
+    let mut fingerprints = BTreeMap::new();
     let mut sources = BTreeMap::new();
     for volume in volumes
         .iter()
         .filter(|volume| volume.kind == VolumeKind::Source)
     {
         let directory = match &volume.source {
-            VolumeSource::Git(git) => Repository::new(&volume.name, git).prepare(
-                store,
-                &prepared.inputs.user,
-                args.offline,
-                &mut |message| {
+            VolumeSource::Git(source) => {
+                let mut say = |message: &str| {
                     reporter.emit(&Event::Warning {
                         message: message.to_owned(),
                     });
-                },
-            )?,
+                };
+                let repository = Repository::new(&volume.name, source);
+                cancel.outcome(repository.prepare(store, &git, args.offline, &mut say))?
+            }
             VolumeSource::Path(path) => path.clone(),
             VolumeSource::Store => continue,
         };
@@ -410,13 +419,12 @@ fn prepare_sources(
             .iter()
             .any(|step| step.inputs.contains(&volume.name))
         {
-            prepared.inputs.fingerprints.insert(
-                volume.name.clone(),
-                source::fingerprint(&directory, &prepared.inputs.user)?,
-            );
+            let print = cancel.outcome(git.fingerprint(&directory))?;
+            fingerprints.insert(volume.name.clone(), print);
         }
         sources.insert(volume.name.clone(), directory);
     }
+    prepared.inputs.fingerprints.extend(fingerprints);
     Ok(sources)
 }
 

@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{SigSet, Signal};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::signal::Signal;
 
 use super::log::Log;
 use crate::engine::hold::FromHolder;
 use crate::engine::session::{Client, Running};
 use crate::engine::wire::{Command, Reply};
 use crate::error::{Error, Result};
+use crate::signals::Signals;
 use crate::ui::StepOutput;
 use crate::ui::event::Stream;
 
@@ -39,49 +39,6 @@ pub enum Ending {
     Interrupted(i32),
     /// The container went away under it.
     Lost,
-}
-
-/// The signals that mean stop, blocked and readable instead.
-#[derive(Debug)]
-pub struct Signals(SignalFd);
-
-/// Says whether this process was started with the signal ignored, as `nohup` does.
-pub(super) fn is_ignored(signal: Signal) -> bool {
-    let status = fs_err::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
-        .is_some_and(|mask| mask & (1 << (signal as i32 - 1)) != 0)
-}
-
-impl Signals {
-    /// Blocks them for this process from now on.
-    pub fn take() -> Result<Self> {
-        let mut mask = SigSet::empty();
-        for signal in [
-            Signal::SIGINT,
-            Signal::SIGTERM,
-            Signal::SIGHUP,
-            Signal::SIGQUIT,
-        ] {
-            // A blocked signal arrives even where it is ignored.
-            if !is_ignored(signal) {
-                mask.add(signal);
-            }
-        }
-        mask.thread_block()?;
-        Ok(Self(SignalFd::with_flags(
-            &mask,
-            SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK,
-        )?))
-    }
-
-    /// Returns the signal that came, if one did.
-    pub fn pending(&self) -> Result<Option<i32>> {
-        Ok(self
-            .0
-            .read_signal()?
-            .and_then(|signal| i32::try_from(signal.ssi_signo).ok()))
-    }
 }
 
 /// What a step's command gets and where its output goes.
@@ -225,7 +182,7 @@ fn wait(
 ) -> Result<Events> {
     let mut fds = vec![
         PollFd::new(client.as_fd(), PollFlags::POLLIN),
-        PollFd::new(signals.0.as_fd(), PollFlags::POLLIN),
+        PollFd::new(signals.as_fd(), PollFlags::POLLIN),
     ];
     let holder_at = running.link().map(|fd| {
         fds.push(PollFd::new(fd, PollFlags::POLLIN));

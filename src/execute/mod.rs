@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use jiff::Timestamp;
 
-pub use attend::{Ending, Signals};
+pub use attend::Ending;
 pub use step::{base_environment, memory_limit, memory_max};
 
 use crate::config::Config;
@@ -27,6 +27,7 @@ use crate::host::{Host, free_space};
 use crate::plan::{Action, Plan, Volumes};
 use crate::profile::CopyFiles;
 use crate::rootfs::Method;
+use crate::signals::Signals;
 use crate::spec::{Spec, Step};
 use crate::store::env::Freeze;
 use crate::store::record::{Cost, Failed, Origin, Outcome, Record, Snapshot, StepRecord};

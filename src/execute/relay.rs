@@ -10,10 +10,10 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
 
-use super::attend::is_ignored;
 use crate::engine::session::Client;
 use crate::engine::wire::{Command, Reply};
 use crate::error::{Error, Kind, Result};
+use crate::signals::is_ignored;
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

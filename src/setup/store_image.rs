@@ -9,10 +9,10 @@ use nix::mount::{MntFlags, umount2};
 
 use super::fstab;
 use crate::error::{Error, Kind, Result, ResultExt as _};
-use crate::execute::Signals;
 use crate::host::free_space;
 use crate::process::Program;
 use crate::rootfs::{self, Method};
+use crate::signals::Signals;
 use crate::store::Store;
 use crate::ui::{Ui, size};
 
