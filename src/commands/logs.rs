@@ -1,6 +1,7 @@
 //! Owns `logs`: a step's output as it was, or as it comes.
 
-use std::io::{Read as _, Seek as _, SeekFrom};
+use std::collections::BTreeSet;
+use std::io::Read as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -31,18 +32,22 @@ pub struct LogsArgs {
     times: bool,
 }
 
-/// Shows a log.
+/// Shows a log, and with `--follow` those of the steps after it.
 pub fn logs(cx: &Context, args: &LogsArgs) -> Result<()> {
     let store = cx.existing_store()?;
     store.known(&args.name)?;
-    let path = find(&store, args)?;
+    let mut path = all(&store, args)?.pop_last().ok_or_else(|| none(args))?;
     let mut file = fs::File::open(&path)?;
     let mut pending = Vec::new();
     let mut buffer = vec![0u8; 64 << 10];
     loop {
-        // Asked before reading: what was written before the end is then read for certain.
+        // Asked before reading, and in this order: what was written before the end is then read for certain.
         let running =
             args.follow && holder(&store, &args.name).is_some_and(|holder| holder.verb == "up");
+        let next = match args.follow {
+            true => all(&store, args)?.into_iter().find(|other| *other > path),
+            false => None,
+        };
         loop {
             let count = file.read(&mut buffer)?;
             if count == 0 {
@@ -56,17 +61,20 @@ pub fn logs(cx: &Context, args: &LogsArgs) -> Result<()> {
             pending.drain(..=end);
         }
         cx.ui.flush();
-        if cx.ui.closed() || !running {
+        if cx.ui.closed() {
+            return Ok(());
+        }
+        if let Some(next) = next {
+            if !pending.is_empty() {
+                show(cx, &std::mem::take(&mut pending), args.times);
+            }
+            file = fs::File::open(&next)?;
+            path = next;
+        } else if running {
+            std::thread::sleep(PERIOD);
+        } else {
             break;
         }
-        // A newer step has its own file.
-        let newest = find(&store, args)?;
-        if newest != path && args.step.is_none() {
-            return logs(cx, args);
-        }
-        std::thread::sleep(PERIOD);
-        let position = file.stream_position()?;
-        file.seek(SeekFrom::Start(position))?;
     }
     if !pending.is_empty() {
         show(cx, &pending, args.times);
@@ -83,12 +91,12 @@ fn show(cx: &Context, lines: &[u8], times: bool) {
     cx.ui.raw(&out);
 }
 
-/// Finds the newest log, of the step if one is named.
-fn find(store: &Store, args: &LogsArgs) -> Result<PathBuf> {
-    let mut newest: Option<(std::time::SystemTime, PathBuf)> = None;
-    let logs = store.env_dir(&args.name).join("logs");
-    let runs = match fs::read_dir(&logs) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(none(args)),
+/// Returns the logs, of the step if one is named, in the order in which they were begun: each is named by the time
+/// of its `up` and the number of its step.
+fn all(store: &Store, args: &LogsArgs) -> Result<BTreeSet<PathBuf>> {
+    let mut found = BTreeSet::new();
+    let runs = match fs::read_dir(store.env_dir(&args.name).join("logs")) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(found),
         other => other?,
     };
     for run in runs {
@@ -97,16 +105,12 @@ fn find(store: &Store, args: &LogsArgs) -> Result<PathBuf> {
             let name = entry.file_name().to_string_lossy().into_owned();
             // NN-step.log
             let step = name.get(3..).and_then(|rest| rest.strip_suffix(".log"));
-            if args.step.is_some() && step != args.step.as_deref() {
-                continue;
-            }
-            let modified = entry.metadata()?.modified()?;
-            if newest.as_ref().is_none_or(|(time, _)| *time < modified) {
-                newest = Some((modified, entry.path()));
+            if args.step.is_none() || step == args.step.as_deref() {
+                found.insert(entry.path());
             }
         }
     }
-    newest.map(|(_, path)| path).ok_or_else(|| none(args))
+    Ok(found)
 }
 
 fn none(args: &LogsArgs) -> Error {
