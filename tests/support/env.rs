@@ -116,6 +116,7 @@ impl TestStore {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
+        hear_signals(&mut command);
         command
     }
 
@@ -645,4 +646,23 @@ fn template() -> PathBuf {
         .current_dir(&work));
     symlink(&version, &link).expect("the template's name");
     current.join("store")
+}
+
+/// Gives the command the default reaction to signals: a shell starts what runs in its background deaf to Ctrl-C.
+#[expect(
+    unsafe_code,
+    reason = "the child changes its signals between fork and exec"
+)]
+fn hear_signals(command: &mut Command) {
+    use nix::sys::signal::{SigHandler, signal};
+    use std::os::unix::process::CommandExt as _;
+    // SAFETY: three system calls, and no handler is installed.
+    unsafe {
+        command.pre_exec(|| {
+            for number in [Signal::SIGINT, Signal::SIGQUIT, Signal::SIGHUP] {
+                signal(number, SigHandler::SigDfl)?;
+            }
+            Ok(())
+        });
+    }
 }
