@@ -47,7 +47,7 @@ pub const VARIABLES: [(&str, &str); 14] = [
     ),
     (
         "TERM",
-        "`dumb` or unset: nothing moves on the screen, and no colour",
+        "`dumb` or unset: nothing moves on the screen, and no colour; inside it is the same, on a terminal",
     ),
     (
         "CI",

@@ -47,6 +47,7 @@ pub struct Program {
     directory: PathBuf,
     isolated: bool,
     user: Option<(u32, u32)>,
+    inherit_env: bool,
 }
 
 impl Program {
@@ -79,6 +80,7 @@ impl Program {
             directory: "/".into(),
             isolated: false,
             user: None,
+            inherit_env: false,
         }
     }
 
@@ -97,7 +99,7 @@ impl Program {
         self
     }
 
-    /// Sets a variable; nothing is inherited but `PATH` and a UTF-8 locale, both fixed.
+    /// Sets a variable; there are no others but `PATH` and a UTF-8 locale, both fixed.
     #[must_use]
     pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
         self.env.push((name.as_ref().into(), value.as_ref().into()));
@@ -107,9 +109,7 @@ impl Program {
     /// Passes the caller's variables on, but for `PATH` and the locale: for tools that read the user's settings.
     #[must_use]
     pub fn inherit_env(mut self) -> Self {
-        let fixed = ["PATH", "LC_ALL"];
-        let inherited = std::env::vars_os().filter(|(name, _)| fixed.iter().all(|f| name != f));
-        self.env.extend(inherited);
+        self.inherit_env = true;
         self
     }
 
@@ -232,9 +232,11 @@ impl Program {
         } else {
             Command::new(&self.path)
         };
+        if !self.inherit_env {
+            command.env_clear();
+        }
         command
             .args(&self.args)
-            .env_clear()
             .envs(self.env.iter().map(|(name, value)| (name, value)))
             .current_dir(&self.directory)
             .stdin(Stdio::null())

@@ -128,7 +128,7 @@ fn run(cx: &Context, job: &Job) -> Result<u8> {
                 }
                 if let Some(client) = Client::join(&store.env_dir(&job.env).join("run"))?
                     && let Some(exit) =
-                        relay::run(&client, command(job, &store.spec(&job.env)?, &host))?
+                        relay::run(&client, command(cx, job, &store.spec(&job.env)?, &host))?
                 {
                     if exit.last {
                         // Who started the container is gone: the env is free when we return, and clean.
@@ -187,7 +187,7 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
     };
     let running = Running::start(&hold, env.lock_fd())?;
     let client = running.connect()?;
-    let code = relay::run(&client, command(job, &spec, host));
+    let code = relay::run(&client, command(cx, job, &spec, host));
     drop(client);
     let end = running.finish();
     if let Ok(End::Ended(_)) = &end {
@@ -202,7 +202,7 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
     Ok(exit.code)
 }
 
-fn command(job: &Job, spec: &Spec, host: &Host) -> Command {
+fn command(cx: &Context, job: &Job, spec: &Spec, host: &Host) -> Command {
     let mut env = crate::execute::base_environment(spec, job.root);
     let memory = crate::execute::memory_max(spec, host).unwrap_or(host.memory);
     let jobs = crate::host::jobs(host.cores, memory, spec.resources.memory_per_job, None);
@@ -214,7 +214,8 @@ fn command(job: &Job, spec: &Spec, host: &Host) -> Command {
     }));
     env.extend(job.variables.iter().cloned());
     if job.tty {
-        env.insert("TERM".to_owned(), "xterm-256color".to_owned());
+        let term = cx.config.terminal.term.as_deref().unwrap_or("dumb");
+        env.insert("TERM".to_owned(), term.to_owned());
     }
     let home = env.get("HOME").cloned().unwrap_or_else(|| "/".to_owned());
     let (uid, gid) = if job.root {

@@ -175,7 +175,64 @@ fn ask_to_end(sessions: &[Session]) {
 fn hang_up(session: &mut Session) {
     session.socket = None;
     if let Some(pid) = session.pid {
-        let _: std::result::Result<(), Errno> = killpg(pid, Signal::SIGKILL);
+        kill_family(pid);
+    }
+}
+
+/// Kills a command with its session and its descendants: jobs of a shell have process groups of their own.
+fn kill_family(leader: Pid) {
+    // What is forked while we look is found the next time; a fork bomb ends with the container.
+    for _ in 0..16 {
+        let family = family(leader);
+        if family.is_empty() {
+            return;
+        }
+        for pid in family {
+            let _: std::result::Result<(), Errno> = kill(pid, Signal::SIGKILL);
+        }
+    }
+}
+
+/// Returns the living processes of the session that `leader` leads, and what descends from them.
+fn family(leader: Pid) -> Vec<Pid> {
+    let mut others = Vec::new();
+    let mut family = Vec::new();
+    for entry in fs_err::read_dir("/proc").into_iter().flatten().flatten() {
+        let stat = fs_err::read_to_string(entry.path().join("stat")).unwrap_or_default();
+        // The name, in parentheses, may hold anything: `pid (name) state ppid group session ...`.
+        let Some((pid, rest)) = stat
+            .split_once(" (")
+            .zip(stat.rsplit_once(") "))
+            .map(|(a, b)| (a.0, b.1))
+        else {
+            continue;
+        };
+        let fields: Vec<&str> = rest.split(' ').take(4).collect();
+        let [state, parent, _, session] = fields[..] else {
+            continue;
+        };
+        let (Ok(pid), Ok(parent), Ok(session)) =
+            (pid.parse(), parent.parse(), session.parse::<i32>())
+        else {
+            continue;
+        };
+        let (pid, parent) = (Pid::from_raw(pid), Pid::from_raw(parent));
+        if pid == Pid::this() || matches!(state, "Z" | "X") {
+        } else if pid == leader || session == leader.as_raw() {
+            family.push(pid);
+        } else {
+            others.push((pid, parent));
+        }
+    }
+    loop {
+        let (found, rest): (Vec<_>, Vec<_>) = others
+            .into_iter()
+            .partition(|(_, parent)| family.contains(parent));
+        if found.is_empty() {
+            return family;
+        }
+        family.extend(found.into_iter().map(|(pid, _)| pid));
+        others = rest;
     }
 }
 

@@ -50,6 +50,7 @@ pub fn run(client: &Client, command: Command) -> Result<Option<Exit>> {
     }
     let mut raw = None;
     let mut started = false;
+    let mut asked = false;
     let mut terminal: Option<OwnedFd> = None;
     loop {
         let (from_client, signalled, ready) = wait(client, &signals, &copies)?;
@@ -62,7 +63,17 @@ pub fn run(client: &Client, command: Command) -> Result<Option<Exit>> {
             while let Some(signal) = signals.read_signal()? {
                 match i32::try_from(signal.ssi_signo).unwrap_or(0) {
                     number if number == Signal::SIGWINCH as i32 => resize(terminal.as_ref())?,
-                    number => drop(client.signal(number)),
+                    // A container that somebody stopped (SIGSTOP) never answers: the second Ctrl-C ends the wait.
+                    number if asked && !started => {
+                        return Err(Error::new(
+                            Kind::Signal(number),
+                            "interrupted: the container does not answer",
+                        ));
+                    }
+                    number => {
+                        asked = true;
+                        drop(client.signal(number));
+                    }
                 }
             }
         }

@@ -287,3 +287,58 @@ fn a_command_joins_the_container_that_runs() {
     second.wait().ok().prints("in\nstill here");
     store.rockenv(&["rm", "--yes", store.env()]).ok();
 }
+
+#[test]
+fn a_killed_command_takes_its_jobs_with_it_and_leaves_the_others() {
+    let store = TestStore::new();
+    store.up_with(ONE);
+    let (first, job, away) = (store.sleeper(), store.sleeper(), store.sleeper());
+    let stays = store.start(&["exec", store.env(), "--", "sh", "-c", &first]);
+    let runs = |line: &str| !crate::support::env::processes_called(line).is_empty();
+    crate::support::env::wait_until("the first command runs", || runs(&first));
+    let script = format!("set -m; {job} & setsid {away} & wait; wait");
+    let joined = store.start(&["exec", store.env(), "--", "sh", "-c", &script]);
+    crate::support::env::wait_until("its jobs run", || runs(&job) && runs(&away));
+    joined.signal(nix::sys::signal::Signal::SIGKILL);
+    joined.wait();
+    crate::support::env::wait_until("its jobs are gone", || !runs(&job) && !runs(&away));
+    assert!(runs(&first));
+    stays.signal(nix::sys::signal::Signal::SIGTERM);
+    stays.wait().exits(143);
+    store.rockenv(&["rm", "--yes", store.env()]).ok();
+}
+
+#[test]
+fn waiting_for_a_container_that_was_stopped_can_be_given_up() {
+    use nix::sys::signal::{Signal, kill};
+    let store = TestStore::new();
+    store.up_with(ONE);
+    let sleeper = store.sleeper();
+    let first = store.start(&["exec", store.env(), "--", "sh", "-c", &sleeper]);
+    crate::support::env::wait_until("the first command runs", || {
+        !crate::support::env::processes_called(&sleeper).is_empty()
+    });
+    let contained = store.contained();
+    let agent = contained
+        .iter()
+        .find(|(_, line)| line.starts_with("/run/rockenv/bin/rockenv __agent"));
+    let agent = nix::unistd::Pid::from_raw(agent.unwrap().0);
+    kill(agent, Signal::SIGSTOP).unwrap();
+    let mut second = store.start(&["exec", store.env(), "--", "true"]);
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    second.signal(Signal::SIGINT);
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    assert!(second.runs());
+    second.signal(Signal::SIGINT);
+    let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        crate::support::env::wait_until("the second command gives up", || !second.runs());
+    }));
+    // The descriptors that it sent are open until the container takes them.
+    kill(agent, Signal::SIGCONT).unwrap();
+    ended.unwrap();
+    second.wait().exits(130).says(&["does not answer"]);
+    store.sh("true").ok();
+    first.signal(Signal::SIGTERM);
+    first.wait().exits(143);
+    store.rockenv(&["rm", "--yes", store.env()]).ok();
+}
