@@ -1,6 +1,7 @@
 //! `usage::scan` against GNU `du`, and what `du` cannot say: classes, nested roots, mounts, trees that change.
 #![expect(clippy::unwrap_used, reason = "tests")]
-#![expect(clippy::print_stderr, reason = "says what it skips")]
+
+mod support;
 
 use std::ffi::OsStr;
 use std::num::NonZero;
@@ -12,9 +13,9 @@ use std::process::Command;
 use fs_err as fs;
 use nix::fcntl::{OFlag, openat};
 use nix::mount::{MsFlags, mount};
-use nix::sched::{CloneFlags, unshare};
 use nix::sys::stat::{Mode, mkdirat};
 use rockenv::usage::{Options, Root, Sums, Usage, scan, scan_one};
+use support::loopfs::private_mounts;
 use tempfile::TempDir;
 
 /// A directory on a disk: `/tmp` may be a tmpfs, which has no blocks to speak of.
@@ -256,22 +257,6 @@ fn what_cannot_be_read_is_named() {
     assert_eq!(usage.total().entries, 3);
 }
 
-/// Runs `test` where its mounts are seen by nobody else and die with it.
-fn with_mounts(test: impl FnOnce() + Send) {
-    std::thread::scope(|scope| {
-        let run = scope.spawn(|| {
-            if let Err(error) = unshare(CloneFlags::CLONE_NEWNS) {
-                eprintln!("skipped: mounts need root: {error}");
-                return;
-            }
-            let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
-            mount(None::<&str>, "/", None::<&str>, private, None::<&str>).unwrap();
-            test();
-        });
-        run.join().unwrap();
-    });
-}
-
 #[test]
 fn mounts_are_left_out() {
     let dir = dir();
@@ -282,46 +267,45 @@ fn mounts_are_left_out() {
     }
     fs::write(at("file"), "").unwrap();
     let before = scan_one(dir.path()).total();
-    with_mounts(|| {
+    private_mounts();
+    mount(
+        Some("tmpfs"),
+        &at("other"),
+        Some("tmpfs"),
+        MsFlags::empty(),
+        None::<&str>,
+    )
+    .unwrap();
+    fs::write(at("other/big"), vec![1; 1 << 20]).unwrap();
+    for (from, to) in [("a", "same"), ("a/full", "file")] {
         mount(
-            Some("tmpfs"),
-            &at("other"),
-            Some("tmpfs"),
-            MsFlags::empty(),
+            Some(&at(from)),
+            &at(to),
+            None::<&str>,
+            MsFlags::MS_BIND,
             None::<&str>,
         )
         .unwrap();
-        fs::write(at("other/big"), vec![1; 1 << 20]).unwrap();
-        for (from, to) in [("a", "same"), ("a/full", "file")] {
-            mount(
-                Some(&at(from)),
-                &at(to),
-                None::<&str>,
-                MsFlags::MS_BIND,
-                None::<&str>,
-            )
-            .unwrap();
-        }
-        let usage = scan_one(dir.path());
-        assert_clean(&usage);
-        assert_eq!(usage.mounts_skipped, 3);
-        // The covered directories are not seen; the rest is what it was.
-        assert_eq!(usage.total().entries, before.entries - 3);
-        assert_eq!(usage.total().allocated, before.allocated - 2 * 4096);
+    }
+    let usage = scan_one(dir.path());
+    assert_clean(&usage);
+    assert_eq!(usage.mounts_skipped, 3);
+    // The covered directories are not seen; the rest is what it was.
+    assert_eq!(usage.total().entries, before.entries - 3);
+    assert_eq!(usage.total().allocated, before.allocated - 2 * 4096);
 
-        let all = Options {
-            one_file_system: false,
-            ..Options::default()
-        };
-        let usage = scan(&[Root::new(dir.path(), 0)], &all);
-        assert_eq!(usage.mounts_skipped, 0);
-        assert!(usage.total().allocated > before.allocated + (1 << 20) - 4 * 4096);
+    let all = Options {
+        one_file_system: false,
+        ..Options::default()
+    };
+    let usage = scan(&[Root::new(dir.path(), 0)], &all);
+    assert_eq!(usage.mounts_skipped, 0);
+    assert!(usage.total().allocated > before.allocated + (1 << 20) - 4 * 4096);
 
-        // A mount given as a root is counted.
-        let usage = scan(
-            &[Root::new(dir.path(), 0), Root::new(at("other"), 1)],
-            &Options::default(),
-        );
-        assert_eq!(usage.class(1).allocated, 1 << 20);
-    });
+    // A mount given as a root is counted.
+    let usage = scan(
+        &[Root::new(dir.path(), 0), Root::new(at("other"), 1)],
+        &Options::default(),
+    );
+    assert_eq!(usage.class(1).allocated, 1 << 20);
 }

@@ -26,7 +26,7 @@ use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::host::{Host, free_space};
 use crate::plan::{Action, Plan, Volumes};
 use crate::profile::CopyFiles;
-use crate::rootfs::Method;
+use crate::rootfs::{self, Method};
 use crate::signals::Signals;
 use crate::spec::{Spec, Step};
 use crate::store::env::Freeze;
@@ -415,6 +415,10 @@ impl Execution<'_, '_> {
         let directory = self.env.directory().join("trees").join(tree);
         if self.store.method() == Method::Overlay {
             return Ok(allocated(&directory.join("diff")));
+        }
+        if self.store.method() == Method::Btrfs {
+            let written = rootfs::btrfs::written(&directory.join("root"))?;
+            return Ok(i64::try_from(written).unwrap_or(i64::MAX));
         }
         // The clone looks as large as its parent: only the difference was written.
         let below = match parent {

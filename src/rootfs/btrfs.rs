@@ -8,6 +8,7 @@
     reason = "btrfs is driven by ioctls, which nix can only declare as unsafe functions"
 )]
 
+use std::collections::HashSet;
 use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::path::Path;
@@ -72,16 +73,37 @@ struct RootRefs {
     align: [u8; 7],
 }
 
+#[repr(C)]
+#[derive(Default)]
+struct SearchKey {
+    tree: u64,
+    objectid: [u64; 2],
+    offset: [u64; 2],
+    generation: [u64; 2],
+    kind: [u32; 2],
+    items: u32,
+    unused: u32,
+    reserved: [u64; 4],
+}
+
+#[repr(C)]
+struct Search {
+    key: SearchKey,
+    found: [u8; 3992],
+}
+
 // The sizes are part of the ioctl numbers: wrong ones would fail with ENOTTY on every machine.
 const _: () = assert!(size_of::<Args>() == 4096);
 const _: () = assert!(size_of::<ArgsV2>() == 4096);
 const _: () = assert!(size_of::<Info>() == 504);
 const _: () = assert!(size_of::<RootRefs>() == 4096);
+const _: () = assert!(size_of::<Search>() == 4096);
 
 mod ioctl {
-    use super::{Args, ArgsV2, Info, RootRefs};
+    use super::{Args, ArgsV2, Info, RootRefs, Search};
     nix::ioctl_write_ptr!(subvolume_create, 0x94, 14, Args);
     nix::ioctl_write_ptr!(destroy, 0x94, 15, Args);
+    nix::ioctl_readwrite!(search, 0x94, 17, Search);
     nix::ioctl_write_ptr!(snapshot, 0x94, 23, ArgsV2);
     nix::ioctl_read!(get_flags, 0x94, 25, u64);
     nix::ioctl_write_ptr!(set_flags, 0x94, 26, u64);
@@ -173,6 +195,90 @@ pub fn generation(path: &Path) -> Result<u64> {
             path.display()
         )
     })
+}
+
+/// Returns the bytes on disk of the file data in the subvolume that was written since it was made.
+///
+/// Data shared with what it was cloned from is not counted, nor is what was deleted. What is not yet on disk is
+/// written there first. The time this takes grows with what was written, not with the size of the tree.
+pub fn written(path: &Path) -> Result<u64> {
+    let fd = beneath::open_path(path)?;
+    let read = || {
+        // Places on disk are chosen when data is written out.
+        nix::unistd::syncfs(&fd)?;
+        extents_since(fd.as_fd(), info(fd.as_fd())?.transids[1])
+    };
+    read().context(|| {
+        format!(
+            "cannot read what was written to the btrfs subvolume `{}`",
+            path.display()
+        )
+    })
+}
+
+/// Adds up the file extents of a subvolume that are younger than the generation.
+fn extents_since(fd: BorrowedFd<'_>, generation: u64) -> nix::Result<u64> {
+    const EXTENT_DATA: u32 = 108;
+    const HEADER: usize = 32;
+    let mut search = Box::new(Search {
+        key: SearchKey {
+            objectid: [0, u64::MAX],
+            offset: [0, u64::MAX],
+            // The kernel then leaves out every branch of the tree that is older.
+            generation: [generation + 1, u64::MAX],
+            kind: [EXTENT_DATA; 2],
+            ..SearchKey::default()
+        },
+        found: [0; 3992],
+    });
+    let mut seen = HashSet::new();
+    let mut total = 0;
+    loop {
+        search.key.items = u32::MAX;
+        // SAFETY: `search` is a valid structure of the size in the ioctl number, which the kernel reads and fills.
+        unsafe { ioctl::search(fd.as_raw_fd(), &raw mut *search) }?;
+        if search.key.items == 0 {
+            return Ok(total);
+        }
+        let mut rest = &search.found[..];
+        let mut next = (0, 0);
+        for _ in 0..search.key.items {
+            // Transaction, object, offset, kind, length; then a `btrfs_file_extent_item`.
+            let length = number::<4>(rest, 28) as usize;
+            let (object, offset) = (number::<8>(rest, 8), number::<8>(rest, 16));
+            let kind = number::<4>(rest, 24);
+            next = match (kind < u64::from(EXTENT_DATA), offset) {
+                // What we look for comes after the other kinds of the same object.
+                (true, _) => (object, 0),
+                (false, u64::MAX) => (object.saturating_add(1), 0),
+                (false, offset) => (object, offset + 1),
+            };
+            let item = rest.get(HEADER..HEADER + length).unwrap_or_default();
+            // A young branch holds old items too, and items of other kinds lie between.
+            if kind == u64::from(EXTENT_DATA) && number::<8>(item, 0) > generation {
+                total += match item.get(20) {
+                    // Inline: the content follows.
+                    Some(0) => item.len() as u64 - 21,
+                    // A hole has no place on disk; parts of one extent name the same.
+                    _ if number::<8>(item, 21) != 0 && seen.insert(number::<8>(item, 21)) => {
+                        number::<8>(item, 29)
+                    }
+                    _ => 0,
+                };
+            }
+            rest = rest.get(HEADER + length..).unwrap_or_default();
+        }
+        (search.key.objectid[0], search.key.offset[0]) = next;
+    }
+}
+
+/// Reads a little-endian number of `N` bytes; zero where the bytes end before.
+fn number<const N: usize>(bytes: &[u8], at: usize) -> u64 {
+    let mut all = [0; 8];
+    if let Some(found) = bytes.get(at..at + N) {
+        all[..N].copy_from_slice(found);
+    }
+    u64::from_le_bytes(all)
 }
 
 /// Deletes the subvolume `name` of `parent` with all subvolumes nested in it, the innermost first, and returns how

@@ -30,6 +30,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
+use nix::unistd::AccessFlags;
 use serde::{Deserialize, Serialize};
 
 pub use env::LockedEnv;
@@ -46,6 +47,15 @@ const VERSION: u32 = 1;
 const PRIVATE: [&str; 5] = ["envs", "images", "layers", "trash", "blobs"];
 /// Directories that the build user's own files live below.
 const SHARED: [&str; 4] = ["caches", "outputs", "sources", "volumes"];
+
+/// Makes the error for a store of another user, root as a rule.
+fn not_ours(root: &Path) -> Error {
+    Error::unavailable(format!(
+        "the store at `{}` may be read by its owner only",
+        root.display()
+    ))
+    .help("sudo rockenv ...; ROCKENV_HOME=DIR names another store")
+}
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Format {
@@ -71,7 +81,15 @@ impl Store {
 
     /// Opens the store at `root`; `None` where there is none.
     pub fn open_existing(root: &Path) -> Result<Option<Self>> {
-        let Some(format) = atomic::read_json::<Format>(&root.join("format"))? else {
+        let format = root.join("format");
+        // A store that somebody else owns is entered by nobody else, and said to be so before anything fails in it.
+        for path in [root, &format, &root.join(PRIVATE[0])] {
+            let all = AccessFlags::R_OK;
+            if nix::unistd::eaccess(path, all) == Err(nix::Error::EACCES) {
+                return Err(not_ours(root));
+            }
+        }
+        let Some(format) = atomic::read_json::<Format>(&format)? else {
             return Ok(None);
         };
         if format.version > VERSION {

@@ -104,6 +104,42 @@ fn btrfs_generation_tells_changes() {
 }
 
 #[test]
+fn btrfs_tells_what_was_written_since_the_snapshot() {
+    let fs = LoopFs::new(Kind::Btrfs);
+    let (from, tree) = (fs.join("from"), fs.join("tree"));
+    btrfs::create(&from).unwrap();
+    // More files than one answer of the kernel holds, and names that lie between them in its tree.
+    for n in 0..3000 {
+        fs_err::write(from.join(format!("small{n}")), [7; 100]).unwrap();
+        fs_err::write(from.join(format!("whole{n}")), [8; 8192]).unwrap();
+    }
+    assert_eq!(btrfs::written(&from).unwrap(), 3000 * (100 + 8192));
+    btrfs::snapshot(&from, &tree, false).unwrap();
+    assert_eq!(btrfs::written(&tree).unwrap(), 0);
+    let touch = |n: u32| {
+        fs_err::OpenOptions::new()
+            .append(true)
+            .open(tree.join(format!("small{n}")))
+            .unwrap()
+            .set_modified(std::time::SystemTime::UNIX_EPOCH)
+            .unwrap();
+    };
+    (0..3000).step_by(100).for_each(touch);
+    fs_err::remove_file(tree.join("whole0")).unwrap();
+    fs_err::rename(tree.join("whole1"), tree.join("moved")).unwrap();
+    assert_eq!(btrfs::written(&tree).unwrap(), 0);
+    fs_err::write(tree.join("new"), vec![1; 5 << 20]).unwrap();
+    fs_err::write(tree.join("whole2"), [9; 8192]).unwrap();
+    fs_err::hard_link(tree.join("new"), tree.join("same")).unwrap();
+    rockenv::rootfs::copy_tree(&tree, &fs.join("copy")).unwrap();
+    assert_eq!(btrfs::written(&tree).unwrap(), (5 << 20) + 8192);
+    assert_eq!(btrfs::written(&from).unwrap(), 3000 * (100 + 8192));
+    // Written again, or cut short: what is held counts.
+    fs_err::write(tree.join("new"), vec![2; 1 << 20]).unwrap();
+    assert_eq!(btrfs::written(&tree).unwrap(), (1 << 20) + 8192);
+}
+
+#[test]
 fn btrfs_nested_subvolumes_are_removed_with_their_tree() {
     let fs = LoopFs::sized(Kind::Btrfs, 256 << 20);
     let plain = fs.join("plain");
