@@ -9,12 +9,18 @@ use fs_err as fs;
 use serde::Deserialize;
 
 use crate::engine::BuildUser;
+use crate::engine::choose::Sockets;
 use crate::error::{Error, Result};
 
 /// The variables that are read and what they mean, for the documentation.
-pub const VARIABLES: [(&str, &str); 14] = [
+pub const VARIABLES: [(&str, &str); 16] = [
     ("ROCKENV_HOME", "the store's root, like `--home`"),
-    ("ROCKENV_ENGINE", "engine to use: `auto` or `nspawn`"),
+    (
+        "ROCKENV_ENGINE",
+        "engine to use: `auto`, `nspawn`, `docker` or `podman`",
+    ),
+    ("DOCKER_HOST", "socket of Docker, as `unix:///PATH`"),
+    ("CONTAINER_HOST", "socket of Podman, as `unix:///PATH`"),
     (
         "ROCKENV_JOBS",
         "most jobs at once, over what cores and memory allow",
@@ -65,7 +71,7 @@ pub const VARIABLES: [(&str, &str); 14] = [
 pub struct File {
     /// The store's root.
     pub home: Option<PathBuf>,
-    /// Engine to use: `auto` or `nspawn`.
+    /// Engine to use: `auto`, `nspawn`, `docker` or `podman`.
     pub engine: Option<String>,
     /// Most jobs at once, over what cores and memory allow.
     pub jobs: Option<u32>,
@@ -102,6 +108,8 @@ pub struct Config {
     pub home: PathBuf,
     /// Engine asked for.
     pub engine: Option<String>,
+    /// Where services are looked for.
+    pub sockets: Sockets,
     /// Most jobs.
     pub jobs: Option<u32>,
     /// Where profiles are looked for, first match wins.
@@ -198,6 +206,14 @@ impl Config {
             engine: set("ROCKENV_ENGINE")
                 .cloned()
                 .or_else(|| first(|file| file.engine.clone())),
+            sockets: Sockets {
+                docker: set("DOCKER_HOST")
+                    .map_or("/run/docker.sock", String::as_str)
+                    .to_owned(),
+                podman: set("CONTAINER_HOST")
+                    .cloned()
+                    .unwrap_or_else(|| podman_socket(set("XDG_RUNTIME_DIR"))),
+            },
             jobs,
             profile_dirs: directories(|file| &file.profile_dirs, "profiles"),
             image_dirs: directories(|file| &file.image_dirs, "images"),
@@ -228,6 +244,16 @@ impl Config {
     pub fn host_variable(&self, name: &str) -> Option<&str> {
         self.environment.get(name).map(String::as_str)
     }
+}
+
+/// Returns where Podman's service listens: the machine's for root, else the user's own.
+fn podman_socket(runtime: Option<&String>) -> String {
+    let user = nix::unistd::geteuid();
+    if user.is_root() {
+        return "/run/podman/podman.sock".to_owned();
+    }
+    let runtime = runtime.map_or_else(|| format!("/run/user/{user}"), String::clone);
+    format!("{runtime}/podman/podman.sock")
 }
 
 fn read_file(path: &Path) -> Result<Option<File>> {

@@ -1,6 +1,9 @@
 //! Owns the look at what there is, between resolving a spec and planning: which steps have snapshots that this env
 //! can stand on, and where the env stands now. Reads the store, changes nothing.
 
+use std::path::Path;
+
+use crate::engine::docker::Service;
 use crate::error::Result;
 use crate::plan::{Found, Observed, Wanted};
 use crate::profile::Profile;
@@ -43,7 +46,9 @@ pub fn observe(
     spec: &Spec,
     wanted: &[Wanted],
     image_key: &str,
+    service: Option<&Path>,
 ) -> Result<Observed> {
+    let service = service.map(Service::connect).transpose()?;
     let mut observed = Observed {
         freezes_volumes: store.freezes_volumes(),
         ..Observed::default()
@@ -58,7 +63,10 @@ pub fn observe(
         });
         let id = own.map_or(step.key.as_str(), |snapshot| snapshot.layer.as_str());
         if let Some(layer) = store.layer(id)? {
-            let unusable = unusable(store, &layer, record, spec, &step.name);
+            let unusable = match elsewhere(&layer, service.as_ref())? {
+                None => unusable(store, &layer, record, spec, &step.name),
+                why => why,
+            };
             observed.layers.insert(
                 step.key.clone(),
                 Found {
@@ -88,6 +96,23 @@ pub fn observe(
         fs_err::read_dir(store.volume_dir(id)).is_ok_and(|mut entries| entries.next().is_some())
     });
     Ok(observed)
+}
+
+/// Says why a layer's tree cannot be had where the env lives, where it cannot.
+fn elsewhere(layer: &Layer, service: Option<&Service>) -> Result<Option<String>> {
+    Ok(match (&layer.kept, service) {
+        (None, None) => None,
+        (Some(kept), Some(service)) if kept.socket == service.socket => {
+            match service.image(&kept.image)? {
+                Some(_) => None,
+                None => Some(format!(
+                    "its image was deleted from {} behind rockenv's back",
+                    service.flavour
+                )),
+            }
+        }
+        _ => Some("its snapshot was made by another engine".to_owned()),
+    })
 }
 
 /// Says why this env cannot stand on a layer, where it cannot.

@@ -81,7 +81,7 @@ fn own_subcommand() -> Option<ExitCode> {
         .collect();
     let result: Result<()> = match name.as_str() {
         "__hold" => engine::hold::run(),
-        "__agent" => engine::agent::run(),
+        "__agent" => engine::agent::run(rest.first().map(std::path::Path::new)),
         "__reap" => reap(&rest),
         "__copy" => inside::copy(&rest),
         "__export" => inside::export(&rest),

@@ -106,6 +106,7 @@ impl Lab {
             image: "debian-forky".into(),
             image_key: KEY.into(),
             engine: "nspawn".into(),
+            service: None,
             head: Head::default(),
             snapshots: Vec::new(),
             steps: Vec::new(),

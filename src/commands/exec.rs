@@ -168,7 +168,7 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
         .map(|volume| volume.name.clone())
         .collect();
     env.ensure_volumes(&volumes, &spec.user)?;
-    let root = env.root(&tree, layer.as_deref())?;
+    let root = env.root(&tree, layer.as_deref(), None)?;
     let container = container::of_shell(
         &env,
         store,

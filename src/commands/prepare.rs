@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 
 use crate::context::Context;
+use crate::engine::choose::{Choice, choose};
 use crate::error::{Error, Kind, Result};
 use crate::host::Host;
 use crate::image::{Recipe, catalog};
 use crate::profile::{self, CopyFiles, Profile};
 use crate::source::{Git, Repository};
-use crate::spec::{self, Engine, Inputs, VolumeKind, VolumeSource};
+use crate::spec::{self, Inputs, VolumeKind, VolumeSource};
 use crate::store::Store;
 use crate::target::Target;
 
@@ -40,6 +41,7 @@ pub(super) struct Prepared {
     pub(super) inputs: Inputs,
     pub(super) host: Host,
     pub(super) jobs: u32,
+    pub(super) choice: Choice,
 }
 
 impl Prepared {
@@ -88,11 +90,13 @@ impl Prepared {
             profile.resources.memory_per_job,
             wish.jobs.or(cx.config.jobs),
         );
+        let name = spec::env_name(request.env_name.as_deref(), &profile.name, &request.targets)?;
+        let choice = engine(cx, wish, &host, &name)?;
         let inputs = Inputs {
             env_name: request.env_name,
             targets: request.targets,
             params,
-            engine: engine(cx, wish)?,
+            engine: choice.engine,
             gpu,
             user: cx.config.user.clone(),
             host_home: cx.config.host_home.clone(),
@@ -108,6 +112,7 @@ impl Prepared {
             inputs,
             host,
             jobs,
+            choice,
         })
     }
 
@@ -151,14 +156,32 @@ impl Prepared {
     }
 }
 
-fn engine(cx: &Context, wish: &Wish<'_>) -> Result<Engine> {
-    match wish.engine.or(cx.config.engine.as_deref()) {
-        None | Some("auto" | "nspawn") => Ok(Engine::Nspawn),
-        Some(other) => Err(Error::unavailable(format!(
-            "engine `{other}` is not supported by this version"
-        ))
-        .help("rockenv up PROFILE --engine nspawn")),
+fn engine(cx: &Context, wish: &Wish<'_>, host: &Host, env: &str) -> Result<Choice> {
+    // Without a store, or where it cannot be read, nothing was made yet that we could go on with.
+    let store = Store::open_existing(&cx.config.home).ok().flatten();
+    let record = store.and_then(|store| store.record(env).ok().flatten());
+    let made_with = record
+        .as_ref()
+        .map(|record| (record.engine.as_str(), record.service.clone()));
+    let nspawn = host.root && which::which_in("systemd-nspawn", Some("/usr/bin:/bin"), "/").is_ok();
+    let asked = wish.engine.or(cx.config.engine.as_deref());
+    let choice = choose(asked, made_with, nspawn, &cx.config.sockets)?;
+    if let Some(record) = record
+        && record.engine != choice.engine.name()
+    {
+        return Err(Error::new(
+            Kind::Usage,
+            format!(
+                "env `{env}` was made with {}, and stays with it",
+                record.engine
+            ),
+        )
+        .help(format!(
+            "rockenv up ... --engine {} --name NEW",
+            choice.engine
+        )));
     }
+    Ok(choice)
 }
 
 fn hooks(profile: &Profile) -> Result<BTreeMap<String, String>> {

@@ -39,7 +39,7 @@ pub struct UpArgs {
     /// Set a parameter of the profile
     #[arg(short, long, value_name = "NAME=VALUE")]
     param: Vec<String>,
-    /// Engine to use: auto or nspawn
+    /// Engine to use: auto, nspawn, docker or podman
     #[arg(short, long)]
     engine: Option<String>,
     /// Last step to run
@@ -151,7 +151,11 @@ fn converge(
     }
     if env.record().is_none() {
         preflight(store, &spec, args.force)?;
-        env.commit(new_record(&spec, &image.key)?)?;
+        env.commit(new_record(
+            &spec,
+            &image.key,
+            prepared.choice.service.clone(),
+        )?)?;
     } else if env.known_record()?.image_key != image.key {
         // The base changed: every key did too. Snapshots stay, each with the image that it stands on.
         let key = image.key.clone();
@@ -163,6 +167,13 @@ fn converge(
         })?;
     }
     let (observed, plan) = plan_for(store, Some(&env), &prepared, &spec, args)?;
+    if let Some(service) = env.service()? {
+        store.import_image(&service, &image.key, &mut |message| {
+            reporter.emit(&Event::Warning {
+                message: message.to_owned(),
+            });
+        })?;
+    }
     reporter.emit(&Event::RunStarted {
         env: spec.name.clone(),
         plan: shown(&plan),
@@ -307,10 +318,11 @@ pub fn plan(cx: &Context, args: UpArgs) -> Result<()> {
         |store| format!("{} store at {}", store.method(), store.root().display()),
     );
     cx.ui.data(&format!(
-        "env    {}\nimage  {}\nengine {:?}, {store_line}\njobs   {}\nmemory {}\ndisk   {}\n",
+        "env    {}\nimage  {}\nengine {} ({}), {store_line}\njobs   {}\nmemory {}\ndisk   {}\n",
         spec.name,
         spec.image,
         spec.engine,
+        prepared.choice.reason,
         prepared.jobs,
         memory.map_or_else(
             || "no limit".to_owned(),
@@ -443,7 +455,7 @@ fn preflight(store: &Store, spec: &Spec, force: bool) -> Result<()> {
     .help("free some space (`rockenv du` shows what rockenv holds), put the store elsewhere with ROCKENV_HOME, or add --force"))
 }
 
-fn new_record(spec: &Spec, image_key: &str) -> Result<Record> {
+fn new_record(spec: &Spec, image_key: &str, service: Option<PathBuf>) -> Result<Record> {
     let now = jiff::Timestamp::now();
     Ok(Record {
         version: record::VERSION,
@@ -454,7 +466,8 @@ fn new_record(spec: &Spec, image_key: &str) -> Result<Record> {
         targets: spec.targets.iter().map(ToString::to_string).collect(),
         image: spec.image.clone(),
         image_key: image_key.to_owned(),
-        engine: "nspawn".to_owned(),
+        engine: spec.engine.name().to_owned(),
+        service,
         head: Head::default(),
         snapshots: Vec::new(),
         steps: Vec::new(),
@@ -490,6 +503,7 @@ fn plan_for(
         spec,
         &wanted,
         &prepared.inputs.image_key,
+        prepared.choice.service.as_deref(),
     )?;
     let plan = decide(&wanted, &observed, &options(args));
     Ok((observed, plan))

@@ -1,13 +1,14 @@
 //! Owns rockenv's side inside a container: the first process there, which starts commands for clients
 //! outside and ends everything when the holder is gone. Asked to end (SIGTERM), it gives its commands a moment.
 //!
-//! Its standard input is the holder's socket, so a killed holder (or a killed systemd-nspawn, which leaves
+//! It has a stream to the holder, so a killed holder (or a killed systemd-nspawn, which leaves
 //! its payload running) is seen at once as the end of that stream. Clients connect to a listening socket that
 //! was made outside and handed in: nothing inside the container can reach it.
 
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt as _;
+use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -34,9 +35,14 @@ struct Session {
 }
 
 /// Runs until the holder closes its end, or, after a drain, until the last command has ended.
-pub fn run() -> Result<()> {
-    let holder = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
-    let Some((ToAgent::Listen, fds)) = wire::receive::<ToAgent>(&holder)? else {
+///
+/// The holder's stream is the standard input, or behind the socket at `path`.
+pub fn run(path: Option<&Path>) -> Result<()> {
+    let holder = match path {
+        Some(path) => UnixStream::connect(path)?,
+        None => UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?),
+    };
+    let Some((ToAgent::Listen { user }, fds)) = wire::receive::<ToAgent>(&holder)? else {
         return Err(Error::unexpected(
             "the agent is started by `rockenv`, not by hand",
         ));
@@ -46,6 +52,9 @@ pub fn run() -> Result<()> {
         .next()
         .ok_or_else(|| Error::unexpected("the agent got no socket"))?
         .into();
+    if let Some(user) = user {
+        user.ensure(Path::new("/"))?;
+    }
     let mut mask = SigSet::empty();
     mask.add(Signal::SIGCHLD);
     mask.add(Signal::SIGTERM);
@@ -108,7 +117,7 @@ pub fn run() -> Result<()> {
                     draining = true;
                     wire::send(&holder, &FromAgent::Remaining(sessions.len()), &[])?;
                 }
-                Some((ToAgent::Listen, _)) => {}
+                Some((ToAgent::Listen { .. }, _)) => {}
             }
         }
         for (slot, &index) in polled.iter().enumerate() {

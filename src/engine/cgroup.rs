@@ -120,7 +120,7 @@ fn own_path<'a>(own: &'a str, controller: &str) -> &'a str {
 }
 
 /// The control group of one container.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Cgroup {
     /// The transient scope's unit name, where systemd is PID 1.
     pub unit: Option<String>,
@@ -151,6 +151,24 @@ impl Cgroup {
             unit: None,
             directories,
         }
+    }
+
+    /// Finds the group that a process is in, made by somebody else for the container called `id`.
+    pub fn of_container(pid: i64, id: &str) -> Result<Self> {
+        let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+        let theirs = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
+        let found = Hierarchies::parse(&mounts, &theirs);
+        let mut directories = found.v1;
+        if let Some((mount, _)) = found.v2 {
+            let path = own_path(&theirs, "");
+            directories.push((String::new(), mount.join(path.trim_start_matches('/'))));
+        }
+        // A group that the container shares with others is not its own: ending it would end them.
+        directories.retain(|(_, path)| path.to_string_lossy().contains(id) && path.is_dir());
+        Ok(Self {
+            unit: None,
+            directories,
+        })
     }
 
     /// Makes the directories and sets the limits; a scope is made by [`Cgroup::launcher`] instead.

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use super::cgroup::{Cgroup, Hierarchies};
 use super::wire::{self, FromAgent, ToAgent};
-use super::{Container, Root, Usage, nspawn};
+use super::{Container, Root, Usage, docker, nspawn};
 use crate::error::{Error, Kind, Result, ResultExt as _};
 
 /// How long a killed container may take to end before the holder reports it.
@@ -128,12 +128,21 @@ pub struct State {
     pub cgroup: Cgroup,
     /// The file by which systemd-nspawn locks the tree; a killed one leaves it.
     pub lock: Option<PathBuf>,
+    /// The container of a service.
+    pub place: Option<docker::Place>,
 }
 
 impl State {
     /// Returns where the state is in an env's `run` directory.
     pub fn path(run: &Path) -> PathBuf {
         run.join("state.json")
+    }
+
+    /// Writes it down.
+    pub(super) fn save(&self, run: &Path) -> Result<()> {
+        let text = serde_json::to_vec(self)
+            .map_err(|error| Error::unexpected("cannot encode state").source(error))?;
+        Ok(fs::write(Self::path(run), text)?)
     }
 
     /// Reads the state of the container that runs, where one does.
@@ -159,6 +168,10 @@ impl State {
     }
 
     fn clear(&self) -> Result<()> {
+        if let Some(place) = &self.place {
+            // Its control group is the service's.
+            return docker::Service::connect(&place.socket)?.stop(&place.name);
+        }
         self.cgroup.kill(PATIENCE)?;
         self.cgroup.remove()?;
         if let Some(lock) = &self.lock {
@@ -233,13 +246,22 @@ fn hold_container(hold: &Hold, fds: Vec<OwnedFd>, starter: &UnixStream) -> Resul
     mask.thread_block()?;
     let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
 
-    let cgroup = Cgroup::plan(&hold.container.id, &Hierarchies::probe()?, hold.systemd);
     let mut state = State {
         id: hold.container.id.clone(),
-        cgroup,
+        cgroup: Cgroup::default(),
         lock: None,
+        place: None,
     };
-    let result = start_and_wait(hold, &mut state, listener.into(), &signals, starter);
+    let result = match &hold.container.root {
+        Root::Service(place) => {
+            state.place = Some(place.clone());
+            docker::hold(hold, place, &mut state, listener.into(), &signals, starter)
+        }
+        _ => {
+            state.cgroup = Cgroup::plan(&state.id, &Hierarchies::probe()?, hold.systemd);
+            start_and_wait(hold, &mut state, listener.into(), &signals, starter)
+        }
+    };
     let cleared = state.clear();
     match fs::remove_file(State::path(&hold.run)) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
@@ -287,15 +309,11 @@ fn start_and_wait(
             let upper = crate::rootfs::overlay::Upper { diff: upper, work };
             crate::rootfs::overlay::mount(lowers, Some(upper), &root, false)?;
         }
+        Root::Service(_) => return Err(Error::unexpected("a service mounts its own trees")),
     }
     state.lock = Some(lock_of(&root)?);
     // Mounts end with this process; what follows outlives it.
-    let path = State::path(&hold.run);
-    fs::write(
-        &path,
-        serde_json::to_vec(state)
-            .map_err(|error| Error::unexpected("cannot encode state").source(error))?,
-    )?;
+    state.save(&hold.run)?;
     let result = run_engine(hold, state, listener, signals, starter, &root);
     if let Err(nix::Error::EBUSY) = umount2(&root, MntFlags::empty()) {
         let _: nix::Result<()> = umount2(&root, MntFlags::MNT_DETACH);
@@ -316,17 +334,27 @@ fn run_engine(
     if let Some(user) = &hold.container.user {
         user.ensure(root)?;
     }
-    for bind in &hold.container.binds {
-        fs::symlink_metadata(&bind.source)
-            .context(|| format!("nothing to mount at `{}`", bind.target))?;
-    }
+    check_binds(&hold.container)?;
     let missing = state.cgroup.create(&hold.container.limits)?;
     let mut noise = tempfile::tempfile_in(&hold.run)?;
     let (ours, theirs) = UnixStream::pair()?;
     let mut child = spawn(hold, state, root, theirs, &noise)?;
-    wire::send(&ours, &ToAgent::Listen, &[listener.as_raw_fd()])?;
+    wire::send(
+        &ours,
+        &ToAgent::Listen { user: None },
+        &[listener.as_raw_fd()],
+    )?;
     drop(listener);
-    let outcome = supervise(hold.tie, &mut child, ours, signals, starter, missing);
+    let mut ended = |_| Ok(child.try_wait()?.is_some());
+    let outcome = supervise(
+        hold.tie,
+        &mut ended,
+        ours,
+        signals,
+        starter,
+        missing,
+        &mut || {},
+    );
     let figures = state.cgroup.figures();
     state.cgroup.kill(PATIENCE)?;
     child.wait()?;
@@ -349,6 +377,15 @@ fn run_engine(
         Ok(false) => Err(engine_error(&mut noise)),
         Err(error) => Err(error),
     }
+}
+
+/// Refuses what cannot be mounted, by the name that the profile gives it.
+pub(super) fn check_binds(container: &Container) -> Result<()> {
+    for bind in &container.binds {
+        fs::symlink_metadata(&bind.source)
+            .context(|| format!("nothing to mount at `{}`", bind.target))?;
+    }
+    Ok(())
 }
 
 /// Makes the error for an engine that ended before the agent answered, from what it wrote.
@@ -424,19 +461,25 @@ fn spawn(
 }
 
 /// Waits until the container has ended. Returns whether the agent ever answered.
-fn supervise(
+///
+/// `has_ended` is asked when the agent is gone (then its argument says so), and after every signal; `dismiss` is called before the agent is told to end.
+pub(super) fn supervise(
     tie: Tie,
-    child: &mut Child,
+    has_ended: &mut dyn FnMut(bool) -> Result<bool>,
     agent: UnixStream,
     signals: &SignalFd,
     starter: &UnixStream,
     missing: Vec<String>,
+    dismiss: &mut dyn FnMut(),
 ) -> Result<bool> {
     let mut agent = Some(agent);
     let mut starter_open = true;
     let mut ready = false;
     let mut missing = Some(missing);
     loop {
+        if agent.is_none() && has_ended(true)? {
+            return Ok(ready);
+        }
         let mut fds = vec![PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
         let agent_at = agent.as_ref().map(|socket| {
             fds.push(PollFd::new(socket.as_fd(), PollFlags::POLLIN));
@@ -489,7 +532,10 @@ fn supervise(
                 (Tie::Drain, Some(socket)) => {
                     drop(wire::send(socket, &ToAgent::Drain, &[]));
                 }
-                _ => agent = None,
+                _ => {
+                    dismiss();
+                    agent = None;
+                }
             }
         }
         if signalled {
@@ -500,7 +546,8 @@ fn supervise(
                     agent = None;
                 }
             }
-            if child.try_wait()?.is_some() {
+            // Also without a word of the agent: it may be what was killed.
+            if has_ended(agent.is_none())? {
                 return Ok(ready);
             }
         }

@@ -7,6 +7,8 @@
 
 pub mod agent;
 pub mod cgroup;
+pub mod choose;
+pub mod docker;
 pub mod hold;
 pub mod nspawn;
 pub mod session;
@@ -20,7 +22,7 @@ use serde::{Deserialize, Serialize};
 pub use cgroup::Limits;
 pub use user::BuildUser;
 
-/// The tree a container runs on.
+/// The tree a container runs on, and with it who runs the container.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Root {
     /// A directory or subvolume, used as it is.
@@ -34,6 +36,8 @@ pub enum Root {
         /// The overlay's scratch directory, beside `upper`.
         work: PathBuf,
     },
+    /// A container of a service, which keeps its own trees.
+    Service(docker::Place),
 }
 
 /// A directory or file of the host inside a container.

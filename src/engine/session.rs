@@ -42,7 +42,7 @@ impl Running {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             other => other?,
         }
-        let listener = UnixListener::bind(short_path(&hold.run)?.1)
+        let listener = UnixListener::bind(short_path(&hold.run, SOCKET)?.1)
             .context(|| format!("cannot listen at `{}`", path.display()))?;
         let (ours, theirs) = UnixStream::pair()?;
         let mut command = std::process::Command::new(&hold.program);
@@ -142,7 +142,7 @@ pub struct Client {
 impl Client {
     /// Connects to the container that runs on the env whose `run` directory is given; `None` where none listens.
     pub fn join(run: &Path) -> Result<Option<Self>> {
-        let Ok((_directory, path)) = short_path(run) else {
+        let Ok((_directory, path)) = short_path(run, SOCKET) else {
             return Ok(None);
         };
         match UnixStream::connect(path) {
@@ -185,16 +185,17 @@ impl Client {
     }
 }
 
-/// Returns a name of the socket that fits into a socket address (108 bytes) whatever the store's path, and the
+/// Returns a path to the socket `name` in `directory` that fits into a socket address (108 bytes) whatever the store's path, and the
 /// directory that must stay open meanwhile.
-fn short_path(run: &Path) -> Result<(OwnedFd, PathBuf)> {
+pub(super) fn short_path(directory: &Path, name: &str) -> Result<(OwnedFd, PathBuf)> {
     use nix::fcntl::OFlag;
+    let path = directory;
     let directory = nix::fcntl::open(
-        run,
+        path,
         OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC,
         nix::sys::stat::Mode::empty(),
     )
-    .context(|| format!("cannot open `{}`", run.display()))?;
-    let path = PathBuf::from(format!("/proc/self/fd/{}/{SOCKET}", directory.as_raw_fd()));
+    .context(|| format!("cannot open `{}`", path.display()))?;
+    let path = PathBuf::from(format!("/proc/self/fd/{}/{name}", directory.as_raw_fd()));
     Ok((directory, path))
 }

@@ -12,6 +12,7 @@ use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, s
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::BuildUser;
 use crate::error::{Error, Result};
 
 /// The longest body accepted, in bytes: a step's script and environment fit many times over.
@@ -72,11 +73,14 @@ pub enum Reply {
     },
 }
 
-/// What the holder tells the agent, over the agent's standard input. Its end means: stop everything.
+/// What the holder tells the agent, over a stream of their own. Its end means: stop everything.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum ToAgent {
     /// First frame; carries the listening socket.
-    Listen,
+    Listen {
+        /// The user to make known in the tree, where nobody did so from outside.
+        user: Option<BuildUser>,
+    },
     /// Stop as soon as no command runs; answered by [`FromAgent::Remaining`].
     Drain,
 }

@@ -412,6 +412,9 @@ impl Execution<'_, '_> {
 
     /// Returns by how much a step's tree is larger than what it stands on, in allocated bytes.
     fn tree_growth(&self, tree: &str, parent: Option<&str>) -> Result<i64> {
+        if let Some(written) = self.env.written_at_service(tree, parent)? {
+            return Ok(i64::try_from(written).unwrap_or(i64::MAX));
+        }
         let directory = self.env.directory().join("trees").join(tree);
         if self.store.method() == Method::Overlay {
             return Ok(allocated(&directory.join("diff")));
@@ -491,7 +494,7 @@ impl Execution<'_, '_> {
     ) -> Result<Ran> {
         let started = Instant::now();
         let before = self.volume_bytes(step)?;
-        let root = self.env.root(tree, parent)?;
+        let root = self.env.root(tree, parent, Some(step.key.as_str()))?;
         let work = step::Work::prepare(
             step,
             self.spec,

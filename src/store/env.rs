@@ -236,7 +236,10 @@ impl LockedEnv<'_> {
     /// Makes a live tree on `layer`, not yet in the record.
     pub fn thaw(&self, layer: Option<&str>) -> Result<String> {
         let record = self.known_record()?;
-        self.store.thaw(&self.directory, layer, &record.image_key)
+        match &record.service {
+            Some(socket) => self.thaw_service(socket),
+            None => self.store.thaw(&self.directory, layer, &record.image_key),
+        }
     }
 
     /// Returns the env's live tree, made if there is none.
@@ -252,17 +255,27 @@ impl LockedEnv<'_> {
     }
 
     /// Returns what an engine mounts for `tree` on `layer`.
-    pub fn root(&self, tree: &str, layer: Option<&str>) -> Result<Root> {
+    ///
+    /// `key` is that of the step that runs on it.
+    pub fn root(&self, tree: &str, layer: Option<&str>, key: Option<&str>) -> Result<Root> {
         let record = self.known_record()?;
-        self.store
-            .tree_root(&self.directory, tree, layer, &record.image_key)
+        match &record.service {
+            Some(socket) => Ok(Root::Service(self.place(socket, tree, layer, key)?)),
+            None => self
+                .store
+                .tree_root(&self.directory, tree, layer, &record.image_key),
+        }
     }
 
     /// Says whether the live tree may hold changes since its snapshot.
     pub fn is_touched(&self) -> Result<bool> {
-        let Some(tree) = &self.known_record()?.head.tree else {
+        let record = self.known_record()?;
+        let Some(tree) = &record.head.tree else {
             return Ok(false);
         };
+        if record.service.is_some() {
+            return Ok(true);
+        }
         let directory = self.directory.join("trees").join(tree);
         match self.store.method() {
             Method::Overlay => Ok(!rootfs::overlay::is_clean(&directory.join("diff"))?),
@@ -317,6 +330,10 @@ impl LockedEnv<'_> {
         for (name, id) in &record.head.volumes {
             volumes.insert(name.clone(), self.freeze_volume(&directory, name, id)?);
         }
+        let kept = match &record.service {
+            Some(socket) => Some(self.commit_tree(socket, freeze)?),
+            None => None,
+        };
         // Taken with the global lock: nobody deletes a layer between the look and the record that names it.
         let shared = self.store.lock_shared()?;
         let id = match freeze.key {
@@ -334,6 +351,7 @@ impl LockedEnv<'_> {
             created: Timestamp::now(),
             boot: boot_id(),
             volumes,
+            kept,
         };
         let snapshot = Snapshot {
             name: freeze.name.to_owned(),

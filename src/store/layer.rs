@@ -1,5 +1,5 @@
 //! Owns layers: frozen root file systems, `layers/<id>/` with `layer.json`, the tree (`diff` for an overlay,
-//! `root` else) and, where the method can, the env's build volumes in `volumes/<name>`.
+//! `root` else, neither where a service has the tree) and, where the method can, the env's build volumes in `volumes/<name>`.
 //!
 //! A layer is published by one rename of a tree directory and never written again. Its id is the step's key;
 //! a step run again under the same key, and a snapshot somebody asked for, get an id of their own.
@@ -11,6 +11,7 @@ use fs_err as fs;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use super::service::Kept;
 use super::{Store, atomic, random_id};
 use crate::engine::Root;
 use crate::error::{Error, Result, ResultExt as _};
@@ -51,6 +52,9 @@ pub struct Layer {
     pub boot: String,
     /// Build volumes by name.
     pub volumes: BTreeMap<String, VolumeState>,
+    /// The image, where a service has the tree.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kept: Option<Kept>,
 }
 
 impl Store {

@@ -24,6 +24,7 @@ pub mod layer;
 pub mod lock;
 pub mod record;
 pub mod removal;
+pub mod service;
 pub mod trash;
 
 use std::os::unix::fs::PermissionsExt as _;

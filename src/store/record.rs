@@ -2,6 +2,7 @@
 //! is the one place that decides which trees, volumes and layers are alive.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use jiff::Timestamp;
 use schemars::JsonSchema;
@@ -33,6 +34,9 @@ pub struct Record {
     pub image_key: String,
     /// Engine it was made with.
     pub engine: String,
+    /// Socket of the service that has its trees; none with systemd-nspawn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<PathBuf>,
     /// What it is now.
     pub head: Head,
     /// Frozen states, oldest first.

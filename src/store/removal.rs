@@ -79,7 +79,7 @@ impl LockedEnv<'_> {
 }
 
 impl Store {
-    /// Throws away those of `candidates` that no env's record needs, directly or as a parent.
+    /// Throws away those of `candidates` and of what they stand on that no env's record needs, directly or as a parent.
     pub fn remove_unused_layers(&self, candidates: &[String]) -> Result<()> {
         if candidates.is_empty() {
             return Ok(());
@@ -100,8 +100,17 @@ impl Store {
             }
         }
         for id in candidates {
-            if !needed.contains(id) {
-                self.discard(&self.layer_dir(id))?;
+            // With it goes what only it stood on.
+            let mut next = Some(id.clone());
+            while let Some(id) = next
+                && !needed.contains(&id)
+            {
+                next = self
+                    .layer(&id)
+                    .ok()
+                    .flatten()
+                    .and_then(|layer| layer.parent);
+                self.discard(&self.layer_dir(&id))?;
             }
         }
         Ok(())

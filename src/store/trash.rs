@@ -33,16 +33,25 @@ impl Store {
             let Some(_lock) = Lock::try_exclusive(&trash.join("lock"))? else {
                 return Ok(());
             };
+            let (mut kept, mut gone) = (false, false);
             for entry in fs::read_dir(&trash)? {
                 let entry = entry?;
-                if entry.file_name() != "lock" {
+                if entry.file_name() == "lock" {
+                    continue;
+                }
+                // The files stay as long as the service does not answer: they are all that names its objects.
+                if self.remove_objects(&entry.path()) {
+                    gone = true;
                     rootfs::remove_tree(&entry.path())
                         .context(|| "cannot empty the trash".to_owned())?;
+                } else {
+                    kept = true;
                 }
             }
             drop(_lock);
             // Something thrown away while we were busy would otherwise wait for the next command.
-            if !self.has_trash() {
+            // What was kept may go now: an image goes only after those that stand on it.
+            if !self.has_trash() || (kept && !gone) {
                 return Ok(());
             }
         }

@@ -195,8 +195,11 @@ impl Store {
                 Read::Fine(layer) => self.is_sound(layer),
                 _ => true,
             },
+            tree: match &layer {
+                Read::Fine(layer) if layer.kept.is_some() => true,
+                _ => is_directory(&directory.join(tree)),
+            },
             layer,
-            tree: is_directory(&directory.join(tree)),
             volumes: names(&directory.join("volumes"))?.into_iter().collect(),
             merges: names(directory)?
                 .into_iter()

@@ -292,7 +292,10 @@ fn record_from(inventory: &Inventory, name: &str, spec: &Spec) -> Result<Option<
         targets: spec.targets.iter().map(ToString::to_string).collect(),
         image: spec.image.clone(),
         image_key,
-        engine: "nspawn".to_owned(),
+        engine: spec.engine.name().to_owned(),
+        service: snapshots
+            .iter()
+            .find_map(|(layer, _)| Some(layer.kept.as_ref()?.socket.clone())),
         head: Head {
             layer: snapshots.last().map(|(layer, _)| layer.id.clone()),
             tree: None,

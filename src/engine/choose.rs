@@ -1,0 +1,169 @@
+//! Owns which engine runs an env: the one that was asked for, the one that it was made with, or the first that works
+//! here.
+
+use std::path::PathBuf;
+
+use super::docker::{Flavour, Service};
+use crate::error::{Error, Kind, Result};
+use crate::spec::Engine;
+
+/// Where services are looked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sockets {
+    /// Docker's, or what `DOCKER_HOST` says.
+    pub docker: String,
+    /// Podman's, or what `CONTAINER_HOST` says.
+    pub podman: String,
+}
+
+/// An engine, and why this one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// The engine.
+    pub engine: Engine,
+    /// The service's socket, for the engines that are services.
+    pub service: Option<PathBuf>,
+    /// Why, in a few words.
+    pub reason: String,
+}
+
+/// Chooses.
+///
+/// `asked` is what the user typed or configured, `made_with` what the env has been made with, `nspawn` whether
+/// systemd-nspawn can be used: it is installed, and we are root.
+pub fn choose(
+    asked: Option<&str>,
+    made_with: Option<(&str, Option<PathBuf>)>,
+    nspawn: bool,
+    sockets: &Sockets,
+) -> Result<Choice> {
+    let asked = asked.filter(|name| *name != "auto");
+    if let (Some((name, service)), None) = (made_with, asked) {
+        return Ok(Choice {
+            engine: named(name)?,
+            service,
+            reason: "the env was made with it".to_owned(),
+        });
+    }
+    match asked.map(named).transpose()? {
+        Some(engine) => Ok(Choice {
+            engine,
+            service: service(engine, sockets)?,
+            reason: "asked for".to_owned(),
+        }),
+        None if nspawn => Ok(Choice {
+            engine: Engine::Nspawn,
+            service: None,
+            reason: "root, and systemd-nspawn is installed".to_owned(),
+        }),
+        None => first_service(sockets),
+    }
+}
+
+fn named(name: &str) -> Result<Engine> {
+    [Engine::Nspawn, Engine::Docker, Engine::Podman]
+        .into_iter()
+        .find(|engine| engine.name() == name)
+        .ok_or_else(|| {
+            Error::new(Kind::Usage, format!("there is no engine `{name}`"))
+                .help("one of: auto, nspawn, docker, podman")
+        })
+}
+
+fn first_service(sockets: &Sockets) -> Result<Choice> {
+    let mut causes = Vec::new();
+    for engine in [Engine::Docker, Engine::Podman] {
+        match service(engine, sockets) {
+            Ok(service) => {
+                return Ok(Choice {
+                    engine,
+                    service,
+                    reason: "systemd-nspawn needs root and to be installed; this service answers"
+                        .to_owned(),
+                });
+            }
+            Err(error) => causes.push(error.chain().join(": ")),
+        }
+    }
+    Err(Error::unavailable(
+        "no engine: systemd-nspawn needs root and to be installed, and no service answers",
+    )
+    .source(causes.join("; "))
+    .help("rockenv doctor"))
+}
+
+/// Finds the service of an engine, and makes sure that it is what it is taken for.
+fn service(engine: Engine, sockets: &Sockets) -> Result<Option<PathBuf>> {
+    let (host, flavour) = match engine {
+        Engine::Nspawn => return Ok(None),
+        Engine::Docker => (&sockets.docker, Flavour::Docker),
+        Engine::Podman => (&sockets.podman, Flavour::Podman),
+    };
+    let path = match host.split_once("://") {
+        None => host.as_str(),
+        Some(("unix", path)) => path,
+        Some(_) => {
+            return Err(Error::unavailable(format!(
+                "engine `{engine}` at `{host}` is not on this machine: rockenv mounts local directories"
+            ))
+            .help("unset DOCKER_HOST CONTAINER_HOST"));
+        }
+    };
+    let service = Service::connect(path.as_ref())?;
+    if service.flavour != flavour {
+        return Err(Error::unavailable(format!(
+            "at `{path}` answers {}, not {flavour}",
+            service.flavour
+        ))
+        .help(format!("rockenv up ... --engine {}", service.flavour)));
+    }
+    Ok(Some(service.socket))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nowhere() -> Sockets {
+        Sockets {
+            docker: "/nowhere/docker.sock".into(),
+            podman: "unix:///nowhere/podman.sock".into(),
+        }
+    }
+
+    #[test]
+    fn what_was_asked_for_wins_then_what_the_env_was_made_with() {
+        let of = |asked, made| choose(asked, made, true, &nowhere());
+        assert_eq!(of(None, None).unwrap().engine, Engine::Nspawn);
+        assert_eq!(of(Some("auto"), None).unwrap().engine, Engine::Nspawn);
+        let made = || Some(("podman", Some(PathBuf::from("/p"))));
+        let choice = of(None, made()).unwrap();
+        assert_eq!(
+            (choice.engine, choice.service),
+            (Engine::Podman, Some("/p".into()))
+        );
+        assert_eq!(of(Some("nspawn"), made()).unwrap().engine, Engine::Nspawn);
+    }
+
+    #[test]
+    fn without_any_engine_the_error_says_what_was_tried() {
+        let error = choose(None, None, false, &nowhere()).unwrap_err();
+        let text = error.chain().join("\n");
+        assert!(
+            text.contains("/nowhere/docker.sock") && text.contains("/nowhere/podman.sock"),
+            "{text}"
+        );
+        assert_eq!(
+            choose(Some("lxc"), None, true, &nowhere())
+                .unwrap_err()
+                .kind(),
+            Kind::Usage
+        );
+        let remote = Sockets {
+            docker: "tcp://192.0.2.1:2375".into(),
+            ..nowhere()
+        };
+        let error = choose(Some("docker"), None, true, &remote).unwrap_err();
+        assert!(error.message().contains("not on this machine"));
+    }
+}

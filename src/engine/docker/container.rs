@@ -1,0 +1,364 @@
+//! Owns containers of a service: what they are made with, and their life.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use bollard::errors::Error as Refusal;
+use bollard::models::{
+    ContainerCreateBody, DeviceMapping, HostConfig, HostConfigLogConfig, Mount, MountBindOptions,
+    MountBindOptionsPropagationEnum, MountType, ResourcesUlimits,
+};
+use bollard::query_parameters::{
+    CreateContainerOptionsBuilder, InspectContainerOptionsBuilder, KillContainerOptions,
+    StartContainerOptions,
+};
+use nix::sys::resource::{Resource, getrlimit};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use super::{LATE, Labels, SOON, Service};
+use crate::engine::{Bind, Container, nspawn};
+use crate::error::{Error, Result};
+
+/// How long a container may be in a state between two that are known.
+const SETTLE: Duration = Duration::from_secs(10);
+/// How often a container that was killed is looked at.
+const PERIOD: Duration = Duration::from_millis(10);
+/// Where the holder's socket is inside; see [`crate::engine::agent`].
+pub(super) const AGENT_DIRECTORY: &str = "/run/rockenv/agent";
+/// Its name there.
+pub(super) const AGENT_SOCKET: &str = "socket";
+
+/// The tree of a container at a service, and what it is to be called.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Place {
+    /// The service's socket.
+    pub socket: PathBuf,
+    /// The image below.
+    pub image: String,
+    /// Name of the container.
+    pub name: String,
+    /// Label values: the store's root.
+    pub store: String,
+    /// The env's id.
+    pub env: String,
+    /// The live tree's id.
+    pub tree: String,
+    /// The key of the step that makes the tree.
+    pub key: String,
+}
+
+impl Place {
+    /// Returns the labels of what belongs to this tree.
+    pub fn labels(&self) -> Labels {
+        Labels {
+            store: self.store.clone(),
+            env: self.env.clone(),
+            tree: self.tree.clone(),
+            key: self.key.clone(),
+            ..Labels::default()
+        }
+    }
+}
+
+/// What a service knows of a container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct State {
+    /// Its id: 64 hexadecimal digits.
+    pub id: String,
+    /// Whether it runs.
+    pub running: bool,
+    /// Its first process, as the host numbers it; 0 when it does not run.
+    pub pid: i64,
+    /// Whether the kernel killed in it for want of memory.
+    pub oom_killed: bool,
+    /// Its exit code.
+    pub exit_code: i64,
+    /// What it was made with, by the label.
+    pub setup: String,
+}
+
+impl Service {
+    /// Makes sure that the container of `place` is there and set up for `container`: with the same set-up the one
+    /// that is there serves, with another its changes are carried over. Returns sentences about limits that cannot
+    /// be set.
+    pub fn prepare(
+        &self,
+        place: &Place,
+        container: &Container,
+        agent: &Path,
+        program: &Path,
+    ) -> Result<Vec<String>> {
+        let body = body(container, agent, program, self.peer)?;
+        let setup = setup(&body, &container.devices)?;
+        let mut image = place.image.clone();
+        if let Some(state) = self.state(&place.name)? {
+            if state.running {
+                // Whoever has the env's lock knows of everybody who may use it: this is a rest.
+                self.stop(&place.name)?;
+            }
+            if state.setup == setup {
+                return Ok(Vec::new());
+            }
+            image = self.commit(&place.name, &format!("rockenv/carried-{}", place.tree))?;
+            self.remove_container(&place.name)?;
+        }
+        let labels = Labels {
+            setup,
+            ..place.labels()
+        };
+        let body = ContainerCreateBody {
+            image: Some(image),
+            labels: Some(labels.map()),
+            ..body
+        };
+        let options = CreateContainerOptionsBuilder::new()
+            .name(&place.name)
+            .build();
+        let made = self.ask(
+            LATE,
+            "make a container",
+            self.client.create_container(Some(options), body),
+        )?;
+        Ok(made.warnings)
+    }
+
+    /// Starts a container.
+    pub fn start(&self, name: &str) -> Result<()> {
+        let request = self
+            .client
+            .start_container(name, None::<StartContainerOptions>);
+        self.ask(LATE, "start a container", request)
+    }
+
+    /// Returns what is known of a container; `None` where there is none of that name.
+    pub fn state(&self, name: &str) -> Result<Option<State>> {
+        let request = async {
+            let deadline = Instant::now() + SETTLE;
+            loop {
+                // Between running and exited, Podman names states that Docker does not have.
+                match self.client.inspect_container(name, None).await {
+                    Err(Refusal::JsonDataError { .. }) if Instant::now() < deadline => {
+                        tokio::time::sleep(PERIOD).await;
+                    }
+                    answer => return answer,
+                }
+            }
+        };
+        let Some(found) = self.found(SOON, "look at a container", request)? else {
+            return Ok(None);
+        };
+        let state = found.state.unwrap_or_default();
+        let labels = found.config.and_then(|config| config.labels);
+        Ok(Some(State {
+            id: found.id.unwrap_or_default(),
+            running: state.running.unwrap_or(false),
+            pid: state.pid.unwrap_or(0),
+            oom_killed: state.oom_killed.unwrap_or(false),
+            exit_code: state.exit_code.unwrap_or(0),
+            setup: labels
+                .and_then(|mut labels| labels.remove("rockenv.setup"))
+                .unwrap_or_default(),
+        }))
+    }
+
+    /// Returns the bytes that a container, which must not run, changed in its tree.
+    pub fn written(&self, name: &str) -> Result<u64> {
+        let options = InspectContainerOptionsBuilder::new().size(true).build();
+        let request = self.client.inspect_container(name, Some(options));
+        let found = self.ask(LATE, "measure a container", request)?;
+        Ok(found
+            .size_rw
+            .and_then(|size| u64::try_from(size).ok())
+            .unwrap_or(0))
+    }
+
+    /// Kills a container, where it runs, and waits until it has ended.
+    pub fn stop(&self, name: &str) -> Result<()> {
+        let deadline = Instant::now() + SOON;
+        while self.state(name)?.is_some_and(|state| state.running) {
+            if Instant::now() > deadline {
+                return Err(Error::unexpected(format!(
+                    "container `{name}` does not end although {} was told to kill it",
+                    self.flavour
+                )));
+            }
+            // It may end by itself in between, which is refused as a conflict.
+            let request = self
+                .client
+                .kill_container(name, None::<KillContainerOptions>);
+            drop(self.found(SOON, "kill a container", request));
+            std::thread::sleep(PERIOD);
+        }
+        Ok(())
+    }
+
+    /// Waits until a container that is about to end has ended; kills it when that takes longer than `grace`.
+    pub fn wait(&self, name: &str, grace: Duration) -> Result<()> {
+        let deadline = Instant::now() + grace;
+        while Instant::now() < deadline {
+            if !self.state(name)?.is_some_and(|state| state.running) {
+                return Ok(());
+            }
+            std::thread::sleep(PERIOD);
+        }
+        self.stop(name)
+    }
+}
+
+/// Returns the request that makes the container, without image and labels.
+fn body(
+    container: &Container,
+    agent: &Path,
+    program: &Path,
+    peer: Option<i32>,
+) -> Result<ContainerCreateBody> {
+    let mut mounts = vec![
+        mount(&Bind {
+            source: program.to_owned(),
+            target: nspawn::PROGRAM.to_owned(),
+            read_only: true,
+        })?,
+        mount(&Bind {
+            source: agent.to_owned(),
+            target: AGENT_DIRECTORY.to_owned(),
+            read_only: false,
+        })?,
+    ];
+    for bind in &container.binds {
+        mounts.push(mount(bind)?);
+    }
+    let memory = container
+        .limits
+        .memory_max
+        .and_then(|bytes| i64::try_from(bytes).ok());
+    let tasks = container
+        .limits
+        .tasks_max
+        .and_then(|count| i64::try_from(count).ok());
+    let network = if container.network { "host" } else { "none" };
+    let host = HostConfig {
+        mounts: Some(mounts),
+        // As under systemd-nspawn: nothing of it gets into a snapshot.
+        tmpfs: Some(
+            [("/run".to_owned(), "rw,nosuid,nodev,mode=755".to_owned())]
+                .into_iter()
+                .collect(),
+        ),
+        devices: Some(devices(&container.devices)),
+        network_mode: Some(network.to_owned()),
+        memory,
+        // The same number: no swap on top.
+        memory_swap: memory,
+        // Podman has a limit of its own otherwise.
+        pids_limit: Some(tasks.unwrap_or(-1)),
+        ulimits: Some(ulimits(peer)?),
+        // Output goes by descriptors of our own; a log of the service would only grow.
+        log_config: Some(HostConfigLogConfig {
+            typ: Some("none".to_owned()),
+            config: None,
+        }),
+        // Volumes are the user's files: their labels are not ours to change.
+        security_opt: Some(vec!["label=disable".to_owned()]),
+        // The size is a limit of a file system in memory, not a reservation.
+        shm_size: Some(8 << 30),
+        ..HostConfig::default()
+    };
+    Ok(ContainerCreateBody {
+        hostname: (network == "none").then(|| "rockenv".to_owned()),
+        user: Some("0:0".to_owned()),
+        working_dir: Some("/".to_owned()),
+        entrypoint: Some(vec![nspawn::PROGRAM.to_owned()]),
+        cmd: Some(vec![
+            "__agent".to_owned(),
+            format!("{AGENT_DIRECTORY}/{AGENT_SOCKET}"),
+        ]),
+        host_config: Some(host),
+        ..ContainerCreateBody::default()
+    })
+}
+
+fn mount(bind: &Bind) -> Result<Mount> {
+    let source = bind.source.to_str().ok_or_else(|| {
+        Error::invalid(format!(
+            "`{}` cannot be mounted by Docker or Podman: its name is not UTF-8",
+            bind.source.display()
+        ))
+    })?;
+    Ok(Mount {
+        typ: Some(MountType::BIND),
+        source: Some(source.to_owned()),
+        target: Some(bind.target.clone()),
+        read_only: Some(bind.read_only),
+        bind_options: Some(MountBindOptions {
+            propagation: Some(MountBindOptionsPropagationEnum::RPRIVATE),
+            ..MountBindOptions::default()
+        }),
+        ..Mount::default()
+    })
+}
+
+fn devices(nodes: &[PathBuf]) -> Vec<DeviceMapping> {
+    nodes
+        .iter()
+        .map(|node| {
+            let path = node.to_string_lossy().into_owned();
+            DeviceMapping {
+                path_on_host: Some(path.clone()),
+                path_in_container: Some(path),
+                cgroup_permissions: Some("rw".to_owned()),
+            }
+        })
+        .collect()
+}
+
+/// Returns limits that are within our own and the service's: more is refused, and without any Podman asks for more.
+///
+/// `peer` is the process that listens at the service's socket.
+fn ulimits(peer: Option<i32>) -> Result<Vec<ResourcesUlimits>> {
+    let peer = peer
+        .and_then(|pid| fs_err::read_to_string(format!("/proc/{pid}/limits")).ok())
+        .unwrap_or_default();
+    let mut limits = Vec::new();
+    for (name, resource, line, most) in [
+        // Some old programs close every descriptor that could be open.
+        ("nofile", Resource::RLIMIT_NOFILE, "Max open files", 1 << 19),
+        ("nproc", Resource::RLIMIT_NPROC, "Max processes", u64::MAX),
+    ] {
+        let (soft, hard) = getrlimit(resource)?;
+        let theirs = hard_limit(&peer, line).unwrap_or(u64::MAX);
+        let most = most.min(hard).min(theirs);
+        // Unlimited is -1 in the protocol.
+        let number = |value: u64| i64::try_from(value.min(most)).unwrap_or(-1);
+        limits.push(ResourcesUlimits {
+            name: Some(name.to_owned()),
+            soft: Some(number(soft)),
+            hard: Some(number(hard)),
+        });
+    }
+    Ok(limits)
+}
+
+/// Reads a hard limit from `/proc/<pid>/limits`; `None` where there is none.
+fn hard_limit(limits: &str, name: &str) -> Option<u64> {
+    let line = limits.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// Names a set-up: the request, and the numbers of the devices, which change when a driver is loaded again.
+fn setup(body: &ContainerCreateBody, devices: &[PathBuf]) -> Result<String> {
+    use std::os::unix::fs::MetadataExt as _;
+    let text = serde_json::to_vec(body)
+        .map_err(|error| Error::unexpected("cannot encode a container").source(error))?;
+    let mut hash = Sha256::new();
+    hash.update(&text);
+    for device in devices {
+        hash.update(fs_err::metadata(device)?.rdev().to_le_bytes());
+    }
+    Ok(hash
+        .finalize()
+        .iter()
+        .take(16)
+        .map(|byte| format!("{byte:02x}"))
+        .collect())
+}

@@ -1,0 +1,119 @@
+//! Owns a holder's part for a container of a service: it starts the container, and hands the agent inside the
+//! listening socket as if it were a child of its own.
+
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::{Duration, Instant};
+
+use fs_err as fs;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signalfd::SignalFd;
+
+use super::container::AGENT_SOCKET;
+use super::{Place, Service};
+use crate::engine::Usage;
+use crate::engine::cgroup::{Cgroup, Figures};
+use crate::engine::hold::{Hold, State, check_binds, supervise};
+use crate::engine::session::short_path;
+use crate::engine::wire::{self, ToAgent};
+use crate::error::{Error, Result, ResultExt as _};
+
+/// How long a container may take from its start until the agent in it answers.
+const START: Duration = Duration::from_secs(60);
+/// How often a container that does not answer is looked at, in ms.
+const PERIOD: u16 = 200;
+/// How long a container may take to end after the agent has.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// Runs the container until nobody wants it any more.
+pub(in crate::engine) fn hold(
+    hold: &Hold,
+    place: &Place,
+    state: &mut State,
+    listener: UnixListener,
+    signals: &SignalFd,
+    starter: &UnixStream,
+) -> Result<Usage> {
+    let service = Service::connect(&place.socket)?;
+    check_binds(&hold.container)?;
+    let directory = hold.run.join("agent");
+    fs::create_dir_all(&directory)?;
+    // Inside, it is root's alone: the build user must not speak for the agent.
+    fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o700))?;
+    let path = directory.join(AGENT_SOCKET);
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        other => other?,
+    }
+    let entrance = UnixListener::bind(short_path(&directory, AGENT_SOCKET)?.1)
+        .context(|| format!("cannot listen at `{}`", path.display()))?;
+    state.save(&hold.run)?;
+    let missing = service.prepare(place, &hold.container, &directory, &hold.program)?;
+    service.start(&place.name)?;
+    let agent = accept(&entrance, &service, &place.name)?;
+    drop(entrance);
+    fs::remove_file(&path)?;
+    if let Some(found) = service.state(&place.name)? {
+        state.cgroup = Cgroup::of_container(found.pid, &found.id).unwrap_or_default();
+        state.save(&hold.run)?;
+    }
+    let listen = ToAgent::Listen {
+        user: hold.container.user.clone(),
+    };
+    wire::send(&agent, &listen, &[listener.as_fd().as_raw_fd()])?;
+    drop(listener);
+    let mut figures = Figures::default();
+    let ready = supervise(
+        hold.tie,
+        // The container is no child of ours: the end of the agent's stream is its end.
+        &mut |agent_is_gone| Ok(agent_is_gone),
+        agent,
+        signals,
+        starter,
+        missing,
+        // The service removes the control group with the container's last process.
+        &mut || figures = state.cgroup.figures(),
+    )?;
+    service.wait(&place.name, GRACE)?;
+    let ended = service.state(&place.name)?;
+    if !ready {
+        let code = ended.map_or(-1, |state| state.exit_code);
+        return Err(Error::unexpected(format!(
+            "the agent in container `{}` ended before it began (exit code {code})",
+            place.name
+        ))
+        .help("rockenv doctor"));
+    }
+    let killed = ended.is_some_and(|state| state.oom_killed);
+    Ok(Usage {
+        cpu_us: figures.cpu_us.unwrap_or(0),
+        memory_peak: figures.memory_peak,
+        read_bytes: 0,
+        written_bytes: 0,
+        oom_kills: figures.oom_kills.max(u64::from(killed)),
+    })
+}
+
+/// Waits for the agent to call.
+fn accept(entrance: &UnixListener, service: &Service, name: &str) -> Result<UnixStream> {
+    let deadline = Instant::now() + START;
+    loop {
+        let mut fds = [PollFd::new(entrance.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut fds, PollTimeout::from(PERIOD)) {
+            Ok(0) | Err(nix::Error::EINTR) => {}
+            other => {
+                other?;
+                return Ok(entrance.accept()?.0);
+            }
+        }
+        let state = service.state(name)?;
+        if !state.as_ref().is_some_and(|state| state.running) || Instant::now() > deadline {
+            let code = state.map_or(-1, |state| state.exit_code);
+            return Err(Error::unexpected(format!(
+                "nothing answers in container `{name}` (exit code {code})"
+            ))
+            .help("rockenv doctor"));
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! Owns the conversation with a Docker or Podman service: every request rockenv makes, and every way in which the
+//! two differ. Podman speaks Docker's protocol; which of the two answers is asked once.
+//!
+//! What rockenv makes there carries the labels of [`Labels`], so that it is found again by what it is, not by memory.
+
+mod container;
+mod hold;
+mod objects;
+
+pub use container::{Place, State};
+pub(super) use hold::hold;
+pub use objects::{Image, Object, What};
+
+use std::collections::HashMap;
+use std::fmt;
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use bollard::errors::Error as Refusal;
+use nix::sys::socket::{getsockopt, sockopt};
+use serde::{Deserialize, Serialize};
+use tokio::runtime::Runtime;
+
+use crate::error::{Error, Kind, Result, ResultExt as _};
+
+/// How long an answer may take that needs no work.
+const SOON: Duration = Duration::from_secs(30);
+/// How long copying a tree may take: an import, a commit, the removal of an image.
+const LATE: Duration = Duration::from_secs(3600);
+
+/// Which program answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Flavour {
+    /// Docker's daemon.
+    Docker,
+    /// Podman's service.
+    Podman,
+}
+
+impl fmt::Display for Flavour {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Docker => "docker",
+            Self::Podman => "podman",
+        })
+    }
+}
+
+/// The labels of an object, by name without the prefix `rockenv.`.
+///
+/// An image passes its labels on to containers and these to images: each container has every label, empty where
+/// one does not apply, and an image has those of the container that it was.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Labels {
+    /// The store's root.
+    pub store: String,
+    /// Id of the env.
+    pub env: String,
+    /// Id of the live tree that a container is, and that an image was.
+    pub tree: String,
+    /// Key of the step that runs in a container, and that an image is the snapshot of.
+    pub key: String,
+    /// What a container is set up with; another set-up needs another container.
+    pub setup: String,
+}
+
+impl Labels {
+    fn pairs(&self) -> [(&'static str, &str); 5] {
+        [
+            ("rockenv.store", &self.store),
+            ("rockenv.env", &self.env),
+            ("rockenv.tree", &self.tree),
+            ("rockenv.key", &self.key),
+            ("rockenv.setup", &self.setup),
+        ]
+    }
+
+    fn map(&self) -> HashMap<String, String> {
+        self.pairs()
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .collect()
+    }
+}
+
+/// A service that answers.
+pub struct Service {
+    client: bollard::Docker,
+    runtime: Runtime,
+    /// The socket at which it answers.
+    pub socket: PathBuf,
+    /// What it is.
+    pub flavour: Flavour,
+    /// Its version, as it says.
+    pub version: String,
+    /// The process that listens at the socket.
+    peer: Option<i32>,
+}
+
+impl fmt::Debug for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Service")
+            .field("socket", &self.socket)
+            .field("flavour", &self.flavour)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Service {
+    /// Connects to the service at a socket and asks what it is.
+    pub fn connect(socket: &Path) -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let unreachable = |source: String| unreachable(socket, source);
+        // Before the client, whose errors do not tell an absent socket from a closed one.
+        let stream = std::os::unix::net::UnixStream::connect(socket)
+            .map_err(|error| unreachable(error.to_string()))?;
+        let peer = getsockopt(&stream, sockopt::PeerCredentials)
+            .ok()
+            .map(|peer| peer.pid());
+        let client = bollard::Docker::connect_with_unix(
+            &socket.to_string_lossy(),
+            LATE.as_secs(),
+            bollard::API_DEFAULT_VERSION,
+        )
+        .map_err(|error| unreachable(error.to_string()))?;
+        // An unversioned request is taken for the newest version, which old services refuse.
+        let asked = async {
+            let client = client.negotiate_version().await?;
+            let version = client.version().await?;
+            Ok::<_, Refusal>((client, version))
+        };
+        let (client, version) = runtime
+            .block_on(async { tokio::time::timeout(SOON, asked).await })
+            .map_err(|_| unreachable("it does not answer".to_owned()))?
+            .map_err(|error| unreachable(error.to_string()))?;
+        let components = version.components.unwrap_or_default();
+        let podman = components
+            .iter()
+            .any(|component| component.name.starts_with("Podman"));
+        Ok(Self {
+            client,
+            runtime,
+            socket: socket.to_owned(),
+            flavour: if podman {
+                Flavour::Podman
+            } else {
+                Flavour::Docker
+            },
+            version: version.version.unwrap_or_default(),
+            peer,
+        })
+    }
+
+    /// Waits for an answer; `what` completes "cannot ...".
+    fn ask<T>(
+        &self,
+        limit: Duration,
+        what: &str,
+        request: impl Future<Output = std::result::Result<T, Refusal>>,
+    ) -> Result<T> {
+        self.found(limit, what, request)?.ok_or_else(|| {
+            Error::not_found(format!(
+                "cannot {what}: {} does not have it any more",
+                self.flavour
+            ))
+            .help("rockenv fsck")
+        })
+    }
+
+    /// Waits for an answer; `None` where the object is not there.
+    fn found<T>(
+        &self,
+        limit: Duration,
+        what: &str,
+        request: impl Future<Output = std::result::Result<T, Refusal>>,
+    ) -> Result<Option<T>> {
+        let answer = self
+            .runtime
+            .block_on(async { tokio::time::timeout(limit, request).await });
+        match answer {
+            Err(_) => Err(Error::unavailable(format!(
+                "cannot {what}: {} did not answer within {} s",
+                self.flavour,
+                limit.as_secs()
+            ))
+            .help(restart(self.flavour))),
+            Ok(Ok(value)) => Ok(Some(value)),
+            Ok(Err(Refusal::DockerResponseServerError {
+                status_code: 404, ..
+            })) => Ok(None),
+            Ok(Err(refusal)) => Err(self.error(&refusal)).context(|| format!("cannot {what}")),
+        }
+    }
+
+    fn error(&self, refusal: &Refusal) -> Error {
+        let (kind, message) = match refusal {
+            Refusal::DockerResponseServerError {
+                status_code,
+                message,
+            } => (
+                Kind::Unexpected,
+                format!(
+                    "{} answered {status_code}: {}",
+                    self.flavour,
+                    message.trim()
+                ),
+            ),
+            Refusal::JsonDataError { message, .. } => (
+                Kind::Unexpected,
+                format!(
+                    "{} gave an answer that makes no sense: {message}",
+                    self.flavour
+                ),
+            ),
+            other => (
+                Kind::Unavailable,
+                format!("{} broke the connection off: {other}", self.flavour),
+            ),
+        };
+        let error = Error::new(kind, message);
+        if kind == Kind::Unavailable {
+            return error.help(restart(self.flavour));
+        }
+        error
+    }
+}
+
+fn unreachable(socket: &Path, source: String) -> Error {
+    let podman = socket.to_string_lossy().contains("podman");
+    let help = if source.contains("ermission denied") {
+        "sudo usermod -aG docker \"$USER\", then log in again"
+    } else {
+        restart(if podman {
+            Flavour::Podman
+        } else {
+            Flavour::Docker
+        })
+    };
+    Error::unavailable(format!("no service answers at `{}`", socket.display()))
+        .source(source)
+        .help(help)
+}
+
+/// Returns the command that starts the service again.
+fn restart(flavour: Flavour) -> &'static str {
+    let root = nix::unistd::geteuid().is_root();
+    match (flavour, root) {
+        (Flavour::Docker, _) => "sudo systemctl restart docker",
+        (Flavour::Podman, true) => "systemctl restart podman.socket",
+        (Flavour::Podman, false) => "systemctl --user restart podman.socket",
+    }
+}

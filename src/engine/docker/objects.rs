@@ -1,0 +1,242 @@
+//! Owns images, and finding and removing what carries rockenv's labels.
+
+use std::collections::HashMap;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+use bollard::models::ContainerConfig;
+use bollard::query_parameters::{
+    CommitContainerOptionsBuilder, CreateImageOptionsBuilder, ListContainersOptionsBuilder,
+    ListImagesOptionsBuilder, RemoveContainerOptionsBuilder, RemoveImageOptionsBuilder,
+};
+use futures_util::StreamExt as _;
+use serde::{Deserialize, Serialize};
+
+use super::{LATE, SOON, Service};
+use crate::error::{Error, Result};
+use crate::process::Program;
+
+/// How much of a tree's archive is on its way at once, in pieces of 64 KiB.
+const PIECES: usize = 16;
+
+/// What the store keeps at a service: written down beside the files that belong to it, so that whoever deletes
+/// these can have it removed there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Object {
+    /// The service's socket.
+    pub socket: PathBuf,
+    /// What is there.
+    #[serde(flatten)]
+    pub what: What,
+}
+
+/// How an object is found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum What {
+    /// Containers and images by the label of the live tree that they are, or were.
+    Tree(String),
+    /// An image by its name.
+    Image(String),
+}
+
+impl Object {
+    /// Removes it; what is not there is no error.
+    pub fn remove(&self) -> Result<()> {
+        let service = Service::connect(&self.socket)?;
+        match &self.what {
+            What::Tree(tree) => service.remove_labelled("tree", tree),
+            What::Image(name) => service.remove_image(name),
+        }
+    }
+}
+
+/// An image of the service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Image {
+    /// Its id.
+    pub id: String,
+    /// Its labels, with the prefix.
+    pub labels: HashMap<String, String>,
+    /// Bytes of all its layers, shared ones included.
+    pub size: u64,
+}
+
+impl Service {
+    /// Makes an image of the tree at a directory; `name` has no tag, which Podman would ignore.
+    pub fn import(&self, tree: &Path, name: &str) -> Result<()> {
+        let tar = Program::find("tar", "importing images")?
+            .args([
+                "--create",
+                "--file=-",
+                "--numeric-owner",
+                "--xattrs",
+                "--xattrs-include=*",
+                "--one-file-system",
+                "--sort=name",
+                "--directory",
+            ])
+            .arg(tree)
+            .arg(".");
+        let (sender, receiver) = tokio::sync::mpsc::channel(PIECES);
+        let archive = futures_util::stream::unfold(receiver, |mut receiver| async {
+            receiver.recv().await.map(|piece| (piece, receiver))
+        });
+        let options = CreateImageOptionsBuilder::new()
+            .from_src("-")
+            .repo(name)
+            .build();
+        let never = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let packing = scope.spawn(|| {
+                tar.stream(&never, &mut |_| {}, move |mut stdout| {
+                    loop {
+                        let mut piece = vec![0; 64 << 10];
+                        let count = stdout.read(&mut piece)?;
+                        piece.truncate(count);
+                        // A service that gave up has said why.
+                        if count == 0 || sender.blocking_send(piece.into()).is_err() {
+                            return Ok(());
+                        }
+                    }
+                })
+            });
+            let sent = self.ask(LATE, "import an image", async {
+                let body = bollard::body_stream(archive);
+                let mut answers = self.client.create_image(Some(options), Some(body), None);
+                while let Some(answer) = answers.next().await {
+                    answer?;
+                }
+                Ok(())
+            });
+            let packed = packing
+                .join()
+                .map_err(|_| Error::unexpected("a thread that packed an image panicked"))?;
+            sent?;
+            packed
+        })?;
+        match self.image(name)? {
+            Some(_) => Ok(()),
+            None => Err(Error::unexpected(format!("{} lost an image", self.flavour))),
+        }
+    }
+
+    /// Returns the image of that name or id.
+    pub fn image(&self, name: &str) -> Result<Option<Image>> {
+        let found = self.found(SOON, "look at an image", self.client.inspect_image(name))?;
+        Ok(found.map(|image| Image {
+            id: image.id.unwrap_or_default(),
+            labels: image
+                .config
+                .and_then(|config| config.labels)
+                .unwrap_or_default(),
+            size: image
+                .size
+                .and_then(|size| u64::try_from(size).ok())
+                .unwrap_or(0),
+        }))
+    }
+
+    /// Freezes a container, which must not run, as an image with the container's labels; returns its id.
+    pub fn commit(&self, container: &str, name: &str) -> Result<String> {
+        let options = CommitContainerOptionsBuilder::new()
+            .container(container)
+            .repo(name)
+            .pause(false)
+            .build();
+        let request = self
+            .client
+            .commit_container(options, ContainerConfig::default());
+        Ok(self.ask(LATE, "freeze a container", request)?.id)
+    }
+
+    /// Returns the images that carry a label, which is given without the prefix.
+    pub fn images(&self, label: &str, value: &str) -> Result<Vec<Image>> {
+        let filters = filters(label, value);
+        let options = ListImagesOptionsBuilder::new().filters(&filters).build();
+        let found = self.ask(SOON, "list images", self.client.list_images(Some(options)))?;
+        Ok(found
+            .into_iter()
+            .map(|image| Image {
+                id: image.id,
+                labels: image.labels,
+                size: u64::try_from(image.size).unwrap_or(0),
+            })
+            .collect())
+    }
+
+    /// Returns ids and labels of the containers that carry a label, which is given without the prefix.
+    pub fn containers(
+        &self,
+        label: &str,
+        value: &str,
+    ) -> Result<Vec<(String, HashMap<String, String>)>> {
+        let filters = filters(label, value);
+        let options = ListContainersOptionsBuilder::new()
+            .all(true)
+            .filters(&filters)
+            .build();
+        let found = self.ask(
+            SOON,
+            "list containers",
+            self.client.list_containers(Some(options)),
+        )?;
+        Ok(found
+            .into_iter()
+            .filter_map(|container| Some((container.id?, container.labels.unwrap_or_default())))
+            .collect())
+    }
+
+    /// Removes a container and what it changed; running or not, there or not.
+    pub fn remove_container(&self, name: &str) -> Result<()> {
+        let options = RemoveContainerOptionsBuilder::new()
+            .force(true)
+            .v(true)
+            .build();
+        let request = self.client.remove_container(name, Some(options));
+        self.found(LATE, "remove a container", request).map(drop)
+    }
+
+    /// Removes every container and image that carries a label, which is given without the prefix.
+    ///
+    /// An image that others stand on loses its name, and goes with the last of them.
+    pub fn remove_labelled(&self, label: &str, value: &str) -> Result<()> {
+        if value.is_empty() {
+            return Err(Error::unexpected("an empty label would fit everything"));
+        }
+        for (container, _) in self.containers(label, value)? {
+            self.remove_container(&container)?;
+        }
+        for image in self.images(label, value)? {
+            self.remove_image(&image.id)?;
+        }
+        Ok(())
+    }
+
+    fn remove_image(&self, id: &str) -> Result<()> {
+        let Some(found) = self.found(SOON, "look at an image", self.client.inspect_image(id))?
+        else {
+            return Ok(());
+        };
+        // By its names: by its id, one that others stand on is refused.
+        let mut names = found.repo_tags.unwrap_or_default();
+        if names.is_empty() {
+            names.push(id.to_owned());
+        }
+        for name in names {
+            let options = RemoveImageOptionsBuilder::new().build();
+            let request = self.client.remove_image(&name, Some(options), None);
+            match self.found(LATE, "remove an image", request) {
+                // Nameless already, and others stand on it.
+                Err(_) if name == id => {}
+                other => drop(other?),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn filters(label: &str, value: &str) -> HashMap<String, Vec<String>> {
+    HashMap::from([("label".to_owned(), vec![format!("rockenv.{label}={value}")])])
+}
