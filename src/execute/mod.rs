@@ -5,6 +5,7 @@
 
 pub mod attend;
 pub mod container;
+mod durable;
 pub mod inspect;
 pub mod log;
 pub mod relay;
@@ -130,7 +131,7 @@ impl Execution<'_, '_> {
             .collect();
         self.env.ensure_volumes(&volumes, &self.spec.user)?;
         let run = Timestamp::now().strftime("%Y%m%dT%H%M%SZ").to_string();
-        let mut syncs = Vec::new();
+        let durable = durable::Durable::start(self.store);
         let mut skipped = Vec::new();
         let total = u32::try_from(self.plan.steps.len()).unwrap_or(u32::MAX);
         let mut ended = None;
@@ -166,7 +167,7 @@ impl Execution<'_, '_> {
                 Ok(layer) => {
                     let cost = self.cost_of(&step.name);
                     self.finished(index, total, &step.name, event::Outcome::Done, cost);
-                    syncs.push(self.sync(layer));
+                    durable.add(layer);
                 }
                 Err(stopped) => {
                     let cost = self.cost_of(&step.name);
@@ -176,10 +177,7 @@ impl Execution<'_, '_> {
                 }
             }
         }
-        for sync in syncs {
-            sync.join()
-                .map_err(|_| Error::unexpected("a thread that waited for the disk panicked"))??;
-        }
+        durable.finish()?;
         if let Some(ended) = ended {
             return Ok(ended);
         }
@@ -234,12 +232,6 @@ impl Execution<'_, '_> {
             .find(|step| step.name == name)
             .and_then(|step| step.cost)
             .unwrap_or_default()
-    }
-
-    /// Writes to disk in the background: a machine that is reset in the night then keeps what was finished.
-    fn sync(&self, layer: String) -> std::thread::JoinHandle<Result<()>> {
-        let store = self.store.clone();
-        std::thread::spawn(move || store.make_durable(&[layer]))
     }
 
     fn keep_changes(&mut self) -> Result<()> {

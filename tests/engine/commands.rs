@@ -7,7 +7,7 @@ use std::process::Stdio;
 use fs_err as fs;
 use sha2::{Digest as _, Sha256};
 
-use crate::support::env::{Background, TestStore, finish, peak_memory};
+use crate::support::env::{Background, TestStore, finish, own_memory};
 
 /// A step that does next to nothing.
 pub(crate) const ONE: &str = "[[step]]\nname = 'one'\nrun = 'true'\n";
@@ -84,12 +84,13 @@ fn streams_are_apart_and_byte_exact() {
         }
         hash.update(&buffer[..read]);
         count += read;
-        peak = peak.max(peak_memory(pid));
+        // Pages of the program itself are the kernel's to keep or drop, and a debug build has many.
+        peak = peak.max(own_memory(pid));
     }
     assert_eq!((count, hash.finalize()), (size, sent.join().unwrap()));
     assert!(child.wait().unwrap().success());
     assert!(
-        (1..20 << 20).contains(&peak),
+        (1..8 << 20).contains(&peak),
         "exec took {peak} bytes of memory"
     );
 }

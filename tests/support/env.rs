@@ -116,6 +116,16 @@ impl TestStore {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
+        // As `tests/service` sets them.
+        for (from, to) in [
+            ("ROCKENV_TEST_ENGINE", "ROCKENV_ENGINE"),
+            ("DOCKER_HOST", "DOCKER_HOST"),
+            ("CONTAINER_HOST", "CONTAINER_HOST"),
+        ] {
+            if let Some((_, value)) = std::env::vars_os().find(|(name, _)| name == from) {
+                command.env(to, value);
+            }
+        }
         hear_signals(&mut command);
         command
     }
@@ -255,11 +265,12 @@ impl TestStore {
 
     /// Returns the processes in the containers of the store's envs, with their command lines.
     pub(crate) fn contained(&self) -> Vec<(i32, String)> {
-        let machine = format!("{}-", self.machine());
+        let mut groups = vec![format!("{}-", self.machine())];
+        groups.extend(self.service_groups());
         let mut found = processes();
         found.retain(|(pid, _)| {
             fs::read_to_string(format!("/proc/{pid}/cgroup"))
-                .is_ok_and(|text| text.contains(&machine))
+                .is_ok_and(|text| groups.iter().any(|group| text.contains(group)))
         });
         found
     }
@@ -276,6 +287,26 @@ impl TestStore {
 
     fn machine(&self) -> String {
         format!("rockenv-{}", self.name)
+    }
+
+    /// Returns the names of the control groups that a service made, while the containers run.
+    fn service_groups(&self) -> Vec<String> {
+        let envs = fs::read_dir(self.home.join("envs"));
+        let mut groups = Vec::new();
+        for env in envs.into_iter().flatten().flatten() {
+            let state = fs::read(env.path().join("run/state.json")).unwrap_or_default();
+            let state: serde_json::Value = serde_json::from_slice(&state).unwrap_or_default();
+            let directories = state["cgroup"]["directories"].as_array();
+            for directory in directories.into_iter().flatten() {
+                let path = Path::new(directory[1].as_str().unwrap_or_default());
+                let name = path.file_name().and_then(OsStr::to_str);
+                groups.extend(
+                    name.filter(|_| !state["place"].is_null())
+                        .map(str::to_owned),
+                );
+            }
+        }
+        groups
     }
 
     fn locks(&self) -> Vec<PathBuf> {
@@ -646,6 +677,17 @@ fn template() -> PathBuf {
         .current_dir(&work));
     symlink(&version, &link).expect("the template's name");
     current.join("store")
+}
+
+/// Says whether the tests run beside a service (`tests/service`), whose containers are no children of rockenv's.
+pub(crate) fn is_service() -> bool {
+    std::env::vars_os().any(|(name, _)| name == "ROCKENV_TEST_ENGINE")
+}
+
+/// Returns how long something may take that needs so many seconds at most under systemd-nspawn: a service may take
+/// seconds of its own to end a container.
+pub(crate) fn patience(seconds: u64) -> Duration {
+    Duration::from_secs(if is_service() { seconds + 15 } else { seconds })
 }
 
 /// Gives the command the default reaction to signals: a shell starts what runs in its background deaf to Ctrl-C.

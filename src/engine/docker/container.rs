@@ -16,7 +16,7 @@ use nix::sys::resource::{Resource, getrlimit};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::{LATE, Labels, SOON, Service};
+use super::{Flavour, LATE, Labels, SOON, Service};
 use crate::engine::{Bind, Container, nspawn};
 use crate::error::{Error, Result};
 
@@ -89,7 +89,7 @@ impl Service {
         agent: &Path,
         program: &Path,
     ) -> Result<Vec<String>> {
-        let body = body(container, agent, program, self.peer)?;
+        let body = body(container, agent, program, self)?;
         let setup = setup(&body, &container.devices)?;
         let mut image = place.image.clone();
         if let Some(state) = self.state(&place.name)? {
@@ -211,22 +211,23 @@ fn body(
     container: &Container,
     agent: &Path,
     program: &Path,
-    peer: Option<i32>,
+    service: &Service,
 ) -> Result<ContainerCreateBody> {
-    let mut mounts = vec![
-        mount(&Bind {
+    let own = [
+        Bind {
             source: program.to_owned(),
             target: nspawn::PROGRAM.to_owned(),
             read_only: true,
-        })?,
-        mount(&Bind {
+        },
+        Bind {
             source: agent.to_owned(),
             target: AGENT_DIRECTORY.to_owned(),
             read_only: false,
-        })?,
+        },
     ];
-    for bind in &container.binds {
-        mounts.push(mount(bind)?);
+    let mut mounts = Vec::new();
+    for bind in own.iter().chain(&container.binds) {
+        mounts.push(mount(bind, service.flavour)?);
     }
     let memory = container
         .limits
@@ -252,7 +253,7 @@ fn body(
         memory_swap: memory,
         // Podman has a limit of its own otherwise.
         pids_limit: Some(tasks.unwrap_or(-1)),
-        ulimits: Some(ulimits(peer)?),
+        ulimits: Some(ulimits(service.peer)?),
         // Output goes by descriptors of our own; a log of the service would only grow.
         log_config: Some(HostConfigLogConfig {
             typ: Some("none".to_owned()),
@@ -265,7 +266,7 @@ fn body(
         ..HostConfig::default()
     };
     Ok(ContainerCreateBody {
-        hostname: (network == "none").then(|| "rockenv".to_owned()),
+        hostname: Some("rockenv".to_owned()),
         user: Some("0:0".to_owned()),
         working_dir: Some("/".to_owned()),
         entrypoint: Some(vec![nspawn::PROGRAM.to_owned()]),
@@ -278,13 +279,26 @@ fn body(
     })
 }
 
-fn mount(bind: &Bind) -> Result<Mount> {
+/// Podman's service writes mounts as lists of words between commas, and has no way to quote.
+const NO_LIST: [char; 3] = [',', '"', '\n'];
+
+fn mount(bind: &Bind, flavour: Flavour) -> Result<Mount> {
     let source = bind.source.to_str().ok_or_else(|| {
         Error::invalid(format!(
             "`{}` cannot be mounted by Docker or Podman: its name is not UTF-8",
             bind.source.display()
         ))
     })?;
+    let odd = [source, &bind.target]
+        .into_iter()
+        .find(|path| path.contains(NO_LIST));
+    if let (Flavour::Podman, Some(path)) = (flavour, odd) {
+        return Err(Error::invalid(format!(
+            "Podman cannot mount `{}`: there is a comma, quotation mark or line break in its name",
+            crate::ui::text::path(Path::new(path))
+        ))
+        .help("rename it, or use another engine: rockenv up ... --engine docker"));
+    }
     Ok(Mount {
         typ: Some(MountType::BIND),
         source: Some(source.to_owned()),

@@ -1,0 +1,56 @@
+//! Owns writing finished steps to disk beside the steps that follow: a machine that is reset in the night keeps
+//! what was finished.
+
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::store::Store;
+
+/// How long layers are gathered before they are written out together: a sync makes the next step wait, and short
+/// steps need none of their own.
+const GATHER: Duration = Duration::from_millis(300);
+
+/// Writes layers to disk in the background.
+#[derive(Debug)]
+pub(super) struct Durable {
+    layers: Sender<String>,
+    thread: JoinHandle<Result<()>>,
+}
+
+impl Durable {
+    /// Starts with nothing to write.
+    pub(super) fn start(store: &Store) -> Self {
+        let (layers, incoming) = channel::<String>();
+        let store = store.clone();
+        let thread = std::thread::spawn(move || {
+            while let Ok(first) = incoming.recv() {
+                let mut gathered = vec![first];
+                loop {
+                    match incoming.recv_timeout(GATHER) {
+                        Ok(layer) => gathered.push(layer),
+                        Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
+                    }
+                }
+                store.make_durable(&gathered)?;
+            }
+            Ok(())
+        });
+        Self { layers, thread }
+    }
+
+    /// Has a layer written soon.
+    pub(super) fn add(&self, layer: String) {
+        // A thread that failed says why at the end.
+        drop(self.layers.send(layer));
+    }
+
+    /// Waits until every layer is on disk.
+    pub(super) fn finish(self) -> Result<()> {
+        drop(self.layers);
+        self.thread
+            .join()
+            .map_err(|_| Error::unexpected("a thread that waited for the disk panicked"))?
+    }
+}
