@@ -1,6 +1,6 @@
 //! Owns comparing two states of an env, for `snapshot diff`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -10,8 +10,10 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use serde::Serialize;
 
+use crate::engine::docker::Service;
 use crate::error::{Error, Result, ResultExt as _};
 use crate::rootfs::{Method, overlay};
+use crate::store::record::Snapshot;
 use crate::store::{LockedEnv, Store};
 
 /// What happened to a path.
@@ -55,6 +57,9 @@ pub fn diff(
     from: &str,
     to: Option<&str>,
 ) -> Result<Vec<Change>> {
+    if let Some(service) = env.service()? {
+        return diff_at(&service, env, from, to);
+    }
     unshare(CloneFlags::CLONE_NEWNS).context(|| "cannot make a mount namespace".to_owned())?;
     mount(
         None::<&str>,
@@ -73,12 +78,73 @@ pub fn diff(
     Ok(changes)
 }
 
-fn frozen(store: &Store, env: &LockedEnv<'_>, name: &str, at: &str) -> Result<PathBuf> {
+/// Compares trees that a service has.
+fn diff_at(
+    service: &Service,
+    env: &LockedEnv<'_>,
+    from: &str,
+    to: Option<&str>,
+) -> Result<Vec<Change>> {
     let record = env.known_record()?;
-    let snapshot = record.snapshot(name).ok_or_else(|| {
+    let list = |name: &str| {
+        let snapshot = snapshot(env, name)?;
+        // A name for the container that is looked at; the tree is that of the image.
+        let place = env.place(
+            &service.socket,
+            &snapshot.layer,
+            Some(&snapshot.layer),
+            None,
+        )?;
+        service.list_image(&place.image, &place)
+    };
+    let before = list(from)?;
+    let after = match (to, &record.head.tree) {
+        (Some(name), _) => list(name)?,
+        (None, tree) => {
+            let (tree, layer) = (
+                tree.as_deref().unwrap_or("live"),
+                record.head.layer.as_deref(),
+            );
+            let place = env.place(&service.socket, tree, layer, None)?;
+            match service.state(&place.name)? {
+                Some(_) => service.list_container(&place.name)?,
+                None => service.list_image(&place.image, &place)?,
+            }
+        }
+    };
+    let paths: BTreeSet<&PathBuf> = before.keys().chain(after.keys()).collect();
+    let change = |path: &PathBuf| {
+        let kind = match (before.get(path), after.get(path)) {
+            (Some(_), None) => Kind::Deleted,
+            (None, Some(_)) => Kind::Added,
+            (old, new) if old != new => Kind::Changed,
+            _ => return None,
+        };
+        Some(Change {
+            kind,
+            path: path.clone(),
+        })
+    };
+    // As elsewhere: what was in a directory that is gone goes without saying.
+    let gone = |path: &PathBuf| {
+        path.ancestors()
+            .skip(1)
+            .any(|above| before.contains_key(above) && !after.contains_key(above))
+    };
+    let changes = paths.into_iter().filter(|path| !gone(path));
+    Ok(changes.filter_map(change).collect())
+}
+
+fn snapshot<'a>(env: &'a LockedEnv<'_>, name: &str) -> Result<&'a Snapshot> {
+    env.known_record()?.snapshot(name).ok_or_else(|| {
         Error::not_found(format!("env `{}` has no snapshot `{name}`", env.name()))
             .help(format!("rockenv snapshot ls {}", env.name()))
-    })?;
+    })
+}
+
+fn frozen(store: &Store, env: &LockedEnv<'_>, name: &str, at: &str) -> Result<PathBuf> {
+    let record = env.known_record()?;
+    let snapshot = snapshot(env, name)?;
     if store.method() != Method::Overlay {
         return Ok(store.layer_dir(&snapshot.layer).join("root"));
     }

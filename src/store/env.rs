@@ -216,6 +216,7 @@ impl LockedEnv<'_> {
                 self.store.discard(&run.join(name))?;
             }
         }
+        self.remove_stray_containers()?;
         self.collect_garbage()
     }
 
@@ -273,8 +274,9 @@ impl LockedEnv<'_> {
         let Some(tree) = &record.head.tree else {
             return Ok(false);
         };
-        if record.service.is_some() {
-            return Ok(true);
+        if let Some(service) = self.service()? {
+            let place = self.place(&service.socket, tree, record.head.layer.as_deref(), None)?;
+            return Ok(service.state(&place.name)?.is_some());
         }
         let directory = self.directory.join("trees").join(tree);
         match self.store.method() {

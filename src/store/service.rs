@@ -16,6 +16,8 @@ use crate::error::{Error, Result};
 
 /// Name of the list of objects.
 const OBJECTS: &str = "objects.json";
+/// Layers of an image from which on the next is merged into one: Docker's overlays take 125.
+const MAX_LAYERS: usize = 100;
 /// How deep below an entry of the trash a list can be: an env's directory holds `trees/<id>/`.
 const DEPTH: usize = 2;
 
@@ -141,6 +143,24 @@ impl LockedEnv<'_> {
         })
     }
 
+    /// Removes the containers of the env that the record does not name: what a killed command left. While the service
+    /// is down there is nothing to do, and they are found the next time.
+    pub(super) fn remove_stray_containers(&self) -> Result<()> {
+        let Some(record) = self.record() else {
+            return Ok(());
+        };
+        let Ok(Some(service)) = self.service() else {
+            return Ok(());
+        };
+        for (container, labels) in service.containers("env", &record.id)? {
+            let tree = labels.get("rockenv.tree").map_or("", String::as_str);
+            if !record.trees().any(|known| known == tree) {
+                service.remove_container(&container)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Freezes a live tree as an image.
     pub(super) fn commit_tree(&self, socket: &Path, freeze: &Freeze<'_>) -> Result<Kept> {
         let service = Service::connect(socket)?;
@@ -151,7 +171,13 @@ impl LockedEnv<'_> {
                     service.stop(&place.name)?;
                 }
                 let name = format!("rockenv/snapshot-{}", place.tree);
-                let image = service.commit(&place.name, &name)?;
+                let below = lost_or(service.image(&place.image)?, &place.image)?;
+                let image = if below.layers < MAX_LAYERS {
+                    service.commit(&place.name, &name)?
+                } else {
+                    service.commit_whole(&place.name, &name, &place.tree)?;
+                    lost_or(service.image(&name)?, &name)?.id
+                };
                 service.remove_container(&place.name)?;
                 image
             }

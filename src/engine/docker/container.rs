@@ -115,11 +115,15 @@ impl Service {
         let options = CreateContainerOptionsBuilder::new()
             .name(&place.name)
             .build();
-        let made = self.ask(
-            LATE,
-            "make a container",
-            self.client.create_container(Some(options), body),
-        )?;
+        let request = self.client.create_container(Some(options), body);
+        let made = self.found(LATE, "make a container", request)?;
+        let made = made.ok_or_else(|| {
+            Error::not_found(format!(
+                "the image that env tree `{}` stands on was deleted from {} behind rockenv's back",
+                place.tree, self.flavour
+            ))
+            .help("rockenv up ...: what is missing is built again")
+        })?;
         Ok(made.warnings)
     }
 

@@ -5,10 +5,12 @@
 
 mod container;
 mod hold;
+mod listing;
 mod objects;
 
 pub use container::{Place, State};
 pub(super) use hold::hold;
+pub use listing::Entry;
 pub use objects::{Image, Object, What};
 
 use std::collections::HashMap;

@@ -61,6 +61,8 @@ pub struct Image {
     pub labels: HashMap<String, String>,
     /// Bytes of all its layers, shared ones included.
     pub size: u64,
+    /// How many layers it has.
+    pub layers: usize,
 }
 
 impl Service {
@@ -127,6 +129,10 @@ impl Service {
         let found = self.found(SOON, "look at an image", self.client.inspect_image(name))?;
         Ok(found.map(|image| Image {
             id: image.id.unwrap_or_default(),
+            layers: image
+                .root_fs
+                .and_then(|tree| tree.layers)
+                .map_or(0, |layers| layers.len()),
             labels: image
                 .config
                 .and_then(|config| config.labels)
@@ -151,19 +157,33 @@ impl Service {
         Ok(self.ask(LATE, "freeze a container", request)?.id)
     }
 
-    /// Returns the images that carry a label, which is given without the prefix.
-    pub fn images(&self, label: &str, value: &str) -> Result<Vec<Image>> {
+    /// Freezes a container, which must not run, as an image of one layer that stands on nothing. Takes as long as
+    /// reading all of the tree.
+    pub fn commit_whole(&self, container: &str, name: &str, tree: &str) -> Result<()> {
+        let archive = self.client.export_container(container);
+        let body = archive.map(|piece| piece.map_err(std::io::Error::other));
+        let options = CreateImageOptionsBuilder::new()
+            .from_src("-")
+            .repo(name)
+            // More than one label in an instruction is taken for one by Podman.
+            .changes(vec![format!("LABEL rockenv.tree={tree}")])
+            .build();
+        self.ask(LATE, "merge an image's layers", async {
+            let body = bollard::body_try_stream(body);
+            let mut answers = self.client.create_image(Some(options), Some(body), None);
+            while let Some(answer) = answers.next().await {
+                answer?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Returns the ids of the images that carry a label, which is given without the prefix.
+    pub fn images(&self, label: &str, value: &str) -> Result<Vec<String>> {
         let filters = filters(label, value);
         let options = ListImagesOptionsBuilder::new().filters(&filters).build();
         let found = self.ask(SOON, "list images", self.client.list_images(Some(options)))?;
-        Ok(found
-            .into_iter()
-            .map(|image| Image {
-                id: image.id,
-                labels: image.labels,
-                size: u64::try_from(image.size).unwrap_or(0),
-            })
-            .collect())
+        Ok(found.into_iter().map(|image| image.id).collect())
     }
 
     /// Returns ids and labels of the containers that carry a label, which is given without the prefix.
@@ -209,7 +229,7 @@ impl Service {
             self.remove_container(&container)?;
         }
         for image in self.images(label, value)? {
-            self.remove_image(&image.id)?;
+            self.remove_image(&image)?;
         }
         Ok(())
     }

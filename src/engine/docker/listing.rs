@@ -1,0 +1,193 @@
+//! Owns what is in a tree at a service: read from the archive that the service makes of it.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, sync_channel};
+
+use bollard::models::ContainerCreateBody;
+use bollard::query_parameters::CreateContainerOptionsBuilder;
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use sha2::{Digest as _, Sha256};
+
+use super::{LATE, Labels, Place, Service};
+use crate::error::{Error, Result, ResultExt as _};
+
+/// What the service itself makes in every container, anew each time.
+const MADE: [&str; 9] = [
+    "/.dockerenv",
+    "/dev",
+    "/etc/hostname",
+    "/etc/hosts",
+    "/etc/mtab",
+    "/etc/resolv.conf",
+    "/proc",
+    "/run",
+    "/sys",
+];
+
+/// How many pieces of the archive are on their way at once.
+const PIECES: usize = 64;
+
+/// What is known of one path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Kind, as in the archive.
+    pub kind: u8,
+    /// Permissions.
+    pub mode: u32,
+    /// Owner and group.
+    pub owner: (u64, u64),
+    /// Target of a link, numbers of a device.
+    pub points_to: Option<PathBuf>,
+    /// Modification time in seconds, not for directories.
+    pub modified: u64,
+    /// SHA-256 of a file's content.
+    pub content: Option<[u8; 32]>,
+}
+
+impl Service {
+    /// Lists the tree of a container that exists, by name.
+    pub fn list_container(&self, name: &str) -> Result<BTreeMap<PathBuf, Entry>> {
+        let (sender, receiver) = sync_channel::<Bytes>(PIECES);
+        std::thread::scope(|scope| {
+            let reading = scope.spawn(move || read(Pieces::new(receiver)));
+            let sent = self.ask(LATE, "read a tree", async {
+                let mut archive = self.client.export_container(name);
+                while let Some(piece) = archive.next().await {
+                    // A reader that gave up has said why.
+                    if sender.send(piece?).is_err() {
+                        break;
+                    }
+                }
+                drop(sender);
+                Ok(())
+            });
+            let read = reading
+                .join()
+                .map_err(|_| Error::unexpected("a thread that read a tree panicked"))?;
+            sent?;
+            read
+        })
+    }
+
+    /// Lists the tree of an image, by a container that never runs.
+    pub fn list_image(&self, image: &str, place: &Place) -> Result<BTreeMap<PathBuf, Entry>> {
+        let name = format!("{}-look", place.name);
+        self.remove_container(&name)?;
+        let labels = Labels {
+            tree: String::new(),
+            ..place.labels()
+        };
+        let body = ContainerCreateBody {
+            image: Some(image.to_owned()),
+            cmd: Some(vec!["true".to_owned()]),
+            labels: Some(labels.map()),
+            ..ContainerCreateBody::default()
+        };
+        let options = CreateContainerOptionsBuilder::new().name(&name).build();
+        self.ask(
+            LATE,
+            "make a container",
+            self.client.create_container(Some(options), body),
+        )?;
+        let listed = self.list_container(&name);
+        self.remove_container(&name)?;
+        listed
+    }
+}
+
+fn read(archive: impl Read) -> Result<BTreeMap<PathBuf, Entry>> {
+    let cannot = || "cannot read a tree".to_owned();
+    let mut found = BTreeMap::new();
+    let mut archive = tar::Archive::new(archive);
+    for entry in archive.entries().context(cannot)? {
+        let mut entry = entry.context(cannot)?;
+        let header = entry.header().clone();
+        let kind = header.entry_type();
+        let device = (
+            header.device_major().ok().flatten(),
+            header.device_minor().ok().flatten(),
+        );
+        let points_to = match device {
+            (Some(major), Some(minor)) if major != 0 || minor != 0 => {
+                Some(format!("{major}:{minor}").into())
+            }
+            _ => entry
+                .link_name()
+                .context(cannot)?
+                .map(|name| name.into_owned()),
+        };
+        let content = if kind.is_file() {
+            let mut hash = Sha256::new();
+            std::io::copy(&mut entry, &mut Hashing(&mut hash)).context(cannot)?;
+            Some(hash.finalize().into())
+        } else {
+            None
+        };
+        let path = PathBuf::from("/").join(entry.path().context(cannot)?);
+        if MADE.iter().any(|made| path.starts_with(made)) {
+            continue;
+        }
+        let modified = if kind.is_dir() {
+            0
+        } else {
+            header.mtime().context(cannot)?
+        };
+        found.insert(
+            path.components().collect(),
+            Entry {
+                kind: kind.as_byte(),
+                mode: header.mode().context(cannot)? & 0o7777,
+                owner: (header.uid().context(cannot)?, header.gid().context(cannot)?),
+                points_to,
+                modified,
+                content,
+            },
+        );
+    }
+    Ok(found)
+}
+
+struct Hashing<'a>(&'a mut Sha256);
+
+impl std::io::Write for Hashing<'_> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Pieces from another thread as one stream.
+struct Pieces {
+    incoming: Receiver<Bytes>,
+    current: Bytes,
+}
+
+impl Pieces {
+    fn new(incoming: Receiver<Bytes>) -> Self {
+        Self {
+            incoming,
+            current: Bytes::new(),
+        }
+    }
+}
+
+impl Read for Pieces {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        while self.current.is_empty() {
+            match self.incoming.recv() {
+                Ok(piece) => self.current = piece,
+                Err(_) => return Ok(0),
+            }
+        }
+        let count = self.current.len().min(buffer.len());
+        buffer[..count].copy_from_slice(&self.current.split_to(count));
+        Ok(count)
+    }
+}
