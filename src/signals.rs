@@ -1,6 +1,7 @@
 //! Owns the user's signals: Ctrl-C and its kin are blocked and read, so that every command ends in its own way.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 use nix::sys::signal::{SigSet, Signal};
@@ -36,10 +37,10 @@ impl Signals {
             }
         }
         mask.thread_block()?;
-        Ok(Self(SignalFd::with_flags(
-            &mask,
-            SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK,
-        )?))
+        let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+        // Taken once in a process, as a rule; a second one sees the same signals.
+        drop(TAKEN.set(signals.as_fd().try_clone_to_owned()?));
+        Ok(Self(signals))
     }
 
     /// Returns the signal that came, if one did.
@@ -55,6 +56,14 @@ impl AsFd for Signals {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
+}
+
+/// The signals of this process, once they are taken: long waits far from the command that took them look here.
+static TAKEN: OnceLock<OwnedFd> = OnceLock::new();
+
+/// Returns what becomes readable when a signal has come; `None` where signals end the process as usual.
+pub(crate) fn taken() -> Option<BorrowedFd<'static>> {
+    TAKEN.get().map(AsFd::as_fd)
 }
 
 /// Turns a signal into a flag, for work that looks at a flag to know when to stop.

@@ -1,7 +1,7 @@
 //! Owns writing finished steps to disk beside the steps that follow: a machine that is reset in the night keeps
 //! what was finished.
 
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -27,11 +27,8 @@ impl Durable {
         let thread = std::thread::spawn(move || {
             while let Ok(first) = incoming.recv() {
                 let mut gathered = vec![first];
-                loop {
-                    match incoming.recv_timeout(GATHER) {
-                        Ok(layer) => gathered.push(layer),
-                        Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
-                    }
+                while let Ok(layer) = incoming.recv_timeout(GATHER) {
+                    gathered.push(layer);
                 }
                 store.make_durable(&gathered)?;
             }

@@ -216,7 +216,7 @@ impl LockedEnv<'_> {
                 self.store.discard(&run.join(name))?;
             }
         }
-        self.remove_stray_containers()?;
+        self.remove_strays()?;
         self.collect_garbage()
     }
 

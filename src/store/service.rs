@@ -4,6 +4,7 @@
 //! Beside the files that belong to an object lies a list of it, `objects.json`: whoever deletes those files for
 //! good has the object removed first. While the service is down they stay in the trash.
 
+use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
@@ -143,19 +144,35 @@ impl LockedEnv<'_> {
         })
     }
 
-    /// Removes the containers of the env that the record does not name: what a killed command left. While the service
+    /// Removes containers and images of the env that nothing names: what a killed command left. While the service
     /// is down there is nothing to do, and they are found the next time.
-    pub(super) fn remove_stray_containers(&self) -> Result<()> {
+    pub(super) fn remove_strays(&self) -> Result<()> {
         let Some(record) = self.record() else {
             return Ok(());
         };
         let Ok(Some(service)) = self.service() else {
             return Ok(());
         };
+        let tree = |labels: &HashMap<String, String>| {
+            labels.get("rockenv.tree").cloned().unwrap_or_default()
+        };
         for (container, labels) in service.containers("env", &record.id)? {
-            let tree = labels.get("rockenv.tree").map_or("", String::as_str);
-            if !record.trees().any(|known| known == tree) {
+            if !record.trees().any(|known| *known == tree(&labels)) {
                 service.remove_container(&container)?;
+            }
+        }
+        let images = service.images("env", &record.id)?;
+        if images.is_empty() {
+            return Ok(());
+        }
+        // A service may finish freezing an image long after the command that wanted it was killed.
+        let mut known: BTreeSet<String> = record.trees().map(str::to_owned).collect();
+        for id in self.store.layers_of(&record.id)? {
+            known.extend(self.store.layer(&id)?.map(|layer| layer.tree));
+        }
+        for (image, labels) in images {
+            if !known.contains(&tree(&labels)) {
+                service.remove_image(&image)?;
             }
         }
         Ok(())

@@ -108,7 +108,7 @@ impl Service {
             ..place.labels()
         };
         let body = ContainerCreateBody {
-            image: Some(image),
+            image: Some(image.clone()),
             labels: Some(labels.map()),
             ..body
         };
@@ -116,15 +116,19 @@ impl Service {
             .name(&place.name)
             .build();
         let request = self.client.create_container(Some(options), body);
-        let made = self.found(LATE, "make a container", request)?;
-        let made = made.ok_or_else(|| {
-            Error::not_found(format!(
+        match self.found(LATE, "make a container", request) {
+            Ok(Some(made)) => Ok(made.warnings),
+            Ok(None) if self.image(&image)?.is_none() => Err(Error::not_found(format!(
                 "the image that env tree `{}` stands on was deleted from {} behind rockenv's back",
                 place.tree, self.flavour
             ))
-            .help("rockenv up ...: what is missing is built again")
-        })?;
-        Ok(made.warnings)
+            .help("rockenv up ...: what is missing is built again")),
+            Ok(None) => Err(Error::unexpected(format!(
+                "{} lost something while it made a container",
+                self.flavour
+            ))),
+            Err(error) => Err(error),
+        }
     }
 
     /// Starts a container.
@@ -257,7 +261,7 @@ fn body(
         memory_swap: memory,
         // Podman has a limit of its own otherwise.
         pids_limit: Some(tasks.unwrap_or(-1)),
-        ulimits: Some(ulimits(service.peer)?),
+        ulimits: Some(ulimits(service.flavour)?),
         // Output goes by descriptors of our own; a log of the service would only grow.
         log_config: Some(HostConfigLogConfig {
             typ: Some("none".to_owned()),
@@ -330,37 +334,23 @@ fn devices(nodes: &[PathBuf]) -> Vec<DeviceMapping> {
         .collect()
 }
 
-/// Returns limits that are within our own and the service's: more is refused, and without any Podman asks for more.
-///
-/// `peer` is the process that listens at the service's socket.
-fn ulimits(peer: Option<i32>) -> Result<Vec<ResourcesUlimits>> {
-    let peer = peer
-        .and_then(|pid| fs_err::read_to_string(format!("/proc/{pid}/limits")).ok())
-        .unwrap_or_default();
-    let mut limits = Vec::new();
-    for (name, resource, line, most) in [
-        // Some old programs close every descriptor that could be open.
-        ("nofile", Resource::RLIMIT_NOFILE, "Max open files", 1 << 19),
-        ("nproc", Resource::RLIMIT_NPROC, "Max processes", u64::MAX),
-    ] {
-        let (soft, hard) = getrlimit(resource)?;
-        let theirs = hard_limit(&peer, line).unwrap_or(u64::MAX);
-        let most = most.min(hard).min(theirs);
-        // Unlimited is -1 in the protocol.
-        let number = |value: u64| i64::try_from(value.min(most)).unwrap_or(-1);
-        limits.push(ResourcesUlimits {
-            name: Some(name.to_owned()),
-            soft: Some(number(soft)),
-            hard: Some(number(hard)),
-        });
+/// Returns limits that a service may set: more than its own is refused, and without any Podman asks for more.
+fn ulimits(flavour: Flavour) -> Result<Vec<ResourcesUlimits>> {
+    // Some old programs close every descriptor that could be open.
+    let mut limits = vec![("nofile", Resource::RLIMIT_NOFILE, 1 << 19)];
+    if flavour == Flavour::Podman {
+        limits.push(("nproc", Resource::RLIMIT_NPROC, 1 << 15));
     }
-    Ok(limits)
-}
-
-/// Reads a hard limit from `/proc/<pid>/limits`; `None` where there is none.
-fn hard_limit(limits: &str, name: &str) -> Option<u64> {
-    let line = limits.lines().find_map(|line| line.strip_prefix(name))?;
-    line.split_whitespace().nth(1)?.parse().ok()
+    let limit = |(name, resource, most): (&str, _, u64)| {
+        let (soft, hard) = getrlimit(resource)?;
+        let number = |value: u64| i64::try_from(value.min(most)).ok();
+        Ok(ResourcesUlimits {
+            name: Some(name.to_owned()),
+            soft: number(soft),
+            hard: number(hard),
+        })
+    };
+    limits.into_iter().map(limit).collect()
 }
 
 /// Names a set-up: the request, and the numbers of the devices, which change when a driver is loaded again.

@@ -20,14 +20,17 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bollard::errors::Error as Refusal;
-use nix::sys::socket::{getsockopt, sockopt};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Runtime;
 
 use crate::error::{Error, Kind, Result, ResultExt as _};
+use crate::signals;
 
 /// How long an answer may take that needs no work.
 const SOON: Duration = Duration::from_secs(30);
+/// How often a long wait looks for signals.
+const LOOK: Duration = Duration::from_millis(50);
 /// How long copying a tree may take: an import, a commit, the removal of an image.
 const LATE: Duration = Duration::from_secs(3600);
 
@@ -97,8 +100,6 @@ pub struct Service {
     pub flavour: Flavour,
     /// Its version, as it says.
     pub version: String,
-    /// The process that listens at the socket.
-    peer: Option<i32>,
 }
 
 impl fmt::Debug for Service {
@@ -118,11 +119,8 @@ impl Service {
             .build()?;
         let unreachable = |source: String| unreachable(socket, source);
         // Before the client, whose errors do not tell an absent socket from a closed one.
-        let stream = std::os::unix::net::UnixStream::connect(socket)
+        std::os::unix::net::UnixStream::connect(socket)
             .map_err(|error| unreachable(error.to_string()))?;
-        let peer = getsockopt(&stream, sockopt::PeerCredentials)
-            .ok()
-            .map(|peer| peer.pid());
         let client = bollard::Docker::connect_with_unix(
             &socket.to_string_lossy(),
             LATE.as_secs(),
@@ -153,7 +151,6 @@ impl Service {
                 Flavour::Docker
             },
             version: version.version.unwrap_or_default(),
-            peer,
         })
     }
 
@@ -180,9 +177,19 @@ impl Service {
         what: &str,
         request: impl Future<Output = std::result::Result<T, Refusal>>,
     ) -> Result<Option<T>> {
-        let answer = self
-            .runtime
-            .block_on(async { tokio::time::timeout(limit, request).await });
+        let answer = self.runtime.block_on(async {
+            tokio::select! {
+                answer = tokio::time::timeout(limit, request) => Some(answer),
+                () = interrupted() => None,
+            }
+        });
+        // Whoever took the signal reads it, and says which it was.
+        let Some(answer) = answer else {
+            return Err(Error::new(
+                Kind::Signal(nix::libc::SIGINT),
+                format!("interrupted: cannot {what}"),
+            ));
+        };
         match answer {
             Err(_) => Err(Error::unavailable(format!(
                 "cannot {what}: {} did not answer within {} s",
@@ -191,9 +198,7 @@ impl Service {
             ))
             .help(restart(self.flavour))),
             Ok(Ok(value)) => Ok(Some(value)),
-            Ok(Err(Refusal::DockerResponseServerError {
-                status_code: 404, ..
-            })) => Ok(None),
+            Ok(Err(refusal)) if is_absent(&refusal) => Ok(None),
             Ok(Err(refusal)) => Err(self.error(&refusal)).context(|| format!("cannot {what}")),
         }
     }
@@ -229,6 +234,33 @@ impl Service {
         }
         error
     }
+}
+
+/// Ends when a signal has come; never where signals end the process as usual.
+async fn interrupted() {
+    let Some(signals) = signals::taken() else {
+        return std::future::pending().await;
+    };
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let mut fds = [PollFd::new(signals, PollFlags::POLLIN)];
+        if matches!(poll(&mut fds, PollTimeout::ZERO), Ok(1..)) {
+            return;
+        }
+    }
+}
+
+/// Says whether the service does not have what was asked for.
+fn is_absent(refusal: &Refusal) -> bool {
+    let Refusal::DockerResponseServerError {
+        status_code,
+        message,
+    } = refusal
+    else {
+        return false;
+    };
+    // Podman takes the id of an image that it does not have for a bad name.
+    *status_code == 404 || message.contains("cannot specify 64-byte hexadecimal strings")
 }
 
 fn unreachable(socket: &Path, source: String) -> Error {

@@ -5,6 +5,7 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
+use bollard::errors::Error as Refusal;
 use bollard::models::ContainerConfig;
 use bollard::query_parameters::{
     CommitContainerOptionsBuilder, CreateImageOptionsBuilder, ListContainersOptionsBuilder,
@@ -51,6 +52,9 @@ impl Object {
         }
     }
 }
+
+/// Id and labels, with the prefix, of an object.
+pub(super) type Labelled = (String, HashMap<String, String>);
 
 /// An image of the service.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -178,20 +182,19 @@ impl Service {
         })
     }
 
-    /// Returns the ids of the images that carry a label, which is given without the prefix.
-    pub fn images(&self, label: &str, value: &str) -> Result<Vec<String>> {
+    /// Returns ids and labels of the images that carry a label, which is given without the prefix.
+    pub fn images(&self, label: &str, value: &str) -> Result<Vec<Labelled>> {
         let filters = filters(label, value);
         let options = ListImagesOptionsBuilder::new().filters(&filters).build();
         let found = self.ask(SOON, "list images", self.client.list_images(Some(options)))?;
-        Ok(found.into_iter().map(|image| image.id).collect())
+        Ok(found
+            .into_iter()
+            .map(|image| (image.id, image.labels))
+            .collect())
     }
 
     /// Returns ids and labels of the containers that carry a label, which is given without the prefix.
-    pub fn containers(
-        &self,
-        label: &str,
-        value: &str,
-    ) -> Result<Vec<(String, HashMap<String, String>)>> {
+    pub fn containers(&self, label: &str, value: &str) -> Result<Vec<Labelled>> {
         let filters = filters(label, value);
         let options = ListContainersOptionsBuilder::new()
             .all(true)
@@ -214,7 +217,15 @@ impl Service {
             .force(true)
             .v(true)
             .build();
-        let request = self.client.remove_container(name, Some(options));
+        let request = async {
+            match self.client.remove_container(name, Some(options)).await {
+                // Somebody else is at it.
+                Err(Refusal::DockerResponseServerError {
+                    status_code: 409, ..
+                }) => Ok(()),
+                answer => answer,
+            }
+        };
         self.found(LATE, "remove a container", request).map(drop)
     }
 
@@ -228,13 +239,14 @@ impl Service {
         for (container, _) in self.containers(label, value)? {
             self.remove_container(&container)?;
         }
-        for image in self.images(label, value)? {
+        for (image, _) in self.images(label, value)? {
             self.remove_image(&image)?;
         }
         Ok(())
     }
 
-    fn remove_image(&self, id: &str) -> Result<()> {
+    /// Removes an image by name or id; one that others stand on only loses its names.
+    pub fn remove_image(&self, id: &str) -> Result<()> {
         let Some(found) = self.found(SOON, "look at an image", self.client.inspect_image(id))?
         else {
             return Ok(());

@@ -1,0 +1,233 @@
+//! A service that fails at the n-th request: between rockenv and the real one stands a relay that refuses, hangs, closes,
+//! talks nonsense or answers 500, or ends rockenv, and afterwards the next `up` has to converge.
+
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use fs_err as fs;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::support::env::{Background, TestStore};
+use crate::{TWO, assert_nothing_left, socket};
+
+/// What happens at the n-th request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    None,
+    /// Nobody listens from then on.
+    Refuse,
+    /// No answer, and rockenv is told to stop by SIGINT.
+    Hang,
+    /// The connection ends before the answer.
+    Close,
+    Garbage,
+    Error500,
+    /// The request arrives, and rockenv is killed.
+    Kill,
+}
+
+/// The relay: its socket, and what is to happen.
+struct Relay {
+    path: PathBuf,
+    _directory: tempfile::TempDir,
+    plan: Arc<Plan>,
+}
+
+#[derive(Debug)]
+struct Plan {
+    fault: Mutex<Fault>,
+    at: AtomicUsize,
+    seen: AtomicUsize,
+    /// Whom to signal.
+    pid: AtomicI32,
+}
+
+impl Relay {
+    fn start() -> Self {
+        let directory = tempfile::Builder::new()
+            .prefix("relay")
+            .tempdir_in("/tmp")
+            .unwrap();
+        let path = directory.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let plan = Arc::new(Plan {
+            fault: Mutex::new(Fault::None),
+            at: AtomicUsize::new(usize::MAX),
+            seen: AtomicUsize::new(0),
+            pid: AtomicI32::new(0),
+        });
+        let theirs = plan.clone();
+        std::thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                let plan = theirs.clone();
+                std::thread::spawn(move || relay(client, &plan));
+            }
+        });
+        Self {
+            path,
+            _directory: directory,
+            plan,
+        }
+    }
+
+    /// Plans a fault at the n-th request from now, counted from 1.
+    fn plan(&self, fault: Fault, at: usize) {
+        self.plan.seen.store(0, Ordering::SeqCst);
+        self.plan.at.store(at, Ordering::SeqCst);
+        *self.plan.fault.lock().unwrap() = fault;
+    }
+
+    fn up(&self, store: &TestStore) -> Background {
+        let mut command = store.command(&["up", store.env()]);
+        for name in ["DOCKER_HOST", "CONTAINER_HOST"] {
+            command.env(name, format!("unix://{}", self.path.display()));
+        }
+        let up = Background::start(command);
+        self.plan.pid.store(up.pid(), Ordering::SeqCst);
+        up
+    }
+}
+
+/// Passes one connection on until its fault.
+fn relay(mut client: UnixStream, plan: &Plan) {
+    let Ok(mut server) = UnixStream::connect(socket()) else {
+        return;
+    };
+    let (mut from, mut to) = (server.try_clone().unwrap(), client.try_clone().unwrap());
+    std::thread::spawn(move || {
+        drop(std::io::copy(&mut from, &mut to));
+        drop(to.shutdown(std::net::Shutdown::Both));
+    });
+    let mut buffer = vec![0; 64 << 10];
+    while let Ok(count @ 1..) = client.read(&mut buffer) {
+        let piece = &buffer[..count];
+        let request = ["GET /", "POST /", "DELETE /", "HEAD /"]
+            .iter()
+            .any(|method| piece.starts_with(method.as_bytes()));
+        let seen = if request {
+            plan.seen.fetch_add(1, Ordering::SeqCst) + 1
+        } else {
+            0
+        };
+        let fault = *plan.fault.lock().unwrap();
+        let at = plan.at.load(Ordering::SeqCst);
+        let due = match fault {
+            Fault::Refuse => seen >= at,
+            _ => seen == at,
+        };
+        if request && due {
+            let answer: &[u8] = match fault {
+                Fault::None => b"",
+                Fault::Refuse | Fault::Close => {
+                    drop(client.shutdown(std::net::Shutdown::Both));
+                    return;
+                }
+                Fault::Hang => {
+                    std::thread::sleep(Duration::from_millis(300));
+                    signal(plan, Signal::SIGINT);
+                    std::thread::sleep(Duration::from_secs(5));
+                    return;
+                }
+                Fault::Garbage => b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n\x00nonsense",
+                Fault::Error500 => b"HTTP/1.1 500 Oops\r\nContent-Type: application/json\r\nContent-Length: 22\r\n\r\n{\"message\":\"on fire\"}\n",
+                Fault::Kill => {
+                    drop(server.write_all(piece));
+                    signal(plan, Signal::SIGKILL);
+                    continue;
+                }
+            };
+            if !answer.is_empty() {
+                drop(client.write_all(answer));
+                drop(client.shutdown(std::net::Shutdown::Both));
+                return;
+            }
+        }
+        if server.write_all(piece).is_err() {
+            return;
+        }
+    }
+    drop(server.shutdown(std::net::Shutdown::Write));
+}
+
+fn signal(plan: &Plan, signal: Signal) {
+    // It may have ended by itself.
+    let _: nix::Result<()> = kill(Pid::from_raw(plan.pid.load(Ordering::SeqCst)), signal);
+}
+
+#[test]
+fn whatever_the_service_does_the_next_up_converges() {
+    let relay = Relay::start();
+    let store = TestStore::new();
+    store.profile(TWO);
+    let user = store.work().join("mine");
+    fs::write(&user, "mine").unwrap();
+    // How many requests there are when nothing fails.
+    relay.plan(Fault::None, usize::MAX);
+    relay.up(&store).wait().ok();
+    let requests = relay.plan.seen.load(Ordering::SeqCst);
+    assert!((20..500).contains(&requests), "{requests} requests");
+    let faults = [
+        Fault::Error500,
+        Fault::Kill,
+        Fault::Close,
+        Fault::Garbage,
+        Fault::Hang,
+        Fault::Refuse,
+    ];
+    // Neighbours fail in different ways; every request is hit by the time all faults had their turn twice.
+    let step = (requests / (2 * faults.len())).max(1);
+    for (turn, at) in (1..=requests).step_by(step).enumerate() {
+        let fault = faults[turn % faults.len()];
+        store.rockenv(&["rm", "--yes", store.env()]).ok();
+        relay.plan(fault, at);
+        let ran = relay.up(&store).wait();
+        eprintln!("{fault:?} at {at} of {requests}: exit code {}", ran.code);
+        relay.plan(Fault::None, usize::MAX);
+        match fault {
+            Fault::Kill => assert!(matches!(ran.code, 0 | 137), "{fault:?} at {at}: {ran:?}"),
+            Fault::Hang => assert!(
+                matches!(ran.code, 0 | 1 | 4 | 130),
+                "{fault:?} at {at}: {ran:?}"
+            ),
+            _ => {
+                assert!(
+                    matches!(ran.code, 0 | 1 | 4 | 7),
+                    "{fault:?} at {at}: {ran:?}"
+                );
+                assert!(!ran.text().contains("panicked"), "{ran:?}");
+            }
+        }
+        let again = relay.up(&store).wait();
+        assert_eq!(again.code, 0, "after {fault:?} at {at}: {again:?}");
+        store.sh("cat ~/one ~/two").ok().prints("one\ntwo");
+        assert_eq!(fs::read_to_string(&user).unwrap(), "mine");
+    }
+    store.rockenv(&["rm", "--yes", store.env()]).ok();
+    assert_nothing_left(&store);
+    assert!(Path::new(&user).exists());
+}
+
+#[test]
+fn a_service_that_is_down_is_said_to_be() {
+    let store = TestStore::new();
+    store.profile(TWO);
+    for name in ["DOCKER_HOST", "CONTAINER_HOST"] {
+        let mut command = store.command(&["up", store.env()]);
+        command.env(name, "unix:///nowhere/socket").env(
+            "ROCKENV_ENGINE",
+            match name {
+                "DOCKER_HOST" => "docker",
+                _ => "podman",
+            },
+        );
+        Background::start(command)
+            .wait()
+            .exits(4)
+            .says(&["no service answers at `/nowhere/socket`", "restart"]);
+    }
+}
