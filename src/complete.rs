@@ -60,6 +60,7 @@ const ARGUMENTS: &[(&[&str], &str, Names)] = &[
     (&["profile", "show"], "target", Names::Targets),
     (&["profile", "check"], "what", Names::Profiles),
     (&["profile", "check"], "target", Names::Targets),
+    (&["target", "show"], "target", Names::Targets),
     (&["man"], "dir", Names::Directory),
 ];
 

@@ -13,7 +13,7 @@ use crate::engine::choose::Sockets;
 use crate::error::{Error, Result};
 
 /// The variables that are read and what they mean, for the documentation.
-pub const VARIABLES: [(&str, &str); 16] = [
+pub const VARIABLES: [(&str, &str); 17] = [
     ("ROCKENV_HOME", "the store's root, like `--home`"),
     (
         "ROCKENV_ENGINE",
@@ -28,6 +28,10 @@ pub const VARIABLES: [(&str, &str); 16] = [
     (
         "ROCKENV_BUILD_USER",
         "`UID:GID` that steps run as, in place of the invoking user",
+    ),
+    (
+        "ROCKENV_GPU_ROOT",
+        "directory in whose `sys` and `dev` GPUs are looked for, to try out another machine's [default: `/`]",
     ),
     (
         "SUDO_UID, SUDO_GID, PKEXEC_UID",
@@ -122,6 +126,8 @@ pub struct Config {
     pub user: BuildUser,
     /// The invoking user's home on the host, for `~`.
     pub host_home: PathBuf,
+    /// Root directory below which GPUs are looked for.
+    pub gpu_root: PathBuf,
     /// Output.
     pub terminal: Terminal,
     /// Proxy variables of the caller, for tools that fetch.
@@ -220,6 +226,7 @@ impl Config {
             mirrors,
             user,
             host_home,
+            gpu_root: PathBuf::from(set("ROCKENV_GPU_ROOT").map_or("/", String::as_str)),
             terminal: Terminal {
                 no_color: set("NO_COLOR").is_some(),
                 force_color: set("CLICOLOR_FORCE").is_some_and(|value| value != "0"),

@@ -2,6 +2,7 @@
 
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};
+use crate::gpu;
 use crate::host::Host;
 use crate::store::Store;
 use crate::ui::Ui;
@@ -18,6 +19,11 @@ pub struct Context {
 }
 
 impl Context {
+    /// Looks for GPUs.
+    pub fn gpus(&self) -> gpu::Machine {
+        gpu::Machine::detect(&self.config.gpu_root)
+    }
+
     /// Opens the store; makes it if it is not there.
     pub fn store(&self) -> Result<Store> {
         Store::open(&self.config.home)

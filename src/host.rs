@@ -18,8 +18,6 @@ pub struct Host {
     pub systemd: bool,
     /// Whether this process is root.
     pub root: bool,
-    /// Whether there is an AMD GPU with its compute driver.
-    pub gpu: bool,
     /// rockenv's own binary.
     pub program: PathBuf,
 }
@@ -34,41 +32,9 @@ impl Host {
             memory: memory_total(&fs::read_to_string("/proc/meminfo")?),
             systemd: Path::new("/run/systemd/system").is_dir(),
             root: nix::unistd::geteuid().is_root(),
-            gpu: Path::new("/dev/kfd").exists(),
             program: std::env::current_exe()
                 .context(|| "cannot find rockenv's own binary".to_owned())?,
         })
-    }
-}
-
-impl Host {
-    /// Returns the device nodes that a GPU step gets: the compute driver and every render node.
-    pub fn gpu_nodes(&self) -> Vec<PathBuf> {
-        if !self.gpu {
-            return Vec::new();
-        }
-        let mut nodes = vec![PathBuf::from("/dev/kfd")];
-        if let Ok(entries) = fs::read_dir("/dev/dri") {
-            let renders = entries
-                .flatten()
-                .filter(|entry| entry.file_name().to_string_lossy().starts_with("renderD"));
-            nodes.extend(renders.map(|entry| entry.path()));
-        }
-        nodes.sort();
-        nodes
-    }
-
-    /// Returns the groups that may open those nodes, asked at each start: numbers differ between machines.
-    pub fn gpu_groups(&self) -> Vec<u32> {
-        use std::os::unix::fs::MetadataExt as _;
-        let mut groups: Vec<u32> = self
-            .gpu_nodes()
-            .iter()
-            .filter_map(|node| Some(fs::metadata(node).ok()?.gid()))
-            .collect();
-        groups.sort_unstable();
-        groups.dedup();
-        groups
     }
 }
 

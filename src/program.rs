@@ -9,7 +9,7 @@ use crate::config::Config;
 use crate::context::Context;
 use crate::error::{Error, Kind, Result};
 use crate::ui::{Settings, Terminals, Ui};
-use crate::{commands, complete, engine, inside};
+use crate::{commands, complete, engine, gpu, inside};
 
 /// Runs the program.
 pub(crate) fn run() -> ExitCode {
@@ -85,6 +85,7 @@ fn own_subcommand() -> Option<ExitCode> {
         "__reap" => reap(&rest),
         "__copy" => inside::copy(&rest),
         "__export" => inside::export(&rest),
+        "__probe-gpu" => gpu::probe::run(&rest),
         _ => Err(Error::new(Kind::Usage, format!("no subcommand `{name}`"))),
     };
     Some(match result {

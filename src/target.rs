@@ -26,7 +26,7 @@ pub enum Kind {
 }
 
 /// What TheRock says about a target on Linux.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Support {
     /// The marketing name of the architecture, such as `RDNA3`.
     pub architecture: String,
@@ -114,12 +114,6 @@ impl Target {
             Some(close) => format!("did you mean `{close}`? `rockenv target ls` shows them all"),
             None => "`rockenv target ls` shows them all".to_owned(),
         }
-    }
-
-    /// Returns the target that a kernel calls by this number: `gfx_target_version` of a KFD node, 110003 for `gfx1103`.
-    pub fn from_kfd_version(version: u32) -> Option<Self> {
-        let name = isa_name(version);
-        all().find(|target| target.name() == name)
     }
 
     /// Returns the name.
@@ -301,10 +295,10 @@ mod tests {
         ] {
             let target = Target::parse(name).unwrap();
             assert_eq!(target.override_version(), version);
-            assert_eq!(Target::from_kfd_version(kfd), Some(target));
+            assert_eq!(isa_name(kfd), name);
         }
         assert_eq!(isa_name(110_004), "gfx1104");
-        assert_eq!(Target::from_kfd_version(110_004), None);
+        assert!(Target::parse(&isa_name(110_004)).is_err());
     }
 
     #[test]

@@ -8,11 +8,14 @@ use std::time::{Duration, Instant};
 use clap::Args;
 
 use crate::context::Context;
+use crate::engine::Device;
 use crate::engine::hold::{Hold, Tie};
 use crate::engine::session::{Client, End, Running};
 use crate::engine::wire::Command;
 use crate::error::{Error, Kind, Result};
+use crate::execute::prove::{Proof, prove};
 use crate::execute::{container, relay};
+use crate::gpu::{self, Choice, Selector};
 use crate::host::Host;
 use crate::source::Repository;
 use crate::spec::{Spec, VolumeSource};
@@ -27,9 +30,9 @@ pub struct ExecArgs {
     /// Run as root inside
     #[arg(long)]
     root: bool,
-    /// Pass the GPU in
-    #[arg(long)]
-    gpu: bool,
+    /// Pass a GPU in: the one that fits the env, or a PCI address, render node or index
+    #[arg(long, value_name = "WHICH", num_args = 0..=1, require_equals = true, default_missing_value = "auto")]
+    gpu: Option<String>,
     /// Working directory inside [default: the build user's home]
     #[arg(short = 'C', long, value_name = "DIR")]
     workdir: Option<String>,
@@ -49,9 +52,9 @@ pub struct ShellArgs {
     /// Be root inside
     #[arg(long)]
     root: bool,
-    /// Pass the GPU in
-    #[arg(long)]
-    gpu: bool,
+    /// Pass a GPU in: the one that fits the env, or a PCI address, render node or index
+    #[arg(long, value_name = "WHICH", num_args = 0..=1, require_equals = true, default_missing_value = "auto")]
+    gpu: Option<String>,
     /// Look at the tree that the failed step left
     #[arg(long)]
     failed: bool,
@@ -63,7 +66,7 @@ pub struct ShellArgs {
 struct Job {
     env: String,
     root: bool,
-    gpu: bool,
+    gpu: Option<String>,
     failed: bool,
     argv: Vec<String>,
     workdir: Option<String>,
@@ -126,10 +129,7 @@ fn run(cx: &Context, job: &Job) -> Result<u8> {
                 if job.failed {
                     return Err(error);
                 }
-                if let Some(client) = Client::join(&store.env_dir(&job.env).join("run"))?
-                    && let Some(exit) =
-                        relay::run(&client, command(cx, job, &store.spec(&job.env)?, &host))?
-                {
+                if let Some(exit) = join(cx, job, &store, &host)? {
                     if exit.last {
                         // Who started the container is gone: the env is free when we return, and clean.
                         drop(store.lock_env(&job.env, "exec", PATIENCE)?);
@@ -144,6 +144,53 @@ fn run(cx: &Context, job: &Job) -> Result<u8> {
                 std::thread::sleep(Duration::from_millis(20));
             }
             Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Runs the job in the container that runs; `None` where there is none any more.
+fn join(cx: &Context, job: &Job, store: &Store, host: &Host) -> Result<Option<relay::Exit>> {
+    let run = store.env_dir(&job.env).join("run");
+    let Some(client) = Client::join(&run)? else {
+        return Ok(None);
+    };
+    let spec = store.spec(&job.env)?;
+    let devices = devices(cx, job, &spec)?;
+    let command = command(cx, job, &spec, host, &devices);
+    // A connection of its own: ours keeps a container that is about to end.
+    if !devices.is_empty() {
+        let Some(second) = Client::join(&run)? else {
+            return Ok(None);
+        };
+        if prove(&second, &devices, &command, None)? == Proof::Gone {
+            return Ok(None);
+        }
+    }
+    relay::run(&client, command)
+}
+
+/// Returns the nodes of the GPU that was asked for, as they are now.
+fn devices(cx: &Context, job: &Job, spec: &Spec) -> Result<Vec<Device>> {
+    let selector = match job.gpu.as_deref() {
+        None | Some("none") => return Ok(Vec::new()),
+        Some(which) => Selector::from(which),
+    };
+    match cx.gpus().choose(&selector, &spec.targets, spec.gpu)? {
+        Choice::Gpu { grant, note } => {
+            if let Some(note) = note {
+                cx.ui.note(&note);
+            }
+            grant.devices()
+        }
+        Choice::Without { why } => {
+            let error = Error::unavailable(format!("the command {why}"));
+            Err(match cx.gpus().gpus.first() {
+                Some(gpu) => error.help(format!(
+                    "rockenv exec --gpu={} {} -- ...",
+                    gpu.render, job.env
+                )),
+                None => error.help("rockenv doctor"),
+            })
         }
     }
 }
@@ -169,6 +216,7 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
         .collect();
     env.ensure_volumes(&volumes, &spec.user)?;
     let root = env.root(&tree, layer.as_deref(), None)?;
+    let devices = devices(cx, job, &spec)?;
     let container = container::of_shell(
         &env,
         store,
@@ -176,7 +224,7 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
         &source_directories(store, &spec),
         root,
         host,
-        job.gpu,
+        devices.clone(),
     )?;
     let hold = Hold {
         container,
@@ -187,7 +235,17 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
     };
     let running = Running::start(&hold, env.lock_fd())?;
     let client = running.connect()?;
-    let code = relay::run(&client, command(cx, job, &spec, host));
+    let command = command(cx, job, &spec, host, &devices);
+    let proof = match running.connect() {
+        _ if devices.is_empty() => Ok(Proof::Given),
+        Ok(second) => prove(&second, &devices, &command, None),
+        // It failed to start: its holder says why.
+        Err(_) => Ok(Proof::Gone),
+    };
+    let code = proof.and_then(|proof| match proof {
+        Proof::Given => relay::run(&client, command),
+        Proof::Gone | Proof::Interrupted(_) => Ok(None),
+    });
     drop(client);
     let end = running.finish();
     if let Ok(End::Ended(_)) = &end {
@@ -202,7 +260,7 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
     Ok(exit.code)
 }
 
-fn command(cx: &Context, job: &Job, spec: &Spec, host: &Host) -> Command {
+fn command(cx: &Context, job: &Job, spec: &Spec, host: &Host, devices: &[Device]) -> Command {
     let mut env = crate::execute::base_environment(spec, job.root);
     let memory = crate::execute::memory_max(spec, host).unwrap_or(host.memory);
     let jobs = crate::host::jobs(host.cores, memory, spec.resources.memory_per_job, None);
@@ -229,11 +287,7 @@ fn command(cx: &Context, job: &Job, spec: &Spec, host: &Host) -> Command {
         cwd: job.workdir.clone().unwrap_or(home),
         uid,
         gid,
-        groups: if job.gpu {
-            host.gpu_groups()
-        } else {
-            Vec::new()
-        },
+        groups: gpu::groups(devices),
         no_new_privs: !job.root,
         tty: job.tty,
     }

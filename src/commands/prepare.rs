@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use crate::context::Context;
 use crate::engine::choose::{Choice, choose};
 use crate::error::{Error, Kind, Result};
+use crate::gpu;
 use crate::host::Host;
 use crate::image::{Recipe, catalog};
 use crate::profile::{self, CopyFiles, Profile};
@@ -16,8 +17,8 @@ use crate::target::Target;
 /// What was asked for, as typed.
 #[derive(Debug)]
 pub(super) struct Wish<'a> {
-    /// Profile, target or file.
-    pub(super) what: &'a str,
+    /// Profile, target or file; this machine's target without.
+    pub(super) what: Option<&'a str>,
     /// Targets to build for instead of the profile's.
     pub(super) targets: &'a [String],
     /// Name of the env.
@@ -28,7 +29,7 @@ pub(super) struct Wish<'a> {
     pub(super) engine: Option<&'a str>,
     /// Most jobs.
     pub(super) jobs: Option<u32>,
-    /// `auto` or `none`.
+    /// Which GPU.
     pub(super) gpu: &'a str,
 }
 
@@ -42,6 +43,10 @@ pub(super) struct Prepared {
     pub(super) host: Host,
     pub(super) jobs: u32,
     pub(super) choice: Choice,
+    /// What the env gets of a GPU.
+    pub(super) gpu: Option<gpu::Grant>,
+    /// What the user should know of that.
+    pub(super) notes: Vec<String>,
 }
 
 impl Prepared {
@@ -54,8 +59,17 @@ impl Prepared {
             .map(|name| Target::parse(name))
             .collect::<Result<Vec<_>>>()?;
         let listed = profile::list(&cx.config.profile_dirs)?;
+        let machine = cx.gpus();
+        let own;
+        let what = match wish.what {
+            Some(what) => what,
+            None => {
+                own = machine.target()?;
+                own.name()
+            }
+        };
         let request = spec::choose(
-            wish.what,
+            what,
             &targets,
             wish.name,
             listed.iter().map(|profile| profile.name.as_str()),
@@ -71,16 +85,18 @@ impl Prepared {
             })?;
             params.insert(name.to_owned(), value.to_owned());
         }
-        let gpu = match wish.gpu {
-            "auto" => host.gpu,
-            "none" => false,
-            other => {
-                return Err(Error::new(
-                    Kind::Usage,
-                    format!("`--gpu {other}` is neither `auto` nor `none`"),
-                )
-                .help("rockenv up PROFILE --gpu none"));
+        let wanted = match request.targets[..] {
+            [] => &profile.targets,
+            _ => &request.targets,
+        };
+        let mut notes = Vec::new();
+        let (gpu, without_gpu) = match machine.choose(&wish.gpu.into(), wanted, profile.gpu)? {
+            gpu::Choice::Gpu { grant, note } => {
+                // Of no interest where no step uses it.
+                notes.extend(note.filter(|_| profile.steps.iter().any(|step| step.gpu)));
+                (Some(*grant), None)
             }
+            gpu::Choice::Without { why } => (None, Some(why)),
         };
         let memory = crate::execute::memory_limit(profile.resources.memory_max, host.memory)
             .unwrap_or(host.memory);
@@ -97,7 +113,7 @@ impl Prepared {
             targets: request.targets,
             params,
             engine: choice.engine,
-            gpu,
+            without_gpu,
             user: cx.config.user.clone(),
             host_home: cx.config.host_home.clone(),
             image_key: String::new(),
@@ -113,12 +129,14 @@ impl Prepared {
             host,
             jobs,
             choice,
+            gpu,
+            notes,
         })
     }
 
     /// Fills in the image and the sources as they are now, without making any; says what is not there yet.
     pub(super) fn predict(&mut self, cx: &Context, store: Option<&Store>) -> Result<Vec<String>> {
-        let mut notes = Vec::new();
+        let mut notes = std::mem::take(&mut self.notes);
         let image = match store {
             Some(store) => store.image_of(&self.recipe)?,
             None => None,

@@ -184,7 +184,7 @@ fn show_resolved(cx: &Context, args: &ShowArgs) -> Result<()> {
 
 fn wish<'a>(what: &'a str, targets: &'a [String], params: &'a [String]) -> Wish<'a> {
     Wish {
-        what,
+        what: Some(what),
         targets,
         name: None,
         params,

@@ -1,11 +1,13 @@
-//! Owns `target`: the GPU targets that can be built for.
+//! Owns `target`: the GPU targets that can be built for, and those of this machine's GPUs.
 
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use crate::context::Context;
 use crate::error::Result;
-use crate::target;
+use crate::gpu::{Gpu, Machine};
+use crate::target::{self, Support, Target};
+use crate::ui::size;
 use crate::ui::table::Table;
 
 /// What to do with targets.
@@ -13,12 +15,36 @@ use crate::ui::table::Table;
 pub enum TargetCommand {
     /// List GPU targets with the products that have them
     Ls,
+    /// Show what is known of a target: products, families, support, projects that leave it out
+    Show(ShowArgs),
+    /// Show the GPUs of this machine
+    Detect,
+}
+
+/// Arguments of `target show`.
+#[derive(Debug, Args)]
+pub struct ShowArgs {
+    /// The target, such as gfx1103
+    target: String,
 }
 
 /// Works with targets.
 pub fn target(cx: &Context, command: &TargetCommand) -> Result<()> {
     match command {
         TargetCommand::Ls => ls(cx),
+        TargetCommand::Show(args) => show(cx, Target::parse(&args.target)?),
+        TargetCommand::Detect => detect(cx),
+    }
+}
+
+/// Says in a word how far upstream has come with a target.
+fn support_word(support: Option<&Support>) -> &'static str {
+    match support {
+        Some(support) if support.release_ready => "release",
+        Some(support) if support.sanity_tested => "tested",
+        Some(support) if support.build_passing => "builds",
+        Some(_) => "none",
+        None => "unknown",
     }
 }
 
@@ -27,22 +53,214 @@ fn ls(cx: &Context) -> Result<()> {
     struct Row {
         target: &'static str,
         product: &'static str,
+        kind: target::Kind,
+        support: &'static str,
         families: &'static [String],
     }
     let rows: Vec<Row> = target::all()
         .map(|target| Row {
             target: target.name(),
             product: &target.info().product,
+            kind: target.info().kind,
+            support: support_word(target.support()),
             families: &target.info().families,
         })
         .collect();
     if cx.json {
         return cx.ui.json(&rows);
     }
-    let mut table = Table::new(["target", "product", "families"]);
+    let mut table = Table::new(["target", "product", "support", "families"]);
     for row in rows {
-        table.row([row.target, row.product, &row.families.join(", ")]);
+        table.row([
+            row.target,
+            row.product,
+            row.support,
+            &row.families.join(", "),
+        ]);
     }
     cx.ui.table(&table);
     Ok(())
+}
+
+/// A project that TheRock does not build for a target.
+#[derive(Serialize)]
+struct Excluded {
+    project: &'static str,
+    issue: Option<&'static str>,
+}
+
+fn show(cx: &Context, target: Target) -> Result<()> {
+    let info = target.info();
+    let excluded: Vec<Excluded> = info
+        .excluded_projects
+        .iter()
+        .map(|project| Excluded {
+            project,
+            issue: info
+                .exclusion_issues
+                .get(project)
+                .and_then(|issue| issue.as_deref()),
+        })
+        .collect();
+    let here: Vec<Gpu> = cx
+        .gpus()
+        .gpus
+        .into_iter()
+        .filter(|gpu| gpu.isa == target.name())
+        .collect();
+    if cx.json {
+        #[derive(Serialize)]
+        struct Shown<'a> {
+            schema: &'static str,
+            target: &'static str,
+            product: &'static str,
+            marketing_names: &'static [String],
+            release_products: Option<&'static str>,
+            kind: target::Kind,
+            families: &'static [String],
+            #[serde(rename = "override")]
+            override_version: String,
+            support: Option<&'static Support>,
+            rccl_buildable: bool,
+            excluded_projects: &'a [Excluded],
+            gpus: &'a [Gpu],
+            therock: &'static str,
+        }
+        return cx.ui.json(&Shown {
+            schema: "rockenv/target/1",
+            target: target.name(),
+            product: &info.product,
+            marketing_names: &info.marketing_names,
+            release_products: info.release_products.as_deref(),
+            kind: info.kind,
+            families: &info.families,
+            override_version: target.override_version(),
+            support: target.support(),
+            rccl_buildable: info.rccl_buildable,
+            excluded_projects: &excluded,
+            gpus: &here,
+            therock: target::table_commit(),
+        });
+    }
+    let mut lines = vec![
+        ("target", target.name().to_owned()),
+        ("product", info.product.clone()),
+    ];
+    let mut names = info.marketing_names.clone();
+    names.extend(info.release_products.clone());
+    if !names.is_empty() {
+        lines.push(("names", names.join(", ")));
+    }
+    let kind = match info.kind {
+        target::Kind::Dgpu => "graphics card",
+        target::Kind::Igpu => "in a processor",
+        target::Kind::Dcgpu => "accelerator",
+    };
+    let architecture = target.support().map(|support| &support.architecture);
+    lines.push((
+        "kind",
+        architecture.map_or_else(|| kind.to_owned(), |name| format!("{kind}, {name}")),
+    ));
+    lines.push(("families", info.families.join(", ")));
+    lines.push(("override", target.override_version()));
+    let support = match support_word(target.support()) {
+        "release" => "built, tested on hardware and ready for use",
+        "tested" => "built, and a short test on hardware passes",
+        "builds" => "built, and not tested on hardware",
+        "none" => "not built",
+        _ => "upstream says nothing of it",
+    };
+    lines.push(("support", support.to_owned()));
+    if !info.rccl_buildable {
+        lines.push(("rccl", "cannot be built for this target alone".to_owned()));
+    }
+    for gpu in &here {
+        lines.push(("here", format!("{} as {}", gpu.pci, gpu.render)));
+    }
+    let width = lines.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    let text: String = lines
+        .iter()
+        .map(|(name, value)| format!("{name:width$}  {value}\n"))
+        .collect();
+    cx.ui.data(&text);
+    if !excluded.is_empty() {
+        cx.ui.data("\nprojects that TheRock leaves out for it:\n");
+        let mut table = Table::new(["project", "issue"]);
+        for one in &excluded {
+            table.row([one.project, one.issue.unwrap_or("none named")]);
+        }
+        cx.ui.table(&table);
+    }
+    Ok(())
+}
+
+fn detect(cx: &Context) -> Result<()> {
+    let machine = cx.gpus();
+    if cx.json {
+        return cx.ui.json(&Detected::new(&machine));
+    }
+    if !machine.gpus.is_empty() {
+        let mut table = Table::new([
+            ">index", "target", "address", "node", ">memory", ">units", "product",
+        ]);
+        for gpu in &machine.gpus {
+            let address = match gpu.partition {
+                Some(partition) => format!("{} partition {partition}", gpu.pci),
+                None => gpu.pci.clone(),
+            };
+            let product = gpu.target().map_or("not a target of TheRock", |target| {
+                target.info().product.as_str()
+            });
+            table.row([
+                gpu.index.to_string().as_str(),
+                &gpu.isa,
+                &address,
+                &gpu.render,
+                &size::bytes(gpu.memory),
+                &gpu.compute_units.to_string(),
+                product,
+            ]);
+        }
+        cx.ui.table(&table);
+    }
+    if let Some(lack) = machine.lack() {
+        cx.ui.note(&format!("no AMD GPU can be used here: {lack}"));
+    }
+    Ok(())
+}
+
+/// What `target detect --json` says.
+#[derive(Serialize)]
+struct Detected<'a> {
+    schema: &'static str,
+    usable: bool,
+    lack: Option<&'static str>,
+    gpus: Vec<Row<'a>>,
+}
+
+#[derive(Serialize)]
+struct Row<'a> {
+    #[serde(flatten)]
+    gpu: &'a Gpu,
+    target: Option<Target>,
+    product: Option<&'static str>,
+}
+
+impl<'a> Detected<'a> {
+    fn new(machine: &'a Machine) -> Self {
+        Self {
+            schema: "rockenv/gpus/1",
+            usable: machine.lack().is_none(),
+            lack: machine.lack(),
+            gpus: machine
+                .gpus
+                .iter()
+                .map(|gpu| Row {
+                    gpu,
+                    target: gpu.target(),
+                    product: gpu.target().map(|target| target.info().product.as_str()),
+                })
+                .collect(),
+        }
+    }
 }

@@ -11,6 +11,7 @@ use super::prepare::{Prepared, Wish};
 use crate::context::Context;
 use crate::error::{Error, Kind, Result};
 use crate::execute::{self, Ended, Execution};
+use crate::gpu;
 use crate::host::free_space;
 use crate::observe::{observe, wanted};
 use crate::plan::{Action, Observed, Options, Plan, Volumes, plan as decide};
@@ -27,9 +28,9 @@ use crate::ui::{Format, Reporter, size};
 /// Arguments of `up` and `plan`.
 #[derive(Debug, Args)]
 pub struct UpArgs {
-    /// Profile, target or profile file
+    /// Profile, target or profile file [default: the target of this machine's GPU]
     #[arg(value_name = "PROFILE|TARGET|FILE.toml")]
-    what: String,
+    what: Option<String>,
     /// Target to build for; may be given again
     #[arg(short, long, value_name = "GFX")]
     target: Vec<String>,
@@ -54,8 +55,12 @@ pub struct UpArgs {
     /// Most jobs a step may use
     #[arg(short, long)]
     jobs: Option<u32>,
-    /// `none` skips the steps that need a GPU
-    #[arg(long, default_value = "auto", value_name = "auto|none")]
+    /// GPU that steps with `gpu` get: a PCI address, render node or index; `none` skips these steps
+    #[arg(
+        long,
+        default_value = "auto",
+        value_name = "auto|none|PCI|renderDN|INDEX"
+    )]
     gpu: String,
     /// Fetch nothing: images and sources must be there
     #[arg(long)]
@@ -83,7 +88,7 @@ enum Progress {
 impl UpArgs {
     fn wish(&self) -> Wish<'_> {
         Wish {
-            what: &self.what,
+            what: self.what.as_deref(),
             targets: &self.target,
             name: self.name.as_deref(),
             params: &self.param,
@@ -102,7 +107,7 @@ pub fn up(cx: &Context, args: UpArgs) -> Result<u8> {
     if args.setup {
         super::setup::install_missing(cx)?;
     }
-    let prepared = Prepared::new(cx, &args.wish())?;
+    let mut prepared = Prepared::new(cx, &args.wish())?;
     cx.host_as_root("building an env")?;
     let format = if args.progress == Progress::Json {
         Format::Json
@@ -112,6 +117,9 @@ pub fn up(cx: &Context, args: UpArgs) -> Result<u8> {
     let store = cx.store()?;
     let signals = Signals::take()?;
     let reporter = cx.ui.reporter(format);
+    for message in std::mem::take(&mut prepared.notes) {
+        reporter.emit(&Event::Warning { message });
+    }
     let outcome = converge(cx, &args, &store, prepared, &signals, &reporter);
     cx.tidy(&store)?;
     let (ended, name) = match (outcome, signals.pending()?) {
@@ -187,6 +195,7 @@ fn converge(
         sources: &sources,
         host: &prepared.host,
         config: &cx.config,
+        gpu: prepared.gpu.as_ref(),
         jobs: prepared.jobs,
         signals,
         reporter,
@@ -249,7 +258,11 @@ fn finish(
 
 /// Returns the command that resumes.
 fn again(args: &UpArgs) -> String {
-    let mut text = format!("rockenv up {}", args.what);
+    let mut text = "rockenv up".to_owned();
+    if let Some(what) = &args.what {
+        text.push(' ');
+        text.push_str(what);
+    }
     for target in &args.target {
         text.push_str(" --target ");
         text.push_str(target);
@@ -257,6 +270,10 @@ fn again(args: &UpArgs) -> String {
     if let Some(name) = &args.name {
         text.push_str(" --name ");
         text.push_str(name);
+    }
+    if args.gpu != "auto" {
+        text.push_str(" --gpu ");
+        text.push_str(&args.gpu);
     }
     text
 }
@@ -278,6 +295,10 @@ pub fn plan(cx: &Context, args: UpArgs) -> Result<()> {
     };
     notes.extend(plan.notes.iter().cloned());
     let memory = execute::memory_max(&spec, &prepared.host);
+    let gpu = prepared
+        .gpu
+        .as_ref()
+        .filter(|_| spec.steps.iter().any(|step| step.gpu));
     if cx.json {
         #[derive(Serialize)]
         struct Shown<'a> {
@@ -288,6 +309,7 @@ pub fn plan(cx: &Context, args: UpArgs) -> Result<()> {
             jobs: u32,
             memory_max: Option<u64>,
             disk_needed: Option<u64>,
+            gpu: Option<&'a gpu::Gpu>,
             plan: &'a Plan,
             notes: &'a [String],
         }
@@ -299,6 +321,7 @@ pub fn plan(cx: &Context, args: UpArgs) -> Result<()> {
             jobs: prepared.jobs,
             memory_max: memory,
             disk_needed: spec.resources.disk,
+            gpu: gpu.map(|grant| &grant.gpu),
             plan: &plan,
             notes: &notes,
         });
@@ -318,7 +341,7 @@ pub fn plan(cx: &Context, args: UpArgs) -> Result<()> {
         |store| format!("{} store at {}", store.method(), store.root().display()),
     );
     cx.ui.data(&format!(
-        "env    {}\nimage  {}\nengine {} ({}), {store_line}\njobs   {}\nmemory {}\ndisk   {}\n",
+        "env    {}\nimage  {}\nengine {} ({}), {store_line}\njobs   {}\nmemory {}\ndisk   {}\ngpu    {}\n",
         spec.name,
         spec.image,
         spec.engine,
@@ -332,6 +355,7 @@ pub fn plan(cx: &Context, args: UpArgs) -> Result<()> {
             || "not said".to_owned(),
             |bytes| format!("needs {}", size::bytes(bytes))
         ),
+        gpu.map_or_else(|| "none".to_owned(), |grant| grant.gpu.to_string()),
     ));
     cx.ui.table(&table);
     if plan.runs() > 0

@@ -1,10 +1,12 @@
 //! Owns what `doctor` says of a machine: a pure decision over facts that `probe` gathered. What is missing comes
 //! with a command that can be typed.
 
+mod gpu;
 pub mod probe;
 
 use std::path::PathBuf;
 
+pub use gpu::{GpuFacts, Node};
 use serde::Serialize;
 
 use crate::rootfs::Method;
@@ -77,30 +79,6 @@ pub struct StoreFacts {
     pub leftovers: Vec<String>,
 }
 
-/// AMD GPUs.
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct GpuFacts {
-    /// An AMD display device is on the bus.
-    pub on_bus: bool,
-    /// `/dev/kfd` is there.
-    pub kfd: bool,
-    /// Targets of the GPUs, as the kernel numbers them.
-    pub targets: Vec<String>,
-    /// Device nodes.
-    pub nodes: Vec<Node>,
-}
-
-/// A device node.
-#[derive(Clone, Debug, Serialize)]
-pub struct Node {
-    /// Where it is.
-    pub path: PathBuf,
-    /// The group that may open it.
-    pub gid: u32,
-    /// Permissions.
-    pub mode: u32,
-}
-
 /// How a check came out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -164,7 +142,7 @@ pub fn examine(facts: &Facts) -> Vec<Section> {
         },
         Section {
             title: "gpu (no build needs one)",
-            checks: gpu(facts),
+            checks: gpu::checks(facts),
         },
     ]
 }
@@ -439,50 +417,12 @@ fn limits(facts: &Facts) -> Vec<Check> {
     checks
 }
 
-fn gpu(facts: &Facts) -> Vec<Check> {
-    let gpu = &facts.gpu;
-    if !gpu.kfd {
-        return vec![match gpu.on_bus {
-            true => missing(
-                "there is an AMD GPU and no /dev/kfd: steps with `gpu` are skipped",
-                facts.sudo("modprobe amdgpu"),
-            ),
-            false => note("no AMD GPU: steps with `gpu` are skipped, and reported as skipped"),
-        }];
-    }
-    let mut checks = vec![match gpu.targets.as_slice() {
-        [] => {
-            note("/dev/kfd is there, and the kernel lists no GPU").try_("journalctl -k -g amdgpu")
-        }
-        targets => ok(format!("{} (kfd)", targets.join(", "))),
-    }];
-    for node in &gpu.nodes {
-        checks.push(ok(format!(
-            "{} for group {} (mode {:04o})",
-            node.path.display(),
-            node.gid,
-            node.mode & 0o7777
-        )));
-    }
-    if !gpu
-        .nodes
-        .iter()
-        .any(|node| node.path.to_string_lossy().contains("renderD"))
-    {
-        checks.push(missing(
-            "no render node in /dev/dri",
-            facts.sudo("udevadm trigger --subsystem-match=drm"),
-        ));
-    }
-    checks
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     /// A Debian machine with everything but a GPU.
-    fn debian() -> Facts {
+    pub(super) fn debian() -> Facts {
         Facts {
             root: true,
             systemd: true,
@@ -507,11 +447,11 @@ mod tests {
                 unmounted: false,
                 leftovers: Vec::new(),
             },
-            gpu: GpuFacts::default(),
+            gpu: gpu::tests::nothing(),
         }
     }
 
-    fn of(facts: &Facts, state: State) -> Vec<Check> {
+    pub(super) fn of(facts: &Facts, state: State) -> Vec<Check> {
         examine(facts)
             .into_iter()
             .flat_map(|section| section.checks)
@@ -590,33 +530,20 @@ mod tests {
         let mut facts = debian();
         facts.manager = Some(Manager::Dnf);
         facts.cgroup.v2 = Some(vec!["pids".into()]);
-        facts.gpu = GpuFacts {
-            on_bus: true,
-            kfd: true,
-            targets: vec!["gfx1103".into()],
-            nodes: vec![
-                Node {
-                    path: "/dev/kfd".into(),
-                    gid: 105,
-                    mode: 0o20_660,
-                },
-                Node {
-                    path: "/dev/dri/renderD128".into(),
-                    gid: 105,
-                    mode: 0o20_666,
-                },
-            ],
-        };
+        facts.gpu = gpu::tests::card();
         let missing = of(&facts, State::Missing);
         assert_eq!(missing.len(), 1);
         assert_eq!(
             missing[0].command.as_deref(),
             Some("grubby --update-kernel=ALL --args=cgroup_enable=memory && reboot")
         );
-        assert!(
-            format!("{:?}", examine(&facts))
-                .contains("/dev/dri/renderD128 for group 105 (mode 0666)")
-        );
+        let text = format!("{:?}", examine(&facts));
+        for part in [
+            "GPU 0000:c1:00.0 (gfx1103, renderD128): AMD Radeon 780M",
+            "/dev/dri/renderD128 for group 105 (mode 0660)",
+        ] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
     }
 
     #[test]
@@ -645,7 +572,7 @@ mod tests {
         facts.overlay = false;
         facts.store.unmounted = true;
         facts.store.method = None;
-        facts.gpu.on_bus = true;
+        facts.gpu.machine.on_bus = true;
         for check in of(&facts, State::Missing) {
             assert!(check.command.is_some(), "{check:?}");
         }

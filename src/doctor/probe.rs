@@ -1,6 +1,5 @@
 //! Owns gathering the facts that `examine` judges. Nothing is changed: what is tried out leaves nothing behind.
 
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
@@ -10,16 +9,16 @@ use super::{Cgroups, Facts, GpuFacts, Node, StoreFacts};
 use crate::engine::cgroup::Hierarchies;
 use crate::engine::hold::State;
 use crate::error::Error;
+use crate::gpu;
 use crate::host::{Host, free_space};
 use crate::process::Program;
 use crate::rootfs;
 use crate::setup::{Manager, TOOLS, fstab};
 use crate::store::{Store, lock};
-use crate::target;
 
 impl Facts {
     /// Reads the machine; `home` is the store's root.
-    pub fn probe(host: &Host, home: &Path) -> Self {
+    pub fn probe(host: &Host, home: &Path, gpus: gpu::Machine) -> Self {
         let groups = Hierarchies::probe().unwrap_or_default();
         Self {
             root: host.root,
@@ -46,7 +45,7 @@ impl Facts {
             user_namespaces: read("/proc/sys/user/max_user_namespaces")
                 .and_then(|text| text.trim().parse().ok()),
             store: store(host, home),
-            gpu: gpu(host),
+            gpu: GpuFacts::probe(gpus),
         }
     }
 }
@@ -163,54 +162,21 @@ fn leftovers(store: &Store) -> Vec<String> {
     found
 }
 
-fn gpu(host: &Host) -> GpuFacts {
-    let mut facts = GpuFacts {
-        on_bus: amd_display_on_bus(),
-        kfd: host.gpu,
-        ..GpuFacts::default()
-    };
-    if let Ok(nodes) = fs::read_dir("/sys/class/kfd/kfd/topology/nodes") {
-        for node in nodes.flatten() {
-            let version = read(node.path().join("properties")).and_then(|text| {
-                text.lines().find_map(|line| {
-                    line.strip_prefix("gfx_target_version ")?
-                        .trim()
-                        .parse::<u32>()
-                        .ok()
-                })
-            });
-            // Processors are nodes too, with version 0.
-            facts.targets.extend(
-                version
-                    .filter(|version| *version != 0)
-                    .map(target::isa_name),
-            );
-        }
+impl GpuFacts {
+    /// Tries every node of the machine's GPUs, as whoever runs this.
+    fn probe(machine: gpu::Machine) -> Self {
+        let nodes = gpu::all_devices(&machine)
+            .into_iter()
+            .map(|device| {
+                let outside = device.source.to_string_lossy().into_owned();
+                Node {
+                    finding: gpu::probe::examine(&outside, None),
+                    device,
+                }
+            })
+            .collect();
+        Self { machine, nodes }
     }
-    facts.targets.sort();
-    for path in host.gpu_nodes() {
-        if let Ok(metadata) = fs::metadata(&path) {
-            facts.nodes.push(Node {
-                path,
-                gid: metadata.gid(),
-                mode: metadata.mode(),
-            });
-        }
-    }
-    facts
-}
-
-fn amd_display_on_bus() -> bool {
-    let Ok(devices) = fs::read_dir("/sys/bus/pci/devices") else {
-        return false;
-    };
-    devices.flatten().any(|device| {
-        let is = |file: &str, start: &str| {
-            read(device.path().join(file)).is_some_and(|text| text.starts_with(start))
-        };
-        // Display controllers, and processing accelerators such as the MI series.
-        is("vendor", "0x1002") && (is("class", "0x03") || is("class", "0x12"))
-    })
 }
 
 #[cfg(test)]

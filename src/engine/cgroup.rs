@@ -12,6 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
+use super::Device;
 use crate::error::{Error, Result, ResultExt as _};
 
 /// The limits of one container.
@@ -174,7 +175,7 @@ impl Cgroup {
     /// Makes the directories and sets the limits; a scope is made by [`Cgroup::launcher`] instead.
     ///
     /// Returns a sentence for each limit that this machine cannot hold.
-    pub fn create(&self, limits: &Limits) -> Result<Vec<String>> {
+    pub fn create(&self, limits: &Limits, devices: &[Device]) -> Result<Vec<String>> {
         let mut missing = Vec::new();
         if self.unit.is_some() {
             return Ok(missing);
@@ -196,7 +197,7 @@ impl Cgroup {
                 other => other?,
             }
             if controller == "devices" {
-                close_devices(directory)?;
+                close_devices(directory, devices)?;
             }
         }
         if let Some(bytes) = limits.memory_max
@@ -224,7 +225,7 @@ impl Cgroup {
     }
 
     /// Returns the program and arguments to put before a command so that it runs inside the group.
-    pub fn launcher(&self, limits: &Limits, devices: &[PathBuf]) -> Vec<String> {
+    pub fn launcher(&self, limits: &Limits, devices: &[Device]) -> Vec<String> {
         let Some(unit) = &self.unit else {
             return Vec::new();
         };
@@ -255,7 +256,11 @@ impl Cgroup {
             property(format!("DeviceAllow={class} rwm"));
         }
         for device in devices {
-            property(format!("DeviceAllow={} rw", device.display()));
+            // By number: what is bound need not have this name.
+            property(format!(
+                "DeviceAllow=/dev/char/{}:{} rw",
+                device.major, device.minor
+            ));
         }
         argv.push("--".to_owned());
         argv
@@ -409,8 +414,8 @@ fn remove_group(directory: &Path) -> std::io::Result<()> {
     fs::remove_dir(directory)
 }
 
-/// Closes a v1 device group to all but the devices every container has (systemd does this for a scope).
-fn close_devices(directory: &Path) -> Result<()> {
+/// Closes a v1 device group to all but the devices every container has, and this one (systemd does this for a scope).
+fn close_devices(directory: &Path, devices: &[Device]) -> Result<()> {
     fs::write(directory.join("devices.deny"), "a")?;
     // null, zero, full, random, urandom, tty, console, ptmx, pts; `m` alone lets packages make other nodes unopened.
     for rule in [
@@ -428,6 +433,10 @@ fn close_devices(directory: &Path) -> Result<()> {
         "c 10:200 rwm",
         "c 10:229 rwm",
     ] {
+        fs::write(directory.join("devices.allow"), rule)?;
+    }
+    for device in devices {
+        let rule = format!("c {}:{} rw", device.major, device.minor);
         fs::write(directory.join("devices.allow"), rule)?;
     }
     Ok(())
@@ -476,10 +485,17 @@ mod tests {
                 memory_max: Some(5),
                 tasks_max: None,
             },
-            &["/dev/kfd".into()],
+            &[Device {
+                path: "/dev/kfd".into(),
+                source: "/dev/kfd".into(),
+                major: 511,
+                minor: 0,
+                gid: 105,
+                mode: 0o660,
+            }],
         );
         assert!(argv.contains(&"--property=MemoryMax=5".to_owned()));
-        assert!(argv.contains(&"--property=DeviceAllow=/dev/kfd rw".to_owned()));
+        assert!(argv.contains(&"--property=DeviceAllow=/dev/char/511:0 rw".to_owned()));
         assert!(group.entrances().is_empty());
     }
 }

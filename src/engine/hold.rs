@@ -335,7 +335,9 @@ fn run_engine(
         user.ensure(root)?;
     }
     check_binds(&hold.container)?;
-    let missing = state.cgroup.create(&hold.container.limits)?;
+    let missing = state
+        .cgroup
+        .create(&hold.container.limits, &hold.container.devices)?;
     let mut noise = tempfile::tempfile_in(&hold.run)?;
     let (ours, theirs) = UnixStream::pair()?;
     let mut child = spawn(hold, state, root, theirs, &noise)?;

@@ -51,6 +51,23 @@ pub struct Bind {
     pub read_only: bool,
 }
 
+/// A device node of the host inside a container, as it was when the container was described.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Device {
+    /// Absolute path inside.
+    pub path: String,
+    /// Absolute path outside, without links on the way.
+    pub source: PathBuf,
+    /// Major number, which the kernel may give to another driver when this one is loaded again.
+    pub major: u64,
+    /// Minor number.
+    pub minor: u64,
+    /// The group that may open it.
+    pub gid: u32,
+    /// Permission bits.
+    pub mode: u32,
+}
+
 /// Everything that decides a container.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Container {
@@ -60,8 +77,8 @@ pub struct Container {
     pub root: Root,
     /// Host directories inside, in order.
     pub binds: Vec<Bind>,
-    /// Device nodes passed through.
-    pub devices: Vec<PathBuf>,
+    /// Device nodes passed through, and no others.
+    pub devices: Vec<Device>,
     /// The host's network, or none at all.
     pub network: bool,
     /// Its limits.

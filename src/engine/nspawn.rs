@@ -58,7 +58,11 @@ pub fn argv(container: &Container, root: &Path, program: &Path) -> Vec<String> {
         ));
     }
     for device in &container.devices {
-        argv.push(format!("--bind={}", escape(device)));
+        argv.push(format!(
+            "--bind={}:{}",
+            escape(&device.source),
+            escape(Path::new(&device.path))
+        ));
     }
     argv.push("--".to_owned());
     argv.push(PROGRAM.to_owned());
@@ -76,7 +80,7 @@ fn escape(path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::Bind;
+    use crate::engine::{Bind, Device};
 
     fn container() -> Container {
         Container {
@@ -87,7 +91,14 @@ mod tests {
                 target: "/therock/src".into(),
                 read_only: true,
             }],
-            devices: vec!["/dev/kfd".into()],
+            devices: vec![Device {
+                path: "/dev/kfd".into(),
+                source: "/dev/kfd".into(),
+                major: 511,
+                minor: 0,
+                gid: 105,
+                mode: 0o660,
+            }],
             network: false,
             limits: Default::default(),
             user: None,
@@ -98,7 +109,7 @@ mod tests {
     fn binds_are_escaped_and_devices_are_bound_one_by_one() {
         let argv = argv(&container(), Path::new("/mnt"), Path::new("/opt/rockenv"));
         assert!(argv.contains(&r"--bind-ro=/src/a\:b\\c:/therock/src".to_owned()));
-        assert!(argv.contains(&"--bind=/dev/kfd".to_owned()));
+        assert!(argv.contains(&"--bind=/dev/kfd:/dev/kfd".to_owned()));
         assert!(argv.contains(&"--private-network".to_owned()));
         assert!(argv.contains(&"--settings=no".to_owned()));
         assert_eq!(

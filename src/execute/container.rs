@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 
 use super::step::memory_max;
-use crate::engine::{Bind, Container, Limits, Root};
+use crate::engine::{Bind, Container, Device, Limits, Root};
 use crate::error::{Error, Kind, Result};
 use crate::host::Host;
 use crate::spec::{Access, Spec, Step, Volume, VolumeKind, VolumeSource};
@@ -17,6 +17,10 @@ use crate::store::{LockedEnv, Store, random_id};
 const TEMPORARY: [(&str, &str); 2] = [("tmp", "/tmp"), ("var-tmp", "/var/tmp")];
 
 /// Returns the container of a step.
+#[expect(
+    clippy::too_many_arguments,
+    reason = "everything a step's container is made of"
+)]
 pub fn of_step(
     env: &LockedEnv<'_>,
     store: &Store,
@@ -25,6 +29,7 @@ pub fn of_step(
     sources: &BTreeMap<String, PathBuf>,
     root: Root,
     host: &Host,
+    devices: Vec<Device>,
 ) -> Result<Container> {
     let builder = matches!(step.user, crate::spec::User::Builder);
     let volumes = spec.visible(step).collect::<Vec<_>>();
@@ -38,7 +43,7 @@ pub fn of_step(
         host,
         Options {
             network: step.network,
-            gpu: step.gpu,
+            devices,
             builder,
         },
     )
@@ -52,7 +57,7 @@ pub fn of_shell(
     sources: &BTreeMap<String, PathBuf>,
     root: Root,
     host: &Host,
-    gpu: bool,
+    devices: Vec<Device>,
 ) -> Result<Container> {
     let volumes = spec.volumes.iter().collect::<Vec<_>>();
     build(
@@ -65,7 +70,7 @@ pub fn of_shell(
         host,
         Options {
             network: true,
-            gpu,
+            devices,
             builder: true,
         },
     )
@@ -73,7 +78,7 @@ pub fn of_shell(
 
 struct Options {
     network: bool,
-    gpu: bool,
+    devices: Vec<Device>,
     builder: bool,
 }
 
@@ -115,11 +120,7 @@ fn build(
         id: container_id(env.name())?,
         root,
         binds,
-        devices: if options.gpu {
-            host.gpu_nodes()
-        } else {
-            Vec::new()
-        },
+        devices: options.devices,
         network: options.network,
         limits: Limits {
             memory_max: memory_max(spec, host),

@@ -8,6 +8,7 @@ pub mod container;
 mod durable;
 pub mod inspect;
 pub mod log;
+pub mod prove;
 pub mod relay;
 mod step;
 
@@ -22,8 +23,9 @@ pub use step::{base_environment, memory_limit, memory_max};
 
 use crate::config::Config;
 use crate::engine::session::{End, Running};
-use crate::engine::{Usage, hold};
+use crate::engine::{Device, Usage, hold};
 use crate::error::{Error, Kind, Result, ResultExt as _};
+use crate::gpu::{self, Grant};
 use crate::host::{Host, free_space};
 use crate::plan::{Action, Plan, Volumes};
 use crate::profile::CopyFiles;
@@ -57,6 +59,8 @@ pub struct Execution<'a, 'store> {
     pub sources: &'a BTreeMap<String, PathBuf>,
     /// The machine.
     pub host: &'a Host,
+    /// What steps with `gpu` get.
+    pub gpu: Option<&'a Grant>,
     /// Configuration, for variables from the host.
     pub config: &'a Config,
     /// Jobs a step may use.
@@ -475,6 +479,18 @@ impl Execution<'_, '_> {
         Ok((Kind::StepFailed, message))
     }
 
+    /// Returns the device nodes that a step gets, as they are now.
+    fn devices(&self, step: &Step) -> Result<Vec<Device>> {
+        match (step.gpu, self.gpu) {
+            (false, _) => Ok(Vec::new()),
+            (true, Some(grant)) => grant.devices(),
+            (true, None) => Err(Error::unexpected(format!(
+                "step `{}` needs a GPU, and the plan has none",
+                step.name
+            ))),
+        }
+    }
+
     /// Runs the step's command in a container on `tree`, from its start to its end.
     fn contain(
         &mut self,
@@ -487,6 +503,7 @@ impl Execution<'_, '_> {
         let started = Instant::now();
         let before = self.volume_bytes(step)?;
         let root = self.env.root(tree, parent, Some(step.key.as_str()))?;
+        let devices = self.devices(step)?;
         let work = step::Work::prepare(
             step,
             self.spec,
@@ -494,6 +511,7 @@ impl Execution<'_, '_> {
             self.host,
             self.config,
             self.jobs,
+            gpu::groups(&devices),
         )?;
         let container = container::of_step(
             self.env,
@@ -503,6 +521,7 @@ impl Execution<'_, '_> {
             self.sources,
             root,
             self.host,
+            devices,
         )?;
         let hold = hold::Hold {
             container,
@@ -515,18 +534,30 @@ impl Execution<'_, '_> {
         let mut running = Running::start(&hold, self.env.lock_fd())?;
         let mut output = self.reporter.step_output(index);
         let reporter = self.reporter;
-        let attended = attend::attend(
+        let mut warn = |message| reporter.emit(&Event::Warning { message });
+        let proven = prove::step(
             &mut running,
+            &hold.container.devices,
+            &work.command,
             self.signals,
-            attend::Attended {
-                command: work.command,
-                stdin: std::os::fd::AsFd::as_fd(&work.stdin),
-                timeout: step.timeout,
-                log: &mut file,
-                output: &mut output,
-                warn: &mut |message| reporter.emit(&Event::Warning { message }),
-            },
+            &mut warn,
         );
+        let attended = match proven {
+            Err(error) => Err(error),
+            Ok(Some(ending)) => Ok(ending),
+            Ok(None) => attend::attend(
+                &mut running,
+                self.signals,
+                attend::Attended {
+                    command: work.command,
+                    stdin: std::os::fd::AsFd::as_fd(&work.stdin),
+                    timeout: step.timeout,
+                    log: &mut file,
+                    output: &mut output,
+                    warn: &mut warn,
+                },
+            ),
+        };
         let end = running.finish();
         container::clean(self.store, &self.env.run_dir())?;
         let (ending, usage) = match (attended, end) {

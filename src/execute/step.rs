@@ -57,6 +57,7 @@ impl Work {
         host: &Host,
         config: &Config,
         jobs: u32,
+        groups: Vec<u32>,
     ) -> Result<Self> {
         let memory = memory_max(spec, host).unwrap_or(host.memory);
         let text = |text: &str| finish(text, jobs.into(), memory);
@@ -119,11 +120,7 @@ impl Work {
             cwd: step.workdir.clone(),
             uid,
             gid,
-            groups: if step.gpu {
-                host.gpu_groups()
-            } else {
-                Vec::new()
-            },
+            groups,
             no_new_privs: !root,
             tty: false,
         };

@@ -85,6 +85,12 @@ pub(crate) struct Gpu {
     /// Steps that get the GPU's devices; the same as `gpu = true` in each.
     #[schemars(with = "Option<Vec<String>>")]
     pub(crate) needed_by: Option<Vec<Spanned<String>>>,
+    /// These steps get `/dev/accel/*` too: accelerators for inference beside the GPU.
+    #[schemars(with = "Option<bool>")]
+    pub(crate) accel: Option<Spanned<bool>>,
+    /// These steps get `/dev/dma_heap/*` too: buffers shared between devices.
+    #[schemars(with = "Option<bool>")]
+    pub(crate) dma_heap: Option<Spanned<bool>>,
 }
 
 /// What a volume is for; decides where it lies, who may delete it, and what is frozen with a snapshot.

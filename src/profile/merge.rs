@@ -25,6 +25,8 @@ pub(crate) struct Draft {
     pub(crate) memory_max: Option<At<String>>,
     pub(crate) tasks_max: Option<At<i64>>,
     pub(crate) needed_by: Vec<At<String>>,
+    pub(crate) accel: Option<At<bool>>,
+    pub(crate) dma_heap: Option<At<bool>>,
     pub(crate) env: BTreeMap<String, Entry>,
     pub(crate) runtime_env: BTreeMap<String, Entry>,
     pub(crate) volumes: Vec<VolumeDraft>,
@@ -175,6 +177,8 @@ impl Merge<'_> {
         if let Some(steps) = file.gpu.needed_by {
             draft.needed_by = self.list(steps);
         }
+        set(&mut draft.accel, self.opt(file.gpu.accel));
+        set(&mut draft.dma_heap, self.opt(file.gpu.dma_heap));
         self.entries(&mut draft.params, file.params);
         self.entries(&mut draft.env, file.env);
         self.entries(&mut draft.runtime_env, file.runtime_env);

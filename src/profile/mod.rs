@@ -33,6 +33,7 @@ pub(crate) use report::{Problem, invalid};
 pub use template::template;
 pub use value::MemoryMax;
 
+use crate::gpu::Extras;
 use crate::target::Target;
 
 /// A profile with all that it extends, checked.
@@ -54,6 +55,8 @@ pub struct Profile {
     pub params: BTreeMap<String, String>,
     /// Needs and limits.
     pub resources: Resources,
+    /// What steps with the GPU get beside it.
+    pub gpu: Extras,
     /// Variables of every step, not expanded.
     pub env: BTreeMap<String, At<String>>,
     /// Variables of what was built, not expanded.

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::{Action, BuildUser, Hook, Step, User, Volume, VolumeKind};
+use crate::gpu::Extras;
 use crate::profile::hex;
 
 /// Starts every base key. Another number gives every key a new value: all envs are built again.
@@ -86,6 +87,9 @@ struct Content<'a> {
     workdir: Option<&'a str>,
     network: bool,
     gpu: bool,
+    // Absent where nothing is asked for: keys from before there was such a thing stay what they were.
+    #[serde(skip_serializing_if = "Extras::is_none")]
+    gpu_extras: Extras,
     // A snapshot made on top of what an earlier attempt left is not one made from scratch.
     incremental: bool,
     env: &'a std::collections::BTreeMap<String, String>,
@@ -106,15 +110,18 @@ enum Act<'a> {
     Export(Vec<(&'a str, &'a str)>),
 }
 
-/// Returns the key of a step whose own is not set yet; `inputs` are volumes with their fingerprints.
-pub(super) fn key(
-    parent: &StepKey,
-    step: &Step,
-    volumes: &[Volume],
-    inputs: &[(String, String)],
-    hooks: &[Hook],
-    user: &BuildUser,
-) -> StepKey {
+/// What is around a step and part of its key as far as the step sees it.
+pub(super) struct Surroundings<'a> {
+    pub(super) volumes: &'a [Volume],
+    /// The step's `inputs` with their fingerprints.
+    pub(super) inputs: &'a [(String, String)],
+    pub(super) hooks: &'a [Hook],
+    pub(super) user: &'a BuildUser,
+    pub(super) gpu: Extras,
+}
+
+/// Returns the key of a step whose own is not set yet.
+pub(super) fn key(parent: &StepKey, step: &Step, around: &Surroundings<'_>) -> StepKey {
     let action = match &step.action {
         Action::Run { shell, script } => Act::Run { shell, script },
         Action::Packages(packages) => Act::Packages(packages),
@@ -131,24 +138,32 @@ pub(super) fn key(
                 .collect(),
         ),
     };
-    let visible = volumes.iter().filter(|volume| step.sees(volume));
+    let visible = around.volumes.iter().filter(|volume| step.sees(volume));
     let content = Content {
-        builder: (step.user == User::Builder).then_some(user),
+        builder: (step.user == User::Builder).then_some(around.user),
         // Only scripts start anywhere; elsewhere it would be the build user's home without any meaning.
         workdir: matches!(action, Act::Run { .. }).then_some(&step.workdir),
         action,
         network: step.network,
         gpu: step.gpu,
+        gpu_extras: match step.gpu {
+            true => around.gpu,
+            false => Extras::default(),
+        },
         incremental: step.incremental,
         env: &step.env,
         volumes: visible
             .map(|volume| (volume.name.as_str(), volume.kind, volume.target.as_str()))
             .collect(),
-        inputs,
+        inputs: around.inputs,
         // Hooks change sources: they count from the first step that has one, and not for the tools installed before.
-        hooks: match inputs {
+        hooks: match around.inputs {
             [] => Vec::new(),
-            _ => hooks.iter().map(|hook| hook.digest.as_str()).collect(),
+            _ => around
+                .hooks
+                .iter()
+                .map(|hook| hook.digest.as_str())
+                .collect(),
         },
     };
     #[expect(

@@ -18,6 +18,7 @@ pub use key::StepKey;
 pub use resolve::{Inputs, resolve, volumes};
 use serde::{Deserialize, Serialize};
 
+use crate::gpu::Extras;
 pub use crate::profile::text::finish;
 pub use crate::profile::{Access, Engine, MemoryMax, Origin, Resources, User, VolumeKind};
 use crate::target::Target;
@@ -50,6 +51,9 @@ pub struct Spec {
     pub user: BuildUser,
     /// Needs and limits.
     pub resources: Resources,
+    /// What steps with the GPU get beside it.
+    #[serde(default, skip_serializing_if = "Extras::is_none")]
+    pub gpu: Extras,
     /// Variables of every step, in late form: see `finish`.
     pub env: BTreeMap<String, String>,
     /// Variables of what was built.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::key::{StepKey, key};
+use super::key::{StepKey, Surroundings, key};
 use super::{
     Action, BuildUser, CopyItem, Engine, ExportItem, Git, Hook, Origin, Skipped, Spec, Step, User,
     VERSION, Volume, VolumeKind, VolumeSource, env_name,
@@ -26,8 +26,9 @@ pub struct Inputs {
     pub params: BTreeMap<String, String>,
     /// What will run the steps.
     pub engine: Engine,
-    /// The env gets a GPU. Without, steps with `gpu` are left out: not passed, and in no later step's key.
-    pub gpu: bool,
+    /// Why the env gets no GPU, where it gets none. Steps with `gpu` are left out then: not passed, and in no later
+    /// step's key.
+    pub without_gpu: Option<String>,
     /// Who the steps run as.
     pub user: BuildUser,
     /// What `~` stands for: the invoking user's home, also under sudo.
@@ -79,7 +80,14 @@ pub fn resolve(profile: &Profile, inputs: &Inputs) -> Result<Spec> {
     let mut parent = base_key.clone();
     for step in &mut steps {
         let prints = fingerprints(step, inputs)?;
-        step.key = key(&parent, step, &volumes, &prints, &hooks, &inputs.user);
+        let surroundings = Surroundings {
+            volumes: &volumes,
+            inputs: &prints,
+            hooks: &hooks,
+            user: &inputs.user,
+            gpu: profile.gpu,
+        };
+        step.key = key(&parent, step, &surroundings);
         parent = step.key.clone();
     }
     Ok(Spec {
@@ -94,6 +102,7 @@ pub fn resolve(profile: &Profile, inputs: &Inputs) -> Result<Spec> {
         env_from_host: profile.env_from_host.clone(),
         user: inputs.user.clone(),
         resources: profile.resources.clone(),
+        gpu: profile.gpu,
         env,
         runtime_env,
         hooks,
@@ -327,7 +336,7 @@ impl<'a> Resolver<'a> {
                 self.inputs.engine
             ));
         }
-        (step.gpu && !self.inputs.gpu).then(|| "needs a GPU, and there is none".to_owned())
+        self.inputs.without_gpu.clone().filter(|_| step.gpu)
     }
 
     /// Returns nothing for a step with a problem; its key is the base's until all steps are there.

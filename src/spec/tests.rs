@@ -12,7 +12,7 @@ fn inputs() -> Inputs {
         targets: Vec::new(),
         params: BTreeMap::new(),
         engine: Engine::Nspawn,
-        gpu: true,
+        without_gpu: None,
         user: BuildUser::new(1000, 1000),
         host_home: PathBuf::from("/home/me"),
         image_key: "image-1".to_owned(),
@@ -464,7 +464,7 @@ fn without_a_gpu_its_steps_are_left_out() {
     let without = spec(
         TEXT,
         &Inputs {
-            gpu: false,
+            without_gpu: Some("needs a GPU, and there is none".to_owned()),
             ..inputs()
         },
     );
@@ -476,6 +476,24 @@ fn without_a_gpu_its_steps_are_left_out() {
         without.step("export").unwrap().key,
         with.step("export").unwrap().key
     );
+}
+
+// They can be seen by a script; and keys of profiles that ask for none are what they were.
+#[test]
+fn other_devices_are_in_the_keys_of_steps_with_the_gpu() {
+    let without = spec(TEXT, &inputs());
+    let with = spec(
+        &TEXT.replace("[gpu]", "[gpu]\naccel = true\ndma-heap = false"),
+        &inputs(),
+    );
+    assert!(with.gpu.accel && !with.gpu.dma_heap);
+    assert_eq!(with.step("build"), without.step("build"));
+    assert_ne!(
+        with.step("test").unwrap().key,
+        without.step("test").unwrap().key
+    );
+    let saved = serde_json::to_string(&without).unwrap();
+    assert!(!saved.contains("accel"), "{saved}");
 }
 
 #[test]

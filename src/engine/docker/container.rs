@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::{Flavour, LATE, Labels, SOON, Service};
-use crate::engine::{Bind, Container, nspawn};
+use crate::engine::{Bind, Container, Device, nspawn};
 use crate::error::{Error, Result};
 
 /// How long a container may be in a state between two that are known.
@@ -320,16 +320,13 @@ fn mount(bind: &Bind, flavour: Flavour) -> Result<Mount> {
     })
 }
 
-fn devices(nodes: &[PathBuf]) -> Vec<DeviceMapping> {
+fn devices(nodes: &[Device]) -> Vec<DeviceMapping> {
     nodes
         .iter()
-        .map(|node| {
-            let path = node.to_string_lossy().into_owned();
-            DeviceMapping {
-                path_on_host: Some(path.clone()),
-                path_in_container: Some(path),
-                cgroup_permissions: Some("rw".to_owned()),
-            }
+        .map(|node| DeviceMapping {
+            path_on_host: Some(node.source.to_string_lossy().into_owned()),
+            path_in_container: Some(node.path.clone()),
+            cgroup_permissions: Some("rw".to_owned()),
         })
         .collect()
 }
@@ -354,14 +351,14 @@ fn ulimits(flavour: Flavour) -> Result<Vec<ResourcesUlimits>> {
 }
 
 /// Names a set-up: the request, and the numbers of the devices, which change when a driver is loaded again.
-fn setup(body: &ContainerCreateBody, devices: &[PathBuf]) -> Result<String> {
-    use std::os::unix::fs::MetadataExt as _;
+fn setup(body: &ContainerCreateBody, devices: &[Device]) -> Result<String> {
     let text = serde_json::to_vec(body)
         .map_err(|error| Error::unexpected("cannot encode a container").source(error))?;
     let mut hash = Sha256::new();
     hash.update(&text);
     for device in devices {
-        hash.update(fs_err::metadata(device)?.rdev().to_le_bytes());
+        hash.update(device.major.to_le_bytes());
+        hash.update(device.minor.to_le_bytes());
     }
     Ok(hash
         .finalize()

@@ -14,6 +14,7 @@ use super::shape::shorten;
 use super::text::{self, Late, Piece};
 use super::value::{self, Refused};
 use super::{Profile, Resources, Volume};
+use crate::gpu::Extras;
 use crate::suggest;
 use crate::target::Target;
 
@@ -40,6 +41,11 @@ pub(crate) fn finish(
         memory_max: check.parsed(draft.memory_max, value::memory_max),
         tasks_max: check.positive("tasks-max", draft.tasks_max),
     };
+    let is_on = |key: Option<At<bool>>| key.is_some_and(|on| on.value);
+    let gpu = Extras {
+        accel: is_on(draft.accel),
+        dma_heap: is_on(draft.dma_heap),
+    };
     let env = check.env(draft.env, Late::Keep);
     let runtime_env = check.env(draft.runtime_env, Late::Refuse);
     let volumes = check.volumes(draft.volumes);
@@ -59,6 +65,7 @@ pub(crate) fn finish(
         env_from_host,
         params,
         resources,
+        gpu,
         env,
         runtime_env,
         volumes: volumes
