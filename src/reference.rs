@@ -148,7 +148,10 @@ fn shape(argument: &Arg) -> String {
     if argument.get_action().takes_values() {
         let names = argument.get_value_names().unwrap_or_default();
         for name in names {
-            let _: std::fmt::Result = write!(text, " <{name}>");
+            let _: std::fmt::Result = match argument.is_require_equals_set() {
+                true => write!(text, "[=<{name}>]"),
+                false => write!(text, " <{name}>"),
+            };
         }
     }
     text

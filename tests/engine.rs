@@ -9,6 +9,8 @@ mod support;
 
 #[path = "engine/commands.rs"]
 mod commands;
+#[path = "engine/devices.rs"]
+mod devices;
 #[path = "engine/ending.rs"]
 mod ending;
 #[path = "engine/isolation.rs"]

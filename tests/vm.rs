@@ -1,15 +1,32 @@
-//! The core under systemd as PID 1 and cgroup v2, in the virtual machine of `tests/vm`. Needs root.
+//! rockenv under systemd as PID 1 and cgroup v2, and with GPU drivers, in the virtual machine of `tests/vm`. Needs root.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot be set up has failed"
+)]
 
 mod support;
 
 use std::path::Path;
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 use fs_err as fs;
 
+/// A file of a scenario: its path and text.
+type File = (&'static str, &'static str);
+
+/// An image for rockenv, and what the scripts share.
+const COMMON: [File; 2] = [
+    (
+        "work/images/base.toml",
+        "schema = 1\nprovider = \"tarball\"\n[tarball]\npath = \"/srv/rootfs.tar.zst\"\nsha256 = \"@SHA256@\"\n",
+    ),
+    ("cases", include_str!("vm/cases")),
+];
+
 /// Profiles and the script that runs in the machine, which names each case before it begins.
-const SCENARIO: [(&str, &str); 6] = [
-    ("work/images/base.toml", "schema = 1\nprovider = \"tarball\"\n[tarball]\npath = \"/srv/rootfs.tar.zst\"\nsha256 = \"@SHA256@\"\n"),
+const ENGINE: [File; 5] = [
     (
         "work/profiles/one.toml",
         "schema = 1\nimage = \"base\"\n
@@ -35,19 +52,45 @@ const SCENARIO: [(&str, &str); 6] = [
     ("scenario", include_str!("vm/engine")),
 ];
 
-#[test]
-fn the_core_works_under_systemd() {
+const GPU: [File; 3] = [
+    (
+        "work/profiles/gpu.toml",
+        "schema = 1\nimage = \"base\"\n
+         [[step]]\nname = 'look'\nrun = 'ls -d /dev/kfd /dev/dri /dev/accel > ~/off 2>/dev/null || true'\n
+         [[step]]\nname = 'use'\ngpu = true\nrun = '''
+         ls -d /dev/kfd /dev/dri/* > ~/on; id -G > ~/groups; exec 3<>/dev/kfd 4<>/dev/dri/renderD128'''\n",
+    ),
+    (
+        "work/profiles/hog.toml",
+        "schema = 1\nimage = \"base\"\nresources = { memory-max = '64M' }\n[[step]]\nname = 'hog'\ngpu = true\nrun = 'tail /dev/zero'\n",
+    ),
+    ("scenario", include_str!("vm/gpu")),
+];
+
+/// Runs a scenario in the machine; it says at its end that all cases passed.
+fn run(files: &[File]) {
+    // One machine at a time: emulated, it takes every processor there is.
+    static MACHINE: Mutex<()> = Mutex::new(());
+    let _one = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
     support::loopfs::need_root();
     let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    for (name, text) in SCENARIO {
-        let path = place.path().join(name);
+    // A list of GPUs; device nodes are the machine's own.
+    let machine = include_str!("gpu/780m").split(">>> ").skip(1);
+    let machine = machine
+        .filter_map(|file| file.split_once('\n'))
+        .filter(|(path, _)| !path.starts_with("dev/"))
+        .map(|(path, text)| (Path::new("machine").join(path), text));
+    let files = COMMON.iter().chain(files);
+    let files = files.map(|(path, text)| (Path::new(path).to_owned(), *text));
+    for (path, text) in files.chain(machine) {
+        let path = place.path().join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
     }
     let program = Path::new(env!("CARGO_BIN_EXE_rockenv"));
     let run = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vm/run");
     let output = Command::new(run)
-        .args(["--timeout", "240", "--share"])
+        .args(["--timeout", "600", "--share"])
         .arg(format!("{}=/test", place.path().display()))
         .arg("--share")
         .arg(format!("{}=/program", program.parent().unwrap().display()))
@@ -64,4 +107,14 @@ fn the_core_works_under_systemd() {
         "{}\n{text}",
         output.status
     );
+}
+
+#[test]
+fn the_core_works_under_systemd() {
+    run(&ENGINE);
+}
+
+#[test]
+fn a_gpu_arrives_inside_or_the_layer_that_said_no_is_named() {
+    run(&GPU);
 }

@@ -175,7 +175,8 @@ fn devices(cx: &Context, job: &Job, spec: &Spec) -> Result<Vec<Device>> {
         None | Some("none") => return Ok(Vec::new()),
         Some(which) => Selector::from(which),
     };
-    match cx.gpus().choose(&selector, &spec.targets, spec.gpu)? {
+    let machine = cx.gpus();
+    match machine.choose(&selector, &spec.targets, spec.gpu)? {
         Choice::Gpu { grant, note } => {
             if let Some(note) = note {
                 cx.ui.note(&note);
@@ -184,12 +185,13 @@ fn devices(cx: &Context, job: &Job, spec: &Spec) -> Result<Vec<Device>> {
         }
         Choice::Without { why } => {
             let error = Error::unavailable(format!("the command {why}"));
-            Err(match cx.gpus().gpus.first() {
-                Some(gpu) => error.help(format!(
+            Err(match machine.gpus.first() {
+                // It is there, and would run code for another target.
+                Some(gpu) if machine.lack().is_none() => error.help(format!(
                     "rockenv exec --gpu={} {} -- ...",
                     gpu.render, job.env
                 )),
-                None => error.help("rockenv doctor"),
+                _ => error.help("rockenv doctor"),
             })
         }
     }

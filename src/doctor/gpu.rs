@@ -63,7 +63,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
         if !nodes.iter().any(|node| node.device.path == path) {
             checks.push(missing(
                 format!("no {path}, the render node of GPU {}", gpu.pci),
-                facts.sudo("udevadm trigger --subsystem-match=drm"),
+                facts.sudo("journalctl -k -g amdgpu"),
             ));
         }
     }
@@ -78,7 +78,10 @@ fn node_check(facts: &Facts, node: &Node) -> Check {
         "{} for group {} (mode {:04o})",
         device.path, device.gid, device.mode
     );
-    let trigger = facts.sudo(&format!("udevadm trigger --name-match={}", device.path));
+    let trigger = facts.sudo(&format!(
+        "udevadm trigger --action=add --name-match={}",
+        device.path
+    ));
     let by_all = device.mode & 0o006 == 0o006;
     let by_group = device.mode & 0o060 == 0o060 && device.gid != 0;
     match (&finding.error, &finding.mend) {
@@ -175,7 +178,7 @@ pub(super) mod tests {
         assert_eq!(command, "modprobe amdgpu");
         let (message, command) = check(|facts| drop(facts.gpu.nodes.pop())).unwrap();
         assert!(message.contains("no /dev/dri/renderD128"), "{message}");
-        assert_eq!(command, "udevadm trigger --subsystem-match=drm");
+        assert_eq!(command, "journalctl -k -g amdgpu");
         // Root opens everything; the build user inside would not.
         for change in [
             (|facts| facts.gpu.nodes[0].device.gid = 0) as fn(&mut Facts),
@@ -183,7 +186,10 @@ pub(super) mod tests {
         ] {
             let (message, command) = check(change).unwrap();
             assert!(message.contains("only root may open it"), "{message}");
-            assert_eq!(command, "udevadm trigger --name-match=/dev/kfd");
+            assert_eq!(
+                command,
+                "udevadm trigger --action=add --name-match=/dev/kfd"
+            );
         }
         // Whose account lacks the group is not asked.
         let mut facts = debian();

@@ -128,11 +128,11 @@ impl Machine {
             )
             .help("rockenv up gfx1103, or another one of `rockenv target ls`")),
             [one] => Target::parse(one),
-            [first, ..] => Err(Error::new(
+            [..] => Err(Error::new(
                 crate::error::Kind::Usage,
                 format!("the GPUs in this machine differ: {}", isas.join(", ")),
             )
-            .help(format!("rockenv up {first}"))),
+            .help(format!("rockenv up {}", self.gpus[0].isa))),
         }
     }
 

@@ -258,13 +258,12 @@ impl Attempt {
                     node.number.1
                 ),
             )),
-            (None, Some(error @ (Errno::ENOTTY | Errno::EINVAL | Errno::ENODEV))) => Some((
+            // The words for these would be about terminals and arguments.
+            (None, Some(Errno::ENOTTY | Errno::EINVAL | Errno::ENOSYS | Errno::ENODEV)) => Some((
                 Layer::Stale,
                 format!(
-                    "{}: number {}:{} belongs to another driver",
-                    words(error),
-                    node.number.0,
-                    node.number.1
+                    "number {}:{} belongs to another driver",
+                    node.number.0, node.number.1
                 ),
             )),
             (Some(error), _) | (None, Some(error)) => Some((Layer::Other, words(error))),
@@ -311,18 +310,17 @@ impl Layer {
     pub fn mend(self, path: &str) -> String {
         match self {
             Self::Absent if path == KFD => "sudo modprobe amdgpu".to_owned(),
-            Self::Absent => "sudo udevadm trigger --subsystem-match=drm".to_owned(),
-            // udev's own rules give the nodes to group `render` or `video`.
-            Self::Group => format!("sudo udevadm trigger --name-match={path}"),
+            Self::Absent => "sudo journalctl -k -g amdgpu".to_owned(),
+            // udev's own rules give the nodes to group `render`, when they are added.
+            Self::Group => format!("sudo udevadm trigger --action=add --name-match={path}"),
             Self::DeviceCgroup => {
                 "sudo systemctl revert rockenv.slice; where this machine is a container itself, \
                  its own engine has to allow the device"
                     .to_owned()
             }
-            Self::Stale => {
-                "the driver was loaded again: end what runs in the env, then run it again"
-                    .to_owned()
-            }
+            Self::Stale => "the driver was loaded again: end what runs in the env, then run it again; where this machine is a \
+                 container itself, start that again"
+                .to_owned(),
             Self::UserNamespace => format!(
                 "sudo usermod -aG \"$(stat -c %G {path})\" \"$USER\", then log in again; crun is needed, not runc"
             ),
@@ -457,7 +455,7 @@ mod tests {
         for gone in [Errno::ENXIO, Errno::ENODEV] {
             assert_eq!(layer(|it| it.open = Some(gone)), Some(Layer::Stale));
         }
-        for foreign in [Errno::ENOTTY, Errno::EINVAL] {
+        for foreign in [Errno::ENOTTY, Errno::EINVAL, Errno::ENOSYS] {
             assert_eq!(layer(|it| it.ask = Some(foreign)), Some(Layer::Stale));
         }
         // Even one that opens: the number belongs to something else by now.

@@ -72,7 +72,9 @@ impl Machine {
                 }
                 let mut fitting = self.gpus.iter().filter(|gpu| fits(gpu, targets));
                 let Some(gpu) = fitting.next() else {
-                    let here: Vec<&str> = self.gpus.iter().map(|gpu| gpu.isa.as_str()).collect();
+                    let mut here: Vec<&str> =
+                        self.gpus.iter().map(|gpu| gpu.isa.as_str()).collect();
+                    here.dedup();
                     return without(format!(
                         "needs a GPU of {}, and here is {}",
                         list(targets),

@@ -4,6 +4,7 @@
 
 pub(crate) mod env;
 pub(crate) mod loopfs;
+pub(crate) mod machine;
 mod rootfs;
 pub(crate) mod skip;
 
