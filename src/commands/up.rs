@@ -122,14 +122,14 @@ pub fn up(cx: &Context, args: UpArgs) -> Result<u8> {
     }
     let outcome = converge(cx, &args, &store, prepared, &signals, &reporter);
     cx.tidy(&store)?;
-    let (ended, name) = match (outcome, signals.pending()?) {
+    let (ended, name, lacking) = match (outcome, signals.pending()?) {
         // What failed was a tool that the same Ctrl-C had ended.
         (Err(_), Some(signal)) => {
             return Err(Error::new(Kind::Signal(signal), "interrupted").help(again(&args)));
         }
         (outcome, _) => outcome?,
     };
-    finish(cx, &reporter, ended, &name, &args)
+    finish(cx, &reporter, ended, &name, &lacking, &args)
 }
 
 /// Resolves, locks, plans and executes.
@@ -140,7 +140,7 @@ fn converge(
     mut prepared: Prepared,
     signals: &Signals,
     reporter: &Reporter,
-) -> Result<(Option<Ended>, String)> {
+) -> Result<(Option<Ended>, String, String)> {
     let image = match store.image_of(&prepared.recipe)? {
         Some(image) => image,
         None => build_image(cx, args, store, &prepared, signals, reporter)?,
@@ -155,7 +155,7 @@ fn converge(
         if !env.known_record()?.complete && args.until.is_none() {
             env.update(|record| record.complete = true)?;
         }
-        return Ok((None, spec.name));
+        return Ok((None, spec.name, lacking(&plan, &prepared)));
     }
     if env.record().is_none() {
         preflight(store, &spec, args.force)?;
@@ -202,7 +202,25 @@ fn converge(
     }
     .run()?;
     drop(observed);
-    Ok((Some(ended), spec.name))
+    Ok((Some(ended), spec.name, lacking(&plan, &prepared)))
+}
+
+/// Names the steps that are left out for want of a GPU, for the last line; empty where there are none.
+fn lacking(plan: &Plan, prepared: &Prepared) -> String {
+    let why = prepared.inputs.without_gpu.as_ref();
+    let names: Vec<&str> = plan
+        .steps
+        .iter()
+        .filter(|step| step.action == Action::Skip && Some(&step.why) == why)
+        .map(|step| step.name.as_str())
+        .collect();
+    if names.is_empty() {
+        return String::new();
+    }
+    format!(
+        "not run and not passed for want of a GPU: {}",
+        names.join(", ")
+    )
 }
 
 /// Says how it ended, on the screen and as exit code.
@@ -211,29 +229,25 @@ fn finish(
     reporter: &Reporter,
     ended: Option<Ended>,
     name: &str,
+    lacking: &str,
     args: &UpArgs,
 ) -> Result<u8> {
     let last = |outcome, message: String| reporter.emit(&Event::Finished { outcome, message });
     match ended {
         None => {
-            last(Outcome::Hit, format!("{name}: nothing to do"));
+            let but = if lacking.is_empty() { "" } else { ", but " };
+            last(Outcome::Hit, format!("{name}: nothing to do{but}{lacking}"));
             Ok(0)
         }
-        Some(Ended::Complete { skipped }) if skipped.is_empty() => {
+        Some(Ended::Complete) if lacking.is_empty() => {
             last(
                 Outcome::Done,
                 format!("{name}: done; `rockenv shell {name}` goes inside"),
             );
             Ok(0)
         }
-        Some(Ended::Complete { skipped }) => {
-            last(
-                Outcome::Done,
-                format!(
-                    "{name}: done, but not run and not passed for want of a GPU: {}",
-                    skipped.join(", ")
-                ),
-            );
+        Some(Ended::Complete) => {
+            last(Outcome::Done, format!("{name}: done, but {lacking}"));
             Ok(0)
         }
         Some(Ended::Interrupted(signal)) => {

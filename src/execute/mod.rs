@@ -75,10 +75,7 @@ pub struct Execution<'a, 'store> {
 #[derive(Debug)]
 pub enum Ended {
     /// Every step of the plan ran, or was skipped.
-    Complete {
-        /// Steps that were not run for want of a GPU.
-        skipped: Vec<String>,
-    },
+    Complete,
     /// A step failed; the env stands on the step before it.
     Failed(Box<Failure>),
     /// The user stopped it.
@@ -136,7 +133,6 @@ impl Execution<'_, '_> {
         self.env.ensure_volumes(&volumes, &self.spec.user)?;
         let run = Timestamp::now().strftime("%Y%m%dT%H%M%SZ").to_string();
         let durable = durable::Durable::start(self.store);
-        let mut skipped = Vec::new();
         let total = u32::try_from(self.plan.steps.len()).unwrap_or(u32::MAX);
         let mut ended = None;
         for (position, planned) in self.plan.steps.iter().enumerate() {
@@ -144,7 +140,6 @@ impl Execution<'_, '_> {
             match planned.action {
                 Action::Hit | Action::Later => continue,
                 Action::Skip => {
-                    skipped.push(planned.name.clone());
                     self.finished(
                         index,
                         total,
@@ -191,7 +186,7 @@ impl Execution<'_, '_> {
             .iter()
             .any(|step| step.action == Action::Later);
         self.env.update(|record| record.complete = whole)?;
-        Ok(Ended::Complete { skipped })
+        Ok(Ended::Complete)
     }
 
     fn finished(

@@ -81,8 +81,21 @@ fn a_step_does_not_start_before_its_gpu_works() {
         .rockenv(&["up", env, "--gpu", "none"])
         .ok()
         .says(&["not run and not passed for want of a GPU: use"]);
+    // A step that a condition leaves out lacks no GPU.
+    machine.store.profile(&format!(
+        "{PROFILE}[[step]]\nname = 'other'\nwhen = {{ engine = ['docker'] }}\nrun = 'false'\n\
+         [[step]]\nname = 'last'\nrun = 'true'\n"
+    ));
+    machine
+        .rockenv(&["up", env, "--gpu", "none"])
+        .ok()
+        .says(&["done, but not run and not passed for want of a GPU: use\n"]);
+    machine
+        .rockenv(&["up", env, "--gpu", "none"])
+        .ok()
+        .says(&["nothing to do, but not run and not passed for want of a GPU: use\n"]);
     let plan = machine.rockenv(&["plan", env]).ok().text();
-    assert!(plan.contains("use   run"), "{plan}");
+    assert!(plan.contains("use    run"), "{plan}");
 }
 
 #[test]
