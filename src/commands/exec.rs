@@ -236,19 +236,8 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
         systemd: host.systemd,
     };
     let running = Running::start(&hold, env.lock_fd())?;
-    let client = running.connect()?;
     let command = command(cx, job, &spec, host, &devices);
-    let proof = match running.connect() {
-        _ if devices.is_empty() => Ok(Proof::Given),
-        Ok(second) => prove(&second, &devices, &command, None),
-        // It failed to start: its holder says why.
-        Err(_) => Ok(Proof::Gone),
-    };
-    let code = proof.and_then(|proof| match proof {
-        Proof::Given => relay::run(&client, command),
-        Proof::Gone | Proof::Interrupted(_) => Ok(None),
-    });
-    drop(client);
+    let code = in_container(&running, &devices, command);
     let end = running.finish();
     if let Ok(End::Ended(_)) = &end {
         container::clean(store, &env.run_dir())?;
@@ -260,6 +249,24 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
     let exit =
         code?.ok_or_else(|| Error::unexpected("the container ended before the command began"))?;
     Ok(exit.code)
+}
+
+/// Runs a command in a container that was just started, once its devices are proven; `None` where it did not start.
+fn in_container(
+    running: &Running,
+    devices: &[Device],
+    command: Command,
+) -> Result<Option<relay::Exit>> {
+    if !devices.is_empty() {
+        match running.connect() {
+            Ok(client) if prove(&client, devices, &command, None)? == Proof::Given => {}
+            // It failed to start: its holder says why.
+            _ => return Ok(None),
+        }
+    }
+    // Not before: a connection without a command would look like somebody else's.
+    let client = running.connect()?;
+    relay::run(&client, command)
 }
 
 fn command(cx: &Context, job: &Job, spec: &Spec, host: &Host, devices: &[Device]) -> Command {

@@ -35,7 +35,9 @@ impl Machine {
 
     fn node(&self, name: &str, major: u64, minor: u64, mode: u32) {
         let path = self.path(name);
-        fs::remove_file(&path).unwrap();
+        if path.exists() {
+            fs::remove_file(&path).unwrap();
+        }
         mknod(&path, SFlag::S_IFCHR, Mode::empty(), makedev(major, minor)).unwrap();
         self.group(name, 4242, mode);
     }
@@ -126,6 +128,10 @@ fn each_layer_that_says_no_is_named() {
         .exits(4)
         .says(&["the command needs a GPU, and there is no /dev/kfd"]);
     machine.store.sh("ls").ok().prints("");
+    // A command that was not started holds nothing.
+    machine.node("kfd", 1, 3, 0o660);
+    machine.exec("true").exits(4);
+    machine.rockenv(&["rm", machine.store.env()]).ok();
 }
 
 #[test]

@@ -350,7 +350,8 @@ fn ulimits(flavour: Flavour) -> Result<Vec<ResourcesUlimits>> {
     limits.into_iter().map(limit).collect()
 }
 
-/// Names a set-up: the request, and the numbers of the devices, which change when a driver is loaded again.
+/// Names a set-up: the request, and what the devices were: their numbers change when a driver is loaded again, and
+/// Podman makes nodes once for all starts.
 fn setup(body: &ContainerCreateBody, devices: &[Device]) -> Result<String> {
     let text = serde_json::to_vec(body)
         .map_err(|error| Error::unexpected("cannot encode a container").source(error))?;
@@ -359,6 +360,8 @@ fn setup(body: &ContainerCreateBody, devices: &[Device]) -> Result<String> {
     for device in devices {
         hash.update(device.major.to_le_bytes());
         hash.update(device.minor.to_le_bytes());
+        hash.update(device.gid.to_le_bytes());
+        hash.update(device.mode.to_le_bytes());
     }
     Ok(hash
         .finalize()
