@@ -20,7 +20,7 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use serde::{Deserialize, Serialize};
 
-use super::cgroup::{Cgroup, Hierarchies};
+use super::cgroup::{Cgroup, Figures, Hierarchies};
 use super::wire::{self, FromAgent, ToAgent};
 use super::{Container, Root, Usage, docker, nspawn};
 use crate::error::{Error, Kind, Result, ResultExt as _};
@@ -348,6 +348,7 @@ fn run_engine(
     )?;
     drop(listener);
     let mut ended = |_| Ok(child.try_wait()?.is_some());
+    let mut before = Figures::default();
     let outcome = supervise(
         hold.tie,
         &mut ended,
@@ -355,9 +356,13 @@ fn run_engine(
         signals,
         starter,
         missing,
-        &mut || {},
+        &mut || before = state.cgroup.figures(),
     );
-    let figures = state.cgroup.figures();
+    // systemd removes a scope with its last process, and what it counted with it.
+    let figures = match state.cgroup.figures() {
+        Figures { cpu_us: None, .. } => before,
+        last => last,
+    };
     state.cgroup.kill(PATIENCE)?;
     child.wait()?;
     let own = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_CHILDREN)?;
