@@ -13,7 +13,7 @@ use crate::engine::choose::Sockets;
 use crate::error::{Error, Result};
 
 /// The variables that are read and what they mean, for the documentation.
-pub const VARIABLES: [(&str, &str); 17] = [
+pub const VARIABLES: [(&str, &str); 19] = [
     ("ROCKENV_HOME", "the store's root, like `--home`"),
     (
         "ROCKENV_ENGINE",
@@ -44,6 +44,14 @@ pub const VARIABLES: [(&str, &str); 17] = [
     (
         "XDG_CONFIG_HOME",
         "where `rockenv/config.toml`, `profiles/` and `images/` are looked for",
+    ),
+    (
+        "REGISTRY_AUTH_FILE",
+        "file with logins to registries, in place of those that `podman login` and `docker login` write",
+    ),
+    (
+        "DOCKER_CONFIG",
+        "directory of Docker's `config.json`, `~/.docker` otherwise",
     ),
     ("XDG_DATA_HOME", "where the store of an ordinary user is"),
     (
@@ -87,7 +95,8 @@ pub struct File {
     /// Directories searched for image recipes before the built-in ones.
     #[serde(default)]
     pub image_dirs: Vec<PathBuf>,
-    /// Package mirrors by distribution: `debian`, `ubuntu`, `arch`, and `debian-snapshot` and so on for dated archives.
+    /// Package mirrors by distribution: `debian`, `ubuntu`, `arch`, and `debian-snapshot` and so on for dated archives;
+    /// and what stands in for a registry, by its host: `"registry.example.org" = "https://mirror.example.org/prefix"`.
     #[serde(default)]
     pub mirror: BTreeMap<String, String>,
 }
@@ -122,6 +131,8 @@ pub struct Config {
     pub image_dirs: Vec<PathBuf>,
     /// Mirrors by distribution.
     pub mirrors: BTreeMap<String, String>,
+    /// Files with the user's logins to registries, whether they are there or not.
+    pub auth_files: Vec<PathBuf>,
     /// The user that steps run as.
     pub user: BuildUser,
     /// The invoking user's home on the host, for `~`.
@@ -188,6 +199,14 @@ impl Config {
             })?),
             None => files.iter().find_map(|file| file.jobs),
         };
+        let auth_files = match set("REGISTRY_AUTH_FILE") {
+            Some(path) => vec![working.unwrap_or(Path::new("/")).join(path)],
+            None => vec![
+                PathBuf::from(format!("/run/user/{}/containers/auth.json", user.uid)),
+                own("XDG_CONFIG_HOME", ".config").join("containers/auth.json"),
+                own("DOCKER_CONFIG", ".docker").join("config.json"),
+            ],
+        };
         let user = match set("ROCKENV_BUILD_USER")
             .cloned()
             .or_else(|| first(|file| file.build_user.clone()))
@@ -224,6 +243,7 @@ impl Config {
             profile_dirs: directories(|file| &file.profile_dirs, "profiles"),
             image_dirs: directories(|file| &file.image_dirs, "images"),
             mirrors,
+            auth_files,
             user,
             host_home,
             gpu_root: PathBuf::from(set("ROCKENV_GPU_ROOT").map_or("/", String::as_str)),

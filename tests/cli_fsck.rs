@@ -67,6 +67,7 @@ impl Lab {
             key: KEY.into(),
             name: "debian-forky".into(),
             recipe: "r".repeat(64),
+            resolved: None,
             digest: "d".repeat(64),
             built: Timestamp::now(),
             source_date: 0,

@@ -64,6 +64,7 @@ fn ls(cx: &Context) -> Result<()> {
         packages: Option<usize>,
         bytes: Option<u64>,
         digest: Option<String>,
+        resolved: Option<String>,
     }
     let store = Store::open_existing(&cx.config.home)?;
     let mut rows = Vec::new();
@@ -80,6 +81,7 @@ fn ls(cx: &Context) -> Result<()> {
             built: image.as_ref().map(|image| image.built),
             packages: image.as_ref().map(|image| image.packages.len()),
             bytes: image.as_ref().map(|image| image.bytes),
+            resolved: image.as_ref().and_then(|image| image.resolved.clone()),
             digest: image.map(|image| image.digest),
         });
     }
@@ -191,6 +193,7 @@ fn watched<T>(
     };
     let mut means = Means {
         mirrors: &cx.config.mirrors,
+        auth_files: &cx.config.auth_files,
         env: &cx.config.proxies,
         progress: &mut progress,
         cancel: cancel.flag(),

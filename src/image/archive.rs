@@ -72,11 +72,6 @@ impl<R: BufRead> Reader<R> {
         }
     }
 
-    /// Returns the stream, for reading what follows the archive's end.
-    pub(super) fn into_inner(self) -> R {
-        self.input
-    }
-
     /// Returns the next entry, skipping what is left of the current one.
     pub(super) fn next_entry(&mut self) -> Result<Option<Entry>> {
         let mut pax: Option<Pax> = None;

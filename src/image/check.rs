@@ -6,7 +6,8 @@
 
 use std::path::Path;
 
-use super::recipe::{Mmdebstrap, Pacstrap, Source, Tarball, snapshot_time};
+use super::oci::{Platform, Reference};
+use super::recipe::{Mmdebstrap, Oci, Pacstrap, Source, Tarball, snapshot_time};
 use crate::error::Error;
 
 /// apt options a recipe may set. Left out on purpose: whatever runs a program (`DPkg::*`, `*::Pre-Invoke`,
@@ -58,6 +59,10 @@ impl Source {
         match &mut self {
             Self::Mmdebstrap(table) => table.check()?,
             Self::Pacstrap(table) => table.check()?,
+            Self::Oci(table) => {
+                table.check()?;
+                table.path = table.path.take().map(|path| base.join(path));
+            }
             Self::Tarball(table) => {
                 table.check()?;
                 table.path = table.path.take().map(|path| base.join(path));
@@ -155,6 +160,36 @@ impl Pacstrap {
             }
         }
         Ok(())
+    }
+}
+
+impl Oci {
+    /// Returns the digest that `ref` pins, in hexadecimal digits.
+    pub(super) fn sha256(&self) -> Option<String> {
+        Reference::parse(self.reference.as_deref()?).ok()?.sha256
+    }
+
+    fn check(&self) -> std::result::Result<(), Bad> {
+        if Platform::parse(&self.platform).is_none() {
+            return Err(bad(
+                &self.platform,
+                format!("`{}` is not a platform", self.platform.escape_debug()),
+                "platform = \"linux/amd64\"",
+            ));
+        }
+        match (&self.reference, &self.path) {
+            (None, None) => Err(bad(
+                "",
+                "neither `ref` nor `path` is given".into(),
+                "ref = \"registry.example.org/name@sha256:...\", or path = \"DIRECTORY\"",
+            )),
+            // In files an image may be called anything.
+            (_, Some(_)) => Ok(()),
+            (Some(text), None) => match Reference::parse(text) {
+                Ok(_) => Ok(()),
+                Err((message, help)) => Err(bad(text, message, help)),
+            },
+        }
     }
 }
 

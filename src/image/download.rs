@@ -1,26 +1,47 @@
-//! Owns the download cache `blobs/sha256/<digest>`: what is there under its digest has been verified, and what is
-//! being downloaded has another name, from which an interrupted download goes on.
+//! Owns the download cache `blobs/sha256/<digest>`: what is there under its digest had it when it was put there, and is
+//! verified again before it is used, because disks rot. What is being downloaded has another name, from which an
+//! interrupted download goes on.
 
+use std::io::{Read, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use nix::fcntl::{Flock, FlockArg};
-use reqwest::StatusCode;
+use reqwest::{Response, StatusCode};
 use sha2::{Digest as _, Sha256};
 
 use super::hex;
 use super::unpack::stop_if;
 use crate::error::{Error, Kind, Result, ResultExt as _};
 
-const POLL: Duration = Duration::from_millis(100);
+pub(super) const POLL: Duration = Duration::from_millis(100);
 
-/// How far a download is; shared with the thread that waits for it.
+/// How far downloads are; shared with the thread that waits for them.
 #[derive(Debug, Default)]
-struct Meter {
-    done: AtomicU64,
+pub(super) struct Meter {
+    pub(super) done: AtomicU64,
     /// 0: not known.
-    total: AtomicU64,
+    pub(super) total: AtomicU64,
+}
+
+impl Meter {
+    /// Returns what was downloaded so far, and how much there is in all if that is known.
+    pub(super) fn read(&self) -> (u64, Option<u64>) {
+        let total = Some(self.total.load(Ordering::Relaxed)).filter(|total| *total > 0);
+        (self.done.load(Ordering::Relaxed), total)
+    }
+}
+
+/// What is to be downloaded.
+#[derive(Debug)]
+pub(super) struct Wanted<'a> {
+    /// What messages call it.
+    pub(super) name: &'a str,
+    /// Its SHA-256, in hexadecimal digits.
+    pub(super) sha256: &'a str,
+    /// More bytes than these are refused.
+    pub(super) limit: u64,
 }
 
 /// Returns the path of the blob with this SHA-256, downloading it if need be.
@@ -42,55 +63,51 @@ fn fetch_by(
     cancel: &AtomicBool,
     progress: &mut dyn FnMut(u64, Option<u64>),
 ) -> Result<PathBuf> {
-    let directory = blobs.join("sha256");
-    fs_err::create_dir_all(&directory)?;
-    let blob = directory.join(sha256);
-    if blob.exists() {
-        return Ok(blob);
-    }
-    let partial = directory.join(format!(".{sha256}.partial"));
-    let file = lock(&partial, cancel)?;
-    // Another process may have finished it while this one waited.
-    if blob.exists() {
-        fs_err::remove_file(&partial)?;
-        return Ok(blob);
-    }
     let meter = Meter::default();
+    let wanted = Wanted {
+        name: url,
+        sha256,
+        limit: u64::MAX,
+    };
     // A thread of its own: the caller's may already be running a tokio runtime.
     std::thread::scope(|scope| {
         let worker = scope.spawn(|| {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()?;
-            runtime.block_on(async {
-                tokio::select! {
-                    outcome = transfer(url, &partial, https_only, &meter) => outcome,
-                    () = cancelled(cancel) => Err(Error::new(Kind::Signal(2), "interrupted")),
-                }
+            run(cancel, async {
+                let client = client(https_only)?;
+                let open = async |from| {
+                    let response = ranged(client.get(url), from)
+                        .send()
+                        .await
+                        .map_err(|error| failed(url, error))?;
+                    let total = response.content_length().map_or(0, |length| from + length);
+                    meter.total.store(total, Ordering::Relaxed);
+                    Ok(response)
+                };
+                obtain(&wanted, open, blobs, &meter).await
             })
         });
         while !worker.is_finished() {
-            let total = Some(meter.total.load(Ordering::Relaxed)).filter(|total| *total > 0);
-            progress(meter.done.load(Ordering::Relaxed), total);
+            let (done, total) = meter.read();
+            progress(done, total);
             std::thread::sleep(POLL);
         }
         worker
             .join()
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })?;
-    if let Err(error) = verify(&partial, sha256, cancel) {
-        if error.kind() == Kind::Drift {
-            fs_err::remove_file(&partial)?;
+    })
+}
+
+/// Runs network work to its end, or until it is cancelled.
+pub(super) fn run<T>(cancel: &AtomicBool, work: impl Future<Output = Result<T>>) -> Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        tokio::select! {
+            outcome = work => outcome,
+            () = cancelled(cancel) => Err(Error::new(Kind::Signal(2), "interrupted")),
         }
-        return Err(error).context(|| format!("cannot use what `{url}` sent"));
-    }
-    fs_err::OpenOptions::new()
-        .write(true)
-        .open(&partial)?
-        .sync_all()?;
-    fs_err::rename(&partial, &blob)?;
-    drop(file);
-    Ok(blob)
+    })
 }
 
 async fn cancelled(cancel: &AtomicBool) {
@@ -99,10 +116,130 @@ async fn cancelled(cancel: &AtomicBool) {
     }
 }
 
-/// Takes the partial file for this process; the kernel frees it if the process dies.
-fn lock(partial: &Path, cancel: &AtomicBool) -> Result<Flock<std::os::fd::OwnedFd>> {
+/// Makes a client; the user's proxy variables apply.
+pub(super) fn client(https_only: bool) -> Result<reqwest::Client> {
+    install_cryptography();
+    reqwest::Client::builder()
+        // Holds for redirects too.
+        .https_only(https_only)
+        .connect_timeout(Duration::from_secs(30))
+        .read_timeout(Duration::from_secs(60))
+        .user_agent(USER_AGENT)
+        .build()
+        .map_err(|error| Error::unexpected("cannot make an HTTP client").source(error))
+}
+
+pub(super) const USER_AGENT: &str = concat!("rockenv/", env!("CARGO_PKG_VERSION"));
+
+/// Gives rustls its cryptography, without which no client can be made.
+pub(super) fn install_cryptography() {
+    // Fails only if somebody else has installed one already, which is as good.
+    drop(rustls::crypto::ring::default_provider().install_default());
+}
+
+/// Asks for what follows the first `from` bytes.
+pub(super) fn ranged(request: reqwest::RequestBuilder, from: u64) -> reqwest::RequestBuilder {
+    match from {
+        0 => request,
+        from => request.header(reqwest::header::RANGE, format!("bytes={from}-")),
+    }
+}
+
+pub(super) fn failed(name: &str, error: reqwest::Error) -> Error {
+    Error::unexpected(format!("cannot download `{name}`")).source(error.without_url())
+}
+
+/// Returns the path of a blob, downloading it if need be; `open` sends the request for what follows a number of bytes.
+pub(super) async fn obtain(
+    wanted: &Wanted<'_>,
+    open: impl AsyncFn(u64) -> Result<Response>,
+    blobs: &Path,
+    meter: &Meter,
+) -> Result<PathBuf> {
+    let directory = blobs.join("sha256");
+    fs_err::create_dir_all(&directory)?;
+    let blob = directory.join(wanted.sha256);
+    if present(&blob, wanted.sha256, meter).await? {
+        return Ok(blob);
+    }
+    let partial = directory.join(format!(".{}.partial", wanted.sha256));
+    let file = lock(&partial).await?;
+    // Another process may have finished it while this one waited.
+    if present(&blob, wanted.sha256, meter).await? {
+        fs_err::remove_file(&partial)?;
+        return Ok(blob);
+    }
+    let mut had = 0;
+    let found = loop {
+        match transfer(wanted, &open, &partial, meter).await {
+            Ok(found) => break found,
+            Err(error) => {
+                // A connection that broke is worth another as long as each brings something.
+                let have = fs_err::metadata(&partial).map_or(0, |partial| partial.len());
+                if have <= had || error.kind() == Kind::Drift {
+                    return Err(error);
+                }
+                had = have;
+            }
+        }
+    };
+    if found != wanted.sha256 {
+        let error = mismatch(&partial, &found, wanted.sha256);
+        fs_err::remove_file(&partial)?;
+        return Err(error).context(|| format!("cannot use what `{}` sent", wanted.name));
+    }
+    fs_err::rename(&partial, &blob)?;
+    drop(file);
+    Ok(blob)
+}
+
+/// Puts bytes that have this SHA-256 among the blobs.
+pub(super) fn keep(bytes: &[u8], sha256: &str, blobs: &Path) -> Result<()> {
+    let directory = blobs.join("sha256");
+    fs_err::create_dir_all(&directory)?;
+    let mut file = tempfile::NamedTempFile::new_in(&directory)?;
+    file.write_all(bytes)?;
+    file.persist(directory.join(sha256))
+        .map_err(|error| error.error)
+        .context(|| format!("cannot write into `{}`", directory.display()))?;
+    Ok(())
+}
+
+/// Says whether a blob is there, undamaged; a damaged one is removed.
+async fn present(blob: &Path, sha256: &str, meter: &Meter) -> Result<bool> {
+    let mut file = match fs_err::File::open(blob) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+        other => other?,
+    };
+    let mut hash = Sha256::new();
+    let size = hash_on(&mut file, &mut hash).await?;
+    if hex(&hash.finalize()) != sha256 {
+        fs_err::remove_file(blob)?;
+        return Ok(false);
+    }
+    meter.done.fetch_add(size, Ordering::Relaxed);
+    Ok(true)
+}
+
+/// Hashes a file, letting other work of this thread go on; returns its size.
+async fn hash_on(file: &mut impl Read, hash: &mut Sha256) -> Result<u64> {
+    let mut buffer = vec![0; 256 << 10];
+    let mut size = 0;
     loop {
-        stop_if(cancel)?;
+        match file.read(&mut buffer)? {
+            0 => return Ok(size),
+            amount => {
+                hash.update(&buffer[..amount]);
+                size += amount as u64;
+            }
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Takes the partial file for this process; the kernel frees it if the process dies.
+async fn lock(partial: &Path) -> Result<Flock<std::os::fd::OwnedFd>> {
+    loop {
         let file = fs_err::OpenOptions::new()
             .create(true)
             .append(true)
@@ -111,8 +248,10 @@ fn lock(partial: &Path, cancel: &AtomicBool) -> Result<Flock<std::os::fd::OwnedF
             std::os::fd::OwnedFd::from(file.into_file()),
             FlockArg::LockExclusiveNonblock,
         ) {
-            Ok(lock) => return Ok(lock),
-            Err((_, nix::errno::Errno::EWOULDBLOCK)) => std::thread::sleep(POLL),
+            // Unless whoever had it has renamed or removed it meanwhile.
+            Ok(lock) if names(partial, &lock)? => return Ok(lock),
+            Ok(_) => {}
+            Err((_, nix::errno::Errno::EWOULDBLOCK)) => tokio::time::sleep(POLL).await,
             Err((_, error)) => {
                 return Err(error).context(|| format!("cannot lock `{}`", partial.display()));
             }
@@ -120,27 +259,28 @@ fn lock(partial: &Path, cancel: &AtomicBool) -> Result<Flock<std::os::fd::OwnedF
     }
 }
 
-async fn transfer(url: &str, partial: &Path, https_only: bool, meter: &Meter) -> Result<()> {
-    let fail = || format!("cannot download `{url}`");
-    let wrap = |error: reqwest::Error| Error::unexpected(fail()).source(error.without_url());
-    // Fails only if somebody else has installed one already, which is as good.
-    drop(rustls::crypto::ring::default_provider().install_default());
-    let client = reqwest::Client::builder()
-        // Holds for redirects too.
-        .https_only(https_only)
-        .connect_timeout(Duration::from_secs(30))
-        .read_timeout(Duration::from_secs(60))
-        .user_agent(concat!("rockenv/", env!("CARGO_PKG_VERSION")))
-        .build()
-        .map_err(wrap)?;
-    let mut have = fs_err::metadata(partial)?.len();
-    let request = |from: u64| match from {
-        0 => client.get(url),
-        from => client
-            .get(url)
-            .header(reqwest::header::RANGE, format!("bytes={from}-")),
-    };
-    let mut response = request(have).send().await.map_err(wrap)?;
+fn names(path: &Path, file: &Flock<std::os::fd::OwnedFd>) -> Result<bool> {
+    use std::os::unix::fs::MetadataExt as _;
+    let open = nix::sys::stat::fstat(&**file)?;
+    let named = fs_err::metadata(path);
+    Ok(named.is_ok_and(|named| (named.dev(), named.ino()) == (open.st_dev, open.st_ino)))
+}
+
+/// Brings the partial file to its end and returns the SHA-256 of all of it.
+async fn transfer(
+    wanted: &Wanted<'_>,
+    open: &impl AsyncFn(u64) -> Result<Response>,
+    partial: &Path,
+    meter: &Meter,
+) -> Result<String> {
+    let mut hash = Sha256::new();
+    let mut have = hash_on(&mut fs_err::File::open(partial)?, &mut hash).await?;
+    // Killed between the last byte and the rename.
+    if have > 0 && hex(&hash.clone().finalize()) == wanted.sha256 {
+        meter.done.fetch_add(have, Ordering::Relaxed);
+        return Ok(wanted.sha256.to_owned());
+    }
+    let mut response = open(have).await?;
     let resumes = response.status() == StatusCode::PARTIAL_CONTENT && {
         let range = response
             .headers()
@@ -148,70 +288,102 @@ async fn transfer(url: &str, partial: &Path, https_only: bool, meter: &Meter) ->
             .and_then(|range| range.to_str().ok());
         range.is_some_and(|range| range.starts_with(&format!("bytes {have}-")))
     };
-    if have > 0 && !resumes {
+    let starts_again = match response.status() {
+        StatusCode::PARTIAL_CONTENT => !resumes,
+        // What is there is longer than what the server has, or the server cannot send a part.
+        status => status == StatusCode::RANGE_NOT_SATISFIABLE || status.is_success(),
+    };
+    if have > 0 && starts_again {
         have = 0;
+        hash = Sha256::new();
         fs_err::OpenOptions::new()
             .write(true)
             .open(partial)?
             .set_len(0)?;
         if !response.status().is_success() || response.status() == StatusCode::PARTIAL_CONTENT {
-            response = request(0).send().await.map_err(wrap)?;
+            response = open(0).await?;
         }
     }
     if !response.status().is_success() {
         return Err(
-            Error::unexpected(fail()).source(format!("the server answered {}", response.status()))
+            Error::unexpected(format!("cannot download `{}`", wanted.name))
+                .source(format!("the server answered {}", response.status())),
         );
     }
-    meter.done.store(have, Ordering::Relaxed);
-    meter.total.store(
-        response.content_length().map_or(0, |length| have + length),
-        Ordering::Relaxed,
-    );
-    let mut file = fs_err::OpenOptions::new().append(true).open(partial)?;
-    while let Some(chunk) = response.chunk().await.map_err(wrap)? {
-        std::io::Write::write_all(&mut file, &chunk)?;
-        meter.done.fetch_add(chunk.len() as u64, Ordering::Relaxed);
+    let mut counted = have;
+    meter.done.fetch_add(have, Ordering::Relaxed);
+    let outcome = async {
+        let mut file = fs_err::OpenOptions::new().append(true).open(partial)?;
+        while let Some(chunk) = response
+            .chunk()
+            .await
+            .map_err(|error| failed(wanted.name, error))?
+        {
+            let amount = chunk.len() as u64;
+            if counted + amount > wanted.limit {
+                file.set_len(0)?;
+                return Err(Error::new(
+                    Kind::Drift,
+                    format!("`{}` is longer than {} bytes", wanted.name, wanted.limit),
+                ));
+            }
+            file.write_all(&chunk)?;
+            hash.update(&chunk);
+            counted += amount;
+            meter.done.fetch_add(amount, Ordering::Relaxed);
+        }
+        Ok(())
     }
-    Ok(())
+    .await;
+    if outcome.is_err() {
+        // The next attempt counts what is there anew.
+        meter.done.fetch_sub(counted, Ordering::Relaxed);
+    }
+    outcome.map(|()| hex(&hash.finalize()))
 }
 
 /// Fails with `Kind::Drift` unless the file has this SHA-256.
 pub(super) fn verify(path: &Path, sha256: &str, cancel: &AtomicBool) -> Result<()> {
-    use std::io::Read as _;
-    let mut file = fs_err::File::open(path)?;
-    let mut sha = Sha256::new();
+    let found = sha256_of(fs_err::File::open(path)?, cancel)?;
+    match found == sha256 {
+        true => Ok(()),
+        false => Err(mismatch(path, &found, sha256)),
+    }
+}
+
+/// Returns the SHA-256 of what is left to read.
+pub(super) fn sha256_of(mut file: impl Read, cancel: &AtomicBool) -> Result<String> {
+    let mut hash = Sha256::new();
     let mut buffer = vec![0; 256 << 10];
-    let mut start = Vec::new();
     loop {
         stop_if(cancel)?;
         match file.read(&mut buffer)? {
-            0 => break,
-            amount => {
-                if start.is_empty() {
-                    start = buffer[..amount.min(64)].to_vec();
-                }
-                sha.update(&buffer[..amount]);
-            }
+            0 => return Ok(hex(&hash.finalize())),
+            amount => hash.update(&buffer[..amount]),
         }
     }
-    let found = hex(&sha.finalize());
-    if found == sha256 {
-        return Ok(());
-    }
+}
+
+fn mismatch(path: &Path, found: &str, sha256: &str) -> Error {
+    let mut start = [0; 64];
+    let amount = fs_err::File::open(path).and_then(|mut file| file.read(&mut start));
+    let start = &start[..amount.unwrap_or(0)];
     let page = if start.trim_ascii_start().starts_with(b"<") {
         " (it is a web page)"
     } else {
         ""
     };
-    Err(Error::new(Kind::Drift, format!("`{}` has SHA-256 {found}, not {sha256}{page}", path.display()))
-        .help("check where the file comes from; if the change is wanted, write its sha256 into the recipe"))
+    Error::new(
+        Kind::Drift,
+        format!("`{}` has SHA-256 {found}, not {sha256}{page}", path.display()),
+    )
+    .help("check where the file comes from; if the change is wanted, write its sha256 into the recipe")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::{BufRead as _, BufReader, Write as _};
+    use std::io::{BufRead as _, BufReader};
     use std::net::TcpListener;
 
     /// Serves one response per request, with the request's head passed to `answer`.
@@ -279,7 +451,31 @@ mod tests {
             }
             b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 7\r\n\r\ncon".to_vec()
         });
+        // The connection breaks after three bytes; the next goes on there by itself.
+        let blob = get(&url, b"content", dir.path()).unwrap();
+        assert_eq!(fs_err::read(blob).unwrap(), b"content");
+    }
+
+    #[test]
+    fn a_download_goes_on_in_another_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let cut =
+            || b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 7\r\n\r\ncon".to_vec();
+        let url = serve(1, move |_| cut());
         assert!(get(&url, b"content", dir.path()).is_err());
+        let url = serve(1, |head| {
+            assert!(head.contains("range: bytes=3-"), "{head}");
+            b"HTTP/1.1 206 x\r\nconnection: close\r\ncontent-range: bytes 3-6/7\r\ncontent-length: 4\r\n\r\ntent".to_vec()
+        });
+        get(&url, b"content", dir.path()).unwrap();
+    }
+
+    #[test]
+    fn a_damaged_blob_is_fetched_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let url = serve(2, |_| ok(b"content"));
+        let blob = get(&url, b"content", dir.path()).unwrap();
+        fs_err::write(&blob, "rotten!").unwrap();
         let blob = get(&url, b"content", dir.path()).unwrap();
         assert_eq!(fs_err::read(blob).unwrap(), b"content");
     }

@@ -11,8 +11,10 @@ mod compression;
 mod copy;
 pub mod digest;
 mod download;
+mod layers;
 mod mmdebstrap;
 mod normalise;
+mod oci;
 mod packages;
 mod pacstrap;
 mod pax;
@@ -22,7 +24,7 @@ pub mod unpack;
 mod xattr;
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -57,8 +59,11 @@ pub struct BuildContext<'a> {
     /// The store's `blobs` directory: the cache of downloads.
     pub blobs: &'a Path,
     /// The user's mirrors: `debian`, `debian-security`, `ubuntu`, `arch`, and each with `-snapshot`, in which
-    /// `@SNAPSHOTID@` (for Arch also `@DATE@`, as `2026/01/31`) stands for the moment; `arch-signatures`.
+    /// `@SNAPSHOTID@` (for Arch also `@DATE@`, as `2026/01/31`) stands for the moment; `arch-signatures`; and by its
+    /// host a registry's.
     pub mirrors: &'a BTreeMap<String, String>,
+    /// Files with the user's logins to registries, in the order in which they are looked at.
+    pub auth_files: &'a [PathBuf],
     /// Further environment of the tools: the proxy variables.
     pub env: &'a BTreeMap<String, String>,
     /// The time that files made by the build get; the snapshot's, else today's midnight (UTC) by default.
@@ -84,6 +89,8 @@ pub struct Built {
     pub source_date: i64,
     /// What the package manager's database lists, sorted.
     pub packages: Vec<Package>,
+    /// Digest of the manifest that the recipe resolved to, if it is one for a container image.
+    pub resolved: Option<String>,
     /// Digest of the tree.
     pub digest: String,
     /// Files and directories.
@@ -104,6 +111,7 @@ pub fn build(recipe: &Recipe, cx: &mut BuildContext<'_>) -> Result<Built> {
         )));
     }
     let source_date = source_date(recipe, cx)?;
+    let mut resolved = None;
     match &recipe.source {
         Source::Mmdebstrap(table) => {
             with_work_directory(cx, &tree, |cx| mmdebstrap::build(table, source_date, cx))?;
@@ -114,6 +122,7 @@ pub fn build(recipe: &Recipe, cx: &mut BuildContext<'_>) -> Result<Built> {
             normalise::normalise(&tree, source_date, false)?;
         }
         // These are somebody's exact bytes: nothing in them is ours to change.
+        Source::Oci(table) => resolved = Some(oci::build(table, cx)?),
         Source::Tarball(table) => tarball(table, cx)?,
         Source::Directory(table) => {
             let progress = &mut *cx.progress;
@@ -125,6 +134,7 @@ pub fn build(recipe: &Recipe, cx: &mut BuildContext<'_>) -> Result<Built> {
     Ok(Built {
         source_date,
         packages: packages::installed(&tree)?,
+        resolved,
         digest: summary.digest,
         entries: summary.entries,
         bytes: summary.bytes,

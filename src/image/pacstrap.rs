@@ -201,6 +201,7 @@ mod tests {
             into: Path::new("/"),
             blobs: Path::new("/"),
             mirrors: &mirrors,
+            auth_files: &[],
             env: &BTreeMap::new(),
             source_date: None,
             cancel: &AtomicBool::new(false),

@@ -10,9 +10,10 @@ use sha2::{Digest as _, Sha256};
 
 use super::check::{Bad, nearest};
 use super::hex;
+use super::oci::Platform;
 use crate::error::{Error, Result};
 
-const PROVIDERS: [&str; 4] = ["mmdebstrap", "pacstrap", "tarball", "directory"];
+const PROVIDERS: [&str; 5] = ["mmdebstrap", "pacstrap", "oci", "tarball", "directory"];
 
 /// An image recipe as written in `images/<name>.toml`.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -32,6 +33,8 @@ struct RawRecipe {
     mmdebstrap: Option<Spanned<Mmdebstrap>>,
     #[schemars(with = "Option<Pacstrap>")]
     pacstrap: Option<Spanned<Pacstrap>>,
+    #[schemars(with = "Option<Oci>")]
+    oci: Option<Spanned<Oci>>,
     #[schemars(with = "Option<Tarball>")]
     tarball: Option<Spanned<Tarball>>,
     #[schemars(with = "Option<Directory>")]
@@ -45,6 +48,7 @@ struct RawRecipe {
 enum Provider {
     Mmdebstrap,
     Pacstrap,
+    Oci,
     Tarball,
     Directory,
 }
@@ -112,6 +116,21 @@ pub struct Pacstrap {
     pub pacman_conf: Vec<String>,
 }
 
+/// An image in the containers' format: in a registry, or in files.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Oci {
+    /// `host/name:tag@sha256:digest`. With a digest it is always the same image; a tag alone is looked up when the image
+    /// is built. With `path`: which image, where there are several.
+    #[serde(rename = "ref")]
+    pub reference: Option<String>,
+    /// OCI layout (a directory, or an archive of one) or `docker save` archive, relative to the recipe.
+    pub path: Option<PathBuf>,
+    /// Operating system and processor, this machine's when left out.
+    #[serde(default = "Platform::own")]
+    pub platform: String,
+}
+
 /// An archive of a root file system.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -158,6 +177,8 @@ pub enum Source {
     Mmdebstrap(Mmdebstrap),
     /// pacstrap.
     Pacstrap(Pacstrap),
+    /// A container image.
+    Oci(Oci),
     /// An archive.
     Tarball(Tarball),
     /// A directory.
@@ -217,6 +238,7 @@ impl Recipe {
         let tables = [
             ("mmdebstrap", raw.mmdebstrap.as_ref().map(Spanned::span)),
             ("pacstrap", raw.pacstrap.as_ref().map(Spanned::span)),
+            ("oci", raw.oci.as_ref().map(Spanned::span)),
             ("tarball", raw.tarball.as_ref().map(Spanned::span)),
             ("directory", raw.directory.as_ref().map(Spanned::span)),
         ];
@@ -232,31 +254,20 @@ impl Recipe {
                 ));
             }
         }
-        let (source, span) = match (raw.mmdebstrap, raw.pacstrap, raw.tarball, raw.directory) {
-            (Some(table), ..) => {
-                let span = table.span();
-                (Source::Mmdebstrap(table.into_inner()), span)
-            }
-            (_, Some(table), ..) => {
-                let span = table.span();
-                (Source::Pacstrap(table.into_inner()), span)
-            }
-            (_, _, Some(table), _) => {
-                let span = table.span();
-                (Source::Tarball(table.into_inner()), span)
-            }
-            (_, _, _, Some(table)) => {
-                let span = table.span();
-                (Source::Directory(table.into_inner()), span)
-            }
-            (None, None, None, None) => {
-                return Err(at(raw.provider.span())(
-                    Error::invalid(format!(
-                        "provider \"{provider}\" needs a table [{provider}]"
-                    ))
-                    .help(format!("add [{provider}]")),
-                ));
-            }
+        // At most one is left, by the loop above.
+        let given = None
+            .or(source(raw.mmdebstrap, Source::Mmdebstrap))
+            .or(source(raw.pacstrap, Source::Pacstrap))
+            .or(source(raw.oci, Source::Oci))
+            .or(source(raw.tarball, Source::Tarball))
+            .or(source(raw.directory, Source::Directory));
+        let Some((source, span)) = given else {
+            return Err(at(raw.provider.span())(
+                Error::invalid(format!(
+                    "provider \"{provider}\" needs a table [{provider}]"
+                ))
+                .help(format!("add [{provider}]")),
+            ));
         };
         let start = span.start;
         let source = source.checked(base).map_err(|Bad { error, mentions }| {
@@ -279,6 +290,18 @@ impl Recipe {
                 serde_json::json!(["rockenv-image-1", "mmdebstrap", table])
             }
             Source::Pacstrap(table) => serde_json::json!(["rockenv-image-1", "pacstrap", table]),
+            Source::Oci(table) => match (&table.path, table.sha256()) {
+                (None, Some(sha256)) => {
+                    serde_json::json!(["rockenv-image-1", "oci", sha256, table.platform])
+                }
+                (path, _) => serde_json::json!([
+                    "rockenv-image-1",
+                    "oci",
+                    table.reference,
+                    path.as_deref().map(path_digits),
+                    table.platform
+                ]),
+            },
             Source::Tarball(table) => {
                 serde_json::json!([
                     "rockenv-image-1",
@@ -287,13 +310,9 @@ impl Recipe {
                     table.strip_components
                 ])
             }
-            Source::Directory(table) => serde_json::json!([
-                "rockenv-image-1",
-                "directory",
-                hex(std::os::unix::ffi::OsStrExt::as_bytes(
-                    table.path.as_os_str()
-                ))
-            ]),
+            Source::Directory(table) => {
+                serde_json::json!(["rockenv-image-1", "directory", path_digits(&table.path)])
+            }
         };
         // serde_json's maps are sorted by key, and its compact form has one spelling: that is the canonical JSON.
         hex(Sha256::digest(value.to_string().as_bytes()).as_slice())
@@ -304,6 +323,7 @@ impl Recipe {
         match self.source {
             Source::Mmdebstrap(_) => "mmdebstrap",
             Source::Pacstrap(_) => "pacstrap",
+            Source::Oci(_) => "oci",
             Source::Tarball(_) => "tarball",
             Source::Directory(_) => "directory",
         }
@@ -314,9 +334,23 @@ impl Recipe {
         match &self.source {
             Source::Mmdebstrap(table) => table.snapshot.as_deref(),
             Source::Pacstrap(table) => table.snapshot.as_deref(),
-            Source::Tarball(_) | Source::Directory(_) => None,
+            Source::Oci(_) | Source::Tarball(_) | Source::Directory(_) => None,
         }
     }
+}
+
+fn source<T>(
+    table: Option<Spanned<T>>,
+    variant: fn(T) -> Source,
+) -> Option<(Source, std::ops::Range<usize>)> {
+    let table = table?;
+    let span = table.span();
+    Some((variant(table.into_inner()), span))
+}
+
+/// A path in a form that JSON can hold, whatever its bytes.
+fn path_digits(path: &Path) -> String {
+    hex(std::os::unix::ffi::OsStrExt::as_bytes(path.as_os_str()))
 }
 
 /// Returns the JSON schema of image recipes.
@@ -413,6 +447,22 @@ mod tests {
             tar("path = \"a.tar\""),
             tar("url = \"https://host.invalid/a.tar\"")
         );
+        let oci = |table: &str| {
+            let text = format!("schema=1\nprovider=\"oci\"\n[oci]\n{table}\n");
+            parse(&text).unwrap().digest()
+        };
+        let (one, other) = ("ab".repeat(32), "cd".repeat(32));
+        let pinned = oci(&format!("ref=\"a.example/x@sha256:{one}\""));
+        assert_eq!(pinned, oci(&format!("ref=\"b.example/y:1@sha256:{one}\"")));
+        assert_ne!(pinned, oci(&format!("ref=\"a.example/x@sha256:{other}\"")));
+        assert_ne!(
+            pinned,
+            oci(&format!(
+                "ref=\"a.example/x@sha256:{one}\"\nplatform=\"linux/riscv64\""
+            ))
+        );
+        assert_ne!(oci("ref=\"a.example/x:1\""), oci("ref=\"a.example/x:2\""));
+        assert_ne!(oci("path=\"a\""), oci("path=\"b\""));
     }
 
     #[test]
@@ -451,6 +501,22 @@ mod tests {
             "schema=1\nprovider=\"tarball\"\n[tarball]\nurl = \"http://x.invalid/a\"\nsha256=\"\"",
             "images/x.toml:4: `http://x.invalid/a` is not an https address",
             "https",
+        );
+        let oci = |table: &str| format!("schema=1\nprovider=\"oci\"\n[oci]\n{table}\n");
+        refuses(
+            &oci("ref = \"fedora:43\""),
+            "images/x.toml:4: `fedora:43` names no registry",
+            "ref = \"registry.example.org/",
+        );
+        refuses(
+            &oci("platform = \"linux/amd64\""),
+            "images/x.toml:3: neither `ref` nor `path` is given",
+            "ref = \"",
+        );
+        refuses(
+            &oci("ref = \"h.example/a\"\nplatform = \"windows/amd64\""),
+            "images/x.toml:5: `windows/amd64` is not a platform",
+            "linux/amd64",
         );
         refuses(
             &format!("{DEBIAN}packages = [\"--setup-hook=sh\"]"),

@@ -67,6 +67,17 @@ impl Tree {
         }
     }
 
+    /// Opens a regular file, following links as [`Self::read`] does.
+    pub(super) fn open_file(&self, path: &str) -> Result<Option<OwnedFd>> {
+        let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+        let resolve = ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS;
+        let file = self.open_with(path, flags, resolve)?;
+        match file {
+            Some(file) if regular(&fstat(&file)?).is_some() => Ok(Some(file)),
+            _ => Ok(None),
+        }
+    }
+
     /// Replaces the content of an existing regular file, keeping owner, mode and links to it.
     pub(super) fn rewrite(&self, path: &str, content: &[u8]) -> Result<()> {
         let flags = OFlag::O_WRONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;

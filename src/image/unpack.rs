@@ -18,6 +18,7 @@ use nix::unistd::UnlinkatFlags;
 use super::apply::{Attributes, copy_data};
 use super::archive::{Entry, Kind, Reader, lossy};
 use super::compression::decompressed;
+use super::layers::Layer;
 use super::{tree, xattr};
 use crate::error::{Error, Kind as ErrorKind, Result, ResultExt as _};
 
@@ -114,25 +115,11 @@ pub fn unpack(
     cancel: &AtomicBool,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Report> {
-    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-    let root = nix::fcntl::open(into, flags, Mode::empty())
-        .context(|| format!("cannot open directory `{}`", into.display()))?;
-    let mut unpacker = Unpacker {
-        root,
-        stack: Vec::new(),
-        directories: HashMap::new(),
-        newest: 0,
-        options,
-        report: Report::default(),
-    };
-    decompressed(archive, options.limits.ratio, |stream| {
-        let mut reader = Reader::new(stream, options.limits.path);
-        while let Some(entry) = reader.next_entry()? {
-            stop_if(cancel)?;
-            unpacker.entry(&mut reader, entry, cancel, progress)?;
-        }
+    let mut unpacker = Unpacker::new(into, options)?;
+    decompressed(archive, options.limits.ratio, |mut stream| {
+        unpacker.archive(&mut stream, cancel, progress)?;
         // A program that pipes into us must not die of SIGPIPE over its last padding.
-        drain(reader.into_inner());
+        drain(stream);
         unpacker.finish()
     })
     .context(|| "cannot read the archive".into())??;
@@ -159,9 +146,41 @@ pub(super) struct Unpacker<'a> {
     pub(super) newest: i64,
     pub(super) options: &'a Options,
     pub(super) report: Report,
+    /// Set while archives are extracted over each other, as the layers of a container image.
+    pub(super) layer: Option<Layer>,
 }
 
-impl Unpacker<'_> {
+impl<'a> Unpacker<'a> {
+    pub(super) fn new(into: &Path, options: &'a Options) -> Result<Self> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let root = nix::fcntl::open(into, flags, Mode::empty())
+            .context(|| format!("cannot open directory `{}`", into.display()))?;
+        Ok(Self {
+            root,
+            stack: Vec::new(),
+            directories: HashMap::new(),
+            newest: 0,
+            options,
+            report: Report::default(),
+            layer: None,
+        })
+    }
+
+    /// Makes everything that one archive holds; directories get their attributes from [`Self::finish`].
+    pub(super) fn archive(
+        &mut self,
+        stream: impl BufRead,
+        cancel: &AtomicBool,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<()> {
+        let mut reader = Reader::new(stream, self.options.limits.path);
+        while let Some(entry) = reader.next_entry()? {
+            stop_if(cancel)?;
+            self.entry(&mut reader, entry, cancel, progress)?;
+        }
+        Ok(())
+    }
+
     fn entry<R: BufRead>(
         &mut self,
         reader: &mut Reader<R>,
@@ -190,6 +209,9 @@ impl Unpacker<'_> {
         let Some(components) = self.components(&spelled, &spelled)? else {
             return Ok(());
         };
+        if self.layer.is_some() && self.whiteout(&components, &spelled)? {
+            return Ok(());
+        }
         for what in std::mem::take(&mut entry.ignored) {
             self.report.drop(&entry.path, what.into());
         }
@@ -214,6 +236,7 @@ impl Unpacker<'_> {
         };
         self.enter(parents, &entry.path)?;
         let path = components.join(&b'/');
+        self.touch(&path);
         match &entry.kind {
             Kind::Directory => self.directory(name, path, entry),
             Kind::HardLink(target) => {
@@ -323,6 +346,7 @@ impl Unpacker<'_> {
                 )),
                 error => Error::from(std::io::Error::from(error)),
             })?;
+            self.touch(&components[..=depth].join(&b'/'));
             self.stack.push((name.to_vec(), fd));
         }
         Ok(())
@@ -361,11 +385,15 @@ impl Unpacker<'_> {
         Ok(())
     }
 
-    /// Removes what a new entry replaces: a file, or a directory that is empty.
+    /// Removes what a new entry replaces: a file, a directory that is empty, or one that lower layers filled.
     fn clear(&mut self, name: &[u8], path: &[u8]) -> Result<()> {
         match nix::unistd::unlinkat(self.parent(), name, UnlinkatFlags::NoRemoveDir) {
             Err(Errno::EISDIR) => {}
             other => return other.context(|| cannot("replace", path)),
+        }
+        if self.is_upper() {
+            let parent = self.parent().try_clone_to_owned()?;
+            self.remove_lower(parent.as_fd(), name, path)?;
         }
         match nix::unistd::unlinkat(self.parent(), name, UnlinkatFlags::RemoveDir) {
             Ok(()) => {
@@ -511,7 +539,7 @@ impl Unpacker<'_> {
 }
 
 /// Opens a directory without reading rights being needed; `path` may have several components.
-fn open_path(parent: BorrowedFd<'_>, path: &[u8]) -> nix::Result<OwnedFd> {
+pub(super) fn open_path(parent: BorrowedFd<'_>, path: &[u8]) -> nix::Result<OwnedFd> {
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     openat2(
         parent,

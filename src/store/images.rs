@@ -25,12 +25,15 @@ const BUILD_WAIT: Duration = Duration::from_secs(3600);
 /// A built image, `image.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Image {
-    /// Names its directory: recipe, packages and content.
+    /// Names its directory: recipe, what it resolved to, packages and content.
     pub key: String,
     /// Recipe's name when it was built.
     pub name: String,
     /// Digest of the recipe.
     pub recipe: String,
+    /// Digest of the manifest that the recipe resolved to, for a container image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resolved: Option<String>,
     /// Digest of the tree.
     pub digest: String,
     /// When it was built.
@@ -55,6 +58,8 @@ struct Reference {
 pub struct Means<'a> {
     /// Mirrors from the configuration.
     pub mirrors: &'a BTreeMap<String, String>,
+    /// Files with the user's logins to registries.
+    pub auth_files: &'a [PathBuf],
     /// Proxy variables for the tools.
     pub env: &'a BTreeMap<String, String>,
     /// Told what happens.
@@ -227,6 +232,7 @@ impl Store {
                 into: &root,
                 blobs: &self.root.join("blobs"),
                 mirrors: means.mirrors,
+                auth_files: means.auth_files,
                 env: means.env,
                 source_date,
                 progress: &mut *means.progress,
@@ -240,12 +246,16 @@ fn describe(name: &str, recipe: &str, built: Built) -> Result<Image> {
     let packages = serde_json::to_vec(&built.packages)
         .map_err(|error| Error::unexpected("cannot encode packages").source(error))?;
     let mut hash = Sha256::new();
-    for part in [
+    let parts = [
         b"rockenv-image-1".as_slice(),
         recipe.as_bytes(),
         &packages,
         built.digest.as_bytes(),
-    ] {
+    ];
+    for part in parts
+        .into_iter()
+        .chain(built.resolved.as_deref().map(str::as_bytes))
+    {
         hash.update(u64::try_from(part.len()).unwrap_or(u64::MAX).to_le_bytes());
         hash.update(part);
     }
@@ -257,6 +267,7 @@ fn describe(name: &str, recipe: &str, built: Built) -> Result<Image> {
             .collect(),
         name: name.to_owned(),
         recipe: recipe.to_owned(),
+        resolved: built.resolved,
         digest: built.digest,
         built: Timestamp::now(),
         source_date: built.source_date,

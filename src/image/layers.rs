@@ -1,0 +1,254 @@
+//! Owns the layers of a container image: archives extracted over each other, each of which may delete what those before
+//! it made.
+//!
+//! A deletion ("whiteout") is an entry `.wh.NAME`, or `.wh..wh..opq` for all that is in a directory. It means the layers
+//! below and never its own, wherever in the layer it stands; so what the current layer made has to be known.
+
+use std::collections::HashSet;
+use std::hash::{BuildHasher as _, RandomState};
+use std::io::{self, BufRead, Read};
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+use nix::errno::Errno;
+use nix::unistd::UnlinkatFlags;
+use sha2::{Digest as _, Sha256};
+
+use super::archive::lossy;
+use super::compression::decompressed;
+use super::unpack::{Options, Report, Unpacker, cannot, open_path, refused};
+use super::{hex, tree};
+use crate::error::{Error, Kind, Result, ResultExt as _};
+
+const WHITEOUT: &[u8] = b".wh.";
+/// aufs kept its own files under such names, and some old images still carry them.
+const AUFS: &[u8] = b".wh..wh.";
+const OPAQUE: &[u8] = b".wh..wh..opq";
+
+/// What the layer being extracted has made so far.
+#[derive(Debug, Default)]
+pub(super) struct Layer {
+    /// Whether there are layers below; the lowest one has nothing to delete.
+    is_upper: bool,
+    /// Hashes of paths: eight bytes for each, as an image has hundreds of thousands.
+    touched: HashSet<u64>,
+    hasher: RandomState,
+}
+
+/// A tree into which layers are extracted, the lowest first.
+pub(super) struct Layers<'a> {
+    unpacker: Unpacker<'a>,
+}
+
+impl<'a> Layers<'a> {
+    /// Starts with an existing directory.
+    pub(super) fn new(into: &Path, options: &'a Options) -> Result<Self> {
+        let mut unpacker = Unpacker::new(into, options)?;
+        unpacker.layer = Some(Layer::default());
+        Ok(Self { unpacker })
+    }
+
+    /// Extracts the next layer, whose uncompressed bytes must have this SHA-256.
+    pub(super) fn apply(
+        &mut self,
+        archive: impl Read + Send,
+        sha256: &str,
+        cancel: &AtomicBool,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<()> {
+        let unpacker = &mut self.unpacker;
+        let found = decompressed(archive, unpacker.options.limits.ratio, |stream| {
+            let mut stream = Hashed {
+                inner: stream,
+                sha256: Sha256::new(),
+            };
+            unpacker.archive(&mut stream, cancel, progress)?;
+            stream.finish()
+        })
+        .context(|| "cannot read the layer".into())??;
+        if found != sha256 {
+            return Err(Error::new(
+                Kind::Drift,
+                format!(
+                    "the layer's content has SHA-256 {found}, and the image's configuration says {sha256}"
+                ),
+            )
+            .help("the image is damaged or was tampered with; take another"));
+        }
+        // Directories stay open by name from the root, and what they are called may change with each layer.
+        unpacker.stack.clear();
+        if let Some(layer) = &mut unpacker.layer {
+            layer.is_upper = true;
+            layer.touched = HashSet::new();
+        }
+        Ok(())
+    }
+
+    /// Gives directories their attributes.
+    pub(super) fn finish(mut self) -> Result<Report> {
+        self.unpacker.finish()?;
+        Ok(self.unpacker.report)
+    }
+}
+
+/// Hashes what is read through it.
+struct Hashed<R> {
+    inner: R,
+    sha256: Sha256,
+}
+
+impl<R: BufRead> Hashed<R> {
+    /// Reads what follows the archive's end, which is hashed too, and returns the digest of all.
+    fn finish(mut self) -> Result<String> {
+        loop {
+            let amount = self
+                .fill_buf()
+                .context(|| "cannot read the layer to its end".into())?
+                .len();
+            if amount == 0 {
+                return Ok(hex(&self.sha256.finalize()));
+            }
+            self.consume(amount);
+        }
+    }
+}
+
+impl<R: BufRead> Read for Hashed<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let amount = self.inner.read(buffer)?;
+        self.sha256.update(&buffer[..amount]);
+        Ok(amount)
+    }
+}
+
+impl<R: BufRead> BufRead for Hashed<R> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        self.inner.fill_buf()
+    }
+
+    fn consume(&mut self, amount: usize) {
+        // What is consumed was in the buffer already, so this reads nothing and cannot fail.
+        if amount > 0
+            && let Ok(buffer) = self.inner.fill_buf()
+        {
+            self.sha256.update(&buffer[..amount.min(buffer.len())]);
+        }
+        self.inner.consume(amount);
+    }
+}
+
+impl Unpacker<'_> {
+    /// Notes that the current layer made this path, or something below it.
+    pub(super) fn touch(&mut self, path: &[u8]) {
+        if let Some(layer) = &mut self.layer
+            && layer.is_upper
+        {
+            layer.touched.insert(layer.hasher.hash_one(path));
+        }
+    }
+
+    /// Whether there are layers below the current one.
+    pub(super) fn is_upper(&self) -> bool {
+        self.layer.as_ref().is_some_and(|layer| layer.is_upper)
+    }
+
+    fn is_touched(&self, path: &[u8]) -> bool {
+        self.layer
+            .as_ref()
+            .is_none_or(|layer| layer.touched.contains(&layer.hasher.hash_one(path)))
+    }
+
+    /// Carries out the deletion that an entry stands for; false if it is an ordinary entry.
+    pub(super) fn whiteout(&mut self, components: &[&[u8]], entry: &[u8]) -> Result<bool> {
+        let Some((name, parents)) = components.split_last() else {
+            return Ok(false);
+        };
+        if parents.iter().any(|part| part.starts_with(WHITEOUT)) {
+            return Err(refused(format!(
+                "entry `{}` lies in a directory that is a deletion",
+                lossy(entry)
+            )));
+        }
+        let Some(deleted) = name.strip_prefix(WHITEOUT) else {
+            return Ok(false);
+        };
+        if *name != OPAQUE && name.starts_with(AUFS) {
+            self.report.drop(entry, "aufs's own file".into());
+            return Ok(true);
+        }
+        if matches!(deleted, b"" | b"." | b"..") {
+            return Err(refused(format!(
+                "entry `{}` deletes nothing that can be named",
+                lossy(entry)
+            )));
+        }
+        if !self.is_upper() {
+            return Ok(true);
+        }
+        let path = parents.join(&b'/');
+        let parent = match path.as_slice() {
+            b"" => self.root.try_clone()?,
+            path => match open_path(self.root.as_fd(), path) {
+                Ok(parent) => parent,
+                // There is nothing to delete.
+                Err(Errno::ENOENT) => return Ok(true),
+                // Whoever followed a link here would delete something else.
+                Err(Errno::ENOTDIR | Errno::ELOOP | Errno::EXDEV) => {
+                    return Err(refused(format!(
+                        "entry `{}` deletes through `{}`, which is not a directory",
+                        lossy(entry),
+                        lossy(path)
+                    )));
+                }
+                Err(error) => return Err(error).context(|| cannot("apply", entry)),
+            },
+        };
+        if *name != OPAQUE {
+            self.remove_lower(parent.as_fd(), deleted, &join(&path, deleted))?;
+            return Ok(true);
+        }
+        let directory = tree::open_directory(parent.as_fd(), b".")?;
+        for name in tree::names(directory)? {
+            self.remove_lower(parent.as_fd(), &name, &join(&path, &name))?;
+        }
+        Ok(true)
+    }
+
+    /// Removes what lower layers have under this name. What the current layer made stays, with the way to it.
+    pub(super) fn remove_lower(
+        &mut self,
+        parent: BorrowedFd<'_>,
+        name: &[u8],
+        path: &[u8],
+    ) -> Result<()> {
+        let fail = || cannot("remove", path);
+        let stays = self.is_touched(path);
+        if !stays {
+            match nix::unistd::unlinkat(parent, name, UnlinkatFlags::NoRemoveDir) {
+                Ok(()) | Err(Errno::ENOENT) => return Ok(()),
+                Err(Errno::EISDIR) => {}
+                Err(error) => return Err(error).context(fail),
+            }
+        }
+        let directory = match tree::open_directory(parent, name) {
+            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) if stays => return Ok(()),
+            other => other.context(fail)?,
+        };
+        for name in tree::names(directory.try_clone()?)? {
+            self.remove_lower(directory.as_fd(), &name, &join(path, &name))?;
+        }
+        if !stays {
+            nix::unistd::unlinkat(parent, name, UnlinkatFlags::RemoveDir).context(fail)?;
+            self.directories.remove(path);
+        }
+        Ok(())
+    }
+}
+
+fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
+    match directory {
+        b"" => name.to_vec(),
+        _ => [directory, b"/", name].concat(),
+    }
+}

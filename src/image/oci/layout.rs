@@ -1,0 +1,287 @@
+//! Owns images that are files: an OCI layout, in a directory or packed into an archive, and what `docker save` writes.
+
+use std::io::{Seek as _, SeekFrom};
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+use serde::Deserialize;
+use sha2::{Digest as _, Sha256};
+
+use super::manifest::{
+    self, Descriptor, Document, MAX_CONFIG, MAX_MANIFEST, MAX_NESTING, Manifest, damaged, refused,
+};
+use super::reference::{Platform, Reference, sha256};
+use crate::error::{Error, Result, ResultExt as _};
+use crate::image::download::sha256_of;
+use crate::image::hex;
+use crate::image::tree::Tree;
+use crate::image::unpack::{self, unpack};
+
+/// An image in files.
+#[derive(Debug)]
+pub(super) struct Layout {
+    tree: Tree,
+    /// Of the manifest, or of the configuration where there is none.
+    pub(super) sha256: String,
+    pub(super) layers: Vec<Layer>,
+    /// What an archive was unpacked into; removed in the end.
+    _unpacked: Option<tempfile::TempDir>,
+}
+
+/// One layer.
+#[derive(Debug)]
+pub(super) struct Layer {
+    path: String,
+    /// Of the file; what `docker save` writes says only that of the content.
+    sha256: Option<String>,
+    pub(super) diff_id: String,
+}
+
+impl Layout {
+    /// Opens the image in a directory or archive; `scratch` is where an archive is unpacked.
+    ///
+    /// `wanted` says which, where there are several: a reference, or a tag alone.
+    pub(super) fn open(
+        path: &Path,
+        wanted: Option<&str>,
+        platform: &Platform,
+        scratch: &Path,
+        cancel: &AtomicBool,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Self> {
+        let is_directory = fs_err::metadata(path)?.is_dir();
+        let (tree, unpacked) = if is_directory {
+            (Tree::open(path)?, None)
+        } else {
+            let directory = tempfile::Builder::new()
+                .prefix(".unpacked-")
+                .tempdir_in(scratch)
+                .context(|| format!("cannot make a directory in `{}`", scratch.display()))?;
+            let options = unpack::Options {
+                ownership: false,
+                ..unpack::Options::default()
+            };
+            let file = fs_err::File::open(path)?.into_file();
+            unpack(file, directory.path(), &options, cancel, progress)
+                .context(|| format!("cannot unpack `{}`", path.display()))?;
+            (Tree::open(directory.path())?, Some(directory))
+        };
+        let (sha256, layers) = if let Some(index) = read(&tree, "index.json", MAX_MANIFEST)? {
+            from_index(&tree, &index, wanted, platform)?
+        } else if let Some(list) = read(&tree, "manifest.json", MAX_MANIFEST)? {
+            from_docker(&tree, &list, wanted, platform)?
+        } else {
+            return Err(Error::invalid(format!(
+                "`{}` is neither an OCI layout nor what `docker save` writes",
+                path.display()
+            ))
+            .help("skopeo copy FROM oci:DIR, or docker save -o FILE.tar NAME"));
+        };
+        Ok(Self {
+            tree,
+            sha256,
+            layers,
+            _unpacked: unpacked,
+        })
+    }
+
+    /// Opens a layer's file, verified as far as its digest is known.
+    pub(super) fn layer(&self, layer: &Layer, cancel: &AtomicBool) -> Result<fs_err::File> {
+        let file = self.tree.open_file(&layer.path)?.ok_or_else(|| {
+            refused(format!(
+                "layer `{}` is not in it",
+                layer.path.escape_debug()
+            ))
+        })?;
+        let mut file = fs_err::File::from_parts(file.into(), &layer.path);
+        if let Some(sha256) = &layer.sha256 {
+            let found = sha256_of(&mut file, cancel)?;
+            if found != *sha256 {
+                return Err(damaged(&format!("layer `{}`", layer.path), &found, sha256));
+            }
+            file.seek(SeekFrom::Start(0))?;
+        }
+        Ok(file)
+    }
+}
+
+type Found = (String, Vec<Layer>);
+
+fn read(tree: &Tree, path: &str, limit: u64) -> Result<Option<Vec<u8>>> {
+    tree.read(path, usize::try_from(limit).unwrap_or(usize::MAX))
+}
+
+fn blob(sha256: &str) -> String {
+    format!("blobs/sha256/{sha256}")
+}
+
+/// Reads a document that a descriptor points to, and verifies it.
+fn document(tree: &Tree, descriptor: &Descriptor, limit: u64) -> Result<Vec<u8>> {
+    let sha256 = descriptor.sha256()?;
+    let bytes = read(tree, &blob(sha256), limit)?
+        .ok_or_else(|| refused(format!("`{}` is not in it", blob(sha256))))?;
+    let found = hex(&Sha256::digest(&bytes));
+    match found == sha256 {
+        true => Ok(bytes),
+        false => Err(damaged(&format!("`{}`", blob(sha256)), &found, sha256)),
+    }
+}
+
+fn from_index(
+    tree: &Tree,
+    index: &[u8],
+    wanted: Option<&str>,
+    platform: &Platform,
+) -> Result<Found> {
+    let Document::Index(entries) = Document::parse(index)? else {
+        return Err(refused("its `index.json` is no index".into()));
+    };
+    let mut entries = match wanted {
+        Some(wanted) => named(entries, wanted)?,
+        None => entries,
+    };
+    several(&entries)?;
+    for _ in 0..MAX_NESTING {
+        let chosen = manifest::choose(&entries, platform)?;
+        let bytes = document(tree, chosen, MAX_MANIFEST)?;
+        match Document::parse(&bytes)? {
+            Document::Index(inner) => entries = inner,
+            Document::Manifest(Manifest { config, layers }) => {
+                let config = document(tree, &config, MAX_CONFIG)?;
+                let diff_ids = manifest::diff_ids(&config, layers.len(), platform)?;
+                let layers = layers.iter().zip(diff_ids).map(|(layer, diff_id)| {
+                    let sha256 = layer.sha256()?.to_owned();
+                    Ok(Layer {
+                        path: blob(&sha256),
+                        sha256: Some(sha256),
+                        diff_id,
+                    })
+                });
+                return Ok((chosen.sha256()?.to_owned(), layers.collect::<Result<_>>()?));
+            }
+        }
+    }
+    Err(refused("its index leads to indexes only".into()))
+}
+
+/// Returns the entries that a reference, a tag or a digest means.
+fn named(entries: Vec<Descriptor>, wanted: &str) -> Result<Vec<Descriptor>> {
+    let (wanted_name, digest) = match wanted.split_once('@') {
+        Some((name, digest)) => (name, sha256(digest)),
+        None => (wanted, sha256(wanted)),
+    };
+    let tag = Reference::parse(wanted)
+        .ok()
+        .and_then(|reference| reference.tag);
+    let all: Vec<String> = entries
+        .iter()
+        .flat_map(|entry| entry.names().map(str::to_owned).collect::<Vec<_>>())
+        .collect();
+    let mut found = entries;
+    found.retain(|entry| match digest {
+        Some(digest) => entry.sha256().is_ok_and(|sha256| sha256 == digest),
+        None => entry
+            .names()
+            .any(|name| name == wanted_name || Some(name) == tag.as_deref()),
+    });
+    match found.is_empty() {
+        true => Err(absent(wanted, &all)),
+        false => Ok(found),
+    }
+}
+
+fn absent(wanted: &str, all: &[String]) -> Error {
+    Error::not_found(format!(
+        "no image in it is called `{}`",
+        wanted.escape_debug()
+    ))
+    .help(match all.first() {
+        Some(first) => format!(
+            "ref = \"{}\" (there are: {})",
+            first.escape_debug(),
+            all.join(", ").escape_debug()
+        ),
+        None => "remove `ref`: its images have no names".into(),
+    })
+}
+
+/// Refuses to choose between images with different names.
+fn several(entries: &[Descriptor]) -> Result<()> {
+    let mut names: Vec<&str> = entries
+        .iter()
+        .filter_map(|entry| entry.names().next())
+        .collect();
+    names.sort_unstable();
+    names.dedup();
+    ambiguous(&names)
+}
+
+fn ambiguous(names: &[&str]) -> Result<()> {
+    match names {
+        [first, _, ..] => Err(
+            Error::invalid(format!("there are {} images in it", names.len())).help(format!(
+                "ref = \"{}\" (there are: {})",
+                first.escape_debug(),
+                names.join(", ").escape_debug()
+            )),
+        ),
+        _ => Ok(()),
+    }
+}
+
+fn from_docker(
+    tree: &Tree,
+    list: &[u8],
+    wanted: Option<&str>,
+    platform: &Platform,
+) -> Result<Found> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "PascalCase")]
+    struct Saved {
+        config: String,
+        repo_tags: Option<Vec<String>>,
+        layers: Vec<String>,
+    }
+    let mut saved: Vec<Saved> = serde_json::from_slice(list).map_err(|error| {
+        refused("its `manifest.json` is not a list of images".into()).source(error)
+    })?;
+    let tags = |image: &Saved| image.repo_tags.clone().unwrap_or_default();
+    let all: Vec<String> = saved.iter().flat_map(tags).collect();
+    if let Some(wanted) = wanted {
+        let name = wanted.split('@').next().unwrap_or(wanted);
+        let digest = wanted.split('@').find_map(sha256);
+        saved.retain(|image| match digest {
+            Some(digest) => image.config.contains(digest),
+            None => tags(image).iter().any(|tag| tag == name),
+        });
+        if saved.is_empty() {
+            return Err(absent(wanted, &all));
+        }
+    }
+    if saved.len() > 1 {
+        ambiguous(&all.iter().map(String::as_str).collect::<Vec<_>>())?;
+    }
+    let Some(image) = saved.into_iter().next() else {
+        return Err(refused("there is no image in it".into()));
+    };
+    let config = read(tree, &image.config, MAX_CONFIG)?
+        .ok_or_else(|| refused(format!("`{}` is not in it", image.config.escape_debug())))?;
+    let found = hex(&Sha256::digest(&config));
+    // The file is called by its digest, with `.json` or without.
+    let name = image.config.rsplit('/').next().unwrap_or_default();
+    let name = name.trim_end_matches(".json");
+    if sha256(&format!("sha256:{name}")).is_some_and(|sha256| sha256 != found) {
+        return Err(damaged(&format!("`{}`", image.config), &found, name));
+    }
+    let diff_ids = manifest::diff_ids(&config, image.layers.len(), platform)?;
+    let layers = image
+        .layers
+        .into_iter()
+        .zip(diff_ids)
+        .map(|(path, diff_id)| Layer {
+            path,
+            sha256: None,
+            diff_id,
+        });
+    Ok((found, layers.collect()))
+}

@@ -1,0 +1,250 @@
+//! Owns an image's documents: the index of platforms, the manifest and the configuration, and what of them is believed.
+//!
+//! Only what says which bytes the tree is made of is read. Environment, user, working directory, command and labels of
+//! an image reach nothing: they are its author's, and a profile says its own.
+
+use serde::Deserialize;
+
+use super::reference::{Platform, sha256};
+use crate::error::{Error, Kind, Result};
+
+/// A manifest or index of the usual registries has some kilobytes; registries themselves refuse more than this.
+pub(super) const MAX_MANIFEST: u64 = 4 << 20;
+/// A configuration grows with the image's history.
+pub(super) const MAX_CONFIG: u64 = 16 << 20;
+const MAX_LAYERS: usize = 1024;
+/// An index in an index is allowed; in a circle it cannot be, because of the digests.
+pub(super) const MAX_NESTING: usize = 4;
+
+/// The types of documents that are asked for and understood.
+pub(super) const MANIFEST_TYPES: [&str; 4] = [
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+];
+
+/// A pointer to bytes by their digest.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Descriptor {
+    #[serde(default)]
+    pub(super) media_type: String,
+    digest: String,
+    pub(super) size: u64,
+    platform: Option<DescribedPlatform>,
+    #[serde(default)]
+    annotations: std::collections::BTreeMap<String, String>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct DescribedPlatform {
+    #[serde(default)]
+    os: String,
+    #[serde(default)]
+    architecture: String,
+    variant: Option<String>,
+}
+
+impl Descriptor {
+    /// Returns the SHA-256 in hexadecimal digits, which is safe as a file's name.
+    pub(super) fn sha256(&self) -> Result<&str> {
+        sha256(&self.digest).ok_or_else(|| {
+            refused(format!(
+                "digest `{}` is not a SHA-256",
+                self.digest.escape_debug()
+            ))
+        })
+    }
+
+    /// Returns what the index calls it: a tag, or a whole reference.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        [
+            "io.containerd.image.name",
+            "org.opencontainers.image.ref.name",
+        ]
+        .into_iter()
+        .filter_map(|key| self.annotations.get(key).map(String::as_str))
+    }
+
+    fn is_for(&self, platform: &Platform) -> bool {
+        self.platform.as_ref().is_none_or(|described| {
+            described.os == platform.os
+                && described.architecture == platform.architecture
+                && (platform.variant.is_none() || described.variant == platform.variant)
+        })
+    }
+}
+
+/// What a manifest's bytes are.
+#[derive(Debug)]
+pub(super) enum Document {
+    /// Manifests of several platforms or images.
+    Index(Vec<Descriptor>),
+    /// One image.
+    Manifest(Manifest),
+}
+
+/// One image: its configuration and its layers, the lowest first.
+#[derive(Clone, Debug)]
+pub(super) struct Manifest {
+    pub(super) config: Descriptor,
+    pub(super) layers: Vec<Descriptor>,
+}
+
+impl Document {
+    /// Reads an index or manifest.
+    pub(super) fn parse(bytes: &[u8]) -> Result<Self> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Raw {
+            schema_version: u32,
+            manifests: Option<Vec<Descriptor>>,
+            config: Option<Descriptor>,
+            layers: Option<Vec<Descriptor>>,
+        }
+        let raw: Raw = serde_json::from_slice(bytes).map_err(|error| {
+            let page = match bytes.trim_ascii_start().starts_with(b"<") {
+                true => " (it is a web page)",
+                false => "",
+            };
+            refused(format!("its manifest is not one{page}")).source(error)
+        })?;
+        match (raw.schema_version, raw.manifests, raw.config, raw.layers) {
+            // Readers that took one or the other would see two images in one document.
+            (2, Some(manifests), None, None) => Ok(Self::Index(manifests)),
+            (2, None, Some(config), Some(layers)) => Self::manifest(config, layers),
+            (2, ..) => Err(refused(
+                "its manifest is neither an image nor an index".into(),
+            )),
+            (version, ..) => Err(
+                refused(format!("its manifest has version {version}, not 2"))
+                    .help("push it again with a tool of this decade"),
+            ),
+        }
+    }
+
+    fn manifest(config: Descriptor, layers: Vec<Descriptor>) -> Result<Self> {
+        if layers.len() > MAX_LAYERS {
+            return Err(refused(format!(
+                "it has {} layers (limit {MAX_LAYERS})",
+                layers.len()
+            )));
+        }
+        for layer in &layers {
+            let kind = layer.media_type.as_str();
+            let is_tree = kind.starts_with("application/vnd.oci.image.layer.")
+                || kind.starts_with("application/vnd.docker.image.rootfs.");
+            if !is_tree || kind.ends_with("+encrypted") {
+                return Err(refused(format!(
+                    "a layer is of the type `{}`, which is no file system",
+                    kind.escape_debug()
+                )));
+            }
+            layer.sha256()?;
+        }
+        config.sha256()?;
+        Ok(Self::Manifest(Manifest { config, layers }))
+    }
+}
+
+/// Chooses an index's entry for a platform.
+pub(super) fn choose<'a>(entries: &'a [Descriptor], platform: &Platform) -> Result<&'a Descriptor> {
+    let is_manifest = |entry: &&Descriptor| MANIFEST_TYPES.contains(&entry.media_type.as_str());
+    let candidates = || entries.iter().filter(is_manifest);
+    let found = candidates()
+        .find(|entry| entry.platform.is_some() && entry.is_for(platform))
+        .or_else(|| candidates().find(|entry| entry.is_for(platform)));
+    found.ok_or_else(|| {
+        let mut there: Vec<String> = entries
+            .iter()
+            .filter_map(|entry| entry.platform.as_ref())
+            .filter(|platform| platform.os != "unknown")
+            .map(|platform| match &platform.variant {
+                Some(variant) => format!("{}/{}/{variant}", platform.os, platform.architecture),
+                None => format!("{}/{}", platform.os, platform.architecture),
+            })
+            .collect();
+        there.sort();
+        there.dedup();
+        let wanted = named(platform);
+        Error::not_found(format!("the image is not there for {wanted}")).help(
+            match there.is_empty() {
+                true => "its index is empty; take another image".into(),
+                false => format!(
+                    "platform = \"{}\" (there are: {})",
+                    there[0].escape_debug(),
+                    there.join(", ").escape_debug()
+                ),
+            },
+        )
+    })
+}
+
+fn named(platform: &Platform) -> String {
+    match &platform.variant {
+        Some(variant) => format!("{}/{}/{variant}", platform.os, platform.architecture),
+        None => format!("{}/{}", platform.os, platform.architecture),
+    }
+}
+
+/// Reads a configuration and returns the SHA-256 of each layer's uncompressed bytes.
+pub(super) fn diff_ids(config: &[u8], layers: usize, platform: &Platform) -> Result<Vec<String>> {
+    #[derive(Deserialize)]
+    struct Raw {
+        #[serde(default)]
+        os: String,
+        #[serde(default)]
+        architecture: String,
+        rootfs: RootFs,
+    }
+    #[derive(Deserialize)]
+    struct RootFs {
+        diff_ids: Vec<String>,
+    }
+    let raw: Raw = serde_json::from_slice(config)
+        .map_err(|error| refused("its configuration is not one".into()).source(error))?;
+    // Some tools leave them out; what they say is believed.
+    let differs = |said: &str, wanted: &str| !said.is_empty() && said != wanted;
+    if differs(&raw.os, &platform.os) || differs(&raw.architecture, &platform.architecture) {
+        let there = format!("{}/{}", raw.os, raw.architecture);
+        let there = there.escape_debug();
+        return Err(Error::not_found(format!(
+            "the image is for {there}, not for {}",
+            named(platform)
+        ))
+        .help(format!("platform = \"{there}\"")));
+    }
+    if raw.rootfs.diff_ids.len() != layers {
+        return Err(refused(format!(
+            "its manifest has {layers} layers, its configuration {}",
+            raw.rootfs.diff_ids.len()
+        )));
+    }
+    raw.rootfs
+        .diff_ids
+        .iter()
+        .map(|digest| {
+            sha256(digest).map(str::to_owned).ok_or_else(|| {
+                refused(format!(
+                    "layer `{}` is not named by a SHA-256",
+                    digest.escape_debug()
+                ))
+            })
+        })
+        .collect()
+}
+
+/// An image that is not made as it should be.
+pub(super) fn refused(what: String) -> Error {
+    Error::invalid(format!("refused image: {what}"))
+}
+
+/// Bytes that are not those that were promised.
+pub(super) fn damaged(what: &str, found: &str, sha256: &str) -> Error {
+    Error::new(
+        Kind::Drift,
+        format!("{what} has SHA-256 {found}, not {sha256}"),
+    )
+    .help("the image is damaged or was tampered with; take another")
+}

@@ -1,0 +1,266 @@
+//! Owns images in the containers' format: pulled from a registry without any daemon, or read from files.
+//!
+//! Downloads and extraction overlap: layers arrive a few at a time, in the order in which they are needed. A layer is
+//! extracted once its bytes have the digest that the manifest names; what comes out of it must have the one that the
+//! configuration names. So a manifest's digest decides the whole tree.
+
+mod credentials;
+mod layout;
+mod manifest;
+mod reference;
+mod registry;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+
+use futures_util::{StreamExt as _, TryStreamExt as _};
+
+use super::download::{self, Meter, POLL};
+use super::layers::Layers;
+use super::recipe::Oci;
+use super::unpack::{Options, Report, stop_if};
+use super::{BuildContext, Progress};
+use crate::error::{Error, Result, ResultExt as _};
+use layout::Layout;
+use manifest::{Document, MAX_CONFIG, MAX_MANIFEST, MAX_NESTING, Manifest};
+pub(super) use reference::{Platform, Reference};
+use registry::{Part, Registry};
+
+/// Downloads at a time. More of them only share the same line.
+const PARALLEL: usize = 4;
+
+/// Builds an image; returns the digest of what the recipe resolved to.
+pub(super) fn build(table: &Oci, cx: &mut BuildContext<'_>) -> Result<String> {
+    let platform = Platform::parse(&table.platform)
+        .ok_or_else(|| Error::unexpected("a recipe for no platform"))?;
+    match (&table.path, &table.reference) {
+        (Some(path), wanted) => from_files(path, wanted.as_deref(), &platform, cx),
+        (None, Some(text)) => {
+            let reference = Reference::parse(text)
+                .map_err(|(message, help)| Error::invalid(message).help(help))?;
+            pull(&reference, &platform, cx).context(|| format!("cannot pull `{text}`"))
+        }
+        (None, None) => Err(Error::unexpected("an oci recipe without ref and path")),
+    }
+}
+
+fn from_files(
+    path: &Path,
+    wanted: Option<&str>,
+    platform: &Platform,
+    cx: &mut BuildContext<'_>,
+) -> Result<String> {
+    let cancel = cx.cancel;
+    let progress = &mut *cx.progress;
+    let mut report = |done| progress(Progress::Bytes { done, total: None });
+    // Beside the tree, in what is removed with it when this process is killed.
+    let scratch = cx.into.parent().unwrap_or(Path::new("/"));
+    let layout = Layout::open(path, wanted, platform, scratch, cancel, &mut report)?;
+    let options = Options::default();
+    let mut layers = Layers::new(cx.into, &options)?;
+    for layer in &layout.layers {
+        let file = layout.layer(layer, cancel)?;
+        layers
+            .apply(file, &layer.diff_id, cancel, &mut report)
+            .context(|| {
+                format!(
+                    "cannot extract layer {} of `{}`",
+                    layer.diff_id,
+                    path.display()
+                )
+            })?;
+    }
+    tell(&layers.finish()?, progress);
+    Ok(format!("sha256:{}", layout.sha256))
+}
+
+fn tell(report: &Report, progress: &mut dyn FnMut(Progress<'_>)) {
+    for (what, count) in &report.dropped {
+        progress(Progress::Line(&format!("left out: {what} ({count})")));
+    }
+}
+
+/// What the downloading thread says to the extracting one.
+enum News {
+    /// The manifest is there: its SHA-256, and the content digests of the layers.
+    Image(String, Vec<String>),
+    /// A layer's file is there.
+    Layer(usize, PathBuf),
+}
+
+fn pull(reference: &Reference, platform: &Platform, cx: &mut BuildContext<'_>) -> Result<String> {
+    let registry = Registry::new(reference, cx.mirrors, cx.auth_files)?;
+    let (cancel, blobs, into) = (cx.cancel, cx.blobs, cx.into);
+    let progress = &mut *cx.progress;
+    let meter = Meter::default();
+    let failed = AtomicBool::new(false);
+    let (sender, news) = channel();
+    // A thread of its own: the caller's may already be running a tokio runtime.
+    std::thread::scope(|scope| {
+        let downloads = scope.spawn(|| {
+            let sender = sender;
+            download::run(cancel, async {
+                tokio::select! {
+                    outcome = fetch(&registry, reference, platform, blobs, &meter, &sender) => outcome,
+                    () = given_up(&failed) => Ok(()),
+                }
+            })
+        });
+        let outcome = Extraction {
+            news: &news,
+            meter: &meter,
+            cancel,
+            arrived: BTreeMap::new(),
+        }
+        .run(into, progress);
+        failed.store(outcome.is_err(), Ordering::Relaxed);
+        let downloaded = downloads
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        // If there was nothing to extract any more, the other side says why.
+        downloaded.and(outcome)
+    })
+}
+
+async fn given_up(failed: &AtomicBool) {
+    while !failed.load(Ordering::Relaxed) {
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+/// Downloads everything, and says so piece by piece.
+async fn fetch(
+    registry: &Registry,
+    reference: &Reference,
+    platform: &Platform,
+    blobs: &Path,
+    meter: &Meter,
+    sender: &Sender<News>,
+) -> Result<()> {
+    // What is small is not worth showing.
+    let aside = Meter::default();
+    let (mut bytes, mut sha256) = match &reference.sha256 {
+        // The digest is the promise, and the tag beside it a remark: it may have moved.
+        Some(sha256) => {
+            let path = registry
+                .obtain_sha256(Part::Manifest, sha256, MAX_MANIFEST, blobs, &aside)
+                .await?;
+            (fs_err::read(path)?, sha256.clone())
+        }
+        None => {
+            let tag = reference.tag.as_deref().unwrap_or("latest");
+            let (bytes, sha256) = registry.tag(tag).await?;
+            download::keep(&bytes, &sha256, blobs)?;
+            (bytes, sha256)
+        }
+    };
+    let mut nesting = 0;
+    let Manifest { config, layers } = loop {
+        match Document::parse(&bytes)? {
+            Document::Manifest(manifest) => break manifest,
+            Document::Index(_) if nesting == MAX_NESTING => {
+                return Err(manifest::refused("its index leads to indexes only".into()));
+            }
+            Document::Index(entries) => {
+                nesting += 1;
+                let chosen = manifest::choose(&entries, platform)?;
+                let path = registry
+                    .obtain(Part::Manifest, chosen, MAX_MANIFEST, blobs, &aside)
+                    .await?;
+                (bytes, sha256) = (fs_err::read(path)?, chosen.sha256()?.to_owned());
+            }
+        }
+    };
+    let path = registry
+        .obtain(Part::Blob, &config, MAX_CONFIG, blobs, &aside)
+        .await?;
+    let diff_ids = manifest::diff_ids(&fs_err::read(path)?, layers.len(), platform)?;
+    let total = layers
+        .iter()
+        .fold(0_u64, |sum, layer| sum.saturating_add(layer.size));
+    if total > Options::default().limits.bytes {
+        return Err(manifest::refused(format!("its layers have {total} bytes")));
+    }
+    meter.total.store(total, Ordering::Relaxed);
+    // An error of the other side is told by itself.
+    drop(sender.send(News::Image(sha256, diff_ids)));
+    futures_util::stream::iter(layers.iter().enumerate())
+        .map(async |(index, layer)| {
+            let path = registry
+                .obtain(Part::Blob, layer, u64::MAX, blobs, meter)
+                .await?;
+            drop(sender.send(News::Layer(index, path)));
+            Ok(())
+        })
+        .buffer_unordered(PARALLEL)
+        .try_collect()
+        .await
+}
+
+/// The extracting side of a pull.
+struct Extraction<'a> {
+    news: &'a Receiver<News>,
+    meter: &'a Meter,
+    cancel: &'a AtomicBool,
+    arrived: BTreeMap<usize, PathBuf>,
+}
+
+impl Extraction<'_> {
+    fn run(mut self, into: &Path, progress: &mut dyn FnMut(Progress<'_>)) -> Result<String> {
+        let (sha256, diff_ids) = loop {
+            match self.next(progress)? {
+                News::Image(sha256, diff_ids) => break (sha256, diff_ids),
+                News::Layer(index, path) => drop(self.arrived.insert(index, path)),
+            }
+        };
+        let options = Options::default();
+        let mut layers = Layers::new(into, &options)?;
+        for (index, diff_id) in diff_ids.iter().enumerate() {
+            let path = loop {
+                match self.arrived.remove(&index) {
+                    Some(path) => break path,
+                    None => {
+                        if let News::Layer(index, path) = self.next(progress)? {
+                            self.arrived.insert(index, path);
+                        }
+                    }
+                }
+            };
+            let meter = self.meter;
+            let mut report = |_| {
+                let (done, total) = meter.read();
+                progress(Progress::Bytes { done, total });
+            };
+            layers
+                .apply(
+                    fs_err::File::open(&path)?.into_file(),
+                    diff_id,
+                    self.cancel,
+                    &mut report,
+                )
+                .context(|| format!("cannot extract layer {} of {}", index + 1, diff_ids.len()))?;
+        }
+        tell(&layers.finish()?, progress);
+        Ok(format!("sha256:{sha256}"))
+    }
+
+    /// Waits for the other side, and shows how far it is.
+    fn next(&self, progress: &mut dyn FnMut(Progress<'_>)) -> Result<News> {
+        loop {
+            match self.news.recv_timeout(POLL) {
+                Ok(news) => return Ok(news),
+                Err(RecvTimeoutError::Timeout) => {
+                    stop_if(self.cancel)?;
+                    let (done, total) = self.meter.read();
+                    progress(Progress::Bytes { done, total });
+                }
+                // It failed, and its own error is the one to show.
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(Error::unexpected("the download ended early"));
+                }
+            }
+        }
+    }
+}

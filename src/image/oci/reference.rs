@@ -1,0 +1,260 @@
+//! Owns what names an image: `host/name:tag@sha256:digest`, and a platform such as `linux/amd64`.
+
+/// A reference, taken apart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::image) struct Reference {
+    /// Registry with its port, if it is given.
+    pub(in crate::image) host: String,
+    /// Name in the registry.
+    pub(in crate::image) repository: String,
+    /// Tag; `latest` is meant where neither it nor a digest is given.
+    pub(in crate::image) tag: Option<String>,
+    /// SHA-256 of the manifest or of the index of manifests, in hexadecimal digits.
+    pub(in crate::image) sha256: Option<String>,
+}
+
+impl Reference {
+    /// Takes a reference apart; the error says what is wrong with it, and what would be right.
+    pub(in crate::image) fn parse(text: &str) -> Result<Self, (String, String)> {
+        let wrong = |what: &str, help: &str| Err((format!("`{text}` {what}"), help.to_owned()));
+        let (rest, sha256) = match text.split_once('@') {
+            Some((rest, digest)) => match sha256(digest) {
+                Some(sha256) => (rest, Some(sha256.to_owned())),
+                None => {
+                    return wrong(
+                        "has a digest that is not `sha256:` and 64 hexadecimal digits",
+                        "ref = \"registry.example.org/name@sha256:...\"",
+                    );
+                }
+            },
+            None => (text, None),
+        };
+        let Some((host, path)) = rest.split_once('/') else {
+            return wrong("names no registry", EXAMPLE);
+        };
+        // As everywhere: what has neither a dot nor a port is not a host but part of a name.
+        if !(host.contains(['.', ':']) || host == "localhost") {
+            return wrong("names no registry", EXAMPLE);
+        }
+        if !is_host(host) {
+            return wrong("has a registry that is not a host name", EXAMPLE);
+        }
+        let (repository, tag) = match path.split_once(':') {
+            Some((repository, tag)) => (repository, Some(tag)),
+            None => (path, None),
+        };
+        if !is_repository(repository) {
+            return wrong(
+                "has a name with other characters than a-z, 0-9 and single `.`, `_`, `-` between them",
+                EXAMPLE,
+            );
+        }
+        if tag.is_some_and(|tag| !is_tag(tag)) {
+            return wrong("has a tag that no registry accepts", EXAMPLE);
+        }
+        Ok(Self {
+            host: host.to_owned(),
+            repository: repository.to_owned(),
+            tag: tag.map(str::to_owned),
+            sha256,
+        })
+    }
+
+    /// Whether the registry is this machine, where nothing is encrypted.
+    pub(super) fn is_loopback(&self) -> bool {
+        let name = match self.host.strip_prefix('[') {
+            Some(rest) => rest.split(']').next().unwrap_or_default(),
+            None => self.host.split(':').next().unwrap_or_default(),
+        };
+        name == "localhost"
+            || name
+                .parse::<std::net::IpAddr>()
+                .is_ok_and(|address| address.is_loopback())
+    }
+}
+
+const EXAMPLE: &str = "ref = \"registry.example.org/name:tag\"";
+
+/// Returns the hexadecimal digits of `sha256:...`.
+pub(in crate::image) fn sha256(digest: &str) -> Option<&str> {
+    let lower_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    digest
+        .strip_prefix("sha256:")
+        .filter(|digits| digits.len() == 64 && digits.bytes().all(lower_hex))
+}
+
+pub(super) fn is_host(host: &str) -> bool {
+    let (name, port) = match host.strip_prefix('[') {
+        Some(rest) => match rest.split_once(']') {
+            Some((name, port)) => (
+                name,
+                port.strip_prefix(':').or(port.is_empty().then_some("0")),
+            ),
+            None => return false,
+        },
+        None => match host.split_once(':') {
+            Some((name, port)) => (name, Some(port)),
+            None => (host, Some("0")),
+        },
+    };
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-".contains(&byte);
+    let is_name = match host.starts_with('[') {
+        true => name.parse::<std::net::Ipv6Addr>().is_ok(),
+        false => {
+            name.bytes().all(plain)
+                && name.split('.').all(|label| {
+                    !label.is_empty() && !label.starts_with('-') && !label.ends_with('-')
+                })
+        }
+    };
+    is_name && port.is_some_and(|port| port.parse::<u16>().is_ok())
+}
+
+pub(super) fn is_repository(name: &str) -> bool {
+    let lower = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let part = |part: &str| {
+        part.bytes()
+            .all(|byte| lower(byte) || b"._-".contains(&byte))
+            && part.bytes().next().is_some_and(lower)
+            && part.bytes().last().is_some_and(lower)
+            && !part.contains("..")
+    };
+    name.len() <= 255 && name.split('/').all(part)
+}
+
+fn is_tag(tag: &str) -> bool {
+    let word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+    tag.len() <= 128
+        && tag.bytes().next().is_some_and(word)
+        && tag.bytes().all(|byte| word(byte) || b".-".contains(&byte))
+}
+
+/// An operating system and processor that an image is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::image) struct Platform {
+    pub(super) os: String,
+    pub(super) architecture: String,
+    pub(super) variant: Option<String>,
+}
+
+impl Platform {
+    /// Returns this machine's, as recipes write it.
+    pub(in crate::image) fn own() -> String {
+        let architecture = match std::env::consts::ARCH {
+            "x86_64" => "amd64",
+            "aarch64" => "arm64",
+            other => other,
+        };
+        format!("linux/{architecture}")
+    }
+
+    /// Takes `linux/arm64/v8` apart.
+    pub(in crate::image) fn parse(text: &str) -> Option<Self> {
+        let word =
+            |part: &&str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_alphanumeric());
+        let parts: Vec<&str> = text.split('/').collect();
+        if !parts.iter().all(word) {
+            return None;
+        }
+        match parts.as_slice() {
+            ["linux", architecture] => Some(Self {
+                os: "linux".into(),
+                architecture: (*architecture).into(),
+                variant: None,
+            }),
+            ["linux", architecture, variant] => Some(Self {
+                os: "linux".into(),
+                architecture: (*architecture).into(),
+                variant: Some((*variant).into()),
+            }),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn references() {
+        let digest = "ab".repeat(32);
+        let full = format!("registry.example.org:5000/a/b-c_d.e:1.0@sha256:{digest}");
+        let reference = Reference::parse(&full).unwrap();
+        assert_eq!(
+            (reference.host.as_str(), reference.repository.as_str()),
+            ("registry.example.org:5000", "a/b-c_d.e")
+        );
+        assert_eq!(
+            (reference.tag.as_deref(), reference.sha256),
+            (Some("1.0"), Some(digest))
+        );
+        for good in [
+            "localhost/a",
+            "127.0.0.1:5000/a:b",
+            "[::1]:5000/a",
+            "h.example/a__b",
+        ] {
+            assert!(Reference::parse(good).is_ok(), "{good}");
+        }
+        for bad in [
+            "fedora",
+            "fedora:43",
+            "a/b",
+            "h.example/",
+            "h.example//a",
+            "h.example/A",
+            "h.example/a:",
+            "h.example/a:-",
+            "h.example/a@sha256:abc",
+            "h.example/a@md5:abc",
+            "h.example/../a",
+            "h.example/a/..",
+            "h.example/a b",
+            "h..example/a",
+            "-h.example/a",
+            "h.example:x/a",
+            "user@h.example/a",
+            "h.example/a?x",
+            "h.example/a\n",
+            "https://h.example/a",
+            "[::1/a",
+        ] {
+            assert!(Reference::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn loopback() {
+        for (host, expected) in [
+            ("localhost:5000", true),
+            ("127.0.0.2", true),
+            ("127.0.0.1:5000", true),
+            ("[::1]:5000", true),
+            ("127.0.0.1.example.org", false),
+            ("localhost.example.org", false),
+        ] {
+            let reference = Reference::parse(&format!("{host}/a")).unwrap();
+            assert_eq!(reference.is_loopback(), expected, "{host}");
+        }
+    }
+
+    #[test]
+    fn platforms() {
+        assert_eq!(
+            Platform::parse("linux/arm64/v8").unwrap().variant.unwrap(),
+            "v8"
+        );
+        assert!(Platform::parse(&Platform::own()).is_some());
+        for bad in [
+            "",
+            "linux",
+            "windows/amd64",
+            "linux/",
+            "linux/a b",
+            "linux/a/b/c",
+        ] {
+            assert_eq!(Platform::parse(bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,473 @@
+//! Container images made by hand, a real registry on loopback, and servers that answer what no registry would.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+
+use crate::support::env::wait_until;
+
+pub(crate) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+pub(crate) const INDEX: &str = "application/vnd.oci.image.index.v1+json";
+const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
+
+/// `sha256:` and the digest of bytes.
+pub(crate) fn digest(bytes: &[u8]) -> String {
+    let hex: String = Sha256::digest(bytes)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    format!("sha256:{hex}")
+}
+
+/// One layer's archive, from the names and what they are.
+#[derive(Default)]
+pub(crate) struct Tar(pub(crate) Vec<u8>);
+
+impl Tar {
+    fn entry(
+        mut self,
+        name: &str,
+        kind: tar::EntryType,
+        mode: u32,
+        link: &str,
+        data: &[u8],
+    ) -> Self {
+        let mut header = tar::Header::new_ustar();
+        // Written as they are: the crate's own setters refuse what attacks are made of.
+        let bytes = header.as_mut_bytes();
+        bytes[..name.len()].copy_from_slice(name.as_bytes());
+        bytes[157..157 + link.len()].copy_from_slice(link.as_bytes());
+        header.set_entry_type(kind);
+        header.set_mode(mode);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_mtime(1_600_000_000);
+        header.set_size(data.len() as u64);
+        header.set_cksum();
+        self.0.extend_from_slice(header.as_bytes());
+        self.0.extend_from_slice(data);
+        self.0.resize(self.0.len().next_multiple_of(512), 0);
+        self
+    }
+
+    pub(crate) fn file(self, name: &str, data: &str) -> Self {
+        self.entry(name, tar::EntryType::Regular, 0o644, "", data.as_bytes())
+    }
+
+    pub(crate) fn bytes(self, name: &str, data: &[u8]) -> Self {
+        self.entry(name, tar::EntryType::Regular, 0o644, "", data)
+    }
+
+    pub(crate) fn dir(self, name: &str) -> Self {
+        self.entry(name, tar::EntryType::Directory, 0o755, "", b"")
+    }
+
+    pub(crate) fn link(self, name: &str, target: &str) -> Self {
+        self.entry(name, tar::EntryType::Symlink, 0o777, target, b"")
+    }
+
+    pub(crate) fn hard(self, name: &str, target: &str) -> Self {
+        self.entry(name, tar::EntryType::Link, 0o644, target, b"")
+    }
+
+    pub(crate) fn fifo(self, name: &str) -> Self {
+        self.entry(name, tar::EntryType::Fifo, 0o644, "", b"")
+    }
+
+    /// Ends the archive.
+    pub(crate) fn end(mut self) -> Vec<u8> {
+        self.0.resize(self.0.len() + 1024, 0);
+        self.0
+    }
+}
+
+pub(crate) fn gzip(data: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    encoder.write_all(data).unwrap();
+    encoder.finish().unwrap()
+}
+
+pub(crate) fn zstd(data: &[u8]) -> Vec<u8> {
+    zstd::encode_all(data, 3).unwrap()
+}
+
+/// An image: blobs by digest, and the manifest's descriptor.
+#[derive(Clone)]
+pub(crate) struct Image {
+    pub(crate) blobs: Vec<Vec<u8>>,
+    pub(crate) manifest: Vec<u8>,
+    pub(crate) kind: &'static str,
+    pub(crate) layers: Vec<(Vec<u8>, Vec<u8>)>,
+    pub(crate) config: Vec<u8>,
+}
+
+impl Image {
+    /// Makes an image of layers given as archives, each compressed in turn by another method: not at all, gzip, zstd.
+    pub(crate) fn new(archives: &[Vec<u8>]) -> Self {
+        let layers = archives
+            .iter()
+            .enumerate()
+            .map(|(index, archive)| {
+                let compressed = match index % 3 {
+                    0 => gzip(archive),
+                    1 => zstd(archive),
+                    _ => archive.clone(),
+                };
+                (archive.clone(), compressed)
+            })
+            .collect();
+        Self::of(layers, "amd64", &json!({}), false)
+    }
+
+    /// Makes an image of layers given as archives beside their compressed form.
+    pub(crate) fn of(
+        layers: Vec<(Vec<u8>, Vec<u8>)>,
+        architecture: &str,
+        run: &Value,
+        docker: bool,
+    ) -> Self {
+        let ids: Vec<String> = layers.iter().map(|(archive, _)| digest(archive)).collect();
+        let config = json!({
+            "os": "linux", "architecture": architecture, "config": run,
+            "rootfs": { "type": "layers", "diff_ids": ids }
+        });
+        let config = config.to_string().into_bytes();
+        let (kind, config_kind) = match docker {
+            true => (
+                DOCKER_MANIFEST,
+                "application/vnd.docker.container.image.v1+json",
+            ),
+            false => (MANIFEST, "application/vnd.oci.image.config.v1+json"),
+        };
+        let layer_kind = |compressed: &[u8]| match (docker, compressed) {
+            (true, _) => "application/vnd.docker.image.rootfs.diff.tar.gzip",
+            (false, [0x1f, 0x8b, ..]) => "application/vnd.oci.image.layer.v1.tar+gzip",
+            (false, [0x28, 0xb5, ..]) => "application/vnd.oci.image.layer.v1.tar+zstd",
+            (false, _) => "application/vnd.oci.image.layer.v1.tar",
+        };
+        let described: Vec<Value> = layers
+            .iter()
+            .map(|(_, data)| descriptor(layer_kind(data), data))
+            .collect();
+        let manifest = json!({
+            "schemaVersion": 2, "mediaType": kind,
+            "config": descriptor(config_kind, &config), "layers": described
+        });
+        let mut blobs: Vec<Vec<u8>> = layers.iter().map(|(_, data)| data.clone()).collect();
+        blobs.push(config.clone());
+        Self {
+            blobs,
+            manifest: manifest.to_string().into_bytes(),
+            kind,
+            layers,
+            config,
+        }
+    }
+
+    pub(crate) fn digest(&self) -> String {
+        digest(&self.manifest)
+    }
+
+    pub(crate) fn descriptor(&self) -> Value {
+        descriptor(self.kind, &self.manifest)
+    }
+
+    /// Describes it as one of several in an index.
+    pub(crate) fn for_platform(&self, platform: &str) -> Value {
+        let (os, architecture) = platform.split_once('/').unwrap();
+        let mut described = self.descriptor();
+        described["platform"] = json!({ "os": os, "architecture": architecture });
+        described
+    }
+
+    /// Writes its blobs into an OCI layout.
+    pub(crate) fn store(&self, layout: &Path) {
+        let blobs = layout.join("blobs/sha256");
+        fs_err::create_dir_all(&blobs).unwrap();
+        for data in self.blobs.iter().chain([&self.manifest]) {
+            fs_err::write(blobs.join(&digest(data)[7..]), data).unwrap();
+        }
+    }
+
+    /// Writes an OCI layout with this image alone.
+    pub(crate) fn layout(&self, layout: &Path) {
+        self.store(layout);
+        write_index(layout, &[self.descriptor()]);
+    }
+
+    /// Packs it as `docker save` does, with or without the links of its older versions.
+    pub(crate) fn docker_save(&self, tag: &str) -> Vec<u8> {
+        let mut archive = Tar::default();
+        let mut names = Vec::new();
+        for (index, (layer, _)) in self.layers.iter().enumerate() {
+            let name = format!("l{index}/layer.tar");
+            archive = archive.dir(&format!("l{index}/"));
+            archive = match self.layers[..index]
+                .iter()
+                .position(|(other, _)| other == layer)
+            {
+                Some(same) => archive.link(&name, &format!("../l{same}/layer.tar")),
+                None => archive.bytes(&name, layer),
+            };
+            names.push(name);
+        }
+        let config = format!("{}.json", &digest(&self.config)[7..]);
+        let list = json!([{ "Config": config, "RepoTags": [tag], "Layers": names }]);
+        archive
+            .bytes(&config, &self.config)
+            .file("manifest.json", &list.to_string())
+            .end()
+    }
+}
+
+pub(crate) fn descriptor(kind: &str, data: &[u8]) -> Value {
+    json!({ "mediaType": kind, "digest": digest(data), "size": data.len() })
+}
+
+pub(crate) fn index(entries: &[Value]) -> Vec<u8> {
+    json!({ "schemaVersion": 2, "mediaType": INDEX, "manifests": entries })
+        .to_string()
+        .into_bytes()
+}
+
+pub(crate) fn write_index(layout: &Path, entries: &[Value]) {
+    fs_err::write(
+        layout.join("oci-layout"),
+        "{\"imageLayoutVersion\":\"1.0.0\"}",
+    )
+    .unwrap();
+    fs_err::write(layout.join("index.json"), index(entries)).unwrap();
+}
+
+/// An answer to one request.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) head: String,
+    pub(crate) body: Vec<u8>,
+}
+
+/// Sends one request; `head` is further lines, each with its end.
+pub(crate) fn http(host: &str, method: &str, path: &str, head: &str, body: &[u8]) -> Answer {
+    let mut stream = TcpStream::connect(host).unwrap();
+    let lines = format!(
+        "{method} {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\ncontent-length: {}\r\n{head}\r\n",
+        body.len()
+    );
+    stream.write_all(lines.as_bytes()).unwrap();
+    stream.write_all(body).unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    let end = answer
+        .windows(4)
+        .position(|four| four == b"\r\n\r\n")
+        .unwrap();
+    let head = String::from_utf8_lossy(&answer[..end]).into_owned();
+    Answer {
+        status: head.split(' ').nth(1).unwrap().parse().unwrap(),
+        head,
+        body: answer[end + 4..].to_vec(),
+    }
+}
+
+/// Debian's `docker-registry`, stopped when dropped.
+pub(crate) struct Registry {
+    child: Child,
+    pub(crate) host: String,
+    /// What requests carry, for a registry that asks for it.
+    head: &'static str,
+    _directory: tempfile::TempDir,
+}
+
+/// `user` with the password `se:cret`.
+const HTPASSWD: &str = "user:$2y$05$fXuqYPCFaTLhCBQHdC.7Yec9AzzvcEj5UYP9CoVo7frNDNPsh8DS.\n";
+pub(crate) const LOGIN: &str = "dXNlcjpzZTpjcmV0";
+
+impl Registry {
+    pub(crate) fn start(login: bool) -> Self {
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+        // The kernel says which port is free; nobody else here asks for a certain one.
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let host = listener.local_addr().unwrap().to_string();
+        drop(listener);
+        let place = directory.path().display();
+        let auth = match login {
+            true => format!("auth: {{ htpasswd: {{ realm: test, path: {place}/htpasswd }} }}\n"),
+            false => String::new(),
+        };
+        fs_err::write(directory.path().join("htpasswd"), HTPASSWD).unwrap();
+        let config = format!(
+            "version: 0.1\nlog: {{ level: error }}\n\
+             storage: {{ filesystem: {{ rootdirectory: {place}/data }} }}\n\
+             http: {{ addr: '{host}', secret: x }}\n{auth}"
+        );
+        let path = directory.path().join("config.yml");
+        fs_err::write(&path, config).unwrap();
+        // Dies with the test program, however that ends.
+        let child = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL", "docker-registry", "serve"])
+            .arg(&path)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("docker-registry, from the package of that name");
+        wait_until("the registry answers", || TcpStream::connect(&host).is_ok());
+        let head = match login {
+            true => "authorization: Basic dXNlcjpzZTpjcmV0\r\n",
+            false => "",
+        };
+        Self {
+            child,
+            host,
+            head,
+            _directory: directory,
+        }
+    }
+
+    /// Uploads an image and calls it by a tag.
+    pub(crate) fn push(&self, name: &str, tag: &str, image: &Image) {
+        for data in &image.blobs {
+            let path = format!("/v2/{name}/blobs/uploads/");
+            let answer = http(&self.host, "POST", &path, self.head, b"");
+            assert_eq!(answer.status, 202, "{}", answer.head);
+            let location = answer
+                .head
+                .lines()
+                .find_map(|line| line.strip_prefix("Location: "))
+                .unwrap();
+            let path = &location[location.find("/v2/").unwrap()..];
+            let path = format!("{path}&digest={}", digest(data));
+            let answer = http(&self.host, "PUT", &path, self.head, data);
+            assert_eq!(answer.status, 201, "{}", answer.head);
+        }
+        self.push_manifest(name, tag, image.kind, &image.manifest);
+    }
+
+    pub(crate) fn push_manifest(&self, name: &str, tag: &str, kind: &str, manifest: &[u8]) {
+        let head = format!("{}content-type: {kind}\r\n", self.head);
+        let answer = http(
+            &self.host,
+            "PUT",
+            &format!("/v2/{name}/manifests/{tag}"),
+            &head,
+            manifest,
+        );
+        assert_eq!(
+            answer.status,
+            201,
+            "{}",
+            String::from_utf8_lossy(&answer.body)
+        );
+    }
+}
+
+impl Drop for Registry {
+    fn drop(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+/// A server that answers what a function says, one request a connection, and remembers what it was asked.
+pub(crate) struct Server {
+    pub(crate) host: String,
+    asked: Arc<Mutex<Vec<String>>>,
+}
+
+impl Server {
+    /// `answer` gets the request's head in lower case, and returns the whole response.
+    pub(crate) fn start(answer: impl Fn(&str) -> Vec<u8> + Send + Sync + 'static) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let host = listener.local_addr().unwrap().to_string();
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let (list, answer) = (Arc::clone(&asked), Arc::new(answer));
+        // Ends with the test program.
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (mut stream, list, answer) =
+                    (stream.unwrap(), Arc::clone(&list), Arc::clone(&answer));
+                std::thread::spawn(move || {
+                    let mut head = String::new();
+                    let mut reader = BufReader::new(stream.try_clone().unwrap());
+                    while !head.ends_with("\r\n\r\n") {
+                        if reader.read_line(&mut head).unwrap_or(0) == 0 {
+                            return;
+                        }
+                    }
+                    let head = head.to_lowercase();
+                    list.lock().unwrap().push(head.clone());
+                    // Whoever has hung up does not want it.
+                    drop(stream.write_all(&answer(&head)));
+                });
+            }
+        });
+        Self { host, asked }
+    }
+
+    /// The requests so far.
+    pub(crate) fn asked(&self) -> Vec<String> {
+        self.asked.lock().unwrap().clone()
+    }
+}
+
+/// A whole response.
+pub(crate) fn response(status: &str, head: &str, body: &[u8]) -> Vec<u8> {
+    let lines = format!(
+        "HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {}\r\n{head}\r\n",
+        body.len()
+    );
+    [lines.as_bytes(), body].concat()
+}
+
+/// Answers as a registry with one image would.
+pub(crate) fn serve(image: &Image, head: &str) -> Vec<u8> {
+    let path = head.split(' ').nth(1).unwrap_or_default();
+    if path.contains("/manifests/") {
+        return response(
+            "200 OK",
+            &format!("content-type: {}\r\n", image.kind),
+            &image.manifest,
+        );
+    }
+    match image
+        .blobs
+        .iter()
+        .find(|data| path.ends_with(&digest(data)))
+    {
+        Some(data) => response("200 OK", "", data),
+        None => response("404 Not Found", "", b""),
+    }
+}
+
+/// Where a head's `range:` begins.
+pub(crate) fn range_of(head: &str) -> Option<usize> {
+    let (_, rest) = head.split_once("range: bytes=")?;
+    rest.split('-').next()?.parse().ok()
+}
+
+/// Bytes that no compression makes smaller.
+pub(crate) fn noise(amount: usize) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut bytes = Vec::with_capacity(amount + 8);
+    while bytes.len() < amount {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(amount);
+    bytes
+}
+
+/// The file of logins that `podman login` would write.
+pub(crate) fn auth_file(directory: &Path, host: &str, auth: &str) -> PathBuf {
+    let path = directory.join("auth.json");
+    let text = json!({ "auths": { host: { "auth": auth } } }).to_string();
+    fs_err::write(&path, text).unwrap();
+    path
+}
