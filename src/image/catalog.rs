@@ -85,8 +85,16 @@ mod tests {
 
     #[test]
     fn every_built_in_recipe_is_valid() {
-        for listed in list(&[]).unwrap() {
-            find(&[], &listed.name).unwrap();
+        let names: Vec<String> = list(&[])
+            .unwrap()
+            .into_iter()
+            .map(|listed| listed.name)
+            .collect();
+        for name in &names {
+            find(&[], name).unwrap();
+        }
+        for name in ["arch", "fedora", "therock-manylinux", "ubuntu-24.04"] {
+            assert!(names.iter().any(|known| known == name), "{name}");
         }
     }
 
