@@ -66,13 +66,22 @@ impl Plain {
                 let title = self.titles.get(index).map_or("", String::as_str);
                 format!("{title} … {}\n", ninja(*done, *total, *left_ms))
             }
-            Event::Image { image, message, .. } => {
+            Event::Image {
+                image,
+                message,
+                done,
+                total,
+            } => {
                 if *message == self.image && !self.due(now) {
                     return String::new();
                 }
                 self.image.clone_from(message);
                 self.told = Some(now);
-                format!("image {} … {}\n", escape(image), escape(message))
+                let text = match done {
+                    Some(done) if message.is_empty() => size::progress(*done, *total).into(),
+                    _ => escape(message),
+                };
+                format!("image {} … {text}\n", escape(image))
             }
             Event::ImageFinished { image, wall_ms } => {
                 let wall = size::duration(Duration::from_millis(*wall_ms));

@@ -9,6 +9,17 @@ pub fn bytes(bytes: u64) -> String {
     ByteSize(bytes).display().iec().to_string()
 }
 
+/// Returns how far something is: `1.5 GiB of 3.0 GiB (50 %)`, `1.5 GiB` where the end is not known.
+pub fn progress(done: u64, total: Option<u64>) -> String {
+    match total {
+        Some(total) if total > 0 => {
+            let percent = u128::from(done.min(total)) * 100 / u128::from(total);
+            format!("{} of {} ({percent} %)", bytes(done), bytes(total))
+        }
+        _ => bytes(done),
+    }
+}
+
 /// Returns a change in bytes with its sign: `+1.5 GiB`, `-512 B`, `0 B`.
 pub fn delta(change: i64) -> String {
     let sign = match change.signum() {
@@ -72,6 +83,17 @@ mod tests {
         assert_eq!(delta(-1536), "-1.5 KiB");
         assert_eq!(delta(0), "0 B");
         assert_eq!(delta(i64::MIN), "-8.0 EiB");
+    }
+
+    #[test]
+    fn progresses() {
+        assert_eq!(progress(512, None), "512 B");
+        assert_eq!(
+            progress(1 << 30, Some(3 << 30)),
+            "1.0 GiB of 3.0 GiB (33 %)"
+        );
+        assert_eq!(progress(u64::MAX, Some(1)), "16.0 EiB of 1 B (100 %)");
+        assert_eq!(progress(0, Some(0)), "0 B");
     }
 
     #[test]

@@ -138,8 +138,7 @@ impl Bars {
                     .entry(Key::Image(image.clone()))
                     .or_insert_with(|| self.add(format!("image {}", escape(image))));
                 moving.ninja = match (done, total) {
-                    (Some(done), Some(total)) => format!("{done}/{total}"),
-                    (Some(done), None) => done.to_string(),
+                    (Some(done), total) => size::progress(*done, *total),
                     _ => String::new(),
                 };
                 moving.output = escape(message).into_owned();
