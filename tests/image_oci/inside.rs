@@ -1,10 +1,13 @@
 //! What of an image reaches an environment: its tree, and nothing else that its author wrote (case 9 of the catalogue).
 
+use nix::sys::signal::Signal;
 use serde_json::json;
 
-use crate::make::{Image, Registry, Tar, gzip};
+use crate::make::{
+    HOLD, Image, Registry, Server, Tar, digest, gzip, noise, range_of, response, serve,
+};
 use crate::place::sample;
-use crate::support::env::TestStore;
+use crate::support::env::{TestStore, wait_until};
 
 /// Packs the tree of the tests' own image as one layer, with what `more` adds to it.
 fn base(more: Tar) -> Vec<u8> {
@@ -92,4 +95,63 @@ fn a_tag_is_looked_up_again_when_asked_to() {
         .ok();
     resolved(&moved);
     store.rockenv(&["image", "verify", "sample"]).ok();
+}
+
+#[test]
+fn a_killed_pull_goes_on_where_it_was() {
+    let store = TestStore::new();
+    let archive = Tar::default().bytes("big", &noise(3_000_000)).end();
+    let image = Image::of(
+        vec![(archive.clone(), archive.clone())],
+        "amd64",
+        &json!({}),
+        false,
+    );
+    let (inner, blob) = (image.clone(), digest(&archive));
+    let server = Server::start(move |head| {
+        let layer = &inner.blobs[0];
+        match (head.contains(&blob), range_of(head)) {
+            (false, _) => serve(&inner, head),
+            (true, None) => {
+                let mut half = response("200 OK", HOLD, layer);
+                half.truncate(half.len() - layer.len() / 2);
+                half
+            }
+            (true, Some(from)) => {
+                let range = format!(
+                    "content-range: bytes {from}-{}/{}\r\n",
+                    layer.len() - 1,
+                    layer.len()
+                );
+                response("206 Partial Content", &range, &layer[from..])
+            }
+        }
+    });
+    let recipe = format!(
+        "schema = 1\nprovider = \"oci\"\n[oci]\nref = \"{}/a@{}\"\n",
+        server.host,
+        image.digest()
+    );
+    fs_err::write(store.work().join("images/big.toml"), recipe).unwrap();
+    let blobs = store.home().join("blobs/sha256");
+    let partial = blobs.join(format!(".{}.partial", &digest(&archive)[7..]));
+    let pull = store.start(&["image", "build", "big"]);
+    let half = archive.len() - archive.len() / 2;
+    wait_until("half of the layer is there", || {
+        fs_err::metadata(&partial).is_ok_and(|file| file.len() == half as u64)
+    });
+    pull.signal(Signal::SIGKILL);
+    drop(pull.wait());
+    store.rockenv(&["image", "build", "big"]).ok();
+    let asked = server.asked();
+    assert_eq!(range_of(asked.last().unwrap()), Some(half), "{asked:#?}");
+    // Nothing of the first attempt is left beside the image.
+    let left = |directory: &std::path::Path| {
+        fs_err::read_dir(directory)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .filter(|name| name.starts_with("tmp-") || name.starts_with('.'))
+            .count()
+    };
+    assert_eq!((left(&store.home().join("images")), left(&blobs)), (0, 0));
 }

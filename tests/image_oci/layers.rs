@@ -1,7 +1,11 @@
 //! Layers over each other: what they delete and replace, and what hostile ones try (cases 7 and 8 of the catalogue).
 
+use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt as _;
 
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
 use rockenv::error::Kind;
 
 use crate::make::{Image, Tar};
@@ -244,4 +248,91 @@ fn trees_that_are_odd_are_read_without_leaving_them() {
         .dir("lib/")
         .file("lib/os", "ID=own\n");
     assert_eq!(read(absolute, "absolute"), "own");
+}
+
+/// One entry of a random layer.
+#[derive(Clone, Debug)]
+enum Change {
+    Directory(String),
+    File(String),
+    Delete(String),
+    Empty(String),
+}
+
+fn changes() -> impl Strategy<Value = Vec<Vec<Change>>> {
+    let path = prop::collection::vec(prop::sample::select(vec!["a", "b", "c"]), 1..4)
+        .prop_map(|parts| parts.join("/"));
+    let change = (0..6_u8, path).prop_map(|(kind, path)| match kind {
+        0 | 1 => Change::Directory(path),
+        2 | 3 => Change::File(path),
+        4 => Change::Delete(path),
+        _ => Change::Empty(path),
+    });
+    prop::collection::vec(prop::collection::vec(change, 0..7), 1..5)
+}
+
+/// The specification in its own words: deletions first, of what is below, then everything else.
+fn model(layers: &[Vec<Change>]) -> BTreeSet<String> {
+    let mut tree = BTreeSet::new();
+    let below = |path: &str, of: &str| path.starts_with(&format!("{of}/"));
+    for layer in layers {
+        for change in layer {
+            match change {
+                Change::Delete(of) => tree.retain(|path: &String| path != of && !below(path, of)),
+                Change::Empty(of) => tree.retain(|path| !below(path, of)),
+                Change::Directory(_) | Change::File(_) => {}
+            }
+        }
+        for change in layer {
+            let path = match change {
+                Change::Directory(path) => path,
+                Change::File(path) => {
+                    tree.retain(|other| !below(other, path));
+                    path
+                }
+                Change::Delete(_) | Change::Empty(_) => continue,
+            };
+            tree.extend(path.match_indices('/').map(|(at, _)| path[..at].to_owned()));
+            tree.insert(path.clone());
+        }
+    }
+    tree
+}
+
+#[test]
+fn random_layers_give_what_the_specification_says() {
+    let place = Place::new();
+    let built = Cell::new(0);
+    let mut runner = TestRunner::new(Config::with_cases(400));
+    let outcome = runner.run(&changes(), |layers| {
+        let archives: Vec<Vec<u8>> = layers
+            .iter()
+            .map(|layer| {
+                let archive = layer
+                    .iter()
+                    .fold(Tar::default(), |tar, change| match change {
+                        Change::Directory(path) => tar.dir(&format!("{path}/")),
+                        Change::File(path) => tar.file(path, "x"),
+                        Change::Delete(path) => match path.rsplit_once('/') {
+                            Some((parent, name)) => tar.file(&format!("{parent}/.wh.{name}"), ""),
+                            None => tar.file(&format!(".wh.{path}"), ""),
+                        },
+                        Change::Empty(path) => tar.file(&format!("{path}/.wh..wh..opq"), ""),
+                    });
+                archive.end()
+            })
+            .collect();
+        // What goes through a file, or contradicts itself, is refused.
+        match place.layers(&archives) {
+            Ok(names) => {
+                built.set(built.get() + 1);
+                let expected: Vec<String> = model(&layers).into_iter().collect();
+                prop_assert_eq!(names, expected);
+            }
+            Err(error) => prop_assert_eq!(error.kind(), Kind::Invalid, "{:?}", error.chain()),
+        }
+        Ok(())
+    });
+    outcome.unwrap();
+    assert!(built.get() > 100, "{built:?}");
 }

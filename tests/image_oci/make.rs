@@ -401,8 +401,15 @@ impl Server {
                     }
                     let head = head.to_lowercase();
                     list.lock().unwrap().push(head.clone());
+                    let answer = answer(&head);
                     // Whoever has hung up does not want it.
-                    drop(stream.write_all(&answer(&head)));
+                    drop(stream.write_all(&answer));
+                    if answer
+                        .windows(HOLD.len())
+                        .any(|part| part == HOLD.as_bytes())
+                    {
+                        std::thread::sleep(std::time::Duration::from_secs(60));
+                    }
                 });
             }
         });
@@ -414,6 +421,9 @@ impl Server {
         self.asked.lock().unwrap().clone()
     }
 }
+
+/// A line of a response after which the server says no more, and does not hang up.
+pub(crate) const HOLD: &str = "x-hold: 1\r\n";
 
 /// A whole response.
 pub(crate) fn response(status: &str, head: &str, body: &[u8]) -> Vec<u8> {
