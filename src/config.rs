@@ -395,6 +395,17 @@ mod tests {
     }
 
     #[test]
+    fn logins_are_the_invoking_user_s_or_in_the_file_that_is_named() {
+        let config = read(&[("DOCKER_CONFIG", "/srv/docker")], "").unwrap();
+        assert_eq!(
+            config.auth_files.last().unwrap(),
+            Path::new("/srv/docker/config.json")
+        );
+        let config = read(&[("REGISTRY_AUTH_FILE", "/srv/auth.json")], "").unwrap();
+        assert_eq!(config.auth_files, [Path::new("/srv/auth.json")]);
+    }
+
+    #[test]
     fn an_unknown_key_is_an_error_that_names_the_file() {
         let error = read(&[], "hmoe = '/x'").unwrap_err();
         assert!(error.chain().join(" ").contains("rockenv.toml"));

@@ -134,12 +134,16 @@ fn build(cx: &Context, args: &BuildArgs) -> Result<()> {
     )?;
     let same = old.is_some_and(|old| old.key == image.key);
     let word = if same { "unchanged" } else { "built" };
-    let message = format!(
+    let mut message = format!(
         "{}: {word}, {} packages, digest {}",
         args.name,
         image.packages.len(),
         image.digest
     );
+    // What to write into the recipe for the same image next year.
+    if let Some(resolved) = &image.resolved {
+        message = format!("{message}, from {resolved}");
+    }
     reporter.emit(&Event::Finished {
         outcome: Outcome::Done,
         message,

@@ -80,7 +80,8 @@ fn a_tag_is_looked_up_again_when_asked_to() {
         registry.host
     );
     fs_err::write(store.work().join("images/sample.toml"), recipe).unwrap();
-    store.rockenv(&["image", "build", "sample"]).ok();
+    let built = store.rockenv(&["image", "build", "sample"]).ok();
+    built.says(&[&format!("from {}", sample().digest())]);
     let resolved = |image: &Image| {
         let text = store.rockenv(&["image", "ls", "--json"]).ok().text();
         assert!(text.contains(&image.digest()), "{text}");
