@@ -15,7 +15,7 @@ pub struct DoctorArgs {}
 /// Says what this machine can do; returns the exit code.
 pub fn doctor(cx: &Context, _args: &DoctorArgs) -> Result<u8> {
     let host = Host::probe()?;
-    let facts = Facts::probe(&host, &cx.config.home, cx.gpus());
+    let facts = Facts::probe(&host, &cx.config.home, cx.gpus(), &cx.config.sockets);
     let sections = examine(&facts);
     let fit = is_fit(&sections);
     let code = if fit {

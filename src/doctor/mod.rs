@@ -3,11 +3,13 @@
 
 mod gpu;
 pub mod probe;
+mod services;
 
 use std::path::PathBuf;
 
 pub use gpu::{GpuFacts, Node};
 use serde::Serialize;
+pub use services::ServiceFacts;
 
 use crate::rootfs::Method;
 use crate::setup::{Feature, Manager, TOOLS, Tool};
@@ -47,6 +49,8 @@ pub struct Facts {
     pub store: StoreFacts,
     /// AMD GPUs.
     pub gpu: GpuFacts,
+    /// Docker and Podman.
+    pub services: Vec<ServiceFacts>,
 }
 
 /// Control groups.
@@ -127,6 +131,10 @@ pub fn examine(facts: &Facts) -> Vec<Section> {
         Section {
             title: "engine nspawn (the default)",
             checks: nspawn(facts),
+        },
+        Section {
+            title: "engines docker and podman",
+            checks: services::checks(facts),
         },
         Section {
             title: "store",
@@ -448,6 +456,7 @@ mod tests {
                 leftovers: Vec::new(),
             },
             gpu: gpu::tests::nothing(),
+            services: Vec::new(),
         }
     }
 

@@ -5,8 +5,9 @@ use std::sync::atomic::AtomicBool;
 
 use fs_err as fs;
 
-use super::{Cgroups, Facts, GpuFacts, Node, StoreFacts};
+use super::{Cgroups, Facts, GpuFacts, Node, ServiceFacts, StoreFacts};
 use crate::engine::cgroup::Hierarchies;
+use crate::engine::choose::Sockets;
 use crate::engine::hold::State;
 use crate::error::Error;
 use crate::gpu;
@@ -18,7 +19,7 @@ use crate::store::{Store, lock};
 
 impl Facts {
     /// Reads the machine; `home` is the store's root.
-    pub fn probe(host: &Host, home: &Path, gpus: gpu::Machine) -> Self {
+    pub fn probe(host: &Host, home: &Path, gpus: gpu::Machine, sockets: &Sockets) -> Self {
         let groups = Hierarchies::probe().unwrap_or_default();
         Self {
             root: host.root,
@@ -46,6 +47,7 @@ impl Facts {
                 .and_then(|text| text.trim().parse().ok()),
             store: store(host, home),
             gpu: GpuFacts::probe(gpus),
+            services: ServiceFacts::probe(sockets),
         }
     }
 }

@@ -92,12 +92,19 @@ fn first_service(sockets: &Sockets) -> Result<Choice> {
     .help("rockenv doctor"))
 }
 
-/// Finds the service of an engine, and makes sure that it is what it is taken for.
+/// Finds the service of an engine.
 fn service(engine: Engine, sockets: &Sockets) -> Result<Option<PathBuf>> {
+    match engine {
+        Engine::Nspawn => Ok(None),
+        Engine::Docker | Engine::Podman => Ok(Some(service_at(engine, sockets)?.socket)),
+    }
+}
+
+/// Connects to the service of an engine, and makes sure that it is what it is taken for.
+pub fn service_at(engine: Engine, sockets: &Sockets) -> Result<Service> {
     let (host, flavour) = match engine {
-        Engine::Nspawn => return Ok(None),
-        Engine::Docker => (&sockets.docker, Flavour::Docker),
         Engine::Podman => (&sockets.podman, Flavour::Podman),
+        _ => (&sockets.docker, Flavour::Docker),
     };
     let path = match host.split_once("://") {
         None => host.as_str(),
@@ -117,7 +124,7 @@ fn service(engine: Engine, sockets: &Sockets) -> Result<Option<PathBuf>> {
         ))
         .help(format!("rockenv up ... --engine {}", service.flavour)));
     }
-    Ok(Some(service.socket))
+    Ok(service)
 }
 
 #[cfg(test)]
