@@ -14,6 +14,7 @@ use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
@@ -333,6 +334,11 @@ impl Program {
         }
         let _gone = killpg(group, Signal::SIGKILL);
         child.wait().context(wait)?;
+        // Its own children may take longer to die, a namespace's first process until all others in it have.
+        let deadline = Instant::now() + GRACE;
+        while killpg(group, None) != Err(Errno::ESRCH) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
         Ok(())
     }
 }

@@ -23,6 +23,8 @@ use crate::error::{Error, Result, ResultExt as _};
 /// The inode number of the root directory of every subvolume.
 const SUBVOLUME_ROOT: u64 = 256;
 const SNAPSHOT_READ_ONLY: u64 = 1 << 1;
+/// What a subvolume that is no snapshot has as its parent's name.
+const NO_PARENT: [u8; 16] = [0; 16];
 const DESTROY_BY_ID: u64 = 1 << 4;
 
 #[repr(C)]
@@ -206,7 +208,13 @@ pub fn written(path: &Path) -> Result<u64> {
     let read = || {
         // Places on disk are chosen when data is written out.
         nix::unistd::syncfs(&fd)?;
-        extents_since(fd.as_fd(), info(fd.as_fd())?.transids[1])
+        let info = info(fd.as_fd())?;
+        // Making a snapshot commits: what follows is younger. One that was made empty holds nothing older.
+        let made = match info.parent_uuid {
+            NO_PARENT => info.transids[1].saturating_sub(1),
+            _ => info.transids[1],
+        };
+        extents_since(fd.as_fd(), made)
     };
     read().context(|| {
         format!(
