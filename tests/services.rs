@@ -118,9 +118,13 @@ fn what_somebody_deleted_is_said_and_built_again() {
     for entry in images.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         if name.len() == 64 {
-            service
-                .remove_image(&format!("rockenv/image-{}", &name[..32]))
-                .unwrap();
+            let name = format!("rockenv/image-{}", &name[..32]);
+            // Podman may still be busy with the last container on it.
+            let patience = std::time::Duration::from_secs(30);
+            support::env::wait_for(patience, "the image stays", || {
+                let removed = service.remove_image(&name);
+                removed.map_err(|error| error.chain().join(": "))
+            });
         }
     }
     store.up().ok().says(&["copying the image"]);

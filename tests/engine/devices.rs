@@ -85,8 +85,9 @@ fn a_step_does_not_start_before_its_gpu_works() {
         .says(&["not run and not passed for want of a GPU: use"]);
     // A step that a condition leaves out lacks no GPU.
     machine.store.profile(&format!(
-        "{PROFILE}[[step]]\nname = 'other'\nwhen = {{ engine = ['docker'] }}\nrun = 'false'\n\
-         [[step]]\nname = 'last'\nrun = 'true'\n"
+        "{PROFILE}[[step]]\nname = 'other'\nwhen = {{ engine = ['{}'] }}\nrun = 'false'\n\
+         [[step]]\nname = 'last'\nrun = 'true'\n",
+        crate::support::env::other_engine()
     ));
     machine
         .rockenv(&["up", env, "--gpu", "none"])

@@ -684,6 +684,13 @@ pub(crate) fn is_service() -> bool {
     std::env::vars_os().any(|(name, _)| name == "ROCKENV_TEST_ENGINE")
 }
 
+/// Returns the name of an engine that the tests do not run with.
+pub(crate) fn other_engine() -> &'static str {
+    let docker =
+        std::env::vars_os().any(|(name, value)| name == "ROCKENV_TEST_ENGINE" && value == "docker");
+    if docker { "podman" } else { "docker" }
+}
+
 /// Returns how long something may take that needs so many seconds at most under systemd-nspawn: a service may take
 /// seconds of its own to end a container.
 pub(crate) fn patience(seconds: u64) -> Duration {

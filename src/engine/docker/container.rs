@@ -16,6 +16,7 @@ use nix::sys::resource::{Resource, getrlimit};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
+use super::listing::MADE;
 use super::{Flavour, LATE, Labels, SOON, Service};
 use crate::engine::{Bind, Container, Device, nspawn};
 use crate::error::{Error, Result};
@@ -179,6 +180,19 @@ impl Service {
             .size_rw
             .and_then(|size| u64::try_from(size).ok())
             .unwrap_or(0))
+    }
+
+    /// Says whether something was changed in a container's tree since it was made.
+    pub fn is_changed(&self, name: &str) -> Result<bool> {
+        let request = self.client.container_changes(name);
+        let changes = self.found(LATE, "look for changes", request)?.flatten();
+        Ok(changes.unwrap_or_default().iter().any(|change| {
+            let path = Path::new(&change.path);
+            // A directory in which the service makes its own is changed by that.
+            !MADE
+                .iter()
+                .any(|made| path.starts_with(made) || Path::new(made).starts_with(path))
+        }))
     }
 
     /// Kills a container, where it runs, and waits until it has ended.

@@ -15,7 +15,7 @@ use super::{LATE, Labels, Place, Service};
 use crate::error::{Error, Result, ResultExt as _};
 
 /// What the service itself makes in every container, anew each time.
-const MADE: [&str; 9] = [
+pub(super) const MADE: [&str; 9] = [
     "/.dockerenv",
     "/dev",
     "/etc/hostname",
