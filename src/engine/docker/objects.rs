@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
 
 use bollard::errors::Error as Refusal;
 use bollard::models::ContainerConfig;
@@ -18,6 +19,10 @@ use super::{LATE, SOON, Service};
 use crate::error::{Error, Result};
 use crate::process::Program;
 
+/// How long images may come and go while they are listed.
+const SETTLE: Duration = Duration::from_secs(10);
+/// How soon a list that failed for that is asked for again.
+const PERIOD: Duration = Duration::from_millis(50);
 /// How much of a tree's archive is on its way at once, in pieces of 64 KiB.
 const PIECES: usize = 16;
 
@@ -186,7 +191,21 @@ impl Service {
     pub fn images(&self, label: &str, value: &str) -> Result<Vec<Labelled>> {
         let filters = filters(label, value);
         let options = ListImagesOptionsBuilder::new().filters(&filters).build();
-        let found = self.ask(SOON, "list images", self.client.list_images(Some(options)))?;
+        let request = async {
+            let deadline = Instant::now() + SETTLE;
+            loop {
+                match self.client.list_images(Some(options.clone())).await {
+                    // Podman lists first and looks at each then: one that somebody removes in between fails it all.
+                    Err(Refusal::DockerResponseServerError { message, .. })
+                        if message.contains("not known") && Instant::now() < deadline =>
+                    {
+                        tokio::time::sleep(PERIOD).await;
+                    }
+                    answer => return answer,
+                }
+            }
+        };
+        let found = self.ask(SOON, "list images", request)?;
         Ok(found
             .into_iter()
             .map(|image| (image.id, image.labels))
