@@ -19,6 +19,7 @@ use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use bollard::ClientVersion;
 use bollard::errors::Error as Refusal;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
@@ -121,22 +122,20 @@ impl Service {
         // Before the client, whose errors do not tell an absent socket from a closed one.
         std::os::unix::net::UnixStream::connect(socket)
             .map_err(|error| unreachable(error.to_string()))?;
-        let client = bollard::Docker::connect_with_unix(
-            &socket.to_string_lossy(),
-            LATE.as_secs(),
-            bollard::API_DEFAULT_VERSION,
-        )
-        .map_err(|error| unreachable(error.to_string()))?;
-        // An unversioned request is taken for the newest version, which old services refuse.
-        let asked = async {
-            let client = client.negotiate_version().await?;
-            let version = client.version().await?;
-            Ok::<_, Refusal>((client, version))
+        let client = |version: &ClientVersion| {
+            bollard::Docker::connect_with_unix(&socket.to_string_lossy(), LATE.as_secs(), version)
+                .map_err(|error| unreachable(error.to_string()))
         };
-        let (client, version) = runtime
-            .block_on(async { tokio::time::timeout(SOON, asked).await })
+        let newest = client(bollard::API_DEFAULT_VERSION)?;
+        let version = runtime
+            .block_on(async { tokio::time::timeout(SOON, newest.version()).await })
             .map_err(|_| unreachable("it does not answer".to_owned()))?
             .map_err(|error| unreachable(error.to_string()))?;
+        // What the library's own negotiation does, without asking a second time: old services refuse a newer version.
+        let client = match api_version(version.api_version.as_deref()) {
+            Some(theirs) if theirs < *bollard::API_DEFAULT_VERSION => client(&theirs)?,
+            _ => newest,
+        };
         let components = version.components.unwrap_or_default();
         let podman = components
             .iter()
@@ -234,6 +233,15 @@ impl Service {
         }
         error
     }
+}
+
+/// Parses a version such as `1.41`.
+fn api_version(text: Option<&str>) -> Option<ClientVersion> {
+    let (major, minor) = text?.split_once('.')?;
+    Some(ClientVersion {
+        major_version: major.parse().ok()?,
+        minor_version: minor.parse().ok()?,
+    })
 }
 
 /// Ends when a signal has come; never where signals end the process as usual.
