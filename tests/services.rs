@@ -133,6 +133,33 @@ fn what_somebody_deleted_is_said_and_built_again() {
 }
 
 #[test]
+fn changes_survive_a_container_that_is_set_up_anew() {
+    let store = TestStore::new();
+    store.up_with(TWO);
+    store.sh("echo mine > ~/mine").ok();
+    let (service, home) = (service(), store.home().to_str().unwrap());
+    let (container, labels) = service.containers("store", home).unwrap().remove(0);
+    // As when rockenv is killed between freezing the old container and making the new one.
+    let name = format!("rockenv/carried-{}", labels["rockenv.tree"]);
+    service.commit(&container, &name).unwrap();
+    service.remove_container(&container).unwrap();
+    store.sh("cat ~/mine").ok().prints("mine");
+    store
+        .rockenv(&["snapshot", "create", store.env(), "kept"])
+        .ok();
+    store
+        .rockenv(&["--yes", "rollback", store.env(), "two"])
+        .ok();
+    store.sh("test ! -e ~/mine").ok();
+    store
+        .rockenv(&["--yes", "rollback", store.env(), "kept"])
+        .ok();
+    store.sh("cat ~/mine").ok().prints("mine");
+    store.rockenv(&["rm", "--yes", store.env()]).ok();
+    assert_nothing_left(&store);
+}
+
+#[test]
 fn an_env_stays_with_its_engine() {
     let store = TestStore::new();
     store.up_with(TWO);

@@ -276,7 +276,9 @@ impl LockedEnv<'_> {
         };
         if let Some(service) = self.service()? {
             let place = self.place(&service.socket, tree, record.head.layer.as_deref(), None)?;
-            return Ok(service.state(&place.name)?.is_some() && service.is_changed(&place.name)?);
+            // What was carried over into a container is no change of that container.
+            return Ok(service.below(&place)? != place.image
+                || service.state(&place.name)?.is_some() && service.is_changed(&place.name)?);
         }
         let directory = self.directory.join("trees").join(tree);
         match self.store.method() {

@@ -198,8 +198,11 @@ impl LockedEnv<'_> {
                 service.remove_container(&place.name)?;
                 image
             }
-            // Nothing ever ran on it.
-            None => lost_or(service.image(&place.image)?, &place.image)?.id,
+            // Nothing ever ran on it, or its container is gone.
+            None => {
+                let below = service.below(&place)?;
+                lost_or(service.image(&below)?, &below)?.id
+            }
         };
         Ok(Kept {
             socket: socket.to_owned(),

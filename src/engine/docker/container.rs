@@ -50,6 +50,11 @@ pub struct Place {
 }
 
 impl Place {
+    /// Returns the name of the image that holds its changes while its container is set up anew.
+    fn carried(&self) -> String {
+        format!("rockenv/carried-{}", self.tree)
+    }
+
     /// Returns the labels of what belongs to this tree.
     pub fn labels(&self) -> Labels {
         Labels {
@@ -92,7 +97,7 @@ impl Service {
     ) -> Result<Vec<String>> {
         let body = body(container, agent, program, self)?;
         let setup = setup(&body, &container.devices)?;
-        let mut image = place.image.clone();
+        let mut image = self.below(place)?;
         if let Some(state) = self.state(&place.name)? {
             if state.running {
                 // Whoever has the env's lock knows of everybody who may use it: this is a rest.
@@ -101,7 +106,7 @@ impl Service {
             if state.setup == setup {
                 return Ok(Vec::new());
             }
-            image = self.commit(&place.name, &format!("rockenv/carried-{}", place.tree))?;
+            image = self.commit(&place.name, &place.carried())?;
             self.remove_container(&place.name)?;
         }
         let labels = Labels {
@@ -130,6 +135,16 @@ impl Service {
             ))),
             Err(error) => Err(error),
         }
+    }
+
+    /// Returns the image that a container of `place` is made from: what was carried over from the one before, which may
+    /// be all that is left of it when rockenv was killed in between, else the image below.
+    pub fn below(&self, place: &Place) -> Result<String> {
+        let carried = place.carried();
+        Ok(match self.image(&carried)? {
+            Some(_) => carried,
+            None => place.image.clone(),
+        })
     }
 
     /// Starts a container.
