@@ -14,30 +14,39 @@ use crate::error::{Error, Kind, Result};
 pub struct Signals(SignalFd);
 
 /// Says whether this process was started with the signal ignored, as `nohup` does.
-pub(crate) fn is_ignored(signal: Signal) -> bool {
+fn is_ignored(signal: Signal) -> bool {
     let status = fs_err::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
         .is_some_and(|mask| mask & (1 << (signal as i32 - 1)) != 0)
 }
 
+/// The signals that mean stop.
+pub(crate) const STOP: [Signal; 4] = [
+    Signal::SIGINT,
+    Signal::SIGTERM,
+    Signal::SIGHUP,
+    Signal::SIGQUIT,
+];
+
+/// Blocks signals for this process from now on, and makes them readable.
+pub(crate) fn block(signals: &[Signal]) -> Result<SignalFd> {
+    let mut mask = SigSet::empty();
+    for signal in signals {
+        // A blocked signal arrives even where it is ignored.
+        if !is_ignored(*signal) {
+            mask.add(*signal);
+        }
+    }
+    mask.thread_block()?;
+    let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
+    Ok(SignalFd::with_flags(&mask, flags)?)
+}
+
 impl Signals {
     /// Blocks them for this process from now on.
     pub fn take() -> Result<Self> {
-        let mut mask = SigSet::empty();
-        for signal in [
-            Signal::SIGINT,
-            Signal::SIGTERM,
-            Signal::SIGHUP,
-            Signal::SIGQUIT,
-        ] {
-            // A blocked signal arrives even where it is ignored.
-            if !is_ignored(signal) {
-                mask.add(signal);
-            }
-        }
-        mask.thread_block()?;
-        let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+        let signals = block(&STOP)?;
         // Taken once in a process, as a rule; a second one sees the same signals.
         drop(TAKEN.set(signals.as_fd().try_clone_to_owned()?));
         Ok(Self(signals))

@@ -6,14 +6,14 @@ use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{SigSet, Signal};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::signal::Signal;
+use nix::sys::signalfd::SignalFd;
 use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
 
 use crate::engine::session::Client;
 use crate::engine::wire::{Command, Reply};
 use crate::error::{Error, Kind, Result};
-use crate::signals::is_ignored;
+use crate::signals::{self, STOP};
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,20 +27,7 @@ pub struct Exit {
 /// Runs a command and passes input, output, signals and window size; returns how it ended, or `None` when the
 /// container was gone before it started.
 pub fn run(client: &Client, command: Command) -> Result<Option<Exit>> {
-    let mut mask = SigSet::empty();
-    for signal in [
-        Signal::SIGINT,
-        Signal::SIGTERM,
-        Signal::SIGHUP,
-        Signal::SIGQUIT,
-        Signal::SIGWINCH,
-    ] {
-        if !is_ignored(signal) {
-            mask.add(signal);
-        }
-    }
-    mask.thread_block()?;
-    let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+    let signals = signals::block(&[&STOP[..], &[Signal::SIGWINCH]].concat())?;
     let mut copies = Vec::new();
     if command.tty {
         client.run(command, &[])?;
