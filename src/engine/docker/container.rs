@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use bollard::errors::Error as Refusal;
 use bollard::models::{
     ContainerCreateBody, DeviceMapping, HostConfig, HostConfigLogConfig, Mount, MountBindOptions,
     MountBindOptionsPropagationEnum, MountType, ResourcesUlimits,
@@ -17,12 +16,10 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::listing::MADE;
-use super::{Flavour, LATE, Labels, SOON, Service};
+use super::{Flavour, LATE, Labels, SOON, Service, settled};
 use crate::engine::{Bind, Container, Device, nspawn};
 use crate::error::{Error, Result};
 
-/// How long a container may be in a state between two that are known.
-const SETTLE: Duration = Duration::from_secs(10);
 /// How often a container that was killed is looked at.
 const PERIOD: Duration = Duration::from_millis(10);
 /// Where the holder's socket is inside; see [`crate::engine::agent`].
@@ -157,18 +154,7 @@ impl Service {
 
     /// Returns what is known of a container; `None` where there is none of that name.
     pub fn state(&self, name: &str) -> Result<Option<State>> {
-        let request = async {
-            let deadline = Instant::now() + SETTLE;
-            loop {
-                // Between running and exited, Podman names states that Docker does not have.
-                match self.client.inspect_container(name, None).await {
-                    Err(Refusal::JsonDataError { .. }) if Instant::now() < deadline => {
-                        tokio::time::sleep(PERIOD).await;
-                    }
-                    answer => return answer,
-                }
-            }
-        };
+        let request = settled(|| self.client.inspect_container(name, None));
         let Some(found) = self.found(SOON, "look at a container", request)? else {
             return Ok(None);
         };
@@ -189,7 +175,7 @@ impl Service {
     /// Returns the bytes that a container, which must not run, changed in its tree.
     pub fn written(&self, name: &str) -> Result<u64> {
         let options = InspectContainerOptionsBuilder::new().size(true).build();
-        let request = self.client.inspect_container(name, Some(options));
+        let request = settled(|| self.client.inspect_container(name, Some(options.clone())));
         let found = self.ask(LATE, "measure a container", request)?;
         Ok(found
             .size_rw
@@ -199,7 +185,7 @@ impl Service {
 
     /// Says whether something was changed in a container's tree since it was made.
     pub fn is_changed(&self, name: &str) -> Result<bool> {
-        let request = self.client.container_changes(name);
+        let request = settled(|| self.client.container_changes(name));
         let changes = self.found(LATE, "look for changes", request)?.flatten();
         Ok(changes.unwrap_or_default().iter().any(|change| {
             let path = Path::new(&change.path);

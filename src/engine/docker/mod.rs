@@ -17,7 +17,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::future::Future;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bollard::ClientVersion;
 use bollard::errors::Error as Refusal;
@@ -32,6 +32,10 @@ use crate::signals;
 const SOON: Duration = Duration::from_secs(30);
 /// How often a long wait looks for signals.
 const LOOK: Duration = Duration::from_millis(50);
+/// How long a service may contradict itself about what others are making or removing.
+const SETTLE: Duration = Duration::from_secs(10);
+/// How soon a question that failed for that is asked again.
+const AGAIN: Duration = Duration::from_millis(20);
 /// How long copying a tree may take: an import, a commit, the removal of an image.
 const LATE: Duration = Duration::from_secs(3600);
 
@@ -242,6 +246,37 @@ fn api_version(text: Option<&str>) -> Option<ClientVersion> {
         major_version: major.parse().ok()?,
         minor_version: minor.parse().ok()?,
     })
+}
+
+/// Asks a question that changes nothing until its answer is not one of a moment between two states.
+async fn settled<T, F: Future<Output = std::result::Result<T, Refusal>>>(
+    question: impl Fn() -> F,
+) -> std::result::Result<T, Refusal> {
+    let deadline = Instant::now() + SETTLE;
+    loop {
+        match question().await {
+            Err(refusal) if is_passing(&refusal) && Instant::now() < deadline => {
+                tokio::time::sleep(AGAIN).await;
+            }
+            answer => return answer,
+        }
+    }
+}
+
+/// Says whether an answer may come from a moment between two states, which Podman does not hide: it looks at a
+/// process that ends meanwhile, or lists first and fails where one of the listed is gone by then.
+fn is_passing(refusal: &Refusal) -> bool {
+    match refusal {
+        // A container's state that Docker does not have: "stopped".
+        Refusal::JsonDataError { .. } => true,
+        Refusal::DockerResponseServerError {
+            status_code: 500,
+            message,
+        } => ["no such process", "not known", "no such container"]
+            .iter()
+            .any(|passing| message.contains(passing)),
+        _ => false,
+    }
 }
 
 /// Ends when a signal has come; never where signals end the process as usual.

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
-use std::time::{Duration, Instant};
 
 use bollard::errors::Error as Refusal;
 use bollard::models::ContainerConfig;
@@ -15,14 +14,10 @@ use bollard::query_parameters::{
 use futures_util::StreamExt as _;
 use serde::{Deserialize, Serialize};
 
-use super::{LATE, SOON, Service};
+use super::{LATE, SOON, Service, settled};
 use crate::error::{Error, Result};
 use crate::process::Program;
 
-/// How long images may come and go while they are listed.
-const SETTLE: Duration = Duration::from_secs(10);
-/// How soon a list that failed for that is asked for again.
-const PERIOD: Duration = Duration::from_millis(50);
 /// How much of a tree's archive is on its way at once, in pieces of 64 KiB.
 const PIECES: usize = 16;
 
@@ -135,7 +130,8 @@ impl Service {
 
     /// Returns the image of that name or id.
     pub fn image(&self, name: &str) -> Result<Option<Image>> {
-        let found = self.found(SOON, "look at an image", self.client.inspect_image(name))?;
+        let request = settled(|| self.client.inspect_image(name));
+        let found = self.found(SOON, "look at an image", request)?;
         Ok(found.map(|image| Image {
             id: image.id.unwrap_or_default(),
             layers: image
@@ -191,20 +187,7 @@ impl Service {
     pub fn images(&self, label: &str, value: &str) -> Result<Vec<Labelled>> {
         let filters = filters(label, value);
         let options = ListImagesOptionsBuilder::new().filters(&filters).build();
-        let request = async {
-            let deadline = Instant::now() + SETTLE;
-            loop {
-                match self.client.list_images(Some(options.clone())).await {
-                    // Podman lists first and looks at each then: one that somebody removes in between fails it all.
-                    Err(Refusal::DockerResponseServerError { message, .. })
-                        if message.contains("not known") && Instant::now() < deadline =>
-                    {
-                        tokio::time::sleep(PERIOD).await;
-                    }
-                    answer => return answer,
-                }
-            }
-        };
+        let request = settled(|| self.client.list_images(Some(options.clone())));
         let found = self.ask(SOON, "list images", request)?;
         Ok(found
             .into_iter()
@@ -219,11 +202,8 @@ impl Service {
             .all(true)
             .filters(&filters)
             .build();
-        let found = self.ask(
-            SOON,
-            "list containers",
-            self.client.list_containers(Some(options)),
-        )?;
+        let request = settled(|| self.client.list_containers(Some(options.clone())));
+        let found = self.ask(SOON, "list containers", request)?;
         Ok(found
             .into_iter()
             .filter_map(|container| Some((container.id?, container.labels.unwrap_or_default())))
@@ -266,8 +246,8 @@ impl Service {
 
     /// Removes an image by name or id; one that others stand on only loses its names.
     pub fn remove_image(&self, id: &str) -> Result<()> {
-        let Some(found) = self.found(SOON, "look at an image", self.client.inspect_image(id))?
-        else {
+        let request = settled(|| self.client.inspect_image(id));
+        let Some(found) = self.found(SOON, "look at an image", request)? else {
             return Ok(());
         };
         // By its names: by its id, one that others stand on is refused.
