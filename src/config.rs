@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use fs_err as fs;
 use serde::Deserialize;
@@ -77,6 +78,9 @@ pub const VARIABLES: [(&str, &str); 19] = [
     ),
 ];
 
+/// How long a container stays for the next `exec`, where nothing else is configured: somebody at work, not somebody who left.
+const IDLE: Duration = Duration::from_secs(60);
+
 /// A configuration file, exactly as written.
 #[derive(Clone, Debug, Default, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -87,6 +91,8 @@ pub struct File {
     pub engine: Option<String>,
     /// Most jobs at once, over what cores and memory allow.
     pub jobs: Option<u32>,
+    /// How long a container of Docker or Podman stays after `exec` for the next one, such as `60s`, or `never`.
+    pub idle: Option<String>,
     /// Build user as `UID:GID`, in place of the invoking user.
     pub build_user: Option<String>,
     /// Directories searched for profiles before the built-in ones.
@@ -125,6 +131,8 @@ pub struct Config {
     pub sockets: Sockets,
     /// Most jobs.
     pub jobs: Option<u32>,
+    /// How long a container of a service stays after `exec` for the next one.
+    pub idle: Duration,
     /// Where profiles are looked for, first match wins.
     pub profile_dirs: Vec<PathBuf>,
     /// Where image recipes are looked for.
@@ -240,6 +248,7 @@ impl Config {
                     .unwrap_or_else(|| podman_socket(set("XDG_RUNTIME_DIR"))),
             },
             jobs,
+            idle: first(|file| file.idle.clone()).map_or(Ok(IDLE), |text| parse_idle(&text))?,
             profile_dirs: directories(|file| &file.profile_dirs, "profiles"),
             image_dirs: directories(|file| &file.image_dirs, "images"),
             mirrors,
@@ -297,6 +306,16 @@ fn read_file(path: &Path) -> Result<Option<File>> {
     };
     toml::from_str(&text).map(Some).map_err(|error| {
         Error::invalid(format!("configuration `{}` is invalid", path.display())).source(error)
+    })
+}
+
+fn parse_idle(text: &str) -> Result<Duration> {
+    if text == "never" {
+        return Ok(Duration::ZERO);
+    }
+    crate::profile::value::duration(text).map_err(|refused| {
+        Error::invalid(format!("`idle` in the configuration: {}", refused.message))
+            .help("\"60s\", \"5m\", or \"never\"")
     })
 }
 

@@ -10,6 +10,8 @@ mod support;
 
 #[path = "services/faults.rs"]
 mod faults;
+#[path = "services/idle.rs"]
+mod idle;
 
 use std::path::PathBuf;
 

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use clap::Args;
 
 use crate::context::Context;
-use crate::engine::Device;
 use crate::engine::hold::{Hold, Tie};
 use crate::engine::session::{Client, End, Running};
 use crate::engine::wire::Command;
+use crate::engine::{Device, Root};
 use crate::error::{Error, Kind, Result};
 use crate::execute::prove::{Proof, prove};
 use crate::execute::{container, relay};
@@ -123,7 +123,13 @@ fn run(cx: &Context, job: &Job) -> Result<u8> {
     store.known(&job.env)?;
     let deadline = Instant::now() + PATIENCE;
     loop {
-        match store.lock_known(&job.env, "exec", Duration::ZERO) {
+        // In a container that waits for a command is another tree than the failed step's, and no device.
+        let locked = if job.failed || job.gpu.is_some() {
+            store.lock_known(&job.env, "exec", Duration::ZERO)
+        } else {
+            store.lock_unheld(&job.env, "exec")
+        };
+        match locked {
             Ok(env) => return own(cx, job, &host, &store, env),
             Err(error) if error.kind() == Kind::Busy => {
                 if job.failed {
@@ -228,9 +234,15 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
         host,
         devices.clone(),
     )?;
+    // Nodes get other numbers when a driver is loaded again, and a failed step's tree is looked at once.
+    let stays = matches!(container.root, Root::Service(_)) && devices.is_empty() && !job.failed;
     let hold = Hold {
         container,
-        tie: Tie::Drain,
+        tie: Tie::Drain(if stays {
+            cx.config.idle
+        } else {
+            Duration::ZERO
+        }),
         run: env.run_dir(),
         program: host.program.clone(),
         systemd: host.systemd,

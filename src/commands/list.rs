@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::exec::holder;
 use crate::context::Context;
+use crate::engine::hold::State;
 use crate::error::Result;
 use crate::store::record::{Outcome, Record};
 use crate::store::{Store, lock};
@@ -83,7 +84,7 @@ pub fn ls(cx: &Context, _args: &LsArgs) -> Result<()> {
 fn row(store: &Store, env: String, record: &Record) -> Row {
     let holder = holder(store, &env);
     Row {
-        state: state(record, holder.as_ref()),
+        state: state(store, &env, record, holder.as_ref()),
         profile: record.profile.clone(),
         targets: record.targets.clone(),
         image: record.image.clone(),
@@ -95,13 +96,14 @@ fn row(store: &Store, env: String, record: &Record) -> Row {
     }
 }
 
-fn state(record: &Record, holder: Option<&lock::Holder>) -> &'static str {
+fn state(store: &Store, env: &str, record: &Record, holder: Option<&lock::Holder>) -> &'static str {
+    let is_idle = || State::read(&store.env_dir(env).join("run")).is_some_and(|state| state.idle);
     match holder.map(|holder| holder.verb.as_str()) {
         Some("up") => "building",
-        Some(_) => "in use",
-        None if record.failed.is_some() => "failed",
-        None if record.complete => "ready",
-        None => "unfinished",
+        Some(_) if !is_idle() => "in use",
+        _ if record.failed.is_some() => "failed",
+        _ if record.complete => "ready",
+        _ => "unfinished",
     }
 }
 
@@ -133,7 +135,7 @@ pub fn status(cx: &Context, args: &StatusArgs) -> Result<u8> {
         cx.ui.json(&Shown {
             schema: "rockenv/status/1",
             env: &args.name,
-            state: state(&record, holder.as_ref()),
+            state: state(&store, &args.name, &record, holder.as_ref()),
             image_built: image.as_ref().map(|image| image.built),
             image_digest: image.map(|image| image.digest),
             store: store.method().to_string(),
@@ -149,7 +151,7 @@ pub fn status(cx: &Context, args: &StatusArgs) -> Result<u8> {
     cx.ui.data(&format!(
         "env      {}\nstate    {}\nprofile  {}\ntargets  {}\nimage    {} ({image})\nstore    {}\ncreated  {}\n",
         args.name,
-        state(&record, holder.as_ref()),
+        state(&store, &args.name, &record, holder.as_ref()),
         record.profile,
         record.targets.join(", "),
         record.image,

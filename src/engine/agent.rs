@@ -5,10 +5,12 @@
 //! its payload running) is seen at once as the end of that stream. Clients connect to a listening socket that
 //! was made outside and handed in: nothing inside the container can reach it.
 
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -60,17 +62,30 @@ pub fn run(path: Option<&Path>) -> Result<()> {
     mask.add(Signal::SIGTERM);
     mask.thread_block()?;
     let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+    let mut rest = Rest {
+        limit: Duration::ZERO,
+        until: None,
+        fresh: traces(),
+    };
     wire::send(&holder, &FromAgent::Ready, &[])?;
 
     let mut sessions: Vec<Session> = Vec::new();
     let mut draining = false;
     let mut deadline: Option<Instant> = None;
     loop {
-        if draining && sessions.is_empty() {
+        let now = Instant::now();
+        if deadline.is_some_and(|deadline| now >= deadline) {
             break;
         }
-        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-            break;
+        if draining && sessions.is_empty() {
+            match rest.until {
+                None if rest.is_possible() => {
+                    rest.until = Some(now + rest.limit);
+                    wire::send(&holder, &FromAgent::Idle, &[])?;
+                }
+                Some(until) if now < until => {}
+                _ => break,
+            }
         }
         let mut fds = vec![
             PollFd::new(holder.as_fd(), PollFlags::POLLIN),
@@ -86,7 +101,8 @@ pub fn run(path: Option<&Path>) -> Result<()> {
         {
             fds.push(PollFd::new(socket.as_fd(), PollFlags::POLLIN));
         }
-        let timeout = match deadline {
+        let wake = deadline.or(rest.until.filter(|_| sessions.is_empty()));
+        let timeout = match wake {
             // The last millisecond may be a part of one.
             Some(deadline) => PollTimeout::try_from(
                 deadline.saturating_duration_since(Instant::now()) + Duration::from_millis(1),
@@ -104,17 +120,19 @@ pub fn run(path: Option<&Path>) -> Result<()> {
             while let Some(signal) = signals.read_signal()? {
                 if signal.ssi_signo == Signal::SIGTERM as u32 && deadline.is_none() {
                     draining = true;
+                    rest.limit = Duration::ZERO;
                     deadline = Some(Instant::now() + GRACE);
                     ask_to_end(&sessions);
                 }
             }
-            reap(&mut sessions, draining)?;
+            reap(&mut sessions, &|| draining && !rest.is_possible())?;
         }
         if ready[0] {
             match wire::receive::<ToAgent>(&holder)? {
                 None => break,
-                Some((ToAgent::Drain, _)) => {
+                Some((ToAgent::Drain(limit), _)) => {
                     draining = true;
+                    rest.limit = limit;
                     wire::send(&holder, &FromAgent::Remaining(sessions.len()), &[])?;
                 }
                 Some((ToAgent::Listen { .. }, _)) => {}
@@ -122,8 +140,12 @@ pub fn run(path: Option<&Path>) -> Result<()> {
         }
         for (slot, &index) in polled.iter().enumerate() {
             if ready[3 + slot] {
-                serve(&mut sessions[index]);
+                serve(&mut sessions[index], &mut rest);
             }
+        }
+        if rest.until.is_some() && sessions.iter().any(|session| session.pid.is_some()) {
+            rest.until = None;
+            wire::send(&holder, &FromAgent::Remaining(sessions.len()), &[])?;
         }
         sessions.retain(|session| session.socket.is_some() || session.pid.is_some());
         if ready[1] {
@@ -141,8 +163,48 @@ pub fn run(path: Option<&Path>) -> Result<()> {
     }
 }
 
+/// Waiting for another command after the last: starting a container takes a service far longer than a command in it.
+#[derive(Debug)]
+struct Rest {
+    /// For how long; zero: not at all.
+    limit: Duration,
+    /// Until when, while it waits.
+    until: Option<Instant>,
+    /// What was there before the first command.
+    fresh: BTreeSet<PathBuf>,
+}
+
+impl Rest {
+    /// Says whether the next command would find what it finds in a fresh container.
+    fn is_possible(&self) -> bool {
+        !self.limit.is_zero() && traces() == self.fresh
+    }
+
+    /// Ends the wait.
+    fn retire(&mut self) {
+        if self.until.is_some() {
+            self.limit = Duration::ZERO;
+            self.until = Some(Instant::now());
+        }
+    }
+}
+
+/// Returns what a command may leave behind that no snapshot holds: processes, and files where each container has its own.
+fn traces() -> BTreeSet<PathBuf> {
+    let is_process = |path: &Path| {
+        let name = path.file_name().and_then(OsStr::to_str);
+        name.is_some_and(|name| name.parse::<u32>().is_ok())
+    };
+    ["/dev/shm", "/run", "/tmp", "/var/tmp", "/proc"]
+        .into_iter()
+        .filter_map(|directory| fs_err::read_dir(directory).ok())
+        .flat_map(|entries| entries.flatten().map(|entry| entry.path()))
+        .filter(|path| !path.starts_with("/proc") || is_process(path))
+        .collect()
+}
+
 /// Handles one frame of a client; a client that is gone takes its command with it.
-fn serve(session: &mut Session) {
+fn serve(session: &mut Session, rest: &mut Rest) {
     let Some(socket) = &session.socket else {
         return;
     };
@@ -169,6 +231,11 @@ fn serve(session: &mut Session) {
                 // The command may have ended in between.
                 let _: std::result::Result<(), Errno> = killpg(pid, signal);
             }
+        }
+        Ok(Some((Request::Retire, _))) => {
+            drop(wire::send(socket, &rest.until.is_some(), &[]));
+            rest.retire();
+            hang_up(session);
         }
         Ok(Some(_)) => {}
         Ok(None) | Err(_) => hang_up(session),
@@ -245,8 +312,8 @@ fn family(leader: Pid) -> Vec<Pid> {
     }
 }
 
-/// Collects ended commands and tells their clients.
-fn reap(sessions: &mut [Session], draining: bool) -> Result<()> {
+/// Collects ended commands and tells their clients; `ends` says whether the container ends with the last.
+fn reap(sessions: &mut [Session], ends: &dyn Fn() -> bool) -> Result<()> {
     loop {
         let (pid, code, signal) = match waitpid(Pid::from_raw(-1), Some(WaitPidFlag::WNOHANG)) {
             Ok(WaitStatus::Exited(pid, code)) => {
@@ -261,7 +328,7 @@ fn reap(sessions: &mut [Session], draining: bool) -> Result<()> {
             Ok(_) | Err(Errno::EINTR) => continue,
             Err(error) => return Err(error.into()),
         };
-        let last = draining && sessions.len() == 1;
+        let last = sessions.len() == 1 && ends();
         if let Some(session) = sessions.iter_mut().find(|session| session.pid == Some(pid)) {
             session.pid = None;
             if let Some(socket) = session.socket.take() {

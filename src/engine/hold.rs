@@ -35,8 +35,9 @@ const GRACE: u16 = 3000;
 pub enum Tie {
     /// It ends at once: a step's container.
     Kill,
-    /// It ends with the last command in it: `exec` and `shell`, which others may have joined.
-    Drain,
+    /// It ends with the last command in it, `exec` and `shell`, which others may have joined; or stays for another one so
+    /// long, where nothing in it tells that there was one before.
+    Drain(Duration),
 }
 
 /// The request that starts a holder; carries the env's lock and the listening socket.
@@ -59,8 +60,8 @@ pub struct Hold {
 pub enum FromHolder {
     /// The container runs; sentences about limits that could not be set.
     Ready(Vec<String>),
-    /// Others still use the container; the holder stays with them.
-    Shared(usize),
+    /// The container stays, and the holder with it: others use it still, or may soon.
+    Shared,
     /// The container is gone.
     Ended(Usage),
     /// The container could not be made, or was lost.
@@ -130,6 +131,9 @@ pub struct State {
     pub lock: Option<PathBuf>,
     /// The container of a service.
     pub place: Option<docker::Place>,
+    /// It only waits for another command.
+    #[serde(default)]
+    pub idle: bool,
 }
 
 impl State {
@@ -142,7 +146,10 @@ impl State {
     pub(super) fn save(&self, run: &Path) -> Result<()> {
         let text = serde_json::to_vec(self)
             .map_err(|error| Error::unexpected("cannot encode state").source(error))?;
-        Ok(fs::write(Self::path(run), text)?)
+        // Others read it meanwhile, and half a file would say that nothing runs.
+        let new = run.join("state.json.new");
+        fs::write(&new, text)?;
+        Ok(fs::rename(new, Self::path(run))?)
     }
 
     /// Reads the state of the container that runs, where one does.
@@ -251,6 +258,7 @@ fn hold_container(hold: &Hold, fds: Vec<OwnedFd>, starter: &UnixStream) -> Resul
         cgroup: Cgroup::default(),
         lock: None,
         place: None,
+        idle: false,
     };
     let result = match &hold.container.root {
         Root::Service(place) => {
@@ -350,13 +358,16 @@ fn run_engine(
     let mut ended = |_| Ok(child.try_wait()?.is_some());
     let mut before = Figures::default();
     let outcome = supervise(
-        hold.tie,
-        &mut ended,
         ours,
         signals,
         starter,
         missing,
-        &mut || before = state.cgroup.figures(),
+        Watch {
+            tie: hold.tie,
+            has_ended: &mut ended,
+            dismiss: &mut || before = state.cgroup.figures(),
+            idle: &mut |_| {},
+        },
     );
     // systemd removes a scope with its last process, and what it counted with it.
     let figures = match state.cgroup.figures() {
@@ -467,24 +478,32 @@ fn spawn(
     })
 }
 
+/// What an engine does while its container is waited for.
+pub(super) struct Watch<'a> {
+    /// What the starter's end means.
+    pub tie: Tie,
+    /// Is asked when the agent is gone (then its argument says so), and after every signal.
+    pub has_ended: &'a mut dyn FnMut(bool) -> Result<bool>,
+    /// Is called before the agent is told to end.
+    pub dismiss: &'a mut dyn FnMut(),
+    /// Is told when the container begins to wait for another command, and when one came.
+    pub idle: &'a mut dyn FnMut(bool),
+}
+
 /// Waits until the container has ended. Returns whether the agent ever answered.
-///
-/// `has_ended` is asked when the agent is gone (then its argument says so), and after every signal; `dismiss` is called before the agent is told to end.
 pub(super) fn supervise(
-    tie: Tie,
-    has_ended: &mut dyn FnMut(bool) -> Result<bool>,
     agent: UnixStream,
     signals: &SignalFd,
     starter: &UnixStream,
     missing: Vec<String>,
-    dismiss: &mut dyn FnMut(),
+    watch: Watch<'_>,
 ) -> Result<bool> {
     let mut agent = Some(agent);
     let mut starter_open = true;
     let mut ready = false;
     let mut missing = Some(missing);
     loop {
-        if agent.is_none() && has_ended(true)? {
+        if agent.is_none() && (watch.has_ended)(true)? {
             return Ok(ready);
         }
         let mut fds = vec![PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
@@ -525,9 +544,14 @@ pub(super) fn supervise(
                     }
                 }
                 Ok(Some((FromAgent::Remaining(count), _))) => {
+                    (watch.idle)(false);
                     if count > 0 {
-                        drop(wire::send(starter, &FromHolder::Shared(count), &[]));
+                        drop(wire::send(starter, &FromHolder::Shared, &[]));
                     }
+                }
+                Ok(Some((FromAgent::Idle, _))) => {
+                    (watch.idle)(true);
+                    drop(wire::send(starter, &FromHolder::Shared, &[]));
                 }
                 Ok(None) | Err(_) => agent = None,
             }
@@ -535,12 +559,12 @@ pub(super) fn supervise(
         if from_starter {
             // The starter only ever closes its end.
             starter_open = false;
-            match (tie, &agent) {
-                (Tie::Drain, Some(socket)) => {
-                    drop(wire::send(socket, &ToAgent::Drain, &[]));
+            match (watch.tie, &agent) {
+                (Tie::Drain(idle), Some(socket)) => {
+                    drop(wire::send(socket, &ToAgent::Drain(idle), &[]));
                 }
                 _ => {
-                    dismiss();
+                    (watch.dismiss)();
                     agent = None;
                 }
             }
@@ -554,7 +578,7 @@ pub(super) fn supervise(
                 }
             }
             // Also without a word of the agent: it may be what was killed.
-            if has_ended(agent.is_none())? {
+            if (watch.has_ended)(agent.is_none())? {
                 return Ok(ready);
             }
         }

@@ -5,6 +5,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::time::Duration;
 
 use fs_err as fs;
 
@@ -15,6 +16,9 @@ use crate::error::{Error, Result, ResultExt as _};
 
 /// Name of the listening socket in an env's `run` directory.
 const SOCKET: &str = "control.sock";
+
+/// How long an agent may take to say whether its container is idle.
+const ANSWER: Duration = Duration::from_secs(1);
 
 /// A container that this process started.
 #[derive(Debug)]
@@ -29,7 +33,7 @@ pub struct Running {
 pub enum End {
     /// The container is gone.
     Ended(Usage),
-    /// Others still use it.
+    /// Others still use it, or may soon.
     Shared,
 }
 
@@ -103,7 +107,7 @@ impl Running {
         let end = loop {
             match self.hear() {
                 Ok(FromHolder::Ready(_)) => {}
-                Ok(FromHolder::Shared(_)) => return Ok(End::Shared),
+                Ok(FromHolder::Shared) => return Ok(End::Shared),
                 Ok(FromHolder::Ended(usage)) => break Ok(End::Ended(usage)),
                 Ok(FromHolder::Failed { reason }) => break Err(reason.into()),
                 Err(killed) => {
@@ -183,6 +187,19 @@ impl Client {
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
+}
+
+/// Ends the container that runs on the env whose `run` directory is given, where it only waits for another command; says
+/// whether it did.
+pub fn retire(run: &Path) -> Result<bool> {
+    let Some(client) = Client::join(run)? else {
+        return Ok(false);
+    };
+    // A container that somebody stopped (SIGSTOP) does not answer.
+    client.socket.set_read_timeout(Some(ANSWER))?;
+    // It may end just now.
+    Ok(wire::send(&client.socket, &Request::Retire, &[]).is_ok()
+        && matches!(wire::receive(&client.socket), Ok(Some((true, _)))))
 }
 
 /// Returns a path to the socket `name` in `directory` that fits into a socket address (108 bytes) whatever the store's path, and the

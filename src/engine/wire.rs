@@ -7,6 +7,7 @@
 use std::io::{IoSlice, IoSliceMut, Read as _, Write as _};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 use serde::de::DeserializeOwned;
@@ -48,6 +49,8 @@ pub enum Request {
     Run(Command),
     /// Sends a signal to the command's process group.
     Signal(i32),
+    /// Ends the container where it only waits for another command; answered by whether it does.
+    Retire,
 }
 
 /// What the agent answers.
@@ -81,8 +84,9 @@ pub enum ToAgent {
         /// The user to make known in the tree, where nobody did so from outside.
         user: Option<BuildUser>,
     },
-    /// Stop as soon as no command runs; answered by [`FromAgent::Remaining`].
-    Drain,
+    /// Stop when no command runs and none came for so long; answered by [`FromAgent::Remaining`] or
+    /// [`FromAgent::Idle`].
+    Drain(Duration),
 }
 
 /// What the agent tells the holder.
@@ -90,8 +94,10 @@ pub enum ToAgent {
 pub enum FromAgent {
     /// The agent runs and accepts commands.
     Ready,
-    /// How many commands still run.
+    /// How many commands still run; the container ends with the last, or is used again.
     Remaining(usize),
+    /// None, and the container waits for another.
+    Idle,
 }
 
 /// Sends one frame.

@@ -110,7 +110,7 @@ pub fn attend(running: &mut Running, signals: &Signals, step: Attended<'_>) -> R
             match running.hear()? {
                 FromHolder::Ready(missing) => missing.into_iter().for_each(&mut *step.warn),
                 FromHolder::Failed { reason } => return Err(reason.into()),
-                FromHolder::Ended(_) | FromHolder::Shared(_) => {
+                FromHolder::Ended(_) | FromHolder::Shared => {
                     return Err(Error::unexpected("the container ended before its step"));
                 }
             }

@@ -123,7 +123,7 @@ pub fn step(
         match running.hear()? {
             FromHolder::Ready(missing) => missing.into_iter().for_each(&mut *warn),
             FromHolder::Failed { reason } => return Err(reason.into()),
-            FromHolder::Ended(_) | FromHolder::Shared(_) => {
+            FromHolder::Ended(_) | FromHolder::Shared => {
                 return Err(Error::unexpected("the container ended before its step"));
             }
         }

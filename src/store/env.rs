@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fs_err as fs;
 use jiff::Timestamp;
@@ -13,8 +13,8 @@ use super::layer::{Layer, VolumeState, boot_id};
 use super::record::{Head, Origin, Record, Snapshot};
 use super::{Lock, Store, atomic, check_name, random_id};
 use crate::engine::hold::State;
-use crate::engine::{BuildUser, Root};
-use crate::error::{Error, Result, ResultExt as _};
+use crate::engine::{BuildUser, Root, session};
+use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::rootfs::{self, Method};
 use crate::spec::Spec;
 
@@ -41,6 +41,35 @@ pub struct Freeze<'a> {
     pub key: Option<&'a str>,
     /// Why.
     pub origin: Origin,
+}
+
+/// How long a container that only waited for another command may take to end.
+const RETIREMENT: Duration = Duration::from_secs(30);
+/// How often a container is asked whether it only waits.
+const ASK: Duration = Duration::from_millis(100);
+
+/// Takes the lock of the env in `directory`, for `verb`; a container that only waits for another command makes way.
+pub(super) fn lock_alone(directory: &Path, name: &str, verb: &str, wait: Duration) -> Result<Lock> {
+    let (path, what) = (super::lock::env_lock(directory), env_named(name));
+    let mut deadline = Instant::now() + wait;
+    let mut piece = Duration::ZERO;
+    loop {
+        match Lock::exclusive(&path, &what, verb, piece) {
+            Err(error) if error.kind() == Kind::Busy => {
+                if session::retire(&directory.join("run"))? {
+                    deadline = deadline.max(Instant::now() + RETIREMENT);
+                } else if Instant::now() >= deadline {
+                    return Err(error);
+                }
+            }
+            other => return other,
+        }
+        piece = ASK.min(deadline.saturating_duration_since(Instant::now()));
+    }
+}
+
+fn env_named(name: &str) -> String {
+    format!("env `{name}`")
 }
 
 /// Name of the resolved spec in an env's directory.
@@ -70,21 +99,30 @@ impl Store {
         check_name(name)?;
         let directory = self.env_dir(name);
         fs::create_dir_all(&directory)?;
-        let lock = Lock::exclusive(
-            &super::lock::env_lock(&directory),
-            &format!("env `{name}`"),
-            verb,
-            wait,
-        )?;
+        let lock = lock_alone(&directory, name, verb, wait)?;
+        self.with_lock(name, lock)
+    }
+
+    fn with_lock(&self, name: &str, lock: Lock) -> Result<LockedEnv<'_>> {
         let mut env = LockedEnv {
             store: self,
             name: name.to_owned(),
-            directory,
+            directory: self.env_dir(name),
             lock,
             record: self.record(name)?,
         };
         env.recover()
             .context(|| format!("cannot clean up after the last command on env `{name}`"))?;
+        Ok(env)
+    }
+
+    /// Locks an env that must exist, unless anybody holds it: a container too that only waits for another command.
+    pub fn lock_unheld(&self, name: &str, verb: &str) -> Result<LockedEnv<'_>> {
+        self.known(name)?;
+        let path = super::lock::env_lock(&self.env_dir(name));
+        let lock = Lock::exclusive(&path, &env_named(name), verb, Duration::ZERO)?;
+        let env = self.with_lock(name, lock)?;
+        env.known_record()?;
         Ok(env)
     }
 

@@ -169,10 +169,26 @@ impl TestStore {
 
     /// Fails unless nothing of the store is left; runs by itself when a test ends well.
     pub(crate) fn assert_clean(&self) {
-        wait_for(PATIENCE, "something is left", || match self.left() {
-            left if left.is_empty() => Ok(()),
-            left => Err(left.join("\n")),
+        wait_for(PATIENCE, "something is left", || {
+            self.retire();
+            match self.left() {
+                left if left.is_empty() => Ok(()),
+                left => Err(left.join("\n")),
+            }
         });
+    }
+
+    /// Ends the containers that wait for another command, and only these.
+    fn retire(&self) {
+        let envs = fs::read_dir(self.home.join("envs"));
+        for env in envs.into_iter().flatten().flatten() {
+            let state = fs::read(env.path().join("run/state.json")).unwrap_or_default();
+            let state: serde_json::Value = serde_json::from_slice(&state).unwrap_or_default();
+            if state["idle"] == true {
+                let name = env.file_name().into_string().expect("a name");
+                self.rockenv(&["down", &name]).ok();
+            }
+        }
     }
 
     /// Lists what is left, in words.

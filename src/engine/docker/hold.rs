@@ -14,7 +14,7 @@ use super::container::AGENT_SOCKET;
 use super::{Place, Service};
 use crate::engine::Usage;
 use crate::engine::cgroup::{Cgroup, Figures};
-use crate::engine::hold::{Hold, State, check_binds, supervise};
+use crate::engine::hold::{Hold, State, Watch, check_binds, supervise};
 use crate::engine::session::short_path;
 use crate::engine::wire::{self, ToAgent};
 use crate::error::{Error, Result, ResultExt as _};
@@ -64,16 +64,24 @@ pub(in crate::engine) fn hold(
     wire::send(&agent, &listen, &[listener.as_fd().as_raw_fd()])?;
     drop(listener);
     let mut figures = Figures::default();
+    let cgroup = state.cgroup.clone();
     let ready = supervise(
-        hold.tie,
-        // The container is no child of ours: the end of the agent's stream is its end.
-        &mut |agent_is_gone| Ok(agent_is_gone),
         agent,
         signals,
         starter,
         missing,
-        // The service removes the control group with the container's last process.
-        &mut || figures = state.cgroup.figures(),
+        Watch {
+            tie: hold.tie,
+            // The container is no child of ours: the end of the agent's stream is its end.
+            has_ended: &mut |agent_is_gone| Ok(agent_is_gone),
+            // The service removes the control group with the container's last process.
+            dismiss: &mut || figures = cgroup.figures(),
+            idle: &mut |idle| {
+                state.idle = idle;
+                // For those who look: nothing is decided by it.
+                drop(state.save(&hold.run));
+            },
+        },
     )?;
     service.wait(&place.name, GRACE)?;
     let ended = service.state(&place.name)?;

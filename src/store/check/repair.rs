@@ -14,6 +14,7 @@ use super::{Inventory, Mend, Problem, examine};
 use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::rootfs::{self, Method};
 use crate::spec::Spec;
+use crate::store::env::lock_alone;
 use crate::store::record::{self, Head, Origin, Record, Snapshot};
 use crate::store::{Format, Layer, Lock, PRIVATE, Store, VERSION, atomic, lock, random_id};
 
@@ -151,12 +152,7 @@ fn set_aside(path: &Path) -> Result<PathBuf> {
 
 /// Takes an env's lock and nothing else: `lock_env` reads what is damaged here.
 fn lock_env_only(store: &Store, name: &str) -> Result<Lock> {
-    Lock::exclusive(
-        &lock::env_lock(&store.env_dir(name)),
-        &format!("env `{name}`"),
-        "fsck",
-        Duration::ZERO,
-    )
+    lock_alone(&store.env_dir(name), name, "fsck", Duration::ZERO)
 }
 
 /// Takes every env's lock, or none: nobody merges layers then.
