@@ -42,6 +42,8 @@ struct Relay {
 struct Plan {
     fault: Mutex<Fault>,
     at: AtomicUsize,
+    /// What the request is to, in place of its number.
+    to: Mutex<Option<&'static str>>,
     seen: AtomicUsize,
     /// Whom to signal.
     pid: AtomicI32,
@@ -58,6 +60,7 @@ impl Relay {
         let plan = Arc::new(Plan {
             fault: Mutex::new(Fault::None),
             at: AtomicUsize::new(usize::MAX),
+            to: Mutex::new(None),
             seen: AtomicUsize::new(0),
             pid: AtomicI32::new(0),
         });
@@ -116,7 +119,9 @@ fn relay(mut client: UnixStream, plan: &Plan) {
         };
         let fault = *plan.fault.lock().unwrap();
         let at = plan.at.load(Ordering::SeqCst);
+        let to = *plan.to.lock().unwrap();
         let due = match fault {
+            _ if to.is_some_and(|to| String::from_utf8_lossy(piece).contains(to)) => true,
             Fault::Refuse => seen >= at,
             _ => seen == at,
         };
@@ -210,6 +215,19 @@ fn whatever_the_service_does_the_next_up_converges() {
     store.rockenv(&["rm", "--yes", store.env()]).ok();
     assert_nothing_left(&store);
     assert!(Path::new(&user).exists());
+}
+
+#[test]
+fn an_import_that_hangs_can_be_interrupted() {
+    let relay = Relay::start();
+    let store = TestStore::new();
+    store.profile(TWO);
+    *relay.plan.to.lock().unwrap() = Some("/images/create");
+    relay.plan(Fault::Hang, usize::MAX);
+    relay.up(&store).wait().exits(130);
+    *relay.plan.to.lock().unwrap() = None;
+    relay.plan(Fault::None, usize::MAX);
+    relay.up(&store).wait().ok();
 }
 
 #[test]

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use bollard::errors::Error as Refusal;
 use bollard::models::ContainerConfig;
@@ -11,8 +12,11 @@ use bollard::query_parameters::{
     CommitContainerOptionsBuilder, CreateImageOptionsBuilder, ListContainersOptionsBuilder,
     ListImagesOptionsBuilder, RemoveContainerOptionsBuilder, RemoveImageOptionsBuilder,
 };
+use bytes::Bytes;
 use futures_util::StreamExt as _;
 use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc::Sender;
+use tokio::sync::mpsc::error::TrySendError;
 
 use super::{LATE, SOON, Service, settled};
 use crate::error::{Error, Result};
@@ -20,6 +24,8 @@ use crate::process::Program;
 
 /// How much of a tree's archive is on its way at once, in pieces of 64 KiB.
 const PIECES: usize = 16;
+/// How soon room for the next one is looked for: by then some are gone.
+const ROOM: Duration = Duration::from_millis(1);
 
 /// What the store keeps at a service: written down beside the files that belong to it, so that whoever deletes
 /// these can have it removed there.
@@ -93,16 +99,17 @@ impl Service {
             .from_src("-")
             .repo(name)
             .build();
-        let never = AtomicBool::new(false);
+        // After an interruption the connection, which has the receiver, is neither used any more nor closed yet.
+        let given_up = &AtomicBool::new(false);
         std::thread::scope(|scope| {
             let packing = scope.spawn(|| {
-                tar.stream(&never, &mut |_| {}, move |mut stdout| {
+                tar.stream(given_up, &mut |_| {}, move |mut stdout| {
                     loop {
                         let mut piece = vec![0; 64 << 10];
                         let count = stdout.read(&mut piece)?;
                         piece.truncate(count);
-                        // A service that gave up has said why.
-                        if count == 0 || sender.blocking_send(piece.into()).is_err() {
+                        // Whoever gave up has said why.
+                        if count == 0 || !hand_over(&sender, piece.into(), given_up) {
                             return Ok(());
                         }
                     }
@@ -116,6 +123,7 @@ impl Service {
                 }
                 Ok(())
             });
+            given_up.store(sent.is_err(), Ordering::Relaxed);
             let packed = packing
                 .join()
                 .map_err(|_| Error::unexpected("a thread that packed an image panicked"))?;
@@ -266,6 +274,19 @@ impl Service {
         }
         Ok(())
     }
+}
+
+/// Sends a piece as soon as there is room for it; says whether anybody still wants it.
+fn hand_over(sender: &Sender<Bytes>, mut piece: Bytes, given_up: &AtomicBool) -> bool {
+    while !given_up.load(Ordering::Relaxed) {
+        match sender.try_send(piece) {
+            Ok(()) => return true,
+            Err(TrySendError::Closed(_)) => return false,
+            Err(TrySendError::Full(back)) => piece = back,
+        }
+        std::thread::sleep(ROOM);
+    }
+    false
 }
 
 fn filters(label: &str, value: &str) -> HashMap<String, Vec<String>> {
