@@ -215,6 +215,8 @@ impl Config {
                 own("DOCKER_CONFIG", ".docker").join("config.json"),
             ],
         };
+        // An ordinary user is root in the namespace that the store is changed in, and in a rootless container.
+        let user = if root { user } else { BuildUser::new(0, 0) };
         let user = match set("ROCKENV_BUILD_USER")
             .cloned()
             .or_else(|| first(|file| file.build_user.clone()))

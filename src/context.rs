@@ -1,11 +1,12 @@
 //! Owns what every command gets: configuration, output and the way to the store.
 
 use crate::config::Config;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::gpu;
 use crate::host::Host;
 use crate::store::Store;
 use crate::ui::Ui;
+use crate::userns;
 
 /// Made once, passed by reference.
 #[derive(Debug)]
@@ -37,16 +38,10 @@ impl Context {
         })
     }
 
-    /// Reads the machine and refuses to go on where root is needed.
+    /// Reads the machine, and gets the rights to change a store: an ordinary user has them in a namespace.
     pub fn host_as_root(&self, what: &str) -> Result<Host> {
-        let host = Host::probe()?;
-        if !host.root {
-            return Err(
-                Error::unavailable(format!("{what} with systemd-nspawn needs root"))
-                    .help("sudo rockenv ..."),
-            );
-        }
-        Ok(host)
+        userns::enter().context(|| format!("{what} needs root"))?;
+        Host::probe()
     }
 
     /// Asks before something is dropped, on a terminal; a script has decided already.

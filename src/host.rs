@@ -6,6 +6,7 @@ use fs_err as fs;
 use serde::Serialize;
 
 use crate::error::{Result, ResultExt as _};
+use crate::userns;
 
 /// What the machine has.
 #[derive(Clone, Debug, Serialize)]
@@ -16,7 +17,7 @@ pub struct Host {
     pub memory: u64,
     /// Whether systemd is PID 1.
     pub systemd: bool,
-    /// Whether this process is root.
+    /// Whether this process is root of the machine.
     pub root: bool,
     /// rockenv's own binary.
     pub program: PathBuf,
@@ -31,7 +32,7 @@ impl Host {
             cores,
             memory: memory_total(&fs::read_to_string("/proc/meminfo")?),
             systemd: Path::new("/run/systemd/system").is_dir(),
-            root: nix::unistd::geteuid().is_root(),
+            root: userns::is_root(),
             program: std::env::current_exe()
                 .context(|| "cannot find rockenv's own binary".to_owned())?,
         })

@@ -38,6 +38,7 @@ mod suggest;
 pub mod target;
 pub mod ui;
 pub mod usage;
+pub mod userns;
 
 use std::process::ExitCode;
 

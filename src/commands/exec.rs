@@ -308,7 +308,7 @@ fn command(cx: &Context, job: &Job, spec: &Spec, host: &Host, devices: &[Device]
         cwd: job.workdir.clone().unwrap_or(home),
         uid,
         gid,
-        groups: gpu::groups(devices),
+        groups: host.root.then(|| gpu::groups(devices)),
         no_new_privs: !job.root,
         tty: job.tty,
     }

@@ -100,7 +100,7 @@ pub fn install_missing(cx: &Context) -> Result<()> {
 }
 
 fn need_root(what: &str) -> Result<()> {
-    if nix::unistd::geteuid().is_root() {
+    if crate::userns::is_root() {
         return Ok(());
     }
     Err(Error::unavailable(format!("{what} needs root")).help("sudo rockenv setup"))

@@ -108,6 +108,12 @@ pub fn up(cx: &Context, args: UpArgs) -> Result<u8> {
         super::setup::install_missing(cx)?;
     }
     let mut prepared = Prepared::new(cx, &args.wish())?;
+    if prepared.choice.engine == Engine::Nspawn && !prepared.host.root {
+        return Err(
+            Error::unavailable("building an env with systemd-nspawn needs root")
+                .help("sudo rockenv up ..."),
+        );
+    }
     cx.host_as_root("building an env")?;
     let format = if args.progress == Progress::Json {
         Format::Json

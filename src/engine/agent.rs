@@ -410,7 +410,9 @@ fn execute(command: &Command, fds: Vec<OwnedFd>) -> std::io::Result<(Pid, Option
     reason = "a child changes its user and session between fork and exec"
 )]
 fn become_user(process: &mut std::process::Command, command: &Command) {
-    let groups: Vec<Gid> = command.groups.iter().copied().map(Gid::from_raw).collect();
+    let groups = command.groups.as_ref();
+    let groups: Option<Vec<Gid>> =
+        groups.map(|groups| groups.iter().copied().map(Gid::from_raw).collect());
     let (uid, gid) = (Uid::from_raw(command.uid), Gid::from_raw(command.gid));
     let (no_new_privs, tty) = (command.no_new_privs, command.tty);
     // SAFETY: the agent has one thread, and the closure only makes system calls on values made before the fork.
@@ -423,7 +425,9 @@ fn become_user(process: &mut std::process::Command, command: &Command) {
                 set_controlling_terminal(0, 0)?;
             }
             nix::sys::stat::umask(Mode::from_bits_truncate(0o022));
-            nix::unistd::setgroups(&groups)?;
+            if let Some(groups) = &groups {
+                nix::unistd::setgroups(groups)?;
+            }
             nix::unistd::setresgid(gid, gid, gid)?;
             nix::unistd::setresuid(uid, uid, uid)?;
             if no_new_privs {

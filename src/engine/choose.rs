@@ -1,11 +1,15 @@
 //! Owns which engine runs an env: the one that was asked for, the one that it was made with, or the first that works
 //! here.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
+
+use fs_err as fs;
 
 use super::docker::{Flavour, Service};
 use crate::error::{Error, Kind, Result};
 use crate::spec::Engine;
+use crate::userns;
 
 /// Where services are looked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -123,6 +127,13 @@ pub fn service_at(engine: Engine, sockets: &Sockets) -> Result<Service> {
             service.flavour
         ))
         .help(format!("rockenv up ... --engine {}", service.flavour)));
+    }
+    // Root's service would leave files of root's in the user's store, that the user cannot remove.
+    if !userns::is_root() && fs::metadata(path)?.uid() == 0 {
+        return Err(Error::unavailable(format!(
+            "{flavour} at `{path}` is root's, and so must be whoever uses it"
+        ))
+        .help(format!("sudo rockenv up ... --engine {flavour}")));
     }
     Ok(service)
 }

@@ -79,6 +79,8 @@ pub struct Container {
     pub binds: Vec<Bind>,
     /// Device nodes passed through, and no others.
     pub devices: Vec<Device>,
+    /// Keeps the groups of an ordinary user, which may be what opens the devices, where the engine runs as that user.
+    pub keep_groups: bool,
     /// The host's network, or none at all.
     pub network: bool,
     /// Its limits.

@@ -91,6 +91,7 @@ mod tests {
                 target: "/therock/src".into(),
                 read_only: true,
             }],
+            keep_groups: false,
             devices: vec![Device {
                 path: "/dev/kfd".into(),
                 source: "/dev/kfd".into(),

@@ -34,8 +34,8 @@ pub struct Command {
     pub uid: u32,
     /// Group id.
     pub gid: u32,
-    /// Supplementary group ids.
-    pub groups: Vec<u32>,
+    /// Supplementary group ids; `None`: those that the agent has, some of which may have no number in its namespace.
+    pub groups: Option<Vec<u32>>,
     /// Sets `no_new_privs`, so that setuid programs inside gain nothing.
     pub no_new_privs: bool,
     /// Allocates a pseudo terminal inside; its other end comes back with [`Reply::Started`].

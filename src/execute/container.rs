@@ -120,6 +120,7 @@ fn build(
         id: container_id(env.name())?,
         root,
         binds,
+        keep_groups: !host.root && !options.devices.is_empty(),
         devices: options.devices,
         network: options.network,
         limits: Limits {

@@ -506,7 +506,7 @@ impl Execution<'_, '_> {
             self.host,
             self.config,
             self.jobs,
-            gpu::groups(&devices),
+            self.host.root.then(|| gpu::groups(&devices)),
         )?;
         let container = container::of_step(
             self.env,

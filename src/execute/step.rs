@@ -57,7 +57,7 @@ impl Work {
         host: &Host,
         config: &Config,
         jobs: u32,
-        groups: Vec<u32>,
+        groups: Option<Vec<u32>>,
     ) -> Result<Self> {
         let memory = memory_max(spec, host).unwrap_or(host.memory);
         let text = |text: &str| finish(text, jobs.into(), memory);

@@ -270,6 +270,9 @@ fn body(
                 .collect(),
         ),
         devices: Some(devices(&container.devices)),
+        group_add: container
+            .keep_groups
+            .then(|| vec!["keep-groups".to_owned()]),
         network_mode: Some(network.to_owned()),
         memory,
         // The same number: no swap on top.

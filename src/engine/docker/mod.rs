@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use tokio::runtime::Runtime;
 
 use crate::error::{Error, Kind, Result, ResultExt as _};
-use crate::signals;
+use crate::{signals, userns};
 
 /// How long an answer may take that needs no work.
 const SOON: Duration = Duration::from_secs(30);
@@ -324,7 +324,7 @@ fn unreachable(socket: &Path, source: String) -> Error {
 
 /// Returns the command that starts the service again.
 fn restart(flavour: Flavour) -> &'static str {
-    let root = nix::unistd::geteuid().is_root();
+    let root = userns::is_root();
     match (flavour, root) {
         (Flavour::Docker, _) => "sudo systemctl restart docker",
         (Flavour::Podman, true) => "systemctl restart podman.socket",
