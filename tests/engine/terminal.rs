@@ -10,7 +10,7 @@ use nix::sys::signal::Signal;
 use nix::sys::termios::{LocalFlags, tcgetattr};
 
 use crate::commands::ONE;
-use crate::support::env::{Background, TestStore, processes_called, wait_until};
+use crate::support::env::{Background, TestStore, build_user, processes_called, wait_until};
 
 /// A command on a terminal of its own, as a person would see it.
 struct Terminal {
@@ -141,7 +141,7 @@ fn a_shell_has_a_terminal() {
     terminal.write("PS1='ready> '; stty -echo; tty; stty size; echo user $(id -u)\n");
     terminal.expect("/dev/pts/");
     terminal.expect("33 101");
-    terminal.expect("user 1234");
+    terminal.expect(&format!("user {}", build_user().1));
     assert!(!terminal.is_cooked());
     terminal.resize(44, 99);
     terminal.write("sleep 0.2; stty size\n");
@@ -238,7 +238,8 @@ fn there_may_be_no_terminal_no_input_and_no_reader() {
     assert_eq!(ran.err, "");
     store.up();
     // A shell without a terminal reads its commands.
-    through_sh("echo 'tty; id -u' | \"$1\" shell \"$2\"").prints("not a tty\n1234");
+    through_sh("echo 'tty; id -u' | \"$1\" shell \"$2\"")
+        .prints(&format!("not a tty\n{}", build_user().1));
 }
 
 #[test]

@@ -29,6 +29,8 @@ enum Fault {
     Error500,
     /// The request arrives, and rockenv is killed.
     Kill,
+    /// The request does not arrive, rockenv is killed, and there is no answer for ever.
+    Deaf,
 }
 
 /// The relay: its socket, and what is to happen.
@@ -138,6 +140,11 @@ fn relay(mut client: UnixStream, plan: &Plan) {
                     std::thread::sleep(Duration::from_secs(5));
                     return;
                 }
+                Fault::Deaf => {
+                    signal(plan, Signal::SIGKILL);
+                    std::thread::park();
+                    return;
+                }
                 Fault::Garbage => b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n\x00nonsense",
                 Fault::Error500 => b"HTTP/1.1 500 Oops\r\nContent-Type: application/json\r\nContent-Length: 22\r\n\r\n{\"message\":\"on fire\"}\n",
                 Fault::Kill => {
@@ -225,6 +232,20 @@ fn an_import_that_hangs_can_be_interrupted() {
     *relay.plan.to.lock().unwrap() = Some("/images/create");
     relay.plan(Fault::Hang, usize::MAX);
     relay.up(&store).wait().exits(130);
+    *relay.plan.to.lock().unwrap() = None;
+    relay.plan(Fault::None, usize::MAX);
+    relay.up(&store).wait().ok();
+}
+
+#[test]
+fn a_holder_does_not_outlive_a_killed_up_at_a_service_that_hangs() {
+    let relay = Relay::start();
+    let store = TestStore::new();
+    store.profile(TWO);
+    *relay.plan.to.lock().unwrap() = Some("/start");
+    relay.plan(Fault::Deaf, usize::MAX);
+    relay.up(&store).wait().exits(137);
+    store.assert_clean();
     *relay.plan.to.lock().unwrap() = None;
     relay.plan(Fault::None, usize::MAX);
     relay.up(&store).wait().ok();

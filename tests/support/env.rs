@@ -14,9 +14,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::loopfs::{LoopFs, need_root, run};
+use super::ordinary::Ordinary;
 
-/// How long what ends by itself may take to do so.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long what ends by itself may take to do so, in seconds.
+const PATIENCE: u64 = 10;
 
 /// A store and the directories of a user around it.
 #[derive(Debug)]
@@ -103,15 +104,26 @@ impl TestStore {
 
     /// Prepares a command with a clear environment. Steps run as uid and gid 1234.
     pub(crate) fn command<A: AsRef<OsStr>>(&self, arguments: &[A]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_rockenv"));
+        let ordinary = Ordinary::get();
+        let mut command = match &ordinary {
+            Some(user) => Command::new(user.program()),
+            None => Command::new(env!("CARGO_BIN_EXE_rockenv")),
+        };
+        match &ordinary {
+            Some(user) => {
+                user.own_all(&self.work);
+                user.become_user(&mut command);
+            }
+            None => {
+                command.env("SUDO_UID", "1234").env("SUDO_GID", "1234");
+            }
+        }
         command
             .args(arguments)
             .env_clear()
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
             .env("HOME", &self.work)
             .env("ROCKENV_HOME", &self.home)
-            .env("SUDO_UID", "1234")
-            .env("SUDO_GID", "1234")
             .current_dir(&self.work)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -169,7 +181,7 @@ impl TestStore {
 
     /// Fails unless nothing of the store is left; runs by itself when a test ends well.
     pub(crate) fn assert_clean(&self) {
-        wait_for(PATIENCE, "something is left", || {
+        wait_for(patience(PATIENCE), "something is left", || {
             self.retire();
             match self.left() {
                 left if left.is_empty() => Ok(()),
@@ -284,6 +296,18 @@ impl TestStore {
         let mut groups = vec![format!("{}-", self.machine())];
         groups.extend(self.service_groups());
         let mut found = processes();
+        if Ordinary::get().is_some() {
+            // Without root there may be no control groups at all.
+            let own = fs::read_link("/proc/self/ns/pid").expect("a namespace");
+            found.retain(|(pid, _)| {
+                let place = PathBuf::from(format!("/proc/{pid}"));
+                let mounts = fs::read(place.join("mountinfo")).unwrap_or_default();
+                fs::read_link(place.join("ns/pid")).is_ok_and(|space| space != own)
+                    && String::from_utf8_lossy(&mounts)
+                        .contains(&format!("/envs/{}/run/", self.name))
+            });
+            return found;
+        }
         found.retain(|(pid, _)| {
             fs::read_to_string(format!("/proc/{pid}/cgroup"))
                 .is_ok_and(|text| groups.iter().any(|group| text.contains(group)))
@@ -625,21 +649,39 @@ fn find_directories(root: &Path, depth: u32, name: &str, found: &mut Vec<PathBuf
 
 /// A directory on the disk that the checkout is on: `/tmp` may be memory.
 fn directory() -> tempfile::TempDir {
-    let parent = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let ordinary = Ordinary::get();
+    let parent = match &ordinary {
+        Some(user) => &user.directory,
+        None => Path::new(env!("CARGO_TARGET_TMPDIR")),
+    };
     fs::create_dir_all(parent).expect("a directory for tests");
-    tempfile::Builder::new()
+    let directory = tempfile::Builder::new()
         .prefix("store-")
         .tempdir_in(parent)
-        .expect("a temporary directory")
+        .expect("a temporary directory");
+    if let Some(user) = ordinary {
+        user.own(directory.path());
+    }
+    directory
 }
 
 fn lay_out(work: &Path) {
     fs::create_dir_all(work.join("images")).expect("a directory for images");
     fs::create_dir_all(work.join("profiles")).expect("a directory for profiles");
-    let base = format!(
-        "schema = 1\nprovider = \"directory\"\n[directory]\npath = '{}'\n",
-        super::rootfs().display()
-    );
+    let base = match Ordinary::get() {
+        None => format!(
+            "schema = 1\nprovider = \"directory\"\n[directory]\npath = '{}'\n",
+            super::rootfs().display()
+        ),
+        Some(user) => {
+            user.own(work);
+            let (path, digest) = user.archive(&super::rootfs());
+            format!(
+                "schema = 1\nprovider = \"tarball\"\n[tarball]\npath = '{}'\nsha256 = '{digest}'\n",
+                path.display()
+            )
+        }
+    };
     fs::write(work.join("images/base.toml"), base).expect("an image recipe");
 }
 
@@ -647,6 +689,10 @@ fn lay_out(work: &Path) {
 fn clone_template(home: &Path) {
     let template = template();
     fs::create_dir(home).expect("the store's root");
+    let ordinary = Ordinary::get();
+    if let Some(user) = &ordinary {
+        user.own(home);
+    }
     let script = r#"
         cd "$1"
         find . -mindepth 1 -maxdepth 1 ! -name images -exec cp -a -t "$2" {} +
@@ -659,6 +705,13 @@ fn clone_template(home: &Path) {
     run(Command::new("sh")
         .args(["-euc", script, "sh"])
         .args([&template, home]));
+    if let Some(user) = ordinary {
+        // Made above, by root.
+        user.own(&home.join("images"));
+        for entry in fs::read_dir(home.join("images")).expect("images").flatten() {
+            user.own(&entry.path());
+        }
+    }
 }
 
 /// Returns a store with nothing but image `base`, made once for each build of rockenv.
@@ -670,7 +723,11 @@ fn template() -> PathBuf {
         program.mtime_nsec(),
         program.len()
     );
-    let parent = Path::new(env!("CARGO_TARGET_TMPDIR")).join("template");
+    let ordinary = Ordinary::get();
+    let parent = match &ordinary {
+        Some(user) => user.directory.join("template"),
+        None => Path::new(env!("CARGO_TARGET_TMPDIR")).join("template"),
+    };
     fs::create_dir_all(&parent).expect("a directory for the template");
     let lock = fs::File::create(parent.join("lock")).expect("a lock file");
     lock.file().lock().expect("the lock");
@@ -685,9 +742,18 @@ fn template() -> PathBuf {
     run(Command::new("sh").args(["-euc", clean, "sh"]).arg(&parent));
     let work = current.join("work");
     lay_out(&work);
-    run(Command::new(env!("CARGO_BIN_EXE_rockenv"))
+    let mut build = match &ordinary {
+        Some(user) => Command::new(user.program()),
+        None => Command::new(env!("CARGO_BIN_EXE_rockenv")),
+    };
+    if let Some(user) = &ordinary {
+        user.own(&current);
+        user.become_user(&mut build);
+    }
+    run(build
         .args(["image", "build", "base"])
         .env_clear()
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
         .env("HOME", &work)
         .env("ROCKENV_HOME", current.join("store"))
         .current_dir(&work));
@@ -710,7 +776,15 @@ pub(crate) fn other_engine() -> &'static str {
 /// Returns how long something may take that needs so many seconds at most under systemd-nspawn: a service may take
 /// seconds of its own to end a container.
 pub(crate) fn patience(seconds: u64) -> Duration {
-    Duration::from_secs(if is_service() { seconds + 15 } else { seconds })
+    Duration::from_secs(if is_service() { seconds + 20 } else { seconds })
+}
+
+/// Returns the numbers of the user that steps run as, outside and inside: without root, root inside is the user outside.
+pub(crate) fn build_user() -> (u32, u32) {
+    match Ordinary::get() {
+        Some(user) => (user.uid, 0),
+        None => (1234, 1234),
+    }
 }
 
 /// Gives the command the default reaction to signals: a shell starts what runs in its background deaf to Ctrl-C.

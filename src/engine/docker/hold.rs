@@ -36,6 +36,8 @@ pub(in crate::engine) fn hold(
     starter: &UnixStream,
 ) -> Result<Usage> {
     let service = Service::connect(&place.socket)?;
+    // Until the container runs, nobody wants it whose starter is gone, however long the service takes to answer.
+    service.heed(Some(starter.as_fd().try_clone_to_owned()?));
     check_binds(&hold.container)?;
     let directory = hold.run.join("agent");
     fs::create_dir_all(&directory)?;
@@ -52,6 +54,7 @@ pub(in crate::engine) fn hold(
     let missing = service.prepare(place, &hold.container, &directory, &hold.program)?;
     service.start(&place.name)?;
     let agent = accept(&entrance, &service, &place.name)?;
+    service.heed(None);
     drop(entrance);
     fs::remove_file(&path)?;
     if let Some(found) = service.state(&place.name)? {

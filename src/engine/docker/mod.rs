@@ -13,9 +13,11 @@ pub(super) use hold::hold;
 pub use listing::Entry;
 pub use objects::{Image, Object, What};
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt;
 use std::future::Future;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -99,6 +101,8 @@ impl Labels {
 pub struct Service {
     client: bollard::Docker,
     runtime: Runtime,
+    /// Whose end makes every wait end.
+    starter: RefCell<Option<OwnedFd>>,
     /// The socket at which it answers.
     pub socket: PathBuf,
     /// What it is.
@@ -147,6 +151,7 @@ impl Service {
         Ok(Self {
             client,
             runtime,
+            starter: RefCell::new(None),
             socket: socket.to_owned(),
             flavour: if podman {
                 Flavour::Podman
@@ -155,6 +160,11 @@ impl Service {
             },
             version: version.version.unwrap_or_default(),
         })
+    }
+
+    /// Ends every wait from now on when the other side of a socket closes it; `None`: no more.
+    pub fn heed(&self, starter: Option<OwnedFd>) {
+        *self.starter.borrow_mut() = starter;
     }
 
     /// Waits for an answer; `what` completes "cannot ...".
@@ -180,10 +190,11 @@ impl Service {
         what: &str,
         request: impl Future<Output = std::result::Result<T, Refusal>>,
     ) -> Result<Option<T>> {
+        let starter = self.starter.borrow();
         let answer = self.runtime.block_on(async {
             tokio::select! {
                 answer = tokio::time::timeout(limit, request) => Some(answer),
-                () = interrupted() => None,
+                () = interrupted(starter.as_ref()) => None,
             }
         });
         // Whoever took the signal reads it, and says which it was.
@@ -279,14 +290,19 @@ fn is_passing(refusal: &Refusal) -> bool {
     }
 }
 
-/// Ends when a signal has come; never where signals end the process as usual.
-async fn interrupted() {
-    let Some(signals) = signals::taken() else {
+/// Ends when a signal has come or the starter is gone; never where there is none, and signals end the process as usual.
+async fn interrupted(starter: Option<&OwnedFd>) {
+    let starter = starter.map(std::os::fd::AsFd::as_fd);
+    let watched: Vec<_> = signals::taken().into_iter().chain(starter).collect();
+    if watched.is_empty() {
         return std::future::pending().await;
-    };
+    }
     loop {
         tokio::time::sleep(LOOK).await;
-        let mut fds = [PollFd::new(signals, PollFlags::POLLIN)];
+        let mut fds: Vec<_> = watched
+            .iter()
+            .map(|fd| PollFd::new(*fd, PollFlags::POLLIN))
+            .collect();
         if matches!(poll(&mut fds, PollTimeout::ZERO), Ok(1..)) {
             return;
         }
