@@ -77,12 +77,12 @@ fn stop(cx: &Context, store: &Store, name: &str) -> Result<()> {
                 } else if asked == Asked::Command && waited > POLITE {
                     // The command may be gone already and the container shared by others, or deaf.
                     if let Some(state) = State::read(&store.env_dir(name).join("run")) {
-                        state.cgroup.terminate();
+                        state.terminate()?;
                     }
                     asked = Asked::Container;
                 } else if asked == Asked::Container && waited > POLITE * 3 {
                     if let Some(state) = State::read(&store.env_dir(name).join("run")) {
-                        state.cgroup.kill(PATIENCE)?;
+                        state.kill(PATIENCE)?;
                     }
                     asked = Asked::Kernel;
                 }
@@ -105,8 +105,14 @@ enum Asked {
 /// Says whether a process is rockenv: the number may have gone to somebody else.
 fn is_rockenv(pid: i32) -> bool {
     let ours = std::env::current_exe().ok();
-    let theirs = fs_err::read_link(format!("/proc/{pid}/exe")).ok();
-    ours.is_some() && ours == theirs
+    match fs_err::read_link(format!("/proc/{pid}/exe")) {
+        // In a user namespace of its own, as without root, it shows no more than its name.
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+            let name = |pid: &str| fs_err::read_to_string(format!("/proc/{pid}/comm")).ok();
+            name("self").is_some() && name("self") == name(&pid.to_string())
+        }
+        theirs => ours.is_some() && ours == theirs.ok(),
+    }
 }
 
 /// Removes envs.

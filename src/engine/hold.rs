@@ -157,6 +157,28 @@ impl State {
         serde_json::from_slice(&fs::read(Self::path(run)).ok()?).ok()
     }
 
+    /// Asks what runs in the container to end.
+    pub fn terminate(&self) -> Result<()> {
+        match &self.place {
+            // Without root there may be no control group of it.
+            Some(place) if self.cgroup.directories.is_empty() => {
+                docker::Service::connect(&place.socket)?.terminate(&place.name);
+            }
+            _ => self.cgroup.terminate(),
+        }
+        Ok(())
+    }
+
+    /// Kills everything in the container.
+    pub fn kill(&self, patience: Duration) -> Result<()> {
+        match &self.place {
+            Some(place) if self.cgroup.directories.is_empty() => {
+                docker::Service::connect(&place.socket)?.stop(&place.name)
+            }
+            _ => self.cgroup.kill(patience),
+        }
+    }
+
     /// Ends what a killed holder left: its processes, control group and engine's files.
     ///
     /// Returns whether there was anything. The caller holds the env's lock.

@@ -48,7 +48,8 @@ fn volumes_of_every_kind_are_mounted_as_said() {
         fs::create_dir(work.join(name)).unwrap();
         fs::write(work.join(name).join("there"), name).unwrap();
     }
-    nix::unistd::chown(&work.join("rw"), Some(1234.into()), Some(1234.into())).unwrap();
+    let (outside, inside) = build_user();
+    nix::unistd::chown(&work.join("rw"), Some(outside.into()), Some(outside.into())).unwrap();
     store.up_with(
         "volume = [
          { name = 'src', kind = 'source', path = '../src', target = '/v/src', access = 'ro' },
@@ -81,7 +82,6 @@ fn volumes_of_every_kind_are_mounted_as_said() {
         .root_sh("mount -o remount,rw,bind /v/host; umount /v/host; echo x > /v/host/y")
         .exits(2);
     assert_eq!(fs::read_dir(work.join("host")).unwrap().count(), 1);
-    let (outside, inside) = build_user();
     // The test's own, which is the user's where there is another user.
     let own = if inside == 0 { outside } else { 0 };
     for (path, owner) in [

@@ -9,7 +9,7 @@ use bollard::models::{
 };
 use bollard::query_parameters::{
     CreateContainerOptionsBuilder, InspectContainerOptionsBuilder, KillContainerOptions,
-    StartContainerOptions,
+    KillContainerOptionsBuilder, StartContainerOptions,
 };
 use nix::sys::resource::{Resource, getrlimit};
 use serde::{Deserialize, Serialize};
@@ -196,6 +196,14 @@ impl Service {
         }))
     }
 
+    /// Sends a container's first process SIGTERM; it may have ended by itself.
+    pub fn terminate(&self, name: &str) {
+        let options = KillContainerOptionsBuilder::new().signal("SIGTERM").build();
+        let request = self.client.kill_container(name, Some(options));
+        // Refused where it is not running any more.
+        drop(self.found(SOON, "stop a container", request));
+    }
+
     /// Kills a container, where it runs, and waits until it has ended.
     pub fn stop(&self, name: &str) -> Result<()> {
         let deadline = Instant::now() + SOON;
@@ -270,9 +278,13 @@ fn body(
                 .collect(),
         ),
         devices: Some(devices(&container.devices)),
-        group_add: container
-            .keep_groups
-            .then(|| vec!["keep-groups".to_owned()]),
+        // What `podman run --group-add keep-groups` asks crun for.
+        annotations: container.keep_groups.then(|| {
+            let keep = ("run.oci.keep_original_groups", "1");
+            [keep]
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .into()
+        }),
         network_mode: Some(network.to_owned()),
         memory,
         // The same number: no swap on top.
