@@ -52,7 +52,9 @@ const ENGINE: [File; 5] = [
     ("scenario", include_str!("vm/engine")),
 ];
 
-const GPU: [File; 3] = [
+const GPU: [File; 4] = [
+    // Nothing is left at once.
+    ("work/rockenv.toml", "idle = \"never\"\n"),
     (
         "work/profiles/gpu.toml",
         "schema = 1\nimage = \"base\"\n
@@ -90,7 +92,7 @@ fn run(files: &[File]) {
     let program = Path::new(env!("CARGO_BIN_EXE_rockenv"));
     let run = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vm/run");
     let output = Command::new(run)
-        .args(["--timeout", "600", "--share"])
+        .args(["--timeout", "1500", "--share"])
         .arg(format!("{}=/test", place.path().display()))
         .arg("--share")
         .arg(format!("{}=/program", program.parent().unwrap().display()))

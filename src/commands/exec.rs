@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 
 use crate::context::Context;
-use crate::engine::hold::{Hold, Tie};
+use crate::engine::hold::{Hold, State, Tie};
 use crate::engine::session::{Client, End, Running};
 use crate::engine::wire::Command;
 use crate::engine::{Device, Root};
@@ -162,7 +162,14 @@ fn join(cx: &Context, job: &Job, store: &Store, host: &Host) -> Result<Option<re
     };
     let spec = store.spec(&job.env)?;
     let devices = devices(cx, job, &spec)?;
-    let command = command(cx, job, &spec, host, &devices);
+    let mut command = command(cx, job, &spec, host, &devices);
+    // Nodes that a service made belong to the groups of that time.
+    if let Some(groups) = &mut command.groups
+        && let Some(state) = State::read(&run).filter(|_| !devices.is_empty())
+    {
+        let nodes: Vec<Device> = devices.iter().cloned().chain(state.nodes).collect();
+        *groups = gpu::groups(&nodes);
+    }
     // A connection of its own: ours keeps a container that is about to end.
     if !devices.is_empty() {
         let Some(second) = Client::join(&run)? else {
@@ -245,7 +252,7 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
         }),
         run: env.run_dir(),
         program: host.program.clone(),
-        systemd: host.systemd,
+        systemd: host.systemd && host.root,
     };
     let running = Running::start(&hold, env.lock_fd())?;
     let command = command(cx, job, &spec, host, &devices);

@@ -15,6 +15,9 @@ use serde::{Deserialize, Serialize};
 use super::Device;
 use crate::error::{Error, Result, ResultExt as _};
 
+/// The slice that holds every container where systemd is PID 1.
+pub const SLICE: &str = "rockenv.slice";
+
 /// The limits of one container.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Limits {
@@ -134,7 +137,7 @@ impl Cgroup {
     pub fn plan(id: &str, hierarchies: &Hierarchies, systemd: bool) -> Self {
         if systemd && let Some((mount, _)) = &hierarchies.v2 {
             let unit = format!("{id}.scope");
-            let path = mount.join("rockenv.slice").join(&unit);
+            let path = mount.join(SLICE).join(&unit);
             return Self {
                 unit: Some(unit),
                 directories: vec![(String::new(), path)],
@@ -229,15 +232,10 @@ impl Cgroup {
         let Some(unit) = &self.unit else {
             return Vec::new();
         };
-        let mut argv: Vec<String> = [
-            "systemd-run",
-            "--scope",
-            "--quiet",
-            "--collect",
-            "--slice=rockenv.slice",
-        ]
-        .map(str::to_owned)
-        .to_vec();
+        let mut argv: Vec<String> = ["systemd-run", "--scope", "--quiet", "--collect"]
+            .map(str::to_owned)
+            .to_vec();
+        argv.push(format!("--slice={SLICE}"));
         argv.push(format!("--unit={unit}"));
         let mut property = |text: String| argv.push(format!("--property={text}"));
         property("Delegate=yes".to_owned());

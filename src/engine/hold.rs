@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use super::cgroup::{Cgroup, Figures, Hierarchies};
 use super::wire::{self, FromAgent, ToAgent};
-use super::{Container, Root, Usage, docker, nspawn};
+use super::{Container, Device, Root, Usage, docker, nspawn};
 use crate::error::{Error, Kind, Result, ResultExt as _};
 
 /// How long a killed container may take to end before the holder reports it.
@@ -134,6 +134,9 @@ pub struct State {
     /// It only waits for another command.
     #[serde(default)]
     pub idle: bool,
+    /// The device nodes in it, where a service made them: they stay what they were at its start.
+    #[serde(default)]
+    pub nodes: Vec<Device>,
 }
 
 impl State {
@@ -281,10 +284,12 @@ fn hold_container(hold: &Hold, fds: Vec<OwnedFd>, starter: &UnixStream) -> Resul
         lock: None,
         place: None,
         idle: false,
+        nodes: Vec::new(),
     };
     let result = match &hold.container.root {
         Root::Service(place) => {
             state.place = Some(place.clone());
+            state.nodes.clone_from(&hold.container.devices);
             docker::hold(hold, place, &mut state, listener.into(), &signals, starter)
         }
         _ => {
@@ -391,10 +396,12 @@ fn run_engine(
             idle: &mut |_| {},
         },
     );
-    // systemd removes a scope with its last process, and what it counted with it.
-    let figures = match state.cgroup.figures() {
-        Figures { cpu_us: None, .. } => before,
-        last => last,
+    // systemd removes a scope with its last process, and what it counted with it, maybe between two figures.
+    let last = state.cgroup.figures();
+    let figures = Figures {
+        cpu_us: last.cpu_us.or(before.cpu_us),
+        memory_peak: last.memory_peak.or(before.memory_peak),
+        oom_kills: last.oom_kills.max(before.oom_kills),
     };
     state.cgroup.kill(PATIENCE)?;
     child.wait()?;

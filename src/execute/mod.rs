@@ -523,7 +523,7 @@ impl Execution<'_, '_> {
             tie: hold::Tie::Kill,
             run: self.env.run_dir(),
             program: self.host.program.clone(),
-            systemd: self.host.systemd,
+            systemd: self.host.systemd && self.host.root,
         };
         let mut file = log::Log::create(&self.env.directory().join(log))?;
         let mut running = Running::start(&hold, self.env.lock_fd())?;

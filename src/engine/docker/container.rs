@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use bollard::errors::Error as Refusal;
 use bollard::models::{
-    ContainerCreateBody, DeviceMapping, HostConfig, HostConfigLogConfig, Mount, MountBindOptions,
-    MountBindOptionsPropagationEnum, MountType, ResourcesUlimits,
+    ContainerCreateBody, ContainerCreateResponse, DeviceMapping, HostConfig, HostConfigLogConfig,
+    Mount, MountBindOptions, MountBindOptionsPropagationEnum, MountType, ResourcesUlimits,
 };
 use bollard::query_parameters::{
     CreateContainerOptionsBuilder, InspectContainerOptionsBuilder, KillContainerOptions,
@@ -17,6 +18,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::listing::MADE;
 use super::{Flavour, LATE, Labels, SOON, Service, settled};
+use crate::engine::cgroup::SLICE;
 use crate::engine::{Bind, Container, Device, nspawn};
 use crate::error::{Error, Result};
 
@@ -91,8 +93,9 @@ impl Service {
         container: &Container,
         agent: &Path,
         program: &Path,
+        systemd: bool,
     ) -> Result<Vec<String>> {
-        let body = body(container, agent, program, self)?;
+        let body = body(container, agent, program, systemd, self)?;
         let setup = setup(&body, &container.devices)?;
         let mut image = self.below(place)?;
         if let Some(state) = self.state(&place.name)? {
@@ -103,7 +106,9 @@ impl Service {
             if state.setup == setup {
                 return Ok(Vec::new());
             }
-            image = self.commit(&place.name, &place.carried())?;
+            if self.is_changed(&place.name)? {
+                image = self.commit(&place.name, &place.carried())?;
+            }
             self.remove_container(&place.name)?;
         }
         let labels = Labels {
@@ -115,11 +120,7 @@ impl Service {
             labels: Some(labels.map()),
             ..body
         };
-        let options = CreateContainerOptionsBuilder::new()
-            .name(&place.name)
-            .build();
-        let request = self.client.create_container(Some(options), body);
-        match self.found(LATE, "make a container", request) {
+        match self.create(&place.name, body) {
             Ok(Some(made)) => Ok(made.warnings),
             Ok(None) if self.image(&image)?.is_none() => Err(Error::not_found(format!(
                 "the image that env tree `{}` stands on was deleted from {} behind rockenv's back",
@@ -132,6 +133,29 @@ impl Service {
             ))),
             Err(error) => Err(error),
         }
+    }
+
+    /// Makes a container; `None` where the service does not have its image.
+    fn create(
+        &self,
+        name: &str,
+        mut body: ContainerCreateBody,
+    ) -> Result<Option<ContainerCreateResponse>> {
+        let request = async {
+            loop {
+                let options = CreateContainerOptionsBuilder::new().name(name).build();
+                let made = self.client.create_container(Some(options), body.clone());
+                match (made.await, body.host_config.as_mut()) {
+                    (Err(refusal), Some(host))
+                        if host.cgroup_parent.is_some() && wants_no_slice(&refusal) =>
+                    {
+                        host.cgroup_parent = None;
+                    }
+                    (answer, _) => return answer,
+                }
+            }
+        };
+        self.found(LATE, "make a container", request)
     }
 
     /// Returns the image that a container of `place` is made from: what was carried over from the one before, which may
@@ -237,11 +261,18 @@ impl Service {
     }
 }
 
+/// Says whether Podman refused a slice because it does not leave control groups to systemd.
+fn wants_no_slice(refusal: &Refusal) -> bool {
+    matches!(refusal, Refusal::DockerResponseServerError { message, .. }
+        if message.contains("systemd slice received as cgroup parent"))
+}
+
 /// Returns the request that makes the container, without image and labels.
 fn body(
     container: &Container,
     agent: &Path,
     program: &Path,
+    systemd: bool,
     service: &Service,
 ) -> Result<ContainerCreateBody> {
     let own = [
@@ -286,6 +317,8 @@ fn body(
                 .into()
         }),
         network_mode: Some(network.to_owned()),
+        // Where those of systemd-nspawn are too: what the host sets there is for all of them.
+        cgroup_parent: systemd.then(|| SLICE.to_owned()),
         memory,
         // The same number: no swap on top.
         memory_swap: memory,

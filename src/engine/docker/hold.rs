@@ -12,12 +12,13 @@ use nix::sys::signalfd::SignalFd;
 
 use super::container::AGENT_SOCKET;
 use super::{Place, Service};
-use crate::engine::Usage;
 use crate::engine::cgroup::{Cgroup, Figures};
 use crate::engine::hold::{Hold, State, Watch, check_binds, supervise};
 use crate::engine::session::short_path;
 use crate::engine::wire::{self, ToAgent};
+use crate::engine::{Device, Usage};
 use crate::error::{Error, Result, ResultExt as _};
+use crate::gpu::probe::Layer;
 
 /// How long a container may take from its start until the agent in it answers.
 const START: Duration = Duration::from_secs(60);
@@ -51,8 +52,16 @@ pub(in crate::engine) fn hold(
     let entrance = UnixListener::bind(short_path(&directory, AGENT_SOCKET)?.1)
         .context(|| format!("cannot listen at `{}`", path.display()))?;
     state.save(&hold.run)?;
-    let missing = service.prepare(place, &hold.container, &directory, &hold.program)?;
-    service.start(&place.name)?;
+    let missing = service.prepare(
+        place,
+        &hold.container,
+        &directory,
+        &hold.program,
+        hold.systemd,
+    )?;
+    service
+        .start(&place.name)
+        .map_err(|error| refused_node(error, &hold.container.devices))?;
     let agent = accept(&entrance, &service, &place.name)?;
     service.heed(None);
     drop(entrance);
@@ -104,6 +113,25 @@ pub(in crate::engine) fn hold(
         written_bytes: 0,
         oom_kills: figures.oom_kills.max(u64::from(killed)),
     })
+}
+
+/// Names the layer where the service could not make a device's node: crun makes it under the rules that are to hold
+/// inside, and gives up there. runc goes on, and the proof finds it.
+fn refused_node(error: Error, devices: &[Device]) -> Error {
+    let said = error.chain().join(": ");
+    let refused = said.contains("mknod") && said.contains("peration not permitted");
+    match devices
+        .iter()
+        .find(|node| refused && said.contains(&node.path))
+    {
+        Some(node) => Error::unavailable("the GPU cannot be used inside")
+            .source(format!(
+                "`{}`: operation not permitted: device rules of a control group exclude it",
+                node.path
+            ))
+            .help(Layer::DeviceCgroup.mend(&node.path)),
+        None => error,
+    }
 }
 
 /// Waits for the agent to call.
