@@ -12,6 +12,8 @@ mod support;
 mod faults;
 #[path = "services/idle.rs"]
 mod idle;
+#[path = "services/restart.rs"]
+mod restart;
 
 use std::path::PathBuf;
 
@@ -39,7 +41,10 @@ fn socket() -> PathBuf {
 
 /// Fails unless the service has nothing of the store but its images.
 fn assert_nothing_left(store: &TestStore) {
-    let service = service();
+    assert_nothing_left_at(&service(), store);
+}
+
+fn assert_nothing_left_at(service: &Service, store: &TestStore) {
     let home = store.home().to_str().unwrap();
     support::env::wait_for(
         std::time::Duration::from_secs(60),

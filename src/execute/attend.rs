@@ -131,6 +131,17 @@ pub fn attend(running: &mut Running, signals: &Signals, step: Attended<'_>) -> R
                     keep(step.log, step.output, Stream::Stderr, message.as_bytes())?;
                     break Ending::Exited { code, signal: None };
                 }
+                // Somebody told the container to end, not us.
+                Some((
+                    Reply::Exited {
+                        signal: Some(_),
+                        last: true,
+                        ..
+                    },
+                    _,
+                )) if stopping.is_none() => {
+                    break Ending::Lost;
+                }
                 Some((Reply::Exited { code, signal, .. }, _)) => {
                     break stopping.map_or(Ending::Exited { code, signal }, |(ending, _)| ending);
                 }

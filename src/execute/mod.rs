@@ -573,7 +573,8 @@ impl Execution<'_, '_> {
                     "the container of step `{}` was ended from outside",
                     step.name
                 );
-                return Err(Error::unexpected(message));
+                return Err(Error::unexpected(message)
+                    .help("rockenv up ...: it starts again, on its build volumes as they are"));
             }
             (Ok(ending), Ok(End::Ended(usage))) => (ending, usage),
             (Ok(ending), Ok(End::Shared)) => (ending, Usage::default()),

@@ -17,13 +17,15 @@ use crate::engine::hold::{Hold, State, Watch, check_binds, supervise};
 use crate::engine::session::short_path;
 use crate::engine::wire::{self, ToAgent};
 use crate::engine::{Device, Usage};
-use crate::error::{Error, Result, ResultExt as _};
+use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::gpu::probe::Layer;
 
 /// How long a container may take from its start until the agent in it answers.
 const START: Duration = Duration::from_secs(60);
 /// How often a container that does not answer is looked at, in ms.
 const PERIOD: u16 = 200;
+/// How long a service may be away when a container has ended.
+const RESTART: Duration = Duration::from_secs(60);
 /// How long a container may take to end after the agent has.
 const GRACE: Duration = Duration::from_secs(3);
 
@@ -95,7 +97,7 @@ pub(in crate::engine) fn hold(
             },
         },
     )?;
-    service.wait(&place.name, GRACE)?;
+    wait(&service, &place.name)?;
     let ended = service.state(&place.name)?;
     if !ready {
         let code = ended.map_or(-1, |state| state.exit_code);
@@ -113,6 +115,20 @@ pub(in crate::engine) fn hold(
         written_bytes: 0,
         oom_kills: figures.oom_kills.max(u64::from(killed)),
     })
+}
+
+/// Waits until the container has ended, and for a service that is started again meanwhile: what ran for hours should not
+/// be lost with it.
+fn wait(service: &Service, name: &str) -> Result<()> {
+    let deadline = Instant::now() + RESTART;
+    loop {
+        match service.wait(name, GRACE) {
+            Err(error) if error.kind() == Kind::Unavailable && Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(PERIOD.into()));
+            }
+            other => return other,
+        }
+    }
 }
 
 /// Names the layer where the service could not make a device's node: crun makes it under the rules that are to hold

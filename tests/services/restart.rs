@@ -1,0 +1,143 @@
+//! A service that is started again while a step runs. It is one of the test's own: others are at work at the usual one.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use fs_err as fs;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use rockenv::engine::docker::Service;
+
+use crate::assert_nothing_left_at;
+use crate::support::env::{Background, Ran, TestStore, wait_until};
+
+/// The second step ends when it is told to.
+const WAITS: &str = "volume = [{ name = 'b', kind = 'build', target = '/b' }, { name = 'out', kind = 'output', target = '/out' }]
+     [[step]]\nname = 'one'\nrun = 'echo one > ~/one; echo 1 >> /out/log'
+     [[step]]\nname = 'two'\nrun = '''echo 2 >> /out/log; echo b >> /b/b; touch /out/began
+     until [ -e /out/go ]; do sleep 0.05; done; cat ~/one; echo two > ~/two'''\n";
+
+/// A service of the test's own.
+struct Own {
+    child: Child,
+    directory: PathBuf,
+    engine: String,
+}
+
+impl Own {
+    fn start() -> Self {
+        let engine = std::env::vars_os()
+            .find(|(name, _)| name == "ROCKENV_TEST_ENGINE")
+            .expect("run by tests/service")
+            .1
+            .into_string()
+            .unwrap();
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/service");
+        let rootless = std::env::vars_os().any(|(name, _)| name == "ROCKENV_TEST_USER");
+        let service = if rootless { "rootless" } else { &engine };
+        let mut child = Command::new(script)
+            .args([service, "sh", "-c", "echo $ROCKENV_TEST_SERVICE; exec cat"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        Self {
+            child,
+            directory: line.trim().into(),
+            engine,
+        }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.join(format!("{}.sock", self.engine))
+    }
+
+    fn begin(&self, store: &TestStore, arguments: &[&str]) -> Background {
+        let mut command = store.command(arguments);
+        for name in ["DOCKER_HOST", "CONTAINER_HOST"] {
+            command.env(name, format!("unix://{}", self.socket().display()));
+        }
+        Background::start(command)
+    }
+
+    fn run(&self, store: &TestStore, arguments: &[&str]) -> Ran {
+        self.begin(store, arguments).wait()
+    }
+
+    /// Ends the service; it comes back by [`Own::come_back`].
+    fn go_down(&self, signal: Signal) {
+        fs::write(self.directory.join("down"), "").unwrap();
+        let text = fs::read_to_string(self.directory.join("service")).unwrap();
+        let pid = Pid::from_raw(text.trim().parse().unwrap());
+        kill(pid, signal).unwrap();
+        wait_until("the service has ended", || kill(pid, None).is_err());
+    }
+
+    fn come_back(&self) {
+        fs::remove_file(self.directory.join("down")).unwrap();
+        wait_until("the service is back", || {
+            Service::connect(&self.socket()).is_ok()
+        });
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        // Its command reads until the end.
+        drop(self.child.stdin.take());
+        drop(self.child.wait());
+    }
+}
+
+#[test]
+fn a_service_that_is_started_again_loses_nothing() {
+    let own = Own::start();
+    let store = TestStore::new();
+    store.profile(WAITS);
+    let out = store.home().join("outputs").join(store.env()).join("out");
+    let log = || fs::read_to_string(out.join("log")).unwrap();
+    let begun = || wait_until("the step has begun", || out.join("began").exists());
+
+    // It is away when the step ends, which waits for it.
+    let up = own.begin(&store, &["up", store.env()]);
+    begun();
+    own.go_down(Signal::SIGKILL);
+    fs::write(out.join("go"), "").unwrap();
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    own.come_back();
+    up.wait().ok();
+    let cat = ["exec", store.env(), "--", "cat", "one", "two", "/b/b"];
+    own.run(&store, &cat).ok().prints("one\ntwo\nb");
+    assert_eq!(log(), "1\n2\n");
+
+    // Docker ends its containers when it is told to end. Podman's live without it.
+    for file in ["began", "go"] {
+        fs::remove_file(out.join(file)).unwrap();
+    }
+    let up = own.begin(&store, &["up", store.env(), "--rerun", "two"]);
+    begun();
+    own.go_down(Signal::SIGTERM);
+    own.come_back();
+    if own.engine == "docker" {
+        up.wait().exits(1).says(&[
+            "the container of step `two` was ended from outside",
+            "help: rockenv up",
+        ]);
+        fs::write(out.join("go"), "").unwrap();
+        own.run(&store, &["up", store.env(), "--rerun", "two"]).ok();
+        assert_eq!(log(), "1\n2\n2\n2\n");
+    } else {
+        fs::write(out.join("go"), "").unwrap();
+        up.wait().ok();
+        assert_eq!(log(), "1\n2\n2\n");
+    }
+    own.run(&store, &cat[..5]).ok().prints("one");
+    own.run(&store, &["rm", "--yes", store.env()]).ok();
+    let service = Service::connect(&own.socket()).unwrap();
+    assert_nothing_left_at(&service, &store);
+}
