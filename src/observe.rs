@@ -76,6 +76,24 @@ pub fn observe(
             );
         }
     }
+    if let Some(service) = &service {
+        let missing = wanted
+            .iter()
+            .filter(|step| step.skip.is_none() && !observed.layers.contains_key(&step.key));
+        let missing: Vec<&str> = missing.map(|step| step.key.as_str()).collect();
+        if !missing.is_empty() {
+            for frozen in store.forgotten(service, &missing)? {
+                if frozen.whole.is_some() {
+                    let found = Found {
+                        layer: frozen.key.clone(),
+                        unusable: None,
+                    };
+                    observed.layers.insert(frozen.key.clone(), found);
+                }
+                observed.forgotten.insert(frozen.key);
+            }
+        }
+    }
     let Some(record) = record.filter(|record| record.image_key == image_key) else {
         return Ok(observed);
     };

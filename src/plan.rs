@@ -1,6 +1,6 @@
 //! Owns the decision what `up` does: a pure function of the wanted steps and what was observed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
@@ -35,6 +35,8 @@ pub struct Observed {
     pub head: Vec<String>,
     /// Layers by step key.
     pub layers: BTreeMap<String, Found>,
+    /// Keys of steps whose snapshots a service has although the store forgot them; those among `layers` can be used.
+    pub forgotten: BTreeSet<String>,
     /// Key of the step that was begun last and did not end well.
     pub attempt: Option<String>,
     /// Whether the live tree holds changes since its snapshot.

@@ -49,6 +49,7 @@ pub struct Program {
     isolated: bool,
     user: Option<(u32, u32)>,
     inherit_env: bool,
+    tolerated: Option<i32>,
 }
 
 impl Program {
@@ -82,6 +83,7 @@ impl Program {
             isolated: false,
             user: None,
             inherit_env: false,
+            tolerated: None,
         }
     }
 
@@ -159,6 +161,12 @@ impl Program {
         })
     }
 
+    /// Takes this exit status for success too.
+    pub fn tolerate(mut self, status: i32) -> Self {
+        self.tolerated = Some(status);
+        self
+    }
+
     /// Runs it with `consume` reading its stdout in a thread of its own. An error of either stops the other.
     pub fn stream<T: Send>(
         &self,
@@ -191,7 +199,12 @@ impl Program {
                     Kind::Signal(2),
                     format!("`{}` was interrupted", self.name),
                 )),
-                (End::Exited(status), consumed) if status.success() => consumed,
+                (End::Exited(status), consumed)
+                    if status.success()
+                        || status.code().is_some() && status.code() == self.tolerated =>
+                {
+                    consumed
+                }
                 (End::Stopped, Err(error)) => Err(error),
                 (End::Exited(status), _) => Err(self.failure(status, lines.tail)),
                 (End::Stopped, Ok(_)) => {

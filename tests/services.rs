@@ -95,7 +95,8 @@ fn differences_are_of_content() {
 #[test]
 fn what_somebody_deleted_is_said_and_built_again() {
     let store = TestStore::new();
-    store.up_with(TWO);
+    own_image(&store);
+    store.up().ok();
     store.sh("echo mine > ~/mine").ok();
     let service = service();
     let home = store.home().to_str().unwrap();
@@ -119,21 +120,15 @@ fn what_somebody_deleted_is_said_and_built_again() {
     store.up().ok();
     store.sh("cat ~/one ~/two").ok().prints("one\ntwo");
     // The base image too.
+    let image = image_name(&store);
     store.rockenv(&["rm", "--yes", store.env()]).ok();
     assert_nothing_left(&store);
-    let images = fs::read_dir(store.home().join("images")).unwrap();
-    for entry in images.flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if name.len() == 64 {
-            let name = format!("rockenv/image-{}", &name[..32]);
-            // Podman may still be busy with the last container on it.
-            let patience = std::time::Duration::from_secs(30);
-            support::env::wait_for(patience, "the image stays", || {
-                let removed = service.remove_image(&name);
-                removed.map_err(|error| error.chain().join(": "))
-            });
-        }
-    }
+    // Podman may still be busy with the last container on it.
+    let patience = std::time::Duration::from_secs(30);
+    support::env::wait_for(patience, "the image stays", || {
+        let removed = service.remove_image(&image);
+        removed.map_err(|error| error.chain().join(": "))
+    });
     store.up().ok().says(&["copying the image"]);
     store.rockenv(&["rm", "--yes", store.env()]).ok();
     assert_nothing_left(&store);
@@ -148,7 +143,7 @@ fn changes_survive_a_container_that_is_set_up_anew() {
     let (container, labels) = service.containers("store", home).unwrap().remove(0);
     // As when rockenv is killed between freezing the old container and making the new one.
     let name = format!("rockenv/carried-{}", labels["rockenv.tree"]);
-    service.commit(&container, &name).unwrap();
+    service.commit(&container, &name, None).unwrap();
     service.remove_container(&container).unwrap();
     store.sh("cat ~/mine").ok().prints("mine");
     store
@@ -162,6 +157,166 @@ fn changes_survive_a_container_that_is_set_up_anew() {
         .rockenv(&["--yes", "rollback", store.env(), "kept"])
         .ok();
     store.sh("cat ~/mine").ok().prints("mine");
+    store.rockenv(&["rm", "--yes", store.env()]).ok();
+    assert_nothing_left(&store);
+}
+
+/// Writes profile [`TWO`] on an image that no other test's store has.
+fn own_image(store: &TestStore) {
+    let images = store.work().join("images");
+    let base = fs::read_to_string(images.join("base.toml")).unwrap();
+    // The same directory, and another recipe.
+    let own = base.replacen("path = '/", "path = '/./", 1);
+    fs::write(images.join("own.toml"), own).unwrap();
+    let profile = format!("schema = 1\nimage = \"own\"\n{TWO}");
+    let name = format!("{}.toml", store.env());
+    fs::write(store.work().join("profiles").join(name), profile).unwrap();
+}
+
+/// Returns the name that the image of the env has at the service.
+fn image_name(store: &TestStore) -> String {
+    let record = fs::read_to_string(store.env_dir().join("record.json")).unwrap();
+    let record: serde_json::Value = serde_json::from_str(&record).unwrap();
+    format!(
+        "rockenv/image-{}",
+        &record["image_key"].as_str().unwrap()[..32]
+    )
+}
+
+/// Gives a name to an image with nothing in it but a file.
+fn take_name(store: &TestStore, name: &str) -> String {
+    let tree = store.work().join("theirs");
+    fs::create_dir_all(&tree).unwrap();
+    fs::write(tree.join("file"), name).unwrap();
+    service().import(&tree, name, "theirs").unwrap()
+}
+
+#[test]
+fn a_name_given_to_another_image_is_not_used_and_stays_with_it() {
+    let store = TestStore::new();
+    own_image(&store);
+    store.up().ok();
+    let (service, home) = (service(), store.home().to_str().unwrap());
+    let mut taken = Vec::new();
+    for (_, labels) in service.images("store", home).unwrap() {
+        taken.push(format!("rockenv/snapshot-{}", labels["rockenv.tree"]));
+    }
+    assert_eq!(taken.len(), 2);
+    taken.push(image_name(&store));
+    let theirs: Vec<String> = taken.iter().map(|name| take_name(&store, name)).collect();
+    // A container on each of them starts, which none of these images could.
+    store.sh("cat ~/one ~/two").ok().prints("one\ntwo");
+    store
+        .rockenv(&["--yes", "rollback", store.env(), "one"])
+        .ok();
+    store.sh("cat ~/one; test ! -e ~/two").ok().prints("one");
+    store.rockenv(&["up", store.env(), "--rerun", "one"]).ok();
+    store.sh("cat ~/one ~/two").ok().prints("one\ntwo");
+    // What holds changes while a container is set up anew is known by its name: that is looked at.
+    let (container, labels) = service.containers("store", home).unwrap().remove(0);
+    let carried = format!("rockenv/carried-{}", labels["rockenv.tree"]);
+    take_name(&store, &carried);
+    service.remove_container(&container).unwrap();
+    store
+        .sh("true")
+        .exits(1)
+        .says(&["given to another behind rockenv's back", &carried, "rmi"]);
+    service.remove_image(&carried).unwrap();
+    store.sh("cat ~/one ~/two").ok().prints("one\ntwo");
+    store.rockenv(&["rm", "--yes", store.env()]).ok();
+    assert_nothing_left(&store);
+    for (name, id) in taken.iter().zip(&theirs) {
+        assert_eq!(service.image(name).unwrap().unwrap().id, *id, "{name}");
+        service.remove_image(name).unwrap();
+    }
+}
+
+/// Steps that leave nothing outside of their root file system.
+const PLAIN: &str = "volume = [{ name = 'out', kind = 'output', target = '/out' }]
+     [[step]]\nname = 'one'\nrun = 'echo one > ~/one; echo 1 >> /out/log'
+     [[step]]\nname = 'two'\nrun = 'cat ~/one; echo two > ~/two; echo 2 >> /out/log'
+     [[step]]\nname = 'three'\nrun = 'cat ~/two; echo three > ~/three; echo 3 >> /out/log'\n";
+
+impl TestStore {
+    /// Loses everything that the store knows but its images.
+    fn lose(&self) {
+        for name in ["envs", "layers", "volumes"] {
+            fs::remove_dir_all(self.home().join(name)).unwrap();
+            fs::create_dir(self.home().join(name)).unwrap();
+        }
+    }
+
+    /// Returns what `plan` does with each step.
+    fn plan(&self) -> Vec<String> {
+        let ran = self.rockenv(&["plan", "--json", self.env()]).ok();
+        let plan: serde_json::Value = serde_json::from_slice(&ran.out).unwrap();
+        let steps = plan["plan"]["steps"].as_array().unwrap();
+        let action = |step: &serde_json::Value| step["action"].as_str().unwrap().to_owned();
+        steps.iter().map(action).collect()
+    }
+}
+
+#[test]
+fn snapshots_that_the_store_forgot_are_found_by_their_keys() {
+    let store = TestStore::new();
+    store.profile(PLAIN);
+    store.rockenv(&["up", store.env(), "--until", "two"]).ok();
+    let log = || {
+        let outputs = store.home().join("outputs").join(store.env());
+        fs::read_to_string(outputs.join("out/log")).unwrap()
+    };
+    store.lose();
+    assert_eq!(store.plan(), ["hit", "hit", "run"]);
+    store
+        .up()
+        .ok()
+        .says(&["2 snapshots that the store had lost were found"]);
+    assert_eq!(log(), "1\n2\n3\n");
+    store
+        .sh("cat ~/one ~/two ~/three")
+        .ok()
+        .prints("one\ntwo\nthree");
+    store.up().ok().says(&["nothing to do"]);
+    store
+        .rockenv(&["--yes", "rollback", store.env(), "one"])
+        .ok();
+    store.sh("test ! -e ~/two").ok();
+    // What is on its way out is not forgotten.
+    store.rockenv(&["rm", "--yes", store.env()]).ok();
+    store.up().ok();
+    assert_eq!(log(), "1\n2\n3\n1\n2\n3\n");
+    // Somebody gave the name of the last one to what he made of it.
+    store.sh("echo changed > ~/three").ok();
+    let (service, home) = (service(), store.home().to_str().unwrap());
+    let (container, _) = service.containers("store", home).unwrap().remove(0);
+    let images = service.images("store", home).unwrap();
+    let last = images
+        .iter()
+        .map(|(id, _)| service.image(id).unwrap().unwrap())
+        .max_by_key(|image| image.layers)
+        .unwrap();
+    let name = format!("rockenv/snapshot-{}", last.labels["rockenv.tree"]);
+    service.commit(&container, &name, None).unwrap();
+    service.remove_container(&container).unwrap();
+    store.lose();
+    assert_eq!(store.plan(), ["hit", "hit", "run"]);
+    store.up().ok();
+    store.sh("cat ~/three").ok().prints("three");
+    store.rockenv(&["rm", "--yes", store.env()]).ok();
+    for id in [&name, &last.id] {
+        service.remove_image(id).unwrap();
+    }
+    assert_nothing_left(&store);
+}
+
+#[test]
+fn a_forgotten_snapshot_without_its_build_volumes_is_built_again() {
+    let store = TestStore::new();
+    store.up_with(TWO);
+    store.lose();
+    assert_eq!(store.plan(), ["run", "run"]);
+    store.up().ok();
+    store.sh("cat ~/one ~/two; cat /b/pid").ok();
     store.rockenv(&["rm", "--yes", store.env()]).ok();
     assert_nothing_left(&store);
 }

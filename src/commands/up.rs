@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::prepare::{Prepared, Wish};
 use crate::context::Context;
+use crate::engine::docker::Service;
 use crate::error::{Error, Kind, Result};
 use crate::execute::{self, Ended, Execution};
 use crate::gpu;
@@ -187,6 +188,7 @@ fn converge(
                 message: message.to_owned(),
             });
         })?;
+        remember(&env, &service, &observed, &plan, reporter)?;
     }
     reporter.emit(&Event::RunStarted {
         env: spec.name.clone(),
@@ -207,8 +209,45 @@ fn converge(
         reporter,
     }
     .run()?;
-    drop(observed);
+    if matches!(ended, Ended::Complete)
+        && !observed.forgotten.is_empty()
+        && let Some(service) = env.service()?
+    {
+        let done = plan
+            .steps
+            .iter()
+            .filter(|step| step.action != Action::Later);
+        let keys: Vec<&str> = done.map(|step| step.key.as_str()).collect();
+        store.remove_forgotten(&service, &keys)?;
+    }
     Ok((Some(ended), spec.name, lacking(&plan, &prepared)))
+}
+
+/// Takes snapshots into the store again that only the service knows of.
+fn remember(
+    env: &LockedEnv<'_>,
+    service: &Service,
+    observed: &Observed,
+    plan: &Plan,
+    reporter: &Reporter,
+) -> Result<()> {
+    if observed.forgotten.is_empty() {
+        return Ok(());
+    }
+    let hits = plan.steps.iter().filter(|step| step.action == Action::Hit);
+    let steps: Vec<(&str, &str)> = hits
+        .map(|step| (step.name.as_str(), step.key.as_str()))
+        .collect();
+    let count = env.remember(service, &steps)?;
+    if count > 0 {
+        reporter.emit(&Event::Warning {
+            message: format!(
+                "{count} snapshots that the store had lost were found at {} by their keys",
+                service.flavour
+            ),
+        });
+    }
+    Ok(())
 }
 
 /// Names the steps that are left out for want of a GPU, for the last line; empty where there are none.

@@ -403,7 +403,7 @@ impl Execution<'_, '_> {
 
     /// Returns by how much a step's tree is larger than what it stands on, in allocated bytes.
     fn tree_growth(&self, tree: &str, parent: Option<&str>) -> Result<i64> {
-        if let Some(written) = self.env.written_at_service(tree, parent)? {
+        if let Some(written) = self.env.written_at_service(tree)? {
             return Ok(i64::try_from(written).unwrap_or(i64::MAX));
         }
         let directory = self.env.directory().join("trees").join(tree);

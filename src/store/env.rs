@@ -313,10 +313,7 @@ impl LockedEnv<'_> {
             return Ok(false);
         };
         if let Some(service) = self.service()? {
-            let place = self.place(&service.socket, tree, record.head.layer.as_deref(), None)?;
-            // What was carried over into a container is no change of that container.
-            return Ok(service.below(&place)? != place.image
-                || service.state(&place.name)?.is_some() && service.is_changed(&place.name)?);
+            return self.is_changed_at(&service, tree);
         }
         let directory = self.directory.join("trees").join(tree);
         match self.store.method() {
@@ -373,7 +370,11 @@ impl LockedEnv<'_> {
             volumes.insert(name.clone(), self.freeze_volume(&directory, name, id)?);
         }
         let kept = match &record.service {
-            Some(socket) => Some(self.commit_tree(socket, freeze)?),
+            Some(socket) => {
+                let mut volumes = record.head.volumes.values();
+                let bare = volumes.all(|id| self.store.is_volume_empty(id));
+                Some(self.commit_tree(socket, freeze, bare)?)
+            }
             None => None,
         };
         // Taken with the global lock: nobody deletes a layer between the look and the record that names it.
@@ -440,8 +441,7 @@ impl LockedEnv<'_> {
             rootfs::clone_tree(self.store.method(), &live, &tree.join("volumes").join(name))?;
             return Ok(VolumeState::Frozen);
         }
-        let empty = fs::read_dir(&live)?.next().is_none();
-        Ok(if empty {
+        Ok(if self.store.is_volume_empty(id) {
             VolumeState::Empty
         } else {
             VolumeState::Live(id.to_owned())

@@ -68,18 +68,20 @@ impl Store {
         atomic::read_json(&self.layer_dir(id).join("layer.json"))
     }
 
-    /// Returns the ids of the layers that an env made.
-    pub fn layers_of(&self, env: &str) -> Result<Vec<String>> {
+    /// Reads all layers. A damaged description is for `fsck`: it must not keep an env from being removed.
+    pub fn layers(&self) -> Result<Vec<Layer>> {
         let mut found = Vec::new();
         for entry in fs::read_dir(self.root.join("layers"))? {
-            // A damaged description is for `fsck`; it must not keep an env from being removed.
-            if let Ok(Some(layer)) = atomic::read_json::<Layer>(&entry?.path().join("layer.json"))
-                && layer.env == env
-            {
-                found.push(layer.id);
-            }
+            let path = entry?.path().join("layer.json");
+            found.extend(atomic::read_json::<Layer>(&path).ok().flatten());
         }
         Ok(found)
+    }
+
+    /// Returns the ids of the layers that an env made.
+    pub fn layers_of(&self, env: &str) -> Result<Vec<String>> {
+        let made = self.layers()?.into_iter().filter(|layer| layer.env == env);
+        Ok(made.map(|layer| layer.id).collect())
     }
 
     /// Says whether a layer may be built upon: it is on disk for good, or no power was lost since it was made.

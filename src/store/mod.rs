@@ -18,6 +18,7 @@
 pub mod atomic;
 pub mod check;
 pub mod env;
+mod forgotten;
 pub mod images;
 pub mod journal;
 pub mod layer;
@@ -176,6 +177,11 @@ impl Store {
     /// Returns a live build volume's directory.
     pub fn volume_dir(&self, id: &str) -> PathBuf {
         self.root.join("volumes").join(id)
+    }
+
+    /// Says whether there is nothing in a live build volume.
+    pub fn is_volume_empty(&self, id: &str) -> bool {
+        fs::read_dir(self.volume_dir(id)).is_ok_and(|mut entries| entries.next().is_none())
     }
 
     /// Returns the names of the envs that have a record, sorted.

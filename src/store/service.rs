@@ -44,41 +44,50 @@ impl Store {
         key: &str,
         say: &mut dyn FnMut(&str),
     ) -> Result<()> {
-        let name = Self::imported(key);
-        if service.image(&name)?.is_some() {
-            return Ok(());
-        }
-        say(&format!("copying the image into {}", service.flavour));
-        // Before it is there: a list may name what is not, but nothing may be there that no list names.
         let directory = self.root().join("images").join(key);
         let mut objects = read_objects(&directory)?;
-        let object = Object {
+        let mut object = Object {
             socket: service.socket.clone(),
-            what: What::Image(name.clone()),
+            what: What::Image(Self::imported(key)),
+            id: None,
         };
-        if !objects.contains(&object) {
-            objects.push(object);
+        let known = objects.iter().find(|known| known.is_same(&object));
+        if let Some(id) = known.and_then(|known| known.id.as_ref())
+            && service.image(id)?.is_some()
+        {
+            return Ok(());
+        }
+        objects.retain(|known| !known.is_same(&object));
+        let name = Self::imported(key);
+        object.id = service.imported(&name, key)?;
+        objects.push(object);
+        // Before it is there: a list may name what is not, but nothing may be there that no list names.
+        write_objects(&directory, &objects)?;
+        if let Some(object) = objects.last_mut()
+            && object.id.is_none()
+        {
+            say(&format!("copying the image into {}", service.flavour));
+            object.id = Some(service.import(&self.image_root(key), &name, key)?);
             write_objects(&directory, &objects)?;
         }
-        service.import(&self.image_root(key), &name)
+        Ok(())
+    }
+
+    /// Returns the id of an image of the store at a service, where it was copied into it.
+    pub fn imported_id(&self, socket: &Path, key: &str) -> Result<Option<String>> {
+        let objects = read_objects(&self.root().join("images").join(key))?;
+        let found = objects
+            .into_iter()
+            .find(|object| object.socket == socket && matches!(object.what, What::Image(_)));
+        Ok(found.and_then(|object| object.id))
     }
 
     /// Removes what the lists in a directory name, before its files are deleted for good. Says whether all of it
     /// could be.
     pub(super) fn remove_objects(&self, directory: &Path) -> bool {
         let mut clean = true;
-        let mut left = vec![(directory.to_owned(), 0)];
-        while let Some((directory, depth)) = left.pop() {
-            // An unreadable list is as good as none: `fsck` looks for objects that nothing names.
-            for object in read_objects(&directory).unwrap_or_default() {
-                clean &= object.remove().is_ok();
-            }
-            if depth < DEPTH {
-                let entries = fs::read_dir(&directory).into_iter().flatten().flatten();
-                let directories =
-                    entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-                left.extend(directories.map(|entry| (entry.path(), depth + 1)));
-            }
+        for object in objects_below(directory) {
+            clean &= object.remove().is_ok();
         }
         clean
     }
@@ -101,6 +110,7 @@ impl LockedEnv<'_> {
             &[Object {
                 socket: socket.to_owned(),
                 what: What::Tree(tree.clone()),
+                id: None,
             }],
         )?;
         Ok(tree)
@@ -116,7 +126,16 @@ impl LockedEnv<'_> {
     ) -> Result<Place> {
         let record = self.known_record()?;
         let image = match layer {
-            None => Store::imported(&record.image_key),
+            None => self
+                .store
+                .imported_id(socket, &record.image_key)?
+                .ok_or_else(|| {
+                    Error::not_found(format!(
+                        "the image that env `{}` stands on is not at its service",
+                        self.name()
+                    ))
+                    .help("rockenv up ...: it is copied there")
+                })?,
             Some(id) => {
                 let layer = self.store.layer(id)?;
                 layer
@@ -128,20 +147,33 @@ impl LockedEnv<'_> {
                     .image
             }
         };
-        let readable: String = self
-            .name()
-            .chars()
-            .map(|c| if c.is_ascii_alphanumeric() { c } else { '-' })
-            .collect();
         Ok(Place {
             socket: socket.to_owned(),
             image,
-            name: format!("rockenv-{}-{tree}", readable.trim_matches('-')),
+            name: self.container_name(tree),
             store: self.store.root().to_string_lossy().into_owned(),
             env: record.id.clone(),
             tree: tree.to_owned(),
             key: key.unwrap_or_default().to_owned(),
         })
+    }
+
+    /// Returns the name of the container that a live tree is.
+    fn container_name(&self, tree: &str) -> String {
+        let readable: String = self
+            .name()
+            .chars()
+            .map(|c| if c.is_ascii_alphanumeric() { c } else { '-' })
+            .collect();
+        format!("rockenv-{}-{tree}", readable.trim_matches('-'))
+    }
+
+    /// Says whether a live tree at a service was changed since its snapshot.
+    pub(super) fn is_changed_at(&self, service: &Service, tree: &str) -> Result<bool> {
+        let name = self.container_name(tree);
+        // What was carried over into a container is no change of that container.
+        Ok(service.carried(tree)?.is_some()
+            || service.state(&name)?.is_some() && service.is_changed(&name)?)
     }
 
     /// Removes containers and images of the env that nothing names: what a killed command left. While the service
@@ -178,8 +210,13 @@ impl LockedEnv<'_> {
         Ok(())
     }
 
-    /// Freezes a live tree as an image.
-    pub(super) fn commit_tree(&self, socket: &Path, freeze: &Freeze<'_>) -> Result<Kept> {
+    /// Freezes a live tree as an image; `bare` says that no build volume holds anything that belongs to it.
+    pub(super) fn commit_tree(
+        &self,
+        socket: &Path,
+        freeze: &Freeze<'_>,
+        bare: bool,
+    ) -> Result<Kept> {
         let service = Service::connect(socket)?;
         let place = self.place(socket, freeze.tree, freeze.parent, freeze.key)?;
         let image = match service.state(&place.name)? {
@@ -190,7 +227,8 @@ impl LockedEnv<'_> {
                 let name = format!("rockenv/snapshot-{}", place.tree);
                 let below = lost_or(service.image(&place.image)?, &place.image)?;
                 let image = if below.layers < MAX_LAYERS {
-                    service.commit(&place.name, &name)?
+                    let whole = (bare && freeze.key.is_some()).then_some(below.layers);
+                    service.commit(&place.name, &name, whole)?
                 } else {
                     service.commit_whole(&place.name, &name, &place.tree)?;
                     lost_or(service.image(&name)?, &name)?.id
@@ -211,13 +249,29 @@ impl LockedEnv<'_> {
     }
 
     /// Returns by how much a live tree is larger than what it stands on, in bytes.
-    pub fn written_at_service(&self, tree: &str, parent: Option<&str>) -> Result<Option<u64>> {
+    pub fn written_at_service(&self, tree: &str) -> Result<Option<u64>> {
         let Some(service) = self.service()? else {
             return Ok(None);
         };
-        let place = self.place(&service.socket, tree, parent, None)?;
-        service.written(&place.name).map(Some)
+        service.written(&self.container_name(tree)).map(Some)
     }
+}
+
+/// Returns what the lists in an entry of the trash name.
+pub(super) fn objects_below(directory: &Path) -> Vec<Object> {
+    let mut found = Vec::new();
+    let mut left = vec![(directory.to_owned(), 0)];
+    while let Some((directory, depth)) = left.pop() {
+        // An unreadable list is as good as none.
+        found.extend(read_objects(&directory).unwrap_or_default());
+        if depth < DEPTH {
+            let entries = fs::read_dir(&directory).into_iter().flatten().flatten();
+            let directories =
+                entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+            left.extend(directories.map(|entry| (entry.path(), depth + 1)));
+        }
+    }
+    found
 }
 
 fn lost_or(image: Option<Image>, name: &str) -> Result<Image> {
@@ -231,6 +285,6 @@ fn read_objects(directory: &Path) -> Result<Vec<Object>> {
     Ok(atomic::read_json(&directory.join(OBJECTS))?.unwrap_or_default())
 }
 
-fn write_objects(directory: &Path, objects: &[Object]) -> Result<()> {
+pub(super) fn write_objects(directory: &Path, objects: &[Object]) -> Result<()> {
     atomic::write_json(&directory.join(OBJECTS), &objects)
 }

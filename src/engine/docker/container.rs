@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::listing::MADE;
-use super::{Flavour, LATE, Labels, SOON, Service, settled};
+use super::{Flavour, Image, LATE, Labels, SOON, Service, settled};
 use crate::engine::cgroup::SLICE;
 use crate::engine::{Bind, Container, Device, nspawn};
 use crate::error::{Error, Result};
@@ -34,7 +34,7 @@ pub(super) const AGENT_SOCKET: &str = "socket";
 pub struct Place {
     /// The service's socket.
     pub socket: PathBuf,
-    /// The image below.
+    /// Id of the image below: a name may be given to another one.
     pub image: String,
     /// Name of the container.
     pub name: String,
@@ -49,11 +49,6 @@ pub struct Place {
 }
 
 impl Place {
-    /// Returns the name of the image that holds its changes while its container is set up anew.
-    fn carried(&self) -> String {
-        format!("rockenv/carried-{}", self.tree)
-    }
-
     /// Returns the labels of what belongs to this tree.
     pub fn labels(&self) -> Labels {
         Labels {
@@ -107,7 +102,7 @@ impl Service {
                 return Ok(Vec::new());
             }
             if self.is_changed(&place.name)? {
-                image = self.commit(&place.name, &place.carried())?;
+                image = self.commit(&place.name, &carried(&place.tree), None)?;
             }
             self.remove_container(&place.name)?;
         }
@@ -158,14 +153,29 @@ impl Service {
         self.found(LATE, "make a container", request)
     }
 
-    /// Returns the image that a container of `place` is made from: what was carried over from the one before, which may
-    /// be all that is left of it when rockenv was killed in between, else the image below.
+    /// Returns the id of the image that a container of `place` is made from: what was carried over from the one before,
+    /// which may be all that is left of it when rockenv was killed in between, else the image below.
     pub fn below(&self, place: &Place) -> Result<String> {
-        let carried = place.carried();
-        Ok(match self.image(&carried)? {
-            Some(_) => carried,
-            None => place.image.clone(),
-        })
+        let carried = self.carried(&place.tree)?;
+        Ok(carried.map_or_else(|| place.image.clone(), |image| image.id))
+    }
+
+    /// Returns the image that holds the changes of a tree whose container is, or was, set up anew.
+    pub fn carried(&self, tree: &str) -> Result<Option<Image>> {
+        let name = carried(tree);
+        let Some(image) = self.image(&name)? else {
+            return Ok(None);
+        };
+        if image.labels.get("rockenv.tree").map(String::as_str) == Some(tree) {
+            return Ok(Some(image));
+        }
+        Err(Error::unexpected(format!(
+            "image `{name}` is not the one that rockenv made: its name was given to another behind rockenv's back"
+        ))
+        .help(format!(
+            "{} rmi {name}, and the env goes on from its last snapshot",
+            self.flavour
+        )))
     }
 
     /// Starts a container.
@@ -198,13 +208,16 @@ impl Service {
 
     /// Returns the bytes that a container, which must not run, changed in its tree.
     pub fn written(&self, name: &str) -> Result<u64> {
+        Ok(self.sizes(name)?.0)
+    }
+
+    /// Returns the bytes that a container changed in its tree, and those of all of the tree.
+    pub fn sizes(&self, name: &str) -> Result<(u64, u64)> {
         let options = InspectContainerOptionsBuilder::new().size(true).build();
         let request = settled(|| self.client.inspect_container(name, Some(options.clone())));
         let found = self.ask(LATE, "measure a container", request)?;
-        Ok(found
-            .size_rw
-            .and_then(|size| u64::try_from(size).ok())
-            .unwrap_or(0))
+        let bytes = |size: Option<i64>| size.and_then(|size| u64::try_from(size).ok()).unwrap_or(0);
+        Ok((bytes(found.size_rw), bytes(found.size_root_fs)))
     }
 
     /// Says whether something was changed in a container's tree since it was made.
@@ -259,6 +272,11 @@ impl Service {
         }
         self.stop(name)
     }
+}
+
+/// Returns the name of the image that holds a tree's changes while its container is set up anew.
+fn carried(tree: &str) -> String {
+    format!("rockenv/carried-{tree}")
 }
 
 /// Says whether Podman refused a slice because it does not leave control groups to systemd.

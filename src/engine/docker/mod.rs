@@ -11,7 +11,7 @@ mod objects;
 pub use container::{Place, State};
 pub(super) use hold::hold;
 pub use listing::Entry;
-pub use objects::{Image, Object, What};
+pub use objects::{Frozen, Image, Object, What};
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -72,19 +72,22 @@ pub struct Labels {
     pub env: String,
     /// Id of the live tree that a container is, and that an image was.
     pub tree: String,
-    /// Key of the step that runs in a container, and that an image is the snapshot of.
+    /// Key of the step that runs in a container, and that ran in the container that an image was.
     pub key: String,
+    /// Of an image that is all there is of its step's snapshot: how many layers there were below it.
+    pub whole: String,
     /// What a container is set up with; another set-up needs another container.
     pub setup: String,
 }
 
 impl Labels {
-    fn pairs(&self) -> [(&'static str, &str); 5] {
+    fn pairs(&self) -> [(&'static str, &str); 6] {
         [
             ("rockenv.store", &self.store),
             ("rockenv.env", &self.env),
             ("rockenv.tree", &self.tree),
             ("rockenv.key", &self.key),
+            ("rockenv.whole", &self.whole),
             ("rockenv.setup", &self.setup),
         ]
     }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bollard::errors::Error as Refusal;
-use bollard::models::ContainerConfig;
+use bollard::models::{ContainerConfig, ImageSummary};
 use bollard::query_parameters::{
     CommitContainerOptionsBuilder, CreateImageOptionsBuilder, ListContainersOptionsBuilder,
     ListImagesOptionsBuilder, RemoveContainerOptionsBuilder, RemoveImageOptionsBuilder,
@@ -22,6 +22,8 @@ use super::{LATE, SOON, Service, settled};
 use crate::error::{Error, Result};
 use crate::process::Program;
 
+/// The label of a store's image, and of all that was built upon it: its key.
+const IMAGE: &str = "rockenv.image";
 /// How much of a tree's archive is on its way at once, in pieces of 64 KiB.
 const PIECES: usize = 16;
 /// How soon room for the next one is looked for: by then some are gone.
@@ -36,6 +38,9 @@ pub struct Object {
     /// What is there.
     #[serde(flatten)]
     pub what: What,
+    /// Id of an image that has been made: its name may mean another one by now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
 }
 
 /// How an object is found.
@@ -49,18 +54,38 @@ pub enum What {
 }
 
 impl Object {
+    /// Says whether both are the same thing at the same service.
+    pub fn is_same(&self, other: &Self) -> bool {
+        (&self.socket, &self.what) == (&other.socket, &other.what)
+    }
+
     /// Removes it; what is not there is no error.
     pub fn remove(&self) -> Result<()> {
         let service = Service::connect(&self.socket)?;
         match &self.what {
             What::Tree(tree) => service.remove_labelled("tree", tree),
-            What::Image(name) => service.remove_image(name),
+            What::Image(name) => service.remove_image(self.id.as_ref().unwrap_or(name)),
         }
     }
 }
 
 /// Id and labels, with the prefix, of an object.
 pub(super) type Labelled = (String, HashMap<String, String>);
+
+/// An image that is, by its labels and its name, the snapshot of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frozen {
+    /// Its id.
+    pub image: String,
+    /// The live tree that it was.
+    pub tree: String,
+    /// The step's key.
+    pub key: String,
+    /// When it was made, in seconds since 1970.
+    pub created: i64,
+    /// Where it is all there is of the snapshot: how many layers there were below it.
+    pub whole: Option<usize>,
+}
 
 /// An image of the service.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,6 +94,8 @@ pub struct Image {
     pub id: String,
     /// Its labels, with the prefix.
     pub labels: HashMap<String, String>,
+    /// Its names, as the service writes them: with a tag, from Podman with a host.
+    pub names: Vec<String>,
     /// Bytes of all its layers, shared ones included.
     pub size: u64,
     /// How many layers it has.
@@ -76,9 +103,12 @@ pub struct Image {
 }
 
 impl Service {
-    /// Makes an image of the tree at a directory; `name` has no tag, which Podman would ignore.
-    pub fn import(&self, tree: &Path, name: &str) -> Result<()> {
+    /// Makes an image of the tree at a directory, for image `key` of a store; returns its id. `name` has no tag, which
+    /// Podman would ignore.
+    pub fn import(&self, tree: &Path, name: &str, key: &str) -> Result<String> {
         let tar = Program::find("tar", "importing images")?
+            // A file changed while it was read: those of an image do not, but somebody may make or remove a link to one.
+            .tolerate(1)
             .args([
                 "--create",
                 "--file=-",
@@ -98,6 +128,7 @@ impl Service {
         let options = CreateImageOptionsBuilder::new()
             .from_src("-")
             .repo(name)
+            .changes(vec![format!("LABEL {IMAGE}={key}")])
             .build();
         // After an interruption the connection, which has the receiver, is neither used any more nor closed yet.
         let given_up = &AtomicBool::new(false);
@@ -131,9 +162,24 @@ impl Service {
             packed
         })?;
         match self.image(name)? {
-            Some(_) => Ok(()),
+            Some(image) => Ok(image.id),
             None => Err(Error::unexpected(format!("{} lost an image", self.flavour))),
         }
+    }
+
+    /// Returns the id of the image that [`Service::import`] made under a name, where the name still means it.
+    pub fn imported(&self, name: &str, key: &str) -> Result<Option<String>> {
+        let image = self.image(name)?;
+        // What was built upon it has its label too, and a layer more or the label of a tree.
+        let own = |image: &Image| {
+            image.labels.get(IMAGE).is_some_and(|found| found == key)
+                && image
+                    .labels
+                    .get("rockenv.tree")
+                    .is_none_or(String::is_empty)
+                && image.layers == 1
+        };
+        Ok(image.filter(own).map(|image| image.id))
     }
 
     /// Returns the image of that name or id.
@@ -150,6 +196,7 @@ impl Service {
                 .config
                 .and_then(|config| config.labels)
                 .unwrap_or_default(),
+            names: image.repo_tags.unwrap_or_default(),
             size: image
                 .size
                 .and_then(|size| u64::try_from(size).ok())
@@ -157,13 +204,18 @@ impl Service {
         }))
     }
 
-    /// Freezes a container, which must not run, as an image with the container's labels; returns its id.
-    pub fn commit(&self, container: &str, name: &str) -> Result<String> {
-        let options = CommitContainerOptionsBuilder::new()
+    /// Freezes a container, which must not run, as an image with the container's labels; returns its id. `whole` is for
+    /// the snapshot of a step that is all in the image: how many layers there are below.
+    pub fn commit(&self, container: &str, name: &str, whole: Option<usize>) -> Result<String> {
+        let mut options = CommitContainerOptionsBuilder::new()
             .container(container)
             .repo(name)
-            .pause(false)
-            .build();
+            .pause(false);
+        let label = whole.map(|below| format!("LABEL rockenv.whole={below}"));
+        if let Some(label) = &label {
+            options = options.changes(label);
+        }
+        let options = options.build();
         let request = self
             .client
             .commit_container(options, ContainerConfig::default());
@@ -201,6 +253,30 @@ impl Service {
             .into_iter()
             .map(|image| (image.id, image.labels))
             .collect())
+    }
+
+    /// Returns the snapshots of steps that a store, which is given by its label, has made.
+    pub fn frozen(&self, store: &str) -> Result<Vec<Frozen>> {
+        let filters = filters("store", store);
+        let options = ListImagesOptionsBuilder::new().filters(&filters).build();
+        let request = settled(|| self.client.list_images(Some(options.clone())));
+        let found = self.ask(SOON, "list images", request)?;
+        let frozen = |image: ImageSummary| {
+            let label = |name: &str| image.labels.get(name).filter(|value| !value.is_empty());
+            let (tree, key) = (label("rockenv.tree")?, label("rockenv.key")?);
+            // Labels are passed on to what is built upon an image, its name is not.
+            let name = format!("rockenv/snapshot-{tree}");
+            let mut names = image.repo_tags.iter();
+            let named = names.any(|tag| own_name(tag) == Some(&name));
+            named.then(|| Frozen {
+                tree: tree.clone(),
+                key: key.clone(),
+                created: image.created,
+                whole: label("rockenv.whole").and_then(|below| below.parse().ok()),
+                image: image.id.clone(),
+            })
+        };
+        Ok(found.into_iter().filter_map(frozen).collect())
     }
 
     /// Returns ids and labels of the containers that carry a label, which is given without the prefix.
@@ -252,23 +328,29 @@ impl Service {
         Ok(())
     }
 
-    /// Removes an image by name or id; one that others stand on only loses its names.
+    /// Removes an image by name or id; one that others stand on only loses its names, and one that somebody gave a name
+    /// of his own stays his.
     pub fn remove_image(&self, id: &str) -> Result<()> {
-        let request = settled(|| self.client.inspect_image(id));
-        let Some(found) = self.found(SOON, "look at an image", request)? else {
+        let Some(found) = self.image(id)? else {
             return Ok(());
         };
         // By its names: by its id, one that others stand on is refused.
-        let mut names = found.repo_tags.unwrap_or_default();
-        if names.is_empty() {
-            names.push(id.to_owned());
-        }
+        let nameless = found.names.is_empty();
+        let names = if nameless {
+            vec![found.id]
+        } else {
+            found
+                .names
+                .into_iter()
+                .filter(|name| own_name(name).is_some())
+                .collect()
+        };
         for name in names {
             let options = RemoveImageOptionsBuilder::new().build();
             let request = self.client.remove_image(&name, Some(options), None);
             match self.found(LATE, "remove an image", request) {
-                // Nameless already, and others stand on it.
-                Err(_) if name == id => {}
+                // Others stand on it.
+                Err(_) if nameless => {}
                 other => drop(other?),
             }
         }
@@ -287,6 +369,14 @@ fn hand_over(sender: &Sender<Bytes>, mut piece: Bytes, given_up: &AtomicBool) ->
         std::thread::sleep(ROOM);
     }
     false
+}
+
+/// Returns a name as rockenv gives it, `rockenv/...`: Podman puts a host before it. `None` for any other.
+fn own_name(name: &str) -> Option<&str> {
+    let hosts = ["docker.io/", "localhost/", ""];
+    let name = hosts.iter().find_map(|host| name.strip_prefix(host))?;
+    let name = name.strip_suffix(":latest").unwrap_or(name);
+    name.starts_with("rockenv/").then_some(name)
 }
 
 fn filters(label: &str, value: &str) -> HashMap<String, Vec<String>> {
