@@ -63,6 +63,11 @@ fn caveats(cx: &Context, report: &Report) {
             report.unreadable
         ));
     }
+    for problem in &report.silent_services {
+        cx.ui.warn(&format!(
+            "what a service holds is not counted, since it does not answer: {problem}"
+        ));
+    }
     if report.mounts_skipped > 0 {
         cx.ui.warn(&format!(
             "{} mounts in the store are not counted",
@@ -76,6 +81,22 @@ fn cells(name: String, size: Size, note: String) -> [String; 4] {
         name,
         size::bytes(size.allocated),
         size::bytes(size.apparent),
+        note,
+    ]
+}
+
+/// A row for what a service holds: own bytes, and those with what it stands on.
+fn service_row(
+    name: &str,
+    engine: &str,
+    own: u64,
+    total: Option<u64>,
+    note: String,
+) -> [String; 4] {
+    [
+        format!("{name} at {engine}"),
+        size::bytes(own),
+        total.map(size::bytes).unwrap_or_default(),
         note,
     ]
 }
@@ -99,10 +120,24 @@ fn overview(report: &Report) -> Table {
             .map(|(class, title)| (*title, report.own(env, *class)))
             .collect();
         let total: Size = parts.iter().map(|(_, size)| *size).sum();
-        let note = format!("`rockenv rm {env}` frees {}", size::bytes(*freed));
+        let own = std::slice::from_ref(env);
+        let held = report.at_services.iter().filter(|held| held.envs == own);
+        let held: Vec<_> = held.filter(|held| held.class != Class::Image).collect();
+        let engine = held.first().map_or("", |held| held.engine.as_str());
+        let mut note = format!("`rockenv rm {env}` frees {}", size::bytes(*freed));
+        if !held.is_empty() {
+            let bytes = held.iter().map(|held| held.own).sum();
+            note = format!("{note}, and {} at {engine}", size::bytes(bytes));
+        }
         table.row(cells(format!("env {env}"), total, note));
         for (title, part) in parts.into_iter().filter(|(_, part)| part.entries > 0) {
             table.row(cells(format!("  {title}"), part, String::new()));
+        }
+        for (class, title) in PARTS {
+            if held.iter().any(|held| held.class == class) {
+                let (name, bytes) = (format!("  {title}"), report.held(class, own));
+                table.row(service_row(&name, engine, bytes, None, String::new()));
+            }
         }
     }
     for (users, size) in shared(report) {
@@ -136,8 +171,43 @@ fn overview(report: &Report) -> Table {
             table.row(cells(title.to_owned(), size, note.to_owned()));
         }
     }
+    let held = report.at_services.iter().filter(|held| match held.class {
+        Class::Image | Class::Unused => true,
+        _ => held.envs.len() > 1,
+    });
+    for held in held {
+        let name = match held.class {
+            Class::Image => format!("image {}", held.name),
+            Class::Unused => format!("unused snapshot {}", held.name),
+            _ => format!("shared snapshot {}", held.name),
+        };
+        let note = match held.envs.as_slice() {
+            [] => "no env needs it".to_owned(),
+            envs => format!("needed by {}", envs.join(", ")),
+        };
+        table.row(service_row(
+            &name,
+            &held.engine,
+            held.own,
+            Some(held.total),
+            note,
+        ));
+    }
     table.row(cells("total".to_owned(), report.total, String::new()));
+    total_at_services(&mut table, report);
     table
+}
+
+/// What services hold is on their disk, which need not be the store's.
+fn total_at_services(table: &mut Table, report: &Report) {
+    let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
+    for held in &report.at_services {
+        *sums.entry(&held.engine).or_default() += held.own;
+    }
+    for (engine, sum) in sums {
+        let note = "in its own storage, not in the total above".to_owned();
+        table.row(service_row("total", engine, sum, None, note));
+    }
 }
 
 /// One env: each snapshot and volume by name.
@@ -173,7 +243,29 @@ fn detail(report: &Report, env: &str) -> Table {
         }
         table.row(cells(name, row.size, notes.join("; ")));
     }
+    for held in &report.at_services {
+        let name = match held.class {
+            Class::Image => format!("image {}", held.name),
+            Class::Live => "live tree".to_owned(),
+            Class::Failed => format!("failed tree of {}", held.name),
+            _ => format!("snapshot {}", held.name),
+        };
+        let others = held.envs.iter().map(String::as_str);
+        let others: Vec<&str> = others.filter(|user| *user != env).collect();
+        let note = match others.as_slice() {
+            [] => String::new(),
+            _ => format!("also needed by {}", others.join(", ")),
+        };
+        table.row(service_row(
+            &name,
+            &held.engine,
+            held.own,
+            Some(held.total),
+            note,
+        ));
+    }
     table.row(cells("total".to_owned(), report.total, String::new()));
+    total_at_services(&mut table, report);
     let own = report.freed.get(env).copied().unwrap_or_default();
     let note = format!("what `rockenv rm {env}` frees");
     table.row(["only here", &size::bytes(own), "", &note]);

@@ -15,6 +15,7 @@ mod extents;
 mod links;
 mod queue;
 pub mod report;
+pub mod service;
 mod walk;
 
 use std::collections::BTreeMap;

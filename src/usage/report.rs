@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 use serde::Serialize;
 
+use super::service::{Held, holdings};
 use super::{Options, Root, Sums, Usage, scan};
 use crate::error::{Result, ResultExt as _};
 use crate::rootfs::Method;
@@ -121,8 +122,12 @@ pub struct Report {
     pub method: Method,
     /// What was counted, in the order that decides who has shared bytes.
     pub rows: Vec<Row>,
-    /// What `rm` would free, by env.
+    /// What `rm` would free in the store, by env.
     pub freed: BTreeMap<String, u64>,
+    /// What services of containers hold, which is not in the store.
+    pub at_services: Vec<Held>,
+    /// Services that did not answer, and why.
+    pub silent_services: Vec<String>,
     /// The sum of the rows.
     pub total: Size,
     /// The file system.
@@ -164,6 +169,14 @@ impl FileSystem {
 }
 
 impl Report {
+    /// Sums what services hold for exactly these envs: own bytes.
+    pub fn held(&self, class: Class, envs: &[String]) -> u64 {
+        let held = self.at_services.iter();
+        held.filter(|held| held.class == class && held.envs == envs)
+            .map(|held| held.own)
+            .sum()
+    }
+
     /// Sums the rows of one class that `env` alone needs.
     pub fn own(&self, env: &str, class: Class) -> Size {
         self.rows
@@ -436,7 +449,15 @@ impl Places<'_> {
                 .retain(|row| row.envs.iter().any(|user| user == env));
             freed.retain(|name, _| name == env);
         }
+        let mut holdings = holdings(self.store, &self.envs)?;
+        if let Some(env) = only {
+            holdings
+                .held
+                .retain(|held| held.envs.iter().any(|user| user == env));
+        }
         Ok(Report {
+            at_services: holdings.held,
+            silent_services: holdings.problems,
             schema: "rockenv/du/1",
             store: self.store.root().to_owned(),
             env: only.map(str::to_owned),
