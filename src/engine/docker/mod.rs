@@ -35,7 +35,7 @@ const SOON: Duration = Duration::from_secs(30);
 /// How often a long wait looks for signals.
 const LOOK: Duration = Duration::from_millis(50);
 /// How long a service may contradict itself about what others are making or removing.
-const SETTLE: Duration = Duration::from_secs(10);
+const SETTLE: Duration = Duration::from_secs(25);
 /// How soon a question that failed for that is asked again.
 const AGAIN: Duration = Duration::from_millis(20);
 /// How long copying a tree may take: an import, a commit, the removal of an image.
