@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::commands::{
-    doctor, du, exec, fsck, generate, image, list, logs, profile, remove, setup, snapshot, target,
-    up,
+    cache, doctor, du, exec, fsck, gc, generate, image, list, logs, profile, remove, setup,
+    snapshot, target, up,
 };
 
 /// Reproducible build environments for ROCm, in systemd-nspawn and containers.
@@ -75,6 +75,11 @@ pub enum Command {
     Fork(snapshot::ForkArgs),
     /// Show where the disk space went
     Du(du::DuArgs),
+    /// Remove what nobody needs, and what the policy gives up
+    Gc(gc::GcArgs),
+    /// Work with caches
+    #[command(subcommand)]
+    Cache(cache::CacheCommand),
     /// Work with base images
     #[command(subcommand)]
     Image(image::ImageCommand),

@@ -12,6 +12,7 @@ use serde::Deserialize;
 use crate::engine::BuildUser;
 use crate::engine::choose::Sockets;
 use crate::error::{Error, Result};
+use crate::gc::policy;
 
 /// The variables that are read and what they mean, for the documentation.
 pub const VARIABLES: [(&str, &str); 19] = [
@@ -105,6 +106,9 @@ pub struct File {
     /// and what stands in for a registry, by its host: `"registry.example.org" = "https://mirror.example.org/prefix"`.
     #[serde(default)]
     pub mirror: BTreeMap<String, String>,
+    /// What `gc` keeps.
+    #[serde(default)]
+    pub gc: policy::Table,
 }
 
 /// What the process's environment says about output.
@@ -139,6 +143,8 @@ pub struct Config {
     pub image_dirs: Vec<PathBuf>,
     /// Mirrors by distribution.
     pub mirrors: BTreeMap<String, String>,
+    /// What `gc` keeps: the nearest file that says something wins.
+    pub gc: policy::Table,
     /// Files with the user's logins to registries, whether they are there or not.
     pub auth_files: Vec<PathBuf>,
     /// The user that steps run as.
@@ -228,6 +234,10 @@ impl Config {
         for file in files.iter().rev() {
             mirrors.extend(file.mirror.clone());
         }
+        let mut gc = policy::Table::default();
+        for file in &files {
+            gc.fill(&file.gc);
+        }
         let directories = |pick: fn(&File) -> &Vec<PathBuf>, name: &str| {
             let mut found: Vec<PathBuf> =
                 files.iter().flat_map(|file| pick(file).clone()).collect();
@@ -254,6 +264,7 @@ impl Config {
             profile_dirs: directories(|file| &file.profile_dirs, "profiles"),
             image_dirs: directories(|file| &file.image_dirs, "images"),
             mirrors,
+            gc,
             auth_files,
             user,
             host_home,

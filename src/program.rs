@@ -104,7 +104,9 @@ fn reap(arguments: &[String]) -> Result<()> {
     // A terminal's Ctrl-C is not for a process that only cleans up.
     let _: nix::Result<nix::unistd::Pid> = nix::unistd::setsid();
     match crate::store::Store::open_existing(root.as_ref())? {
-        Some(store) => store.make_all_durable().and_then(|()| store.empty_trash()),
+        Some(store) => store
+            .make_all_durable()
+            .and_then(|()| store.empty_trash().map(drop)),
         None => Ok(()),
     }
 }

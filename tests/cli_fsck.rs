@@ -74,6 +74,7 @@ impl Lab {
             distribution: "debian 14".into(),
             packages: Vec::new(),
             bytes: 0,
+            took_ms: None,
         };
         let text = serde_json::to_string(&image).unwrap();
         fs::write(place.join("image.json"), text).unwrap();
@@ -211,6 +212,7 @@ fn freeze(env: &mut LockedEnv<'_>, name: &str, key: Option<&str>) {
             } else {
                 Origin::User
             },
+            cost: None,
         },
         |_| {},
     )

@@ -1,9 +1,11 @@
 //! Owns the verbs: one file for each, and the one `match` that finds them.
 
+pub mod cache;
 pub mod doctor;
 pub mod du;
 pub mod exec;
 pub mod fsck;
+pub mod gc;
 pub mod generate;
 pub mod image;
 pub mod list;
@@ -37,6 +39,8 @@ pub fn run(cx: &Context, command: Command) -> Result<u8> {
         Command::Rollback(args) => done(snapshot::rollback(cx, &args)),
         Command::Fork(args) => done(snapshot::fork(cx, &args)),
         Command::Du(args) => done(du::du(cx, &args)),
+        Command::Gc(args) => done(gc::gc(cx, &args)),
+        Command::Cache(command) => done(cache::cache(cx, &command)),
         Command::Image(command) => image::image(cx, command),
         Command::Profile(command) => profile::profile(cx, command),
         Command::Target(command) => done(target::target(cx, &command)),

@@ -1,12 +1,18 @@
 //! Owns `setup`: installing what the host needs, and making a btrfs store in a file.
 
+use std::collections::BTreeMap;
+use std::path::Path;
+
 use clap::Args;
 use serde::Serialize;
 
 use crate::context::Context;
 use crate::error::{Error, Kind, Result};
+use crate::gc::policy::Preset;
+use crate::host::Host;
 use crate::profile::value;
 use crate::setup::store_image::StoreImage;
+use crate::setup::timer::Timer;
 use crate::setup::{DEFAULT, Feature, Manager, Tool, install, missing, packages};
 use crate::signals::Signals;
 use crate::ui::table::Table;
@@ -23,6 +29,9 @@ pub struct SetupArgs {
     /// Make a btrfs store of at most this size in a file beside the store's directory, and mount it there
     #[arg(long, value_name = "SIZE")]
     store_image: Option<String>,
+    /// Install a systemd timer that runs `gc` every day by this policy
+    #[arg(long, value_name = "PRESET", num_args = 0..=1, require_equals = true, default_missing_value = "workstation")]
+    timer: Option<Preset>,
 }
 
 fn parse_size(text: &str) -> Result<u64> {
@@ -44,11 +53,23 @@ pub fn setup(cx: &Context, args: &SetupArgs) -> Result<()> {
         }
         None => None,
     };
-    let tools = missing(&features, Tool::is_there);
+    let timer = match args.timer {
+        Some(preset) => {
+            let program = Host::probe()?.program;
+            Some(Timer::plan(&program, &cx.config.home, preset)?)
+        }
+        None => None,
+    };
+    // A timer alone is for a machine that works already.
+    let tools = if timer.is_some() && args.features.is_empty() && image.is_none() {
+        Vec::new()
+    } else {
+        missing(&features, Tool::is_there)
+    };
     if args.dry_run {
-        return show(cx, &tools, image.as_ref());
+        return show(cx, &tools, image.as_ref(), timer.as_ref());
     }
-    if tools.is_empty() && image.is_none() {
+    if tools.is_empty() && image.is_none() && timer.is_none() {
         cx.ui.note("nothing is missing");
         return Ok(());
     }
@@ -65,10 +86,16 @@ pub fn setup(cx: &Context, args: &SetupArgs) -> Result<()> {
             cx.ui.warn(warning);
         }
     }
-    need_root(if tools.is_empty() {
-        "mounting a store"
-    } else {
-        "installing packages"
+    if let Some(timer) = &timer {
+        cx.ui.note("a timer that runs `gc`:");
+        for step in timer.steps() {
+            cx.ui.note(&format!("  {step}"));
+        }
+    }
+    need_root(match (tools.is_empty(), &image) {
+        (false, _) => "installing packages",
+        (true, Some(_)) => "mounting a store",
+        (true, None) => "installing a timer",
     })?;
     if !cx.ui.confirm("go ahead?")? {
         return Err(Error::new(Kind::Usage, "nothing changed").help("rockenv setup --yes"));
@@ -84,6 +111,15 @@ pub fn setup(cx: &Context, args: &SetupArgs) -> Result<()> {
             image.at.display()
         ));
         cx.ui.note(&image.undo_text());
+    }
+    if let Some(timer) = timer {
+        if timer.install(Host::probe()?.systemd)? {
+            cx.ui
+                .note("`gc` runs every day now; undo: systemctl disable --now rockenv-gc.timer");
+        } else {
+            cx.ui
+                .warn("the units are written, but systemd does not run here: nothing starts them");
+        }
     }
     Ok(())
 }
@@ -156,7 +192,12 @@ fn still_missing(tools: &[&Tool], why: &str) -> Error {
         .help("install them by hand, then: rockenv doctor")
 }
 
-fn show(cx: &Context, tools: &[&Tool], image: Option<&StoreImage>) -> Result<()> {
+fn show(
+    cx: &Context,
+    tools: &[&Tool],
+    image: Option<&StoreImage>,
+    timer: Option<&Timer>,
+) -> Result<()> {
     let manager = Manager::detect();
     let packages = manager.map_or_else(Vec::new, |manager| packages(tools, manager));
     let command = manager
@@ -177,6 +218,7 @@ fn show(cx: &Context, tools: &[&Tool], image: Option<&StoreImage>) -> Result<()>
             missing: Vec<Missing<'a>>,
             command: Option<String>,
             store_image: Vec<String>,
+            units: BTreeMap<&'a Path, &'a str>,
         }
         return cx.ui.json(&Shown {
             schema: "rockenv/setup/1",
@@ -192,12 +234,17 @@ fn show(cx: &Context, tools: &[&Tool], image: Option<&StoreImage>) -> Result<()>
                 .collect(),
             command,
             store_image: image.map(StoreImage::steps).unwrap_or_default(),
+            units: timer
+                .iter()
+                .flat_map(|timer| &timer.files)
+                .map(|(path, text)| (path.as_path(), text.as_str()))
+                .collect(),
         });
     }
-    if tools.is_empty() {
-        cx.ui.note("nothing is missing");
-    } else {
+    if !tools.is_empty() {
         cx.ui.table(&table(tools));
+    } else if image.is_none() && timer.is_none() {
+        cx.ui.note("nothing is missing");
     }
     if let Some(command) = command {
         cx.ui.data(&format!("would run: {command}\n"));
@@ -209,6 +256,9 @@ fn show(cx: &Context, tools: &[&Tool], image: Option<&StoreImage>) -> Result<()>
         for warning in &image.warnings {
             cx.ui.warn(warning);
         }
+    }
+    for step in timer.map(Timer::steps).unwrap_or_default() {
+        cx.ui.data(&format!("would {step}\n"));
     }
     Ok(())
 }

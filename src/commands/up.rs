@@ -12,6 +12,7 @@ use crate::context::Context;
 use crate::engine::docker::Service;
 use crate::error::{Error, Kind, Result};
 use crate::execute::{self, Ended, Execution};
+use crate::gc::Lease;
 use crate::gpu;
 use crate::host::free_space;
 use crate::observe::{observe, wanted};
@@ -139,7 +140,10 @@ pub fn up(cx: &Context, args: UpArgs) -> Result<u8> {
     finish(cx, &reporter, ended, &name, &lacking, &args)
 }
 
-/// Resolves, locks, plans and executes.
+/// How often what was found may be removed by somebody else before it is used.
+const ATTEMPTS: usize = 5;
+
+/// Resolves, locks, plans and executes; again where what it counted on was removed before it could say so.
 fn converge(
     cx: &Context,
     args: &UpArgs,
@@ -148,22 +152,48 @@ fn converge(
     signals: &Signals,
     reporter: &Reporter,
 ) -> Result<(Option<Ended>, String, String)> {
+    for _ in 0..ATTEMPTS {
+        if let Some(outcome) = attempt(cx, args, store, &mut prepared, signals, reporter)? {
+            return Ok(outcome);
+        }
+    }
+    Err(Error::busy("what the env stands on is being removed again and again").help("rockenv up"))
+}
+
+/// One attempt; `None` where the image or a layer is gone by the time that the env is locked.
+fn attempt(
+    cx: &Context,
+    args: &UpArgs,
+    store: &Store,
+    prepared: &mut Prepared,
+    signals: &Signals,
+    reporter: &Reporter,
+) -> Result<Option<(Option<Ended>, String, String)>> {
     let image = match store.image_of(&prepared.recipe)? {
         Some(image) => image,
-        None => build_image(cx, args, store, &prepared, signals, reporter)?,
+        None => build_image(cx, args, store, prepared, signals, reporter)?,
     };
     prepared.inputs.image_key.clone_from(&image.key);
-    let sources = prepare_sources(args, store, &mut prepared, signals, reporter)?;
+    let sources = prepare_sources(args, store, prepared, signals, reporter)?;
     let spec = spec::resolve(&prepared.profile, &prepared.inputs)?;
     check_names(&prepared.profile, args)?;
     let mut env = store.lock_env(&spec.name, "up", Duration::from_secs(5))?;
-    let (_, plan) = plan_for(store, Some(&env), &prepared, &spec, args)?;
+    let (_, plan) = plan_for(store, Some(&env), prepared, &spec, args)?;
     if plan.is_empty() && env.record().is_some() {
         if !env.known_record()?.complete && args.until.is_none() {
             env.update(|record| record.complete = true)?;
         }
-        return Ok((None, spec.name, lacking(&plan, &prepared)));
+        let lacking = lacking(&plan, prepared);
+        return Ok(Some((None, spec.name, lacking)));
     }
+    let lease = Lease {
+        layers: plan.start.iter().cloned().collect(),
+        image: image.key.clone(),
+    };
+    if !env.lease(&lease)? {
+        return Ok(None);
+    }
+    store.load_ballast()?;
     if env.record().is_none() {
         preflight(store, &spec, args.force)?;
         env.commit(new_record(
@@ -181,7 +211,7 @@ fn converge(
             record.image.clone_from(&spec.image);
         })?;
     }
-    let (observed, plan) = plan_for(store, Some(&env), &prepared, &spec, args)?;
+    let (observed, plan) = plan_for(store, Some(&env), prepared, &spec, args)?;
     if let Some(service) = env.service()? {
         store.import_image(&service, &image.key, &mut |message| {
             reporter.emit(&Event::Warning {
@@ -220,7 +250,8 @@ fn converge(
         let keys: Vec<&str> = done.map(|step| step.key.as_str()).collect();
         store.remove_forgotten(&service, &keys)?;
     }
-    Ok((Some(ended), spec.name, lacking(&plan, &prepared)))
+    let lacking = lacking(&plan, prepared);
+    Ok(Some((Some(ended), spec.name, lacking)))
 }
 
 /// Takes snapshots into the store again that only the service knows of.

@@ -33,6 +33,7 @@ use crate::rootfs::{self, Method};
 use crate::signals::Signals;
 use crate::spec::{Spec, Step};
 use crate::store::env::Freeze;
+use crate::store::layer;
 use crate::store::record::{Cost, Failed, Origin, Outcome, Record, Snapshot, StepRecord};
 use crate::store::{LockedEnv, Store};
 use crate::ui::Reporter;
@@ -113,6 +114,8 @@ struct Metrics<'a> {
 struct Ran {
     ending: Ending,
     cost: Cost,
+    /// What its layer holds beyond the one below, in bytes.
+    frozen: u64,
     tail: Vec<String>,
     log: String,
 }
@@ -361,6 +364,10 @@ impl Execution<'_, '_> {
                         name: &step.name,
                         key: Some(step.key.as_str()),
                         origin: Origin::Step,
+                        cost: Some(layer::Cost {
+                            bytes: ran.frozen,
+                            wall_ms: ran.cost.wall_ms,
+                        }),
                     },
                     |record| put_step(record, done),
                 )?;
@@ -579,7 +586,14 @@ impl Execution<'_, '_> {
             (Ok(ending), Ok(End::Ended(usage))) => (ending, usage),
             (Ok(ending), Ok(End::Shared)) => (ending, Usage::default()),
         };
-        let grown = self.tree_growth(tree, parent)? + self.volume_bytes(step)? - before;
+        let written = self.tree_growth(tree, parent)?;
+        let grown = written + self.volume_bytes(step)? - before;
+        // Build volumes are in the layer where the store can freeze them.
+        let frozen = if self.store.freezes_volumes() {
+            grown
+        } else {
+            written
+        };
         let wall_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         Ok(Ran {
             ending,
@@ -588,6 +602,7 @@ impl Execution<'_, '_> {
                 usage,
                 disk_delta: grown,
             },
+            frozen: u64::try_from(frozen).unwrap_or(0),
             tail: output.tail().map(str::to_owned).collect(),
             log: log.to_owned(),
         })

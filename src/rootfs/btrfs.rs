@@ -12,6 +12,7 @@ use std::collections::HashSet;
 use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
@@ -103,6 +104,7 @@ const _: () = assert!(size_of::<Search>() == 4096);
 
 mod ioctl {
     use super::{Args, ArgsV2, Info, RootRefs, Search};
+    nix::ioctl_none!(sync, 0x94, 8);
     nix::ioctl_write_ptr!(subvolume_create, 0x94, 14, Args);
     nix::ioctl_write_ptr!(destroy, 0x94, 15, Args);
     nix::ioctl_readwrite!(search, 0x94, 17, Search);
@@ -329,6 +331,48 @@ pub(super) fn destroy(parent: BorrowedFd<'_>, name: &CStr) -> nix::Result<u64> {
     // SAFETY: `args` is a complete structure of the size in the ioctl number and outlives the call.
     unsafe { ioctl::destroy(parent.as_raw_fd(), &raw const args) }?;
     Ok(ids.len() as u64)
+}
+
+/// Waits until the kernel has given back the space of deleted subvolumes, or for so long.
+pub fn wait_for_deleted(fd: impl AsFd, patience: Duration) -> Result<()> {
+    let fd = fd.as_fd();
+    let started = Instant::now();
+    let wait = || {
+        loop {
+            // Before the call: what was freed before it is free for good after it. It also wakes who frees.
+            let last = !has_deleted(fd)? || started.elapsed() > patience;
+            // SAFETY: the call has no argument.
+            unsafe { ioctl::sync(fd.as_raw_fd()) }?;
+            if last {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    };
+    let outcome: nix::Result<()> = wait();
+    outcome.context(|| "cannot wait for btrfs to free deleted subvolumes".to_owned())
+}
+
+/// Says whether a subvolume of the file system is deleted and not yet freed.
+fn has_deleted(fd: BorrowedFd<'_>) -> nix::Result<bool> {
+    const ROOT_TREE: u64 = 1;
+    const ORPHANS: u64 = u64::MAX - 4;
+    const ORPHAN_ITEM: u32 = 48;
+    let mut search = Box::new(Search {
+        key: SearchKey {
+            tree: ROOT_TREE,
+            objectid: [ORPHANS; 2],
+            offset: [0, u64::MAX],
+            generation: [0, u64::MAX],
+            kind: [ORPHAN_ITEM; 2],
+            items: 1,
+            ..SearchKey::default()
+        },
+        found: [0; 3992],
+    });
+    // SAFETY: `search` is a complete structure of the size in the ioctl number and outlives the call.
+    unsafe { ioctl::search(fd.as_raw_fd(), &raw mut *search) }?;
+    Ok(search.key.items > 0)
 }
 
 fn info(fd: BorrowedFd<'_>) -> nix::Result<Box<Info>> {

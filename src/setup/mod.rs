@@ -4,6 +4,7 @@
 pub mod fstab;
 pub mod install;
 pub mod store_image;
+pub mod timer;
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -41,6 +41,8 @@ pub struct Freeze<'a> {
     pub key: Option<&'a str>,
     /// Why.
     pub origin: Origin,
+    /// What it took to make it, where that is known.
+    pub cost: Option<super::layer::Cost>,
 }
 
 /// How long a container that only waited for another command may take to end.
@@ -226,9 +228,11 @@ impl LockedEnv<'_> {
     fn recover(&mut self) -> Result<()> {
         let run = self.run_dir();
         let ended = State::recover(&run)?;
+        self.end_lease()?;
         for entry in journal::read(&self.directory)? {
             match entry {
                 Entry::Remove { id, layers } => return self.finish_removal(&id, &layers),
+                Entry::Forget { layers } => self.store.remove_unused_layers(&layers)?,
                 Entry::Freeze { tree, snapshot } => {
                     let published = self
                         .store
@@ -395,6 +399,7 @@ impl LockedEnv<'_> {
             boot: boot_id(),
             volumes,
             kept,
+            cost: freeze.cost,
         };
         let snapshot = Snapshot {
             name: freeze.name.to_owned(),
@@ -529,6 +534,7 @@ impl LockedEnv<'_> {
                 name,
                 key: None,
                 origin,
+                cost: None,
             },
             |_| {},
         )?;

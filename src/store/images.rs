@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fs_err as fs;
 use jiff::Timestamp;
@@ -46,6 +46,9 @@ pub struct Image {
     pub packages: Vec<Package>,
     /// Apparent size of its files, in bytes.
     pub bytes: u64,
+    /// Milliseconds that building it took.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub took_ms: Option<u64>,
 }
 
 /// What a recipe stands for at present.
@@ -109,6 +112,11 @@ impl Store {
         Ok(images)
     }
 
+    /// Returns the lock that image builds hold together, and that whoever removes downloads holds alone.
+    pub(super) fn blobs_lock(&self) -> PathBuf {
+        self.root.join("blobs/lock")
+    }
+
     fn reference(&self, recipe: &str, extension: &str) -> PathBuf {
         self.root
             .join("images/refs")
@@ -139,12 +147,14 @@ impl Store {
             // Somebody else built it while we waited.
             return Ok(image);
         }
+        let started = Instant::now();
         let work = self.image_work(&digest)?;
         let source_date = old.as_ref().map(|image| image.source_date);
         let built = self
             .build_image(&work, recipe, source_date, means)
             .context(|| format!("cannot build image `{name}`"))?;
-        let image = describe(name, &digest, built)?;
+        let mut image = describe(name, &digest, built)?;
+        image.took_ms = u64::try_from(started.elapsed().as_millis()).ok();
         let place = self.root.join("images").join(&image.key);
         atomic::write_json(&work.join("image.json"), &image)?;
         if place.join("root").exists() {
@@ -224,6 +234,8 @@ impl Store {
         source_date: Option<i64>,
         means: &mut Means<'_>,
     ) -> Result<Built> {
+        // Downloads stay while somebody may be about to read them.
+        let _downloads = Lock::shared(&self.blobs_lock(), "the downloads", BUILD_WAIT)?;
         let root = work.join("root");
         rootfs::create_tree(self.method, &root)?;
         image::build(
@@ -276,5 +288,6 @@ fn describe(name: &str, recipe: &str, built: Built) -> Result<Image> {
             .to_owned(),
         packages: built.packages,
         bytes: built.bytes,
+        took_ms: None,
     })
 }

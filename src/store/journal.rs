@@ -1,7 +1,7 @@
 //! Owns an env's journal: what a command began, so that the next one can finish or undo it.
 //!
 //! Most of what a killed command leaves needs no journal: whatever the record does not name is garbage. The
-//! journal holds the two things that cannot be seen that way: a live tree that became a layer, and a removal.
+//! journal holds what cannot be seen that way: a live tree that became a layer, and what is being removed.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -28,6 +28,11 @@ pub enum Entry {
         /// The env's id, which names its volumes.
         id: String,
         /// Layers it used, to be removed where nobody else does.
+        layers: Vec<String>,
+    },
+    /// The record is about to forget snapshots.
+    Forget {
+        /// Their layers, to be removed where nobody needs them.
         layers: Vec<String>,
     },
 }

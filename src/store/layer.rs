@@ -55,6 +55,18 @@ pub struct Layer {
     /// The image, where a service has the tree.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept: Option<Kept>,
+    /// What it took to make it, for a step's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost: Option<Cost>,
+}
+
+/// What it took to make a layer, which `gc` weighs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cost {
+    /// Bytes on disk that the layer holds and what it stands on does not.
+    pub bytes: u64,
+    /// Wall clock of its step, in milliseconds.
+    pub wall_ms: u64,
 }
 
 impl Store {

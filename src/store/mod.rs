@@ -9,23 +9,29 @@
 //! caches/<name>/  sources/<name>/  outputs/<env>/<name>/   never deleted by anything but their own commands
 //! blobs/sha256/             downloads, by digest
 //! trash/                    renamed here first, then unlinked
-//! envs/<name>/              lock, record.json, spec.toml, journal.jsonl, metrics.jsonl, trees/<id>/, logs/, run/
+//! envs/<name>/              lock, lease, record.json, spec.toml, journal.jsonl, metrics.jsonl, trees/<id>/, logs/, run/
+//! .ballast                  given up first when the disk is full
 //! ```
 //!
 //! Publish: write under a temporary name, then rename; the record is written last. Delete: rename to `trash/`,
 //! then unlink. Whatever an env's record does not name is garbage that its next command collects.
 
 pub mod atomic;
+mod ballast;
+pub mod caches;
 pub mod check;
 pub mod env;
 mod forgotten;
 pub mod images;
 pub mod journal;
 pub mod layer;
+mod lease;
 pub mod lock;
 pub mod record;
 pub mod removal;
 pub mod service;
+pub mod stock;
+pub mod sweep;
 pub mod trash;
 
 use std::os::unix::fs::PermissionsExt as _;

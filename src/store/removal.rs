@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 
 use super::env::{names, no_snapshot};
 use super::journal::{self, Entry};
+use super::record::Snapshot;
 use super::{LockedEnv, Store};
 use crate::error::Result;
 
@@ -18,8 +19,21 @@ impl LockedEnv<'_> {
             .snapshot(name)
             .ok_or_else(|| no_snapshot(self.name(), name))?
             .clone();
-        self.update(|record| record.snapshots.retain(|known| known.name != snapshot.name))?;
-        self.store.remove_unused_layers(&[snapshot.layer])
+        self.forget(&snapshot.layer, |known| known.name == snapshot.name)
+    }
+
+    /// Drops snapshots of a layer from the record, and the layer where nobody needs it any more.
+    pub(super) fn forget(&mut self, layer: &str, which: impl Fn(&Snapshot) -> bool) -> Result<()> {
+        let layers = vec![layer.to_owned()];
+        journal::begin(
+            &self.directory,
+            &Entry::Forget {
+                layers: layers.clone(),
+            },
+        )?;
+        self.update(|record| record.snapshots.retain(|known| !which(known)))?;
+        self.store.remove_unused_layers(&layers)?;
+        journal::clear(&self.directory)
     }
 
     /// Throws away this env's live volumes that are not in `keep`.
@@ -79,24 +93,31 @@ impl LockedEnv<'_> {
 }
 
 impl Store {
-    /// Throws away those of `candidates` and of what they stand on that no env's record needs, directly or as a parent.
+    /// Throws away those of `candidates` and of what they stand on that no env's record and no running command needs,
+    /// directly or as a parent.
     pub fn remove_unused_layers(&self, candidates: &[String]) -> Result<()> {
         if candidates.is_empty() {
             return Ok(());
         }
         let _lock = self.lock("rm")?;
-        let mut needed = BTreeSet::new();
+        let mut tops = Vec::new();
         for name in self.envs()? {
             let Some(record) = self.record(&name)? else {
                 continue;
             };
             for top in record.layers() {
-                let mut next = Some(top.to_owned());
-                while let Some(id) = next
-                    && needed.insert(id.clone())
-                {
-                    next = self.layer(&id)?.and_then(|layer| layer.parent);
-                }
+                tops.push(top.to_owned());
+            }
+        }
+        let leases = self.leases()?.into_values();
+        tops.extend(leases.flat_map(|lease| lease.layers));
+        let mut needed = BTreeSet::new();
+        for top in tops {
+            let mut next = Some(top);
+            while let Some(id) = next
+                && needed.insert(id.clone())
+            {
+                next = self.layer(&id)?.and_then(|layer| layer.parent);
             }
         }
         for id in candidates {

@@ -26,12 +26,12 @@ impl Store {
         })
     }
 
-    /// Unlinks what is in the trash, unless somebody else is at it.
-    pub fn empty_trash(&self) -> Result<()> {
+    /// Unlinks what is in the trash, unless somebody else is at it. Says whether nobody was: what is left then is kept.
+    pub fn empty_trash(&self) -> Result<bool> {
         let trash = self.root.join("trash");
         loop {
             let Some(_lock) = Lock::try_exclusive(&trash.join("lock"))? else {
-                return Ok(());
+                return Ok(false);
             };
             let (mut kept, mut gone) = (false, false);
             for entry in fs::read_dir(&trash)? {
@@ -52,7 +52,7 @@ impl Store {
             // Something thrown away while we were busy would otherwise wait for the next command.
             // What was kept may go now: an image goes only after those that stand on it.
             if !self.has_trash() || (kept && !gone) {
-                return Ok(());
+                return Ok(true);
             }
         }
     }

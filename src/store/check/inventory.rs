@@ -320,7 +320,7 @@ fn is_directory(path: &Path) -> bool {
 }
 
 /// Says whether somebody holds a lock, without making the file.
-pub(super) fn is_busy(path: &Path) -> bool {
+pub(in crate::store) fn is_busy(path: &Path) -> bool {
     path.exists() && matches!(Lock::try_exclusive(path), Ok(None))
 }
 
@@ -338,7 +338,7 @@ fn read<T: DeserializeOwned>(path: &Path) -> Read<T> {
 }
 
 /// Returns the names in a directory, sorted; none where it is absent.
-pub(super) fn names(directory: &Path) -> Result<Vec<String>> {
+pub(in crate::store) fn names(directory: &Path) -> Result<Vec<String>> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         other => other?,

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 pub use inventory::{Directory, EnvItem, ImageItem, Inventory, LayerItem, Read};
+pub(super) use inventory::{is_busy, names};
 pub use repair::{Attempt, repair, repair_format};
 
 use super::layer::VolumeState;
@@ -394,12 +395,12 @@ enum Fault {
 
 impl Inventory {
     /// Says whether any env is held by a command.
-    fn is_busy(&self) -> bool {
+    pub(super) fn is_busy(&self) -> bool {
         self.envs.values().any(|env| env.busy)
     }
 
     /// Says whether there are envs of which nothing reliable is known.
-    fn lost_records(&self) -> bool {
+    pub(super) fn lost_records(&self) -> bool {
         self.envs
             .values()
             .any(|env| env.lost_record || matches!(env.record, Read::Damaged(_)))

@@ -126,7 +126,7 @@ fn mend(store: &Store, inventory: &Inventory, mend: &Mend) -> Result<Option<Stri
             let _lock = Lock::exclusive(&path, "an image", "fsck", Duration::ZERO)?;
             store.discard(&references.join(format!("{recipe}.json")))?;
         }
-        Mend::Trash => store.empty_trash()?,
+        Mend::Trash => drop(store.empty_trash()?),
     }
     Ok(None)
 }

@@ -1,0 +1,149 @@
+//! Owns `cache`: what caches there are, emptying one, and shrinking one by its own tool, inside an env that mounts it.
+
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+use clap::{Args, Subcommand};
+use serde::Serialize;
+
+use crate::context::Context;
+use crate::error::{Error, Kind, Result};
+use crate::gc::Inventory;
+use crate::gc::cache::Kind as Tool;
+use crate::gc::policy::Policy;
+use crate::host::Host;
+use crate::process::Program;
+use crate::store::Store;
+use crate::store::sweep::Swept;
+use crate::ui::size;
+use crate::ui::table::Table;
+
+/// What to do with caches.
+#[derive(Debug, Subcommand)]
+pub enum CacheCommand {
+    /// List caches with what they hold
+    Ls(LsArgs),
+    /// Empty caches; what uses them fills them again
+    Clear(ClearArgs),
+}
+
+/// Arguments of `cache ls`.
+#[derive(Debug, Args)]
+pub struct LsArgs {}
+
+/// Arguments of `cache clear`.
+#[derive(Debug, Args)]
+pub struct ClearArgs {
+    /// The caches
+    #[arg(required_unless_present = "all")]
+    names: Vec<String>,
+    /// All of them
+    #[arg(long, conflicts_with = "names")]
+    all: bool,
+}
+
+/// Works with caches.
+pub fn cache(cx: &Context, command: &CacheCommand) -> Result<()> {
+    match command {
+        CacheCommand::Ls(_) => ls(cx),
+        CacheCommand::Clear(args) => clear(cx, args),
+    }
+}
+
+fn ls(cx: &Context) -> Result<()> {
+    #[derive(Serialize)]
+    struct Row {
+        name: String,
+        tool: Option<Tool>,
+        bytes: u64,
+        max: Option<u64>,
+        envs: Vec<String>,
+    }
+    let policy = Policy::new(&cx.config.gc, None)?;
+    let store = cx.existing_store()?;
+    let rows: Vec<Row> = store
+        .caches()?
+        .into_iter()
+        .map(|(name, shelf)| Row {
+            tool: shelf.kind,
+            bytes: store.cache_bytes(&name),
+            max: policy.cache_max.get(&name).copied().or(shelf.max),
+            envs: shelf.users.into_keys().collect(),
+            name,
+        })
+        .collect();
+    if cx.json {
+        return cx.ui.json(&rows);
+    }
+    let mut table = Table::new(["cache", "tool", ">on disk", ">max", "mounted by"]);
+    for row in rows {
+        table.row([
+            row.name.as_str(),
+            row.tool.map_or("-", Tool::tool),
+            &size::bytes(row.bytes),
+            &row.max.map_or_else(|| "-".to_owned(), size::bytes),
+            &row.envs.join(", "),
+        ]);
+    }
+    cx.ui.table(&table);
+    Ok(())
+}
+
+fn clear(cx: &Context, args: &ClearArgs) -> Result<()> {
+    cx.host_as_root("emptying a cache")?;
+    let store = cx.existing_store()?;
+    let names: Vec<String> = if args.all {
+        store.caches()?.into_keys().collect()
+    } else {
+        args.names.clone()
+    };
+    if names.is_empty() {
+        cx.ui.note("there are no caches");
+        return Ok(());
+    }
+    cx.confirm(&format!("empty {}?", names.join(", ")))?;
+    store.drop_ballast()?;
+    for name in &names {
+        clear_one(cx, &store, name)?;
+    }
+    cx.tidy(&store)
+}
+
+fn clear_one(cx: &Context, store: &Store, name: &str) -> Result<()> {
+    let bytes = store.cache_bytes(name);
+    store.clear_cache(name)?;
+    cx.ui
+        .note(&format!("cache {name}: {} given up", size::bytes(bytes)));
+    Ok(())
+}
+
+/// Has a cache's own tool shrink it to `max` bytes, in the env that the inventory names.
+pub(super) fn shrink(cx: &Context, stock: &Inventory, name: &str, max: u64) -> Result<Swept> {
+    let Some(cache) = stock.caches.get(name) else {
+        return Ok(Swept::Gone);
+    };
+    let (Some(kind), Some((env, target))) = (cache.kind, &cache.at) else {
+        return Ok(Swept::Stays("no idle env has it mounted".to_owned()));
+    };
+    let home = cx.config.home.display().to_string();
+    let mut command =
+        Program::at(&Host::probe()?.program).args(["--quiet", "--home", &home, "exec"]);
+    if kind.is_root() {
+        command = command.arg("--root");
+    }
+    let max = max.to_string();
+    let inside = [env, "--", "sh", "-ec", kind.script(), "sh", target, &max];
+    command
+        .args(inside)
+        .directory(Path::new("/"))
+        .output(1 << 20, &AtomicBool::new(false), &mut |_| {})
+        .map_err(|error| {
+            Error::new(
+                Kind::Unavailable,
+                format!("`{}` in env {env} failed", kind.tool()),
+            )
+            .source(error)
+            .help(format!("rockenv cache clear {name}"))
+        })?;
+    Ok(Swept::Gone)
+}

@@ -1,0 +1,350 @@
+//! Owns `gc`: reading the store, the decision, carrying it out, and what it came to.
+
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use serde::Serialize;
+
+use super::cache;
+use crate::context::Context;
+use crate::error::{Error, Kind, Result};
+use crate::gc::policy::{Limits, Policy, Preset};
+use crate::gc::{Inventory, Item, Plan, Rule, What, plan, rooted};
+use crate::host::free_space;
+use crate::profile::value;
+use crate::store::Store;
+use crate::store::stock::Look;
+use crate::store::sweep::Swept;
+use crate::ui::size;
+use crate::ui::table::Table;
+
+/// How often the decision is made anew where less was freed than was estimated.
+const ROUNDS: usize = 3;
+
+/// How often the file system is asked meanwhile whether there is enough: what was removed must be gone for that.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// Arguments of `gc`.
+#[derive(Debug, Args)]
+pub struct GcArgs {
+    /// Show what would go and why, and change nothing
+    #[arg(short = 'd', long)]
+    dry_run: bool,
+    /// Go on until so much is free in addition
+    #[arg(long, value_name = "SIZE")]
+    free: Option<String>,
+    /// Policy to begin with, in place of the configuration's
+    #[arg(long)]
+    preset: Option<Preset>,
+    /// Show what stays whatever happens, and why
+    #[arg(long, conflicts_with_all = ["dry_run", "free"])]
+    roots: bool,
+}
+
+/// Removes what nobody needs and what the policy gives up.
+pub fn gc(cx: &Context, args: &GcArgs) -> Result<()> {
+    let asked = args.free.as_deref().map(parse_size).transpose()?;
+    let policy = Policy::new(&cx.config.gc, args.preset)?;
+    let store = cx.existing_store()?;
+    let disk = nix::sys::statvfs::statvfs(store.root())
+        .map_err(|error| Error::unexpected("cannot ask for free space").source(error))?;
+    let limits = policy.limits(disk.blocks() * disk.fragment_size());
+    let look = Look {
+        cache_max: policy.cache_max.clone(),
+        used: limits.keep_at_most.is_some(),
+        everything: args.roots,
+        // Lock files will be read here.
+        locked: None,
+    };
+    if args.roots {
+        return show_roots(cx, &store.stock(&look, limits.keep_last)?, &limits);
+    }
+    if args.dry_run {
+        let stock = store.stock(&look, limits.keep_last)?;
+        let plan = plan(&stock, &limits, asked);
+        return show(cx, &policy, &limits, &stock, &plan);
+    }
+    cx.host_as_root("removing what is not needed")?;
+    // Before anything is written, a lock's holder included.
+    let full = store.drop_ballast()?;
+    if full {
+        cx.ui
+            .note("the disk is full: the ballast is given up first");
+    }
+    let before = unused(&store)?;
+    for error in store.settle_envs()? {
+        cx.ui.warn(&error.chain().join(": "));
+    }
+    let mut done = Done::default();
+    for round in 0..ROUNDS {
+        store.reclaim()?;
+        let stock = store.stock(&look, limits.keep_last)?;
+        let gained = unused(&store)?.saturating_sub(before);
+        let left = asked.map(|asked| asked.saturating_sub(gained));
+        let plan = plan(&stock, &limits, left);
+        if round == 0 {
+            done.trash = gained;
+            confirm(cx, &plan)?;
+        }
+        let goal = Goal {
+            unused: asked.map(|asked| before.saturating_add(asked)),
+            free: limits.min_free,
+        };
+        let removed = apply(cx, &store, &plan, &stock, &limits, &goal, &mut done)?;
+        done.notes = plan.notes;
+        // Another look is worth it only where space is short and something went.
+        if removed == 0 || left.is_none_or(|left| left == 0) {
+            break;
+        }
+    }
+    store.reclaim()?;
+    done.freed =
+        i64::try_from(unused(&store)?).unwrap_or(i64::MAX) - i64::try_from(before).unwrap_or(0);
+    let free = free_space(store.root())?;
+    store.load_ballast()?;
+    report(cx, &done, asked, free)
+}
+
+/// Returns the bytes of the file system that nothing is in, those reserved for root included: by how much they grow
+/// is what was freed, on a full disk too.
+fn unused(store: &Store) -> Result<u64> {
+    let disk = nix::sys::statvfs::statvfs(store.root())
+        .map_err(|error| Error::unexpected("cannot ask for free space").source(error))?;
+    Ok(disk.blocks_free() * disk.fragment_size())
+}
+
+/// When removals for space may stop.
+struct Goal {
+    /// Bytes that nothing is in, for `--free`.
+    unused: Option<u64>,
+    /// Bytes that an ordinary user can write, for `min-free`.
+    free: u64,
+}
+
+impl Goal {
+    fn is_reached(&self, rule: Rule, store: &Store) -> Result<bool> {
+        match (rule, self.unused) {
+            (Rule::Free, Some(goal)) => Ok(unused(store)? >= goal),
+            (Rule::MinFree, _) => Ok(free_space(store.root())? >= self.free),
+            _ => Ok(false),
+        }
+    }
+}
+
+fn parse_size(text: &str) -> Result<u64> {
+    value::size(text)
+        .map_err(|refused| Error::new(Kind::Usage, refused.message).help("rockenv gc --free 50G"))
+}
+
+/// What was done.
+#[derive(Debug, Default, Serialize)]
+struct Done {
+    removed: Vec<Item>,
+    stayed: Vec<Stayed>,
+    /// Bytes that were waiting in the trash.
+    trash: u64,
+    /// Sum of the removed items' bytes.
+    estimate: u64,
+    /// What the file system says, in bytes.
+    freed: i64,
+    notes: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Stayed {
+    name: String,
+    why: String,
+}
+
+fn confirm(cx: &Context, plan: &Plan) -> Result<()> {
+    let again = plan.items.iter().filter(|item| item.rebuild_ms > 0);
+    if again.clone().next().is_none() {
+        return Ok(());
+    }
+    let time: u64 = again.map(|item| item.rebuild_ms).sum();
+    cx.confirm(&format!(
+        "remove {} things ({}; making them again would take {})?",
+        plan.items.len(),
+        size::bytes(plan.estimate),
+        size::duration(Duration::from_millis(time))
+    ))
+}
+
+/// Removes what the plan says, until there is enough. Returns how many things went.
+fn apply(
+    cx: &Context,
+    store: &Store,
+    plan: &Plan,
+    stock: &Inventory,
+    limits: &Limits,
+    goal: &Goal,
+    done: &mut Done,
+) -> Result<usize> {
+    let mut removed = 0;
+    let mut looked = Instant::now();
+    for item in &plan.items {
+        // Estimates may be too low: nothing is removed for space that is there already.
+        if item.rule.wants_space() && looked.elapsed() > LOOK {
+            store.reclaim()?;
+            looked = Instant::now();
+            if goal.is_reached(item.rule, store)? {
+                continue;
+            }
+        }
+        let swept = match &item.what {
+            What::Cache { cache, max } => cache::shrink(cx, stock, cache, *max),
+            what => store.sweep(what, limits.keep_last),
+        };
+        let stays = match swept {
+            Ok(Swept::Gone) => {
+                cx.ui.detail(&format!("removed {}", item.name));
+                removed += 1;
+                done.estimate += item.bytes;
+                done.removed.push(item.clone());
+                continue;
+            }
+            Ok(Swept::Stays(why)) => why,
+            Err(error) => error.chain().join(": "),
+        };
+        cx.ui.detail(&format!("{} stays: {stays}", item.name));
+        done.stayed.push(Stayed {
+            name: item.name.clone(),
+            why: stays,
+        });
+    }
+    Ok(removed)
+}
+
+fn report(cx: &Context, done: &Done, asked: Option<u64>, free: u64) -> Result<()> {
+    if cx.json {
+        #[derive(Serialize)]
+        struct Shown<'a> {
+            schema: &'static str,
+            dry_run: bool,
+            #[serde(flatten)]
+            done: &'a Done,
+            free: u64,
+        }
+        cx.ui.json(&Shown {
+            schema: "rockenv/gc/1",
+            dry_run: false,
+            done,
+            free,
+        })?;
+    } else {
+        let count = match done.removed.len() {
+            1 => "1 thing".to_owned(),
+            many => format!("{many} things"),
+        };
+        cx.ui.data(&format!(
+            "removed {count}: {} freed, {} were estimated; {} are free now\n",
+            size::delta(done.freed).trim_start_matches('+'),
+            size::bytes(done.estimate + done.trash),
+            size::bytes(free)
+        ));
+    }
+    for stayed in &done.stayed {
+        cx.ui
+            .warn(&format!("{} stays: {}", stayed.name, stayed.why));
+    }
+    for note in &done.notes {
+        cx.ui.note(note);
+    }
+    let freed = u64::try_from(done.freed).unwrap_or(0);
+    match asked {
+        Some(asked) if freed < asked => Err(Error::new(
+            Kind::OutOfSpace,
+            format!(
+                "{} were asked for, {} could be freed",
+                size::bytes(asked),
+                size::bytes(freed)
+            ),
+        )
+        .help("rockenv gc --roots: what is kept and why; rockenv rm ENV, rockenv cache clear")),
+        _ => Ok(()),
+    }
+}
+
+/// Shows a plan.
+fn show(
+    cx: &Context,
+    policy: &Policy,
+    limits: &Limits,
+    stock: &Inventory,
+    plan: &Plan,
+) -> Result<()> {
+    if cx.json {
+        #[derive(Serialize)]
+        struct Shown<'a> {
+            schema: &'static str,
+            dry_run: bool,
+            preset: Preset,
+            limits: &'a Limits,
+            free: u64,
+            #[serde(flatten)]
+            plan: &'a Plan,
+        }
+        return cx.ui.json(&Shown {
+            schema: "rockenv/gc/1",
+            dry_run: true,
+            preset: policy.preset,
+            limits,
+            free: stock.free,
+            plan,
+        });
+    }
+    if plan.items.is_empty() {
+        cx.ui.note("nothing to remove");
+    } else {
+        let mut table = Table::new(["what", ">frees", ">again in", "rule", "why"]);
+        for item in &plan.items {
+            let again = match item.rebuild_ms {
+                0 => "-".to_owned(),
+                time => size::duration(Duration::from_millis(time)),
+            };
+            table.row([
+                item.name.as_str(),
+                &size::bytes(item.bytes),
+                &again,
+                item.rule.name(),
+                &item.reason,
+            ]);
+        }
+        cx.ui.table(&table);
+    }
+    cx.ui.data(&format!(
+        "{} in all; {} are free; {} more could be made again and stay\n",
+        size::bytes(plan.estimate),
+        size::bytes(stock.free),
+        size::bytes(plan.spare)
+    ));
+    for note in &plan.notes {
+        cx.ui.note(note);
+    }
+    Ok(())
+}
+
+fn show_roots(cx: &Context, stock: &Inventory, limits: &Limits) -> Result<()> {
+    let rows = rooted(stock, limits);
+    if cx.json {
+        #[derive(Serialize)]
+        struct Shown<'a> {
+            schema: &'static str,
+            roots: &'a [crate::gc::Rooted],
+        }
+        return cx.ui.json(&Shown {
+            schema: "rockenv/gc-roots/1",
+            roots: &rows,
+        });
+    }
+    let mut table = Table::new(["what", ">on disk", "stays because"]);
+    for row in &rows {
+        table.row([
+            row.name.as_str(),
+            &size::bytes(row.bytes),
+            &row.because.join("; "),
+        ]);
+    }
+    cx.ui.table(&table);
+    Ok(())
+}

@@ -1,0 +1,99 @@
+//! Owns what caches are: which tool made one, told by its files, and how that tool shrinks it.
+
+use serde::Serialize;
+
+/// A tool that keeps a cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// Compilers' results, by ccache.
+    Ccache,
+    /// Python packages, by uv.
+    Uv,
+    /// Python packages, by pip.
+    Pip,
+    /// Packages of Arch.
+    Pacman,
+    /// Packages of Debian and Ubuntu.
+    Apt,
+}
+
+impl Kind {
+    /// Tells by the names in a cache's top directory.
+    pub fn of<'a>(names: impl IntoIterator<Item = &'a str> + Clone) -> Option<Self> {
+        let has = |wanted: &str| names.clone().into_iter().any(|name| name == wanted);
+        let any = |fits: fn(&str) -> bool| names.clone().into_iter().any(fits);
+        if has("ccache.conf") || (has("0") && has("f")) {
+            Some(Self::Ccache)
+        } else if any(|name| name.starts_with("archive-v") || name.starts_with("wheels-v")) {
+            Some(Self::Uv)
+        } else if has("http-v2") || has("selfcheck") || (has("http") && has("wheels")) {
+            Some(Self::Pip)
+        } else if any(|name| name.contains(".pkg.tar.")) {
+            Some(Self::Pacman)
+        } else if has("archives") || any(|name| name.ends_with(".deb")) {
+            Some(Self::Apt)
+        } else {
+            None
+        }
+    }
+
+    /// Returns the program.
+    pub fn tool(self) -> &'static str {
+        match self {
+            Self::Ccache => "ccache",
+            Self::Uv => "uv",
+            Self::Pip => "pip",
+            Self::Pacman => "pacman",
+            Self::Apt => "apt-get",
+        }
+    }
+
+    /// Says whether root's files are in it.
+    pub fn is_root(self) -> bool {
+        matches!(self, Self::Pacman | Self::Apt)
+    }
+
+    /// Returns a shell script that shrinks the cache in directory `$1` to `$2` bytes, or as near as the tool can.
+    pub fn script(self) -> &'static str {
+        match self {
+            Self::Ccache => {
+                r#"CCACHE_DIR="$1" CCACHE_MAXSIZE="$(($2 / 1000))k" exec ccache --cleanup"#
+            }
+            // Unused entries first; all of it only where they were not enough.
+            Self::Uv => {
+                r#"export UV_CACHE_DIR="$1"
+uv cache prune
+test "$(du -s --block-size=1 "$1" | cut -f 1)" -le "$2" || uv cache clean"#
+            }
+            Self::Pip => r#"PIP_CACHE_DIR="$1" exec pip cache purge"#,
+            Self::Pacman => r#"exec pacman -Sc --noconfirm --cachedir "$1""#,
+            Self::Apt => {
+                r#"test -d "$1/archives" || set -- "${1%/archives}" "$2"
+exec apt-get clean -o Dir::Cache="$1""#
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_tell_the_tool() {
+        for (names, kind) in [
+            (&["0", "1", "f", "tmp"][..], Some(Kind::Ccache)),
+            (&["ccache.conf"], Some(Kind::Ccache)),
+            (&["archive-v0", ".lock", "CACHEDIR.TAG"], Some(Kind::Uv)),
+            (&["http-v2", "wheels"], Some(Kind::Pip)),
+            (&["zlib-1:1.3-1-x86_64.pkg.tar.zst"], Some(Kind::Pacman)),
+            (&["archives", "pkgcache.bin"], Some(Kind::Apt)),
+            (&["partial", "hello_1_amd64.deb"], Some(Kind::Apt)),
+            (&["something"], None),
+            (&[], None),
+        ] {
+            assert_eq!(Kind::of(names.iter().copied()), kind, "{names:?}");
+        }
+    }
+}

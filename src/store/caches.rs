@@ -1,0 +1,117 @@
+//! Owns the caches of the store: what there is, what mounts it, and emptying one. Only `cache clear` and the limits that
+//! somebody set take anything from them.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use fs_err as fs;
+
+use super::check::names;
+use super::stock::allocated;
+use super::{Store, check_name};
+use crate::error::{Error, Result};
+use crate::gc::Inventory;
+use crate::gc::cache::Kind;
+use crate::spec::VolumeKind;
+
+/// A cache.
+#[derive(Clone, Debug)]
+pub struct Shelf {
+    /// What made it, where its files tell.
+    pub kind: Option<Kind>,
+    /// The envs that mount it, with the directory there.
+    pub users: BTreeMap<String, String>,
+    /// The largest limit that a profile sets, in bytes.
+    pub max: Option<u64>,
+}
+
+impl Store {
+    fn cache_dir(&self, name: &str) -> PathBuf {
+        self.root.join("caches").join(name)
+    }
+
+    /// Returns the caches by name.
+    pub fn caches(&self) -> Result<BTreeMap<String, Shelf>> {
+        let mut shelves = BTreeMap::new();
+        for name in names(&self.root.join("caches"))? {
+            let directory = self.cache_dir(&name);
+            // A link is somebody's own arrangement.
+            if !fs::symlink_metadata(&directory).is_ok_and(|data| data.is_dir()) {
+                continue;
+            }
+            let files = names(&directory)?;
+            let shelf = Shelf {
+                kind: Kind::of(files.iter().map(String::as_str)),
+                users: BTreeMap::new(),
+                max: None,
+            };
+            shelves.insert(name, shelf);
+        }
+        for env in self.envs()? {
+            // An env that was never resolved mounts nothing; a damaged one is for `fsck`.
+            let Ok(spec) = self.spec(&env) else {
+                continue;
+            };
+            let caches = spec
+                .volumes
+                .iter()
+                .filter(|volume| volume.kind == VolumeKind::Cache);
+            for volume in caches {
+                if let Some(shelf) = shelves.get_mut(&volume.name) {
+                    shelf.users.insert(env.clone(), volume.target.clone());
+                    shelf.max = shelf.max.max(volume.max);
+                }
+            }
+        }
+        Ok(shelves)
+    }
+
+    /// Returns the bytes of a cache.
+    pub fn cache_bytes(&self, name: &str) -> u64 {
+        allocated(&self.cache_dir(name))
+    }
+
+    pub(super) fn cache_stock(
+        &self,
+        stock: &mut Inventory,
+        limits: &BTreeMap<String, u64>,
+    ) -> Result<()> {
+        for (name, shelf) in self.caches()? {
+            let Some(max) = limits.get(&name).copied().or(shelf.max) else {
+                continue;
+            };
+            let idle = shelf
+                .users
+                .into_iter()
+                .find(|(env, _)| stock.envs.get(env).is_some_and(|env| !env.busy));
+            let cache = crate::gc::Cache {
+                bytes: self.cache_bytes(&name),
+                max,
+                kind: shelf.kind,
+                at: idle,
+            };
+            stock.caches.insert(name, cache);
+        }
+        Ok(())
+    }
+
+    /// Empties a cache; the directory stays, for it may be mounted.
+    pub fn clear_cache(&self, name: &str) -> Result<()> {
+        check_name(name)?;
+        let shelves = self.caches()?;
+        let shelf = shelves.get(name).ok_or_else(|| {
+            Error::not_found(format!("no cache `{name}`")).help("rockenv cache ls")
+        })?;
+        if let Some(env) = shelf.users.keys().find(|env| self.is_env_busy(env)) {
+            return Err(Error::busy(format!(
+                "cache `{name}` is in use: a command runs in env `{env}`"
+            ))
+            .help(format!("rockenv down {env}")));
+        }
+        let directory = self.cache_dir(name);
+        for entry in fs::read_dir(&directory)? {
+            self.discard(&entry?.path())?;
+        }
+        Ok(())
+    }
+}

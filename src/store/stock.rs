@@ -1,0 +1,211 @@
+//! Owns reading what `gc` decides about: the store's envs, layers, images, downloads and limited caches with their bytes.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use fs_err as fs;
+use jiff::Timestamp;
+
+use super::check::{Read, is_busy, names};
+use super::{Layer, Store, lock};
+use crate::error::{Error, Result, ResultExt as _};
+use crate::gc::roots::Roots;
+use crate::gc::{Base, Env, Frozen, Inventory, Kept};
+use crate::rootfs::{self, Method};
+use crate::usage::{self, scan_one};
+
+/// What to look at closely.
+#[derive(Clone, Debug, Default)]
+pub struct Look<'a> {
+    /// Most bytes by cache, from the configuration.
+    pub cache_max: BTreeMap<String, u64>,
+    /// Measure the whole store.
+    pub used: bool,
+    /// Measure what stays too.
+    pub everything: bool,
+    /// Layers and images that lock files name, with the file.
+    pub locked: Option<&'a BTreeMap<String, String>>,
+}
+
+impl Store {
+    /// Reads the store. Refuses one that is damaged: what is needed could look as if it were not.
+    pub fn stock(&self, look: &Look<'_>, keep_last: usize) -> Result<Inventory> {
+        let found = self.inventory()?;
+        if found.lost_records() || !found.foreign.is_empty() {
+            return Err(damaged(self, "records of envs cannot be read"));
+        }
+        let disk = nix::sys::statvfs::statvfs(&self.root)
+            .context(|| format!("cannot ask for free space at `{}`", self.root.display()))?;
+        let mut stock = Inventory {
+            now: Timestamp::now(),
+            size: disk.blocks() * disk.fragment_size(),
+            free: disk.blocks_available() * disk.fragment_size(),
+            leases: self.leases()?,
+            locked: look.locked.cloned().unwrap_or_default(),
+            ..Inventory::default()
+        };
+        let busy = found.is_busy();
+        for (name, item) in found.envs {
+            let unsettled = !matches!(item.journal, Read::Fine(0));
+            if let Read::Fine(record) = item.record {
+                let env = self.env_stock(&name, record, item.busy, unsettled)?;
+                stock.envs.insert(name, env);
+            }
+        }
+        for (id, item) in found.layers {
+            match item.layer {
+                Read::Fine(layer) => {
+                    let bytes = layer.cost.map_or(0, |cost| cost.bytes);
+                    stock.layers.insert(id, Frozen { layer, bytes });
+                }
+                _ => return Err(damaged(self, &format!("layer `{id}` cannot be read"))),
+            }
+        }
+        for (key, item) in found.images {
+            if let Read::Fine(image) = item.image {
+                let current = found
+                    .references
+                    .values()
+                    .any(|reference| matches!(reference, Read::Fine(known) if *known == key));
+                let base = Base {
+                    name: image.name.clone(),
+                    built: image.built,
+                    // A reference that cannot be read may be its.
+                    current: current
+                        || found.references.values().any(|reference| {
+                            matches!(reference, Read::Damaged(_) | Read::Foreign(_))
+                        }),
+                    bytes: image.bytes,
+                    took_ms: image.took_ms,
+                };
+                stock.images.insert(key, base);
+            }
+        }
+        for (name, _) in found.image_work.iter().filter(|(_, busy)| !busy) {
+            let path = format!("images/{name}");
+            let bytes = allocated(&self.root.join(&path));
+            let why = "left of an image build that was cut off".to_owned();
+            stock.strays.insert(path, (why, bytes));
+        }
+        // A command that runs may be making one.
+        if !busy {
+            for volume in &found.volumes {
+                let id = volume.split('-').next().unwrap_or_default();
+                if !stock.envs.values().any(|env| env.record.id == id) {
+                    let path = format!("volumes/{volume}");
+                    let bytes = allocated(&self.root.join(&path));
+                    stock
+                        .strays
+                        .insert(path, ("a build volume of no env".to_owned(), bytes));
+                }
+            }
+        }
+        self.blob_stock(&mut stock)?;
+        self.cache_stock(&mut stock, &look.cache_max)?;
+        self.measure(&mut stock, look, keep_last)?;
+        Ok(stock)
+    }
+
+    fn env_stock(
+        &self,
+        name: &str,
+        record: super::Record,
+        busy: bool,
+        unsettled: bool,
+    ) -> Result<Env> {
+        let directory = self.env_dir(name);
+        let failed = match &record.failed {
+            Some(failed) => self.tree_bytes(&directory.join("trees").join(&failed.tree))?,
+            None => 0,
+        };
+        let mut logs = BTreeMap::new();
+        for run in names(&directory.join("logs"))? {
+            let bytes = allocated(&directory.join("logs").join(&run));
+            logs.insert(run, bytes);
+        }
+        Ok(Env {
+            record,
+            busy,
+            unsettled,
+            failed,
+            logs,
+        })
+    }
+
+    fn blob_stock(&self, stock: &mut Inventory) -> Result<()> {
+        // Somebody builds an image.
+        if is_busy(&self.blobs_lock()) {
+            return Ok(());
+        }
+        let directory = self.root.join("blobs/sha256");
+        for name in names(&directory)? {
+            let Ok(data) = fs::symlink_metadata(directory.join(&name)) else {
+                continue;
+            };
+            let used = Timestamp::from_second(data.atime().max(data.mtime()));
+            stock.blobs.insert(
+                name,
+                Kept {
+                    bytes: data.blocks() * 512,
+                    used: used.unwrap_or_default(),
+                },
+            );
+        }
+        Ok(())
+    }
+
+    /// Finds out the bytes of what was never measured, and of the store where a limit needs them.
+    fn measure(&self, stock: &mut Inventory, look: &Look<'_>, keep_last: usize) -> Result<()> {
+        let roots = Roots::of(stock, keep_last);
+        for (id, item) in &mut stock.layers {
+            if item.layer.cost.is_none() && (look.everything || !roots.layers.contains_key(id)) {
+                item.bytes = self.layer_bytes(&item.layer)?;
+            }
+        }
+        if look.used {
+            let report = usage::report::report(self, None)?;
+            stock.used = Some(report.total.allocated);
+        }
+        Ok(())
+    }
+
+    /// Returns the bytes on disk that a layer holds and what it stands on does not.
+    fn layer_bytes(&self, layer: &Layer) -> Result<u64> {
+        self.tree_bytes(&self.layer_dir(&layer.id))
+    }
+
+    fn tree_bytes(&self, directory: &Path) -> Result<u64> {
+        let root = directory.join("root");
+        match self.method() {
+            Method::Overlay => Ok(allocated(directory)),
+            Method::Btrfs if root.exists() => rootfs::btrfs::written(&root),
+            // A clone's own blocks are those that nobody shares.
+            Method::Btrfs | Method::Reflink => {
+                let options = usage::Options {
+                    extents: true,
+                    ..usage::Options::default()
+                };
+                let usage = usage::scan(&[usage::Root::new(directory, 0)], &options);
+                Ok(usage.total().exclusive)
+            }
+        }
+    }
+
+    /// Says whether a command holds an env.
+    pub fn is_env_busy(&self, name: &str) -> bool {
+        is_busy(&lock::env_lock(&self.env_dir(name)))
+    }
+}
+
+pub(super) fn allocated(path: &Path) -> u64 {
+    scan_one(path).total().allocated
+}
+
+fn damaged(store: &Store, what: &str) -> Error {
+    Error::unexpected(format!(
+        "the store `{}` is damaged: {what}",
+        store.root().display()
+    ))
+    .help("rockenv fsck --repair, then again")
+}

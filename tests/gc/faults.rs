@@ -1,0 +1,184 @@
+//! Owns what goes wrong around `gc`: it is killed, the disk is full, builds run beside it.
+
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime};
+
+use fs_err as fs;
+
+use super::support::env::TestStore;
+use super::support::loopfs::{Kind, LoopFs};
+use super::{fill, json, names, round, snapshots, untouched};
+
+/// Numbers that repeat: a failure names its seed.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % limit
+    }
+}
+
+fn killed_at_any_moment(kind: Kind) {
+    let disk = LoopFs::new(kind);
+    let store = TestStore::on(&disk);
+    let seed = SystemTime::UNIX_EPOCH.elapsed().unwrap().subsec_nanos();
+    eprintln!("seed {seed}");
+    let mut random = Random(u64::from(seed) | 1);
+    round(&store, 0, 1);
+    store.up();
+    fill(&store);
+    store
+        .rockenv(&["snapshot", "create", store.env(), "mine"])
+        .ok();
+    let mut killed = 0;
+    for number in 1..7 {
+        round(&store, number, 1);
+        store.up();
+        for _ in 0..3 {
+            let mut command = store.command(&["--yes", "gc", "--free", "1T", "--preset", "ci"]);
+            let mut child = command
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .unwrap();
+            std::thread::sleep(Duration::from_millis(random.below(100)));
+            killed += u32::from(child.try_wait().unwrap().is_none());
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+    assert!(killed > 0, "no gc was killed in the middle");
+    json(&store, &["--preset", "ci"]);
+    let asked = ["--yes", "gc", "--free", "1T", "--preset", "ci"];
+    store.rockenv(&asked).exits(10);
+    assert_eq!(snapshots(&store), ["a0", "b0", "mine", "a6", "b6"]);
+    let layers = fs::read_dir(store.home().join("layers")).unwrap().count();
+    assert_eq!(layers, 5, "layers of no snapshot are left");
+    let left = json(&store, &["--dry-run", "--free", "1T", "--preset", "ci"]);
+    assert!(names(&left, "items").is_empty(), "{left:#}");
+    store.rockenv(&["fsck"]).ok();
+    store
+        .sh("test -s ~/a && tail -n 1 /v/build/log")
+        .ok()
+        .prints("6");
+    store
+        .rockenv(&["rollback", "--yes", store.env(), "mine"])
+        .ok();
+    store.sh("test -s ~/a").ok();
+    untouched(&store);
+}
+
+#[test]
+fn killed_on_overlay_it_loses_nothing_and_the_next_one_finishes() {
+    killed_at_any_moment(Kind::Ext4);
+}
+
+#[test]
+fn killed_on_btrfs_it_loses_nothing_and_the_next_one_finishes() {
+    killed_at_any_moment(Kind::Btrfs);
+}
+
+fn full_disk(kind: Kind) {
+    let disk = LoopFs::sized(kind, 2 << 30);
+    let store = TestStore::on(&disk);
+    round(&store, 0, 20);
+    store.up();
+    fill(&store);
+    // What was done inside would be kept as a snapshot of its own.
+    store
+        .rockenv(&["rollback", "--yes", store.env(), "b0"])
+        .ok();
+    round(&store, 1, 20);
+    store.up();
+    assert!(store.home().join(".ballast").exists());
+    // To the last byte that root may write: whole blocks first, then what is left.
+    let mut hog = fs::File::create(disk.join("hog")).unwrap();
+    let mut block = vec![7; 1 << 20];
+    while !block.is_empty() {
+        use std::io::Write as _;
+        while hog.write_all(&block).is_ok() && hog.sync_data().is_ok() {}
+        block.truncate(block.len() / 4);
+    }
+    drop(hog);
+    assert!(fs::write(store.home().join("more"), vec![1; 1 << 16]).is_err());
+    let done = json(&store, &["--free", "30M", "--preset", "ci"]);
+    assert_eq!(done["removed"].as_array().unwrap().len(), 2, "{done:#}");
+    assert_eq!(snapshots(&store), ["a1", "b1"]);
+    fs::remove_file(disk.join("hog")).unwrap();
+    json(&store, &["--preset", "ci"]);
+    assert!(store.home().join(".ballast").exists(), "no new ballast");
+    store.sh("test -s ~/a").ok();
+    untouched(&store);
+    store.rockenv(&["fsck"]).ok();
+}
+
+#[test]
+fn it_works_on_a_full_ext4() {
+    full_disk(Kind::Ext4);
+}
+
+#[test]
+fn it_works_on_a_full_btrfs() {
+    full_disk(Kind::Btrfs);
+}
+
+#[test]
+fn builds_beside_it_find_what_they_stand_on() {
+    let store = TestStore::new();
+    round(&store, 0, 1);
+    store.up();
+    fill(&store);
+    let stop = AtomicBool::new(false);
+    let mut sweeps = 0;
+    std::thread::scope(|scope| {
+        let sweeper = scope.spawn(|| {
+            let mut count = 0;
+            while !stop.load(Ordering::Relaxed) {
+                let words = ["--yes", "gc", "--free", "1T", "--preset", "ci"];
+                let ran = store.rockenv(&words);
+                assert!([0, 10].contains(&ran.code), "{ran:?}");
+                count += 1;
+            }
+            count
+        });
+        // Two envs that share their first steps, made, removed and made again from each other's layers.
+        let builders: Vec<_> = ["x", "y"]
+            .into_iter()
+            .map(|letter| {
+                let store = &store;
+                scope.spawn(move || {
+                    let name = format!("{}-{letter}", store.env());
+                    for turn in 0..6 {
+                        store.rockenv(&["up", store.env(), "--name", &name]).ok();
+                        store
+                            .rockenv(&[
+                                "exec",
+                                &name,
+                                "--",
+                                "sh",
+                                "-c",
+                                "test -s ~/a && test -s ~/b",
+                            ])
+                            .ok();
+                        if turn % 2 == 1 {
+                            store.rockenv(&["rm", "--yes", "--force", &name]).ok();
+                        }
+                    }
+                })
+            })
+            .collect();
+        let ends: Vec<_> = builders.into_iter().map(|builder| builder.join()).collect();
+        stop.store(true, Ordering::Relaxed);
+        sweeps = sweeper.join().unwrap();
+        for end in ends {
+            end.unwrap();
+        }
+    });
+    assert!(sweeps > 2, "{sweeps} sweeps");
+    untouched(&store);
+    store.rockenv(&["fsck"]).ok();
+}
