@@ -140,7 +140,7 @@ run = "echo third > /etc/third; mv /usr/share/doc /usr/share/doc2; test -e /v/ho
         let name = format!("s{}", random.next(3));
         let exec =
             "echo x >> $HOME/x; echo y >> /v/build/y; mkdir -p $HOME/d; rm -rf $HOME/d; sleep 0.05";
-        let arguments: Vec<&str> = match random.next(12) {
+        let arguments: Vec<&str> = match random.next(14) {
             0..=3 => vec!["up", "p", "--name", env],
             4 => vec!["up", "p", "--name", env, "--rerun", "second"],
             5 | 6 => vec!["exec", env, "--", "sh", "-c", exec],
@@ -161,6 +161,7 @@ run = "echo third > /etc/third; mv /usr/share/doc /usr/share/doc2; test -e /v/ho
                 ["first", "second", "s0"][random.next(3) as usize],
             ],
             10 => vec!["down", env],
+            11 | 12 => vec!["gc", "--yes", "--preset", "ci", "--free", "1T"],
             _ => vec!["rm", "--yes", env],
         };
         let mut child = self

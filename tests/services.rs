@@ -420,3 +420,28 @@ fn more_snapshots_than_an_image_has_layers() {
     store.rockenv(&["rm", "--yes", store.env()]).ok();
     assert_nothing_left(&store);
 }
+
+#[test]
+fn what_gc_gives_up_goes_at_the_service_too() {
+    let store = TestStore::new();
+    store.up_with(TWO);
+    let other = [
+        ("'one'", "'three'"),
+        ("'two'", "'four'"),
+        ("echo 1", "echo 3"),
+    ];
+    let other = other
+        .iter()
+        .fold(TWO.to_owned(), |text, (old, new)| text.replace(old, new));
+    store.up_with(&other);
+    let home = store.home().to_str().unwrap();
+    let images = || service().images("store", home).unwrap().len();
+    assert_eq!(images(), 4);
+    let gc = ["--yes", "gc", "--preset", "ci", "--free", "1T"];
+    let ran = store.rockenv(&gc).exits(10);
+    assert!(ran.text().contains("removed 2 things"), "{ran:?}");
+    assert_eq!(images(), 2);
+    store.sh("cat ~/one ~/two").ok().prints("one\ntwo");
+    store.rockenv(&["rm", "--yes", store.env()]).ok();
+    assert_nothing_left(&store);
+}

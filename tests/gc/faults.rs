@@ -140,7 +140,8 @@ fn builds_beside_it_find_what_they_stand_on() {
             while !stop.load(Ordering::Relaxed) {
                 let words = ["--yes", "gc", "--free", "1T", "--preset", "ci"];
                 let ran = store.rockenv(&words);
-                assert!([0, 10].contains(&ran.code), "{ran:?}");
+                // `rm --force` ends whoever holds its env.
+                assert!([0, 10, 143].contains(&ran.code), "{ran:?}");
                 count += 1;
             }
             count
