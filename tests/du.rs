@@ -1,6 +1,6 @@
 //! `rockenv du` on real stores: the total is what GNU `du` says, or, where clones share blocks, what is really on
 //! disk; what two envs share is counted once and said to be shared.
-#![expect(clippy::unwrap_used, reason = "tests")]
+#![expect(clippy::unwrap_used, clippy::print_stderr, reason = "tests")]
 
 mod support;
 
@@ -313,4 +313,76 @@ fn what_vanishes_meanwhile_is_no_error() {
             assert_eq!(number(&report["unreadable"]), 0, "{report}");
         }
     });
+}
+
+/// Numbers that repeat: a failure names its seed.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % limit
+    }
+}
+
+/// Whatever was done to a store: the parts are no more than what the file system has in use.
+fn parts_never_exceed_the_whole(kind: Kind) {
+    let seed = std::time::SystemTime::UNIX_EPOCH
+        .elapsed()
+        .unwrap()
+        .subsec_nanos();
+    eprintln!("seed {seed}");
+    let mut random = Random(u64::from(seed) | 1);
+    let disk = LoopFs::new(kind);
+    let ground = Ground::new(disk.join("store"));
+    let scripts = [
+        "head -c 5M /dev/urandom > $HOME/f$N",
+        "ln -f $HOME/first $HOME/h$N",
+        "cp --reflink=auto $HOME/second $HOME/c$N",
+        "truncate -s 1G $HOME/hole$N",
+        "dd if=/dev/urandom of=$HOME/first bs=64K count=9 seek=$N conv=notrunc status=none",
+        "mkdir -p $HOME/d$N; cd $HOME/d$N; seq 500 | split -l 1 -a 3 - s",
+        "rm -rf $HOME/d* $HOME/second; head -c 1M /dev/zero > $HOME/second",
+        "mv $HOME/first $HOME/moved; cp $HOME/moved $HOME/first; head -c 3M /dev/urandom > /cache/c$N",
+    ];
+    let mut forks = 0;
+    for round in 0..10 {
+        let env = ["one", "two"][random.below(2) as usize];
+        match random.below(10) {
+            0..6 => {
+                let script = scripts[random.below(scripts.len() as u64) as usize];
+                ground.exec(env, &format!("N={round}; {script}"));
+            }
+            6 | 7 => {
+                ground.ok(&["snapshot", "create", env, &format!("s{round}")]);
+            }
+            8 => {
+                forks += 1;
+                ground.ok(&["fork", env, &format!("fork{forks}")]);
+            }
+            _ => {
+                ground.ok(&["--yes", "gc", "--preset", "ci"]);
+            }
+        }
+        if round % 5 == 4 {
+            check(&ground.du(None));
+        }
+    }
+}
+
+#[test]
+fn parts_never_exceed_the_whole_on_overlay() {
+    parts_never_exceed_the_whole(Kind::Ext4);
+}
+
+#[test]
+fn parts_never_exceed_the_whole_on_btrfs() {
+    parts_never_exceed_the_whole(Kind::Btrfs);
+}
+
+#[test]
+fn parts_never_exceed_the_whole_on_xfs() {
+    parts_never_exceed_the_whole(Kind::Xfs);
 }
