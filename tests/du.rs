@@ -386,3 +386,50 @@ fn parts_never_exceed_the_whole_on_btrfs() {
 fn parts_never_exceed_the_whole_on_xfs() {
     parts_never_exceed_the_whole(Kind::Xfs);
 }
+
+#[test]
+fn directories_add_up_and_what_is_known_is_named() {
+    let directory = tempfile::Builder::new()
+        .prefix("du-")
+        .tempdir_in(env!("CARGO_TARGET_TMPDIR"))
+        .unwrap();
+    let ground = Ground::new(directory.path().join("store"));
+    let cache = ground.store.join("caches/ccache");
+    // A real one, with a miss and then two hits.
+    fs::write(ground.user.path().join("a.c"), "int a;\n").unwrap();
+    for _ in 0..3 {
+        run(Command::new("ccache")
+            .args(["cc", "-c", "a.c", "-o", "a.o"])
+            .env("CCACHE_DIR", &cache)
+            .current_dir(ground.user.path()));
+    }
+    fs::create_dir_all(cache.join("big/deep")).unwrap();
+    fs::write(cache.join("big/deep/x"), vec![1; 3 << 20]).unwrap();
+    let whole = ground.du(None);
+    ground.settle();
+    let deep = serde_json::from_str(&ground.ok(&["du", "--json", "--depth", "2"])).unwrap();
+    check(&deep);
+    assert_eq!(deep["total"], whole["total"]);
+    let rows = deep["rows"].as_array().unwrap();
+    let part = |inside: Value| {
+        rows.iter()
+            .find(|row| row["name"] == "ccache" && row["inside"] == inside)
+            .unwrap_or_else(|| panic!("no row of {inside}"))
+    };
+    assert_eq!(part(Value::Null)["content"], "ccache, 66 % hits");
+    let big = number(&part("big/deep".into())["size"]["allocated"]);
+    assert!(big >= 3 << 20, "{big}");
+    assert!(number(&part("big".into())["size"]["allocated"]) < 64 << 10);
+    let text = ground.ok(&["du", "--depth", "1", "--sort", "size"]);
+    let lines: Vec<&str> = text.lines().collect();
+    let at = |start: &str| {
+        let found = lines.iter().position(|line| line.starts_with(start));
+        found.unwrap_or_else(|| panic!("no `{start}` in\n{text}"))
+    };
+    assert!(at("image mini") < at("cache ccache"), "{text}");
+    assert_eq!(at("  big"), at("cache ccache") + 1, "{text}");
+    assert!(
+        lines[at("cache ccache")].ends_with("ccache, 66 % hits"),
+        "{text}"
+    );
+}

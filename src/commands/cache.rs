@@ -55,6 +55,7 @@ fn ls(cx: &Context) -> Result<()> {
     struct Row {
         name: String,
         tool: Option<Tool>,
+        content: Option<String>,
         bytes: u64,
         max: Option<u64>,
         envs: Vec<String>,
@@ -66,6 +67,7 @@ fn ls(cx: &Context) -> Result<()> {
         .into_iter()
         .map(|(name, shelf)| Row {
             tool: shelf.kind,
+            content: store.cache_content(&name),
             bytes: store.cache_bytes(&name),
             max: policy.cache_max.get(&name).copied().or(shelf.max),
             envs: shelf.users.into_keys().collect(),
@@ -75,11 +77,11 @@ fn ls(cx: &Context) -> Result<()> {
     if cx.json {
         return cx.ui.json(&rows);
     }
-    let mut table = Table::new(["cache", "tool", ">on disk", ">max", "mounted by"]);
+    let mut table = Table::new(["cache", "content", ">on disk", ">max", "mounted by"]);
     for row in rows {
         table.row([
             row.name.as_str(),
-            row.tool.map_or("-", Tool::tool),
+            row.content.as_deref().unwrap_or("-"),
             &size::bytes(row.bytes),
             &row.max.map_or_else(|| "-".to_owned(), size::bytes),
             &row.envs.join(", "),

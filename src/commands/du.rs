@@ -1,14 +1,16 @@
 //! Owns `du`: the report as a table or JSON.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use crate::context::Context;
 use crate::error::Result;
 use crate::ui::size;
 use crate::ui::table::Table;
 use crate::usage::report::{Class, Report, Row, Size, report};
+use crate::usage::service::Held;
 
 /// Arguments of `du`.
 #[derive(Debug, Args)]
@@ -16,6 +18,19 @@ pub struct DuArgs {
     /// Only this env, in detail
     #[arg(value_name = "ENV")]
     name: Option<String>,
+    /// Show the directories so deep in build volumes, caches, sources and outputs too
+    #[arg(long, value_name = "LEVELS", default_value_t = 0)]
+    depth: usize,
+    /// Order of the rows: as things depend on each other, or the largest first
+    #[arg(long, value_enum, default_value = "kind")]
+    sort: Sort,
+}
+
+/// Order of rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Sort {
+    Kind,
+    Size,
 }
 
 /// Shows where the disk space went.
@@ -24,15 +39,15 @@ pub fn du(cx: &Context, args: &DuArgs) -> Result<()> {
     if let Some(name) = &args.name {
         store.known(name)?;
     }
-    let report = report(&store, args.name.as_deref())?;
+    let report = report(&store, args.name.as_deref(), args.depth)?;
     if cx.json {
         cx.ui.json(&report)?;
     } else {
-        let table = match &args.name {
+        let lines = match &args.name {
             Some(name) => detail(&report, name),
             None => overview(&report),
         };
-        cx.ui.table(&table);
+        cx.ui.table(&lines.table(args.sort));
         cx.ui.data(&format!(
             "\nfile system: {} used, {} free of {}\n",
             size::bytes(report.file_system.used),
@@ -76,27 +91,122 @@ fn caveats(cx: &Context, report: &Report) {
     }
 }
 
+/// A line, with the lines that it is the sum of, or has as parts.
+struct Line {
+    name: String,
+    size: Size,
+    note: String,
+    below: Vec<Self>,
+    /// For what a service holds: own bytes, and those with what it stands on.
+    at_service: Option<(u64, Option<u64>)>,
+}
+
+impl Line {
+    fn at_service(
+        name: &str,
+        engine: &str,
+        own: u64,
+        total: Option<u64>,
+        note: impl Into<String>,
+    ) -> Self {
+        Self {
+            at_service: Some((own, total)),
+            ..Self::new(format!("{name} at {engine}"), Size::default(), note)
+        }
+    }
+
+    fn held(name: &str, held: &Held, note: String) -> Self {
+        Self::at_service(name, &held.engine, held.own, Some(held.total), note)
+    }
+
+    fn allocated(&self) -> u64 {
+        self.at_service.map_or(self.size.allocated, |(own, _)| own)
+    }
+
+    fn cells(&self, indent: &str) -> [String; 4] {
+        let name = format!("{indent}{}", self.name);
+        match self.at_service {
+            None => cells(name, self.size, self.note.clone()),
+            Some((own, total)) => [
+                name,
+                size::bytes(own),
+                total.map(size::bytes).unwrap_or_default(),
+                self.note.clone(),
+            ],
+        }
+    }
+
+    fn new(name: impl Into<String>, size: Size, note: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            size,
+            note: note.into(),
+            below: Vec::new(),
+            at_service: None,
+        }
+    }
+
+    /// Makes a line of one thing, with its directories below it where they have rows.
+    fn of(name: impl Into<String>, rows: &[&Row], inside: Option<&Path>) -> Self {
+        let own = rows.iter().find(|row| row.inside.as_deref() == inside);
+        let mut line = Self::new(
+            name,
+            own.map(|row| row.size).unwrap_or_default(),
+            own.and_then(|row| row.content.clone()).unwrap_or_default(),
+        );
+        let top = inside.unwrap_or(Path::new(""));
+        for path in rows.iter().filter_map(|row| row.inside.as_deref()) {
+            if path.parent() == Some(top) {
+                let name = path.file_name().unwrap_or_default().to_string_lossy();
+                let part = Self::of(name, rows, Some(path));
+                line.size += part.size;
+                line.below.push(part);
+            }
+        }
+        line
+    }
+}
+
+/// What the table shows above its total.
+#[derive(Default)]
+struct Lines {
+    lines: Vec<Line>,
+    /// Rows after the order: totals.
+    last: Vec<[String; 4]>,
+}
+
+impl Lines {
+    fn table(mut self, sort: Sort) -> Table {
+        fn show(table: &mut Table, lines: &mut [Line], sort: Sort, indent: &str) {
+            if sort == Sort::Size {
+                lines.sort_by_key(|line| std::cmp::Reverse(line.allocated()));
+            }
+            for line in lines {
+                table.row(line.cells(indent));
+                show(table, &mut line.below, sort, &format!("{indent}  "));
+            }
+        }
+        let mut table = Table::new(["what", ">on disk", ">apparent", ""]);
+        show(&mut table, &mut self.lines, sort, "");
+        for row in self.last {
+            table.row(row);
+        }
+        table
+    }
+}
+
+/// Returns the rows of one thing: of the whole, and of its directories.
+fn same<'a>(report: &'a Report, row: &Row) -> Vec<&'a Row> {
+    let of =
+        |other: &&Row| other.class == row.class && other.name == row.name && other.envs == row.envs;
+    report.rows.iter().filter(of).collect()
+}
+
 fn cells(name: String, size: Size, note: String) -> [String; 4] {
     [
         name,
         size::bytes(size.allocated),
         size::bytes(size.apparent),
-        note,
-    ]
-}
-
-/// A row for what a service holds: own bytes, and those with what it stands on.
-fn service_row(
-    name: &str,
-    engine: &str,
-    own: u64,
-    total: Option<u64>,
-    note: String,
-) -> [String; 4] {
-    [
-        format!("{name} at {engine}"),
-        size::bytes(own),
-        total.map(size::bytes).unwrap_or_default(),
         note,
     ]
 }
@@ -112,14 +222,9 @@ const PARTS: [(Class, &str); 6] = [
 ];
 
 /// The whole store.
-fn overview(report: &Report) -> Table {
-    let mut table = Table::new(["what", ">on disk", ">apparent", ""]);
+fn overview(report: &Report) -> Lines {
+    let mut lines = Lines::default();
     for (env, freed) in &report.freed {
-        let parts: Vec<(&str, Size)> = PARTS
-            .iter()
-            .map(|(class, title)| (*title, report.own(env, *class)))
-            .collect();
-        let total: Size = parts.iter().map(|(_, size)| *size).sum();
         let own = std::slice::from_ref(env);
         let held = report.at_services.iter().filter(|held| held.envs == own);
         let held: Vec<_> = held.filter(|held| held.class != Class::Image).collect();
@@ -129,38 +234,55 @@ fn overview(report: &Report) -> Table {
             let bytes = held.iter().map(|held| held.own).sum();
             note = format!("{note}, and {} at {engine}", size::bytes(bytes));
         }
-        table.row(cells(format!("env {env}"), total, note));
-        for (title, part) in parts.into_iter().filter(|(_, part)| part.entries > 0) {
-            table.row(cells(format!("  {title}"), part, String::new()));
+        let mut line = Line::new(format!("env {env}"), Size::default(), note);
+        for (class, title) in PARTS {
+            let mut part = Line::new(title, report.own(env, class), "");
+            line.size += part.size;
+            if class == Class::Build && report.rows.iter().any(|row| row.inside.is_some()) {
+                let volumes = report.rows.iter().filter(|row| {
+                    row.class == class && row.inside.is_none() && row.envs == [env.as_str()]
+                });
+                let volume = |row: &Row| Line::of(&row.name, &same(report, row), None);
+                part.below.extend(volumes.map(volume));
+            }
+            if part.size.entries > 0 {
+                line.below.push(part);
+            }
         }
         for (class, title) in PARTS {
             if held.iter().any(|held| held.class == class) {
-                let (name, bytes) = (format!("  {title}"), report.held(class, own));
-                table.row(service_row(&name, engine, bytes, None, String::new()));
+                let bytes = report.held(class, own);
+                line.below
+                    .push(Line::at_service(title, engine, bytes, None, ""));
             }
         }
+        lines.lines.push(line);
     }
     for (users, size) in shared(report) {
         let note = format!("needed by {}", users.join(", "));
-        table.row(cells("shared snapshots".to_owned(), size, note));
+        lines.lines.push(Line::new("shared snapshots", size, note));
     }
-    for row in &report.rows {
-        let (word, note) = match row.class {
-            Class::Image => ("image", used_by(row)),
-            Class::Cache => ("cache", String::new()),
-            Class::Source => ("source", String::new()),
-            Class::Output => ("output", String::new()),
+    for row in report.rows.iter().filter(|row| row.inside.is_none()) {
+        let word = match row.class {
+            Class::Image => "image",
+            Class::Cache => "cache",
+            Class::Source => "source",
+            Class::Output => "output",
             _ => continue,
         };
         let name = match (row.class, row.envs.as_slice()) {
             (Class::Output, [env]) => format!("output {env}/{}", row.name),
             _ => format!("{word} {}", row.name),
         };
-        table.row(cells(name, row.size, note));
+        let mut line = Line::of(name, &same(report, row), None);
+        if row.class == Class::Image {
+            line = Line::new(line.name, row.size, used_by(row));
+        }
+        lines.lines.push(line);
     }
     for (class, title, note) in [
         (Class::Blobs, "downloads", ""),
-        (Class::Unused, "unused", "no env needs it"),
+        (Class::Unused, "unused", "no env needs it: `rockenv gc`"),
         (Class::Trash, "trash", "being deleted"),
         (Class::Other, "the store's own", ""),
     ] {
@@ -168,7 +290,7 @@ fn overview(report: &Report) -> Table {
         let size: Size = rows.map(|row| row.size).sum();
         let empty = size.apparent == 0 && class != Class::Other;
         if !empty {
-            table.row(cells(title.to_owned(), size, note.to_owned()));
+            lines.lines.push(Line::new(title, size, note));
         }
     }
     let held = report.at_services.iter().filter(|held| match held.class {
@@ -185,35 +307,30 @@ fn overview(report: &Report) -> Table {
             [] => "no env needs it".to_owned(),
             envs => format!("needed by {}", envs.join(", ")),
         };
-        table.row(service_row(
-            &name,
-            &held.engine,
-            held.own,
-            Some(held.total),
-            note,
-        ));
+        lines.lines.push(Line::held(&name, held, note));
     }
-    table.row(cells("total".to_owned(), report.total, String::new()));
-    total_at_services(&mut table, report);
-    table
+    let total = cells("total".to_owned(), report.total, String::new());
+    lines.last.push(total);
+    lines.last.extend(totals_at_services(report));
+    lines
 }
 
 /// What services hold is on their disk, which need not be the store's.
-fn total_at_services(table: &mut Table, report: &Report) {
+fn totals_at_services(report: &Report) -> Vec<[String; 4]> {
     let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
     for held in &report.at_services {
         *sums.entry(&held.engine).or_default() += held.own;
     }
-    for (engine, sum) in sums {
-        let note = "in its own storage, not in the total above".to_owned();
-        table.row(service_row("total", engine, sum, None, note));
-    }
+    let note = "in its own storage, not in the total above";
+    sums.into_iter()
+        .map(|(engine, sum)| Line::at_service("total", engine, sum, None, note).cells(""))
+        .collect()
 }
 
 /// One env: each snapshot and volume by name.
-fn detail(report: &Report, env: &str) -> Table {
-    let mut table = Table::new(["what", ">on disk", ">apparent", ""]);
-    for row in &report.rows {
+fn detail(report: &Report, env: &str) -> Lines {
+    let mut lines = Lines::default();
+    for row in report.rows.iter().filter(|row| row.inside.is_none()) {
         let name = match row.class {
             Class::Snapshots => format!("snapshot {}", row.name),
             Class::Live if row.name.is_empty() => "live tree".to_owned(),
@@ -241,7 +358,12 @@ fn detail(report: &Report, env: &str) -> Table {
                 size::bytes(row.size.counted_elsewhere)
             ));
         }
-        table.row(cells(name, row.size, notes.join("; ")));
+        let mut line = match row.class {
+            Class::Build => Line::of(name, &same(report, row), None),
+            _ => Line::new(name, row.size, ""),
+        };
+        line.note = notes.join("; ");
+        lines.lines.push(line);
     }
     for held in &report.at_services {
         let name = match held.class {
@@ -256,20 +378,21 @@ fn detail(report: &Report, env: &str) -> Table {
             [] => String::new(),
             _ => format!("also needed by {}", others.join(", ")),
         };
-        table.row(service_row(
-            &name,
-            &held.engine,
-            held.own,
-            Some(held.total),
-            note,
-        ));
+        lines.lines.push(Line::held(&name, held, note));
     }
-    table.row(cells("total".to_owned(), report.total, String::new()));
-    total_at_services(&mut table, report);
+    let total = cells("total".to_owned(), report.total, String::new());
     let own = report.freed.get(env).copied().unwrap_or_default();
     let note = format!("what `rockenv rm {env}` frees");
-    table.row(["only here", &size::bytes(own), "", &note]);
-    table
+    let only = [
+        "only here".to_owned(),
+        size::bytes(own),
+        String::new(),
+        note,
+    ];
+    lines.last.push(total);
+    lines.last.extend(totals_at_services(report));
+    lines.last.push(only);
+    lines
 }
 
 /// Sums the layers that several envs need, by those envs.

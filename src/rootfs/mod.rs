@@ -16,7 +16,7 @@ mod work;
 mod xattr;
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
@@ -69,6 +69,12 @@ impl FromStr for Method {
                     .help("one of: overlay, btrfs, reflink")
             })
     }
+}
+
+/// Returns the mount points at or below a path, as this process sees them; none where the kernel does not say.
+pub fn mounts_below(path: &Path) -> Vec<PathBuf> {
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    mounts::at_or_below(&absolute).unwrap_or_default()
 }
 
 /// Makes an empty tree: a subvolume on btrfs, else a directory.

@@ -11,7 +11,7 @@ use super::stock::allocated;
 use super::{Store, check_name};
 use crate::error::{Error, Result};
 use crate::gc::Inventory;
-use crate::gc::cache::Kind;
+use crate::gc::cache::{self, Kind};
 use crate::spec::VolumeKind;
 
 /// A cache.
@@ -69,6 +69,38 @@ impl Store {
     /// Returns the bytes of a cache.
     pub fn cache_bytes(&self, name: &str) -> u64 {
         allocated(&self.cache_dir(name))
+    }
+
+    /// Says what a cache holds, and how often it helped, where its files tell.
+    pub fn cache_content(&self, name: &str) -> Option<String> {
+        let directory = self.cache_dir(name);
+        let files = names(&directory).ok()?;
+        let files = || files.iter().map(String::as_str);
+        match Kind::of(files()) {
+            Some(Kind::Ccache) => {
+                let (hits, misses) = self.ccache_hits(name);
+                Some(match (hits * 100).checked_div(hits + misses) {
+                    Some(percent) => format!("ccache, {percent} % hits"),
+                    None => "ccache".to_owned(),
+                })
+            }
+            Some(kind) => Some(kind.tool().to_owned()),
+            None => cache::content(files()).map(str::to_owned),
+        }
+    }
+
+    /// Returns hits and misses of a ccache, which counts in one or two levels of directories.
+    fn ccache_hits(&self, name: &str) -> (u64, u64) {
+        let mut files = Vec::new();
+        let mut left = vec![(self.cache_dir(name), 0)];
+        while let Some((directory, depth)) = left.pop() {
+            files.extend(fs::read_to_string(directory.join("stats")));
+            if depth < 2 {
+                let digits = "0123456789abcdef".chars();
+                left.extend(digits.map(|digit| (directory.join(digit.to_string()), depth + 1)));
+            }
+        }
+        cache::ccache_hits(files.iter().map(String::as_str))
     }
 
     pub(super) fn cache_stock(

@@ -116,6 +116,7 @@ impl LockedEnv<'_> {
                 created: Timestamp::from_second(frozen.created).unwrap_or_default(),
                 boot: boot_id(),
                 volumes: BTreeMap::new(),
+                cost: None,
                 kept: Some(super::service::Kept {
                     socket: service.socket.clone(),
                     image: frozen.image,

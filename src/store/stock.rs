@@ -164,7 +164,7 @@ impl Store {
             }
         }
         if look.used {
-            let report = usage::report::report(self, None)?;
+            let report = usage::report::report(self, None, 0)?;
             stock.used = Some(report.total.allocated);
         }
         Ok(())

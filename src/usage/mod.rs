@@ -12,6 +12,7 @@
 //! no mount, has its own device number, and is counted.
 
 mod extents;
+mod inside;
 mod links;
 mod queue;
 pub mod report;

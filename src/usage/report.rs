@@ -11,7 +11,7 @@ use fs_err as fs;
 use serde::Serialize;
 
 use super::service::{Held, holdings};
-use super::{Options, Root, Sums, Usage, scan};
+use super::{Options, Root, Sums, Usage, inside, scan};
 use crate::error::{Result, ResultExt as _};
 use crate::rootfs::Method;
 use crate::store::{Layer, Record, Store};
@@ -103,6 +103,12 @@ pub struct Row {
     pub class: Class,
     /// Its name: of the snapshot, volume, image, cache or source; empty where there is only one.
     pub name: String,
+    /// The directory in it, for a row of a part of it; the row of the whole then holds what is in none of those.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub inside: Option<PathBuf>,
+    /// What it is, where names in it tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub content: Option<String>,
     /// The envs that need it; for an output, the env that made it.
     pub envs: Vec<String>,
     /// Its bytes.
@@ -192,10 +198,12 @@ const KEPT: u32 = 0;
 /// The owner of what nobody needs.
 const NOBODY: u32 = u32::MAX;
 
-/// Counts the whole store, or with `only` what concerns one env: its own and what it shares.
-pub fn report(store: &Store, only: Option<&str>) -> Result<Report> {
+/// Counts the whole store, or with `only` what concerns one env: its own and what it shares. Directories in build volumes,
+/// caches, sources and outputs get rows of their own down to `depth`.
+pub fn report(store: &Store, only: Option<&str>, depth: usize) -> Result<Report> {
     let mut places = Places {
         store,
+        depth,
         envs: Vec::new(),
         roots: Vec::new(),
         rows: Vec::new(),
@@ -226,6 +234,7 @@ pub fn report(store: &Store, only: Option<&str>) -> Result<Report> {
 /// The directories to count, oldest content first.
 struct Places<'a> {
     store: &'a Store,
+    depth: usize,
     envs: Vec<(String, Record)>,
     roots: Vec<Root>,
     rows: Vec<Row>,
@@ -233,14 +242,44 @@ struct Places<'a> {
 
 impl Places<'_> {
     fn add(&mut self, path: PathBuf, owner: u32, class: Class, name: String, envs: Vec<String>) {
-        let at = u32::try_from(self.rows.len()).unwrap_or(u32::MAX);
-        self.roots.push(Root::new(path, at).owned_by(owner));
-        self.rows.push(Row {
+        let parts = match class {
+            Class::Build | Class::Cache | Class::Source | Class::Output => {
+                inside::directories(&path, self.depth)
+            }
+            _ => Vec::new(),
+        };
+        let content = match class {
+            Class::Cache => self.store.cache_content(&name),
+            _ => None,
+        };
+        let row = Row {
             class,
             name,
+            inside: None,
+            content,
             envs,
             size: Size::default(),
-        });
+        };
+        for part in parts {
+            let content = match class {
+                Class::Build => inside::in_build(&part).map(str::to_owned),
+                _ => None,
+            };
+            let inside = part.strip_prefix(&path).ok().map(Path::to_owned);
+            let row = Row {
+                inside,
+                content,
+                ..row.clone()
+            };
+            self.push(part, owner, row);
+        }
+        self.push(path, owner, row);
+    }
+
+    fn push(&mut self, path: PathBuf, owner: u32, row: Row) {
+        let at = u32::try_from(self.rows.len()).unwrap_or(u32::MAX);
+        self.roots.push(Root::new(path, at).owned_by(owner));
+        self.rows.push(row);
     }
 
     /// Returns the names of the envs for which `needs` holds.
