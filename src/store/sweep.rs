@@ -68,13 +68,20 @@ impl Store {
     }
 
     fn sweep_snapshot(&self, layer: &str, keep_last: usize) -> Result<Swept> {
+        let mut names = Vec::new();
         for name in self.envs()? {
             let has = self
                 .record(&name)?
                 .is_some_and(|record| record.snapshots.iter().any(|known| known.layer == layer));
-            if !has {
-                continue;
+            if has {
+                names.push(name);
             }
+        }
+        // Before the first forgets it: the layer would stay for the one that cannot.
+        if let Some(busy) = names.iter().find(|name| self.is_env_busy(name)) {
+            return Ok(Swept::Stays(format!("a command runs in env {busy}")));
+        }
+        for name in names {
             let swept = self.with_idle(&name, |env| env.drop_layer(layer, keep_last))?;
             if swept != Swept::Gone {
                 return Ok(swept);
