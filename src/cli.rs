@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::commands::{
-    cache, doctor, du, exec, fsck, gc, generate, image, list, logs, profile, remove, setup,
+    cache, doctor, du, exec, fsck, gc, generate, hook, image, list, logs, profile, remove, setup,
     snapshot, target, up,
 };
 
@@ -86,6 +86,9 @@ pub enum Command {
     /// Work with profiles
     #[command(subcommand)]
     Profile(profile::ProfileCommand),
+    /// Work with hooks: checked changes of sources
+    #[command(subcommand)]
+    Hook(hook::HookCommand),
     /// Show GPU targets
     #[command(subcommand)]
     Target(target::TargetCommand),

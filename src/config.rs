@@ -45,7 +45,7 @@ pub const VARIABLES: [(&str, &str); 19] = [
     ),
     (
         "XDG_CONFIG_HOME",
-        "where `rockenv/config.toml`, `profiles/` and `images/` are looked for",
+        "where `rockenv/config.toml`, `profiles/`, `images/` and `hooks/` are looked for",
     ),
     (
         "REGISTRY_AUTH_FILE",
@@ -102,6 +102,9 @@ pub struct File {
     /// Directories searched for image recipes before the built-in ones.
     #[serde(default)]
     pub image_dirs: Vec<PathBuf>,
+    /// Directories searched for hooks before the built-in ones.
+    #[serde(default)]
+    pub hook_dirs: Vec<PathBuf>,
     /// Package mirrors by distribution: `debian`, `ubuntu`, `arch`, and `debian-snapshot` and so on for dated archives;
     /// and what stands in for a registry, by its host: `"registry.example.org" = "https://mirror.example.org/prefix"`.
     #[serde(default)]
@@ -141,6 +144,8 @@ pub struct Config {
     pub profile_dirs: Vec<PathBuf>,
     /// Where image recipes are looked for.
     pub image_dirs: Vec<PathBuf>,
+    /// Where hooks are looked for.
+    pub hook_dirs: Vec<PathBuf>,
     /// Mirrors by distribution.
     pub mirrors: BTreeMap<String, String>,
     /// What `gc` keeps: the nearest file that says something wins.
@@ -263,6 +268,7 @@ impl Config {
             idle: first(|file| file.idle.clone()).map_or(Ok(IDLE), |text| parse_idle(&text))?,
             profile_dirs: directories(|file| &file.profile_dirs, "profiles"),
             image_dirs: directories(|file| &file.image_dirs, "images"),
+            hook_dirs: directories(|file| &file.hook_dirs, "hooks"),
             mirrors,
             gc,
             auth_files,

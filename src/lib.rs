@@ -20,6 +20,7 @@ pub mod error;
 pub mod execute;
 pub mod gc;
 pub mod gpu;
+pub mod hook;
 pub mod host;
 pub mod image;
 pub mod inside;

@@ -300,11 +300,26 @@ impl<'a> Git<'a> {
         Ok(format!("content:{}", hex(&hash.finalize())))
     }
 
-    fn run(&self, directory: &Path, arguments: &[&str]) -> Result<String> {
+    /// Says whether a commit is in the history of what is checked out; nothing where the commit is not known here, as in
+    /// a clone without history.
+    pub fn contains(&self, directory: &Path, commit: &str) -> Result<Option<bool>> {
+        let known = format!("{commit}^{{commit}}");
+        let known = ["rev-parse", "--quiet", "--verify", known.as_str()];
+        if !directory.join(".git").exists() || self.run(directory, &known).is_err() {
+            self.look()?;
+            return Ok(None);
+        }
+        let outside = ["rev-list", "--max-count=1", commit, "--not", "HEAD", "--"];
+        Ok(Some(self.run(directory, &outside)?.trim().is_empty()))
+    }
+
+    /// Runs git in a directory and returns what it writes.
+    pub(crate) fn run(&self, directory: &Path, arguments: &[&str]) -> Result<String> {
         Ok(String::from_utf8_lossy(&self.bytes(directory, arguments)?).into_owned())
     }
 
-    fn bytes(&self, directory: &Path, arguments: &[&str]) -> Result<Vec<u8>> {
+    /// Runs git in a directory and returns the bytes it writes.
+    pub(crate) fn bytes(&self, directory: &Path, arguments: &[&str]) -> Result<Vec<u8>> {
         let mut program = Program::find("git", "sources")?
             .inherit_env()
             .env("GIT_TERMINAL_PROMPT", "0")

@@ -8,6 +8,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser as _};
 use rockenv::cli::Cli;
 use rockenv::config;
+use rockenv::hook;
 use rockenv::image::Recipe;
 use rockenv::profile;
 
@@ -223,6 +224,13 @@ fn toml_is_valid() {
                 toml::from_str::<config::File>(text)
                     .map(drop)
                     .map_err(|error| error.to_string())
+            } else if text.contains("why = ") {
+                let hook = directory.path().join("example");
+                fs_err::create_dir_all(&hook).unwrap();
+                fs_err::write(hook.join("hook.toml"), text).unwrap();
+                hook::load(&[directory.path().to_owned()], "example")
+                    .map(drop)
+                    .map_err(|error| error.chain().join("\n"))
             } else if text.contains("provider = ") {
                 Recipe::parse(text, place, Path::new(ROOT))
                     .map(drop)

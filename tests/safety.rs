@@ -58,6 +58,18 @@ impl Ground {
         }
         fs::hard_link(user.join("src/d0/f0"), user.join("src/link")).unwrap();
         fs_err::os::unix::fs::symlink("d0/f0", user.join("src/symlink")).unwrap();
+        // The build user's: it may write there, and what it writes must not arrive.
+        let mut left = vec![user.join("src")];
+        while let Some(path) = left.pop() {
+            std::os::unix::fs::lchown(&path, Some(1000), Some(1000)).unwrap();
+            if path.is_dir() {
+                left.extend(
+                    fs::read_dir(&path)
+                        .unwrap()
+                        .map(|entry| entry.unwrap().path()),
+                );
+            }
+        }
         fs::create_dir_all(user.join("images")).unwrap();
         fs::create_dir_all(user.join("profiles")).unwrap();
         fs::write(
@@ -74,6 +86,7 @@ impl Ground {
                 r#"
 schema = 1
 image = "mini"
+hooks = ["change"]
 volume = [
   {{ name = "src", kind = "source", path = "{0}/src", target = "/v/src" }},
   {{ name = "build", kind = "build", target = "/v/build" }},
@@ -86,7 +99,7 @@ name = "first"
 run = "mkdir -p $HOME/first; for i in 1 2 3 4 5 6 7 8; do echo $i > $HOME/first/$i; done; cat /v/src/d0/* > $HOME/src"
 [[step]]
 name = "second"
-run = "for i in 1 2 3 4 5 6; do echo $i > /v/build/$i; ln -f /v/build/$i /v/build/l$i; done; sleep 0.1; rm -rf $HOME/first"
+run = "for i in 1 2 3 4 5 6; do echo $i > /v/build/$i; ln -f /v/build/$i /v/build/l$i; done; sleep 0.1; rm -rf $HOME/first; grep -q changed /v/src/d1/f1; echo step > /v/src/d1/f5; rm -f /v/src/d1/f9"
 inputs = ["src"]
 [[step]]
 name = "third"
@@ -95,6 +108,32 @@ run = "echo third > /etc/third; mv /usr/share/doc /usr/share/doc2; test -e /v/ho
 "#,
                 user.display()
             ),
+        )
+        .unwrap();
+        fs::create_dir_all(user.join("hooks/change")).unwrap();
+        fs::write(
+            user.join("hooks/change/hook.toml"),
+            r#"
+schema = 1
+description = "every kind of change"
+why = "to see that the source stays as it is"
+volume = "src"
+[[patch]]
+file = "new.patch"
+[[edit]]
+file = "d1/f1"
+find = "src 1"
+replace = "changed"
+count = 50
+[script]
+run = "rm d2/f2; ln -f d3/f3 linked; chmod 600 d3/f7; echo x >> d3/f11"
+changes = ["d2/f2", "d3/f3", "d3/f7", "d3/f11", "linked"]
+"#,
+        )
+        .unwrap();
+        fs::write(
+            user.join("hooks/change/new.patch"),
+            "--- /dev/null\n+++ b/new/file\n@@ -0,0 +1 @@\n+new\n",
         )
         .unwrap();
         Self {

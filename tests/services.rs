@@ -445,3 +445,52 @@ fn what_gc_gives_up_goes_at_the_service_too() {
     store.rockenv(&["rm", "--yes", store.env()]).ok();
     assert_nothing_left(&store);
 }
+
+/// A service cannot be handed an overlay: it gets a copy with the hooks in it, and the source stays as it is.
+#[test]
+fn hooks_are_in_a_copy_of_the_source() {
+    let store = TestStore::new();
+    let (src, hooks) = (store.work().join("src"), store.work().join("hooks"));
+    fs::create_dir_all(&src).unwrap();
+    fs::write(src.join("a"), "one two\n").unwrap();
+    std::os::unix::fs::chown(&src, Some(1234), Some(1234)).unwrap();
+    let hook = |name: &str, rest: &str| {
+        fs::create_dir_all(hooks.join(name)).unwrap();
+        let head = "schema = 1\ndescription = 'd'\nwhy = 'w'\nvolume = 'src'\n";
+        fs::write(hooks.join(name).join("hook.toml"), format!("{head}{rest}")).unwrap();
+    };
+    let edit = |find: &str, replace: &str| {
+        format!("[[edit]]\nfile = 'a'\nfind = '{find}'\nreplace = '{replace}'\n")
+    };
+    hook("first", &edit("one", "ONE"));
+    hook(
+        "late",
+        &format!("from-step = 'two'\n{}", edit("two", "TWO")),
+    );
+    let steps = "hooks = ['first', 'late']
+     volume = [{ name = 'src', kind = 'source', path = '../src', target = '/s' }]
+     [[step]]\nname = 'one'\ninputs = ['src']\nrun = 'cat /s/a > ~/one; echo made > /s/made'
+     [[step]]\nname = 'two'\nrun = 'cat /s/a /s/made > ~/two'\n";
+    store.up_with(steps);
+    let cat = "cat ~/one ~/two /s/a";
+    store.sh(cat).ok().prints("ONE two\nONE TWO\nmade\nONE TWO");
+    hook("late", &format!("from-step = 'two'\n{}", edit("two", "2")));
+    store.up();
+    // What the first step wrote is older than the changed hook, and stays.
+    store.sh(cat).ok().prints("ONE two\nONE 2\nmade\nONE 2");
+    assert_eq!(fs::read_to_string(src.join("a")).unwrap(), "one two\n");
+    assert!(!src.join("made").exists());
+    hook(
+        "first",
+        &format!(
+            "{}[script]\nrun = 'true'\nchanges = ['a']\n",
+            edit("one", "ONE")
+        ),
+    );
+    store.rockenv(&["up", store.env()]).exits(4).says(&[
+        "the script of hook `first` cannot be run with",
+        "--engine nspawn",
+    ]);
+    store.rockenv(&["rm", "--yes", store.env()]).ok();
+    assert_nothing_left(&store);
+}

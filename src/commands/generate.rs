@@ -57,6 +57,8 @@ pub enum Subject {
     Profile,
     /// `images/*.toml`
     Image,
+    /// `hooks/*/hook.toml`
+    Hook,
     /// `rockenv.toml` and `config.toml`
     Config,
     /// A line of `up --progress json`
@@ -101,6 +103,7 @@ pub fn man(cx: &Context, args: &ManArgs) -> Result<()> {
 pub fn schema(cx: &Context, args: &SchemaArgs) -> Result<()> {
     cx.ui.json(&match args.what {
         Subject::Profile => profile::schema(),
+        Subject::Hook => crate::hook::schema(),
         Subject::Image => image::recipe::schema().to_value(),
         Subject::Config => schemars::schema_for!(config::File).to_value(),
         Subject::Record => schemars::schema_for!(Record).to_value(),

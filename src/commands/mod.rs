@@ -7,6 +7,8 @@ pub mod exec;
 pub mod fsck;
 pub mod gc;
 pub mod generate;
+pub mod hook;
+mod hooks;
 pub mod image;
 pub mod list;
 pub mod logs;
@@ -43,6 +45,7 @@ pub fn run(cx: &Context, command: Command) -> Result<u8> {
         Command::Cache(command) => done(cache::cache(cx, &command)),
         Command::Image(command) => image::image(cx, command),
         Command::Profile(command) => profile::profile(cx, command),
+        Command::Hook(command) => hook::hook(cx, &command),
         Command::Target(command) => done(target::target(cx, &command)),
         Command::Setup(args) => done(setup::setup(cx, &args)),
         Command::Doctor(args) => doctor::doctor(cx, &args),

@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use super::hooks;
 use crate::context::Context;
 use crate::engine::choose::{Choice, choose};
 use crate::error::{Error, Kind, Result};
 use crate::gpu;
+use crate::hook::Hook;
 use crate::host::Host;
 use crate::image::{Recipe, catalog};
 use crate::profile::{self, CopyFiles, Profile};
@@ -38,6 +40,8 @@ pub(super) struct Wish<'a> {
 pub(super) struct Prepared {
     pub(super) profile: Profile,
     pub(super) files: CopyFiles,
+    /// The profile's hooks, by name.
+    pub(super) hooks: BTreeMap<String, Hook>,
     pub(super) recipe: Recipe,
     pub(super) inputs: Inputs,
     pub(super) host: Host,
@@ -76,6 +80,7 @@ impl Prepared {
         )?;
         let profile = profile::load(&cx.config.profile_dirs, &request.profile)?;
         let files = profile::copy_files(&profile)?;
+        let hooks = hooks::read(cx, &profile)?;
         let recipe = catalog::find(&cx.config.image_dirs, &profile.image.value)?;
         let mut params = BTreeMap::new();
         for text in wish.params {
@@ -119,11 +124,12 @@ impl Prepared {
             image_key: String::new(),
             file_digests: files.digests(),
             fingerprints: BTreeMap::new(),
-            hooks: hooks(&profile)?,
+            hooks: hooks::facts(&hooks)?,
         };
         Ok(Self {
             profile,
             files,
+            hooks,
             recipe,
             inputs,
             host,
@@ -151,6 +157,8 @@ impl Prepared {
                 self.inputs.image_key = format!("unbuilt {}", self.recipe.digest());
             }
         }
+        let git = Git::new(&cx.config.user);
+        let mut sources = BTreeMap::new();
         for volume in spec::volumes(&self.profile, &self.inputs)? {
             let directory = match &volume.source {
                 VolumeSource::Git(git) => {
@@ -161,7 +169,11 @@ impl Prepared {
             };
             if volume.kind == VolumeKind::Source {
                 let print = match directory.filter(|path| path.exists()) {
-                    Some(path) => Git::new(&cx.config.user).fingerprint(&path)?,
+                    Some(path) => {
+                        let print = git.fingerprint(&path)?;
+                        sources.insert(volume.name.clone(), path);
+                        print
+                    }
                     None => {
                         notes.push(format!("source `{}` is not there yet", volume.name));
                         "absent".to_owned()
@@ -170,6 +182,11 @@ impl Prepared {
                 self.inputs.fingerprints.insert(volume.name.clone(), print);
             }
         }
+        if let Some(store) = store {
+            hooks::known_patches(self, store)?;
+        }
+        hooks::settle(self, &sources, &git)?;
+        notes.extend(hooks::ask(self, &sources)?);
         Ok(notes)
     }
 }
@@ -200,15 +217,4 @@ fn engine(cx: &Context, wish: &Wish<'_>, host: &Host, env: &str) -> Result<Choic
         )));
     }
     Ok(choice)
-}
-
-fn hooks(profile: &Profile) -> Result<BTreeMap<String, String>> {
-    match profile.hooks.first() {
-        None => Ok(BTreeMap::new()),
-        Some(name) => Err(Error::not_found(format!(
-            "profile `{}` names hook `{name}`, and there is none of that name",
-            profile.name
-        ))
-        .help("remove it from `hooks` in the profile")),
-    }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
+use super::hooks;
 use super::prepare::{Prepared, Wish};
 use crate::context::Context;
 use crate::engine::docker::Service;
@@ -175,8 +176,12 @@ fn attempt(
     };
     prepared.inputs.image_key.clone_from(&image.key);
     let sources = prepare_sources(args, store, prepared, signals, reporter)?;
+    for message in prepare_hooks(args, store, prepared, &sources, signals)? {
+        reporter.emit(&Event::Warning { message });
+    }
     let spec = spec::resolve(&prepared.profile, &prepared.inputs)?;
     check_names(&prepared.profile, args)?;
+    hooks::check_engine(prepared, &spec)?;
     let mut env = store.lock_env(&spec.name, "up", Duration::from_secs(5))?;
     let (_, plan) = plan_for(store, Some(&env), prepared, &spec, args)?;
     if plan.is_empty() && env.record().is_some() {
@@ -231,6 +236,8 @@ fn attempt(
         plan: &plan,
         files: &prepared.files,
         sources: &sources,
+        fingerprints: &prepared.inputs.fingerprints,
+        hooks: &prepared.hooks,
         host: &prepared.host,
         config: &cx.config,
         gpu: prepared.gpu.as_ref(),
@@ -375,6 +382,7 @@ pub fn plan(cx: &Context, args: UpArgs) -> Result<()> {
     let mut notes = prepared.predict(cx, store.as_ref())?;
     let spec = spec::resolve(&prepared.profile, &prepared.inputs)?;
     check_names(&prepared.profile, &args)?;
+    hooks::check_engine(&prepared, &spec)?;
     let plan = match &store {
         Some(store) => plan_for(store, None, &prepared, &spec, &args)?.1,
         None => decide(
@@ -539,12 +547,9 @@ fn prepare_sources(
             VolumeSource::Path(path) => path.clone(),
             VolumeSource::Store => continue,
         };
-        if prepared
-            .profile
-            .steps
-            .iter()
-            .any(|step| step.inputs.contains(&volume.name))
-        {
+        let read = |step: &crate::profile::Step| step.inputs.contains(&volume.name);
+        let changed = |hook: &crate::hook::Hook| hook.work.volume == volume.name;
+        if prepared.profile.steps.iter().any(read) || prepared.hooks.values().any(changed) {
             let print = cancel.outcome(git.fingerprint(&directory))?;
             fingerprints.insert(volume.name.clone(), print);
         }
@@ -552,6 +557,33 @@ fn prepare_sources(
     }
     prepared.inputs.fingerprints.extend(fingerprints);
     Ok(sources)
+}
+
+/// Fetches the patches of hooks, and asks the sources whether the hooks will apply; returns what to say of it.
+fn prepare_hooks(
+    args: &UpArgs,
+    store: &Store,
+    prepared: &mut Prepared,
+    sources: &BTreeMap<String, PathBuf>,
+    signals: &Signals,
+) -> Result<Vec<String>> {
+    let cancel = Cancel::new(signals);
+    let look = || cancel.look();
+    cancel.outcome(hooks::fetch_patches(
+        prepared,
+        store,
+        args.offline,
+        cancel.flag(),
+        &look,
+    ))?;
+    let user = prepared.inputs.user.clone();
+    let git = Git {
+        user: &user,
+        cancel: cancel.flag(),
+        tick: &look,
+    };
+    cancel.outcome(hooks::settle(prepared, sources, &git))?;
+    hooks::ask(prepared, sources)
 }
 
 fn preflight(store: &Store, spec: &Spec, force: bool) -> Result<()> {

@@ -346,6 +346,7 @@ fn start_and_wait(
         }
         Root::Service(_) => return Err(Error::unexpected("a service mounts its own trees")),
     }
+    let hold = &with_views(hold)?;
     state.lock = Some(lock_of(&root)?);
     // Mounts end with this process; what follows outlives it.
     state.save(&hold.run)?;
@@ -356,6 +357,27 @@ fn start_and_wait(
     // nspawn locks the directory by a file beside it.
     drop(fs::remove_file(hold.run.join(".#root.lck")));
     result
+}
+
+/// Mounts the views of the container's binds in this namespace, and returns the request with these in their place.
+fn with_views(hold: &Hold) -> Result<Hold> {
+    let mut hold = hold.clone();
+    for (index, bind) in hold.container.binds.iter_mut().enumerate() {
+        let Some(view) = bind.view.take() else {
+            continue;
+        };
+        let at = hold.run.join(format!("view-{index}"));
+        fs::create_dir_all(&at)?;
+        let mut lowers = view.layers;
+        lowers.push(std::mem::replace(&mut bind.source, at.clone()));
+        let upper = crate::rootfs::overlay::Upper {
+            diff: &view.upper,
+            work: &view.work,
+        };
+        crate::rootfs::overlay::mount(&lowers, Some(upper), &at, false)
+            .context(|| format!("cannot show `{}` with its hooks", bind.target))?;
+    }
+    Ok(hold)
 }
 
 fn run_engine(

@@ -49,6 +49,19 @@ pub struct Bind {
     pub target: String,
     /// Refuses writes inside.
     pub read_only: bool,
+    /// What lies over the directory; what is written inside then goes there, and the directory stays as it is.
+    pub view: Option<View>,
+}
+
+/// A view of a directory: an overlay on it, mounted by the holder in a mount namespace of its own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct View {
+    /// Frozen changes, topmost first.
+    pub layers: Vec<PathBuf>,
+    /// Where further changes go.
+    pub upper: PathBuf,
+    /// The overlay's scratch directory, on the same file system as `upper`.
+    pub work: PathBuf,
 }
 
 /// A device node of the host inside a container, as it was when the container was described.

@@ -90,6 +90,7 @@ mod tests {
                 source: "/src/a:b\\c".into(),
                 target: "/therock/src".into(),
                 read_only: true,
+                view: None,
             }],
             keep_groups: false,
             devices: vec![Device {

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 
 use super::step::memory_max;
+use super::view::{Shown, Views};
 use crate::engine::{Bind, Container, Device, Limits, Root};
 use crate::error::{Error, Kind, Result};
 use crate::host::Host;
@@ -27,6 +28,7 @@ pub fn of_step(
     spec: &Spec,
     step: &Step,
     sources: &BTreeMap<String, PathBuf>,
+    views: &Views,
     root: Root,
     host: &Host,
     devices: Vec<Device>,
@@ -39,6 +41,7 @@ pub fn of_step(
         spec,
         &volumes,
         sources,
+        views,
         root,
         host,
         Options {
@@ -60,12 +63,19 @@ pub fn of_shell(
     devices: Vec<Device>,
 ) -> Result<Container> {
     let volumes = spec.volumes.iter().collect::<Vec<_>>();
+    let mut views = Views::new();
+    for volume in &volumes {
+        if let Some(view) = super::view::existing(env, &volume.name)? {
+            views.insert(volume.name.clone(), view);
+        }
+    }
     build(
         env,
         store,
         spec,
         &volumes,
         sources,
+        &views,
         root,
         host,
         Options {
@@ -92,6 +102,7 @@ fn build(
     spec: &Spec,
     volumes: &[&Volume],
     sources: &BTreeMap<String, PathBuf>,
+    views: &Views,
     root: Root,
     host: &Host,
     options: Options,
@@ -106,14 +117,23 @@ fn build(
             source: directory,
             target: target.to_owned(),
             read_only: false,
+            view: None,
         });
     }
     for volume in volumes {
-        let source = directory_of(env, store, spec, volume, sources)?;
+        let (source, view) = match views.get(&volume.name) {
+            Some(Shown::Copy(copy)) => (copy.clone(), None),
+            Some(Shown::Overlay(view)) => {
+                let below = directory_of(env, store, spec, volume, sources)?;
+                (below, Some(view.clone()))
+            }
+            None => (directory_of(env, store, spec, volume, sources)?, None),
+        };
         binds.push(Bind {
             source,
             target: volume.target.clone(),
             read_only: volume.access == Access::Ro,
+            view,
         });
     }
     Ok(Container {

@@ -11,6 +11,7 @@ pub mod log;
 pub mod prove;
 pub mod relay;
 mod step;
+mod view;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,12 +21,15 @@ use jiff::Timestamp;
 
 pub use attend::Ending;
 pub use step::{base_environment, memory_limit, memory_max};
+use view::Views;
+pub use view::{Shown, look};
 
 use crate::config::Config;
 use crate::engine::session::{End, Running};
 use crate::engine::{Device, Usage, hold};
 use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::gpu::{self, Grant};
+use crate::hook::Hook;
 use crate::host::{Host, free_space};
 use crate::plan::{Action, Plan, Volumes};
 use crate::profile::CopyFiles;
@@ -58,6 +62,10 @@ pub struct Execution<'a, 'store> {
     pub files: &'a CopyFiles,
     /// Directories of `source` volumes by name.
     pub sources: &'a BTreeMap<String, PathBuf>,
+    /// What they hold, for those with hooks.
+    pub fingerprints: &'a BTreeMap<String, String>,
+    /// The hooks of the spec, by name.
+    pub hooks: &'a BTreeMap<String, Hook>,
     /// The machine.
     pub host: &'a Host,
     /// What steps with `gpu` get.
@@ -349,10 +357,11 @@ impl Execution<'_, '_> {
         run: &str,
     ) -> Result<std::result::Result<String, Ended>> {
         let parent = self.env.known_record()?.head.layer.clone();
+        let views = self.views(index, step, parent.as_deref(), run)?;
         let tree = self.env.thaw(parent.as_deref())?;
         self.env.begin_attempt(step.key.as_str())?;
         let log = format!("logs/{run}/{index:02}-{}.log", step.name);
-        let ran = self.contain(index, step, &tree, parent.as_deref(), &log)?;
+        let ran = self.contain(index, step, &tree, parent.as_deref(), &log, &views)?;
         let code = match ran.ending {
             Ending::Exited { code: 0, .. } => {
                 self.measure(step, Outcome::Done, ran.cost)?;
@@ -501,6 +510,7 @@ impl Execution<'_, '_> {
         tree: &str,
         parent: Option<&str>,
         log: &str,
+        views: &Views,
     ) -> Result<Ran> {
         let started = Instant::now();
         let before = self.volume_bytes(step)?;
@@ -521,6 +531,7 @@ impl Execution<'_, '_> {
             self.spec,
             step,
             self.sources,
+            views,
             root,
             self.host,
             devices,

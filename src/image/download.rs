@@ -45,7 +45,7 @@ pub(super) struct Wanted<'a> {
 }
 
 /// Returns the path of the blob with this SHA-256, downloading it if need be.
-pub(super) fn fetch(
+pub(crate) fn fetch(
     url: &str,
     sha256: &str,
     blobs: &Path,
@@ -343,7 +343,7 @@ async fn transfer(
 }
 
 /// Fails with `Kind::Drift` unless the file has this SHA-256.
-pub(super) fn verify(path: &Path, sha256: &str, cancel: &AtomicBool) -> Result<()> {
+pub(crate) fn verify(path: &Path, sha256: &str, cancel: &AtomicBool) -> Result<()> {
     let found = sha256_of(fs_err::File::open(path)?, cancel)?;
     match found == sha256 {
         true => Ok(()),

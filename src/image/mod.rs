@@ -10,7 +10,7 @@ mod check;
 mod compression;
 mod copy;
 pub mod digest;
-mod download;
+pub(crate) mod download;
 mod layers;
 mod mmdebstrap;
 mod normalise;

@@ -30,6 +30,7 @@ pub(crate) use load::from_text;
 pub use load::{Listed, Origin, is_path, list, load};
 pub use report::At;
 pub(crate) use report::{Problem, invalid};
+pub(crate) use shape::shorten;
 pub use template::template;
 pub use value::MemoryMax;
 
@@ -72,6 +73,18 @@ impl Profile {
     /// Returns where the profile was found.
     pub fn origin(&self) -> &Origin {
         &self.sources[0].origin
+    }
+
+    /// Returns its name and those of the profiles it extends.
+    pub fn names(&self) -> impl Iterator<Item = String> {
+        let stem = |path: &std::path::Path| {
+            let stem = path.file_stem().unwrap_or_default();
+            stem.to_string_lossy().into_owned()
+        };
+        self.sources.iter().map(move |source| match &source.origin {
+            Origin::Builtin(path) => stem(path.as_ref()),
+            Origin::File(path) => stem(path),
+        })
     }
 
     /// Returns the files it was made from with their text, its own first, then what that extends.

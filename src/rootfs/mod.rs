@@ -4,6 +4,7 @@
 mod beneath;
 pub mod btrfs;
 mod content;
+pub mod file;
 mod flatten;
 mod inode_flags;
 mod metadata;

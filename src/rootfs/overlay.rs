@@ -274,7 +274,7 @@ fn is_mounted_upper(diff: &Path, place: &Path) -> Result<bool> {
 
 /// Runs `work` on a thread with a mount namespace of its own, from which nothing propagates and which is gone,
 /// with all its mounts, when this returns.
-pub(super) fn in_throw_away_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T> {
+pub fn in_throw_away_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T> {
     let run = || {
         unshare(CloneFlags::CLONE_FS | CloneFlags::CLONE_NEWNS)
             .and_then(|()| {

@@ -9,7 +9,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::{Action, BuildUser, Hook, Step, User, Volume, VolumeKind};
+use super::{Action, BuildUser, Step, User, Volume, VolumeKind};
 use crate::gpu::Extras;
 use crate::profile::hex;
 
@@ -115,7 +115,8 @@ pub(super) struct Surroundings<'a> {
     pub(super) volumes: &'a [Volume],
     /// The step's `inputs` with their fingerprints.
     pub(super) inputs: &'a [(String, String)],
-    pub(super) hooks: &'a [Hook],
+    /// Digests of the hooks whose change this step is the first to see.
+    pub(super) hooks: Vec<&'a str>,
     pub(super) user: &'a BuildUser,
     pub(super) gpu: Extras,
 }
@@ -156,15 +157,8 @@ pub(super) fn key(parent: &StepKey, step: &Step, around: &Surroundings<'_>) -> S
             .map(|volume| (volume.name.as_str(), volume.kind, volume.target.as_str()))
             .collect(),
         inputs: around.inputs,
-        // Hooks change sources: they count from the first step that has one, and not for the tools installed before.
-        hooks: match around.inputs {
-            [] => Vec::new(),
-            _ => around
-                .hooks
-                .iter()
-                .map(|hook| hook.digest.as_str())
-                .collect(),
-        },
+        // Later steps have them by their parent's key.
+        hooks: around.hooks.clone(),
     };
     #[expect(
         clippy::expect_used,

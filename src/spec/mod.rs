@@ -15,7 +15,7 @@ use std::time::Duration;
 
 pub use choose::{DEFAULT_PROFILE, Request, choose, env_name};
 pub use key::StepKey;
-pub use resolve::{Inputs, resolve, volumes};
+pub use resolve::{HookFacts, Inputs, resolve, volumes};
 use serde::{Deserialize, Serialize};
 
 use crate::gpu::Extras;
@@ -60,6 +60,9 @@ pub struct Spec {
     pub runtime_env: BTreeMap<String, String>,
     /// Hooks, in order.
     pub hooks: Vec<Hook>,
+    /// Hooks of the profile that are not for this env.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hooks_left_out: Vec<Skipped>,
     /// Volumes, a parent directory before what is mounted in it.
     pub volumes: Vec<Volume>,
     /// Steps in order.
@@ -77,6 +80,15 @@ impl Spec {
     /// Returns the step of that name.
     pub fn step(&self, name: &str) -> Option<&Step> {
         self.steps.iter().find(|step| step.name == name)
+    }
+
+    /// Returns the hooks that are applied to `volume` when `step` runs, in order.
+    pub fn hooks_at<'a>(&'a self, step: &Step, volume: &'a str) -> impl Iterator<Item = &'a Hook> {
+        let position = |name: &str| self.steps.iter().position(|step| step.name == name);
+        let now = position(&step.name);
+        self.hooks
+            .iter()
+            .filter(move |hook| hook.volume == volume && position(&hook.from) <= now)
     }
 
     /// Returns the volumes that a step sees, in the order to mount them.
@@ -115,8 +127,12 @@ impl BuildUser {
 pub struct Hook {
     /// Its name.
     pub name: String,
-    /// Digest of its files.
+    /// Digest of what it does.
     pub digest: String,
+    /// The source volume that it changes.
+    pub volume: String,
+    /// The first step that sees the change, and has its digest in its key.
+    pub from: String,
 }
 
 /// A directory to mount.
@@ -239,10 +255,10 @@ pub struct ExportItem {
     pub to: String,
 }
 
-/// A step that is not part of this env.
+/// A step or hook that is not part of this env.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Skipped {
-    /// Name of the step.
+    /// Its name.
     pub name: String,
     /// Why, as the rest of "skipped: ...".
     pub reason: String,

@@ -9,6 +9,7 @@ use super::{
     VERSION, Volume, VolumeKind, VolumeSource, env_name,
 };
 use crate::error::{Error, Kind, Result};
+use crate::hook::Applies;
 use crate::profile::text::{Fault, Scope};
 use crate::profile::value::{self, Refused};
 use crate::profile::{self, At, Problem, Profile, copy_key, host_path, invalid};
@@ -39,8 +40,23 @@ pub struct Inputs {
     pub file_digests: BTreeMap<String, String>,
     /// Fingerprints of the source volumes that steps have as `inputs`, by volume.
     pub fingerprints: BTreeMap<String, String>,
-    /// Digests of the hooks, by name.
-    pub hooks: BTreeMap<String, String>,
+    /// What the profile's hooks are, by name.
+    pub hooks: BTreeMap<String, HookFacts>,
+}
+
+/// What `resolve` has to know of a hook.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HookFacts {
+    /// Digest of what it does.
+    pub digest: String,
+    /// The volume that it changes.
+    pub volume: String,
+    /// The step that it asks to be applied from.
+    pub from_step: Option<String>,
+    /// Where it applies.
+    pub applies: Applies,
+    /// Why the source's revision needs it not, where that is known.
+    pub not_now: Option<String>,
 }
 
 /// Returns the volumes of an env. They are needed before `resolve`, to find the fingerprints it asks for.
@@ -75,7 +91,7 @@ pub fn resolve(profile: &Profile, inputs: &Inputs) -> Result<Spec> {
     }
     let targets = resolver.scope.targets.clone();
     resolver.finished()?;
-    let hooks = hooks(profile, inputs)?;
+    let (hooks, hooks_left_out) = hooks(profile, inputs, &targets, &steps)?;
     let base_key = StepKey::base(&inputs.image_key);
     let mut parent = base_key.clone();
     for step in &mut steps {
@@ -83,7 +99,11 @@ pub fn resolve(profile: &Profile, inputs: &Inputs) -> Result<Spec> {
         let surroundings = Surroundings {
             volumes: &volumes,
             inputs: &prints,
-            hooks: &hooks,
+            hooks: hooks
+                .iter()
+                .filter(|hook| hook.from == step.name)
+                .map(|hook| hook.digest.as_str())
+                .collect(),
             user: &inputs.user,
             gpu: profile.gpu,
         };
@@ -106,21 +126,103 @@ pub fn resolve(profile: &Profile, inputs: &Inputs) -> Result<Spec> {
         env,
         runtime_env,
         hooks,
+        hooks_left_out,
         volumes,
         steps,
         skipped,
     })
 }
 
-fn hooks(profile: &Profile, inputs: &Inputs) -> Result<Vec<Hook>> {
-    let digest = |name: &String| match inputs.hooks.get(name) {
-        Some(digest) => Ok(Hook {
-            name: name.clone(),
-            digest: digest.clone(),
-        }),
-        None => Err(Error::unexpected(format!("no digest of the hook `{name}`"))),
-    };
-    profile.hooks.iter().map(digest).collect()
+/// Decides which hooks there are and from which step on, and which are left out.
+fn hooks(
+    profile: &Profile,
+    inputs: &Inputs,
+    targets: &[Target],
+    steps: &[Step],
+) -> Result<(Vec<Hook>, Vec<Skipped>)> {
+    let (mut hooks, mut left_out) = (Vec::new(), Vec::new());
+    for name in &profile.hooks {
+        let facts = inputs
+            .hooks
+            .get(name)
+            .ok_or_else(|| Error::unexpected(format!("nothing is known of the hook `{name}`")))?;
+        let refuse = |message: String, help: String| {
+            Error::invalid(format!(
+                "profile `{}`: hook `{name}` {message}",
+                profile.name
+            ))
+            .help(help)
+        };
+        let meant = &facts.applies.profiles;
+        if !meant.is_empty() && !profile.names().any(|own| meant.contains(&own)) {
+            return Err(refuse(
+                format!("is only for {}", meant.join(", ")),
+                "take it out of `hooks`, or extend one of these profiles".to_owned(),
+            ));
+        }
+        let is_source = |volume: &&profile::Volume| {
+            volume.name == facts.volume && volume.kind == VolumeKind::Source
+        };
+        if !profile.volumes.iter().any(|volume| is_source(&volume)) {
+            return Err(refuse(
+                format!(
+                    "changes `{}`, which is no volume of kind `source`",
+                    facts.volume
+                ),
+                "rockenv hook ls".to_owned(),
+            ));
+        }
+        let first = match &facts.from_step {
+            Some(step) => profile.steps.iter().position(|own| own.name == *step),
+            None => {
+                let reads = |step: &profile::Step| step.inputs.contains(&facts.volume);
+                profile.steps.iter().position(reads)
+            }
+        };
+        let Some(first) = first else {
+            return Err(match &facts.from_step {
+                Some(step) => refuse(
+                    format!("is applied from step `{step}` on, which there is not"),
+                    "rockenv hook ls".to_owned(),
+                ),
+                None => refuse(
+                    format!(
+                        "would never be applied: no step has `{}` among its `inputs`",
+                        facts.volume
+                    ),
+                    format!(
+                        "add `inputs = [\"{}\"]` to the first step that reads it",
+                        facts.volume
+                    ),
+                ),
+            });
+        };
+        // The first one there is: conditions may leave out the one that was named.
+        let from = profile.steps[first..]
+            .iter()
+            .find_map(|own| steps.iter().find(|step| step.name == own.name));
+        let reason = facts
+            .not_now
+            .clone()
+            .or_else(|| facts.applies.not_for(targets));
+        match (from, reason) {
+            (_, Some(reason)) => left_out.push(Skipped {
+                name: name.clone(),
+                reason,
+            }),
+            (None, None) => left_out.push(Skipped {
+                name: name.clone(),
+                reason: "the steps that it is for are left out".to_owned(),
+            }),
+            (Some(from), None) => hooks.push(Hook {
+                name: name.clone(),
+                digest: facts.digest.clone(),
+                volume: facts.volume.clone(),
+                from: from.name.clone(),
+            }),
+        }
+    }
+    Ok((hooks, left_out))
 }
 
 fn fingerprints(step: &Step, inputs: &Inputs) -> Result<Vec<(String, String)>> {

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::error::Kind;
+use crate::hook::Applies;
 use crate::profile::{Profile, from_text};
 
 fn inputs() -> Inputs {
@@ -18,7 +19,17 @@ fn inputs() -> Inputs {
         image_key: "image-1".to_owned(),
         file_digests: [("files:run.sh".to_owned(), "d1".to_owned())].into(),
         fingerprints: [("src".to_owned(), "f1".to_owned())].into(),
-        hooks: [("fix".to_owned(), "h1".to_owned())].into(),
+        hooks: [("fix".to_owned(), fix("h1"))].into(),
+    }
+}
+
+fn fix(digest: &str) -> HookFacts {
+    HookFacts {
+        digest: digest.to_owned(),
+        volume: "src".to_owned(),
+        from_step: None,
+        applies: Applies::default(),
+        not_now: None,
     }
 }
 
@@ -188,9 +199,9 @@ fn keys_stay_what_they_are() {
             "4e46817415e5",
             "acb1752b307f",
             "2baeeae9559e",
-            "abfbe3775df7",
-            "ab114df8c83f",
-            "12301a55b7e4"
+            "207fac1500fe",
+            "30d47c09fe9d",
+            "6ade8ca5a45a"
         ]
     );
 }
@@ -372,7 +383,7 @@ fn what_is_content_changes_the_key_from_there_on() {
         ),
         (
             Inputs {
-                hooks: some("fix", "h2"),
+                hooks: [("fix".to_owned(), fix("h2"))].into(),
                 ..inputs()
             },
             2,
@@ -694,4 +705,110 @@ fn a_copy_does_not_write_over_the_users_files() {
             assert!(said.contains("does not write into volume `src`"), "{said}");
         }
     }
+}
+
+const HOOKED: &str = r#"
+schema = 1
+image = "debian"
+targets = ["gfx1103"]
+hooks = ["one", "two"]
+volume = [{ name = "src", kind = "source", path = "/src", target = "/src" }]
+step = [
+  { name = "tools", run = "a" },
+  { name = "configure", run = "b", inputs = ["src"] },
+  { name = "extra", run = "c", when = { target = ["gfx900"] } },
+  { name = "build", run = "d" },
+]
+"#;
+
+fn hooked(one: HookFacts, two: HookFacts) -> crate::error::Result<Spec> {
+    let inputs = Inputs {
+        hooks: [("one".to_owned(), one), ("two".to_owned(), two)].into(),
+        ..inputs()
+    };
+    resolve(&profile(HOOKED), &inputs)
+}
+
+#[test]
+fn a_hook_counts_from_the_first_step_that_sees_it() {
+    let late = |digest: &str| HookFacts {
+        from_step: Some("extra".to_owned()),
+        ..fix(digest)
+    };
+    let spec = hooked(fix("h1"), late("h2")).unwrap();
+    let from: Vec<_> = spec.hooks.iter().map(|hook| hook.from.as_str()).collect();
+    // The second one's own step is left out: the next one is the first to see it.
+    assert_eq!(from, ["configure", "build"]);
+    let at = |step: usize| {
+        let names = spec
+            .hooks_at(&spec.steps[step], "src")
+            .map(|hook| hook.name.as_str());
+        names.collect::<Vec<_>>()
+    };
+    assert_eq!(
+        (at(0), at(1), at(2)),
+        (vec![], vec!["one"], vec!["one", "two"])
+    );
+    assert_eq!(spec.hooks_at(&spec.steps[2], "other").count(), 0);
+
+    let keys = |spec: &Spec| {
+        spec.steps
+            .iter()
+            .map(|step| step.key.clone())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        shared(&keys(&spec), &keys(&hooked(fix("x"), late("h2")).unwrap())),
+        1
+    );
+    assert_eq!(
+        shared(&keys(&spec), &keys(&hooked(fix("h1"), late("x")).unwrap())),
+        2
+    );
+}
+
+#[test]
+fn hooks_are_left_out_or_refused() {
+    let only = |targets: &[&str]| HookFacts {
+        applies: Applies {
+            targets: targets.iter().map(|name| (*name).to_owned()).collect(),
+            ..Applies::default()
+        },
+        ..fix("h")
+    };
+    let spec = hooked(only(&["igpu-all"]), only(&["gfx1201", "dcgpu-all"])).unwrap();
+    assert_eq!(spec.hooks.len(), 1);
+    assert_eq!(spec.hooks_left_out[0].name, "two");
+    assert_eq!(
+        spec.hooks_left_out[0].reason,
+        "only for gfx1201, dcgpu-all, not for gfx1103"
+    );
+
+    let with = |change: fn(&mut HookFacts)| {
+        let mut facts = fix("h");
+        change(&mut facts);
+        hooked(facts, fix("h")).unwrap_err().message().to_owned()
+    };
+    let error = with(|facts| "elsewhere".clone_into(&mut facts.volume));
+    assert!(
+        error.contains("changes `elsewhere`, which is no volume of kind `source`"),
+        "{error}"
+    );
+    let error = with(|facts| facts.from_step = Some("elsewhere".to_owned()));
+    assert!(
+        error.contains("from step `elsewhere` on, which there is not"),
+        "{error}"
+    );
+    let error = with(|facts| facts.applies.profiles = vec!["therock".to_owned()]);
+    assert!(error.contains("is only for therock"), "{error}");
+    let unread = HOOKED.replace(", inputs = [\"src\"]", "");
+    let inputs = Inputs {
+        hooks: [("one".to_owned(), fix("h")), ("two".to_owned(), fix("h"))].into(),
+        ..inputs()
+    };
+    let error = resolve(&profile(&unread), &inputs).unwrap_err();
+    assert!(
+        error.message().contains("would never be applied"),
+        "{error}"
+    );
 }

@@ -590,6 +590,13 @@ impl LockedEnv<'_> {
             }
         }
         self.record = None;
+        // What hooks and steps made of sources; small but for what steps wrote there.
+        let views = from.directory.join("views");
+        if views.exists() {
+            let own = self.directory.join("views");
+            self.store.discard(&own)?;
+            rootfs::copy_tree(&views, &own)?;
+        }
         let mut spec = from.store.spec(&from.name)?;
         spec.name.clone_from(&self.name);
         self.save_spec(&spec)?;

@@ -9,7 +9,7 @@
 //! caches/<name>/  sources/<name>/  outputs/<env>/<name>/   never deleted by anything but their own commands
 //! blobs/sha256/             downloads, by digest
 //! trash/                    renamed here first, then unlinked
-//! envs/<name>/              lock, lease, record.json, spec.toml, journal.jsonl, metrics.jsonl, trees/<id>/, logs/, run/
+//! envs/<name>/              lock, lease, record.json, spec.toml, journal.jsonl, metrics.jsonl, trees/<id>/, views/<volume>/, logs/, run/
 //! .ballast                  given up first when the disk is full
 //! ```
 //!

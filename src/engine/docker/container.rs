@@ -298,11 +298,13 @@ fn body(
             source: program.to_owned(),
             target: nspawn::PROGRAM.to_owned(),
             read_only: true,
+            view: None,
         },
         Bind {
             source: agent.to_owned(),
             target: AGENT_DIRECTORY.to_owned(),
             read_only: false,
+            view: None,
         },
     ];
     let mut mounts = Vec::new();

@@ -1,0 +1,115 @@
+//! Owns what is remembered of a view: its layers, and what of them still fits. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+/// The layers of a view.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Stack {
+    /// Fingerprint of the source that they lie on.
+    pub(super) base: String,
+    /// From the bottom up.
+    pub(super) layers: Vec<Layer>,
+    /// The layer that takes what steps write; always the topmost.
+    pub(super) upper: Option<String>,
+    /// When files were first given the content that hooks gave them: made again, they look as old, and nothing that was
+    /// built from them is built again.
+    pub(super) times: BTreeMap<PathBuf, Time>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Layer {
+    /// Its directory.
+    pub(super) id: String,
+    /// Digest of the hook that made it; nothing where steps did.
+    pub(super) hook: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Time {
+    pub(super) sha256: String,
+    pub(super) seconds: i64,
+    pub(super) nanoseconds: i64,
+}
+
+impl Stack {
+    /// Drops what does not belong to these hooks on this source; returns how many of the hooks are there.
+    ///
+    /// What steps wrote stays as long as nothing below it changes.
+    pub(super) fn fit(&mut self, base: &str, hooks: &[&str]) -> usize {
+        if self.base != base {
+            base.clone_into(&mut self.base);
+            self.layers.clear();
+            self.upper = None;
+        }
+        let mut there = 0;
+        for position in 0..self.layers.len() {
+            match &self.layers[position].hook {
+                Some(hook) if hooks.get(there) == Some(&hook.as_str()) => there += 1,
+                Some(_) => {
+                    self.layers.truncate(position);
+                    self.upper = None;
+                    break;
+                }
+                None => {}
+            }
+        }
+        there
+    }
+
+    /// Returns the layers below what steps write, topmost first.
+    pub(super) fn lowers(&self, directory: &Path) -> Vec<PathBuf> {
+        let layers = self.layers.iter().rev();
+        layers.map(|layer| directory.join(&layer.id)).collect()
+    }
+
+    pub(super) fn names(&self) -> BTreeSet<&str> {
+        let layers = self.layers.iter().map(|layer| layer.id.as_str());
+        layers.chain(self.upper.as_deref()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stack(layers: &[(&str, Option<&str>)]) -> Stack {
+        Stack {
+            base: "f1".into(),
+            layers: layers
+                .iter()
+                .map(|(id, hook)| Layer {
+                    id: (*id).into(),
+                    hook: hook.map(str::to_owned),
+                })
+                .collect(),
+            upper: Some("u".into()),
+            times: BTreeMap::new(),
+        }
+    }
+
+    fn fitted(layers: &[(&str, Option<&str>)], base: &str, hooks: &[&str]) -> (usize, String) {
+        let mut stack = stack(layers);
+        let there = stack.fit(base, hooks);
+        let ids: Vec<&str> = stack.layers.iter().map(|layer| layer.id.as_str()).collect();
+        (
+            there,
+            format!("{}|{}", ids.join(" "), stack.upper.unwrap_or_default()),
+        )
+    }
+
+    #[test]
+    fn what_fits_stays() {
+        let all = [("1", Some("a")), ("w", None), ("2", Some("b"))];
+        assert_eq!(fitted(&all, "f1", &["a", "b"]), (2, "1 w 2|u".into()));
+        assert_eq!(fitted(&all, "f1", &["a", "b", "c"]), (2, "1 w 2|u".into()));
+        // Back before the second hook: what was written with it is gone, what was before it stays.
+        assert_eq!(fitted(&all, "f1", &["a"]), (1, "1 w|".into()));
+        assert_eq!(fitted(&all, "f1", &["a", "x"]), (1, "1 w|".into()));
+        assert_eq!(fitted(&all, "f1", &["b"]), (0, "|".into()));
+        assert_eq!(fitted(&all, "f2", &["a", "b"]), (0, "|".into()));
+        assert_eq!(fitted(&[], "f1", &["a"]), (0, "|u".into()));
+    }
+}

@@ -1,0 +1,312 @@
+//! Owns the decision what a hook changes: pure, from what is in the files to what shall be in them.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use super::{Edit, FilePatch, Hook, parse_patch};
+use crate::error::{Error, Result};
+
+/// What is at a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// A regular file.
+    File {
+        /// Content.
+        bytes: Vec<u8>,
+        /// Whether somebody may execute it.
+        executable: bool,
+    },
+    /// Nothing.
+    Absent,
+    /// Nothing, and the directory on the way to it is empty: a submodule that was not fetched.
+    Unfetched,
+}
+
+/// What shall be at a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A regular file.
+    Write {
+        /// Content.
+        bytes: Vec<u8>,
+        /// Whether it may be executed; as it was unless given.
+        executable: Option<bool>,
+    },
+    /// Nothing.
+    Remove,
+}
+
+/// What a hook changes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// By path below the volume.
+    pub files: BTreeMap<PathBuf, Change>,
+    /// Patches that the source has already, by name.
+    pub already: Vec<String>,
+}
+
+/// Decides what the patches and edits of `hook` change; `read` tells what is at a path below the volume. The script
+/// is not part of it.
+///
+/// Each patch and edit sees what those before it did. A source that they do not fit is an error of kind `Invalid`.
+pub fn apply(hook: &Hook, read: &dyn Fn(&Path) -> Result<Found>) -> Result<Changes> {
+    let mut changes = Changes::default();
+    for patch in &hook.work.patches {
+        let bytes = patch
+            .bytes
+            .as_ref()
+            .ok_or_else(|| Error::unexpected(format!("patch `{}` was not fetched", patch.name)))?;
+        let files = parse_patch(bytes, patch.strip)
+            .map_err(|error| hook.refuses(format!("`{}`: {}", patch.name, error.message())))?;
+        let mut outcomes = Vec::new();
+        for file in &files {
+            let path = patch.directory.join(&file.path);
+            let outcome = file.apply(&changes.look(&path, read)?).map_err(|why| {
+                hook.refuses(format!("`{}`: `{}`: {why}", patch.name, path.display()))
+            })?;
+            outcomes.push((path, outcome));
+        }
+        let missing: Vec<&PathBuf> = outcomes
+            .iter()
+            .filter(|(_, outcome)| outcome.is_none())
+            .map(|(path, _)| path)
+            .collect();
+        match missing[..] {
+            [] => {}
+            _ if missing.len() == outcomes.len() => changes.already.push(patch.name.clone()),
+            [first, ..] => {
+                return Err(hook.refuses(format!(
+                    "`{}` is in the source by half: `{}` has it already",
+                    patch.name,
+                    first.display()
+                )));
+            }
+        }
+        for (path, outcome) in outcomes {
+            if let Some(change) = outcome {
+                changes.files.insert(path, change);
+            }
+        }
+    }
+    for edit in &hook.work.edits {
+        let bytes = match changes.look(&edit.file, read)? {
+            Found::File { bytes, .. } => bytes,
+            Found::Absent | Found::Unfetched => {
+                return Err(hook.refuses(format!("there is no `{}`", edit.file.display())));
+            }
+        };
+        let bytes = replaced(edit, &bytes).map_err(|found| {
+            let times = |count: usize| match count {
+                0 => "not there".to_owned(),
+                1 => "there once".to_owned(),
+                more => format!("there {more} times"),
+            };
+            hook.refuses(format!(
+                "`{}` in `{}` should be {}, and is {}: upstream has moved",
+                crate::profile::shorten(&edit.find),
+                edit.file.display(),
+                times(edit.count),
+                times(found)
+            ))
+        })?;
+        changes.write(&edit.file, bytes);
+    }
+    Ok(changes)
+}
+
+impl Changes {
+    /// Returns what is at a path after these changes.
+    pub fn look(&self, path: &Path, read: &dyn Fn(&Path) -> Result<Found>) -> Result<Found> {
+        Ok(match self.files.get(path) {
+            Some(Change::Remove) => Found::Absent,
+            Some(Change::Write { bytes, executable }) => Found::File {
+                bytes: bytes.clone(),
+                executable: executable.unwrap_or(false),
+            },
+            None => read(path)?,
+        })
+    }
+
+    fn write(&mut self, path: &Path, bytes: Vec<u8>) {
+        let executable = match self.files.get(path) {
+            Some(Change::Write { executable, .. }) => *executable,
+            _ => None,
+        };
+        self.files
+            .insert(path.to_owned(), Change::Write { bytes, executable });
+    }
+}
+
+/// Replaces every occurrence, or says how many there are.
+fn replaced(edit: &Edit, bytes: &[u8]) -> std::result::Result<Vec<u8>, usize> {
+    let find = edit.find.as_bytes();
+    let (mut out, mut rest, mut found) = (Vec::with_capacity(bytes.len()), bytes, 0);
+    while let Some(at) = rest.windows(find.len()).position(|window| window == find) {
+        out.extend_from_slice(&rest[..at]);
+        out.extend_from_slice(edit.replace.as_bytes());
+        rest = &rest[at + find.len()..];
+        found += 1;
+    }
+    out.extend_from_slice(rest);
+    match found == edit.count {
+        true => Ok(out),
+        false => Err(found),
+    }
+}
+
+impl FilePatch {
+    /// Returns what this part of a patch makes of a file; nothing where the file has it already.
+    fn apply(&self, found: &Found) -> std::result::Result<Option<Change>, String> {
+        let (bytes, executable) = match (found, self.creates) {
+            (Found::File { bytes, executable }, _) => (bytes.as_slice(), *executable),
+            (Found::Absent, true) => {
+                return Ok(Some(Change::Write {
+                    bytes: self.forward(b"")?,
+                    executable: self.executable,
+                }));
+            }
+            (Found::Absent, false) if self.removes => return Ok(None),
+            (Found::Absent, false) => return Err("there is no such file".to_owned()),
+            (Found::Unfetched, _) => return Err("its submodule is not there".to_owned()),
+        };
+        if self.creates {
+            return match self.backward(bytes).is_ok_and(|rest| rest.is_empty()) {
+                true => Ok(None),
+                false => Err("it makes this file, and there is another one".to_owned()),
+            };
+        }
+        match self.forward(bytes) {
+            Ok(rest) if self.removes && rest.is_empty() => Ok(Some(Change::Remove)),
+            Ok(_) if self.removes => {
+                Err("it removes this file, and there is more in it".to_owned())
+            }
+            Ok(bytes) if bytes.as_slice() == b"" && executable => Ok(Some(Change::Write {
+                bytes,
+                executable: self.executable,
+            })),
+            // A change of the mode alone has no hunks.
+            Ok(_) if self.hunks.is_empty() && self.executable == Some(executable) => Ok(None),
+            Ok(bytes) => Ok(Some(Change::Write {
+                bytes,
+                executable: self.executable,
+            })),
+            Err(why) => match self.backward(bytes) {
+                Ok(_) if !self.removes => Ok(None),
+                _ => Err(why),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hook::{Applies, Patch, Work};
+
+    fn hook(edits: Vec<Edit>, patches: &[&str]) -> Hook {
+        let patches = patches.iter().enumerate().map(|(index, text)| Patch {
+            name: format!("{index}.patch"),
+            sha256: String::new(),
+            directory: PathBuf::new(),
+            strip: 1,
+            bytes: Some(text.as_bytes().to_vec()),
+        });
+        Hook {
+            name: "h".into(),
+            description: String::new(),
+            why: String::new(),
+            links: Vec::new(),
+            path: None,
+            applies: Applies::default(),
+            work: Work {
+                volume: "src".into(),
+                from_step: None,
+                patches: patches.collect(),
+                edits,
+                script: None,
+            },
+        }
+    }
+
+    fn edit(find: &str, replace: &str, count: usize) -> Edit {
+        Edit {
+            file: "f".into(),
+            find: find.into(),
+            replace: replace.into(),
+            count,
+        }
+    }
+
+    fn on(hook: &Hook, text: &str) -> Result<Option<String>> {
+        let read = |path: &Path| {
+            Ok(match path == Path::new("f") {
+                true => Found::File {
+                    bytes: text.as_bytes().to_vec(),
+                    executable: false,
+                },
+                false => Found::Absent,
+            })
+        };
+        let changes = apply(hook, &read)?;
+        Ok(changes
+            .files
+            .get(Path::new("f"))
+            .map(|change| match change {
+                Change::Write { bytes, .. } => String::from_utf8(bytes.clone()).unwrap(),
+                Change::Remove => "removed".to_owned(),
+            }))
+    }
+
+    #[test]
+    fn an_edit_is_made_as_often_as_it_says_or_not_at_all() {
+        let one = hook(vec![edit("a", "bb", 2)], &[]);
+        assert_eq!(on(&one, "a-a").unwrap().unwrap(), "bb-bb");
+        for (text, words) in [
+            ("-", "should be there 2 times, and is not there"),
+            ("a", "and is there once"),
+            ("aaa", "and is there 3 times"),
+        ] {
+            let error = on(&one, text).unwrap_err();
+            assert!(error.message().contains(words), "{error}");
+            assert!(error.help_text().unwrap().contains("hook check"));
+        }
+    }
+
+    #[test]
+    fn edits_see_what_those_before_them_did() {
+        let two = hook(vec![edit("a", "b", 1), edit("b", "c", 2)], &[]);
+        assert_eq!(on(&two, "a b").unwrap().unwrap(), "c c");
+    }
+
+    const PATCH: &str = "--- a/f\n+++ b/f\n@@ -1,3 +1,3 @@\n one\n-two\n+TWO\n three\n";
+
+    #[test]
+    fn a_patch_applies_elsewhere_in_the_file_and_is_known_when_it_is_there() {
+        let patch = hook(Vec::new(), &[PATCH]);
+        assert_eq!(
+            on(&patch, "zero\none\ntwo\nthree\n").unwrap().unwrap(),
+            "zero\none\nTWO\nthree\n"
+        );
+        assert_eq!(on(&patch, "one\nTWO\nthree\n").unwrap(), None);
+        let error = on(&patch, "one\n2\nthree\n").unwrap_err();
+        assert!(error.message().contains("hunk 1"), "{error}");
+    }
+
+    #[test]
+    fn half_a_patch_in_the_source_is_refused() {
+        let both =
+            "--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n+b\n--- /dev/null\n+++ b/g\n@@ -0,0 +1 @@\n+new\n";
+        let hook = hook(Vec::new(), &[both]);
+        let error = on(&hook, "b\n").unwrap_err();
+        assert!(error.message().contains("by half"), "{error}");
+        assert_eq!(on(&hook, "a\n").unwrap().unwrap(), "b\n");
+    }
+
+    #[test]
+    fn a_patch_removes_only_what_it_knows() {
+        let remove = "--- a/f\n+++ /dev/null\n@@ -1 +0,0 @@\n-a\n";
+        let hook = hook(Vec::new(), &[remove]);
+        assert_eq!(on(&hook, "a\n").unwrap().unwrap(), "removed");
+        assert!(on(&hook, "a\nb\n").is_err());
+    }
+}

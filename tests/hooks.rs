@@ -1,0 +1,443 @@
+//! Owns the tests of hooks: what steps see, what is built again, and that the user's source stays as it is.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot be set up has failed"
+)]
+
+mod support;
+
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use fs_err as fs;
+use support::env::{TestStore, wait_until};
+use support::loopfs::{Kind, LoopFs};
+
+const STEPS: &str = r#"
+hooks = ["fix"]
+[[volume]]
+name = "src"
+kind = "source"
+path = "../src"
+target = "/v/src"
+[[volume]]
+name = "build"
+kind = "build"
+target = "/v/build"
+[[step]]
+name = "tools"
+run = "cat /v/src/a.txt > $HOME/tools"
+[[step]]
+name = "configure"
+inputs = ["src"]
+run = "cat /v/src/a.txt > $HOME/configure; echo generated > /v/src/made-by-step; echo more >> /v/src/b.txt"
+[[step]]
+name = "build"
+run = "cat /v/src/a.txt /v/src/made-by-step /v/src/b.txt > $HOME/build"
+"#;
+
+const EDIT: &str = r#"
+[[edit]]
+file = "a.txt"
+find = "one"
+replace = "ONE"
+"#;
+
+/// Lays out a source of the user's and returns its directory.
+fn source(store: &TestStore) -> PathBuf {
+    let src = store.work().join("src");
+    fs::create_dir_all(src.join("d")).unwrap();
+    for (name, text) in [
+        ("a.txt", "one\n"),
+        ("b.txt", "two\n"),
+        ("d/c.txt", "x\ny\nz\n"),
+    ] {
+        fs::write(src.join(name), text).unwrap();
+    }
+    fs::set_permissions(src.join("d/c.txt"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    for path in [
+        src.clone(),
+        src.join("d"),
+        src.join("a.txt"),
+        src.join("b.txt"),
+        src.join("d/c.txt"),
+    ] {
+        std::os::unix::fs::chown(path, Some(1234), Some(1234)).unwrap();
+    }
+    src
+}
+
+fn hook(store: &TestStore, name: &str, rest: &str) {
+    let directory = store.work().join("hooks").join(name);
+    fs::create_dir_all(&directory).unwrap();
+    let head = "schema = 1\ndescription = \"a test\"\nwhy = \"to see\"\nvolume = \"src\"\n";
+    fs::write(directory.join("hook.toml"), format!("{head}{rest}")).unwrap();
+}
+
+/// Everything that can be seen of a tree but the times of reading.
+fn seen(root: &Path) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut left = vec![root.to_owned()];
+    while let Some(path) = left.pop() {
+        let found = fs::symlink_metadata(&path).unwrap();
+        let content = match found.is_file() {
+            true => String::from_utf8_lossy(&fs::read(&path).unwrap()).into_owned(),
+            false => String::new(),
+        };
+        lines.push(format!(
+            "{} {} {:o} {}:{} {}.{} {}.{} {content}",
+            path.display(),
+            found.ino(),
+            found.mode(),
+            found.uid(),
+            found.gid(),
+            found.mtime(),
+            found.mtime_nsec(),
+            found.ctime(),
+            found.ctime_nsec(),
+        ));
+        if found.is_dir() {
+            left.extend(
+                fs::read_dir(&path)
+                    .unwrap()
+                    .map(|entry| entry.unwrap().path()),
+            );
+        }
+    }
+    lines.sort();
+    lines
+}
+
+#[test]
+fn steps_see_the_hook_and_the_source_stays_as_it_is() {
+    for kind in [None, Some(Kind::Btrfs)] {
+        let disk = kind.map(LoopFs::new);
+        let store = disk.as_ref().map_or_else(TestStore::new, TestStore::on);
+        let src = source(&store);
+        hook(&store, "fix", EDIT);
+        let before = seen(&src);
+        store.up_with(STEPS);
+        assert_eq!(seen(&src), before);
+        store
+            .sh("cat $HOME/tools $HOME/configure $HOME/build /v/src/a.txt; stat -c %u /v/src/a.txt")
+            .ok()
+            .prints("one\nONE\nONE\ngenerated\ntwo\nmore\nONE\n1234");
+        store.up().says(&["nothing to do"]);
+        // What is in the trash is deleted by a process that nobody waits for.
+        wait_until("fsck finds something", || {
+            store.rockenv(&["fsck"]).code == 0
+        });
+
+        // A fork has its own view, with what steps wrote in it.
+        let fork = format!("{}-fork", store.env());
+        store.rockenv(&["fork", store.env(), &fork]).ok();
+        let cat = "cat /v/src/a.txt /v/src/made-by-step; echo x > /v/src/made-by-step";
+        store
+            .rockenv(&["exec", &fork, "--", "sh", "-c", cat])
+            .ok()
+            .prints("ONE\ngenerated");
+        store.sh("cat /v/src/made-by-step").ok().prints("generated");
+        store.rockenv(&["rm", "--yes", &fork]).ok();
+        store.rockenv(&["rm", "--yes", store.env()]).ok();
+        assert_eq!(seen(&src), before);
+    }
+}
+
+#[test]
+fn a_changed_hook_or_source_is_built_again_and_an_unchanged_file_is_not() {
+    let store = TestStore::new();
+    let src = source(&store);
+    hook(&store, "fix", EDIT);
+    let steps = STEPS.replace("hooks = [\"fix\"]", "hooks = [\"fix\", \"late\"]");
+    let late = "from-step = \"build\"\n[[edit]]\nfile = \"made-by-step\"\nfind = \"generated\"\nreplace = \"CHANGED\"\n";
+    hook(&store, "late", late);
+    // What a hook changes may be made by a step, but is not there when the sources are asked.
+    store.profile(&steps);
+    store
+        .rockenv(&["up", store.env()])
+        .exits(3)
+        .says(&["hook `late`", "there is no `made-by-step`"]);
+    hook(
+        &store,
+        "late",
+        &late
+            .replace("made-by-step", "b.txt")
+            .replace("generated", "two"),
+    );
+    store.up();
+    // The step's own line is kept below the hook's change.
+    store
+        .sh("cat $HOME/build")
+        .ok()
+        .prints("ONE\ngenerated\nCHANGED\nmore");
+    let time = "stat -c %Y.%y /v/src/a.txt";
+    let old = store.sh(time).ok().text();
+
+    hook(
+        &store,
+        "late",
+        &late
+            .replace("made-by-step", "b.txt")
+            .replace("generated", "two")
+            .replace("CHANGED", "other"),
+    );
+    let plan = store.rockenv(&["plan", store.env()]).ok().text();
+    assert_eq!(plan.matches("have").count(), 2, "{plan}");
+    store.up();
+    store
+        .sh("cat $HOME/build")
+        .ok()
+        .prints("ONE\ngenerated\nother\nmore");
+
+    // Another source: all hooks are applied anew, and what steps wrote before is gone.
+    fs::write(src.join("d/c.txt"), "changed").unwrap();
+    let before = seen(&src);
+    store.up();
+    store
+        .sh("cat $HOME/build /v/src/d/c.txt")
+        .ok()
+        .prints("ONE\ngenerated\nother\nmore\nchanged");
+    assert_eq!(
+        store.sh(time).ok().text(),
+        old,
+        "the same content looks as old"
+    );
+    assert_eq!(seen(&src), before);
+
+    // A description is in no key.
+    let words = EDIT.to_owned() + "\n[applies]\ntargets = []\n";
+    hook(&store, "fix", &words);
+    store.up().says(&["nothing to do"]);
+}
+
+#[test]
+fn what_does_not_fit_fails_before_anything_runs() {
+    let store = TestStore::new();
+    let src = source(&store);
+    let before = seen(&src);
+    for (text, words) in [
+        (
+            EDIT.replace("\"one\"", "\"absent\""),
+            "should be there once, and is not there: upstream has moved",
+        ),
+        (EDIT.replace("a.txt", "d/none"), "there is no `d/none`"),
+        (
+            EDIT.to_owned() + "count = 2\n",
+            "should be there 2 times, and is there once",
+        ),
+        (
+            "[[patch]]\nfile = \"p.patch\"\n".to_owned(),
+            "`d/c.txt`: hunk 1 does not fit",
+        ),
+    ] {
+        hook(&store, "fix", &text);
+        fs::write(
+            store.work().join("hooks/fix/p.patch"),
+            "--- a/d/c.txt\n+++ b/d/c.txt\n@@ -1 +1 @@\n-q\n+r\n",
+        )
+        .unwrap();
+        store.profile(STEPS);
+        for verb in ["plan", "up"] {
+            let ran = store.rockenv(&[verb, store.env()]).exits(3);
+            ran.says(&["hook `fix`", words, "rockenv hook check --hook fix"]);
+        }
+        assert!(
+            !store.env_dir().join("record.json").exists(),
+            "nothing was begun"
+        );
+    }
+    fs::remove_dir_all(store.work().join("hooks/fix")).unwrap();
+    store
+        .rockenv(&["up", store.env()])
+        .exits(7)
+        .says(&["no hook `fix`"]);
+    assert_eq!(seen(&src), before);
+}
+
+#[test]
+fn patches_and_scripts() {
+    let store = TestStore::new();
+    let src = source(&store);
+    let patch = "diff --git a/d/c.txt b/d/c.txt\n--- a/d/c.txt\n+++ b/d/c.txt\n@@ -2,2 +2,2 @@\n y\n-z\n+Z\n\
+        diff --git a/new/tool b/new/tool\nnew file mode 100755\n--- /dev/null\n+++ b/new/tool\n@@ -0,0 +1 @@\n+#!/bin/sh\n\
+        diff --git a/b.txt b/b.txt\ndeleted file mode 100644\n--- a/b.txt\n+++ /dev/null\n@@ -1 +0,0 @@\n-two\n";
+    let sha256 = String::from_utf8(
+        Command::new("sh")
+            .args([
+                "-c",
+                "printf %s \"$1\" | sha256sum | cut -d' ' -f1",
+                "sh",
+                patch,
+            ])
+            .output()
+            .unwrap()
+            .stdout,
+    )
+    .unwrap();
+    let sha256 = sha256.trim();
+    let text = format!(
+        "[[patch]]\nurl = \"https://example.org/fix.patch\"\nsha256 = \"{sha256}\"\n{EDIT}\n[script]\nrun = \"echo $(id -u) >> a.txt; rm d/c.txt\"\nchanges = [\"d/c.txt\", \"a.txt\"]\n"
+    );
+    hook(&store, "fix", &text);
+    let steps = STEPS
+        .replace("echo more >> /v/src/b.txt", "true")
+        .replace(" /v/src/b.txt", "");
+    store.profile(&steps);
+    // The store is where a patch is looked for before the network.
+    store
+        .rockenv(&["up", store.env(), "--offline"])
+        .exits(4)
+        .says(&["was not fetched yet"]);
+    fs::create_dir_all(store.home().join("blobs/sha256")).unwrap();
+    fs::write(store.home().join("blobs/sha256").join(sha256), patch).unwrap();
+    let before = seen(&src);
+    store.rockenv(&["up", store.env(), "--offline"]).ok();
+    store
+        .sh("cat /v/src/a.txt; cd /v/src; stat -c '%a %u %n' new/tool; ls; ls d")
+        .ok()
+        .prints("ONE\n1234\n755 1234 new/tool\na.txt\nd\nmade-by-step\nnew");
+    assert_eq!(seen(&src), before);
+
+    // A script that does something else than it says.
+    let lies = text.replace("rm d/c.txt", "touch d/other");
+    hook(&store, "fix", &lies);
+    store
+        .rockenv(&["up", store.env(), "--offline"])
+        .exits(3)
+        .says(&["its script should change a.txt, d/c.txt, and changed a.txt, d/other"]);
+    hook(&store, "fix", &text.replace("rm d/c.txt", "exit 9"));
+    store
+        .rockenv(&["up", store.env(), "--offline"])
+        .exits(5)
+        .says(&["the script of hook `fix` failed with exit code 9"]);
+
+    // A patch that the source has is no error, and nothing to do.
+    hook(
+        &store,
+        "fix",
+        &format!("[[patch]]\nurl = \"https://example.org/fix.patch\"\nsha256 = \"{sha256}\"\n"),
+    );
+    fs::write(src.join("d/c.txt"), "x\ny\nZ\n").unwrap();
+    fs::create_dir(src.join("new")).unwrap();
+    fs::write(src.join("new/tool"), "#!/bin/sh\n").unwrap();
+    fs::remove_file(src.join("b.txt")).unwrap();
+    store
+        .rockenv(&["up", store.env()])
+        .ok()
+        .says(&["the source has `https://example.org/fix.patch` already"]);
+    assert_eq!(seen(&src).len(), before.len() + 1);
+}
+
+fn git(directory: &Path, arguments: &[&str]) -> String {
+    let output = Command::new("git")
+        .args([
+            "-c",
+            "user.name=t",
+            "-c",
+            "user.email=t@example.org",
+            "-c",
+            "init.defaultBranch=main",
+        ])
+        .args(["-c", "protocol.file.allow=always"])
+        .args(arguments)
+        .current_dir(directory)
+        .env("GIT_CONFIG_GLOBAL", "/dev/null")
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{arguments:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+#[test]
+fn check_says_at_which_revision_a_hook_stops_applying() {
+    let store = TestStore::new();
+    let (outer, inner) = (store.work().join("outer"), store.work().join("inner"));
+    for directory in [&outer, &inner] {
+        fs::create_dir_all(directory).unwrap();
+        git(directory, &["init", "-q"]);
+    }
+    fs::write(inner.join("f"), "one\n").unwrap();
+    git(&inner, &["add", "f"]);
+    git(&inner, &["commit", "-qm", "inner"]);
+    git(
+        &outer,
+        &[
+            "submodule",
+            "--quiet",
+            "add",
+            inner.to_str().unwrap(),
+            "sub",
+        ],
+    );
+    let mut commits = Vec::new();
+    for (number, text) in ["one\n", "one\nmore\n", "two\n", "one\n"]
+        .iter()
+        .enumerate()
+    {
+        fs::write(outer.join("a.txt"), text).unwrap();
+        git(&outer, &["add", "."]);
+        git(&outer, &["commit", "-qm", &format!("number {number}")]);
+        commits.push(git(&outer, &["rev-parse", "HEAD"]));
+        fs::write(outer.join("unrelated"), text).unwrap();
+        git(&outer, &["add", "."]);
+        git(&outer, &["commit", "-qm", "unrelated"]);
+    }
+    hook(&store, "fix", EDIT);
+    hook(&store, "inside", &EDIT.replace("a.txt", "sub/f"));
+    let outer = outer.to_str().unwrap();
+    let check = |rest: &[&str]| {
+        let mut arguments = vec!["hook", "check", "--source", outer];
+        arguments.extend(rest);
+        store.rockenv(&arguments)
+    };
+    let all = format!("{}..main", commits[0]);
+    let ran = check(&["--hook", "fix", &all]).ok();
+    let text = ran.text();
+    let (stops, again) = (&commits[2][..12], &commits[3][..12]);
+    for line in [
+        format!("fix: applies at {}", &commits[0][..12]),
+        format!("fix: stops applying at {stops}"),
+        format!("fix: applies again at {again}"),
+    ] {
+        assert!(text.contains(&line), "{text}");
+    }
+    let part = format!("{}..{}", commits[0], commits[2]);
+    let ran = check(&["--hook", "fix", &part, "--json"]).exits(3);
+    let json: serde_json::Value = serde_json::from_str(&ran.text()).unwrap();
+    assert_eq!(json[0]["ok"], false);
+    assert_eq!(json[0]["revisions"][1]["revision"], commits[2]);
+    check(&["--hook", "inside", &all]).ok();
+    // What is checked out, with its changes.
+    fs::write(store.work().join("outer/a.txt"), "three\n").unwrap();
+    let text = check(&["--hook", "fix"]).exits(3).text();
+    assert!(
+        text.contains("fix: does not apply\n  hook `fix`: `one` in `a.txt`"),
+        "{text}"
+    );
+    check(&["--hook", "fix", "nonsense"])
+        .exits(7)
+        .says(&["no revision `nonsense`"]);
+    store.rockenv(&["hook", "check"]).ok();
+    let text = store.rockenv(&["hook", "ls"]).ok().text();
+    assert!(
+        text.contains("torch-without-rccl") && text.contains("hooks/fix/hook.toml"),
+        "{text}"
+    );
+
+    // A hook that says for which revisions it is.
+    git(Path::new(outer), &["checkout", "-q", "."]);
+    let applies = format!("[applies]\nuntil = \"{}\"\n", commits[2]);
+    hook(&store, "fix", &(EDIT.replace("one", "absent") + &applies));
+    store.profile(&STEPS.replace("../src", "../outer").replace(
+        "cat /v/src/a.txt /v/src/made-by-step /v/src/b.txt",
+        "cat /v/src/a.txt",
+    ));
+    let plan = store.rockenv(&["plan", store.env()]).ok();
+    plan.says(&["hook `fix` is left out: only for sources before commit"]);
+}
