@@ -38,6 +38,7 @@ pub mod spec;
 pub mod store;
 mod suggest;
 pub mod target;
+pub mod therock;
 pub mod ui;
 pub mod usage;
 pub mod userns;

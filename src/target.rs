@@ -3,11 +3,14 @@
 //! The table is `target/gpu_targets.json`, taken from one commit of TheRock (named in the file) and compiled in, so that
 //! a name is checked before anything is downloaded.
 
+mod runs;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::LazyLock;
 
+pub use runs::{How, Runs, advised_variant, runs, without};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};

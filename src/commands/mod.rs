@@ -1,6 +1,7 @@
 //! Owns the verbs: one file for each, and the one `match` that finds them.
 
 pub mod cache;
+mod checkout;
 pub mod doctor;
 pub mod du;
 pub mod exec;
@@ -46,7 +47,7 @@ pub fn run(cx: &Context, command: Command) -> Result<u8> {
         Command::Image(command) => image::image(cx, command),
         Command::Profile(command) => profile::profile(cx, command),
         Command::Hook(command) => hook::hook(cx, &command),
-        Command::Target(command) => done(target::target(cx, &command)),
+        Command::Target(command) => target::target(cx, &command),
         Command::Setup(args) => done(setup::setup(cx, &args)),
         Command::Doctor(args) => doctor::doctor(cx, &args),
         Command::Fsck(args) => fsck::fsck(cx, &args),

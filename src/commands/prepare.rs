@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::hooks;
+use super::{checkout, hooks};
 use crate::context::Context;
 use crate::engine::choose::{Choice, choose};
 use crate::error::{Error, Kind, Result};
@@ -124,6 +124,7 @@ impl Prepared {
             image_key: String::new(),
             file_digests: files.digests(),
             fingerprints: BTreeMap::new(),
+            excluded: None,
             hooks: hooks::facts(&hooks)?,
         };
         Ok(Self {
@@ -185,6 +186,7 @@ impl Prepared {
         if let Some(store) = store {
             hooks::known_patches(self, store)?;
         }
+        notes.extend(checkout::settle(self, &sources)?);
         hooks::settle(self, &sources, &git)?;
         notes.extend(hooks::ask(self, &sources)?);
         Ok(notes)

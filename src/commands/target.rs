@@ -1,12 +1,15 @@
 //! Owns `target`: the GPU targets that can be built for, and those of this machine's GPUs.
 
+use std::path::PathBuf;
+
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use crate::context::Context;
-use crate::error::Result;
+use crate::error::{Kind, Result};
 use crate::gpu::{Gpu, Machine};
 use crate::target::{self, Support, Target};
+use crate::therock::{self, Checkout};
 use crate::ui::size;
 use crate::ui::table::Table;
 
@@ -19,6 +22,16 @@ pub enum TargetCommand {
     Show(ShowArgs),
     /// Show the GPUs of this machine
     Detect,
+    /// Compare a checkout of TheRock with what rockenv knows of it
+    Check(CheckArgs),
+}
+
+/// Arguments of `target check`.
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    /// The checkout; nothing of it is run
+    #[arg(short, long, value_name = "DIR")]
+    source: PathBuf,
 }
 
 /// Arguments of `target show`.
@@ -28,13 +41,69 @@ pub struct ShowArgs {
     target: String,
 }
 
-/// Works with targets.
-pub fn target(cx: &Context, command: &TargetCommand) -> Result<()> {
+/// Works with targets; returns the exit code.
+pub fn target(cx: &Context, command: &TargetCommand) -> Result<u8> {
     match command {
-        TargetCommand::Ls => ls(cx),
-        TargetCommand::Show(args) => show(cx, Target::parse(&args.target)?),
-        TargetCommand::Detect => detect(cx),
+        TargetCommand::Ls => ls(cx).map(|()| 0),
+        TargetCommand::Show(args) => show(cx, Target::parse(&args.target)?).map(|()| 0),
+        TargetCommand::Detect => detect(cx).map(|()| 0),
+        TargetCommand::Check(args) => check(cx, args),
     }
+}
+
+fn check(cx: &Context, args: &CheckArgs) -> Result<u8> {
+    let checkout = Checkout::read(&args.source)?;
+    let drift = therock::drift(&checkout);
+    let code = match drift.is_empty() {
+        true => 0,
+        false => Kind::Drift.exit_code(),
+    };
+    let stages = checkout
+        .topology
+        .as_ref()
+        .map(|topology| topology.stages.len());
+    let artifacts = checkout
+        .topology
+        .as_ref()
+        .map(|topology| topology.artifacts.len());
+    if cx.json {
+        #[derive(Serialize)]
+        struct Shown<'a> {
+            schema: &'static str,
+            therock: &'static str,
+            targets: &'a [therock::Declared],
+            stages: Option<usize>,
+            artifacts: Option<usize>,
+            drift: &'a [therock::Drift],
+        }
+        cx.ui.json(&Shown {
+            schema: "rockenv/target-check/1",
+            therock: target::table_commit(),
+            targets: &checkout.targets,
+            stages,
+            artifacts,
+            drift: &drift,
+        })?;
+        return Ok(code);
+    }
+    for difference in &drift {
+        cx.ui.data(&format!("{difference}\n"));
+    }
+    let topology = match (stages, artifacts) {
+        (Some(stages), Some(artifacts)) => format!("{stages} stages and {artifacts} artifacts"),
+        _ => "no topology".to_owned(),
+    };
+    let verdict = match drift.len() {
+        0 => "as rockenv knows them".to_owned(),
+        1 => "1 difference".to_owned(),
+        count => format!("{count} differences"),
+    };
+    cx.ui.note(&format!(
+        "{} targets, {topology}: {verdict} (from TheRock {})",
+        checkout.targets.len(),
+        &target::table_commit()[..12]
+    ));
+    Ok(code)
 }
 
 /// Says in a word how far upstream has come with a target.
@@ -87,6 +156,7 @@ fn ls(cx: &Context) -> Result<()> {
 struct Excluded {
     project: &'static str,
     issue: Option<&'static str>,
+    meaning: Option<&'static str>,
 }
 
 fn show(cx: &Context, target: Target) -> Result<()> {
@@ -100,8 +170,11 @@ fn show(cx: &Context, target: Target) -> Result<()> {
                 .exclusion_issues
                 .get(project)
                 .and_then(|issue| issue.as_deref()),
+            meaning: target::without(project),
         })
         .collect();
+    let runs = target::runs(target);
+    let (variant, because) = target::advised_variant(info);
     let here: Vec<Gpu> = cx
         .gpus()
         .gpus
@@ -123,6 +196,9 @@ fn show(cx: &Context, target: Target) -> Result<()> {
             support: Option<&'static Support>,
             rccl_buildable: bool,
             excluded_projects: &'a [Excluded],
+            variant: &'static str,
+            variant_because: &'static str,
+            runs: &'a [target::Runs],
             gpus: &'a [Gpu],
             therock: &'static str,
         }
@@ -138,6 +214,9 @@ fn show(cx: &Context, target: Target) -> Result<()> {
             support: target.support(),
             rccl_buildable: info.rccl_buildable,
             excluded_projects: &excluded,
+            variant,
+            variant_because: because,
+            runs: &runs,
             gpus: &here,
             therock: target::table_commit(),
         });
@@ -171,9 +250,7 @@ fn show(cx: &Context, target: Target) -> Result<()> {
         _ => "upstream says nothing of it",
     };
     lines.push(("support", support.to_owned()));
-    if !info.rccl_buildable {
-        lines.push(("rccl", "cannot be built for this target alone".to_owned()));
-    }
+    lines.push(("variant", format!("{variant}: {because}")));
     for gpu in &here {
         lines.push(("here", format!("{} as {}", gpu.pci, gpu.render)));
     }
@@ -185,11 +262,24 @@ fn show(cx: &Context, target: Target) -> Result<()> {
     cx.ui.data(&text);
     if !excluded.is_empty() {
         cx.ui.data("\nprojects that TheRock leaves out for it:\n");
-        let mut table = Table::new(["project", "issue"]);
+        let mut table = Table::new(["project", "issue", "without it"]);
         for one in &excluded {
-            table.row([one.project, one.issue.unwrap_or("none named")]);
+            let issue = one.issue.unwrap_or("none named");
+            table.row([one.project, issue, one.meaning.unwrap_or_default()]);
         }
         cx.ui.table(&table);
+    }
+    if !runs.is_empty() {
+        cx.ui
+            .data("\nother code that runs there, by others' word:\n");
+        for alike in runs.chunk_by(|a, b| a.note == b.note) {
+            let codes: Vec<&str> = alike.iter().map(|one| one.code.as_str()).collect();
+            let one = &alike[0];
+            cx.ui.data(&format!("{}: {}\n", codes.join(", "), one.note));
+            for source in &one.sources {
+                cx.ui.data(&format!("  {source}\n"));
+            }
+        }
     }
     Ok(())
 }

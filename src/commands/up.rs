@@ -7,8 +7,8 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use super::hooks;
 use super::prepare::{Prepared, Wish};
+use super::{checkout, hooks};
 use crate::context::Context;
 use crate::engine::docker::Service;
 use crate::error::{Error, Kind, Result};
@@ -176,7 +176,9 @@ fn attempt(
     };
     prepared.inputs.image_key.clone_from(&image.key);
     let sources = prepare_sources(args, store, prepared, signals, reporter)?;
-    for message in prepare_hooks(args, store, prepared, &sources, signals)? {
+    let mut notes = checkout::settle(prepared, &sources)?;
+    notes.extend(prepare_hooks(args, store, prepared, &sources, signals)?);
+    for message in notes {
         reporter.emit(&Event::Warning { message });
     }
     let spec = spec::resolve(&prepared.profile, &prepared.inputs)?;

@@ -52,6 +52,10 @@ pub(crate) struct File {
     #[serde(default)]
     #[schemars(with = "BTreeMap<String, String>")]
     pub(crate) runtime_env: BTreeMap<Spanned<String>, Spanned<String>>,
+    /// Parts of what is built, for the question whether they fit together: a library needs code for each target of
+    /// what links it.
+    #[serde(default)]
+    pub(crate) component: Vec<Component>,
     /// Directories mounted into the env.
     #[serde(default)]
     pub(crate) volume: Vec<Volume>,
@@ -155,6 +159,31 @@ pub(crate) struct Volume {
     /// `ro` or `rw`; a `host` volume is `ro` unless this says otherwise, the others `rw`.
     #[schemars(with = "Option<Access>")]
     pub(crate) access: Option<Spanned<Access>>,
+}
+
+/// A part of what is built.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct Component {
+    /// Name of the component.
+    #[schemars(with = "String")]
+    pub(crate) name: Spanned<String>,
+    /// The project by which TheRock leaves it out of targets; the component's name unless given.
+    pub(crate) project: Option<String>,
+    /// Components that it links, and that so must be built for each of its targets.
+    #[serde(default)]
+    #[schemars(with = "Vec<String>")]
+    pub(crate) links: Vec<Spanned<String>>,
+    /// Targets that it is built for beside the env's, so that the library exists where it has no code for any of them.
+    #[serde(default)]
+    #[schemars(with = "Vec<String>")]
+    pub(crate) extra_targets: Vec<Spanned<String>>,
+    /// A stub stands in for it where it is not built.
+    #[serde(default)]
+    pub(crate) stub: bool,
+    /// Drop the component of this name that the extended profile has: it is not built.
+    #[serde(default)]
+    pub(crate) remove: bool,
 }
 
 /// Who a step runs as.

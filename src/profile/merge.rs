@@ -29,6 +29,7 @@ pub(crate) struct Draft {
     pub(crate) dma_heap: Option<At<bool>>,
     pub(crate) env: BTreeMap<String, Entry>,
     pub(crate) runtime_env: BTreeMap<String, Entry>,
+    pub(crate) components: Vec<ComponentDraft>,
     pub(crate) volumes: Vec<VolumeDraft>,
     pub(crate) steps: Vec<StepDraft>,
 }
@@ -38,6 +39,16 @@ pub(crate) struct Draft {
 pub(crate) struct Entry {
     pub(crate) key: Place,
     pub(crate) value: At<String>,
+}
+
+/// Replaced as a whole by the one of the same name in an extending profile.
+#[derive(Debug)]
+pub(crate) struct ComponentDraft {
+    pub(crate) name: At<String>,
+    pub(crate) project: Option<String>,
+    pub(crate) links: Vec<At<String>>,
+    pub(crate) extra_targets: Vec<At<String>>,
+    pub(crate) stub: bool,
 }
 
 #[derive(Debug)]
@@ -190,6 +201,13 @@ impl Merge<'_> {
         set(&mut draft.memory_max, self.opt(file.resources.memory_max));
         set(&mut draft.tasks_max, self.opt(file.resources.tasks_max));
         let mut seen = BTreeMap::new();
+        for component in file.component {
+            let name = self.at(component.name.clone());
+            if self.is_new("component", &name, &mut seen) {
+                self.component(draft, name, component);
+            }
+        }
+        let mut seen = BTreeMap::new();
         for volume in file.volume {
             let name = self.at(volume.name.clone());
             if self.is_new("volume", &name, &mut seen) {
@@ -213,6 +231,35 @@ impl Merge<'_> {
         self.problems
             .push(Problem::new(&name.place, message, "the second one"));
         false
+    }
+
+    fn component(&mut self, draft: &mut Draft, name: At<String>, file: file::Component) {
+        let index = draft
+            .components
+            .iter()
+            .position(|component| component.name == name);
+        if file.remove {
+            match index {
+                Some(index) => drop(draft.components.remove(index)),
+                None => {
+                    let message = format!("there is no component `{}` to remove", shorten(&name));
+                    self.problems
+                        .push(Problem::new(&name.place, message, "not there"));
+                }
+            }
+            return;
+        }
+        let component = ComponentDraft {
+            name,
+            project: file.project,
+            links: self.list(file.links),
+            extra_targets: self.list(file.extra_targets),
+            stub: file.stub,
+        };
+        match index {
+            Some(index) => draft.components[index] = component,
+            None => draft.components.push(component),
+        }
     }
 
     fn volume(&self, draft: &mut Draft, name: At<String>, file: file::Volume) {

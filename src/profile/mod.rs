@@ -35,6 +35,7 @@ pub use template::template;
 pub use value::MemoryMax;
 
 use crate::gpu::Extras;
+use crate::spec::coherent::Component;
 use crate::target::Target;
 
 /// A profile with all that it extends, checked.
@@ -58,6 +59,8 @@ pub struct Profile {
     pub resources: Resources,
     /// What steps with the GPU get beside it.
     pub gpu: Extras,
+    /// Parts of what is built, in the order of the profile.
+    pub components: Vec<At<Component>>,
     /// Variables of every step, not expanded.
     pub env: BTreeMap<String, At<String>>,
     /// Variables of what was built, not expanded.

@@ -178,6 +178,7 @@ fn elsewhere(key: &str) -> Option<&'static str> {
         ("Gpu", "[gpu]"),
         ("Step", "a [[step]]"),
         ("Volume", "a [[volume]]"),
+        ("Component", "a [[component]]"),
     ];
     let holds = |definition: &str| {
         SCHEMA

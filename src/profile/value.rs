@@ -51,6 +51,11 @@ pub fn name(what: &str, text: &str) -> Result<()> {
     Err(Refused::new(format!("bad {what} name `{}`", shorten(text))).help(rule))
 }
 
+/// Checks the name of a component, which has capitals where the project has.
+pub fn project(what: &str, text: &str) -> Result<()> {
+    name(what, &text.to_ascii_lowercase())
+}
+
 /// Checks the name of an environment variable.
 pub fn variable(text: &str) -> Result<()> {
     let first = |byte: u8| byte.is_ascii_alphabetic() || byte == b'_';

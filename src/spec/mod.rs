@@ -4,6 +4,7 @@
 //! because they may change from run to run without changing what is built: see `finish`.
 
 mod choose;
+pub mod coherent;
 mod key;
 mod resolve;
 #[cfg(test)]

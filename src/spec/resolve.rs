@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use super::coherent::{self, Component, Excluded};
 use super::key::{StepKey, Surroundings, key};
 use super::{
     Action, BuildUser, CopyItem, Engine, ExportItem, Git, Hook, Origin, Skipped, Spec, Step, User,
@@ -40,6 +41,8 @@ pub struct Inputs {
     pub file_digests: BTreeMap<String, String>,
     /// Fingerprints of the source volumes that steps have as `inputs`, by volume.
     pub fingerprints: BTreeMap<String, String>,
+    /// What the source says is left out, by target and project, with the issue behind it; what is compiled in without.
+    pub excluded: Option<BTreeMap<String, BTreeMap<String, Option<String>>>>,
     /// What the profile's hooks are, by name.
     pub hooks: BTreeMap<String, HookFacts>,
 }
@@ -89,6 +92,7 @@ pub fn resolve(profile: &Profile, inputs: &Inputs) -> Result<Spec> {
             None => steps.extend(resolver.step(step, &env, &volumes)?),
         }
     }
+    resolver.fit();
     let targets = resolver.scope.targets.clone();
     resolver.finished()?;
     let (hooks, hooks_left_out) = hooks(profile, inputs, &targets, &steps)?;
@@ -405,6 +409,60 @@ impl<'a> Resolver<'a> {
         self.problems
             .push(Problem::new(&path.place, message, "here"));
         None
+    }
+
+    /// Refuses components that are built for fewer targets than what links them.
+    fn fit(&mut self) {
+        let profile = self.profile;
+        let components: Vec<Component> = profile
+            .components
+            .iter()
+            .map(|component| component.value.clone())
+            .collect();
+        let inputs = self.inputs;
+        let excluded = |target: &str, project: &str| match &inputs.excluded {
+            Some(table) => table.get(target)?.get(project).map(|issue| Excluded {
+                issue: issue.clone(),
+            }),
+            None => {
+                let info = Target::parse(target).ok()?.info();
+                let is_out = info.excluded_projects.iter().any(|one| one == project);
+                is_out.then(|| Excluded {
+                    issue: info.exclusion_issues.get(project).cloned().flatten(),
+                })
+            }
+        };
+        for misfit in coherent::misfits(&components, &self.scope.targets, &excluded) {
+            let name = &misfit.component;
+            let missing: Vec<_> = misfit.missing.iter().map(Target::name).collect();
+            let missing = missing.join(", ");
+            let message = match &misfit.linked_by {
+                Some(user) => {
+                    format!("`{name}` is not built for {missing}, and `{user}`, which links it, is")
+                }
+                None => format!(
+                    "`{name}` would be built for no target: TheRock leaves it out of {missing}"
+                ),
+            };
+            let issues: String = misfit
+                .issues
+                .iter()
+                .map(|issue| format!("{issue}\n"))
+                .collect();
+            let help = format!(
+                "{issues}leave it out (take it out of `links`, or `remove = true`, and build without it), let a stub stand in \
+                 (`stub = true`), or build it for a throwaway target too (`extra-targets = [\"gfx1250\"]`)"
+            );
+            let place = profile
+                .components
+                .iter()
+                .find(|component| component.value.name == *name)
+                .map(|component| &component.place);
+            if let Some(place) = place {
+                let problem = Problem::new(place, message, "too few targets");
+                self.problems.push(problem.help(help));
+            }
+        }
     }
 
     /// Says why a step is not part of this env.

@@ -8,13 +8,14 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(crate) use volume::host_path;
 
 use super::file::VolumeKind;
-use super::merge::{Draft, Entry};
+use super::merge::{ComponentDraft, Draft, Entry};
 use super::report::{At, Place, Problem, Sources};
 use super::shape::shorten;
 use super::text::{self, Late, Piece};
 use super::value::{self, Refused};
 use super::{Profile, Resources, Volume};
 use crate::gpu::Extras;
+use crate::spec::coherent::Component;
 use crate::suggest;
 use crate::target::Target;
 
@@ -48,6 +49,7 @@ pub(crate) fn finish(
     };
     let env = check.env(draft.env, Late::Keep);
     let runtime_env = check.env(draft.runtime_env, Late::Refuse);
+    let components = check.components(draft.components);
     let volumes = check.volumes(draft.volumes);
     let needed_by = check.needed_by(&draft.needed_by, &draft.steps);
     let steps = draft
@@ -66,6 +68,7 @@ pub(crate) fn finish(
         params,
         resources,
         gpu,
+        components,
         env,
         runtime_env,
         volumes: volumes
@@ -269,6 +272,39 @@ impl Check<'_> {
             "not in the table",
             Some(Target::advice(name)),
         );
+    }
+
+    fn components(&mut self, drafts: Vec<ComponentDraft>) -> Vec<At<Component>> {
+        let names: Vec<String> = drafts
+            .iter()
+            .map(|draft| draft.name.value.clone())
+            .collect();
+        let mut components = Vec::new();
+        for draft in drafts {
+            if let Err(refused) = value::project("component", &draft.name) {
+                self.refused(&draft.name.place, refused);
+                continue;
+            }
+            for link in &draft.links {
+                if !names.contains(&link.value) {
+                    let help = match suggest::closest(link, names.iter().map(String::as_str)) {
+                        Some(close) => format!("did you mean `{close}`?"),
+                        None => "only what is a [[component]] itself can be linked".to_owned(),
+                    };
+                    let message = format!("there is no component `{}`", shorten(link));
+                    self.push(&link.place, message, "not there", Some(help));
+                }
+            }
+            let extra = self.targets(draft.extra_targets);
+            components.push(draft.name.map(|name| Component {
+                project: draft.project.unwrap_or_else(|| name.clone()),
+                links: draft.links.into_iter().map(|link| link.value).collect(),
+                extra,
+                stub: draft.stub,
+                name,
+            }));
+        }
+        components
     }
 
     fn hooks(&mut self, hooks: Vec<At<String>>) -> Vec<String> {

@@ -228,3 +228,19 @@ fn a_profile_can_extend_the_one_it_shadows() {
         .collect();
     assert_eq!(listed.len(), 1);
 }
+
+#[test]
+fn a_component_is_replaced_or_removed_as_a_whole() {
+    let base = format!(
+        "{BASE}\n[[component]]\nname = \"rccl\"\nextra-targets = [\"gfx1250\"]\n[[component]]\nname = \"torch\"\nlinks = [\"rccl\"]\n"
+    );
+    let child = "extends = \"base\"\n[[component]]\nname = \"rccl\"\nremove = true\n[[component]]\nname = \"torch\"\nproject = \"pytorch\"\n";
+    let (_dir, dirs) = dir(&[("base.toml", &base), ("child.toml", child)]);
+    let base = load(&dirs, "base").unwrap();
+    assert_eq!(format!("{:?}", base.components[0].extra), "[gfx1250]");
+    assert_eq!(base.components[0].project, "rccl");
+    let child = load(&dirs, "child").unwrap();
+    assert_eq!(child.components.len(), 1);
+    assert_eq!(child.components[0].project, "pytorch");
+    assert!(child.components[0].links.is_empty());
+}

@@ -287,6 +287,22 @@ fn sentences_about_structure() {
             "hook `a` is there twice",
         ),
         (
+            "schema = 1\nimage = \"x\"\n[[component]]\nname = \"rccl\"\nlinks = [\"nccl\"]",
+            "there is no component `nccl`",
+        ),
+        (
+            "schema = 1\nimage = \"x\"\n[[component]]\nname = \"rccl\"\nextra-targets = [\"gfx1\"]",
+            "unknown target `gfx1`",
+        ),
+        (
+            "schema = 1\nimage = \"x\"\n[[component]]\nname = \"rccl\"\nremove = true",
+            "there is no component `rccl` to remove",
+        ),
+        (
+            "schema = 1\nimage = \"x\"\ncomponent = [{ name = \"a\" }, { name = \"a\" }]",
+            "two components are called `a`",
+        ),
+        (
             "schema = 1\nimage = \"x\"\ntargets = [\"gfx1100\", \"gfx1100\"]",
             "target `gfx1100` is there twice",
         ),

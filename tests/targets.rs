@@ -1,0 +1,166 @@
+//! Owns the tests of what a checkout of TheRock says of targets, and of sets of targets that do not fit together.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot be set up has failed"
+)]
+
+mod support;
+
+use std::path::PathBuf;
+
+use fs_err as fs;
+use support::env::TestStore;
+
+const TABLE: &str = r#"
+therock_add_amdgpu_target(gfx1103 "A laptop" FAMILY igpu-all gfx110X-all gfx110X-igpu
+  EXCLUDE_TARGET_PROJECTS
+    rccl # https://github.com/ROCm/TheRock/issues/150
+)
+therock_add_amdgpu_target(gfx1201 "AMD RX 9070 / XT" FAMILY dgpu-all gfx120X-all
+  EXCLUDE_TARGET_PROJECTS
+    hipSPARSELt # https://github.com/ROCm/TheRock/issues/2042
+    rocprofiler-compute # https://github.com/ROCm/TheRock/issues/2892
+    rocWMMA
+)
+"#;
+
+const STEPS: &str = r#"
+[[component]]
+name = "rocWMMA"
+[[component]]
+name = "rccl"
+[[component]]
+name = "torch"
+links = ["rccl"]
+[[volume]]
+name = "therock"
+kind = "source"
+path = "../checkout"
+target = "/v/therock"
+[[step]]
+name = "same"
+run = "echo same > $HOME/same"
+[[step]]
+name = "configure"
+inputs = ["therock"]
+env = { TARGETS = "${targets}" }
+run = "echo $TARGETS > $HOME/targets"
+"#;
+
+fn checkout(store: &TestStore, table: &str) -> PathBuf {
+    let directory = store.work().join("checkout");
+    fs::create_dir_all(directory.join("cmake")).unwrap();
+    fs::write(directory.join("cmake/therock_amdgpu_targets.cmake"), table).unwrap();
+    directory
+}
+
+#[test]
+fn a_checkout_is_compared_and_believed() {
+    let store = TestStore::new();
+    let directory = checkout(&store, TABLE);
+    let path = directory.to_str().unwrap();
+    let ran = store
+        .rockenv(&["target", "check", "--source", path])
+        .exits(8);
+    let text = ran.text();
+    for line in [
+        "gfx1103: product `A laptop`, known as `AMD Radeon 780M Laptop iGPU`\n",
+        "gfx1103: hipSPARSELt is built now\n",
+        "gfx1201: rocWMMA is left out now (no issue named)\n",
+        "gfx90a: not there\n",
+    ] {
+        assert!(text.contains(line), "{text}");
+    }
+    let ran = store
+        .rockenv(&["target", "check", "--source", path, "--json"])
+        .exits(8);
+    let json: serde_json::Value = serde_json::from_str(&ran.text()).unwrap();
+    assert_eq!(json["targets"][0]["name"], "gfx1103");
+    assert_eq!(json["drift"][0]["what"], "no-target");
+
+    // rockenv's own table does not leave rocWMMA out for gfx1201: the checkout's does, and counts.
+    let error = "`rocWMMA` would be built for no target: TheRock leaves it out of gfx1201";
+    store.profile(STEPS);
+    let env = store.env();
+    let ran = store.rockenv(&["up", env, "--target", "gfx1201"]).exits(3);
+    ran.says(&[
+        "source `therock` differs from what rockenv knows of TheRock, and is believed",
+        error,
+    ]);
+    store
+        .rockenv(&["up", env, "--target", "gfx90a"])
+        .exits(3)
+        .says(&[
+            "source `therock` has no target `gfx90a`",
+            "rockenv target check --source",
+        ]);
+
+    fs::write(
+        directory.join("cmake/therock_amdgpu_targets.cmake"),
+        "therock_add_amdgpu_target(\n  gfx1103 \"A\" NEW b)\n",
+    )
+    .unwrap();
+    store
+        .rockenv(&["target", "check", "--source", path])
+        .exits(3)
+        .says(&[
+            "cmake/therock_amdgpu_targets.cmake:2:15: a keyword that is not known",
+            "  gfx1103 \"A\" NEW b)",
+        ]);
+    store
+        .rockenv(&["plan", env, "--target", "gfx1201"])
+        .ok()
+        .says(&["rockenv cannot read, and goes by its own"]);
+}
+
+#[test]
+fn several_targets_have_to_fit_and_share_an_env() {
+    let store = TestStore::new();
+    checkout(&store, TABLE.replace("    rocWMMA\n", "").as_str());
+    let env = store.env();
+    let both = ["--target", "gfx1201", "--target", "gfx1103"];
+    let with = |verb: &[&str]| {
+        let mut arguments = verb.to_vec();
+        arguments.extend(both);
+        store.rockenv(&arguments)
+    };
+    store.profile(STEPS);
+    for verb in [&["profile", "check", env][..], &["plan", env], &["up", env]] {
+        with(verb).exits(3).says(&[
+            "`rccl` is not built for gfx1103, and `torch`, which links it, is",
+            "`stub = true`",
+            "`extra-targets = [\"gfx1250\"]`",
+            "https://github.com/ROCm/TheRock/issues/150",
+        ]);
+    }
+    for choice in [
+        STEPS.replace("links = [\"rccl\"]", ""),
+        STEPS.replace("name = \"rccl\"", "name = \"rccl\"\nstub = true"),
+        STEPS.replace(
+            "name = \"rccl\"",
+            "name = \"rccl\"\nextra-targets = [\"gfx1250\"]",
+        ),
+    ] {
+        store.profile(&choice);
+        with(&["profile", "check", env]).ok();
+    }
+    // One env for both, named for both, in the order of the table.
+    with(&["up", env]).ok();
+    let name = format!("{env}-gfx1103-gfx1201");
+    store
+        .rockenv(&["exec", &name, "--", "sh", "-c", "cat $HOME/targets"])
+        .ok()
+        .prints("gfx1103;gfx1201");
+    with(&["up", env]).ok().says(&["nothing to do"]);
+    let plan = store
+        .rockenv(&["plan", env, "--target", "gfx1201"])
+        .ok()
+        .text();
+    assert_eq!(
+        plan.matches("have").count(),
+        1,
+        "the step without a target is shared\n{plan}"
+    );
+    store.rockenv(&["rm", "--yes", &name]).ok();
+}
