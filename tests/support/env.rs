@@ -109,15 +109,6 @@ impl TestStore {
             Some(user) => Command::new(user.program()),
             None => Command::new(env!("CARGO_BIN_EXE_rockenv")),
         };
-        match &ordinary {
-            Some(user) => {
-                user.own_all(&self.work);
-                user.become_user(&mut command);
-            }
-            None => {
-                command.env("SUDO_UID", "1234").env("SUDO_GID", "1234");
-            }
-        }
         command
             .args(arguments)
             .env_clear()
@@ -128,6 +119,15 @@ impl TestStore {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
+        match &ordinary {
+            Some(user) => {
+                user.own_all(&self.work);
+                user.become_user(&mut command);
+            }
+            None => {
+                command.env("SUDO_UID", "1234").env("SUDO_GID", "1234");
+            }
+        }
         // As `tests/service` sets them.
         for (from, to) in [
             ("ROCKENV_TEST_ENGINE", "ROCKENV_ENGINE"),
