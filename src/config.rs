@@ -15,17 +15,25 @@ use crate::error::{Error, Result};
 use crate::gc::policy;
 
 /// The variables that are read and what they mean, for the documentation.
-pub const VARIABLES: [(&str, &str); 19] = [
+pub const VARIABLES: [(&str, &str); 21] = [
     ("ROCKENV_HOME", "the store's root, like `--home`"),
     (
         "ROCKENV_ENGINE",
         "engine to use: `auto`, `nspawn`, `docker` or `podman`",
     ),
+    (
+        "ROCKENV_DISK_FLOOR",
+        "free space below which a step is paused, such as `1G`; `0` never pauses",
+    ),
+    (
+        "ROCKENV_NINJA",
+        "a ninja 1.13 or newer, in place of the one that rockenv fetches",
+    ),
     ("DOCKER_HOST", "socket of Docker, as `unix:///PATH`"),
     ("CONTAINER_HOST", "socket of Podman, as `unix:///PATH`"),
     (
         "ROCKENV_JOBS",
-        "most jobs at once, over what cores and memory allow",
+        "jobs at once on this machine, in all envs together, in place of the number of cores",
     ),
     (
         "ROCKENV_BUILD_USER",
@@ -81,6 +89,8 @@ pub const VARIABLES: [(&str, &str); 19] = [
 
 /// How long a container stays for the next `exec`, where nothing else is configured: somebody at work, not somebody who left.
 const IDLE: Duration = Duration::from_secs(60);
+/// Free space below which a step is paused, in bytes, where nothing else is configured.
+const DISK_FLOOR: u64 = 1 << 30;
 
 /// A configuration file, exactly as written.
 #[derive(Clone, Debug, Default, Deserialize, schemars::JsonSchema)]
@@ -90,10 +100,14 @@ pub struct File {
     pub home: Option<PathBuf>,
     /// Engine to use: `auto`, `nspawn`, `docker` or `podman`.
     pub engine: Option<String>,
-    /// Most jobs at once, over what cores and memory allow.
+    /// Jobs at once on this machine, in all envs together, in place of the number of cores.
     pub jobs: Option<u32>,
     /// How long a container of Docker or Podman stays after `exec` for the next one, such as `60s`, or `never`.
     pub idle: Option<String>,
+    /// Free space below which a step is paused, such as "1G"; "0" never pauses.
+    pub disk_floor: Option<String>,
+    /// A ninja 1.13 or newer, in place of the one that rockenv fetches.
+    pub ninja: Option<PathBuf>,
     /// Build user as `UID:GID`, in place of the invoking user.
     pub build_user: Option<String>,
     /// Directories searched for profiles before the built-in ones.
@@ -136,10 +150,14 @@ pub struct Config {
     pub engine: Option<String>,
     /// Where services are looked for.
     pub sockets: Sockets,
-    /// Most jobs.
+    /// Jobs at once on this machine.
     pub jobs: Option<u32>,
     /// How long a container of a service stays after `exec` for the next one.
     pub idle: Duration,
+    /// Free space below which a step is paused, in bytes.
+    pub disk_floor: u64,
+    /// A ninja of the user's own.
+    pub ninja: Option<PathBuf>,
     /// Where profiles are looked for, first match wins.
     pub profile_dirs: Vec<PathBuf>,
     /// Where image recipes are looked for.
@@ -218,6 +236,17 @@ impl Config {
             })?),
             None => files.iter().find_map(|file| file.jobs),
         };
+        let disk_floor = match set("ROCKENV_DISK_FLOOR")
+            .cloned()
+            .or_else(|| first(|file| file.disk_floor.clone()))
+        {
+            Some(text) => crate::profile::value::size(&text).map_err(|refused| {
+                Error::invalid(format!("disk floor `{text}` is no size"))
+                    .source(refused.message)
+                    .help("ROCKENV_DISK_FLOOR=1G rockenv up ...")
+            })?,
+            None => DISK_FLOOR,
+        };
         let auth_files = match set("REGISTRY_AUTH_FILE") {
             Some(path) => vec![working.unwrap_or(Path::new("/")).join(path)],
             None => vec![
@@ -266,6 +295,10 @@ impl Config {
             },
             jobs,
             idle: first(|file| file.idle.clone()).map_or(Ok(IDLE), |text| parse_idle(&text))?,
+            disk_floor,
+            ninja: set("ROCKENV_NINJA")
+                .map(PathBuf::from)
+                .or_else(|| files.iter().find_map(|file| file.ninja.clone())),
             profile_dirs: directories(|file| &file.profile_dirs, "profiles"),
             image_dirs: directories(|file| &file.image_dirs, "images"),
             hook_dirs: directories(|file| &file.hook_dirs, "hooks"),
@@ -376,6 +409,11 @@ fn parse_user(text: &str) -> Result<BuildUser> {
         Error::invalid(format!("build user `{text}` is not `UID:GID`"))
             .help("ROCKENV_BUILD_USER=1000:1000 rockenv up ...")
     })
+}
+
+/// Returns a variable of a process inside an env, where rockenv stands in for another program.
+pub fn inherited(name: &str) -> Option<std::ffi::OsString> {
+    std::env::vars_os().find_map(|(known, value)| (known == name).then_some(value))
 }
 
 /// Reads `/etc/passwd` itself: a static binary has no NSS.

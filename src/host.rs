@@ -30,7 +30,7 @@ impl Host {
             .map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX));
         Ok(Self {
             cores,
-            memory: memory_total(&fs::read_to_string("/proc/meminfo")?),
+            memory: memory_field(&fs::read_to_string("/proc/meminfo")?, "MemTotal:"),
             systemd: Path::new("/run/systemd/system").is_dir(),
             root: userns::is_root(),
             program: std::env::current_exe()
@@ -39,10 +39,45 @@ impl Host {
     }
 }
 
-/// Parses `/proc/meminfo`; returns bytes.
-fn memory_total(meminfo: &str) -> u64 {
+/// The machine's memory at the moment, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MemoryNow {
+    /// All there is.
+    pub total: u64,
+    /// What programs could still get.
+    pub available: u64,
+    /// Share of the last ten seconds in which something waited for memory, in percent, where the kernel says so.
+    pub stalled: Option<f64>,
+}
+
+/// Reads how much memory there is at the moment.
+pub fn memory_now() -> MemoryNow {
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = memory_field(&meminfo, "MemTotal:");
+    MemoryNow {
+        total,
+        // Unreadable: nobody is short of what cannot be seen.
+        available: match memory_field(&meminfo, "MemAvailable:") {
+            0 => total,
+            bytes => bytes,
+        },
+        stalled: fs::read_to_string("/proc/pressure/memory")
+            .ok()
+            .and_then(|text| stalled(&text)),
+    }
+}
+
+/// Parses `/proc/pressure/memory`.
+fn stalled(text: &str) -> Option<f64> {
+    let line = text.lines().find_map(|line| line.strip_prefix("some "))?;
+    line.split(' ')
+        .find_map(|field| field.strip_prefix("avg10=")?.parse().ok())
+}
+
+/// Parses a field of `/proc/meminfo`; returns bytes.
+fn memory_field(meminfo: &str, name: &str) -> u64 {
     let kib = meminfo.lines().find_map(|line| {
-        line.strip_prefix("MemTotal:")?
+        line.strip_prefix(name)?
             .trim()
             .strip_suffix(" kB")?
             .trim()
@@ -52,24 +87,28 @@ fn memory_total(meminfo: &str) -> u64 {
     kib.unwrap_or(0) * 1024
 }
 
-/// Free space below `path` that an ordinary user could still write, in bytes.
-pub fn free_space(path: &Path) -> Result<u64> {
-    let found = nix::sys::statvfs::statvfs(path)
-        .context(|| format!("cannot ask for free space at `{}`", path.display()))?;
-    Ok(found.blocks_available() * found.fragment_size())
+/// A file system's space, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Space {
+    /// What an ordinary user could still write.
+    pub free: u64,
+    /// Its size.
+    pub total: u64,
 }
 
-/// How many jobs fit: cores, memory by what one job takes, and what was configured.
-pub fn jobs(cores: u32, memory: u64, memory_per_job: Option<u64>, configured: Option<u32>) -> u32 {
-    let by_memory = memory_per_job
-        .filter(|bytes| *bytes > 0)
-        .map_or(u32::MAX, |bytes| {
-            u32::try_from(memory / bytes).unwrap_or(u32::MAX)
-        });
-    cores
-        .min(by_memory)
-        .min(configured.unwrap_or(u32::MAX))
-        .max(1)
+/// Returns the space of the file system that `path` is on.
+pub fn space(path: &Path) -> Result<Space> {
+    let found = nix::sys::statvfs::statvfs(path)
+        .context(|| format!("cannot ask for free space at `{}`", path.display()))?;
+    Ok(Space {
+        free: found.blocks_available() * found.fragment_size(),
+        total: found.blocks() * found.fragment_size(),
+    })
+}
+
+/// Free space below `path` that an ordinary user could still write, in bytes.
+pub fn free_space(path: &Path) -> Result<u64> {
+    Ok(space(path)?.free)
 }
 
 #[cfg(test)]
@@ -79,18 +118,11 @@ mod tests {
     #[test]
     fn memory_is_read_in_bytes() {
         assert_eq!(
-            memory_total("MemTotal:       24684092 kB\nMemFree: 1 kB\n"),
+            memory_field("MemTotal:       24684092 kB\nMemFree: 1 kB\n", "MemTotal:"),
             24_684_092 * 1024
         );
-        assert_eq!(memory_total("nonsense"), 0);
-    }
-
-    #[test]
-    fn jobs_are_bounded_by_cores_memory_and_configuration() {
-        let gib = 1 << 30;
-        assert_eq!(jobs(16, 64 * gib, Some(4 * gib), None), 16);
-        assert_eq!(jobs(16, 32 * gib, Some(4 * gib), None), 8);
-        assert_eq!(jobs(16, 2 * gib, Some(4 * gib), None), 1);
-        assert_eq!(jobs(16, 64 * gib, None, Some(3)), 3);
+        assert_eq!(memory_field("nonsense", "MemTotal:"), 0);
+        let text = "some avg10=12.50 avg60=1.00 avg300=0.00 total=9\nfull avg10=1.00 avg60=0 avg300=0 total=1\n";
+        assert_eq!(stalled(text), Some(12.5));
     }
 }

@@ -9,10 +9,14 @@ use crate::config::Config;
 use crate::context::Context;
 use crate::error::{Error, Kind, Result};
 use crate::ui::{Settings, Terminals, Ui};
-use crate::{commands, complete, engine, gpu, inside};
+use crate::{commands, complete, engine, gpu, inside, shim};
 
 /// Runs the program.
 pub(crate) fn run() -> ExitCode {
+    let mut arguments = std::env::args_os();
+    if let Some(program) = arguments.next().filter(|program| shim::is_meant(program)) {
+        return shim::run(&program, &arguments.collect::<Vec<_>>());
+    }
     if let Some(code) = own_subcommand().or_else(complete::answer) {
         return code;
     }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 
 use crate::context::Context;
+use crate::engine::budget::Claim;
 use crate::engine::hold::{Hold, State, Tie};
 use crate::engine::session::{Client, End, Running};
 use crate::engine::wire::Command;
@@ -17,6 +18,7 @@ use crate::execute::prove::{Proof, prove};
 use crate::execute::{container, relay};
 use crate::gpu::{self, Choice, Selector};
 use crate::host::Host;
+use crate::jobs::{self, Sizing};
 use crate::source::Repository;
 use crate::spec::{Spec, VolumeSource};
 use crate::store::{LockedEnv, Store, lock};
@@ -243,8 +245,13 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
     )?;
     // Nodes get other numbers when a driver is loaded again, and a failed step's tree is looked at once.
     let stays = matches!(container.root, Root::Service(_)) && devices.is_empty() && !job.failed;
+    // People wait for no job: their first one comes on top, and more only as they are free.
+    let sizing = sizing(cx, &spec, host);
+    let claim = Claim::open(&store.jobs_file(), sizing.budget.value, &job.env)?;
+    let (ticket, claim) = claim.pass(sizing.jobs.value, env.run_dir().join(container::FIFO));
     let hold = Hold {
         container,
+        jobs: ticket,
         tie: Tie::Drain(if stays {
             cx.config.idle
         } else {
@@ -254,7 +261,7 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
         program: host.program.clone(),
         systemd: host.systemd && host.root,
     };
-    let running = Running::start(&hold, env.lock_fd())?;
+    let running = Running::start(&hold, env.lock_fd(), claim)?;
     let command = command(cx, job, &spec, host, &devices);
     let code = in_container(&running, &devices, command);
     let end = running.finish();
@@ -288,16 +295,27 @@ fn in_container(
     relay::run(&client, command)
 }
 
+/// Returns what may run at once in a container that belongs to no step.
+fn sizing(cx: &Context, spec: &Spec, host: &Host) -> Sizing {
+    jobs::size(&jobs::Given {
+        resources: &spec.resources,
+        cores: host.cores,
+        memory: host.memory,
+        configured: cx.config.jobs,
+        asked: None,
+        past: &[],
+    })
+}
+
 fn command(cx: &Context, job: &Job, spec: &Spec, host: &Host, devices: &[Device]) -> Command {
     let mut env = crate::execute::base_environment(spec, job.root);
-    let memory = crate::execute::memory_max(spec, host).unwrap_or(host.memory);
-    let jobs = crate::host::jobs(host.cores, memory, spec.resources.memory_per_job, None);
-    env.extend(spec.env.iter().map(|(name, value)| {
-        (
-            name.clone(),
-            crate::spec::finish(value, jobs.into(), memory),
-        )
-    }));
+    let sizing = sizing(cx, spec, host);
+    let facts = sizing.facts(sizing.jobs.value);
+    env.extend(
+        spec.env
+            .iter()
+            .map(|(name, value)| (name.clone(), crate::spec::finish(value, &facts))),
+    );
     env.extend(job.variables.iter().cloned());
     if job.tty {
         let term = cx.config.terminal.term.as_deref().unwrap_or("dumb");

@@ -13,6 +13,7 @@ mod hooks;
 pub mod image;
 pub mod list;
 pub mod logs;
+mod needs;
 mod prepare;
 pub mod profile;
 pub mod remove;

@@ -10,6 +10,7 @@ use crate::gpu;
 use crate::hook::Hook;
 use crate::host::Host;
 use crate::image::{Recipe, catalog};
+use crate::jobs::{self, Past, Sizing};
 use crate::profile::{self, CopyFiles, Profile};
 use crate::source::{Git, Repository};
 use crate::spec::{self, Inputs, VolumeKind, VolumeSource};
@@ -45,7 +46,9 @@ pub(super) struct Prepared {
     pub(super) recipe: Recipe,
     pub(super) inputs: Inputs,
     pub(super) host: Host,
-    pub(super) jobs: u32,
+    pub(super) sizing: Sizing,
+    /// What steps cost before.
+    pub(super) past: Vec<Past>,
     pub(super) choice: Choice,
     /// What the env gets of a GPU.
     pub(super) gpu: Option<gpu::Grant>,
@@ -103,15 +106,19 @@ impl Prepared {
             }
             gpu::Choice::Without { why } => (None, Some(why)),
         };
-        let memory = crate::execute::memory_limit(profile.resources.memory_max, host.memory)
-            .unwrap_or(host.memory);
-        let jobs = crate::host::jobs(
-            host.cores,
-            memory,
-            profile.resources.memory_per_job,
-            wish.jobs.or(cx.config.jobs),
-        );
         let name = spec::env_name(request.env_name.as_deref(), &profile.name, &request.targets)?;
+        let past = Store::open_existing(&cx.config.home)
+            .ok()
+            .flatten()
+            .map_or_else(Vec::new, |store| store.past(&profile.name));
+        let sizing = jobs::size(&jobs::Given {
+            resources: &profile.resources,
+            cores: host.cores,
+            memory: host.memory,
+            configured: cx.config.jobs,
+            asked: wish.jobs,
+            past: &past,
+        });
         let choice = engine(cx, wish, &host, &name)?;
         let inputs = Inputs {
             env_name: request.env_name,
@@ -134,7 +141,8 @@ impl Prepared {
             recipe,
             inputs,
             host,
-            jobs,
+            sizing,
+            past,
             choice,
             gpu,
             notes,

@@ -7,15 +7,16 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
+use super::needs::Needs;
 use super::prepare::{Prepared, Wish};
 use super::{checkout, hooks};
 use crate::context::Context;
 use crate::engine::docker::Service;
 use crate::error::{Error, Kind, Result};
-use crate::execute::{self, Ended, Execution};
+use crate::execute::{Ended, Execution};
 use crate::gc::Lease;
 use crate::gpu;
-use crate::host::free_space;
+use crate::ninja;
 use crate::observe::{observe, wanted};
 use crate::plan::{Action, Observed, Options, Plan, Volumes, plan as decide};
 use crate::profile::Profile;
@@ -26,7 +27,7 @@ use crate::store::record::{self, Head, Record};
 use crate::store::{LockedEnv, Store, random_id};
 use crate::ui::event::{Event, Outcome, Planned};
 use crate::ui::table::Table;
-use crate::ui::{Format, Reporter, size};
+use crate::ui::{Format, Reporter};
 
 /// Arguments of `up` and `plan`.
 #[derive(Debug, Args)]
@@ -55,7 +56,7 @@ pub struct UpArgs {
     /// Start from the snapshot before, build volumes included
     #[arg(long)]
     clean: bool,
-    /// Most jobs a step may use
+    /// Most jobs a step may use, of those that the machine has
     #[arg(short, long)]
     jobs: Option<u32>,
     /// GPU that steps with `gpu` get: a PCI address, render node or index; `none` skips these steps
@@ -68,7 +69,7 @@ pub struct UpArgs {
     /// Fetch nothing: images and sources must be there
     #[arg(long)]
     offline: bool,
-    /// Go on although the machine has too little disk
+    /// Go on although the machine has too little disk or memory
     #[arg(long)]
     force: bool,
     /// Show the plan and change nothing
@@ -193,6 +194,9 @@ fn attempt(
         let lacking = lacking(&plan, prepared);
         return Ok(Some((None, spec.name, lacking)));
     }
+    if plan.runs() > 0 && !args.force {
+        Needs::of(prepared, &spec, &plan, store.root(), env.record())?.preflight()?;
+    }
     let lease = Lease {
         layers: plan.start.iter().cloned().collect(),
         image: image.key.clone(),
@@ -202,7 +206,6 @@ fn attempt(
     }
     store.load_ballast()?;
     if env.record().is_none() {
-        preflight(store, &spec, args.force)?;
         env.commit(new_record(
             &spec,
             &image.key,
@@ -227,6 +230,18 @@ fn attempt(
         })?;
         remember(&env, &service, &observed, &plan, reporter)?;
     }
+    if spec.resources.ninja {
+        let cancel = Cancel::new(signals);
+        let blobs = store.root().join("blobs");
+        let own = cx.config.ninja.as_deref();
+        cancel.outcome(ninja::place(
+            &env.run_dir(),
+            own,
+            &blobs,
+            args.offline,
+            cancel.flag(),
+        ))?;
+    }
     reporter.emit(&Event::RunStarted {
         env: spec.name.clone(),
         plan: shown(&plan),
@@ -243,7 +258,7 @@ fn attempt(
         host: &prepared.host,
         config: &cx.config,
         gpu: prepared.gpu.as_ref(),
-        jobs: prepared.jobs,
+        sizing: &prepared.sizing,
         signals,
         reporter,
     }
@@ -394,7 +409,14 @@ pub fn plan(cx: &Context, args: UpArgs) -> Result<()> {
         ),
     };
     notes.extend(plan.notes.iter().cloned());
-    let memory = execute::memory_max(&spec, &prepared.host);
+    let (root, record) = match &store {
+        Some(store) => (store.root(), store.record(&spec.name)?),
+        None => (cx.config.home.as_path(), None),
+    };
+    let needs = Needs::of(&prepared, &spec, &plan, root, record.as_ref())?;
+    if let (true, Err(refused)) = (plan.runs() > 0, needs.preflight()) {
+        notes.push(format!("`up` would refuse: {}", refused.message()));
+    }
     let gpu = prepared
         .gpu
         .as_ref()
@@ -406,9 +428,7 @@ pub fn plan(cx: &Context, args: UpArgs) -> Result<()> {
             env: &'a str,
             image: &'a str,
             engine: Engine,
-            jobs: u32,
-            memory_max: Option<u64>,
-            disk_needed: Option<u64>,
+            needs: &'a Needs,
             gpu: Option<&'a gpu::Gpu>,
             plan: &'a Plan,
             notes: &'a [String],
@@ -418,9 +438,7 @@ pub fn plan(cx: &Context, args: UpArgs) -> Result<()> {
             env: &spec.name,
             image: &spec.image,
             engine: spec.engine,
-            jobs: prepared.jobs,
-            memory_max: memory,
-            disk_needed: spec.resources.disk,
+            needs: &needs,
             gpu: gpu.map(|grant| &grant.gpu),
             plan: &plan,
             notes: &notes,
@@ -441,20 +459,12 @@ pub fn plan(cx: &Context, args: UpArgs) -> Result<()> {
         |store| format!("{} store at {}", store.method(), store.root().display()),
     );
     cx.ui.data(&format!(
-        "env    {}\nimage  {}\nengine {} ({}), {store_line}\njobs   {}\nmemory {}\ndisk   {}\ngpu    {}\n",
+        "env    {}\nimage  {}\nengine {} ({}), {store_line}\n{}gpu    {}\n",
         spec.name,
         spec.image,
         spec.engine,
         prepared.choice.reason,
-        prepared.jobs,
-        memory.map_or_else(
-            || "no limit".to_owned(),
-            |bytes| format!("at most {}", size::bytes(bytes))
-        ),
-        spec.resources.disk.map_or_else(
-            || "not said".to_owned(),
-            |bytes| format!("needs {}", size::bytes(bytes))
-        ),
+        needs.lines(),
         gpu.map_or_else(|| "none".to_owned(), |grant| grant.gpu.to_string()),
     ));
     cx.ui.table(&table);
@@ -586,21 +596,6 @@ fn prepare_hooks(
     };
     cancel.outcome(hooks::settle(prepared, sources, &git))?;
     hooks::ask(prepared, sources)
-}
-
-fn preflight(store: &Store, spec: &Spec, force: bool) -> Result<()> {
-    let Some(needed) = spec.resources.disk else {
-        return Ok(());
-    };
-    let free = free_space(store.root())?;
-    if free >= needed || force {
-        return Ok(());
-    }
-    Err(Error::new(
-        Kind::Preflight,
-        format!("profile `{}` needs {} of disk, `{}` has {} free", spec.profile, size::bytes(needed), store.root().display(), size::bytes(free)),
-    )
-    .help("free some space (`rockenv du` shows what rockenv holds), put the store elsewhere with ROCKENV_HOME, or add --force"))
 }
 
 fn new_record(spec: &Spec, image_key: &str, service: Option<PathBuf>) -> Result<Record> {

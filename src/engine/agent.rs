@@ -57,6 +57,7 @@ pub fn run(path: Option<&Path>) -> Result<()> {
     if let Some(user) = user {
         user.ensure(Path::new("/"))?;
     }
+    crate::shim::install();
     let mut mask = SigSet::empty();
     mask.add(Signal::SIGCHLD);
     mask.add(Signal::SIGTERM);

@@ -312,15 +312,54 @@ impl Cgroup {
         }
     }
 
+    /// Returns the memory in use that is no page cache, in bytes, where it is counted.
+    pub fn anonymous(&self) -> Option<u64> {
+        self.directories.iter().find_map(|(controller, directory)| {
+            let text = fs::read_to_string(directory.join("memory.stat")).ok()?;
+            let (held, shared) = match controller.as_str() {
+                "" => ("anon ", "shmem "),
+                _ => ("total_rss ", "total_shmem "),
+            };
+            let field = |name: &str| {
+                text.lines()
+                    .find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok())
+            };
+            Some(field(held)? + field(shared).unwrap_or(0))
+        })
+    }
+
+    /// Returns the processes in the group.
+    pub fn processes(&self) -> Vec<i32> {
+        let mut found = Vec::new();
+        for (_, directory) in &self.directories {
+            processes(directory, &mut found);
+        }
+        found.sort_unstable();
+        found.dedup();
+        found
+    }
+
+    /// Stops every process in the group where it is, or lets them go on; says whether this machine can.
+    pub fn freeze(&self, frozen: bool) -> bool {
+        let (old, new) = if frozen {
+            ("FROZEN", "1")
+        } else {
+            ("THAWED", "0")
+        };
+        self.directories.iter().any(|(controller, directory)| {
+            let (file, value) = match controller.as_str() {
+                "" => ("cgroup.freeze", new),
+                "freezer" => ("freezer.state", old),
+                _ => return false,
+            };
+            let path = directory.join(file);
+            path.exists() && fs::write(path, value).is_ok()
+        })
+    }
+
     /// Asks every process in the group to end; all but systemd-nspawn, which would take the others with it at once.
     pub fn terminate(&self) {
-        let mut left = Vec::new();
-        for (_, directory) in &self.directories {
-            processes(directory, &mut left);
-        }
-        left.sort_unstable();
-        left.dedup();
-        for pid in left {
+        for pid in self.processes() {
             let engine = fs::read_to_string(format!("/proc/{pid}/comm"))
                 .is_ok_and(|name| name.trim_end() == "systemd-nspawn");
             if engine {
@@ -333,6 +372,8 @@ impl Cgroup {
     /// Kills every process in the group and waits until none is left.
     pub fn kill(&self, patience: Duration) -> Result<()> {
         let deadline = Instant::now() + patience;
+        // In cgroup v1 a frozen process does not even die.
+        self.freeze(false);
         loop {
             let mut left = Vec::new();
             for (controller, directory) in &self.directories {

@@ -20,7 +20,9 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use serde::{Deserialize, Serialize};
 
+use super::budget::Ticket;
 use super::cgroup::{Cgroup, Figures, Hierarchies};
+use super::jobserver::Server;
 use super::wire::{self, FromAgent, ToAgent};
 use super::{Container, Device, Root, Usage, docker, nspawn};
 use crate::error::{Error, Kind, Result, ResultExt as _};
@@ -53,6 +55,16 @@ pub struct Hold {
     pub program: PathBuf,
     /// Whether systemd is PID 1 here.
     pub systemd: bool,
+    /// Its claim on the machine's jobs.
+    pub jobs: Ticket,
+}
+
+impl Hold {
+    /// Starts to serve the container's FIFO; `file` carries the claim.
+    pub(super) fn serve_jobs(&self, file: OwnedFd, cgroup: &Cgroup) -> Result<Server> {
+        let limit = self.container.limits.memory_max;
+        Server::start(self.jobs.clone(), file, cgroup.clone(), limit)
+    }
 }
 
 /// What the holder tells its starter.
@@ -262,7 +274,7 @@ pub fn run() -> Result<()> {
 }
 
 fn hold_container(hold: &Hold, fds: Vec<OwnedFd>, starter: &UnixStream) -> Result<Usage> {
-    let [_lock, listener]: [OwnedFd; 2] = fds
+    let [_lock, listener, jobs]: [OwnedFd; 3] = fds
         .try_into()
         .map_err(|_| Error::unexpected("the holder is started by `rockenv`, not by hand"))?;
     let mut mask = SigSet::empty();
@@ -290,11 +302,19 @@ fn hold_container(hold: &Hold, fds: Vec<OwnedFd>, starter: &UnixStream) -> Resul
         Root::Service(place) => {
             state.place = Some(place.clone());
             state.nodes.clone_from(&hold.container.devices);
-            docker::hold(hold, place, &mut state, listener.into(), &signals, starter)
+            docker::hold(
+                hold,
+                place,
+                &mut state,
+                listener.into(),
+                jobs,
+                &signals,
+                starter,
+            )
         }
         _ => {
             state.cgroup = Cgroup::plan(&state.id, &Hierarchies::probe()?, hold.systemd);
-            start_and_wait(hold, &mut state, listener.into(), &signals, starter)
+            start_and_wait(hold, &mut state, listener.into(), jobs, &signals, starter)
         }
     };
     let cleared = state.clear();
@@ -311,6 +331,7 @@ fn start_and_wait(
     hold: &Hold,
     state: &mut State,
     listener: UnixListener,
+    jobs: OwnedFd,
     signals: &SignalFd,
     starter: &UnixStream,
 ) -> Result<Usage> {
@@ -350,7 +371,7 @@ fn start_and_wait(
     state.lock = Some(lock_of(&root)?);
     // Mounts end with this process; what follows outlives it.
     state.save(&hold.run)?;
-    let result = run_engine(hold, state, listener, signals, starter, &root);
+    let result = run_engine(hold, state, listener, jobs, signals, starter, &root);
     if let Err(nix::Error::EBUSY) = umount2(&root, MntFlags::empty()) {
         let _: nix::Result<()> = umount2(&root, MntFlags::MNT_DETACH);
     }
@@ -384,6 +405,7 @@ fn run_engine(
     hold: &Hold,
     state: &State,
     listener: UnixListener,
+    jobs: OwnedFd,
     signals: &SignalFd,
     starter: &UnixStream,
     root: &Path,
@@ -398,6 +420,8 @@ fn run_engine(
     let mut noise = tempfile::tempfile_in(&hold.run)?;
     let (ours, theirs) = UnixStream::pair()?;
     let mut child = spawn(hold, state, root, theirs, &noise)?;
+    // A thread of its own, so not before the fork.
+    let jobs = hold.serve_jobs(jobs, &state.cgroup)?;
     wire::send(
         &ours,
         &ToAgent::Listen { user: None },
@@ -427,6 +451,7 @@ fn run_engine(
     };
     state.cgroup.kill(PATIENCE)?;
     child.wait()?;
+    let memory_held = jobs.finish();
     let own = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_CHILDREN)?;
     let time = |value: nix::sys::time::TimeVal| {
         u64::try_from(value.tv_sec()).unwrap_or(0) * 1_000_000
@@ -439,6 +464,7 @@ fn run_engine(
                 .cpu_us
                 .unwrap_or_else(|| time(own.user_time()) + time(own.system_time())),
             memory_peak: figures.memory_peak,
+            memory_held,
             read_bytes: blocks(own.block_reads()),
             written_bytes: blocks(own.block_writes()),
             oom_kills: figures.oom_kills,

@@ -6,11 +6,14 @@
 //! closed socket and end the container.
 
 pub mod agent;
+pub mod budget;
 pub mod cgroup;
 pub mod choose;
 pub mod docker;
 pub mod hold;
+pub mod jobserver;
 pub mod nspawn;
+mod pressure;
 pub mod session;
 pub mod user;
 pub mod wire;
@@ -111,6 +114,9 @@ pub struct Usage {
     pub cpu_us: u64,
     /// Highest memory use in bytes, page cache included; `None` where no control group counts it.
     pub memory_peak: Option<u64>,
+    /// Highest memory use without page cache, looked at every second; `None` where no control group counts it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_held: Option<u64>,
     /// Bytes read from block devices.
     pub read_bytes: u64,
     /// Bytes written towards block devices.

@@ -38,8 +38,8 @@ pub enum End {
 }
 
 impl Running {
-    /// Starts a holder for `hold`, which keeps `lock` open until the container is gone.
-    pub fn start(hold: &Hold, lock: BorrowedFd<'_>) -> Result<Self> {
+    /// Starts a holder for `hold`, which keeps `lock`, and its claim on jobs, open until the container is gone.
+    pub fn start(hold: &Hold, lock: BorrowedFd<'_>, jobs: OwnedFd) -> Result<Self> {
         fs::create_dir_all(hold.run.join("root"))?;
         let path = hold.run.join(SOCKET);
         match fs::remove_file(&path) {
@@ -66,7 +66,11 @@ impl Running {
         wire::send(
             &ours,
             hold,
-            &[lock.as_raw_fd(), listener.as_fd().as_raw_fd()],
+            &[
+                lock.as_raw_fd(),
+                listener.as_fd().as_raw_fd(),
+                jobs.as_raw_fd(),
+            ],
         )?;
         Ok(Self {
             link: Some(ours),

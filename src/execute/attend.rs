@@ -10,6 +10,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 
 use super::log::Log;
+use super::room::Room;
 use crate::engine::hold::FromHolder;
 use crate::engine::session::{Client, Running};
 use crate::engine::wire::{Command, Reply};
@@ -54,7 +55,9 @@ pub struct Attended<'a> {
     pub log: &'a mut Log,
     /// Shows its output.
     pub output: &'a mut StepOutput,
-    /// Called with sentences about limits that could not be set.
+    /// The disk space that it has.
+    pub room: &'a mut Room,
+    /// Called with sentences about limits that could not be set, and about its disk space.
     pub warn: &'a mut dyn FnMut(String),
 }
 
@@ -83,13 +86,21 @@ pub fn attend(running: &mut Running, signals: &Signals, step: Attended<'_>) -> R
         (Stream::Stderr, Some(reader(stderr))),
     ];
     let mut buffer = vec![0u8; 64 << 10];
-    let deadline = step.timeout.map(|timeout| Instant::now() + timeout);
+    let mut deadline = step.timeout.map(|timeout| Instant::now() + timeout);
+    let mut looked = Instant::now();
     let mut stopping: Option<(Ending, Instant)> = None;
     let mut flushed = Instant::now();
     let ending = loop {
+        let now = Instant::now();
+        if stopping.is_none() && step.room.look(step.warn)? {
+            // A paused step's clock stands still.
+            deadline = deadline.map(|deadline| deadline + (now - looked));
+        }
+        looked = now;
         let wake = [
             deadline.filter(|_| stopping.is_none()),
             stopping.map(|(_, until)| until),
+            Some(now + step.room.period()),
         ];
         let wake = wake.into_iter().flatten().min();
         let events = wait(running, &client, signals, &pipes, wake)?;
@@ -122,6 +133,8 @@ pub fn attend(running: &mut Running, signals: &Signals, step: Attended<'_>) -> R
                 Some((ending, _)) => break ending,
                 None => stopping = Some((Ending::Interrupted(number), Instant::now() + GRACE)),
             }
+            // What is frozen hears no signal.
+            step.room.release();
             drop(client.signal(Signal::SIGTERM as i32));
         }
         if events.client {

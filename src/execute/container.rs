@@ -8,14 +8,19 @@ use fs_err as fs;
 
 use super::step::memory_max;
 use super::view::{Shown, Views};
+use crate::engine::jobserver;
 use crate::engine::{Bind, Container, Device, Limits, Root};
 use crate::error::{Error, Kind, Result};
 use crate::host::Host;
+use crate::ninja;
 use crate::spec::{Access, Spec, Step, Volume, VolumeKind, VolumeSource};
 use crate::store::{LockedEnv, Store, random_id};
 
 /// Directories on disk that every container gets fresh, and that no snapshot holds.
 const TEMPORARY: [(&str, &str); 2] = [("tmp", "/tmp"), ("var-tmp", "/var/tmp")];
+
+/// Name of the jobserver's FIFO in an env's `run` directory.
+pub const FIFO: &str = "jobserver";
 
 /// Returns the container of a step.
 #[expect(
@@ -117,6 +122,23 @@ fn build(
             source: directory,
             target: target.to_owned(),
             read_only: false,
+            view: None,
+        });
+    }
+    let fifo = run.join(FIFO);
+    jobserver::make_fifo(&fifo)?;
+    binds.push(Bind {
+        source: fifo,
+        target: jobserver::INSIDE.to_owned(),
+        read_only: false,
+        view: None,
+    });
+    let program = run.join(ninja::NAME);
+    if spec.resources.ninja && program.exists() {
+        binds.push(Bind {
+            source: program,
+            target: ninja::INSIDE.to_owned(),
+            read_only: true,
             view: None,
         });
     }

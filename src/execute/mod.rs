@@ -3,13 +3,16 @@
 //! Each step gets a tree of its own on its parent's snapshot and a container of its own; if it succeeds, the tree
 //! becomes its snapshot by one rename. Whatever happens in between, the env stands where it stood.
 
+mod admit;
 pub mod attend;
 pub mod container;
 mod durable;
 pub mod inspect;
 pub mod log;
+mod outcome;
 pub mod prove;
 pub mod relay;
+pub mod room;
 mod step;
 mod view;
 
@@ -19,8 +22,11 @@ use std::time::Instant;
 
 use jiff::Timestamp;
 
+use admit::Admitted;
 pub use attend::Ending;
-pub use step::{base_environment, memory_limit, memory_max};
+use outcome::Ran;
+use room::Room;
+pub use step::{base_environment, memory_max};
 use view::Views;
 pub use view::{Shown, look};
 
@@ -30,7 +36,8 @@ use crate::engine::{Device, Usage, hold};
 use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::gpu::{self, Grant};
 use crate::hook::Hook;
-use crate::host::{Host, free_space};
+use crate::host::Host;
+use crate::jobs::Sizing;
 use crate::plan::{Action, Plan, Volumes};
 use crate::profile::CopyFiles;
 use crate::rootfs::{self, Method};
@@ -43,9 +50,6 @@ use crate::store::{LockedEnv, Store};
 use crate::ui::Reporter;
 use crate::ui::event::{self, Event};
 use crate::usage;
-
-/// Less free space than this after a failure is taken for its cause, in bytes.
-const FULL: u64 = 32 << 20;
 
 /// What executing a plan needs.
 #[derive(Debug)]
@@ -72,8 +76,8 @@ pub struct Execution<'a, 'store> {
     pub gpu: Option<&'a Grant>,
     /// Configuration, for variables from the host.
     pub config: &'a Config,
-    /// Jobs a step may use.
-    pub jobs: u32,
+    /// What may run at once.
+    pub sizing: &'a Sizing,
     /// The user's signals.
     pub signals: &'a Signals,
     /// Told what happens.
@@ -116,16 +120,6 @@ struct Metrics<'a> {
     outcome: Outcome,
     jobs: u32,
     cost: Cost,
-}
-
-/// What one step came to.
-struct Ran {
-    ending: Ending,
-    cost: Cost,
-    /// What its layer holds beyond the one below, in bytes.
-    frozen: u64,
-    tail: Vec<String>,
-    log: String,
 }
 
 impl Execution<'_, '_> {
@@ -218,14 +212,14 @@ impl Execution<'_, '_> {
     }
 
     /// Adds a row to the env's history of what steps cost.
-    fn measure(&self, step: &Step, outcome: Outcome, cost: Cost) -> Result<()> {
+    fn measure(&self, step: &Step, outcome: Outcome, jobs: u32, cost: Cost) -> Result<()> {
         let row = Metrics {
             time: Timestamp::now(),
             env: self.env.name(),
             step: &step.name,
             key: step.key.as_str(),
             outcome,
-            jobs: self.jobs,
+            jobs,
             cost,
         };
         self.env.add_metrics(&row)
@@ -358,14 +352,27 @@ impl Execution<'_, '_> {
     ) -> Result<std::result::Result<String, Ended>> {
         let parent = self.env.known_record()?.head.layer.clone();
         let views = self.views(index, step, parent.as_deref(), run)?;
-        let tree = self.env.thaw(parent.as_deref())?;
+        let mut jobs = self.sizing.jobs.value;
+        let mut log = format!("logs/{run}/{index:02}-{}.log", step.name);
+        let mut tree = self.env.thaw(parent.as_deref())?;
         self.env.begin_attempt(step.key.as_str())?;
-        let log = format!("logs/{run}/{index:02}-{}.log", step.name);
-        let ran = self.contain(index, step, &tree, parent.as_deref(), &log, &views)?;
+        let mut ran = self.contain(index, step, &tree, parent.as_deref(), &log, jobs, &views)?;
+        if ran.out_of_memory() && jobs > 1 {
+            self.measure(step, Outcome::Failed, jobs, ran.cost)?;
+            let (_, message) = ran.explain(step, jobs, step::memory_max(self.spec, self.host));
+            jobs /= 2;
+            let message = format!("{message}: once more, with {jobs}");
+            self.reporter.emit(&Event::Warning { message });
+            self.store
+                .discard(&self.env.directory().join("trees").join(&tree))?;
+            log = format!("logs/{run}/{index:02}-{}-again.log", step.name);
+            tree = self.env.thaw(parent.as_deref())?;
+            ran = self.contain(index, step, &tree, parent.as_deref(), &log, jobs, &views)?;
+        }
         let code = match ran.ending {
             Ending::Exited { code: 0, .. } => {
-                self.measure(step, Outcome::Done, ran.cost)?;
-                let done = done(step, Outcome::Done, None, &ran);
+                self.measure(step, Outcome::Done, jobs, ran.cost)?;
+                let done = ran.record(step, Outcome::Done, None);
                 let layer = self.env.freeze(
                     &Freeze {
                         tree: &tree,
@@ -387,15 +394,15 @@ impl Execution<'_, '_> {
             Ending::TimedOut | Ending::Interrupted(_) | Ending::Lost => None,
         };
         if let Ending::Interrupted(signal) = ran.ending {
-            let record = done(step, Outcome::Pending, Some("interrupted".to_owned()), &ran);
+            let record = ran.record(step, Outcome::Pending, Some("interrupted".to_owned()));
             self.env.update(|env| put_step(env, record))?;
             self.store
                 .discard(&self.env.directory().join("trees").join(&tree))?;
             return Ok(Err(Ended::Interrupted(signal)));
         }
-        let (kind, message) = self.explain(step, &ran)?;
-        self.measure(step, Outcome::Failed, ran.cost)?;
-        let record = done(step, Outcome::Failed, Some(message.clone()), &ran);
+        let (kind, message) = ran.explain(step, jobs, step::memory_max(self.spec, self.host));
+        self.measure(step, Outcome::Failed, jobs, ran.cost)?;
+        let record = ran.record(step, Outcome::Failed, Some(message.clone()));
         let failed = Failed {
             step: step.name.clone(),
             tree,
@@ -449,47 +456,6 @@ impl Execution<'_, '_> {
             .sum())
     }
 
-    /// Says why a step failed.
-    fn explain(&self, step: &Step, ran: &Ran) -> Result<(Kind, String)> {
-        let name = &step.name;
-        if ran.cost.usage.oom_kills > 0 {
-            let limit = step::memory_max(self.spec, self.host).map_or_else(
-                || "the machine's memory".to_owned(),
-                |bytes| format!("its limit of {}", crate::ui::size::bytes(bytes)),
-            );
-            let message = format!(
-                "step `{name}` ran out of memory: {limit} was reached with {} jobs; try `--jobs {}`",
-                self.jobs,
-                (self.jobs / 2).max(1)
-            );
-            return Ok((Kind::OutOfSpace, message));
-        }
-        let free = free_space(self.store.root())?;
-        if free < FULL {
-            let message = format!(
-                "step `{name}` failed and `{}` is full",
-                self.store.root().display()
-            );
-            return Ok((Kind::OutOfSpace, message));
-        }
-        let message = match ran.ending {
-            Ending::TimedOut => {
-                let limit = step.timeout.unwrap_or_default();
-                format!(
-                    "step `{name}` did not end within {}",
-                    crate::ui::size::duration(limit)
-                )
-            }
-            Ending::Exited {
-                signal: Some(signal),
-                ..
-            } => format!("step `{name}` was ended by signal {signal}"),
-            Ending::Exited { code, .. } => format!("step `{name}` failed with exit code {code}"),
-            Ending::Interrupted(_) | Ending::Lost => format!("step `{name}` was interrupted"),
-        };
-        Ok((Kind::StepFailed, message))
-    }
-
     /// Returns the device nodes that a step gets, as they are now.
     fn devices(&self, step: &Step) -> Result<Vec<Device>> {
         match (step.gpu, self.gpu) {
@@ -503,6 +469,10 @@ impl Execution<'_, '_> {
     }
 
     /// Runs the step's command in a container on `tree`, from its start to its end.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one private function with everything that a run of a step is made of"
+    )]
     fn contain(
         &mut self,
         index: u32,
@@ -510,8 +480,31 @@ impl Execution<'_, '_> {
         tree: &str,
         parent: Option<&str>,
         log: &str,
+        jobs: u32,
         views: &Views,
     ) -> Result<Ran> {
+        let reporter = self.reporter;
+        let mut warn = |message| reporter.emit(&Event::Warning { message });
+        let admitted = admit::admit(
+            &self.store.jobs_file(),
+            self.sizing.budget.value,
+            self.env.name(),
+            self.signals,
+            &mut |waits| warn(format!("step `{}` {waits}", step.name)),
+        )?;
+        let claim = match admitted {
+            Admitted::Yes(claim) => claim,
+            Admitted::Interrupted(signal) => {
+                return Ok(Ran {
+                    ending: Ending::Interrupted(signal),
+                    cost: Cost::default(),
+                    frozen: 0,
+                    tail: Vec::new(),
+                    log: log.to_owned(),
+                    full: None,
+                });
+            }
+        };
         let started = Instant::now();
         let before = self.volume_bytes(step)?;
         let root = self.env.root(tree, parent, Some(step.key.as_str()))?;
@@ -520,9 +513,8 @@ impl Execution<'_, '_> {
             step,
             self.spec,
             self.files,
-            self.host,
             self.config,
-            self.jobs,
+            &self.sizing.facts(jobs),
             self.host.root.then(|| gpu::groups(&devices)),
         )?;
         let container = container::of_step(
@@ -536,18 +528,29 @@ impl Execution<'_, '_> {
             self.host,
             devices,
         )?;
+        let (ticket, claim) = claim.pass(jobs, self.env.run_dir().join(container::FIFO));
         let hold = hold::Hold {
             container,
+            jobs: ticket,
             tie: hold::Tie::Kill,
             run: self.env.run_dir(),
             program: self.host.program.clone(),
             systemd: self.host.systemd && self.host.root,
         };
         let mut file = log::Log::create(&self.env.directory().join(log))?;
-        let mut running = Running::start(&hold, self.env.lock_fd())?;
+        let mut running = Running::start(&hold, self.env.lock_fd(), claim)?;
         let mut output = self.reporter.step_output(index);
-        let reporter = self.reporter;
-        let mut warn = |message| reporter.emit(&Event::Warning { message });
+        let written = hold.container.binds.iter().filter(|bind| !bind.read_only);
+        let mut room = Room::new(
+            &step.name,
+            &self.env.run_dir(),
+            std::iter::once(self.store.root()).chain(
+                written
+                    .map(|bind| bind.source.as_path())
+                    .filter(|path| path.is_dir()),
+            ),
+            self.config.disk_floor,
+        )?;
         let proven = prove::step(
             &mut running,
             &hold.container.devices,
@@ -567,10 +570,13 @@ impl Execution<'_, '_> {
                     timeout: step.timeout,
                     log: &mut file,
                     output: &mut output,
+                    room: &mut room,
                     warn: &mut warn,
                 },
             ),
         };
+        room.measure()?;
+        room.release();
         let end = running.finish();
         container::clean(self.store, &self.env.run_dir())?;
         let (ending, usage) = match (attended, end) {
@@ -612,8 +618,10 @@ impl Execution<'_, '_> {
                 wall_ms,
                 usage,
                 disk_delta: grown,
+                disk_peak: room.taken(),
             },
             frozen: u64::try_from(frozen).unwrap_or(0),
+            full: room.filled(output.tail()),
             tail: output.tail().map(str::to_owned).collect(),
             log: log.to_owned(),
         })
@@ -624,17 +632,6 @@ fn allocated(path: &Path) -> i64 {
     i64::try_from(usage::scan_one(path).total().allocated).unwrap_or(i64::MAX)
 }
 
-fn done(step: &Step, outcome: Outcome, reason: Option<String>, ran: &Ran) -> StepRecord {
-    StepRecord {
-        name: step.name.clone(),
-        key: step.key.to_string(),
-        outcome,
-        reason,
-        log: Some(ran.log.clone()),
-        cost: Some(ran.cost),
-    }
-}
-
 fn put_step(record: &mut Record, step: StepRecord) {
     match record
         .steps
@@ -643,18 +640,5 @@ fn put_step(record: &mut Record, step: StepRecord) {
     {
         Some(known) => *known = step,
         None => record.steps.push(step),
-    }
-}
-
-impl From<Cost> for event::Cost {
-    fn from(cost: Cost) -> Self {
-        Self {
-            wall_ms: cost.wall_ms,
-            cpu_ms: Some(cost.usage.cpu_us / 1000),
-            peak_memory: cost.usage.memory_peak,
-            read_bytes: Some(cost.usage.read_bytes),
-            written_bytes: Some(cost.usage.written_bytes),
-            disk_delta: Some(cost.disk_delta),
-        }
     }
 }

@@ -5,12 +5,13 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use crate::config::Config;
+use crate::engine::jobserver;
 use crate::engine::nspawn::PROGRAM;
 use crate::engine::wire::Command;
 use crate::error::{Error, Result, ResultExt as _};
 use crate::host::Host;
 use crate::profile::{CopiedFile, CopyFiles};
-use crate::spec::{Action, CopyItem, MemoryMax, Spec, Step, User, finish};
+use crate::spec::{Action, CopyItem, Facts, Spec, Step, User, finish};
 
 /// Where programs are looked for inside.
 pub(super) const PATH: &str =
@@ -54,13 +55,11 @@ impl Work {
         step: &Step,
         spec: &Spec,
         files: &CopyFiles,
-        host: &Host,
         config: &Config,
-        jobs: u32,
+        facts: &Facts,
         groups: Option<Vec<u32>>,
     ) -> Result<Self> {
-        let memory = memory_max(spec, host).unwrap_or(host.memory);
-        let text = |text: &str| finish(text, jobs.into(), memory);
+        let text = |text: &str| finish(text, facts);
         let mut env = base_environment(spec, matches!(step.user, User::Root));
         env.extend(
             step.env
@@ -143,6 +142,7 @@ pub fn base_environment(spec: &Spec, root: bool) -> BTreeMap<String, String> {
         ("LANG", "C.UTF-8"),
         ("container", "rockenv"),
         ("ROCKENV_ENV", spec.name.as_str()),
+        ("MAKEFLAGS", jobserver::makeflags().as_str()),
     ]
     .into_iter()
     .map(|(name, value)| (name.to_owned(), value.to_owned()))
@@ -151,15 +151,7 @@ pub fn base_environment(spec: &Spec, root: bool) -> BTreeMap<String, String> {
 
 /// Returns the env's memory limit in bytes.
 pub fn memory_max(spec: &Spec, host: &Host) -> Option<u64> {
-    memory_limit(spec.resources.memory_max, host.memory)
-}
-
-/// Returns a limit in bytes on a machine with `memory` bytes.
-pub fn memory_limit(limit: Option<MemoryMax>, memory: u64) -> Option<u64> {
-    match limit? {
-        MemoryMax::Percent(percent) => Some(memory / 100 * u64::from(percent)),
-        MemoryMax::Bytes(bytes) => Some(bytes),
-    }
+    crate::jobs::memory_limit(spec.resources.memory_max, host.memory)
 }
 
 /// Writes the files of a `copy` step as an archive, in a file without a name.

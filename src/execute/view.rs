@@ -233,7 +233,7 @@ impl<'a> Execution<'a, '_> {
         let views = Views::from([(place.volume.name.clone(), Shown::Overlay(view))]);
         let log = format!("logs/{run}/{index:02}-{}.log", job.name);
         let tree = self.env.thaw(parent)?;
-        let ran = self.contain(index, &job, &tree, parent, &log, &views);
+        let ran = self.contain(index, &job, &tree, parent, &log, 1, &views);
         let trees = self.env.directory().join("trees");
         self.store.discard(&trees.join(&tree))?;
         match ran?.ending {

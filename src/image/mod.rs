@@ -182,6 +182,13 @@ fn with_work_directory(
     tree.remove_all(WORK)
 }
 
+/// Returns the file at `url` from the download cache, fetching it if need be; it has this SHA-256.
+pub(crate) fn blob(url: &str, sha256: &str, blobs: &Path, cancel: &AtomicBool) -> Result<PathBuf> {
+    let path = download::fetch(url, sha256, blobs, cancel, &mut |_, _| {})?;
+    download::verify(&path, sha256, cancel)?;
+    Ok(path)
+}
+
 fn tarball(table: &Tarball, cx: &mut BuildContext<'_>) -> Result<()> {
     let progress = &mut *cx.progress;
     let path = match (&table.path, &table.url) {

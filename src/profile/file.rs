@@ -74,6 +74,18 @@ pub(crate) struct Resources {
     /// Memory that one compile job takes; the number of jobs is the smaller of cores and memory divided by this.
     #[schemars(with = "Option<String>")]
     pub(crate) memory_per_job: Option<Spanned<String>>,
+    /// Memory that one link takes; decides `${link-jobs}`.
+    #[schemars(with = "Option<String>")]
+    pub(crate) memory_per_link_job: Option<Spanned<String>>,
+    /// Memory that one process of TensileLite takes; decides `${tensile-jobs}`.
+    #[schemars(with = "Option<String>")]
+    pub(crate) memory_per_tensile_job: Option<Spanned<String>>,
+    /// Memory that the machine must have; `up` refuses one with less.
+    #[schemars(with = "Option<String>")]
+    pub(crate) memory: Option<Spanned<String>>,
+    /// Puts a ninja that keeps to the machine's jobs, also when it is started by another, first on the path.
+    #[schemars(with = "Option<bool>")]
+    pub(crate) ninja: Option<Spanned<bool>>,
     /// Limit of the env's memory: a size, or a share of the machine's such as "90%".
     #[schemars(with = "Option<String>")]
     pub(crate) memory_max: Option<Spanned<String>>,
@@ -156,6 +168,9 @@ pub(crate) struct Volume {
     /// Size above which `rockenv gc` shrinks it. For `cache`.
     #[schemars(with = "Option<String>")]
     pub(crate) max: Option<Spanned<String>>,
+    /// Space that it grows to; `up` refuses a file system with less.
+    #[schemars(with = "Option<String>")]
+    pub(crate) disk: Option<Spanned<String>>,
     /// `ro` or `rw`; a `host` volume is `ro` unless this says otherwise, the others `rw`.
     #[schemars(with = "Option<Access>")]
     pub(crate) access: Option<Spanned<Access>>,

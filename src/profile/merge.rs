@@ -22,6 +22,10 @@ pub(crate) struct Draft {
     pub(crate) params: BTreeMap<String, Entry>,
     pub(crate) disk: Option<At<String>>,
     pub(crate) memory_per_job: Option<At<String>>,
+    pub(crate) memory_per_link_job: Option<At<String>>,
+    pub(crate) memory_per_tensile_job: Option<At<String>>,
+    pub(crate) memory: Option<At<String>>,
+    pub(crate) ninja: Option<At<bool>>,
     pub(crate) memory_max: Option<At<String>>,
     pub(crate) tasks_max: Option<At<i64>>,
     pub(crate) needed_by: Vec<At<String>>,
@@ -62,6 +66,7 @@ pub(crate) struct VolumeDraft {
     pub(crate) depth: Option<At<i64>>,
     pub(crate) submodules: Option<At<bool>>,
     pub(crate) max: Option<At<String>>,
+    pub(crate) disk: Option<At<String>>,
     pub(crate) access: Option<At<Access>>,
 }
 
@@ -198,6 +203,16 @@ impl Merge<'_> {
             &mut draft.memory_per_job,
             self.opt(file.resources.memory_per_job),
         );
+        set(
+            &mut draft.memory_per_link_job,
+            self.opt(file.resources.memory_per_link_job),
+        );
+        set(
+            &mut draft.memory_per_tensile_job,
+            self.opt(file.resources.memory_per_tensile_job),
+        );
+        set(&mut draft.memory, self.opt(file.resources.memory));
+        set(&mut draft.ninja, self.opt(file.resources.ninja));
         set(&mut draft.memory_max, self.opt(file.resources.memory_max));
         set(&mut draft.tasks_max, self.opt(file.resources.tasks_max));
         let mut seen = BTreeMap::new();
@@ -275,6 +290,7 @@ impl Merge<'_> {
                 depth: None,
                 submodules: None,
                 max: None,
+                disk: None,
                 access: None,
             });
             draft.volumes.len() - 1
@@ -296,6 +312,7 @@ impl Merge<'_> {
         set(&mut volume.depth, self.opt(file.depth));
         set(&mut volume.submodules, self.opt(file.submodules));
         set(&mut volume.max, self.opt(file.max));
+        set(&mut volume.disk, self.opt(file.disk));
         set(&mut volume.access, self.opt(file.access));
     }
 

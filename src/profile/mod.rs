@@ -107,6 +107,18 @@ pub struct Resources {
     /// Memory of one job.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_per_job: Option<u64>,
+    /// Memory of one link.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_per_link_job: Option<u64>,
+    /// Memory of one process of TensileLite.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_per_tensile_job: Option<u64>,
+    /// Memory that the machine must have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<u64>,
+    /// With rockenv's ninja.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ninja: bool,
     /// Limit of the env.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_max: Option<MemoryMax>,
@@ -128,6 +140,8 @@ pub struct Volume {
     pub source: VolumeSource,
     /// Size above which `gc` shrinks a cache.
     pub max: Option<u64>,
+    /// Size it grows to.
+    pub disk: Option<u64>,
     /// Whether steps may write.
     pub access: Access,
 }

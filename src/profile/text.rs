@@ -1,6 +1,6 @@
 //! Owns `${name}`: finding the references in a text, checking their names, putting in the values.
 //!
-//! `${jobs}` and `${memory}` are known only when a step starts and must not change its key, so where they are allowed the
+//! `${jobs}`, its kin and `${memory}` are known only when a step starts and must not change its key, so where they are allowed the
 //! result keeps them: in *late form*, in which everything else that looks like a reference is escaped. `finish` makes
 //! the final text of it.
 
@@ -13,7 +13,32 @@ use crate::suggest;
 use crate::target::Target;
 
 /// Names that stand for facts; a parameter cannot have them.
-pub(crate) const FACTS: [&str; 5] = ["target", "targets", "target.override", "jobs", "memory"];
+pub(crate) const FACTS: [&str; 7] = [
+    "target",
+    "targets",
+    "target.override",
+    "jobs",
+    "link-jobs",
+    "tensile-jobs",
+    "memory",
+];
+
+/// The facts that are known only when a step starts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// Jobs at once.
+    pub jobs: u32,
+    /// Links at once.
+    pub link_jobs: u32,
+    /// Processes of TensileLite at once.
+    pub tensile_jobs: u32,
+    /// The env's memory, in bytes.
+    pub memory: u64,
+}
+
+fn is_late(name: &str) -> bool {
+    matches!(name, "jobs" | "link-jobs" | "tensile-jobs" | "memory")
+}
 
 /// Part of a text.
 #[derive(Debug, PartialEq, Eq)]
@@ -142,12 +167,13 @@ fn check_name<'a>(
         message,
         help: Some(help),
     };
-    if matches!(name, "jobs" | "memory") {
+    if is_late(name) {
         return match late {
             Late::Keep => None,
             Late::Refuse => Some(fault(
                 format!("`${{{shown}}}` is not known here"),
-                "only scripts and variables of steps can use `${jobs}` and `${memory}`".to_owned(),
+                "only scripts and variables of steps can use `${jobs}`, `${link-jobs}`, `${tensile-jobs}` and `${memory}`"
+                    .to_owned(),
             )),
         };
     }
@@ -210,7 +236,7 @@ impl Scope {
                 Piece::Literal(text) => sink(Part::Text(text)),
                 Piece::Reference(name, _) => {
                     match name {
-                        "jobs" | "memory" => sink(Part::Late(name)),
+                        name if is_late(name) => sink(Part::Late(name)),
                         name => sink(Part::Text(
                             &self.value(name).map_err(|fault| Fault { index, ..fault })?,
                         )),
@@ -281,13 +307,17 @@ fn escape(literal: &str, before_reference: bool, result: &mut String) {
 }
 
 /// Makes the final text of one in late form: puts in the jobs and the memory in bytes, and undoes the escapes.
-pub fn finish(late: &str, jobs: u64, memory: u64) -> String {
+pub fn finish(late: &str, facts: &Facts) -> String {
     let mut result = String::with_capacity(late.len());
     for piece in pieces(late) {
         match piece {
             Piece::Literal(text) => result.push_str(text),
-            Piece::Reference("jobs", _) => result.push_str(&jobs.to_string()),
-            Piece::Reference("memory", _) => result.push_str(&memory.to_string()),
+            Piece::Reference("jobs", _) => result.push_str(&facts.jobs.to_string()),
+            Piece::Reference("link-jobs", _) => result.push_str(&facts.link_jobs.to_string()),
+            Piece::Reference("tensile-jobs", _) => {
+                result.push_str(&facts.tensile_jobs.to_string());
+            }
+            Piece::Reference("memory", _) => result.push_str(&facts.memory.to_string()),
             Piece::Reference("$", _) => result.push('$'),
             // Not late form; a text that was never expanded is best left as it is.
             Piece::Reference(_, range) | Piece::Unclosed(range) => result.push_str(&late[range]),
@@ -298,6 +328,23 @@ pub fn finish(late: &str, jobs: u64, memory: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    fn facts(jobs: u32, memory: u64) -> Facts {
+        Facts {
+            jobs,
+            link_jobs: 3,
+            tensile_jobs: 2,
+            memory,
+        }
+    }
+
+    #[test]
+    fn jobs_of_each_kind_are_put_in_late() {
+        let late = Scope::default()
+            .expand_late("${jobs} ${link-jobs} ${tensile-jobs}")
+            .unwrap();
+        assert_eq!(finish(&late, &facts(8, 0)), "8 3 2");
+    }
+
     use proptest::prelude::*;
 
     use super::*;
@@ -331,7 +378,7 @@ mod tests {
         ] {
             assert_eq!(one.expand(text).unwrap(), want, "{text}");
             assert_eq!(
-                finish(&one.expand_late(text).unwrap(), 1, 2),
+                finish(&one.expand_late(text).unwrap(), &facts(1, 2)),
                 want,
                 "{text}"
             );
@@ -367,7 +414,7 @@ mod tests {
             .expand_late("-j${jobs} -m${memory} $${x} ${dollar}${jobs} ${target}")
             .unwrap();
         assert_eq!(text, "-j${jobs} -m${memory} $${x} ${$}${jobs} gfx1103");
-        assert_eq!(finish(&text, 8, 1024), "-j8 -m1024 ${x} $8 gfx1103");
+        assert_eq!(finish(&text, &facts(8, 1024)), "-j8 -m1024 ${x} $8 gfx1103");
     }
 
     proptest! {
@@ -387,7 +434,7 @@ mod tests {
                     scope.params.insert(format!("p{index}"), part.clone());
                 }
             }
-            prop_assert_eq!(finish(&scope.expand_late(&text).unwrap(), 7, 0), want);
+            prop_assert_eq!(finish(&scope.expand_late(&text).unwrap(), &facts(7, 0)), want);
         }
 
         #[test]

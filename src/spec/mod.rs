@@ -20,7 +20,7 @@ pub use resolve::{HookFacts, Inputs, resolve, volumes};
 use serde::{Deserialize, Serialize};
 
 use crate::gpu::Extras;
-pub use crate::profile::text::finish;
+pub use crate::profile::text::{Facts, finish};
 pub use crate::profile::{Access, Engine, MemoryMax, Origin, Resources, User, VolumeKind};
 use crate::target::Target;
 
@@ -150,6 +150,9 @@ pub struct Volume {
     /// Size above which `gc` shrinks a cache, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max: Option<u64>,
+    /// Size it grows to, in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk: Option<u64>,
     /// What is mounted.
     pub source: VolumeSource,
 }

@@ -377,6 +377,7 @@ impl<'a> Resolver<'a> {
             target: volume.target.clone(),
             access: volume.access,
             max: volume.max,
+            disk: volume.disk,
             source,
         })
     }

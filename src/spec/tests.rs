@@ -7,6 +7,14 @@ use crate::error::Kind;
 use crate::hook::Applies;
 use crate::profile::{Profile, from_text};
 
+fn facts(jobs: u32, memory: u64) -> Facts {
+    Facts {
+        jobs,
+        memory,
+        ..Facts::default()
+    }
+}
+
 fn inputs() -> Inputs {
     Inputs {
         env_name: None,
@@ -164,7 +172,7 @@ fn everything_is_decided() {
         panic!("{configure:?}");
     };
     assert_eq!(shell, &["/bin/sh", "-eu", "-c"]);
-    assert_eq!(finish(script, 1, 1), "cmake -DP=/opt/x ${HOME}");
+    assert_eq!(finish(script, &facts(1, 1)), "cmake -DP=/opt/x ${HOME}");
     let build = spec.step("build").unwrap();
     assert_eq!(build.workdir, "/home/builder");
     assert_eq!(build.timeout, Some(Duration::from_secs(7200)));
@@ -172,7 +180,10 @@ fn everything_is_decided() {
         panic!("{build:?}");
     };
     assert_eq!(script, "ninja -j${jobs} -m ${memory}");
-    assert_eq!(finish(script, 16, 1 << 30), "ninja -j16 -m 1073741824");
+    assert_eq!(
+        finish(script, &facts(16, 1 << 30)),
+        "ninja -j16 -m 1073741824"
+    );
     assert!(spec.step("test").unwrap().gpu);
 }
 
@@ -637,7 +648,7 @@ packages = ["${pkg}"]
     let Action::Run { script, .. } = &spec.step("configure").unwrap().action else {
         panic!();
     };
-    assert_eq!(finish(script, 4, 4), "cmake -DP=/${jobs}$ ${HOME}");
+    assert_eq!(finish(script, &facts(4, 4)), "cmake -DP=/${jobs}$ ${HOME}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! ```text
 //! format                    version and snapshot method
 //! lock                      global lock, held for milliseconds
+//! jobs                      the machine's budget of jobs: who has how many
 //! images/<key>/             image.json, root/
 //! layers/<id>/              layer.json, diff/ or root/, volumes/<name>/, flat/, durable
 //! volumes/<id>/             live build volumes
@@ -47,6 +48,7 @@ pub use lock::Lock;
 pub use record::Record;
 
 use crate::error::{Error, Result};
+use crate::jobs::Past;
 use crate::rootfs::{self, Method};
 
 /// Version of the layout; a newer one is refused, never migrated silently.
@@ -115,6 +117,32 @@ impl Store {
         }))
     }
 
+    /// Returns what the steps of a profile cost before, in all its envs that there still are; oldest first.
+    pub fn past(&self, profile: &str) -> Vec<Past> {
+        let entries = fs::read_dir(self.root.join("envs")).into_iter().flatten();
+        let mut rows = Vec::new();
+        for entry in entries.flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let record = self.record(&name).ok().flatten();
+            if record.is_none_or(|record| record.profile != profile) {
+                continue;
+            }
+            let text = fs::read_to_string(entry.path().join("metrics.jsonl")).unwrap_or_default();
+            // A line cut short by a crash, or of another version, is left out.
+            rows.extend(
+                text.lines()
+                    .filter_map(|line| serde_json::from_str::<Past>(line).ok()),
+            );
+        }
+        rows.sort_by_key(|row| row.time);
+        rows
+    }
+
+    /// Returns the file that holds the machine's budget of jobs.
+    pub fn jobs_file(&self) -> PathBuf {
+        self.root.join("jobs")
+    }
+
     fn create(root: &Path) -> Result<Self> {
         fs::create_dir_all(root)?;
         let root = fs::canonicalize(root)?;
@@ -123,7 +151,9 @@ impl Store {
             .any(|entry| {
                 let name = entry.file_name();
                 let known = |name: &str| {
-                    PRIVATE.contains(&name) || SHARED.contains(&name) || name == "lock"
+                    PRIVATE.contains(&name)
+                        || SHARED.contains(&name)
+                        || matches!(name, "lock" | "jobs")
                 };
                 !name.to_str().is_some_and(|name| {
                     known(name) || name.starts_with('.') || name == "lost+found"

@@ -129,6 +129,9 @@ pub struct Cost {
     pub usage: Usage,
     /// Growth of the tree and of the build volumes it sees, in allocated bytes.
     pub disk_delta: i64,
+    /// Most disk in use over what was in use when it began, in bytes; what others wrote meanwhile counts too.
+    #[serde(default)]
+    pub disk_peak: u64,
 }
 
 /// A failed step's remains.

@@ -143,6 +143,7 @@ fn arguments_and_variables_arrive_as_they_are() {
         "HOME",
         "LANG",
         "LOGNAME",
+        "MAKEFLAGS",
         "PATH",
         "ROCKENV_ENV",
         "USER",

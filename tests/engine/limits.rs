@@ -115,6 +115,8 @@ fn a_timeout_ends_whatever_the_step_started() {
 fn a_full_disk_is_said_and_survived() {
     let disk = LoopFs::sized(Kind::Ext4, 400 << 20);
     let store = TestStore::on(&disk);
+    // Else the step would be paused before it is full.
+    fs::write(store.work().join("rockenv.toml"), "disk-floor = '0'\n").unwrap();
     store.up_with("[[step]]\nname = 'one'\nrun = 'true'\n");
     let two = "[[step]]\nname = 'one'\nrun = 'true'\n[[step]]\nname = 'two'\nrun = 'head -c 60M /dev/zero > ~/big'\n";
     store.profile(two);
@@ -137,7 +139,11 @@ fn a_full_disk_is_said_and_survived() {
     };
     fill(40 << 20);
     let ran = store.rockenv(&["up", store.env()]).exits(10);
-    ran.says(&["step `two`", "No space left on device"]);
+    ran.says(&[
+        "step `two` ran out of disk",
+        "No space left on device",
+        "of which the step took",
+    ]);
     // Not even rockenv can write any more.
     fill(0);
     for _ in 0..2 {

@@ -5,6 +5,7 @@
 pub(crate) mod env;
 pub(crate) mod loopfs;
 pub(crate) mod machine;
+pub(crate) mod ninja;
 pub(crate) mod ordinary;
 mod rootfs;
 pub(crate) mod skip;

@@ -1,7 +1,7 @@
 //! Owns a holder's part for a container of a service: it starts the container, and hands the agent inside the
 //! listening socket as if it were a child of its own.
 
-use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
@@ -35,6 +35,7 @@ pub(in crate::engine) fn hold(
     place: &Place,
     state: &mut State,
     listener: UnixListener,
+    jobs: OwnedFd,
     signals: &SignalFd,
     starter: &UnixStream,
 ) -> Result<Usage> {
@@ -72,6 +73,7 @@ pub(in crate::engine) fn hold(
         state.cgroup = Cgroup::of_container(found.pid, &found.id).unwrap_or_default();
         state.save(&hold.run)?;
     }
+    let jobs = hold.serve_jobs(jobs, &state.cgroup)?;
     let listen = ToAgent::Listen {
         user: hold.container.user.clone(),
     };
@@ -98,6 +100,7 @@ pub(in crate::engine) fn hold(
         },
     )?;
     wait(&service, &place.name)?;
+    let memory_held = jobs.finish();
     let ended = service.state(&place.name)?;
     if !ready {
         let code = ended.map_or(-1, |state| state.exit_code);
@@ -111,6 +114,7 @@ pub(in crate::engine) fn hold(
     Ok(Usage {
         cpu_us: figures.cpu_us.unwrap_or(0),
         memory_peak: figures.memory_peak,
+        memory_held,
         read_bytes: 0,
         written_bytes: 0,
         oom_kills: figures.oom_kills.max(u64::from(killed)),

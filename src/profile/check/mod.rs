@@ -36,13 +36,17 @@ pub(crate) fn finish(
     let targets = check.targets(draft.targets);
     let hooks = check.hooks(draft.hooks);
     let env_from_host = check.env_from_host(draft.env_from_host);
+    let is_on = |key: Option<At<bool>>| key.is_some_and(|on| on.value);
     let resources = Resources {
         disk: check.parsed(draft.disk, value::size),
         memory_per_job: check.parsed(draft.memory_per_job, positive),
+        memory_per_link_job: check.parsed(draft.memory_per_link_job, positive),
+        memory_per_tensile_job: check.parsed(draft.memory_per_tensile_job, positive),
+        memory: check.parsed(draft.memory, positive),
+        ninja: is_on(draft.ninja),
         memory_max: check.parsed(draft.memory_max, value::memory_max),
         tasks_max: check.positive("tasks-max", draft.tasks_max),
     };
-    let is_on = |key: Option<At<bool>>| key.is_some_and(|on| on.value);
     let gpu = Extras {
         accel: is_on(draft.accel),
         dma_heap: is_on(draft.dma_heap),

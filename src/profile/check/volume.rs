@@ -63,6 +63,7 @@ impl Check<'_> {
         };
         let kind = kind.value;
         let max = self.parsed(draft.max.clone(), positive);
+        let disk = self.parsed(draft.disk, positive);
         if let Some(max) = draft.max.filter(|_| kind != VolumeKind::Cache) {
             self.push(
                 &max.place,
@@ -160,6 +161,7 @@ impl Check<'_> {
             target: target?,
             source,
             max,
+            disk,
             access: draft.access.map_or(default, |at| at.value),
         })
     }

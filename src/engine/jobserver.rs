@@ -1,0 +1,308 @@
+//! Owns the FIFO by which the tools in an env learn how many jobs they may start: GNU make's protocol, served from outside.
+//!
+//! Each env has a FIFO of its own, with a token for each of its slots of the [`budget`] but the first, which every client has
+//! without asking. So the tokens of a killed client are lost at most until the container ends, and an env that writes tokens
+//! of its own gains nothing from the others.
+//!
+//! [`budget`]: super::budget
+
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
+use std::path::Path;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use fs_err as fs;
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::libc;
+use nix::poll::{PollFd, PollFlags, poll};
+
+use super::budget::{Claim, Mine, Need, Ticket, target};
+use super::cgroup::Cgroup;
+use super::pressure::{self, Throttle};
+use crate::error::{Result, ResultExt as _};
+
+/// Where the FIFO is inside every env.
+pub const INSIDE: &str = "/run/rockenv/jobserver";
+/// How often a holder looks at its FIFO and at the other seats, in ms.
+const PERIOD: u16 = 50;
+/// How long an env that left tokens lying, and gave them back, asks for none.
+const REST: Duration = Duration::from_secs(1);
+/// How often memory is looked at.
+const MEMORY: Duration = Duration::from_secs(1);
+/// How often lost tokens are looked for.
+const RECOUNT: Duration = Duration::from_secs(2);
+
+/// Returns what `MAKEFLAGS` is inside.
+///
+/// Behind `--`, it is a variable to every make: one without `-j` stays serial as its author wrote it, and one before 4.4
+/// does not stumble over a FIFO. Everybody else (ninja from 1.13 on, cargo, gcc) looks for the word alone. A `make -jN`
+/// joins through the shim.
+pub fn makeflags() -> String {
+    format!(" -- --jobserver-auth=fifo:{INSIDE}")
+}
+
+/// Makes the FIFO of an env, where it is not there yet.
+pub fn make_fifo(path: &Path) -> Result<()> {
+    if !fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_fifo()) {
+        match nix::unistd::mkfifo(path, nix::sys::stat::Mode::S_IRWXU) {
+            Err(Errno::EEXIST) | Ok(()) => {}
+            Err(error) => {
+                return Err(error).context(|| format!("cannot make `{}`", path.display()));
+            }
+        }
+    }
+    // The build user's tools write back what they took.
+    fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
+    Ok(())
+}
+
+/// Serves an env's FIFO from its holder, until it is stopped.
+#[derive(Debug)]
+pub struct Server {
+    thread: JoinHandle<Option<u64>>,
+    /// Its end wakes the thread.
+    stop: OwnedFd,
+}
+
+impl Server {
+    /// Starts to serve the env whose container is in `cgroup`, with `memory_max` bytes.
+    ///
+    /// Before the container starts, so that the first client finds its tokens.
+    pub fn start(
+        ticket: Ticket,
+        file: OwnedFd,
+        cgroup: Cgroup,
+        memory_max: Option<u64>,
+    ) -> Result<Self> {
+        let mut env = Env::open(ticket, file, cgroup, memory_max)?;
+        env.look()?;
+        let (stopped, stop) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
+        let thread = std::thread::Builder::new()
+            .name("jobserver".to_owned())
+            .spawn(move || {
+                // Without it the env goes on with the tokens it has.
+                drop(env.serve(&stopped));
+                env.peak
+            })?;
+        Ok(Self { thread, stop })
+    }
+
+    /// Stops, gives everything back, and returns the most memory that was no cache, in bytes, where it is counted.
+    pub fn finish(self) -> Option<u64> {
+        drop(self.stop);
+        self.thread.join().unwrap_or(None)
+    }
+}
+
+/// What the server knows of its env.
+#[derive(Debug)]
+struct Env {
+    claim: Claim,
+    fifo: fs::File,
+    cgroup: Cgroup,
+    memory_max: Option<u64>,
+    /// Slots without a token: a step's own, which its first client has without asking.
+    base: u32,
+    cap: u32,
+    throttle: Throttle,
+    peak: Option<u64>,
+    rests_until: Option<Instant>,
+    memory_seen: Option<Instant>,
+    recounted: Instant,
+    /// Waits for tokens to come back.
+    collects: bool,
+}
+
+impl Env {
+    fn open(
+        ticket: Ticket,
+        file: OwnedFd,
+        cgroup: Cgroup,
+        memory_max: Option<u64>,
+    ) -> Result<Self> {
+        // For writing too: else make, which waits for a writer when it opens the FIFO, waits for ever.
+        let fifo = {
+            use fs_err::os::unix::fs::OpenOptionsExt as _;
+            fs::OpenOptions::new()
+                .read(true)
+                .write(true)
+                .custom_flags(libc::O_NONBLOCK)
+                .open(&ticket.fifo)?
+        };
+        let cap = ticket.cap;
+        let claim = Claim::adopt(ticket, file);
+        Ok(Self {
+            base: claim.count().min(1),
+            claim,
+            fifo,
+            cgroup,
+            memory_max,
+            cap,
+            throttle: Throttle::new(cap),
+            peak: None,
+            rests_until: None,
+            memory_seen: None,
+            recounted: Instant::now(),
+            collects: false,
+        })
+    }
+
+    fn serve(&mut self, stopped: &OwnedFd) -> Result<()> {
+        loop {
+            let mut fds = vec![PollFd::new(stopped.as_fd(), PollFlags::POLLIN)];
+            if self.collects {
+                fds.push(PollFd::new(self.fifo.file().as_fd(), PollFlags::POLLIN));
+            }
+            match poll(&mut fds, PERIOD) {
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+            if fds[0].any().unwrap_or(true) {
+                return Ok(());
+            }
+            self.look()?;
+        }
+    }
+
+    /// Looks at everything once, and gives or takes.
+    fn look(&mut self) -> Result<()> {
+        let now = Instant::now();
+        let granted = self.claim.count().saturating_sub(self.base);
+        let mut idle = self.idle()?;
+        while idle > granted && self.read()? {
+            // Somebody inside made tokens.
+            idle -= 1;
+        }
+        if now.duration_since(self.recounted) >= RECOUNT {
+            self.recounted = now;
+            if idle < granted && self.nobody_holds()? {
+                for _ in idle..granted {
+                    self.write()?;
+                }
+                idle = granted;
+            }
+        }
+        if self
+            .memory_seen
+            .is_none_or(|seen| now.duration_since(seen) >= MEMORY)
+        {
+            self.memory_seen = Some(now);
+            let used = self.cgroup.anonymous();
+            self.peak = self.peak.max(used);
+            let level = pressure::level(&crate::host::memory_now(), used, self.memory_max);
+            self.throttle
+                .observe(level, self.claim.count() - idle.min(granted));
+        }
+        let limit = self.cap.min(self.throttle.allowed());
+        let need = if idle > 0 || self.rests_until.is_some_and(|until| now < until) {
+            Need::None
+        } else if self.claim.count() >= limit {
+            Need::Enough
+        } else {
+            Need::More
+        };
+        let mine = Mine {
+            held: self.claim.count(),
+            base: self.base,
+            limit,
+            idle,
+            need,
+        };
+        let target = target(self.claim.total(), mine, &self.claim.others()?);
+        while self.claim.count() < target && self.claim.take()? {
+            if self.claim.count() > self.base {
+                self.write()?;
+            }
+        }
+        while self.claim.count() > target && self.read()? {
+            self.claim.give()?;
+            if need == Need::None {
+                self.rests_until = Some(now + REST);
+            }
+        }
+        self.collects = self.claim.count() > target;
+        self.claim.say(need)
+    }
+
+    /// Returns how many tokens lie in the FIFO.
+    fn idle(&self) -> Result<u32> {
+        let mut count: libc::c_int = 0;
+        pending(self.fifo.file().as_raw_fd(), &mut count)?;
+        Ok(u32::try_from(count).unwrap_or(0))
+    }
+
+    fn read(&self) -> Result<bool> {
+        match nix::unistd::read(self.fifo.file(), &mut [0]) {
+            Ok(count) => Ok(count == 1),
+            Err(Errno::EAGAIN | Errno::EINTR) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn write(&self) -> Result<()> {
+        nix::unistd::write(self.fifo.file(), b"+")?;
+        Ok(())
+    }
+
+    /// Says whether no process in the container has the FIFO open: then nobody is left who could give a token back.
+    fn nobody_holds(&self) -> Result<bool> {
+        let own = self.fifo.metadata()?;
+        let processes = self.cgroup.processes();
+        let holds = |pid: &i32| -> std::io::Result<bool> {
+            for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
+                let found = fs::metadata(entry?.path());
+                if found.is_ok_and(|found| found.dev() == own.dev() && found.ino() == own.ino()) {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        };
+        for pid in &processes {
+            match holds(pid) {
+                Ok(false) => {}
+                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
+                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+                // One that may not be looked at may hold it.
+                Ok(true) | Err(_) => return Ok(false),
+            }
+        }
+        Ok(!processes.is_empty())
+    }
+}
+
+#[expect(unsafe_code, reason = "the macro makes an unsafe function")]
+fn pending(fd: i32, count: &mut libc::c_int) -> Result<()> {
+    nix::ioctl_read_bad!(fionread, libc::FIONREAD, libc::c_int);
+    // SAFETY: the kernel writes one int, to a place that is one.
+    unsafe { fionread(fd, count) }?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_follow_the_slots_and_lost_ones_are_made_up() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, fifo) = (directory.path().join("jobs"), directory.path().join("fifo"));
+        make_fifo(&fifo).unwrap();
+        let mut claim = Claim::open(&path, 4, "a").unwrap();
+        assert!(claim.take().unwrap());
+        let (ticket, fd) = claim.pass(3, fifo);
+        let mut env = Env::open(ticket, fd, Cgroup::default(), None).unwrap();
+        env.look().unwrap();
+        assert_eq!((env.claim.count(), env.idle().unwrap()), (3, 2));
+        // Made inside: taken away.
+        env.write().unwrap();
+        env.look().unwrap();
+        assert_eq!(env.idle().unwrap(), 2);
+        // Another env wants some: it gets what lies there.
+        let b = Claim::open(&path, 4, "b").unwrap();
+        b.say(Need::More).unwrap();
+        env.look().unwrap();
+        assert_eq!((env.claim.count(), env.idle().unwrap()), (1, 0));
+    }
+}

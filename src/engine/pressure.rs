@@ -1,0 +1,111 @@
+//! Owns the decision how many jobs the memory bears at the moment: pure, fed with what the host and the control group say.
+
+use crate::host::MemoryNow;
+
+/// How short memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Level {
+    /// There is room for more.
+    Calm,
+    /// Neither more nor less.
+    Fair,
+    /// Jobs must end before others start.
+    High,
+}
+
+/// Judges the machine, and the env's own limit: `used` of `limit` bytes.
+pub(super) fn level(machine: &MemoryNow, used: Option<u64>, limit: Option<u64>) -> Level {
+    let above = |value: f64, fair: f64, high: f64| match value {
+        value if value >= high => Level::High,
+        value if value >= fair => Level::Fair,
+        _ => Level::Calm,
+    };
+    let stalled = machine
+        .stalled
+        .map_or(Level::Calm, |share| above(share, 5.0, 15.0));
+    let share = |part: u64, whole: u64| part as f64 * 100.0 / whole.max(1) as f64;
+    let taken = machine.total.saturating_sub(machine.available);
+    let machine = above(share(taken, machine.total), 90.0, 95.0);
+    let own = match (used, limit) {
+        (Some(used), Some(limit)) => above(share(used, limit), 80.0, 90.0),
+        _ => Level::Calm,
+    };
+    stalled.max(machine).max(own)
+}
+
+/// How many jobs are allowed: a quarter less each time that memory is short, one more each time that there is room.
+#[derive(Debug)]
+pub(super) struct Throttle {
+    cap: u32,
+    allowed: u32,
+}
+
+impl Throttle {
+    /// Begins with all of `cap` jobs.
+    pub(super) fn new(cap: u32) -> Self {
+        Self { cap, allowed: cap }
+    }
+
+    /// Returns how many jobs are allowed.
+    pub(super) fn allowed(&self) -> u32 {
+        self.allowed
+    }
+
+    /// Takes in what was seen while `used` jobs ran.
+    pub(super) fn observe(&mut self, level: Level, used: u32) {
+        match level {
+            Level::High => {
+                let now = self.allowed.min(used);
+                self.allowed = (now - now.div_ceil(4)).max(1);
+            }
+            Level::Fair => {}
+            Level::Calm => self.allowed = self.cap.min(self.allowed + 1.max(self.cap / 8)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn machine(available: u64, stalled: Option<f64>) -> MemoryNow {
+        MemoryNow {
+            total: 64 * GIB,
+            available,
+            stalled,
+        }
+    }
+
+    #[test]
+    fn the_worst_of_machine_stalls_and_own_limit_counts() {
+        assert_eq!(level(&machine(32 * GIB, None), None, None), Level::Calm);
+        assert_eq!(
+            level(&machine(32 * GIB, Some(20.0)), None, None),
+            Level::High
+        );
+        assert_eq!(level(&machine(5 * GIB, Some(0.0)), None, None), Level::Fair);
+        assert_eq!(level(&machine(2 * GIB, None), None, None), Level::High);
+        let calm = machine(60 * GIB, Some(0.0));
+        assert_eq!(level(&calm, Some(15 * GIB), Some(16 * GIB)), Level::High);
+        assert_eq!(level(&calm, Some(8 * GIB), Some(16 * GIB)), Level::Calm);
+    }
+
+    #[test]
+    fn jobs_go_down_fast_and_come_back() {
+        let mut throttle = Throttle::new(16);
+        throttle.observe(Level::High, 12);
+        assert_eq!(throttle.allowed(), 9);
+        for _ in 0..20 {
+            throttle.observe(Level::High, 16);
+        }
+        assert_eq!(throttle.allowed(), 1);
+        throttle.observe(Level::Fair, 1);
+        assert_eq!(throttle.allowed(), 1);
+        for _ in 0..8 {
+            throttle.observe(Level::Calm, 1);
+        }
+        assert_eq!(throttle.allowed(), 16);
+    }
+}

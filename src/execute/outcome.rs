@@ -1,0 +1,110 @@
+//! Owns what one run of a step came to: what is said of it, and what is kept.
+
+use std::path::PathBuf;
+
+use super::Ending;
+use crate::error::Kind;
+use crate::spec::Step;
+use crate::store::record::{Cost, Outcome, StepRecord};
+use crate::ui::event;
+use crate::ui::size::{bytes, duration};
+
+/// What one run of a step came to.
+#[derive(Debug)]
+pub(super) struct Ran {
+    /// How it ended.
+    pub(super) ending: Ending,
+    /// What it took.
+    pub(super) cost: Cost,
+    /// What its layer holds beyond the one below, in bytes.
+    pub(super) frozen: u64,
+    /// The last lines it wrote.
+    pub(super) tail: Vec<String>,
+    /// Its log, relative to the env's directory.
+    pub(super) log: String,
+    /// The file system that it filled.
+    pub(super) full: Option<PathBuf>,
+}
+
+impl Ran {
+    /// Says whether it failed for want of memory.
+    pub(super) fn out_of_memory(&self) -> bool {
+        let ended = matches!(self.ending, Ending::Exited { code: 1.., .. });
+        ended && self.cost.usage.oom_kills > 0
+    }
+
+    /// Says why it failed with so many jobs, under a limit of so many bytes of memory.
+    pub(super) fn explain(&self, step: &Step, jobs: u32, limit: Option<u64>) -> (Kind, String) {
+        let name = &step.name;
+        let usage = &self.cost.usage;
+        if usage.oom_kills > 0 {
+            let limit = limit.map_or_else(
+                || "the machine's memory".to_owned(),
+                |limit| format!("its limit of {}", bytes(limit)),
+            );
+            let peak = usage
+                .memory_held
+                .or(usage.memory_peak)
+                .map_or_else(String::new, |peak| format!(" (it held {})", bytes(peak)));
+            let next = match jobs {
+                1 => "a job needs more than that".to_owned(),
+                _ => format!("try `--jobs {}`", jobs / 2),
+            };
+            let message = format!(
+                "step `{name}` ran out of memory: {limit} was reached{peak} with {jobs} jobs; {next}"
+            );
+            return (Kind::OutOfSpace, message);
+        }
+        if let Some(full) = &self.full {
+            let message = format!(
+                "step `{name}` ran out of disk: `{}` is full, of which the step took {}; `rockenv du` shows what rockenv holds",
+                full.display(),
+                bytes(self.cost.disk_peak)
+            );
+            return (Kind::OutOfSpace, message);
+        }
+        let message = match self.ending {
+            Ending::TimedOut => {
+                let limit = step.timeout.unwrap_or_default();
+                format!("step `{name}` did not end within {}", duration(limit))
+            }
+            Ending::Exited {
+                signal: Some(signal),
+                ..
+            } => format!("step `{name}` was ended by signal {signal}"),
+            Ending::Exited { code, .. } => format!("step `{name}` failed with exit code {code}"),
+            Ending::Interrupted(_) | Ending::Lost => format!("step `{name}` was interrupted"),
+        };
+        (Kind::StepFailed, message)
+    }
+
+    /// Returns what the env's record keeps of it.
+    pub(super) fn record(
+        &self,
+        step: &Step,
+        outcome: Outcome,
+        reason: Option<String>,
+    ) -> StepRecord {
+        StepRecord {
+            name: step.name.clone(),
+            key: step.key.to_string(),
+            outcome,
+            reason,
+            log: Some(self.log.clone()),
+            cost: Some(self.cost),
+        }
+    }
+}
+
+impl From<Cost> for event::Cost {
+    fn from(cost: Cost) -> Self {
+        Self {
+            wall_ms: cost.wall_ms,
+            cpu_ms: Some(cost.usage.cpu_us / 1000),
+            peak_memory: cost.usage.memory_peak,
+            read_bytes: Some(cost.usage.read_bytes),
+            written_bytes: Some(cost.usage.written_bytes),
+            disk_delta: Some(cost.disk_delta),
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! Owns looking after disk space while a step runs: a warning when it gets short, and a pause before it is gone, so that
+//! hours of work do not end in a full disk.
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use fs_err as fs;
+
+use crate::engine::hold::State;
+use crate::error::Result;
+use crate::host::{Space, space};
+use crate::ui::size;
+
+/// How often the file systems are looked at.
+const PERIOD: Duration = Duration::from_millis(250);
+/// The same, where space is short.
+const SOON: Duration = Duration::from_millis(50);
+
+/// Less free space than this is taken for the cause of a failure, in bytes.
+const FULL: u64 = 32 << 20;
+
+/// When to act, in bytes that are free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Marks {
+    /// Below this the step is paused.
+    floor: u64,
+    /// From here on it goes on.
+    resume: u64,
+    /// Below this the user is warned.
+    warn: u64,
+}
+
+impl Marks {
+    /// Decides them for a file system of `total` bytes: what was configured, and no more than a fiftieth of it.
+    fn new(floor: u64, total: u64) -> Self {
+        let floor = floor.min(total / 50);
+        Self {
+            floor,
+            resume: floor * 2,
+            warn: floor * 5,
+        }
+    }
+}
+
+/// A file system that the step may write to.
+#[derive(Debug)]
+struct Place {
+    path: PathBuf,
+    marks: Marks,
+    before: u64,
+    lowest: u64,
+    warned: bool,
+}
+
+/// The disk space of one step.
+#[derive(Debug)]
+pub struct Room {
+    step: String,
+    run: PathBuf,
+    places: Vec<Place>,
+    paused: bool,
+    seen: Option<Instant>,
+}
+
+impl Room {
+    /// Watches the file systems of `paths`, the store's first, for a step whose container has its state in `run`.
+    pub fn new<'a>(
+        step: &str,
+        run: &Path,
+        paths: impl Iterator<Item = &'a Path>,
+        floor: u64,
+    ) -> Result<Self> {
+        let mut devices = BTreeSet::new();
+        let mut places = Vec::new();
+        for path in paths {
+            if devices.insert(fs::metadata(path)?.dev()) {
+                let Space { free, total } = space(path)?;
+                places.push(Place {
+                    path: path.to_owned(),
+                    marks: Marks::new(floor, total),
+                    before: free,
+                    lowest: free,
+                    warned: false,
+                });
+            }
+        }
+        Ok(Self {
+            step: step.to_owned(),
+            run: run.to_owned(),
+            places,
+            paused: false,
+            seen: None,
+        })
+    }
+
+    /// Looks, where it is time to; pauses the step or lets it go on. Returns whether it is paused.
+    pub fn look(&mut self, warn: &mut dyn FnMut(String)) -> Result<bool> {
+        if self.seen.is_some_and(|seen| seen.elapsed() < self.period()) {
+            return Ok(self.paused);
+        }
+        self.seen = Some(Instant::now());
+        let mut short = None;
+        let mut resumes = true;
+        for place in &mut self.places {
+            let free = space(&place.path)?.free;
+            place.lowest = place.lowest.min(free);
+            let marks = place.marks;
+            if free < marks.floor {
+                short = Some((place.path.clone(), free, marks));
+            }
+            resumes &= free >= marks.resume;
+            if free < marks.warn && !place.warned {
+                place.warned = true;
+                warn(format!(
+                    "`{}` has {} left; `rockenv du` shows what rockenv holds",
+                    place.path.display(),
+                    size::bytes(free)
+                ));
+            } else if free > marks.warn * 2 {
+                place.warned = false;
+            }
+        }
+        match short {
+            Some((path, free, marks)) if !self.paused && self.freeze(true) => {
+                self.paused = true;
+                warn(format!(
+                    "step `{}` is paused: `{}` has {} left; it goes on by itself once there are {}; `rockenv du` shows what rockenv holds",
+                    self.step,
+                    path.display(),
+                    size::bytes(free),
+                    size::bytes(marks.resume)
+                ));
+            }
+            None if self.paused && resumes => {
+                self.release();
+                warn(format!("step `{}` goes on", self.step));
+            }
+            _ => {}
+        }
+        Ok(self.paused)
+    }
+
+    /// Returns how long to wait until the next look.
+    pub fn period(&self) -> Duration {
+        let short = self
+            .places
+            .iter()
+            .any(|place| place.lowest < place.marks.warn * 2);
+        if short { SOON } else { PERIOD }
+    }
+
+    /// Lets a paused step go on, whatever space there is: to end, for one.
+    pub fn release(&mut self) {
+        if std::mem::take(&mut self.paused) {
+            self.freeze(false);
+        }
+    }
+
+    /// Returns the most that was written over what was there at the start, in bytes, by whomever.
+    pub fn taken(&self) -> u64 {
+        self.places
+            .iter()
+            .map(|place| place.before - place.lowest)
+            .sum()
+    }
+
+    /// Returns the file system that the step filled, by what was free at some time, or by the last lines it wrote: what took
+    /// the space may be gone before anybody looks.
+    pub fn filled<'a>(&self, mut tail: impl Iterator<Item = &'a str>) -> Option<PathBuf> {
+        let says = tail.any(|line| line.contains("No space left on device"));
+        let full = |place: &&Place| {
+            let mark = if says { place.marks.warn } else { 0 };
+            place.lowest < mark.max(FULL)
+        };
+        self.places
+            .iter()
+            .find(full)
+            .map(|place| place.path.clone())
+    }
+
+    /// Looks how much is free, and does nothing about it.
+    pub fn measure(&mut self) -> Result<()> {
+        for place in &mut self.places {
+            place.lowest = place.lowest.min(space(&place.path)?.free);
+        }
+        Ok(())
+    }
+
+    fn freeze(&self, frozen: bool) -> bool {
+        State::read(&self.run).is_some_and(|state| state.cgroup.freeze(frozen))
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_fit_the_file_system() {
+        let gib = 1 << 30;
+        let large = Marks::new(gib, 1000 * gib);
+        assert_eq!(
+            (large.floor, large.resume, large.warn),
+            (gib, 2 * gib, 5 * gib)
+        );
+        assert_eq!(Marks::new(gib, 5 * gib).floor, gib / 10);
+        let off = Marks::new(0, gib);
+        assert_eq!((off.floor, off.warn), (0, 0));
+    }
+}
