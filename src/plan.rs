@@ -219,7 +219,7 @@ pub fn plan(wanted: &[Wanted], observed: &Observed, options: &Options) -> Plan {
             let resumes = observed.attempt.as_ref() == Some(&step.key);
             let volumes = if afresh {
                 Volumes::Fresh
-            } else if !options.clean && (resumes || step.incremental)
+            } else if !options.clean && (resumes || step.incremental && observed.has_volumes)
                 || (at_start && observed.attempt.is_none())
             {
                 Volumes::Live
@@ -382,6 +382,22 @@ mod tests {
             ..Options::default()
         };
         assert_eq!(plan(&steps, &observed, &clean).volumes, Volumes::Restored);
+    }
+
+    #[test]
+    fn an_incremental_step_on_another_envs_layer_starts_with_that_layers_volumes() {
+        let mut steps = wanted(&["a", "b"]);
+        steps[1].incremental = true;
+        let observed = Observed {
+            layers: layers(&["a"]),
+            freezes_volumes: true,
+            ..Observed::default()
+        };
+        let first = plan(&steps, &observed, &Options::default());
+        assert_eq!(
+            (first.start.as_deref(), first.volumes, first.moves),
+            (Some("l-a"), Volumes::Restored, true)
+        );
     }
 
     #[test]
