@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::commands::{
-    cache, doctor, du, exec, fsck, gc, generate, hook, image, list, logs, profile, remove, setup,
-    snapshot, target, up,
+    cache, doctor, du, exec, fsck, gc, generate, hook, image, list, logs, profile, remove, runtime,
+    setup, snapshot, target, up,
 };
 
 /// Reproducible build environments for ROCm, in systemd-nspawn and containers.
@@ -64,6 +64,8 @@ pub enum Command {
     Shell(exec::ShellArgs),
     /// Run a command in an env
     Exec(exec::ExecArgs),
+    /// Print the variables for using what an env built
+    Env(runtime::EnvArgs),
     /// Show a step's log
     Logs(logs::LogsArgs),
     /// Work with snapshots

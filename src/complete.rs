@@ -41,6 +41,7 @@ const ARGUMENTS: &[(&[&str], &str, Names)] = &[
     (&["status"], "name", Names::Envs),
     (&["shell"], "name", Names::Envs),
     (&["exec"], "name", Names::Envs),
+    (&["env"], "name", Names::Envs),
     (&["logs"], "name", Names::Envs),
     (&["logs"], "step", Names::Steps),
     (&["snapshot", "create"], "env", Names::Envs),

@@ -13,6 +13,7 @@ use crate::engine::BuildUser;
 use crate::engine::choose::Sockets;
 use crate::error::{Error, Result};
 use crate::gc::policy;
+use crate::target::Target;
 
 /// The variables that are read and what they mean, for the documentation.
 pub const VARIABLES: [(&str, &str); 21] = [
@@ -110,6 +111,10 @@ pub struct File {
     pub ninja: Option<PathBuf>,
     /// Build user as `UID:GID`, in place of the invoking user.
     pub build_user: Option<String>,
+    /// Targets of all envs on this machine: `${machine.targets}` in profiles, so that steps which are built for all of
+    /// them are built once.
+    #[serde(default)]
+    pub targets: Vec<String>,
     /// Directories searched for profiles before the built-in ones.
     #[serde(default)]
     pub profile_dirs: Vec<PathBuf>,
@@ -158,6 +163,8 @@ pub struct Config {
     pub disk_floor: u64,
     /// A ninja of the user's own.
     pub ninja: Option<PathBuf>,
+    /// Targets of all envs on this machine.
+    pub targets: Vec<Target>,
     /// Where profiles are looked for, first match wins.
     pub profile_dirs: Vec<PathBuf>,
     /// Where image recipes are looked for.
@@ -264,6 +271,13 @@ impl Config {
             Some(text) => parse_user(&text)?,
             None => user,
         };
+        // The first file that says something, as everywhere: two lists are not one.
+        let targets = files.iter().find(|file| !file.targets.is_empty());
+        let targets = targets.map_or(&[][..], |file| &file.targets);
+        let targets = targets
+            .iter()
+            .map(|name| Target::parse(name))
+            .collect::<Result<_>>()?;
         let mut mirrors = BTreeMap::new();
         for file in files.iter().rev() {
             mirrors.extend(file.mirror.clone());
@@ -299,6 +313,7 @@ impl Config {
             ninja: set("ROCKENV_NINJA")
                 .map(PathBuf::from)
                 .or_else(|| files.iter().find_map(|file| file.ninja.clone())),
+            targets,
             profile_dirs: directories(|file| &file.profile_dirs, "profiles"),
             image_dirs: directories(|file| &file.image_dirs, "images"),
             hook_dirs: directories(|file| &file.hook_dirs, "hooks"),

@@ -17,6 +17,7 @@ mod needs;
 mod prepare;
 pub mod profile;
 pub mod remove;
+pub mod runtime;
 pub mod setup;
 pub mod snapshot;
 pub mod target;
@@ -38,6 +39,7 @@ pub fn run(cx: &Context, command: Command) -> Result<u8> {
         Command::Status(args) => list::status(cx, &args),
         Command::Shell(args) => exec::shell(cx, args),
         Command::Exec(args) => exec::exec(cx, args),
+        Command::Env(args) => done(runtime::env(cx, &args)),
         Command::Logs(args) => done(logs::logs(cx, &args)),
         Command::Snapshot(command) => done(snapshot::snapshot(cx, command)),
         Command::Rollback(args) => done(snapshot::rollback(cx, &args)),

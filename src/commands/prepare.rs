@@ -26,6 +26,10 @@ pub(super) struct Wish<'a> {
     pub(super) targets: &'a [String],
     /// Name of the env.
     pub(super) name: Option<&'a str>,
+    /// Variant of the profile.
+    pub(super) variant: Option<&'a str>,
+    /// Where the work begins.
+    pub(super) from: Option<&'a str>,
     /// Parameters as `NAME=VALUE`.
     pub(super) params: &'a [String],
     /// Engine.
@@ -106,7 +110,13 @@ impl Prepared {
             }
             gpu::Choice::Without { why } => (None, Some(why)),
         };
-        let name = spec::env_name(request.env_name.as_deref(), &profile.name, &request.targets)?;
+        let name = spec::env_name(
+            request.env_name.as_deref(),
+            request.stem.as_deref(),
+            &profile.name,
+            &request.targets,
+            &spec::choices(&profile, wish.variant, wish.from),
+        )?;
         let past = Store::open_existing(&cx.config.home)
             .ok()
             .flatten()
@@ -122,7 +132,11 @@ impl Prepared {
         let choice = engine(cx, wish, &host, &name)?;
         let inputs = Inputs {
             env_name: request.env_name,
+            stem: request.stem,
             targets: request.targets,
+            machine_targets: cx.config.targets.clone(),
+            variant: wish.variant.map(str::to_owned),
+            from: wish.from.map(str::to_owned),
             params,
             engine: choice.engine,
             without_gpu,

@@ -187,6 +187,8 @@ fn wish<'a>(what: &'a str, targets: &'a [String], params: &'a [String]) -> Wish<
         what: Some(what),
         targets,
         name: None,
+        variant: None,
+        from: None,
         params,
         engine: None,
         jobs: None,

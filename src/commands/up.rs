@@ -41,6 +41,12 @@ pub struct UpArgs {
     /// Name of the env [default: the profile's, with the target]
     #[arg(short, long)]
     name: Option<String>,
+    /// Variant of the profile to build
+    #[arg(long, value_name = "NAME")]
+    variant: Option<String>,
+    /// What to begin with: `source`, or what the profile can take ready-made, such as `compiler`, `rocm` or `wheels`
+    #[arg(long, value_name = "WAY")]
+    from: Option<String>,
     /// Set a parameter of the profile
     #[arg(short, long, value_name = "NAME=VALUE")]
     param: Vec<String>,
@@ -95,6 +101,8 @@ impl UpArgs {
             what: self.what.as_deref(),
             targets: &self.target,
             name: self.name.as_deref(),
+            variant: self.variant.as_deref(),
+            from: self.from.as_deref(),
             params: &self.param,
             engine: self.engine.as_deref(),
             jobs: self.jobs,
@@ -188,6 +196,10 @@ fn attempt(
     let mut env = store.lock_env(&spec.name, "up", Duration::from_secs(5))?;
     let (_, plan) = plan_for(store, Some(&env), prepared, &spec, args)?;
     if plan.is_empty() && env.record().is_some() {
+        // What is in no key may have changed all the same: variables for using what was built.
+        if store.spec(&spec.name).ok().as_ref() != Some(&spec) {
+            env.save_spec(&spec)?;
+        }
         if !env.known_record()?.complete && args.until.is_none() {
             env.update(|record| record.complete = true)?;
         }
@@ -384,6 +396,11 @@ fn again(args: &UpArgs) -> String {
     if let Some(name) = &args.name {
         text.push_str(" --name ");
         text.push_str(name);
+    }
+    for (flag, value) in [("--variant", &args.variant), ("--from", &args.from)] {
+        if let Some(value) = value {
+            text.extend([" ", flag, " ", value]);
+        }
     }
     if args.gpu != "auto" {
         text.push_str(" --gpu ");

@@ -38,6 +38,17 @@ pub(crate) struct File {
     #[serde(default)]
     #[schemars(with = "BTreeMap<String, String>")]
     pub(crate) params: BTreeMap<Spanned<String>, Spanned<String>>,
+    /// Variant that is built unless `--variant` says which.
+    #[schemars(with = "Option<String>")]
+    pub(crate) variant: Option<Spanned<String>>,
+    /// What `--variant` can name.
+    #[serde(default)]
+    #[schemars(with = "BTreeMap<String, Choice>")]
+    pub(crate) variants: BTreeMap<Spanned<String>, Choice>,
+    /// What `--from` can name, beside `source`.
+    #[serde(default)]
+    #[schemars(with = "BTreeMap<String, Choice>")]
+    pub(crate) from: BTreeMap<Spanned<String>, Choice>,
     /// What the env needs of the machine, and its limits.
     #[serde(default)]
     pub(crate) resources: Resources,
@@ -56,12 +67,32 @@ pub(crate) struct File {
     /// what links it.
     #[serde(default)]
     pub(crate) component: Vec<Component>,
+    /// What variables of `[runtime-env]` are for.
+    #[serde(default)]
+    #[schemars(with = "BTreeMap<String, String>")]
+    pub(crate) runtime_notes: BTreeMap<Spanned<String>, Spanned<String>>,
     /// Directories mounted into the env.
     #[serde(default)]
     pub(crate) volume: Vec<Volume>,
     /// The work, in order; every step ends in a snapshot.
     #[serde(default)]
     pub(crate) step: Vec<Step>,
+}
+
+/// What a variant, or a way of `--from`, changes; steps name it in their `when`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct Choice {
+    /// One line for people.
+    #[schemars(with = "Option<String>")]
+    pub(crate) description: Option<Spanned<String>>,
+    /// Parameters that get another value.
+    #[serde(default)]
+    #[schemars(with = "BTreeMap<String, String>")]
+    pub(crate) params: BTreeMap<Spanned<String>, Spanned<String>>,
+    /// Free disk space that `up` asks for, in place of `[resources]`.
+    #[schemars(with = "Option<String>")]
+    pub(crate) disk: Option<Spanned<String>>,
 }
 
 /// What the env needs of the machine, and its limits.
@@ -290,6 +321,8 @@ pub(crate) struct Step {
     pub(crate) gpu: Option<Spanned<bool>>,
     /// Conditions that must all hold, or the step is left out.
     pub(crate) when: Option<When>,
+    /// What somebody published of this step: how long it takes and what disk it fills.
+    pub(crate) published: Option<Published>,
     /// Step that this one is placed behind. For a profile that extends another.
     #[schemars(with = "Option<String>")]
     pub(crate) after: Option<Spanned<String>>,
@@ -298,7 +331,22 @@ pub(crate) struct Step {
     pub(crate) remove: Option<Spanned<bool>>,
 }
 
-/// Conditions on the target and the engine; each lists the values that satisfy it.
+/// What somebody published of a step.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct Published {
+    /// How long it takes, such as "1h".
+    #[schemars(with = "Option<String>")]
+    pub(crate) time: Option<Spanned<String>>,
+    /// Disk that it fills, such as "30G".
+    #[schemars(with = "Option<String>")]
+    pub(crate) disk: Option<Spanned<String>>,
+    /// Who says so, and of what machine.
+    #[schemars(with = "String")]
+    pub(crate) source: Spanned<String>,
+}
+
+/// Conditions on the target, the engine and what was chosen; each lists the values that satisfy it.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct When {
@@ -310,6 +358,12 @@ pub(crate) struct When {
     pub(crate) target: Option<Vec<Spanned<String>>>,
     /// The engine must be one of these.
     pub(crate) engine: Option<Vec<Engine>>,
+    /// The variant must be one of these.
+    #[schemars(with = "Option<Vec<String>>")]
+    pub(crate) variant: Option<Vec<Spanned<String>>>,
+    /// The way of `--from` must be one of these: `source`, or one of `[from]`.
+    #[schemars(with = "Option<Vec<String>>")]
+    pub(crate) from: Option<Vec<Spanned<String>>>,
 }
 
 /// A file or directory to bring in.

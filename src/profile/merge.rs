@@ -20,6 +20,9 @@ pub(crate) struct Draft {
     pub(crate) hooks: Vec<At<String>>,
     pub(crate) env_from_host: Vec<At<String>>,
     pub(crate) params: BTreeMap<String, Entry>,
+    pub(crate) variant: Option<At<String>>,
+    pub(crate) variants: BTreeMap<String, ChoiceDraft>,
+    pub(crate) from: BTreeMap<String, ChoiceDraft>,
     pub(crate) disk: Option<At<String>>,
     pub(crate) memory_per_job: Option<At<String>>,
     pub(crate) memory_per_link_job: Option<At<String>>,
@@ -34,6 +37,7 @@ pub(crate) struct Draft {
     pub(crate) env: BTreeMap<String, Entry>,
     pub(crate) runtime_env: BTreeMap<String, Entry>,
     pub(crate) components: Vec<ComponentDraft>,
+    pub(crate) runtime_notes: BTreeMap<String, Entry>,
     pub(crate) volumes: Vec<VolumeDraft>,
     pub(crate) steps: Vec<StepDraft>,
 }
@@ -53,6 +57,15 @@ pub(crate) struct ComponentDraft {
     pub(crate) links: Vec<At<String>>,
     pub(crate) extra_targets: Vec<At<String>>,
     pub(crate) stub: bool,
+}
+
+/// A variant, or a way of `--from`.
+#[derive(Debug)]
+pub(crate) struct ChoiceDraft {
+    pub(crate) name: At<String>,
+    pub(crate) description: Option<At<String>>,
+    pub(crate) params: BTreeMap<String, Entry>,
+    pub(crate) disk: Option<At<String>>,
 }
 
 #[derive(Debug)]
@@ -89,6 +102,15 @@ pub(crate) struct WhenDraft {
     pub(crate) family: Option<Vec<At<String>>>,
     pub(crate) target: Option<Vec<At<String>>>,
     pub(crate) engine: Option<Vec<Engine>>,
+    pub(crate) variant: Option<Vec<At<String>>>,
+    pub(crate) from: Option<Vec<At<String>>>,
+}
+
+#[derive(Debug)]
+pub(crate) struct PublishedDraft {
+    pub(crate) time: Option<At<String>>,
+    pub(crate) disk: Option<At<String>>,
+    pub(crate) source: At<String>,
 }
 
 #[derive(Debug)]
@@ -105,6 +127,7 @@ pub(crate) struct StepDraft {
     pub(crate) env: BTreeMap<String, Entry>,
     pub(crate) gpu: Option<At<bool>>,
     pub(crate) when: WhenDraft,
+    pub(crate) published: Option<PublishedDraft>,
 }
 
 /// Puts one file over what it extends.
@@ -196,8 +219,12 @@ impl Merge<'_> {
         set(&mut draft.accel, self.opt(file.gpu.accel));
         set(&mut draft.dma_heap, self.opt(file.gpu.dma_heap));
         self.entries(&mut draft.params, file.params);
+        set(&mut draft.variant, self.opt(file.variant));
+        self.choices(&mut draft.variants, file.variants);
+        self.choices(&mut draft.from, file.from);
         self.entries(&mut draft.env, file.env);
         self.entries(&mut draft.runtime_env, file.runtime_env);
+        self.entries(&mut draft.runtime_notes, file.runtime_notes);
         set(&mut draft.disk, self.opt(file.resources.disk));
         set(
             &mut draft.memory_per_job,
@@ -235,6 +262,27 @@ impl Merge<'_> {
             if self.is_new("step", &name, &mut seen) {
                 self.step(draft, name, step);
             }
+        }
+    }
+
+    fn choices(
+        &self,
+        into: &mut BTreeMap<String, ChoiceDraft>,
+        from: BTreeMap<Spanned<String>, file::Choice>,
+    ) {
+        for (name, file) in from {
+            let name = self.at(name);
+            let choice = into
+                .entry(name.value.clone())
+                .or_insert_with(|| ChoiceDraft {
+                    name,
+                    description: None,
+                    params: BTreeMap::new(),
+                    disk: None,
+                });
+            set(&mut choice.description, self.opt(file.description));
+            self.entries(&mut choice.params, file.params);
+            set(&mut choice.disk, self.opt(file.disk));
         }
     }
 
@@ -339,6 +387,7 @@ impl Merge<'_> {
                 env: BTreeMap::new(),
                 gpu: None,
                 when: WhenDraft::default(),
+                published: None,
             },
         };
         if let Some(action) = action {
@@ -367,7 +416,16 @@ impl Merge<'_> {
                 family: when.family.map(|names| self.list(names)),
                 target: when.target.map(|names| self.list(names)),
                 engine: when.engine,
+                variant: when.variant.map(|names| self.list(names)),
+                from: when.from.map(|names| self.list(names)),
             };
+        }
+        if let Some(published) = file.published {
+            step.published = Some(PublishedDraft {
+                time: self.opt(published.time),
+                disk: self.opt(published.disk),
+                source: self.at(published.source),
+            });
         }
         self.entries(&mut step.env, file.env);
         let index = match &after {

@@ -55,6 +55,12 @@ pub struct Profile {
     pub env_from_host: Vec<String>,
     /// Parameters and their defaults.
     pub params: BTreeMap<String, String>,
+    /// Variant that is built unless another is asked for; none where there are no variants.
+    pub variant: Option<String>,
+    /// Variants by name.
+    pub variants: BTreeMap<String, Choice>,
+    /// Ways to begin with something that is built already, by name; `source`, which builds everything, is not among them.
+    pub from: BTreeMap<String, Choice>,
     /// Needs and limits.
     pub resources: Resources,
     /// What steps with the GPU get beside it.
@@ -65,6 +71,8 @@ pub struct Profile {
     pub env: BTreeMap<String, At<String>>,
     /// Variables of what was built, not expanded.
     pub runtime_env: BTreeMap<String, At<String>>,
+    /// What variables of what was built are for.
+    pub runtime_notes: BTreeMap<String, String>,
     /// Volumes in the order written.
     pub volumes: Vec<Volume>,
     /// Steps in order.
@@ -96,6 +104,31 @@ impl Profile {
             .iter()
             .map(|source| (&source.origin, source.text.as_str()))
     }
+}
+
+/// The way of `--from` that builds everything.
+pub const FROM_SOURCE: &str = "source";
+
+/// What a variant, or a way of `--from`, changes.
+#[derive(Clone, Debug, Default)]
+pub struct Choice {
+    /// One line for people.
+    pub description: String,
+    /// Parameters that get another value.
+    pub params: BTreeMap<String, String>,
+    /// Free disk space that `up` asks for, in bytes, in place of the profile's.
+    pub disk: Option<u64>,
+}
+
+/// What somebody published of a step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Published {
+    /// How long it takes.
+    pub time: Option<Duration>,
+    /// Disk that it fills, in bytes.
+    pub disk: Option<u64>,
+    /// Who says so, and of what machine.
+    pub source: String,
 }
 
 /// Needs and limits, in bytes.
@@ -191,6 +224,8 @@ pub struct Step {
     pub gpu: bool,
     /// Conditions.
     pub when: When,
+    /// What somebody published of it.
+    pub published: Option<Published>,
 }
 
 /// What a step does.
@@ -240,4 +275,8 @@ pub struct When {
     pub target: Option<Vec<Target>>,
     /// The engine is one of these.
     pub engine: Option<Vec<Engine>>,
+    /// The variant is one of these.
+    pub variant: Option<Vec<String>>,
+    /// The way of `--from` is one of these.
+    pub from: Option<Vec<String>>,
 }

@@ -13,10 +13,11 @@ use crate::suggest;
 use crate::target::Target;
 
 /// Names that stand for facts; a parameter cannot have them.
-pub(crate) const FACTS: [&str; 7] = [
+pub(crate) const FACTS: [&str; 8] = [
     "target",
     "targets",
     "target.override",
+    "machine.targets",
     "jobs",
     "link-jobs",
     "tensile-jobs",
@@ -192,6 +193,8 @@ fn check_name<'a>(
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Scope {
     pub(crate) targets: Vec<Target>,
+    /// Targets of the other envs that this machine is to share steps with.
+    pub(crate) machine: Vec<Target>,
     pub(crate) params: BTreeMap<String, String>,
 }
 
@@ -269,6 +272,13 @@ impl Scope {
                 ));
             }
             (_, "targets") => return Ok(names.join(";")),
+            (own, "machine.targets") => {
+                let mut all: Vec<Target> = own.iter().chain(&self.machine).copied().collect();
+                all.sort_unstable();
+                all.dedup();
+                let names: Vec<&str> = all.iter().map(Target::name).collect();
+                return Ok(names.join(";"));
+            }
             ([one], _) => one,
             (_, _) => {
                 let message = format!(
@@ -355,6 +365,7 @@ mod tests {
                 .iter()
                 .map(|name| Target::parse(name).unwrap())
                 .collect(),
+            machine: vec![Target::parse("gfx1201").unwrap()],
             params: [("suite", "forky"), ("odd", "a${jobs}$"), ("dollar", "$")]
                 .map(|(name, value)| (name.to_owned(), value.to_owned()))
                 .into(),
@@ -369,6 +380,7 @@ mod tests {
             ("a ${target} b", "a gfx90a b"),
             ("${targets}${suite}", "gfx90aforky"),
             ("${target.override}", "9.0.10"),
+            ("${machine.targets}", "gfx90a;gfx1201"),
             ("$${target}", "${target}"),
             ("$$${target}", "$${target}"),
             ("$target $$ ${suite}$", "$target $$ forky$"),

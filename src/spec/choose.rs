@@ -17,8 +17,10 @@ pub struct Request {
     pub profile: String,
     /// Targets that replace the profile's, in the order of the table.
     pub targets: Vec<Target>,
-    /// Name of the env, where the request decides it.
+    /// Name of the env, where it was given.
     pub env_name: Option<String>,
+    /// What the env is called in place of the profile and its targets.
+    pub stem: Option<String>,
 }
 
 /// Decides what `up ARGUMENT --target T... --name N` means; `profiles` are the names that can be loaded.
@@ -33,6 +35,7 @@ pub fn choose<'a>(
         profile: argument.to_owned(),
         targets: targets.to_vec(),
         env_name: name.map(str::to_owned),
+        stem: None,
     };
     request.targets.sort_unstable();
     request.targets.dedup();
@@ -43,7 +46,8 @@ pub fn choose<'a>(
         Ok(target) if request.targets.is_empty() => Ok(Request {
             profile: DEFAULT_PROFILE.to_owned(),
             targets: vec![target],
-            env_name: Some(name.unwrap_or(target.name()).to_owned()),
+            stem: Some(target.name().to_owned()),
+            ..request
         }),
         Ok(target) => {
             let flags: Vec<_> = targets
@@ -77,15 +81,27 @@ pub fn choose<'a>(
     }
 }
 
-/// Returns the name of an env: the given one, or the profile's with the targets that were asked for.
+/// Returns the name of an env: the given one; or `stem`, or else the profile's with the targets that were asked for, and
+/// what else was chosen.
 ///
 /// All of them: `up p --target A` and `up p --target A --target B` are different envs.
-pub fn env_name(given: Option<&str>, profile: &str, targets: &[Target]) -> Result<String> {
+pub fn env_name(
+    given: Option<&str>,
+    stem: Option<&str>,
+    profile: &str,
+    targets: &[Target],
+    choices: &[String],
+) -> Result<String> {
     let name = match given {
         Some(name) => name.to_owned(),
         None => {
-            let suffix = targets.iter().map(|target| format!("-{target}"));
-            format!("{profile}{}", suffix.collect::<String>())
+            let mut name = stem.unwrap_or(profile).to_owned();
+            let targets = targets.iter().filter(|_| stem.is_none());
+            for part in targets.map(ToString::to_string).chain(choices.to_vec()) {
+                name.push('-');
+                name.push_str(&part);
+            }
+            name
         }
     };
     match value::name("env", &name) {
@@ -121,7 +137,7 @@ mod tests {
         Ok((
             request.profile,
             format!("{:?}", request.targets),
-            request.env_name,
+            request.env_name.or(request.stem),
         ))
     }
 
@@ -185,7 +201,7 @@ mod tests {
 
     #[test]
     fn env_names() {
-        let name = |given, flags: &[&str]| env_name(given, "therock", &targets(flags));
+        let name = |given, flags: &[&str]| env_name(given, None, "therock", &targets(flags), &[]);
         assert_eq!(name(None, &[]).unwrap(), "therock");
         assert_eq!(name(None, &["gfx1103"]).unwrap(), "therock-gfx1103");
         assert_eq!(
@@ -193,6 +209,14 @@ mod tests {
             "therock-gfx1100-gfx1103"
         );
         assert_eq!(name(Some("x"), &["gfx1103"]).unwrap(), "x");
+        let chosen = ["full-torch".to_owned(), "from-rocm".to_owned()];
+        let long = |given, stem| env_name(given, stem, "p", &targets(&["gfx1103"]), &chosen);
+        assert_eq!(long(None, None).unwrap(), "p-gfx1103-full-torch-from-rocm");
+        assert_eq!(
+            long(None, Some("gfx1103")).unwrap(),
+            "gfx1103-full-torch-from-rocm"
+        );
+        assert_eq!(long(Some("x"), Some("gfx1103")).unwrap(), "x");
         for bad in ["", "../x", "X", "a b", "a\0"] {
             assert_eq!(
                 name(Some(bad), &[]).unwrap_err().kind(),
@@ -202,7 +226,9 @@ mod tests {
         }
         let all: Vec<_> = target::all().collect();
         assert_eq!(
-            env_name(None, "therock", &all).unwrap_err().help_text(),
+            env_name(None, None, "therock", &all, &[])
+                .unwrap_err()
+                .help_text(),
             Some("choose one: --name NAME")
         );
     }

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 pub use choose::{DEFAULT_PROFILE, Request, choose, env_name};
 pub use key::StepKey;
-pub use resolve::{HookFacts, Inputs, resolve, volumes};
+pub use resolve::{HookFacts, Inputs, choices, resolve, volumes};
 use serde::{Deserialize, Serialize};
 
 use crate::gpu::Extras;
@@ -38,6 +38,12 @@ pub struct Spec {
     pub profile: String,
     /// Where the profile is.
     pub origin: Origin,
+    /// Variant of the profile, where it has any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub variant: Option<String>,
+    /// Where the work begins.
+    #[serde(default = "from_source")]
+    pub from: String,
     /// Targets, in the order of the table; may be empty.
     pub targets: Vec<Target>,
     /// Name of the image.
@@ -59,6 +65,9 @@ pub struct Spec {
     pub env: BTreeMap<String, String>,
     /// Variables of what was built.
     pub runtime_env: BTreeMap<String, String>,
+    /// What they are for.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub runtime_notes: BTreeMap<String, String>,
     /// Hooks, in order.
     pub hooks: Vec<Hook>,
     /// Hooks of the profile that are not for this env.
@@ -266,6 +275,10 @@ pub struct Skipped {
     pub name: String,
     /// Why, as the rest of "skipped: ...".
     pub reason: String,
+}
+
+fn from_source() -> String {
+    crate::profile::FROM_SOURCE.to_owned()
 }
 
 mod seconds {

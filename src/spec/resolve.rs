@@ -6,24 +6,32 @@ use std::path::{Path, PathBuf};
 use super::coherent::{self, Component, Excluded};
 use super::key::{StepKey, Surroundings, key};
 use super::{
-    Action, BuildUser, CopyItem, Engine, ExportItem, Git, Hook, Origin, Skipped, Spec, Step, User,
-    VERSION, Volume, VolumeKind, VolumeSource, env_name,
+    Action, BuildUser, CopyItem, Engine, ExportItem, Git, Hook, Origin, Resources, Skipped, Spec,
+    Step, User, VERSION, Volume, VolumeKind, VolumeSource, env_name,
 };
 use crate::error::{Error, Kind, Result};
 use crate::hook::Applies;
 use crate::profile::text::{Fault, Scope};
 use crate::profile::value::{self, Refused};
-use crate::profile::{self, At, Problem, Profile, copy_key, host_path, invalid};
+use crate::profile::{self, At, FROM_SOURCE, Problem, Profile, copy_key, host_path, invalid};
 use crate::suggest;
 use crate::target::Target;
 
 /// What `resolve` needs beside the profile, gathered before.
 #[derive(Clone, Debug)]
 pub struct Inputs {
-    /// Name of the env; `<profile>` or `<profile>-<targets>` without.
+    /// Name of the env, where it was given.
     pub env_name: Option<String>,
+    /// What the env is called in place of `<profile>` or `<profile>-<targets>`.
+    pub stem: Option<String>,
     /// Targets instead of the profile's.
     pub targets: Vec<Target>,
+    /// Targets of all envs on this machine, as configured: what `${machine.targets}` has beside the env's own.
+    pub machine_targets: Vec<Target>,
+    /// Variant instead of the profile's.
+    pub variant: Option<String>,
+    /// Where the work begins; from source without.
+    pub from: Option<String>,
     /// Values instead of the profile's defaults.
     pub params: BTreeMap<String, String>,
     /// What will run the steps.
@@ -62,6 +70,14 @@ pub struct HookFacts {
     pub not_now: Option<String>,
 }
 
+/// Returns what was asked for that the profile does not do by itself, as parts of the env's name.
+pub fn choices(profile: &Profile, variant: Option<&str>, from: Option<&str>) -> Vec<String> {
+    let variant = variant.filter(|variant| Some(*variant) != profile.variant.as_deref());
+    let from = from.filter(|from| *from != FROM_SOURCE);
+    let from = from.map(|from| format!("from-{from}"));
+    variant.map(str::to_owned).into_iter().chain(from).collect()
+}
+
 /// Returns the volumes of an env. They are needed before `resolve`, to find the fingerprints it asks for.
 pub fn volumes(profile: &Profile, inputs: &Inputs) -> Result<Vec<Volume>> {
     let mut resolver = Resolver::new(profile, inputs)?;
@@ -73,7 +89,13 @@ pub fn volumes(profile: &Profile, inputs: &Inputs) -> Result<Vec<Volume>> {
 /// Decides everything. Pure: the same arguments give the same spec.
 pub fn resolve(profile: &Profile, inputs: &Inputs) -> Result<Spec> {
     let mut resolver = Resolver::new(profile, inputs)?;
-    let name = env_name(inputs.env_name.as_deref(), &profile.name, &resolver.asked)?;
+    let name = env_name(
+        inputs.env_name.as_deref(),
+        inputs.stem.as_deref(),
+        &profile.name,
+        &resolver.asked,
+        &choices(profile, inputs.variant.as_deref(), inputs.from.as_deref()),
+    )?;
     let volumes = resolver.volumes();
     let env = resolver.late_env(&profile.env);
     let runtime_env = profile
@@ -94,6 +116,11 @@ pub fn resolve(profile: &Profile, inputs: &Inputs) -> Result<Spec> {
     }
     resolver.fit();
     let targets = resolver.scope.targets.clone();
+    let resources = resolver.resources();
+    let (variant, from) = (
+        resolver.variant.map(str::to_owned),
+        resolver.from.to_owned(),
+    );
     resolver.finished()?;
     let (hooks, hooks_left_out) = hooks(profile, inputs, &targets, &steps)?;
     let base_key = StepKey::base(&inputs.image_key);
@@ -119,16 +146,19 @@ pub fn resolve(profile: &Profile, inputs: &Inputs) -> Result<Spec> {
         name,
         profile: profile.name.clone(),
         origin: profile.origin().clone(),
+        variant,
+        from,
         targets,
         image: profile.image.to_string(),
         engine: inputs.engine,
         base_key,
         env_from_host: profile.env_from_host.clone(),
         user: inputs.user.clone(),
-        resources: profile.resources.clone(),
+        resources,
         gpu: profile.gpu,
         env,
         runtime_env,
+        runtime_notes: profile.runtime_notes.clone(),
         hooks,
         hooks_left_out,
         volumes,
@@ -245,12 +275,35 @@ struct Resolver<'a> {
     scope: Scope,
     /// Targets from the command line, which become part of the env's name.
     asked: Vec<Target>,
+    variant: Option<&'a str>,
+    from: &'a str,
     problems: Vec<Problem>,
 }
 
 impl<'a> Resolver<'a> {
     fn new(profile: &'a Profile, inputs: &'a Inputs) -> Result<Self> {
+        let variant = match &inputs.variant {
+            None => profile.variant.as_deref(),
+            Some(name) => {
+                choice(profile, "variant", &profile.variants, name)?;
+                Some(name.as_str())
+            }
+        };
+        let from = match inputs.from.as_deref() {
+            None | Some(FROM_SOURCE) => FROM_SOURCE,
+            Some(name) => {
+                choice(profile, "way", &profile.from, name)?;
+                name
+            }
+        };
         let mut params = profile.params.clone();
+        let choices = [
+            variant.and_then(|name| profile.variants.get(name)),
+            profile.from.get(from),
+        ];
+        for choice in choices.into_iter().flatten() {
+            params.extend(choice.params.clone());
+        }
         for (name, value) in &inputs.params {
             if params.insert(name.clone(), value.clone()).is_none() {
                 return Err(unknown_param(profile, name));
@@ -272,10 +325,28 @@ impl<'a> Resolver<'a> {
         Ok(Self {
             profile,
             inputs,
-            scope: Scope { targets, params },
+            scope: Scope {
+                targets,
+                machine: inputs.machine_targets.clone(),
+                params,
+            },
             asked,
+            variant,
+            from,
             problems: Vec::new(),
         })
+    }
+
+    /// Returns the profile's needs with what the variant, and then the way of `--from`, say instead.
+    fn resources(&self) -> Resources {
+        let mut resources = self.profile.resources.clone();
+        let variant = self
+            .variant
+            .and_then(|name| self.profile.variants.get(name));
+        for choice in variant.into_iter().chain(self.profile.from.get(self.from)) {
+            resources.disk = choice.disk.or(resources.disk);
+        }
+        resources
     }
 
     fn finished(self) -> Result<()> {
@@ -497,6 +568,26 @@ impl<'a> Resolver<'a> {
                 self.inputs.engine
             ));
         }
+        if let Some(variants) = &when.variant
+            && !variants
+                .iter()
+                .any(|name| Some(name.as_str()) == self.variant)
+        {
+            return Some(format!(
+                "only in variant {}, not in {}",
+                variants.join(", "),
+                self.variant.unwrap_or("none")
+            ));
+        }
+        if let Some(from) = &when.from
+            && !from.iter().any(|name| name == self.from)
+        {
+            return Some(format!(
+                "only from {}, not from {}",
+                from.join(", "),
+                self.from
+            ));
+        }
         self.inputs.without_gpu.clone().filter(|_| step.gpu)
     }
 
@@ -608,6 +699,34 @@ fn copy_destination(to: &str, volumes: &[Volume]) -> std::result::Result<(), Ref
         ))
         .help("copy to another path, and let a `run` step put it there if it must")),
     }
+}
+
+fn choice<'a>(
+    profile: &Profile,
+    what: &str,
+    choices: &'a BTreeMap<String, profile::Choice>,
+    name: &str,
+) -> Result<&'a profile::Choice> {
+    if let Some(choice) = choices.get(name) {
+        return Ok(choice);
+    }
+    let shown: String = name.escape_debug().take(80).collect();
+    let error = Error::new(
+        Kind::Usage,
+        format!("profile `{}` has no {what} `{shown}`", profile.name),
+    );
+    let names: Vec<&str> = choices.keys().map(String::as_str).collect();
+    Err(
+        match (suggest::closest(name, names.iter().copied()), what) {
+            (Some(close), _) => error.help(format!("did you mean `{close}`?")),
+            (None, "way") if names.is_empty() => {
+                error.help(format!("it is built from {FROM_SOURCE} only"))
+            }
+            (None, "way") => error.help(format!("there is {FROM_SOURCE}, {}", names.join(", "))),
+            (None, _) if names.is_empty() => error,
+            (None, _) => error.help(format!("there is {}", names.join(", "))),
+        },
+    )
 }
 
 fn unknown_param(profile: &Profile, name: &str) -> Error {

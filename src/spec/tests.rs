@@ -18,7 +18,11 @@ fn facts(jobs: u32, memory: u64) -> Facts {
 fn inputs() -> Inputs {
     Inputs {
         env_name: None,
+        stem: None,
         targets: Vec::new(),
+        machine_targets: Vec::new(),
+        variant: None,
+        from: None,
         params: BTreeMap::new(),
         engine: Engine::Nspawn,
         without_gpu: None,
@@ -309,6 +313,122 @@ fn what_is_not_content_is_in_no_key() {
     ] {
         assert_eq!(keys(TEXT, &other), before, "{other:?}");
     }
+}
+
+const CHOICES: &str = r#"
+variant = "lean"
+params = { flags = "" }
+[resources]
+disk = "10G"
+[variants.lean]
+params = { flags = "-l" }
+[variants.full]
+disk = "20G"
+[from.rocm]
+params = { flags = "-r" }
+disk = "2G"
+[[step]]
+name = "generic"
+when = { from = ["source"] }
+run = "make ${machine.targets}"
+[[step]]
+name = "own"
+run = "make ${flags}"
+[[step]]
+name = "tests"
+when = { variant = ["full"] }
+run = "make test"
+"#;
+
+/// Resolves [`CHOICES`] into its name, its steps with their scripts, and the disk it asks for.
+fn chosen(
+    variant: Option<&str>,
+    from: Option<&str>,
+) -> crate::error::Result<(String, String, Option<u64>)> {
+    let text = format!("schema = 1\nimage = \"x\"\ntargets = [\"gfx1103\"]\n{CHOICES}");
+    let inputs = Inputs {
+        variant: variant.map(str::to_owned),
+        from: from.map(str::to_owned),
+        ..inputs()
+    };
+    let spec = resolve(&profile(&text), &inputs)?;
+    let steps = spec.steps.iter().map(|step| match &step.action {
+        Action::Run { script, .. } => format!("{}: {script}", step.name),
+        _ => unreachable!("they all run"),
+    });
+    let steps = steps.collect::<Vec<_>>().join(", ");
+    Ok((spec.name, steps, spec.resources.disk.map(|disk| disk >> 30)))
+}
+
+#[test]
+fn a_variant_and_a_way_choose_steps_parameters_and_disk() {
+    for (variant, from, name, steps, disk) in [
+        (None, None, "p", "generic: make gfx1103, own: make -l", 10),
+        (
+            Some("lean"),
+            Some("source"),
+            "p",
+            "generic: make gfx1103, own: make -l",
+            10,
+        ),
+        (
+            Some("full"),
+            None,
+            "p-full",
+            "generic: make gfx1103, own: make , tests: make test",
+            20,
+        ),
+        (
+            Some("full"),
+            Some("rocm"),
+            "p-full-from-rocm",
+            "own: make -r, tests: make test",
+            2,
+        ),
+    ] {
+        let got = chosen(variant, from).unwrap();
+        assert_eq!(got, (name.to_owned(), steps.to_owned(), Some(disk)));
+    }
+    for (variant, from, message, help) in [
+        (
+            Some("ful"),
+            None,
+            "profile `p` has no variant `ful`",
+            "did you mean `full`?",
+        ),
+        (
+            None,
+            Some("wheels"),
+            "profile `p` has no way `wheels`",
+            "there is source, rocm",
+        ),
+    ] {
+        let error = chosen(variant, from).unwrap_err();
+        assert_eq!(
+            (error.message(), error.help_text()),
+            (message, Some(help)),
+            "{variant:?} {from:?}"
+        );
+    }
+}
+
+#[test]
+fn targets_of_one_machine_share_what_is_built_for_all_of_them() {
+    let text = format!("schema = 1\nimage = \"x\"\n{CHOICES}")
+        .replace("run = \"make ${flags}\"", "run = \"make ${target}\"");
+    let of = |target: &str, machine: &[&str]| {
+        let inputs = Inputs {
+            targets: targets(&[target]),
+            machine_targets: targets(machine),
+            ..inputs()
+        };
+        keys(&text, &inputs)
+    };
+    let both = ["gfx1201", "gfx1103"];
+    assert_eq!(shared(&of("gfx1103", &both), &of("gfx1201", &both)), 1);
+    assert_eq!(shared(&of("gfx1103", &[]), &of("gfx1201", &[])), 0);
+    // The env's own target is one of the machine's, listed or not.
+    assert_eq!(of("gfx1103", &["gfx1201"]), of("gfx1103", &both));
 }
 
 #[test]

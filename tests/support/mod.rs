@@ -7,7 +7,7 @@ pub(crate) mod loopfs;
 pub(crate) mod machine;
 pub(crate) mod ninja;
 pub(crate) mod ordinary;
-mod rootfs;
+pub(crate) mod rootfs;
 pub(crate) mod skip;
 
 pub(crate) use rootfs::rootfs;

@@ -1,4 +1,4 @@
-//! A small Debian tree to run containers on, built once for each checkout and shared by all test programs.
+//! Small Debian trees to run containers on, built once for each checkout and shared by all test programs.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -12,12 +12,32 @@ const VERSION: u32 = 1;
 /// Returns the tree; the first caller builds it, with mmdebstrap and the host's package mirror.
 pub(crate) fn rootfs() -> PathBuf {
     static TREE: OnceLock<PathBuf> = OnceLock::new();
-    TREE.get_or_init(build).clone()
+    TREE.get_or_init(|| build("rootfs", &[])).clone()
 }
 
-fn build() -> PathBuf {
+/// Returns a tree with what a build of TheRock's shape needs. Its pip takes setuptools from Debian and nothing from anywhere else.
+pub(crate) fn builder() -> PathBuf {
+    static TREE: OnceLock<PathBuf> = OnceLock::new();
+    let packages = [
+        "ca-certificates",
+        "ccache",
+        "cmake",
+        "g++",
+        "git",
+        "make",
+        "ninja-build",
+        "python3",
+        "python3-venv",
+    ];
+    let tree = TREE.get_or_init(|| build("builder", &packages)).clone();
+    let pip = "[global]\nindex-url = file:///nowhere\nfind-links = /usr/share/python-wheels\n";
+    fs::write(tree.join("etc/pip.conf"), pip).expect("pip's configuration");
+    tree
+}
+
+fn build(name: &str, packages: &[&str]) -> PathBuf {
     super::loopfs::need_root();
-    let cache = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("rootfs-{VERSION}"));
+    let cache = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{VERSION}"));
     fs::create_dir_all(&cache).expect("a cache directory");
     let lock = fs::File::create(cache.join("lock")).expect("a lock file");
     lock.file().lock().expect("the lock");
@@ -39,6 +59,9 @@ fn build() -> PathBuf {
             "--dpkgopt=path-exclude=/usr/share/man/*",
             "--dpkgopt=path-exclude=/usr/share/locale/*",
         ]);
+        if !packages.is_empty() {
+            command.arg(format!("--include={}", packages.join(",")));
+        }
         super::loopfs::run(command.arg("trixie").arg(&part));
         fs::rename(&part, &tree).expect("the tree's name");
     }

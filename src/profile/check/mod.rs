@@ -8,12 +8,12 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(crate) use volume::host_path;
 
 use super::file::VolumeKind;
-use super::merge::{ComponentDraft, Draft, Entry};
+use super::merge::{ChoiceDraft, ComponentDraft, Draft, Entry};
 use super::report::{At, Place, Problem, Sources};
 use super::shape::shorten;
 use super::text::{self, Late, Piece};
 use super::value::{self, Refused};
-use super::{Profile, Resources, Volume};
+use super::{Choice, FROM_SOURCE, Profile, Resources, Volume};
 use crate::gpu::Extras;
 use crate::spec::coherent::Component;
 use crate::suggest;
@@ -32,6 +32,9 @@ pub(crate) fn finish(
         problems,
     };
     check.params(draft.params);
+    let variants = check.choices("variant", draft.variants);
+    let from = check.choices("way", draft.from);
+    let variant = check.variant(draft.variant, &variants);
     let image = check.image(draft.image);
     let targets = check.targets(draft.targets);
     let hooks = check.hooks(draft.hooks);
@@ -54,12 +57,13 @@ pub(crate) fn finish(
     let env = check.env(draft.env, Late::Keep);
     let runtime_env = check.env(draft.runtime_env, Late::Refuse);
     let components = check.components(draft.components);
+    let runtime_notes = check.runtime_notes(draft.runtime_notes, &runtime_env);
     let volumes = check.volumes(draft.volumes);
     let needed_by = check.needed_by(&draft.needed_by, &draft.steps);
     let steps = draft
         .steps
         .into_iter()
-        .filter_map(|step| check.step(step, &volumes, &needed_by))
+        .filter_map(|step| check.step(step, &volumes, &needed_by, (&variants, &from)))
         .collect();
     let params = check.params;
     Some(Profile {
@@ -70,11 +74,15 @@ pub(crate) fn finish(
         hooks,
         env_from_host,
         params,
+        variant,
+        variants,
+        from,
         resources,
         gpu,
         components,
         env,
         runtime_env,
+        runtime_notes,
         volumes: volumes
             .into_iter()
             .filter_map(|(_, volume)| volume)
@@ -225,6 +233,67 @@ impl Check<'_> {
         }
     }
 
+    fn choices(
+        &mut self,
+        what: &str,
+        drafts: BTreeMap<String, ChoiceDraft>,
+    ) -> BTreeMap<String, Choice> {
+        let mut choices = BTreeMap::new();
+        for (name, draft) in drafts {
+            self.name(what, &draft.name);
+            if what == "way" && name == FROM_SOURCE {
+                let message = format!("`{FROM_SOURCE}` is the way that builds everything");
+                self.push(&draft.name.place, message, "has nothing to change", None);
+            }
+            let mut params = BTreeMap::new();
+            for (param, entry) in draft.params {
+                if !self.params.contains_key(&param) {
+                    let at = At {
+                        value: param,
+                        place: entry.key,
+                    };
+                    let known: Vec<String> = self.params.keys().cloned().collect();
+                    self.unknown("parameter", &at, known.iter().map(String::as_str));
+                    continue;
+                }
+                params.insert(param, entry.value.value);
+            }
+            let choice = Choice {
+                description: draft.description.map(|at| at.value).unwrap_or_default(),
+                params,
+                disk: self.parsed(draft.disk, value::size),
+            };
+            choices.insert(name, choice);
+        }
+        choices
+    }
+
+    fn variant(
+        &mut self,
+        variant: Option<At<String>>,
+        variants: &BTreeMap<String, Choice>,
+    ) -> Option<String> {
+        match variant {
+            Some(variant) if variants.contains_key(&variant.value) => Some(variant.value),
+            Some(variant) => {
+                self.unknown("variant", &variant, variants.keys().map(String::as_str));
+                None
+            }
+            None => {
+                if let Some(first) = variants.keys().next() {
+                    let top = Place {
+                        source: 0,
+                        span: 0..0,
+                    };
+                    let help = format!("add `variant = \"{first}\"`");
+                    let message = "there are variants, and none that is built unless asked";
+                    self.push(&top, message, "in this file or one it extends", Some(help));
+                }
+                None
+            }
+        }
+    }
+
     fn image(&mut self, image: Option<At<String>>) -> Option<At<String>> {
         match image {
             Some(image) => {
@@ -355,6 +424,25 @@ impl Check<'_> {
             env.insert(name, entry.value);
         }
         env
+    }
+
+    fn runtime_notes(
+        &mut self,
+        notes: BTreeMap<String, Entry>,
+        variables: &BTreeMap<String, At<String>>,
+    ) -> BTreeMap<String, String> {
+        let mut good = BTreeMap::new();
+        for (value, entry) in notes {
+            let place = entry.key;
+            let name = At { value, place };
+            if variables.contains_key(&name.value) {
+                good.insert(name.value, entry.value.value);
+            } else {
+                let known = variables.keys().map(String::as_str);
+                self.unknown("runtime variable", &name, known);
+            }
+        }
+        good
     }
 
     fn unknown<'n>(&mut self, what: &str, name: &At<String>, known: impl Iterator<Item = &'n str>) {

@@ -1,6 +1,6 @@
 //! Owns the meaning of steps: one action each, with the keys that belong to it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Check, Volumes};
 use crate::profile::file::{User, VolumeKind};
@@ -8,9 +8,14 @@ use crate::profile::merge::{ActionDraft, CopyDraft, StepDraft};
 use crate::profile::report::At;
 use crate::profile::shape::shorten;
 use crate::profile::text::Late;
-use crate::profile::{Action, CopyItem, ExportItem, Step, When, value};
+use crate::profile::{
+    Action, Choice, CopyItem, ExportItem, FROM_SOURCE, Published, Step, When, value,
+};
 use crate::suggest;
 use crate::target::{self, Target};
+
+/// Variants, and ways of `--from`, that a `when` can name.
+pub(super) type Choices<'a> = (&'a BTreeMap<String, Choice>, &'a BTreeMap<String, Choice>);
 
 const SHELL: [&str; 3] = ["/bin/sh", "-eu", "-c"];
 
@@ -34,11 +39,17 @@ impl Check<'_> {
         draft: StepDraft,
         volumes: &Volumes,
         needed_by: &BTreeSet<String>,
+        choices: Choices<'_>,
     ) -> Option<Step> {
         self.name("step", &draft.name);
         let gpu = draft.gpu.as_ref().is_some_and(|gpu| gpu.value)
             || needed_by.contains(&draft.name.value);
-        let when = self.when(&draft);
+        let when = self.when(&draft, choices);
+        let published = draft.published.map(|draft| Published {
+            time: self.parsed(draft.time, value::duration),
+            disk: self.parsed(draft.disk, value::size),
+            source: draft.source.value,
+        });
         let timeout = self.parsed(draft.timeout, value::duration);
         let inputs = self.inputs(draft.inputs, volumes);
         let env = self.env(draft.env, Late::Keep);
@@ -90,6 +101,7 @@ impl Check<'_> {
             env,
             gpu,
             when,
+            published,
         })
     }
 
@@ -201,7 +213,7 @@ impl Check<'_> {
         inputs
     }
 
-    fn when(&mut self, draft: &StepDraft) -> When {
+    fn when(&mut self, draft: &StepDraft, (variants, from): Choices<'_>) -> When {
         let when = &draft.when;
         for family in when.family.iter().flatten() {
             if target::family(family).is_none() {
@@ -222,7 +234,29 @@ impl Check<'_> {
                 .map(|names| names.iter().map(|name| name.value.clone()).collect()),
             target: when.target.as_ref().map(|_| targets),
             engine: when.engine.clone(),
+            variant: self.chosen("variant", when.variant.as_deref(), variants.keys()),
+            from: {
+                let source = FROM_SOURCE.to_owned();
+                let known = from.keys().chain(std::iter::once(&source));
+                self.chosen("way", when.from.as_deref(), known)
+            },
         }
+    }
+
+    fn chosen<'n>(
+        &mut self,
+        what: &str,
+        names: Option<&[At<String>]>,
+        known: impl Iterator<Item = &'n String>,
+    ) -> Option<Vec<String>> {
+        let known: Vec<&str> = known.map(String::as_str).collect();
+        for name in names.into_iter().flatten() {
+            if !known.contains(&name.as_str()) {
+                self.unknown(what, name, known.iter().copied());
+            }
+        }
+        let chosen = |name: &At<String>| name.value.clone();
+        names.map(|names| names.iter().map(chosen).collect())
     }
 
     fn unknown_family(&mut self, name: &At<String>) {

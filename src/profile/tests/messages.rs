@@ -279,6 +279,30 @@ fn sentences_about_structure() {
             "`A` must be a string",
         ),
         (
+            "schema = 1\nimage = \"x\"\n[runtime-notes]\nA = \"x\"",
+            "there is no runtime variable `A`",
+        ),
+        (
+            "schema = 1\nimage = \"x\"\nvariant = \"b\"\n[variants.a]",
+            "there is no variant `b`",
+        ),
+        (
+            "schema = 1\nimage = \"x\"\n[variants.a]",
+            "there are variants, and none that is built unless asked",
+        ),
+        (
+            "schema = 1\nimage = \"x\"\n[from.x.params]\np = \"1\"",
+            "there is no parameter `p`",
+        ),
+        (
+            "schema = 1\nimage = \"x\"\n[from.source]",
+            "`source` is the way that builds everything",
+        ),
+        (
+            "schema = 1\nimage = \"x\"\n[[step]]\nname = \"s\"\nrun = \"x\"\nwhen = { from = [\"source\"], variant = [\"a\"] }",
+            "there is no variant `a`",
+        ),
+        (
             "schema = 1\nimage = \"x\"\n[runtime-env]\nA = \"${jobs}\"",
             "`${jobs}` is not known here",
         ),

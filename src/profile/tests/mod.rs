@@ -202,7 +202,16 @@ fn reference_is_right() {
     // Every key of the format has its place in the reference.
     let schema = schema();
     let mut keys: Vec<&String> = schema["properties"].as_object().unwrap().keys().collect();
-    for definition in ["Resources", "Gpu", "Component", "Volume", "Step", "When"] {
+    for definition in [
+        "Choice",
+        "Resources",
+        "Gpu",
+        "Component",
+        "Volume",
+        "Step",
+        "Published",
+        "When",
+    ] {
         keys.extend(
             schema["$defs"][definition]["properties"]
                 .as_object()
