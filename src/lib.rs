@@ -33,6 +33,7 @@ pub mod profile;
 mod program;
 pub mod reference;
 pub mod rootfs;
+pub mod savings;
 pub mod setup;
 pub mod shim;
 pub mod signals;

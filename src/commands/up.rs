@@ -19,7 +19,8 @@ use crate::gpu;
 use crate::ninja;
 use crate::observe::{observe, wanted};
 use crate::plan::{Action, Observed, Options, Plan, Volumes, plan as decide};
-use crate::profile::Profile;
+use crate::profile::{FROM_SOURCE, Profile};
+use crate::savings::{self, Figure, Way};
 use crate::signals::{Cancel, Signals};
 use crate::source::{Git, Repository};
 use crate::spec::{self, Engine, Spec, VolumeKind, VolumeSource};
@@ -434,6 +435,10 @@ pub fn plan(cx: &Context, args: UpArgs) -> Result<()> {
     if let (true, Err(refused)) = (plan.runs() > 0, needs.preflight()) {
         notes.push(format!("`up` would refuse: {}", refused.message()));
     }
+    let ways = match &store {
+        Some(store) => savings::ways(&prepared.profile, &spec, &recorded(store, &spec)?),
+        None => savings::ways(&prepared.profile, &spec, &BTreeMap::new()),
+    };
     let gpu = prepared
         .gpu
         .as_ref()
@@ -448,6 +453,8 @@ pub fn plan(cx: &Context, args: UpArgs) -> Result<()> {
             needs: &'a Needs,
             gpu: Option<&'a gpu::Gpu>,
             plan: &'a Plan,
+            from: &'a str,
+            ways: &'a [Way],
             notes: &'a [String],
         }
         return cx.ui.json(&Shown {
@@ -458,6 +465,8 @@ pub fn plan(cx: &Context, args: UpArgs) -> Result<()> {
             needs: &needs,
             gpu: gpu.map(|grant| &grant.gpu),
             plan: &plan,
+            from: &spec.from,
+            ways: &ways,
             notes: &notes,
         });
     }
@@ -485,6 +494,10 @@ pub fn plan(cx: &Context, args: UpArgs) -> Result<()> {
         gpu.map_or_else(|| "none".to_owned(), |grant| grant.gpu.to_string()),
     ));
     cx.ui.table(&table);
+    if spec.from == FROM_SOURCE && plan.runs() > 0 && !ways.is_empty() {
+        cx.ui.data("\n");
+        cx.ui.table(&shown_ways(&ways));
+    }
     if plan.runs() > 0
         && spec
             .volumes
@@ -502,6 +515,65 @@ pub fn plan(cx: &Context, args: UpArgs) -> Result<()> {
         cx.ui.note(&note);
     }
     Ok(())
+}
+
+/// Returns what steps of this profile cost on this machine, by step.
+fn recorded(store: &Store, spec: &Spec) -> Result<BTreeMap<String, Figure>> {
+    let mut found = BTreeMap::new();
+    for env in store.envs()? {
+        let Some(record) = store.record(&env)? else {
+            continue;
+        };
+        let own = record.profile == spec.profile;
+        let same = |name: &str, key: &str| {
+            own || spec
+                .step(name)
+                .is_some_and(|step| step.key.to_string() == key)
+        };
+        for step in &record.steps {
+            if step.outcome == record::Outcome::Done
+                && let Some(cost) = step.cost.filter(|_| same(&step.name, &step.key))
+            {
+                let figure = Figure {
+                    step: step.name.clone(),
+                    seconds: Some(cost.wall_ms.div_ceil(1000)),
+                    disk: u64::try_from(cost.disk_delta).ok(),
+                    source: format!("env {env}, on this machine"),
+                };
+                found.insert(step.name.clone(), figure);
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn shown_ways(ways: &[Way]) -> Table {
+    let mut table = Table::new(["--from", "saves", "disk", "by"]);
+    for way in ways {
+        let (seconds, disk) = way.sums();
+        let known = |value: u64, text: String| if value == 0 { String::new() } else { text };
+        let by = way.figures.iter().map(|figure| {
+            let time = figure.seconds.map(|seconds| {
+                let text = size::duration(Duration::from_secs(seconds));
+                format!(" {text}")
+            });
+            let disk = figure.disk.map(|bytes| format!(" {}", size::bytes(bytes)));
+            let (time, disk) = (time.unwrap_or_default(), disk.unwrap_or_default());
+            format!("{}{time}{disk} ({})", figure.step, figure.source)
+        });
+        // One line for each figure: they are what the sums are to be judged by.
+        let mut by = by.collect::<Vec<_>>().into_iter();
+        table.row([
+            way.name.clone(),
+            known(seconds, size::duration(Duration::from_secs(seconds))),
+            known(disk, size::bytes(disk)),
+            by.next().unwrap_or_default(),
+        ]);
+        for line in by {
+            table.row(["", "", "", line.as_str()]);
+        }
+    }
+    table
 }
 
 /// Refuses `--until` and `--rerun` of steps that are not in the profile.

@@ -9,6 +9,8 @@ mod key;
 mod resolve;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+pub(crate) use tests::inputs as tests_inputs;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

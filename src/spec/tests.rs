@@ -15,7 +15,7 @@ fn facts(jobs: u32, memory: u64) -> Facts {
     }
 }
 
-fn inputs() -> Inputs {
+pub(crate) fn inputs() -> Inputs {
     Inputs {
         env_name: None,
         stem: None,
