@@ -28,7 +28,7 @@ use crate::store::record::{self, Head, Record};
 use crate::store::{LockedEnv, Store, random_id};
 use crate::ui::event::{Event, Outcome, Planned};
 use crate::ui::table::Table;
-use crate::ui::{Format, Reporter};
+use crate::ui::{Format, Reporter, size};
 
 /// Arguments of `up` and `plan`.
 #[derive(Debug, Args)]

@@ -1,0 +1,22 @@
+# Makes /home/builder/venv with ROCm's wheels for the targets: install.sh 'TARGET;TARGET' --find-links|--index-url WHERE
+
+set -eu
+targets=$1
+shift
+# TheRock's `rocm` package asks the machine's GPU which target it is for, unless it is told.
+export ROCM_SDK_TARGET_FAMILY="${targets%%;*}"
+extras=libraries,devel,$(echo "$targets" | sed 's/^/device-/; s/;/,device-/g')
+version=
+if [ "$1" = --find-links ]; then
+    # What was built, also where pip's own index has a newer one.
+    version=$(basename "$2"/rocm-*.tar.gz .tar.gz)
+    version="==${version#rocm-}"
+fi
+python3 -m venv --clear /home/builder/venv
+/home/builder/venv/bin/pip install --requirement /therock/src/external-builds/pytorch/requirements-ci.txt
+# `rocm` is a source package that decides at installation what it needs. In a cache that all envs share, pip would find the
+# wheel that it made for another target.
+/home/builder/venv/bin/pip install --no-cache-dir --pre "$@" "rocm[$extras]$version"
+/home/builder/venv/bin/rocm-sdk version
+/home/builder/venv/bin/rocm-sdk targets
+/home/builder/venv/bin/rocm-sdk path --root

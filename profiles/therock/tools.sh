@@ -1,0 +1,50 @@
+# Installs what TheRock's build asks for, as far as the image does not have it, and its Python packages into /opt/therock.
+
+set -eu
+missing=
+for tool in ccache cmake flock g++ git make ninja python3; do
+    command -v "$tool" >/dev/null || missing="$missing $tool"
+done
+if [ -n "$missing" ]; then
+    . /etc/os-release
+    case $ID in
+    debian | ubuntu)
+        # TheRock's README, and what its patchelf and ccache set-up need.
+        export DEBIAN_FRONTEND=noninteractive
+        apt-get update
+        apt-get install --yes --no-install-recommends \
+            automake bison ca-certificates ccache cmake curl flex g++ gfortran git libegl1-mesa-dev libtool make ninja-build \
+            pkg-config python3-dev python3-venv texinfo util-linux xxd
+        ;;
+    arch)
+        # TheRock's docs/environment_setup_guide.md.
+        pacman -Sy --needed --noconfirm autoconf automake base-devel ccache cmake curl gcc-fortran git libglvnd ninja python vim
+        ;;
+    *)
+        echo "this image ($ID) lacks$missing, and it is not known how to install that" >&2
+        exit 1
+        ;;
+    esac
+fi
+
+python3 -m venv /opt/therock
+/opt/therock/bin/pip install --requirement /therock/src/requirements.txt
+
+# Releases up to 0.18.0 damage libraries whose device code was split off. TheRock pins a version that does not.
+case $(patchelf --version 2>/dev/null || true) in
+*+therock.*) ;;
+*)
+    scratch=$(mktemp -d)
+    cd "$scratch"
+    INSTALL_PREFIX=/usr/local bash /therock/src/dockerfiles/install_pinned_patchelf.sh
+    rm -rf "$scratch"
+    ;;
+esac
+found=$(patchelf --version)
+case $found in
+*+therock.*) echo "$found" ;;
+*)
+    echo "$(command -v patchelf) is $found, and not the one that TheRock pins" >&2
+    exit 1
+    ;;
+esac

@@ -1,0 +1,428 @@
+//! The shipped profiles for TheRock, unchanged, on a superproject of its shape: `tests/therock/`. What a user overrides is
+//! overridden as users do it: a profile of the same name that extends the built-in one, and the configuration file.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot be set up has failed"
+)]
+
+mod support;
+
+use std::fmt::Write as _;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+
+use fs_err as fs;
+use support::env::{Ran, TestStore, is_service, patience, processes, wait_for, wait_until};
+use support::loopfs::{Kind, LoopFs, run};
+
+/// The repositories, and what serves them on this machine's loopback: git, and files and an index of wheels by http.
+struct Upstream {
+    commit: String,
+    git_port: u16,
+    daemon: Child,
+    requests: Arc<Mutex<Vec<String>>>,
+}
+
+impl Upstream {
+    fn start(directory: &Path, wheels: PathBuf) -> Self {
+        let http = TcpListener::bind("127.0.0.1:0").unwrap();
+        let http_port = http.local_addr().unwrap().port();
+        // Free a moment ago; git's daemon cannot be asked which port it took.
+        let git_port = {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            listener.local_addr().unwrap().port()
+        };
+        let made = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/therock/make"))
+            .arg(directory)
+            .arg(format!("git://127.0.0.1:{git_port}"))
+            .arg(format!("http://127.0.0.1:{http_port}"))
+            .stderr(Stdio::inherit())
+            .output()
+            .unwrap();
+        assert!(made.status.success());
+        let path = Command::new("git").arg("--exec-path").output().unwrap();
+        let path = String::from_utf8(path.stdout).unwrap();
+        // Not through `git`, which would be killed in its place.
+        let daemon = Command::new(Path::new(path.trim()).join("git-daemon"))
+            .args(["--export-all", "--reuseaddr", "--listen=127.0.0.1"])
+            .arg(format!("--port={git_port}"))
+            .arg(format!("--base-path={}", directory.display()))
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        wait_until("git's daemon listens", || {
+            TcpStream::connect(("127.0.0.1", git_port)).is_ok()
+        });
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let (seen, files) = (requests.clone(), directory.to_owned());
+        std::thread::spawn(move || {
+            for client in http.incoming().flatten() {
+                let path = answer(client, &files, &wheels);
+                seen.lock().unwrap().extend(path);
+            }
+        });
+        Self {
+            commit: String::from_utf8(made.stdout).unwrap().trim().to_owned(),
+            git_port,
+            daemon,
+            requests,
+        }
+    }
+
+    fn requests(&self, path: &str) -> usize {
+        let seen = self.requests.lock().unwrap();
+        seen.iter().filter(|seen| *seen == path).count()
+    }
+}
+
+impl Drop for Upstream {
+    fn drop(&mut self) {
+        drop(self.daemon.kill());
+        drop(self.daemon.wait());
+    }
+}
+
+/// Answers one request: a file, or `/whl-multi-arch/NAME/` with links to the wheels of that name; returns its path.
+fn answer(mut client: TcpStream, files: &Path, wheels: &Path) -> Option<String> {
+    let mut reader = BufReader::new(client.try_clone().ok()?);
+    let mut line = String::new();
+    reader.read_line(&mut line).ok()?;
+    let path = line.split(' ').nth(1)?.to_owned();
+    let mut header = String::new();
+    while reader.read_line(&mut header).ok()? > 2 {
+        header.clear();
+    }
+    let (kind, body) = match path.strip_prefix("/whl-multi-arch/") {
+        Some(name) if name.ends_with('/') => {
+            let module = name.trim_end_matches('/').replace('-', "_");
+            let mut page = String::new();
+            for file in ["rocm/dist", "torch"]
+                .iter()
+                .flat_map(|part| fs::read_dir(wheels.join(part)).into_iter().flatten())
+                .flatten()
+                .map(|entry| entry.path())
+            {
+                let file = file.strip_prefix(wheels).unwrap().to_str().unwrap();
+                let own = file.rsplit('/').next()?.split('-').next()?;
+                if own == module {
+                    let name = file.rsplit('/').next()?;
+                    writeln!(page, "<a href=\"/wheels/{file}\">{name}</a>").ok()?;
+                }
+            }
+            ("text/html", Some(page.into_bytes()))
+        }
+        _ => {
+            let file = match path.strip_prefix("/wheels/") {
+                Some(wheel) => wheels.join(wheel.replace("%2B", "+")),
+                None => files.join(path.trim_start_matches('/')),
+            };
+            ("application/octet-stream", fs::read(file).ok())
+        }
+    };
+    let status = if body.is_some() {
+        "200 OK"
+    } else {
+        "404 Not Found"
+    };
+    let body = body.unwrap_or_default();
+    let length = body.len();
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+    );
+    client.write_all(head.as_bytes()).ok()?;
+    client.write_all(&body).ok()?;
+    Some(path)
+}
+
+/// A store and a user who builds from that superproject, for two targets.
+struct Case {
+    // Before the disk.
+    store: TestStore,
+    upstream: Upstream,
+    _disk: Option<LoopFs>,
+}
+
+impl Case {
+    fn new() -> Self {
+        // A service sees no mounts of a test's own; the store that it works on is one that does not freeze build trees.
+        let disk = (!is_service()).then(|| LoopFs::new(Kind::Btrfs));
+        let store = match &disk {
+            Some(disk) => TestStore::on(disk),
+            None => TestStore::new(),
+        };
+        let work = store.work();
+        let wheels = work.join("out");
+        let upstream = Upstream::start(&work.join("upstream"), wheels.clone());
+        let image = format!(
+            "schema = 1\nprovider = \"directory\"\n[directory]\npath = '{}'\n",
+            support::rootfs::builder().display()
+        );
+        fs::write(work.join("images/builder.toml"), image).unwrap();
+        fs::create_dir(work.join("ci")).unwrap();
+        let profile = format!(
+            "schema = 1\nextends = \"therock\"\nimage = \"builder\"\n\
+             [params]\ntherock-url = \"git://127.0.0.1:{}/TheRock\"\ntherock-rev = \"{}\"\n\
+             [resources]\ndisk = \"1G\"\n\
+             [from]\ncompiler.disk = \"1G\"\nrocm.disk = \"1G\"\nwheels.disk = \"1G\"\n\
+             [[volume]]\nname = \"ci\"\nkind = \"host\"\npath = \"{}\"\naccess = \"rw\"\ntarget = \"/therock/ci\"\n\
+             [[step]]\nname = \"prebuilt\"\nenv = {{ THEROCK_LOCAL_STAGING_DIR = \"/therock/ci\" }}\n",
+            upstream.git_port,
+            upstream.commit,
+            work.join("ci").display()
+        );
+        fs::write(work.join("profiles/therock.toml"), profile).unwrap();
+        fs::write(
+            work.join("rockenv.toml"),
+            "targets = [\"gfx1103\", \"gfx1201\"]\n",
+        )
+        .unwrap();
+        run(Command::new("chown").arg("1234:1234").arg(work.join("ci")));
+        Self {
+            store,
+            upstream,
+            _disk: disk,
+        }
+    }
+
+    fn env(&self, suffix: &str) -> String {
+        format!("{}-{suffix}", self.store.env())
+    }
+
+    #[track_caller]
+    fn up(&self, suffix: &str, arguments: &[&str]) -> Ran {
+        let env = self.env(suffix);
+        let words = [&["up", "--name", &env], arguments].concat();
+        self.store.rockenv(&words).ok()
+    }
+
+    fn sh(&self, suffix: &str, script: &str) -> Ran {
+        let env = self.env(suffix);
+        self.store
+            .rockenv(&["exec", &env, "--", "bash", "-euc", script])
+    }
+
+    fn plan(&self, arguments: &[&str]) -> serde_json::Value {
+        let words = [&["plan", "--json"], arguments].concat();
+        let text = self.store.rockenv(&words).ok().text();
+        serde_json::from_str(&text).unwrap()
+    }
+
+    /// Returns each step's name with what the plan does about it.
+    fn planned(&self, arguments: &[&str]) -> Vec<(String, String)> {
+        let plan = self.plan(arguments);
+        let steps = plan["plan"]["steps"].as_array().unwrap();
+        let word = |step: &serde_json::Value, key: &str| step[key].as_str().unwrap().to_owned();
+        steps
+            .iter()
+            .map(|step| (word(step, "name"), word(step, "action")))
+            .collect()
+    }
+}
+
+/// Every fingerprint that TheRock's configure wrote for what is the same for all targets.
+const PRINTS: &str = "cd /therock/build/artifacts; ls *_generic.fprint | grep -v -e ^blas -e ^miopen | xargs sha256sum";
+
+#[test]
+fn two_targets_from_source_to_wheels() {
+    let case = Case::new();
+    let done = case.up("a", &["gfx1103"]);
+    done.says(&["not run and not passed for want of a GPU: rocm-test, torch-test"]);
+
+    // Code for the target itself, and for all of the machine's where it is built once.
+    let targets = "for lib in rccl rocprofiler-sdk rocblas; do
+          grep -aoh \"$lib for: [a-z0-9 ]*\" ~/venv/lib/python3*/site-packages/_rocm_sdk_*/lib/lib$lib.so || echo no $lib
+        done; ls ~/venv/lib/python3*/site-packages/_rocm_sdk_libraries/lib/rocblas/library
+        ~/venv/bin/rocm-sdk targets
+        ~/venv/bin/python -c 'import torch; print(torch.targets(), torch._rocm_init.USE_NCCL)'";
+    case.sh("a", targets).ok().prints(
+        "no rccl\nrocprofiler-sdk for: gfx1103 gfx1201\nrocblas for: gfx1103\nrocblas_gfx1103.co\ngfx1103 gfx1201\n\
+         torch for: gfx1103 False",
+    );
+    // What the variant leaves out is no failure of `rocm-sdk test`, anything else is.
+    case.sh(
+        "a",
+        "~/venv/bin/python /opt/rockenv/rocm_test.py 'rocdecode rocjpeg rpp rccl' | tail -1",
+    )
+    .ok()
+    .prints("passed, without rccl, rocdecode, rocjpeg, rpp");
+    case.sh(
+        "a",
+        "~/venv/bin/python /opt/rockenv/rocm_test.py 'rocdecode rocjpeg rpp'",
+    )
+    .exits(1)
+    .says(&["rocm-sdk test failed", "shortname='rccl'"]);
+    // A library that upstream's list does not have: it has moved, and that is said before hours are spent.
+    case.sh(
+        "a",
+        "cd /tmp; ~/venv/bin/python /opt/rockenv/build_torch.py rocshmem build",
+    )
+    .exits(1)
+    .says(&["does not load rocshmem once"]);
+    case.sh(
+        "a",
+        "cd /therock/out && sha256sum --check --quiet SHA256SUMS && wc -l <SHA256SUMS",
+    )
+    .ok()
+    .prints("10");
+    // stage, dist and artifacts-unsplit are one file, artifacts another.
+    case.sh("a", "cd /therock/build; stat -c %h math-libs/rocBLAS/stage/lib/librocblas.so artifacts/blas_lib_generic/math-libs/rocBLAS/stage/lib/librocblas.so")
+        .ok()
+        .prints("4\n1");
+
+    // The other target: what mentions none is there, as far as the store can freeze build trees.
+    let shared: &[&str] = if is_service() {
+        &["scripts", "tools", "sources", "ccache"]
+    } else {
+        &[
+            "scripts",
+            "tools",
+            "sources",
+            "ccache",
+            "configure-generic",
+            "compiler-runtime",
+            "generic",
+        ]
+    };
+    let plan = case.planned(&["gfx1201", "--name", &case.env("b")]);
+    let have: Vec<&str> = plan
+        .iter()
+        .filter(|(_, action)| action == "hit")
+        .map(|(name, _)| name.as_str())
+        .collect();
+    assert_eq!(have, shared);
+    case.up("b", &["gfx1201"]);
+    case.sh("b", targets).ok().prints(
+        "no rccl\nrocprofiler-sdk for: gfx1103 gfx1201\nrocblas for: gfx1201\nrocblas_gfx1201.co\ngfx1103 gfx1201\n\
+         torch for: gfx1201 False",
+    );
+    let prints = |env: &str| case.sh(env, PRINTS).ok().text();
+    assert_eq!(prints("a"), prints("b"));
+    // The second half of the configuration made nothing of the first half new.
+    case.sh(
+        "b",
+        "cd /therock/build && ninja -n stage-compiler-runtime | tail -1",
+    )
+    .ok()
+    .prints("ninja: no work to do.");
+    // Downloaded once, for every build directory.
+    assert_eq!(case.upstream.requests("/zlib.tar.gz"), 1);
+    // What `--from` would save: by what happened here, where something did.
+    let plan = case.plan(&["gfx1201", "--rerun", "scripts"]);
+    let ways = plan["ways"].as_array().unwrap();
+    let names: Vec<_> = ways
+        .iter()
+        .map(|way| way["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(names, ["compiler", "rocm", "wheels"]);
+    let figures = ways[1]["figures"].as_array().unwrap();
+    let math = figures
+        .iter()
+        .find(|figure| figure["step"] == "math-libs")
+        .unwrap();
+    let source = format!("env {}, on this machine", case.env("b"));
+    assert_eq!(math["source"], source.as_str());
+    // What programs need to know of the wheels, as a shell reads it.
+    let exports = case.store.rockenv(&["env", &case.env("b")]).ok().text();
+    assert!(
+        exports.contains("export PYTORCH_ROCM_ARCH='gfx1201'\n"),
+        "{exports}"
+    );
+    assert!(exports.contains("# MIOpen takes the first"), "{exports}");
+    // Nothing was changed in the checkout that all share.
+    case.sh("b", "git -C /therock/src status --porcelain")
+        .ok()
+        .prints("");
+    case.store
+        .rockenv(&["up", "--name", &case.env("a"), "gfx1103"])
+        .ok()
+        .says(&["nothing to do"]);
+    remove(&case, &["a", "b"]);
+}
+
+#[test]
+fn a_build_that_begins_with_what_others_built() {
+    let case = Case::new();
+    // No RCCL can be built for gfx1103; the throw-away target that TheRock wants there is the only one.
+    case.up("a", &["gfx1103", "--variant", "full-torch"]);
+    let rccl = "grep -aoh 'rccl for: [a-z0-9 ]*' ~/venv/lib/python3*/site-packages/_rocm_sdk_libraries/lib/librccl.so
+        ~/venv/bin/python -c 'import torch; print(torch.targets(), torch._rocm_init.USE_NCCL)'";
+    case.sh("a", rccl)
+        .ok()
+        .prints("rccl for: gfx1201 gfx1250\ntorch for: gfx1103 True");
+    let out = case
+        .store
+        .home()
+        .join("outputs")
+        .join(case.env("a"))
+        .join("out");
+    run(Command::new("cp")
+        .arg("-r")
+        .arg(&out)
+        .arg(case.store.work().join("out")));
+
+    // TheRock's CI has built this commit; afterwards it has built another one.
+    let commit = &case.upstream.commit;
+    let push = format!(
+        "cd /therock/src && python3 build_tools/artifact_manager.py push --stage compiler-runtime --run-id {commit} \
+         --build-dir /therock/build --local-staging-dir /therock/ci && cp -r /therock/ci/{commit} /therock/ci/run-of-{}",
+        "0".repeat(40)
+    );
+    case.sh("a", &push).ok();
+    case.up("c", &["gfx1103", "--from", "compiler", "--until", "wheels"]);
+    case.sh(
+        "c",
+        "test ! -e /therock/build/compiler/amd-llvm/build && ls /therock/out/rocm/dist | wc -l",
+    )
+    .ok()
+    .prints("6");
+    let other = format!("ci-run=run-of-{}", "0".repeat(40));
+    case.store
+        .rockenv(&[
+            "up",
+            "--name",
+            &case.env("c"),
+            "gfx1103",
+            "--from",
+            "compiler",
+            "--until",
+            "prebuilt",
+            "--param",
+            &other,
+        ])
+        .exits(5)
+        .says(&["and the checkout is"]);
+
+    // ROCm's wheels, and then all of them, from an index.
+    case.up("r", &["gfx1103", "--from", "rocm"]);
+    case.sh("r", "test ! -e /therock/build/build.ninja; ~/venv/bin/python -c 'import torch; print(torch.targets())'")
+        .ok()
+        .prints("torch for: gfx1103");
+    case.up("w", &["gfx1103", "--from", "wheels"]);
+    case.sh("w", "test ! -e /therock/torch/pytorch; ~/venv/bin/python -c 'import torch; print(torch.targets())'")
+        .ok()
+        .prints("torch for: gfx1103");
+    assert_eq!(case.upstream.requests("/whl-multi-arch/torch/"), 1);
+    remove(&case, &["a", "c", "r", "w"]);
+}
+
+fn remove(case: &Case, suffixes: &[&str]) {
+    let names: Vec<String> = suffixes.iter().map(|suffix| case.env(suffix)).collect();
+    let mut words = vec!["rm", "--yes"];
+    words.extend(names.iter().map(String::as_str));
+    case.store.rockenv(&words).ok();
+    // Nobody waits for what deletes in the background, but a service takes long over a build's images.
+    let home = case.store.home().to_string_lossy();
+    wait_for(patience(60), "it still deletes", || {
+        let mut left = processes();
+        left.retain(|(_, line)| line.contains("__reap") && line.contains(&*home));
+        if left.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("{left:?}"))
+        }
+    });
+}

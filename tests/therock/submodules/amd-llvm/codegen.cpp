@@ -1,0 +1,3 @@
+#include <string>
+#include <vector>
+std::string codegen_phase(const std::vector<std::string> &words) { return words.empty() ? "codegen" : "codegen " + words.front(); }

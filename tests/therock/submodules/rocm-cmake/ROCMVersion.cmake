@@ -1,0 +1,1 @@
+set(ROCM_CMAKE_VERSION 1)

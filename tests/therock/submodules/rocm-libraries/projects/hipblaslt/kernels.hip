@@ -1,0 +1,8 @@
+#include <hip/hip_runtime.h>
+
+__global__ void hipblaslt_kernel(int n, float a, const float *x, float *y) {
+  for (int i = 0; i < n; ++i)
+    y[i] = a * x[i] + y[i];
+}
+
+extern "C" const char *hipblaslt_targets() { return "hipblaslt for: " HIP_OFFLOAD_ARCHS; }

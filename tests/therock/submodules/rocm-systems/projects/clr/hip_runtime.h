@@ -1,0 +1,3 @@
+#pragma once
+extern "C" int hipInit(unsigned);
+#define __global__

@@ -1,0 +1,1 @@
+extern "C" const char *torch_targets() { return "torch for: " HIP_OFFLOAD_ARCHS; }
