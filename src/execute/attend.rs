@@ -178,6 +178,9 @@ pub fn attend(running: &mut Running, signals: &Signals, step: Attended<'_>) -> R
         })?;
     }
     step.log.finish()?;
+    if step.log.lossy {
+        (step.warn)("the disk was full: the step's log lacks lines".to_owned());
+    }
     step.output.finish();
     Ok(ending)
 }

@@ -18,6 +18,8 @@ pub struct Log {
     file: std::io::BufWriter<fs::File>,
     pending: [Vec<u8>; 2],
     stamp: (i64, String),
+    /// Lines were dropped for want of space: the step itself may manage without more of it.
+    pub lossy: bool,
 }
 
 impl Log {
@@ -30,6 +32,7 @@ impl Log {
             file: std::io::BufWriter::with_capacity(128 << 10, fs::File::create(path)?),
             pending: [Vec::new(), Vec::new()],
             stamp: (i64::MIN, String::new()),
+            lossy: false,
         })
     }
 
@@ -72,13 +75,23 @@ impl Log {
                 self.put(stream, &rest)?;
             }
         }
-        self.file.flush()?;
-        Ok(())
+        self.flush()
     }
 
     /// Writes buffered lines out, so that `logs -f` sees them.
     pub fn flush(&mut self) -> Result<()> {
-        Ok(self.file.flush()?)
+        let flushed = self.file.flush();
+        self.unless_full(flushed)
+    }
+
+    fn unless_full(&mut self, written: std::io::Result<()>) -> Result<()> {
+        match written {
+            Err(error) if error.kind() == std::io::ErrorKind::StorageFull => {
+                self.lossy = true;
+                Ok(())
+            }
+            other => Ok(other?),
+        }
     }
 
     fn put(&mut self, stream: Stream, line: &[u8]) -> Result<()> {
@@ -94,10 +107,11 @@ impl Log {
         } else {
             b" | "
         };
-        for part in [self.stamp.1.as_bytes(), mark, line, b"\n"] {
-            self.file.write_all(part)?;
-        }
-        Ok(())
+        let parts = [self.stamp.1.as_bytes(), mark, line, b"\n"];
+        let written = parts
+            .into_iter()
+            .try_for_each(|part| self.file.write_all(part));
+        self.unless_full(written)
     }
 }
 

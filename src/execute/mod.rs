@@ -401,7 +401,6 @@ impl Execution<'_, '_> {
             return Ok(Err(Ended::Interrupted(signal)));
         }
         let (kind, message) = ran.explain(step, jobs, step::memory_max(self.spec, self.host));
-        self.measure(step, Outcome::Failed, jobs, ran.cost)?;
         let record = ran.record(step, Outcome::Failed, Some(message.clone()));
         let failed = Failed {
             step: step.name.clone(),
@@ -410,10 +409,18 @@ impl Execution<'_, '_> {
             log: ran.log.clone(),
             code,
         };
-        self.env.update(|env| {
-            put_step(env, record);
-            env.failed = Some(failed);
-        })?;
+        let measured = self.measure(step, Outcome::Failed, jobs, ran.cost);
+        let kept = measured.and_then(|()| {
+            self.env.update(|env| {
+                put_step(env, record);
+                env.failed = Some(failed);
+            })
+        });
+        match kept {
+            // Not even that fits: what is said is the same, and the next `up` begins the step anew.
+            Err(error) if error.kind() == Kind::OutOfSpace && kind == Kind::OutOfSpace => {}
+            other => other?,
+        }
         let log = self.env.directory().join(&ran.log);
         Ok(Err(Ended::Failed(Box::new(Failure {
             step: step.name.clone(),
