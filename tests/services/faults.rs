@@ -228,13 +228,22 @@ fn whatever_the_service_does_the_next_up_converges() {
 fn an_import_that_hangs_can_be_interrupted() {
     let relay = Relay::start();
     let store = TestStore::new();
-    store.profile(TWO);
+    // An image that no other test has brought there already, and larger than what is on its way at once.
+    let tree = store.work().join("tree");
+    fs::create_dir_all(tree.join("etc")).unwrap();
+    fs::write(tree.join("big"), vec![7; 16 << 20]).unwrap();
+    let recipe = format!(
+        "schema = 1\nprovider = 'directory'\n[directory]\npath = '{}'\n",
+        tree.display()
+    );
+    fs::write(store.work().join("images/own.toml"), recipe).unwrap();
+    let profile = format!("schema = 1\nimage = 'own'\n{TWO}");
+    let path = format!("profiles/{}.toml", store.env());
+    fs::write(store.work().join(path), profile).unwrap();
     *relay.plan.to.lock().unwrap() = Some("/images/create");
     relay.plan(Fault::Hang, usize::MAX);
     relay.up(&store).wait().exits(130);
-    *relay.plan.to.lock().unwrap() = None;
-    relay.plan(Fault::None, usize::MAX);
-    relay.up(&store).wait().ok();
+    store.rockenv(&["rm", "--yes", store.env()]).ok();
 }
 
 #[test]
