@@ -195,7 +195,7 @@ fn attempt(
     check_names(&prepared.profile, args)?;
     hooks::check_engine(prepared, &spec)?;
     let mut env = store.lock_env(&spec.name, "up", Duration::from_secs(5))?;
-    let (_, plan) = plan_for(store, Some(&env), prepared, &spec, args)?;
+    let (observed, plan) = plan_for(store, Some(&env), prepared, &spec, args)?;
     if plan.is_empty() && env.record().is_some() {
         // What is in no key may have changed all the same: variables for using what was built.
         if store.spec(&spec.name).ok().as_ref() != Some(&spec) {
@@ -210,8 +210,10 @@ fn attempt(
     if plan.runs() > 0 && !args.force {
         Needs::of(prepared, &spec, &plan, store.root(), env.record())?.preflight()?;
     }
+    // What the store forgot is no layer of it yet, and nothing of `gc`'s.
+    let known = |layer: &&String| !observed.forgotten.contains(*layer);
     let lease = Lease {
-        layers: plan.start.iter().cloned().collect(),
+        layers: plan.start.iter().filter(known).cloned().collect(),
         image: image.key.clone(),
     };
     if !env.lease(&lease)? {

@@ -40,8 +40,6 @@ pub(in crate::engine) fn hold(
     starter: &UnixStream,
 ) -> Result<Usage> {
     let service = Service::connect(&place.socket)?;
-    // Until the container runs, nobody wants it whose starter is gone, however long the service takes to answer.
-    service.heed(Some(starter.as_fd().try_clone_to_owned()?));
     check_binds(&hold.container)?;
     let directory = hold.run.join("agent");
     fs::create_dir_all(&directory)?;
@@ -62,6 +60,9 @@ pub(in crate::engine) fn hold(
         &hold.program,
         hold.systemd,
     )?;
+    // Nobody wants a container whose starter is gone, however long the service takes to start it. Making one is waited for:
+    // it would be there after all, and nothing would name it any more.
+    service.heed(Some(starter.as_fd().try_clone_to_owned()?));
     service
         .start(&place.name)
         .map_err(|error| refused_node(error, &hold.container.devices))?;
