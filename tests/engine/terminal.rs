@@ -208,18 +208,15 @@ fn there_may_be_no_terminal_no_input_and_no_reader() {
         let mut command = Command::new("sh");
         let own = store.command::<&str>(&[]);
         command
-            .args([
-                "-c",
-                script,
-                "sh",
-                env!("CARGO_BIN_EXE_rockenv"),
-                store.env(),
-            ])
+            .args(["-c", script, "sh"])
+            .arg(own.get_program())
+            .arg(store.env())
             .env_clear();
         for (name, value) in own.get_envs() {
             command.env(name, value.unwrap());
         }
         command.current_dir(store.work());
+        store.become_user(&mut command);
         crate::support::env::finish(script.to_owned(), command)
     };
     through_sh("\"$1\" exec \"$2\" -- sh -c 'cat; echo end' <&-")
@@ -263,6 +260,7 @@ fn nohup_survives_a_hangup() {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
+    store.become_user(&mut command);
     let mut up = Background::start(command);
     wait_until("the step runs", || !processes_called(&sleeper).is_empty());
     up.signal(Signal::SIGHUP);

@@ -119,15 +119,10 @@ impl TestStore {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        match &ordinary {
-            Some(user) => {
-                user.own_all(&self.work);
-                user.become_user(&mut command);
-            }
-            None => {
-                command.env("SUDO_UID", "1234").env("SUDO_GID", "1234");
-            }
+        if ordinary.is_none() {
+            command.env("SUDO_UID", "1234").env("SUDO_GID", "1234");
         }
+        self.become_user(&mut command);
         // As `tests/service` sets them.
         for (from, to) in [
             ("ROCKENV_TEST_ENGINE", "ROCKENV_ENGINE"),
@@ -140,6 +135,14 @@ impl TestStore {
         }
         hear_signals(&mut command);
         command
+    }
+
+    /// Makes a command that starts rockenv one of the ordinary user, where the tests have one.
+    pub(crate) fn become_user(&self, command: &mut Command) {
+        if let Some(user) = Ordinary::get() {
+            user.own_all(&self.work);
+            user.become_user(command);
+        }
     }
 
     /// Runs a command to its end.
