@@ -226,9 +226,16 @@ fn spoil(path: &Path) {
 #[test]
 fn a_good_store_has_no_problems() {
     let lab = Lab::new();
-    // What a freeze replaced waits in the trash: nobody runs a reaper here.
-    lab.store.empty_trash().unwrap();
-    assert!(lab.fsck(&[], 0).contains("no problems"));
+    // What a freeze replaced waits in the trash: nobody runs a reaper here, and it is no problem.
+    assert!(lab.store.has_trash());
+    let text = lab.fsck(&[], 0);
+    assert!(
+        text.contains("no problems") && text.contains("note: the trash has "),
+        "{text}"
+    );
+    lab.fsck(&["--repair"], 0);
+    assert!(!lab.store.has_trash());
+    assert!(!lab.fsck(&[], 0).contains("trash"));
     let json: serde_json::Value = serde_json::from_str(&lab.fsck(&["--json"], 0)).unwrap();
     assert_eq!(json["clean"], true);
     assert_eq!(json["schema"], "rockenv/fsck/1");
@@ -245,7 +252,6 @@ fn no_store_is_not_found() {
 #[test]
 fn a_damaged_or_lost_format_is_made_again() {
     let lab = Lab::new();
-    lab.store.empty_trash().unwrap();
     let good = fs::read_to_string(lab.at("format")).unwrap();
     spoil(&lab.at("format"));
     let text = lab.finds_and_mends(&["format", "damaged"]);
@@ -399,7 +405,6 @@ fn a_tree_that_became_a_layer_unrecorded_is_recorded() {
 #[test]
 fn orphans_go_to_the_trash() {
     let lab = Lab::new();
-    lab.store.empty_trash().unwrap();
     let id = lab.record().id;
     for path in [
         "envs/one/trees/0123456789abcdef/diff".to_owned(),
@@ -509,7 +514,6 @@ fn private_directories_are_private_again() {
 #[test]
 fn a_busy_env_is_skipped_and_said_to_be() {
     let lab = Lab::new();
-    lab.store.empty_trash().unwrap();
     let held = lab.locked("one");
     // What belongs to a running command is no problem.
     fs::create_dir_all(lab.at("envs/one/trees/0123456789abcdef/diff")).unwrap();

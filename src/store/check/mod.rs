@@ -57,8 +57,6 @@ pub enum Mend {
     Volume(String),
     /// Throw away a reference to an image that is not there.
     Reference(String),
-    /// Empty the trash.
-    Trash,
     /// Nothing that could be done here.
     Nothing,
 }
@@ -368,11 +366,12 @@ impl Judge<'_> {
                 );
             }
         }
+        // Every command that discards something starts a process that deletes it: it may not have come to that yet, and
+        // where it was killed, nothing is lost by what is left.
         if let Some(entries) = self.store.trash.filter(|entries| *entries > 0) {
-            self.problem(
-                "the trash",
-                format!("holds {}", count(entries, "thing")),
-                Mend::Trash,
+            self.note(
+                format!("the trash has {} to delete", count(entries, "thing")),
+                "rockenv fsck --repair",
             );
         }
         for path in &self.store.set_aside {

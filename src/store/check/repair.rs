@@ -56,6 +56,10 @@ pub fn repair(store: &Store) -> Result<Vec<Attempt>> {
             attempts.push(Attempt { problem, done });
         }
         if !progress {
+            // What waits there is no problem, but nobody else may come to delete it. A newer version may have its reasons.
+            if inventory.foreign.is_empty() {
+                store.empty_trash()?;
+            }
             return Ok(attempts);
         }
     }
@@ -126,7 +130,6 @@ fn mend(store: &Store, inventory: &Inventory, mend: &Mend) -> Result<Option<Stri
             let _lock = Lock::exclusive(&path, "an image", "fsck", Duration::ZERO)?;
             store.discard(&references.join(format!("{recipe}.json")))?;
         }
-        Mend::Trash => drop(store.empty_trash()?),
     }
     Ok(None)
 }
