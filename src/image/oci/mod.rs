@@ -242,6 +242,9 @@ impl Extraction<'_> {
                 )
                 .context(|| format!("cannot extract layer {} of {}", index + 1, diff_ids.len()))?;
         }
+        // A small layer may have come and been extracted between two looks.
+        let (done, total) = self.meter.read();
+        progress(Progress::Bytes { done, total });
         tell(&layers.finish()?, progress);
         Ok(format!("sha256:{sha256}"))
     }
