@@ -536,7 +536,8 @@ fn spawn(
         .stdin(Stdio::from(OwnedFd::from(agent)))
         .stdout(Stdio::from(noise.try_clone()?))
         .stderr(Stdio::from(noise.try_clone()?));
-    // SAFETY: the holder has one thread, and the closure only makes system calls on files opened before the fork.
+    // SAFETY: between fork and exec the closure only makes system calls, on files opened before: it allocates nothing and
+    // takes no lock that another thread could hold.
     unsafe {
         command.pre_exec(move || {
             nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
@@ -561,7 +562,8 @@ pub(super) struct Watch<'a> {
     pub tie: Tie,
     /// Is asked when the agent is gone (then its argument says so), and after every signal.
     pub has_ended: &'a mut dyn FnMut(bool) -> Result<bool>,
-    /// Is called before the agent is told to end.
+    /// Is called before the agent is told to end, and when it ended by itself: what is to be read of the container has to
+    /// be read before somebody else removes it.
     pub dismiss: &'a mut dyn FnMut(),
     /// Is told when the container begins to wait for another command, and when one came.
     pub idle: &'a mut dyn FnMut(bool),
@@ -630,7 +632,10 @@ pub(super) fn supervise(
                     (watch.idle)(true);
                     drop(wire::send(starter, &FromHolder::Shared, &[]));
                 }
-                Ok(None) | Err(_) => agent = None,
+                Ok(None) | Err(_) => {
+                    (watch.dismiss)();
+                    agent = None;
+                }
             }
         }
         if from_starter {
