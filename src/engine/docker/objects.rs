@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bollard::errors::Error as Refusal;
 use bollard::models::{ContainerConfig, ImageSummary};
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::TrySendError;
 
-use super::{LATE, SOON, Service, settled};
+use super::{AGAIN, LATE, SETTLE, SOON, Service, settled};
 use crate::error::{Error, Result};
 use crate::process::Program;
 
@@ -300,13 +300,20 @@ impl Service {
             .force(true)
             .v(true)
             .build();
+        let deadline = Instant::now() + SETTLE;
         let request = async {
-            match self.client.remove_container(name, Some(options)).await {
-                // Somebody else is at it.
-                Err(Refusal::DockerResponseServerError {
-                    status_code: 409, ..
-                }) => Ok(()),
-                answer => answer,
+            loop {
+                match self
+                    .client
+                    .remove_container(name, Some(options.clone()))
+                    .await
+                {
+                    // Somebody else is at it, and until that is done its image cannot be removed.
+                    Err(Refusal::DockerResponseServerError {
+                        status_code: 409, ..
+                    }) if Instant::now() < deadline => tokio::time::sleep(AGAIN).await,
+                    answer => return answer,
+                }
             }
         };
         self.found(LATE, "remove a container", request).map(drop)
@@ -351,6 +358,8 @@ impl Service {
             match self.found(LATE, "remove an image", request) {
                 // Others stand on it.
                 Err(_) if nameless => {}
+                // Somebody else removed it meanwhile: Docker then has no words for it.
+                Err(_) if self.image(&name)?.is_none() => {}
                 other => drop(other?),
             }
         }
