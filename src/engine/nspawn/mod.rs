@@ -1,9 +1,13 @@
-//! Owns the systemd-nspawn command line: a pure function from a container to arguments.
+//! Owns systemd-nspawn: its command line, a pure function from a container to arguments; `hold` runs it.
 //!
 //! Works with systemd 249 to 258. Facts behind the choices: nspawn reads `.nspawn` files beside the tree unless
 //! told not to (CVE-2026-40226); it mounts a small tmpfs over `/tmp` unless its environment says otherwise.
 
+mod hold;
+
 use std::path::Path;
+
+pub(super) use hold::hold;
 
 use super::Container;
 

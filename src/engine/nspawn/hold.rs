@@ -1,0 +1,249 @@
+//! Owns the holder's side of a container under systemd-nspawn: its mounts in a namespace of its own, starting it, and what
+//! it used.
+
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+
+use fs_err as fs;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::signal::Signal;
+use nix::sys::signalfd::SignalFd;
+
+use crate::engine::cgroup::Figures;
+use crate::engine::hold::{Hold, PATIENCE, State, Watch, check_binds, supervise};
+use crate::engine::wire::{self, ToAgent};
+use crate::engine::{Root, Usage};
+use crate::error::{Error, Result, ResultExt as _};
+
+/// Makes the container's mounts, runs it and waits until it has ended; returns what it used.
+pub(in crate::engine) fn hold(
+    hold: &Hold,
+    state: &mut State,
+    listener: UnixListener,
+    jobs: OwnedFd,
+    signals: &SignalFd,
+    starter: &UnixStream,
+) -> Result<Usage> {
+    let container = &hold.container;
+    let root = hold.run.join("root");
+    unshare(CloneFlags::CLONE_NEWNS).context(|| "cannot make a mount namespace".to_owned())?;
+    // Slave: the host's unmounts still reach us, our mounts never reach the host.
+    mount(
+        None::<&str>,
+        "/",
+        None::<&str>,
+        MsFlags::MS_REC | MsFlags::MS_SLAVE,
+        None::<&str>,
+    )?;
+    match &container.root {
+        Root::Directory(tree) => {
+            mount(
+                Some(tree.as_path()),
+                &root,
+                None::<&str>,
+                MsFlags::MS_BIND,
+                None::<&str>,
+            )
+            .context(|| format!("cannot mount tree `{}`", tree.display()))?;
+        }
+        Root::Overlay {
+            lowers,
+            upper,
+            work,
+        } => {
+            let upper = crate::rootfs::overlay::Upper { diff: upper, work };
+            crate::rootfs::overlay::mount(lowers, Some(upper), &root, false)?;
+        }
+        Root::Service(_) => return Err(Error::unexpected("a service mounts its own trees")),
+    }
+    let hold = &with_views(hold)?;
+    state.lock = Some(lock_of(&root)?);
+    // Mounts end with this process; what follows outlives it.
+    state.save(&hold.run)?;
+    let result = run_engine(hold, state, listener, jobs, signals, starter, &root);
+    if let Err(nix::Error::EBUSY) = umount2(&root, MntFlags::empty()) {
+        let _: nix::Result<()> = umount2(&root, MntFlags::MNT_DETACH);
+    }
+    // nspawn locks the directory by a file beside it.
+    drop(fs::remove_file(hold.run.join(".#root.lck")));
+    result
+}
+
+/// Returns where systemd-nspawn locks a tree for the whole machine.
+fn lock_of(root: &Path) -> Result<PathBuf> {
+    let found = fs::metadata(root)?;
+    let name = format!("inode-{}:{}", found.dev(), found.ino());
+    Ok(Path::new("/run/systemd/nspawn/locks").join(name))
+}
+
+/// Mounts the views of the container's binds in this namespace, and returns the request with these in their place.
+fn with_views(hold: &Hold) -> Result<Hold> {
+    let mut hold = hold.clone();
+    for (index, bind) in hold.container.binds.iter_mut().enumerate() {
+        let Some(view) = bind.view.take() else {
+            continue;
+        };
+        let at = hold.run.join(format!("view-{index}"));
+        fs::create_dir_all(&at)?;
+        let mut lowers = view.layers;
+        lowers.push(std::mem::replace(&mut bind.source, at.clone()));
+        let upper = crate::rootfs::overlay::Upper {
+            diff: &view.upper,
+            work: &view.work,
+        };
+        crate::rootfs::overlay::mount(&lowers, Some(upper), &at, false)
+            .context(|| format!("cannot show `{}` with its hooks", bind.target))?;
+    }
+    Ok(hold)
+}
+
+fn run_engine(
+    hold: &Hold,
+    state: &State,
+    listener: UnixListener,
+    jobs: OwnedFd,
+    signals: &SignalFd,
+    starter: &UnixStream,
+    root: &Path,
+) -> Result<Usage> {
+    if let Some(user) = &hold.container.user {
+        user.ensure(root)?;
+    }
+    check_binds(&hold.container)?;
+    let missing = state
+        .cgroup
+        .create(&hold.container.limits, &hold.container.devices)?;
+    let mut noise = tempfile::tempfile_in(&hold.run)?;
+    let (ours, theirs) = UnixStream::pair()?;
+    let mut child = spawn(hold, state, root, theirs, &noise)?;
+    // A thread of its own, so not before the fork.
+    let jobs = hold.serve_jobs(jobs, &state.cgroup)?;
+    wire::send(
+        &ours,
+        &ToAgent::Listen { user: None },
+        &[listener.as_raw_fd()],
+    )?;
+    drop(listener);
+    let mut ended = |_| Ok(child.try_wait()?.is_some());
+    let mut before = Figures::default();
+    let outcome = supervise(
+        ours,
+        signals,
+        starter,
+        missing,
+        Watch {
+            tie: hold.tie,
+            has_ended: &mut ended,
+            dismiss: &mut || before = state.cgroup.figures(),
+            idle: &mut |_| {},
+        },
+    );
+    // systemd removes a scope with its last process, and what it counted with it, maybe between two figures.
+    let last = state.cgroup.figures();
+    let figures = Figures {
+        cpu_us: last.cpu_us.or(before.cpu_us),
+        memory_peak: last.memory_peak.or(before.memory_peak),
+        oom_kills: last.oom_kills.max(before.oom_kills),
+    };
+    state.cgroup.kill(PATIENCE)?;
+    child.wait()?;
+    let memory_held = jobs.finish();
+    let own = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_CHILDREN)?;
+    let time = |value: nix::sys::time::TimeVal| {
+        u64::try_from(value.tv_sec()).unwrap_or(0) * 1_000_000
+            + u64::try_from(value.tv_usec()).unwrap_or(0)
+    };
+    let blocks = |count: i64| u64::try_from(count).unwrap_or(0) * 512;
+    match outcome {
+        Ok(true) => Ok(Usage {
+            cpu_us: figures
+                .cpu_us
+                .unwrap_or_else(|| time(own.user_time()) + time(own.system_time())),
+            memory_peak: figures.memory_peak,
+            memory_held,
+            read_bytes: blocks(own.block_reads()),
+            written_bytes: blocks(own.block_writes()),
+            oom_kills: figures.oom_kills,
+        }),
+        Ok(false) => Err(engine_error(&mut noise)),
+        Err(error) => Err(error),
+    }
+}
+
+/// Makes the error for an engine that ended before the agent answered, from what it wrote.
+#[expect(clippy::disallowed_types, reason = "the file has no name")]
+fn engine_error(noise: &mut std::fs::File) -> Error {
+    use std::io::{Read as _, Seek as _, SeekFrom};
+    let mut text = String::new();
+    let read = noise
+        .seek(SeekFrom::Start(0))
+        .and_then(|_| noise.take(4096).read_to_string(&mut text));
+    let said = match read {
+        Ok(_) if !text.trim().is_empty() => text.trim().to_owned(),
+        _ => "it said nothing".to_owned(),
+    };
+    Error::unavailable("systemd-nspawn did not start the container")
+        .source(said)
+        .help("rockenv doctor")
+}
+
+#[expect(
+    unsafe_code,
+    reason = "the child enters its control group between fork and exec"
+)]
+#[expect(clippy::disallowed_types, reason = "the file has no name")]
+fn spawn(
+    hold: &Hold,
+    state: &State,
+    root: &Path,
+    agent: UnixStream,
+    noise: &std::fs::File,
+) -> Result<Child> {
+    let mut argv = state
+        .cgroup
+        .launcher(&hold.container.limits, &hold.container.devices);
+    argv.extend(super::argv(&hold.container, root, &hold.program));
+    let entrances = state
+        .cgroup
+        .entrances()
+        .iter()
+        .map(|path| {
+            Ok(std::fs::OpenOptions::new()
+                .write(true)
+                .custom_flags(nix::libc::O_CLOEXEC)
+                .open(path)?)
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let mut command = std::process::Command::new(&argv[0]);
+    command
+        .args(&argv[1..])
+        .env_clear()
+        .envs(super::ENVIRONMENT)
+        .current_dir("/")
+        .stdin(Stdio::from(OwnedFd::from(agent)))
+        .stdout(Stdio::from(noise.try_clone()?))
+        .stderr(Stdio::from(noise.try_clone()?));
+    // SAFETY: between fork and exec the closure only makes system calls, on files opened before: it allocates nothing and
+    // takes no lock that another thread could hold.
+    unsafe {
+        command.pre_exec(move || {
+            nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
+            for entrance in &entrances {
+                nix::unistd::write(entrance, b"0")?;
+            }
+            Ok(())
+        });
+    }
+    command.spawn().map_err(|error| {
+        if error.kind() == std::io::ErrorKind::NotFound {
+            Error::unavailable(format!("`{}` is not installed", argv[0])).help("rockenv setup")
+        } else {
+            Error::unexpected(format!("cannot start `{}`", argv[0])).source(error)
+        }
+    })
+}
