@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::commands::{
-    cache, doctor, du, exec, fsck, gc, generate, hook, image, list, logs, profile, remove, runtime,
-    setup, snapshot, target, up,
+    cache, doctor, du, exec, fsck, gc, generate, hook, image, list, logs, matrix, profile, remove,
+    runtime, setup, snapshot, target, up,
 };
 
 /// Reproducible build environments for ROCm, in systemd-nspawn and containers.
@@ -91,6 +91,9 @@ pub enum Command {
     /// Work with hooks: checked changes of sources
     #[command(subcommand)]
     Hook(hook::HookCommand),
+    /// Work with several targets at once
+    #[command(subcommand)]
+    Matrix(matrix::MatrixCommand),
     /// Show GPU targets
     #[command(subcommand)]
     Target(target::TargetCommand),

@@ -61,6 +61,8 @@ const ARGUMENTS: &[(&[&str], &str, Names)] = &[
     (&["profile", "show"], "target", Names::Targets),
     (&["profile", "check"], "what", Names::Profiles),
     (&["profile", "check"], "target", Names::Targets),
+    (&["matrix", "up"], "targets", Names::Targets),
+    (&["matrix", "up"], "profile", Names::Profiles),
     (&["target", "show"], "target", Names::Targets),
     (&["man"], "dir", Names::Directory),
 ];

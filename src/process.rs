@@ -50,6 +50,7 @@ pub struct Program {
     user: Option<(u32, u32)>,
     inherit_env: bool,
     tolerated: Option<i32>,
+    grace: Duration,
 }
 
 impl Program {
@@ -84,6 +85,7 @@ impl Program {
             user: None,
             inherit_env: false,
             tolerated: None,
+            grace: GRACE,
         }
     }
 
@@ -135,6 +137,13 @@ impl Program {
     #[must_use]
     pub fn isolated(mut self) -> Self {
         self.isolated = true;
+        self
+    }
+
+    /// Gives it so long to stop when it is asked to, before it is killed.
+    #[must_use]
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.grace = grace;
         self
     }
 
@@ -337,7 +346,7 @@ impl Program {
         if !self.isolated {
             // A group that is already gone is what we want.
             let _gone = killpg(group, Signal::SIGTERM);
-            let deadline = Instant::now() + GRACE;
+            let deadline = Instant::now() + self.grace;
             while Instant::now() < deadline {
                 if child.try_wait().context(wait)?.is_some() {
                     break;

@@ -106,10 +106,15 @@ impl<'a> Cancel<'a> {
         }
     }
 
+    /// Returns the signal that came, if one did.
+    pub fn caught(&self) -> Option<i32> {
+        Some(self.caught.load(Ordering::Relaxed)).filter(|number| *number != 0)
+    }
+
     /// Makes an error of work that was stopped say by which signal.
     pub fn outcome<T>(&self, result: Result<T>) -> Result<T> {
-        match (result, self.caught.load(Ordering::Relaxed)) {
-            (Err(_), number) if number != 0 => Err(Error::new(Kind::Signal(number), "interrupted")),
+        match (result, self.caught()) {
+            (Err(_), Some(number)) => Err(Error::new(Kind::Signal(number), "interrupted")),
             (result, _) => result,
         }
     }

@@ -13,6 +13,7 @@ mod hooks;
 pub mod image;
 pub mod list;
 pub mod logs;
+pub mod matrix;
 mod needs;
 mod prepare;
 pub mod profile;
@@ -50,6 +51,7 @@ pub fn run(cx: &Context, command: Command) -> Result<u8> {
         Command::Image(command) => image::image(cx, command),
         Command::Profile(command) => profile::profile(cx, command),
         Command::Hook(command) => hook::hook(cx, &command),
+        Command::Matrix(command) => matrix::matrix(cx, &command),
         Command::Target(command) => target::target(cx, &command),
         Command::Setup(args) => done(setup::setup(cx, &args)),
         Command::Doctor(args) => doctor::doctor(cx, &args),

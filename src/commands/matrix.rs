@@ -1,0 +1,381 @@
+//! Owns `matrix`: several envs with one command. Each is built by a `rockenv up` of its own, so that none can take another
+//! down, and all of them keep to the machine's one budget of jobs and memory.
+
+use std::collections::VecDeque;
+use std::io::{BufRead as _, BufReader};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use clap::{Args, Subcommand};
+use serde::{Deserialize, Serialize};
+
+use crate::context::Context;
+use crate::error::{Error, Kind, Result};
+use crate::host::Host;
+use crate::matrix::{Cell, Foreseen, Prefix, cells, prefix};
+use crate::process::{self, Program};
+use crate::signals::{Cancel, Signals};
+use crate::ui::event::{Event, Outcome};
+use crate::ui::size;
+use crate::ui::table::Table;
+
+/// How long an env may take to stop what runs in it: as long as `up` gives a step, and some more.
+const GRACE: Duration = Duration::from_secs(30);
+/// More than any plan.
+const PLAN_LIMIT: u64 = 64 << 20;
+
+/// Work with several targets at once.
+#[derive(Debug, Subcommand)]
+pub enum MatrixCommand {
+    /// Bring an env up for each target; what they have in common is built once
+    Up(MatrixUpArgs),
+}
+
+/// Arguments of `matrix up`.
+#[derive(Debug, Args)]
+pub struct MatrixUpArgs {
+    /// Targets, and families of them
+    #[arg(value_name = "TARGET|FAMILY", required = true)]
+    targets: Vec<String>,
+    /// Profile or profile file [default: therock]
+    #[arg(short, long)]
+    profile: Option<String>,
+    /// Envs to build at once; all share one budget of jobs
+    #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
+    parallel: u8,
+    /// Options for each `up`, after `--`
+    #[arg(last = true, value_name = "OPTION")]
+    options: Vec<String>,
+}
+
+/// Does what was asked for; returns the exit code.
+pub fn matrix(cx: &Context, command: &MatrixCommand) -> Result<u8> {
+    match command {
+        MatrixCommand::Up(args) => up(cx, args),
+    }
+}
+
+/// What became of an env.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct Row {
+    target: &'static str,
+    /// Its name, once that is known.
+    env: Option<String>,
+    /// `done`, `hit` (there was nothing to do), `failed`, or `not-run` because what it stands on failed.
+    outcome: &'static str,
+    /// Milliseconds that its `up` took, without what it has in common with others.
+    wall_ms: u64,
+    /// Bytes by which the disk got fuller.
+    disk_delta: i64,
+    /// Why it failed.
+    why: Option<String>,
+}
+
+/// What all of them have in common, where it had to be built.
+#[derive(Clone, Debug, Serialize)]
+struct Common {
+    /// The env that built it.
+    env: String,
+    steps: usize,
+    wall_ms: u64,
+    disk_delta: i64,
+}
+
+/// What an `up` said while it ran.
+#[derive(Debug, Default)]
+struct Told {
+    outcome: Option<Outcome>,
+    disk_delta: i64,
+}
+
+/// What every `up` is started with.
+struct Starter<'a> {
+    cx: &'a Context,
+    host: Host,
+    options: &'a [String],
+    cancel: &'a Cancel<'a>,
+}
+
+impl Starter<'_> {
+    fn program(&self, verb: &str, cell: &Cell) -> Result<Program> {
+        let directory = std::env::current_dir()?;
+        Ok(Program::at(&self.host.program)
+            .inherit_env()
+            .directory(directory)
+            .grace(GRACE)
+            .arg("--home")
+            .arg(&self.cx.config.home)
+            .args([verb])
+            .args(&cell.args)
+            .args(self.options))
+    }
+
+    /// Asks what `up` would do: the env's name, and its steps.
+    fn plan(&self, cell: &Cell) -> Result<(String, Vec<Foreseen>)> {
+        #[derive(Deserialize)]
+        struct Shown {
+            env: String,
+            plan: Steps,
+        }
+        #[derive(Deserialize)]
+        struct Steps {
+            steps: Vec<Foreseen>,
+        }
+        let program = self.program("plan", cell)?.arg("--json");
+        let text = program.output(PLAN_LIMIT, self.cancel.flag(), &mut |event| {
+            if let process::Event::Tick = event {
+                self.cancel.look();
+            }
+        })?;
+        let shown: Shown = serde_json::from_slice(&text)
+            .map_err(|error| Error::unexpected("cannot read a plan").source(error))?;
+        Ok((shown.env, shown.plan.steps))
+    }
+
+    /// Runs one `up` and shows what it says, each line with the env's name.
+    fn up(&self, cell: &Cell, env: &str, until: Option<&str>) -> (Told, Result<()>) {
+        let told = Mutex::new(Told::default());
+        let run = || {
+            let mut program = self.program("up", cell)?.args(["--progress", "json"]);
+            if let Some(until) = until {
+                program = program.args(["--until", until]);
+            }
+            let mut on = |event: process::Event<'_>| match event {
+                process::Event::Line(line) => self.cx.ui.note(&format!("{env}: {line}")),
+                process::Event::Tick => self.cancel.look(),
+            };
+            program.stream(self.cancel.flag(), &mut on, |stdout| {
+                for line in BufReader::new(stdout).lines() {
+                    // Of a later rockenv, at most: nothing depends on it.
+                    if let Ok(event) = serde_json::from_str::<Event>(&line?) {
+                        let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
+                        self.show(env, &event, &mut told);
+                    }
+                }
+                Ok(())
+            })
+        };
+        let result = run();
+        (
+            told.into_inner().unwrap_or_else(PoisonError::into_inner),
+            result,
+        )
+    }
+
+    fn show(&self, env: &str, event: &Event, told: &mut Told) {
+        let say = |text: String| self.cx.ui.note(&format!("{env}: {text}"));
+        match event {
+            Event::StepStarted {
+                index,
+                total,
+                name,
+                cached: false,
+                ..
+            } => say(format!("step {index}/{total} {name}")),
+            Event::StepFinished {
+                name,
+                outcome,
+                cost,
+                ..
+            } => {
+                told.disk_delta += cost.disk_delta.unwrap_or(0);
+                if *outcome == Outcome::Done {
+                    let time = size::duration(Duration::from_millis(cost.wall_ms));
+                    say(format!("{name} done in {time}"));
+                }
+            }
+            Event::Image { message, done, .. } if done.is_none() && !message.is_empty() => {
+                say(message.clone());
+            }
+            Event::Warning { message } => say(message.clone()),
+            Event::Finished { outcome, message } => {
+                told.outcome = Some(*outcome);
+                if !message.is_empty() {
+                    self.cx.ui.note(message);
+                }
+            }
+            Event::Output { line, .. } => self.cx.ui.detail(&format!("{env}: {line}")),
+            _ => {}
+        }
+    }
+}
+
+fn up(cx: &Context, args: &MatrixUpArgs) -> Result<u8> {
+    let cells = cells(args.profile.as_deref(), &args.targets)?;
+    let signals = Signals::take()?;
+    let cancel = Cancel::new(&signals);
+    let starter = Starter {
+        cx,
+        host: Host::probe()?,
+        options: &args.options,
+        cancel: &cancel,
+    };
+    let mut rows: Vec<Row> = cells.iter().map(|cell| row(cell)).collect();
+    let mut ready = Vec::new();
+    let mut plans = Vec::new();
+    for (index, cell) in cells.iter().enumerate() {
+        match cancel.outcome(starter.plan(cell)) {
+            Ok((env, steps)) => {
+                rows[index].env = Some(env);
+                ready.push(index);
+                plans.push(steps);
+            }
+            Err(error) if matches!(error.kind(), Kind::Signal(_)) => return Err(error),
+            Err(error) => fail(&mut rows[index], &error),
+        }
+    }
+    let mut common = None;
+    if let Some(prefix) = prefix(&plans) {
+        let by = ready[prefix.by];
+        match build_common(&starter, &cells[by], &rows[by], &prefix) {
+            Ok(built) => common = Some(built),
+            Err(error) => {
+                fail(&mut rows[by], &error);
+                // The same step would fail in each of them.
+                ready.clear();
+            }
+        }
+    }
+    build_each(&starter, &cells, &mut rows, &ready, args.parallel);
+    if let Some(signal) = cancel.caught() {
+        return Err(Error::new(Kind::Signal(signal), "interrupted")
+            .help("the same command again: finished steps are kept"));
+    }
+    show(cx, &rows, common.as_ref())?;
+    let failed = rows
+        .iter()
+        .any(|row| row.outcome != "done" && row.outcome != "hit");
+    Ok(if failed {
+        Kind::StepFailed.exit_code()
+    } else {
+        0
+    })
+}
+
+fn row(cell: &Cell) -> Row {
+    Row {
+        target: cell.target.name(),
+        env: None,
+        outcome: "not-run",
+        wall_ms: 0,
+        disk_delta: 0,
+        why: None,
+    }
+}
+
+/// Writes down why an `up` failed: what it said itself, where it said something.
+fn fail(row: &mut Row, error: &Error) {
+    let chain = error.chain();
+    let said = chain.iter().flat_map(|text| text.lines());
+    let own = said.filter_map(|line| line.strip_prefix("error: ")).last();
+    row.outcome = "failed";
+    row.why = Some(own.unwrap_or_else(|| error.message()).to_owned());
+}
+
+fn millis(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Builds the steps that several envs share, in one of them.
+fn build_common(starter: &Starter<'_>, cell: &Cell, row: &Row, prefix: &Prefix) -> Result<Common> {
+    let env = row.env.clone().unwrap_or_default();
+    starter.cx.ui.note(&format!(
+        "the same for all, up to step `{}`: env {env} builds it",
+        prefix.until
+    ));
+    let began = Instant::now();
+    let (told, result) = starter.up(cell, &env, Some(&prefix.until));
+    result?;
+    Ok(Common {
+        env,
+        steps: prefix.steps,
+        wall_ms: millis(began),
+        disk_delta: told.disk_delta,
+    })
+}
+
+/// Builds the envs of these positions, so many at once; whatever becomes of one, the others go on.
+fn build_each(
+    starter: &Starter<'_>,
+    cells: &[Cell],
+    rows: &mut [Row],
+    ready: &[usize],
+    parallel: u8,
+) {
+    let waiting: Mutex<VecDeque<usize>> = Mutex::new(ready.iter().copied().collect());
+    let ended = Mutex::new(Vec::new());
+    let names: Vec<String> = rows
+        .iter()
+        .map(|row| row.env.clone().unwrap_or_default())
+        .collect();
+    let next = || {
+        let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting
+            .pop_front()
+            .filter(|_| starter.cancel.caught().is_none())
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..usize::from(parallel).min(ready.len()) {
+            scope.spawn(|| {
+                while let Some(index) = next() {
+                    let began = Instant::now();
+                    let (told, result) = starter.up(&cells[index], &names[index], None);
+                    let mut ended = ended.lock().unwrap_or_else(PoisonError::into_inner);
+                    ended.push((index, millis(began), told, result));
+                }
+            });
+        }
+    });
+    for (index, wall_ms, told, result) in ended.into_inner().unwrap_or_else(PoisonError::into_inner)
+    {
+        let row = &mut rows[index];
+        row.wall_ms = wall_ms;
+        row.disk_delta = told.disk_delta;
+        match result {
+            Ok(()) if told.outcome == Some(Outcome::Hit) => row.outcome = "hit",
+            Ok(()) => row.outcome = "done",
+            Err(error) => fail(row, &error),
+        }
+    }
+}
+
+fn show(cx: &Context, rows: &[Row], common: Option<&Common>) -> Result<()> {
+    if cx.json {
+        #[derive(Serialize)]
+        struct Shown<'a> {
+            schema: &'static str,
+            common: Option<&'a Common>,
+            envs: &'a [Row],
+        }
+        return cx.ui.json(&Shown {
+            schema: "rockenv/matrix/1",
+            common,
+            envs: rows,
+        });
+    }
+    let time = |ms| size::duration(Duration::from_millis(ms));
+    let mut table = Table::new(["target", "env", "outcome", ">time", ">disk", "why"]);
+    if let Some(common) = common {
+        let cells = [
+            "all".to_owned(),
+            common.env.clone(),
+            "done".to_owned(),
+            time(common.wall_ms),
+            size::delta(common.disk_delta),
+            "what they have in common".to_owned(),
+        ];
+        table.row(cells);
+    }
+    for row in rows {
+        table.row([
+            row.target.to_owned(),
+            row.env.clone().unwrap_or_default(),
+            row.outcome.replace('-', " "),
+            time(row.wall_ms),
+            size::delta(row.disk_delta),
+            row.why.clone().unwrap_or_default(),
+        ]);
+    }
+    cx.ui.table(&table);
+    Ok(())
+}

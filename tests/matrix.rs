@@ -1,0 +1,198 @@
+//! Several targets with one command: what they share is built once, and none takes another down. Needs root.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot be set up has failed"
+)]
+
+mod support;
+
+use fs_err as fs;
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use support::env::{TestStore, processes_called, wait_until};
+use support::loopfs::{Kind, LoopFs};
+
+/// Two steps without a target, which write down that they ran, and one with.
+const STEPS: &str = "
+[[volume]]
+name = 'runs'
+kind = 'output'
+path = 'OUT'
+target = '/runs'
+[[step]]
+name = 'one'
+run = 'echo one >> /runs/log; head -c 4M /dev/urandom > ~/one'
+[[step]]
+name = 'two'
+run = 'echo two >> /runs/log; head -c 4M /dev/urandom > ~/two'
+[[step]]
+name = 'own'
+run = '''
+echo ${target} >> /runs/log
+test ! -e /runs/no-${target}
+head -c 4M /dev/urandom > ~/${target}
+'''
+";
+
+const TARGETS: [&str; 3] = ["gfx1100", "gfx1103", "gfx1201"];
+
+fn steps(store: &TestStore, text: &str) {
+    let out = store.work().join("runs");
+    if !out.exists() {
+        fs::create_dir(&out).unwrap();
+        nix::unistd::chown(&out, Some(1234.into()), Some(1234.into())).unwrap();
+    }
+    store.profile(&text.replace("OUT", &out.display().to_string()));
+}
+
+/// Returns what ran, sorted, and forgets it.
+fn ran(store: &TestStore) -> Vec<String> {
+    let path = store.work().join("runs/log");
+    let text = fs::read_to_string(&path).unwrap_or_default();
+    drop(fs::remove_file(path));
+    let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+    lines.sort();
+    lines
+}
+
+fn matrix<'a>(store: &'a TestStore, more: &[&'a str]) -> Vec<&'a str> {
+    let up = ["--json", "matrix", "up", "--profile", store.env()];
+    [&up[..], &TARGETS, more].concat()
+}
+
+fn outcomes(json: &Value) -> Vec<&str> {
+    let rows = json["envs"].as_array().unwrap().iter();
+    rows.map(|row| row["outcome"].as_str().unwrap()).collect()
+}
+
+fn remove(store: &TestStore) {
+    for target in TARGETS {
+        let env = format!("{}-{target}", store.env());
+        if store
+            .home()
+            .join("envs")
+            .join(&env)
+            .join("record.json")
+            .exists()
+        {
+            // Whoever held it for a killed command may not have let go of it yet.
+            store.rockenv(&["down", &env]).ok();
+            store.rockenv(&["--yes", "rm", &env]).ok();
+        }
+    }
+}
+
+fn what_is_common_is_built_once(store: &TestStore) {
+    steps(store, STEPS);
+    let text = store.rockenv(&matrix(store, &["--parallel", "3"])).ok();
+    let text = text.says(&["the same for all, up to step `two`"]).text();
+    let json: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(ran(store), ["gfx1100", "gfx1103", "gfx1201", "one", "two"]);
+    assert_eq!(outcomes(&json), ["done"; 3], "{json:#}");
+    assert_eq!(json["common"]["steps"], 2);
+    // What is common is on the disk once.
+    let disk = |row: &Value| row["disk_delta"].as_i64().unwrap() >> 20;
+    assert!((8..10).contains(&disk(&json["common"])), "{json:#}");
+    for row in json["envs"].as_array().unwrap() {
+        assert!((4..6).contains(&disk(row)), "{json:#}");
+    }
+    let again = store.rockenv(&matrix(store, &[])).ok().text();
+    let again: Value = serde_json::from_str(&again).unwrap();
+    assert_eq!(outcomes(&again), ["hit"; 3]);
+    assert!(
+        again["common"].is_null() && ran(store).is_empty(),
+        "{again:#}"
+    );
+    remove(store);
+}
+
+#[test]
+fn what_is_common_is_built_once_on_overlay() {
+    what_is_common_is_built_once(&TestStore::new());
+}
+
+#[test]
+fn what_is_common_is_built_once_on_btrfs() {
+    let disk = LoopFs::new(Kind::Btrfs);
+    what_is_common_is_built_once(&TestStore::on(&disk));
+}
+
+#[test]
+fn one_failure_does_not_stop_the_others() {
+    let store = TestStore::new();
+    steps(&store, STEPS);
+    let forbidden = store.work().join("runs/no-gfx1103");
+    fs::write(&forbidden, "").unwrap();
+    let failed = store
+        .rockenv(&matrix(&store, &["--parallel", "1"]))
+        .exits(5);
+    let json: Value = serde_json::from_str(&failed.text()).unwrap();
+    assert_eq!(outcomes(&json), ["done", "failed", "done"], "{json:#}");
+    let why = json["envs"][1]["why"].as_str().unwrap();
+    assert!(why.contains("step `own` failed"), "{why}");
+    failed.says(&["go on with: rockenv up"]);
+    fs::remove_file(forbidden).unwrap();
+    ran(&store);
+    let mended = store.rockenv(&["matrix", "up", "-p", store.env(), "gfx1100", "gfx1103"]);
+    let table = mended.ok().text();
+    assert!(
+        table.contains("gfx1103") && table.contains("done"),
+        "{table}"
+    );
+    assert_eq!(ran(&store), ["gfx1103"]);
+    // In what is common: nobody else tries it.
+    steps(&store, &STEPS.replace("echo two", "false; echo two"));
+    let failed = store.rockenv(&matrix(&store, &[])).exits(5);
+    let json: Value = serde_json::from_str(&failed.text()).unwrap();
+    assert_eq!(
+        outcomes(&json),
+        ["failed", "not-run", "not-run"],
+        "{json:#}"
+    );
+    remove(&store);
+}
+
+#[test]
+fn what_cannot_be_planned_is_said_and_the_others_are_built() {
+    let store = TestStore::new();
+    steps(&store, STEPS);
+    let asked = ["matrix", "up", "-p", store.env(), "gfx1100", "gfx9999"];
+    store.rockenv(&asked).exits(3).says(&["gfx9999"]);
+    let asked = [
+        "matrix",
+        "up",
+        "-p",
+        store.env(),
+        "gfx1100",
+        "--",
+        "--until",
+        "none",
+    ];
+    let table = store.rockenv(&asked).exits(5).text();
+    assert!(table.contains("has no step `none`"), "{table}");
+    assert!(ran(&store).is_empty());
+}
+
+#[test]
+fn ctrl_c_ends_all_of_them() {
+    let store = TestStore::new();
+    let sleeper = store.sleeper();
+    steps(
+        &store,
+        &STEPS.replace("test ! -e", &format!("{sleeper}; test ! -e")),
+    );
+    let up = store.start(&matrix(&store, &["--parallel", "2"]));
+    wait_until("two of them run", || processes_called(&sleeper).len() == 2);
+    up.signal(Signal::SIGINT);
+    wait_until("none runs", || processes_called(&sleeper).is_empty());
+    up.wait().exits(130).says(&["finished steps are kept"]);
+    // Killed, it leaves nothing either.
+    let up = store.start(&matrix(&store, &[]));
+    wait_until("two run again", || processes_called(&sleeper).len() == 2);
+    up.signal(Signal::SIGKILL);
+    wait_until("none runs", || processes_called(&sleeper).is_empty());
+    drop(up);
+    assert!(ran(&store).contains(&"two".to_owned()));
+    remove(&store);
+}
