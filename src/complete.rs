@@ -63,6 +63,8 @@ const ARGUMENTS: &[(&[&str], &str, Names)] = &[
     (&["profile", "check"], "target", Names::Targets),
     (&["matrix", "up"], "targets", Names::Targets),
     (&["matrix", "up"], "profile", Names::Profiles),
+    (&["matrix", "json"], "targets", Names::Targets),
+    (&["matrix", "json"], "profile", Names::Profiles),
     (&["target", "show"], "target", Names::Targets),
     (&["man"], "dir", Names::Directory),
 ];

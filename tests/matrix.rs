@@ -175,6 +175,58 @@ fn what_cannot_be_planned_is_said_and_the_others_are_built() {
 }
 
 #[test]
+fn jobs_of_ci_are_one_line_of_json() {
+    let store = TestStore::new();
+    steps(
+        &store,
+        &format!("{STEPS}[[step]]\nname = 'test'\ngpu = true\nrun = 'true'\n"),
+    );
+    let runners = store.work().join("runners.toml");
+    fs::write(&runners, "[gpu]\ngfx1103 = ['self-hosted', '780m']\n").unwrap();
+    let runners = runners.to_str().unwrap();
+    let asked = ["matrix", "json", "-p", store.env(), "gfx1103", "gfx1201"];
+    let ran = store.rockenv(&[&asked[..], &["--runners", runners]].concat());
+    let text = ran.ok().says(&["no job for gfx1201"]).text();
+    assert_eq!(text.lines().count(), 1);
+    let json: Value = serde_json::from_str(&text).unwrap();
+    let jobs = json["include"].as_array().unwrap();
+    let env = format!("{}-gfx1103", store.env());
+    assert_eq!(jobs.len(), 3);
+    assert_eq!(jobs[1]["needs"], env.as_str());
+    assert_eq!(
+        jobs[1]["runner"],
+        serde_json::json!(["self-hosted", "780m"])
+    );
+    // The arguments are those of `up`, and the name is the env's.
+    let up: Vec<&str> = jobs[0]["up"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| one.as_str().unwrap())
+        .collect();
+    store.rockenv(&[&["up"], &up[..]].concat()).ok();
+    assert!(store.home().join("envs").join(&env).exists());
+    remove(&store);
+    let part = store
+        .rockenv(&[&asked[..], &["--shard", "2/2"]].concat())
+        .ok()
+        .text();
+    assert!(
+        part.contains("gfx1201") && !part.contains("gfx1103"),
+        "{part}"
+    );
+    store
+        .rockenv(&[&asked[..], &["--shard", "3/2"]].concat())
+        .exits(2)
+        .says(&["1/4"]);
+    fs::write(runners, "[gpu]\ngfx1104 = ['a']\n").unwrap();
+    store
+        .rockenv(&[&asked[..], &["--runners", runners]].concat())
+        .exits(3)
+        .says(&["runners.toml", "gfx1104", "did you mean"]);
+}
+
+#[test]
 fn ctrl_c_ends_all_of_them() {
     let store = TestStore::new();
     let sleeper = store.sleeper();

@@ -3,21 +3,25 @@
 
 use std::collections::VecDeque;
 use std::io::{BufRead as _, BufReader};
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
+use fs_err as fs;
 use serde::{Deserialize, Serialize};
 
 use crate::context::Context;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::host::Host;
+use crate::matrix::jobs::{Env, Job, Runners, Shard, jobs};
 use crate::matrix::{Cell, Foreseen, Prefix, cells, prefix};
 use crate::process::{self, Program};
 use crate::signals::{Cancel, Signals};
 use crate::ui::event::{Event, Outcome};
 use crate::ui::size;
 use crate::ui::table::Table;
+use crate::{profile, spec};
 
 /// How long an env may take to stop what runs in it: as long as `up` gives a step, and some more.
 const GRACE: Duration = Duration::from_secs(30);
@@ -29,17 +33,26 @@ const PLAN_LIMIT: u64 = 64 << 20;
 pub enum MatrixCommand {
     /// Bring an env up for each target; what they have in common is built once
     Up(MatrixUpArgs),
+    /// Print the jobs of a CI system: one for each env, and one for its steps with a GPU
+    Json(MatrixJsonArgs),
+}
+
+/// Which envs.
+#[derive(Debug, Args)]
+pub struct Which {
+    /// Targets, and families of them
+    #[arg(value_name = "TARGET|FAMILY", required = true)]
+    targets: Vec<String>,
+    /// Profile or profile file; may be given again [default: therock]
+    #[arg(short, long)]
+    profile: Vec<String>,
 }
 
 /// Arguments of `matrix up`.
 #[derive(Debug, Args)]
 pub struct MatrixUpArgs {
-    /// Targets, and families of them
-    #[arg(value_name = "TARGET|FAMILY", required = true)]
-    targets: Vec<String>,
-    /// Profile or profile file [default: therock]
-    #[arg(short, long)]
-    profile: Option<String>,
+    #[command(flatten)]
+    which: Which,
     /// Envs to build at once; all share one budget of jobs
     #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
     parallel: u8,
@@ -48,10 +61,24 @@ pub struct MatrixUpArgs {
     options: Vec<String>,
 }
 
+/// Arguments of `matrix json`.
+#[derive(Debug, Args)]
+pub struct MatrixJsonArgs {
+    #[command(flatten)]
+    which: Which,
+    /// File that says which machines build and which have a GPU
+    #[arg(long, value_name = "FILE")]
+    runners: Option<PathBuf>,
+    /// Only this part of the envs, such as 2/4
+    #[arg(long, value_name = "I/N")]
+    shard: Option<Shard>,
+}
+
 /// Does what was asked for; returns the exit code.
 pub fn matrix(cx: &Context, command: &MatrixCommand) -> Result<u8> {
     match command {
         MatrixCommand::Up(args) => up(cx, args),
+        MatrixCommand::Json(args) => json(cx, args).map(|()| 0),
     }
 }
 
@@ -201,7 +228,7 @@ impl Starter<'_> {
 }
 
 fn up(cx: &Context, args: &MatrixUpArgs) -> Result<u8> {
-    let cells = cells(args.profile.as_deref(), &args.targets)?;
+    let cells = cells(&args.which.profile, &args.which.targets)?;
     let signals = Signals::take()?;
     let cancel = Cancel::new(&signals);
     let starter = Starter {
@@ -377,5 +404,48 @@ fn show(cx: &Context, rows: &[Row], common: Option<&Common>) -> Result<()> {
         ]);
     }
     cx.ui.table(&table);
+    Ok(())
+}
+
+/// Prints the jobs on one line, which is what CI systems read from an output.
+fn json(cx: &Context, args: &MatrixJsonArgs) -> Result<()> {
+    let runners = match &args.runners {
+        None => Runners::default(),
+        Some(path) => fs::read_to_string(path)
+            .map_err(Error::from)
+            .and_then(|text| Runners::parse(&text))
+            .context(|| format!("cannot read `{}`", path.display()))?,
+    };
+    let mut cells = cells(&args.which.profile, &args.which.targets)?;
+    if let Some(shard) = args.shard {
+        cells = shard.of(cells);
+    }
+    let envs = cells
+        .into_iter()
+        .map(|cell| {
+            let name = cell.profile.as_deref().unwrap_or(spec::DEFAULT_PROFILE);
+            let profile = profile::load(&cx.config.profile_dirs, name)?;
+            let stem = cell.profile.is_none().then(|| cell.target.name());
+            Ok(Env {
+                name: spec::env_name(None, stem, &profile.name, &[cell.target], &[])?,
+                gpu: profile.steps.iter().any(|step| step.gpu),
+                cell,
+            })
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let (include, homeless) = jobs(&envs, &runners)?;
+    if !homeless.is_empty() {
+        cx.ui.note(&format!(
+            "steps with a GPU are run by no job for {}: no runner has one",
+            homeless.join(", ")
+        ));
+    }
+    #[derive(Serialize)]
+    struct Matrix {
+        include: Vec<Job>,
+    }
+    let line = serde_json::to_string(&Matrix { include })
+        .map_err(|error| Error::unexpected("cannot write the matrix").source(error))?;
+    cx.ui.data(&line);
     Ok(())
 }

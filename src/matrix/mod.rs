@@ -1,4 +1,7 @@
-//! Owns the decisions about several envs at once: which there are, and what they have in common. Pure.
+//! Owns the decisions about several envs at once: which there are, what they have in common, and what `jobs` they are in CI.
+//! Pure.
+
+pub mod jobs;
 
 use serde::Deserialize;
 
@@ -10,13 +13,15 @@ use crate::target::{self, Target};
 pub struct Cell {
     /// What it is built for.
     pub target: Target,
+    /// Its profile; without, the one that `up TARGET` means.
+    pub profile: Option<String>,
     /// What to give to `up`: a target, or a profile with one.
     pub args: Vec<String>,
 }
 
-/// Returns the envs for targets and families of targets, each once and in the order given; of `profile`, or of the one that
+/// Returns the envs for targets and families of targets, each once and in the order given; of each profile, or of the one that
 /// `up TARGET` means.
-pub fn cells(profile: Option<&str>, names: &[String]) -> Result<Vec<Cell>> {
+pub fn cells(profiles: &[String], names: &[String]) -> Result<Vec<Cell>> {
     let mut targets: Vec<Target> = Vec::new();
     for name in names {
         let named = match (Target::parse(name), target::family(name)) {
@@ -34,21 +39,22 @@ pub fn cells(profile: Option<&str>, names: &[String]) -> Result<Vec<Cell>> {
         return Err(Error::new(Kind::Usage, "no targets given")
             .help("rockenv matrix up gfx1100 gfx1103; `rockenv target ls` shows them all"));
     }
-    let args = |target: Target| match profile {
-        None => vec![target.to_string()],
-        Some(profile) => vec![
-            profile.to_owned(),
-            "--target".to_owned(),
-            target.to_string(),
-        ],
+    let cell = |profile: Option<&String>, target: Target| Cell {
+        target,
+        profile: profile.cloned(),
+        args: match profile {
+            None => vec![target.to_string()],
+            Some(profile) => vec![profile.clone(), "--target".to_owned(), target.to_string()],
+        },
     };
-    Ok(targets
-        .into_iter()
-        .map(|target| Cell {
-            target,
-            args: args(target),
-        })
-        .collect())
+    let mut cells = Vec::new();
+    for target in targets {
+        if profiles.is_empty() {
+            cells.push(cell(None, target));
+        }
+        cells.extend(profiles.iter().map(|profile| cell(Some(profile), target)));
+    }
+    Ok(cells)
 }
 
 /// What `plan --json` says of a step.
@@ -120,20 +126,20 @@ mod tests {
 
     #[test]
     fn targets_and_families_become_envs() {
-        let of = |profile, list: &[&str]| cells(profile, &given(list)).unwrap();
+        let of = |profiles: &[&str], list: &[&str]| cells(&given(profiles), &given(list)).unwrap();
         assert_eq!(
-            names(&of(None, &["gfx1103", "gfx1100", "gfx1103"])),
+            names(&of(&[], &["gfx1103", "gfx1100", "gfx1103"])),
             ["gfx1103", "gfx1100"]
         );
         assert_eq!(
-            names(&of(Some("p.toml"), &["gfx1201"])),
-            ["p.toml --target gfx1201"]
+            names(&of(&["p.toml", "q"], &["gfx1201"])),
+            ["p.toml --target gfx1201", "q --target gfx1201"]
         );
         let family = target::family("gfx110X-all").unwrap();
         assert!(family.len() > 1);
-        assert_eq!(of(None, &["gfx110X-all", "gfx1103"]).len(), family.len());
+        assert_eq!(of(&[], &["gfx110X-all", "gfx1103"]).len(), family.len());
         for bad in [&["gfx9999"][..], &[]] {
-            let error = cells(None, &given(bad)).unwrap_err();
+            let error = cells(&[], &given(bad)).unwrap_err();
             assert!(error.help_text().is_some(), "{error:?}");
         }
     }

@@ -1,0 +1,281 @@
+//! Owns what a CI system is told: a job for each env, and where a profile has steps with a GPU, one more that runs these where
+//! there is one. Pure.
+
+use std::collections::BTreeMap;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use super::Cell;
+use crate::error::{Error, Kind, Result};
+use crate::suggest;
+use crate::target::{self, Target};
+
+/// How many jobs GitHub takes in one matrix.
+pub const MOST: usize = 256;
+
+/// Which machines run what: labels, as CI systems call them.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Runners {
+    /// Of machines that build.
+    #[serde(default = "build")]
+    build: Vec<String>,
+    /// Of machines with a GPU, by target or family.
+    #[serde(default)]
+    gpu: BTreeMap<String, Vec<String>>,
+}
+
+fn build() -> Vec<String> {
+    vec!["ubuntu-latest".to_owned()]
+}
+
+impl Default for Runners {
+    fn default() -> Self {
+        Self {
+            build: build(),
+            gpu: BTreeMap::new(),
+        }
+    }
+}
+
+impl Runners {
+    /// Reads a file's text; errors name what is wrong in it.
+    pub fn parse(text: &str) -> Result<Self> {
+        let runners: Self = toml::from_str(text)
+            .map_err(|error| Error::invalid("this is no list of runners").source(error))?;
+        for (name, labels) in &runners.gpu {
+            if Target::parse(name).is_err() && target::family(name).is_none() {
+                let known = target::all()
+                    .map(|target| target.name())
+                    .chain(target::families());
+                let help = match suggest::closest(name, known) {
+                    Some(close) => format!("did you mean `{close}`?"),
+                    None => "`rockenv target ls` shows them all".to_owned(),
+                };
+                return Err(Error::invalid(format!("no target and no family `{name}`")).help(help));
+            }
+            if labels.is_empty() {
+                return Err(Error::invalid(format!("`{name}` has no labels"))
+                    .help(format!("{name} = [\"self-hosted\", \"{name}\"]")));
+            }
+        }
+        if runners.build.is_empty() {
+            return Err(Error::invalid("`build` has no labels").help("build = [\"self-hosted\"]"));
+        }
+        Ok(runners)
+    }
+
+    /// Returns the labels of a machine with a GPU of that target: its own, or else its family's.
+    fn with_gpu(&self, target: Target) -> Option<&Vec<String>> {
+        let families = self.gpu.iter().filter(|(name, _)| target.is_in(name));
+        // The smallest family says most.
+        let size = |name: &str| target::family(name).map_or(usize::MAX, |list| list.len());
+        self.gpu.get(target.name()).or_else(|| {
+            families
+                .min_by_key(|(name, _)| size(name))
+                .map(|(_, labels)| labels)
+        })
+    }
+}
+
+/// A part of the targets: `2/4`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shard {
+    index: usize,
+    of: usize,
+}
+
+impl FromStr for Shard {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let numbers = text.split_once('/').and_then(|(index, of)| {
+            Some(Self {
+                index: index.parse().ok()?,
+                of: of.parse().ok()?,
+            })
+        });
+        numbers
+            .filter(|shard| (1..=shard.of).contains(&shard.index))
+            .ok_or_else(|| "a part is written `1/4`, from 1/4 to 4/4".to_owned())
+    }
+}
+
+impl Shard {
+    /// Returns what belongs to the part: all parts together have each once.
+    pub fn of<T>(self, all: Vec<T>) -> Vec<T> {
+        let own = all.into_iter().skip(self.index - 1);
+        own.step_by(self.of).collect()
+    }
+}
+
+/// One job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Job {
+    /// Its name: the env's; with `-gpu` where it runs the steps with a GPU.
+    pub name: String,
+    /// The env.
+    pub env: String,
+    /// What it is built for.
+    pub target: &'static str,
+    /// Arguments of `rockenv up`, one by one.
+    pub up: Vec<String>,
+    /// Labels of the machines that may run it.
+    pub runner: Vec<String>,
+    /// Whether it runs the steps that need a GPU, and nothing else is left to do.
+    pub needs_gpu: bool,
+    /// The job that must be done before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub needs: Option<String>,
+}
+
+/// An env, and whether steps of its profile use a GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Env {
+    /// Its name.
+    pub name: String,
+    /// What `up` is given.
+    pub cell: Cell,
+    /// Whether steps use a GPU.
+    pub gpu: bool,
+}
+
+/// Returns the jobs, and the targets whose steps with a GPU have no machine to run on.
+pub fn jobs(envs: &[Env], runners: &Runners) -> Result<(Vec<Job>, Vec<&'static str>)> {
+    let mut jobs = Vec::new();
+    let mut homeless = Vec::new();
+    for env in envs {
+        let target = env.cell.target;
+        let job = Job {
+            name: env.name.clone(),
+            env: env.name.clone(),
+            target: target.name(),
+            up: env.cell.args.clone(),
+            runner: runners.build.clone(),
+            needs_gpu: false,
+            needs: None,
+        };
+        if !env.gpu {
+            jobs.push(job);
+            continue;
+        }
+        let labels = runners.with_gpu(target);
+        if labels.is_none() {
+            homeless.push(target.name());
+        }
+        let tested = labels.map(|labels| Job {
+            name: format!("{}-gpu", env.name),
+            runner: labels.clone(),
+            needs_gpu: true,
+            needs: Some(env.name.clone()),
+            ..job.clone()
+        });
+        let mut built = job;
+        // A machine that builds may have a GPU too, which is not the one to test on.
+        built.up.extend(["--gpu".to_owned(), "none".to_owned()]);
+        jobs.push(built);
+        jobs.extend(tested);
+    }
+    if jobs.len() > MOST {
+        return Err(Error::new(
+            Kind::Usage,
+            format!("{} jobs are more than a matrix takes, {MOST}", jobs.len()),
+        )
+        .help(format!("--shard 1/{}", jobs.len().div_ceil(MOST) + 1)));
+    }
+    Ok((jobs, homeless))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::matrix::cells;
+
+    fn env(target: &str, gpu: bool) -> Env {
+        Env {
+            name: target.to_owned(),
+            cell: cells(&[], &[target.to_owned()]).unwrap().remove(0),
+            gpu,
+        }
+    }
+
+    #[test]
+    fn steps_with_a_gpu_are_a_job_of_their_own() {
+        let runners = Runners::parse(
+            "build = ['big']\n[gpu]\ngfx110X-all = ['rdna3']\ngfx1103 = ['self-hosted', '780m']\n",
+        )
+        .unwrap();
+        let envs = [
+            env("gfx1103", true),
+            env("gfx1100", true),
+            env("gfx1201", true),
+            env("gfx90a", false),
+        ];
+        let (jobs, homeless) = jobs(&envs, &runners).unwrap();
+        let shown: Vec<String> = jobs
+            .iter()
+            .map(|job| {
+                let needs = job.needs.as_deref().unwrap_or("-");
+                format!(
+                    "{} [{}] on {} after {needs}",
+                    job.name,
+                    job.up.join(" "),
+                    job.runner.join("+")
+                )
+            })
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                "gfx1103 [gfx1103 --gpu none] on big after -",
+                "gfx1103-gpu [gfx1103] on self-hosted+780m after gfx1103",
+                "gfx1100 [gfx1100 --gpu none] on big after -",
+                "gfx1100-gpu [gfx1100] on rdna3 after gfx1100",
+                "gfx1201 [gfx1201 --gpu none] on big after -",
+                "gfx90a [gfx90a] on big after -",
+            ]
+        );
+        assert_eq!(homeless, ["gfx1201"]);
+    }
+
+    #[test]
+    fn a_matrix_has_a_limit() {
+        let envs = vec![env("gfx1103", false); MOST + 1];
+        let error = jobs(&envs, &Runners::default()).unwrap_err();
+        assert!(
+            error
+                .help_text()
+                .is_some_and(|help| help.contains("--shard 1/3"))
+        );
+        assert!(jobs(&envs[1..], &Runners::default()).is_ok());
+    }
+
+    #[test]
+    fn parts_have_each_once() {
+        let part = |text: &str| text.parse::<Shard>().unwrap().of(vec![1, 2, 3, 4, 5]);
+        assert_eq!(part("1/2"), [1, 3, 5]);
+        assert_eq!(part("2/2"), [2, 4]);
+        assert_eq!(part("1/1"), [1, 2, 3, 4, 5]);
+        assert_eq!(part("7/7"), [0; 0]);
+        for bad in ["0/2", "3/2", "1", "a/b", "1/0", "-1/2", ""] {
+            assert!(bad.parse::<Shard>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_in_a_file_is_named() {
+        for (text, part) in [
+            ("[gpu]\ngfx9999 = ['a']", "gfx9999"),
+            ("[gpu]\ngfx1103 = []", "gfx1103"),
+            ("build = []", "build"),
+            ("biuld = ['a']", "biuld"),
+            ("build = 'a'", "expected a sequence"),
+        ] {
+            let error = Runners::parse(text).unwrap_err();
+            let said = error.chain().join(": ");
+            assert!(said.contains(part), "{said}");
+        }
+        assert_eq!(Runners::parse("").unwrap(), Runners::default());
+    }
+}
