@@ -10,6 +10,7 @@ use rockenv::cli::Cli;
 use rockenv::config;
 use rockenv::hook;
 use rockenv::image::Recipe;
+use rockenv::matrix::jobs::Runners;
 use rockenv::profile;
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
@@ -220,7 +221,11 @@ fn toml_is_valid() {
             .iter()
             .filter(|block| block.language == "toml")
         {
-            let outcome = if !text.contains("schema = 1") {
+            let outcome = if text.starts_with("build = ") {
+                Runners::parse(text)
+                    .map(drop)
+                    .map_err(|error| error.chain().join("\n"))
+            } else if !text.contains("schema = 1") {
                 toml::from_str::<config::File>(text)
                     .map(drop)
                     .map_err(|error| error.to_string())
