@@ -44,6 +44,7 @@ fmt: ## is everything formatted?
 .PHONY: clippy
 clippy: ## lints; a warning is an error
 	cargo clippy --locked --all-targets -- -D warnings
+	cargo clippy --locked --test services --test vm -- -D warnings
 
 .PHONY: doc
 doc: ## the library's documentation; a warning is an error

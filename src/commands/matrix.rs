@@ -237,7 +237,7 @@ fn up(cx: &Context, args: &MatrixUpArgs) -> Result<u8> {
         options: &args.options,
         cancel: &cancel,
     };
-    let mut rows: Vec<Row> = cells.iter().map(|cell| row(cell)).collect();
+    let mut rows: Vec<Row> = cells.iter().map(row).collect();
     let mut ready = Vec::new();
     let mut plans = Vec::new();
     for (index, cell) in cells.iter().enumerate() {
@@ -294,7 +294,9 @@ fn row(cell: &Cell) -> Row {
 fn fail(row: &mut Row, error: &Error) {
     let chain = error.chain();
     let said = chain.iter().flat_map(|text| text.lines());
-    let own = said.filter_map(|line| line.strip_prefix("error: ")).last();
+    let own = said
+        .filter_map(|line| line.strip_prefix("error: "))
+        .next_back();
     row.outcome = "failed";
     row.why = Some(own.unwrap_or_else(|| error.message()).to_owned());
 }
