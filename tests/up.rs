@@ -32,6 +32,27 @@ fn on_each(case: impl Fn(&TestStore, &str)) {
 }
 
 #[test]
+fn an_engine_that_was_chosen_is_shown_with_its_reason_once() {
+    let store = TestStore::new();
+    store.profile("[[step]]\nname = 'one'\nrun = 'true'\n[[step]]\nname = 'two'\nrun = 'true'\n");
+    let chosen = match support::ordinary::Ordinary::get() {
+        None => "engine nspawn (root, and systemd-nspawn is installed)",
+        Some(_) => {
+            "engine podman (systemd-nspawn needs root and to be installed; this service answers)"
+        }
+    };
+    let up = |engine: &str, more: &[&str]| {
+        let mut words = vec!["up", store.env(), "--engine", engine];
+        words.extend(more);
+        store.rockenv(&words).ok()
+    };
+    let first = up("auto", &["--until", "one"]);
+    first.says(&[&format!("2 steps, 0 done before; {chosen}\n")]);
+    // The env stays with it, as it would with one that was asked for.
+    up("auto", &[]).says(&["2 steps, 1 done before\n"]);
+}
+
+#[test]
 fn up_converges_and_then_does_nothing() {
     on_each(|store, method| {
         store.up_with(STEPS).says(&["step 3/3 three"]);

@@ -11,6 +11,7 @@ use super::needs::Needs;
 use super::prepare::{Prepared, Wish};
 use super::{checkout, hooks};
 use crate::context::Context;
+use crate::engine::choose::Reason;
 use crate::engine::docker::Service;
 use crate::error::{Error, Kind, Result};
 use crate::execute::{Ended, Execution};
@@ -26,7 +27,7 @@ use crate::source::{Git, Repository};
 use crate::spec::{self, Engine, Spec, VolumeKind, VolumeSource};
 use crate::store::record::{self, Head, Record};
 use crate::store::{LockedEnv, Store, random_id};
-use crate::ui::event::{Event, Outcome, Planned};
+use crate::ui::event::{Chosen, Event, Outcome, Planned};
 use crate::ui::table::Table;
 use crate::ui::{Format, Reporter, size};
 
@@ -260,6 +261,13 @@ fn attempt(
     reporter.emit(&Event::RunStarted {
         env: spec.name.clone(),
         plan: shown(&plan),
+        chosen: match prepared.choice.reason {
+            Reason::Found(why) => Some(Chosen {
+                engine: spec.engine.to_string(),
+                reason: why.to_owned(),
+            }),
+            Reason::Asked | Reason::MadeWith => None,
+        },
     });
     let ended = Execution {
         store,

@@ -1,6 +1,7 @@
 //! Owns which engine runs an env: the one that was asked for, the one that it was made with, or the first that works
 //! here.
 
+use std::fmt;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 
@@ -27,8 +28,29 @@ pub struct Choice {
     pub engine: Engine,
     /// The service's socket, for the engines that are services.
     pub service: Option<PathBuf>,
-    /// Why, in a few words.
-    pub reason: String,
+    /// Why this one.
+    pub reason: Reason,
+}
+
+/// Why an engine was chosen; shown in a few words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// The user named it.
+    Asked,
+    /// The env stays with it.
+    MadeWith,
+    /// It is the first that works here.
+    Found(&'static str),
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Asked => "asked for",
+            Self::MadeWith => "the env was made with it",
+            Self::Found(why) => why,
+        })
+    }
 }
 
 /// Chooses.
@@ -46,19 +68,19 @@ pub fn choose(
         return Ok(Choice {
             engine: named(name)?,
             service,
-            reason: "the env was made with it".to_owned(),
+            reason: Reason::MadeWith,
         });
     }
     match asked.map(named).transpose()? {
         Some(engine) => Ok(Choice {
             engine,
             service: service(engine, sockets)?,
-            reason: "asked for".to_owned(),
+            reason: Reason::Asked,
         }),
         None if nspawn => Ok(Choice {
             engine: Engine::Nspawn,
             service: None,
-            reason: "root, and systemd-nspawn is installed".to_owned(),
+            reason: Reason::Found("root, and systemd-nspawn is installed"),
         }),
         None => first_service(sockets),
     }
@@ -82,8 +104,9 @@ fn first_service(sockets: &Sockets) -> Result<Choice> {
                 return Ok(Choice {
                     engine,
                     service,
-                    reason: "systemd-nspawn needs root and to be installed; this service answers"
-                        .to_owned(),
+                    reason: Reason::Found(
+                        "systemd-nspawn needs root and to be installed; this service answers",
+                    ),
                 });
             }
             Err(error) => causes.push(error.chain().join(": ")),

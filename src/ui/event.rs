@@ -12,7 +12,13 @@ pub const SCHEMA: u32 = 1;
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum Event {
     /// The plan is made and work begins.
-    RunStarted { env: String, plan: Vec<Planned> },
+    RunStarted {
+        env: String,
+        plan: Vec<Planned>,
+        /// The engine, where it was chosen for the user.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        chosen: Option<Chosen>,
+    },
     /// The base image is being built; `done` and `total` where its provider tells.
     Image {
         image: String,
@@ -59,6 +65,15 @@ pub enum Event {
     Warning { message: String },
     /// The run ended.
     Finished { outcome: Outcome, message: String },
+}
+
+/// An engine that was chosen for a new env.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub struct Chosen {
+    pub engine: String,
+    /// Why this one.
+    pub reason: String,
 }
 
 /// A step of the plan.

@@ -123,13 +123,17 @@ impl Plain {
                 }
                 text
             }
-            Event::RunStarted { env, plan } => {
+            Event::RunStarted { env, plan, chosen } => {
                 let cached = plan.iter().filter(|step| step.cached).count();
                 let env = escape(env);
-                match plan.len() {
-                    1 => format!("{env}: 1 step, {cached} done before\n"),
-                    steps => format!("{env}: {steps} steps, {cached} done before\n"),
-                }
+                let steps = match plan.len() {
+                    1 => "1 step".to_owned(),
+                    steps => format!("{steps} steps"),
+                };
+                let engine = chosen.as_ref().map_or_else(String::new, |chosen| {
+                    format!("; engine {} ({})", chosen.engine, chosen.reason)
+                });
+                format!("{env}: {steps}, {cached} done before{engine}\n")
             }
             Event::Finished { message, .. } if !message.is_empty() => {
                 format!("{}\n", escape(message))

@@ -256,6 +256,7 @@ mod tests {
                 cached: false,
                 reason: "never built".to_owned(),
             }],
+            chosen: None,
         });
         reporter.emit(&Event::StepStarted {
             index: 1,
