@@ -446,6 +446,40 @@ fn what_gc_gives_up_goes_at_the_service_too() {
     assert_nothing_left(&store);
 }
 
+#[test]
+fn containers_of_an_env_that_is_gone_are_found_by_their_labels() {
+    let (store, other) = (TestStore::new(), TestStore::new());
+    for store in [&store, &other] {
+        store.up_with("[[step]]\nname = 'one'\nrun = 'true'\n");
+        store.sh("echo kept > ~/live").ok();
+        store.rockenv(&["down", store.env()]);
+    }
+    let containers = |store: &TestStore| {
+        let home = store.home().to_str().unwrap();
+        service().containers("store", home).unwrap().len()
+    };
+    store.rockenv(&["fsck"]).ok();
+    fs::remove_dir_all(store.home().join("envs").join(store.env())).unwrap();
+    // It may be of a store that was at this path before: whose file system is not mounted now.
+    let id = store.home().join("id");
+    let own = fs::read_to_string(&id).unwrap();
+    fs::write(&id, "another").unwrap();
+    assert!(!store.rockenv(&["fsck"]).text().contains("container"));
+    fs::write(&id, own).unwrap();
+    let gone = "is of an env that was removed";
+    let ran = store.rockenv(&["fsck"]).exits(1);
+    assert_eq!(ran.text().matches(gone).count(), 1, "{ran:?}");
+    assert_eq!(containers(&store), 1);
+    let ran = store.rockenv(&["fsck", "--repair"]).ok();
+    assert!(ran.text().contains(gone), "{ran:?}");
+    assert_eq!((containers(&store), containers(&other)), (0, 1));
+    other.sh("cat ~/live").ok().prints("kept");
+    other.rockenv(&["rm", "--yes", other.env()]).ok();
+    assert_nothing_left(&other);
+    store.rockenv(&["--yes", "gc"]).ok();
+    assert_nothing_left(&store);
+}
+
 /// A service cannot be handed an overlay: it gets a copy with the hooks in it, and the source stays as it is.
 #[test]
 fn hooks_are_in_a_copy_of_the_source() {

@@ -4,7 +4,10 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::context::Context;
+use crate::engine::choose::{Sockets, service_at};
+use crate::engine::docker::Service;
 use crate::error::{Error, Result};
+use crate::spec::Engine;
 use crate::store::check::{Attempt, Findings, Problem, examine, repair, repair_format};
 
 /// Arguments of `fsck`.
@@ -27,6 +30,8 @@ struct Line {
 
 /// Checks the store; returns the exit code.
 pub fn fsck(cx: &Context, args: &FsckArgs) -> Result<u8> {
+    // Before the store, which an ordinary user opens as root of a user namespace.
+    let services = services(&cx.config.sockets);
     let mut lines = Vec::new();
     let format = repair_format(&cx.config.home, args.repair).map_err(advised)?;
     let damaged = format.is_some();
@@ -39,9 +44,9 @@ pub fn fsck(cx: &Context, args: &FsckArgs) -> Result<u8> {
         let store = cx.existing_store().map_err(advised)?;
         let mut attempts = Vec::new();
         if args.repair {
-            attempts = repair(&store).map_err(advised)?;
+            attempts = repair(&store, &services).map_err(advised)?;
         }
-        found = examine(&store.inventory().map_err(advised)?);
+        found = examine(&store.inventory_with(&services).map_err(advised)?);
         for Attempt { problem, done } in attempts {
             let mended = !found.problems.contains(&problem);
             let done = match done {
@@ -84,6 +89,14 @@ pub fn fsck(cx: &Context, args: &FsckArgs) -> Result<u8> {
         show(cx, &lines, &found.notes, args.repair);
     }
     Ok(u8::from(!clean))
+}
+
+/// Connects to the services that answer and that rockenv would use.
+fn services(sockets: &Sockets) -> Vec<Service> {
+    [Engine::Docker, Engine::Podman]
+        .into_iter()
+        .filter_map(|engine| service_at(engine, sockets).ok())
+        .collect()
 }
 
 /// Who may not read the store is told how to.

@@ -45,7 +45,7 @@ impl Store {
     }
 
     /// Returns every tree of which anything in the store speaks.
-    fn known_trees(&self) -> Result<BTreeSet<String>> {
+    pub(super) fn known_trees(&self) -> Result<BTreeSet<String>> {
         let mut known = BTreeSet::new();
         for env in names(&self.root().join("envs"))? {
             known.extend(names(&self.env_dir(&env).join("trees"))?);

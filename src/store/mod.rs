@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! format                    version and snapshot method
+//! id                        tells it from another store that comes to be at the same path
 //! lock                      global lock, held for milliseconds
 //! jobs                      the machine's budget of jobs: who has how many
 //! images/<key>/             image.json, root/
@@ -153,7 +154,7 @@ impl Store {
                 let known = |name: &str| {
                     PRIVATE.contains(&name)
                         || SHARED.contains(&name)
-                        || matches!(name, "lock" | "jobs")
+                        || matches!(name, "id" | "lock" | "jobs")
                 };
                 !name.to_str().is_some_and(|name| {
                     known(name) || name.starts_with('.') || name == "lost+found"
@@ -179,6 +180,7 @@ impl Store {
             "Signature: 8a477f597d28d172789f06886806bc55\n# Written by rockenv: back up what you export, not this.\n",
         )?;
         let method = rootfs::probe(&root)?.method;
+        fs::write(root.join("id"), random_id()?)?;
         atomic::write_json(
             &root.join("format"),
             &Format {
@@ -193,6 +195,14 @@ impl Store {
     /// Returns the store's root.
     pub fn root(&self) -> &Path {
         &self.root
+    }
+
+    /// Returns what tells the store from every other; empty where an older rockenv made it.
+    pub fn id(&self) -> Result<String> {
+        match fs::read_to_string(self.root.join("id")) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
+            other => Ok(other?.trim().to_owned()),
+        }
     }
 
     /// Returns how snapshots are made here.

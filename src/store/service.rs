@@ -152,6 +152,7 @@ impl LockedEnv<'_> {
             image,
             name: self.container_name(tree),
             store: self.store.root().to_string_lossy().into_owned(),
+            id: self.store.id()?,
             env: record.id.clone(),
             tree: tree.to_owned(),
             key: key.unwrap_or_default().to_owned(),

@@ -40,6 +40,9 @@ pub struct Place {
     pub name: String,
     /// Label values: the store's root.
     pub store: String,
+    /// The store's id.
+    #[serde(default)]
+    pub id: String,
     /// The env's id.
     pub env: String,
     /// The live tree's id.
@@ -53,6 +56,7 @@ impl Place {
     pub fn labels(&self) -> Labels {
         Labels {
             store: self.store.clone(),
+            id: self.id.clone(),
             env: self.env.clone(),
             tree: self.tree.clone(),
             key: self.key.clone(),

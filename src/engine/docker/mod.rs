@@ -68,6 +68,8 @@ impl fmt::Display for Flavour {
 pub struct Labels {
     /// The store's root.
     pub store: String,
+    /// Its id: another store may come to be at that path.
+    pub id: String,
     /// Id of the env.
     pub env: String,
     /// Id of the live tree that a container is, and that an image was.
@@ -81,9 +83,10 @@ pub struct Labels {
 }
 
 impl Labels {
-    fn pairs(&self) -> [(&'static str, &str); 6] {
+    fn pairs(&self) -> [(&'static str, &str); 7] {
         [
             ("rockenv.store", &self.store),
+            ("rockenv.id", &self.id),
             ("rockenv.env", &self.env),
             ("rockenv.tree", &self.tree),
             ("rockenv.key", &self.key),

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-pub use inventory::{Directory, EnvItem, ImageItem, Inventory, LayerItem, Read};
+pub use inventory::{ContainerItem, Directory, EnvItem, ImageItem, Inventory, LayerItem, Read};
 pub(super) use inventory::{is_busy, names};
 pub use repair::{Attempt, repair, repair_format};
 
@@ -57,6 +57,8 @@ pub enum Mend {
     Volume(String),
     /// Throw away a reference to an image that is not there.
     Reference(String),
+    /// Remove a container of no env: its service's socket, and its id.
+    Container(PathBuf, String),
     /// Nothing that could be done here.
     Nothing,
 }
@@ -89,6 +91,7 @@ pub fn examine(store: &Inventory) -> Findings {
         judge.env(name, env);
     }
     judge.volumes();
+    judge.containers();
     judge.rest();
     judge.found
 }
@@ -354,6 +357,31 @@ impl Judge<'_> {
                 ),
                 None => self.problem(object, "is of no env", Mend::Volume(volume.clone())),
             }
+        }
+    }
+
+    fn containers(&mut self) {
+        for container in &self.store.containers {
+            let known =
+                self.store.envs.values().any(
+                    |env| matches!(&env.record, Read::Fine(record) if record.id == container.env),
+                );
+            if known || self.store.trees.contains(&container.tree) {
+                continue;
+            }
+            let name = &container.id[..container.id.len().min(12)];
+            if self.store.lost_records() {
+                self.note(
+                    format!("container `{name}` at {} is of no env that is known: it may belong to one whose record is damaged", container.flavour),
+                    "rockenv rm ENV, once its damaged record is not needed any more",
+                );
+                continue;
+            }
+            self.problem(
+                format!("container `{name}` at {}", container.flavour),
+                "is of an env that was removed",
+                Mend::Container(container.socket.clone(), container.id.clone()),
+            );
         }
     }
 

@@ -11,6 +11,7 @@ use jiff::Timestamp;
 
 use super::inventory::{ASIDE, Read, is_busy, names};
 use super::{Inventory, Mend, Problem, examine};
+use crate::engine::docker::Service;
 use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::rootfs::{self, Method};
 use crate::spec::Spec;
@@ -29,11 +30,11 @@ pub struct Attempt {
 
 /// Mends what can be mended. One thing mended may show the next: an env's record is looked at again when its
 /// layers are as they will stay.
-pub fn repair(store: &Store) -> Result<Vec<Attempt>> {
+pub fn repair(store: &Store, services: &[Service]) -> Result<Vec<Attempt>> {
     let mut attempts: Vec<Attempt> = Vec::new();
     let mut tried: BTreeSet<(String, Mend)> = BTreeSet::new();
     loop {
-        let inventory = store.inventory()?;
+        let inventory = store.inventory_with(services)?;
         let mut problems = examine(&inventory).problems;
         problems.sort_by(|a, b| a.mend.cmp(&b.mend));
         let mut progress = false;
@@ -130,6 +131,7 @@ fn mend(store: &Store, inventory: &Inventory, mend: &Mend) -> Result<Option<Stri
             let _lock = Lock::exclusive(&path, "an image", "fsck", Duration::ZERO)?;
             store.discard(&references.join(format!("{recipe}.json")))?;
         }
+        Mend::Container(socket, id) => Service::connect(socket)?.remove_container(id)?,
     }
     Ok(None)
 }
