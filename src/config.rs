@@ -3,6 +3,7 @@
 //! Flags win over `ROCKENV_*`, then `./rockenv.toml`, the user's `rockenv/config.toml`, `/etc/rockenv/config.toml`.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -13,10 +14,11 @@ use crate::engine::BuildUser;
 use crate::engine::choose::Sockets;
 use crate::error::{Error, Result};
 use crate::gc::policy;
+use crate::image::Logins;
 use crate::target::Target;
 
 /// The variables that are read and what they mean, for the documentation.
-pub const VARIABLES: [(&str, &str); 21] = [
+pub const VARIABLES: [(&str, &str); 22] = [
     ("ROCKENV_HOME", "the store's root, like `--home`"),
     (
         "ROCKENV_ENGINE",
@@ -63,6 +65,10 @@ pub const VARIABLES: [(&str, &str); 21] = [
     (
         "DOCKER_CONFIG",
         "directory of Docker's `config.json`, `~/.docker` otherwise",
+    ),
+    (
+        "PATH",
+        "where the programs are looked for that keep an ordinary user's logins to registries; no others are",
     ),
     ("XDG_DATA_HOME", "where the store of an ordinary user is"),
     (
@@ -175,8 +181,8 @@ pub struct Config {
     pub mirrors: BTreeMap<String, String>,
     /// What `gc` keeps: the nearest file that says something wins.
     pub gc: policy::Table,
-    /// Files with the user's logins to registries, whether they are there or not.
-    pub auth_files: Vec<PathBuf>,
+    /// The user's logins to registries; the files may be there or not.
+    pub logins: Logins,
     /// The user that steps run as.
     pub user: BuildUser,
     /// The invoking user's home on the host, for `~`.
@@ -254,7 +260,7 @@ impl Config {
             })?,
             None => DISK_FLOOR,
         };
-        let auth_files = match set("REGISTRY_AUTH_FILE") {
+        let files_of_logins = match set("REGISTRY_AUTH_FILE") {
             Some(path) => vec![working.unwrap_or(Path::new("/")).join(path)],
             None => vec![
                 PathBuf::from(format!("/run/user/{}/containers/auth.json", user.uid)),
@@ -319,7 +325,11 @@ impl Config {
             hook_dirs: directories(|file| &file.hook_dirs, "hooks"),
             mirrors,
             gc,
-            auth_files,
+            logins: Logins {
+                files: files_of_logins,
+                programs: set("PATH").map_or_else(OsString::new, OsString::from),
+                home: host_home.clone(),
+            },
             user,
             host_home,
             gpu_root: PathBuf::from(set("ROCKENV_GPU_ROOT").map_or("/", String::as_str)),
@@ -489,11 +499,11 @@ mod tests {
     fn logins_are_the_invoking_user_s_or_in_the_file_that_is_named() {
         let config = read(&[("DOCKER_CONFIG", "/srv/docker")], "").unwrap();
         assert_eq!(
-            config.auth_files.last().unwrap(),
+            config.logins.files.last().unwrap(),
             Path::new("/srv/docker/config.json")
         );
         let config = read(&[("REGISTRY_AUTH_FILE", "/srv/auth.json")], "").unwrap();
-        assert_eq!(config.auth_files, [Path::new("/srv/auth.json")]);
+        assert_eq!(config.logins.files, [Path::new("/srv/auth.json")]);
     }
 
     #[test]

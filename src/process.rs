@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
@@ -51,6 +51,7 @@ pub struct Program {
     inherit_env: bool,
     tolerated: Option<i32>,
     grace: Duration,
+    input: Vec<u8>,
 }
 
 impl Program {
@@ -86,6 +87,7 @@ impl Program {
             inherit_env: false,
             tolerated: None,
             grace: GRACE,
+            input: Vec::new(),
         }
     }
 
@@ -122,6 +124,13 @@ impl Program {
     #[must_use]
     pub fn user(mut self, uid: u32, gid: u32) -> Self {
         self.user = Some((uid, gid));
+        self
+    }
+
+    /// Gives it something to read, less than a pipe holds: 64 KiB. There is nothing otherwise.
+    #[must_use]
+    pub fn input(mut self, bytes: impl Into<Vec<u8>>) -> Self {
+        self.input = bytes.into();
         self
     }
 
@@ -184,6 +193,10 @@ impl Program {
         consume: impl FnOnce(ChildStdout) -> Result<T> + Send,
     ) -> Result<T> {
         let mut child = self.spawn()?;
+        if let Some(mut stdin) = child.stdin.take() {
+            // Who does not read it has no need of it.
+            drop(stdin.write_all(&self.input));
+        }
         let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) else {
             return Err(Error::unexpected("a pipe is missing"));
         };
@@ -262,7 +275,10 @@ impl Program {
             .args(&self.args)
             .envs(self.env.iter().map(|(name, value)| (name, value)))
             .current_dir(&self.directory)
-            .stdin(Stdio::null())
+            .stdin(match self.input.is_empty() {
+                true => Stdio::null(),
+                false => Stdio::piped(),
+            })
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .process_group(0);

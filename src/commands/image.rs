@@ -197,7 +197,7 @@ fn watched<T>(
     };
     let mut means = Means {
         mirrors: &cx.config.mirrors,
-        auth_files: &cx.config.auth_files,
+        logins: &cx.config.logins,
         env: &cx.config.proxies,
         progress: &mut progress,
         cancel: cancel.flag(),

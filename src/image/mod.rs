@@ -24,6 +24,7 @@ pub mod unpack;
 mod xattr;
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -52,6 +53,17 @@ pub enum Progress<'a> {
     },
 }
 
+/// Where the user's logins to registries are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Logins {
+    /// Files with them, in the order in which they are looked at.
+    pub files: Vec<PathBuf>,
+    /// Directories, as in `PATH`, of the programs that such files name as keepers of passwords.
+    pub programs: OsString,
+    /// The home directory that these programs get.
+    pub home: PathBuf,
+}
+
 /// Where and how to build.
 pub struct BuildContext<'a> {
     /// An existing empty directory, which becomes the root file system.
@@ -62,8 +74,8 @@ pub struct BuildContext<'a> {
     /// `@SNAPSHOTID@` (for Arch also `@DATE@`, as `2026/01/31`) stands for the moment; `arch-signatures`; and by its
     /// host a registry's.
     pub mirrors: &'a BTreeMap<String, String>,
-    /// Files with the user's logins to registries, in the order in which they are looked at.
-    pub auth_files: &'a [PathBuf],
+    /// The user's logins to registries.
+    pub logins: &'a Logins,
     /// Further environment of the tools: the proxy variables.
     pub env: &'a BTreeMap<String, String>,
     /// The time that files made by the build get; the snapshot's, else today's midnight (UTC) by default.

@@ -201,7 +201,7 @@ mod tests {
             into: Path::new("/"),
             blobs: Path::new("/"),
             mirrors: &mirrors,
-            auth_files: &[],
+            logins: &crate::image::Logins::default(),
             env: &BTreeMap::new(),
             source_date: None,
             cancel: &AtomicBool::new(false),

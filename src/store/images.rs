@@ -16,7 +16,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::{Lock, Store, atomic, random_id};
 use crate::error::{Error, Result, ResultExt as _};
-use crate::image::{self, BuildContext, Built, Package, Progress, Recipe};
+use crate::image::{self, BuildContext, Built, Logins, Package, Progress, Recipe};
 use crate::rootfs;
 
 /// How long a command waits for somebody else to finish building the same image.
@@ -61,8 +61,8 @@ struct Reference {
 pub struct Means<'a> {
     /// Mirrors from the configuration.
     pub mirrors: &'a BTreeMap<String, String>,
-    /// Files with the user's logins to registries.
-    pub auth_files: &'a [PathBuf],
+    /// The user's logins to registries.
+    pub logins: &'a Logins,
     /// Proxy variables for the tools.
     pub env: &'a BTreeMap<String, String>,
     /// Told what happens.
@@ -244,7 +244,7 @@ impl Store {
                 into: &root,
                 blobs: &self.root.join("blobs"),
                 mirrors: means.mirrors,
-                auth_files: means.auth_files,
+                logins: means.logins,
                 env: means.env,
                 source_date,
                 progress: &mut *means.progress,

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use rockenv::error::{Error, Kind, Result};
 use rockenv::image::digest::compare;
-use rockenv::image::{BuildContext, Built, Progress, Recipe, build};
+use rockenv::image::{BuildContext, Built, Logins, Progress, Recipe, build};
 
 use crate::make::{Image, Tar, noise};
 
@@ -15,7 +15,7 @@ use crate::make::{Image, Tar, noise};
 pub(crate) struct Place {
     pub(crate) dir: tempfile::TempDir,
     pub(crate) mirrors: BTreeMap<String, String>,
-    pub(crate) auth_files: Vec<PathBuf>,
+    pub(crate) logins: Logins,
     pub(crate) cancel: AtomicBool,
 }
 
@@ -27,7 +27,7 @@ impl Place {
         Self {
             dir,
             mirrors: BTreeMap::new(),
-            auth_files: Vec::new(),
+            logins: Logins::default(),
             cancel: AtomicBool::new(false),
         }
     }
@@ -57,7 +57,7 @@ impl Place {
                 into: &tree,
                 blobs: &self.path("blobs"),
                 mirrors: &self.mirrors,
-                auth_files: &self.auth_files,
+                logins: &self.logins,
                 env: &BTreeMap::new(),
                 source_date: Some(1_790_000_000),
                 cancel: &self.cancel,

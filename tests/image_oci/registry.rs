@@ -1,9 +1,12 @@
 //! Registries: Debian's own, and servers that break off, lie, redirect and ask for logins.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use fs_err::os::unix::fs::chown;
 use rockenv::error::Kind;
-use rockenv::image::Progress;
+use rockenv::image::{Logins, Progress};
 use serde_json::json;
 
 use crate::make::{
@@ -164,18 +167,97 @@ fn a_password_is_asked_for_and_found() {
         "{error:?}"
     );
     let wrong = make::auth_file(place.dir.path(), &registry.host, "dXNlcjp3cm9uZw==");
-    place.auth_files = vec![wrong];
+    place.logins.files = vec![wrong];
     let error = fails(
         place.build(&pinned(&registry.host, &image), "b"),
         Kind::Unavailable,
         "refuses user `user`",
     );
     assert!(!error.chain().join(" ").contains("wrong"), "{error:?}");
-    place.auth_files = vec![
+    place.logins.files = vec![
         place.path("absent.json"),
         make::auth_file(place.dir.path(), &registry.host, LOGIN),
     ];
     place.build(&pinned(&registry.host, &image), "c").unwrap();
+}
+
+#[test]
+fn a_password_is_asked_of_the_program_that_keeps_it() {
+    let mut place = Place::new();
+    let registry = Registry::start(true);
+    let image = sample();
+    registry.push("team/sample", "1", &image);
+    let table = pinned(&registry.host, &image);
+    let host = &registry.host;
+    // Somebody's file and program, who is not root.
+    let (somebody, directory) = (1234, place.path("somebody"));
+    fs_err::create_dir(&directory).unwrap();
+    for path in [place.dir.path(), &directory] {
+        fs_err::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
+    }
+    chown(&directory, Some(somebody), Some(somebody)).unwrap();
+    let program = |name: &str, script: &str| {
+        let path = directory.join(format!("docker-credential-{name}"));
+        fs_err::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs_err::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+    };
+    let asked = directory.join("asked").display().to_string();
+    let answer = r#"{"ServerURL":"x","Username":"user","Secret":"se:cret"}"#;
+    program(
+        "has",
+        &format!("echo $(id -u) $1 $(cat) $HOME >> {asked}; echo '{answer}'"),
+    );
+    program(
+        "hasnot",
+        "echo credentials not found in native keychain; exit 1",
+    );
+    program("locked", "echo the keyring is locked; exit 1");
+    let file = directory.join("config.json");
+    let mut build = |text: String, into: &str| {
+        fs_err::write(&file, text).unwrap();
+        chown(&file, Some(somebody), Some(somebody)).unwrap();
+        place.logins = Logins {
+            files: vec![file.clone()],
+            programs: directory.clone().into(),
+            home: "/home/somebody".into(),
+        };
+        place.build(&table, into)
+    };
+    let entry = format!(r#"{{"auths":{{"{host}":{{}}}},"credsStore":"#);
+    // While nothing of the image is there.
+    let mut refused =
+        |text: String, into: &str, words: &str| fails(build(text, into), Kind::Unavailable, words);
+    refused(
+        r#"{"credsStore":"hasnot"}"#.into(),
+        "d",
+        "without logging in",
+    );
+    refused(
+        r#"{"credsStore":"absent"}"#.into(),
+        "e",
+        "without logging in",
+    );
+    let error = refused(
+        format!(r#"{entry}"absent"}}"#),
+        "f",
+        "docker-credential-absent",
+    );
+    assert!(
+        error.help_text().unwrap().contains("--authfile"),
+        "{error:?}"
+    );
+    refused(
+        format!(r#"{entry}"locked"}}"#),
+        "g",
+        "the keyring is locked",
+    );
+    build(r#"{"credsStore":"has"}"#.into(), "a").unwrap();
+    build(format!(r#"{entry}"has"}}"#), "b").unwrap();
+    let helpers = format!(r#"{{"credsStore":"hasnot","credHelpers":{{"{host}":"#);
+    build(format!(r#"{helpers}"has"}}}}"#), "c").unwrap();
+    let said = fs_err::read_to_string(&asked).unwrap();
+    let line = format!("{somebody} get {host} /home/somebody\n");
+    assert_eq!(said, line.repeat(3));
 }
 
 #[test]
@@ -401,7 +483,7 @@ fn a_redirect_is_followed_without_the_password() {
             (true, false) => serve(&registry_image, head),
         }
     });
-    place.auth_files = vec![make::auth_file(place.dir.path(), &registry.host, LOGIN)];
+    place.logins.files = vec![make::auth_file(place.dir.path(), &registry.host, LOGIN)];
     place.build(&pinned(&registry.host, &image), "a").unwrap();
     let asked = storage.asked();
     assert_eq!(asked.len(), 4);

@@ -1,25 +1,53 @@
-//! Owns finding the invoking user's password for a registry, in the files where `docker login` and `podman login` put it.
+//! Owns finding the invoking user's password for a registry: in the files where `docker login` and `podman login` put it, or
+//! kept by a program that such a file names, `docker-credential-NAME`.
 //!
-//! Programs that such files name as keepers of passwords are not run: rockenv is root, and the files are the user's.
+//! rockenv may be root, and the file somebody's: the program runs as whose file it is. What would run as root is looked for in the
+//! system's directories only.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 
 use super::reference::Reference;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ResultExt as _};
+use crate::image::Logins;
+use crate::process::{Event, Program};
 
 const MAX_FILE: u64 = 1 << 20;
+/// The longest answer of a program, in bytes.
+const MAX_ANSWER: u64 = 1 << 16;
+/// What programs say instead of a password that they do not have.
+const NOT_FOUND: &str = "credentials not found";
+
+/// What stands for the user's name where there is no password but a token, which only few registries hand out.
+const TOKEN: &str = "<token>";
 
 /// A user's name and password.
+#[derive(Debug)]
 pub(super) struct Login {
     pub(super) user: String,
     pub(super) password: String,
     /// Where it was found, for messages.
     pub(super) file: PathBuf,
+}
+
+/// A program that keeps passwords.
+#[derive(Debug)]
+pub(super) struct Keeper<'a> {
+    /// What follows `docker-credential-` in its name.
+    name: &'a str,
+    /// The registry, as the file writes it.
+    server: &'a str,
+    /// The file says that there is a password.
+    promised: bool,
+    file: &'a Path,
+    /// User and group of the file.
+    owner: (u32, u32),
 }
 
 #[derive(Deserialize)]
@@ -30,6 +58,8 @@ struct File {
     #[serde(default)]
     cred_helpers: BTreeMap<String, String>,
     creds_store: Option<String>,
+    #[serde(skip)]
+    owner: (u32, u32),
 }
 
 #[derive(Deserialize)]
@@ -37,42 +67,148 @@ struct Entry {
     auth: Option<String>,
 }
 
+/// What a program answers.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Answer {
+    username: String,
+    secret: String,
+}
+
 /// Returns the login for an image: of its repository or what that is in, else of its registry, from the first file that
-/// has one.
-pub(super) fn find(reference: &Reference, host: &str, files: &[PathBuf]) -> Result<Option<Login>> {
+/// has one. `ask` asks a program for it.
+pub(super) fn find(
+    reference: &Reference,
+    host: &str,
+    files: &[PathBuf],
+    ask: &mut dyn FnMut(&Keeper<'_>) -> Result<Option<Login>>,
+) -> Result<Option<Login>> {
     let mut names = vec![format!("{host}/{}", reference.repository)];
     while let Some((shorter, _)) = names.last().and_then(|name| name.rsplit_once('/')) {
         names.push(shorter.to_owned());
     }
     for path in files {
         let Some(file) = read(path)? else { continue };
-        let auths: BTreeMap<&str, &Entry> = file
+        let auths: BTreeMap<&str, (&str, &Entry)> = file
             .auths
             .iter()
-            .map(|(key, entry)| (place(key), entry))
+            .map(|(key, entry)| (place(key), (key.as_str(), entry)))
             .collect();
         let entry = names.iter().find_map(|name| auths.get(name.as_str()));
-        if let Some(auth) = entry.and_then(|entry| entry.auth.as_deref())
+        if let Some((_, Entry { auth: Some(auth) })) = entry
             && !auth.is_empty()
         {
             return decode(auth, path).map(Some);
         }
-        let helper = file
-            .cred_helpers
-            .iter()
-            .find(|(key, _)| names.iter().any(|name| name == place(key)))
-            .map(|(_, helper)| helper)
-            // A store keeps what was logged in to, and notes that by an empty entry.
-            .or(file.creds_store.as_ref().filter(|_| entry.is_some()));
-        if let Some(helper) = helper {
-            return Err(Error::unavailable(format!(
-                "the password for `{host}` is kept by `docker-credential-{}`, which rockenv does not run",
-                helper.escape_debug()
-            ))
-            .help(format!("podman login --authfile auth.json {host}, then REGISTRY_AUTH_FILE=$PWD/auth.json")));
+        let helper = names.iter().find_map(|name| {
+            let mut helpers = file.cred_helpers.iter();
+            helpers.find(|(key, _)| name == place(key))
+        });
+        let keeper = match (helper, &file.creds_store) {
+            (Some((server, name)), _) => Some((name, server.as_str(), true)),
+            // A store keeps what was logged in to, and notes that by an empty entry; others are for all registries.
+            (None, Some(store)) => {
+                Some((store, entry.map_or(host, |(key, _)| key), entry.is_some()))
+            }
+            (None, None) => None,
+        };
+        if let Some((name, server, promised)) = keeper
+            && let Some(login) = ask(&Keeper {
+                name,
+                server,
+                promised,
+                file: path,
+                owner: file.owner,
+            })?
+        {
+            return Ok(Some(login));
         }
     }
     Ok(None)
+}
+
+impl Keeper<'_> {
+    /// Asks the program; `None` where it does not have the password.
+    pub(super) fn ask(
+        &self,
+        logins: &Logins,
+        cancel: &AtomicBool,
+        tick: &mut dyn FnMut(),
+    ) -> Result<Option<Login>> {
+        let name = format!("docker-credential-{}", self.name);
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        if !self.name.bytes().all(plain) {
+            return Err(Error::invalid(format!(
+                "`{}` names a keeper of passwords that is no program: `{}`",
+                self.file.display(),
+                self.name.escape_debug()
+            ))
+            .help("log in again: podman login, docker login"));
+        }
+        let need = format!("the password for `{}`", self.server);
+        let (uid, gid) = self.owner;
+        let found = match (nix::unistd::geteuid().is_root(), uid) {
+            (true, 0) => Program::find(&name, &need),
+            (root, _) => match which::which_in(&name, Some(&logins.programs), "/") {
+                Ok(path) if root => Ok(Program::at(path).user(uid, gid)),
+                Ok(path) => Ok(Program::at(path)),
+                Err(_) => Program::find(&name, &need).map(|program| match root {
+                    true => program.user(uid, gid),
+                    false => program,
+                }),
+            },
+        };
+        let program = match found {
+            Ok(program) => program,
+            Err(_) if !self.promised => return Ok(None),
+            Err(error) => {
+                return Err(error.help(format!(
+                    "podman login --authfile auth.json {}, then REGISTRY_AUTH_FILE=$PWD/auth.json",
+                    self.server
+                )));
+            }
+        };
+        let answer = program
+            .arg("get")
+            .inherit_env()
+            .env("HOME", &logins.home)
+            .input(self.server)
+            // It says what is wrong on its standard output.
+            .tolerate(1)
+            .output(MAX_ANSWER, cancel, &mut |event| {
+                if let Event::Tick = event {
+                    tick();
+                }
+            })
+            .context(|| format!("cannot get the password for `{}`", self.server))?;
+        if let Ok(Answer { username, secret }) = serde_json::from_slice(&answer)
+            && username != TOKEN
+        {
+            return Ok(Some(Login {
+                user: username,
+                password: secret,
+                file: self.file.to_owned(),
+            }));
+        }
+        let said = String::from_utf8_lossy(&answer);
+        let said = said.lines().next().unwrap_or_default();
+        // What looks like an answer may hold a password.
+        if said.contains(NOT_FOUND) || (!self.promised && !said.contains('{')) {
+            return Ok(None);
+        }
+        let error = Error::unavailable(format!(
+            "`{name}` does not give the password for `{}`",
+            self.server
+        ))
+        .help(format!(
+            "podman login --authfile auth.json {}, then REGISTRY_AUTH_FILE=$PWD/auth.json",
+            self.server
+        ));
+        Err(match said.contains('{') || said.is_empty() {
+            true => error,
+            false => error.source(said.to_owned()),
+        })
+    }
 }
 
 /// Docker once wrote addresses where hosts are meant.
@@ -91,8 +227,12 @@ fn read(path: &Path) -> Result<Option<File>> {
         .custom_flags(nix::libc::O_NONBLOCK | nix::libc::O_NOCTTY)
         .open(path);
     let mut text = Vec::new();
-    match file {
-        Ok(file) => file.take(MAX_FILE).read_to_end(&mut text)?,
+    let owner = match file {
+        Ok(file) => {
+            let found = file.metadata()?;
+            file.take(MAX_FILE).read_to_end(&mut text)?;
+            (found.uid(), found.gid())
+        }
         Err(error)
             if matches!(
                 error.kind(),
@@ -104,14 +244,15 @@ fn read(path: &Path) -> Result<Option<File>> {
         Err(error) => return Err(error.into()),
     };
     // The parser's own words could quote what is in the file.
-    serde_json::from_slice(&text).map(Some).map_err(|error| {
+    let read: File = serde_json::from_slice(&text).map_err(|error| {
         Error::invalid(format!(
             "`{}` is not a file of registry logins: see line {}",
             path.display(),
             error.line()
         ))
         .help("log in again: podman login, docker login")
-    })
+    })?;
+    Ok(Some(File { owner, ..read }))
 }
 
 fn decode(auth: &str, path: &Path) -> Result<Login> {
@@ -146,7 +287,16 @@ mod tests {
         fs_err::write(&path, file).unwrap();
         let reference = Reference::parse("h.example:5000/team/app:1").unwrap();
         let files = [directory.path().join("absent"), path];
-        find(&reference, &reference.host, &files).map(|login| login.map(|login| login.user))
+        let mut ask = |keeper: &Keeper<'_>| {
+            let user = format!("{} for {} {}", keeper.name, keeper.server, keeper.promised);
+            Ok((keeper.name != "empty").then(|| Login {
+                user,
+                password: String::new(),
+                file: PathBuf::new(),
+            }))
+        };
+        find(&reference, &reference.host, &files, &mut ask)
+            .map(|login| login.map(|login| login.user))
     }
 
     #[test]
@@ -178,8 +328,16 @@ mod tests {
         assert!(error.message().contains("cannot be read"));
         let error = user("{\"auths\": \"secret\"").unwrap_err();
         assert!(!error.chain().join(" ").contains("secret"));
-        let error = user("{\"auths\":{\"h.example:5000\":{}},\"credsStore\":\"x\"}").unwrap_err();
-        assert!(error.message().contains("docker-credential-x"));
-        assert_eq!(user("{\"credsStore\":\"x\"}").unwrap(), None);
+    }
+
+    #[test]
+    fn programs_are_asked_that_the_file_names_for_the_registry() {
+        let user = |file: &str| user(file).unwrap().unwrap_or_default();
+        let entry = "{\"auths\":{\"https://h.example:5000/v1/\":{}},\"credsStore\":\"x\"}";
+        assert_eq!(user(entry), "x for https://h.example:5000/v1/ true");
+        assert_eq!(user("{\"credsStore\":\"x\"}"), "x for h.example:5000 false");
+        assert_eq!(user("{\"credsStore\":\"empty\"}"), "");
+        let both = "{\"credHelpers\":{\"h.example\":\"no\",\"h.example:5000\":\"y\"},\"credsStore\":\"x\"}";
+        assert_eq!(user(both), "y for h.example:5000 true");
     }
 }

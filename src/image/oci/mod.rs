@@ -91,7 +91,7 @@ enum News {
 }
 
 fn pull(reference: &Reference, platform: &Platform, cx: &mut BuildContext<'_>) -> Result<String> {
-    let registry = Registry::new(reference, cx.mirrors, cx.auth_files)?;
+    let registry = Registry::new(reference, cx)?;
     let (cancel, blobs, into) = (cx.cancel, cx.blobs, cx.into);
     let progress = &mut *cx.progress;
     let meter = Meter::default();

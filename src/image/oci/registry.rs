@@ -17,7 +17,7 @@ use super::manifest::{Descriptor, MANIFEST_TYPES, MAX_MANIFEST, damaged, refused
 use super::reference::{Reference, is_host, is_repository, sha256};
 use crate::error::{Error, Kind, Result};
 use crate::image::download::{self, Meter, Wanted};
-use crate::image::hex;
+use crate::image::{BuildContext, Progress, hex};
 
 /// What a request is for.
 #[derive(Clone, Copy, Debug)]
@@ -45,20 +45,26 @@ pub(super) struct Registry {
 
 impl Registry {
     /// Finds out where the repository is and who the user is there; nothing is sent yet.
-    pub(super) fn new(
-        reference: &Reference,
-        mirrors: &BTreeMap<String, String>,
-        auth_files: &[PathBuf],
-    ) -> Result<Self> {
+    pub(super) fn new(reference: &Reference, cx: &mut BuildContext<'_>) -> Result<Self> {
         let Place {
             https,
             host,
             repository,
-        } = Place::of(reference, mirrors)?;
+        } = Place::of(reference, cx.mirrors)?;
         let image = oci_client::Reference::with_tag(host, repository, "latest".into());
         // One registry answers at another name than its own.
         let host = image.resolve_registry().to_owned();
-        let login = credentials::find(reference, &host, auth_files)?;
+        let logins = cx.logins;
+        let login = credentials::find(reference, &host, &logins.files, &mut |keeper| {
+            // Whoever shows the progress looks for signals then.
+            let tick = &mut || {
+                (cx.progress)(Progress::Bytes {
+                    done: 0,
+                    total: None,
+                });
+            };
+            keeper.ask(logins, cx.cancel, tick)
+        })?;
         download::install_cryptography();
         let auth = oci_client::Client::try_from(ClientConfig {
             protocol: match https {
