@@ -4,9 +4,10 @@
 //! kernel's own rules.
 
 use std::io::{Read as _, Write as _};
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
+use nix::dir::Dir;
 use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag, openat2};
 use nix::sys::stat::{Mode, SFlag, fchmod, fstat, mkdirat};
 use nix::unistd::{Gid, Uid, fchown, fchownat};
@@ -16,6 +17,9 @@ pub use crate::spec::BuildUser;
 
 /// The longest account file read, in bytes; longer is an attack or an accident.
 const MAX_ACCOUNT_FILE: u64 = 1 << 20;
+
+/// How deep below a home mount points are looked for.
+const MAX_DEPTH: usize = 16;
 
 impl BuildUser {
     /// Makes the user known in the tree at `root`: passwd and group lines and a home directory.
@@ -55,12 +59,66 @@ impl BuildUser {
                 AtFlags::AT_SYMLINK_NOFOLLOW,
             )
             .context(|| format!("cannot give `{}` to the build user", self.home)),
-            Err(nix::Error::EEXIST) => Ok(()),
+            Err(nix::Error::EEXIST) => self.take_home(&parent, name),
             Err(error) => {
                 Err(error).context(|| format!("cannot make `{}` in the image", self.home))
             }
         }
     }
+
+    /// Gives the user a home that is root's for no other reason than that something was mounted below it before: an engine
+    /// made it then.
+    fn take_home(&self, parent: &OwnedFd, name: &str) -> Result<()> {
+        let Ok(home) = enter(parent, name) else {
+            return Ok(());
+        };
+        if self.uid == 0 || fstat(&home)?.st_uid != 0 || !is_bare(home, MAX_DEPTH) {
+            return Ok(());
+        }
+        fchownat(
+            parent,
+            name,
+            Some(Uid::from_raw(self.uid)),
+            Some(Gid::from_raw(self.gid)),
+            AtFlags::AT_SYMLINK_NOFOLLOW,
+        )
+        .context(|| format!("cannot give `{}` to the build user", self.home))
+    }
+}
+
+/// Opens a directory by name, which is no link and nothing is mounted on.
+fn enter<P: nix::NixPath + ?Sized>(parent: impl AsFd, name: &P) -> nix::Result<OwnedFd> {
+    let how = OpenHow::new()
+        .flags(OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC)
+        .resolve(
+            ResolveFlag::RESOLVE_BENEATH
+                | ResolveFlag::RESOLVE_NO_XDEV
+                | ResolveFlag::RESOLVE_NO_SYMLINKS,
+        );
+    openat2(parent, name, how)
+}
+
+/// Says whether a directory holds nothing but directories of root's, and what is mounted there.
+fn is_bare(directory: OwnedFd, depth: usize) -> bool {
+    let Ok(mut directory) = Dir::from_fd(directory) else {
+        return false;
+    };
+    let entries: Vec<_> = directory.iter().collect();
+    entries.into_iter().all(|entry| {
+        let Ok(entry) = entry else { return false };
+        if matches!(entry.file_name().to_bytes(), b"." | b"..") {
+            return true;
+        }
+        match enter(&directory, entry.file_name()) {
+            Err(nix::Error::EXDEV) => true,
+            Err(_) => false,
+            Ok(below) => {
+                depth > 0
+                    && fstat(&below).is_ok_and(|found| found.st_uid == 0)
+                    && is_bare(below, depth - 1)
+            }
+        }
+    })
 }
 
 fn open_root(root: &Path) -> Result<OwnedFd> {
@@ -179,6 +237,22 @@ mod tests {
             "root:x:0:0::/root:/bin/sh\nbuilder:x:1000:1000::/home/builder:/bin/sh\n"
         );
         assert!(tree.path().join("home/builder").is_dir());
+    }
+
+    #[test]
+    fn a_home_that_only_a_mount_made_is_the_user_s() {
+        use std::os::unix::fs::MetadataExt as _;
+        let tree = tree();
+        let home = tree.path().join("home/builder");
+        fs::create_dir_all(home.join("a/b")).unwrap();
+        let owner = || fs::metadata(&home).unwrap().uid();
+        fs::write(home.join("a/file"), "").unwrap();
+        BuildUser::new(1000, 1000).ensure(tree.path()).unwrap();
+        assert_eq!(owner(), 0);
+        fs::remove_file(home.join("a/file")).unwrap();
+        BuildUser::new(1000, 1000).ensure(tree.path()).unwrap();
+        assert_eq!(owner(), 1000);
+        assert_eq!(fs::metadata(home.join("a")).unwrap().uid(), 0);
     }
 
     #[test]

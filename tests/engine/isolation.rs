@@ -125,6 +125,21 @@ const ODD: [&str; 8] = [
 ];
 
 #[test]
+fn a_volume_below_the_home_leaves_the_home_to_the_user() {
+    let store = TestStore::new();
+    // The first container makes what the volume is mounted on, as root.
+    store.up_with(
+        "volume = [{ name = 'below', kind = 'build', target = '/home/builder/deep/below' }]
+         [[step]]\nname = 'root'\nuser = 'root'\nrun = 'true'
+         [[step]]\nname = 'own'\nrun = 'touch ~/own ~/deep/below/own'\n",
+    );
+    store
+        .sh("test $(stat -c %u ~) = $(id -u) && ls ~ ~/deep/below")
+        .ok()
+        .prints("/home/builder:\ndeep\nown\n\n/home/builder/deep/below:\nown");
+}
+
+#[test]
 fn odd_characters_in_paths_are_no_matter() {
     let store = TestStore::new();
     let mut volumes = String::new();
