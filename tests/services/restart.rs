@@ -94,6 +94,28 @@ impl Drop for Own {
     }
 }
 
+/// As below, beside a service of an ordinary user: the tests of services run as root otherwise.
+#[test]
+fn nor_does_an_ordinary_users_service() {
+    let name = |wanted: &str| std::env::vars_os().find(|(name, _)| name == wanted);
+    let is_podman = name("ROCKENV_TEST_ENGINE").is_some_and(|(_, engine)| engine == "podman");
+    if !is_podman || name("ROCKENV_TEST_USER").is_some() {
+        return;
+    }
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/service");
+    let output = Command::new(script)
+        .arg("rootless")
+        .arg(std::env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "restart::a_service_that_is_started_again_loses_nothing",
+        ])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("1 passed"), "{output:?}");
+}
+
 #[test]
 fn a_service_that_is_started_again_loses_nothing() {
     let own = Own::start();
