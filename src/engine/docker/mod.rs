@@ -4,11 +4,13 @@
 //! What rockenv makes there carries the labels of [`Labels`], so that it is found again by what it is, not by memory.
 
 mod container;
+mod greeting;
 mod hold;
 mod listing;
 mod objects;
 
 pub use container::{Place, State};
+use greeting::greet;
 pub(super) use hold::hold;
 pub use listing::Entry;
 pub use objects::{Frozen, Image, Object, What};
@@ -133,38 +135,23 @@ impl Service {
             .enable_all()
             .build()?;
         let unreachable = |source: String| unreachable(socket, source);
-        // Before the client, whose errors do not tell an absent socket from a closed one.
-        std::os::unix::net::UnixStream::connect(socket)
-            .map_err(|error| unreachable(error.to_string()))?;
+        let greeting = greet(socket).map_err(unreachable)?;
         let client = |version: &ClientVersion| {
             bollard::Docker::connect_with_unix(&socket.to_string_lossy(), LATE.as_secs(), version)
                 .map_err(|error| unreachable(error.to_string()))
         };
-        let newest = client(bollard::API_DEFAULT_VERSION)?;
-        let version = runtime
-            .block_on(async { tokio::time::timeout(SOON, newest.version()).await })
-            .map_err(|_| unreachable("it does not answer".to_owned()))?
-            .map_err(|error| unreachable(error.to_string()))?;
-        // What the library's own negotiation does, without asking a second time: old services refuse a newer version.
-        let client = match api_version(version.api_version.as_deref()) {
-            Some(theirs) if theirs < *bollard::API_DEFAULT_VERSION => client(&theirs)?,
-            _ => newest,
+        // Old services refuse a newer version than theirs.
+        let client = match greeting.protocol < *bollard::API_DEFAULT_VERSION {
+            true => client(&greeting.protocol)?,
+            false => client(bollard::API_DEFAULT_VERSION)?,
         };
-        let components = version.components.unwrap_or_default();
-        let podman = components
-            .iter()
-            .any(|component| component.name.starts_with("Podman"));
         Ok(Self {
             client,
             runtime,
             starter: RefCell::new(None),
             socket: socket.to_owned(),
-            flavour: if podman {
-                Flavour::Podman
-            } else {
-                Flavour::Docker
-            },
-            version: version.version.unwrap_or_default(),
+            flavour: greeting.flavour,
+            version: greeting.version,
         })
     }
 
@@ -254,15 +241,6 @@ impl Service {
         }
         error
     }
-}
-
-/// Parses a version such as `1.41`.
-fn api_version(text: Option<&str>) -> Option<ClientVersion> {
-    let (major, minor) = text?.split_once('.')?;
-    Some(ClientVersion {
-        major_version: major.parse().ok()?,
-        minor_version: minor.parse().ok()?,
-    })
 }
 
 /// Asks a question that changes nothing until its answer is not one of a moment between two states.

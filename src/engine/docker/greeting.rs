@@ -1,0 +1,122 @@
+//! Owns finding out what answers at a socket, by the service's shortest answer: for its longer ones Podman starts a dozen
+//! programs, to ask them for their versions.
+
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use bollard::ClientVersion;
+
+use super::{Flavour, SOON};
+
+/// The longest head of an answer read, in bytes.
+const MAX_HEAD: usize = 1 << 16;
+
+/// What a service says that it is.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Greeting {
+    pub(super) flavour: Flavour,
+    /// Its version.
+    pub(super) version: String,
+    /// The version of the protocol that it speaks.
+    pub(super) protocol: ClientVersion,
+}
+
+/// Asks the service at a socket; the error says why there is no answer.
+pub(super) fn greet(socket: &Path) -> Result<Greeting, String> {
+    let head = ask(socket).map_err(|error| match error.kind() {
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => "it does not answer".to_owned(),
+        _ => error.to_string(),
+    })?;
+    let first = head.lines().next().unwrap_or_default();
+    parse(&head).ok_or_else(|| match first.is_empty() {
+        true => "it closed the connection".to_owned(),
+        false => format!(
+            "it does not answer as Docker or Podman do: `{}`",
+            first.escape_debug()
+        ),
+    })
+}
+
+/// Returns the head of the answer.
+fn ask(socket: &Path) -> std::io::Result<String> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(SOON))?;
+    stream.set_write_timeout(Some(SOON))?;
+    stream.write_all(b"GET /_ping HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+    let mut head = Vec::new();
+    let mut piece = [0; 4096];
+    while head.len() < MAX_HEAD && !head.windows(4).any(|end| end == b"\r\n\r\n") {
+        match stream.read(&mut piece) {
+            Ok(0) => break,
+            Ok(count) => head.extend_from_slice(&piece[..count]),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(String::from_utf8_lossy(&head).into_owned())
+}
+
+fn parse(head: &str) -> Option<Greeting> {
+    let mut lines = head.lines();
+    let (_, status) = lines.next()?.strip_prefix("HTTP/1.")?.split_once(' ')?;
+    if !status.starts_with("200") {
+        return None;
+    }
+    let lines: Vec<_> = lines.filter_map(|line| line.split_once(':')).collect();
+    let field = |wanted: &str| {
+        let mut found = lines.iter();
+        let (_, value) = found.find(|(name, _)| name.eq_ignore_ascii_case(wanted))?;
+        Some(value.trim())
+    };
+    let (major, minor) = field("Api-Version")?.split_once('.')?;
+    let protocol = ClientVersion {
+        major_version: major.parse().ok()?,
+        minor_version: minor.parse().ok()?,
+    };
+    let podman = field("Libpod-Api-Version");
+    let docker = || {
+        let (_, version) = field("Server")?.split_once('/')?;
+        version.split(' ').next()
+    };
+    Some(Greeting {
+        flavour: match podman {
+            Some(_) => Flavour::Podman,
+            None => Flavour::Docker,
+        },
+        version: podman.or_else(docker).unwrap_or_default().to_owned(),
+        protocol,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn greeting(head: &str) -> Option<(Flavour, String, usize)> {
+        parse(head).map(|found| (found.flavour, found.version, found.protocol.minor_version))
+    }
+
+    #[test]
+    fn both_say_what_they_are() {
+        let docker =
+            "HTTP/1.1 200 OK\r\nApi-Version: 1.41\r\nServer: Docker/20.10.24+dfsg1 (linux)\r\n\r\n";
+        assert_eq!(
+            greeting(docker),
+            Some((Flavour::Docker, "20.10.24+dfsg1".to_owned(), 41))
+        );
+        let podman = "HTTP/1.1 200 OK\r\nAPI-Version: 1.41\r\nLibpod-API-Version: 5.4.2\r\nServer: Libpod/5.4.2 (linux)\r\n\r\n";
+        assert_eq!(
+            greeting(podman),
+            Some((Flavour::Podman, "5.4.2".to_owned(), 41))
+        );
+        for other in [
+            "",
+            "220 mail.example.org ESMTP\r\n",
+            "HTTP/1.1 500 Internal Server Error\r\nApi-Version: 1.41\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nServer: nginx\r\n\r\n",
+        ] {
+            assert_eq!(greeting(other), None, "{other}");
+        }
+    }
+}
