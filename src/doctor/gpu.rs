@@ -170,7 +170,7 @@ pub(super) mod tests {
             finding.ok = false;
             finding.layer = Some(layer);
             finding.error = Some("no".to_owned());
-            finding.mend = Some(layer.mend("/dev/kfd"));
+            finding.mend = Some(layer.mend("/dev/kfd", false));
         };
         assert_eq!(check(|_| {}), None);
         let (message, command) = check(|facts| facts.gpu.machine.kfd = false).unwrap();

@@ -96,6 +96,9 @@ pub fn arguments(devices: &[Device]) -> Vec<String> {
         .collect()
 }
 
+/// What owners and groups without a number in a user namespace look like there.
+const NOBODY: u32 = 65_534;
+
 /// What is known of a node after an attempt to use it.
 #[derive(Clone, Debug)]
 struct Attempt {
@@ -164,6 +167,7 @@ pub fn examine(path: &str, expected: Option<(u64, u64)>) -> Finding {
             },
         }
     }
+    let rootless = attempt.who.mapped;
     match attempt.verdict() {
         None => Finding {
             path: path.to_owned(),
@@ -179,7 +183,7 @@ pub fn examine(path: &str, expected: Option<(u64, u64)>) -> Finding {
             driver: None,
             layer: Some(layer),
             error: Some(error),
-            mend: Some(layer.mend(path)),
+            mend: Some(layer.mend(path, rootless)),
         },
     }
 }
@@ -204,7 +208,8 @@ impl Who {
 
     /// Says whether owner, group and mode let this process read and write.
     fn may_open(&self, node: &Node) -> bool {
-        if self.uid == 0 {
+        // Root of a user namespace is root of what has numbers in it.
+        if self.uid == 0 && !(self.mapped && [node.uid, node.gid].contains(&NOBODY)) {
             return true;
         }
         let bits = if self.uid == node.uid {
@@ -271,6 +276,20 @@ impl Attempt {
     }
 
     fn denied(&self, node: &Node) -> (Layer, String) {
+        let about = format!("group {}, mode {:04o}", node.gid, node.mode);
+        // Before its members: all groups without a number have the same one here.
+        if self.who.mapped
+            && node.gid == NOBODY
+            && node.mode & 0o060 == 0o060
+            && node.mode & 0o006 != 0o006
+        {
+            return (
+                Layer::UserNamespace,
+                format!(
+                    "permission denied ({about}): its group has no number in this user namespace"
+                ),
+            );
+        }
         if self.who.may_open(node) {
             return match &self.who.selinux {
                 Some(context) => (
@@ -283,15 +302,6 @@ impl Attempt {
                         .to_owned(),
                 ),
             };
-        }
-        let about = format!("group {}, mode {:04o}", node.gid, node.mode);
-        if self.who.mapped && node.mode & 0o060 == 0o060 {
-            return (
-                Layer::UserNamespace,
-                format!(
-                    "permission denied ({about}): its group has no number in this user namespace"
-                ),
-            );
         }
         let reason = match (node.gid, node.mode & 0o060) {
             (0, _) => "it is root's alone",
@@ -306,13 +316,19 @@ impl Attempt {
 }
 
 impl Layer {
-    /// Returns what to type on the host; a sentence where there is no command.
-    pub fn mend(self, path: &str) -> String {
+    /// Returns what to type on the host; a sentence where there is no command. `rootless`: for a container of an ordinary
+    /// user.
+    pub fn mend(self, path: &str, rootless: bool) -> String {
         match self {
             Self::Absent if path == KFD => "sudo modprobe amdgpu".to_owned(),
             Self::Absent => "sudo journalctl -k -g amdgpu".to_owned(),
             // udev's own rules give the nodes to group `render`, when they are added.
             Self::Group => format!("sudo udevadm trigger --action=add --name-match={path}"),
+            Self::DeviceCgroup if rootless => {
+                "sudo systemctl revert \"user-$(id -u).slice\", then log in again; where this machine is a \
+                 container itself, its own engine has to allow the device"
+                    .to_owned()
+            }
             Self::DeviceCgroup => {
                 "sudo systemctl revert rockenv.slice; where this machine is a container itself, \
                  its own engine has to allow the device"
@@ -321,8 +337,10 @@ impl Layer {
             Self::Stale => "the driver was loaded again: end what runs in the env, then run it again; where this machine is a \
                  container itself, start that again"
                 .to_owned(),
+            // Which group it is cannot be seen inside; by udev's rules it is `render`, of which users may be members.
             Self::UserNamespace => format!(
-                "sudo usermod -aG \"$(stat -c %G {path})\" \"$USER\", then log in again; crun is needed, not runc"
+                "sudo udevadm trigger --settle --action=add --name-match={path} && \
+                 sudo usermod -aG \"$(stat -c %G {path})\" \"$USER\", then log in again; crun is needed, not runc"
             ),
             Self::Selinux => "sudo setsebool -P container_use_devices 1".to_owned(),
             Self::Other => "rockenv doctor".to_owned(),
@@ -480,11 +498,24 @@ mod tests {
         let (layer, words) = denied(&|it| change_node(it, |node| node.gid = 0));
         assert_eq!(layer, Layer::Group);
         assert!(words.contains("root's alone"), "{words}");
-        let (layer, _) = denied(&|it| {
-            it.who.mapped = true;
-            change_node(it, |node| node.gid = 65_534);
-        });
-        assert_eq!(layer, Layer::UserNamespace);
+        // Also for root there, and for who has other groups without a number.
+        for (uid, groups) in [(1000, vec![1000]), (0, vec![0]), (0, vec![0, NOBODY])] {
+            let mapped = |it: &mut Attempt| {
+                it.who = Who {
+                    uid,
+                    groups: groups.clone(),
+                    mapped: true,
+                    selinux: None,
+                };
+                change_node(it, |node| (node.uid, node.gid) = (NOBODY, NOBODY));
+            };
+            assert_eq!(denied(&mapped).0, Layer::UserNamespace);
+            let (layer, _) = denied(&|it| {
+                mapped(it);
+                change_node(it, |node| node.mode = 0o600);
+            });
+            assert_eq!(layer, Layer::Group);
+        }
         // The mode allows it, so it was something that does not look at modes.
         let (layer, words) = denied(&|it| it.who.selinux = Some("u:r:container_t:s0".into()));
         assert_eq!(layer, Layer::Selinux);

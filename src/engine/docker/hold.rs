@@ -16,7 +16,7 @@ use crate::engine::cgroup::{Cgroup, Figures};
 use crate::engine::hold::{Hold, State, Watch, check_binds, supervise};
 use crate::engine::session::short_path;
 use crate::engine::wire::{self, ToAgent};
-use crate::engine::{Device, Usage};
+use crate::engine::{Container, Usage};
 use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::gpu::probe::Layer;
 
@@ -65,7 +65,7 @@ pub(in crate::engine) fn hold(
     service.heed(Some(starter.as_fd().try_clone_to_owned()?));
     service
         .start(&place.name)
-        .map_err(|error| refused_node(error, &hold.container.devices))?;
+        .map_err(|error| refused_node(error, &hold.container))?;
     let agent = accept(&entrance, &service, &place.name)?;
     service.heed(None);
     drop(entrance);
@@ -138,10 +138,11 @@ fn wait(service: &Service, name: &str) -> Result<()> {
 
 /// Names the layer where the service could not make a device's node: crun makes it under the rules that are to hold
 /// inside, and gives up there. runc goes on, and the proof finds it.
-fn refused_node(error: Error, devices: &[Device]) -> Error {
+fn refused_node(error: Error, container: &Container) -> Error {
     let said = error.chain().join(": ");
     let refused = said.contains("mknod") && said.contains("peration not permitted");
-    match devices
+    match container
+        .devices
         .iter()
         .find(|node| refused && said.contains(&node.path))
     {
@@ -150,7 +151,7 @@ fn refused_node(error: Error, devices: &[Device]) -> Error {
                 "`{}`: operation not permitted: device rules of a control group exclude it",
                 node.path
             ))
-            .help(Layer::DeviceCgroup.mend(&node.path)),
+            .help(Layer::DeviceCgroup.mend(&node.path, container.keep_groups)),
         None => error,
     }
 }
