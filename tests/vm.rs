@@ -16,17 +16,15 @@ use fs_err as fs;
 /// A file of a scenario: its path and text.
 type File = (&'static str, &'static str);
 
-/// An image for rockenv, and what the scripts share.
-const COMMON: [File; 2] = [
+/// What the scripts share.
+const CASES: File = ("cases", include_str!("vm/cases"));
+
+/// Profiles and the script that runs in the machine, which names each case before it begins.
+const ENGINE: [File; 6] = [
     (
         "work/images/base.toml",
         "schema = 1\nprovider = \"tarball\"\n[tarball]\npath = \"/srv/rootfs.tar.zst\"\nsha256 = \"@SHA256@\"\n",
     ),
-    ("cases", include_str!("vm/cases")),
-];
-
-/// Profiles and the script that runs in the machine, which names each case before it begins.
-const ENGINE: [File; 5] = [
     (
         "work/profiles/one.toml",
         "schema = 1\nimage = \"base\"\n
@@ -52,7 +50,12 @@ const ENGINE: [File; 5] = [
     ("scenario", include_str!("vm/engine")),
 ];
 
-const GPU: [File; 4] = [
+const GPU: [File; 5] = [
+    // Each engine, and the ordinary user's store, has a copy of its own.
+    (
+        "work/images/base.toml",
+        "schema = 1\nprovider = \"directory\"\n[directory]\npath = \"/srv/small\"\n",
+    ),
     // Nothing is left at once.
     ("work/rockenv.toml", "idle = \"never\"\n"),
     (
@@ -64,7 +67,7 @@ const GPU: [File; 4] = [
     ),
     (
         "work/profiles/hog.toml",
-        "schema = 1\nimage = \"base\"\nresources = { memory-max = '64M' }\n[[step]]\nname = 'hog'\ngpu = true\nrun = 'tail /dev/zero'\n",
+        "schema = 1\nimage = \"base\"\nresources = { memory-max = '64M' }\n[[step]]\nname = 'hog'\ngpu = true\nrun = 'x=x; while :; do x=$x$x; done'\n",
     ),
     ("scenario", include_str!("vm/gpu")),
 ];
@@ -82,7 +85,7 @@ fn run(files: &[File]) {
         .filter_map(|file| file.split_once('\n'))
         .filter(|(path, _)| !path.starts_with("dev/"))
         .map(|(path, text)| (Path::new("machine").join(path), text));
-    let files = COMMON.iter().chain(files);
+    let files = std::iter::once(&CASES).chain(files);
     let files = files.map(|(path, text)| (Path::new(path).to_owned(), *text));
     for (path, text) in files.chain(machine) {
         let path = place.path().join(path);
