@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 use serde::de::DeserializeOwned;
 
-use crate::engine::docker::{Flavour, Service};
+use super::ContainerItem;
 use crate::engine::hold::State;
 use crate::error::{Kind, Result};
 use crate::rootfs::Method;
@@ -63,21 +63,6 @@ pub struct Inventory {
     pub containers: Vec<ContainerItem>,
     /// Trees of which anything in the store speaks, where there are containers.
     pub trees: BTreeSet<String>,
-}
-
-/// A container at a service.
-#[derive(Clone, Debug)]
-pub struct ContainerItem {
-    /// What answers at the service.
-    pub flavour: Flavour,
-    /// The service's socket.
-    pub socket: PathBuf,
-    /// Its id.
-    pub id: String,
-    /// Id of the env that it was made for.
-    pub env: String,
-    /// The tree that it is; empty where it is none.
-    pub tree: String,
 }
 
 /// One of the store's own directories.
@@ -202,35 +187,6 @@ impl Store {
         if !is_busy(&trash.join("lock")) {
             let entries = names(&trash)?;
             inventory.trash = Some(entries.iter().filter(|name| *name != "lock").count());
-        }
-        Ok(inventory)
-    }
-
-    /// Reads everything, and what services have of it. A service that does not answer has nothing.
-    pub fn inventory_with(&self, services: &[Service]) -> Result<Inventory> {
-        // Before the envs: whoever makes a container has written down its env and tree by then.
-        let mut containers = Vec::new();
-        let id = self.id()?;
-        let asked = services.iter().filter(|_| !id.is_empty());
-        for (service, found) in asked.filter_map(|one| Some((one, one.containers("id", &id).ok()?)))
-        {
-            for (container, mut labels) in found {
-                let mut label = |name: &str| labels.remove(name).unwrap_or_default();
-                if label("rockenv.store") == self.root().to_string_lossy() {
-                    containers.push(ContainerItem {
-                        flavour: service.flavour,
-                        socket: service.socket.clone(),
-                        id: container,
-                        env: label("rockenv.env"),
-                        tree: label("rockenv.tree"),
-                    });
-                }
-            }
-        }
-        let mut inventory = self.inventory()?;
-        if !containers.is_empty() {
-            inventory.trees = self.known_trees()?;
-            inventory.containers = containers;
         }
         Ok(inventory)
     }

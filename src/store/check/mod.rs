@@ -1,5 +1,6 @@
 //! Owns what can be wrong with a store: a pure decision over an inventory of it, and what would mend each thing.
 
+mod containers;
 mod inventory;
 mod repair;
 
@@ -8,7 +9,8 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-pub use inventory::{ContainerItem, Directory, EnvItem, ImageItem, Inventory, LayerItem, Read};
+pub use containers::ContainerItem;
+pub use inventory::{Directory, EnvItem, ImageItem, Inventory, LayerItem, Read};
 pub(super) use inventory::{is_busy, names};
 pub use repair::{Attempt, repair, repair_format};
 
@@ -357,31 +359,6 @@ impl Judge<'_> {
                 ),
                 None => self.problem(object, "is of no env", Mend::Volume(volume.clone())),
             }
-        }
-    }
-
-    fn containers(&mut self) {
-        for container in &self.store.containers {
-            let known =
-                self.store.envs.values().any(
-                    |env| matches!(&env.record, Read::Fine(record) if record.id == container.env),
-                );
-            if known || self.store.trees.contains(&container.tree) {
-                continue;
-            }
-            let name = &container.id[..container.id.len().min(12)];
-            if self.store.lost_records() {
-                self.note(
-                    format!("container `{name}` at {} is of no env that is known: it may belong to one whose record is damaged", container.flavour),
-                    "rockenv rm ENV, once its damaged record is not needed any more",
-                );
-                continue;
-            }
-            self.problem(
-                format!("container `{name}` at {}", container.flavour),
-                "is of an env that was removed",
-                Mend::Container(container.socket.clone(), container.id.clone()),
-            );
         }
     }
 
