@@ -34,6 +34,7 @@ pub mod profile;
 mod program;
 pub mod reference;
 pub mod rootfs;
+pub mod samples;
 pub mod savings;
 pub mod setup;
 pub mod shim;

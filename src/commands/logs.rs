@@ -105,7 +105,7 @@ fn all(store: &Store, args: &LogsArgs) -> Result<BTreeSet<PathBuf>> {
             let name = entry.file_name().to_string_lossy().into_owned();
             // NN-step.log
             let step = name.get(3..).and_then(|rest| rest.strip_suffix(".log"));
-            if args.step.is_none() || step == args.step.as_deref() {
+            if step.is_some() && (args.step.is_none() || step == args.step.as_deref()) {
                 found.insert(entry.path());
             }
         }

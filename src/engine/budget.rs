@@ -158,25 +158,11 @@ impl Claim {
 
     /// Returns what the other seats that are taken say.
     pub fn others(&self) -> Result<Vec<Other>> {
-        let seats = self.file.metadata()?.len() / SEAT;
         let mut others = Vec::new();
-        for seat in (0..seats).filter(|seat| *seat != u64::from(self.seat)) {
-            if !is_locked(&self.file, seat * SEAT)? {
-                continue;
+        for seat in 0..self.file.metadata()?.len() / SEAT {
+            if seat != u64::from(self.seat) {
+                others.extend(seated(&self.file, seat)?);
             }
-            let mut record = [0; SEAT as usize];
-            self.file.file().read_exact_at(&mut record, seat * SEAT)?;
-            let [a, b, c, d, need, name @ ..] = record;
-            let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
-            others.push(Other {
-                env: String::from_utf8_lossy(name).into_owned(),
-                held: u32::from_le_bytes([a, b, c, d]),
-                need: match need {
-                    0 => Need::None,
-                    1 => Need::Enough,
-                    _ => Need::More,
-                },
-            });
         }
         Ok(others)
     }
@@ -193,6 +179,41 @@ impl Claim {
         };
         (ticket, self.file.into_parts().0.into())
     }
+}
+
+/// Returns what a seat of the budget in `file` says, where it is taken.
+fn seated(file: &fs::File, seat: u64) -> Result<Option<Other>> {
+    if !is_locked(file, seat * SEAT)? {
+        return Ok(None);
+    }
+    let mut record = [0; SEAT as usize];
+    file.file().read_exact_at(&mut record, seat * SEAT)?;
+    let [a, b, c, d, need, name @ ..] = record;
+    let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+    Ok(Some(Other {
+        env: String::from_utf8_lossy(name).into_owned(),
+        held: u32::from_le_bytes([a, b, c, d]),
+        need: match need {
+            0 => Need::None,
+            1 => Need::Enough,
+            _ => Need::More,
+        },
+    }))
+}
+
+/// Returns how many slots of the budget in `file` an env has, where it has a seat.
+pub(super) fn held(file: &fs::File, env: &str) -> Result<Option<u32>> {
+    // As much of the name as a seat has room for.
+    let end = env.len().min(SEAT as usize - 5);
+    let mut sum = None;
+    for seat in 0..file.metadata()?.len() / SEAT {
+        if let Some(found) = seated(file, seat)?
+            && found.env.as_bytes() == &env.as_bytes()[..end]
+        {
+            sum = Some(sum.unwrap_or(0) + found.held);
+        }
+    }
+    Ok(sum)
 }
 
 /// Locks a byte of the file for as long as this open file lives; says whether it was free.

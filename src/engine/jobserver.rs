@@ -18,7 +18,7 @@ use nix::fcntl::OFlag;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, poll};
 
-use super::budget::{Claim, Mine, Need, Ticket, target};
+use super::budget::{Claim, Mine, Need, Ticket, held, target};
 use super::cgroup::Cgroup;
 use super::pressure::{self, Throttle};
 use crate::error::{Result, ResultExt as _};
@@ -93,6 +93,34 @@ impl Server {
     pub fn finish(self) -> Option<u64> {
         drop(self.stop);
         self.thread.join().unwrap_or(None)
+    }
+}
+
+/// Tells how many jobs an env runs, from outside its holder.
+#[derive(Debug)]
+pub struct Gauge {
+    fifo: fs::File,
+    jobs: fs::File,
+    env: String,
+}
+
+impl Gauge {
+    /// Opens the machine's budget in `jobs`, and the FIFO of `env`; none where one is not there.
+    pub fn open(jobs: &Path, fifo: &Path, env: &str) -> Option<Self> {
+        use fs_err::os::unix::fs::OpenOptionsExt as _;
+        let mut options = fs::OpenOptions::new();
+        options.read(true).custom_flags(libc::O_NONBLOCK);
+        Some(Self {
+            fifo: options.open(fifo).ok()?,
+            jobs: fs::File::open(jobs).ok()?,
+            env: env.to_owned(),
+        })
+    }
+
+    /// Returns how many slots of the budget are in use: those that the env has, without the tokens that lie in its FIFO.
+    pub fn used(&self) -> Option<u32> {
+        let held = held(&self.jobs, &self.env).ok()??;
+        Some(held.saturating_sub(waiting(&self.fifo).ok()?))
     }
 }
 
@@ -228,9 +256,7 @@ impl Env {
 
     /// Returns how many tokens lie in the FIFO.
     fn idle(&self) -> Result<u32> {
-        let mut count: libc::c_int = 0;
-        pending(self.fifo.file().as_raw_fd(), &mut count)?;
-        Ok(u32::try_from(count).unwrap_or(0))
+        waiting(&self.fifo)
     }
 
     fn read(&self) -> Result<bool> {
@@ -270,6 +296,13 @@ impl Env {
         }
         Ok(!processes.is_empty())
     }
+}
+
+/// Returns how many tokens lie in a FIFO.
+fn waiting(fifo: &fs::File) -> Result<u32> {
+    let mut count: libc::c_int = 0;
+    pending(fifo.file().as_raw_fd(), &mut count)?;
+    Ok(u32::try_from(count).unwrap_or(0))
 }
 
 #[expect(unsafe_code, reason = "the macro makes an unsafe function")]

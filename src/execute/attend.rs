@@ -10,6 +10,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 
 use super::log::Log;
+use super::meter::Meter;
 use super::room::Room;
 use crate::engine::hold::FromHolder;
 use crate::engine::session::{Client, Running};
@@ -57,6 +58,8 @@ pub struct Attended<'a> {
     pub output: &'a mut StepOutput,
     /// The disk space that it has.
     pub room: &'a mut Room,
+    /// Records what it uses.
+    pub meter: &'a mut Meter,
     /// Called with sentences about limits that could not be set, and about its disk space.
     pub warn: &'a mut dyn FnMut(String),
 }
@@ -97,6 +100,7 @@ pub fn attend(running: &mut Running, signals: &Signals, step: Attended<'_>) -> R
             deadline = deadline.map(|deadline| deadline + (now - looked));
         }
         looked = now;
+        step.meter.look(step.room.grown());
         let wake = [
             deadline.filter(|_| stopping.is_none()),
             stopping.map(|(_, until)| until),

@@ -9,6 +9,7 @@ pub mod container;
 mod durable;
 pub mod inspect;
 pub mod log;
+mod meter;
 mod outcome;
 pub mod prove;
 pub mod relay;
@@ -31,6 +32,7 @@ use view::Views;
 pub use view::{Shown, look};
 
 use crate::config::Config;
+use crate::engine::jobserver::Gauge;
 use crate::engine::session::{End, Running};
 use crate::engine::{Device, Usage, hold};
 use crate::error::{Error, Kind, Result, ResultExt as _};
@@ -120,6 +122,7 @@ struct Metrics<'a> {
     outcome: Outcome,
     jobs: u32,
     cost: Cost,
+    log: &'a str,
 }
 
 impl Execution<'_, '_> {
@@ -212,7 +215,7 @@ impl Execution<'_, '_> {
     }
 
     /// Adds a row to the env's history of what steps cost.
-    fn measure(&self, step: &Step, outcome: Outcome, jobs: u32, cost: Cost) -> Result<()> {
+    fn measure(&self, step: &Step, outcome: Outcome, jobs: u32, ran: &Ran) -> Result<()> {
         let row = Metrics {
             time: Timestamp::now(),
             env: self.env.name(),
@@ -220,7 +223,8 @@ impl Execution<'_, '_> {
             key: step.key.as_str(),
             outcome,
             jobs,
-            cost,
+            cost: ran.cost,
+            log: &ran.log,
         };
         self.env.add_metrics(&row)
     }
@@ -358,7 +362,7 @@ impl Execution<'_, '_> {
         self.env.begin_attempt(step.key.as_str())?;
         let mut ran = self.contain(index, step, &tree, parent.as_deref(), &log, jobs, &views)?;
         if ran.out_of_memory() && jobs > 1 {
-            self.measure(step, Outcome::Failed, jobs, ran.cost)?;
+            self.measure(step, Outcome::Failed, jobs, &ran)?;
             let (_, message) = ran.explain(step, jobs, step::memory_max(self.spec, self.host));
             jobs /= 2;
             let message = format!("{message}: once more, with {jobs}");
@@ -371,7 +375,7 @@ impl Execution<'_, '_> {
         }
         let code = match ran.ending {
             Ending::Exited { code: 0, .. } => {
-                self.measure(step, Outcome::Done, jobs, ran.cost)?;
+                self.measure(step, Outcome::Done, jobs, &ran)?;
                 let done = ran.record(step, Outcome::Done, None);
                 let layer = self.env.freeze(
                     &Freeze {
@@ -409,7 +413,7 @@ impl Execution<'_, '_> {
             log: ran.log.clone(),
             code,
         };
-        let measured = self.measure(step, Outcome::Failed, jobs, ran.cost);
+        let measured = self.measure(step, Outcome::Failed, jobs, &ran);
         let kept = measured.and_then(|()| {
             self.env.update(|env| {
                 put_step(env, record);
@@ -535,7 +539,9 @@ impl Execution<'_, '_> {
             self.host,
             devices,
         )?;
-        let (ticket, claim) = claim.pass(jobs, self.env.run_dir().join(container::FIFO));
+        let fifo = self.env.run_dir().join(container::FIFO);
+        let gauge = Gauge::open(&self.store.jobs_file(), &fifo, self.env.name());
+        let (ticket, claim) = claim.pass(jobs, fifo);
         let hold = hold::Hold {
             container,
             jobs: ticket,
@@ -544,7 +550,8 @@ impl Execution<'_, '_> {
             program: self.host.program.clone(),
             systemd: self.host.systemd && self.host.root,
         };
-        let mut file = log::Log::create(&self.env.directory().join(log))?;
+        let log_path = self.env.directory().join(log);
+        let mut file = log::Log::create(&log_path)?;
         let mut running = Running::start(&hold, self.env.lock_fd(), claim)?;
         let mut output = self.reporter.step_output(index);
         let written = hold.container.binds.iter().filter(|bind| !bind.read_only);
@@ -558,6 +565,7 @@ impl Execution<'_, '_> {
             ),
             self.config.disk_floor,
         )?;
+        let mut meter = meter::Meter::start(&samples_beside(&log_path), &self.env.run_dir(), gauge);
         let proven = prove::step(
             &mut running,
             &hold.container.devices,
@@ -578,12 +586,15 @@ impl Execution<'_, '_> {
                     log: &mut file,
                     output: &mut output,
                     room: &mut room,
+                    meter: &mut meter,
                     warn: &mut warn,
                 },
             ),
         };
         room.measure()?;
         room.release();
+        // While the container is there: its group goes with it.
+        meter.take(room.grown());
         let end = running.finish();
         container::clean(self.store, &self.env.run_dir())?;
         let (ending, usage) = match (attended, end) {
@@ -633,6 +644,11 @@ impl Execution<'_, '_> {
             log: log.to_owned(),
         })
     }
+}
+
+/// Returns where the samples of the step with this log are.
+pub fn samples_beside(log: &Path) -> PathBuf {
+    log.with_extension("samples")
 }
 
 fn allocated(path: &Path) -> i64 {

@@ -50,8 +50,18 @@ struct Place {
     path: PathBuf,
     marks: Marks,
     before: u64,
+    now: u64,
     lowest: u64,
     warned: bool,
+}
+
+impl Place {
+    /// Returns how much is free.
+    fn look(&mut self) -> Result<u64> {
+        self.now = space(&self.path)?.free;
+        self.lowest = self.lowest.min(self.now);
+        Ok(self.now)
+    }
 }
 
 /// The disk space of one step.
@@ -81,6 +91,7 @@ impl Room {
                     path: path.to_owned(),
                     marks: Marks::new(floor, total),
                     before: free,
+                    now: free,
                     lowest: free,
                     warned: false,
                 });
@@ -104,8 +115,7 @@ impl Room {
         let mut short = None;
         let mut resumes = true;
         for place in &mut self.places {
-            let free = space(&place.path)?.free;
-            place.lowest = place.lowest.min(free);
+            let free = place.look()?;
             let marks = place.marks;
             if free < marks.floor {
                 short = Some((place.path.clone(), free, marks));
@@ -166,6 +176,15 @@ impl Room {
             .sum()
     }
 
+    /// Returns what was in use at the last look over what was in use at the start, in bytes, whoever wrote it.
+    pub fn grown(&self) -> i64 {
+        let bytes = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+        self.places
+            .iter()
+            .map(|place| bytes(place.before) - bytes(place.now))
+            .sum()
+    }
+
     /// Returns the file system that the step filled, by what was free at some time, or by the last lines it wrote: what took
     /// the space may be gone before anybody looks.
     pub fn filled<'a>(&self, mut tail: impl Iterator<Item = &'a str>) -> Option<PathBuf> {
@@ -183,7 +202,7 @@ impl Room {
     /// Looks how much is free, and does nothing about it.
     pub fn measure(&mut self) -> Result<()> {
         for place in &mut self.places {
-            place.lowest = place.lowest.min(space(&place.path)?.free);
+            place.look()?;
         }
         Ok(())
     }

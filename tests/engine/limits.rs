@@ -162,3 +162,28 @@ fn a_full_disk_is_said_and_survived() {
     store.assert_clean();
     drop(store);
 }
+
+#[test]
+fn what_a_step_uses_over_time_is_recorded() {
+    let store = TestStore::new();
+    store.profile(
+        "[[step]]\nname = 'busy'\nrun = '''head -c 40M /dev/urandom > $HOME/x
+         perl -e 'my $held = \"x\" x (64 << 20); my $end = time + 2; 1 while time < $end' '''\n",
+    );
+    store.up();
+    let logs = store.env_dir().join("logs");
+    let run = fs::read_dir(logs).unwrap().flatten().next().unwrap().path();
+    let text = fs::read_to_string(run.join("01-busy.samples")).unwrap();
+    // Milliseconds, KiB, milliseconds of a processor, jobs, KiB.
+    let rows: Vec<Vec<Option<i64>>> = text
+        .lines()
+        .map(|line| line.split(' ').map(|field| field.parse().ok()).collect())
+        .collect();
+    let most = |field: usize| rows.iter().filter_map(|row| row[field]).max();
+    assert!(rows.len() >= 4, "{text}");
+    assert!(rows.iter().is_sorted_by_key(|row| row[0]), "{text}");
+    assert!(most(1) >= Some(64 << 10), "{text}");
+    assert!(most(2) >= Some(200) && most(3) == Some(1), "{text}");
+    // Whether others write to this disk too, or a service keeps its trees on another one, it was counted.
+    assert!(rows.iter().all(|row| row[4].is_some()), "{text}");
+}

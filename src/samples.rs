@@ -1,0 +1,171 @@
+//! Owns what a step used over time: samples, kept few as they grow many, and the text they are kept as.
+//!
+//! One line a sample, five numbers: milliseconds since the step began, memory in KiB, processor time so far in milliseconds,
+//! jobs, disk in KiB; `-` for what is not counted here. At most [`MOST`] lines: then every two become one, and samples are
+//! taken half as often, so that a step of a minute and one of a night have files of the same size.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::Serialize;
+
+/// More samples than this are never kept of one step.
+pub const MOST: usize = 1024;
+/// How far samples are apart at first.
+const PERIOD: Duration = Duration::from_millis(250);
+
+/// What a step used at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Sample {
+    /// Since the step began, in milliseconds.
+    pub at_ms: u64,
+    /// Memory in use that is no page cache, in bytes; of several samples made one, the most.
+    pub memory: Option<u64>,
+    /// Processor time since the step began, in milliseconds.
+    pub cpu_ms: Option<u64>,
+    /// Slots of the machine's budget of jobs in use; of several samples made one, the most.
+    pub jobs: Option<u32>,
+    /// Disk in use over what was in use when the step began, in bytes; others' writing counts too.
+    pub disk: i64,
+}
+
+impl Sample {
+    /// Makes one of two that follow each other.
+    fn and(self, next: Self) -> Self {
+        Self {
+            memory: self.memory.max(next.memory),
+            jobs: self.jobs.max(next.jobs),
+            ..next
+        }
+    }
+}
+
+impl fmt::Display for Sample {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let field = |value: Option<u64>| value.map_or_else(|| "-".to_owned(), |v| v.to_string());
+        let memory = field(self.memory.map(|bytes| bytes >> 10));
+        let jobs = field(self.jobs.map(u64::from));
+        let (cpu, disk) = (field(self.cpu_ms), self.disk >> 10);
+        writeln!(f, "{} {memory} {cpu} {jobs} {disk}", self.at_ms)
+    }
+}
+
+impl FromStr for Sample {
+    type Err = ();
+
+    fn from_str(line: &str) -> Result<Self, ()> {
+        let mut fields = line.split(' ');
+        let mut next = || fields.next().ok_or(());
+        let number = |text: &str| match text {
+            "-" => Ok(None),
+            _ => text.parse::<u64>().map(Some).map_err(drop),
+        };
+        let sample = Self {
+            at_ms: number(next()?)?.ok_or(())?,
+            memory: number(next()?)?.map(|kib| kib.saturating_mul(1024)),
+            cpu_ms: number(next()?)?,
+            jobs: number(next()?)?.and_then(|jobs| u32::try_from(jobs).ok()),
+            disk: next()?.parse::<i64>().map_err(drop)?.saturating_mul(1024),
+        };
+        Ok(sample)
+    }
+}
+
+/// The samples of one step while it runs.
+#[derive(Debug)]
+pub struct Series {
+    kept: Vec<Sample>,
+    period: Duration,
+}
+
+impl Default for Series {
+    fn default() -> Self {
+        Self {
+            kept: Vec::new(),
+            period: PERIOD,
+        }
+    }
+}
+
+impl Series {
+    /// Adds a sample; says whether those before it were made fewer.
+    pub fn push(&mut self, sample: Sample) -> bool {
+        let thinned = self.kept.len() >= MOST;
+        if thinned {
+            let pairs = self.kept.chunks(2);
+            self.kept = pairs
+                .map(|pair| pair[1..].iter().fold(pair[0], |one, next| one.and(*next)))
+                .collect();
+            self.period *= 2;
+        }
+        self.kept.push(sample);
+        thinned
+    }
+
+    /// Returns how far samples are to be apart from now on.
+    pub fn period(&self) -> Duration {
+        self.period
+    }
+}
+
+impl fmt::Display for Series {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.kept.iter().try_for_each(|sample| sample.fmt(f))
+    }
+}
+
+/// Reads the samples of a step in the order of time. A line cut short by a crash is left out.
+pub fn parse(text: &str) -> Vec<Sample> {
+    let mut found: Vec<Sample> = text.lines().filter_map(|line| line.parse().ok()).collect();
+    found.sort_by_key(|sample| sample.at_ms);
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_read_back_and_damage_is_left_out() {
+        let whole = Sample {
+            at_ms: 250,
+            memory: Some(5 << 20),
+            cpu_ms: Some(120),
+            jobs: Some(3),
+            disk: -(4 << 10),
+        };
+        let bare = Sample {
+            at_ms: 0,
+            ..Sample::default()
+        };
+        assert_eq!(bare.to_string(), "0 - - - 0\n");
+        let text = format!("{whole}{bare}x y\n500 1 2");
+        assert_eq!(parse(&text), [bare, whole]);
+    }
+
+    #[test]
+    fn a_long_step_keeps_few_samples_its_peak_and_its_end() {
+        let mut series = Series::default();
+        let (mut at, mut rewritten) = (Duration::ZERO, 0);
+        let night = Duration::from_secs(10 * 3600);
+        while at < night {
+            let at_ms = u64::try_from(at.as_millis()).unwrap();
+            rewritten += usize::from(series.push(Sample {
+                at_ms,
+                memory: Some(if rewritten == 3 { 9 << 30 } else { 1 << 20 }),
+                jobs: Some(1),
+                ..Sample::default()
+            }));
+            at += series.period();
+        }
+        let read = parse(&series.to_string());
+        assert!((MOST / 2..=MOST).contains(&read.len()), "{}", read.len());
+        assert!(rewritten < 10, "{rewritten}");
+        assert!(series.to_string().len() < 64 << 10);
+        let peak = read.iter().map(|sample| sample.memory).max().unwrap();
+        assert_eq!(peak, Some(9 << 30));
+        let last = read.last().unwrap().at_ms;
+        assert!(u128::from(last) + series.period().as_millis() >= night.as_millis());
+    }
+}
