@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::commands::{
     cache, doctor, du, exec, fsck, gc, generate, hook, image, list, logs, matrix, profile, remove,
-    runtime, setup, snapshot, target, up,
+    report, runtime, setup, snapshot, target, up,
 };
 
 /// Reproducible build environments for ROCm, in systemd-nspawn and containers.
@@ -77,6 +77,8 @@ pub enum Command {
     Fork(snapshot::ForkArgs),
     /// Show where the disk space went
     Du(du::DuArgs),
+    /// Write what an env's steps took and used, as one page
+    Report(report::ReportArgs),
     /// Remove what nobody needs, and what the policy gives up
     Gc(gc::GcArgs),
     /// Work with caches

@@ -39,6 +39,19 @@ impl Host {
     }
 }
 
+/// Returns the processor's name, as its maker writes it.
+pub fn processor() -> Option<String> {
+    let text = fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("model name"))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+/// Returns the release of the kernel that runs.
+pub fn kernel() -> Option<String> {
+    let text = fs::read_to_string("/proc/sys/kernel/osrelease").ok()?;
+    Some(format!("Linux {}", text.trim()))
+}
+
 /// The machine's memory at the moment, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemoryNow {

@@ -33,6 +33,7 @@ pub mod process;
 pub mod profile;
 mod program;
 pub mod reference;
+pub mod report;
 pub mod rootfs;
 pub mod samples;
 pub mod savings;

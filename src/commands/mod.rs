@@ -18,6 +18,7 @@ mod needs;
 mod prepare;
 pub mod profile;
 pub mod remove;
+pub mod report;
 pub mod runtime;
 pub mod setup;
 pub mod snapshot;
@@ -46,6 +47,7 @@ pub fn run(cx: &Context, command: Command) -> Result<u8> {
         Command::Rollback(args) => done(snapshot::rollback(cx, &args)),
         Command::Fork(args) => done(snapshot::fork(cx, &args)),
         Command::Du(args) => done(du::du(cx, &args)),
+        Command::Report(args) => done(report::report(cx, &args)),
         Command::Gc(args) => done(gc::gc(cx, &args)),
         Command::Cache(command) => done(cache::cache(cx, &command)),
         Command::Image(command) => image::image(cx, command),

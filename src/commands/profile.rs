@@ -348,7 +348,7 @@ fn new(cx: &Context, args: &NewArgs) -> Result<()> {
 }
 
 /// Under sudo, what lands in the user's directory is the user's.
-fn give_to_user(cx: &Context, path: &Path) -> Result<()> {
+pub(super) fn give_to_user(cx: &Context, path: &Path) -> Result<()> {
     let user = &cx.config.user;
     if nix::unistd::geteuid().is_root() && user.uid != 0 {
         nix::unistd::chown(path, Some(user.uid.into()), Some(user.gid.into()))

@@ -89,6 +89,13 @@ impl Store {
         }
     }
 
+    /// Returns the lookups that a cache answered and those that it did not, where its files tell.
+    pub fn cache_lookups(&self, name: &str) -> Option<(u64, u64)> {
+        let files = names(&self.cache_dir(name)).ok()?;
+        let kind = Kind::of(files.iter().map(String::as_str));
+        (kind == Some(Kind::Ccache)).then(|| self.ccache_hits(name))
+    }
+
     /// Returns hits and misses of a ccache, which counts in one or two levels of directories.
     fn ccache_hits(&self, name: &str) -> (u64, u64) {
         let mut files = Vec::new();

@@ -1,0 +1,100 @@
+//! Owns `.ninja_log`, formats 5 to 7: how long each command of a build took. Pure.
+
+use std::collections::BTreeMap;
+
+/// A log whose first line is longer is none.
+const HEADER: &str = "# ninja log v";
+
+/// A command that a ninja ran, and what it made first.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Command {
+    /// Its first output, relative to the build's directory.
+    pub output: String,
+    /// How long it took, in milliseconds.
+    pub took_ms: u64,
+}
+
+/// Reads a log; `None` where this is none, or of a format that is not known.
+///
+/// A command that ran several times counts once, as it was the last time; one with several outputs, which has a line for each,
+/// counts once too.
+pub fn parse(text: &str) -> Option<Vec<Command>> {
+    let (first, rest) = text.split_once('\n')?;
+    let version: u32 = first.strip_prefix(HEADER)?.trim().parse().ok()?;
+    if !(5..=7).contains(&version) {
+        return None;
+    }
+    // What an output says last is true; its line, which makes the order.
+    let mut last: BTreeMap<&str, (usize, u64, u64, &str)> = BTreeMap::new();
+    for (at, line) in rest.lines().enumerate() {
+        let mut fields = line.split('\t');
+        let mut next = || fields.next();
+        let (Some(start), Some(end), Some(_), Some(output), Some(hash)) =
+            (next(), next(), next(), next(), next())
+        else {
+            continue;
+        };
+        let (Ok(start), Ok(end)) = (start.parse::<u64>(), end.parse::<u64>()) else {
+            continue;
+        };
+        last.insert(output, (at, start, end, hash));
+    }
+    let mut commands: BTreeMap<(u64, u64, &str), (usize, &str)> = BTreeMap::new();
+    for (output, (at, start, end, hash)) in last {
+        let first = commands.entry((start, end, hash)).or_insert((at, output));
+        *first = (*first).min((at, output));
+    }
+    let mut commands: Vec<_> = commands.into_iter().collect();
+    commands.sort_by_key(|(_, order)| *order);
+    let command = |((start, end, _), (_, output)): ((u64, u64, &str), (usize, &str))| Command {
+        output: output.to_owned(),
+        took_ms: end.saturating_sub(start),
+    };
+    Some(commands.into_iter().map(command).collect())
+}
+
+/// Says whether an output is only a mark that something else was done: a whole sub-project, built by a ninja of its own.
+pub fn is_stamp(output: &str) -> bool {
+    output.ends_with(".stamp") || output.contains("/stamp/")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_count_once_as_they_were_the_last_time() {
+        for version in 5..=7 {
+            let text = format!(
+                "# ninja log v{version}\n0\t100\t1\told.o\taa\n5\t2005\t1\ta.o\tbb\n7\t9\t1\tx.h\tcc\n7\t9\t1\tx.cc\tcc\n\
+                 1\t31\t2\told.o\taa\nbroken\n3\t"
+            );
+            let found = parse(&text).unwrap();
+            let found: Vec<_> = found
+                .iter()
+                .map(|command| (command.output.as_str(), command.took_ms))
+                .collect();
+            assert_eq!(found, [("a.o", 2000), ("x.h", 2), ("old.o", 30)]);
+        }
+    }
+
+    #[test]
+    fn other_files_are_no_logs() {
+        for text in [
+            "",
+            "# ninja log v4\n",
+            "# ninja log v8\n",
+            "# ninja log vx\n",
+            "hello\n",
+        ] {
+            assert_eq!(parse(text), None, "{text:?}");
+        }
+        assert_eq!(parse("# ninja log v5\n"), Some(Vec::new()));
+    }
+
+    #[test]
+    fn stamps_are_known() {
+        assert!(is_stamp("math-libs/rocBLAS/stamp/build.stamp"));
+        assert!(!is_stamp("CMakeFiles/stamping.dir/a.cpp.o"));
+    }
+}
