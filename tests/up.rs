@@ -365,6 +365,38 @@ fn changes_made_by_hand_are_kept_before_a_step_would_drop_them() {
 }
 
 #[test]
+fn a_command_that_only_looks_leaves_no_snapshot() {
+    let disk = LoopFs::new(Kind::Btrfs);
+    for store in [TestStore::new(), TestStore::on(&disk)] {
+        let volume = "[[volume]]\nname = \"build\"\nkind = \"build\"\ntarget = \"/build\"\n";
+        let profile = |last: &str| {
+            let steps = "[[step]]\nname = \"one\"\nrun = \"echo 1 > /build/1\"";
+            store.profile(&format!(
+                "{volume}{steps}\n[[step]]\nname = \"two\"\nrun = \"{last}\"\n"
+            ));
+        };
+        profile("true");
+        store.up();
+        store
+            .sh("cat /etc/os-release /build/1 > /dev/null; ls -lR /usr/share > /dev/null")
+            .ok();
+        profile("true # again");
+        let said = store.up().err;
+        assert!(!said.contains("before-up"), "{said}");
+        let list = store.rockenv(&["snapshot", "ls", store.env()]).ok().text();
+        assert!(!list.contains("before-up"), "{list}");
+        if store.home().starts_with(disk.path()) {
+            // A build volume goes back with the root file system here, and so it is kept.
+            store.sh("echo mine > /build/mine").ok();
+            profile("true # once more");
+            store.up().says(&["kept as snapshot `before-up`"]);
+            store.rockenv(&["rollback", store.env(), "before-up"]).ok();
+            store.sh("cat /build/mine").ok().prints("mine");
+        }
+    }
+}
+
+#[test]
 fn rm_takes_what_is_the_envs_and_nothing_else() {
     on_each(|store, _| {
         let out = store.work().join("out");

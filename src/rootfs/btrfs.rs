@@ -1,5 +1,5 @@
-//! Owns the btrfs ioctls: subvolumes, snapshots, deletion with what is nested inside, and the generation that
-//! tells whether a subvolume has changed.
+//! Owns the btrfs ioctls: subvolumes, snapshots, deletion with what is nested inside, and what changed in
+//! one since it was made.
 //!
 //! A snapshot does not include the subvolumes nested in its source: it has an empty directory at their place.
 
@@ -183,20 +183,32 @@ pub fn set_read_only(path: &Path, read_only: bool) -> Result<()> {
         .context(|| format!("cannot change the btrfs subvolume `{}`", path.display()))
 }
 
-/// Returns the transaction that last changed the subvolume: equal numbers mean that nothing has changed.
+/// Says whether a subvolume holds anything else than another one, of which it is a snapshot, or which is a snapshot of it and
+/// read-only since. Access times do not count.
 ///
-/// Writes are counted when they are committed, so this commits first. Making a snapshot counts as a change of its
-/// source: compare with the number read after the snapshot. A read counts where it updates an access time.
-pub fn generation(path: &Path) -> Result<u64> {
-    let fd = beneath::open_path(path)?;
-    let read = || {
+/// Every change of a file, its content, names or attributes, changes its inode; the kernel finds the inodes that were written
+/// since the snapshot, and each must then be what it is in the other subvolume. What is not yet on disk is written there first. Two
+/// that are no relatives are taken for different.
+pub fn differs(path: &Path, other: &Path) -> Result<bool> {
+    let (fd, other_fd) = (beneath::open_path(path)?, beneath::open_path(other)?);
+    let look = || {
+        // Inodes are written when a transaction is committed.
         nix::unistd::syncfs(&fd)?;
-        Ok::<_, Errno>(info(fd.as_fd())?.generation)
+        let (own, theirs) = (info(fd.as_fd())?, info(other_fd.as_fd())?);
+        let made = if own.parent_uuid == theirs.uuid {
+            own.transids[1]
+        } else if theirs.parent_uuid == own.uuid {
+            theirs.transids[1]
+        } else {
+            return Ok(true);
+        };
+        inodes_differ(fd.as_fd(), made, other_fd.as_fd())
     };
-    read().context(|| {
+    look().context(|| {
         format!(
-            "cannot read the generation of the btrfs subvolume `{}`",
-            path.display()
+            "cannot compare the btrfs subvolumes `{}` and `{}`",
+            path.display(),
+            other.display()
         )
     })
 }
@@ -226,10 +238,82 @@ pub fn written(path: &Path) -> Result<u64> {
     })
 }
 
+/// An inode as it lies in a tree.
+const INODE_ITEM: u32 = 1;
+/// Transaction, object, offset, kind and length before each item that is found.
+const HEADER: usize = 32;
+
+/// Says whether an inode of a subvolume that is younger than the generation is another one in the other subvolume, or none.
+fn inodes_differ(fd: BorrowedFd<'_>, generation: u64, other: BorrowedFd<'_>) -> nix::Result<bool> {
+    let mut search = Box::new(Search {
+        key: SearchKey {
+            objectid: [SUBVOLUME_ROOT, u64::MAX],
+            offset: [0, u64::MAX],
+            // The kernel then leaves out every branch of the tree that is older.
+            generation: [generation + 1, u64::MAX],
+            kind: [INODE_ITEM; 2],
+            ..SearchKey::default()
+        },
+        found: [0; 3992],
+    });
+    loop {
+        search.key.items = u32::MAX;
+        // SAFETY: `search` is a valid structure of the size in the ioctl number, which the kernel reads and fills.
+        unsafe { ioctl::search(fd.as_raw_fd(), &raw mut *search) }?;
+        if search.key.items == 0 {
+            return Ok(false);
+        }
+        let mut rest = &search.found[..];
+        for _ in 0..search.key.items {
+            let length = number::<4>(rest, 28) as usize;
+            let object = number::<8>(rest, 8);
+            let item = rest.get(HEADER..HEADER + length).unwrap_or_default();
+            // A young branch holds old inodes too; what else lies between them says nothing that they do not.
+            if number::<4>(rest, 24) == u64::from(INODE_ITEM)
+                && number::<8>(item, 8) > generation
+                && inode(other, object)?.as_deref() != Some(&without_access(item)[..])
+            {
+                return Ok(true);
+            }
+            search.key.objectid[0] = object.saturating_add(1);
+            rest = rest.get(HEADER + length..).unwrap_or_default();
+        }
+    }
+}
+
+/// Returns an inode of a subvolume, without what an access changes.
+fn inode(fd: BorrowedFd<'_>, object: u64) -> nix::Result<Option<Vec<u8>>> {
+    let mut search = Box::new(Search {
+        key: SearchKey {
+            objectid: [object; 2],
+            generation: [0, u64::MAX],
+            kind: [INODE_ITEM; 2],
+            items: 1,
+            ..SearchKey::default()
+        },
+        found: [0; 3992],
+    });
+    // SAFETY: `search` is a valid structure of the size in the ioctl number, which the kernel reads and fills.
+    unsafe { ioctl::search(fd.as_raw_fd(), &raw mut *search) }?;
+    let length = number::<4>(&search.found, 28) as usize;
+    let item = search.found.get(HEADER..HEADER + length);
+    Ok(item.filter(|_| search.key.items == 1).map(without_access))
+}
+
+/// Returns an inode with zeros for the transaction that last wrote it and for its access time.
+fn without_access(item: &[u8]) -> Vec<u8> {
+    let mut item = item.to_vec();
+    for range in [8..16, 112..124] {
+        if let Some(bytes) = item.get_mut(range) {
+            bytes.fill(0);
+        }
+    }
+    item
+}
+
 /// Adds up the file extents of a subvolume that are younger than the generation.
 fn extents_since(fd: BorrowedFd<'_>, generation: u64) -> nix::Result<u64> {
     const EXTENT_DATA: u32 = 108;
-    const HEADER: usize = 32;
     let mut search = Box::new(Search {
         key: SearchKey {
             objectid: [0, u64::MAX],
@@ -253,7 +337,7 @@ fn extents_since(fd: BorrowedFd<'_>, generation: u64) -> nix::Result<u64> {
         let mut rest = &search.found[..];
         let mut next = (0, 0);
         for _ in 0..search.key.items {
-            // Transaction, object, offset, kind, length; then a `btrfs_file_extent_item`.
+            // A `btrfs_file_extent_item` follows the header.
             let length = number::<4>(rest, 28) as usize;
             let (object, offset) = (number::<8>(rest, 8), number::<8>(rest, 16));
             let kind = number::<4>(rest, 24);

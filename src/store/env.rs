@@ -15,7 +15,7 @@ use super::{Lock, Store, atomic, check_name, random_id};
 use crate::engine::hold::State;
 use crate::engine::{BuildUser, Root, session};
 use crate::error::{Error, Kind, Result, ResultExt as _};
-use crate::rootfs::{self, Method};
+use crate::rootfs;
 use crate::spec::Spec;
 
 /// An env that nobody else can change.
@@ -310,22 +310,6 @@ impl LockedEnv<'_> {
         }
     }
 
-    /// Says whether the live tree may hold changes since its snapshot.
-    pub fn is_touched(&self) -> Result<bool> {
-        let record = self.known_record()?;
-        let Some(tree) = &record.head.tree else {
-            return Ok(false);
-        };
-        if let Some(service) = self.service()? {
-            return self.is_changed_at(&service, tree);
-        }
-        let directory = self.directory.join("trees").join(tree);
-        match self.store.method() {
-            Method::Overlay => Ok(!rootfs::overlay::is_clean(&directory.join("diff"))?),
-            _ => Ok(true),
-        }
-    }
-
     /// Makes the build volumes that are missing, owned by `user`.
     pub fn ensure_volumes(&mut self, volumes: &[String], user: &BuildUser) -> Result<()> {
         let missing: Vec<String> = {
@@ -539,16 +523,6 @@ impl LockedEnv<'_> {
             |_| {},
         )?;
         Ok(())
-    }
-
-    /// Keeps changes of the live tree, which the caller is about to drop, as a snapshot. Returns its name.
-    pub fn keep_changes(&mut self, why: &str) -> Result<Option<String>> {
-        if !self.is_touched()? {
-            return Ok(None);
-        }
-        let name = self.known_record()?.free_name(why);
-        self.snapshot(&name, Origin::Auto)?;
-        Ok(Some(name))
     }
 
     /// Goes back to a snapshot: one commit of the record.

@@ -34,7 +34,8 @@ pub mod removal;
 pub mod service;
 pub mod stock;
 pub mod sweep;
-pub mod trash;
+pub mod touched;
+mod trash;
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,8 @@
 //! The probe, subvolumes, and overlay mounts.
 
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use rockenv::error::Kind as ErrorKind;
 use rockenv::rootfs::{Method, btrfs, create_tree, overlay, probe, remove_tree};
@@ -84,23 +86,71 @@ fn an_upper_in_use_anywhere_is_known() {
 }
 
 #[test]
-fn btrfs_generation_tells_changes() {
+fn btrfs_tells_a_change_from_a_look() {
     let fs = LoopFs::sized(Kind::Btrfs, 256 << 20);
-    let (tree, snapshot) = (fs.join("tree"), fs.join("snapshot"));
+    let (tree, frozen) = (fs.join("tree"), fs.join("frozen"));
     create_tree(Method::Btrfs, &tree).unwrap();
-    fs_err::write(tree.join("file"), "one").unwrap();
-    btrfs::snapshot(&tree, &snapshot, true).unwrap();
-    assert!(btrfs::is_subvolume(&snapshot).unwrap());
-    assert!(btrfs::is_read_only(&snapshot).unwrap());
-    let before = btrfs::generation(&tree).unwrap();
+    // More inodes than one answer of the kernel holds.
+    for n in 0..500 {
+        fs_err::write(tree.join(format!("file{n}")), "content").unwrap();
+    }
+    btrfs::snapshot(&tree, &frozen, true).unwrap();
+    assert!(btrfs::is_subvolume(&frozen).unwrap());
+    assert!(btrfs::is_read_only(&frozen).unwrap());
     fs_err::write(fs.join("outside"), "").unwrap();
-    assert_eq!(btrfs::generation(&tree).unwrap(), before);
-    fs_err::write(tree.join("file"), "two").unwrap();
-    assert!(btrfs::generation(&tree).unwrap() > before);
-    assert_eq!(
-        fs_err::read_to_string(snapshot.join("file")).unwrap(),
-        "one"
-    );
+    // The frozen one is the younger; and a second life of it, as after a rollback.
+    let again = fs.join("again");
+    btrfs::snapshot(&frozen, &again, false).unwrap();
+    let accessed = |path: &Path| {
+        let found = fs_err::metadata(path.join("file7")).unwrap();
+        (found.atime(), found.atime_nsec())
+    };
+    for live in [&tree, &again] {
+        let before = accessed(live);
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        for n in 0..500 {
+            fs_err::read(live.join(format!("file{n}"))).unwrap();
+        }
+        assert!(accessed(live) > before, "no access is counted here");
+        assert!(!btrfs::differs(live, &frozen).unwrap(), "{live:?}");
+    }
+    let mut undone = 0;
+    let mut differs = |change: &dyn Fn(&Path)| {
+        undone += 1;
+        let live = fs.join(format!("live{undone}"));
+        btrfs::snapshot(&frozen, &live, false).unwrap();
+        assert!(!btrfs::differs(&live, &frozen).unwrap());
+        change(&live);
+        assert!(btrfs::differs(&live, &frozen).unwrap(), "change {undone}");
+    };
+    differs(&|live| fs_err::write(live.join("file499"), "CONTENT").unwrap());
+    differs(&|live| fs_err::remove_file(live.join("file3")).unwrap());
+    differs(&|live| fs_err::create_dir(live.join("new")).unwrap());
+    differs(&|live| fs_err::rename(live.join("file3"), live.join("file4")).unwrap());
+    differs(&|live| fs_err::hard_link(live.join("file3"), live.join("link")).unwrap());
+    differs(&|live| {
+        let run = Command::new("setfattr")
+            .args(["-n", "user.x", "-v", "1"])
+            .arg(live.join("file3"))
+            .status();
+        assert!(run.unwrap().success());
+    });
+    // The old content's length and time, as a careful editor leaves them.
+    differs(&|live| {
+        let path = live.join("file250");
+        let time = fs_err::metadata(&path).unwrap().modified().unwrap();
+        fs_err::write(&path, "CONTENT").unwrap();
+        fs_err::OpenOptions::new()
+            .append(true)
+            .open(&path)
+            .unwrap()
+            .set_modified(time)
+            .unwrap();
+    });
+    // What is no relative is different, whatever is in it.
+    let stranger = fs.join("stranger");
+    btrfs::create(&stranger).unwrap();
+    assert!(btrfs::differs(&stranger, &frozen).unwrap());
 }
 
 #[test]
