@@ -1,0 +1,311 @@
+//! Owns the order of removals: garbage, too large caches, what is old, and what pays best where space is short.
+
+use std::cmp::Ordering;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::policy::Limits;
+use super::roots::Roots;
+use super::units::{Unit, guess, units};
+use super::{Inventory, Item, Plan, Rule, What, age};
+
+/// Decides what to remove. `asked` is what the user wants to have freed in any case, in bytes.
+pub fn plan(stock: &Inventory, limits: &Limits, asked: Option<u64>) -> Plan {
+    let roots = Roots::of(stock, limits.keep_last);
+    let mut sweep = Sweep {
+        units: units(stock, &roots),
+        gone: Vec::new(),
+        left: 0,
+        plan: Plan::default(),
+    };
+    sweep.gone = vec![false; sweep.units.len()];
+    sweep.left = sweep.units.iter().map(Unit::worth).sum();
+    sweep.garbage(stock);
+    sweep.caches(stock);
+    if let Some(limit) = limits.older_than {
+        sweep.old(stock.now, limit, limits.keep_at_least);
+    }
+    let freed = |plan: &Plan| plan.estimate;
+    if let (Some(most), Some(used)) = (limits.keep_at_most, stock.used) {
+        let over = used.saturating_sub(freed(&sweep.plan)).saturating_sub(most);
+        sweep.pressure(Rule::KeepAtMost, over, limits.keep_at_least);
+    }
+    // What `--free` asks for may go below the floor: somebody decided so, now.
+    if let Some(asked) = asked {
+        let missing = asked.saturating_sub(freed(&sweep.plan));
+        sweep.pressure(Rule::Free, missing, 0);
+    }
+    let will_be = stock.free.saturating_add(freed(&sweep.plan));
+    let short = limits.min_free.saturating_sub(will_be);
+    if short > 0 {
+        sweep.pressure(Rule::MinFree, short, limits.keep_at_least);
+    }
+    sweep.finish(stock, limits, asked)
+}
+
+struct Sweep {
+    units: Vec<Unit>,
+    gone: Vec<bool>,
+    /// Bytes of what could be removed and was not.
+    left: u64,
+    plan: Plan,
+}
+
+impl Sweep {
+    fn take(&mut self, at: usize, rule: Rule, reason: String) {
+        let unit = &self.units[at];
+        self.gone[at] = true;
+        self.left -= unit.worth();
+        self.plan.estimate += unit.bytes;
+        self.plan.items.push(Item {
+            what: unit.what.clone(),
+            name: unit.name.clone(),
+            bytes: unit.bytes,
+            rebuild_ms: unit.rebuild_ms,
+            rule,
+            reason,
+        });
+    }
+
+    /// Units with what stands on them before them.
+    fn top_down(&self) -> Vec<usize> {
+        let mut depths: Vec<(usize, usize)> = (0..self.units.len())
+            .map(|at| {
+                let mut depth = 0;
+                let mut next = self.units[at].below;
+                while let Some(below) = next {
+                    depth += 1;
+                    next = self.units[below].below;
+                }
+                (usize::MAX - depth, at)
+            })
+            .collect();
+        depths.sort_unstable();
+        depths.into_iter().map(|(_, at)| at).collect()
+    }
+
+    fn garbage(&mut self, stock: &Inventory) {
+        for (path, (why, bytes)) in &stock.strays {
+            self.plan.estimate += bytes;
+            self.plan.items.push(Item {
+                what: What::Stray { path: path.clone() },
+                name: path.clone(),
+                bytes: *bytes,
+                rebuild_ms: 0,
+                rule: Rule::Garbage,
+                reason: why.clone(),
+            });
+        }
+        for at in self.top_down() {
+            if let Some(why) = self.units[at].garbage.clone() {
+                self.take(at, Rule::Garbage, why);
+            }
+        }
+    }
+
+    fn caches(&mut self, stock: &Inventory) {
+        for (name, cache) in &stock.caches {
+            let over = cache.bytes.saturating_sub(cache.max);
+            if over == 0 {
+                continue;
+            }
+            match (cache.kind, &cache.at) {
+                (Some(kind), Some((env, _))) => {
+                    self.plan.estimate += over;
+                    self.plan.items.push(Item {
+                        what: What::Cache {
+                            cache: name.clone(),
+                            max: cache.max,
+                        },
+                        name: format!("cache {name}"),
+                        bytes: over,
+                        rebuild_ms: guess(over),
+                        rule: Rule::CacheMax,
+                        reason: format!(
+                            "over its maximum: `{}` in env {env} shrinks it",
+                            kind.tool()
+                        ),
+                    });
+                }
+                (kind, _) => {
+                    let why = if kind.is_none() {
+                        "what made it is not known"
+                    } else {
+                        "no idle env has it mounted"
+                    };
+                    self.plan.notes.push(format!(
+                        "cache {name} is over its maximum, and {why}: `rockenv cache clear {name}` empties it"
+                    ));
+                }
+            }
+        }
+    }
+
+    /// Removes what was not used for `limit`, as long as `floor` bytes stay.
+    fn old(&mut self, now: Timestamp, limit: Duration, floor: u64) {
+        let order = self.top_down();
+        let mut young: BTreeSet<usize> = BTreeSet::new();
+        for at in order {
+            if self.gone[at] {
+                continue;
+            }
+            let unit = &self.units[at];
+            let since = age(now, unit.used);
+            let goes = since >= limit
+                && !young.contains(&at)
+                && (unit.worth() == 0 || self.left - unit.worth() - self.followers(at) >= floor);
+            if goes {
+                let days = since.as_secs() / 86_400;
+                self.take(at, Rule::OlderThan, format!("not used for {days} days"));
+            } else if let Some(below) = unit.below {
+                young.insert(below);
+            }
+        }
+        self.orphans();
+    }
+
+    /// Removes `wanted` bytes, the most for the least time first, as long as `floor` bytes stay.
+    fn pressure(&mut self, rule: Rule, wanted: u64, floor: u64) {
+        let mut freed = 0;
+        let order = self.top_down();
+        let mut refused: BTreeSet<usize> = BTreeSet::new();
+        while freed < wanted {
+            // What goes with each unit, itself included.
+            let mut sums: Vec<(u64, u64)> = vec![(0, 0); self.units.len()];
+            let mut best: Option<usize> = None;
+            for &at in &order {
+                let unit = &self.units[at];
+                if self.gone[at] || unit.by_age {
+                    continue;
+                }
+                sums[at].0 += unit.bytes;
+                sums[at].1 += unit.rebuild_ms.max(1);
+                if let Some(below) = unit.below {
+                    sums[below].0 += sums[at].0;
+                    sums[below].1 += sums[at].1;
+                }
+                if sums[at].0 == 0 || refused.contains(&at) {
+                    continue;
+                }
+                let better = best.is_none_or(|best| {
+                    let (this, other) = (sums[at], sums[best]);
+                    // Bytes for a second, without dividing.
+                    let worth = |a: (u64, u64), b: (u64, u64)| u128::from(a.0) * u128::from(b.1);
+                    let older =
+                        (unit.used, &unit.what) < (self.units[best].used, &self.units[best].what);
+                    match worth(this, other).cmp(&worth(other, this)) {
+                        Ordering::Greater => true,
+                        Ordering::Equal => older,
+                        Ordering::Less => false,
+                    }
+                });
+                if better {
+                    best = Some(at);
+                }
+            }
+            let Some(best) = best else {
+                return;
+            };
+            if self.left - sums[best].0 - self.followers(best) < floor {
+                refused.insert(best);
+                continue;
+            }
+            for at in self.with(best, &order) {
+                if freed >= wanted {
+                    break;
+                }
+                let unit = &self.units[at];
+                let per = unit.bytes / unit.rebuild_ms.max(1).div_ceil(1000);
+                let reason = format!(
+                    "{} for each second of making it again",
+                    crate::ui::size::bytes(per)
+                );
+                freed += unit.bytes;
+                self.take(at, rule, reason);
+            }
+            freed += self.orphans();
+        }
+    }
+
+    /// Returns what is left of a unit and of what stands on it, in the order to remove it; `order` is from the top down.
+    fn with(&self, bottom: usize, order: &[usize]) -> Vec<usize> {
+        let mut found = vec![false; self.units.len()];
+        found[bottom] = true;
+        for &at in order.iter().rev() {
+            found[at] |= self.units[at].below.is_some_and(|below| found[below]);
+        }
+        let goes = |at: &usize| found[*at] && !self.gone[*at];
+        order.iter().copied().filter(goes).collect()
+    }
+
+    /// Returns the bytes of the layers without a name that go when this unit does, and what stands on it with it.
+    fn followers(&self, top: usize) -> u64 {
+        let (mut bytes, mut top) = (0, top);
+        while let Some(below) = self.units[top].below {
+            let stays =
+                |at: usize| at != top && self.units[at].below == Some(below) && !self.gone[at];
+            let nameless = matches!(self.units[below].what, What::Layer { .. });
+            if !nameless || (0..self.units.len()).any(stays) {
+                break;
+            }
+            bytes += self.units[below].worth();
+            top = below;
+        }
+        bytes
+    }
+
+    /// Takes the layers without a name of which everything that stood on them is gone; returns their bytes.
+    fn orphans(&mut self) -> u64 {
+        let mut freed = 0;
+        for at in self.top_down() {
+            let nameless = matches!(self.units[at].what, What::Layer { .. });
+            let mut above = (0..self.units.len()).filter(|top| self.units[*top].below == Some(at));
+            if nameless && !self.gone[at] && above.all(|top| self.gone[top]) {
+                freed += self.units[at].bytes;
+                self.take(
+                    at,
+                    Rule::Garbage,
+                    "nothing stands on it any more".to_owned(),
+                );
+            }
+        }
+        freed
+    }
+
+    fn finish(mut self, stock: &Inventory, limits: &Limits, asked: Option<u64>) -> Plan {
+        let size = crate::ui::size::bytes;
+        self.plan.spare = self.left;
+        let will_be = stock.free.saturating_add(self.plan.estimate);
+        let goal = limits
+            .min_free
+            .max(asked.map_or(0, |asked| stock.free.saturating_add(asked)));
+        self.plan.missing = goal.saturating_sub(will_be);
+        if self.plan.missing > 0 {
+            let floor = asked.is_none() && limits.keep_at_least > 0;
+            let why = if floor && self.left > 0 {
+                format!(
+                    "what could be made again is down to {} (`keep-at-least` is {}), the rest is in use or not rockenv's",
+                    size(self.left),
+                    size(limits.keep_at_least)
+                )
+            } else {
+                "everything else is in use, or not rockenv's".to_owned()
+            };
+            self.plan.notes.push(format!(
+                "{} are still missing: {why}; `rockenv du` shows who has it, `rockenv rm ENV` and `rockenv cache clear` free more",
+                size(self.plan.missing)
+            ));
+        }
+        if let (Some(most), Some(used)) = (limits.keep_at_most, stock.used)
+            && used.saturating_sub(self.plan.estimate) > most
+        {
+            self.plan.notes.push(format!(
+                "the store stays larger than `keep-at-most` ({}): everything else is in use",
+                size(most)
+            ));
+        }
+        self.plan
+    }
+}

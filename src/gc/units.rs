@@ -1,0 +1,220 @@
+//! Owns what may be removed at all: each thing with its bytes, what making it again takes, and what it stands on.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+
+use super::roots::Roots;
+use super::{Inventory, What};
+
+/// How fast what was never timed is taken to be made again, in bytes a second: a download.
+const GUESS: u64 = 10 << 20;
+
+/// A thing that may be removed.
+pub(super) struct Unit {
+    pub(super) what: What,
+    pub(super) name: String,
+    pub(super) bytes: u64,
+    pub(super) rebuild_ms: u64,
+    pub(super) used: Timestamp,
+    /// Why nobody can use it.
+    pub(super) garbage: Option<String>,
+    /// The one it stands on, if that may be removed too.
+    pub(super) below: Option<usize>,
+    /// Goes by age only: it is not worth the loss for its bytes.
+    pub(super) by_age: bool,
+}
+
+impl Unit {
+    /// Returns its bytes where it could be made again: garbage and history cannot.
+    pub(super) fn worth(&self) -> u64 {
+        if self.garbage.is_none() && !self.by_age {
+            self.bytes
+        } else {
+            0
+        }
+    }
+}
+
+pub(super) fn guess(bytes: u64) -> u64 {
+    1000 + bytes / (GUESS / 1000)
+}
+
+/// Collects what may be removed.
+pub(super) fn units(stock: &Inventory, roots: &Roots) -> Vec<Unit> {
+    let mut units = Vec::new();
+    let mut images: BTreeMap<&str, usize> = BTreeMap::new();
+    for (key, image) in &stock.images {
+        if roots.images.contains_key(key) {
+            continue;
+        }
+        images.insert(key, units.len());
+        let used = stock
+            .layers
+            .values()
+            .any(|item| item.layer.image_key == *key);
+        units.push(Unit {
+            what: What::Image { image: key.clone() },
+            name: format!("image {}", image.name),
+            bytes: image.bytes,
+            rebuild_ms: image.took_ms.unwrap_or_else(|| guess(image.bytes)),
+            used: image.built,
+            garbage: (!image.current && !used)
+                .then(|| "its recipe stands for a newer one, and nothing stands on it".to_owned()),
+            below: None,
+            by_age: false,
+        });
+    }
+    let layers = layers(stock, roots, &mut units);
+    for (id, at) in &layers {
+        let item = &stock.layers[*id];
+        units[*at].below = match &item.layer.parent {
+            Some(parent) => layers.get(parent.as_str()).copied(),
+            None => images.get(item.layer.image_key.as_str()).copied(),
+        };
+    }
+    for (name, env) in stock
+        .envs
+        .iter()
+        .filter(|(_, env)| !env.busy && !env.unsettled)
+    {
+        let failed = &env.record.failed;
+        if let Some(failed) = failed {
+            let below = failed.parent.as_deref().and_then(|id| layers.get(id));
+            units.push(Unit {
+                what: What::Failed { env: name.clone() },
+                name: format!("tree of failed step {name}/{}", failed.step),
+                bytes: env.failed,
+                rebuild_ms: 0,
+                used: env.record.used,
+                garbage: None,
+                below: below.copied(),
+                by_age: false,
+            });
+        }
+        let named: BTreeSet<&str> = env
+            .record
+            .steps
+            .iter()
+            .filter_map(|step| step.log.as_deref())
+            .chain(failed.as_ref().map(|failed| failed.log.as_str()))
+            .filter_map(|log| log.split('/').nth(1))
+            .collect();
+        for (run, bytes) in env
+            .logs
+            .iter()
+            .filter(|(run, _)| !named.contains(run.as_str()))
+        {
+            units.push(Unit {
+                what: What::Logs {
+                    env: name.clone(),
+                    run: run.clone(),
+                },
+                name: format!("logs {name}/{run}"),
+                bytes: *bytes,
+                rebuild_ms: 0,
+                used: started(run).unwrap_or(stock.now),
+                garbage: None,
+                below: None,
+                by_age: true,
+            });
+        }
+    }
+    for (name, blob) in &stock.blobs {
+        units.push(Unit {
+            what: What::Download { blob: name.clone() },
+            name: format!("download {}", short(name)),
+            bytes: blob.bytes,
+            rebuild_ms: guess(blob.bytes),
+            used: blob.used,
+            garbage: None,
+            below: None,
+            by_age: false,
+        });
+    }
+    units
+}
+
+/// Adds the layers that may be removed; returns where each is.
+fn layers<'a>(
+    stock: &'a Inventory,
+    roots: &Roots,
+    units: &mut Vec<Unit>,
+) -> BTreeMap<&'a str, usize> {
+    // Who has each layer in its record, what it is called there, and when that env was last used.
+    let mut users: BTreeMap<&str, (Timestamp, Vec<String>)> = BTreeMap::new();
+    let mut times: BTreeMap<&str, u64> = BTreeMap::new();
+    for (name, env) in &stock.envs {
+        for snapshot in &env.record.snapshots {
+            let entry = users
+                .entry(&snapshot.layer)
+                .or_insert((env.record.used, Vec::new()));
+            entry.0 = entry.0.max(env.record.used);
+            entry.1.push(format!("{name}/{}", snapshot.name));
+        }
+        for step in &env.record.steps {
+            if let Some(cost) = &step.cost {
+                times.insert(&step.key, cost.wall_ms);
+            }
+        }
+    }
+    let mut needed: BTreeSet<&str> = BTreeSet::new();
+    for env in stock.envs.values() {
+        for top in env.record.layers() {
+            let mut next = Some(top);
+            while let Some(id) = next
+                && needed.insert(id)
+            {
+                next = stock
+                    .layers
+                    .get(id)
+                    .and_then(|item| item.layer.parent.as_deref());
+            }
+        }
+    }
+    let mut places = BTreeMap::new();
+    for (id, item) in &stock.layers {
+        if roots.layers.contains_key(id) {
+            continue;
+        }
+        let layer = &item.layer;
+        let recorded = layer.cost.map(|cost| cost.wall_ms);
+        let known = layer.key.as_deref().and_then(|key| times.get(key).copied());
+        let (used, names) = users
+            .get(id.as_str())
+            .cloned()
+            .unwrap_or((layer.created, Vec::new()));
+        places.insert(id.as_str(), units.len());
+        units.push(Unit {
+            what: if names.is_empty() {
+                What::Layer { layer: id.clone() }
+            } else {
+                What::Snapshot { layer: id.clone() }
+            },
+            name: if names.is_empty() {
+                format!("layer {} ({})", short(id), layer.title)
+            } else {
+                format!("snapshot {}", names.join(", "))
+            },
+            bytes: item.bytes,
+            rebuild_ms: recorded.or(known).unwrap_or_else(|| guess(item.bytes)),
+            used: used.max(layer.created),
+            garbage: (!needed.contains(id.as_str())).then(|| "no env needs it".to_owned()),
+            below: None,
+            by_age: false,
+        });
+    }
+    places
+}
+
+pub(super) fn short(id: &str) -> &str {
+    id.get(..12).unwrap_or(id)
+}
+
+/// Reads the time in the name of a run's logs, `20260102T030405Z`.
+fn started(run: &str) -> Option<Timestamp> {
+    let time = jiff::civil::DateTime::strptime("%Y%m%dT%H%M%SZ", run).ok()?;
+    time.to_zoned(jiff::tz::TimeZone::UTC)
+        .ok()
+        .map(|time| time.timestamp())
+}
