@@ -27,6 +27,7 @@ pub mod inside;
 pub mod jobs;
 pub mod matrix;
 pub mod ninja;
+pub mod ninja_log;
 pub mod observe;
 pub mod plan;
 pub mod process;

@@ -3,6 +3,8 @@
 
 mod support;
 
+#[path = "gc/expunge.rs"]
+mod expunge;
 #[path = "gc/faults.rs"]
 mod faults;
 

@@ -36,6 +36,9 @@ pub struct GcArgs {
     /// Policy to begin with, in place of the configuration's
     #[arg(long)]
     preset: Option<Preset>,
+    /// Give up sub-projects of TheRock in build volumes too, where an artifact holds what they install
+    #[arg(long)]
+    expunge: bool,
     /// Show what stays whatever happens, and why
     #[arg(long, conflicts_with_all = ["dry_run", "free"])]
     roots: bool,
@@ -52,6 +55,7 @@ pub fn gc(cx: &Context, args: &GcArgs) -> Result<()> {
     let look = Look {
         cache_max: policy.cache_max.clone(),
         used: limits.keep_at_most.is_some(),
+        projects: args.expunge || policy.expunge,
         everything: args.roots,
         // Lock files will be read here.
         locked: None,

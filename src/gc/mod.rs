@@ -52,6 +52,8 @@ pub struct Inventory {
     pub strays: BTreeMap<String, (String, u64)>,
     /// Caches by name that have a limit.
     pub caches: BTreeMap<String, Cache>,
+    /// Sub-projects of TheRock that may be given up: env, build volume, and path in it.
+    pub projects: BTreeMap<(String, String, String), Project>,
     /// Layers and images that lock files name, with the file.
     pub locked: BTreeMap<String, String>,
 }
@@ -126,6 +128,15 @@ pub struct Cache {
     pub at: Option<(String, String)>,
 }
 
+/// A sub-project in a build volume that an artifact holds too.
+#[derive(Clone, Copy, Debug)]
+pub struct Project {
+    /// What giving it up frees: not what artifacts hold by hard links.
+    pub bytes: u64,
+    /// Milliseconds that its commands took one after the other, where its ninja wrote that down.
+    pub took_ms: Option<u64>,
+}
+
 /// What to remove.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase", tag = "kind")]
@@ -165,6 +176,15 @@ pub enum What {
     /// What no command will ever use.
     Stray {
         /// Its path in the store.
+        path: String,
+    },
+    /// What `+expunge` removes of a sub-project in a build volume.
+    Project {
+        /// The env.
+        env: String,
+        /// The volume's name.
+        volume: String,
+        /// Its path in the volume.
         path: String,
     },
     /// What is too much in a cache.

@@ -49,6 +49,8 @@ pub struct Table {
     pub older_than: Option<String>,
     /// Newest snapshots of steps that each env keeps.
     pub keep_last: Option<usize>,
+    /// Sub-projects of TheRock in build volumes may be given up too, where an artifact holds what they install.
+    pub expunge: Option<bool>,
     /// Caches by name.
     pub cache: BTreeMap<String, CacheTable>,
 }
@@ -75,6 +77,7 @@ impl Table {
         or(&mut self.min_free, lower.min_free.as_ref());
         or(&mut self.older_than, lower.older_than.as_ref());
         or(&mut self.keep_last, lower.keep_last.as_ref());
+        or(&mut self.expunge, lower.expunge.as_ref());
         for (name, cache) in &lower.cache {
             self.cache
                 .entry(name.clone())
@@ -118,6 +121,8 @@ pub struct Policy {
     pub older_than: Option<Duration>,
     /// Newest snapshots of steps that each env keeps.
     pub keep_last: usize,
+    /// Sub-projects of TheRock may be given up too.
+    pub expunge: bool,
     /// Most bytes by cache.
     pub cache_max: BTreeMap<String, u64>,
 }
@@ -139,6 +144,7 @@ impl Preset {
             min_free: Amount::Part(free),
             older_than: Some(DAY * days),
             keep_last: last,
+            expunge: false,
             cache_max: BTreeMap::new(),
         }
     }
@@ -163,6 +169,7 @@ impl Policy {
         if let Some(count) = table.keep_last {
             policy.keep_last = count;
         }
+        policy.expunge = table.expunge.unwrap_or(policy.expunge);
         for (name, cache) in &table.cache {
             if let Some(text) = &cache.max {
                 let max = value::size(text)

@@ -120,6 +120,22 @@ pub(super) fn units(stock: &Inventory, roots: &Roots) -> Vec<Unit> {
             });
         }
     }
+    for ((env, volume, path), project) in &stock.projects {
+        units.push(Unit {
+            what: What::Project {
+                env: env.clone(),
+                volume: volume.clone(),
+                path: path.clone(),
+            },
+            name: format!("sub-project {env}/{volume}/{path}"),
+            bytes: project.bytes,
+            rebuild_ms: project.took_ms.unwrap_or_else(|| guess(project.bytes)),
+            used: stock.envs.get(env).map_or(stock.now, |env| env.record.used),
+            garbage: None,
+            below: None,
+            by_age: false,
+        });
+    }
     for (name, blob) in &stock.blobs {
         units.push(Unit {
             what: What::Download { blob: name.clone() },

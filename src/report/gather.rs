@@ -9,12 +9,13 @@ use fs_err as fs;
 use jiff::Timestamp;
 use serde::Deserialize;
 
-use super::{Build, Cache, Edge, Fact, Report, Run, Space, Step, Verdict, ninja_log};
+use super::{Build, Cache, Edge, Fact, Report, Run, Space, Step, Verdict};
 use crate::error::Result;
 use crate::execute::log::text_of;
 use crate::execute::samples_beside;
 use crate::host::{self, Host};
 use crate::jobs;
+use crate::ninja_log;
 use crate::rootfs::file::{self, Entry};
 use crate::samples;
 use crate::spec::{Spec, VolumeKind, VolumeSource};

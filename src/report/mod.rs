@@ -6,7 +6,6 @@
 pub mod gather;
 mod html;
 mod markdown;
-pub mod ninja_log;
 mod plot;
 mod timeline;
 

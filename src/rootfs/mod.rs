@@ -13,6 +13,7 @@ pub mod overlay;
 mod probe;
 mod reflink;
 mod remove;
+mod take;
 mod work;
 mod xattr;
 
@@ -27,6 +28,7 @@ pub(crate) use mounts::at_or_below as mounts_at_or_below;
 pub use probe::{Probe, probe};
 pub use reflink::{Cloned, copy_tree};
 pub use remove::{Removed, remove_tree};
+pub use take::{is_directory_below, take_below};
 
 use crate::error::{Error, Result};
 

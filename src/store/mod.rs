@@ -23,6 +23,7 @@ mod ballast;
 pub mod caches;
 pub mod check;
 pub mod env;
+mod expunge;
 mod forgotten;
 pub mod images;
 pub mod journal;

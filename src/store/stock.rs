@@ -22,6 +22,8 @@ pub struct Look<'a> {
     pub cache_max: BTreeMap<String, u64>,
     /// Measure the whole store.
     pub used: bool,
+    /// Look for sub-projects of TheRock that may be given up.
+    pub projects: bool,
     /// Measure what stays too.
     pub everything: bool,
     /// Layers and images that lock files name, with the file.
@@ -103,6 +105,9 @@ impl Store {
         }
         self.blob_stock(&mut stock)?;
         self.cache_stock(&mut stock, &look.cache_max)?;
+        if look.projects {
+            self.project_stock(&mut stock)?;
+        }
         self.measure(&mut stock, look, keep_last)?;
         Ok(stock)
     }

@@ -36,6 +36,9 @@ impl Store {
             }
             What::Failed { env } => self.with_idle(env, |env| env.drop_failed()),
             What::Logs { env, run } => self.with_idle(env, |env| env.drop_logs(run)),
+            What::Project { env, volume, path } => {
+                self.with_idle(env, |env| env.expunge(volume, path))
+            }
             What::Image { image } => self.sweep_image(image),
             What::Download { blob } => {
                 let Some(_alone) = Lock::try_exclusive(&self.blobs_lock())? else {

@@ -7,6 +7,7 @@ mod cmake;
 mod drift;
 mod targets;
 mod topology;
+pub mod tree;
 
 use std::path::Path;
 

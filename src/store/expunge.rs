@@ -1,0 +1,115 @@
+//! Owns sub-projects of TheRock in build volumes: which could be given up because an artifact holds what they install, and
+//! giving one up, as TheRock's own `+expunge` does.
+//!
+//! Only where snapshots do not hold build volumes: there the space would not come back. The tree is what a build left, so
+//! nothing in it leads elsewhere: neither a link, nor a mount, nor a path in a file.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use super::check::names;
+use super::sweep::Swept;
+use super::{LockedEnv, Store, random_id};
+use crate::error::Result;
+use crate::gc::{Inventory, Project};
+use crate::ninja_log;
+use crate::rootfs;
+use crate::rootfs::file::{self, Entry};
+use crate::therock::tree::{EXPUNGED, archived, is_top};
+use crate::usage;
+
+fn read(top: &Path, below: &Path) -> Option<String> {
+    match file::read(top, below) {
+        Ok(Entry::File { bytes, .. }) => Some(String::from_utf8_lossy(&bytes).into_owned()),
+        _ => None,
+    }
+}
+
+/// Returns the sub-projects below the build tree `top` that an artifact holds and that were built there; none where it is no
+/// tree of TheRock's.
+fn archived_in(top: &Path) -> Result<BTreeSet<PathBuf>> {
+    let mut found = BTreeSet::new();
+    if !read(top, Path::new("CMakeCache.txt")).is_some_and(|cache| is_top(&cache)) {
+        return Ok(found);
+    }
+    for artifact in names(&top.join("artifacts"))? {
+        let artifact = Path::new("artifacts").join(artifact);
+        let Some(manifest) = read(top, &artifact.join("artifact_manifest.txt")) else {
+            continue;
+        };
+        for project in archived(&manifest) {
+            let copy = artifact.join(&project).join("stage");
+            let built = read(top, &project.join("stamp/stage.stamp")).is_some();
+            if built && rootfs::is_directory_below(top, &copy) {
+                found.insert(project);
+            }
+        }
+    }
+    Ok(found)
+}
+
+impl Store {
+    /// Adds the sub-projects of finished envs that could be given up.
+    pub(super) fn project_stock(&self, stock: &mut Inventory) -> Result<()> {
+        if self.freezes_volumes() {
+            return Ok(());
+        }
+        let mut projects = BTreeMap::new();
+        for (name, env) in &stock.envs {
+            if env.busy || env.unsettled || !env.record.complete {
+                continue;
+            }
+            for (volume, id) in &env.record.head.volumes {
+                let top = self.volume_dir(id);
+                for project in archived_in(&top)? {
+                    let log = read(&top, &project.join("build/.ninja_log"));
+                    let commands = log.and_then(|log| ninja_log::parse(&log));
+                    let took_ms =
+                        commands.map(|all| all.iter().map(|command| command.took_ms).sum());
+                    let bytes = expunged_bytes(&top.join(&project));
+                    if let Some(path) = project.to_str() {
+                        let place = (name.clone(), volume.clone(), path.to_owned());
+                        projects.insert(place, Project { bytes, took_ms });
+                    }
+                }
+            }
+        }
+        stock.projects = projects;
+        Ok(())
+    }
+}
+
+/// Returns what giving a sub-project up frees, in bytes: not what artifacts, or others' `dist`, hold by hard links too.
+fn expunged_bytes(project: &Path) -> u64 {
+    let roots: Vec<usage::Root> = EXPUNGED
+        .iter()
+        .map(|part| project.join(part))
+        .filter(|path| path.exists())
+        .map(|path| usage::Root::new(path, 0))
+        .collect();
+    let usage = usage::scan(&roots, &usage::Options::default());
+    usage.total().exclusive
+}
+
+impl LockedEnv<'_> {
+    /// Gives a sub-project up, if it still may be.
+    pub(super) fn expunge(&mut self, volume: &str, project: &str) -> Result<Swept> {
+        let record = self.known_record()?;
+        if !record.complete {
+            return Ok(Swept::Stays("the env is not complete any more".to_owned()));
+        }
+        let Some(id) = record.head.volumes.get(volume) else {
+            return Ok(Swept::Gone);
+        };
+        let top = self.store.volume_dir(id);
+        let project = Path::new(project);
+        if !archived_in(&top)?.contains(project) {
+            return Ok(Swept::Stays("no artifact holds it any more".to_owned()));
+        }
+        for part in EXPUNGED {
+            let place = self.store.root().join("trash").join(random_id()?);
+            rootfs::take_below(&top, &project.join(part), &place)?;
+        }
+        Ok(Swept::Gone)
+    }
+}

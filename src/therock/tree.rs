@@ -1,0 +1,53 @@
+//! Owns what TheRock's build tree looks like: which sub-projects it holds that are in an artifact as well, and what TheRock's
+//! own `+expunge` removes of one. Pure.
+
+use std::path::{Component, Path, PathBuf};
+
+/// What the top of a build tree has in its `CMakeCache.txt`, on a line of its own.
+const PROJECT: &str = "CMAKE_PROJECT_NAME:STATIC=THEROCK";
+
+/// What `PROJECT+expunge` removes of a sub-project's directory. In this order: without its stamps ninja takes a sub-project for
+/// one that was never built, however much of the rest is there when something is cut off.
+pub const EXPUNGED: [&str; 5] = ["stamp", "stage.prebuilt", "build", "stage", "dist"];
+
+/// Says whether this is the `CMakeCache.txt` of TheRock itself.
+pub fn is_top(cache: &str) -> bool {
+    cache.lines().any(|line| line.trim_end() == PROJECT)
+}
+
+/// Reads an `artifact_manifest.txt`: the directories of the sub-projects whose stages are in that artifact. Whatever
+/// is no plain path below the build tree is left out.
+pub fn archived(manifest: &str) -> Vec<PathBuf> {
+    let project = |line: &str| {
+        let stage = Path::new(line.trim().trim_end_matches('/'));
+        let plain = stage
+            .components()
+            .all(|part| matches!(part, Component::Normal(_)));
+        let project = stage.parent()?;
+        let fits = plain && stage.file_name()? == "stage" && !project.as_os_str().is_empty();
+        fits.then(|| project.to_owned())
+    };
+    manifest.lines().filter_map(project).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_manifest_names_stages_below_the_tree() {
+        let manifest = "math-libs/BLAS/rocBLAS/stage\nbase/half/stage/\r\n\n/etc/stage\n../out/stage\na/../../b/stage\nstage\n\
+                        core/hip/dist\n./c/stage\n";
+        assert_eq!(
+            archived(manifest),
+            [Path::new("math-libs/BLAS/rocBLAS"), Path::new("base/half")]
+        );
+    }
+
+    #[test]
+    fn the_top_is_known_by_its_project() {
+        assert!(is_top("A:STRING=b\nCMAKE_PROJECT_NAME:STATIC=THEROCK\n"));
+        assert!(!is_top("CMAKE_PROJECT_NAME:STATIC=THEROCKET\n"));
+        assert!(!is_top("# CMAKE_PROJECT_NAME:STATIC=THEROCK"));
+    }
+}
