@@ -1,6 +1,6 @@
 //! `rockenv du` on real stores: the total is what GNU `du` says, or, where clones share blocks, what is really on
 //! disk; what two envs share is counted once and said to be shared.
-#![expect(clippy::unwrap_used, clippy::print_stderr, reason = "tests")]
+#![expect(clippy::unwrap_used, reason = "tests")]
 
 mod support;
 
@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use fs_err as fs;
 use serde_json::Value;
 use support::loopfs::{Kind, LoopFs, run};
+use support::random::Random;
 
 const MIB: u64 = 1 << 20;
 
@@ -315,26 +316,9 @@ fn what_vanishes_meanwhile_is_no_error() {
     });
 }
 
-/// Numbers that repeat: a failure names its seed.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % limit
-    }
-}
-
 /// Whatever was done to a store: the parts are no more than what the file system has in use.
 fn parts_never_exceed_the_whole(kind: Kind) {
-    let seed = std::time::SystemTime::UNIX_EPOCH
-        .elapsed()
-        .unwrap()
-        .subsec_nanos();
-    eprintln!("seed {seed}");
-    let mut random = Random(u64::from(seed) | 1);
+    let mut random = Random::seeded();
     let disk = LoopFs::new(kind);
     let ground = Ground::new(disk.join("store"));
     let scripts = [

@@ -1,5 +1,5 @@
 //! `rockenv gc` on real stores: what it says it does, killed at random moments, on a full disk, beside running builds.
-#![expect(clippy::unwrap_used, clippy::print_stderr, reason = "tests")]
+#![expect(clippy::unwrap_used, reason = "tests")]
 
 mod support;
 

@@ -20,20 +20,9 @@ use std::time::{Duration, Instant};
 
 use fs_err as fs;
 use support::loopfs::{self, Kind, LoopFs};
+use support::random::Random;
 
 const ENVS: [&str; 2] = ["one", "two"];
-
-/// Numbers that repeat: a failure names its seed.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self, below: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % below
-    }
-}
 
 struct Ground {
     store: PathBuf,
@@ -175,11 +164,11 @@ changes = ["d2/f2", "d3/f3", "d3/f7", "d3/f11", "linked"]
 
     /// Starts a random command, and kills it, or lets it end.
     fn cycle(&self, random: &mut Random) {
-        let env = ENVS[random.next(2) as usize];
-        let name = format!("s{}", random.next(3));
+        let env = ENVS[random.below(2) as usize];
+        let name = format!("s{}", random.below(3));
         let exec =
             "echo x >> $HOME/x; echo y >> /v/build/y; mkdir -p $HOME/d; rm -rf $HOME/d; sleep 0.05";
-        let arguments: Vec<&str> = match random.next(14) {
+        let arguments: Vec<&str> = match random.below(14) {
             0..=3 => vec!["up", "p", "--name", env],
             4 => vec!["up", "p", "--name", env, "--rerun", "second"],
             5 | 6 => vec!["exec", env, "--", "sh", "-c", exec],
@@ -197,7 +186,7 @@ changes = ["d2/f2", "d3/f3", "d3/f7", "d3/f11", "linked"]
                 "rollback",
                 "--yes",
                 env,
-                ["first", "second", "s0"][random.next(3) as usize],
+                ["first", "second", "s0"][random.below(3) as usize],
             ],
             10 => vec!["down", env],
             11 | 12 => vec!["gc", "--yes", "--preset", "ci", "--free", "1T"],
@@ -210,7 +199,7 @@ changes = ["d2/f2", "d3/f3", "d3/f7", "d3/f11", "linked"]
             .process_group(0)
             .spawn()
             .unwrap();
-        let patience = Duration::from_millis(random.next(600));
+        let patience = Duration::from_millis(random.below(600));
         let started = Instant::now();
         while started.elapsed() < patience {
             if let Some(status) = child.try_wait().unwrap() {
@@ -225,12 +214,12 @@ changes = ["d2/f2", "d3/f3", "d3/f7", "d3/f11", "linked"]
         }
         let pid = nix::unistd::Pid::from_raw(child.id().cast_signed());
         // Sometimes with everything it started that stayed in its group, as a terminal or a CI runner would.
-        if random.next(3) == 0 {
+        if random.below(3) == 0 {
             let _: nix::Result<()> =
                 nix::sys::signal::killpg(pid, nix::sys::signal::Signal::SIGKILL);
         }
         // And sometimes the holder goes first.
-        if random.next(4) == 0 {
+        if random.below(4) == 0 {
             for holder in processes()
                 .into_iter()
                 .filter(|(_, line)| line.contains("__hold") && line.contains("rockenv"))
@@ -414,7 +403,7 @@ fn hammer(kind: Kind, method: &str, cycles: u64) {
         for worker in 0..2 {
             let ground = &ground;
             scope.spawn(move || {
-                let mut random = Random(seed.wrapping_mul(worker + 1));
+                let mut random = Random::new(seed.wrapping_mul(worker + 1));
                 for _ in 0..cycles / 2 {
                     ground.cycle(&mut random);
                 }

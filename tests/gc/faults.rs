@@ -2,32 +2,19 @@
 
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use fs_err as fs;
 
 use super::support::env::TestStore;
 use super::support::loopfs::{Kind, LoopFs};
+use super::support::random::Random;
 use super::{fill, json, names, round, snapshots, untouched};
-
-/// Numbers that repeat: a failure names its seed.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % limit
-    }
-}
 
 fn killed_at_any_moment(kind: Kind) {
     let disk = LoopFs::new(kind);
     let store = TestStore::on(&disk);
-    let seed = SystemTime::UNIX_EPOCH.elapsed().unwrap().subsec_nanos();
-    eprintln!("seed {seed}");
-    let mut random = Random(u64::from(seed) | 1);
+    let mut random = Random::seeded();
     round(&store, 0, 1);
     store.up();
     fill(&store);
