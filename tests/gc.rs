@@ -7,6 +7,8 @@ mod support;
 mod expunge;
 #[path = "gc/faults.rs"]
 mod faults;
+#[path = "gc/tools.rs"]
+mod tools;
 
 use std::path::Path;
 use std::process::Command;

@@ -23,13 +23,15 @@ impl Kind {
     pub fn of<'a>(names: impl IntoIterator<Item = &'a str> + Clone) -> Option<Self> {
         let has = |wanted: &str| names.clone().into_iter().any(|name| name == wanted);
         let any = |fits: fn(&str) -> bool| names.clone().into_iter().any(fits);
+        // Before 23.3 pip has its downloads in a directory that could be anybody's, and maybe in no other.
+        let foreign = |name: &str| !matches!(name, "http" | "wheels");
         // Its directories come one by one, as results do.
         let digit = |name: &str| matches!(name.as_bytes(), [b'0'..=b'9' | b'a'..=b'f']);
         if has("ccache.conf") || (any(digit) && has("tmp")) {
             Some(Self::Ccache)
         } else if any(|name| name.starts_with("archive-v") || name.starts_with("wheels-v")) {
             Some(Self::Uv)
-        } else if has("http-v2") || has("selfcheck") || (has("http") && has("wheels")) {
+        } else if has("http-v2") || has("selfcheck") || (has("http") && !any(foreign)) {
             Some(Self::Pip)
         } else if any(|name| name.contains(".pkg.tar.")) {
             Some(Self::Pacman)
@@ -127,6 +129,8 @@ mod tests {
             (&["ccache.conf"], Some(Kind::Ccache)),
             (&["archive-v0", ".lock", "CACHEDIR.TAG"], Some(Kind::Uv)),
             (&["http-v2", "wheels"], Some(Kind::Pip)),
+            (&["http"], Some(Kind::Pip)),
+            (&["http", "logs"], None),
             (&["zlib-1:1.3-1-x86_64.pkg.tar.zst"], Some(Kind::Pacman)),
             (&["archives", "pkgcache.bin"], Some(Kind::Apt)),
             (&["partial", "hello_1_amd64.deb"], Some(Kind::Apt)),
