@@ -164,3 +164,21 @@ fn several_targets_have_to_fit_and_share_an_env() {
     );
     store.rockenv(&["rm", "--yes", &name]).ok();
 }
+
+#[test]
+fn therock_with_rccl_needs_a_target_that_can_have_it() {
+    let store = TestStore::new();
+    let with = ["plan", "gfx1103", "--variant", "full-torch"];
+    store.rockenv(&with).ok();
+    let alone = [&with[..], &["--param", "test-targets="]].concat();
+    store.rockenv(&alone).exits(3).says(&[
+        "`rccl` is not built for gfx1103, and `torch`, which links it, is",
+        "build variant `lean`, which does without it",
+    ]);
+    // One that can have it needs no other.
+    let other: Vec<&str> = alone
+        .iter()
+        .map(|word| if *word == "gfx1103" { "gfx1201" } else { word })
+        .collect();
+    store.rockenv(&other).ok();
+}

@@ -1,20 +1,8 @@
-# Builds targets of TheRock: build.sh JOBS TARGET...
+# Builds targets of TheRock: build.sh TARGET...
 
 set -eu
-jobs=$1
-shift
-
-# Each sub-project has a ninja of its own, and the number of jobs of the outer one reaches none of them: three run at a time,
-# one and two in the background. Where there is a job server they share its jobs, and a number of their own would keep them
-# from asking it.
-case ${MAKEFLAGS-} in
-*--jobserver-auth=*) ;;
-*)
-    level=$((jobs / 3))
-    [ "$level" -ge 1 ] || level=1
-    export CMAKE_BUILD_PARALLEL_LEVEL=$level
-    ;;
-esac
+# Each sub-project has a ninja of its own. They share the jobs of the jobserver, as long as none of them is given a number.
+unset CMAKE_BUILD_PARALLEL_LEVEL
 # Its argument is for the targets only; ninja hands no number on.
 cmake --build /therock/build --target "$@"
 

@@ -1,19 +1,16 @@
-# Configures TheRock in /therock/build: configure.sh JOBS MEMORY_IN_BYTES CMAKE_ARGUMENT...
+# Configures TheRock in /therock/build: configure.sh JOBS LINKS TENSILE MEMORY_IN_BYTES CMAKE_ARGUMENT...
 #
 # From scratch each time, because features keep the value in the cache that their group once had. Only the cache is made
 # anew: sub-projects whose configuration stays the same are not built again.
 
 set -eu
-jobs=$1 gib=$(($2 / 1073741824))
-shift 2
+jobs=$1 links=$2 tensile=$3 gib=$(($4 / 1073741824))
+shift 4
 
-# One job for each so many GiB of memory, but at least one, and not more than there are jobs.
-per() {
-    limit=$((gib / $1))
-    [ "$limit" -ge 1 ] || limit=1
-    [ "$limit" -le "$jobs" ] || limit=$jobs
-    echo "$limit"
-}
+# flang takes 2 to 6 GiB for each file.
+flang=$((gib / 8))
+[ "$flang" -ge 1 ] || flang=1
+[ "$flang" -le "$jobs" ] || flang=$jobs
 
 # What is built already may want the tarballs of its sources again; those that are there are not downloaded.
 cd /cache/tarballs
@@ -25,11 +22,10 @@ find . -type f ! -name '*.part' | while read -r file; do
 done
 cd /therock/src
 
-# Linking LLVM takes 4 to 8 GiB a job, flang 2 to 6 for each file.
 cmake --fresh -G Ninja -S /therock/src -B /therock/build \
     -DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache \
     -DTHEROCK_BACKGROUND_BUILD_JOBS=2 \
-    "-DFLANG_PARALLEL_COMPILE_JOBS=$(per 8)" "-DLLVM_PARALLEL_LINK_JOBS=$(per 16)" \
+    "-DFLANG_PARALLEL_COMPILE_JOBS=$flang" "-DLLVM_PARALLEL_LINK_JOBS=$links" \
     "-Damd-llvm_CMAKE_ARGS=-DLLVM_PARALLEL_COMPILE_JOBS=$jobs" \
-    "-DhipBLASLt_CMAKE_ARGS=-DTENSILELITE_BUILD_PARALLEL_LEVEL=$(per 8)" \
+    "-DhipBLASLt_CMAKE_ARGS=-DTENSILELITE_BUILD_PARALLEL_LEVEL=$tensile" \
     "$@"

@@ -12,17 +12,21 @@ use crate::hook::{self, Hook};
 use crate::image::download;
 use crate::profile::Profile;
 use crate::source::Git;
-use crate::spec::{Engine, HookFacts, Spec};
+use crate::spec::{Chosen, Engine, HookFacts, Spec};
 use crate::store::Store;
 
-/// Reads the hooks of a profile.
-pub(super) fn read(cx: &Context, profile: &Profile) -> Result<BTreeMap<String, Hook>> {
+/// Reads hooks that a profile names.
+pub(super) fn read(
+    cx: &Context,
+    profile: &Profile,
+    names: &[String],
+) -> Result<BTreeMap<String, Hook>> {
     let load = |name: &String| {
         let hook = hook::load(&cx.config.hook_dirs, name)
             .context(|| format!("profile `{}` names hook `{name}`", profile.name))?;
         Ok((name.clone(), hook))
     };
-    profile.hooks.iter().map(load).collect()
+    names.iter().map(load).collect()
 }
 
 /// Returns what resolving needs to know of hooks.
@@ -116,7 +120,13 @@ pub(super) fn ask(prepared: &Prepared, sources: &BTreeMap<String, PathBuf>) -> R
     let mut notes = Vec::new();
     let mut hooks = Vec::new();
     let mut absent = BTreeSet::new();
-    for name in &prepared.profile.hooks {
+    let inputs = &prepared.inputs;
+    let chosen = Chosen::new(
+        &prepared.profile,
+        inputs.variant.as_deref(),
+        inputs.from.as_deref(),
+    )?;
+    for name in &chosen.hooks() {
         let (Some(hook), Some(facts)) = (prepared.hooks.get(name), prepared.inputs.hooks.get(name))
         else {
             continue;

@@ -12,7 +12,8 @@ use super::prepare::Prepared;
 use crate::error::{Error, Kind, Result};
 use crate::host::space;
 use crate::jobs::{Forecast, Sizing, forecast};
-use crate::plan::{Action, Plan};
+use crate::plan::{Action, Plan, Planned};
+use crate::profile::{FROM_SOURCE, Profile};
 use crate::spec::{Spec, VolumeKind, VolumeSource};
 use crate::store::record::Record;
 use crate::ui::size::{self, bytes};
@@ -37,16 +38,34 @@ pub(super) struct Needs {
     pub(super) sizing: Sizing,
     /// Memory that the machine must have, in bytes.
     memory: Option<u64>,
+    /// The step that needs that much, where it is not the profile as a whole.
+    memory_for: Option<String>,
     /// Disk, the store's file system first.
     disk: Vec<Disk>,
     /// What the steps that run took before.
     forecast: Vec<Forecast>,
     /// How many steps run.
     runs: usize,
+    /// Ways that have less to do, by name.
+    #[serde(skip)]
+    ways: Vec<Way>,
+    /// The last step before those that need more memory than there is.
+    #[serde(skip)]
+    stop: Option<String>,
     #[serde(skip)]
     machine: u64,
     #[serde(skip)]
     profile: String,
+}
+
+/// A way to begin, as far as it helps a machine that is too small.
+#[derive(Debug)]
+struct Way {
+    name: String,
+    /// Disk that it takes, in bytes.
+    disk: Option<u64>,
+    /// Whether no step of it needs more memory than there is.
+    fits: bool,
 }
 
 impl Needs {
@@ -71,15 +90,62 @@ impl Needs {
                 .map(|cost| cost.disk_delta)
                 .sum()
         });
+        let disk = disks(spec, root, u64::try_from(spent).unwrap_or(0))?;
+        let forecast = forecast(steps, &prepared.past, prepared.sizing.jobs.value);
         Ok(Self {
-            sizing: prepared.sizing.clone(),
-            memory: spec.resources.memory,
-            disk: disks(spec, root, u64::try_from(spent).unwrap_or(0))?,
-            forecast: forecast(steps, &prepared.past, prepared.sizing.jobs.value),
-            runs: runs().count(),
-            machine: prepared.host.memory,
-            profile: spec.profile.clone(),
+            forecast,
+            ..Self::told(
+                &prepared.profile,
+                spec,
+                plan,
+                prepared.sizing.clone(),
+                prepared.host.memory,
+                disk,
+            )
         })
+    }
+
+    /// Takes what the profile says, for a machine with `machine` bytes of memory.
+    fn told(
+        profile: &Profile,
+        spec: &Spec,
+        plan: &Plan,
+        sizing: Sizing,
+        machine: u64,
+        disk: Vec<Disk>,
+    ) -> Self {
+        let runs: Vec<&Planned> = plan
+            .steps
+            .iter()
+            .filter(|step| step.action == Action::Run)
+            .collect();
+        let needed = |planned: &Planned| {
+            let step = profile.steps.iter().find(|step| step.name == planned.name);
+            step.and_then(|step| step.memory)
+        };
+        let (mut memory, mut memory_for) = (spec.resources.memory, None);
+        for planned in &runs {
+            if needed(planned) > memory {
+                (memory, memory_for) = (needed(planned), Some(planned.name.clone()));
+            }
+        }
+        let large = |planned: &&Planned| needed(planned).is_some_and(|needed| needed > machine);
+        let stop = runs
+            .iter()
+            .position(large)
+            .and_then(|first| first.checked_sub(1));
+        Self {
+            sizing,
+            memory,
+            memory_for,
+            disk,
+            forecast: Vec::new(),
+            stop: stop.map(|last| runs[last].name.clone()),
+            runs: runs.len(),
+            ways: ways(profile, &spec.from, machine),
+            machine,
+            profile: spec.profile.clone(),
+        }
     }
 
     /// Refuses what cannot work.
@@ -87,22 +153,38 @@ impl Needs {
         let refuse =
             |message: String, help: String| Err(Error::new(Kind::Preflight, message).help(help));
         if let Some(memory) = self.memory.filter(|memory| *memory > self.machine) {
+            let what = match &self.memory_for {
+                Some(step) => format!("step `{step}`"),
+                None => format!("profile `{}`", self.profile),
+            };
+            let fitting = self
+                .ways
+                .iter()
+                .filter(|way| way.fits && self.memory_for.is_some());
+            let ways = begin(fitting.map(|way| format!("--from {}", way.name)));
+            let stop = self.stop.as_ref().map_or_else(String::new, |stop| {
+                format!("stop before it with `--until {stop}`, ")
+            });
+            let help = format!(
+                "build on a machine with {}, {ways}{stop}or add --force",
+                bytes(memory)
+            );
             return refuse(
                 format!(
-                    "profile `{}` needs {} of memory, this machine has {}",
-                    self.profile,
+                    "{what} needs {} of memory, this machine has {}",
                     bytes(memory),
                     bytes(self.machine)
                 ),
-                format!(
-                    "build on a machine with {}, leave out the steps that need it with --until, or add --force",
-                    bytes(memory)
-                ),
+                help,
             );
         }
         for disk in &self.disk {
             let path = disk.path.display();
             if disk.needed > disk.free {
+                let fitting = self.ways.iter().filter_map(|way| {
+                    let needed = way.disk.filter(|needed| *needed <= disk.free)?;
+                    Some(format!("--from {} ({})", way.name, bytes(needed)))
+                });
                 return refuse(
                     format!(
                         "profile `{}` needs {} of disk, `{path}` has {} free",
@@ -111,8 +193,10 @@ impl Needs {
                         bytes(disk.free)
                     ),
                     format!(
-                        "free {} more (`rockenv du` shows what rockenv holds), put the store elsewhere with ROCKENV_HOME, or add --force",
-                        bytes(disk.needed - disk.free)
+                        "free {} more (`rockenv gc --dry-run` says what rockenv can give back), {}put the store elsewhere with \
+                         ROCKENV_HOME, or add --force",
+                        bytes(disk.needed - disk.free),
+                        begin(fitting)
                     ),
                 );
             }
@@ -129,7 +213,7 @@ impl Needs {
                     store.path.display(),
                     bytes(store.free)
                 ),
-                "free some (`rockenv du` shows what rockenv holds), put the store elsewhere with ROCKENV_HOME, or add --force"
+                "free some (`rockenv gc --dry-run` says what rockenv can give back), put the store elsewhere with ROCKENV_HOME, or add --force"
                     .to_owned(),
             ),
             None => Ok(()),
@@ -169,6 +253,9 @@ impl Needs {
         );
         if let Some(needed) = self.memory {
             memory = format!("{memory}; needs a machine with {}", bytes(needed));
+            if let Some(step) = &self.memory_for {
+                memory = format!("{memory} (step `{step}`)");
+            }
         }
         line("memory ", memory);
         for disk in &self.disk {
@@ -213,6 +300,35 @@ impl Needs {
     }
 }
 
+/// Returns the ways of a profile but the one that is taken.
+fn ways(profile: &Profile, taken: &str, machine: u64) -> Vec<Way> {
+    let leaves_out = |step: &crate::profile::Step, way: &String| {
+        step.when
+            .from
+            .as_ref()
+            .is_some_and(|from| !from.contains(way))
+    };
+    let others = profile.from.iter().filter(|(name, _)| *name != taken);
+    others
+        .filter(|_| taken == FROM_SOURCE)
+        .map(|(name, choice)| Way {
+            name: name.clone(),
+            disk: choice.disk,
+            fits: profile.steps.iter().all(|step| {
+                leaves_out(step, name) || step.memory.is_none_or(|needed| needed <= machine)
+            }),
+        })
+        .collect()
+}
+
+/// Returns the advice to begin with finished parts, in one of these ways; nothing where there is none.
+fn begin(ways: impl Iterator<Item = String>) -> String {
+    match ways.collect::<Vec<_>>().join(" or ") {
+        none if none.is_empty() => none,
+        ways => format!("begin with finished parts by {ways}, "),
+    }
+}
+
 /// Returns what is needed on each file system, less `spent` on the store's.
 fn disks(spec: &Spec, root: &Path, spent: u64) -> Result<Vec<Disk>> {
     let mut disks: Vec<(u64, Disk)> = Vec::new();
@@ -248,9 +364,11 @@ fn disks(spec: &Spec, root: &Path, spent: u64) -> Result<Vec<Disk>> {
         disks[at].1.volumes.insert(name, needed);
     }
     let first = &mut disks[store].1;
-    first.needed = first
-        .needed
-        .max(spec.resources.disk.unwrap_or(0))
+    // What is said of the whole has the parts in it.
+    first.needed = spec
+        .resources
+        .disk
+        .unwrap_or(first.needed)
         .saturating_sub(spent);
     Ok(disks.into_iter().map(|(_, disk)| disk).collect())
 }
@@ -261,4 +379,108 @@ fn existing(path: &Path) -> PathBuf {
         .find(|path| path.exists())
         .unwrap_or(Path::new("/"))
         .to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hook;
+    use crate::jobs;
+    use crate::observe::wanted;
+    use crate::plan::{Observed, Options, plan};
+    use crate::profile;
+    use crate::spec::{self, Chosen, Inputs};
+    use crate::target::Target;
+
+    const GIB: u64 = 1 << 30;
+
+    /// Asks for the shipped profile of TheRock, on a machine with so much memory and disk.
+    fn therock(
+        memory: u64,
+        free: u64,
+        from: Option<&str>,
+        until: Option<&str>,
+    ) -> std::result::Result<(), (String, String)> {
+        let profile = profile::load(&[], "therock").unwrap();
+        let names = Chosen::new(&profile, None, from).unwrap().hooks();
+        let hooks = names.iter().map(|name| {
+            let hook = hook::load(&[], name).unwrap();
+            (name.clone(), hook)
+        });
+        let inputs = Inputs {
+            targets: vec![Target::parse("gfx1103").unwrap()],
+            from: from.map(str::to_owned),
+            file_digests: profile::copy_files(&profile).unwrap().digests(),
+            fingerprints: [("therock".to_owned(), "f".to_owned())].into(),
+            hooks: super::super::hooks::facts(&hooks.collect()).unwrap(),
+            ..spec::tests_inputs()
+        };
+        let spec = spec::resolve(&profile, &inputs).unwrap();
+        let options = Options {
+            until: until.map(str::to_owned),
+            ..Options::default()
+        };
+        let plan = plan(&wanted(&profile, &spec), &Observed::default(), &options);
+        let sizing = jobs::size(&jobs::Given {
+            resources: &spec.resources,
+            cores: 16,
+            memory,
+            configured: None,
+            asked: None,
+            past: &[],
+        });
+        let root = tempfile::tempdir().unwrap();
+        let mut disks = disks(&spec, root.path(), 0).unwrap();
+        disks[0].free = free;
+        let needs = Needs::told(&profile, &spec, &plan, sizing, memory, disks);
+        needs.preflight().map_err(|error| {
+            let help = error.help_text().unwrap_or_default().to_owned();
+            (error.message().to_owned(), help)
+        })
+    }
+
+    #[test]
+    fn what_cannot_build_therock_is_refused_with_what_can() {
+        // What Linux has left of 64 GB when the graphics have 4.
+        assert_eq!(therock(58 * GIB, 300 * GIB, None, None), Ok(()));
+        let (message, help) = therock(31 * GIB, 300 * GIB, None, None).unwrap_err();
+        assert_eq!(
+            message,
+            "step `math-libs` needs 40.0 GiB of memory, this machine has 31.0 GiB"
+        );
+        assert_eq!(
+            help,
+            "build on a machine with 40.0 GiB, begin with finished parts by --from rocm or --from wheels, stop before it with \
+             `--until configure`, or add --force"
+        );
+        assert_eq!(
+            therock(31 * GIB, 300 * GIB, None, Some("configure")),
+            Ok(())
+        );
+        assert_eq!(therock(31 * GIB, 119 * GIB, Some("rocm"), None), Ok(()));
+
+        let (message, help) = therock(64 * GIB, 119 * GIB, None, None).unwrap_err();
+        assert!(
+            message.starts_with("profile `therock` needs 230.0 GiB of disk, `/")
+                && message.ends_with("has 119.0 GiB free"),
+            "{message}"
+        );
+        assert!(
+            help.starts_with("free 111.0 GiB more (`rockenv gc --dry-run`")
+                && help
+                    .contains("--from rocm (60.0 GiB) or --from wheels (20.0 GiB), put the store"),
+            "{help}"
+        );
+    }
+
+    #[test]
+    fn what_the_volumes_take_is_part_of_the_whole() {
+        let profile = profile::load(&[], "therock").unwrap();
+        let parts: u64 = profile
+            .volumes
+            .iter()
+            .filter_map(|volume| volume.disk)
+            .sum();
+        assert!(parts > 0 && Some(parts) <= profile.resources.disk);
+    }
 }

@@ -87,7 +87,8 @@ impl Prepared {
         )?;
         let profile = profile::load(&cx.config.profile_dirs, &request.profile)?;
         let files = profile::copy_files(&profile)?;
-        let hooks = hooks::read(cx, &profile)?;
+        let chosen = spec::Chosen::new(&profile, wish.variant, wish.from)?;
+        let hooks = hooks::read(cx, &profile, &chosen.hooks())?;
         let recipe = catalog::find(&cx.config.image_dirs, &profile.image.value)?;
         let mut params = BTreeMap::new();
         for text in wish.params {

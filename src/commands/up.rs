@@ -183,7 +183,12 @@ fn attempt(
 ) -> Result<Option<(Option<Ended>, String, String)>> {
     let image = match store.image_of(&prepared.recipe)? {
         Some(image) => image,
-        None => build_image(cx, args, store, prepared, signals, reporter)?,
+        None => {
+            if !args.force {
+                preflight_early(cx, args, store, prepared)?;
+            }
+            build_image(cx, args, store, prepared, signals, reporter)?
+        }
     };
     prepared.inputs.image_key.clone_from(&image.key);
     let sources = prepare_sources(args, store, prepared, signals, reporter)?;
@@ -299,6 +304,22 @@ fn attempt(
     }
     let lacking = lacking(&plan, prepared);
     Ok(Some((Some(ended), spec.name, lacking)))
+}
+
+/// Refuses what cannot work before the image is made, which may take long.
+fn preflight_early(
+    cx: &Context,
+    args: &UpArgs,
+    store: &Store,
+    prepared: &mut Prepared,
+) -> Result<()> {
+    // What it says of the image and the sources is about to change.
+    drop(prepared.predict(cx, Some(store))?);
+    let spec = spec::resolve(&prepared.profile, &prepared.inputs)?;
+    check_names(&prepared.profile, args)?;
+    let (_, plan) = plan_for(store, None, prepared, &spec, args)?;
+    let record = store.record(&spec.name)?;
+    Needs::of(prepared, &spec, &plan, store.root(), record.as_ref())?.preflight()
 }
 
 /// Takes snapshots into the store again that only the service knows of.
@@ -443,7 +464,11 @@ pub fn plan(cx: &Context, args: UpArgs) -> Result<()> {
     };
     let needs = Needs::of(&prepared, &spec, &plan, root, record.as_ref())?;
     if let (true, Err(refused)) = (plan.runs() > 0, needs.preflight()) {
-        notes.push(format!("`up` would refuse: {}", refused.message()));
+        let advice = refused.help_text().unwrap_or_default();
+        notes.push(format!(
+            "`up` would refuse: {}; {advice}",
+            refused.message()
+        ));
     }
     let ways = match &store {
         Some(store) => savings::ways(&prepared.profile, &spec, &recorded(store, &spec)?),

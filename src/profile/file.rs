@@ -90,9 +90,12 @@ pub(crate) struct Choice {
     #[serde(default)]
     #[schemars(with = "BTreeMap<String, String>")]
     pub(crate) params: BTreeMap<Spanned<String>, Spanned<String>>,
-    /// Free disk space that `up` asks for, in place of `[resources]`.
+    /// Free disk space that `up` asks for, in place of `[resources]` and of what volumes say.
     #[schemars(with = "Option<String>")]
     pub(crate) disk: Option<Spanned<String>>,
+    /// Hooks to apply after the profile's own.
+    #[schemars(with = "Option<Vec<String>>")]
+    pub(crate) hooks: Option<Vec<Spanned<String>>>,
 }
 
 /// What the env needs of the machine, and its limits.
@@ -220,13 +223,16 @@ pub(crate) struct Component {
     #[serde(default)]
     #[schemars(with = "Vec<String>")]
     pub(crate) links: Vec<Spanned<String>>,
-    /// Targets that it is built for beside the env's, so that the library exists where it has no code for any of them.
+    /// Targets that it is built for beside the env's, so that the library exists where it has no code for any of them; each
+    /// may be several with `;` between them, or none.
     #[serde(default)]
     #[schemars(with = "Vec<String>")]
     pub(crate) extra_targets: Vec<Spanned<String>>,
     /// A stub stands in for it where it is not built.
     #[serde(default)]
     pub(crate) stub: bool,
+    /// Conditions that must all hold, or it is not built.
+    pub(crate) when: Option<When>,
     /// Drop the component of this name that the extended profile has: it is not built.
     #[serde(default)]
     pub(crate) remove: bool,
@@ -306,6 +312,9 @@ pub(crate) struct Step {
     /// Time after which the step is stopped and has failed, such as "2h 30m".
     #[schemars(with = "Option<String>")]
     pub(crate) timeout: Option<Spanned<String>>,
+    /// Memory that the machine must have for this step; `up` refuses one with less, where the step would run.
+    #[schemars(with = "Option<String>")]
+    pub(crate) memory: Option<Spanned<String>>,
     /// Source volumes whose content is part of this step's key.
     #[schemars(with = "Option<Vec<String>>")]
     pub(crate) inputs: Option<Vec<Spanned<String>>>,

@@ -57,6 +57,7 @@ pub(crate) struct ComponentDraft {
     pub(crate) links: Vec<At<String>>,
     pub(crate) extra_targets: Vec<At<String>>,
     pub(crate) stub: bool,
+    pub(crate) when: WhenDraft,
 }
 
 /// A variant, or a way of `--from`.
@@ -66,6 +67,7 @@ pub(crate) struct ChoiceDraft {
     pub(crate) description: Option<At<String>>,
     pub(crate) params: BTreeMap<String, Entry>,
     pub(crate) disk: Option<At<String>>,
+    pub(crate) hooks: Vec<At<String>>,
 }
 
 #[derive(Debug)]
@@ -122,6 +124,7 @@ pub(crate) struct StepDraft {
     pub(crate) workdir: Option<At<String>>,
     pub(crate) network: Option<At<bool>>,
     pub(crate) timeout: Option<At<String>>,
+    pub(crate) memory: Option<At<String>>,
     pub(crate) inputs: Vec<At<String>>,
     pub(crate) incremental: Option<At<bool>>,
     pub(crate) env: BTreeMap<String, Entry>,
@@ -279,10 +282,14 @@ impl Merge<'_> {
                     description: None,
                     params: BTreeMap::new(),
                     disk: None,
+                    hooks: Vec::new(),
                 });
             set(&mut choice.description, self.opt(file.description));
             self.entries(&mut choice.params, file.params);
             set(&mut choice.disk, self.opt(file.disk));
+            if let Some(hooks) = file.hooks {
+                choice.hooks = self.list(hooks);
+            }
         }
     }
 
@@ -318,6 +325,7 @@ impl Merge<'_> {
             links: self.list(file.links),
             extra_targets: self.list(file.extra_targets),
             stub: file.stub,
+            when: file.when.map(|when| self.when(when)).unwrap_or_default(),
         };
         match index {
             Some(index) => draft.components[index] = component,
@@ -382,6 +390,7 @@ impl Merge<'_> {
                 workdir: None,
                 network: None,
                 timeout: None,
+                memory: None,
                 inputs: Vec::new(),
                 incremental: None,
                 env: BTreeMap::new(),
@@ -406,19 +415,14 @@ impl Merge<'_> {
         set(&mut step.workdir, self.opt(file.workdir));
         set(&mut step.network, self.opt(file.network));
         set(&mut step.timeout, self.opt(file.timeout));
+        set(&mut step.memory, self.opt(file.memory));
         set(&mut step.incremental, self.opt(file.incremental));
         set(&mut step.gpu, self.opt(file.gpu));
         if let Some(inputs) = file.inputs {
             step.inputs = self.list(inputs);
         }
         if let Some(when) = file.when {
-            step.when = WhenDraft {
-                family: when.family.map(|names| self.list(names)),
-                target: when.target.map(|names| self.list(names)),
-                engine: when.engine,
-                variant: when.variant.map(|names| self.list(names)),
-                from: when.from.map(|names| self.list(names)),
-            };
+            step.when = self.when(when);
         }
         if let Some(published) = file.published {
             step.published = Some(PublishedDraft {
@@ -433,6 +437,16 @@ impl Merge<'_> {
             None => old,
         };
         draft.steps.insert(index.unwrap_or(draft.steps.len()), step);
+    }
+
+    fn when(&self, when: file::When) -> WhenDraft {
+        WhenDraft {
+            family: when.family.map(|names| self.list(names)),
+            target: when.target.map(|names| self.list(names)),
+            engine: when.engine,
+            variant: when.variant.map(|names| self.list(names)),
+            from: when.from.map(|names| self.list(names)),
+        }
     }
 
     fn place_after(

@@ -35,7 +35,6 @@ pub use template::template;
 pub use value::MemoryMax;
 
 use crate::gpu::Extras;
-use crate::spec::coherent::Component;
 use crate::target::Target;
 
 /// A profile with all that it extends, checked.
@@ -66,7 +65,7 @@ pub struct Profile {
     /// What steps with the GPU get beside it.
     pub gpu: Extras,
     /// Parts of what is built, in the order of the profile.
-    pub components: Vec<At<Component>>,
+    pub components: Vec<Component>,
     /// Variables of every step, not expanded.
     pub env: BTreeMap<String, At<String>>,
     /// Variables of what was built, not expanded.
@@ -116,8 +115,27 @@ pub struct Choice {
     pub description: String,
     /// Parameters that get another value.
     pub params: BTreeMap<String, String>,
-    /// Free disk space that `up` asks for, in bytes, in place of the profile's.
+    /// Free disk space that `up` asks for, in bytes, in place of the profile's and its volumes'.
     pub disk: Option<u64>,
+    /// Hooks beside the profile's.
+    pub hooks: Vec<String>,
+}
+
+/// A part of what is built, as far as it matters whether parts fit together.
+#[derive(Clone, Debug)]
+pub struct Component {
+    /// Its name.
+    pub name: At<String>,
+    /// The name by which TheRock leaves it out of targets.
+    pub project: String,
+    /// Names of what it links.
+    pub links: Vec<String>,
+    /// Targets that it is built for beside the env's, not expanded.
+    pub extra: Vec<At<String>>,
+    /// Something that does nothing stands in for it where it is not built.
+    pub stub: bool,
+    /// Conditions.
+    pub when: When,
 }
 
 /// What somebody published of a step.
@@ -214,6 +232,8 @@ pub struct Step {
     pub network: bool,
     /// Time limit.
     pub timeout: Option<Duration>,
+    /// Memory that the machine must have for it, in bytes.
+    pub memory: Option<u64>,
     /// Source volumes that are part of its key, sorted.
     pub inputs: Vec<String>,
     /// Build volumes stay as they are when it runs again.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::shape::shorten;
+use crate::target::Target;
 
 /// Says why a value was refused, and what to write instead if that is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -157,6 +158,19 @@ pub fn memory_max(text: &str) -> Result<MemoryMax> {
                 .help("\"1%\" to \"100%\""))
         }
     }
+}
+
+/// Parses targets with `;` between them, which may be none.
+pub fn targets(text: &str) -> Result<Vec<Target>> {
+    text.split(';')
+        .filter(|name| !name.is_empty())
+        .map(|name| {
+            Target::parse(name).map_err(|_| {
+                Refused::new(format!("unknown target `{}`", shorten(name)))
+                    .help(Target::advice(name))
+            })
+        })
+        .collect()
 }
 
 /// Parses a duration: `90s`, `10m`, `2h 30m`, `1d`.

@@ -4,7 +4,9 @@
 //! because they may change from run to run without changing what is built: see `finish`.
 
 mod choose;
+mod chosen;
 pub mod coherent;
+mod hooks;
 mod key;
 mod resolve;
 #[cfg(test)]
@@ -17,8 +19,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use choose::{DEFAULT_PROFILE, Request, choose, env_name};
+pub use chosen::{Chosen, choices};
+pub use hooks::HookFacts;
 pub use key::StepKey;
-pub use resolve::{HookFacts, Inputs, choices, resolve, volumes};
+pub use resolve::{Inputs, resolve, volumes};
 use serde::{Deserialize, Serialize};
 
 use crate::gpu::Extras;

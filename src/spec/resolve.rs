@@ -3,18 +3,18 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::coherent::{self, Component, Excluded};
+use super::chosen::{Chosen, choices, unknown_param};
+use super::coherent::{self, Excluded};
+use super::hooks::{HookFacts, hooks};
 use super::key::{StepKey, Surroundings, key};
 use super::{
-    Action, BuildUser, CopyItem, Engine, ExportItem, Git, Hook, Origin, Resources, Skipped, Spec,
-    Step, User, VERSION, Volume, VolumeKind, VolumeSource, env_name,
+    Action, BuildUser, CopyItem, Engine, ExportItem, Git, Origin, Resources, Skipped, Spec, Step,
+    User, VERSION, Volume, VolumeKind, VolumeSource, env_name,
 };
 use crate::error::{Error, Kind, Result};
-use crate::hook::Applies;
 use crate::profile::text::{Fault, Scope};
 use crate::profile::value::{self, Refused};
-use crate::profile::{self, At, FROM_SOURCE, Problem, Profile, copy_key, host_path, invalid};
-use crate::suggest;
+use crate::profile::{self, At, Problem, Profile, When, copy_key, host_path, invalid};
 use crate::target::Target;
 
 /// What `resolve` needs beside the profile, gathered before.
@@ -53,29 +53,6 @@ pub struct Inputs {
     pub excluded: Option<BTreeMap<String, BTreeMap<String, Option<String>>>>,
     /// What the profile's hooks are, by name.
     pub hooks: BTreeMap<String, HookFacts>,
-}
-
-/// What `resolve` has to know of a hook.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HookFacts {
-    /// Digest of what it does.
-    pub digest: String,
-    /// The volume that it changes.
-    pub volume: String,
-    /// The step that it asks to be applied from.
-    pub from_step: Option<String>,
-    /// Where it applies.
-    pub applies: Applies,
-    /// Why the source's revision needs it not, where that is known.
-    pub not_now: Option<String>,
-}
-
-/// Returns what was asked for that the profile does not do by itself, as parts of the env's name.
-pub fn choices(profile: &Profile, variant: Option<&str>, from: Option<&str>) -> Vec<String> {
-    let variant = variant.filter(|variant| Some(*variant) != profile.variant.as_deref());
-    let from = from.filter(|from| *from != FROM_SOURCE);
-    let from = from.map(|from| format!("from-{from}"));
-    variant.map(str::to_owned).into_iter().chain(from).collect()
 }
 
 /// Returns the volumes of an env. They are needed before `resolve`, to find the fingerprints it asks for.
@@ -117,12 +94,11 @@ pub fn resolve(profile: &Profile, inputs: &Inputs) -> Result<Spec> {
     resolver.fit();
     let targets = resolver.scope.targets.clone();
     let resources = resolver.resources();
-    let (variant, from) = (
-        resolver.variant.map(str::to_owned),
-        resolver.from.to_owned(),
-    );
+    let chosen = &resolver.chosen;
+    let (variant, from) = (chosen.variant.map(str::to_owned), chosen.from.to_owned());
+    let names = chosen.hooks();
     resolver.finished()?;
-    let (hooks, hooks_left_out) = hooks(profile, inputs, &targets, &steps)?;
+    let (hooks, hooks_left_out) = hooks(profile, inputs, &targets, &steps, &names)?;
     let base_key = StepKey::base(&inputs.image_key);
     let mut parent = base_key.clone();
     for step in &mut steps {
@@ -167,98 +143,6 @@ pub fn resolve(profile: &Profile, inputs: &Inputs) -> Result<Spec> {
     })
 }
 
-/// Decides which hooks there are and from which step on, and which are left out.
-fn hooks(
-    profile: &Profile,
-    inputs: &Inputs,
-    targets: &[Target],
-    steps: &[Step],
-) -> Result<(Vec<Hook>, Vec<Skipped>)> {
-    let (mut hooks, mut left_out) = (Vec::new(), Vec::new());
-    for name in &profile.hooks {
-        let facts = inputs
-            .hooks
-            .get(name)
-            .ok_or_else(|| Error::unexpected(format!("nothing is known of the hook `{name}`")))?;
-        let refuse = |message: String, help: String| {
-            Error::invalid(format!(
-                "profile `{}`: hook `{name}` {message}",
-                profile.name
-            ))
-            .help(help)
-        };
-        let meant = &facts.applies.profiles;
-        if !meant.is_empty() && !profile.names().any(|own| meant.contains(&own)) {
-            return Err(refuse(
-                format!("is only for {}", meant.join(", ")),
-                "take it out of `hooks`, or extend one of these profiles".to_owned(),
-            ));
-        }
-        let is_source = |volume: &&profile::Volume| {
-            volume.name == facts.volume && volume.kind == VolumeKind::Source
-        };
-        if !profile.volumes.iter().any(|volume| is_source(&volume)) {
-            return Err(refuse(
-                format!(
-                    "changes `{}`, which is no volume of kind `source`",
-                    facts.volume
-                ),
-                "rockenv hook ls".to_owned(),
-            ));
-        }
-        let first = match &facts.from_step {
-            Some(step) => profile.steps.iter().position(|own| own.name == *step),
-            None => {
-                let reads = |step: &profile::Step| step.inputs.contains(&facts.volume);
-                profile.steps.iter().position(reads)
-            }
-        };
-        let Some(first) = first else {
-            return Err(match &facts.from_step {
-                Some(step) => refuse(
-                    format!("is applied from step `{step}` on, which there is not"),
-                    "rockenv hook ls".to_owned(),
-                ),
-                None => refuse(
-                    format!(
-                        "would never be applied: no step has `{}` among its `inputs`",
-                        facts.volume
-                    ),
-                    format!(
-                        "add `inputs = [\"{}\"]` to the first step that reads it",
-                        facts.volume
-                    ),
-                ),
-            });
-        };
-        // The first one there is: conditions may leave out the one that was named.
-        let from = profile.steps[first..]
-            .iter()
-            .find_map(|own| steps.iter().find(|step| step.name == own.name));
-        let reason = facts
-            .not_now
-            .clone()
-            .or_else(|| facts.applies.not_for(targets));
-        match (from, reason) {
-            (_, Some(reason)) => left_out.push(Skipped {
-                name: name.clone(),
-                reason,
-            }),
-            (None, None) => left_out.push(Skipped {
-                name: name.clone(),
-                reason: "the steps that it is for are left out".to_owned(),
-            }),
-            (Some(from), None) => hooks.push(Hook {
-                name: name.clone(),
-                digest: facts.digest.clone(),
-                volume: facts.volume.clone(),
-                from: from.name.clone(),
-            }),
-        }
-    }
-    Ok((hooks, left_out))
-}
-
 fn fingerprints(step: &Step, inputs: &Inputs) -> Result<Vec<(String, String)>> {
     let print = |name: &String| match inputs.fingerprints.get(name) {
         Some(print) => Ok((name.clone(), print.clone())),
@@ -275,33 +159,15 @@ struct Resolver<'a> {
     scope: Scope,
     /// Targets from the command line, which become part of the env's name.
     asked: Vec<Target>,
-    variant: Option<&'a str>,
-    from: &'a str,
+    chosen: Chosen<'a>,
     problems: Vec<Problem>,
 }
 
 impl<'a> Resolver<'a> {
     fn new(profile: &'a Profile, inputs: &'a Inputs) -> Result<Self> {
-        let variant = match &inputs.variant {
-            None => profile.variant.as_deref(),
-            Some(name) => {
-                choice(profile, "variant", &profile.variants, name)?;
-                Some(name.as_str())
-            }
-        };
-        let from = match inputs.from.as_deref() {
-            None | Some(FROM_SOURCE) => FROM_SOURCE,
-            Some(name) => {
-                choice(profile, "way", &profile.from, name)?;
-                name
-            }
-        };
+        let chosen = Chosen::new(profile, inputs.variant.as_deref(), inputs.from.as_deref())?;
         let mut params = profile.params.clone();
-        let choices = [
-            variant.and_then(|name| profile.variants.get(name)),
-            profile.from.get(from),
-        ];
-        for choice in choices.into_iter().flatten() {
+        for choice in chosen.parts() {
             params.extend(choice.params.clone());
         }
         for (name, value) in &inputs.params {
@@ -331,8 +197,7 @@ impl<'a> Resolver<'a> {
                 params,
             },
             asked,
-            variant,
-            from,
+            chosen,
             problems: Vec::new(),
         })
     }
@@ -340,10 +205,7 @@ impl<'a> Resolver<'a> {
     /// Returns the profile's needs with what the variant, and then the way of `--from`, say instead.
     fn resources(&self) -> Resources {
         let mut resources = self.profile.resources.clone();
-        let variant = self
-            .variant
-            .and_then(|name| self.profile.variants.get(name));
-        for choice in variant.into_iter().chain(self.profile.from.get(self.from)) {
+        for choice in self.chosen.parts() {
             resources.disk = choice.disk.or(resources.disk);
         }
         resources
@@ -442,13 +304,17 @@ impl<'a> Resolver<'a> {
                 })
             }
         };
+        // What a variant or a way needs in all says nothing of its parts.
+        let whole = self.chosen.parts().any(|choice| choice.disk.is_some());
         Some(Volume {
             name: volume.name.clone(),
             kind: volume.kind,
             target: volume.target.clone(),
             access: volume.access,
             max: volume.max,
-            disk: volume.disk,
+            disk: volume
+                .disk
+                .filter(|_| !whole || matches!(source, VolumeSource::Path(_))),
             source,
         })
     }
@@ -486,11 +352,12 @@ impl<'a> Resolver<'a> {
     /// Refuses components that are built for fewer targets than what links them.
     fn fit(&mut self) {
         let profile = self.profile;
-        let components: Vec<Component> = profile
-            .components
-            .iter()
-            .map(|component| component.value.clone())
-            .collect();
+        let mut components = Vec::new();
+        for component in &profile.components {
+            if self.unmet(&component.when).is_none() {
+                components.push(self.component(component));
+            }
+        }
         let inputs = self.inputs;
         let excluded = |target: &str, project: &str| match &inputs.excluded {
             Some(table) => table.get(target)?.get(project).map(|issue| Excluded {
@@ -521,31 +388,59 @@ impl<'a> Resolver<'a> {
                 .iter()
                 .map(|issue| format!("{issue}\n"))
                 .collect();
-            let help = format!(
-                "{issues}leave it out (take it out of `links`, or `remove = true`, and build without it), let a stub stand in \
-                 (`stub = true`), or build it for a throwaway target too (`extra-targets = [\"gfx1250\"]`)"
-            );
-            let place = profile
+            let found = profile
                 .components
                 .iter()
-                .find(|component| component.value.name == *name)
-                .map(|component| &component.place);
-            if let Some(place) = place {
-                let problem = Problem::new(place, message, "too few targets");
-                self.problems.push(problem.help(help));
-            }
+                .find(|component| component.name.value == *name);
+            let Some(component) = found else { continue };
+            let without = component.when.variant.iter().flat_map(|with| {
+                let all = profile.variants.keys();
+                all.filter(|variant| !with.contains(variant))
+            });
+            let without: String = without
+                .map(|variant| format!("build variant `{variant}`, which does without it, "))
+                .collect();
+            let help = format!(
+                "{issues}{without}leave it out (take it out of `links`, or `remove = true`, and build without it), let a stub stand in \
+                 (`stub = true`), or build it for a throwaway target too (`extra-targets = [\"gfx1250\"]`)"
+            );
+            let problem = Problem::new(&component.name.place, message, "too few targets");
+            self.problems.push(problem.help(help));
+        }
+    }
+
+    fn component(&mut self, component: &profile::Component) -> coherent::Component {
+        let mut extra = Vec::new();
+        for text in &component.extra {
+            let text = self.text(text, |text| value::targets(text).map(drop));
+            extra.extend(
+                text.and_then(|text| value::targets(&text).ok())
+                    .unwrap_or_default(),
+            );
+        }
+        coherent::Component {
+            name: component.name.value.clone(),
+            project: component.project.clone(),
+            links: component.links.clone(),
+            extra,
+            stub: component.stub,
         }
     }
 
     /// Says why a step is not part of this env.
     fn excluded(&self, step: &profile::Step) -> Option<String> {
+        let gpu = || self.inputs.without_gpu.clone().filter(|_| step.gpu);
+        self.unmet(&step.when).or_else(gpu)
+    }
+
+    /// Says which condition does not hold.
+    fn unmet(&self, when: &When) -> Option<String> {
         let targets = &self.scope.targets;
         let names: Vec<_> = targets.iter().map(Target::name).collect();
         let shown = match names.is_empty() {
             true => "no target".to_owned(),
             false => names.join(", "),
         };
-        let when = &step.when;
         if let Some(families) = &when.family {
             let inside = |target: &Target| families.iter().any(|family| target.is_in(family));
             if !targets.iter().any(inside) {
@@ -571,24 +466,24 @@ impl<'a> Resolver<'a> {
         if let Some(variants) = &when.variant
             && !variants
                 .iter()
-                .any(|name| Some(name.as_str()) == self.variant)
+                .any(|name| Some(name.as_str()) == self.chosen.variant)
         {
             return Some(format!(
                 "only in variant {}, not in {}",
                 variants.join(", "),
-                self.variant.unwrap_or("none")
+                self.chosen.variant.unwrap_or("none")
             ));
         }
         if let Some(from) = &when.from
-            && !from.iter().any(|name| name == self.from)
+            && !from.iter().any(|name| name == self.chosen.from)
         {
             return Some(format!(
                 "only from {}, not from {}",
                 from.join(", "),
-                self.from
+                self.chosen.from
             ));
         }
-        self.inputs.without_gpu.clone().filter(|_| step.gpu)
+        None
     }
 
     /// Returns nothing for a step with a problem; its key is the base's until all steps are there.
@@ -698,49 +593,5 @@ fn copy_destination(to: &str, volumes: &[Volume]) -> std::result::Result<(), Ref
             volume.name
         ))
         .help("copy to another path, and let a `run` step put it there if it must")),
-    }
-}
-
-fn choice<'a>(
-    profile: &Profile,
-    what: &str,
-    choices: &'a BTreeMap<String, profile::Choice>,
-    name: &str,
-) -> Result<&'a profile::Choice> {
-    if let Some(choice) = choices.get(name) {
-        return Ok(choice);
-    }
-    let shown: String = name.escape_debug().take(80).collect();
-    let error = Error::new(
-        Kind::Usage,
-        format!("profile `{}` has no {what} `{shown}`", profile.name),
-    );
-    let names: Vec<&str> = choices.keys().map(String::as_str).collect();
-    Err(
-        match (suggest::closest(name, names.iter().copied()), what) {
-            (Some(close), _) => error.help(format!("did you mean `{close}`?")),
-            (None, "way") if names.is_empty() => {
-                error.help(format!("it is built from {FROM_SOURCE} only"))
-            }
-            (None, "way") => error.help(format!("there is {FROM_SOURCE}, {}", names.join(", "))),
-            (None, _) if names.is_empty() => error,
-            (None, _) => error.help(format!("there is {}", names.join(", "))),
-        },
-    )
-}
-
-fn unknown_param(profile: &Profile, name: &str) -> Error {
-    let shown: String = name.escape_debug().take(80).collect();
-    let error = Error::new(
-        Kind::Usage,
-        format!("profile `{}` has no parameter `{shown}`", profile.name),
-    );
-    match suggest::closest(name, profile.params.keys().map(String::as_str)) {
-        Some(close) => error.help(format!("did you mean `{close}`?")),
-        None if profile.params.is_empty() => error,
-        None => {
-            let names: Vec<_> = profile.params.keys().map(String::as_str).collect();
-            error.help(format!("there is {}", names.join(", ")))
-        }
     }
 }

@@ -13,9 +13,8 @@ use super::report::{At, Place, Problem, Sources};
 use super::shape::shorten;
 use super::text::{self, Late, Piece};
 use super::value::{self, Refused};
-use super::{Choice, FROM_SOURCE, Profile, Resources, Volume};
+use super::{Choice, Component, FROM_SOURCE, Profile, Resources, Volume};
 use crate::gpu::Extras;
-use crate::spec::coherent::Component;
 use crate::suggest;
 use crate::target::Target;
 
@@ -56,7 +55,7 @@ pub(crate) fn finish(
     };
     let env = check.env(draft.env, Late::Keep);
     let runtime_env = check.env(draft.runtime_env, Late::Refuse);
-    let components = check.components(draft.components);
+    let components = check.components(draft.components, (&variants, &from));
     let runtime_notes = check.runtime_notes(draft.runtime_notes, &runtime_env);
     let volumes = check.volumes(draft.volumes);
     let needed_by = check.needed_by(&draft.needed_by, &draft.steps);
@@ -262,6 +261,7 @@ impl Check<'_> {
                 description: draft.description.map(|at| at.value).unwrap_or_default(),
                 params,
                 disk: self.parsed(draft.disk, value::size),
+                hooks: self.hooks(draft.hooks),
             };
             choices.insert(name, choice);
         }
@@ -347,7 +347,11 @@ impl Check<'_> {
         );
     }
 
-    fn components(&mut self, drafts: Vec<ComponentDraft>) -> Vec<At<Component>> {
+    fn components(
+        &mut self,
+        drafts: Vec<ComponentDraft>,
+        choices: step::Choices<'_>,
+    ) -> Vec<Component> {
         let names: Vec<String> = drafts
             .iter()
             .map(|draft| draft.name.value.clone())
@@ -368,14 +372,17 @@ impl Check<'_> {
                     self.push(&link.place, message, "not there", Some(help));
                 }
             }
-            let extra = self.targets(draft.extra_targets);
-            components.push(draft.name.map(|name| Component {
-                project: draft.project.unwrap_or_else(|| name.clone()),
+            for extra in &draft.extra_targets {
+                self.expandable(extra, |text| value::targets(text).map(drop));
+            }
+            components.push(Component {
+                project: draft.project.unwrap_or_else(|| draft.name.value.clone()),
                 links: draft.links.into_iter().map(|link| link.value).collect(),
-                extra,
+                extra: draft.extra_targets,
                 stub: draft.stub,
-                name,
-            }));
+                when: self.when(&draft.when, choices),
+                name: draft.name,
+            });
         }
         components
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Check, Volumes};
 use crate::profile::file::{User, VolumeKind};
-use crate::profile::merge::{ActionDraft, CopyDraft, StepDraft};
+use crate::profile::merge::{ActionDraft, CopyDraft, StepDraft, WhenDraft};
 use crate::profile::report::At;
 use crate::profile::shape::shorten;
 use crate::profile::text::Late;
@@ -44,13 +44,14 @@ impl Check<'_> {
         self.name("step", &draft.name);
         let gpu = draft.gpu.as_ref().is_some_and(|gpu| gpu.value)
             || needed_by.contains(&draft.name.value);
-        let when = self.when(&draft, choices);
+        let when = self.when(&draft.when, choices);
         let published = draft.published.map(|draft| Published {
             time: self.parsed(draft.time, value::duration),
             disk: self.parsed(draft.disk, value::size),
             source: draft.source.value,
         });
         let timeout = self.parsed(draft.timeout, value::duration);
+        let memory = self.parsed(draft.memory, super::positive);
         let inputs = self.inputs(draft.inputs, volumes);
         let env = self.env(draft.env, Late::Keep);
         let Some(action) = draft.action else {
@@ -94,6 +95,7 @@ impl Check<'_> {
             workdir: draft.workdir,
             network: draft.network.is_none_or(|network| network.value),
             timeout,
+            memory,
             inputs,
             incremental: draft
                 .incremental
@@ -213,8 +215,7 @@ impl Check<'_> {
         inputs
     }
 
-    fn when(&mut self, draft: &StepDraft, (variants, from): Choices<'_>) -> When {
-        let when = &draft.when;
+    pub(super) fn when(&mut self, when: &WhenDraft, (variants, from): Choices<'_>) -> When {
         for family in when.family.iter().flatten() {
             if target::family(family).is_none() {
                 self.unknown_family(family);

@@ -15,7 +15,15 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "build_tool
 from build_python_packages import wheel
 
 # What `import torch` loads.
-LINUX_LIBRARY_PRELOADS = ["amdhip64", "rocm-openblas", "rocprofiler-sdk", "rccl", "hipfile", "hipblaslt", "miopen"]
+LINUX_LIBRARY_PRELOADS = [
+    "amdhip64",
+    "rocm-openblas",
+    "rocprofiler-sdk",
+    "rccl",
+    "hipfile",
+    "hipblaslt",
+    "miopen",
+]
 
 
 def do_build(arguments):
