@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::error::{Error, Kind, Result};
 use crate::image::catalog;
 use crate::store::Store;
-use crate::{profile, target};
+use crate::{hook, profile, target};
 
 /// What an argument names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +25,7 @@ enum Names {
     ProfilesAndTargets,
     Targets,
     Images,
+    Hooks,
     Snapshots,
     Steps,
     Directory,
@@ -66,6 +67,7 @@ const ARGUMENTS: &[(&[&str], &str, Names)] = &[
     (&["matrix", "json"], "targets", Names::Targets),
     (&["matrix", "json"], "profile", Names::Profiles),
     (&["target", "show"], "target", Names::Targets),
+    (&["hook", "check"], "hook", Names::Hooks),
     (&["man"], "dir", Names::Directory),
 ];
 
@@ -160,6 +162,10 @@ fn find(names: Names, words: &[String]) -> Result<Vec<CompletionCandidate>> {
         Names::Images => catalog::list(&config.image_dirs)?
             .into_iter()
             .map(|image| CompletionCandidate::new(image.name))
+            .collect(),
+        Names::Hooks => hook::list(&config.hook_dirs)?
+            .into_iter()
+            .map(|hook| CompletionCandidate::new(hook.name))
             .collect(),
         Names::Envs => envs(&config)?
             .1

@@ -1,11 +1,14 @@
 //! Owns `source` volumes: cloning what a profile names by `git`, and fingerprints of what a directory holds.
 //!
-//! git runs as the build user, never as root: a repository's own configuration can name programs to run.
+//! `fingerprint` reads what a source holds, `stamp` tells cheaply whether it is as it was. git runs as the build user, never as root: a repository's own configuration can name programs to run.
 
-use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::MetadataExt as _;
+mod fingerprint;
+mod stamp;
+
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+
+pub use fingerprint::is_untracked;
 
 use fs_err as fs;
 use sha2::{Digest as _, Sha256};
@@ -13,6 +16,7 @@ use sha2::{Digest as _, Sha256};
 use crate::engine::BuildUser;
 use crate::error::{Error, Result, ResultExt as _};
 use crate::process::{Event, Program};
+use crate::profile::hex;
 use crate::store::{Lock, Store};
 
 /// The longest answer of git that is taken, in bytes: the status of a tree where everything changed.
@@ -217,89 +221,6 @@ impl<'a> Git<'a> {
         }
     }
 
-    /// Returns a fingerprint of a source: its commit and a digest of what differs from it, or a digest of all of it.
-    pub fn fingerprint(&self, directory: &Path) -> Result<String> {
-        if !directory.join(".git").exists() {
-            return self.content_digest(directory);
-        }
-        let head = self.run(directory, &["rev-parse", "HEAD"])?;
-        let status = self.bytes(
-            directory,
-            &[
-                "status",
-                "--porcelain=v2",
-                "-z",
-                "--untracked-files=all",
-                "--ignore-submodules=none",
-            ],
-        )?;
-        if status.is_empty() {
-            return Ok(format!("git:{}", head.trim()));
-        }
-        let mut hash = Sha256::new();
-        hash.update(&status);
-        // The status names what differs, not how: the content of those files decides.
-        let changed = self.bytes(
-            directory,
-            &[
-                "ls-files",
-                "-z",
-                "--modified",
-                "--others",
-                "--exclude-standard",
-            ],
-        )?;
-        for name in changed
-            .split(|byte| *byte == 0)
-            .filter(|name| !name.is_empty())
-        {
-            let path = directory.join(std::ffi::OsStr::from_bytes(name));
-            hash.update(name);
-            hash.update([0]);
-            if fs::symlink_metadata(&path).is_ok_and(|found| found.is_dir()) {
-                hash.update(self.fingerprint(&path)?);
-            } else {
-                hash_file(&path, &mut hash)?;
-            }
-        }
-        hash.update(self.bytes(
-            directory,
-            &[
-                "diff",
-                "--cached",
-                "--no-ext-diff",
-                "--no-textconv",
-                "--binary",
-            ],
-        )?);
-        Ok(format!("git:{}+{}", head.trim(), hex(&hash.finalize())))
-    }
-
-    /// Hashes names, kinds, permissions and contents below a directory; times do not count.
-    fn content_digest(&self, directory: &Path) -> Result<String> {
-        let mut hash = Sha256::new();
-        let mut left = vec![PathBuf::new()];
-        while let Some(relative) = left.pop() {
-            let mut entries =
-                fs::read_dir(directory.join(&relative))?.collect::<std::io::Result<Vec<_>>>()?;
-            entries.sort_by_key(fs_err::DirEntry::file_name);
-            for entry in entries {
-                self.look()?;
-                let name = relative.join(entry.file_name());
-                let found = fs::symlink_metadata(entry.path())?;
-                hash.update(name.as_os_str().as_bytes());
-                hash.update([0]);
-                hash.update((found.mode() & 0o170_777).to_le_bytes());
-                if found.is_dir() {
-                    left.push(name);
-                } else {
-                    hash_file(&entry.path(), &mut hash)?;
-                }
-            }
-        }
-        Ok(format!("content:{}", hex(&hash.finalize())))
-    }
-
     /// Says whether a commit is in the history of what is checked out; nothing where the commit is not known here, as in
     /// a clone without history.
     pub fn contains(&self, directory: &Path, commit: &str) -> Result<Option<bool>> {
@@ -323,6 +244,8 @@ impl<'a> Git<'a> {
         let mut program = Program::find("git", "sources")?
             .inherit_env()
             .env("GIT_TERMINAL_PROMPT", "0")
+            // A look at a checkout changes nothing of it, not even what git remembers of it.
+            .env("GIT_OPTIONAL_LOCKS", "0")
             .env("GIT_CONFIG_COUNT", "1")
             // A root without an invoking user works on other people's checkouts too.
             .env("GIT_CONFIG_KEY_0", "safe.directory")
@@ -355,52 +278,18 @@ impl<'a> Git<'a> {
     }
 }
 
-fn hash_file(path: &Path, hash: &mut Sha256) -> Result<()> {
-    let found = match fs::symlink_metadata(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            hash.update(b"absent");
-            return Ok(());
-        }
-        other => other?,
-    };
-    if found.is_symlink() {
-        hash.update(fs::read_link(path)?.as_os_str().as_bytes());
-    } else if found.is_file() {
-        hash.update(found.len().to_le_bytes());
-        std::io::copy(&mut fs::File::open(path)?, &mut HashWriter(hash))?;
-    }
-    Ok(())
-}
-
-struct HashWriter<'a>(&'a mut Sha256);
-
-impl std::io::Write for HashWriter<'_> {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.update(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn me() -> BuildUser {
+    pub(super) fn me() -> BuildUser {
         BuildUser::new(
             nix::unistd::getuid().as_raw(),
             nix::unistd::getgid().as_raw(),
         )
     }
 
-    fn repository() -> tempfile::TempDir {
+    pub(super) fn repository() -> tempfile::TempDir {
         let directory = tempfile::tempdir().unwrap();
         let run = |arguments: &[&str]| Git::new(&me()).run(directory.path(), arguments).unwrap();
         run(&["init", "--quiet"]);
@@ -417,45 +306,6 @@ mod tests {
             "first",
         ]);
         directory
-    }
-
-    #[test]
-    fn the_fingerprint_follows_commit_content_and_new_files() {
-        let directory = repository();
-        let path = directory.path();
-        let clean = Git::new(&me()).fingerprint(path).unwrap();
-        assert!(clean.starts_with("git:") && !clean.contains('+'));
-        fs::write(path.join("a"), "two").unwrap();
-        let dirty = Git::new(&me()).fingerprint(path).unwrap();
-        fs::write(path.join("a"), "six").unwrap();
-        let other = Git::new(&me()).fingerprint(path).unwrap();
-        fs::write(path.join("a"), "one").unwrap();
-        fs::write(path.join("new"), "").unwrap();
-        let untracked = Git::new(&me()).fingerprint(path).unwrap();
-        let all = [&clean, &dirty, &other, &untracked];
-        assert_eq!(
-            all.iter().collect::<std::collections::BTreeSet<_>>().len(),
-            4
-        );
-        fs::remove_file(path.join("new")).unwrap();
-        assert_eq!(Git::new(&me()).fingerprint(path).unwrap(), clean);
-    }
-
-    #[test]
-    fn a_plain_directory_is_known_by_its_content() {
-        let directory = tempfile::tempdir().unwrap();
-        fs::write(directory.path().join("a"), "one").unwrap();
-        let first = Git::new(&me()).fingerprint(directory.path()).unwrap();
-        fs::write(directory.path().join("a"), "one").unwrap();
-        assert_eq!(
-            Git::new(&me()).fingerprint(directory.path()).unwrap(),
-            first
-        );
-        fs::write(directory.path().join("a"), "two").unwrap();
-        assert_ne!(
-            Git::new(&me()).fingerprint(directory.path()).unwrap(),
-            first
-        );
     }
 
     #[test]

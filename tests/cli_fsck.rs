@@ -213,6 +213,7 @@ fn freeze(env: &mut LockedEnv<'_>, name: &str, key: Option<&str>) {
                 Origin::User
             },
             cost: None,
+            prints: None,
         },
         |_| {},
     )

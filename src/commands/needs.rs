@@ -411,7 +411,12 @@ mod tests {
             targets: vec![Target::parse("gfx1103").unwrap()],
             from: from.map(str::to_owned),
             file_digests: profile::copy_files(&profile).unwrap().digests(),
-            fingerprints: [("therock".to_owned(), "f".to_owned())].into(),
+            fingerprints: profile
+                .steps
+                .iter()
+                .flat_map(|step| step.inputs.clone())
+                .map(|input| (input, "f".to_owned()))
+                .collect(),
             hooks: super::super::hooks::facts(&hooks.collect()).unwrap(),
             ..spec::tests_inputs()
         };

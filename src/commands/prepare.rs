@@ -1,6 +1,9 @@
 //! Owns what `up`, `plan` and `profile` find out before they resolve a profile.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use serde::Serialize;
 
 use super::{checkout, hooks};
 use crate::context::Context;
@@ -12,10 +15,11 @@ use crate::host::Host;
 use crate::image::{Recipe, catalog};
 use crate::jobs::{self, Past, Sizing};
 use crate::profile::{self, CopyFiles, Profile};
-use crate::source::{Git, Repository};
-use crate::spec::{self, Inputs, VolumeKind, VolumeSource};
+use crate::source::{Git, Repository, is_untracked};
+use crate::spec::{self, Inputs, Spec, VolumeKind, VolumeSource};
 use crate::store::Store;
 use crate::target::Target;
+use crate::therock::Prints;
 
 /// What was asked for, as typed.
 #[derive(Debug)]
@@ -38,6 +42,40 @@ pub(super) struct Wish<'a> {
     pub(super) jobs: Option<u32>,
     /// Which GPU.
     pub(super) gpu: &'a str,
+}
+
+/// What the keys after a step have of TheRock's fingerprints.
+#[derive(Debug, Serialize)]
+pub(super) struct Said {
+    /// The step that configures TheRock.
+    step: String,
+    /// How many artifacts have one; nothing where the step has to run first.
+    therock: Option<usize>,
+    /// Artifacts without, for which that of the source stands in.
+    own: Vec<String>,
+}
+
+impl std::fmt::Display for Said {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.therock {
+            None => write!(
+                f,
+                "`{}` has to run before the keys of later steps are known, which may have snapshots",
+                self.step
+            ),
+            Some(count) => {
+                write!(
+                    f,
+                    "after `{}` keys have TheRock's fingerprints of {count} artifacts",
+                    self.step
+                )?;
+                match self.own.is_empty() {
+                    true => Ok(()),
+                    false => write!(f, ", and the source's own for {}", self.own.join(", ")),
+                }
+            }
+        }
+    }
 }
 
 /// Everything that is known before the env is locked.
@@ -146,6 +184,7 @@ impl Prepared {
             image_key: String::new(),
             file_digests: files.digests(),
             fingerprints: BTreeMap::new(),
+            prints: BTreeMap::new(),
             excluded: None,
             hooks: hooks::facts(&hooks)?,
         };
@@ -192,18 +231,23 @@ impl Prepared {
                 VolumeSource::Store => None,
             };
             if volume.kind == VolumeKind::Source {
-                let print = match directory.filter(|path| path.exists()) {
+                match directory.filter(|path| path.exists()) {
                     Some(path) => {
-                        let print = git.fingerprint(&path)?;
+                        let known = store.map(|store| store.known_fingerprint(&path));
+                        let read = |path: &Path| match &known {
+                            Some(known) => git.known_fingerprint(path, known),
+                            None => git.fingerprint(path),
+                        };
+                        self.fingerprint(&volume.name, &path, &git, &read)?;
                         sources.insert(volume.name.clone(), path);
-                        print
                     }
                     None => {
                         notes.push(format!("source `{}` is not there yet", volume.name));
-                        "absent".to_owned()
+                        for input in self.inputs_in(&volume.name) {
+                            self.inputs.fingerprints.insert(input, "absent".to_owned());
+                        }
                     }
-                };
-                self.inputs.fingerprints.insert(volume.name.clone(), print);
+                }
             }
         }
         if let Some(store) = store {
@@ -213,6 +257,80 @@ impl Prepared {
         hooks::settle(self, &sources, &git)?;
         notes.extend(hooks::ask(self, &sources)?);
         Ok(notes)
+    }
+
+    /// Returns the inputs of steps that lie in a source, and the source itself where hooks change it.
+    fn inputs_in(&self, volume: &str) -> BTreeSet<String> {
+        let inputs = self.profile.steps.iter().flat_map(|step| &step.inputs);
+        let mut inputs: BTreeSet<String> = inputs
+            .filter(|name| profile::input(name).0 == volume)
+            .cloned()
+            .collect();
+        if self.hooks.values().any(|hook| hook.work.volume == volume) {
+            inputs.insert(volume.to_owned());
+        }
+        inputs
+    }
+
+    /// Reads the fingerprints of a source that steps and hooks ask for; `whole` reads that of all of it.
+    pub(super) fn fingerprint(
+        &mut self,
+        volume: &str,
+        at: &Path,
+        git: &Git<'_>,
+        whole: &dyn Fn(&Path) -> Result<String>,
+    ) -> Result<()> {
+        for input in self.inputs_in(volume) {
+            let print = match profile::input(&input).1 {
+                "" => whole(at)?,
+                path => git.fingerprint_of(&at.join(path))?,
+            };
+            self.inputs.fingerprints.insert(input, print);
+        }
+        Ok(())
+    }
+
+    /// Says which fingerprints are in the keys.
+    pub(super) fn fingerprints_said(&self, spec: &Spec) -> Vec<Said> {
+        let mut said = Vec::new();
+        for step in spec.steps.iter().filter(|step| step.fingerprints.is_some()) {
+            let known = self.inputs.prints.get(&step.key);
+            let prints = step
+                .inputs
+                .iter()
+                .filter_map(|name| self.inputs.fingerprints.get(name));
+            let blind = prints.into_iter().any(|print| is_untracked(print));
+            let own: Vec<String> = known.map_or_else(Vec::new, |prints| {
+                let all = prints.artifacts.iter();
+                let own = all.filter(|(_, print)| blind || print.is_none());
+                own.map(|(name, _)| name.clone()).collect()
+            });
+            said.push(Said {
+                step: step.name.clone(),
+                therock: known.map(|prints| prints.artifacts.len() - own.len()),
+                own,
+            });
+            if spec.open.as_ref() == Some(&step.name) {
+                break;
+            }
+        }
+        said
+    }
+
+    /// Resolves the profile, with the fingerprints by TheRock that the store has.
+    pub(super) fn resolve(&mut self, store: Option<&Store>) -> Result<Spec> {
+        loop {
+            let spec = spec::resolve(&self.profile, &self.inputs)?;
+            let open = spec.open.as_ref().and_then(|name| spec.step(name));
+            let (Some(step), Some(store)) = (open, store) else {
+                return Ok(spec);
+            };
+            let Some(layer) = store.layer(step.key.as_str())? else {
+                return Ok(spec);
+            };
+            let prints = layer.prints.unwrap_or_else(Prints::none);
+            self.inputs.prints.insert(step.key.clone(), prints);
+        }
     }
 }
 

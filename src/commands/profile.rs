@@ -11,7 +11,7 @@ use super::prepare::{Prepared, Wish};
 use crate::context::Context;
 use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::profile::{self, Origin};
-use crate::spec::{self, Spec, VolumeKind};
+use crate::spec::{self, Spec};
 use crate::store::Store;
 use crate::target::Target;
 use crate::ui::table::Table;
@@ -168,7 +168,7 @@ fn show_resolved(cx: &Context, args: &ShowArgs) -> Result<()> {
     let mut prepared = Prepared::new(cx, &wish(&args.what, &args.target, &args.param))?;
     let store = Store::open_existing(&cx.config.home)?;
     let notes = prepared.predict(cx, store.as_ref())?;
-    let spec = spec::resolve(&prepared.profile, &prepared.inputs)?;
+    let spec = prepared.resolve(store.as_ref())?;
     if cx.json {
         cx.ui.json(&spec)?;
     } else {
@@ -303,11 +303,9 @@ fn check_one(cx: &Context, what: &str, targets: &[String]) -> Result<(Spec, Vec<
 fn resolve_unseen(cx: &Context, what: &str, targets: &[String]) -> Result<Spec> {
     let mut prepared = Prepared::new(cx, &wish(what, targets, &[]))?;
     "unseen".clone_into(&mut prepared.inputs.image_key);
-    for volume in spec::volumes(&prepared.profile, &prepared.inputs)? {
-        if volume.kind == VolumeKind::Source {
-            let print = "unseen".to_owned();
-            prepared.inputs.fingerprints.insert(volume.name, print);
-        }
+    for input in prepared.profile.steps.iter().flat_map(|step| &step.inputs) {
+        let print = "unseen".to_owned();
+        prepared.inputs.fingerprints.insert(input.clone(), print);
     }
     spec::resolve(&prepared.profile, &prepared.inputs)
 }

@@ -1,14 +1,14 @@
 //! Owns `up` and `plan`: from the command line to an env that is as the profile says.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use super::needs::Needs;
-use super::prepare::{Prepared, Wish};
+use super::prepare::{Prepared, Said, Wish};
 use super::{checkout, hooks};
 use crate::context::Context;
 use crate::engine::choose::Reason;
@@ -164,23 +164,53 @@ fn converge(
     signals: &Signals,
     reporter: &Reporter,
 ) -> Result<(Option<Ended>, String, String)> {
-    for _ in 0..ATTEMPTS {
-        if let Some(outcome) = attempt(cx, args, store, &mut prepared, signals, reporter)? {
-            return Ok(outcome);
+    let mut options = options(args);
+    let mut gone = 0;
+    while gone < ATTEMPTS {
+        match attempt(cx, args, &options, store, &mut prepared, signals, reporter)? {
+            Attempt::Done(ended, env, lacking) => return Ok((ended, env, lacking)),
+            Attempt::Gone => gone += 1,
+            Attempt::Known(step) => options = rest(&prepared.profile, &step, options),
         }
     }
     Err(Error::busy("what the env stands on is being removed again and again").help("rockenv up"))
 }
 
-/// One attempt; `None` where the image or a layer is gone by the time that the env is locked.
+/// What came of one attempt.
+enum Attempt {
+    /// How it ended, the env, and the steps that lacked a GPU.
+    Done(Option<Ended>, String, String),
+    /// The image or a layer is gone by the time that the env is locked.
+    Gone,
+    /// This step has run, and told what the keys of those after it depend on.
+    Known(String),
+}
+
+/// Returns what is left to ask for when `step` has run.
+fn rest(profile: &Profile, step: &str, asked: Options) -> Options {
+    let at = |name: &str| profile.steps.iter().position(|step| step.name == name);
+    let next = at(step).and_then(|position| profile.steps.get(position + 1));
+    let rerun = asked.rerun.map(|name| match next {
+        Some(next) if at(&name) <= at(step) => next.name.clone(),
+        _ => name,
+    });
+    Options {
+        until: asked.until,
+        rerun,
+        clean: false,
+    }
+}
+
+/// One attempt: to the end, or to a step that tells the keys of those after it.
 fn attempt(
     cx: &Context,
     args: &UpArgs,
+    asked: &Options,
     store: &Store,
     prepared: &mut Prepared,
     signals: &Signals,
     reporter: &Reporter,
-) -> Result<Option<(Option<Ended>, String, String)>> {
+) -> Result<Attempt> {
     let image = match store.image_of(&prepared.recipe)? {
         Some(image) => image,
         None => {
@@ -197,11 +227,16 @@ fn attempt(
     for message in notes {
         reporter.emit(&Event::Warning { message });
     }
-    let spec = spec::resolve(&prepared.profile, &prepared.inputs)?;
+    let spec = prepared.resolve(Some(store))?;
     check_names(&prepared.profile, args)?;
     hooks::check_engine(prepared, &spec)?;
+    let open = opening(&prepared.profile, &spec, asked);
+    let options = &Options {
+        until: open.clone().or_else(|| asked.until.clone()),
+        ..asked.clone()
+    };
     let mut env = store.lock_env(&spec.name, "up", Duration::from_secs(5))?;
-    let (observed, plan) = plan_for(store, Some(&env), prepared, &spec, args)?;
+    let (observed, plan) = plan_for(store, Some(&env), prepared, &spec, options)?;
     if plan.is_empty() && env.record().is_some() {
         // What is in no key may have changed all the same: variables for using what was built.
         if store.spec(&spec.name).ok().as_ref() != Some(&spec) {
@@ -211,10 +246,16 @@ fn attempt(
             env.update(|record| record.complete = true)?;
         }
         let lacking = lacking(&plan, prepared);
-        return Ok(Some((None, spec.name, lacking)));
+        return Ok(Attempt::Done(None, spec.name, lacking));
     }
     if plan.runs() > 0 && !args.force {
-        Needs::of(prepared, &spec, &plan, store.root(), env.record())?.preflight()?;
+        // A new env is judged by all that it will run; what is open in another one may be there already.
+        let whole = match env.record() {
+            None => Some(plan_for(store, Some(&env), prepared, &spec, asked)?.1),
+            Some(_) => None,
+        };
+        let judged = whole.as_ref().unwrap_or(&plan);
+        Needs::of(prepared, &spec, judged, store.root(), env.record())?.preflight()?;
     }
     // What the store forgot is no layer of it yet, and nothing of `gc`'s.
     let known = |layer: &&String| !observed.forgotten.contains(*layer);
@@ -223,7 +264,7 @@ fn attempt(
         image: image.key.clone(),
     };
     if !env.lease(&lease)? {
-        return Ok(None);
+        return Ok(Attempt::Gone);
     }
     store.load_ballast()?;
     if env.record().is_none() {
@@ -242,7 +283,7 @@ fn attempt(
             record.image.clone_from(&spec.image);
         })?;
     }
-    let (observed, plan) = plan_for(store, Some(&env), prepared, &spec, args)?;
+    let (observed, plan) = plan_for(store, Some(&env), prepared, &spec, options)?;
     if let Some(service) = env.service()? {
         store.import_image(&service, &image.key, &mut |message| {
             reporter.emit(&Event::Warning {
@@ -302,8 +343,19 @@ fn attempt(
         let keys: Vec<&str> = done.map(|step| step.key.as_str()).collect();
         store.remove_forgotten(&service, &keys)?;
     }
+    if let (Ended::Complete, Some(step)) = (&ended, open) {
+        return Ok(Attempt::Known(step));
+    }
     let lacking = lacking(&plan, prepared);
-    Ok(Some((Some(ended), spec.name, lacking)))
+    Ok(Attempt::Done(Some(ended), spec.name, lacking))
+}
+
+/// Returns the step that has to run before the keys of later ones are known, where later ones are asked for.
+fn opening(profile: &Profile, spec: &Spec, asked: &Options) -> Option<String> {
+    let at = |name: &str| profile.steps.iter().position(|step| step.name == name);
+    let open = spec.open.clone()?;
+    let reaches = |until: &String| at(until) > at(&open);
+    asked.until.as_ref().is_none_or(reaches).then_some(open)
 }
 
 /// Refuses what cannot work before the image is made, which may take long.
@@ -315,9 +367,9 @@ fn preflight_early(
 ) -> Result<()> {
     // What it says of the image and the sources is about to change.
     drop(prepared.predict(cx, Some(store))?);
-    let spec = spec::resolve(&prepared.profile, &prepared.inputs)?;
+    let spec = prepared.resolve(Some(store))?;
     check_names(&prepared.profile, args)?;
-    let (_, plan) = plan_for(store, None, prepared, &spec, args)?;
+    let (_, plan) = plan_for(store, None, prepared, &spec, &options(args))?;
     let record = store.record(&spec.name)?;
     Needs::of(prepared, &spec, &plan, store.root(), record.as_ref())?.preflight()
 }
@@ -446,11 +498,11 @@ pub fn plan(cx: &Context, args: UpArgs) -> Result<()> {
     let mut prepared = Prepared::new(cx, &args.wish())?;
     let store = Store::open_existing(&cx.config.home)?;
     let mut notes = prepared.predict(cx, store.as_ref())?;
-    let spec = spec::resolve(&prepared.profile, &prepared.inputs)?;
+    let spec = prepared.resolve(store.as_ref())?;
     check_names(&prepared.profile, &args)?;
     hooks::check_engine(&prepared, &spec)?;
     let plan = match &store {
-        Some(store) => plan_for(store, None, &prepared, &spec, &args)?.1,
+        Some(store) => plan_for(store, None, &prepared, &spec, &options(&args))?.1,
         None => decide(
             &wanted(&prepared.profile, &spec),
             &Observed::default(),
@@ -458,6 +510,7 @@ pub fn plan(cx: &Context, args: UpArgs) -> Result<()> {
         ),
     };
     notes.extend(plan.notes.iter().cloned());
+    let fingerprints = prepared.fingerprints_said(&spec);
     let (root, record) = match &store {
         Some(store) => (store.root(), store.record(&spec.name)?),
         None => (cx.config.home.as_path(), None),
@@ -488,6 +541,7 @@ pub fn plan(cx: &Context, args: UpArgs) -> Result<()> {
             needs: &'a Needs,
             gpu: Option<&'a gpu::Gpu>,
             plan: &'a Plan,
+            fingerprints: &'a [Said],
             from: &'a str,
             ways: &'a [Way],
             notes: &'a [String],
@@ -500,6 +554,7 @@ pub fn plan(cx: &Context, args: UpArgs) -> Result<()> {
             needs: &needs,
             gpu: gpu.map(|grant| &grant.gpu),
             plan: &plan,
+            fingerprints: &fingerprints,
             from: &spec.from,
             ways: &ways,
             notes: &notes,
@@ -528,6 +583,9 @@ pub fn plan(cx: &Context, args: UpArgs) -> Result<()> {
         needs.lines(),
         gpu.map_or_else(|| "none".to_owned(), |grant| grant.gpu.to_string()),
     ));
+    for said in &fingerprints {
+        cx.ui.data(&format!("keys   {said}\n"));
+    }
     cx.ui.table(&table);
     if spec.from == FROM_SOURCE && plan.runs() > 0 && !ways.is_empty() {
         cx.ui.data("\n");
@@ -659,12 +717,12 @@ fn prepare_sources(
     let volumes = spec::volumes(&prepared.profile, &prepared.inputs)?;
     let cancel = Cancel::new(signals);
     let look = || cancel.look();
+    let user = prepared.inputs.user.clone();
     let git = Git {
-        user: &prepared.inputs.user,
+        user: &user,
         cancel: cancel.flag(),
         tick: &look,
     };
-    let mut fingerprints = BTreeMap::new();
     let mut sources = BTreeMap::new();
     for volume in volumes
         .iter()
@@ -683,15 +741,11 @@ fn prepare_sources(
             VolumeSource::Path(path) => path.clone(),
             VolumeSource::Store => continue,
         };
-        let read = |step: &crate::profile::Step| step.inputs.contains(&volume.name);
-        let changed = |hook: &crate::hook::Hook| hook.work.volume == volume.name;
-        if prepared.profile.steps.iter().any(read) || prepared.hooks.values().any(changed) {
-            let print = cancel.outcome(git.fingerprint(&directory))?;
-            fingerprints.insert(volume.name.clone(), print);
-        }
+        let known = store.known_fingerprint(&directory);
+        let read = |path: &Path| git.remembered_fingerprint(path, &known);
+        cancel.outcome(prepared.fingerprint(&volume.name, &directory, &git, &read))?;
         sources.insert(volume.name.clone(), directory);
     }
-    prepared.inputs.fingerprints.extend(fingerprints);
     Ok(sources)
 }
 
@@ -756,7 +810,7 @@ fn plan_for(
     env: Option<&LockedEnv<'_>>,
     prepared: &Prepared,
     spec: &Spec,
-    args: &UpArgs,
+    options: &Options,
 ) -> Result<(Observed, Plan)> {
     let wanted = wanted(&prepared.profile, spec);
     let record = match env {
@@ -772,7 +826,7 @@ fn plan_for(
         &prepared.inputs.image_key,
         prepared.choice.service.as_deref(),
     )?;
-    let plan = decide(&wanted, &observed, &options(args));
+    let plan = decide(&wanted, &observed, options);
     Ok((observed, plan))
 }
 

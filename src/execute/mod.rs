@@ -49,6 +49,7 @@ use crate::store::env::Freeze;
 use crate::store::layer;
 use crate::store::record::{Cost, Failed, Origin, Outcome, Record, Snapshot, StepRecord};
 use crate::store::{LockedEnv, Store};
+use crate::therock::{Checkout, Prints};
 use crate::ui::Reporter;
 use crate::ui::event::{self, Event};
 use crate::usage;
@@ -388,6 +389,7 @@ impl Execution<'_, '_> {
                             bytes: ran.frozen,
                             wall_ms: ran.cost.wall_ms,
                         }),
+                        prints: self.prints(step)?,
                     },
                     |record| put_step(record, done),
                 )?;
@@ -433,6 +435,31 @@ impl Execution<'_, '_> {
             tail: ran.tail,
             log,
         }))))
+    }
+
+    /// Reads the fingerprints that a step has left for the keys of later ones.
+    fn prints(&self, step: &Step) -> Result<Option<Prints>> {
+        let Some(at) = &step.fingerprints else {
+            return Ok(None);
+        };
+        let volumes = &self.env.known_record()?.head.volumes;
+        let Some(id) = volumes.get(&at.volume) else {
+            return Ok(None);
+        };
+        let source = step.inputs.iter().find_map(|name| {
+            let source = self.sources.get(name)?;
+            Checkout::is_one(source).then_some(source.as_path())
+        });
+        let read = Prints::read(&self.store.volume_dir(id).join(&at.path), source);
+        Ok(Some(read.unwrap_or_else(|error| {
+            let message = format!(
+                "step `{}` left no fingerprints of TheRock ({}): that of the source stands in",
+                step.name,
+                error.chain().join(": ")
+            );
+            self.reporter.emit(&Event::Warning { message });
+            Prints::none()
+        })))
     }
 
     /// Returns by how much a step's tree is larger than what it stands on, in allocated bytes.

@@ -77,6 +77,7 @@ fn frozen(id: &str, parent: Option<&str>, bytes: u64, seconds: u64) -> Frozen {
                 bytes,
                 wall_ms: seconds * 1000,
             }),
+            prints: None,
         },
         bytes,
     }

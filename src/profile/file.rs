@@ -315,9 +315,16 @@ pub(crate) struct Step {
     /// Memory that the machine must have for this step; `up` refuses one with less, where the step would run.
     #[schemars(with = "Option<String>")]
     pub(crate) memory: Option<Spanned<String>>,
-    /// Source volumes whose content is part of this step's key.
+    /// Source volumes, or paths in them such as `src/requirements.txt`, whose content is part of this step's key.
     #[schemars(with = "Option<Vec<String>>")]
     pub(crate) inputs: Option<Vec<Spanned<String>>>,
+    /// Build directory of TheRock that this step configures. The fingerprints that TheRock writes there take the place of
+    /// this step's `inputs` in the keys of later steps.
+    #[schemars(with = "Option<String>")]
+    pub(crate) fingerprints: Option<Spanned<String>>,
+    /// Stages of TheRock: only the fingerprints of what they build are in this step's key, instead of all.
+    #[schemars(with = "Option<Vec<String>>")]
+    pub(crate) stages: Option<Vec<Spanned<String>>>,
     /// Keep build volumes as they are when the step runs again, instead of the parent snapshot's.
     #[schemars(with = "Option<bool>")]
     pub(crate) incremental: Option<Spanned<bool>>,

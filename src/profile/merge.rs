@@ -126,6 +126,8 @@ pub(crate) struct StepDraft {
     pub(crate) timeout: Option<At<String>>,
     pub(crate) memory: Option<At<String>>,
     pub(crate) inputs: Vec<At<String>>,
+    pub(crate) fingerprints: Option<At<String>>,
+    pub(crate) stages: Vec<At<String>>,
     pub(crate) incremental: Option<At<bool>>,
     pub(crate) env: BTreeMap<String, Entry>,
     pub(crate) gpu: Option<At<bool>>,
@@ -392,6 +394,8 @@ impl Merge<'_> {
                 timeout: None,
                 memory: None,
                 inputs: Vec::new(),
+                fingerprints: None,
+                stages: Vec::new(),
                 incremental: None,
                 env: BTreeMap::new(),
                 gpu: None,
@@ -420,6 +424,10 @@ impl Merge<'_> {
         set(&mut step.gpu, self.opt(file.gpu));
         if let Some(inputs) = file.inputs {
             step.inputs = self.list(inputs);
+        }
+        set(&mut step.fingerprints, self.opt(file.fingerprints));
+        if let Some(stages) = file.stages {
+            step.stages = self.list(stages);
         }
         if let Some(when) = file.when {
             step.when = self.when(when);

@@ -18,6 +18,7 @@ pub(crate) mod text;
 pub mod value;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Duration;
 
 pub(crate) use check::host_path;
@@ -234,8 +235,12 @@ pub struct Step {
     pub timeout: Option<Duration>,
     /// Memory that the machine must have for it, in bytes.
     pub memory: Option<u64>,
-    /// Source volumes that are part of its key, sorted.
+    /// Source volumes, and paths in them, that are part of its key, sorted.
     pub inputs: Vec<String>,
+    /// Build volume and directory in it where TheRock's fingerprints are found when it has run.
+    pub fingerprints: Option<Fingerprints>,
+    /// Stages of TheRock whose fingerprints are part of its key; all where there are none.
+    pub stages: Vec<String>,
     /// Build volumes stay as they are when it runs again.
     pub incremental: bool,
     /// Variables of its own.
@@ -246,6 +251,20 @@ pub struct Step {
     pub when: When,
     /// What somebody published of it.
     pub published: Option<Published>,
+}
+
+/// Where a step leaves TheRock's fingerprints.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Fingerprints {
+    /// The build volume.
+    pub volume: String,
+    /// TheRock's build directory in it; nothing for the volume itself.
+    pub path: PathBuf,
+}
+
+/// Splits an input of a step into the volume and a path in it, which is empty for the whole volume.
+pub fn input(text: &str) -> (&str, &str) {
+    text.split_once('/').unwrap_or((text, ""))
 }
 
 /// What a step does.

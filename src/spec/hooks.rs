@@ -65,7 +65,10 @@ pub(super) fn hooks(
         let first = match &facts.from_step {
             Some(step) => profile.steps.iter().position(|own| own.name == *step),
             None => {
-                let reads = |step: &profile::Step| step.inputs.contains(&facts.volume);
+                let reads = |step: &profile::Step| {
+                    let mut volumes = step.inputs.iter().map(|name| profile::input(name).0);
+                    volumes.any(|volume| volume == facts.volume)
+                };
                 profile.steps.iter().position(reads)
             }
         };

@@ -96,6 +96,8 @@ struct Content<'a> {
     volumes: Vec<(&'a str, VolumeKind, &'a str)>,
     inputs: &'a [(String, String)],
     hooks: Vec<&'a str>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    prints: &'a [(String, String)],
 }
 
 #[derive(Serialize)]
@@ -115,6 +117,8 @@ pub(super) struct Surroundings<'a> {
     pub(super) volumes: &'a [Volume],
     /// The step's `inputs` with their fingerprints.
     pub(super) inputs: &'a [(String, String)],
+    /// Fingerprints by TheRock of what the step builds, by artifact.
+    pub(super) prints: &'a [(String, String)],
     /// Digests of the hooks whose change this step is the first to see.
     pub(super) hooks: Vec<&'a str>,
     pub(super) user: &'a BuildUser,
@@ -159,6 +163,7 @@ pub(super) fn key(parent: &StepKey, step: &Step, around: &Surroundings<'_>) -> S
         inputs: around.inputs,
         // Later steps have them by their parent's key.
         hooks: around.hooks.clone(),
+        prints: around.prints,
     };
     #[expect(
         clippy::expect_used,

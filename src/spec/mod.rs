@@ -27,7 +27,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::gpu::Extras;
 pub use crate::profile::text::{Facts, finish};
-pub use crate::profile::{Access, Engine, MemoryMax, Origin, Resources, User, VolumeKind};
+pub use crate::profile::{
+    Access, Engine, Fingerprints, MemoryMax, Origin, Resources, User, VolumeKind,
+};
 use crate::target::Target;
 
 /// Version of the saved form.
@@ -85,6 +87,9 @@ pub struct Spec {
     pub steps: Vec<Step>,
     /// Steps that `when` or a missing GPU leaves out.
     pub skipped: Vec<Skipped>,
+    /// The first step whose fingerprints are not known: it has to run before the keys of later ones can be told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub open: Option<String>,
 }
 
 impl Spec {
@@ -219,8 +224,14 @@ pub struct Step {
     /// Time limit, in seconds when saved.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "seconds")]
     pub timeout: Option<Duration>,
-    /// Volumes whose content is part of the key.
+    /// Volumes, and paths in them, whose content is part of the key.
     pub inputs: Vec<String>,
+    /// Where TheRock's fingerprints are found when it has run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fingerprints: Option<Fingerprints>,
+    /// Stages of TheRock whose fingerprints are part of the key, of those that there are.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stages: Vec<String>,
     /// Names of the volumes it sees.
     pub volumes: Vec<String>,
     /// All its variables but those from the host, in late form: see `finish`.

@@ -15,7 +15,9 @@ use crate::error::{Error, Kind, Result};
 use crate::profile::text::{Fault, Scope};
 use crate::profile::value::{self, Refused};
 use crate::profile::{self, At, Problem, Profile, When, copy_key, host_path, invalid};
+use crate::source::is_untracked;
 use crate::target::Target;
+use crate::therock::Prints;
 
 /// What `resolve` needs beside the profile, gathered before.
 #[derive(Clone, Debug)]
@@ -49,6 +51,8 @@ pub struct Inputs {
     pub file_digests: BTreeMap<String, String>,
     /// Fingerprints of the source volumes that steps have as `inputs`, by volume.
     pub fingerprints: BTreeMap<String, String>,
+    /// Fingerprints by TheRock, by the key of the step that made them.
+    pub prints: BTreeMap<StepKey, Prints>,
     /// What the source says is left out, by target and project, with the issue behind it; what is compiled in without.
     pub excluded: Option<BTreeMap<String, BTreeMap<String, Option<String>>>>,
     /// What the profile's hooks are, by name.
@@ -101,21 +105,56 @@ pub fn resolve(profile: &Profile, inputs: &Inputs) -> Result<Spec> {
     let (hooks, hooks_left_out) = hooks(profile, inputs, &targets, &steps, &names)?;
     let base_key = StepKey::base(&inputs.image_key);
     let mut parent = base_key.clone();
+    let standing_in: Vec<String> = steps
+        .iter()
+        .filter(|step| step.fingerprints.is_some())
+        .flat_map(|step| step.inputs.clone())
+        .collect();
+    // The parent as it is without what TheRock's fingerprints stand for.
+    let mut bare = base_key.clone();
+    let (mut prints, mut own, mut open) = (None, String::new(), None);
+    // TheRock asks git whether a source is changed, and git's answer leaves out files that it does not track.
+    let mut blind = false;
     for step in &mut steps {
-        let prints = fingerprints(step, inputs)?;
-        let surroundings = Surroundings {
-            volumes: &volumes,
-            inputs: &prints,
-            hooks: hooks
-                .iter()
-                .filter(|hook| hook.from == step.name)
-                .map(|hook| hook.digest.as_str())
-                .collect(),
-            user: &inputs.user,
-            gpu: profile.gpu,
+        let content = fingerprints(step, inputs)?;
+        let rest: Vec<_> = content
+            .iter()
+            .filter(|(name, _)| !standing_in.contains(name))
+            .cloned()
+            .collect();
+        let uses = prints.map_or_else(Vec::new, |prints: &Prints| {
+            prints.of(&step.stages, &own, blind)
+        });
+        let around = |inputs_of: &[(String, String)], parent: &StepKey| {
+            let surroundings = Surroundings {
+                volumes: &volumes,
+                inputs: inputs_of,
+                prints: &uses,
+                hooks: hooks
+                    .iter()
+                    .filter(|hook| hook.from == step.name)
+                    .map(|hook| hook.digest.as_str())
+                    .collect(),
+                user: &inputs.user,
+                gpu: profile.gpu,
+            };
+            key(parent, step, &surroundings)
         };
-        step.key = key(&parent, step, &surroundings);
-        parent = step.key.clone();
+        let (own_key, without) = (around(&content, &parent), around(&rest, &bare));
+        bare = without;
+        parent = own_key.clone();
+        if step.fingerprints.is_some() && open.is_none() {
+            match inputs.prints.get(&own_key) {
+                Some(known) => {
+                    blind = content.iter().any(|(_, print)| is_untracked(print));
+                    own = content.into_iter().map(|(_, print)| print).collect();
+                    prints = Some(known);
+                    parent = bare.clone();
+                }
+                None => open = Some(step.name.clone()),
+            }
+        }
+        step.key = own_key;
     }
     Ok(Spec {
         version: VERSION,
@@ -140,6 +179,7 @@ pub fn resolve(profile: &Profile, inputs: &Inputs) -> Result<Spec> {
         volumes,
         steps,
         skipped,
+        open,
     })
 }
 
@@ -524,6 +564,8 @@ impl<'a> Resolver<'a> {
             incremental: step.incremental,
             timeout: step.timeout,
             inputs: step.inputs.clone(),
+            fingerprints: step.fingerprints.clone(),
+            stages: step.stages.clone(),
             volumes: visible,
             env: merged,
             action,

@@ -17,6 +17,7 @@ use crate::engine::{BuildUser, Root, session};
 use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::rootfs;
 use crate::spec::Spec;
+use crate::therock::Prints;
 
 /// An env that nobody else can change.
 #[derive(Debug)]
@@ -43,6 +44,8 @@ pub struct Freeze<'a> {
     pub origin: Origin,
     /// What it took to make it, where that is known.
     pub cost: Option<super::layer::Cost>,
+    /// Fingerprints that the step found.
+    pub prints: Option<Prints>,
 }
 
 /// How long a container that only waited for another command may take to end.
@@ -384,6 +387,7 @@ impl LockedEnv<'_> {
             volumes,
             kept,
             cost: freeze.cost,
+            prints: freeze.prints.clone(),
         };
         let snapshot = Snapshot {
             name: freeze.name.to_owned(),
@@ -519,6 +523,7 @@ impl LockedEnv<'_> {
                 key: None,
                 origin,
                 cost: None,
+                prints: None,
             },
             |_| {},
         )?;

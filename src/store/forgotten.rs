@@ -117,6 +117,7 @@ impl LockedEnv<'_> {
                 boot: boot_id(),
                 volumes: BTreeMap::new(),
                 cost: None,
+                prints: None,
                 kept: Some(super::service::Kept {
                     socket: service.socket.clone(),
                     image: frozen.image,

@@ -16,6 +16,7 @@ use super::{Store, atomic, random_id};
 use crate::engine::Root;
 use crate::error::{Error, Result, ResultExt as _};
 use crate::rootfs::{self, Method};
+use crate::therock::Prints;
 
 /// What a layer remembers of a build volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,6 +59,9 @@ pub struct Layer {
     /// What it took to make it, for a step's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost: Option<Cost>,
+    /// The fingerprints that its step found.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prints: Option<Prints>,
 }
 
 /// What it took to make a layer, which `gc` weighs.

@@ -44,6 +44,7 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 use nix::unistd::AccessFlags;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 
 pub use env::LockedEnv;
 pub use layer::Layer;
@@ -52,6 +53,7 @@ pub use record::Record;
 
 use crate::error::{Error, Result};
 use crate::jobs::Past;
+use crate::profile::hex;
 use crate::rootfs::{self, Method};
 
 /// Version of the layout; a newer one is refused, never migrated silently.
@@ -144,6 +146,13 @@ impl Store {
     /// Returns the file that holds the machine's budget of jobs.
     pub fn jobs_file(&self) -> PathBuf {
         self.root.join("jobs")
+    }
+
+    /// Returns the file that remembers the fingerprint of a source directory.
+    pub fn known_fingerprint(&self, source: &Path) -> PathBuf {
+        let digest = Sha256::digest(source.as_os_str().as_encoded_bytes());
+        let name = format!("{}.json", &hex(&digest)[..32]);
+        self.root.join("blobs/fingerprints").join(name)
     }
 
     fn create(root: &Path) -> Result<Self> {

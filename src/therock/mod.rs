@@ -1,10 +1,12 @@
 //! What a checkout of TheRock says of itself: its table of targets and its topology, read as data.
 //!
 //! Nothing of a checkout is run to find out: `cmake` reads the one function call that declares a target, `topology` the
-//! TOML, and both refuse what they do not know rather than guess. `drift` compares with what is compiled in.
+//! TOML, and both refuse what they do not know rather than guess. `drift` compares with what is compiled in, `prints` are what it
+//! writes when it is configured.
 
 mod cmake;
 mod drift;
+mod prints;
 mod targets;
 mod topology;
 pub mod tree;
@@ -12,6 +14,7 @@ pub mod tree;
 use std::path::Path;
 
 pub use drift::{Drift, drift};
+pub use prints::Prints;
 pub use targets::{Declared, Excluded};
 pub use topology::{Kind as StageKind, Topology};
 

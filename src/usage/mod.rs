@@ -14,7 +14,7 @@
 mod extents;
 mod inside;
 mod links;
-mod queue;
+pub(crate) mod queue;
 pub mod report;
 pub mod service;
 mod walk;

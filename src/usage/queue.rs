@@ -8,7 +8,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 
 /// Tasks that were given up by busy workers, and who waits for them.
 #[derive(Debug)]
-pub(super) struct Queue<T> {
+pub(crate) struct Queue<T> {
     state: Mutex<State<T>>,
     wake: Condvar,
     hungry: AtomicUsize,
@@ -23,7 +23,7 @@ struct State<T> {
 
 impl<T> Queue<T> {
     /// Makes a queue for exactly `workers` threads: the walk is over when all of them wait.
-    pub(super) fn new(tasks: Vec<T>, workers: usize) -> Self {
+    pub(crate) fn new(tasks: Vec<T>, workers: usize) -> Self {
         Self {
             state: Mutex::new(State { tasks, waiting: 0 }),
             wake: Condvar::new(),
@@ -33,12 +33,12 @@ impl<T> Queue<T> {
     }
 
     /// Returns whether some worker waits for tasks; may be out of date, which costs only time.
-    pub(super) fn hungry(&self) -> bool {
+    pub(crate) fn hungry(&self) -> bool {
         self.hungry.load(Ordering::Relaxed) > 0
     }
 
     /// Hands tasks to those who wait.
-    pub(super) fn give(&self, tasks: impl IntoIterator<Item = T>) {
+    pub(crate) fn give(&self, tasks: impl IntoIterator<Item = T>) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.tasks.extend(tasks);
         self.hungry.store(
@@ -50,7 +50,7 @@ impl<T> Queue<T> {
     }
 
     /// Waits for a task; none when every worker waits, which means that the walk is over.
-    pub(super) fn take(&self) -> Option<T> {
+    pub(crate) fn take(&self) -> Option<T> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.waiting += 1;
         loop {
@@ -73,7 +73,7 @@ impl<T> Queue<T> {
 
 /// Counts a panicking worker as waiting for ever, so that the others end and the panic is seen.
 #[derive(Debug)]
-pub(super) struct Leave<'q, T>(pub(super) &'q Queue<T>);
+pub(crate) struct Leave<'q, T>(pub(crate) &'q Queue<T>);
 
 impl<T> Drop for Leave<'_, T> {
     fn drop(&mut self) {

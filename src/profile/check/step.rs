@@ -1,6 +1,7 @@
 //! Owns the meaning of steps: one action each, with the keys that belong to it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use super::{Check, Volumes};
 use crate::profile::file::{User, VolumeKind};
@@ -9,7 +10,8 @@ use crate::profile::report::At;
 use crate::profile::shape::shorten;
 use crate::profile::text::Late;
 use crate::profile::{
-    Action, Choice, CopyItem, ExportItem, FROM_SOURCE, Published, Step, When, value,
+    Action, Choice, CopyItem, ExportItem, FROM_SOURCE, Fingerprints, Published, Step, When, input,
+    value,
 };
 use crate::suggest;
 use crate::target::{self, Target};
@@ -53,6 +55,9 @@ impl Check<'_> {
         let timeout = self.parsed(draft.timeout, value::duration);
         let memory = self.parsed(draft.memory, super::positive);
         let inputs = self.inputs(draft.inputs, volumes);
+        let fingerprints = draft
+            .fingerprints
+            .and_then(|at| self.fingerprints(&at, volumes));
         let env = self.env(draft.env, Late::Keep);
         let Some(action) = draft.action else {
             let message = format!("step `{}` does nothing", shorten(&draft.name));
@@ -97,6 +102,8 @@ impl Check<'_> {
             timeout,
             memory,
             inputs,
+            fingerprints,
+            stages: draft.stages.into_iter().map(|at| at.value).collect(),
             incremental: draft
                 .incremental
                 .is_some_and(|incremental| incremental.value),
@@ -204,8 +211,13 @@ impl Check<'_> {
                 .map(|((name, _), _)| name.as_str())
         };
         for name in names {
-            if !sources().any(|source| source == name.value) {
+            let (volume, path) = input(&name);
+            if !sources().any(|source| source == volume) {
                 self.unknown("volume of kind `source` called", &name, sources());
+            } else if name.contains('/')
+                && let Err(refused) = value::beside(path)
+            {
+                self.refused(&name.place, refused);
             }
             inputs.push(name.value);
         }
@@ -213,6 +225,25 @@ impl Check<'_> {
         inputs.sort_unstable();
         inputs.dedup();
         inputs
+    }
+
+    fn fingerprints(&mut self, at: &At<String>, volumes: &Volumes) -> Option<Fingerprints> {
+        let found = volumes.iter().find_map(|(_, volume)| {
+            let volume = volume.as_ref()?;
+            let path = Path::new(&at.value).strip_prefix(&volume.target).ok()?;
+            let is_build = volume.kind == VolumeKind::Build;
+            is_build.then(|| (volume.name.clone(), path.to_owned()))
+        });
+        if let Err(refused) = value::inside(at) {
+            self.refused(&at.place, refused);
+            return None;
+        }
+        if found.is_none() {
+            let message = format!("`{}` is in no volume of kind `build`", shorten(at));
+            let help = "TheRock's build directory, such as \"/therock/build\"".to_owned();
+            self.push(&at.place, message, "here", Some(help));
+        }
+        found.map(|(volume, path)| Fingerprints { volume, path })
     }
 
     pub(super) fn when(&mut self, when: &WhenDraft, (variants, from): Choices<'_>) -> When {

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::therock::Prints;
 
 #[test]
 fn keys_stay_what_they_are() {
@@ -255,4 +256,115 @@ proptest! {
         };
         prop_assert_eq!(with(&a, &b) == with(&c, &d), (&a, &b) == (&c, &d));
     }
+}
+
+const CONFIGURED: &str = r#"
+schema = 1
+image = "x"
+[[volume]]
+name = "src"
+kind = "source"
+path = "/src"
+target = "/src"
+[[volume]]
+name = "build"
+kind = "build"
+target = "/build"
+[[step]]
+name = "tools"
+inputs = ["src/requirements.txt"]
+run = "a"
+[[step]]
+name = "sources"
+inputs = ["src"]
+run = "b"
+[[step]]
+name = "configure"
+inputs = ["src"]
+fingerprints = "/build/therock"
+run = "c"
+[[step]]
+name = "compiler"
+stages = ["compiler"]
+run = "d"
+[[step]]
+name = "math"
+run = "e"
+[[step]]
+name = "wheels"
+inputs = ["src"]
+run = "f"
+"#;
+
+/// Resolves [`CONFIGURED`] for a source, with what TheRock says of its two artifacts.
+fn configured(source: &str, llvm: Option<&str>, blas: Option<&str>) -> Vec<StepKey> {
+    let print = |print: Option<&str>| print.map(str::to_owned);
+    let mut inputs = Inputs {
+        fingerprints: [
+            ("src".to_owned(), source.to_owned()),
+            ("src/requirements.txt".to_owned(), "r1".to_owned()),
+        ]
+        .into(),
+        ..inputs()
+    };
+    let spec = resolve(&profile(CONFIGURED), &inputs).unwrap();
+    assert_eq!(spec.open.as_deref(), Some("configure"));
+    let step = spec.step("configure").unwrap();
+    let fingerprints = step.fingerprints.as_ref().unwrap();
+    assert_eq!(
+        (fingerprints.volume.as_str(), fingerprints.path.to_str()),
+        ("build", Some("therock"))
+    );
+    let prints = Prints {
+        artifacts: [
+            ("amd-llvm".to_owned(), print(llvm)),
+            ("blas".to_owned(), print(blas)),
+        ]
+        .into(),
+        stages: [("compiler".to_owned(), ["amd-llvm".to_owned()].into())].into(),
+    };
+    inputs.prints.insert(step.key.clone(), prints);
+    let spec = resolve(&profile(CONFIGURED), &inputs).unwrap();
+    assert_eq!(spec.open, None);
+    spec.steps.into_iter().map(|step| step.key).collect()
+}
+
+#[test]
+fn therocks_fingerprints_stand_for_the_source_from_where_it_is_configured() {
+    let before = configured("f1", Some("l1"), Some("b1"));
+    let same = |other: &[StepKey]| {
+        let pairs = before.iter().zip(other);
+        pairs.map(|(a, b)| a == b).collect::<Vec<_>>()
+    };
+    // tools, sources, configure, compiler, math, wheels
+    for (other, expected) in [
+        // Another commit, and nothing that is built is of it.
+        (
+            ("f2", Some("l1"), Some("b1")),
+            [true, false, false, true, true, false],
+        ),
+        (
+            ("f2", Some("l1"), Some("b2")),
+            [true, false, false, true, false, false],
+        ),
+        (
+            ("f2", Some("l2"), Some("b1")),
+            [true, false, false, false, false, false],
+        ),
+        (
+            ("f2", Some("l1"), None),
+            [true, false, false, true, false, false],
+        ),
+        // TheRock cannot know of files that git does not track.
+        (
+            ("f2?", Some("l1"), Some("b1")),
+            [true, false, false, false, false, false],
+        ),
+    ] {
+        let (source, llvm, blas) = other;
+        assert_eq!(same(&configured(source, llvm, blas)), expected, "{other:?}");
+    }
+    // What stands in is the source's own, and changes with it.
+    let own = configured("f1", Some("l1"), None);
+    assert_ne!(own[4], configured("f2", Some("l1"), None)[4]);
 }

@@ -33,6 +33,7 @@ pub(crate) fn inputs() -> Inputs {
         image_key: "image-1".to_owned(),
         file_digests: [("files:run.sh".to_owned(), "d1".to_owned())].into(),
         fingerprints: [("src".to_owned(), "f1".to_owned())].into(),
+        prints: BTreeMap::new(),
         excluded: None,
         hooks: [("fix".to_owned(), fix("h1"))].into(),
     }
