@@ -302,6 +302,10 @@ fn shells_get_candidates_and_never_an_error() {
         ask(&["rockenv", "image", "build", "debian-f"]),
         ["debian-forky"]
     );
+    assert_eq!(
+        ask(&["rockenv", "hook", "check", "--hook", "to"]),
+        ["torch-without-rccl"]
+    );
     assert_eq!(ask(&["rockenv", "fsc"]), ["fsck"]);
     let none = ask(&["rockenv", "rollback", "x"]);
     assert!(none.is_empty(), "{none:?}");

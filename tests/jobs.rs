@@ -368,7 +368,7 @@ fn a_step_pauses_before_the_disk_is_full() {
     up.wait();
     wait_until("its container is gone", || store.contained().is_empty());
     let mut up = start();
-    says("left; `rockenv du`");
+    says("`rockenv gc` could free");
     says("step `two` is paused");
     std::thread::sleep(Duration::from_millis(500));
     assert!(up.runs());

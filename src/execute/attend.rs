@@ -60,6 +60,8 @@ pub struct Attended<'a> {
     pub room: &'a mut Room,
     /// Records what it uses.
     pub meter: &'a mut Meter,
+    /// Says what to do about too little disk space.
+    pub advice: &'a dyn Fn() -> String,
     /// Called with sentences about limits that could not be set, and about its disk space.
     pub warn: &'a mut dyn FnMut(String),
 }
@@ -95,7 +97,7 @@ pub fn attend(running: &mut Running, signals: &Signals, step: Attended<'_>) -> R
     let mut flushed = Instant::now();
     let ending = loop {
         let now = Instant::now();
-        if stopping.is_none() && step.room.look(step.warn)? {
+        if stopping.is_none() && step.room.look(step.advice, step.warn)? {
             // A paused step's clock stands still.
             deadline = deadline.map(|deadline| deadline + (now - looked));
         }

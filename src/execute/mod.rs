@@ -582,6 +582,7 @@ impl Execution<'_, '_> {
         let mut running = Running::start(&hold, self.env.lock_fd(), claim)?;
         let mut output = self.reporter.step_output(index);
         let written = hold.container.binds.iter().filter(|bind| !bind.read_only);
+        let (store, config) = (self.store, self.config);
         let mut room = Room::new(
             &step.name,
             &self.env.run_dir(),
@@ -614,6 +615,7 @@ impl Execution<'_, '_> {
                     output: &mut output,
                     room: &mut room,
                     meter: &mut meter,
+                    advice: &|| room::advice(store, config),
                     warn: &mut warn,
                 },
             ),

@@ -57,7 +57,7 @@ impl Ran {
         }
         if let Some(full) = &self.full {
             let message = format!(
-                "step `{name}` ran out of disk: `{}` is full, of which the step took {}; `rockenv du` shows what rockenv holds",
+                "step `{name}` ran out of disk: `{}` is full, of which the step took {}; `rockenv gc --dry-run` says what can be freed",
                 full.display(),
                 bytes(self.cost.disk_peak)
             );

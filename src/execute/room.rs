@@ -8,9 +8,14 @@ use std::time::{Duration, Instant};
 
 use fs_err as fs;
 
+use crate::config::Config;
 use crate::engine::hold::State;
 use crate::error::Result;
+use crate::gc;
+use crate::gc::policy::Policy;
 use crate::host::{Space, space};
+use crate::store::Store;
+use crate::store::stock::Look;
 use crate::ui::size;
 
 /// How often the file systems are looked at.
@@ -106,8 +111,13 @@ impl Room {
         })
     }
 
-    /// Looks, where it is time to; pauses the step or lets it go on. Returns whether it is paused.
-    pub fn look(&mut self, warn: &mut dyn FnMut(String)) -> Result<bool> {
+    /// Looks, where it is time to; pauses the step or lets it go on. Returns whether it is paused. `advice` says what to do
+    /// about too little space.
+    pub fn look(
+        &mut self,
+        advice: &dyn Fn() -> String,
+        warn: &mut dyn FnMut(String),
+    ) -> Result<bool> {
         if self.seen.is_some_and(|seen| seen.elapsed() < self.period()) {
             return Ok(self.paused);
         }
@@ -124,9 +134,10 @@ impl Room {
             if free < marks.warn && !place.warned {
                 place.warned = true;
                 warn(format!(
-                    "`{}` has {} left; `rockenv du` shows what rockenv holds",
+                    "`{}` has {} left; {}",
                     place.path.display(),
-                    size::bytes(free)
+                    size::bytes(free),
+                    advice()
                 ));
             } else if free > marks.warn * 2 {
                 place.warned = false;
@@ -136,11 +147,12 @@ impl Room {
             Some((path, free, marks)) if !self.paused && self.freeze(true) => {
                 self.paused = true;
                 warn(format!(
-                    "step `{}` is paused: `{}` has {} left; it goes on by itself once there are {}; `rockenv du` shows what rockenv holds",
+                    "step `{}` is paused: `{}` has {} left; it goes on by itself once there are {}; {}",
                     self.step,
                     path.display(),
                     size::bytes(free),
-                    size::bytes(marks.resume)
+                    size::bytes(marks.resume),
+                    advice()
                 ));
             }
             None if self.paused && resumes => {
@@ -215,6 +227,33 @@ impl Room {
 impl Drop for Room {
     fn drop(&mut self) {
         self.release();
+    }
+}
+
+/// Says what `gc` could free of a store.
+pub fn advice(store: &Store, config: &Config) -> String {
+    let found = || -> Result<gc::Plan> {
+        let policy = Policy::new(&config.gc, None)?;
+        let limits = policy.limits(space(store.root())?.total);
+        let look = Look {
+            cache_max: policy.cache_max,
+            ..Look::default()
+        };
+        Ok(gc::plan(
+            &store.stock(&look, limits.keep_last)?,
+            &limits,
+            None,
+        ))
+    };
+    // A store that cannot be read is no reason to end a step.
+    match found() {
+        Ok(plan) if plan.estimate + plan.spare > 0 => format!(
+            "`rockenv gc` could free {}, and with `--free` {} more",
+            size::bytes(plan.estimate),
+            size::bytes(plan.spare)
+        ),
+        _ => "there is nothing that `rockenv gc` could free, `rockenv du` shows what rockenv holds"
+            .to_owned(),
     }
 }
 
