@@ -202,8 +202,8 @@ mod tests {
 
     /// Sets a file's time of modification, as `touch` and `cp -p` do.
     fn set_modified(path: &Path, time: SystemTime) {
-        let file = std::fs::File::options().write(true).open(path).unwrap();
-        file.set_modified(time).unwrap();
+        let file = fs::OpenOptions::new().write(true).open(path).unwrap();
+        file.file().set_modified(time).unwrap();
     }
 
     /// Makes every kind of edit, one after the other, and compares what is remembered with what is there.
@@ -253,10 +253,10 @@ mod tests {
             assert_eq!(fs::metadata(at("kept")).unwrap().modified().unwrap(), time);
         });
         after("deep below", &|| {
-            fs::write(at("below/deep"), "deer").unwrap()
+            fs::write(at("below/deep"), "deer").unwrap();
         });
         after("a rename", &|| {
-            fs::rename(at("moved"), at("moved away")).unwrap()
+            fs::rename(at("moved"), at("moved away")).unwrap();
         });
         after("one put over another", &|| {
             fs::write(at("new"), "not the same").unwrap();
