@@ -1,7 +1,7 @@
 //! Owns what `rockenv report` tells of an env: what was built, how long each step took, and what it used meanwhile.
 //!
-//! [`gather`] reads the store; from there on everything is pure: [`timeline`] puts runs of steps on one axis, [`html`] and
-//! [`markdown`] write the page. A page is one file that needs nothing else: no network, no fonts, no library.
+//! `gather` reads the store; from there on everything is pure: `timeline` puts runs of steps on one axis, `html` and
+//! `markdown` write the page. A page is one file that needs nothing else: no network, no fonts, no library.
 
 pub mod gather;
 mod html;
