@@ -3,6 +3,7 @@
 //! `resolve` is pure: what it needs of the machine comes in `Inputs`. Only the number of jobs and the memory stay open,
 //! because they may change from run to run without changing what is built: see `finish`.
 
+mod chain;
 mod choose;
 mod chosen;
 pub mod coherent;

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use super::chain::chain;
 use super::chosen::{Chosen, choices, unknown_param};
 use super::coherent::{self, Excluded};
 use super::hooks::{HookFacts, hooks};
-use super::key::{StepKey, Surroundings, key};
+use super::key::StepKey;
 use super::{
     Action, BuildUser, CopyItem, Engine, ExportItem, Git, Origin, Resources, Skipped, Spec, Step,
     User, VERSION, Volume, VolumeKind, VolumeSource, env_name,
@@ -15,7 +16,6 @@ use crate::error::{Error, Kind, Result};
 use crate::profile::text::{Fault, Scope};
 use crate::profile::value::{self, Refused};
 use crate::profile::{self, At, Problem, Profile, When, copy_key, host_path, invalid};
-use crate::source::is_untracked;
 use crate::target::Target;
 use crate::therock::Prints;
 
@@ -104,58 +104,7 @@ pub fn resolve(profile: &Profile, inputs: &Inputs) -> Result<Spec> {
     resolver.finished()?;
     let (hooks, hooks_left_out) = hooks(profile, inputs, &targets, &steps, &names)?;
     let base_key = StepKey::base(&inputs.image_key);
-    let mut parent = base_key.clone();
-    let standing_in: Vec<String> = steps
-        .iter()
-        .filter(|step| step.fingerprints.is_some())
-        .flat_map(|step| step.inputs.clone())
-        .collect();
-    // The parent as it is without what TheRock's fingerprints stand for.
-    let mut bare = base_key.clone();
-    let (mut prints, mut own, mut open) = (None, String::new(), None);
-    // TheRock asks git whether a source is changed, and git's answer leaves out files that it does not track.
-    let mut blind = false;
-    for step in &mut steps {
-        let content = fingerprints(step, inputs)?;
-        let rest: Vec<_> = content
-            .iter()
-            .filter(|(name, _)| !standing_in.contains(name))
-            .cloned()
-            .collect();
-        let uses = prints.map_or_else(Vec::new, |prints: &Prints| {
-            prints.of(&step.stages, &own, blind)
-        });
-        let around = |inputs_of: &[(String, String)], parent: &StepKey| {
-            let surroundings = Surroundings {
-                volumes: &volumes,
-                inputs: inputs_of,
-                prints: &uses,
-                hooks: hooks
-                    .iter()
-                    .filter(|hook| hook.from == step.name)
-                    .map(|hook| hook.digest.as_str())
-                    .collect(),
-                user: &inputs.user,
-                gpu: profile.gpu,
-            };
-            key(parent, step, &surroundings)
-        };
-        let (own_key, without) = (around(&content, &parent), around(&rest, &bare));
-        bare = without;
-        parent = own_key.clone();
-        if step.fingerprints.is_some() && open.is_none() {
-            match inputs.prints.get(&own_key) {
-                Some(known) => {
-                    blind = content.iter().any(|(_, print)| is_untracked(print));
-                    own = content.into_iter().map(|(_, print)| print).collect();
-                    prints = Some(known);
-                    parent = bare.clone();
-                }
-                None => open = Some(step.name.clone()),
-            }
-        }
-        step.key = own_key;
-    }
+    let open = chain(&mut steps, &base_key, profile, inputs, &volumes, &hooks)?;
     Ok(Spec {
         version: VERSION,
         name,
@@ -181,16 +130,6 @@ pub fn resolve(profile: &Profile, inputs: &Inputs) -> Result<Spec> {
         skipped,
         open,
     })
-}
-
-fn fingerprints(step: &Step, inputs: &Inputs) -> Result<Vec<(String, String)>> {
-    let print = |name: &String| match inputs.fingerprints.get(name) {
-        Some(print) => Ok((name.clone(), print.clone())),
-        None => Err(Error::unexpected(format!(
-            "no fingerprint of the volume `{name}`"
-        ))),
-    };
-    step.inputs.iter().map(print).collect()
 }
 
 struct Resolver<'a> {
