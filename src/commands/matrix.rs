@@ -41,7 +41,7 @@ pub enum MatrixCommand {
 #[derive(Debug, Args)]
 pub struct Which {
     /// Targets, and families of them
-    #[arg(value_name = "TARGET|FAMILY", required = true)]
+    #[arg(index = 1, value_name = "TARGET|FAMILY", required = true)]
     targets: Vec<String>,
     /// Profile or profile file; may be given again [default: therock]
     #[arg(short, long)]
@@ -57,7 +57,7 @@ pub struct MatrixUpArgs {
     #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
     parallel: u8,
     /// Options for each `up`, after `--`
-    #[arg(last = true, value_name = "OPTION")]
+    #[arg(index = 2, last = true, value_name = "OPTION")]
     options: Vec<String>,
 }
 
