@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::commands::{
-    cache, doctor, du, exec, fsck, gc, generate, hook, image, list, logs, matrix, profile, remove,
-    report, runtime, setup, snapshot, target, up,
+    cache, doctor, du, exec, fsck, gc, generate, hook, image, list, lock, logs, matrix, profile,
+    remove, report, runtime, setup, snapshot, target, up,
 };
 
 /// Reproducible build environments for ROCm, in systemd-nspawn and containers.
@@ -99,6 +99,8 @@ pub enum Command {
     /// Show GPU targets
     #[command(subcommand)]
     Target(target::TargetCommand),
+    /// Write down exactly what an env is built from, for `up --locked`
+    Lock(lock::LockArgs),
     /// Install what the host needs
     Setup(setup::SetupArgs),
     /// Say what this machine can do and what is missing

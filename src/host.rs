@@ -52,6 +52,12 @@ pub fn kernel() -> Option<String> {
     Some(format!("Linux {}", text.trim()))
 }
 
+/// Returns the version of the module `amdgpu`, where it is not the kernel's own.
+pub fn amdgpu() -> Option<String> {
+    let text = fs::read_to_string("/sys/module/amdgpu/version").ok()?;
+    Some(text.trim().to_owned())
+}
+
 /// The machine's memory at the moment, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemoryNow {

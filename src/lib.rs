@@ -25,6 +25,7 @@ pub mod host;
 pub mod image;
 pub mod inside;
 pub mod jobs;
+pub mod lockfile;
 pub mod matrix;
 pub mod ninja;
 pub mod ninja_log;

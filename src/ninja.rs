@@ -7,9 +7,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use fs_err as fs;
+use sha2::{Digest as _, Sha256};
 
 use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::process::Program;
+use crate::profile::hex;
 
 /// The release that is fetched where nothing else is configured.
 const URL: &str = "https://github.com/ninja-build/ninja/releases/download/v1.13.2/ninja-linux.zip";
@@ -64,6 +66,14 @@ pub fn place(
     fs::write(&part, &program)?;
     fs::set_permissions(&part, std::fs::Permissions::from_mode(0o755))?;
     Ok(fs::rename(part, path)?)
+}
+
+/// Returns where ninja comes from, nothing for the user's `own`, and the digest of what is there.
+pub fn identity(own: Option<&Path>) -> Result<(Option<&'static str>, String)> {
+    match own {
+        Some(path) => Ok((None, hex(&Sha256::digest(fs::read(path)?)))),
+        None => Ok((Some(URL), SHA256.to_owned())),
+    }
 }
 
 /// Refuses a ninja that takes part in nothing.

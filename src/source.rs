@@ -5,6 +5,7 @@
 mod fingerprint;
 mod stamp;
 
+mod pin;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -10,6 +10,7 @@ use super::list::ago;
 use crate::context::Context;
 use crate::error::{Kind, Result};
 use crate::image::{Progress, Recipe, catalog};
+use crate::lockfile::LockedImage;
 use crate::signals::{Cancel, Signals};
 use crate::store::Store;
 use crate::store::images::{Image, Means};
@@ -170,6 +171,30 @@ pub fn build_with(
         image: name.to_owned(),
         wall_ms,
     });
+    Ok(image)
+}
+
+/// Returns the image that a lock file names, built if it is not there. What comes out with another key is only described.
+pub(super) fn locked(
+    cx: &Context,
+    store: &Store,
+    recipe: &Recipe,
+    wanted: &LockedImage,
+    signals: &Signals,
+    reporter: &Reporter,
+) -> Result<Image> {
+    let there = store.image(&wanted.key)?.is_some();
+    let started = Instant::now();
+    let name = &wanted.name;
+    let image = watched(cx, name, signals, reporter, |means| {
+        store.locked_image(name, recipe, &wanted.key, wanted.source_date, means)
+    })?;
+    if !there {
+        reporter.emit(&Event::ImageFinished {
+            image: name.clone(),
+            wall_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
+        });
+    }
     Ok(image)
 }
 

@@ -12,9 +12,12 @@ pub mod hook;
 mod hooks;
 pub mod image;
 pub mod list;
+pub mod lock;
 pub mod logs;
 pub mod matrix;
 mod needs;
+mod offline;
+mod pinned;
 mod prepare;
 pub mod profile;
 pub mod remove;
@@ -55,6 +58,7 @@ pub fn run(cx: &Context, command: Command) -> Result<u8> {
         Command::Hook(command) => hook::hook(cx, &command),
         Command::Matrix(command) => matrix::matrix(cx, &command),
         Command::Target(command) => target::target(cx, &command),
+        Command::Lock(args) => done(lock::lock(cx, &args)),
         Command::Setup(args) => done(setup::setup(cx, &args)),
         Command::Doctor(args) => doctor::doctor(cx, &args),
         Command::Fsck(args) => fsck::fsck(cx, &args),

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use super::pinned::Pinned;
 use super::{checkout, hooks};
 use crate::context::Context;
 use crate::engine::choose::{Choice, choose};
@@ -14,6 +15,7 @@ use crate::hook::Hook;
 use crate::host::Host;
 use crate::image::{Recipe, catalog};
 use crate::jobs::{self, Past, Sizing};
+use crate::lockfile;
 use crate::profile::{self, CopyFiles, Profile};
 use crate::source::{Git, Repository, is_untracked};
 use crate::spec::{self, Inputs, Spec, VolumeKind, VolumeSource};
@@ -96,6 +98,8 @@ pub(super) struct Prepared {
     pub(super) gpu: Option<gpu::Grant>,
     /// What the user should know of that.
     pub(super) notes: Vec<String>,
+    /// The lock file, where everything has to be as it says.
+    pub(super) pinned: Option<Pinned>,
 }
 
 impl Prepared {
@@ -200,32 +204,44 @@ impl Prepared {
             choice,
             gpu,
             notes,
+            pinned: None,
         })
     }
 
     /// Fills in the image and the sources as they are now, without making any; says what is not there yet.
     pub(super) fn predict(&mut self, cx: &Context, store: Option<&Store>) -> Result<Vec<String>> {
         let mut notes = std::mem::take(&mut self.notes);
-        let image = match store {
-            Some(store) => store.image_of(&self.recipe)?,
-            None => None,
+        let image = match (store, &self.pinned) {
+            (Some(store), None) => store.image_of(&self.recipe)?,
+            (Some(store), Some(pinned)) => store.image(&pinned.lock.image.key)?,
+            (None, _) => None,
         };
-        match image {
-            Some(image) => self.inputs.image_key = image.key,
-            None => {
-                notes.push(format!(
-                    "image `{}` is not built yet",
-                    self.profile.image.value
-                ));
-                self.inputs.image_key = format!("unbuilt {}", self.recipe.digest());
-            }
+        if image.is_none() {
+            notes.push(format!(
+                "image `{}` is not built yet",
+                self.profile.image.value
+            ));
+        }
+        match (image, &self.pinned) {
+            (Some(image), _) => self.inputs.image_key = image.key,
+            // Its key is known before it is built.
+            (None, Some(_)) => {}
+            (None, None) => self.inputs.image_key = format!("unbuilt {}", self.recipe.digest()),
         }
         let git = Git::new(&cx.config.user);
         let mut sources = BTreeMap::new();
         for volume in spec::volumes(&self.profile, &self.inputs)? {
             let directory = match &volume.source {
-                VolumeSource::Git(git) => {
-                    store.map(|store| Repository::new(&volume.name, git).directory(store))
+                VolumeSource::Git(source) => {
+                    let repository = Repository::new(&volume.name, source);
+                    let pinned = self.pinned.as_ref();
+                    match (store, pinned.and_then(|pinned| pinned.commit(&volume.name))) {
+                        (None, _) => None,
+                        (Some(store), None) => Some(repository.directory(store)),
+                        (Some(store), Some(commit)) => {
+                            Some(repository.directory_at(store, &git, commit)?)
+                        }
+                    }
                 }
                 VolumeSource::Path(path) => Some(path.clone()),
                 VolumeSource::Store => None,
@@ -239,12 +255,15 @@ impl Prepared {
                             None => git.fingerprint(path),
                         };
                         self.fingerprint(&volume.name, &path, &git, &read)?;
+                        self.compare(&volume.name, &path, &read)?;
                         sources.insert(volume.name.clone(), path);
                     }
                     None => {
                         notes.push(format!("source `{}` is not there yet", volume.name));
                         for input in self.inputs_in(&volume.name) {
-                            self.inputs.fingerprints.insert(input, "absent".to_owned());
+                            // What is locked is known without the source.
+                            let print = self.inputs.fingerprints.entry(input);
+                            print.or_insert_with(|| "absent".to_owned());
                         }
                     }
                 }
@@ -330,6 +349,28 @@ impl Prepared {
             };
             let prints = layer.prints.unwrap_or_else(Prints::none);
             self.inputs.prints.insert(step.key.clone(), prints);
+        }
+    }
+}
+
+impl Prepared {
+    /// Refuses a source that is not as locked.
+    pub(super) fn compare(
+        &self,
+        volume: &str,
+        directory: &Path,
+        whole: &dyn Fn(&Path) -> Result<String>,
+    ) -> Result<()> {
+        let Some(pinned) = &self.pinned else {
+            return Ok(());
+        };
+        let print = whole(directory)?;
+        let locked = pinned.lock.source.get(volume);
+        let difference =
+            locked.and_then(|locked| lockfile::source(volume, locked, directory, &print));
+        match difference {
+            Some(difference) => Err(pinned.drift(&[difference])),
+            None => Ok(()),
         }
     }
 }

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::needs::Needs;
 use super::prepare::{Prepared, Said, Wish};
-use super::{checkout, hooks};
+use super::{checkout, hooks, offline, pinned};
 use crate::context::Context;
 use crate::engine::choose::Reason;
 use crate::engine::docker::Service;
@@ -17,6 +17,7 @@ use crate::error::{Error, Kind, Result};
 use crate::execute::{Ended, Execution};
 use crate::gc::Lease;
 use crate::gpu;
+use crate::lockfile;
 use crate::ninja;
 use crate::observe::{observe, wanted};
 use crate::plan::{Action, Observed, Options, Plan, Volumes, plan as decide};
@@ -25,6 +26,7 @@ use crate::savings::{self, Figure, Way};
 use crate::signals::{Cancel, Signals};
 use crate::source::{Git, Repository};
 use crate::spec::{self, Engine, Spec, VolumeKind, VolumeSource};
+use crate::store::images::Image;
 use crate::store::record::{self, Head, Record};
 use crate::store::{LockedEnv, Store, random_id};
 use crate::ui::event::{Chosen, Event, Outcome, Planned};
@@ -74,6 +76,12 @@ pub struct UpArgs {
         value_name = "auto|none|PCI|renderDN|INDEX"
     )]
     gpu: String,
+    /// Build exactly what the lock file names, and refuse what differs from it
+    #[arg(long)]
+    locked: bool,
+    /// The lock file [default: where `lock` writes it]
+    #[arg(long, value_name = "FILE", requires = "locked")]
+    lock_file: Option<PathBuf>,
     /// Fetch nothing: images and sources must be there
     #[arg(long)]
     offline: bool,
@@ -111,6 +119,15 @@ impl UpArgs {
             gpu: &self.gpu,
         }
     }
+
+    /// Reads profile and machine, and lets the lock file decide where one is asked for.
+    fn prepare(&self, cx: &Context) -> Result<Prepared> {
+        let mut prepared = Prepared::new(cx, &self.wish())?;
+        if self.locked {
+            pinned::follow(cx, &mut prepared, &self.wish(), self.lock_file.as_deref())?;
+        }
+        Ok(prepared)
+    }
 }
 
 /// Brings an env up; returns the exit code.
@@ -121,7 +138,7 @@ pub fn up(cx: &Context, args: UpArgs) -> Result<u8> {
     if args.setup {
         super::setup::install_missing(cx)?;
     }
-    let mut prepared = Prepared::new(cx, &args.wish())?;
+    let mut prepared = args.prepare(cx)?;
     if prepared.choice.engine == Engine::Nspawn && !prepared.host.root {
         return Err(
             Error::unavailable("building an env with systemd-nspawn needs root")
@@ -135,6 +152,12 @@ pub fn up(cx: &Context, args: UpArgs) -> Result<u8> {
         Format::Human
     };
     let store = cx.store()?;
+    if args.offline {
+        offline::check(cx, &store, &prepared)?;
+    }
+    if let Some(pinned) = &prepared.pinned {
+        store.remember_lock(&pinned.path, &pinned.lock)?;
+    }
     let signals = Signals::take()?;
     let reporter = cx.ui.reporter(format);
     for message in std::mem::take(&mut prepared.notes) {
@@ -211,23 +234,15 @@ fn attempt(
     signals: &Signals,
     reporter: &Reporter,
 ) -> Result<Attempt> {
-    let image = match store.image_of(&prepared.recipe)? {
-        Some(image) => image,
-        None => {
-            if !args.force {
-                preflight_early(cx, args, store, prepared)?;
-            }
-            build_image(cx, args, store, prepared, signals, reporter)?
-        }
-    };
+    let image = build_image(cx, args, store, prepared, signals, reporter)?;
     prepared.inputs.image_key.clone_from(&image.key);
-    let sources = prepare_sources(args, store, prepared, signals, reporter)?;
-    let mut notes = checkout::settle(prepared, &sources)?;
-    notes.extend(prepare_hooks(args, store, prepared, &sources, signals)?);
+    let (sources, notes) = prepare_inputs(prepared, store, args.offline, signals, reporter)?;
     for message in notes {
         reporter.emit(&Event::Warning { message });
     }
-    let spec = prepared.resolve(Some(store))?;
+    pinned::check_steps(prepared)?;
+    let mut spec = prepared.resolve(Some(store))?;
+    pinned::follow_sources(&mut spec, prepared, store, &sources);
     check_names(&prepared.profile, args)?;
     hooks::check_engine(prepared, &spec)?;
     let open = opening(&prepared.profile, &spec, asked);
@@ -490,14 +505,21 @@ fn again(args: &UpArgs) -> String {
         text.push_str(" --gpu ");
         text.push_str(&args.gpu);
     }
+    if args.locked {
+        text.push_str(" --locked");
+    }
+    if let Some(file) = &args.lock_file {
+        text.extend([" --lock-file ", &file.to_string_lossy()]);
+    }
     text
 }
 
 /// Shows what `up` would do.
 pub fn plan(cx: &Context, args: UpArgs) -> Result<()> {
-    let mut prepared = Prepared::new(cx, &args.wish())?;
+    let mut prepared = args.prepare(cx)?;
     let store = Store::open_existing(&cx.config.home)?;
     let mut notes = prepared.predict(cx, store.as_ref())?;
+    pinned::check_steps(&prepared)?;
     let spec = prepared.resolve(store.as_ref())?;
     check_names(&prepared.profile, &args)?;
     hooks::check_engine(&prepared, &spec)?;
@@ -688,27 +710,54 @@ fn check_names(profile: &Profile, args: &UpArgs) -> Result<()> {
     Ok(())
 }
 
+/// Returns the image, built if it is not there: the locked one, or what the recipe stands for at present.
 fn build_image(
     cx: &Context,
     args: &UpArgs,
     store: &Store,
-    prepared: &Prepared,
+    prepared: &mut Prepared,
     signals: &Signals,
     reporter: &Reporter,
-) -> Result<crate::store::images::Image> {
-    let name = &prepared.profile.image.value;
-    if args.offline {
-        return Err(Error::unavailable(format!(
-            "image `{name}` is not built yet and `--offline` forbids it"
-        ))
-        .help(format!("rockenv image build {name}")));
+) -> Result<Image> {
+    let there = match &prepared.pinned {
+        None => store.image_of(&prepared.recipe)?,
+        Some(pinned) => store.image(&pinned.lock.image.key)?,
+    };
+    if let Some(image) = there {
+        return Ok(image);
     }
-    super::image::build_with(cx, store, name, &prepared.recipe, false, signals, reporter)
+    if !args.force {
+        preflight_early(cx, args, store, prepared)?;
+    }
+    let (name, recipe) = (&prepared.profile.image.value, &prepared.recipe);
+    let Some(pinned) = &prepared.pinned else {
+        return super::image::build_with(cx, store, name, recipe, false, signals, reporter);
+    };
+    let locked = &pinned.lock.image;
+    let image = super::image::locked(cx, store, recipe, locked, signals, reporter)?;
+    match image.key == locked.key {
+        true => Ok(image),
+        false => Err(pinned.drift(&lockfile::image(locked, &image))),
+    }
+}
+
+/// Makes the sources and patches that are missing; returns where the sources are, and what to say of it all.
+pub(super) fn prepare_inputs(
+    prepared: &mut Prepared,
+    store: &Store,
+    offline: bool,
+    signals: &Signals,
+    reporter: &Reporter,
+) -> Result<(BTreeMap<String, PathBuf>, Vec<String>)> {
+    let sources = prepare_sources(offline, store, prepared, signals, reporter)?;
+    let mut notes = checkout::settle(prepared, &sources)?;
+    notes.extend(prepare_hooks(offline, store, prepared, &sources, signals)?);
+    Ok((sources, notes))
 }
 
 /// Makes the sources that are missing, and reads the fingerprints that steps ask for.
 fn prepare_sources(
-    args: &UpArgs,
+    offline: bool,
     store: &Store,
     prepared: &mut Prepared,
     signals: &Signals,
@@ -736,7 +785,12 @@ fn prepare_sources(
                     });
                 };
                 let repository = Repository::new(&volume.name, source);
-                cancel.outcome(repository.prepare(store, &git, args.offline, &mut say))?
+                let pinned = prepared.pinned.as_ref();
+                let directory = match pinned.and_then(|pinned| pinned.commit(&volume.name)) {
+                    Some(commit) => repository.prepare_at(store, &git, commit, offline, &mut say),
+                    None => repository.prepare(store, &git, offline, &mut say),
+                };
+                cancel.outcome(directory)?
             }
             VolumeSource::Path(path) => path.clone(),
             VolumeSource::Store => continue,
@@ -744,6 +798,7 @@ fn prepare_sources(
         let known = store.known_fingerprint(&directory);
         let read = |path: &Path| git.remembered_fingerprint(path, &known);
         cancel.outcome(prepared.fingerprint(&volume.name, &directory, &git, &read))?;
+        cancel.outcome(prepared.compare(&volume.name, &directory, &read))?;
         sources.insert(volume.name.clone(), directory);
     }
     Ok(sources)
@@ -751,7 +806,7 @@ fn prepare_sources(
 
 /// Fetches the patches of hooks, and asks the sources whether the hooks will apply; returns what to say of it.
 fn prepare_hooks(
-    args: &UpArgs,
+    offline: bool,
     store: &Store,
     prepared: &mut Prepared,
     sources: &BTreeMap<String, PathBuf>,
@@ -762,7 +817,7 @@ fn prepare_hooks(
     cancel.outcome(hooks::fetch_patches(
         prepared,
         store,
-        args.offline,
+        offline,
         cancel.flag(),
         &look,
     ))?;

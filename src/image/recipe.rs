@@ -185,6 +185,15 @@ pub enum Source {
     Directory(Directory),
 }
 
+/// What a recipe stood for when it was locked.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Pin<'a> {
+    /// Moment of the dated archive, `YYYYMMDDTHHMMSSZ`.
+    pub snapshot: Option<&'a str>,
+    /// Digest of a container image's manifest, `sha256:` included.
+    pub resolved: Option<&'a str>,
+}
+
 /// A checked recipe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recipe {
@@ -329,6 +338,40 @@ impl Recipe {
         }
     }
 
+    /// Returns the recipe with what it leaves to the moment of building decided; what it pins itself stays.
+    #[must_use]
+    pub fn pinned(&self, pin: Pin<'_>) -> Self {
+        let mut recipe = self.clone();
+        match &mut recipe.source {
+            Source::Mmdebstrap(Mmdebstrap { snapshot, .. })
+            | Source::Pacstrap(Pacstrap { snapshot, .. })
+                if snapshot.is_none() =>
+            {
+                *snapshot = pin.snapshot.map(str::to_owned);
+            }
+            Source::Oci(table) if table.path.is_none() && table.sha256().is_none() => {
+                if let (Some(reference), Some(resolved)) = (&mut table.reference, pin.resolved) {
+                    reference.push('@');
+                    reference.push_str(resolved);
+                }
+            }
+            _ => {}
+        }
+        recipe
+    }
+
+    /// Returns the mirrors, by their names in the configuration, that would have the recipe's packages of a past moment; none
+    /// where the recipe says which moment, or has no packages.
+    pub fn dated_mirror(&self) -> Option<String> {
+        match &self.source {
+            Source::Mmdebstrap(table) if table.snapshot.is_none() => {
+                Some(format!("{}-snapshot", table.distribution.name()))
+            }
+            Source::Pacstrap(table) if table.snapshot.is_none() => Some("arch-snapshot".to_owned()),
+            _ => None,
+        }
+    }
+
     /// Returns the archive moment the recipe asks for, if it does.
     pub fn snapshot(&self) -> Option<&str> {
         match &self.source {
@@ -356,6 +399,12 @@ fn path_digits(path: &Path) -> String {
 /// Returns the JSON schema of image recipes.
 pub fn schema() -> schemars::Schema {
     schemars::schema_for!(RawRecipe)
+}
+
+/// Returns the snapshot id of a moment in seconds since 1970.
+pub fn snapshot_id(seconds: i64) -> Option<String> {
+    let moment = jiff::Timestamp::from_second(seconds).ok()?;
+    Some(moment.strftime("%Y%m%dT%H%M%SZ").to_string())
 }
 
 /// Returns the seconds since 1970 of a snapshot id `YYYYMMDDTHHMMSSZ`.
@@ -578,6 +627,10 @@ mod tests {
     #[test]
     fn snapshot_ids() {
         assert_eq!(snapshot_time("20260101T000000Z"), Some(1_767_225_600));
+        assert_eq!(
+            snapshot_id(1_767_225_600).as_deref(),
+            Some("20260101T000000Z")
+        );
         for id in [
             "20260101",
             "20261301T000000Z",
@@ -586,6 +639,31 @@ mod tests {
         ] {
             assert_eq!(snapshot_time(id), None, "{id}");
         }
+    }
+
+    #[test]
+    fn a_pin_decides_what_the_recipe_leaves_open_and_nothing_else() {
+        let resolved = format!("sha256:{}", "ab".repeat(32));
+        let pin = Pin {
+            snapshot: Some("20260101T000000Z"),
+            resolved: Some(&resolved),
+        };
+        let debian = parse(DEBIAN).unwrap();
+        assert_eq!(debian.dated_mirror().as_deref(), Some("debian-snapshot"));
+        let dated = debian.pinned(pin);
+        assert_eq!(dated.snapshot(), Some("20260101T000000Z"));
+        assert_ne!(dated.digest(), debian.digest());
+        assert_eq!(dated.dated_mirror(), None);
+        let own = parse(&format!("{DEBIAN}snapshot = \"20250101T000000Z\"\n")).unwrap();
+        assert_eq!(own.pinned(pin), own);
+        let oci = |reference: &str| {
+            let text = format!("schema=1\nprovider=\"oci\"\n[oci]\nref = \"{reference}\"\n");
+            parse(&text).unwrap()
+        };
+        let pinned = oci("a.example/x:1").pinned(pin);
+        assert_eq!(pinned, oci(&format!("a.example/x:1@{resolved}")));
+        assert_eq!(pinned.pinned(pin), pinned);
+        assert_eq!(debian.pinned(Pin::default()), debian);
     }
 
     #[test]

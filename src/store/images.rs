@@ -155,17 +155,7 @@ impl Store {
             .context(|| format!("cannot build image `{name}`"))?;
         let mut image = describe(name, &digest, built)?;
         image.took_ms = u64::try_from(started.elapsed().as_millis()).ok();
-        let place = self.root.join("images").join(&image.key);
-        atomic::write_json(&work.join("image.json"), &image)?;
-        if place.join("root").exists() {
-            // The same content again: the age is new, the tree is not.
-            fs::rename(work.join("image.json"), place.join("image.json"))?;
-            self.discard(&work)?;
-        } else {
-            let directory = fs::File::open(&work)?;
-            nix::unistd::syncfs(directory.file())?;
-            fs::rename(&work, &place)?;
-        }
+        self.publish_image(&work, &image)?;
         atomic::write_json(
             &self.reference(&digest, "json"),
             &Reference {
@@ -173,6 +163,63 @@ impl Store {
             },
         )?;
         drop(lock);
+        Ok(image)
+    }
+
+    fn publish_image(&self, work: &Path, image: &Image) -> Result<()> {
+        let place = self.root.join("images").join(&image.key);
+        atomic::write_json(&work.join("image.json"), image)?;
+        if place.join("root").exists() {
+            // The same content again: the age is new, the tree is not.
+            fs::rename(work.join("image.json"), place.join("image.json"))?;
+            return self.discard(work);
+        }
+        let directory = fs::File::open(work)?;
+        nix::unistd::syncfs(directory.file())?;
+        Ok(fs::rename(work, &place)?)
+    }
+
+    /// Returns the image with the key `wanted`, built from the recipe if it is not there. What comes out of that with another
+    /// key is described and thrown away; what the recipe stands for at present stays what it is.
+    pub fn locked_image(
+        &self,
+        name: &str,
+        recipe: &Recipe,
+        wanted: &str,
+        source_date: i64,
+        means: &mut Means<'_>,
+    ) -> Result<Image> {
+        if let Some(image) = self.image(wanted)? {
+            return Ok(image);
+        }
+        let digest = recipe.digest();
+        fs::create_dir_all(self.root.join("images/refs"))?;
+        let _lock = Lock::exclusive(
+            &self.reference(&digest, "lock"),
+            &format!("image `{name}`"),
+            "image build",
+            BUILD_WAIT,
+        )?;
+        if let Some(image) = self.image(wanted)? {
+            return Ok(image);
+        }
+        let started = Instant::now();
+        let work = self.image_work(&digest)?;
+        let built = self
+            .build_image(&work, recipe, Some(source_date), means)
+            .context(|| format!("cannot build image `{name}`"))?;
+        let mut image = describe(name, &digest, built)?;
+        if image.key != wanted {
+            self.discard(&work)?;
+            return Ok(image);
+        }
+        image.took_ms = u64::try_from(started.elapsed().as_millis()).ok();
+        self.publish_image(&work, &image)?;
+        let reference = self.reference(&digest, "json");
+        if !reference.exists() {
+            let key = image.key.clone();
+            atomic::write_json(&reference, &Reference { key })?;
+        }
         Ok(image)
     }
 

@@ -10,6 +10,7 @@
 //! volumes/<id>/             live build volumes
 //! caches/<name>/  sources/<name>/  outputs/<env>/<name>/   never deleted by anything but their own commands
 //! blobs/sha256/             downloads, by digest
+//! locks/                    lock files that this store was used with
 //! trash/                    renamed here first, then unlinked
 //! envs/<name>/              lock, lease, record.json, spec.toml, journal.jsonl, metrics.jsonl, trees/<id>/, views/<volume>/, logs/, run/
 //! .ballast                  given up first when the disk is full
@@ -30,6 +31,7 @@ pub mod journal;
 pub mod layer;
 mod lease;
 pub mod lock;
+mod locks;
 pub mod record;
 pub mod removal;
 pub mod service;

@@ -1,0 +1,266 @@
+//! Owns what `up --locked`, `plan --locked` and `lock` do with a lock file before anything is built.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use super::prepare::{Prepared, Wish};
+use crate::context::Context;
+use crate::error::{Error, Result};
+use crate::lockfile::{self, Choices, Fetched, Lockfile};
+use crate::ninja;
+use crate::source::Repository;
+use crate::spec::{self, BuildUser, Spec, VolumeSource};
+use crate::store::Store;
+use crate::target::Target;
+
+/// A lock file that an env is built from.
+#[derive(Clone, Debug)]
+pub(super) struct Pinned {
+    /// Where it is.
+    pub(super) path: PathBuf,
+    /// What it says.
+    pub(super) lock: Lockfile,
+    /// The command that makes it anew.
+    pub(super) command: String,
+}
+
+impl Pinned {
+    /// Makes the error for what differs from it.
+    pub(super) fn drift(&self, differences: &[String]) -> Error {
+        lockfile::drift(&self.path, differences, &self.command)
+    }
+
+    /// Returns the commit of a source volume.
+    pub(super) fn commit(&self, volume: &str) -> Option<&str> {
+        self.lock.source.get(volume)?.commit.as_deref()
+    }
+}
+
+/// Returns where the lock file for what was asked for is, `--name` aside.
+pub(super) fn place(prepared: &Prepared) -> Result<PathBuf> {
+    let inputs = &prepared.inputs;
+    let mut targets = inputs.targets.clone();
+    targets.sort_unstable();
+    targets.dedup();
+    let choices = spec::choices(
+        &prepared.profile,
+        inputs.variant.as_deref(),
+        inputs.from.as_deref(),
+    );
+    let name = spec::env_name(
+        None,
+        inputs.stem.as_deref(),
+        &prepared.profile.name,
+        &targets,
+        &choices,
+    )?;
+    Ok(lockfile::place(prepared.profile.origin(), &name))
+}
+
+/// Returns the command that makes a lock file for what was asked for.
+pub(super) fn command(wish: &Wish<'_>, file: Option<&Path>) -> String {
+    let mut text = "rockenv lock".to_owned();
+    let mut add = |flag: &str, value: &str| {
+        text.push(' ');
+        text.push_str(flag);
+        text.push_str(value);
+    };
+    if let Some(what) = wish.what {
+        add("", what);
+    }
+    for target in wish.targets {
+        add("--target ", target);
+    }
+    for (flag, value) in [("--variant ", wish.variant), ("--from ", wish.from)] {
+        if let Some(value) = value {
+            add(flag, value);
+        }
+    }
+    if let Some(file) = file {
+        add("--file ", &file.to_string_lossy());
+    }
+    text
+}
+
+/// Reads the lock file for what was asked for, and lets it decide; refuses what differs from it already.
+pub(super) fn follow(
+    cx: &Context,
+    prepared: &mut Prepared,
+    wish: &Wish<'_>,
+    file: Option<&Path>,
+) -> Result<()> {
+    let path = match file {
+        Some(file) => file.to_owned(),
+        None => place(prepared)?,
+    };
+    let command = command(wish, file);
+    let lock = lockfile::read(&path)?.ok_or_else(|| {
+        Error::not_found(format!("there is no lock file `{}`", path.display()))
+            .help(command.clone())
+    })?;
+    let pinned = Pinned {
+        path,
+        lock,
+        command,
+    };
+    adopt(cx, prepared, pinned)?;
+    // What a source's history decides can be compared when the source is there.
+    let by_history = prepared
+        .inputs
+        .hooks
+        .values()
+        .any(|hook| hook.applies.since.is_some() || hook.applies.until.is_some());
+    match by_history {
+        true => Ok(()),
+        false => check_steps(prepared),
+    }
+}
+
+/// Replaces what is open by what is locked.
+pub(super) fn adopt(cx: &Context, prepared: &mut Prepared, pinned: Pinned) -> Result<()> {
+    let lock = &pinned.lock;
+    let mut differences = lockfile::choices(lock, &choices(prepared));
+    let image = &prepared.profile.image.value;
+    if *image != lock.image.name {
+        differences.push(format!(
+            "the image is `{}` in it, and `{image}` in the profile",
+            lock.image.name
+        ));
+    } else if prepared.recipe.digest() != lock.image.recipe {
+        differences.push(format!("the recipe of image `{image}` has changed"));
+    }
+    let hooks = prepared.inputs.hooks.iter();
+    let hooks = hooks.map(|(name, facts)| (name.clone(), facts.digest.clone()));
+    differences.extend(lockfile::hooks(lock, &hooks.collect()));
+    differences.extend(lockfile::fetched(lock, &fetched(cx, prepared)?));
+    let inputs = &mut prepared.inputs;
+    inputs.params.clone_from(&lock.params);
+    inputs.machine_targets = targets(&lock.machine_targets)?;
+    inputs.image_key.clone_from(&lock.image.key);
+    let prints = lock.source.iter();
+    let prints = prints.map(|(name, source)| (name.clone(), source.fingerprint()));
+    inputs.fingerprints.extend(prints);
+    let volumes = spec::volumes(&prepared.profile, inputs)?;
+    differences.extend(lockfile::sources(lock, &volumes));
+    if !differences.is_empty() {
+        return Err(pinned.drift(&differences));
+    }
+    let own = format!("{}:{}", inputs.user.uid, inputs.user.gid);
+    if own != lock.build_user {
+        prepared.notes.push(format!(
+            "`{}` was made with the build user {}, and here it is {own}: keys of steps that run as it differ; \
+             `build-user = \"{}\"` in the configuration would make them equal",
+            pinned.path.display(),
+            lock.build_user,
+            lock.build_user
+        ));
+    }
+    prepared.recipe = prepared.recipe.pinned(lock.image.pin());
+    prepared.pinned = Some(pinned);
+    Ok(())
+}
+
+/// Returns what is built for.
+pub(super) fn choices(prepared: &Prepared) -> Choices<'_> {
+    let (profile, inputs) = (&prepared.profile, &prepared.inputs);
+    Choices {
+        profile: &profile.name,
+        targets: match inputs.targets.is_empty() {
+            true => &profile.targets,
+            false => &inputs.targets,
+        },
+        variant: inputs.variant.as_deref().or(profile.variant.as_deref()),
+        from: inputs
+            .from
+            .as_deref()
+            .unwrap_or(crate::profile::FROM_SOURCE),
+        params: &inputs.params,
+    }
+}
+
+/// Refuses steps that are not those that were locked; without a lock file there is nothing to compare.
+pub(super) fn check_steps(prepared: &Prepared) -> Result<()> {
+    let Some(pinned) = &prepared.pinned else {
+        return Ok(());
+    };
+    // Parts of a source have fingerprints of their own, which are read when it is there.
+    let prints = &prepared.inputs.fingerprints;
+    let known = |name: &String| prints.get(name).is_some_and(|print| print != "absent");
+    let mut inputs = prepared.profile.steps.iter().flat_map(|step| &step.inputs);
+    if !inputs.all(known) {
+        return Ok(());
+    }
+    let differences = lockfile::steps(&pinned.lock, &whole(prepared, &pinned.lock)?);
+    match differences.is_empty() {
+        true => Ok(()),
+        false => Err(pinned.drift(&differences)),
+    }
+}
+
+/// Says in the spec which checkouts the env is built from: a locked commit may have one of its own, and later commands find
+/// it by what the spec says.
+pub(super) fn follow_sources(
+    spec: &mut Spec,
+    prepared: &Prepared,
+    store: &Store,
+    sources: &BTreeMap<String, PathBuf>,
+) {
+    let Some(pinned) = &prepared.pinned else {
+        return;
+    };
+    for volume in &mut spec.volumes {
+        if let VolumeSource::Git(git) = &mut volume.source
+            && let Some(directory) = sources.get(&volume.name)
+            && *directory != Repository::new(&volume.name, git).directory(store)
+        {
+            git.rev = pinned.commit(&volume.name).map(str::to_owned);
+        }
+    }
+}
+
+/// Resolves as on every machine alike: with a GPU, and the lock file's build user.
+pub(super) fn whole(prepared: &Prepared, lock: &Lockfile) -> Result<Spec> {
+    let mut inputs = prepared.inputs.clone();
+    inputs.without_gpu = None;
+    // TheRock's own are known after a build only; what they stand for is in the keys without them.
+    inputs.prints.clear();
+    let number = |text: &str| text.parse::<u32>().ok();
+    let numbers = lock.build_user.split_once(':');
+    let numbers = numbers.and_then(|(uid, gid)| Some((number(uid)?, number(gid)?)));
+    let (uid, gid) = numbers.ok_or_else(|| {
+        let user = lock.build_user.escape_debug();
+        Error::invalid(format!(
+            "the lock file's `build-user` is `{user}`, not UID:GID"
+        ))
+    })?;
+    inputs.user = BuildUser::new(uid, gid);
+    spec::resolve(&prepared.profile, &inputs)
+}
+
+/// Returns the files that rockenv fetches for the env, by name.
+pub(super) fn fetched(cx: &Context, prepared: &Prepared) -> Result<BTreeMap<String, Fetched>> {
+    let mut files = BTreeMap::new();
+    if prepared.profile.resources.ninja {
+        let (url, sha256) = ninja::identity(cx.config.ninja.as_deref())?;
+        let url = url.map(str::to_owned);
+        files.insert("ninja".to_owned(), Fetched { url, sha256 });
+    }
+    for (hook, patch) in prepared
+        .hooks
+        .iter()
+        .flat_map(|(name, hook)| hook.work.patches.iter().map(move |patch| (name, patch)))
+        .filter(|(_, patch)| patch.name.starts_with("https://"))
+    {
+        let last = patch.name.rsplit('/').next().unwrap_or_default();
+        let file = Fetched {
+            url: Some(patch.name.clone()),
+            sha256: patch.sha256.clone(),
+        };
+        files.insert(format!("{hook}/{last}"), file);
+    }
+    Ok(files)
+}
+
+fn targets(names: &[String]) -> Result<Vec<Target>> {
+    names.iter().map(|name| Target::parse(name)).collect()
+}

@@ -1,0 +1,80 @@
+//! Owns which lock files this store was used with, `locks/<digest of the path>.json`: what they name is kept as long as they
+//! are there.
+
+use std::collections::BTreeMap;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use super::{Store, atomic, check};
+use crate::error::{Result, ResultExt as _};
+use crate::lockfile::{self, Lockfile};
+use crate::profile::hex;
+
+/// A lock file that was written or followed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Known {
+    /// Where it is, absolute.
+    file: PathBuf,
+    /// What it named when it was last seen: images, layers and downloads.
+    names: Vec<String>,
+}
+
+impl Store {
+    /// Remembers a lock file.
+    pub fn remember_lock(&self, file: &Path, lock: &Lockfile) -> Result<()> {
+        let file = fs::canonicalize(file)?;
+        let known = Known {
+            names: names(lock),
+            file,
+        };
+        let directory = self.root.join("locks");
+        fs::create_dir_all(&directory)?;
+        let name = hex(&Sha256::digest(known.file.as_os_str().as_bytes()));
+        let place = directory.join(format!("{name}.json"));
+        if atomic::read_json::<Known>(&place).ok().flatten().as_ref() == Some(&known) {
+            return Ok(());
+        }
+        atomic::write_json(&place, &known)
+    }
+
+    /// Returns what known lock files name, each with the file. A file that is gone names nothing; one that cannot be read
+    /// names what it did.
+    pub fn locked(&self) -> Result<BTreeMap<String, String>> {
+        let mut locked = BTreeMap::new();
+        let directory = self.root.join("locks");
+        for name in check::names(&directory)? {
+            let place = directory.join(&name);
+            let Some(known) = atomic::read_json::<Known>(&place)
+                .context(|| "what lock files name is not known".to_owned())?
+            else {
+                continue;
+            };
+            let named = match lockfile::read(&known.file) {
+                Ok(Some(lock)) => names(&lock),
+                Ok(None) => continue,
+                Err(_) => known.names,
+            };
+            let file = known.file.display().to_string();
+            for key in named {
+                locked.entry(key).or_insert_with(|| file.clone());
+            }
+        }
+        Ok(locked)
+    }
+}
+
+fn names(lock: &Lockfile) -> Vec<String> {
+    let steps = lock.steps.iter().map(|step| step.key.as_str().to_owned());
+    let fetched = lock.fetched.values().map(|file| file.sha256.clone());
+    let files = lock.files.values().flat_map(BTreeMap::values).cloned();
+    [lock.image.key.clone()]
+        .into_iter()
+        .chain(steps)
+        .chain(fetched)
+        .chain(files)
+        .collect()
+}

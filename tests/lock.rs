@@ -1,0 +1,328 @@
+//! Owns the tests of lock files: what they name, what `up --locked` refuses, and that two stores build alike from one.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot be set up has failed"
+)]
+
+mod support;
+
+use std::path::Path;
+
+use fs_err as fs;
+use support::env::{TestStore, is_service};
+use support::git::{Daemon, git};
+
+/// Makes a repository on branch `main` with a submodule that nobody has checked out; returns its commit.
+fn upstream(directory: &Path) -> String {
+    let inner = directory.join("inner");
+    let outer = directory.join("outer");
+    for path in [&inner, &outer] {
+        fs::create_dir_all(path).unwrap();
+        git(path, &["init", "--quiet", "--initial-branch=main"]);
+        git(path, &["config", "uploadpack.allowAnySHA1InWant", "true"]);
+        fs::write(path.join("a"), "one\n").unwrap();
+        git(path, &["add", "a"]);
+        git(path, &["commit", "--quiet", "-m", "first"]);
+    }
+    let from = inner.display().to_string();
+    git(&outer, &["submodule", "--quiet", "add", &from, "sub"]);
+    git(&outer, &["commit", "--quiet", "-m", "submodule"]);
+    git(&outer, &["rev-parse", "HEAD"])
+}
+
+fn steps(daemon: &Daemon) -> String {
+    format!(
+        r#"
+hooks = ["louder"]
+[params]
+word = "done"
+[[volume]]
+name = "src"
+kind = "source"
+git = "git://127.0.0.1:{}/outer"
+rev = "main"
+target = "/v/src"
+[[step]]
+name = "before"
+run = "echo before > $HOME/before"
+[[step]]
+name = "read"
+inputs = ["src"]
+run = "cat /v/src/a > $HOME/a; echo ${{word}} >> $HOME/a"
+[[step]]
+name = "gpu"
+gpu = true
+run = "true"
+[[step]]
+name = "after"
+run = "cat $HOME/a > $HOME/after"
+"#,
+        daemon.port()
+    )
+}
+
+/// Makes a user with a profile of that repository.
+fn user(store: TestStore, name: &str, daemon: &Daemon) -> TestStore {
+    store.profile_named(name, &steps(daemon));
+    let hook = store.work().join("hooks/louder");
+    fs::create_dir_all(&hook).unwrap();
+    fs::write(
+        hook.join("hook.toml"),
+        "schema = 1\ndescription = \"d\"\nwhy = \"w\"\nvolume = \"src\"\n\
+         [[edit]]\nfile = \"a\"\nfind = \"one\"\nreplace = \"ONE\"\n",
+    )
+    .unwrap();
+    store
+}
+
+fn keys(store: &TestStore, env: &str) -> Vec<(String, String)> {
+    let record = fs::read(store.home().join("envs").join(env).join("record.json")).unwrap();
+    let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
+    let steps = record["steps"].as_array().unwrap().iter();
+    steps
+        .map(|step| {
+            let text = |field: &str| step[field].as_str().unwrap().to_owned();
+            (text("name"), text("key"))
+        })
+        .collect()
+}
+
+#[test]
+fn two_stores_with_one_lock_file_have_equal_step_keys() {
+    let directory = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(directory.path());
+    let first = upstream(directory.path());
+    let a = TestStore::new();
+    let name = a.env().to_owned();
+    drop(a);
+    let a = user(TestStore::new(), &name, &daemon);
+    let elsewhere = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    // Its image is built by `up --locked`.
+    let b = TestStore::at(&elsewhere.path().join("store"));
+    let b = user(b, &name, &daemon);
+    let lock = a.work().join(format!("profiles/{name}.lock"));
+    a.rockenv(&["up", &name, "--locked"])
+        .exits(7)
+        .says(&["there is no lock file", &format!("rockenv lock {name}")]);
+    a.rockenv(&["lock", &name])
+        .ok()
+        .says(&["wrote", "1 source, 1 hook, 4 steps"]);
+    let text = fs::read_to_string(&lock).unwrap();
+    let inner = git(&directory.path().join("inner"), &["rev-parse", "HEAD"]);
+    for part in [
+        format!("commit = \"{first}\""),
+        format!("sub = \"{inner}\""),
+        "louder = \"".to_owned(),
+        "name = \"gpu\"".to_owned(),
+    ] {
+        assert!(text.contains(&part), "{part} is not in\n{text}");
+    }
+    // Made again it is the same, byte for byte: what is locked stays, whatever upstream does.
+    let outer = directory.path().join("outer");
+    fs::write(outer.join("a"), "one more\n").unwrap();
+    git(&outer, &["commit", "--quiet", "-am", "second"]);
+    a.rockenv(&["lock", &name]).ok().says(&["nothing changed"]);
+    assert_eq!(fs::read_to_string(&lock).unwrap(), text);
+
+    a.rockenv(&["up", &name, "--locked"]).ok();
+    fs::copy(&lock, b.work().join(format!("profiles/{name}.lock"))).unwrap();
+    b.rockenv(&["up", &name, "--locked", "--offline"])
+        .exits(4)
+        .says(&["image `base`; source `src` from `git://", &first]);
+    b.rockenv(&["up", &name, "--locked"]).ok();
+    assert_eq!(keys(&a, &name), keys(&b, &name));
+    for store in [&a, &b] {
+        let said = ["exec", &name, "--", "sh", "-c", "cat $HOME/after"];
+        store.rockenv(&said).ok().prints("ONE\ndone");
+        store
+            .rockenv(&["up", &name, "--locked", "--offline"])
+            .ok()
+            .says(&["nothing to do"]);
+    }
+    // What is cloned without the lock file is what upstream has now, beside the locked one.
+    b.rockenv(&["up", &name]).ok();
+    assert_ne!(keys(&a, &name), keys(&b, &name));
+    b.rockenv(&["up", &name, "--locked", "--offline"]).ok();
+    assert_eq!(keys(&a, &name), keys(&b, &name));
+
+    // A new commit is taken only when it is asked for.
+    let old = a.work().join("old.lock");
+    fs::copy(&lock, &old).unwrap();
+    a.rockenv(&["lock", &name, "--update", "scr"])
+        .exits(7)
+        .says(&["no image or source `scr`", "base, src, all"]);
+    let second = git(&outer, &["rev-parse", "HEAD"]);
+    let said = a.rockenv(&["lock", &name, "--update", "src"]).ok().text();
+    let change = format!("source src: {} -> {}\n", &first[..12], &second[..12]);
+    assert!(said.contains(&change), "{said}");
+    let diff = ["lock", "diff", "old.lock", lock.to_str().unwrap()];
+    let said = a.rockenv(&diff).ok().text();
+    assert!(
+        said.starts_with(&change) && said.contains("\nstep read: ") && !said.contains("step after"),
+        "{said}"
+    );
+    let diff = a.rockenv(&[&diff[..], &["--json"]].concat()).ok();
+    let diff: serde_json::Value = serde_json::from_slice(&diff.out).unwrap();
+    assert_eq!(diff["changes"][0]["kind"], "source");
+    assert_eq!(diff["changes"][0]["to"], second);
+    a.rockenv(&["up", &name, "--locked"]).ok();
+    a.rockenv(&["exec", &name, "--", "sh", "-c", "cat $HOME/after"])
+        .ok()
+        .prints("ONE more\ndone");
+}
+
+#[test]
+fn what_differs_from_the_lock_file_is_refused_by_name_and_left_alone() {
+    if is_service() {
+        // Nothing here reaches an engine.
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(directory.path());
+    upstream(directory.path());
+    let name = "locked";
+    let store = user(TestStore::new(), name, &daemon);
+    store.rockenv(&["lock", name]).ok();
+    let refused = |words: &[&str]| {
+        for command in [&["up", name, "--locked"][..], &["plan", name, "--locked"]] {
+            let all = [words, &["profiles/locked.lock", "rockenv lock locked"]].concat();
+            store.rockenv(command).exits(8).says(&all);
+        }
+        assert!(!store.home().join("envs").join(name).exists());
+    };
+    let profile = steps(&daemon);
+    for (from, to, words) in [
+        (
+            "echo before",
+            "echo other",
+            "step `before` is another than the locked one",
+        ),
+        (
+            "word = \"done\"",
+            "word = \"ready\"",
+            "step `read` is another",
+        ),
+        (
+            "rev = \"main\"",
+            "rev = \"other\"",
+            "source `src` is `main` of",
+        ),
+        (
+            "hooks = [\"louder\"]",
+            "",
+            "hook `louder` is in it, and not in use",
+        ),
+        (
+            "name = \"after\"",
+            "name = \"later\"",
+            "step `later` is not in it",
+        ),
+    ] {
+        assert!(profile.contains(from));
+        store.profile_named(name, &profile.replace(from, to));
+        refused(&[words]);
+    }
+    store.profile_named(name, &format!("targets = [\"gfx1103\"]\n{profile}"));
+    refused(&["the target is none in it, and `gfx1103` here"]);
+    store.profile_named(name, &profile);
+    store
+        .rockenv(&["up", name, "--locked", "--param", "word=x"])
+        .exits(8)
+        .says(&["parameter `word` is none in it, and `x` here"]);
+    let hook = store.work().join("hooks/louder/hook.toml");
+    let text = fs::read_to_string(&hook).unwrap();
+    fs::write(&hook, text.replace("ONE", "TWO")).unwrap();
+    refused(&["hook `louder` is another than the locked one"]);
+    fs::write(&hook, text).unwrap();
+    let recipe = store.work().join("images/base.toml");
+    let text = fs::read_to_string(&recipe).unwrap();
+    fs::write(&recipe, text.replace("rootfs", "other")).unwrap();
+    refused(&["the recipe of image `base` has changed"]);
+    fs::write(&recipe, text).unwrap();
+
+    // The checkout is the user's, too: it is never put right.
+    let sources = fs::read_dir(store.home().join("sources")).unwrap();
+    let checkout = sources
+        .map(|entry| entry.unwrap().path())
+        .find(|path| path.join(".git").exists())
+        .unwrap();
+    let head = git(&checkout, &["rev-parse", "HEAD"]);
+    fs::write(checkout.join("a"), "mine\n").unwrap();
+    refused(&["source `src` in `", "was changed", "git -C"]);
+    assert_eq!(fs::read_to_string(checkout.join("a")).unwrap(), "mine\n");
+    store
+        .rockenv(&["lock", name, "--file", "other.lock"])
+        .exits(8)
+        .says(&["has changes that are in no commit"]);
+    git(&checkout, &["checkout", "--quiet", "a"]);
+    store.rockenv(&["plan", name, "--locked"]).ok();
+    // A lock file of something else, and what is none, are not written over.
+    store
+        .rockenv(&[
+            "lock",
+            name,
+            "--target",
+            "gfx1103",
+            "--file",
+            "profiles/locked.lock",
+        ])
+        .exits(2)
+        .says(&["is the lock file of something else", "--file OTHER.lock"]);
+    store
+        .rockenv(&["lock", name, "--file", "images/base.toml"])
+        .exits(3)
+        .says(&["is no lock file of rockenv"]);
+    assert_eq!(git(&checkout, &["rev-parse", "HEAD"]), head);
+}
+
+#[test]
+fn an_image_that_comes_out_otherwise_is_thrown_away() {
+    if is_service() {
+        return;
+    }
+    let elsewhere = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (a, b) = (
+        TestStore::new(),
+        TestStore::at(&elsewhere.path().join("store")),
+    );
+    let tree = a.work().join("tree/etc");
+    fs::create_dir_all(&tree).unwrap();
+    fs::write(tree.join("os-release"), "ID=small\n").unwrap();
+    for store in [&a, &b] {
+        let path = a.work().join("tree").display().to_string();
+        let recipe =
+            format!("schema = 1\nprovider = \"directory\"\n[directory]\npath = '{path}'\n");
+        fs::write(store.work().join("images/small.toml"), recipe).unwrap();
+        let profile = "schema = 1\nimage = \"small\"\n[[step]]\nname = \"one\"\nrun = \"true\"\n";
+        fs::write(store.work().join("profiles/locked.toml"), profile).unwrap();
+    }
+    a.rockenv(&["lock", "locked"]).ok();
+    let lock = "profiles/locked.lock";
+    fs::copy(a.work().join(lock), b.work().join(lock)).unwrap();
+    // The same key is planned where nothing was built yet.
+    let plan = |store: &TestStore| {
+        let plan = store
+            .rockenv(&["plan", "locked", "--locked", "--json"])
+            .ok();
+        let plan: serde_json::Value = serde_json::from_slice(&plan.out).unwrap();
+        plan["plan"]["steps"][0]["key"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(plan(&a), plan(&b));
+    fs::write(tree.join("os-release"), "ID=other\n").unwrap();
+    b.rockenv(&["up", "locked", "--locked"])
+        .exits(8)
+        .says(&["image `small` came out with another content"]);
+    let images = fs::read_dir(b.home().join("images")).unwrap();
+    let names: Vec<_> = images.map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["refs"]);
+    // Locked again on purpose.
+    a.rockenv(&["lock", "locked"])
+        .ok()
+        .says(&["nothing changed"]);
+    let said = a
+        .rockenv(&["lock", "locked", "--update", "small"])
+        .ok()
+        .text();
+    assert!(said.contains("image digest: "), "{said}");
+}
