@@ -326,3 +326,39 @@ fn an_image_that_comes_out_otherwise_is_thrown_away() {
         .text();
     assert!(said.contains("image digest: "), "{said}");
 }
+
+#[test]
+fn what_a_lock_file_names_is_kept_as_long_as_the_file_is_there() {
+    let store = TestStore::new();
+    let env = store.env();
+    let step =
+        |text: &str| format!("[[step]]\nname = \"one\"\nrun = \"echo {text} > $HOME/one\"\n");
+    store.profile(&step("old"));
+    store.rockenv(&["lock", env]).ok();
+    store.rockenv(&["up", env, "--locked"]).ok();
+    store.up_with(&step("new"));
+    // Less than that can be freed, and it says so.
+    store.rockenv(&["gc", "--free", "900T"]).exits(10);
+    let roots = store.rockenv(&["gc", "--roots"]).ok().text();
+    let lock = store.work().join(format!("profiles/{env}.lock"));
+    let why = format!("lock file {} names it", lock.display());
+    assert!(
+        roots
+            .lines()
+            .any(|line| line.contains("(one)") && line.contains(&why)),
+        "{roots}"
+    );
+    store.profile(&step("old"));
+    store
+        .rockenv(&["up", env, "--locked"])
+        .ok()
+        .says(&["1 step, 1 done before"]);
+    // A file that is damaged names what it did when it was last read.
+    fs::write(&lock, "version = 1\n").unwrap();
+    let roots = store.rockenv(&["gc", "--roots"]).ok().text();
+    assert!(roots.contains(&why), "{roots}");
+    store.rockenv(&["up", env]).ok();
+    fs::remove_file(&lock).unwrap();
+    let roots = store.rockenv(&["gc", "--roots"]).ok().text();
+    assert!(!roots.contains("lock file"), "{roots}");
+}

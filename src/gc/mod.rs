@@ -276,7 +276,7 @@ fn age(now: Timestamp, then: Timestamp) -> Duration {
 pub struct Rooted {
     /// Its name for people.
     pub name: String,
-    /// Layer or image.
+    /// Layer, image or download.
     pub id: String,
     /// Its bytes.
     pub bytes: u64,
@@ -306,5 +306,14 @@ pub fn rooted(stock: &Inventory, limits: &Limits) -> Vec<Rooted> {
             because: say(reasons),
         })
     });
-    images.chain(layers).collect()
+    let blobs = roots.blobs.iter().filter_map(|(name, reasons)| {
+        let blob = stock.blobs.get(name)?;
+        Some(Rooted {
+            name: format!("download {}", short(name)),
+            id: name.clone(),
+            bytes: blob.bytes,
+            because: say(reasons),
+        })
+    });
+    images.chain(layers).chain(blobs).collect()
 }

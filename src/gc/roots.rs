@@ -58,6 +58,8 @@ pub struct Roots {
     pub layers: BTreeMap<String, BTreeSet<Why>>,
     /// Images by key.
     pub images: BTreeMap<String, BTreeSet<Why>>,
+    /// Downloads by name.
+    pub blobs: BTreeMap<String, BTreeSet<Why>>,
 }
 
 /// Returns the topmost layers that an idle env keeps, with the reason for each.
@@ -117,7 +119,8 @@ impl Roots {
         for (key, file) in &stock.locked {
             let why = Why::Locked(file.clone());
             roots.layer(stock, key, &why);
-            roots.image(key, why);
+            roots.image(key, why.clone());
+            roots.blobs.entry(key.clone()).or_default().insert(why);
         }
         let recorded: BTreeSet<&str> = stock
             .envs

@@ -219,6 +219,23 @@ fn pins_changes_leases_and_lock_files_hold() {
     let why = rooted(&locked, &Limits::default());
     let b = why.iter().find(|row| row.id == "b").unwrap();
     assert_eq!(b.because, ["lock file p.lock names it"]);
+    let mut fetched = stock();
+    let kept = Kept {
+        bytes: 1 << 40,
+        used: fetched.now,
+    };
+    fetched.blobs.insert("blob".to_owned(), kept);
+    let unlocked = count(&fetched);
+    fetched
+        .locked
+        .insert("blob".to_owned(), "p.lock".to_owned());
+    assert_eq!(count(&fetched), count(&stock()));
+    assert_ne!(unlocked, 0);
+    let why = rooted(&fetched, &Limits::default());
+    assert!(
+        why.iter()
+            .any(|row| row.id == "blob" && row.bytes == 1 << 40)
+    );
     let mut busy = stock();
     busy.envs.get_mut("one").unwrap().busy = true;
     assert_eq!(count(&busy), 0);

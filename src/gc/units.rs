@@ -137,6 +137,9 @@ pub(super) fn units(stock: &Inventory, roots: &Roots) -> Vec<Unit> {
         });
     }
     for (name, blob) in &stock.blobs {
+        if roots.blobs.contains_key(name) {
+            continue;
+        }
         units.push(Unit {
             what: What::Download { blob: name.clone() },
             name: format!("download {}", short(name)),

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::{Store, atomic, check};
-use crate::error::{Result, ResultExt as _};
+use crate::error::{Error, Result};
 use crate::lockfile::{self, Lockfile};
 use crate::profile::hex;
 
@@ -48,9 +48,15 @@ impl Store {
         let directory = self.root.join("locks");
         for name in check::names(&directory)? {
             let place = directory.join(&name);
-            let Some(known) = atomic::read_json::<Known>(&place)
-                .context(|| "what lock files name is not known".to_owned())?
-            else {
+            let known = atomic::read_json::<Known>(&place).map_err(|error| {
+                Error::unexpected("it is not known which lock files name what is in the store")
+                    .source(error)
+                    .help(format!(
+                        "rm {}; `rockenv up --locked` makes it anew",
+                        place.display()
+                    ))
+            })?;
+            let Some(known) = known else {
                 continue;
             };
             let named = match lockfile::read(&known.file) {

@@ -81,7 +81,8 @@ impl LockedEnv<'_> {
         self.store.discard(&self.directory.join("record.json"))?;
         self.record = None;
         self.discard_volumes(id, &BTreeSet::new())?;
-        self.store.remove_unused_layers(layers)?;
+        // Lock files or not: who removes an env wants its space.
+        self.store.remove_layers(layers, std::iter::empty())?;
         for name in names(&self.directory)? {
             // The lock stays: somebody may be waiting for it.
             if name != "lock" && name != "journal.jsonl" {
@@ -93,12 +94,25 @@ impl LockedEnv<'_> {
 }
 
 impl Store {
-    /// Throws away those of `candidates` and of what they stand on that no env's record and no running command needs,
-    /// directly or as a parent.
+    /// Throws away those of `candidates` and of what they stand on that no env's record, no running command and no lock file
+    /// needs, directly or as a parent.
     pub fn remove_unused_layers(&self, candidates: &[String]) -> Result<()> {
         if candidates.is_empty() {
             return Ok(());
         }
+        // Where it is not known what is locked, nothing goes; `gc` says so.
+        let Ok(locked) = self.locked() else {
+            return Ok(());
+        };
+        self.remove_layers(candidates, locked.into_keys())
+    }
+
+    /// The same with other reasons to keep layers than lock files.
+    fn remove_layers(
+        &self,
+        candidates: &[String],
+        keep: impl Iterator<Item = String>,
+    ) -> Result<()> {
         let _lock = self.lock("rm")?;
         let mut tops = Vec::new();
         for name in self.envs()? {
@@ -110,7 +124,7 @@ impl Store {
             }
         }
         let leases = self.leases()?.into_values();
-        tops.extend(leases.flat_map(|lease| lease.layers));
+        tops.extend(leases.flat_map(|lease| lease.layers).chain(keep));
         let mut needed = BTreeSet::new();
         for top in tops {
             let mut next = Some(top);

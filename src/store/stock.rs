@@ -26,7 +26,7 @@ pub struct Look<'a> {
     pub projects: bool,
     /// Measure what stays too.
     pub everything: bool,
-    /// Layers and images that lock files name, with the file.
+    /// Layers, images and downloads that lock files name, with the file.
     pub locked: Option<&'a BTreeMap<String, String>>,
 }
 
