@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::commands::{
-    cache, doctor, du, exec, fsck, gc, generate, hook, image, list, lock, logs, matrix, profile,
-    remove, report, runtime, setup, snapshot, target, up,
+    cache, doctor, du, exec, export, fsck, gc, generate, hook, image, list, lock, logs, matrix,
+    profile, remove, report, runtime, setup, snapshot, target, up,
 };
 
 /// Reproducible build environments for ROCm, in systemd-nspawn and containers.
@@ -101,6 +101,8 @@ pub enum Command {
     Target(target::TargetCommand),
     /// Write down exactly what an env is built from, for `up --locked`
     Lock(lock::LockArgs),
+    /// Hand out what an env built, with a manifest of what it was made from
+    Export(export::ExportArgs),
     /// Install what the host needs
     Setup(setup::SetupArgs),
     /// Say what this machine can do and what is missing

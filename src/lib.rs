@@ -18,6 +18,7 @@ pub mod doctor;
 pub mod engine;
 pub mod error;
 pub mod execute;
+pub mod export;
 pub mod gc;
 pub mod gpu;
 pub mod hook;

@@ -5,6 +5,7 @@ mod checkout;
 pub mod doctor;
 pub mod du;
 pub mod exec;
+pub mod export;
 pub mod fsck;
 pub mod gc;
 pub mod generate;
@@ -58,6 +59,7 @@ pub fn run(cx: &Context, command: Command) -> Result<u8> {
         Command::Hook(command) => hook::hook(cx, &command),
         Command::Matrix(command) => matrix::matrix(cx, &command),
         Command::Target(command) => target::target(cx, &command),
+        Command::Export(args) => export::export(cx, &args),
         Command::Lock(args) => done(lock::lock(cx, &args)),
         Command::Setup(args) => done(setup::setup(cx, &args)),
         Command::Doctor(args) => doctor::doctor(cx, &args),

@@ -3,11 +3,14 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use sha2::{Digest as _, Sha256};
+
 use super::prepare::{Prepared, Wish};
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::lockfile::{self, Choices, Fetched, Lockfile};
 use crate::ninja;
+use crate::profile::hex;
 use crate::source::Repository;
 use crate::spec::{self, BuildUser, Spec, VolumeSource};
 use crate::store::Store;
@@ -28,6 +31,11 @@ impl Pinned {
     /// Makes the error for what differs from it.
     pub(super) fn drift(&self, differences: &[String]) -> Error {
         lockfile::drift(&self.path, differences, &self.command)
+    }
+
+    /// Returns the SHA-256 of its text.
+    pub(super) fn digest(&self) -> Result<String> {
+        Ok(hex(&Sha256::digest(self.lock.text()?)))
     }
 
     /// Returns the commit of a source volume.

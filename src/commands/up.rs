@@ -8,6 +8,7 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use super::needs::Needs;
+use super::pinned::Pinned;
 use super::prepare::{Prepared, Said, Wish};
 use super::{checkout, hooks, offline, pinned};
 use crate::context::Context;
@@ -243,6 +244,7 @@ fn attempt(
     pinned::check_steps(prepared)?;
     let mut spec = prepared.resolve(Some(store))?;
     pinned::follow_sources(&mut spec, prepared, store, &sources);
+    spec.lock = prepared.pinned.as_ref().map(Pinned::digest).transpose()?;
     check_names(&prepared.profile, args)?;
     hooks::check_engine(prepared, &spec)?;
     let open = opening(&prepared.profile, &spec, asked);
@@ -251,6 +253,9 @@ fn attempt(
         ..asked.clone()
     };
     let mut env = store.lock_env(&spec.name, "up", Duration::from_secs(5))?;
+    if let Some(pinned) = &prepared.pinned {
+        env.keep_lock(&pinned.lock)?;
+    }
     let (observed, plan) = plan_for(store, Some(&env), prepared, &spec, options)?;
     if plan.is_empty() && env.record().is_some() {
         // What is in no key may have changed all the same: variables for using what was built.

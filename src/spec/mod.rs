@@ -70,6 +70,12 @@ pub struct Spec {
     /// What steps with the GPU get beside it.
     #[serde(default, skip_serializing_if = "Extras::is_none")]
     pub gpu: Extras,
+    /// Fingerprints of sources, by volume, as far as they were asked for.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub fingerprints: BTreeMap<String, String>,
+    /// SHA-256 of the lock file that everything was taken from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lock: Option<String>,
     /// Variables of every step, in late form: see `finish`.
     pub env: BTreeMap<String, String>,
     /// Variables of what was built.

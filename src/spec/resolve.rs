@@ -120,6 +120,8 @@ pub fn resolve(profile: &Profile, inputs: &Inputs) -> Result<Spec> {
         user: inputs.user.clone(),
         resources,
         gpu: profile.gpu,
+        fingerprints: inputs.fingerprints.clone(),
+        lock: None,
         env,
         runtime_env,
         runtime_notes: profile.runtime_notes.clone(),

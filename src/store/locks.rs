@@ -9,7 +9,7 @@ use fs_err as fs;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::{Store, atomic, check};
+use super::{LockedEnv, Store, atomic, check};
 use crate::error::{Error, Result};
 use crate::lockfile::{self, Lockfile};
 use crate::profile::hex;
@@ -23,7 +23,27 @@ struct Known {
     names: Vec<String>,
 }
 
+/// The copy of the lock file that an env was built from, in its directory.
+const COPY: &str = "locked.toml";
+
+impl LockedEnv<'_> {
+    /// Keeps a copy of the lock file that the env is built from.
+    pub fn keep_lock(&self, lock: &Lockfile) -> Result<()> {
+        let path = self.directory.join(COPY);
+        let text = lock.text()?;
+        match fs::read(&path) {
+            Ok(old) if old == text.as_bytes() => Ok(()),
+            _ => atomic::write(&path, text.as_bytes()),
+        }
+    }
+}
+
 impl Store {
+    /// Returns where the copy of the lock file is that an env was built from, if it was.
+    pub fn locked_copy(&self, env: &str) -> PathBuf {
+        self.env_dir(env).join(COPY)
+    }
+
     /// Remembers a lock file.
     pub fn remember_lock(&self, file: &Path, lock: &Lockfile) -> Result<()> {
         let file = fs::canonicalize(file)?;

@@ -1,0 +1,244 @@
+//! Owns `export`: handing out what an env built, with a manifest of what it was made from, and checking such files.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use fs_err as fs;
+use serde::Serialize;
+use sha2::{Digest as _, Sha256};
+
+use crate::context::Context;
+use crate::error::{Error, Kind, Result};
+use crate::export::{self, Env};
+use crate::hook;
+use crate::lockfile;
+use crate::profile::hex;
+use crate::spec::{Spec, VolumeKind, VolumeSource};
+use crate::store::{LockedEnv, Store};
+
+/// How the manifest's name ends; what is before is the env's.
+const MANIFEST: &str = ".provenance.json";
+
+/// Arguments of `export`.
+#[derive(Debug, Args)]
+pub struct ExportArgs {
+    /// The env
+    #[arg(required_unless_present = "check")]
+    env: Option<String>,
+    /// Directory to write to, made if it is not there; no file in it is replaced
+    #[arg(value_name = "DIR", required_unless_present = "check")]
+    directory: Option<PathBuf>,
+    /// Output volume to hand out instead of all; may be given again
+    #[arg(long, value_name = "NAME")]
+    volume: Vec<String>,
+    /// Compare exported files with their manifest
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["env", "directory", "volume"])]
+    check: Option<PathBuf>,
+}
+
+/// Exports, or checks; returns the exit code.
+pub fn export(cx: &Context, args: &ExportArgs) -> Result<u8> {
+    if let Some(directory) = &args.check {
+        return check(cx, directory);
+    }
+    let (Some(name), Some(directory)) = (&args.env, &args.directory) else {
+        return Err(Error::unexpected("neither an env nor a directory to check"));
+    };
+    cx.host_as_root("reading an env")?;
+    let store = cx.existing_store()?;
+    store.known(name)?;
+    // Held, so that no step writes while files are read.
+    let env = store.lock_known(name, "export", Duration::from_secs(5))?;
+    let spec = store.spec(name)?;
+    let items = items(&store, &env, &spec, &args.volume)?;
+    let text = locked_text(&store, &spec)?;
+    let lock = match &text {
+        Some(text) => Some(lockfile::parse(text, "the env's lock file")?),
+        None => None,
+    };
+    let image_key = &env.known_record()?.image_key;
+    let image = store
+        .image(image_key)?
+        .ok_or_else(|| Error::not_found(format!("the image of env `{name}` is gone")))?;
+    // What they do is in the digest; a description that is gone is no loss.
+    let hooks = spec.hooks.iter().filter_map(|hook| {
+        let found = hook::load(&cx.config.hook_dirs, &hook.name).ok()?;
+        (found.digest().ok()? == hook.digest).then(|| (hook.name.clone(), found))
+    });
+    let known = Env {
+        spec: &spec,
+        image: &image,
+        hooks: &hooks.collect(),
+        lock: lock.as_ref().zip(spec.lock.as_deref()),
+    };
+    let owner = prepare(cx, directory)?;
+    let sums = export::copy(&items, directory, owner)?;
+    let mut files = BTreeMap::new();
+    for (item, sum) in items.iter().zip(sums) {
+        files.insert(export::names(&item.to)?, sum);
+    }
+    if let Some(text) = &text {
+        export::write(directory, &format!("{name}.lock"), text.as_bytes(), owner)?;
+    }
+    let manifest = export::manifest(&known, &files).text()?;
+    let place = format!("{name}{MANIFEST}");
+    export::write(directory, &place, manifest.as_bytes(), owner)?;
+    if lock.is_none() {
+        cx.ui.warn(&format!(
+            "env `{name}` was not built from a lock file: the manifest says what is known without one; `rockenv lock`, then \
+             `rockenv up --locked`"
+        ));
+    }
+    if cx.json {
+        #[derive(Serialize)]
+        struct Shown<'a> {
+            schema: &'static str,
+            manifest: PathBuf,
+            files: &'a BTreeMap<String, String>,
+        }
+        cx.ui.json(&Shown {
+            schema: "rockenv/export/1",
+            manifest: directory.join(&place),
+            files: &files,
+        })?;
+    } else {
+        let count = match files.len() {
+            1 => "1 file".to_owned(),
+            count => format!("{count} files"),
+        };
+        cx.ui.note(&format!(
+            "exported {count}; {} says what they are",
+            directory.join(&place).display()
+        ));
+    }
+    Ok(0)
+}
+
+/// Lists the files of the env's output volumes; refuses an env that is not what its profile says.
+fn items(
+    store: &Store,
+    env: &LockedEnv<'_>,
+    spec: &Spec,
+    only: &[String],
+) -> Result<Vec<export::Item>> {
+    let name = env.name();
+    let record = env.known_record()?;
+    if !record.complete {
+        return Err(Error::new(
+            Kind::Drift,
+            format!(
+                "env `{name}` is not finished: nobody could say what its outputs were made from"
+            ),
+        )
+        .help(format!("rockenv up {name}, or rockenv status {name}")));
+    }
+    let outputs = || {
+        let volumes = spec.volumes.iter();
+        volumes.filter(|volume| volume.kind == VolumeKind::Output)
+    };
+    if let Some(unknown) = only
+        .iter()
+        .find(|only| !outputs().any(|volume| volume.name == **only))
+    {
+        let names: Vec<&str> = outputs().map(|volume| volume.name.as_str()).collect();
+        return Err(
+            Error::not_found(format!("env `{name}` has no output volume `{unknown}`"))
+                .help(format!("there is {}", names.join(", "))),
+        );
+    }
+    let mut items = Vec::new();
+    for volume in outputs().filter(|volume| only.is_empty() || only.contains(&volume.name)) {
+        let place = match &volume.source {
+            VolumeSource::Path(path) => path.clone(),
+            _ => store.root().join("outputs").join(name).join(&volume.name),
+        };
+        if place.is_dir() {
+            items.extend(export::list(&place, Path::new(&volume.name))?);
+        }
+    }
+    match items.is_empty() {
+        false => Ok(items),
+        true => Err(Error::not_found(format!(
+            "env `{name}` has nothing in its output volumes"
+        ))
+        .help("a step with `export`, or one that writes to a volume of kind `output`, puts it there")),
+    }
+}
+
+/// Returns the text of the lock file that the env was built from.
+fn locked_text(store: &Store, spec: &Spec) -> Result<Option<String>> {
+    let Some(digest) = &spec.lock else {
+        return Ok(None);
+    };
+    let text = fs::read_to_string(store.locked_copy(&spec.name))?;
+    match hex(&Sha256::digest(&text)) == *digest {
+        true => Ok(Some(text)),
+        false => Err(Error::unexpected(format!(
+            "env `{}` has lost the lock file that it was built from",
+            spec.name
+        ))
+        .help("rockenv up ... --locked")),
+    }
+}
+
+/// Makes the directory, the user's own under sudo; returns whom new files are to belong to.
+fn prepare(cx: &Context, directory: &Path) -> Result<Option<(u32, u32)>> {
+    if !directory.exists() {
+        fs::create_dir(directory)?;
+        let user = &cx.config.user;
+        if nix::unistd::geteuid().is_root() && user.uid != 0 {
+            nix::unistd::chown(directory, Some(user.uid.into()), Some(user.gid.into()))?;
+        }
+    }
+    export::owner(directory)
+}
+
+fn check(cx: &Context, directory: &Path) -> Result<u8> {
+    #[derive(Serialize)]
+    struct Checked {
+        manifest: PathBuf,
+        files: usize,
+        differences: Vec<String>,
+    }
+    let mut found = Vec::new();
+    let mut entries = fs::read_dir(directory)?.collect::<std::io::Result<Vec<_>>>()?;
+    entries.sort_by_key(fs_err::DirEntry::file_name);
+    for entry in entries {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.ends_with(MANIFEST) {
+            let path = entry.path();
+            let manifest = export::parse(&fs::read(&path)?, &path.display().to_string())?;
+            found.push(Checked {
+                differences: export::check(directory, &manifest)?,
+                files: manifest.subject.len(),
+                manifest: path,
+            });
+        }
+    }
+    if found.is_empty() {
+        return Err(Error::not_found(format!(
+            "there is no manifest (`ENV{MANIFEST}`) in `{}`",
+            directory.display()
+        ))
+        .help(format!("rockenv export ENV {}", directory.display())));
+    }
+    let same = found.iter().all(|checked| checked.differences.is_empty());
+    if cx.json {
+        cx.ui.json(&found)?;
+    } else {
+        for checked in &found {
+            for difference in &checked.differences {
+                cx.ui.data(&format!("{difference}\n"));
+            }
+            let (total, other) = (checked.files, checked.differences.len());
+            cx.ui.note(&format!(
+                "{}: {} of {total} files are as it says",
+                checked.manifest.display(),
+                total - other
+            ));
+        }
+    }
+    Ok(if same { 0 } else { Kind::Drift.exit_code() })
+}

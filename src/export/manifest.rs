@@ -1,0 +1,230 @@
+//! Owns the manifest: an in-toto statement (v1) about files, with SLSA provenance (v1) as what it says of them.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::error::{Error, Result};
+use crate::hook::Hook;
+use crate::lockfile::Lockfile;
+use crate::spec::{Spec, VolumeSource};
+use crate::store::images::Image;
+
+const STATEMENT: &str = "https://in-toto.io/Statement/v1";
+const PROVENANCE: &str = "https://slsa.dev/provenance/v1";
+/// What the parameters below mean is written in `docs/lock.md`; another meaning gets another number.
+const BUILD_TYPE: &str = "urn:rockenv:build:1";
+const BUILDER: &str = "urn:rockenv:builder:1";
+
+/// A statement as `check` reads it: what it says of files.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Kind of document.
+    #[serde(rename = "_type")]
+    pub kind: String,
+    /// The files.
+    pub subject: Vec<Subject>,
+    /// Kind of `predicate`.
+    #[serde(rename = "predicateType")]
+    pub predicate_type: String,
+    /// What is said of the files.
+    pub predicate: Value,
+}
+
+/// A file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Subject {
+    /// Path below the manifest's directory, parts separated by `/`.
+    pub name: String,
+    /// Digests by algorithm; `sha256` always.
+    pub digest: BTreeMap<String, String>,
+}
+
+/// What is known of an env.
+#[derive(Debug)]
+pub struct Env<'a> {
+    /// What it was resolved to.
+    pub spec: &'a Spec,
+    /// The image it stands on.
+    pub image: &'a Image,
+    /// Its hooks, as far as they are there still.
+    pub hooks: &'a BTreeMap<String, Hook>,
+    /// The lock file that it was built from, and the digest of its text.
+    pub lock: Option<(&'a Lockfile, &'a str)>,
+}
+
+/// Makes the manifest for files with their SHA-256, by path.
+pub fn manifest(env: &Env<'_>, files: &BTreeMap<String, String>) -> Manifest {
+    let spec = env.spec;
+    let subject = files.iter().map(|(name, sha256)| Subject {
+        name: name.clone(),
+        digest: BTreeMap::from([("sha256".to_owned(), sha256.clone())]),
+    });
+    let targets: Vec<String> = spec.targets.iter().map(ToString::to_string).collect();
+    let mut external = json!({
+        "profile": spec.profile,
+        "targets": targets,
+        "from": spec.from,
+    });
+    if let Some(variant) = &spec.variant {
+        external["variant"] = json!(variant);
+    }
+    if let Some((lock, _)) = env.lock {
+        external["params"] = json!(lock.params);
+        external["machineTargets"] = json!(lock.machine_targets);
+    }
+    let steps = spec.steps.iter().map(|step| {
+        let hooks = spec.hooks.iter().filter(|hook| hook.from == step.name);
+        let hooks: Vec<&str> = hooks.map(|hook| hook.name.as_str()).collect();
+        let mut shown = json!({ "name": step.name, "key": step.key });
+        if !hooks.is_empty() {
+            shown["hooks"] = json!(hooks);
+        }
+        shown
+    });
+    let skipped = spec
+        .skipped
+        .iter()
+        .map(|step| json!({ "name": step.name, "reason": step.reason }));
+    let internal = json!({
+        "engine": spec.engine.name(),
+        "buildUser": format!("{}:{}", spec.user.uid, spec.user.gid),
+        "steps": steps.collect::<Vec<_>>(),
+        "skippedSteps": skipped.collect::<Vec<_>>(),
+    });
+    Manifest {
+        kind: STATEMENT.to_owned(),
+        subject: subject.collect(),
+        predicate_type: PROVENANCE.to_owned(),
+        predicate: json!({
+            "buildDefinition": {
+                "buildType": BUILD_TYPE,
+                "externalParameters": external,
+                "internalParameters": internal,
+                "resolvedDependencies": dependencies(env),
+            },
+            "runDetails": {
+                "builder": {
+                    "id": BUILDER,
+                    "version": { "rockenv": env!("CARGO_PKG_VERSION") },
+                },
+            },
+        }),
+    }
+}
+
+fn dependencies(env: &Env<'_>) -> Vec<Value> {
+    let spec = env.spec;
+    let mut found = Vec::new();
+    // rockenv's own digest of a tree; a manifest's is everybody's.
+    let mut digest = BTreeMap::from([("rockenvTree", env.image.digest.clone())]);
+    if let Some(resolved) = env.image.resolved.as_deref() {
+        let sha256 = resolved.strip_prefix("sha256:").unwrap_or(resolved);
+        digest.insert("sha256", sha256.to_owned());
+    }
+    found.push(json!({ "name": format!("image/{}", spec.image), "digest": digest }));
+    for (name, print) in &spec.fingerprints {
+        let (kind, rest) = print.split_once(':').unwrap_or(("content", print));
+        let (digest, changes) = rest.split_once('+').unwrap_or((rest, ""));
+        let algorithm = match kind {
+            "git" => "gitCommit",
+            _ => "rockenvContent",
+        };
+        let mut source = json!({
+            "name": format!("source/{name}"),
+            "digest": { algorithm: digest },
+        });
+        let volume = spec.volume(name).map(|volume| &volume.source);
+        if let Some(VolumeSource::Git(git)) = volume
+            && let Some((scheme, rest)) = git.url.split_once("://")
+        {
+            // A login in an address is nobody else's business.
+            let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
+            let host = host.rsplit('@').next().unwrap_or_default();
+            source["uri"] = json!(format!("git+{scheme}://{host}/{path}@{digest}"));
+        }
+        if !changes.is_empty() {
+            // Not the commit alone: somebody had changed the checkout.
+            source["annotations"] = json!({ "changes": changes });
+        }
+        found.push(source);
+        let submodules = env
+            .lock
+            .and_then(|(lock, _)| lock.source.get(name))
+            .map(|source| &source.submodules);
+        for (path, commit) in submodules.into_iter().flatten() {
+            found.push(json!({
+                "name": format!("source/{name}/{path}"),
+                "digest": { "gitCommit": commit },
+            }));
+        }
+    }
+    for hook in &spec.hooks {
+        let mut shown = json!({
+            "name": format!("hook/{}", hook.name),
+            "digest": { "rockenvHook": hook.digest },
+        });
+        if let Some(known) = env.hooks.get(&hook.name) {
+            shown["annotations"] = json!({ "description": known.description });
+        }
+        found.push(shown);
+    }
+    if let Some((lock, digest)) = env.lock {
+        for (name, file) in &lock.fetched {
+            let mut shown = json!({
+                "name": format!("fetched/{name}"),
+                "digest": { "sha256": file.sha256 },
+            });
+            if let Some(url) = &file.url {
+                shown["uri"] = json!(url);
+            }
+            found.push(shown);
+        }
+        for (volume, files) in &lock.files {
+            for (path, sha256) in files {
+                found.push(json!({
+                    "name": format!("files/{volume}/{path}"),
+                    "digest": { "sha256": sha256 },
+                }));
+            }
+        }
+        found.push(json!({
+            "name": "lock",
+            "digest": { "sha256": digest },
+            "mediaType": "application/toml",
+        }));
+    }
+    found
+}
+
+impl Manifest {
+    /// Returns the text of the file.
+    pub fn text(&self) -> Result<String> {
+        let text = serde_json::to_string_pretty(self)
+            .map_err(|error| Error::unexpected("cannot encode a manifest").source(error))?;
+        Ok(text + "\n")
+    }
+}
+
+/// Reads a manifest of ours, or of anybody who writes the same form; `name` is what errors call it.
+pub fn parse(text: &[u8], name: &str) -> Result<Manifest> {
+    let bad = |cause: String| {
+        Error::invalid(format!("`{name}` is no manifest of exported files")).source(cause)
+    };
+    let manifest: Manifest =
+        serde_json::from_slice(text).map_err(|error| bad(error.to_string()))?;
+    if manifest.kind != STATEMENT {
+        let kind = manifest.kind.escape_debug();
+        return Err(bad(format!("its type is `{kind}`")));
+    }
+    if let Some(subject) = manifest
+        .subject
+        .iter()
+        .find(|subject| !subject.digest.contains_key("sha256"))
+    {
+        let name = subject.name.escape_debug();
+        return Err(bad(format!("`{name}` has no SHA-256 in it")));
+    }
+    Ok(manifest)
+}
