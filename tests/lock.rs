@@ -362,3 +362,49 @@ fn what_a_lock_file_names_is_kept_as_long_as_the_file_is_there() {
     let roots = store.rockenv(&["gc", "--roots"]).ok().text();
     assert!(!roots.contains("lock file"), "{roots}");
 }
+
+#[test]
+fn files_of_a_locked_cache_are_named_compared_and_missed() {
+    let store = TestStore::new();
+    let env = store.env();
+    store.profile(
+        r#"
+[[volume]]
+name = "tarballs"
+kind = "cache"
+locked = true
+target = "/cache/tarballs"
+[[step]]
+name = "fetch"
+run = "cd /cache/tarballs; mkdir -p z; [ -e z/a.tar ] || echo fetched > z/a.tar; echo half > b.part"
+"#,
+    );
+    store.up();
+    store.rockenv(&["lock", env]).ok();
+    let lock = store.work().join(format!("profiles/{env}.lock"));
+    let text = fs::read_to_string(&lock).unwrap();
+    assert!(
+        text.contains("[files.tarballs]\n\"z/a.tar\" = \"") && !text.contains("b.part"),
+        "{text}"
+    );
+    let up = ["up", env, "--locked", "--rerun", "fetch"];
+    store.rockenv(&up).ok();
+    let file = store.home().join("caches/tarballs/z/a.tar");
+    fs::remove_file(&file).unwrap();
+    store
+        .rockenv(&[&up[..], &["--offline"]].concat())
+        .exits(4)
+        .says(&["file `z/a.tar` of cache `tarballs`"]);
+    // What is locked stays so, wherever the file was made anew.
+    store
+        .rockenv(&["lock", env])
+        .ok()
+        .says(&["nothing changed"]);
+    store.rockenv(&up).ok();
+    fs::write(&file, "other\n").unwrap();
+    store
+        .rockenv(&up)
+        .exits(8)
+        .says(&["file `z/a.tar` in cache `tarballs` is another than the locked one"]);
+    assert_eq!(fs::read_to_string(&file).unwrap(), "other\n");
+}

@@ -217,7 +217,7 @@ impl Work<'_> {
                 .map(|(name, facts)| (name.clone(), facts.digest.clone()))
                 .collect(),
             fetched: pinned::fetched(self.cx, prepared)?,
-            files: BTreeMap::new(),
+            files: self.files(prepared)?,
             steps: Vec::new(),
             observed: Observed {
                 time: Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default(),
@@ -355,6 +355,28 @@ impl Work<'_> {
             sources.insert(volume.name, locked);
         }
         Ok(sources)
+    }
+
+    /// Returns the files of caches that the profile locks: those that were locked, and what came since.
+    fn files(&self, prepared: &Prepared) -> Result<BTreeMap<String, BTreeMap<String, String>>> {
+        let mut all = BTreeMap::new();
+        for volume in prepared
+            .profile
+            .volumes
+            .iter()
+            .filter(|volume| volume.locked)
+        {
+            let mut files = self.store.cache_files(&volume.name)?;
+            if let Some(old) = self.old.and_then(|old| old.files.get(&volume.name))
+                && !self.updates(ALL)
+            {
+                files.extend(old.clone());
+            }
+            if !files.is_empty() {
+                all.insert(volume.name.clone(), files);
+            }
+        }
+        Ok(all)
     }
 
     fn repository(&self, repository: &Repository, git: &Git<'_>) -> Result<LockedSource> {

@@ -62,5 +62,10 @@ fn missing(cx: &Context, store: &Store, prepared: &Prepared) -> Result<Vec<Strin
             missing.push(format!("`{name}` from `{url}`"));
         }
     }
+    for (cache, files) in pinned.into_iter().flat_map(|pinned| &pinned.lock.files) {
+        let found = store.cache_files(cache)?;
+        let lacking = files.keys().filter(|path| !found.contains_key(*path));
+        missing.extend(lacking.map(|path| format!("file `{path}` of cache `{cache}`")));
+    }
     Ok(missing)
 }

@@ -168,6 +168,27 @@ pub(super) fn adopt(cx: &Context, prepared: &mut Prepared, pinned: Pinned) -> Re
     Ok(())
 }
 
+/// Refuses files in caches that are others than the locked ones. Those that are missing are for the steps to fetch.
+pub(super) fn check_files(prepared: &Prepared, store: &Store) -> Result<()> {
+    let Some(pinned) = &prepared.pinned else {
+        return Ok(());
+    };
+    let mut differences = Vec::new();
+    for (cache, files) in &pinned.lock.files {
+        let found = store.cache_files(cache)?;
+        let other = |(path, sha256): &(&String, &String)| {
+            found.get(*path).is_some_and(|found| found != *sha256)
+        };
+        differences.extend(files.iter().filter(other).map(|(path, _)| {
+            format!("file `{path}` in cache `{cache}` is another than the locked one")
+        }));
+    }
+    match differences.is_empty() {
+        true => Ok(()),
+        false => Err(pinned.drift(&differences)),
+    }
+}
+
 /// Returns what is built for.
 pub(super) fn choices(prepared: &Prepared) -> Choices<'_> {
     let (profile, inputs) = (&prepared.profile, &prepared.inputs);

@@ -156,6 +156,7 @@ pub fn up(cx: &Context, args: UpArgs) -> Result<u8> {
     if args.offline {
         offline::check(cx, &store, &prepared)?;
     }
+    pinned::check_files(&prepared, &store)?;
     if let Some(pinned) = &prepared.pinned {
         store.remember_lock(&pinned.path, &pinned.lock)?;
     }

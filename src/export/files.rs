@@ -9,7 +9,8 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Component, Path, PathBuf};
 
 use fs_err as fs;
-use fs_err::os::unix::fs::OpenOptionsExt as _;
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
 use sha2::{Digest as _, Sha256};
 
 use super::Manifest;
@@ -19,7 +20,9 @@ use crate::profile::hex;
 /// A file to hand out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item {
-    /// Where it is.
+    /// Directory that it is below.
+    pub root: PathBuf,
+    /// Path below that.
     pub from: PathBuf,
     /// Path below the directory that it goes to.
     pub to: PathBuf,
@@ -28,27 +31,45 @@ pub struct Item {
 /// Lists the regular files below a directory, sorted, as items below `to`. Anything else is refused, links too.
 pub fn list(directory: &Path, to: &Path) -> Result<Vec<Item>> {
     let mut items = Vec::new();
-    let mut entries = fs::read_dir(directory)?.collect::<std::io::Result<Vec<_>>>()?;
+    for from in regular(directory)? {
+        items.push(Item {
+            root: directory.to_owned(),
+            to: to.join(&from),
+            from,
+        });
+    }
+    Ok(items)
+}
+
+/// Returns the paths of the regular files below a directory, sorted part by part; anything else is refused.
+pub(crate) fn regular(directory: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    walk(directory, Path::new(""), &mut found)?;
+    Ok(found)
+}
+
+fn walk(directory: &Path, below: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
+    let mut entries = fs::read_dir(directory.join(below))?.collect::<std::io::Result<Vec<_>>>()?;
     entries.sort_by_key(fs_err::DirEntry::file_name);
     for entry in entries {
-        let (from, kind) = (entry.path(), entry.file_type()?);
-        let to = to.join(entry.file_name());
+        let (name, kind) = (below.join(entry.file_name()), entry.file_type()?);
         if kind.is_dir() {
-            items.extend(list(&from, &to)?);
+            walk(directory, &name, found)?;
         } else if kind.is_file() {
-            items.push(Item { from, to });
+            found.push(name);
         } else {
+            let path = directory.join(&name);
             return Err(Error::new(
                 Kind::Invalid,
                 format!(
-                    "`{}` is no regular file, and cannot be exported",
-                    from.display()
+                    "`{}` is no regular file, and cannot be named with a digest",
+                    path.display()
                 ),
             )
             .help("let the step that makes it write a file in its place, or remove it"));
         }
     }
-    Ok(items)
+    Ok(())
 }
 
 /// Returns the name that a path has in a manifest; refuses one that is not UTF-8.
@@ -68,28 +89,31 @@ pub fn copy(items: &[Item], directory: &Path, owner: Option<(u32, u32)>) -> Resu
     let mut sums = Vec::new();
     let mut fresh = Vec::new();
     for item in items {
-        let sum = digest(&item.from)?;
+        let sum = digest(&item.root, &item.from)?;
         let place = directory.join(&item.to);
         match fs::symlink_metadata(&place) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => fresh.push(item),
             Err(error) => return Err(error.into()),
-            Ok(found) if found.is_file() && digest(&place)? == sum => {}
+            Ok(found) if found.is_file() && digest(directory, &item.to)? == sum => {}
             Ok(_) => return Err(in_the_way(&place)),
         }
         sums.push(sum);
     }
     for item in fresh {
-        let mut from = open(&item.from)?;
+        let mut from = open(&item.root, &item.from)?;
         put(directory, &item.to, owner, &mut |to| {
             std::io::copy(&mut from, to).map(drop)
         })?;
     }
     for (item, sum) in items.iter().zip(&sums) {
         // The build may have gone on writing, and disks lie: what is handed out is what the manifest says.
-        if digest(&directory.join(&item.to))? != *sum {
+        if digest(directory, &item.to)? != *sum {
             return Err(Error::new(
                 Kind::Drift,
-                format!("`{}` changed while it was copied", item.from.display()),
+                format!(
+                    "`{}` changed while it was copied",
+                    item.root.join(&item.from).display()
+                ),
             )
             .help("run it again when nothing writes there"));
         }
@@ -186,29 +210,41 @@ fn in_the_way(place: &Path) -> Error {
     .help("rockenv export ENV NEW-DIRECTORY")
 }
 
-/// Opens a regular file; a link in its place is not followed, and a pipe not waited for.
-fn open(path: &Path) -> Result<fs::File> {
-    let file = fs::OpenOptions::new()
-        .read(true)
-        .custom_flags((nix::fcntl::OFlag::O_NOFOLLOW | nix::fcntl::OFlag::O_NONBLOCK).bits())
-        .open(path)?;
+/// Opens a regular file below a directory; no link on the way is followed, and a pipe not waited for.
+fn open(directory: &Path, below: &Path) -> Result<fs::File> {
+    let path = directory.join(below);
+    let how = OpenHow::new()
+        .flags(OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC)
+        .resolve(
+            ResolveFlag::RESOLVE_BENEATH
+                | ResolveFlag::RESOLVE_NO_SYMLINKS
+                | ResolveFlag::RESOLVE_NO_MAGICLINKS,
+        );
+    let root = fs::File::open(directory)?;
+    let file = loop {
+        match openat2(root.file(), below, how) {
+            Err(Errno::EINTR | Errno::EAGAIN) => {}
+            other => break other.context(|| format!("cannot open `{}`", path.display()))?,
+        }
+    };
+    let file = fs::File::from_parts(file.into(), path);
     if !file.metadata()?.is_file() {
         return Err(Error::invalid(format!(
             "`{}` is no regular file",
-            path.display()
+            file.path().display()
         )));
     }
     Ok(file)
 }
 
-fn digest(path: &Path) -> Result<String> {
-    let mut file = open(path)?;
+/// Returns the SHA-256 of a regular file below a directory, where no link leads.
+pub(crate) fn digest(directory: &Path, below: &Path) -> Result<String> {
+    let mut file = open(directory, below)?;
     let mut hash = Sha256::new();
     let mut buffer = vec![0u8; 256 << 10];
     loop {
-        let count = file
-            .read(&mut buffer)
-            .context(|| format!("cannot read `{}`", path.display()))?;
+        // `fs_err` says which file it was.
+        let count = file.read(&mut buffer)?;
         if count == 0 {
             return Ok(hex(&hash.finalize()));
         }
@@ -246,7 +282,7 @@ pub fn check(directory: &Path, manifest: &Manifest) -> Result<Vec<String>> {
             Ok(found) if !found.is_file() => {
                 differences.push(format!("{} is no regular file", path.display()));
             }
-            Ok(_) if digest(&place)? != **wanted => {
+            Ok(_) if digest(directory, path)? != **wanted => {
                 differences.push(format!("{} has another content", path.display()));
             }
             Ok(_) => {}

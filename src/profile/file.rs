@@ -202,6 +202,9 @@ pub(crate) struct Volume {
     /// Size above which `rockenv gc` shrinks it. For `cache`.
     #[schemars(with = "Option<String>")]
     pub(crate) max: Option<Spanned<String>>,
+    /// Its files are published ones that never change: the lock file names each with its digest. For `cache`.
+    #[schemars(with = "Option<bool>")]
+    pub(crate) locked: Option<Spanned<bool>>,
     /// Space that it grows to; `up` refuses a file system with less.
     #[schemars(with = "Option<String>")]
     pub(crate) disk: Option<Spanned<String>>,

@@ -81,6 +81,7 @@ pub(crate) struct VolumeDraft {
     pub(crate) depth: Option<At<i64>>,
     pub(crate) submodules: Option<At<bool>>,
     pub(crate) max: Option<At<String>>,
+    pub(crate) locked: Option<At<bool>>,
     pub(crate) disk: Option<At<String>>,
     pub(crate) access: Option<At<Access>>,
 }
@@ -348,6 +349,7 @@ impl Merge<'_> {
                 depth: None,
                 submodules: None,
                 max: None,
+                locked: None,
                 disk: None,
                 access: None,
             });
@@ -370,6 +372,7 @@ impl Merge<'_> {
         set(&mut volume.depth, self.opt(file.depth));
         set(&mut volume.submodules, self.opt(file.submodules));
         set(&mut volume.max, self.opt(file.max));
+        set(&mut volume.locked, self.opt(file.locked));
         set(&mut volume.disk, self.opt(file.disk));
         set(&mut volume.access, self.opt(file.access));
     }

@@ -192,6 +192,8 @@ pub struct Volume {
     pub source: VolumeSource,
     /// Size above which `gc` shrinks a cache.
     pub max: Option<u64>,
+    /// The lock file names its files.
+    pub locked: bool,
     /// Size it grows to.
     pub disk: Option<u64>,
     /// Whether steps may write.

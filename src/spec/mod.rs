@@ -177,6 +177,9 @@ pub struct Volume {
     /// Size above which `gc` shrinks a cache, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max: Option<u64>,
+    /// The lock file names its files.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub locked: bool,
     /// Size it grows to, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<u64>,

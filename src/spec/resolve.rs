@@ -293,6 +293,7 @@ impl<'a> Resolver<'a> {
             target: volume.target.clone(),
             access: volume.access,
             max: volume.max,
+            locked: volume.locked,
             disk: volume
                 .disk
                 .filter(|_| !whole || matches!(source, VolumeSource::Path(_))),

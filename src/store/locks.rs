@@ -11,6 +11,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::{LockedEnv, Store, atomic, check};
 use crate::error::{Error, Result};
+use crate::export;
 use crate::lockfile::{self, Lockfile};
 use crate::profile::hex;
 
@@ -42,6 +43,21 @@ impl Store {
     /// Returns where the copy of the lock file is that an env was built from, if it was.
     pub fn locked_copy(&self, env: &str) -> PathBuf {
         self.env_dir(env).join(COPY)
+    }
+
+    /// Returns the SHA-256 of each file in a cache, by path; a download that is not finished does not count.
+    pub fn cache_files(&self, cache: &str) -> Result<BTreeMap<String, String>> {
+        let directory = self.root.join("caches").join(cache);
+        if !directory.is_dir() {
+            return Ok(BTreeMap::new());
+        }
+        let mut files = BTreeMap::new();
+        for path in export::regular(&directory)? {
+            if path.extension().is_none_or(|end| end != "part") {
+                files.insert(export::names(&path)?, export::digest(&directory, &path)?);
+            }
+        }
+        Ok(files)
     }
 
     /// Remembers a lock file.
@@ -96,11 +112,9 @@ impl Store {
 fn names(lock: &Lockfile) -> Vec<String> {
     let steps = lock.steps.iter().map(|step| step.key.as_str().to_owned());
     let fetched = lock.fetched.values().map(|file| file.sha256.clone());
-    let files = lock.files.values().flat_map(BTreeMap::values).cloned();
     [lock.image.key.clone()]
         .into_iter()
         .chain(steps)
         .chain(fetched)
-        .chain(files)
         .collect()
 }

@@ -64,13 +64,19 @@ impl Check<'_> {
         let kind = kind.value;
         let max = self.parsed(draft.max.clone(), positive);
         let disk = self.parsed(draft.disk, positive);
-        if let Some(max) = draft.max.filter(|_| kind != VolumeKind::Cache) {
-            self.push(
-                &max.place,
-                "`max` is for a volume of kind `cache`",
-                "here",
-                None,
-            );
+        let caches_only = [
+            ("max", draft.max.as_ref().map(|at| &at.place)),
+            ("locked", draft.locked.as_ref().map(|at| &at.place)),
+        ];
+        for (key, place) in caches_only {
+            if let Some(place) = place.filter(|_| kind != VolumeKind::Cache) {
+                self.push(
+                    place,
+                    format!("`{key}` is for a volume of kind `cache`"),
+                    "here",
+                    None,
+                );
+            }
         }
         let git_only = [
             ("rev", draft.rev.as_ref().map(|at| &at.place)),
@@ -161,6 +167,7 @@ impl Check<'_> {
             target: target?,
             source,
             max,
+            locked: draft.locked.is_some_and(|at| at.value),
             disk,
             access: draft.access.map_or(default, |at| at.value),
         })
