@@ -55,7 +55,7 @@ pub struct LockArgs {
     /// Image or source to lock anew, as it is now, or `all`; may be given again
     #[arg(short, long, value_name = "NAME")]
     update: Vec<String>,
-    /// The lock file [default: <env>.lock beside the profile, or here for a built-in one]
+    /// The lock file [default: ENV.lock beside the profile, or here for a built-in one]
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
 }

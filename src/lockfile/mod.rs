@@ -1,4 +1,4 @@
-//! Owns the lock file, `<env>.lock`: what a profile stood for when it was locked, as a file that a person can review.
+//! Owns the lock file, `ENV.lock`: what a profile stood for when it was locked, as a file that a person can review.
 //!
 //! `up --locked` builds from what it names and refuses what differs. `check` says what differs (pure), `diff` what changed
 //! between two of them (pure), `file` reads and writes. Times and places of one machine are in no part of it but `observed`,
