@@ -25,7 +25,7 @@ pub fn markdown() -> String {
     text.push_str("then `~/.config/rockenv/config.toml`, then `/etc/rockenv/config.toml`.\n\n");
     text.push_str("## Commands\n\n| command | what it does |\n| --- | --- |\n");
     each(&command, "", &mut |path, command| {
-        if command.get_subcommands().all(Command::is_hide_set) {
+        if does_something(command) {
             let about = about(command);
             line(
                 &mut text,
@@ -36,7 +36,7 @@ pub fn markdown() -> String {
     text.push_str("\n## Options of every command\n\n");
     options(&mut text, command.get_arguments(), true);
     each(&command, "", &mut |path, command| {
-        if command.get_subcommands().all(Command::is_hide_set) {
+        if does_something(command) {
             section(&mut text, path, command);
         }
     });
@@ -63,6 +63,12 @@ fn each(command: &Command, path: &str, with: &mut dyn FnMut(&str, &Command)) {
         with(&path, inner);
         each(inner, &path, with);
     }
+}
+
+/// Says whether a command is more than the name that others begin with.
+fn does_something(command: &Command) -> bool {
+    command.is_args_conflicts_with_subcommands_set()
+        || command.get_subcommands().all(Command::is_hide_set)
 }
 
 fn about(command: &Command) -> String {
