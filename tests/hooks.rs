@@ -289,7 +289,7 @@ fn patches_and_scripts() {
     store
         .rockenv(&["up", store.env(), "--offline"])
         .exits(4)
-        .says(&["was not fetched yet"]);
+        .says(&["fix/fix.patch", "--offline"]);
     fs::create_dir_all(store.home().join("blobs/sha256")).unwrap();
     fs::write(store.home().join("blobs/sha256").join(sha256), patch).unwrap();
     let before = seen(&src);
