@@ -7,9 +7,9 @@ use clap::{Args, Subcommand};
 use jiff::Timestamp;
 use serde::Serialize;
 
+use super::inputs;
 use super::pinned::{self, Pinned};
 use super::prepare::{Prepared, Wish};
-use super::up;
 use crate::context::Context;
 use crate::error::{Error, Kind, Result};
 use crate::host;
@@ -235,7 +235,7 @@ impl Work<'_> {
         // From here on the way of `up --locked`, so that what it would refuse is not written down.
         pinned::adopt(self.cx, prepared, pinned)?;
         let (sources, notes) =
-            up::prepare_inputs(prepared, self.store, false, self.signals, self.reporter)?;
+            inputs::prepare(prepared, self.store, false, self.signals, self.reporter)?;
         for message in notes {
             self.warn(message);
         }

@@ -12,6 +12,7 @@ pub mod generate;
 pub mod hook;
 mod hooks;
 pub mod image;
+mod inputs;
 pub mod list;
 pub mod lock;
 pub mod logs;
@@ -19,6 +20,7 @@ pub mod matrix;
 mod needs;
 mod offline;
 mod pinned;
+pub mod plan;
 mod prepare;
 pub mod profile;
 pub mod remove;
@@ -38,7 +40,7 @@ pub fn run(cx: &Context, command: Command) -> Result<u8> {
     let done = |result: Result<()>| result.map(|()| 0);
     match command {
         Command::Up(args) => up::up(cx, args),
-        Command::Plan(args) => done(up::plan(cx, args)),
+        Command::Plan(args) => done(plan::plan(cx, args)),
         Command::Down(args) => done(remove::down(cx, &args)),
         Command::Rm(args) => done(remove::rm(cx, &args)),
         Command::Ls(args) => done(list::ls(cx, &args)),

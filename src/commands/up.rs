@@ -1,38 +1,32 @@
-//! Owns `up` and `plan`: from the command line to an env that is as the profile says.
+//! Owns `up`: from the command line to an env that is as the profile says.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use serde::Serialize;
 
 use super::needs::Needs;
 use super::pinned::Pinned;
-use super::prepare::{Prepared, Said, Wish};
-use super::{checkout, hooks, offline, pinned};
+use super::prepare::{Prepared, Wish};
+use super::{hooks, inputs, offline, pinned, plan};
 use crate::context::Context;
 use crate::engine::choose::Reason;
 use crate::engine::docker::Service;
 use crate::error::{Error, Kind, Result};
 use crate::execute::{Ended, Execution};
 use crate::gc::Lease;
-use crate::gpu;
 use crate::lockfile;
 use crate::ninja;
 use crate::observe::{observe, wanted};
-use crate::plan::{Action, Observed, Options, Plan, Volumes, plan as decide};
-use crate::profile::{FROM_SOURCE, Profile};
-use crate::savings::{self, Figure, Way};
+use crate::plan::{Action, Observed, Options, Plan, plan as decide};
+use crate::profile::Profile;
 use crate::signals::{Cancel, Signals};
-use crate::source::{Git, Repository};
-use crate::spec::{self, Engine, Spec, VolumeKind, VolumeSource};
+use crate::spec::{Engine, Spec};
 use crate::store::images::Image;
 use crate::store::record::{self, Head, Record};
 use crate::store::{LockedEnv, Store, random_id};
 use crate::ui::event::{Chosen, Event, Outcome, Planned};
-use crate::ui::table::Table;
-use crate::ui::{Format, Reporter, size};
+use crate::ui::{Format, Reporter};
 
 /// Arguments of `up` and `plan`.
 #[derive(Debug, Args)]
@@ -122,7 +116,7 @@ impl UpArgs {
     }
 
     /// Reads profile and machine, and lets the lock file decide where one is asked for.
-    fn prepare(&self, cx: &Context) -> Result<Prepared> {
+    pub(super) fn prepare(&self, cx: &Context) -> Result<Prepared> {
         let mut prepared = Prepared::new(cx, &self.wish())?;
         if self.locked {
             pinned::follow(cx, &mut prepared, &self.wish(), self.lock_file.as_deref())?;
@@ -134,7 +128,7 @@ impl UpArgs {
 /// Brings an env up; returns the exit code.
 pub fn up(cx: &Context, args: UpArgs) -> Result<u8> {
     if args.dry_run {
-        return plan(cx, args).map(|()| 0);
+        return plan::plan(cx, args).map(|()| 0);
     }
     if args.setup {
         super::setup::install_missing(cx)?;
@@ -238,7 +232,7 @@ fn attempt(
 ) -> Result<Attempt> {
     let image = build_image(cx, args, store, prepared, signals, reporter)?;
     prepared.inputs.image_key.clone_from(&image.key);
-    let (sources, notes) = prepare_inputs(prepared, store, args.offline, signals, reporter)?;
+    let (sources, notes) = inputs::prepare(prepared, store, args.offline, signals, reporter)?;
     for message in notes {
         reporter.emit(&Event::Warning { message });
     }
@@ -520,185 +514,8 @@ fn again(args: &UpArgs) -> String {
     text
 }
 
-/// Shows what `up` would do.
-pub fn plan(cx: &Context, args: UpArgs) -> Result<()> {
-    let mut prepared = args.prepare(cx)?;
-    let store = Store::open_existing(&cx.config.home)?;
-    let mut notes = prepared.predict(cx, store.as_ref())?;
-    pinned::check_steps(&prepared)?;
-    let spec = prepared.resolve(store.as_ref())?;
-    check_names(&prepared.profile, &args)?;
-    hooks::check_engine(&prepared, &spec)?;
-    let plan = match &store {
-        Some(store) => plan_for(store, None, &prepared, &spec, &options(&args))?.1,
-        None => decide(
-            &wanted(&prepared.profile, &spec),
-            &Observed::default(),
-            &options(&args),
-        ),
-    };
-    notes.extend(plan.notes.iter().cloned());
-    let fingerprints = prepared.fingerprints_said(&spec);
-    let (root, record) = match &store {
-        Some(store) => (store.root(), store.record(&spec.name)?),
-        None => (cx.config.home.as_path(), None),
-    };
-    let needs = Needs::of(&prepared, &spec, &plan, root, record.as_ref())?;
-    if let (true, Err(refused)) = (plan.runs() > 0, needs.preflight()) {
-        let advice = refused.help_text().unwrap_or_default();
-        notes.push(format!(
-            "`up` would refuse: {}; {advice}",
-            refused.message()
-        ));
-    }
-    let ways = match &store {
-        Some(store) => savings::ways(&prepared.profile, &spec, &recorded(store, &spec)?),
-        None => savings::ways(&prepared.profile, &spec, &BTreeMap::new()),
-    };
-    let gpu = prepared
-        .gpu
-        .as_ref()
-        .filter(|_| spec.steps.iter().any(|step| step.gpu));
-    if cx.json {
-        #[derive(Serialize)]
-        struct Shown<'a> {
-            schema: &'static str,
-            env: &'a str,
-            image: &'a str,
-            engine: Engine,
-            needs: &'a Needs,
-            gpu: Option<&'a gpu::Gpu>,
-            plan: &'a Plan,
-            fingerprints: &'a [Said],
-            from: &'a str,
-            ways: &'a [Way],
-            notes: &'a [String],
-        }
-        return cx.ui.json(&Shown {
-            schema: "rockenv/plan/1",
-            env: &spec.name,
-            image: &spec.image,
-            engine: spec.engine,
-            needs: &needs,
-            gpu: gpu.map(|grant| &grant.gpu),
-            plan: &plan,
-            fingerprints: &fingerprints,
-            from: &spec.from,
-            ways: &ways,
-            notes: &notes,
-        });
-    }
-    let mut table = Table::new(["step", "plan", "why"]);
-    for step in &plan.steps {
-        let word = match step.action {
-            Action::Hit => "have",
-            Action::Run => "run",
-            Action::Skip => "skip",
-            Action::Later => "later",
-        };
-        table.row([step.name.as_str(), word, step.why.as_str()]);
-    }
-    let store_line = store.as_ref().map_or_else(
-        || "no store yet".to_owned(),
-        |store| format!("{} store at {}", store.method(), store.root().display()),
-    );
-    cx.ui.data(&format!(
-        "env    {}\nimage  {}\nengine {} ({}), {store_line}\n{}gpu    {}\n",
-        spec.name,
-        spec.image,
-        spec.engine,
-        prepared.choice.reason,
-        needs.lines(),
-        gpu.map_or_else(|| "none".to_owned(), |grant| grant.gpu.to_string()),
-    ));
-    for said in &fingerprints {
-        cx.ui.data(&format!("keys   {said}\n"));
-    }
-    cx.ui.table(&table);
-    if spec.from == FROM_SOURCE && plan.runs() > 0 && !ways.is_empty() {
-        cx.ui.data("\n");
-        cx.ui.table(&shown_ways(&ways));
-    }
-    if plan.runs() > 0
-        && spec
-            .volumes
-            .iter()
-            .any(|volume| volume.kind == VolumeKind::Build)
-    {
-        let word = match plan.volumes {
-            Volumes::Live => "stay as they are",
-            Volumes::Restored => "are restored from the snapshot before",
-            Volumes::Fresh => "start empty",
-        };
-        notes.push(format!("build volumes {word}"));
-    }
-    for note in notes {
-        cx.ui.note(&note);
-    }
-    Ok(())
-}
-
-/// Returns what steps of this profile cost on this machine, by step.
-fn recorded(store: &Store, spec: &Spec) -> Result<BTreeMap<String, Figure>> {
-    let mut found = BTreeMap::new();
-    for env in store.envs()? {
-        let Some(record) = store.record(&env)? else {
-            continue;
-        };
-        let own = record.profile == spec.profile;
-        let same = |name: &str, key: &str| {
-            own || spec
-                .step(name)
-                .is_some_and(|step| step.key.to_string() == key)
-        };
-        for step in &record.steps {
-            if step.outcome == record::Outcome::Done
-                && let Some(cost) = step.cost.filter(|_| same(&step.name, &step.key))
-            {
-                let figure = Figure {
-                    step: step.name.clone(),
-                    seconds: Some(cost.wall_ms.div_ceil(1000)),
-                    disk: u64::try_from(cost.disk_delta).ok(),
-                    source: format!("env {env}, on this machine"),
-                };
-                found.insert(step.name.clone(), figure);
-            }
-        }
-    }
-    Ok(found)
-}
-
-fn shown_ways(ways: &[Way]) -> Table {
-    let mut table = Table::new(["--from", "saves", "disk", "by"]);
-    for way in ways {
-        let (seconds, disk) = way.sums();
-        let known = |value: u64, text: String| if value == 0 { String::new() } else { text };
-        let by = way.figures.iter().map(|figure| {
-            let time = figure.seconds.map(|seconds| {
-                let text = size::duration(Duration::from_secs(seconds));
-                format!(" {text}")
-            });
-            let disk = figure.disk.map(|bytes| format!(" {}", size::bytes(bytes)));
-            let (time, disk) = (time.unwrap_or_default(), disk.unwrap_or_default());
-            format!("{}{time}{disk} ({})", figure.step, figure.source)
-        });
-        // One line for each figure: they are what the sums are to be judged by.
-        let mut by = by.collect::<Vec<_>>().into_iter();
-        table.row([
-            way.name.clone(),
-            known(seconds, size::duration(Duration::from_secs(seconds))),
-            known(disk, size::bytes(disk)),
-            by.next().unwrap_or_default(),
-        ]);
-        for line in by {
-            table.row(["", "", "", line.as_str()]);
-        }
-    }
-    table
-}
-
 /// Refuses `--until` and `--rerun` of steps that are not in the profile.
-fn check_names(profile: &Profile, args: &UpArgs) -> Result<()> {
+pub(super) fn check_names(profile: &Profile, args: &UpArgs) -> Result<()> {
     for name in args.until.iter().chain(&args.rerun) {
         if !profile.steps.iter().any(|step| step.name == *name) {
             let names: Vec<&str> = profile
@@ -747,96 +564,6 @@ fn build_image(
     }
 }
 
-/// Makes the sources and patches that are missing; returns where the sources are, and what to say of it all.
-pub(super) fn prepare_inputs(
-    prepared: &mut Prepared,
-    store: &Store,
-    offline: bool,
-    signals: &Signals,
-    reporter: &Reporter,
-) -> Result<(BTreeMap<String, PathBuf>, Vec<String>)> {
-    let sources = prepare_sources(offline, store, prepared, signals, reporter)?;
-    let mut notes = checkout::settle(prepared, &sources)?;
-    notes.extend(prepare_hooks(offline, store, prepared, &sources, signals)?);
-    Ok((sources, notes))
-}
-
-/// Makes the sources that are missing, and reads the fingerprints that steps ask for.
-fn prepare_sources(
-    offline: bool,
-    store: &Store,
-    prepared: &mut Prepared,
-    signals: &Signals,
-    reporter: &Reporter,
-) -> Result<BTreeMap<String, PathBuf>> {
-    let volumes = spec::volumes(&prepared.profile, &prepared.inputs)?;
-    let cancel = Cancel::new(signals);
-    let look = || cancel.look();
-    let user = prepared.inputs.user.clone();
-    let git = Git {
-        user: &user,
-        cancel: cancel.flag(),
-        tick: &look,
-    };
-    let mut sources = BTreeMap::new();
-    for volume in volumes
-        .iter()
-        .filter(|volume| volume.kind == VolumeKind::Source)
-    {
-        let directory = match &volume.source {
-            VolumeSource::Git(source) => {
-                let mut say = |message: &str| {
-                    reporter.emit(&Event::Warning {
-                        message: message.to_owned(),
-                    });
-                };
-                let repository = Repository::new(&volume.name, source);
-                let pinned = prepared.pinned.as_ref();
-                let directory = match pinned.and_then(|pinned| pinned.commit(&volume.name)) {
-                    Some(commit) => repository.prepare_at(store, &git, commit, offline, &mut say),
-                    None => repository.prepare(store, &git, offline, &mut say),
-                };
-                cancel.outcome(directory)?
-            }
-            VolumeSource::Path(path) => path.clone(),
-            VolumeSource::Store => continue,
-        };
-        let known = store.known_fingerprint(&directory);
-        let read = |path: &Path| git.remembered_fingerprint(path, &known);
-        cancel.outcome(prepared.fingerprint(&volume.name, &directory, &git, &read))?;
-        cancel.outcome(prepared.compare(&volume.name, &directory, &read))?;
-        sources.insert(volume.name.clone(), directory);
-    }
-    Ok(sources)
-}
-
-/// Fetches the patches of hooks, and asks the sources whether the hooks will apply; returns what to say of it.
-fn prepare_hooks(
-    offline: bool,
-    store: &Store,
-    prepared: &mut Prepared,
-    sources: &BTreeMap<String, PathBuf>,
-    signals: &Signals,
-) -> Result<Vec<String>> {
-    let cancel = Cancel::new(signals);
-    let look = || cancel.look();
-    cancel.outcome(hooks::fetch_patches(
-        prepared,
-        store,
-        offline,
-        cancel.flag(),
-        &look,
-    ))?;
-    let user = prepared.inputs.user.clone();
-    let git = Git {
-        user: &user,
-        cancel: cancel.flag(),
-        tick: &look,
-    };
-    cancel.outcome(hooks::settle(prepared, sources, &git))?;
-    hooks::ask(prepared, sources)
-}
-
 fn new_record(spec: &Spec, image_key: &str, service: Option<PathBuf>) -> Result<Record> {
     let now = jiff::Timestamp::now();
     Ok(Record {
@@ -858,7 +585,7 @@ fn new_record(spec: &Spec, image_key: &str, service: Option<PathBuf>) -> Result<
     })
 }
 
-fn options(args: &UpArgs) -> Options {
+pub(super) fn options(args: &UpArgs) -> Options {
     Options {
         until: args.until.clone(),
         rerun: args.rerun.clone(),
@@ -866,7 +593,7 @@ fn options(args: &UpArgs) -> Options {
     }
 }
 
-fn plan_for(
+pub(super) fn plan_for(
     store: &Store,
     env: Option<&LockedEnv<'_>>,
     prepared: &Prepared,
