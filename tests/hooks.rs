@@ -12,8 +12,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use fs_err as fs;
-use support::env::{TestStore, wait_until};
+use support::env::TestStore;
 use support::loopfs::{Kind, LoopFs};
+use support::run::wait_until;
 
 const STEPS: &str = r#"
 hooks = ["fix"]

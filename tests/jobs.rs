@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 
 use fs_err as fs;
 use nix::sys::signal::Signal;
-use support::env::{Background, TestStore, wait_for, wait_until};
+use support::env::TestStore;
 use support::loopfs::{Kind, LoopFs};
 use support::ninja::ninja;
+use support::run::{Background, wait_for, wait_until};
 
 /// Makes a tree of nested ninjas in the working directory: `$1` builds below one, each of `$2` compilers of `$3` seconds.
 const TREE: &str = r#"
@@ -189,7 +190,7 @@ fn who_waits_is_told_by_whom_and_goes_on_when_that_is_killed() {
     let second = watched.profile(2, "", &["echo done"]);
     let (up, _) = watched.up(1, &first);
     wait_until("the first runs", || {
-        !support::env::processes_called(&sleeper).is_empty()
+        !support::run::processes_called(&sleeper).is_empty()
     });
     let (waits, said) = watched.up(1, &second);
     let says = |text: &str| fs::read_to_string(&said).unwrap().contains(text);

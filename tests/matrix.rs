@@ -10,8 +10,9 @@ mod support;
 use fs_err as fs;
 use nix::sys::signal::Signal;
 use serde_json::Value;
-use support::env::{TestStore, processes_called, wait_until};
+use support::env::TestStore;
 use support::loopfs::{Kind, LoopFs};
+use support::run::{processes_called, wait_until};
 
 /// Two steps without a target, which write down that they ran, and one with.
 const STEPS: &str = "

@@ -46,7 +46,7 @@ fn assert_nothing_left(store: &TestStore) {
 
 fn assert_nothing_left_at(service: &Service, store: &TestStore) {
     let home = store.home().to_str().unwrap();
-    support::env::wait_for(
+    support::run::wait_for(
         std::time::Duration::from_secs(60),
         "something is left at the service",
         || {
@@ -125,7 +125,7 @@ fn what_somebody_deleted_is_said_and_built_again() {
     assert_nothing_left(&store);
     // Podman may still be busy with the last container on it.
     let patience = std::time::Duration::from_secs(30);
-    support::env::wait_for(patience, "the image stays", || {
+    support::run::wait_for(patience, "the image stays", || {
         let removed = service.remove_image(&image);
         removed.map_err(|error| error.chain().join(": "))
     });

@@ -17,8 +17,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
 use fs_err as fs;
-use support::env::{Ran, TestStore, is_service, patience, processes, wait_for, wait_until};
+use support::env::{TestStore, is_service, patience};
 use support::loopfs::{Kind, LoopFs, run};
+use support::run::{Ran, processes, wait_for, wait_until};
 
 /// The repositories, and what serves them on this machine's loopback: git, and files and an index of wheels by http.
 struct Upstream {

@@ -431,7 +431,7 @@ fn rm_takes_what_is_the_envs_and_nothing_else() {
                 .unwrap()
                 .ends_with("  three\n")
         );
-        support::env::wait_until("the store still holds the env", || {
+        support::run::wait_until("the store still holds the env", || {
             ["layers", "volumes"].iter().all(|name| {
                 fs::read_dir(store.home().join(name))
                     .unwrap()

@@ -7,7 +7,8 @@ use std::process::Stdio;
 use fs_err as fs;
 use sha2::{Digest as _, Sha256};
 
-use crate::support::env::{Background, TestStore, build_user, finish, own_memory};
+use crate::support::env::{TestStore, build_user};
+use crate::support::run::{Background, finish, own_memory};
 
 /// A step that does next to nothing.
 pub(crate) const ONE: &str = "[[step]]\nname = 'one'\nrun = 'true'\n";
@@ -269,8 +270,8 @@ fn a_command_joins_the_container_that_runs() {
     let sleeper = store.sleeper();
     let script = format!("echo here > /tmp/here; {sleeper}");
     let first = store.start(&["exec", store.env(), "--", "sh", "-c", &script]);
-    crate::support::env::wait_until("the first command runs", || {
-        !crate::support::env::processes_called(&sleeper).is_empty()
+    crate::support::run::wait_until("the first command runs", || {
+        !crate::support::run::processes_called(&sleeper).is_empty()
     });
     store.sh("cat /tmp/here; exit 3").exits(3).prints("here");
     // The first one ends; whoever joined goes on, and then the container ends with the last.
@@ -286,7 +287,7 @@ fn a_command_joins_the_container_that_runs() {
         command.stdin(Stdio::piped());
         command
     });
-    crate::support::env::wait_until("the second command runs", || {
+    crate::support::run::wait_until("the second command runs", || {
         store
             .contained()
             .iter()
@@ -306,14 +307,14 @@ fn a_killed_command_takes_its_jobs_with_it_and_leaves_the_others() {
     store.up_with(ONE);
     let (first, job, away) = (store.sleeper(), store.sleeper(), store.sleeper());
     let stays = store.start(&["exec", store.env(), "--", "sh", "-c", &first]);
-    let runs = |line: &str| !crate::support::env::processes_called(line).is_empty();
-    crate::support::env::wait_until("the first command runs", || runs(&first));
+    let runs = |line: &str| !crate::support::run::processes_called(line).is_empty();
+    crate::support::run::wait_until("the first command runs", || runs(&first));
     let script = format!("set -m; {job} & setsid {away} & wait; wait");
     let joined = store.start(&["exec", store.env(), "--", "sh", "-c", &script]);
-    crate::support::env::wait_until("its jobs run", || runs(&job) && runs(&away));
+    crate::support::run::wait_until("its jobs run", || runs(&job) && runs(&away));
     joined.signal(nix::sys::signal::Signal::SIGKILL);
     joined.wait();
-    crate::support::env::wait_until("its jobs are gone", || !runs(&job) && !runs(&away));
+    crate::support::run::wait_until("its jobs are gone", || !runs(&job) && !runs(&away));
     assert!(runs(&first));
     stays.signal(nix::sys::signal::Signal::SIGTERM);
     stays.wait().exits(143);
@@ -327,8 +328,8 @@ fn waiting_for_a_container_that_was_stopped_can_be_given_up() {
     store.up_with(ONE);
     let sleeper = store.sleeper();
     let first = store.start(&["exec", store.env(), "--", "sh", "-c", &sleeper]);
-    crate::support::env::wait_until("the first command runs", || {
-        !crate::support::env::processes_called(&sleeper).is_empty()
+    crate::support::run::wait_until("the first command runs", || {
+        !crate::support::run::processes_called(&sleeper).is_empty()
     });
     let contained = store.contained();
     let agent = contained
@@ -343,7 +344,7 @@ fn waiting_for_a_container_that_was_stopped_can_be_given_up() {
     assert!(second.runs());
     second.signal(Signal::SIGINT);
     let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        crate::support::env::wait_until("the second command gives up", || !second.runs());
+        crate::support::run::wait_until("the second command gives up", || !second.runs());
     }));
     // The descriptors that it sent are open until the container takes them.
     kill(agent, Signal::SIGCONT).unwrap();

@@ -6,8 +6,9 @@ use fs_err as fs;
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use nix::unistd::{Gid, chown};
 
-use crate::support::env::{Ran, TestStore};
+use crate::support::env::TestStore;
 use crate::support::machine::lay_out;
+use crate::support::run::Ran;
 
 const PROFILE: &str = "[[step]]\nname = 'use'\ngpu = true\nrun = 'echo ran > ~/ran'\n";
 
@@ -52,7 +53,7 @@ impl Machine {
     fn rockenv(&self, arguments: &[&str]) -> Ran {
         let mut command = self.store.command(arguments);
         command.env("ROCKENV_GPU_ROOT", &self.root);
-        crate::support::env::finish(arguments.join(" "), command)
+        crate::support::run::finish(arguments.join(" "), command)
     }
 
     fn exec(&self, script: &str) -> Ran {
@@ -146,7 +147,7 @@ fn who_joins_a_container_without_a_gpu_is_told() {
     let running = machine
         .store
         .start(&["exec", machine.store.env(), "--", "sh", "-c", &line]);
-    crate::support::env::wait_for(std::time::Duration::from_secs(10), "no container", || {
+    crate::support::run::wait_for(std::time::Duration::from_secs(10), "no container", || {
         match machine
             .store
             .contained()

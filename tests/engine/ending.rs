@@ -7,9 +7,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::commands::ONE;
-use crate::support::env::{
-    Background, TestStore, children, is_service, patience, processes, processes_called, wait_for,
-    wait_until,
+use crate::support::env::{TestStore, is_service, patience};
+use crate::support::run::{
+    Background, children, processes, processes_called, wait_for, wait_until,
 };
 
 fn start_step(store: &TestStore, script: &str, sleeper: &str) -> Background {

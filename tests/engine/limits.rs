@@ -5,8 +5,9 @@ use std::time::Instant;
 
 use fs_err as fs;
 
-use crate::support::env::{TestStore, processes_called, wait_until};
+use crate::support::env::TestStore;
 use crate::support::loopfs::{Kind, LoopFs};
+use crate::support::run::{processes_called, wait_until};
 
 #[test]
 fn a_step_that_takes_too_much_memory_is_named() {

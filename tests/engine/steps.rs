@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use fs_err as fs;
 
-use crate::support::env::{TestStore, children, own_memory, peak_memory, wait_for, wait_until};
+use crate::support::env::TestStore;
+use crate::support::run::{children, own_memory, peak_memory, wait_for, wait_until};
 
 #[test]
 fn a_failed_step_says_what_to_do_and_goes_on_there() {
@@ -48,7 +49,7 @@ fn a_failed_step_says_what_to_do_and_goes_on_there() {
             .into_parts()
             .0,
     );
-    let shell = crate::support::env::finish("shell".into(), shell).exits(4);
+    let shell = crate::support::run::finish("shell".into(), shell).exits(4);
     assert!(shell.text().contains("half\nhalf"), "{shell:?}");
     store.sh("ls ~; cat /build/b").ok().prints("built\nbuilt");
 
@@ -161,7 +162,7 @@ fn logs_follow_a_step_as_it_runs() {
     let file = store.work().join("followed");
     let mut follow = store.command(&["logs", "-f", store.env()]);
     follow.stdout(fs::File::create(&file).unwrap().into_parts().0);
-    let follow = crate::support::env::Background::start(follow);
+    let follow = crate::support::run::Background::start(follow);
     let shows = |text: &str| fs::read_to_string(&file).unwrap().contains(text);
     wait_for(Duration::from_secs(5), "the first line", || {
         if shows("begun\n") {

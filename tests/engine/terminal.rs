@@ -10,7 +10,8 @@ use nix::sys::signal::Signal;
 use nix::sys::termios::{LocalFlags, tcgetattr};
 
 use crate::commands::ONE;
-use crate::support::env::{Background, TestStore, build_user, processes_called, wait_until};
+use crate::support::env::{TestStore, build_user};
+use crate::support::run::{Background, processes_called, wait_until};
 
 /// A command on a terminal of its own, as a person would see it.
 struct Terminal {
@@ -217,7 +218,7 @@ fn there_may_be_no_terminal_no_input_and_no_reader() {
         }
         command.current_dir(store.work());
         store.become_user(&mut command);
-        crate::support::env::finish(script.to_owned(), command)
+        crate::support::run::finish(script.to_owned(), command)
     };
     through_sh("\"$1\" exec \"$2\" -- sh -c 'cat; echo end' <&-")
         .ok()

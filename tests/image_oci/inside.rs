@@ -7,7 +7,8 @@ use crate::make::{
     HOLD, Image, Registry, Server, Tar, digest, gzip, noise, range_of, response, serve,
 };
 use crate::place::sample;
-use crate::support::env::{TestStore, wait_until};
+use crate::support::env::TestStore;
+use crate::support::run::wait_until;
 
 /// Packs the tree of the tests' own image as one layer, with what `more` adds to it.
 fn base(more: Tar) -> Vec<u8> {

@@ -12,7 +12,8 @@ use fs_err as fs;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::support::env::{Background, TestStore};
+use crate::support::env::TestStore;
+use crate::support::run::Background;
 use crate::{TWO, assert_nothing_left, socket};
 
 /// What happens at the n-th request.

@@ -6,7 +6,8 @@ use fs_err as fs;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::support::env::{Background, TestStore, processes, wait_until};
+use crate::support::env::TestStore;
+use crate::support::run::{Background, processes, wait_until};
 use crate::{TWO, assert_nothing_left, service};
 
 /// Returns the first process of the env's container, as the host numbers it; 0 when it does not run.

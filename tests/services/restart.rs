@@ -10,7 +10,8 @@ use nix::unistd::Pid;
 use rockenv::engine::docker::Service;
 
 use crate::assert_nothing_left_at;
-use crate::support::env::{Background, Ran, TestStore, wait_until};
+use crate::support::env::TestStore;
+use crate::support::run::{Background, Ran, wait_until};
 
 /// The second step ends when it is told to.
 const WAITS: &str = "volume = [{ name = 'b', kind = 'build', target = '/b' }, { name = 'out', kind = 'output', target = '/out' }]

@@ -4,7 +4,7 @@ use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use super::env::wait_until;
+use super::run::wait_until;
 
 /// git's daemon, which ends with it.
 #[derive(Debug)]

@@ -10,6 +10,8 @@ pub(crate) mod ninja;
 pub(crate) mod ordinary;
 pub(crate) mod random;
 pub(crate) mod rootfs;
+pub(crate) mod run;
 pub(crate) mod skip;
+pub(crate) mod template;
 
 pub(crate) use rootfs::rootfs;

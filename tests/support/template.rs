@@ -1,0 +1,124 @@
+//! A store with nothing but image `base`, made once for each build of rockenv, and the directories around one.
+
+use std::os::unix::fs::{MetadataExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use fs_err as fs;
+
+use super::loopfs::run;
+use super::ordinary::Ordinary;
+
+/// A directory on the disk that the checkout is on: `/tmp` may be memory.
+pub(super) fn directory() -> tempfile::TempDir {
+    let ordinary = Ordinary::get();
+    let parent = match &ordinary {
+        Some(user) => &user.directory,
+        None => Path::new(env!("CARGO_TARGET_TMPDIR")),
+    };
+    fs::create_dir_all(parent).expect("a directory for tests");
+    let directory = tempfile::Builder::new()
+        .prefix("store-")
+        .tempdir_in(parent)
+        .expect("a temporary directory");
+    if let Some(user) = ordinary {
+        user.own(directory.path());
+    }
+    directory
+}
+
+pub(super) fn lay_out(work: &Path) {
+    fs::create_dir_all(work.join("images")).expect("a directory for images");
+    fs::create_dir_all(work.join("profiles")).expect("a directory for profiles");
+    let base = match Ordinary::get() {
+        None => format!(
+            "schema = 1\nprovider = \"directory\"\n[directory]\npath = '{}'\n",
+            super::rootfs().display()
+        ),
+        Some(user) => {
+            user.own(work);
+            let (path, digest) = user.archive(&super::rootfs());
+            format!(
+                "schema = 1\nprovider = \"tarball\"\n[tarball]\npath = '{}'\nsha256 = '{digest}'\n",
+                path.display()
+            )
+        }
+    };
+    fs::write(work.join("images/base.toml"), base).expect("an image recipe");
+}
+
+/// Makes a store from one in which image `base` is built: its files, which nobody changes, by hard links.
+pub(super) fn clone_template(home: &Path) {
+    let template = template();
+    fs::create_dir(home).expect("the store's root");
+    let ordinary = Ordinary::get();
+    if let Some(user) = &ordinary {
+        user.own(home);
+    }
+    let script = r#"
+        cd "$1"
+        find . -mindepth 1 -maxdepth 1 ! -name images -exec cp -a -t "$2" {} +
+        mkdir -m 700 "$2/images"
+        for part in images/*; do
+            mkdir -m 700 "$2/$part"
+            find "$part" -mindepth 1 -maxdepth 1 ! -name root -exec cp -a -t "$2/$part" {} +
+            [ ! -e "$part/root" ] || cp -al "$part/root" "$2/$part/root"
+        done"#;
+    run(Command::new("sh")
+        .args(["-euc", script, "sh"])
+        .args([&template, home]));
+    if let Some(user) = ordinary {
+        // Made above, by root.
+        user.own(&home.join("images"));
+        for entry in fs::read_dir(home.join("images")).expect("images").flatten() {
+            user.own(&entry.path());
+        }
+    }
+}
+
+/// Returns a store with nothing but image `base`, made once for each build of rockenv.
+fn template() -> PathBuf {
+    let program = fs::metadata(env!("CARGO_BIN_EXE_rockenv")).expect("rockenv");
+    let version = format!(
+        "{}.{:09}-{}",
+        program.mtime(),
+        program.mtime_nsec(),
+        program.len()
+    );
+    let ordinary = Ordinary::get();
+    let parent = match &ordinary {
+        Some(user) => user.directory.join("template"),
+        None => Path::new(env!("CARGO_TARGET_TMPDIR")).join("template"),
+    };
+    fs::create_dir_all(&parent).expect("a directory for the template");
+    let lock = fs::File::create(parent.join("lock")).expect("a lock file");
+    lock.file().lock().expect("the lock");
+    let link = parent.join("current");
+    let current = parent.join(&version);
+    if fs::read_link(&link).is_ok_and(|target| target == Path::new(&version)) {
+        return current.join("store");
+    }
+    // Only other builds' are there, and nobody uses them: test programs of one checkout run one after another.
+    let clean =
+        "find \"$1\" -mindepth 1 -maxdepth 1 ! -name lock -exec rm -rf --one-file-system {} +";
+    run(Command::new("sh").args(["-euc", clean, "sh"]).arg(&parent));
+    let work = current.join("work");
+    lay_out(&work);
+    let mut build = match &ordinary {
+        Some(user) => Command::new(user.program()),
+        None => Command::new(env!("CARGO_BIN_EXE_rockenv")),
+    };
+    if let Some(user) = &ordinary {
+        user.own(&current);
+        user.become_user(&mut build);
+    }
+    run(build
+        .args(["image", "build", "base"])
+        .env_clear()
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+        .env("HOME", &work)
+        .env("ROCKENV_HOME", current.join("store"))
+        .current_dir(&work));
+    symlink(&version, &link).expect("the template's name");
+    current.join("store")
+}
