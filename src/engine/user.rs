@@ -8,11 +8,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use nix::dir::Dir;
-use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag, openat2};
+use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag};
 use nix::sys::stat::{Mode, SFlag, fchmod, fstat, mkdirat};
 use nix::unistd::{Gid, Uid, fchown, fchownat};
 
 use crate::error::{Error, Result, ResultExt as _};
+use crate::rootfs::openat2;
 pub use crate::spec::BuildUser;
 
 /// The longest account file read, in bytes; longer is an attack or an accident.

@@ -9,13 +9,13 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Component, Path, PathBuf};
 
 use fs_err as fs;
-use nix::errno::Errno;
-use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag};
 use sha2::{Digest as _, Sha256};
 
 use super::Manifest;
 use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::profile::hex;
+use crate::rootfs::openat2;
 
 /// A file to hand out.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -221,12 +221,8 @@ fn open(directory: &Path, below: &Path) -> Result<fs::File> {
                 | ResolveFlag::RESOLVE_NO_MAGICLINKS,
         );
     let root = fs::File::open(directory)?;
-    let file = loop {
-        match openat2(root.file(), below, how) {
-            Err(Errno::EINTR | Errno::EAGAIN) => {}
-            other => break other.context(|| format!("cannot open `{}`", path.display()))?,
-        }
-    };
+    let file =
+        openat2(root.file(), below, how).context(|| format!("cannot open `{}`", path.display()))?;
     let file = fs::File::from_parts(file.into(), path);
     if !file.metadata()?.is_file() {
         return Err(Error::invalid(format!(

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, OpenHow, openat2};
+use nix::fcntl::{AtFlags, OFlag, OpenHow};
 use nix::sys::stat::{FchmodatFlags, FileStat, Mode, SFlag, UtimensatFlags, fstatat};
 use nix::sys::time::TimeSpec;
 use nix::unistd::{Gid, Uid, Whence};
@@ -16,6 +16,7 @@ use super::tree::{self, STRICT, Tree};
 use super::unpack::stop_if;
 use super::xattr;
 use crate::error::{Error, Result, ResultExt as _};
+use crate::rootfs::openat2;
 
 /// Copies what is in `from` into the existing directory `into`, never following a link or entering a mount.
 pub(super) fn copy(

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, OpenHow, openat2};
+use nix::fcntl::{AtFlags, OFlag, OpenHow};
 use nix::sys::stat::{FileStat, SFlag};
 use sha2::{Digest as _, Sha256};
 
@@ -21,6 +21,7 @@ use super::tree::{self, Tree};
 use super::unpack::stop_if;
 use super::{hex, xattr};
 use crate::error::{Result, ResultExt as _};
+use crate::rootfs::openat2;
 
 /// The digest of a tree, and its size.
 #[derive(Clone, Debug, PartialEq, Eq)]

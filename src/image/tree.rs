@@ -5,11 +5,12 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
 use nix::unistd::UnlinkatFlags;
 
 use crate::error::{Error, Result, ResultExt as _};
+use crate::rootfs::openat2;
 
 /// Never a link, never a way out, never another file system.
 pub(super) const STRICT: ResolveFlag = ResolveFlag::RESOLVE_BENEATH

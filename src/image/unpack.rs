@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, OpenHow, openat2};
+use nix::fcntl::{AtFlags, OFlag, OpenHow};
 use nix::sys::stat::{Mode, SFlag};
 use nix::unistd::UnlinkatFlags;
 
@@ -21,6 +21,7 @@ use super::compression::decompressed;
 use super::layers::Layer;
 use super::{tree, xattr};
 use crate::error::{Error, Kind as ErrorKind, Result, ResultExt as _};
+use crate::rootfs::openat2;
 
 /// What an archive may use up. An archive beyond a limit is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 
 use include_dir::DirEntry;
-use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2, readlinkat};
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, readlinkat};
 use nix::sys::stat::{Mode, SFlag, fstat};
 use sha2::{Digest as _, Sha256};
 
@@ -21,6 +21,7 @@ use super::shape::shorten;
 use super::{Action, CopyItem, Profile};
 use crate::builtin;
 use crate::error::Result;
+use crate::rootfs::openat2;
 
 /// All files of a profile together: they are held in memory until the steps have run.
 const MOST_BYTES: u64 = 64 << 20;

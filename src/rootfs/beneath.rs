@@ -1,13 +1,14 @@
-//! Owns the one way this module enters a directory below another: a single name, never over a mount
-//! point, never through a link.
+//! Owns opening what is below a directory and nowhere else, and the one way this module enters a directory below another:
+//! a single name, never over a mount point, never through a link.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
+use nix::NixPath;
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag, openat2};
+use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstatat};
 
 use crate::error::{Error, Result, ResultExt as _};
@@ -26,9 +27,18 @@ pub(super) fn open(parent: impl AsFd, name: &CStr, flags: OFlag) -> nix::Result<
     let how = OpenHow::new()
         .flags(flags | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW)
         .resolve(resolve());
+    openat2(parent, name, how)
+}
+
+/// Opens a path below a directory by the rules of `how`, as often as it takes: something that was renamed or mounted anywhere
+/// on the machine at the same moment makes the kernel give up with `EAGAIN`, because it could not rule out an escape.
+pub(crate) fn openat2<P: ?Sized + NixPath>(
+    directory: impl AsFd,
+    path: &P,
+    how: OpenHow,
+) -> nix::Result<OwnedFd> {
     loop {
-        match openat2(&parent, name, how) {
-            // EAGAIN: something was renamed at the same moment and the kernel could not rule out an escape.
+        match nix::fcntl::openat2(&directory, path, how) {
             Err(Errno::EINTR | Errno::EAGAIN) => {}
             other => return other,
         }
@@ -103,4 +113,42 @@ pub(super) fn split(path: &Path) -> Result<(OwnedFd, CString)> {
     let name = CString::new(name.as_bytes())
         .map_err(|_| Error::unexpected(format!("`{}` contains a NUL", path.display())))?;
     Ok((open_path(&parent)?, name))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use fs_err as fs;
+
+    use super::*;
+
+    #[test]
+    fn renames_elsewhere_do_not_disturb() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        for name in ["root", "root/etc", "root/lib", "moves"] {
+            fs::create_dir(at(name)).unwrap();
+        }
+        fs::write(at("root/lib/release"), "").unwrap();
+        // Only a way back up makes the kernel look for renames.
+        fs::os::unix::fs::symlink("../lib/release", at("root/etc/release")).unwrap();
+        let root = fs::File::open(at("root")).unwrap();
+        let how = OpenHow::new()
+            .flags(OFlag::O_RDONLY | OFlag::O_CLOEXEC)
+            .resolve(ResolveFlag::RESOLVE_BENEATH);
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    fs::rename(at("moves"), at("moved")).unwrap();
+                    fs::rename(at("moved"), at("moves")).unwrap();
+                }
+            });
+            let outcome =
+                (0..20_000).try_for_each(|_| openat2(root.file(), "etc/release", how).map(drop));
+            done.store(true, Ordering::Relaxed);
+            outcome.unwrap();
+        });
+    }
 }

@@ -8,12 +8,12 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag};
 use nix::sys::stat::{Mode, SFlag, fchmod, fstat, futimens, mkdirat};
 use nix::sys::time::TimeSpec;
 use nix::unistd::{UnlinkatFlags, fchown, unlinkat};
 
-use super::beneath;
+use super::beneath::{self, openat2};
 use crate::error::{Error, Result, ResultExt as _};
 
 /// The largest file that is changed: hooks are for source code.

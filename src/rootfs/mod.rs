@@ -23,6 +23,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use beneath::openat2;
 pub use flatten::{Flattened, flatten};
 pub(crate) use mounts::at_or_below as mounts_at_or_below;
 pub use probe::{Probe, probe};

@@ -302,7 +302,13 @@ impl<'s, 'a> Worker<'s, 'a> {
             if self.shared.one_file_system {
                 resolve |= ResolveFlags::NO_XDEV;
             }
-            openat2(&parent.open.fd, &*below, LIST_FLAGS, Mode::empty(), resolve)
+            loop {
+                // Something was renamed meanwhile, and the kernel could not rule out an escape.
+                match openat2(&parent.open.fd, &*below, LIST_FLAGS, Mode::empty(), resolve) {
+                    Err(Errno::AGAIN) => {}
+                    other => break other,
+                }
+            }
         };
         let path = || parent.path.join(OsStr::from_bytes(name.to_bytes()));
         let fd = match opened {
