@@ -354,8 +354,40 @@ fn two_targets_from_source_to_wheels() {
         .rockenv(&["up", "--name", &case.env("a"), "gfx1103"])
         .ok()
         .says(&["nothing to do"]);
+    if !is_service() {
+        symbols_of_one_part(&case);
+    }
     a_touched_source_builds_what_uses_it(&case);
     remove(&case, &["a", "b"]);
+}
+
+/// On a store that freezes build trees: a part of what is built is built again beside it, and nothing else.
+fn symbols_of_one_part(case: &Case) {
+    let env = case.env("d");
+    let with = [
+        "gfx1103",
+        "--variant",
+        "debug-symbols",
+        "--param",
+        "component=rocBLAS",
+    ];
+    let plan = case.planned(&[&with[..], &["--name", &env]].concat());
+    let runs = plan.iter().filter(|(_, action)| action == "run");
+    assert_eq!(
+        runs.map(|(name, _)| name.as_str()).collect::<Vec<_>>(),
+        ["debug-symbols"]
+    );
+    case.up("d", &with);
+    let symbols = "for lib in rocblas rocprofiler-sdk; do
+        readelf -S ~/venv/lib/python3*/site-packages/_rocm_sdk_*/lib/lib$lib.so | grep -c '[.]debug_info' || true; done
+        grep -aoh 'rocblas for: [a-z0-9 ]*' ~/venv/lib/python3*/site-packages/_rocm_sdk_*/lib/librocblas.so";
+    case.sh("d", symbols)
+        .ok()
+        .prints("1\n0\nrocblas for: gfx1103");
+    case.sh("a", symbols)
+        .ok()
+        .prints("0\n0\nrocblas for: gfx1103");
+    remove(case, &["d"]);
 }
 
 /// By TheRock's fingerprints, and by the source's own where TheRock has none.

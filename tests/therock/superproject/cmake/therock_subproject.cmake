@@ -121,6 +121,11 @@ set(CMAKE_CXX_COMPILER_WORKS ON)
 " @ONLY)
   file(CONFIGURE OUTPUT "${_dir}/_init.cmake" CONTENT "set(CMAKE_PREFIX_PATH \"${_prefixes}\")\n" @ONLY)
 
+  set(_type "${${name}_BUILD_TYPE}")
+  if(NOT _type)
+    set(_type "${CMAKE_BUILD_TYPE}")
+  endif()
+
   # The source's commit, or nothing that can be relied on.
   set(_versioned "${ARG_SOURCE}")
   if(ARG_FETCHED)
@@ -132,7 +137,7 @@ set(CMAKE_CXX_COMPILER_WORKS ON)
   file(SHA256 "${_dir}/_init.cmake" _init_hash)
   set(_print)
   if(_head AND _dirty EQUAL 0 AND _below_are_known)
-    string(SHA256 _print "${name}|${_head}|${_toolchain_hash}|${_init_hash}|${CMAKE_BUILD_TYPE}|${${name}_CMAKE_ARGS}|${_prints}")
+    string(SHA256 _print "${name}|${_head}|${_toolchain_hash}|${_init_hash}|${_type}|${${name}_CMAKE_ARGS}|${_prints}")
   endif()
 
   set(_pool USES_TERMINAL)
@@ -151,7 +156,7 @@ set(CMAKE_CXX_COMPILER_WORKS ON)
   else()
     add_custom_command(OUTPUT "${_dir}/stamp/configure.stamp"
       COMMAND ${_tea} "${_logs}_configure.log" -- "${CMAKE_COMMAND}" -G${CMAKE_GENERATOR} "-B${_dir}/build" "-S${ARG_SOURCE}"
-        "-DCMAKE_BUILD_TYPE=${CMAKE_BUILD_TYPE}" "-DCMAKE_INSTALL_PREFIX=${_dir}/stage"
+        "-DCMAKE_BUILD_TYPE=${_type}" "-DCMAKE_INSTALL_PREFIX=${_dir}/stage"
         "-DCMAKE_TOOLCHAIN_FILE=${_dir}/_toolchain.cmake" "-DCMAKE_PROJECT_TOP_LEVEL_INCLUDES=${_dir}/_init.cmake"
         "-DROCM_VERSION=${ROCM_VERSION}" ${${name}_CMAKE_ARGS}
       COMMAND "${CMAKE_COMMAND}" -E touch "${_dir}/stamp/configure.stamp"
