@@ -9,6 +9,7 @@
 //! observe, [`plan`], [`execute`], record.
 
 pub mod builtin;
+pub mod catalog;
 pub mod cli;
 pub mod commands;
 mod complete;

@@ -1,4 +1,4 @@
-//! Owns finding hooks by name, in the user's directories first and then among those compiled in, and reading them.
+//! Owns finding hooks by name, and reading them.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -6,76 +6,30 @@ use serde_spanned::Spanned;
 use sha2::{Digest as _, Sha256};
 
 use super::{Applies, Edit, Hook, Patch, Script, Work, file};
+use crate::catalog::Listed;
 use crate::error::{Error, Result, ResultExt as _};
 use crate::profile::{hex, value};
 use crate::target::{self, Target};
-use crate::{builtin, suggest};
+use crate::{builtin, catalog};
 
 /// A patch of a hook is text that people read: a larger one is a mistake.
 const LARGEST: u64 = 16 << 20;
 
-/// A hook that can be named.
-#[derive(Clone, Debug)]
-pub struct Listed {
-    /// Its name.
-    pub name: String,
-    /// The `hook.toml`, or nothing where it is compiled in.
-    pub path: Option<PathBuf>,
-}
-
 /// Returns every hook, sorted; the user's before a built-in one of the same name.
 pub fn list(directories: &[PathBuf]) -> Result<Vec<Listed>> {
-    let mut found: Vec<Listed> = Vec::new();
-    let mut add = |name: &str, path: Option<PathBuf>| {
-        if !found.iter().any(|known| known.name == name) {
-            found.push(Listed {
-                name: name.to_owned(),
-                path,
-            });
-        }
-    };
-    for directory in directories {
-        let entries = match fs_err::read_dir(directory) {
-            Err(error) if is_absent(&error) => continue,
-            other => other?,
-        };
-        for entry in entries {
-            let path = entry?.path().join("hook.toml");
-            let name = path.parent().and_then(Path::file_name);
-            if let Some(name) = name.and_then(|name| name.to_str())
-                && path.is_file()
-            {
-                add(name, Some(path.clone()));
-            }
-        }
-    }
-    for directory in builtin::HOOKS.dirs() {
-        if let Some(name) = directory.path().to_str() {
-            add(name, None);
-        }
-    }
-    found.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok(found)
-}
-
-fn is_absent(error: &std::io::Error) -> bool {
-    matches!(
-        error.kind(),
-        std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory
-    )
+    let builtin = builtin::HOOKS.dirs();
+    let names = builtin.filter_map(|directory| directory.path().to_str());
+    catalog::list(directories, names, |directory| {
+        let path = directory.join("hook.toml");
+        let name = directory.file_name()?.to_str()?;
+        path.is_file().then(|| (name.to_owned(), path))
+    })
 }
 
 /// Reads the hook of that name, with the patches beside it.
 pub fn load(directories: &[PathBuf], name: &str) -> Result<Hook> {
     let listed = list(directories)?;
-    let Some(found) = listed.iter().find(|hook| hook.name == name) else {
-        let error = Error::not_found(format!("no hook `{}`", name.escape_debug()));
-        let known = listed.iter().map(|hook| hook.name.as_str());
-        return Err(match suggest::closest(name, known) {
-            Some(close) => error.help(format!("did you mean `{close}`?")),
-            None => error.help("rockenv hook ls"),
-        });
-    };
+    let found = catalog::named(&listed, "hook", name)?;
     match &found.path {
         Some(path) => {
             let text = read(path)?;

@@ -16,7 +16,7 @@ use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
 pub use apply::{Change, Changes, Found, apply};
-pub use catalog::{Listed, list, load};
+pub use catalog::{list, load};
 pub(crate) use early::files;
 pub use early::{Early, early};
 pub use file::schema;

@@ -1,72 +1,22 @@
-//! Owns finding recipes by name: in the user's directories first, then among those compiled in.
+//! Owns finding recipes by name, and reading them.
 
 use std::path::{Path, PathBuf};
 
 use super::Recipe;
+use crate::catalog::Listed;
 use crate::error::{Error, Result};
-use crate::{builtin, suggest};
-
-/// A recipe that can be named.
-#[derive(Clone, Debug)]
-pub struct Listed {
-    /// Its name.
-    pub name: String,
-    /// The file, or `None` where it is compiled in.
-    pub path: Option<PathBuf>,
-}
+use crate::{builtin, catalog};
 
 /// Returns every recipe, the user's before the built-in ones of the same name.
 pub fn list(directories: &[PathBuf]) -> Result<Vec<Listed>> {
-    let mut found: Vec<Listed> = Vec::new();
-    let mut add = |name: &str, path: Option<PathBuf>| {
-        if !found.iter().any(|known| known.name == name) {
-            found.push(Listed {
-                name: name.to_owned(),
-                path,
-            });
-        }
-    };
-    for directory in directories {
-        let entries = match fs_err::read_dir(directory) {
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory
-                ) =>
-            {
-                continue;
-            }
-            other => other?,
-        };
-        for entry in entries {
-            let path = entry?.path();
-            if path.extension().is_some_and(|end| end == "toml")
-                && let Some(name) = path.file_stem().and_then(|name| name.to_str())
-            {
-                add(name, Some(path.clone()));
-            }
-        }
-    }
-    for (name, _) in builtin::toml_files(&builtin::IMAGES) {
-        add(name, None);
-    }
-    found.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok(found)
+    let builtin = builtin::toml_files(&builtin::IMAGES);
+    let names = builtin.into_iter().map(|(name, _)| name);
+    catalog::list(directories, names, catalog::toml_file)
 }
 
 /// Loads the recipe of that name.
 pub fn find(directories: &[PathBuf], name: &str) -> Result<Recipe> {
-    let listed = list(directories)?;
-    let Some(found) = listed.iter().find(|recipe| recipe.name == name) else {
-        let error = Error::not_found(format!("no image `{}`", name.escape_debug()));
-        return Err(
-            match suggest::closest(name, listed.iter().map(|recipe| recipe.name.as_str())) {
-                Some(close) => error.help(format!("did you mean `{close}`?")),
-                None => error.help("rockenv image ls"),
-            },
-        );
-    };
-    match &found.path {
+    match &catalog::named(&list(directories)?, "image", name)?.path {
         Some(path) => Recipe::load(path),
         None => {
             let text = builtin::toml_files(&builtin::IMAGES)

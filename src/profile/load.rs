@@ -13,9 +13,9 @@ use super::merge::Draft;
 use super::report::{At, Place, Problem, SourceFile, Sources, invalid};
 use super::shape::shorten;
 use super::{Profile, check, shape, value};
-use crate::builtin;
 use crate::error::{Error, Result, ResultExt as _};
 use crate::suggest;
+use crate::{builtin, catalog};
 
 /// A profile is written by hand: a larger file is a mistake, or an attack on the parser.
 const LARGEST: u64 = 256 * 1024;
@@ -95,38 +95,29 @@ pub fn is_path(argument: &str) -> bool {
 
 /// Returns every profile that `load` finds by name, sorted; the first of several with one name counts.
 pub fn list(dirs: &[PathBuf]) -> Result<Vec<Listed>> {
-    let mut found: Vec<Listed> = Vec::new();
-    for dir in dirs {
-        let entries = match fs_err::read_dir(dir) {
-            Ok(entries) => entries,
-            Err(error) if is_absent(&error) => continue,
-            Err(error) => return Err(error.into()),
-        };
-        for entry in entries {
-            let path = entry?.path();
-            let is_toml = path.extension().is_some_and(|end| end == "toml");
-            let Some(name) = path.file_stem().filter(|_| is_toml) else {
-                continue;
-            };
-            let name = name.to_string_lossy().into_owned();
-            if found.iter().any(|listed| listed.name == name) {
-                continue;
+    let builtin = builtin::toml_files(&builtin::PROFILES);
+    let names = builtin.iter().map(|(name, _)| *name);
+    let found = catalog::list(dirs, names, catalog::toml_file)?;
+    let text = |name: &str| builtin.iter().find(|(known, _)| *known == name);
+    Ok(found
+        .into_iter()
+        .map(|entry| match entry.path {
+            Some(path) => {
+                let origin = Origin::File(path.clone());
+                match value::name("profile", &entry.name) {
+                    Ok(()) => listed(entry.name, origin, read(&path)),
+                    Err(refused) => {
+                        listed(entry.name, origin, Err(Error::invalid(refused.message)))
+                    }
+                }
             }
-            let origin = Origin::File(path.clone());
-            found.push(match value::name("profile", &name) {
-                Ok(()) => listed(name, origin, read(&path)),
-                Err(refused) => listed(name, origin, Err(Error::invalid(refused.message))),
-            });
-        }
-    }
-    for (name, text) in builtin::toml_files(&builtin::PROFILES) {
-        if !found.iter().any(|listed| listed.name == name) {
-            let origin = Origin::Builtin(format!("{name}.toml"));
-            found.push(listed(name.to_owned(), origin, Ok(text.to_owned())));
-        }
-    }
-    found.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok(found)
+            None => {
+                let origin = Origin::Builtin(format!("{}.toml", entry.name));
+                let text = text(&entry.name).map_or("", |(_, text)| text);
+                listed(entry.name, origin, Ok(text.to_owned()))
+            }
+        })
+        .collect())
 }
 
 /// Reads the description only: a list must not fail because of one entry.
@@ -147,13 +138,6 @@ fn listed(name: String, origin: Origin, text: Result<String>) -> Listed {
     }
 }
 
-fn is_absent(error: &std::io::Error) -> bool {
-    matches!(
-        error.kind(),
-        std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory
-    )
-}
-
 /// Looks a name up; `behind` continues the search after that one, so that a profile can extend the one it shadows.
 fn find(dirs: &[PathBuf], name: &str, behind: Option<&Origin>) -> Result<Option<Origin>> {
     if let Err(refused) = value::name("profile", name) {
@@ -169,7 +153,7 @@ fn find(dirs: &[PathBuf], name: &str, behind: Option<&Origin>) -> Result<Option<
         let path = dir.join(&file);
         match fs_err::symlink_metadata(&path) {
             Ok(_) => candidates.push(Origin::File(path)),
-            Err(error) if is_absent(&error) => {}
+            Err(error) if catalog::is_absent(&error) => {}
             Err(error) => return Err(error.into()),
         }
     }
@@ -231,7 +215,7 @@ fn read(path: &Path) -> Result<String> {
     let about = || format!("cannot read the profile {}", path.display());
     let metadata = match fs_err::metadata(path) {
         Ok(metadata) => metadata,
-        Err(error) if is_absent(&error) => {
+        Err(error) if catalog::is_absent(&error) => {
             return Err(Error::not_found(format!("no profile {}", path.display()))
                 .help("`rockenv profile ls` shows those that have a name"));
         }
