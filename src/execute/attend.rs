@@ -70,18 +70,23 @@ pub struct Attended<'a> {
 pub fn attend(running: &mut Running, signals: &Signals, step: Attended<'_>) -> Result<Ending> {
     let (stdout, stdout_end) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
     let (stderr, stderr_end) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
-    let client = running.connect()?;
-    let sent = client.run(
-        step.command,
-        &[step.stdin, stdout_end.as_fd(), stderr_end.as_fd()],
-    );
-    if let Err(error) = sent {
+    let sent = running.connect().and_then(|client| {
+        client.run(
+            step.command,
+            &[step.stdin, stdout_end.as_fd(), stderr_end.as_fd()],
+        )?;
+        Ok(client)
+    });
+    let client = match sent {
+        Ok(client) => client,
         // A container that failed at once took its socket with it; its holder says why.
-        return match running.hear() {
-            Ok(FromHolder::Failed { reason }) => Err(reason.into()),
-            _ => Err(error),
-        };
-    }
+        Err(error) => {
+            return match running.hear() {
+                Ok(FromHolder::Failed { reason }) => Err(reason.into()),
+                _ => Err(error),
+            };
+        }
+    };
     drop((stdout_end, stderr_end));
     for pipe in [&stdout, &stderr] {
         fcntl(pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
@@ -95,9 +100,11 @@ pub fn attend(running: &mut Running, signals: &Signals, step: Attended<'_>) -> R
     let mut looked = Instant::now();
     let mut stopping: Option<(Ending, Instant)> = None;
     let mut flushed = Instant::now();
+    // Before it is, its holder is on the way into the control group, and would be paused for ever.
+    let mut ready = false;
     let ending = loop {
         let now = Instant::now();
-        if stopping.is_none() && step.room.look(step.advice, step.warn)? {
+        if ready && stopping.is_none() && step.room.look(step.advice, step.warn)? {
             // A paused step's clock stands still.
             deadline = deadline.map(|deadline| deadline + (now - looked));
         }
@@ -125,7 +132,10 @@ pub fn attend(running: &mut Running, signals: &Signals, step: Attended<'_>) -> R
         }
         if events.holder {
             match running.hear()? {
-                FromHolder::Ready(missing) => missing.into_iter().for_each(&mut *step.warn),
+                FromHolder::Ready(missing) => {
+                    ready = true;
+                    missing.into_iter().for_each(&mut *step.warn);
+                }
                 FromHolder::Failed { reason } => return Err(reason.into()),
                 FromHolder::Ended(_) | FromHolder::Shared => {
                     return Err(Error::unexpected("the container ended before its step"));
