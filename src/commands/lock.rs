@@ -9,7 +9,8 @@ use serde::Serialize;
 
 use super::inputs;
 use super::pinned::{self, Pinned};
-use super::prepare::{Prepared, Wish};
+use super::prepare::Prepared;
+use super::select::SelectArgs;
 use crate::context::Context;
 use crate::error::{Error, Kind, Result};
 use crate::host;
@@ -34,24 +35,8 @@ const ALL: &str = "all";
 pub struct LockArgs {
     #[command(subcommand)]
     command: Option<LockCommand>,
-    /// Profile, target or profile file [default: the target of this machine's GPU]
-    #[arg(value_name = "PROFILE|TARGET|FILE.toml")]
-    what: Option<String>,
-    /// Target to build for; may be given again
-    #[arg(short, long, value_name = "GFX")]
-    target: Vec<String>,
-    /// Variant of the profile to build
-    #[arg(long, value_name = "NAME")]
-    variant: Option<String>,
-    /// What to begin with, as for `up`
-    #[arg(long, value_name = "WAY")]
-    from: Option<String>,
-    /// Set a parameter of the profile
-    #[arg(short, long, value_name = "NAME=VALUE")]
-    param: Vec<String>,
-    /// Engine to use: auto, nspawn, docker or podman
-    #[arg(short, long)]
-    engine: Option<String>,
+    #[command(flatten)]
+    select: SelectArgs,
     /// Image or source to lock anew, as it is now, or `all`; may be given again
     #[arg(short, long, value_name = "NAME")]
     update: Vec<String>,
@@ -81,17 +66,7 @@ pub fn lock(cx: &Context, args: &LockArgs) -> Result<()> {
     if let Some(LockCommand::Diff(args)) = &args.command {
         return diff(cx, args);
     }
-    let wish = Wish {
-        what: args.what.as_deref(),
-        targets: &args.target,
-        name: None,
-        variant: args.variant.as_deref(),
-        from: args.from.as_deref(),
-        params: &args.param,
-        engine: args.engine.as_deref(),
-        jobs: None,
-        gpu: "none",
-    };
+    let wish = args.select.wish();
     let mut prepared = Prepared::new(cx, &wish)?;
     let path = match &args.file {
         Some(file) => file.clone(),

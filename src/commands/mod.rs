@@ -26,10 +26,12 @@ pub mod profile;
 pub mod remove;
 pub mod report;
 pub mod runtime;
+mod select;
 pub mod setup;
 pub mod snapshot;
 pub mod target;
 pub mod up;
+mod verdict;
 
 use crate::cli::Command;
 use crate::context::Context;

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest as _, Sha256};
 
-use super::prepare::{Prepared, Wish};
+use super::prepare::Prepared;
+use super::select::Wish;
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::lockfile::{self, Choices, Fetched, Lockfile};
@@ -67,27 +68,8 @@ pub(super) fn place(prepared: &Prepared) -> Result<PathBuf> {
 
 /// Returns the command that makes a lock file for what was asked for.
 pub(super) fn command(wish: &Wish<'_>, file: Option<&Path>) -> String {
-    let mut text = "rockenv lock".to_owned();
-    let mut add = |flag: &str, value: &str| {
-        text.push(' ');
-        text.push_str(flag);
-        text.push_str(value);
-    };
-    if let Some(what) = wish.what {
-        add("", what);
-    }
-    for target in wish.targets {
-        add("--target ", target);
-    }
-    for (flag, value) in [("--variant ", wish.variant), ("--from ", wish.from)] {
-        if let Some(value) = value {
-            add(flag, value);
-        }
-    }
-    if let Some(file) = file {
-        add("--file ", &file.to_string_lossy());
-    }
-    text
+    let file = file.map(Path::to_string_lossy);
+    wish.command("lock", &[("--file", file.as_deref())])
 }
 
 /// Reads the lock file for what was asked for, and lets it decide; refuses what differs from it already.

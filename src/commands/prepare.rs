@@ -6,6 +6,7 @@ use std::path::Path;
 use serde::Serialize;
 
 use super::pinned::Pinned;
+use super::select::Wish;
 use super::{checkout, hooks};
 use crate::context::Context;
 use crate::engine::choose::{Choice, choose};
@@ -22,29 +23,6 @@ use crate::spec::{self, Inputs, Spec, VolumeKind, VolumeSource};
 use crate::store::Store;
 use crate::target::Target;
 use crate::therock::Prints;
-
-/// What was asked for, as typed.
-#[derive(Debug)]
-pub(super) struct Wish<'a> {
-    /// Profile, target or file; this machine's target without.
-    pub(super) what: Option<&'a str>,
-    /// Targets to build for instead of the profile's.
-    pub(super) targets: &'a [String],
-    /// Name of the env.
-    pub(super) name: Option<&'a str>,
-    /// Variant of the profile.
-    pub(super) variant: Option<&'a str>,
-    /// Where the work begins.
-    pub(super) from: Option<&'a str>,
-    /// Parameters as `NAME=VALUE`.
-    pub(super) params: &'a [String],
-    /// Engine.
-    pub(super) engine: Option<&'a str>,
-    /// Most jobs.
-    pub(super) jobs: Option<u32>,
-    /// Which GPU.
-    pub(super) gpu: &'a str,
-}
 
 /// What the keys after a step have of TheRock's fingerprints.
 #[derive(Debug, Serialize)]

@@ -7,7 +7,8 @@ use clap::{Args, Subcommand};
 use fs_err as fs;
 use serde::Serialize;
 
-use super::prepare::{Prepared, Wish};
+use super::prepare::Prepared;
+use super::select::Wish;
 use crate::context::Context;
 use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::profile::{self, Origin};

@@ -7,8 +7,9 @@ use clap::{Args, ValueEnum};
 
 use super::needs::Needs;
 use super::pinned::Pinned;
-use super::prepare::{Prepared, Wish};
-use super::{hooks, inputs, offline, pinned, plan};
+use super::prepare::Prepared;
+use super::select::{SelectArgs, Wish, quoted};
+use super::{hooks, inputs, offline, pinned, plan, verdict};
 use crate::context::Context;
 use crate::engine::choose::Reason;
 use crate::engine::docker::Service;
@@ -25,33 +26,17 @@ use crate::spec::{Engine, Spec};
 use crate::store::images::Image;
 use crate::store::record::{self, Head, Record};
 use crate::store::{LockedEnv, Store, random_id};
-use crate::ui::event::{Chosen, Event, Outcome, Planned};
+use crate::ui::event::{Chosen, Event, Planned};
 use crate::ui::{Format, Reporter};
 
 /// Arguments of `up` and `plan`.
 #[derive(Debug, Args)]
 pub struct UpArgs {
-    /// Profile, target or profile file [default: the target of this machine's GPU]
-    #[arg(value_name = "PROFILE|TARGET|FILE.toml")]
-    what: Option<String>,
-    /// Target to build for; may be given again
-    #[arg(short, long, value_name = "GFX")]
-    target: Vec<String>,
+    #[command(flatten)]
+    select: SelectArgs,
     /// Name of the env [default: the profile's, with the target]
     #[arg(short, long)]
     name: Option<String>,
-    /// Variant of the profile to build
-    #[arg(long, value_name = "NAME")]
-    variant: Option<String>,
-    /// What to begin with: `source`, or what the profile can take ready-made, such as `compiler`, `rocm` or `wheels`
-    #[arg(long, value_name = "WAY")]
-    from: Option<String>,
-    /// Set a parameter of the profile
-    #[arg(short, long, value_name = "NAME=VALUE")]
-    param: Vec<String>,
-    /// Engine to use: auto, nspawn, docker or podman
-    #[arg(short, long)]
-    engine: Option<String>,
     /// Last step to run
     #[arg(long, value_name = "STEP")]
     until: Option<String>,
@@ -103,16 +88,26 @@ enum Progress {
 impl UpArgs {
     fn wish(&self) -> Wish<'_> {
         Wish {
-            what: self.what.as_deref(),
-            targets: &self.target,
             name: self.name.as_deref(),
-            variant: self.variant.as_deref(),
-            from: self.from.as_deref(),
-            params: &self.param,
-            engine: self.engine.as_deref(),
             jobs: self.jobs,
             gpu: &self.gpu,
+            ..self.select.wish()
         }
+    }
+
+    /// Returns the command that goes on where this one ended.
+    fn again(&self) -> String {
+        let gpu = (self.gpu != "auto").then_some(self.gpu.as_str());
+        let flags = [("--name", self.name.as_deref()), ("--gpu", gpu)];
+        let mut text = self.wish().command("up", &flags);
+        if self.locked {
+            text.push_str(" --locked");
+        }
+        if let Some(file) = &self.lock_file {
+            let file = file.to_string_lossy();
+            text.extend([" --lock-file ", &quoted(&file)]);
+        }
+        text
     }
 
     /// Reads profile and machine, and lets the lock file decide where one is asked for.
@@ -164,11 +159,11 @@ pub fn up(cx: &Context, args: UpArgs) -> Result<u8> {
     let (ended, name, lacking) = match (outcome, signals.pending()?) {
         // What failed was a tool that the same Ctrl-C had ended.
         (Err(_), Some(signal)) => {
-            return Err(Error::new(Kind::Signal(signal), "interrupted").help(again(&args)));
+            return Err(Error::new(Kind::Signal(signal), "interrupted").help(args.again()));
         }
         (outcome, _) => outcome?,
     };
-    finish(cx, &reporter, ended, &name, &lacking, &args)
+    verdict::say(cx, &reporter, ended, &name, &lacking, &args.again())
 }
 
 /// How often what was found may be removed by somebody else before it is used.
@@ -260,7 +255,7 @@ fn attempt(
         if !env.known_record()?.complete && args.until.is_none() {
             env.update(|record| record.complete = true)?;
         }
-        let lacking = lacking(&plan, prepared);
+        let lacking = verdict::lacking(&plan, prepared);
         return Ok(Attempt::Done(None, spec.name, lacking));
     }
     if plan.runs() > 0 && !args.force {
@@ -361,7 +356,7 @@ fn attempt(
     if let (Ended::Complete, Some(step)) = (&ended, open) {
         return Ok(Attempt::Known(step));
     }
-    let lacking = lacking(&plan, prepared);
+    let lacking = verdict::lacking(&plan, prepared);
     Ok(Attempt::Done(Some(ended), spec.name, lacking))
 }
 
@@ -414,104 +409,6 @@ fn remember(
         });
     }
     Ok(())
-}
-
-/// Names the steps that are left out for want of a GPU, for the last line; empty where there are none.
-fn lacking(plan: &Plan, prepared: &Prepared) -> String {
-    let why = prepared.inputs.without_gpu.as_ref();
-    let names: Vec<&str> = plan
-        .steps
-        .iter()
-        .filter(|step| step.action == Action::Skip && Some(&step.why) == why)
-        .map(|step| step.name.as_str())
-        .collect();
-    if names.is_empty() {
-        return String::new();
-    }
-    format!(
-        "not run and not passed for want of a GPU: {}",
-        names.join(", ")
-    )
-}
-
-/// Says how it ended, on the screen and as exit code.
-fn finish(
-    cx: &Context,
-    reporter: &Reporter,
-    ended: Option<Ended>,
-    name: &str,
-    lacking: &str,
-    args: &UpArgs,
-) -> Result<u8> {
-    let last = |outcome, message: String| reporter.emit(&Event::Finished { outcome, message });
-    match ended {
-        None => {
-            let but = if lacking.is_empty() { "" } else { ", but " };
-            last(Outcome::Hit, format!("{name}: nothing to do{but}{lacking}"));
-            Ok(0)
-        }
-        Some(Ended::Complete) if lacking.is_empty() => {
-            last(
-                Outcome::Done,
-                format!("{name}: done; `rockenv shell {name}` goes inside"),
-            );
-            Ok(0)
-        }
-        Some(Ended::Complete) => {
-            last(Outcome::Done, format!("{name}: done, but {lacking}"));
-            Ok(0)
-        }
-        Some(Ended::Interrupted(signal)) => {
-            last(
-                Outcome::Failed,
-                format!("{name}: stopped; finished steps are kept"),
-            );
-            Err(Error::new(Kind::Signal(signal), "interrupted").help(again(args)))
-        }
-        Some(Ended::Failed(failure)) => {
-            last(Outcome::Failed, String::new());
-            for line in &failure.tail {
-                cx.ui.note(&format!("  {line}"));
-            }
-            cx.ui.note(&format!("log: {}", failure.log.display()));
-            cx.ui.note(&format!("look: rockenv shell --failed {name}"));
-            Err(Error::new(failure.kind, failure.message)
-                .help(format!("mend it, then go on with: {}", again(args))))
-        }
-    }
-}
-
-/// Returns the command that resumes.
-fn again(args: &UpArgs) -> String {
-    let mut text = "rockenv up".to_owned();
-    if let Some(what) = &args.what {
-        text.push(' ');
-        text.push_str(what);
-    }
-    for target in &args.target {
-        text.push_str(" --target ");
-        text.push_str(target);
-    }
-    if let Some(name) = &args.name {
-        text.push_str(" --name ");
-        text.push_str(name);
-    }
-    for (flag, value) in [("--variant", &args.variant), ("--from", &args.from)] {
-        if let Some(value) = value {
-            text.extend([" ", flag, " ", value]);
-        }
-    }
-    if args.gpu != "auto" {
-        text.push_str(" --gpu ");
-        text.push_str(&args.gpu);
-    }
-    if args.locked {
-        text.push_str(" --locked");
-    }
-    if let Some(file) = &args.lock_file {
-        text.extend([" --lock-file ", &file.to_string_lossy()]);
-    }
-    text
 }
 
 /// Refuses `--until` and `--rerun` of steps that are not in the profile.
