@@ -50,7 +50,13 @@ pub fn place(
                 .help("ROCKENV_NINJA=/usr/bin/ninja rockenv up ... --offline, with ninja 1.13 or newer"));
             }
             let zip = crate::image::blob(URL, SHA256, blobs, cancel)
-                .context(|| "cannot fetch ninja".to_owned())?;
+                .context(|| "cannot fetch ninja".to_owned())
+                .map_err(|error| match error.kind() {
+                    Kind::Signal(_) => error,
+                    _ => error.help(
+                        "ROCKENV_NINJA=/usr/bin/ninja rockenv up ..., with ninja 1.13 or newer",
+                    ),
+                })?;
             unzip(&fs::read(&zip)?, NAME).ok_or_else(|| {
                 Error::unexpected(format!("`{}` has no program `{NAME}`", zip.display()))
             })?
