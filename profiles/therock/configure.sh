@@ -12,10 +12,11 @@ flang=$((gib / 8))
 [ "$flang" -ge 1 ] || flang=1
 [ "$flang" -le "$jobs" ] || flang=$jobs
 
-# What is built already may want the tarballs of its sources again; those that are there are not downloaded.
+# What is built already may want the tarballs of its sources again; those that are there are not downloaded. A download that
+# failed leaves an empty file.
 cd /cache/tarballs
 find . -type f ! -name '*.part' | while read -r file; do
-    [ -e "/therock/build/$file" ] || {
+    cmp -s "$file" "/therock/build/$file" || {
         mkdir -p "/therock/build/${file%/*}"
         cp "$file" "/therock/build/$file"
     }
