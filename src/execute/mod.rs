@@ -668,8 +668,8 @@ impl Execution<'_, '_> {
                 disk_peak: room.taken(),
             },
             frozen: u64::try_from(frozen).unwrap_or(0),
-            full: room.filled(output.tail()),
-            tail: output.tail().map(str::to_owned).collect(),
+            full: room.filled(output.tail().last()),
+            tail: output.tail().why(),
             log: log.to_owned(),
         })
     }

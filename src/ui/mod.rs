@@ -10,6 +10,7 @@ mod plain;
 pub mod report;
 pub mod size;
 pub mod table;
+pub mod tail;
 mod term;
 pub mod text;
 

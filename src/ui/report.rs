@@ -1,6 +1,5 @@
 //! Owns the reporting of a run: takes events, and hands them to the screen, to plain lines or to JSON.
 
-use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -10,6 +9,7 @@ use super::event::{Event, Stream};
 use super::lines::{Line, Lines};
 use super::ninja::{Estimate, Tracker};
 use super::plain::Plain;
+use super::tail::Tail;
 use super::term::Bars;
 use super::{Ui, json, lock};
 
@@ -119,13 +119,10 @@ impl Reporter {
             estimate: Estimate::default(),
             started: Instant::now(),
             reported: None,
-            tail: VecDeque::new(),
+            tail: Tail::default(),
         }
     }
 }
-
-/// How many of a step's last lines are kept for the message about its failure.
-const TAIL: usize = 20;
 
 /// Ninja's progress is reported this often at most; it changes thousands of times a second when nothing is to do.
 const NINJA_EVERY: Duration = Duration::from_millis(200);
@@ -141,7 +138,7 @@ pub struct StepOutput {
     estimate: Estimate,
     started: Instant,
     reported: Option<Instant>,
-    tail: VecDeque<String>,
+    tail: Tail,
 }
 
 impl StepOutput {
@@ -158,9 +155,9 @@ impl StepOutput {
         self.report_ninja(true);
     }
 
-    /// Returns the last lines, oldest first, safe to show.
-    pub fn tail(&self) -> impl Iterator<Item = &str> {
-        self.tail.iter().map(String::as_str)
+    /// Returns what is left of the output, safe to show.
+    pub fn tail(&self) -> &Tail {
+        &self.tail
     }
 
     fn with_lines(
@@ -193,21 +190,15 @@ impl StepOutput {
             }
             overwritten = None;
             seen = true;
-            // The oldest line's memory becomes the newest's: a gigabyte of output allocates nothing.
-            let mut kept = match tail.len() {
-                TAIL => tail.pop_front().unwrap_or_default(),
-                _ => String::new(),
-            };
-            kept.clear();
-            kept.push_str(line.text);
-            tail.push_back(kept);
+            tail.push(line.text);
             if all {
                 batch.push(line.text.to_owned());
             }
         });
         if !all {
             // What a person can see is where this piece of output ended.
-            let last = overwritten.or_else(|| tail.back().filter(|_| seen).cloned());
+            let last =
+                overwritten.or_else(|| tail.last().next_back().filter(|_| seen).map(str::to_owned));
             batch.extend(last);
         }
         if !batch.is_empty() {
@@ -288,7 +279,7 @@ mod tests {
             outcome: Outcome::Failed,
             message: "step `compile` failed".to_owned(),
         });
-        output.tail().map(str::to_owned).collect()
+        output.tail().why()
     }
 
     #[test]
@@ -303,7 +294,7 @@ mod tests {
         step 1/1 compile … failed after 4 min 05 s
         step `compile` failed
         ");
-        assert_eq!(tail.len(), TAIL);
+        assert_eq!(tail.len(), 20);
         assert_eq!(
             (tail[0].as_str(), tail[18].as_str()),
             ("line 11", "line 29")

@@ -1,0 +1,186 @@
+//! Owns what is left of a step's output for the message about its failure: the last lines, and, where a build went on
+//! beside the command that failed, what that one said.
+
+use std::collections::VecDeque;
+
+use super::ninja;
+
+/// How many of the last lines are kept.
+const LAST: usize = 20;
+/// How many lines are shown from a failed command's first error on.
+const FROM_ERROR: usize = 12;
+/// How many of the last lines are shown beside them.
+const BESIDE: usize = 6;
+
+/// The end of a step's output, in constant memory.
+#[derive(Debug, Default)]
+pub struct Tail {
+    last: VecDeque<String>,
+    failed: Failed,
+}
+
+/// The first command of a ninja that failed and said why.
+#[derive(Debug, Default)]
+enum Failed {
+    /// No command failed yet, or none that said why.
+    #[default]
+    None,
+    /// This line of ninja named it; what it printed follows.
+    Named(String),
+    /// That line, the error, and what follows it: as many lines as are still to come.
+    Saying(Vec<String>, usize),
+}
+
+impl Tail {
+    /// Takes one line, safe to show.
+    pub fn push(&mut self, line: &str) {
+        // The oldest line's memory becomes the newest's: a gigabyte of output allocates nothing.
+        let mut kept = match self.last.len() {
+            LAST => self.last.pop_front().unwrap_or_default(),
+            _ => String::new(),
+        };
+        kept.clear();
+        kept.push_str(line);
+        self.last.push_back(kept);
+        self.failed.push(line);
+    }
+
+    /// Returns the last lines, oldest first.
+    pub fn last(&self) -> impl DoubleEndedIterator<Item = &str> {
+        self.last.iter().map(String::as_str)
+    }
+
+    /// Returns what tells why the step failed: the last lines, or those of the command that failed and a few of the last
+    /// ones, where the former do not have them.
+    pub fn why(&self) -> Vec<String> {
+        let Failed::Saying(said, _) = &self.failed else {
+            return self.last.iter().cloned().collect();
+        };
+        if said.iter().all(|line| self.last.contains(line)) {
+            return self.last.iter().cloned().collect();
+        }
+        let mut lines = said.clone();
+        lines.push("...".to_owned());
+        let skipped = self.last.len().saturating_sub(BESIDE);
+        lines.extend(self.last.iter().skip(skipped).cloned());
+        lines
+    }
+}
+
+impl Failed {
+    fn push(&mut self, line: &str) {
+        match self {
+            Self::Saying(_, 0) => {}
+            // Its output ends where the build goes on.
+            Self::Saying(_, left) if ninja::parse(line).is_some() => *left = 0,
+            Self::Saying(said, left) => {
+                said.push(line.to_owned());
+                *left -= 1;
+            }
+            // A ninja inside this one is nearer to the reason.
+            Self::None | Self::Named(_) if is_failed(line) => *self = Self::Named(line.to_owned()),
+            Self::Named(named) if is_error(line) => {
+                let said = vec![std::mem::take(named), line.to_owned()];
+                *self = Self::Saying(said, FROM_ERROR - 1);
+            }
+            Self::None | Self::Named(_) => {}
+        }
+    }
+}
+
+/// Ninja's line about a command that failed, whatever labels stand in front.
+fn is_failed(line: &str) -> bool {
+    let mut rest = line;
+    while let Some((_, after)) = rest
+        .strip_prefix('[')
+        .and_then(|text| text.split_once("] "))
+    {
+        rest = after;
+    }
+    rest.starts_with("FAILED: ")
+}
+
+/// A compiler's, linker's or CMake's error; not an option such as `-Werror=all` in the command that ninja prints.
+fn is_error(line: &str) -> bool {
+    [
+        "error: ",
+        "CMake Error",
+        "undefined reference to",
+        "Traceback (most recent",
+    ]
+    .iter()
+    .any(|mark| line.contains(mark))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn why(lines: impl IntoIterator<Item = String>) -> Vec<String> {
+        let mut tail = Tail::default();
+        for line in lines {
+            tail.push(&line);
+        }
+        tail.why()
+    }
+
+    fn lines(text: &str) -> impl Iterator<Item = String> + '_ {
+        text.lines().map(str::to_owned)
+    }
+
+    fn others(count: usize) -> impl Iterator<Item = String> {
+        (0..count).map(|at| format!("[other] [{at}/9999] Building {at}.o"))
+    }
+
+    /// As TheRock's build prints it: the outer ninja, the command, then what the inner one said.
+    const NESTED: &str = "\
+FAILED: math-libs/stamp/build.stamp
+cmake --build . -- -Werror=all
+[rocBLAS] [1/9] Building a.o
+[rocBLAS] FAILED: b.o
+[rocBLAS] c++ -Werror=all b.cpp
+[rocBLAS] b.cpp:1:2: error: no such thing
+[rocBLAS] note: here
+[7/40] Building sub-project other";
+
+    #[test]
+    fn the_command_that_failed_is_shown_although_others_went_on() {
+        let shown = why(lines(NESTED)
+            .chain(others(100))
+            .chain(lines("ninja: build stopped: subcommand failed.")));
+        let expected = [
+            "[rocBLAS] FAILED: b.o",
+            "[rocBLAS] b.cpp:1:2: error: no such thing",
+            "[rocBLAS] note: here",
+            "...",
+        ];
+        assert_eq!(shown[..4], expected);
+        assert_eq!(shown.len(), 4 + BESIDE);
+        assert_eq!(shown[9], "ninja: build stopped: subcommand failed.");
+    }
+
+    #[test]
+    fn what_the_last_lines_have_is_not_shown_twice() {
+        let shown = why(lines(NESTED));
+        assert_eq!(shown, lines(NESTED).collect::<Vec<_>>());
+        let shown = why(others(100));
+        assert_eq!(shown, others(100).skip(80).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn the_first_error_is_the_one_and_it_ends() {
+        let many = (0..100).map(|at| format!("b.cpp:{at}: error: again"));
+        let shown = why(lines("FAILED: b.o")
+            .chain(many)
+            .chain(lines(NESTED))
+            .chain(others(50)));
+        assert_eq!(shown.len(), 1 + FROM_ERROR + 1 + BESIDE);
+        assert_eq!(shown[12], "b.cpp:11: error: again");
+    }
+
+    #[test]
+    fn a_command_that_does_not_say_why_hides_nothing() {
+        let shown = why(lines("FAILED: a.o\nc++ -Werror=all a.cpp").chain(others(30)));
+        assert_eq!(shown, others(30).skip(10).collect::<Vec<_>>());
+    }
+}
