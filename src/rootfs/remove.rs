@@ -6,17 +6,18 @@
 //! children are gone; where that would go too deep, the subtree is moved up to the top of the tree first.
 
 use std::ffi::{CStr, CString, OsStr};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use nix::dir::{Dir, Type};
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, RenameFlags, renameat2};
-use nix::sys::stat::{FileStat, SFlag, fstat};
+use nix::sys::stat::{SFlag, fstat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
+use rustix::fs::{FileType, RawDir, SeekFrom, seek};
 
 use super::work::Queue;
 use super::{beneath, btrfs, inode_flags, mounts};
@@ -24,6 +25,8 @@ use crate::error::{Error, Result, ResultExt as _};
 
 /// How deep descriptors are held. Times the threads this stays below the usual limit of 1024 descriptors.
 const MAX_DEPTH: usize = 40;
+/// One listing call returns this much: one or two thousand entries.
+const LISTING: usize = 64 * 1024;
 /// How often a directory is read again because somebody added to it meanwhile.
 const MAX_RESCANS: usize = 8;
 
@@ -32,8 +35,6 @@ const MAX_RESCANS: usize = 8;
 pub struct Removed {
     /// Files, directories, links; a subvolume counts as one, whatever it held.
     pub entries: u64,
-    /// Allocated bytes of the files whose last name this was; unknown for subvolumes, which count as nothing.
-    pub bytes: u64,
     /// btrfs subvolumes, nested ones included.
     pub subvolumes: u64,
 }
@@ -41,7 +42,6 @@ pub struct Removed {
 impl std::ops::AddAssign for Removed {
     fn add_assign(&mut self, other: Self) {
         self.entries += other.entries;
-        self.bytes += other.bytes;
         self.subvolumes += other.subvolumes;
     }
 }
@@ -81,7 +81,7 @@ pub fn remove_tree(path: &Path) -> Result<Removed> {
     };
     if beneath::kind(&stat) != SFlag::S_IFDIR {
         let mut removed = Removed::default();
-        removal.unlink(&holder, &name, &stat, &mut removed, &mut Vec::new());
+        removal.unlink(&holder, &name, &mut removed, &mut Vec::new());
         return removal.finish(removed);
     }
     removal.queue.push([Task {
@@ -169,9 +169,7 @@ impl Removal<'_> {
             Err(Errno::ENOENT) => return self.child_done(parent, removed),
             // Swapped for something else since it was listed.
             Err(Errno::ELOOP | Errno::ENOTDIR) => {
-                if let Ok(stat) = beneath::stat(&parent.fd, name) {
-                    self.unlink(parent, name, &stat, removed, &mut Vec::new());
-                }
+                self.unlink(parent, name, removed, &mut Vec::new());
                 return self.child_done(parent, removed);
             }
             Err(Errno::EMFILE | Errno::ENFILE) if parent.depth > 1 && self.hoist(parent, name) => {
@@ -229,25 +227,31 @@ impl Removal<'_> {
         removed: &mut Removed,
         children: &mut Vec<CString>,
     ) -> nix::Result<()> {
-        // A descriptor of its own: reading moves the position, and the directory may be read again.
-        let mut entries = Dir::from_fd(beneath::open_dir(&directory.fd, c".")?)?;
-        for entry in entries.iter() {
-            let entry = entry?;
+        // From the start: the directory may be read again.
+        seek(&directory.fd, SeekFrom::Start(0)).map_err(errno)?;
+        let mut listing = vec![MaybeUninit::uninit(); LISTING];
+        let mut entries = RawDir::new(&directory.fd, &mut listing);
+        while let Some(entry) = entries.next() {
+            let entry = entry.map_err(errno)?;
             let name = entry.file_name();
             if !beneath::is_entry(name) {
                 continue;
             }
-            if entry.file_type() == Some(Type::Directory) {
+            let is_dir = match entry.file_type() {
+                FileType::Unknown => match beneath::stat(&directory.fd, name) {
+                    Ok(stat) => beneath::kind(&stat) == SFlag::S_IFDIR,
+                    Err(Errno::ENOENT) => continue,
+                    Err(error) => {
+                        self.fail(directory, name, error);
+                        continue;
+                    }
+                },
+                kind => kind == FileType::Directory,
+            };
+            if is_dir {
                 children.push(name.to_owned());
-                continue;
-            }
-            match beneath::stat(&directory.fd, name) {
-                Ok(stat) if beneath::kind(&stat) == SFlag::S_IFDIR => {
-                    children.push(name.to_owned());
-                }
-                Ok(stat) => self.unlink(directory, name, &stat, removed, children),
-                Err(Errno::ENOENT) => {}
-                Err(error) => self.fail(directory, name, error),
+            } else {
+                self.unlink(directory, name, removed, children);
             }
         }
         Ok(())
@@ -257,22 +261,16 @@ impl Removal<'_> {
         &self,
         directory: &Arc<Directory>,
         name: &CStr,
-        stat: &FileStat,
         removed: &mut Removed,
         children: &mut Vec<CString>,
     ) {
         let unlink = || unlinkat(&directory.fd, name, UnlinkatFlags::NoRemoveDir);
         let result = match unlink() {
-            Err(Errno::EPERM) => unlink_protected(directory, name, stat, unlink),
+            Err(Errno::EPERM) => unlink_protected(directory, name, unlink),
             other => other,
         };
         match result {
-            Ok(()) => {
-                removed.entries += 1;
-                if stat.st_nlink == 1 {
-                    removed.bytes += u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
-                }
-            }
+            Ok(()) => removed.entries += 1,
             Err(Errno::ENOENT) => {}
             Err(Errno::EISDIR) => children.push(name.to_owned()),
             Err(error) => self.fail(directory, name, error),
@@ -385,6 +383,10 @@ impl Removal<'_> {
     }
 }
 
+fn errno(error: rustix::io::Errno) -> Errno {
+    Errno::from_raw(error.raw_os_error())
+}
+
 /// Deletes the emptied directory, clearing `chattr +i` where that is what keeps it.
 fn remove_empty(directory: &Directory, parent: &Directory) -> nix::Result<()> {
     let remove = || {
@@ -408,11 +410,10 @@ fn remove_empty(directory: &Directory, parent: &Directory) -> nix::Result<()> {
 fn unlink_protected(
     directory: &Directory,
     name: &CStr,
-    stat: &FileStat,
     unlink: impl Fn() -> nix::Result<()>,
 ) -> nix::Result<()> {
     make_deletable_inside(directory)?;
-    if beneath::kind(stat) != SFlag::S_IFREG {
+    if beneath::kind(&beneath::stat(&directory.fd, name)?) != SFlag::S_IFREG {
         return unlink();
     }
     let file = beneath::open(
