@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::prepare::Prepared;
+use super::prepare::{Prepared, once};
 use super::{checkout, hooks};
 use crate::error::Result;
 use crate::signals::{Cancel, Signals};
@@ -68,7 +68,7 @@ fn prepare_sources(
             VolumeSource::Store => continue,
         };
         let known = store.known_fingerprint(&directory);
-        let read = |path: &Path| git.remembered_fingerprint(path, &known);
+        let read = once(|path: &Path| git.remembered_fingerprint(path, &known));
         cancel.outcome(prepared.fingerprint(&volume.name, &directory, &git, &read))?;
         cancel.outcome(prepared.compare(&volume.name, &directory, &read))?;
         sources.insert(volume.name.clone(), directory);

@@ -1,5 +1,6 @@
 //! Owns what `up`, `plan` and `profile` find out before they resolve a profile.
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -228,10 +229,10 @@ impl Prepared {
                 match directory.filter(|path| path.exists()) {
                     Some(path) => {
                         let known = store.map(|store| store.known_fingerprint(&path));
-                        let read = |path: &Path| match &known {
+                        let read = once(|path: &Path| match &known {
                             Some(known) => git.known_fingerprint(path, known),
                             None => git.fingerprint(path),
-                        };
+                        });
                         self.fingerprint(&volume.name, &path, &git, &read)?;
                         self.compare(&volume.name, &path, &read)?;
                         sources.insert(volume.name.clone(), path);
@@ -328,6 +329,18 @@ impl Prepared {
             let prints = layer.prints.unwrap_or_else(Prints::none);
             self.inputs.prints.insert(step.key.clone(), prints);
         }
+    }
+}
+
+/// Reads the fingerprint of a whole source when it is first asked for, and never again.
+pub(super) fn once(read: impl Fn(&Path) -> Result<String>) -> impl Fn(&Path) -> Result<String> {
+    let known = OnceCell::new();
+    move |path| {
+        if let Some(known) = known.get() {
+            return Ok(String::clone(known));
+        }
+        let print = read(path)?;
+        Ok(known.get_or_init(|| print).clone())
     }
 }
 

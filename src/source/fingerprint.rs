@@ -8,10 +8,9 @@ use fs_err as fs;
 use sha2::{Digest as _, Sha256};
 
 use super::Git;
-use super::stamp::{Known, Stamp};
+use super::stamp::{self, Stamp};
 use crate::error::Result;
 use crate::profile::hex;
-use crate::store::atomic;
 
 /// Ends the fingerprint of a checkout with files that git does not track.
 const UNTRACKED: &str = "?";
@@ -19,36 +18,24 @@ const UNTRACKED: &str = "?";
 impl Git<'_> {
     /// Returns a fingerprint of a source: the one in the file `known`, where nothing was touched since that was written.
     pub fn known_fingerprint(&self, directory: &Path, known: &Path) -> Result<String> {
-        let stamp = Stamp::of(directory);
-        let file: Option<Known> = atomic::read_json(known).ok().flatten();
-        match (file, stamp) {
-            (Some(file), Some(stamp)) if file.stamp == stamp.digest => Ok(file.fingerprint),
-            _ => self.fingerprint(directory),
+        match stamp::recall(known, directory) {
+            Some(fingerprint) => Ok(fingerprint),
+            None => self.fingerprint(directory),
         }
     }
 
     /// Returns a fingerprint of a source as it is, and writes it to the file `known` if it can be relied on there.
     pub fn remembered_fingerprint(&self, directory: &Path, known: &Path) -> Result<String> {
-        let before = Stamp::of(directory);
-        let file: Option<Known> = atomic::read_json(known).ok().flatten();
-        if let (Some(file), Some(stamp)) = (file, &before)
-            && file.stamp == stamp.digest
-        {
-            return Ok(file.fingerprint);
+        if let Some(fingerprint) = stamp::recall(known, directory) {
+            return Ok(fingerprint);
         }
+        let before = Stamp::of(directory);
         let fingerprint = self.fingerprint(directory)?;
         // What changes while it is read, or within one tick of the clock after it, would not be seen to have changed.
         if let Some(stamp) = before.filter(Stamp::is_settled)
-            && Stamp::of(directory).as_ref() == Some(&stamp)
+            && stamp.holds(directory)
         {
-            if let Some(parent) = known.parent() {
-                fs::create_dir_all(parent)?;
-            }
-            let file = Known {
-                stamp: stamp.digest,
-                fingerprint: fingerprint.clone(),
-            };
-            atomic::write_json(known, &file)?;
+            stamp.remember(known, &fingerprint)?;
         }
         Ok(fingerprint)
     }

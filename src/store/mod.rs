@@ -153,8 +153,9 @@ impl Store {
     /// Returns the file that remembers the fingerprint of a source directory.
     pub fn known_fingerprint(&self, source: &Path) -> PathBuf {
         let digest = Sha256::digest(source.as_os_str().as_encoded_bytes());
-        let name = format!("{}.json", &hex(&digest)[..32]);
-        self.root.join("blobs/fingerprints").join(name)
+        self.root
+            .join("blobs/fingerprints")
+            .join(&hex(&digest)[..32])
     }
 
     fn create(root: &Path) -> Result<Self> {
