@@ -1,4 +1,5 @@
-//! Owns the tests of hooks: what steps see, what is built again, and that the user's source stays as it is.
+//! Owns the tests of hooks: what steps see, what is built again, and that the user's source stays as it is. On every engine:
+//! `tests/service docker|podman|rootless cargo test --test hooks`.
 
 #![expect(
     clippy::unwrap_used,
@@ -12,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use fs_err as fs;
-use support::env::TestStore;
+use support::env::{TestStore, build_user};
 use support::loopfs::{Kind, LoopFs};
 use support::run::wait_until;
 
@@ -65,7 +66,8 @@ fn source(store: &TestStore) -> PathBuf {
         src.join("b.txt"),
         src.join("d/c.txt"),
     ] {
-        std::os::unix::fs::chown(path, Some(1234), Some(1234)).unwrap();
+        let user = build_user().0;
+        std::os::unix::fs::chown(path, Some(user), Some(user)).unwrap();
     }
     src
 }
@@ -75,6 +77,11 @@ fn hook(store: &TestStore, name: &str, rest: &str) {
     fs::create_dir_all(&directory).unwrap();
     let head = "schema = 1\ndescription = \"a test\"\nwhy = \"to see\"\nvolume = \"src\"\n";
     fs::write(directory.join("hook.toml"), format!("{head}{rest}")).unwrap();
+}
+
+/// Says whether `tests/service` runs the tests.
+fn is_at_service() -> bool {
+    std::env::vars_os().any(|(name, _)| name == "ROCKENV_TEST_ENGINE")
 }
 
 /// Everything that can be seen of a tree but the times of reading.
@@ -113,7 +120,9 @@ fn seen(root: &Path) -> Vec<String> {
 
 #[test]
 fn steps_see_the_hook_and_the_source_stays_as_it_is() {
-    for kind in [None, Some(Kind::Btrfs)] {
+    // What a test mounts is not there for a service.
+    let other = (!is_at_service()).then_some(Some(Kind::Btrfs));
+    for kind in std::iter::once(None).chain(other) {
         let disk = kind.map(LoopFs::new);
         let store = disk.as_ref().map_or_else(TestStore::new, TestStore::on);
         let src = source(&store);
@@ -124,7 +133,10 @@ fn steps_see_the_hook_and_the_source_stays_as_it_is() {
         store
             .sh("cat $HOME/tools $HOME/configure $HOME/build /v/src/a.txt; stat -c %u /v/src/a.txt")
             .ok()
-            .prints("one\nONE\nONE\ngenerated\ntwo\nmore\nONE\n1234");
+            .prints(&format!(
+                "one\nONE\nONE\ngenerated\ntwo\nmore\nONE\n{}",
+                build_user().1
+            ));
         store.up().says(&["nothing to do"]);
         // What is in the trash is deleted by a process that nobody waits for.
         wait_until("fsck finds something", || {
@@ -298,7 +310,10 @@ fn patches_and_scripts() {
     store
         .sh("cat /v/src/a.txt; cd /v/src; stat -c '%a %u %n' new/tool; ls; ls d")
         .ok()
-        .prints("ONE\n1234\n755 1234 new/tool\na.txt\nd\nmade-by-step\nnew");
+        .prints(&format!(
+            "ONE\n{0}\n755 {0} new/tool\na.txt\nd\nmade-by-step\nnew",
+            build_user().1
+        ));
     assert_eq!(seen(&src), before);
 
     // A script that does something else than it says.
@@ -329,6 +344,144 @@ fn patches_and_scripts() {
         .ok()
         .says(&["the source has `https://example.org/fix.patch` already"]);
     assert_eq!(seen(&src).len(), before.len() + 1);
+}
+
+/// A directory that is gone, or is another one of that name, is the files that were in it.
+#[test]
+fn a_script_that_removes_a_directory_changes_its_files() {
+    let store = TestStore::new();
+    let src = source(&store);
+    fs::create_dir(src.join("d/e")).unwrap();
+    fs::write(src.join("d/e/f.txt"), "f\n").unwrap();
+    for path in [src.join("d/e"), src.join("d/e/f.txt")] {
+        std::os::unix::fs::chown(path, Some(build_user().0), None).unwrap();
+    }
+    let before = seen(&src);
+    store.profile(&STEPS.replace(" /v/src/b.txt", " /v/src/a.txt"));
+    let script = |run: &str, changes: &str| {
+        hook(
+            &store,
+            "fix",
+            &format!("{EDIT}\n[script]\nrun = \"{run}\"\nchanges = [{changes}]\n"),
+        );
+        store.rockenv(&["up", store.env()])
+    };
+    for run in ["rm -r d", "rm -r d; mkdir -p d/e", "chmod 700 d; rm -r d/*"] {
+        let ran = script(run, "'d'").exits(3);
+        ran.says(&["its script should change d, and changed d/c.txt, d/e/f.txt"]);
+    }
+    script(
+        "rm -r d; mkdir d; echo new > d/new",
+        "'d/c.txt', 'd/e/f.txt'",
+    )
+    .exits(3)
+    .says(&["should change d/c.txt, d/e/f.txt, and changed d/c.txt, d/e/f.txt, d/new"]);
+    script(
+        "rm -r d; mkdir d; echo new > d/new; touch b.txt",
+        "'d/c.txt', 'd/e/f.txt', 'd/new', 'b.txt'",
+    )
+    .ok();
+    store
+        .sh("cd /v/src; find d; cat d/new a.txt")
+        .ok()
+        .prints("d\nd/new\nnew\nONE\nmore");
+    // One that only looks, and does again what the hook's edits have done.
+    script(
+        "find . -type f -exec cat {} +; mkdir empty; cat a.txt > /tmp/a; cat /tmp/a > a.txt; rm b.txt",
+        "'b.txt'",
+    )
+    .ok();
+    store
+        .sh("cd /v/src; ls; cat a.txt")
+        .ok()
+        .prints("a.txt\nd\nempty\nmade-by-step\nONE\nmore");
+    // Killed while it runs, it leaves nothing that a later command would take for done.
+    let sleeper = store.sleeper();
+    hook(
+        &store,
+        "fix",
+        &format!("{EDIT}\n[script]\nrun = \"echo half > b.txt; {sleeper}\"\nchanges = ['b.txt']\n"),
+    );
+    let up = store.start(&["up", store.env()]);
+    wait_until("the script runs", || {
+        !support::run::processes_called(&sleeper).is_empty()
+    });
+    up.signal(nix::sys::signal::Signal::SIGKILL);
+    up.wait().exits(137);
+    wait_until("the script has ended", || {
+        support::run::processes_called(&sleeper).is_empty()
+    });
+    script("echo whole >> b.txt", "'b.txt'").ok();
+    store.sh("cat /v/src/b.txt").ok().prints("two\nwhole");
+    assert_eq!(seen(&src), before);
+    store.rockenv(&["rm", "--yes", store.env()]).ok();
+}
+
+#[test]
+fn what_a_step_fetches_into_a_source_gets_the_hooks() {
+    let store = TestStore::new();
+    let src = source(&store);
+    let upstream = store.work().join("upstream");
+    fs::create_dir(&upstream).unwrap();
+    let fetched = |text: &str| fs::write(upstream.join("a.txt"), text).unwrap();
+    let steps = "hooks = ['fix']
+        [[volume]]\nname = 'src'\nkind = 'source'\npath = '../src'\ntarget = '/v/src'
+        [[volume]]\nname = 'up'\nkind = 'host'\npath = '../upstream'\ntarget = '/v/up'
+        [[step]]\nname = 'fetch'\nrun = 'cp -r /v/up/. /v/src; cat /v/src/a.txt > ~/fetch'
+        [[step]]\nname = 'build'\nrun = 'cat /v/src/a.txt > ~/build; echo made > /v/src/made'\n";
+    hook(&store, "fix", &format!("from-step = 'build'\n{EDIT}"));
+    fetched("one 1\n");
+    store.up_with(steps);
+    store.sh("cat ~/fetch ~/build").ok().prints("one 1\nONE 1");
+    // That the source is another one than before that run is the run's own doing: what `build` wrote is still there.
+    let more =
+        format!("{steps}[[step]]\nname = 'more'\nrun = 'cat /v/src/a.txt /v/src/made > ~/more'\n");
+    store.up_with(&more).says(&["3 steps, 2 done before"]);
+    store.sh("cat ~/more").ok().prints("ONE 1\nmade");
+    // Fetched anew in a run that began with what the view lies on.
+    fetched("one 2\n");
+    store.rockenv(&["up", store.env(), "--rerun", "fetch"]).ok();
+    store
+        .sh("cat ~/fetch ~/build ~/more /v/src/a.txt")
+        .ok()
+        .prints("one 2\nONE 2\nONE 2\nmade\nONE 2");
+    assert_eq!(fs::read_to_string(src.join("a.txt")).unwrap(), "one 2\n");
+    assert!(!src.join("made").exists());
+    // What does not fit what was fetched is said, and nothing is built from it.
+    fetched("another\n");
+    store
+        .rockenv(&["up", store.env(), "--rerun", "fetch"])
+        .exits(3)
+        .says(&["hook `fix`", "`one` in `a.txt` should be there once"]);
+    store.rockenv(&["rm", "--yes", store.env()]).ok();
+}
+
+/// An empty directory is what a submodule is before it is fetched.
+#[test]
+fn a_hook_for_a_submodule_waits_for_the_step_that_fetches_it() {
+    let store = TestStore::new();
+    let src = source(&store);
+    fs::create_dir(src.join("sub")).unwrap();
+    std::os::unix::fs::chown(src.join("sub"), Some(build_user().0), None).unwrap();
+    let steps = "hooks = ['fix']
+        [[volume]]\nname = 'src'\nkind = 'source'\npath = '../src'\ntarget = '/v/src'
+        [[step]]\nname = 'fetch'\ninputs = ['src/b.txt']\nrun = 'echo one > /v/src/sub/f'
+        [[step]]\nname = 'build'\nrun = 'cat /v/src/sub/f > ~/build'\n";
+    let edit = EDIT.replace("a.txt", "sub/f");
+    hook(&store, "fix", &edit);
+    store.profile(steps);
+    store.rockenv(&["up", store.env()]).exits(3).says(&[
+        "hook `fix`: `sub/f` is in a submodule that is not there yet",
+        "from-step",
+    ]);
+    hook(&store, "fix", &format!("from-step = 'build'\n{edit}"));
+    store
+        .up()
+        .says(&["hook `fix` can be checked when its source is there, not before"]);
+    store.sh("cat ~/build").ok().prints("ONE");
+    assert_eq!(fs::read_to_string(src.join("sub/f")).unwrap(), "one\n");
+    store.up().says(&["nothing to do"]);
+    store.rockenv(&["rm", "--yes", store.env()]).ok();
 }
 
 fn git(directory: &Path, arguments: &[&str]) -> String {

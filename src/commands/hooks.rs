@@ -12,7 +12,7 @@ use crate::hook::{self, Hook};
 use crate::image::download;
 use crate::profile::Profile;
 use crate::source::Git;
-use crate::spec::{Chosen, Engine, HookFacts, Spec};
+use crate::spec::{Chosen, HookFacts};
 use crate::store::Store;
 
 /// Reads hooks that a profile names.
@@ -163,20 +163,4 @@ pub(super) fn ask(prepared: &Prepared, sources: &BTreeMap<String, PathBuf>) -> R
         }),
     );
     Ok(notes)
-}
-
-/// Refuses scripts of hooks with an engine that is handed copies: what a script changed could not be told there.
-pub(super) fn check_engine(prepared: &Prepared, spec: &Spec) -> Result<()> {
-    let scripted = spec.hooks.iter().find(|hook| {
-        let found = prepared.hooks.get(&hook.name);
-        found.is_some_and(|hook| hook.work.script.is_some())
-    });
-    match scripted {
-        Some(hook) if spec.engine != Engine::Nspawn => Err(Error::unavailable(format!(
-            "the script of hook `{}` cannot be run with {}",
-            hook.name, spec.engine
-        ))
-        .help("rockenv up ... --engine nspawn")),
-        _ => Ok(()),
-    }
 }

@@ -6,9 +6,9 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::needs::Needs;
+use super::pinned;
 use super::prepare::Said;
 use super::up::{UpArgs, check_names, options, plan_for};
-use super::{hooks, pinned};
 use crate::context::Context;
 use crate::error::Result;
 use crate::gpu;
@@ -29,7 +29,6 @@ pub fn plan(cx: &Context, args: UpArgs) -> Result<()> {
     pinned::check_steps(&prepared)?;
     let spec = prepared.resolve(store.as_ref())?;
     check_names(&prepared.profile, &args)?;
-    hooks::check_engine(&prepared, &spec)?;
     let plan = match &store {
         Some(store) => plan_for(store, None, &prepared, &spec, &options(&args))?.1,
         None => decide(

@@ -9,7 +9,7 @@ use super::needs::Needs;
 use super::pinned::Pinned;
 use super::prepare::Prepared;
 use super::select::{SelectArgs, Wish, quoted};
-use super::{hooks, inputs, offline, pinned, plan, verdict};
+use super::{inputs, offline, pinned, plan, verdict};
 use crate::context::Context;
 use crate::engine::choose::Reason;
 use crate::engine::docker::Service;
@@ -236,7 +236,6 @@ fn attempt(
     pinned::follow_sources(&mut spec, prepared, store, &sources);
     spec.lock = prepared.pinned.as_ref().map(Pinned::digest).transpose()?;
     check_names(&prepared.profile, args)?;
-    hooks::check_engine(prepared, &spec)?;
     let open = opening(&prepared.profile, &spec, asked);
     let options = &Options {
         until: open.clone().or_else(|| asked.until.clone()),

@@ -3,25 +3,29 @@
 //! `envs/<env>/views/<volume>/` has one layer for each hook, made when the first step that sees it runs, and one that
 //! takes what steps write. `stack.json` names them from the bottom up; what it does not name is garbage. The
 //! checkout is only ever the lowest layer of an overlay: the kernel writes nothing to it. Services cannot be handed
-//! an overlay: they get a copy, see `copied`.
+//! an overlay: they get a copy, see `copied`. Hooks' scripts run on either, see `script`.
 
 mod copied;
+mod script;
 mod stack;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
 use sha2::{Digest as _, Sha256};
 use stack::{Layer, Stack, Time};
 
-use super::{Ending, Execution};
+use super::Execution;
 use crate::engine::View;
-use crate::error::{Error, Kind, Result, ResultExt as _};
+use crate::error::{Error, Result, ResultExt as _};
 use crate::hook::{self, Change, Changes, Found, Hook};
+use crate::plan;
 use crate::profile::hex;
 use crate::rootfs::{self, file, overlay};
-use crate::spec::{self, Action, Step, User, Volume, VolumeKind};
+use crate::signals::Cancel;
+use crate::source::Git;
+use crate::spec::{self, Access, Step, Volume, VolumeKind};
 use crate::store::{LockedEnv, Store, atomic, random_id};
 use crate::ui::event::Event;
 
@@ -35,6 +39,11 @@ fn stack_file(directory: &Path) -> PathBuf {
 
 fn work(directory: &Path) -> PathBuf {
     directory.join("work")
+}
+
+/// Where overlays are mounted that only rockenv itself looks at, each in a namespace of its own.
+fn at(directory: &Path) -> PathBuf {
+    directory.join("at")
 }
 
 /// What an env shows in place of a source with hooks.
@@ -66,6 +75,18 @@ pub(super) fn existing(env: &LockedEnv<'_>, volume: &str) -> Result<Option<Shown
     }))
 }
 
+/// What a view is made for.
+struct Sight<'s> {
+    /// The step that sees it, and its number.
+    step: &'s Step,
+    index: u32,
+    volume: &'s Volume,
+    /// The layer that the step stands on.
+    parent: Option<&'s str>,
+    /// Name of the run, for logs.
+    run: &'s str,
+}
+
 impl<'a> Execution<'a, '_> {
     /// Brings the views that `step` sees to the hooks that it is to see, and returns them by volume.
     pub(super) fn views(
@@ -80,35 +101,32 @@ impl<'a> Execution<'a, '_> {
         for volume in spec.visible(step) {
             let hooks: Vec<&spec::Hook> = spec.hooks_at(step, &volume.name).collect();
             if volume.kind == VolumeKind::Source && !hooks.is_empty() {
-                let view = self.view(index, step, volume, &hooks, parent, run)?;
-                views.insert(volume.name.clone(), view);
+                let sight = Sight {
+                    step,
+                    index,
+                    volume,
+                    parent,
+                    run,
+                };
+                views.insert(volume.name.clone(), self.view(&sight, &hooks)?);
             }
         }
         Ok(views)
     }
 
-    fn view(
-        &mut self,
-        index: u32,
-        step: &Step,
-        volume: &Volume,
-        hooks: &[&spec::Hook],
-        parent: Option<&str>,
-        run: &str,
-    ) -> Result<Shown> {
+    fn view(&mut self, sight: &Sight<'_>, hooks: &[&spec::Hook]) -> Result<Shown> {
+        let volume = sight.volume;
         let directory = directory(self.env, &volume.name);
         fs::create_dir_all(&directory)?;
         let source =
             super::container::directory_of(self.env, self.store, self.spec, volume, self.sources)?;
         no_mounts_inside(volume, &source)?;
-        let base = self.fingerprints.get(&volume.name).ok_or_else(|| {
-            Error::unexpected(format!("no fingerprint of source `{}`", volume.name))
-        })?;
+        let base = self.base(sight, &source)?;
         let digests: Vec<&str> = hooks.iter().map(|hook| hook.digest.as_str()).collect();
         let mut stack: Stack = atomic::read_json(&stack_file(&directory))?.unwrap_or_default();
-        let there = stack.fit(base, &digests);
+        let there = stack.fit(&base, &digests);
         if self.env.known_record()?.service.is_some() {
-            return self.copied(&directory, &mut stack, &source, hooks, there);
+            return self.copied(sight, &directory, &mut stack, &source, hooks, there);
         }
         atomic::write_json(&stack_file(&directory), &stack)?;
         collect(self.store, &directory, &stack)?;
@@ -126,13 +144,16 @@ impl<'a> Execution<'a, '_> {
             let id = random_id()?;
             let made = self.layer(&mut stack, &directory, &id, &source, hook)?;
             if let Some(script) = &hook.work.script {
-                let place = Place {
-                    directory: &directory,
-                    stack: &stack,
-                    id: &id,
-                    volume,
+                let view = View {
+                    layers: stack.lowers(&directory),
+                    upper: directory.join(&id),
+                    work: work(&directory),
                 };
-                self.script(index, step, &place, hook, script, &made, parent, run)?;
+                let mut below = view.layers.clone();
+                below.push(source.clone());
+                self.script(sight, hook, script, Shown::Overlay(view))?;
+                let changed = script::changed_in(&directory.join(&id), &below, &at(&directory))?;
+                script.check(hook, &made, changed, &directory.join(&id))?;
             }
             sync(&directory.join(&id))?;
             stack.layers.push(Layer {
@@ -151,6 +172,39 @@ impl<'a> Execution<'a, '_> {
             .ok_or_else(|| Error::unexpected("the view that was made is not there"))
     }
 
+    /// Returns the fingerprint of a source as it is below the view. A step of this run that sees the source itself, before the
+    /// first hook, may have fetched something into it: hooks are applied to that then, and not shown with what was there before.
+    fn base(&self, sight: &Sight<'_>, source: &Path) -> Result<String> {
+        let name = &sight.volume.name;
+        let writes = |step: &Step| {
+            self.spec
+                .visible(step)
+                .any(|volume| volume.name == *name && volume.access != Access::Ro)
+                && self.spec.hooks_at(step, name).next().is_none()
+        };
+        let written = self
+            .plan
+            .steps
+            .iter()
+            .take_while(|planned| planned.name != sight.step.name)
+            .filter(|planned| planned.action == plan::Action::Run)
+            .filter_map(|planned| self.spec.step(&planned.name))
+            .any(writes);
+        if !written {
+            let known = self.fingerprints.get(name).cloned();
+            return known
+                .ok_or_else(|| Error::unexpected(format!("no fingerprint of source `{name}`")));
+        }
+        let cancel = Cancel::new(self.signals);
+        let git = Git {
+            user: &self.spec.user,
+            cancel: cancel.flag(),
+            tick: &|| cancel.look(),
+        };
+        let known = self.store.known_fingerprint(source);
+        cancel.outcome(git.remembered_fingerprint(source, &known))
+    }
+
     /// Makes the layer `id` with what the patches and edits of a hook change, on all the layers there are.
     fn layer(
         &self,
@@ -161,7 +215,7 @@ impl<'a> Execution<'a, '_> {
         hook: &Hook,
     ) -> Result<Changes> {
         make_upper(self.store, directory, id, source)?;
-        let at = directory.join("at");
+        let at = at(directory);
         fs::create_dir_all(&at)?;
         let mut lowers = stack.lowers(directory);
         lowers.push(source.to_owned());
@@ -193,98 +247,6 @@ impl<'a> Execution<'a, '_> {
             });
         }
     }
-
-    /// Runs a hook's script in a container of the step's kind, on the layer `place.id`.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "one caller, with all that a container needs"
-    )]
-    fn script(
-        &mut self,
-        index: u32,
-        step: &Step,
-        place: &Place<'_>,
-        hook: &Hook,
-        script: &hook::Script,
-        made: &Changes,
-        parent: Option<&str>,
-        run: &str,
-    ) -> Result<()> {
-        let job = Step {
-            name: format!("hook-{}", hook.name),
-            user: User::Builder,
-            workdir: place.volume.target.clone(),
-            network: false,
-            gpu: false,
-            timeout: None,
-            inputs: Vec::new(),
-            volumes: vec![place.volume.name.clone()],
-            action: Action::Run {
-                shell: script.shell.clone(),
-                script: script.run.clone(),
-            },
-            ..step.clone()
-        };
-        let view = View {
-            layers: place.stack.lowers(place.directory),
-            upper: place.directory.join(place.id),
-            work: work(place.directory),
-        };
-        let views = Views::from([(place.volume.name.clone(), Shown::Overlay(view))]);
-        let log = format!("logs/{run}/{index:02}-{}.log", job.name);
-        let tree = self.env.thaw(parent)?;
-        let ran = self.contain(index, &job, &tree, parent, &log, 1, &views);
-        let trees = self.env.directory().join("trees");
-        self.store.discard(&trees.join(&tree))?;
-        match ran?.ending {
-            Ending::Exited { code: 0, .. } => {}
-            Ending::Interrupted(signal) => {
-                return Err(Error::new(Kind::Signal(signal), "interrupted"));
-            }
-            Ending::Exited { code, .. } => {
-                return Err(Error::new(
-                    Kind::StepFailed,
-                    format!(
-                        "the script of hook `{}` failed with exit code {code}",
-                        hook.name
-                    ),
-                )
-                .help(format!("less {}", self.env.directory().join(log).display())));
-            }
-            Ending::TimedOut | Ending::Lost => {
-                return Err(Error::new(
-                    Kind::StepFailed,
-                    format!("the script of hook `{}` was interrupted", hook.name),
-                ));
-            }
-        }
-        let diff = place.directory.join(place.id);
-        let changed = changed(&diff, made)?;
-        let said: BTreeSet<PathBuf> = script.changes.iter().cloned().collect();
-        if changed == said {
-            return Ok(());
-        }
-        let list = |paths: &BTreeSet<PathBuf>| match paths.is_empty() {
-            true => "nothing".to_owned(),
-            false => {
-                let names = paths.iter().take(5).map(|path| path.display().to_string());
-                names.collect::<Vec<_>>().join(", ")
-            }
-        };
-        Err(hook.refuses(format!(
-            "its script should change {}, and changed {}",
-            list(&said),
-            list(&changed)
-        )))
-    }
-}
-
-/// Where a script's changes go.
-struct Place<'a> {
-    directory: &'a Path,
-    stack: &'a Stack,
-    id: &'a str,
-    volume: &'a Volume,
 }
 
 /// Makes the changes of a hook's patches and edits in a directory that is the env's own.
@@ -367,36 +329,6 @@ fn no_mounts_inside(volume: &Volume, source: &Path) -> Result<()> {
         ))
         .help(format!("umount {}", point.display()))),
     }
-}
-
-/// Returns the files in a layer that the script changed: not those that are as the hook's patches and edits made them.
-fn changed(diff: &Path, made: &Changes) -> Result<BTreeSet<PathBuf>> {
-    let mut found = BTreeSet::new();
-    let mut left = vec![PathBuf::new()];
-    while let Some(below) = left.pop() {
-        for entry in fs::read_dir(diff.join(&below))? {
-            let entry = entry?;
-            let path = below.join(entry.file_name());
-            if entry.file_type()?.is_dir() {
-                left.push(path);
-            } else {
-                found.insert(path);
-            }
-        }
-    }
-    for (path, change) in &made.files {
-        let same = match change {
-            Change::Write { bytes, .. } => {
-                matches!(file::read(diff, path), Ok(file::Entry::File { bytes: now, .. }) if now == *bytes)
-            }
-            // A character device stands for what is not there.
-            Change::Remove => file::read(diff, path).is_err(),
-        };
-        if same {
-            found.remove(path);
-        }
-    }
-    Ok(found)
 }
 
 /// Writes a layer to disk: the overlay it was made by does not, and a hook must not get lost with the power.

@@ -61,7 +61,11 @@ pub fn apply(hook: &Hook, read: &dyn Fn(&Path) -> Result<Found>) -> Result<Chang
         let mut outcomes = Vec::new();
         for file in &files {
             let path = patch.directory.join(&file.path);
-            let outcome = file.apply(&changes.look(&path, read)?).map_err(|why| {
+            let found = changes.look(&path, read)?;
+            if found == Found::Unfetched {
+                return Err(unfetched(hook, &path));
+            }
+            let outcome = file.apply(&found).map_err(|why| {
                 hook.refuses(format!("`{}`: `{}`: {why}", patch.name, path.display()))
             })?;
             outcomes.push((path, outcome));
@@ -91,7 +95,8 @@ pub fn apply(hook: &Hook, read: &dyn Fn(&Path) -> Result<Found>) -> Result<Chang
     for edit in &hook.work.edits {
         let bytes = match changes.look(&edit.file, read)? {
             Found::File { bytes, .. } => bytes,
-            Found::Absent | Found::Unfetched => {
+            Found::Unfetched => return Err(unfetched(hook, &edit.file)),
+            Found::Absent => {
                 return Err(hook.refuses(format!("there is no `{}`", edit.file.display())));
             }
         };
@@ -112,6 +117,14 @@ pub fn apply(hook: &Hook, read: &dyn Fn(&Path) -> Result<Found>) -> Result<Chang
         changes.write(&edit.file, bytes);
     }
     Ok(changes)
+}
+
+fn unfetched(hook: &Hook, path: &Path) -> Error {
+    hook.refuses(format!(
+        "`{}` is in a submodule that is not there yet",
+        path.display()
+    ))
+    .help("from-step = \"STEP\" in its hook.toml names a step after the one that fetches it")
 }
 
 impl Changes {
@@ -166,8 +179,7 @@ impl FilePatch {
                 }));
             }
             (Found::Absent, false) if self.removes => return Ok(None),
-            (Found::Absent, false) => return Err("there is no such file".to_owned()),
-            (Found::Unfetched, _) => return Err("its submodule is not there".to_owned()),
+            (Found::Absent | Found::Unfetched, _) => return Err("there is no such file".to_owned()),
         };
         if self.creates {
             return match self.backward(bytes).is_ok_and(|rest| rest.is_empty()) {

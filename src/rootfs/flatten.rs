@@ -20,7 +20,7 @@ use nix::unistd::linkat;
 use super::content::Transport;
 use super::reflink::Worker;
 use super::work::Queue;
-use super::xattr::Place;
+use super::xattr::{Attributes, Place};
 use super::{beneath, metadata};
 use crate::error::{Error, Result, ResultExt as _};
 
@@ -164,7 +164,7 @@ impl Merge<'_> {
         let mut top = None;
         for &layer in &merged.layers {
             let source = beneath::open_below(&self.layers[layer], &merged.path).map_err(own)?;
-            let opaque = is_opaque(source.as_fd(), sum).map_err(own)?;
+            let opaque = is_opaque(source.as_fd(), &mut sum.worker.attributes).map_err(own)?;
             let mut entries = beneath::open_dir(&source, c".")
                 .and_then(Dir::from_fd)
                 .map_err(own)?;
@@ -256,7 +256,7 @@ impl Merge<'_> {
         let mut open = Vec::new();
         for &layer in &merged.below {
             let directory = beneath::open_below(&self.below[layer], &merged.path)?;
-            let opaque = is_opaque(directory.as_fd(), sum)?;
+            let opaque = is_opaque(directory.as_fd(), &mut sum.worker.attributes)?;
             open.push((layer, directory));
             if opaque {
                 break;
@@ -344,20 +344,21 @@ fn directories(parents: &[(usize, OwnedFd)], name: &CStr) -> nix::Result<Vec<usi
 }
 
 /// Says whether the layer's directory hides those below. A layer that refers to others cannot be merged: `EUCLEAN`.
-fn is_opaque(directory: BorrowedFd<'_>, sum: &mut Sum) -> nix::Result<bool> {
+pub(super) fn is_opaque(
+    directory: BorrowedFd<'_>,
+    attributes: &mut Attributes,
+) -> nix::Result<bool> {
     let mut opaque = false;
-    sum.worker
-        .attributes
-        .each(Place::Open(directory), |name, value| {
-            match name.to_bytes() {
-                b"trusted.overlay.opaque" if value == b"y" => opaque = true,
-                b"trusted.overlay.opaque"
-                | b"trusted.overlay.redirect"
-                | b"trusted.overlay.metacopy" => return Err(Errno::EUCLEAN),
-                _ => {}
-            }
-            Ok(())
-        })?;
+    attributes.each(Place::Open(directory), |name, value| {
+        match name.to_bytes() {
+            b"trusted.overlay.opaque" if value == b"y" => opaque = true,
+            b"trusted.overlay.opaque"
+            | b"trusted.overlay.redirect"
+            | b"trusted.overlay.metacopy" => return Err(Errno::EUCLEAN),
+            _ => {}
+        }
+        Ok(())
+    })?;
     Ok(opaque)
 }
 

@@ -18,7 +18,7 @@ use nix::mount::{MsFlags, mount as sys_mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::stat::{Mode, fstat};
 
-use super::flatten::is_content;
+use super::flatten::{self, is_content};
 use super::xattr::Attributes;
 use super::{beneath, metadata};
 use crate::error::{Error, Kind, Result, ResultExt as _};
@@ -211,6 +211,13 @@ pub fn is_clean(upper: &Path) -> Result<bool> {
         None => Ok(true),
         Some(entry) => entry.map(|_| false).map_err(Error::from),
     }
+}
+
+/// Says whether a directory of a layer shows nothing of those below it.
+pub fn is_opaque(directory: &Path) -> Result<bool> {
+    let open = beneath::open_path(directory)?;
+    let found = flatten::is_opaque(open.as_fd(), &mut Attributes::default());
+    found.context(|| format!("cannot read the attributes of `{}`", directory.display()))
 }
 
 /// Fails unless `diff` can be mounted as an upper now: it exists, and no overlay in any mount namespace of the

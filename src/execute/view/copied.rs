@@ -6,8 +6,9 @@
 
 use std::path::Path;
 
+use super::script::Look;
 use super::stack::{Layer, Stack};
-use super::{Shown, change, collect, stack_file};
+use super::{Shown, Sight, change, collect, stack_file};
 use crate::error::Result;
 use crate::execute::Execution;
 use crate::rootfs;
@@ -18,7 +19,8 @@ use crate::ui::event::Event;
 impl Execution<'_, '_> {
     /// Brings the copy to the hooks that a step is to see, of which the stack has the first `there`.
     pub(super) fn copied(
-        &self,
+        &mut self,
+        sight: &Sight<'_>,
         directory: &Path,
         stack: &mut Stack,
         source: &Path,
@@ -58,8 +60,14 @@ impl Execution<'_, '_> {
         }
         for wanted in &hooks[there..] {
             let hook = self.hook(wanted)?;
-            let changes = change(&copy, hook, &mut stack.times)?;
-            self.tell(hook, &changes);
+            let made = change(&copy, hook, &mut stack.times)?;
+            self.tell(hook, &made);
+            if let Some(script) = &hook.work.script {
+                let before = Look::at(&copy)?;
+                self.script(sight, hook, script, Shown::Copy(copy.clone()))?;
+                let changed = before.differences(&Look::at(&copy)?);
+                script.check(hook, &made, changed, &copy)?;
+            }
             stack.layers.push(Layer {
                 id: String::new(),
                 hook: Some(wanted.digest.clone()),

@@ -1,0 +1,206 @@
+//! Owns hooks' scripts: running one in a container of its env, on the env's own view of the source, and what it changed there.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+
+use super::{Shown, Sight, Views};
+use crate::error::{Error, Kind, Result};
+use crate::execute::{Ending, Execution};
+use crate::hook::{Change, Changes, Hook, Script};
+use crate::rootfs::{file, overlay};
+use crate::spec::{Action, Step, User};
+
+impl Execution<'_, '_> {
+    /// Runs a hook's script in a container of the step's kind, with `shown` in the place of the volume.
+    pub(super) fn script(
+        &mut self,
+        sight: &Sight<'_>,
+        hook: &Hook,
+        script: &Script,
+        shown: Shown,
+    ) -> Result<()> {
+        let job = Step {
+            name: format!("hook-{}", hook.name),
+            user: User::Builder,
+            workdir: sight.volume.target.clone(),
+            network: false,
+            gpu: false,
+            timeout: None,
+            inputs: Vec::new(),
+            volumes: vec![sight.volume.name.clone()],
+            action: Action::Run {
+                shell: script.shell.clone(),
+                script: script.run.clone(),
+            },
+            ..sight.step.clone()
+        };
+        let (index, parent) = (sight.index, sight.parent);
+        let views = Views::from([(sight.volume.name.clone(), shown)]);
+        let log = format!("logs/{}/{index:02}-{}.log", sight.run, job.name);
+        let tree = self.env.thaw(parent)?;
+        let ran = self.contain(index, &job, &tree, parent, &log, 1, &views);
+        let trees = self.env.directory().join("trees");
+        self.store.discard(&trees.join(&tree))?;
+        match ran?.ending {
+            Ending::Exited { code: 0, .. } => Ok(()),
+            Ending::Interrupted(signal) => Err(Error::new(Kind::Signal(signal), "interrupted")),
+            Ending::Exited { code, .. } => Err(Error::new(
+                Kind::StepFailed,
+                format!(
+                    "the script of hook `{}` failed with exit code {code}",
+                    hook.name
+                ),
+            )
+            .help(format!("less {}", self.env.directory().join(log).display()))),
+            Ending::TimedOut | Ending::Lost => Err(Error::new(
+                Kind::StepFailed,
+                format!("the script of hook `{}` was interrupted", hook.name),
+            )),
+        }
+    }
+}
+
+impl Script {
+    /// Refuses a script that changed something else than it says. What is as the hook's patches and edits `made` it in the
+    /// directory `inside` was not changed by the script.
+    pub(super) fn check(
+        &self,
+        hook: &Hook,
+        made: &Changes,
+        mut changed: BTreeSet<PathBuf>,
+        inside: &Path,
+    ) -> Result<()> {
+        for (path, change) in &made.files {
+            let same = match change {
+                Change::Write { bytes, .. } => {
+                    matches!(file::read(inside, path), Ok(file::Entry::File { bytes: now, .. }) if now == *bytes)
+                }
+                // In a layer a character device stands for what is not there.
+                Change::Remove => !matches!(file::read(inside, path), Ok(file::Entry::File { .. })),
+            };
+            if same {
+                changed.remove(path);
+            }
+        }
+        let said: BTreeSet<PathBuf> = self.changes.iter().cloned().collect();
+        if changed == said {
+            return Ok(());
+        }
+        let list = |paths: &BTreeSet<PathBuf>| match paths.is_empty() {
+            true => "nothing".to_owned(),
+            false => {
+                let names = paths.iter().take(5).map(|path| path.display().to_string());
+                names.collect::<Vec<_>>().join(", ")
+            }
+        };
+        Err(hook.refuses(format!(
+            "its script should change {}, and changed {}",
+            list(&said),
+            list(&changed)
+        )))
+    }
+}
+
+/// What tells that a file is the one that was there: nobody can set a change time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Identity {
+    inode: u64,
+    changed: (i64, i64),
+}
+
+/// The files of a directory at one time, directories left out.
+#[derive(Debug)]
+pub(super) struct Look(BTreeMap<PathBuf, Identity>);
+
+impl Look {
+    /// Looks at a directory in which nobody writes meanwhile.
+    pub(super) fn at(top: &Path) -> Result<Self> {
+        let mut found = BTreeMap::new();
+        for path in files(top)? {
+            let stat = fs::symlink_metadata(top.join(&path))?;
+            let identity = Identity {
+                inode: stat.ino(),
+                changed: (stat.ctime(), stat.ctime_nsec()),
+            };
+            found.insert(path, identity);
+        }
+        Ok(Self(found))
+    }
+
+    /// Returns the files that are not in `later` as they are here, or only there.
+    pub(super) fn differences(&self, later: &Self) -> BTreeSet<PathBuf> {
+        let (before, after) = (&self.0, &later.0);
+        let touched = before
+            .iter()
+            .filter(|(path, identity)| after.get(*path) != Some(identity));
+        let made = after.iter().filter(|(path, _)| !before.contains_key(*path));
+        touched.chain(made).map(|(path, _)| path.clone()).collect()
+    }
+}
+
+/// Returns the files that a layer changes, makes or removes, on what lies `below` it, topmost first. `at` is a place to mount
+/// that.
+pub(super) fn changed_in(layer: &Path, below: &[PathBuf], at: &Path) -> Result<BTreeSet<PathBuf>> {
+    let (mut found, mut hidden) = (BTreeSet::new(), Vec::new());
+    let mut left = vec![PathBuf::new()];
+    while let Some(directory) = left.pop() {
+        for entry in fs::read_dir(layer.join(&directory))? {
+            let entry = entry?;
+            let path = directory.join(entry.file_name());
+            let kind = entry.file_type()?;
+            if kind.is_dir() {
+                if overlay::is_opaque(&entry.path())? {
+                    hidden.push(path.clone());
+                }
+                left.push(path);
+            } else if kind.is_char_device() && entry.metadata()?.rdev() == 0 {
+                hidden.push(path);
+            } else {
+                found.insert(path);
+            }
+        }
+    }
+    if hidden.is_empty() {
+        return Ok(found);
+    }
+    // A directory that was removed, or made anew in its place, is all the files that were in it.
+    fs::create_dir_all(at)?;
+    let gone = overlay::in_throw_away_namespace(|| -> Result<BTreeSet<PathBuf>> {
+        overlay::mount(below, None, at, true)?;
+        let mut gone = BTreeSet::new();
+        for path in hidden {
+            let was = at.join(&path);
+            match fs::symlink_metadata(&was) {
+                Ok(stat) if stat.is_dir() => {
+                    gone.extend(files(&was)?.iter().map(|below| path.join(below)));
+                }
+                Ok(_) => drop(gone.insert(path)),
+                // A directory that is new.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(gone)
+    })??;
+    found.extend(gone);
+    Ok(found)
+}
+
+/// Lists what is below a directory but directories, by paths below it.
+fn files(top: &Path) -> Result<Vec<PathBuf>> {
+    let (mut found, mut left) = (Vec::new(), vec![PathBuf::new()]);
+    while let Some(directory) = left.pop() {
+        for entry in fs::read_dir(top.join(&directory))? {
+            let entry = entry?;
+            let path = directory.join(entry.file_name());
+            match entry.file_type()?.is_dir() {
+                true => left.push(path),
+                false => found.push(path),
+            }
+        }
+    }
+    Ok(found)
+}
