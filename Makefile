@@ -76,7 +76,7 @@ generated: build
 	mkdir -p $(GENERATED)/man $(GENERATED)/completions $(GENERATED)/schema
 	$(ROCKENV) man --dir $(GENERATED)/man
 	for shell in bash zsh fish; do $(ROCKENV) completions $$shell >$(GENERATED)/completions/$$shell; done
-	for what in profile image config events record; do $(ROCKENV) schema $$what >$(GENERATED)/schema/$$what.json; done
+	for what in profile image config events metrics record; do $(ROCKENV) schema $$what >$(GENERATED)/schema/$$what.json; done
 
 .PHONY: install
 install: generated ## into PREFIX (/usr/local), below DESTDIR

@@ -16,9 +16,10 @@ use crate::error::{Error, Result};
 use crate::gc::policy;
 use crate::image::Logins;
 use crate::target::Target;
+use crate::ui::ci::System;
 
 /// The variables that are read and what they mean, for the documentation.
-pub const VARIABLES: [(&str, &str); 22] = [
+pub const VARIABLES: [(&str, &str); 24] = [
     ("ROCKENV_HOME", "the store's root, like `--home`"),
     (
         "ROCKENV_ENGINE",
@@ -89,6 +90,14 @@ pub const VARIABLES: [(&str, &str); 22] = [
         "nothing moves on the screen, where it is set and not `false` or `0`",
     ),
     (
+        "GITHUB_ACTIONS, GITLAB_CI",
+        "where one is `true`, steps fold in the job's output, and GitHub shows errors and warnings beside it",
+    ),
+    (
+        "GITHUB_STEP_SUMMARY",
+        "file that `up` and `matrix up` add their report to, in GitHub Actions",
+    ),
+    (
         "COMPLETE",
         "the shell that asks for completions: set by its script",
     ),
@@ -150,6 +159,10 @@ pub struct Terminal {
     pub term: Option<String>,
     /// `CI` is set to something true.
     pub ci: bool,
+    /// The CI system that reads the output.
+    pub ci_system: Option<System>,
+    /// Where GitHub Actions takes the job's summary from.
+    pub step_summary: Option<PathBuf>,
 }
 
 /// Everything that was configured.
@@ -292,6 +305,12 @@ impl Config {
         for file in &files {
             gc.fill(&file.gc);
         }
+        let ci_system = match set("GITHUB_ACTIONS").map(String::as_str) {
+            Some("true") => Some(System::Github),
+            _ => set("GITLAB_CI")
+                .filter(|value| *value == "true")
+                .map(|_| System::Gitlab),
+        };
         let directories = |pick: fn(&File) -> &Vec<PathBuf>, name: &str| {
             let mut found: Vec<PathBuf> =
                 files.iter().flat_map(|file| pick(file).clone()).collect();
@@ -337,7 +356,12 @@ impl Config {
                 no_color: set("NO_COLOR").is_some(),
                 force_color: set("CLICOLOR_FORCE").is_some_and(|value| value != "0"),
                 term: set("TERM").cloned(),
-                ci: set("CI").is_some_and(|value| value != "false" && value != "0"),
+                ci: ci_system.is_some()
+                    || set("CI").is_some_and(|value| value != "false" && value != "0"),
+                ci_system,
+                step_summary: set("GITHUB_STEP_SUMMARY")
+                    .filter(|_| ci_system == Some(System::Github))
+                    .map(PathBuf::from),
             },
             proxies: environment
                 .iter()
@@ -493,6 +517,21 @@ mod tests {
             (Path::new("/srv/b"), Some(7), true)
         );
         assert_eq!(config.mirrors["debian"], "file:///m");
+    }
+
+    #[test]
+    fn ci_systems_are_known_by_their_variables() {
+        let of = |variables: &[(&str, &str)]| read(variables, "").unwrap().terminal;
+        let summary = ("GITHUB_STEP_SUMMARY", "/srv/summary");
+        let github = of(&[("GITHUB_ACTIONS", "true"), summary]);
+        assert_eq!(github.ci_system, Some(System::Github));
+        assert!(github.ci && github.step_summary.is_some());
+        let gitlab = of(&[("GITLAB_CI", "true"), summary]);
+        assert_eq!(gitlab.ci_system, Some(System::Gitlab));
+        assert_eq!(gitlab.step_summary, None);
+        // As who starts a rockenv that somebody else speaks for says it.
+        let none = of(&[("GITHUB_ACTIONS", ""), ("GITLAB_CI", "false")]);
+        assert_eq!((none.ci_system, none.ci), (None, false));
     }
 
     #[test]

@@ -29,6 +29,7 @@ pub mod inside;
 pub mod jobs;
 pub mod lockfile;
 pub mod matrix;
+pub mod metrics;
 pub mod ninja;
 pub mod ninja_log;
 pub mod observe;

@@ -69,6 +69,7 @@ fn settings(global: &GlobalArgs, config: Option<&Config>) -> Settings {
         force_color: terminal.force_color,
         dumb: terminal.term.as_deref().is_none_or(|term| term == "dumb"),
         ci: terminal.ci,
+        ci_system: terminal.ci_system,
         terminals: Terminals::detect(),
     }
 }

@@ -9,7 +9,7 @@ use crate::context::Context;
 use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::store::record::Record;
 use crate::ui::event::{Event, SCHEMA};
-use crate::{complete, config, image, profile, reference};
+use crate::{complete, config, image, metrics, profile, reference};
 
 /// Arguments of `completions`.
 #[derive(Debug, Args)]
@@ -63,6 +63,8 @@ pub enum Subject {
     Config,
     /// A line of `up --progress json`
     Events,
+    /// A line of `up --metrics`
+    Metrics,
     /// What the store remembers of an env
     Record,
 }
@@ -107,6 +109,7 @@ pub fn schema(cx: &Context, args: &SchemaArgs) -> Result<()> {
         Subject::Image => image::recipe::schema().to_value(),
         Subject::Config => schemars::schema_for!(config::File).to_value(),
         Subject::Record => schemars::schema_for!(Record).to_value(),
+        Subject::Metrics => schemars::schema_for!(metrics::Row).to_value(),
         Subject::Events => events()?,
     })
 }

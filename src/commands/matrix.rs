@@ -11,6 +11,7 @@ use clap::{Args, Subcommand};
 use fs_err as fs;
 use serde::{Deserialize, Serialize};
 
+use super::summary;
 use crate::context::Context;
 use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::host::Host;
@@ -25,6 +26,8 @@ use crate::{profile, spec};
 
 /// How long an env may take to stop what runs in it: as long as `up` gives a step, and some more.
 const GRACE: Duration = Duration::from_secs(30);
+/// Columns of the table of envs.
+const TITLES: [&str; 6] = ["target", "env", "outcome", ">time", ">disk", "why"];
 /// More than any plan.
 const PLAN_LIMIT: u64 = 64 << 20;
 
@@ -128,6 +131,9 @@ impl Starter<'_> {
         let directory = std::env::current_dir()?;
         Ok(Program::at(&self.host.program)
             .inherit_env()
+            // What CI systems read is said here, for all of them.
+            .env("GITHUB_ACTIONS", "")
+            .env("GITLAB_CI", "")
             .directory(directory)
             .grace(GRACE)
             .arg("--home")
@@ -263,11 +269,25 @@ fn up(cx: &Context, args: &MatrixUpArgs) -> Result<u8> {
             }
         }
     }
+    if cx.config.terminal.ci_system.is_some() {
+        cx.ui.begin_section(&match rows.len() {
+            1 => "1 env".to_owned(),
+            count => format!("{count} envs"),
+        });
+    }
     build_each(&starter, &cells, &mut rows, &ready, args.parallel);
+    cx.ui.end_section();
     if let Some(signal) = cancel.caught() {
         return Err(Error::new(Kind::Signal(signal), "interrupted")
             .help("the same command again: finished steps are kept"));
     }
+    for row in rows.iter().filter(|row| row.outcome == "failed") {
+        cx.ui.annotate_failure(
+            row.env.as_deref().unwrap_or(row.target),
+            row.why.as_deref().unwrap_or_default(),
+        );
+    }
+    summary::of_matrix(cx, &TITLES, &lines(&rows, common.as_ref()));
     show(cx, &rows, common.as_ref())?;
     let failed = rows
         .iter()
@@ -308,12 +328,13 @@ fn millis(since: Instant) -> u64 {
 /// Builds the steps that several envs share, in one of them.
 fn build_common(starter: &Starter<'_>, cell: &Cell, row: &Row, prefix: &Prefix) -> Result<Common> {
     let env = row.env.clone().unwrap_or_default();
-    starter.cx.ui.note(&format!(
+    starter.cx.ui.begin_section(&format!(
         "the same for all, up to step `{}`: env {env} builds it",
         prefix.until
     ));
     let began = Instant::now();
     let (told, result) = starter.up(cell, &env, Some(&prefix.until));
+    starter.cx.ui.end_section();
     result?;
     Ok(Common {
         env,
@@ -382,31 +403,38 @@ fn show(cx: &Context, rows: &[Row], common: Option<&Common>) -> Result<()> {
             envs: rows,
         });
     }
+    let mut table = Table::new(TITLES);
+    for line in lines(rows, common) {
+        table.row(line);
+    }
+    cx.ui.table(&table);
+    Ok(())
+}
+
+/// Returns the table's rows.
+fn lines(rows: &[Row], common: Option<&Common>) -> Vec<Vec<String>> {
     let time = |ms| size::duration(Duration::from_millis(ms));
-    let mut table = Table::new(["target", "env", "outcome", ">time", ">disk", "why"]);
-    if let Some(common) = common {
-        let cells = [
+    let common = common.map(|common| {
+        vec![
             "all".to_owned(),
             common.env.clone(),
             "done".to_owned(),
             time(common.wall_ms),
             size::delta(common.disk_delta),
             "what they have in common".to_owned(),
-        ];
-        table.row(cells);
-    }
-    for row in rows {
-        table.row([
+        ]
+    });
+    let rows = rows.iter().map(|row| {
+        vec![
             row.target.to_owned(),
             row.env.clone().unwrap_or_default(),
             row.outcome.replace('-', " "),
             time(row.wall_ms),
             size::delta(row.disk_delta),
             row.why.clone().unwrap_or_default(),
-        ]);
-    }
-    cx.ui.table(&table);
-    Ok(())
+        ]
+    });
+    common.into_iter().chain(rows).collect()
 }
 
 /// Prints the jobs on one line, which is what CI systems read from an output.

@@ -29,6 +29,7 @@ pub mod runtime;
 mod select;
 pub mod setup;
 pub mod snapshot;
+mod summary;
 pub mod target;
 pub mod up;
 mod verdict;

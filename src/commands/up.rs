@@ -9,7 +9,7 @@ use super::needs::Needs;
 use super::pinned::Pinned;
 use super::prepare::Prepared;
 use super::select::{SelectArgs, Wish, quoted};
-use super::{inputs, offline, pinned, plan, verdict};
+use super::{inputs, offline, pinned, plan, summary, verdict};
 use crate::context::Context;
 use crate::engine::choose::Reason;
 use crate::engine::docker::Service;
@@ -17,6 +17,7 @@ use crate::error::{Error, Kind, Result};
 use crate::execute::{Ended, Execution};
 use crate::gc::Lease;
 use crate::lockfile;
+use crate::metrics::{Row, Rows};
 use crate::ninja;
 use crate::observe::{observe, wanted};
 use crate::plan::{Action, Observed, Options, Plan, plan as decide};
@@ -26,7 +27,7 @@ use crate::spec::{Engine, Spec};
 use crate::store::images::Image;
 use crate::store::record::{self, Head, Record};
 use crate::store::{LockedEnv, Store, random_id};
-use crate::ui::event::{Chosen, Event, Planned};
+use crate::ui::event::{Chosen, Event, Outcome, Planned};
 use crate::ui::{Format, Reporter};
 
 /// Arguments of `up` and `plan`.
@@ -74,6 +75,9 @@ pub struct UpArgs {
     /// Install what is missing on the host first
     #[arg(long)]
     setup: bool,
+    /// Add a row of JSON to this file for each step, with what it took
+    #[arg(long, value_name = "FILE")]
+    metrics: Option<PathBuf>,
     /// How progress is shown
     #[arg(long, default_value = "auto", value_name = "auto|json")]
     progress: Progress,
@@ -142,6 +146,7 @@ pub fn up(cx: &Context, args: UpArgs) -> Result<u8> {
         Format::Human
     };
     let store = cx.store()?;
+    let rows = args.metrics.as_deref().map(Rows::open).transpose()?;
     if args.offline {
         offline::check(cx, &store, &prepared)?;
     }
@@ -150,7 +155,7 @@ pub fn up(cx: &Context, args: UpArgs) -> Result<u8> {
         store.remember_lock(&pinned.path, &pinned.lock)?;
     }
     let signals = Signals::take()?;
-    let reporter = cx.ui.reporter(format);
+    let reporter = cx.ui.reporter(format).with_metrics(rows);
     for message in std::mem::take(&mut prepared.notes) {
         reporter.emit(&Event::Warning { message });
     }
@@ -163,7 +168,9 @@ pub fn up(cx: &Context, args: UpArgs) -> Result<u8> {
         }
         (outcome, _) => outcome?,
     };
-    verdict::say(cx, &reporter, ended, &name, &lacking, &args.again())
+    let code = verdict::say(cx, &reporter, ended, &name, &lacking, &args.again());
+    summary::of_env(cx, &store, &name);
+    code
 }
 
 /// How often what was found may be removed by somebody else before it is used.
@@ -253,6 +260,13 @@ fn attempt(
         }
         if !env.known_record()?.complete && args.until.is_none() {
             env.update(|record| record.complete = true)?;
+        }
+        for step in &plan.steps {
+            let outcome = match step.action {
+                Action::Hit => Outcome::Hit,
+                _ => Outcome::Skipped,
+            };
+            reporter.measured(|| Row::of(&spec, &step.name, &step.key, outcome));
         }
         let lacking = verdict::lacking(&plan, prepared);
         return Ok(Attempt::Done(None, spec.name, lacking));

@@ -40,6 +40,7 @@ use crate::gpu::{self, Grant};
 use crate::hook::Hook;
 use crate::host::Host;
 use crate::jobs::Sizing;
+use crate::metrics::Row;
 use crate::plan::{Action, Plan, Volumes};
 use crate::profile::CopyFiles;
 use crate::rootfs::{self, Method};
@@ -147,8 +148,13 @@ impl Execution<'_, '_> {
         for (position, planned) in self.plan.steps.iter().enumerate() {
             let index = u32::try_from(position + 1).unwrap_or(u32::MAX);
             match planned.action {
-                Action::Hit | Action::Later => continue,
+                Action::Hit => {
+                    self.did_not_run(&planned.name, &planned.key, event::Outcome::Hit);
+                    continue;
+                }
+                Action::Later => continue,
                 Action::Skip => {
+                    self.did_not_run(&planned.name, &planned.key, event::Outcome::Skipped);
                     self.finished(
                         index,
                         total,
@@ -215,8 +221,49 @@ impl Execution<'_, '_> {
         });
     }
 
+    /// Tells of a step that does not run.
+    fn did_not_run(&self, step: &str, key: &str, outcome: event::Outcome) {
+        self.reporter
+            .measured(|| Row::of(self.spec, step, key, outcome));
+    }
+
+    /// Returns how often ccache was asked so far and knew, or did not, where somebody asked for metrics.
+    fn lookups(&self) -> Option<(u64, u64)> {
+        if !self.reporter.measures() {
+            return None;
+        }
+        let volumes = self.spec.volumes.iter();
+        let caches = volumes.filter(|volume| volume.kind == crate::spec::VolumeKind::Cache);
+        caches
+            .filter_map(|volume| self.store.cache_lookups(&volume.name))
+            .reduce(|(hits, misses), (more, others)| (hits + more, misses + others))
+    }
+
     /// Adds a row to the env's history of what steps cost.
-    fn measure(&self, step: &Step, outcome: Outcome, jobs: u32, ran: &Ran) -> Result<()> {
+    fn measure(
+        &self,
+        step: &Step,
+        outcome: Outcome,
+        jobs: u32,
+        ran: &Ran,
+        lookups: Option<(u64, u64)>,
+    ) -> Result<()> {
+        self.reporter.measured(|| {
+            // A cache begins to count with its first use, and from nothing when it was emptied.
+            let now = self.lookups();
+            let (hits, misses) = lookups.unwrap_or_default();
+            let ended = match outcome {
+                Outcome::Done => event::Outcome::Done,
+                _ => event::Outcome::Failed,
+            };
+            Row {
+                jobs: Some(jobs),
+                cost: ran.cost.into(),
+                cache_hits: now.map(|now| now.0.saturating_sub(hits)),
+                cache_misses: now.map(|now| now.1.saturating_sub(misses)),
+                ..Row::of(self.spec, &step.name, step.key.as_str(), ended)
+            }
+        });
         let row = Metrics {
             time: Timestamp::now(),
             env: self.env.name(),
@@ -357,13 +404,14 @@ impl Execution<'_, '_> {
     ) -> Result<std::result::Result<String, Ended>> {
         let parent = self.env.known_record()?.head.layer.clone();
         let views = self.views(index, step, parent.as_deref(), run)?;
+        let lookups = self.lookups();
         let mut jobs = self.sizing.jobs.value;
         let mut log = format!("logs/{run}/{index:02}-{}.log", step.name);
         let mut tree = self.env.thaw(parent.as_deref())?;
         self.env.begin_attempt(step.key.as_str())?;
         let mut ran = self.contain(index, step, &tree, parent.as_deref(), &log, jobs, &views)?;
         if ran.out_of_memory() && jobs > 1 {
-            self.measure(step, Outcome::Failed, jobs, &ran)?;
+            self.measure(step, Outcome::Failed, jobs, &ran, lookups)?;
             let (_, message) = ran.explain(step, jobs, step::memory_max(self.spec, self.host));
             jobs /= 2;
             let message = format!("{message}: once more, with {jobs}");
@@ -376,7 +424,7 @@ impl Execution<'_, '_> {
         }
         let code = match ran.ending {
             Ending::Exited { code: 0, .. } => {
-                self.measure(step, Outcome::Done, jobs, &ran)?;
+                self.measure(step, Outcome::Done, jobs, &ran, lookups)?;
                 let done = ran.record(step, Outcome::Done, None);
                 let layer = self.env.freeze(
                     &Freeze {
@@ -415,7 +463,7 @@ impl Execution<'_, '_> {
             log: ran.log.clone(),
             code,
         };
-        let measured = self.measure(step, Outcome::Failed, jobs, &ran);
+        let measured = self.measure(step, Outcome::Failed, jobs, &ran, lookups);
         let kept = measured.and_then(|()| {
             self.env.update(|env| {
                 put_step(env, record);

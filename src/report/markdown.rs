@@ -8,7 +8,7 @@ use crate::ui::size;
 use crate::ui::text::escape;
 
 /// Returns text that Markdown takes for nothing but text, on one line and in a cell of a table.
-fn text(text: &str) -> String {
+pub fn text(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in escape(text).chars() {
         match c {
@@ -31,7 +31,7 @@ fn millis(millis: u64) -> String {
 }
 
 /// Adds a table; a title that begins with `>` is of a column of numbers.
-fn table(page: &mut String, titles: &[&str], rows: impl IntoIterator<Item = Vec<String>>) {
+pub fn table(page: &mut String, titles: &[&str], rows: impl IntoIterator<Item = Vec<String>>) {
     let cells: Vec<&str> = titles
         .iter()
         .map(|title| title.trim_start_matches('>'))

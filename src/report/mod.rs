@@ -5,7 +5,7 @@
 
 pub mod gather;
 mod html;
-mod markdown;
+pub mod markdown;
 mod plot;
 mod timeline;
 

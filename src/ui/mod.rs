@@ -2,6 +2,7 @@
 //!
 //! Nothing else prints, and nothing here reads the environment: [`Settings`] come from `config`.
 
+pub mod ci;
 pub mod event;
 mod json;
 pub mod lines;
@@ -18,9 +19,11 @@ use std::fmt;
 use std::io::{self, BufRead as _, IsTerminal as _, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::error::{Error, Kind, Result, ResultExt as _};
+use ci::{Level, Sections};
 pub use report::{Format, Reporter, StepOutput};
 use table::Table;
 use term::Bars;
@@ -42,6 +45,8 @@ pub struct Settings {
     pub dumb: bool,
     /// `CI` is set: nothing moves on the screen.
     pub ci: bool,
+    /// The CI system that reads the output, where it is one that folds and annotates.
+    pub ci_system: Option<ci::System>,
     /// Which standard streams are terminals.
     pub terminals: Terminals,
 }
@@ -83,6 +88,7 @@ struct Messages {
     writer: Box<dyn Write + Send>,
     /// While a run's lines move at the bottom of the screen, messages go above them.
     bars: Weak<Bars>,
+    sections: Sections,
 }
 
 struct Out {
@@ -147,6 +153,7 @@ impl Ui {
             err: Arc::new(Mutex::new(Messages {
                 writer: err,
                 bars: Weak::new(),
+                sections: Sections::new(settings.ci_system),
             })),
         }
     }
@@ -251,6 +258,9 @@ impl Ui {
 
     /// Tells what stops nothing but should be known.
     pub fn warn(&self, text: &str) {
+        if self.annotate(Level::Warning, &text::escape_lines(text)) {
+            return;
+        }
         let on = self.settings.color(self.settings.terminals.stderr);
         let label = paint(on, Paint::Yellow, "warning:");
         self.write_err(&format!("{label} {}\n", text::escape_lines(text)));
@@ -258,7 +268,8 @@ impl Ui {
 
     /// Tells why the program fails: the message, its causes, and what to type.
     pub fn error(&self, error: &Error) {
-        let on = self.settings.color(self.settings.terminals.stderr);
+        let github = self.settings.ci_system == Some(ci::System::Github);
+        let on = !github && self.settings.color(self.settings.terminals.stderr);
         let mut lines = Vec::new();
         for (depth, line) in error.chain().iter().enumerate() {
             let line = text::escape_lines(line);
@@ -272,7 +283,45 @@ impl Ui {
             let help = text::escape_lines(help);
             lines.push(format!("{} {help}", paint(on, Paint::Cyan, "help:")));
         }
-        self.write_err(&(lines.join("\n") + "\n"));
+        // What the run was doing is over.
+        self.end_section();
+        let text = lines.join("\n");
+        if !self.annotate(Level::Error, text.strip_prefix("error: ").unwrap_or(&text)) {
+            self.write_err(&(text + "\n"));
+        }
+    }
+
+    /// Begins a section that a CI system shows as one line until somebody opens it; where there is none, a note of its title.
+    pub fn begin_section(&self, title: &str) {
+        if self.settings.ci_system.is_none() {
+            return self.note(title);
+        }
+        if !self.settings.quiet {
+            let mut err = lock(&self.err);
+            let text = err.sections.begin(title, Timestamp::now());
+            err.write(&text);
+        }
+    }
+
+    /// Ends the section that is open, if there is one.
+    pub fn end_section(&self) {
+        let mut err = lock(&self.err);
+        let text = err.sections.end(Timestamp::now());
+        err.write(&text);
+    }
+
+    /// Marks the job as one in which something failed, where a CI system shows that; what failed is said elsewhere.
+    pub fn annotate_failure(&self, what: &str, why: &str) {
+        let message = format!("{what}: {why}");
+        self.annotate(Level::Error, &text::escape_lines(&message));
+    }
+
+    /// Tells the CI system that this is to be seen by whoever looks at the job; says whether there is one.
+    fn annotate(&self, level: Level, message: &str) -> bool {
+        let mut err = lock(&self.err);
+        let text = err.sections.annotation(level, message);
+        err.write(text.as_deref().unwrap_or_default());
+        text.is_some()
     }
 
     /// Asks a yes-or-no question. `--yes` answers it; without a terminal to ask on it is an error, since silence
@@ -316,10 +365,17 @@ impl Ui {
         match err.bars.upgrade() {
             Some(bars) => bars.print(text),
             None => {
-                drop(err.writer.write_all(text.as_bytes()));
-                drop(err.writer.flush());
+                let text = err.sections.harmless(text);
+                err.write(&text);
             }
         }
+    }
+}
+
+impl Messages {
+    fn write(&mut self, text: &str) {
+        drop(self.writer.write_all(text.as_bytes()));
+        drop(self.writer.flush());
     }
 }
 

@@ -8,10 +8,12 @@ use jiff::Timestamp;
 use super::event::{Event, Stream};
 use super::lines::{Line, Lines};
 use super::ninja::{Estimate, Tracker};
-use super::plain::Plain;
+use super::plain::{Plain, title};
 use super::tail::Tail;
 use super::term::Bars;
+use super::text::escape;
 use super::{Ui, json, lock};
+use crate::metrics::{Row, Rows};
 
 /// How a run is reported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,6 +30,7 @@ pub enum Format {
 pub struct Reporter {
     ui: Ui,
     kind: Kind,
+    metrics: Option<Arc<Rows>>,
 }
 
 // Closed: a third way to show a run is added here and nowhere else.
@@ -54,6 +57,28 @@ impl Reporter {
         Self {
             ui: ui.clone(),
             kind,
+            metrics: None,
+        }
+    }
+
+    /// Adds what each step took to a file as well.
+    #[must_use]
+    pub fn with_metrics(mut self, rows: Option<Rows>) -> Self {
+        self.metrics = rows.map(Arc::new);
+        self
+    }
+
+    /// Returns whether somebody wants to know what each step took.
+    pub fn measures(&self) -> bool {
+        self.metrics.is_some()
+    }
+
+    /// Tells what a step took, where somebody wants to know it. A file that cannot be written to stops no build.
+    pub fn measured(&self, row: impl FnOnce() -> Row) {
+        if let Some(Err(error)) = self.metrics.as_ref().map(|rows| rows.add(&row())) {
+            self.emit(&Event::Warning {
+                message: error.chain().join(": "),
+            });
         }
     }
 
@@ -74,6 +99,12 @@ impl Reporter {
             Kind::Bars(bars) => events.iter().for_each(|event| bars.event(event)),
             Kind::Plain(plain) => {
                 let mut plain = lock(plain);
+                if self.ui.settings().ci_system.is_some()
+                    && let [event] = events
+                    && self.emit_to_ci(event)
+                {
+                    return;
+                }
                 let now = Instant::now();
                 let text: String = events.iter().map(|event| plain.event(event, now)).collect();
                 if !text.is_empty() {
@@ -85,6 +116,26 @@ impl Reporter {
             self.ui.print_directly();
             self.ui.write_err(&bars.close());
         }
+    }
+
+    /// Marks where a CI system may fold the output; returns whether nothing is left to show of the event.
+    fn emit_to_ci(&self, event: &Event) -> bool {
+        match event {
+            Event::StepStarted {
+                index,
+                total,
+                name,
+                cached: false,
+                ..
+            } => self.ui.begin_section(&title(*index, *total, name)),
+            Event::StepFinished { .. } | Event::Finished { .. } => self.ui.end_section(),
+            Event::Warning { message } => {
+                self.ui.warn(&escape(message));
+                return true;
+            }
+            _ => {}
+        }
+        false
     }
 
     /// Shows lines of output that came together.

@@ -1,0 +1,206 @@
+//! Owns what CI systems read in the output: sections that fold, and annotations.
+//!
+//! GitHub's runner obeys every line that looks like one of its commands, whoever wrote it. What steps write could be anything: while a
+//! section is open the runner is told to stop listening, until it hears a word that nobody else knows. Outside of sections whatever
+//! looks like a command is written so that it does not.
+
+use std::borrow::Cow;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+
+use jiff::Timestamp;
+
+use super::text::escape;
+
+/// A CI system that reads more than text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum System {
+    /// GitHub Actions.
+    Github,
+    /// GitLab.
+    Gitlab,
+}
+
+/// How much an annotation matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Level {
+    Warning,
+    Error,
+}
+
+/// The output of one process, as its CI system sees it.
+#[derive(Debug)]
+pub(super) struct Sections {
+    system: Option<System>,
+    /// What the runner listens to while a section is open.
+    word: String,
+    /// How many there were.
+    count: u32,
+    /// The open one's name.
+    open: Option<String>,
+}
+
+impl Sections {
+    pub(super) fn new(system: Option<System>) -> Self {
+        // The standard library's hash keys are random, and cannot be told from what comes out.
+        let random = || RandomState::new().build_hasher().finish();
+        Self {
+            system,
+            word: format!("rockenv-{:016x}{:016x}", random(), random()),
+            count: 0,
+            open: None,
+        }
+    }
+
+    /// Returns the lines that begin a section; nothing where nobody reads them.
+    pub(super) fn begin(&mut self, title: &str, now: Timestamp) -> String {
+        let Some(system) = self.system else {
+            return String::new();
+        };
+        let ended = self.end(now);
+        self.count += 1;
+        // A job may run more than one rockenv, and names have to differ.
+        let name = format!(
+            "rockenv_{}_{}",
+            now.as_millisecond().unsigned_abs(),
+            self.count
+        );
+        let begun = match system {
+            System::Github => format!(
+                "::group::{}\n::stop-commands::{}\n",
+                data(&escape(title)),
+                self.word
+            ),
+            System::Gitlab => format!(
+                "\x1b[0Ksection_start:{}:{name}[collapsed=true]\r\x1b[0K{}\n",
+                now.as_second(),
+                escape(title)
+            ),
+        };
+        self.open = Some(name);
+        ended + &begun
+    }
+
+    /// Returns the lines that end the open section, if there is one.
+    pub(super) fn end(&mut self, now: Timestamp) -> String {
+        match (self.open.take(), self.system) {
+            (Some(_), Some(System::Github)) => format!("::{}::\n::endgroup::\n", self.word),
+            (Some(name), Some(System::Gitlab)) => {
+                format!("\x1b[0Ksection_end:{}:{name}\r\x1b[0K\n", now.as_second())
+            }
+            _ => String::new(),
+        }
+    }
+
+    /// Returns the lines that annotate the job, where the system has annotations.
+    pub(super) fn annotation(&self, level: Level, message: &str) -> Option<String> {
+        if self.system != Some(System::Github) {
+            return None;
+        }
+        let level = match level {
+            Level::Warning => "warning",
+            Level::Error => "error",
+        };
+        let line = format!("::{level} title=rockenv::{}\n", data(message));
+        let word = &self.word;
+        Some(match &self.open {
+            Some(_) => format!("::{word}::\n{line}::stop-commands::{word}\n"),
+            None => line,
+        })
+    }
+
+    /// Returns text in which nothing is a command.
+    pub(super) fn harmless<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        if self.system != Some(System::Github) || self.open.is_some() {
+            return Cow::Borrowed(text);
+        }
+        let lines = text.split_inclusive('\n');
+        let orders = |line: &str| line.trim_start().starts_with("::") || line.contains("##[");
+        if !lines.clone().any(orders) {
+            return Cow::Borrowed(text);
+        }
+        let lines = lines.map(|line| {
+            let line = line.replace("##[", "#\\x23[");
+            match line.trim_start().starts_with("::") {
+                true => line.replacen("::", "\\x3a:", 1),
+                false => line,
+            }
+        });
+        Cow::Owned(lines.collect())
+    }
+}
+
+/// Escapes what follows the name of a command, as the runner takes it apart.
+fn data(text: &str) -> String {
+    text.replace('%', "%25")
+        .replace('\r', "%0D")
+        .replace('\n', "%0A")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sections(system: System) -> Sections {
+        let word = "word".to_owned();
+        Sections {
+            word,
+            ..Sections::new(Some(system))
+        }
+    }
+
+    #[test]
+    fn github_hears_nothing_while_a_section_is_open() {
+        let now = Timestamp::UNIX_EPOCH;
+        let mut github = sections(System::Github);
+        assert_eq!(
+            github.begin("a 50 %\n::b", now),
+            "::group::a 50 %25\\n::b\n::stop-commands::word\n"
+        );
+        assert_eq!(github.harmless("::error::x\n"), "::error::x\n");
+        assert_eq!(
+            github.annotation(Level::Error, "one\n::two%").unwrap(),
+            "::word::\n::error title=rockenv::one%0A::two%25\n::stop-commands::word\n"
+        );
+        assert_eq!(github.end(now), "::word::\n::endgroup::\n");
+        assert_eq!(github.end(now), "");
+        assert_eq!(
+            github.annotation(Level::Warning, "x").unwrap(),
+            "::warning title=rockenv::x\n"
+        );
+        for (text, safe) in [
+            ("a :: b\n", "a :: b\n"),
+            ("a\n \t::set-env::b::c\nd", "a\n \t\\x3a:set-env::b::c\nd"),
+            ("a ##[command]", "a #\\x23[command]"),
+            ("\u{a0}::x", "\u{a0}\\x3a:x"),
+        ] {
+            assert_eq!(github.harmless(text), safe);
+        }
+    }
+
+    #[test]
+    fn a_section_ends_where_the_next_begins() {
+        let now: Timestamp = "2026-11-20T18:30:00Z".parse().unwrap();
+        let mut gitlab = sections(System::Gitlab);
+        assert_eq!(
+            gitlab.begin("one\r", now),
+            "\x1b[0Ksection_start:1795199400:rockenv_1795199400000_1[collapsed=true]\r\x1b[0Kone\\r\n"
+        );
+        let next = gitlab.begin("two", now);
+        assert!(
+            next.starts_with("\x1b[0Ksection_end:1795199400:rockenv_1795199400000_1\r\x1b[0K\n\x1b[0Ksection_start:"),
+            "{next:?}"
+        );
+        assert_eq!(gitlab.annotation(Level::Error, "x"), None);
+        assert_eq!(gitlab.harmless("::error::x"), "::error::x");
+    }
+
+    #[test]
+    fn elsewhere_nothing_is_added() {
+        let mut none = Sections::new(None);
+        assert_eq!(none.begin("a", Timestamp::UNIX_EPOCH), "");
+        assert_eq!(none.end(Timestamp::UNIX_EPOCH), "");
+        assert_eq!(none.annotation(Level::Error, "x"), None);
+        assert_eq!(none.harmless("::x"), "::x");
+        assert_ne!(Sections::new(None).word, none.word);
+    }
+}
