@@ -187,6 +187,62 @@ fn a_failed_build_is_told_as_it_was() {
     );
 }
 
+/// Returns what the report says of the lock file, by name; several values of one name in their order.
+fn locked(store: &TestStore, name: &str) -> Vec<String> {
+    let text = store
+        .rockenv(&["report", store.env(), "--json"])
+        .ok()
+        .text();
+    let report: Value = serde_json::from_str(&text).unwrap();
+    let rows = report["lock"].as_array().unwrap().iter();
+    rows.filter(|row| row["name"] == name)
+        .map(|row| row["value"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+#[test]
+fn the_lock_file_is_told_with_what_is_not_as_it_says() {
+    let store = TestStore::new();
+    let env = store.env();
+    let profile = |second: &str| {
+        let step = |name: &str, run: &str| format!("[[step]]\nname = '{name}'\nrun = '{run}'\n");
+        store.profile(&format!("{}{}", step("one", "true"), step("two", second)));
+    };
+    profile("true");
+    store.up();
+    assert!(locked(&store, "lock file").is_empty());
+    store.rockenv(&["lock", env]).ok();
+    let lock = store.work().join(format!("profiles/{env}.lock"));
+    let digest = run(Command::new("sha256sum").arg(&lock));
+    let digest = format!("sha256:{}", digest.split(' ').next().unwrap());
+    // It is beside the profile, and nobody followed it.
+    assert_eq!(locked(&store, "lock file"), [digest.as_str()]);
+    assert!(locked(&store, "built from it")[0].starts_with("no: "));
+    store.rockenv(&["up", env, "--locked"]).ok();
+    assert_eq!(locked(&store, "built from it"), ["yes"]);
+    let same = "nothing: the env is as it says";
+    assert_eq!(locked(&store, "drifted"), [same]);
+
+    profile("echo other");
+    store.rockenv(&["lock", env]).ok();
+    let newer = "the lock file was made anew since the env was built from it";
+    assert_eq!(locked(&store, "drifted"), [newer]);
+    assert_eq!(locked(&store, "lock file"), [digest.as_str()]);
+    profile("echo another");
+    store.up();
+    assert!(locked(&store, "built from it")[0].starts_with("no: "));
+    let other = "step `two` is another than the locked one";
+    assert_eq!(locked(&store, "drifted"), [other]);
+    let page = store.rockenv(&["report", env, "-o", "-"]).ok().text();
+    assert!(
+        page.contains("<h2 id=\"lock\">") && page.contains("step `two`"),
+        "{page}"
+    );
+    // What is no lock file tells nothing.
+    fs::write(&lock, "version = 1\n").unwrap();
+    assert!(locked(&store, "lock file").is_empty());
+}
+
 #[test]
 fn nothing_but_a_report_is_replaced() {
     let store = TestStore::new();

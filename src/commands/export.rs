@@ -7,14 +7,12 @@ use std::time::Duration;
 use clap::Args;
 use fs_err as fs;
 use serde::Serialize;
-use sha2::{Digest as _, Sha256};
 
 use crate::context::Context;
 use crate::error::{Error, Kind, Result};
 use crate::export::{self, Env};
 use crate::hook;
 use crate::lockfile;
-use crate::profile::hex;
 use crate::spec::{Spec, VolumeKind, VolumeSource};
 use crate::store::{LockedEnv, Store};
 
@@ -53,7 +51,7 @@ pub fn export(cx: &Context, args: &ExportArgs) -> Result<u8> {
     let env = store.lock_known(name, "export", Duration::from_secs(5))?;
     let spec = store.spec(name)?;
     let items = items(&store, &env, &spec, &args.volume)?;
-    let text = locked_text(&store, &spec)?;
+    let text = store.locked_text(&spec)?;
     let lock = match &text {
         Some(text) => Some(lockfile::parse(text, "the env's lock file")?),
         None => None,
@@ -164,22 +162,6 @@ fn items(
             "env `{name}` has nothing in its output volumes"
         ))
         .help("a step with `export`, or one that writes to a volume of kind `output`, puts it there")),
-    }
-}
-
-/// Returns the text of the lock file that the env was built from.
-fn locked_text(store: &Store, spec: &Spec) -> Result<Option<String>> {
-    let Some(digest) = &spec.lock else {
-        return Ok(None);
-    };
-    let text = fs::read_to_string(store.locked_copy(&spec.name))?;
-    match hex(&Sha256::digest(&text)) == *digest {
-        true => Ok(Some(text)),
-        false => Err(Error::unexpected(format!(
-            "env `{}` has lost the lock file that it was built from",
-            spec.name
-        ))
-        .help("rockenv up ... --locked")),
     }
 }
 

@@ -235,6 +235,73 @@ pub fn steps(lock: &Lockfile, spec: &Spec) -> Vec<String> {
     }
 }
 
+/// Says what of an env is not as the lock file has it: what it was built for, on which image, from which sources, and its steps.
+pub fn built(lock: &Lockfile, spec: &Spec, image_key: &str) -> Vec<String> {
+    let now = Choices {
+        profile: &spec.profile,
+        targets: &spec.targets,
+        variant: spec.variant.as_deref(),
+        from: &spec.from,
+        params: &BTreeMap::new(),
+    };
+    let mut found = choices(lock, &now);
+    if lock.image.key != image_key {
+        let name = &lock.image.name;
+        found.push(format!("image `{name}` is another than the locked one"));
+    }
+    for (name, locked) in &lock.source {
+        // A part of a source that has its own fingerprint is in its step's key.
+        if let Some(print) = spec.fingerprints.get(name)
+            && *print != locked.fingerprint()
+        {
+            found.push(format!(
+                "source `{name}` is {} in it, and {print} here",
+                locked.fingerprint()
+            ));
+        }
+    }
+    let user = format!("{}:{}", spec.user.uid, spec.user.gid);
+    if user != lock.build_user {
+        // It is in the keys of nearly all steps.
+        found.push(format!(
+            "the build user is {} in it, and {user} here",
+            lock.build_user
+        ));
+        return found;
+    }
+    let left_out = |name: &str| spec.skipped.iter().any(|step| step.name == name);
+    let mut steps = spec.steps.iter();
+    // What follows a step that is left out has another key, and so has what is built on TheRock's own fingerprints.
+    let mut comparable = true;
+    for locked in &lock.steps {
+        if left_out(&locked.name) {
+            comparable = false;
+            continue;
+        }
+        let name = &locked.name;
+        found.push(match steps.next() {
+            None => format!("step `{name}` is in it, and not in the env"),
+            Some(step) if step.name != *name => {
+                format!("step `{}` comes where `{name}` is locked", step.name)
+            }
+            Some(step) if comparable && step.key != locked.key => {
+                format!("step `{name}` is another than the locked one")
+            }
+            Some(step) => {
+                comparable &= step.fingerprints.is_none();
+                continue;
+            }
+        });
+        return found;
+    }
+    found.extend(
+        steps
+            .next()
+            .map(|step| format!("step `{}` is not in it", step.name)),
+    );
+    found
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::tests::example;

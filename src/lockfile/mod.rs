@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-pub use check::{Choices, choices, drift, fetched, hooks, image, source, sources, steps};
+pub use check::{Choices, built, choices, drift, fetched, hooks, image, source, sources, steps};
 pub use diff::{Change, Verb, changes};
 pub use file::{parse, place, read, write};
 

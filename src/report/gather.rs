@@ -9,7 +9,7 @@ use fs_err as fs;
 use jiff::Timestamp;
 use serde::Deserialize;
 
-use super::{Build, Cache, Edge, Fact, Report, Run, Space, Step, Verdict};
+use super::{Build, Cache, Edge, Fact, Report, Run, Space, Step, Verdict, locked};
 use crate::error::Result;
 use crate::execute::log::text_of;
 use crate::execute::samples_beside;
@@ -77,6 +77,7 @@ pub fn gather(store: &Store, env: &str) -> Result<Report> {
     if let Some(spec) = &spec {
         report.caches = caches(store, spec)?;
         report.left_out = left_out(spec, &record);
+        report.lock = locked::facts(store, &record, spec)?;
     }
     let space = usage::report::report(store, Some(env), 2)?;
     report.frees = space.freed.get(env).copied().unwrap_or(0);

@@ -4,14 +4,13 @@
 //! forbids every script but the one whose digest it names, and every address.
 
 use std::fmt::Write as _;
-use std::time::Duration;
 
 use base64::Engine as _;
 use sha2::{Digest as _, Sha256};
 
 use super::plot::{self, Curve, Quantity};
 use super::timeline::Axis;
-use super::{MARK, Report, Verdict, word};
+use super::{MARK, Report, millis, took, word};
 use crate::store::record::Outcome;
 use crate::ui::size;
 use crate::ui::text::escape;
@@ -50,10 +49,6 @@ fn prose(sentence: &str) -> String {
         }
     }
     html
-}
-
-fn millis(millis: u64) -> String {
-    size::duration(Duration::from_millis(millis))
 }
 
 /// A column of a table.
@@ -159,9 +154,8 @@ pub fn html(report: &Report) -> String {
     origin(&mut page, report);
     write!(
         page,
-        "<footer>Written by rockenv {} on {}.</footer>\n<script>{SCRIPT}</script>\n</body>\n</html>\n",
-        text(report.version),
-        report.written.strftime("%Y-%m-%d %H:%M UTC")
+        "<footer>{}</footer>\n<script>{SCRIPT}</script>\n</body>\n</html>\n",
+        text(&report.written_by())
     )
     .expect("a string");
     page
@@ -172,44 +166,18 @@ fn section(page: &mut String, id: &str, title: &str) {
 }
 
 fn header(page: &mut String, report: &Report) {
-    let (class, verdict) = match report.verdict {
-        Verdict::Complete => ("complete", "complete"),
-        Verdict::Failed => ("failed", "failed"),
-        Verdict::Unfinished => ("unfinished", "unfinished"),
-    };
-    let targets = match report.targets.as_slice() {
-        [] => "no target".to_owned(),
-        targets => targets.join(", "),
-    };
-    let totals = report.totals();
-    let mut shown = vec![
-        ("steps' time", millis(totals.wall_ms)),
-        ("processor time", millis(totals.cpu_us / 1000)),
-    ];
-    if totals.memory > 0 {
-        shown.push(("most memory", size::bytes(totals.memory)));
-    }
-    shown.push(("written to disk", size::delta(totals.disk)));
-    shown.push(("freed by removal", size::bytes(report.frees)));
-    let (hits, misses) = report
-        .caches
-        .iter()
-        .filter_map(|cache| cache.lookups)
-        .fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
-    if let Some(percent) = (hits * 100).checked_div(hits + misses) {
-        shown.push(("cache hits", format!("{percent} %")));
-    }
+    let verdict = report.verdict.name();
     write!(
         page,
-        "<header>\n<p class=\"brand\">rockenv report</p>\n<div class=\"title\"><h1>{}</h1><span class=\"badge {class}\">{verdict}</span></div>\n\
+        "<header>\n<p class=\"brand\">rockenv report</p>\n<div class=\"title\"><h1>{}</h1><span class=\"badge {verdict}\">{verdict}</span></div>\n\
          <p>{}</p>\n<p class=\"soft\">profile {} · {}</p>\n<dl class=\"totals\">",
         text(&report.env),
         prose(&report.summary),
         text(&report.profile),
-        text(&targets)
+        text(&report.targets())
     )
     .expect("a string");
-    for (name, value) in shown {
+    for (name, value) in report.totals() {
         write!(page, "<div><dt>{name}</dt><dd>{value}</dd></div>").expect("a string");
     }
     page.push_str("</dl>\n</header>\n");
@@ -315,16 +283,10 @@ fn steps(page: &mut String, report: &Report) {
         }
         let mut row = vec![Cell::from(&step.name), Cell::Ready(state)];
         match step.cost {
-            Some(cost) => row.extend([
-                share(cost.wall_ms, longest),
-                Cell::from(millis(cost.wall_ms)),
-                Cell::from(millis(cost.usage.cpu_us / 1000)),
-                Cell::from(match cost.usage.memory_held.or(cost.usage.memory_peak) {
-                    Some(bytes) => size::bytes(bytes),
-                    None => String::new(),
-                }),
-                Cell::from(size::delta(cost.disk_delta)),
-            ]),
+            Some(cost) => {
+                row.push(share(cost.wall_ms, longest));
+                row.extend(took(cost).map(Cell::from));
+            }
             None => row.extend((0..5).map(|_| Cell::from(""))),
         }
         row

@@ -1,9 +1,8 @@
 //! Owns the report as Markdown: for an issue, a merge request, or a terminal.
 
 use std::fmt::Write as _;
-use std::time::Duration;
 
-use super::{Fact, MARK, Report, Verdict, word};
+use super::{Fact, MARK, Report, millis, took, word};
 use crate::ui::size;
 use crate::ui::text::escape;
 
@@ -24,10 +23,6 @@ pub fn text(text: &str) -> String {
         }
     }
     safe
-}
-
-fn millis(millis: u64) -> String {
-    size::duration(Duration::from_millis(millis))
 }
 
 /// Adds a table; a title that begins with `>` is of a column of numbers.
@@ -71,36 +66,24 @@ fn facts(page: &mut String, title: &str, facts: &[Fact]) {
 
 /// Writes the report.
 pub fn markdown(report: &Report) -> String {
-    let verdict = match report.verdict {
-        Verdict::Complete => "complete",
-        Verdict::Failed => "failed",
-        Verdict::Unfinished => "unfinished",
-    };
-    let totals = report.totals();
+    let totals = report.totals().into_iter();
+    let totals: Vec<String> = totals
+        .map(|(name, value)| format!("{name} {value}"))
+        .collect();
     let mut page = format!(
-        "<!-- {MARK} -->\n# {}: {verdict}\n\n{}\n\nProfile {}, {}. {} of steps, {} of processors, {} written to disk.\n",
+        "<!-- {MARK} -->\n# {}: {}\n\n{}\n\nProfile {}, {}: {}.\n",
         text(&report.env),
+        report.verdict.name(),
         text(&report.summary),
         text(&report.profile),
-        match report.targets.as_slice() {
-            [] => "no target".to_owned(),
-            targets => text(&targets.join(", ")),
-        },
-        millis(totals.wall_ms),
-        millis(totals.cpu_us / 1000),
-        size::delta(totals.disk),
+        text(&report.targets()),
+        totals.join(", ")
     );
     page.push_str("\n## Steps\n");
     let rows = report.steps.iter().map(|step| {
         let mut row = vec![text(&step.name), word(step.outcome).to_owned()];
         if let Some(cost) = step.cost {
-            let memory = cost.usage.memory_held.or(cost.usage.memory_peak);
-            row.extend([
-                millis(cost.wall_ms),
-                millis(cost.usage.cpu_us / 1000),
-                memory.map(size::bytes).unwrap_or_default(),
-                size::delta(cost.disk_delta),
-            ]);
+            row.extend(took(cost));
         }
         row.resize(6, String::new());
         row
@@ -159,13 +142,7 @@ pub fn markdown(report: &Report) -> String {
     }
     facts(&mut page, "Built where and of what", &report.facts);
     facts(&mut page, "Locked", &report.lock);
-    write!(
-        page,
-        "\nWritten by rockenv {} on {}.\n",
-        text(report.version),
-        report.written.strftime("%Y-%m-%d %H:%M UTC")
-    )
-    .expect("a string");
+    write!(page, "\n{}\n", text(&report.written_by())).expect("a string");
     page
 }
 

@@ -1,13 +1,16 @@
 //! Owns what `rockenv report` tells of an env: what was built, how long each step took, and what it used meanwhile.
 //!
-//! `gather` reads the store; from there on everything is pure: `timeline` puts runs of steps on one axis, `html` and
-//! `markdown` write the page. A page is one file that needs nothing else: no network, no fonts, no library.
+//! `gather` reads the store, and `locked` the lock file; from there on everything is pure: `timeline` puts runs of steps on one
+//! axis, `html` and `markdown` write the page. A page is one file that needs nothing else: no network, no fonts, no library.
 
 pub mod gather;
 mod html;
+mod locked;
 pub mod markdown;
 mod plot;
 mod timeline;
+
+use std::time::Duration;
 
 use jiff::Timestamp;
 use serde::Serialize;
@@ -16,7 +19,8 @@ pub use html::html;
 pub use markdown::markdown;
 
 use crate::samples::Sample;
-use crate::store::record::Outcome;
+use crate::store::record::{Cost, Outcome};
+use crate::ui::size;
 
 /// In the beginning of every report, so that one may be replaced by the next, and nothing else is.
 pub const MARK: &str = "rockenv report";
@@ -64,7 +68,7 @@ pub struct Report {
     pub left_out: Vec<Fact>,
     /// Where and of what it was built.
     pub facts: Vec<Fact>,
-    /// What its lock file pins; empty where there is none.
+    /// What its lock file pins, and what is not as it says; empty where there is none.
     pub lock: Vec<Fact>,
 }
 
@@ -91,7 +95,7 @@ pub struct Step {
     /// Why, where that needs saying.
     pub reason: Option<String>,
     /// What it took; nothing where it did not run, or for another env.
-    pub cost: Option<crate::store::record::Cost>,
+    pub cost: Option<Cost>,
 }
 
 /// One run of a step.
@@ -187,28 +191,76 @@ impl Fact {
     }
 }
 
-/// Sums over the env's steps.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Totals {
-    wall_ms: u64,
-    cpu_us: u64,
-    memory: u64,
-    disk: i64,
+impl Verdict {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Complete => "complete",
+            Self::Failed => "failed",
+            Self::Unfinished => "unfinished",
+        }
+    }
 }
 
 impl Report {
-    fn totals(&self) -> Totals {
-        let costs = self.steps.iter().filter_map(|step| step.cost);
-        costs.fold(Totals::default(), |sum, cost| {
-            let held = cost.usage.memory_held.or(cost.usage.memory_peak);
-            Totals {
-                wall_ms: sum.wall_ms + cost.wall_ms,
-                cpu_us: sum.cpu_us + cost.usage.cpu_us,
-                memory: sum.memory.max(held.unwrap_or(0)),
-                disk: sum.disk + cost.disk_delta,
-            }
-        })
+    fn targets(&self) -> String {
+        match self.targets.as_slice() {
+            [] => "no target".to_owned(),
+            targets => targets.join(", "),
+        }
     }
+
+    /// Returns the figures that a page begins with, by name.
+    fn totals(&self) -> Vec<(&'static str, String)> {
+        let costs = || self.steps.iter().filter_map(|step| step.cost);
+        let mut totals = vec![
+            (
+                "steps' time",
+                millis(costs().map(|cost| cost.wall_ms).sum()),
+            ),
+            (
+                "processor time",
+                millis(costs().map(|cost| cost.usage.cpu_us).sum::<u64>() / 1000),
+            ),
+        ];
+        if let Some(memory) = costs().filter_map(memory).max() {
+            totals.push(("most memory", size::bytes(memory)));
+        }
+        let written = costs().map(|cost| cost.disk_delta).sum();
+        totals.push(("written to disk", size::delta(written)));
+        totals.push(("freed by removal", size::bytes(self.frees)));
+        let lookups = self.caches.iter().filter_map(|cache| cache.lookups);
+        let (hits, misses) = lookups.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+        if let Some(percent) = (hits * 100).checked_div(hits + misses) {
+            totals.push(("cache hits", format!("{percent} %")));
+        }
+        totals
+    }
+
+    fn written_by(&self) -> String {
+        let time = self.written.strftime("%Y-%m-%d %H:%M UTC");
+        format!("Written by rockenv {} on {time}.", self.version)
+    }
+}
+
+fn millis(millis: u64) -> String {
+    size::duration(Duration::from_millis(millis))
+}
+
+/// Returns the most memory that a step had, as closely as it is known.
+fn memory(cost: Cost) -> Option<u64> {
+    let usage = cost.usage;
+    let known = usage.memory_held.or(usage.memory_peak);
+    known.filter(|bytes| *bytes > 0)
+}
+
+/// Returns what a step took: time, processor time, memory, disk.
+fn took(cost: Cost) -> [String; 4] {
+    [
+        millis(cost.wall_ms),
+        millis(cost.usage.cpu_us / 1000),
+        memory(cost).map(size::bytes).unwrap_or_default(),
+        size::delta(cost.disk_delta),
+    ]
 }
 
 /// Returns the word for how a step ended.

@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::export;
 use crate::lockfile::{self, Lockfile};
 use crate::profile::hex;
+use crate::spec::Spec;
 
 /// A lock file that was written or followed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,9 +41,20 @@ impl LockedEnv<'_> {
 }
 
 impl Store {
-    /// Returns where the copy of the lock file is that an env was built from, if it was.
-    pub fn locked_copy(&self, env: &str) -> PathBuf {
-        self.env_dir(env).join(COPY)
+    /// Returns the text of the lock file that an env was built from, if it was.
+    pub fn locked_text(&self, spec: &Spec) -> Result<Option<String>> {
+        let Some(digest) = &spec.lock else {
+            return Ok(None);
+        };
+        let text = fs::read_to_string(self.env_dir(&spec.name).join(COPY))?;
+        match hex(&Sha256::digest(&text)) == *digest {
+            true => Ok(Some(text)),
+            false => Err(Error::unexpected(format!(
+                "env `{}` has lost the lock file that it was built from",
+                spec.name
+            ))
+            .help("rockenv up ... --locked")),
+        }
     }
 
     /// Returns the SHA-256 of each file in a cache, by path; a download that is not finished does not count.
