@@ -47,7 +47,8 @@ pub fn du(cx: &Context, args: &DuArgs) -> Result<()> {
             Some(name) => detail(&report, name),
             None => overview(&report),
         };
-        cx.ui.table(&lines.table(args.sort));
+        let bars = cx.ui.settings().terminals.stdout;
+        cx.ui.table(&lines.table(args.sort, bars));
         cx.ui.data(&format!(
             "\nfile system: {} used, {} free of {}\n",
             size::bytes(report.file_system.used),
@@ -176,20 +177,27 @@ struct Lines {
 }
 
 impl Lines {
-    fn table(mut self, sort: Sort) -> Table {
-        fn show(table: &mut Table, lines: &mut [Line], sort: Sort, indent: &str) {
+    /// Makes the table; with `bars`, each line shows its share of the largest one.
+    fn table(mut self, sort: Sort, bars: bool) -> Table {
+        fn show(table: &mut Table, lines: &mut [Line], sort: Sort, indent: &str, whole: u64) {
             if sort == Sort::Size {
                 lines.sort_by_key(|line| std::cmp::Reverse(line.allocated()));
             }
             for line in lines {
-                table.row(line.cells(indent));
-                show(table, &mut line.below, sort, &format!("{indent}  "));
+                let bar = size::bar(line.allocated(), whole);
+                table.row(with_bar(line.cells(indent), bar));
+                show(table, &mut line.below, sort, &format!("{indent}  "), whole);
             }
         }
-        let mut table = Table::new(["what", ">on disk", ">apparent", ""]);
-        show(&mut table, &mut self.lines, sort, "");
+        fn with_bar([name, on_disk, apparent, note]: [String; 4], bar: String) -> [String; 5] {
+            [name, on_disk, bar, apparent, note]
+        }
+        let whole = self.lines.iter().map(Line::allocated).max();
+        let whole = whole.filter(|_| bars).unwrap_or(0);
+        let mut table = Table::new(["what", ">on disk", "", ">apparent", ""]);
+        show(&mut table, &mut self.lines, sort, "", whole);
         for row in self.last {
-            table.row(row);
+            table.row(with_bar(row, String::new()));
         }
         table
     }
@@ -411,5 +419,47 @@ fn used_by(row: &Row) -> String {
         "no env stands on it".to_owned()
     } else {
         format!("needed by {}", row.envs.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(name: &str, allocated: u64, below: Vec<Line>) -> Line {
+        let size = Size {
+            allocated,
+            apparent: allocated,
+            ..Size::default()
+        };
+        Line {
+            below,
+            ..Line::new(name, size, "")
+        }
+    }
+
+    #[test]
+    fn bars_are_shares_of_the_largest_and_only_for_terminals() {
+        let lines = || Lines {
+            lines: vec![
+                line("image", 3 << 20, Vec::new()),
+                line("env", 4 << 20, vec![line("logs", 1 << 20, Vec::new())]),
+            ],
+            last: vec![cells("total".to_owned(), Size::default(), String::new())],
+        };
+        insta::assert_snapshot!(lines().table(Sort::Size, true).render(), @r"
+        what    on disk                apparent
+        env     4.0 MiB  ████████████   4.0 MiB
+          logs  1.0 MiB  ███            1.0 MiB
+        image   3.0 MiB  █████████      3.0 MiB
+        total       0 B                     0 B
+        ");
+        insta::assert_snapshot!(lines().table(Sort::Kind, false).render(), @r"
+        what    on disk  apparent
+        image   3.0 MiB   3.0 MiB
+        env     4.0 MiB   4.0 MiB
+          logs  1.0 MiB   1.0 MiB
+        total       0 B       0 B
+        ");
     }
 }

@@ -8,16 +8,16 @@ use std::time::{Duration, Instant};
 use fs_err as fs;
 use jiff::Timestamp;
 
+use super::check::names;
 use super::journal::{self, Entry};
-use super::layer::{Layer, VolumeState, boot_id};
-use super::record::{Head, Origin, Record, Snapshot};
+use super::record::Record;
+use super::snapshot::push_snapshot;
 use super::{Lock, Store, atomic, check_name, random_id};
 use crate::engine::hold::State;
 use crate::engine::{BuildUser, Root, session};
 use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::rootfs;
 use crate::spec::Spec;
-use crate::therock::Prints;
 
 /// An env that nobody else can change.
 #[derive(Debug)]
@@ -27,25 +27,6 @@ pub struct LockedEnv<'a> {
     pub(super) directory: PathBuf,
     lock: Lock,
     pub(super) record: Option<Record>,
-}
-
-/// What to freeze as a snapshot.
-#[derive(Debug)]
-pub struct Freeze<'a> {
-    /// The live tree.
-    pub tree: &'a str,
-    /// The layer it stands on.
-    pub parent: Option<&'a str>,
-    /// Name in the env.
-    pub name: &'a str,
-    /// Step key, for a step's.
-    pub key: Option<&'a str>,
-    /// Why.
-    pub origin: Origin,
-    /// What it took to make it, where that is known.
-    pub cost: Option<super::layer::Cost>,
-    /// Fingerprints that the step found.
-    pub prints: Option<Prints>,
 }
 
 /// How long a container that only waited for another command may take to end.
@@ -265,7 +246,7 @@ impl LockedEnv<'_> {
         self.collect_garbage()
     }
 
-    fn collect_garbage(&self) -> Result<()> {
+    pub(super) fn collect_garbage(&self) -> Result<()> {
         let trees: BTreeSet<&str> = self.record.iter().flat_map(Record::trees).collect();
         for name in names(&self.directory.join("trees"))? {
             if !trees.contains(name.as_str()) {
@@ -337,251 +318,12 @@ impl LockedEnv<'_> {
         self.update(|record| record.head.volumes.extend(made))
     }
 
-    fn new_volume_id(&self, name: &str) -> Result<String> {
+    pub(super) fn new_volume_id(&self, name: &str) -> Result<String> {
         Ok(format!(
             "{}-{name}-{}",
             self.known_record()?.id,
             random_id()?
         ))
-    }
-
-    /// Freezes a tree as a layer and adds its snapshot to the record, with whatever else `change` does in the
-    /// same commit; the env then stands on it.
-    pub fn freeze(
-        &mut self,
-        freeze: &Freeze<'_>,
-        change: impl FnOnce(&mut Record),
-    ) -> Result<String> {
-        let record = self.known_record()?.clone();
-        let directory = self.directory.join("trees").join(freeze.tree);
-        // Frozen volumes of a freeze that was cut off before its rename.
-        self.store.discard(&directory.join("volumes"))?;
-        let mut volumes = BTreeMap::new();
-        for (name, id) in &record.head.volumes {
-            volumes.insert(name.clone(), self.freeze_volume(&directory, name, id)?);
-        }
-        let kept = match &record.service {
-            Some(socket) => {
-                let mut volumes = record.head.volumes.values();
-                let bare = volumes.all(|id| self.store.is_volume_empty(id));
-                Some(self.commit_tree(socket, freeze, bare)?)
-            }
-            None => None,
-        };
-        // Taken with the global lock: nobody deletes a layer between the look and the record that names it.
-        let shared = self.store.lock_shared()?;
-        let id = match freeze.key {
-            Some(key) if self.store.layer(key)?.is_none() => key.to_owned(),
-            _ => format!("{}{}", random_id()?, random_id()?),
-        };
-        let layer = Layer {
-            id: id.clone(),
-            key: freeze.key.map(str::to_owned),
-            parent: freeze.parent.map(str::to_owned),
-            env: record.id.clone(),
-            image_key: self.store.image_below(freeze.parent, &record.image_key)?,
-            tree: freeze.tree.to_owned(),
-            title: freeze.name.to_owned(),
-            created: Timestamp::now(),
-            boot: boot_id(),
-            volumes,
-            kept,
-            cost: freeze.cost,
-            prints: freeze.prints.clone(),
-        };
-        let snapshot = Snapshot {
-            name: freeze.name.to_owned(),
-            layer: id.clone(),
-            key: layer.key.clone(),
-            origin: freeze.origin,
-            created: layer.created,
-        };
-        if record.head.tree.as_deref() == Some(freeze.tree) {
-            journal::begin(
-                &self.directory,
-                &Entry::Freeze {
-                    tree: freeze.tree.to_owned(),
-                    snapshot: snapshot.clone(),
-                },
-            )?;
-        }
-        self.store.publish(&self.directory, &layer)?;
-        let dropped = record.head.tree.clone().filter(|tree| tree != freeze.tree);
-        let replaced = record
-            .snapshot(freeze.name)
-            .map(|old| old.layer.clone())
-            .filter(|old| *old != id);
-        let mut record = record;
-        push_snapshot(&mut record, snapshot);
-        change(&mut record);
-        self.commit(record)?;
-        drop(shared);
-        journal::clear(&self.directory)?;
-        if let Some(tree) = dropped {
-            self.store
-                .discard(&self.directory.join("trees").join(tree))?;
-        }
-        if let Some(layer) = replaced {
-            self.store.remove_unused_layers(&[layer])?;
-        }
-        Ok(id)
-    }
-
-    fn freeze_volume(&self, tree: &Path, name: &str, id: &str) -> Result<VolumeState> {
-        let live = self.store.volume_dir(id);
-        if self.store.freezes_volumes() {
-            fs::create_dir_all(tree.join("volumes"))?;
-            rootfs::clone_tree(self.store.method(), &live, &tree.join("volumes").join(name))?;
-            return Ok(VolumeState::Frozen);
-        }
-        Ok(if self.store.is_volume_empty(id) {
-            VolumeState::Empty
-        } else {
-            VolumeState::Live(id.to_owned())
-        })
-    }
-
-    /// Stands the env on a layer that exists already and adds `snapshots` to the record. With `restore`, its
-    /// volumes come from the layer, where that froze them; else they stay as they are.
-    pub fn adopt(&mut self, snapshots: Vec<Snapshot>, layer: &str, restore: bool) -> Result<()> {
-        let shared = self.store.lock_shared()?;
-        let found = self.store.layer(layer)?.ok_or_else(|| {
-            Error::not_found(format!("layer `{layer}` was removed meanwhile"))
-                .help("run the command again")
-        })?;
-        let mut record = self.known_record()?.clone();
-        let old = record.head.clone();
-        record.head.tree = None;
-        record.head.layer = Some(layer.to_owned());
-        if restore {
-            record.head.volumes = self.restored_volumes(&old, &found)?;
-        }
-        let mut replaced = Vec::new();
-        for snapshot in snapshots {
-            replaced.extend(record.snapshot(&snapshot.name).map(|old| old.layer.clone()));
-            record.snapshots.retain(|known| known.name != snapshot.name);
-            record.snapshots.push(snapshot);
-        }
-        self.commit(record)?;
-        drop(shared);
-        self.store.remove_unused_layers(&replaced)?;
-        self.collect_garbage()
-    }
-
-    /// Stands the env on the bare image, with empty volumes where volumes can be restored at all.
-    pub fn reset(&mut self) -> Result<()> {
-        let mut record = self.known_record()?.clone();
-        record.head = Head {
-            layer: None,
-            tree: None,
-            volumes: BTreeMap::new(),
-        };
-        self.commit(record)?;
-        self.collect_garbage()
-    }
-
-    /// Stands the env on the bare image and keeps its live volumes.
-    pub fn reset_root(&mut self) -> Result<()> {
-        self.update(|record| {
-            record.head.layer = None;
-            record.head.tree = None;
-        })?;
-        self.collect_garbage()
-    }
-
-    fn restored_volumes(&self, old: &Head, layer: &Layer) -> Result<BTreeMap<String, String>> {
-        if !self.store.freezes_volumes() {
-            return Ok(old.volumes.clone());
-        }
-        let mut volumes = BTreeMap::new();
-        for name in layer.volumes.keys() {
-            let id = self.new_volume_id(name)?;
-            let frozen = self.store.layer_dir(&layer.id).join("volumes").join(name);
-            rootfs::clone_tree(self.store.method(), &frozen, &self.store.volume_dir(&id))?;
-            volumes.insert(name.clone(), id);
-        }
-        Ok(volumes)
-    }
-
-    /// Freezes the env as it is now.
-    pub fn snapshot(&mut self, name: &str, origin: Origin) -> Result<()> {
-        check_name(name)?;
-        if self.known_record()?.snapshot(name).is_some() {
-            return Err(Error::new(
-                crate::error::Kind::Usage,
-                format!("env `{}` has a snapshot `{name}` already", self.name),
-            )
-            .help(format!("rockenv snapshot rm {} {name}", self.name)));
-        }
-        let tree = self.live_tree()?;
-        let parent = self.known_record()?.head.layer.clone();
-        self.freeze(
-            &Freeze {
-                tree: &tree,
-                parent: parent.as_deref(),
-                name,
-                key: None,
-                origin,
-                cost: None,
-                prints: None,
-            },
-            |_| {},
-        )?;
-        Ok(())
-    }
-
-    /// Goes back to a snapshot: one commit of the record.
-    pub fn rollback(&mut self, name: &str) -> Result<()> {
-        let layer = self
-            .known_record()?
-            .snapshot(name)
-            .map(|snapshot| snapshot.layer.clone())
-            .ok_or_else(|| no_snapshot(&self.name, name))?;
-        self.adopt(Vec::new(), &layer, true)?;
-        // `up` decides whether that is its end.
-        self.update(|record| record.complete = false)
-    }
-
-    /// Makes this (new) env a copy of `from`'s present state.
-    pub fn fork_from(&mut self, from: &mut LockedEnv<'_>) -> Result<()> {
-        from.keep_changes("before-fork")?;
-        let shared = self.store.lock_shared()?;
-        let mut record = from.known_record()?.clone();
-        record.id = random_id()?;
-        record.created = Timestamp::now();
-        record.failed = None;
-        record.head.tree = None;
-        record.head.volumes = BTreeMap::new();
-        for step in &mut record.steps {
-            // Logs stay with the env that wrote them.
-            step.log = None;
-        }
-        self.record = Some(record.clone());
-        if self.store.freezes_volumes() {
-            for (name, live) in &from.known_record()?.head.volumes {
-                let id = self.new_volume_id(name)?;
-                rootfs::clone_tree(
-                    self.store.method(),
-                    &self.store.volume_dir(live),
-                    &self.store.volume_dir(&id),
-                )?;
-                record.head.volumes.insert(name.clone(), id);
-            }
-        }
-        self.record = None;
-        // What hooks and steps made of sources; small but for what steps wrote there.
-        let views = from.directory.join("views");
-        if views.exists() {
-            let own = self.directory.join("views");
-            self.store.discard(&own)?;
-            rootfs::copy_tree(&views, &own)?;
-        }
-        let mut spec = from.store.spec(&from.name)?;
-        spec.name.clone_from(&self.name);
-        self.save_spec(&spec)?;
-        self.commit(record)?;
-        drop(shared);
-        Ok(())
     }
 }
 
@@ -598,32 +340,4 @@ impl Store {
         let key = text.split(' ').next()?;
         (text == attempt_line(key, record)).then(|| key.to_owned())
     }
-}
-
-/// Adds a snapshot and stands the env on it.
-fn push_snapshot(record: &mut Record, snapshot: Snapshot) {
-    record.head.layer = Some(snapshot.layer.clone());
-    record.head.tree = None;
-    record.snapshots.retain(|known| known.name != snapshot.name);
-    record.snapshots.push(snapshot);
-}
-
-pub(super) fn no_snapshot(env: &str, name: &str) -> Error {
-    Error::not_found(format!("env `{env}` has no snapshot `{name}`"))
-        .help(format!("rockenv snapshot ls {env}"))
-}
-
-/// Returns the names in a directory; none where it is absent.
-pub(super) fn names(directory: &Path) -> Result<Vec<String>> {
-    let entries = match fs::read_dir(directory) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        other => other?,
-    };
-    let mut names = Vec::new();
-    for entry in entries {
-        if let Ok(name) = entry?.file_name().into_string() {
-            names.push(name);
-        }
-    }
-    Ok(names)
 }

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use fs_err as fs;
 use jiff::Timestamp;
 
-use super::env::names;
+use super::check::names;
 use super::layer::{Layer, boot_id};
 use super::service::{objects_below, write_objects};
 use super::{LockedEnv, Store};

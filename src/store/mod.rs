@@ -35,6 +35,7 @@ mod locks;
 pub mod record;
 pub mod removal;
 pub mod service;
+pub mod snapshot;
 pub mod stock;
 pub mod sweep;
 pub mod touched;

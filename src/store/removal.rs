@@ -5,9 +5,10 @@
 
 use std::collections::BTreeSet;
 
-use super::env::{names, no_snapshot};
+use super::check::names;
 use super::journal::{self, Entry};
 use super::record::Snapshot;
+use super::snapshot::no_snapshot;
 use super::{LockedEnv, Store};
 use crate::error::Result;
 

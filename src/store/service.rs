@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 use serde::{Deserialize, Serialize};
 
-use super::env::Freeze;
+use super::snapshot::Freeze;
 use super::{LockedEnv, Store, atomic};
 use crate::engine::docker::{Image, Object, Place, Service, What};
 use crate::error::{Error, Result};

@@ -1,6 +1,7 @@
 //! Owns reading what `gc` decides about: the store's envs, layers, images, downloads and limited caches with their bytes.
 
 use std::collections::BTreeMap;
+use std::num::NonZero;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
@@ -126,8 +127,13 @@ impl Store {
         };
         let mut logs = BTreeMap::new();
         for run in names(&directory.join("logs"))? {
-            let bytes = allocated(&directory.join("logs").join(&run));
-            logs.insert(run, bytes);
+            // A few files each: threads would take longer to start than to look at them.
+            let root = usage::Root::new(directory.join("logs").join(&run), 0);
+            let options = usage::Options {
+                threads: Some(NonZero::<usize>::MIN),
+                ..usage::Options::default()
+            };
+            logs.insert(run, usage::scan(&[root], &options).total().allocated);
         }
         Ok(Env {
             record,

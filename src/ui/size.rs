@@ -9,6 +9,21 @@ pub fn bytes(bytes: u64) -> String {
     ByteSize(bytes).display().iec().to_string()
 }
 
+/// Cells of a bar.
+const BAR: u64 = 12;
+
+/// Returns a part of a whole as a bar, in eighths of a cell; empty where there is no whole.
+pub fn bar(part: u64, whole: u64) -> String {
+    const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
+    if whole == 0 {
+        return String::new();
+    }
+    let eighths = u128::from(part.min(whole)) * u128::from(BAR) * 8 / u128::from(whole);
+    // At most twelve cells.
+    let (full, rest) = ((eighths / 8) as usize, (eighths % 8) as usize);
+    format!("{}{}", "█".repeat(full), EIGHTHS[rest])
+}
+
 /// Returns how far something is: `1.5 GiB of 3.0 GiB (50 %)`, `1.5 GiB` where the end is not known.
 pub fn progress(done: u64, total: Option<u64>) -> String {
     match total {
@@ -83,6 +98,21 @@ mod tests {
         assert_eq!(delta(-1536), "-1.5 KiB");
         assert_eq!(delta(0), "0 B");
         assert_eq!(delta(i64::MIN), "-8.0 EiB");
+    }
+
+    #[test]
+    fn bars() {
+        for (part, whole, text) in [
+            (0, 0, ""),
+            (0, 5, ""),
+            (1, 96, "▏"),
+            (3, 24, "█▌"),
+            (5, 5, "████████████"),
+            (u64::MAX, u64::MAX, "████████████"),
+            (u64::MAX, 1, "████████████"),
+        ] {
+            assert_eq!(bar(part, whole), text, "{part} of {whole}");
+        }
     }
 
     #[test]

@@ -51,7 +51,8 @@ impl Table {
         for line in lines() {
             let start = text.len();
             for (at, cell) in line.iter().enumerate() {
-                let gap = if at == 0 { "" } else { "  " };
+                // A column with nothing in it takes no room.
+                let gap = if at == 0 || widths[at] == 0 { "" } else { "  " };
                 let pad = " ".repeat(widths[at] - cell.width());
                 text.push_str(gap);
                 if self.right[at] {
