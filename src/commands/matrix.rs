@@ -1,28 +1,26 @@
 //! Owns `matrix`: several envs with one command. Each is built by a `rockenv up` of its own, so that none can take another
 //! down, and all of them keep to the machine's one budget of jobs and memory.
 
+mod write;
+
 use std::collections::VecDeque;
 use std::io::{BufRead as _, BufReader};
-use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
-use fs_err as fs;
 use serde::{Deserialize, Serialize};
 
 use super::summary;
 use crate::context::Context;
-use crate::error::{Error, Kind, Result, ResultExt as _};
+use crate::error::{Error, Kind, Result};
 use crate::host::Host;
-use crate::matrix::jobs::{Env, Job, Runners, Shard, jobs};
 use crate::matrix::{Cell, Foreseen, Prefix, cells, prefix};
 use crate::process::{self, Program};
 use crate::signals::{Cancel, Signals};
 use crate::ui::event::{Event, Outcome};
 use crate::ui::size;
 use crate::ui::table::Table;
-use crate::{profile, spec};
 
 /// How long an env may take to stop what runs in it: as long as `up` gives a step, and some more.
 const GRACE: Duration = Duration::from_secs(30);
@@ -37,7 +35,11 @@ pub enum MatrixCommand {
     /// Bring an env up for each target; what they have in common is built once
     Up(MatrixUpArgs),
     /// Print the jobs of a CI system: one for each env, and one for its steps with a GPU
-    Json(MatrixJsonArgs),
+    Json(write::JsonArgs),
+    /// Print a workflow for GitHub Actions
+    Github(write::PipelineArgs),
+    /// Print a pipeline for GitLab
+    Gitlab(write::PipelineArgs),
 }
 
 /// Which envs.
@@ -64,24 +66,13 @@ pub struct MatrixUpArgs {
     options: Vec<String>,
 }
 
-/// Arguments of `matrix json`.
-#[derive(Debug, Args)]
-pub struct MatrixJsonArgs {
-    #[command(flatten)]
-    which: Which,
-    /// File that says which machines build and which have a GPU
-    #[arg(long, value_name = "FILE")]
-    runners: Option<PathBuf>,
-    /// Only this part of the envs, such as 2/4
-    #[arg(long, value_name = "I/N")]
-    shard: Option<Shard>,
-}
-
 /// Does what was asked for; returns the exit code.
 pub fn matrix(cx: &Context, command: &MatrixCommand) -> Result<u8> {
     match command {
         MatrixCommand::Up(args) => up(cx, args),
-        MatrixCommand::Json(args) => json(cx, args).map(|()| 0),
+        MatrixCommand::Json(args) => write::json(cx, args).map(|()| 0),
+        MatrixCommand::Github(args) => write::github(cx, args).map(|()| 0),
+        MatrixCommand::Gitlab(args) => write::gitlab(cx, args).map(|()| 0),
     }
 }
 
@@ -118,6 +109,42 @@ struct Told {
     disk_delta: i64,
 }
 
+/// What `plan --json` says, as far as it matters here.
+#[derive(Debug, Deserialize)]
+struct Shown {
+    env: String,
+    needs: Needs,
+    plan: Steps,
+}
+
+#[derive(Debug, Deserialize)]
+struct Steps {
+    steps: Vec<Foreseen>,
+}
+
+/// What an env needs of a machine.
+#[derive(Debug, Deserialize)]
+struct Needs {
+    sizing: Sizing,
+    memory: Option<u64>,
+    disk: Vec<Disk>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Sizing {
+    jobs: Jobs,
+}
+
+#[derive(Debug, Deserialize)]
+struct Jobs {
+    value: u32,
+}
+
+#[derive(Debug, Deserialize)]
+struct Disk {
+    needed: u64,
+}
+
 /// What every `up` is started with.
 struct Starter<'a> {
     cx: &'a Context,
@@ -144,25 +171,15 @@ impl Starter<'_> {
     }
 
     /// Asks what `up` would do: the env's name, and its steps.
-    fn plan(&self, cell: &Cell) -> Result<(String, Vec<Foreseen>)> {
-        #[derive(Deserialize)]
-        struct Shown {
-            env: String,
-            plan: Steps,
-        }
-        #[derive(Deserialize)]
-        struct Steps {
-            steps: Vec<Foreseen>,
-        }
+    fn plan(&self, cell: &Cell) -> Result<Shown> {
         let program = self.program("plan", cell)?.arg("--json");
         let text = program.output(PLAN_LIMIT, self.cancel.flag(), &mut |event| {
             if let process::Event::Tick = event {
                 self.cancel.look();
             }
         })?;
-        let shown: Shown = serde_json::from_slice(&text)
-            .map_err(|error| Error::unexpected("cannot read a plan").source(error))?;
-        Ok((shown.env, shown.plan.steps))
+        serde_json::from_slice(&text)
+            .map_err(|error| Error::unexpected("cannot read a plan").source(error))
     }
 
     /// Runs one `up` and shows what it says, each line with the env's name.
@@ -248,10 +265,10 @@ fn up(cx: &Context, args: &MatrixUpArgs) -> Result<u8> {
     let mut plans = Vec::new();
     for (index, cell) in cells.iter().enumerate() {
         match cancel.outcome(starter.plan(cell)) {
-            Ok((env, steps)) => {
-                rows[index].env = Some(env);
+            Ok(shown) => {
+                rows[index].env = Some(shown.env);
                 ready.push(index);
-                plans.push(steps);
+                plans.push(shown.plan.steps);
             }
             Err(error) if matches!(error.kind(), Kind::Signal(_)) => return Err(error),
             Err(error) => fail(&mut rows[index], &error),
@@ -435,47 +452,4 @@ fn lines(rows: &[Row], common: Option<&Common>) -> Vec<Vec<String>> {
         ]
     });
     common.into_iter().chain(rows).collect()
-}
-
-/// Prints the jobs on one line, which is what CI systems read from an output.
-fn json(cx: &Context, args: &MatrixJsonArgs) -> Result<()> {
-    let runners = match &args.runners {
-        None => Runners::default(),
-        Some(path) => fs::read_to_string(path)
-            .map_err(Error::from)
-            .and_then(|text| Runners::parse(&text))
-            .context(|| format!("cannot read `{}`", path.display()))?,
-    };
-    let mut cells = cells(&args.which.profile, &args.which.targets)?;
-    if let Some(shard) = args.shard {
-        cells = shard.of(cells);
-    }
-    let envs = cells
-        .into_iter()
-        .map(|cell| {
-            let name = cell.profile.as_deref().unwrap_or(spec::DEFAULT_PROFILE);
-            let profile = profile::load(&cx.config.profile_dirs, name)?;
-            let stem = cell.profile.is_none().then(|| cell.target.name());
-            Ok(Env {
-                name: spec::env_name(None, stem, &profile.name, &[cell.target], &[])?,
-                gpu: profile.steps.iter().any(|step| step.gpu),
-                cell,
-            })
-        })
-        .collect::<Result<Vec<_>>>()?;
-    let (include, homeless) = jobs(&envs, &runners)?;
-    if !homeless.is_empty() {
-        cx.ui.note(&format!(
-            "steps with a GPU are run by no job for {}: no runner has one",
-            homeless.join(", ")
-        ));
-    }
-    #[derive(Serialize)]
-    struct Matrix {
-        include: Vec<Job>,
-    }
-    let line = serde_json::to_string(&Matrix { include })
-        .map_err(|error| Error::unexpected("cannot write the matrix").source(error))?;
-    cx.ui.data(&line);
-    Ok(())
 }

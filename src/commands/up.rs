@@ -160,6 +160,9 @@ pub fn up(cx: &Context, args: UpArgs) -> Result<u8> {
         reporter.emit(&Event::Warning { message });
     }
     let outcome = converge(cx, &args, &store, prepared, &signals, &reporter);
+    if let Ok((_, name, _)) = &outcome {
+        summary::of_env(cx, &store, name);
+    }
     cx.tidy(&store)?;
     let (ended, name, lacking) = match (outcome, signals.pending()?) {
         // What failed was a tool that the same Ctrl-C had ended.
@@ -168,9 +171,7 @@ pub fn up(cx: &Context, args: UpArgs) -> Result<u8> {
         }
         (outcome, _) => outcome?,
     };
-    let code = verdict::say(cx, &reporter, ended, &name, &lacking, &args.again());
-    summary::of_env(cx, &store, &name);
-    code
+    verdict::say(cx, &reporter, ended, &name, &lacking, &args.again())
 }
 
 /// How often what was found may be removed by somebody else before it is used.

@@ -40,6 +40,19 @@ impl Default for Runners {
 }
 
 impl Runners {
+    /// Returns none in particular: whatever machine there is builds, and none is known to have a GPU.
+    pub fn any() -> Self {
+        Self {
+            build: Vec::new(),
+            gpu: BTreeMap::new(),
+        }
+    }
+
+    /// Returns the labels of machines that build.
+    pub fn build(&self) -> &[String] {
+        &self.build
+    }
+
     /// Reads a file's text; errors name what is wrong in it.
     pub fn parse(text: &str) -> Result<Self> {
         let runners: Self = toml::from_str(text)

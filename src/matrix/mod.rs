@@ -1,7 +1,10 @@
-//! Owns the decisions about several envs at once: which there are, what they have in common, and what `jobs` they are in CI.
-//! Pure.
+//! Owns the decisions about several envs at once: which there are, what they have in common, what `jobs` they are in CI, and the
+//! `pipeline` of these that is written for a system that runs jobs. Pure.
 
+pub mod github;
+pub mod gitlab;
 pub mod jobs;
+pub mod pipeline;
 
 use serde::Deserialize;
 
@@ -85,17 +88,25 @@ pub struct Prefix {
     pub steps: usize,
 }
 
-/// Returns what is to be built before the envs go separate ways: the steps at the beginning of all plans whose keys are equal,
-/// where none of the envs has them all. Whatever one env builds of these, the others find.
-pub fn prefix(plans: &[Vec<Foreseen>]) -> Option<Prefix> {
-    let first = plans.first().filter(|_| plans.len() > 1)?;
+/// Returns how many steps at the beginning of all plans have the same keys; of one plan alone none.
+pub fn common(plans: &[Vec<Foreseen>]) -> usize {
+    let Some(first) = plans.first().filter(|_| plans.len() > 1) else {
+        return 0;
+    };
     let same = |position: &usize| {
         plans.iter().all(|plan| {
             plan.get(*position)
                 .is_some_and(|step| step.key == first[*position].key)
         })
     };
-    let steps = (0..first.len()).take_while(same).count();
+    (0..first.len()).take_while(same).count()
+}
+
+/// Returns what is to be built before the envs go separate ways: the steps at the beginning of all plans whose keys are equal,
+/// where none of the envs has them all. Whatever one env builds of these, the others find.
+pub fn prefix(plans: &[Vec<Foreseen>]) -> Option<Prefix> {
+    let first = plans.first()?;
+    let steps = common(plans);
     let lacking = |plan: &[Foreseen]| {
         let common = plan[..steps].iter();
         common.filter(|step| !step.is_there()).count()

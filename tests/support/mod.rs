@@ -8,6 +8,7 @@ pub(crate) mod loopfs;
 pub(crate) mod machine;
 pub(crate) mod ninja;
 pub(crate) mod ordinary;
+pub(crate) mod python;
 pub(crate) mod random;
 pub(crate) mod rootfs;
 pub(crate) mod run;

@@ -1,0 +1,206 @@
+//! Owns `matrix json`, `github` and their neighbours: the jobs that several envs are, written for whoever runs them.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use fs_err as fs;
+use serde::Serialize;
+
+use super::{Shown, Starter, Which};
+use crate::context::Context;
+use crate::error::{Error, Result, ResultExt as _};
+use crate::host::Host;
+use crate::matrix::jobs::{Env, Job, Runners, Shard, jobs};
+use crate::matrix::pipeline::{Calls, Common, Pipeline, Size, words};
+use crate::matrix::{Cell, cells, common, github, gitlab};
+use crate::signals::{Cancel, Signals};
+use crate::{profile, spec};
+
+/// Which envs, and on which machines.
+#[derive(Debug, Args)]
+pub(super) struct Part {
+    #[command(flatten)]
+    which: Which,
+    /// File that says which machines build and which have a GPU
+    #[arg(long, value_name = "FILE")]
+    runners: Option<PathBuf>,
+    /// Only this part of the envs, such as 2/4
+    #[arg(long, value_name = "I/N")]
+    shard: Option<Shard>,
+}
+
+/// Arguments of `matrix json`.
+#[derive(Debug, Args)]
+pub struct JsonArgs {
+    #[command(flatten)]
+    part: Part,
+}
+
+/// How rockenv is called in the jobs.
+#[derive(Debug, Args)]
+pub(super) struct Call {
+    /// How rockenv is called there, such as `sudo -E rockenv`
+    #[arg(long, value_name = "COMMAND", default_value = "rockenv")]
+    rockenv: String,
+    /// Line of shell that each job begins with, such as one that installs rockenv
+    #[arg(long, value_name = "COMMAND")]
+    setup: Option<String>,
+    /// Minutes that a job may take
+    #[arg(long, value_name = "MINUTES", default_value_t = 1440, value_parser = clap::value_parser!(u32).range(1..))]
+    timeout: u32,
+    /// Options for each `up`, after `--`
+    #[arg(index = 2, last = true, value_name = "OPTION")]
+    options: Vec<String>,
+}
+
+/// Arguments of `matrix github` and `matrix gitlab`.
+#[derive(Debug, Args)]
+pub struct PipelineArgs {
+    #[command(flatten)]
+    part: Part,
+    #[command(flatten)]
+    call: Call,
+    /// All machines use one store: what envs have in common is built before them, and steps with a GPU are jobs of their own
+    #[arg(long)]
+    one_store: bool,
+}
+
+/// Prints the jobs on one line, which is what CI systems read from an output.
+pub(super) fn json(cx: &Context, args: &JsonArgs) -> Result<()> {
+    let runners = args.part.runners()?.unwrap_or_default();
+    let include = args.part.jobs(cx, &args.part.cells()?, &runners)?;
+    #[derive(Serialize)]
+    struct Matrix {
+        include: Vec<Job>,
+    }
+    let line = serde_json::to_string(&Matrix { include })
+        .map_err(|error| Error::unexpected("cannot write the matrix").source(error))?;
+    cx.ui.data(&line);
+    Ok(())
+}
+
+/// Prints a workflow for GitHub Actions.
+pub(super) fn github(cx: &Context, args: &PipelineArgs) -> Result<()> {
+    let runners = args.part.runners()?.unwrap_or_default();
+    let pipeline = pipeline(cx, &args.part, &args.call, &runners, args.one_store)?;
+    cx.ui.data(&github::workflow(&pipeline));
+    Ok(())
+}
+
+/// Prints a pipeline for GitLab.
+pub(super) fn gitlab(cx: &Context, args: &PipelineArgs) -> Result<()> {
+    let runners = args.part.runners()?.unwrap_or_else(Runners::any);
+    let pipeline = pipeline(cx, &args.part, &args.call, &runners, args.one_store)?;
+    cx.ui.data(&gitlab::pipeline(&pipeline));
+    Ok(())
+}
+
+impl Part {
+    fn runners(&self) -> Result<Option<Runners>> {
+        let Some(path) = &self.runners else {
+            return Ok(None);
+        };
+        fs::read_to_string(path)
+            .map_err(Error::from)
+            .and_then(|text| Runners::parse(&text))
+            .context(|| format!("cannot read `{}`", path.display()))
+            .map(Some)
+    }
+
+    fn cells(&self) -> Result<Vec<Cell>> {
+        let cells = cells(&self.which.profile, &self.which.targets)?;
+        Ok(match self.shard {
+            Some(shard) => shard.of(cells),
+            None => cells,
+        })
+    }
+
+    /// Returns the jobs, and says which steps none of them runs.
+    fn jobs(&self, cx: &Context, cells: &[Cell], runners: &Runners) -> Result<Vec<Job>> {
+        let envs = cells
+            .iter()
+            .map(|cell| {
+                let name = cell.profile.as_deref().unwrap_or(spec::DEFAULT_PROFILE);
+                let profile = profile::load(&cx.config.profile_dirs, name)?;
+                let stem = cell.profile.is_none().then(|| cell.target.name());
+                Ok(Env {
+                    name: spec::env_name(None, stem, &profile.name, &[cell.target], &[])?,
+                    gpu: profile.steps.iter().any(|step| step.gpu),
+                    cell: cell.clone(),
+                })
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let (jobs, homeless) = jobs(&envs, runners)?;
+        if !homeless.is_empty() {
+            cx.ui.note(&format!(
+                "steps with a GPU are run by no job for {}: no runner has one",
+                homeless.join(", ")
+            ));
+        }
+        Ok(jobs)
+    }
+}
+
+/// Decides what the jobs do, by the plans that there are for the envs here and now.
+fn pipeline(
+    cx: &Context,
+    part: &Part,
+    call: &Call,
+    runners: &Runners,
+    shared: bool,
+) -> Result<Pipeline> {
+    let cells = part.cells()?;
+    let jobs = part.jobs(cx, &cells, runners)?;
+    let plans = plans(cx, &cells, &call.options)?;
+    let steps: Vec<_> = plans.iter().map(|plan| plan.plan.steps.clone()).collect();
+    let common = match (common(&steps), cells.first(), plans.first()) {
+        (1.., Some(cell), Some(plan)) => Some(Common {
+            env: plan.env.clone(),
+            up: [&cell.args[..], &["--gpu".to_owned(), "none".to_owned()]].concat(),
+            until: steps[0][common(&steps) - 1].name.clone(),
+            runner: runners.build().to_vec(),
+        }),
+        _ => None,
+    };
+    let needs = || plans.iter().map(|plan| &plan.needs);
+    let size = Size {
+        cpus: needs()
+            .map(|needs| needs.sizing.jobs.value)
+            .max()
+            .unwrap_or(1),
+        memory: needs().filter_map(|needs| needs.memory).max(),
+        disk: needs()
+            .filter_map(|needs| needs.disk.first())
+            .map(|disk| disk.needed)
+            .max()
+            .filter(|needed| *needed > 0),
+    };
+    let calls = Calls {
+        written_by: words(
+            &["rockenv".to_owned()]
+                .into_iter()
+                .chain(std::env::args().skip(1))
+                .collect::<Vec<_>>(),
+        ),
+        rockenv: call.rockenv.clone(),
+        setup: call.setup.clone(),
+        options: call.options.clone(),
+        minutes: call.timeout,
+    };
+    Pipeline::new(calls, size, common, jobs, shared)
+}
+
+fn plans(cx: &Context, cells: &[Cell], options: &[String]) -> Result<Vec<Shown>> {
+    let signals = Signals::take()?;
+    let cancel = Cancel::new(&signals);
+    let starter = Starter {
+        cx,
+        host: Host::probe()?,
+        options,
+        cancel: &cancel,
+    };
+    cells
+        .iter()
+        .map(|cell| cancel.outcome(starter.plan(cell)))
+        .collect()
+}

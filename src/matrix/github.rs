@@ -1,0 +1,158 @@
+//! Owns the workflow for GitHub Actions. Pure.
+
+use super::pipeline::{Pipeline, block, list, quote, scalar};
+
+/// The only action: the source of the profile has to get there. Pinned by its commit, which nobody can move.
+const CHECKOUT: &str = "actions/checkout@3d3c42e5aac5ba805825da76410c181273ba90b1 # v7.0.1";
+
+/// Writes the workflow.
+pub fn workflow(pipeline: &Pipeline) -> String {
+    let mut text = vec![pipeline.heading()];
+    // Envs of one store are called the same in each run of the workflow.
+    let (which, cancel) = match pipeline.shared {
+        true => ("", "false"),
+        false => ("-${{ github.ref }}", "true"),
+    };
+    text.push(format!(
+        "name: rockenv
+on:
+  push:
+  workflow_dispatch:
+permissions:
+  contents: read
+concurrency:
+  group: rockenv-${{{{ github.workflow }}}}{which}
+  cancel-in-progress: {cancel}
+defaults:
+  run:
+    shell: bash
+jobs:
+"
+    ));
+    let common = pipeline.common.as_ref();
+    if let Some(common) = common {
+        let run = pipeline.build_common(common, &[]);
+        let title = format!("the same for all, up to {}", common.until);
+        text.push(job(pipeline, "common", &title, &common.runner, None, &run));
+    }
+    for one in &pipeline.jobs {
+        let needs = match &one.needs {
+            Some(needs) => Some(id(needs)),
+            None => common.map(|_| "common".to_owned()),
+        };
+        let run = pipeline.build(one, &[]);
+        let (id, needs) = (id(&one.name), needs.as_deref());
+        text.push(job(pipeline, &id, &one.name, &one.runner, needs, &run));
+        if !pipeline.shared {
+            text.push(always(&pipeline.clean([one.env.as_str()])));
+        }
+    }
+    if pipeline.shared {
+        let mut needs: Vec<String> = pipeline.jobs.iter().map(|job| id(&job.name)).collect();
+        needs.extend(common.map(|_| "common".to_owned()));
+        let runner = pipeline.jobs.first().map_or(&[][..], |job| &job.runner);
+        text.push(format!(
+            "  clean:
+    name: leave nothing
+    if: always()
+    needs: {}
+    runs-on: {}
+    timeout-minutes: {}
+    steps:
+",
+            list(&needs),
+            list(runner),
+            pipeline.calls.minutes
+        ));
+        let lines = pipeline.calls.setup.iter().cloned();
+        let lines: Vec<String> = lines.chain(pipeline.clean(pipeline.envs())).collect();
+        text.push(always(&lines));
+    }
+    text.concat()
+}
+
+/// Writes a job with the step that does the work.
+fn job(
+    pipeline: &Pipeline,
+    id: &str,
+    name: &str,
+    runner: &[String],
+    needs: Option<&str>,
+    run: &[String],
+) -> String {
+    let needs = needs.map_or_else(String::new, |needs| format!("    needs: {needs}\n"));
+    format!(
+        "  {id}:
+    name: {}
+{needs}    runs-on: {}
+    timeout-minutes: {}
+    steps:
+      - uses: {CHECKOUT}
+        with:
+          persist-credentials: false
+      - name: build
+        run: {}",
+        literal(&scalar(name)),
+        literal(&list(runner)),
+        pipeline.calls.minutes,
+        block(
+            10,
+            &run.iter().map(|line| literal(line)).collect::<Vec<_>>()
+        )
+    )
+}
+
+/// Writes the step that is run in any case.
+fn always(lines: &[String]) -> String {
+    let lines: Vec<String> = lines.iter().map(|line| literal(line)).collect();
+    format!(
+        "      - name: leave nothing
+        if: always()
+        run: {}",
+        block(10, &lines)
+    )
+}
+
+/// Writes text so that GitHub does not take a part of it for an expression.
+fn literal(text: &str) -> String {
+    text.replace("${{", "${{ '${{' }}")
+}
+
+/// Returns a name for a job, of the letters that may be in one.
+fn id(name: &str) -> String {
+    format!(
+        "env-{}",
+        quote(name).replace(|c: char| !c.is_ascii_alphanumeric() && c != '-', "_")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::pipeline::tests::pipeline;
+    use super::*;
+
+    #[test]
+    fn expressions_are_text() {
+        let text = workflow(&pipeline(false, &["--param", "a=${{ secrets.x }}"]));
+        assert!(text.contains("'a=${{ '${{' }} secrets.x }}'"), "{text}");
+        assert_eq!(id("a.b"), "env-a_b");
+    }
+
+    #[test]
+    fn what_is_common_comes_first_and_cleaning_last() {
+        let text = workflow(&pipeline(true, &[]));
+        let jobs: Vec<&str> = text
+            .lines()
+            .filter(|line| line.starts_with("  ") && !line.starts_with("   "))
+            .map(str::trim)
+            .skip_while(|line| *line != "shell: bash" && *line != "common:")
+            .collect();
+        assert_eq!(
+            jobs,
+            ["common:", "env-a:", "env-a-gpu:", "env-b:", "clean:"],
+            "{text}"
+        );
+        assert!(text.contains("needs: [\"env-a\", \"env-a-gpu\", \"env-b\", \"common\"]"));
+        assert!(!workflow(&pipeline(false, &[])).contains("common"));
+    }
+}

@@ -1,0 +1,267 @@
+//! Owns what the jobs of several envs do, whatever system runs them: what is common first, where it is of use to the others, then each env,
+//! then its steps with a GPU; and the shell lines for that. Pure; `github` and its neighbours write it down.
+
+use super::jobs::Job;
+use crate::error::{Error, Kind, Result};
+
+/// How rockenv is called on the machines that run jobs.
+#[derive(Clone, Debug)]
+pub struct Calls {
+    /// The command that wrote the pipeline.
+    pub written_by: String,
+    /// The program, with what has to stand before it.
+    pub rockenv: String,
+    /// A line of shell that each job begins with.
+    pub setup: Option<String>,
+    /// Options of every `up`.
+    pub options: Vec<String>,
+    /// What a job may take, in minutes.
+    pub minutes: u32,
+}
+
+/// What a job needs of a machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Size {
+    /// Processors.
+    pub cpus: u32,
+    /// Memory in bytes, where the profile says so.
+    pub memory: Option<u64>,
+    /// Disk in bytes, where the profile says so.
+    pub disk: Option<u64>,
+}
+
+/// The steps that are the same for all envs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Common {
+    /// The env that builds them.
+    pub env: String,
+    /// Arguments of its `up`.
+    pub up: Vec<String>,
+    /// The last of them.
+    pub until: String,
+    /// Labels of the machines that may run it.
+    pub runner: Vec<String>,
+}
+
+/// Everything that is to be written down.
+#[derive(Clone, Debug)]
+pub struct Pipeline {
+    /// How rockenv is called.
+    pub calls: Calls,
+    /// What a job needs.
+    pub size: Size,
+    /// What is built before the envs, where they can find it.
+    pub common: Option<Common>,
+    /// A job for each env, each followed by that of its steps with a GPU, where it has one.
+    pub jobs: Vec<Job>,
+    /// Whether jobs find what others built: all machines see one store.
+    pub shared: bool,
+}
+
+impl Pipeline {
+    /// Makes it of the jobs. Where machines share nothing, what one built is of no use to another: each env is one job then, on a
+    /// machine with a GPU where it has steps for one.
+    pub fn new(
+        calls: Calls,
+        size: Size,
+        common: Option<Common>,
+        jobs: Vec<Job>,
+        shared: bool,
+    ) -> Result<Self> {
+        let words = calls
+            .setup
+            .iter()
+            .chain([&calls.rockenv, &calls.written_by]);
+        let words = words.chain(jobs.iter().flat_map(|job| &job.up));
+        for word in words.chain(&calls.options) {
+            if word.chars().any(char::is_control) {
+                let message = format!("`{}` cannot be written into a script", word.escape_debug());
+                return Err(Error::new(Kind::Usage, message).help("use one line of plain text"));
+            }
+        }
+        Ok(Self {
+            calls,
+            size,
+            common: common.filter(|_| shared),
+            jobs: if shared { jobs } else { whole(jobs) },
+            shared,
+        })
+    }
+
+    /// Returns the envs, each once.
+    pub fn envs(&self) -> Vec<&str> {
+        let mut envs: Vec<&str> = self.jobs.iter().map(|job| job.env.as_str()).collect();
+        envs.dedup();
+        envs
+    }
+
+    /// Returns the lines that build what is common.
+    pub fn build_common(&self, common: &Common, more: &[String]) -> Vec<String> {
+        let until = ["--until".to_owned(), common.until.clone()];
+        self.up(&[&common.up[..], &until, more].concat())
+    }
+
+    /// Returns the lines that do a job, with more options for `up`.
+    pub fn build(&self, job: &Job, more: &[String]) -> Vec<String> {
+        self.up(&[&job.up[..], more].concat())
+    }
+
+    /// Returns the lines that bring an env up.
+    pub fn up(&self, arguments: &[String]) -> Vec<String> {
+        let arguments = [arguments, &self.calls.options].concat();
+        let up = format!("{} -v up {}", self.calls.rockenv, words(&arguments));
+        self.calls.setup.iter().cloned().chain([up]).collect()
+    }
+
+    /// Returns the lines that leave nothing of these envs. They are run whatever became of the job, so that there may be no env, and no store.
+    pub fn clean<'a>(&self, envs: impl IntoIterator<Item = &'a str>) -> Vec<String> {
+        let rockenv = &self.calls.rockenv;
+        let envs = envs.into_iter().map(quote).collect::<Vec<_>>().join(" ");
+        vec![
+            "failed=0".to_owned(),
+            format!("for env in {envs}; do # 7: there is none"),
+            format!("  {rockenv} --yes rm \"$env\" || [ $? = 7 ] || failed=1"),
+            "done".to_owned(),
+            format!("{rockenv} --yes gc || [ $? = 7 ] || failed=1"),
+            "exit $failed".to_owned(),
+        ]
+    }
+
+    /// Returns the first lines of the file, as comments.
+    pub fn heading(&self) -> String {
+        format!(
+            "# Written by `{}`; write it again rather than change it.\n",
+            self.calls.written_by
+        )
+    }
+}
+
+/// Puts an env's two jobs into one.
+fn whole(jobs: Vec<Job>) -> Vec<Job> {
+    let mut whole: Vec<Job> = Vec::new();
+    for job in jobs {
+        match whole.last_mut() {
+            Some(last) if job.needs.as_ref() == Some(&last.name) => {
+                *last = Job {
+                    name: last.name.clone(),
+                    needs: None,
+                    ..job
+                };
+            }
+            _ => whole.push(job),
+        }
+    }
+    whole
+}
+
+/// Writes words so that a shell reads them back.
+pub fn words<S: AsRef<str>>(words: &[S]) -> String {
+    let quoted: Vec<String> = words.iter().map(|word| quote(word.as_ref())).collect();
+    quoted.join(" ")
+}
+
+/// Writes a word so that a shell reads it back.
+pub fn quote(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+@:,=%".contains(c);
+    match !word.is_empty() && word.chars().all(plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    }
+}
+
+/// Writes text as YAML, whatever is in it: JSON's strings are YAML's.
+pub(super) fn scalar(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
+}
+
+/// Writes a list as YAML, on one line.
+pub(super) fn list<S: AsRef<str>>(texts: &[S]) -> String {
+    let texts: Vec<String> = texts.iter().map(|text| scalar(text.as_ref())).collect();
+    format!("[{}]", texts.join(", "))
+}
+
+/// Writes lines as a block of YAML, so far to the right; they begin after what introduces it.
+pub(super) fn block<S: AsRef<str>>(indent: usize, lines: &[S]) -> String {
+    let lines = lines
+        .iter()
+        .map(|line| format!("{}{}\n", " ".repeat(indent), line.as_ref()));
+    format!("|\n{}", lines.collect::<String>())
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    fn job(name: &str, needs: Option<&str>) -> Job {
+        Job {
+            name: name.to_owned(),
+            env: name.trim_end_matches("-gpu").to_owned(),
+            target: "gfx1103",
+            up: vec![name.to_owned()],
+            runner: vec!["big".to_owned()],
+            needs_gpu: needs.is_some(),
+            needs: needs.map(str::to_owned),
+        }
+    }
+
+    /// Two envs, one of them with steps with a GPU, and what they have in common.
+    pub(crate) fn pipeline(shared: bool, options: &[&str]) -> Pipeline {
+        let calls = Calls {
+            written_by: "rockenv matrix".to_owned(),
+            rockenv: "sudo -E rockenv".to_owned(),
+            setup: Some("./install rockenv".to_owned()),
+            options: options.iter().map(|&option| option.to_owned()).collect(),
+            minutes: 90,
+        };
+        let size = Size {
+            cpus: 8,
+            memory: Some((3 << 30) + 1),
+            disk: Some(20 << 30),
+        };
+        let common = Common {
+            env: "a".to_owned(),
+            up: vec!["a".to_owned()],
+            until: "compiler".to_owned(),
+            runner: vec!["big".to_owned()],
+        };
+        let jobs = vec![job("a", None), job("a-gpu", Some("a")), job("b", None)];
+        Pipeline::new(calls, size, Some(common), jobs, shared).unwrap()
+    }
+
+    #[test]
+    fn machines_that_share_nothing_build_each_env_at_once() {
+        let alone = pipeline(false, &[]);
+        assert_eq!(alone.common, None);
+        let names: Vec<_> = alone.jobs.iter().map(|job| job.name.as_str()).collect();
+        assert_eq!(names, ["a", "b"]);
+        assert!(alone.jobs[0].needs_gpu && alone.jobs[0].needs.is_none());
+        assert_eq!(alone.jobs[0].up, ["a-gpu"], "what the job with a GPU does");
+        let shared = pipeline(true, &[]);
+        assert!(shared.common.is_some());
+        assert_eq!((shared.jobs.len(), shared.envs()), (3, vec!["a", "b"]));
+    }
+
+    #[test]
+    fn words_are_what_a_shell_reads() {
+        assert_eq!(quote("gfx1103"), "gfx1103");
+        assert_eq!(quote(""), "''");
+        assert_eq!(quote("it's $HOME; `x`"), "'it'\\''s $HOME; `x`'");
+        assert_eq!(words(&["a", "b c"]), "a 'b c'");
+        let error = |options: &[&str]| {
+            let calls = pipeline(true, &[]).calls;
+            let calls = Calls {
+                options: options.iter().map(|&one| one.to_owned()).collect(),
+                ..calls
+            };
+            Pipeline::new(calls, Size::default(), None, Vec::new(), true).err()
+        };
+        assert!(error(&["a\nb"]).is_some() && error(&["a b"]).is_none());
+    }
+
+    #[test]
+    fn yaml_holds_any_text() {
+        assert_eq!(scalar("a: \"b\" #\\"), r##""a: \"b\" #\\""##);
+        assert_eq!(list(&["on", "1"]), r#"["on", "1"]"#);
+        assert_eq!(block(2, &["a", "  b"]), "|\n  a\n    b\n");
+    }
+}

@@ -1,0 +1,256 @@
+//! Workflows and pipelines: what their own schemas say of them, and what their scripts do.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::symlink;
+use std::process::Command;
+
+use fs_err as fs;
+use serde_json::Value;
+
+use super::{left, project, ran};
+use crate::support::env::TestStore;
+use crate::support::python::{check_schema, yaml};
+
+const TARGETS: [&str; 2] = ["gfx1103", "gfx1201"];
+
+/// Writes a pipeline to a file, checks it against its schema, and returns what is in it.
+fn written(store: &TestStore, system: &str, schema: &str, more: &[&str]) -> Value {
+    let runners = store.work().join("runners.toml");
+    let asked = ["matrix", system, "--profile", store.env(), "--runners"];
+    let asked = [&asked[..], &[runners.to_str().unwrap()], &TARGETS, more].concat();
+    let text = store.rockenv(&asked).ok().text();
+    let file = store.work().join(format!("{system}.yml"));
+    fs::write(&file, &text).unwrap();
+    check_schema(schema, &file);
+    yaml(&file).remove(0)
+}
+
+/// Runs a script as a CI system does, with rockenv in the search path; says whether it succeeded.
+fn script(store: &TestStore, text: &str) -> bool {
+    let programs = store.work().join("bin");
+    if !programs.exists() {
+        fs::create_dir(&programs).unwrap();
+        symlink(env!("CARGO_BIN_EXE_rockenv"), programs.join("rockenv")).unwrap();
+    }
+    let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", programs.display());
+    let mut shell = Command::new("bash");
+    shell
+        .args(["--noprofile", "--norc", "-eo", "pipefail", "-c", text])
+        .env_clear()
+        .envs(
+            store
+                .command::<&str>(&[])
+                .get_envs()
+                .filter_map(|(name, value)| Some((name, value?))),
+        )
+        .env("PATH", path)
+        .current_dir(store.work());
+    let output = shell.output().unwrap();
+    assert!(
+        !String::from_utf8_lossy(&output.stderr).contains("command not found"),
+        "{output:?}"
+    );
+    output.status.success()
+}
+
+fn text<'a>(value: &'a Value, name: &str) -> &'a str {
+    value[name].as_str().unwrap_or_default()
+}
+
+fn texts(value: &Value) -> Vec<&str> {
+    match value {
+        Value::String(text) => vec![text],
+        Value::Array(list) => list.iter().filter_map(Value::as_str).collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// Does what GitHub does with a workflow, one job at a time; returns how each job ended, and the jobs that were not run as `skipped`.
+fn github(store: &TestStore, workflow: &Value) -> BTreeMap<String, &'static str> {
+    let jobs = workflow["jobs"].as_object().unwrap();
+    let mut ended: BTreeMap<String, &'static str> = BTreeMap::new();
+    while ended.len() < jobs.len() {
+        let ready = jobs.iter().find(|(id, job)| {
+            let needs = texts(&job["needs"]);
+            !ended.contains_key(*id) && needs.iter().all(|need| ended.contains_key(*need))
+        });
+        let (id, job) = ready.expect("no job waits for itself");
+        let needs = texts(&job["needs"]);
+        let ok = needs.iter().all(|need| ended[*need] == "success");
+        if !ok && text(job, "if") != "always()" {
+            ended.insert(id.clone(), "skipped");
+            continue;
+        }
+        let mut good = true;
+        for step in job["steps"].as_array().unwrap() {
+            if let Some(run) = step["run"].as_str()
+                && (good || text(step, "if") == "always()")
+            {
+                good &= script(store, run);
+            }
+        }
+        ended.insert(id.clone(), if good { "success" } else { "failure" });
+    }
+    ended
+}
+
+/// The same for GitLab.
+fn gitlab(store: &TestStore, pipeline: &Value) -> BTreeMap<String, &'static str> {
+    let jobs: BTreeMap<&String, &Value> = pipeline
+        .as_object()
+        .unwrap()
+        .iter()
+        .filter(|(_, job)| job["script"].is_array())
+        .collect();
+    let mut ended: BTreeMap<String, &'static str> = BTreeMap::new();
+    for stage in texts(&pipeline["stages"]) {
+        for (name, job) in jobs.iter().filter(|(_, job)| text(job, "stage") == stage) {
+            let mut needs = texts(&job["needs"]).into_iter();
+            if text(job, "when") != "always" && needs.any(|need| ended[need] != "success") {
+                ended.insert((*name).clone(), "skipped");
+                continue;
+            }
+            let good = script(store, &texts(&job["script"]).join("\n"));
+            if let Some(after) = job["after_script"].as_array() {
+                // It is not part of what decides.
+                let after: Vec<&str> = after.iter().filter_map(Value::as_str).collect();
+                script(store, &after.join("\n"));
+            }
+            ended.insert((*name).clone(), if good { "success" } else { "failure" });
+        }
+    }
+    ended
+}
+
+/// Names the job of an env by what comes before and after its name.
+fn endings(store: &TestStore, ended: &BTreeMap<String, &'static str>) -> Vec<String> {
+    let one = |(name, how): (&String, &&str)| format!("{}: {how}", name.replace(store.env(), "E"));
+    ended.iter().map(one).collect()
+}
+
+#[test]
+fn github_builds_what_is_common_once_and_leaves_nothing() {
+    let store = TestStore::new();
+    let (out, _) = project(&store);
+    let schema = "vendor.github-workflows";
+    let workflow = written(
+        &store,
+        "github",
+        schema,
+        &["--one-store", "--timeout", "90"],
+    );
+    assert_eq!(
+        workflow["permissions"],
+        serde_json::json!({"contents": "read"})
+    );
+    let env = format!("env-{}-gfx1103", store.env());
+    let job = &workflow["jobs"][&format!("{env}-gpu")];
+    assert_eq!(texts(&job["needs"]), [env]);
+    assert_eq!(texts(&job["runs-on"]), ["self-hosted", "780m"]);
+    assert_eq!(job["timeout-minutes"], 90);
+    // Whatever is not a script is pinned.
+    for job in workflow["jobs"].as_object().unwrap().values() {
+        for step in job["steps"].as_array().unwrap() {
+            if let Some(action) = step["uses"].as_str() {
+                let (_, commit) = action.split_once('@').unwrap();
+                assert_eq!(commit.len(), 40, "{action}");
+            }
+        }
+    }
+    let ended = github(&store, &workflow);
+    let all = [
+        "clean: success",
+        "common: success",
+        "env-E-gfx1103: success",
+        "env-E-gfx1103-gpu: success",
+        "env-E-gfx1201: success",
+    ];
+    assert_eq!(endings(&store, &ended), all);
+    assert_eq!(ran(&out), ["gfx1103", "gfx1201", "one", "two"]);
+    assert_eq!(left(&store), [""; 0]);
+    // What fails takes only what stands on it along.
+    fs::write(out.join("no-gfx1103"), "").unwrap();
+    let ended = github(&store, &workflow);
+    let all = [
+        "clean: success",
+        "common: success",
+        "env-E-gfx1103: failure",
+        "env-E-gfx1103-gpu: skipped",
+        "env-E-gfx1201: success",
+    ];
+    assert_eq!(endings(&store, &ended), all);
+    assert_eq!(left(&store), [""; 0]);
+}
+
+#[test]
+fn machines_that_share_nothing_get_whole_envs() {
+    let store = TestStore::new();
+    let (out, _) = project(&store);
+    let schema = "vendor.github-workflows";
+    let odd = [
+        "--setup",
+        "type -P rockenv > 'a b'",
+        "--",
+        "--param",
+        "x=${{ 1 }}: #",
+    ];
+    let workflow = written(&store, "github", schema, &odd);
+    let script = text(
+        &workflow["jobs"][&format!("env-{}-gfx1201", store.env())]["steps"][1],
+        "run",
+    );
+    assert!(
+        script.contains("--param 'x=${{ '${{' }} 1 }}: #'"),
+        "{script}"
+    );
+    fs::write(out.join("no-gfx1103"), "").unwrap();
+    let workflow = written(
+        &store,
+        "github",
+        schema,
+        &["--setup", "type -P rockenv > 'a b'"],
+    );
+    let ended = github(&store, &workflow);
+    assert_eq!(
+        endings(&store, &ended),
+        ["env-E-gfx1103: failure", "env-E-gfx1201: success"]
+    );
+    assert!(store.work().join("a b").exists());
+    // Each of them had left nothing to the next.
+    let twice = ["gfx1103", "gfx1201", "one", "one", "two", "two"];
+    assert_eq!(ran(&out), twice);
+    assert_eq!(left(&store), [""; 0]);
+    let bad = ["matrix", "github", "gfx1103", "--setup", "a\nb"];
+    store
+        .rockenv(&bad)
+        .exits(2)
+        .says(&["cannot be written into a script"]);
+}
+
+#[test]
+fn gitlab_does_the_same() {
+    let store = TestStore::new();
+    let (out, _) = project(&store);
+    let pipeline = written(&store, "gitlab", "vendor.gitlab-ci", &["--one-store"]);
+    let test = format!("test {}-gfx1103", store.env());
+    assert_eq!(texts(&pipeline[&test]["tags"]), ["self-hosted", "780m"]);
+    let ended = gitlab(&store, &pipeline);
+    let all = [
+        "build E-gfx1103: success",
+        "build E-gfx1201: success",
+        "leave nothing: success",
+        "test E-gfx1103: success",
+        "what is common: success",
+    ];
+    assert_eq!(endings(&store, &ended), all);
+    assert_eq!(ran(&out), ["gfx1103", "gfx1201", "one", "two"]);
+    assert_eq!(left(&store), [""; 0]);
+    // The artifact that the jobs hand over.
+    let rows = fs::read_to_string(store.work().join("rockenv-metrics.jsonl")).unwrap();
+    assert!(rows.lines().count() > 4, "{rows}");
+    fs::write(out.join("no-gfx1201"), "").unwrap();
+    let pipeline = written(&store, "gitlab", "vendor.gitlab-ci", &["--shard", "2/2"]);
+    let ended = gitlab(&store, &pipeline);
+    assert_eq!(endings(&store, &ended), ["build E-gfx1201: failure"]);
+    assert_eq!(left(&store), [""; 0]);
+}
