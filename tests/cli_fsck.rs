@@ -12,7 +12,7 @@ use std::time::Duration;
 use fs_err as fs;
 use jiff::Timestamp;
 use rockenv::spec::{BuildUser, Spec};
-use rockenv::store::env::Freeze;
+use rockenv::store::snapshot::Freeze;
 use rockenv::store::images::Image;
 use rockenv::store::record::{self, Head, Origin, Record};
 use rockenv::store::{LockedEnv, Store, random_id};

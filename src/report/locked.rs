@@ -13,11 +13,8 @@ use crate::store::{Record, Store};
 /// Tells of the lock file; nothing where there is none.
 pub(super) fn facts(store: &Store, record: &Record, spec: &Spec) -> Result<Vec<Fact>> {
     let beside = lockfile::place(&spec.origin, &spec.name);
-    let beside = || match lockfile::read(&beside) {
-        Ok(lock) => lock,
-        // It may be anybody's, and the env was not built from it.
-        Err(_) => None,
-    };
+    // One that cannot be read may be anybody's, and the env was not built from it.
+    let beside = || lockfile::read(&beside).unwrap_or_default();
     let (lock, followed) = match store.locked_text(spec)? {
         Some(text) => (lockfile::parse(&text, "the env's lock file")?, true),
         None => match beside() {
