@@ -25,9 +25,34 @@ impl Context {
         gpu::Machine::detect(&self.config.gpu_root)
     }
 
-    /// Opens the store; makes it if it is not there.
+    /// Opens the store to change it; makes it if it is not there.
     pub fn store(&self) -> Result<Store> {
-        Store::open(&self.config.home)
+        let store = Store::open(&self.config.home)?;
+        self.reap(&store)?;
+        Ok(store)
+    }
+
+    /// Opens a store that must be there to change it, with the rights that takes.
+    pub fn store_to_change(&self, what: &str) -> Result<Store> {
+        self.host_as_root(what)?;
+        let store = self.existing_store()?;
+        self.reap(&store)?;
+        Ok(store)
+    }
+
+    /// Removes what killed `up --ephemeral` left; what cannot be removed now is no reason to do nothing else.
+    pub fn reap(&self, store: &Store) -> Result<()> {
+        let (reaped, wrong) = store.reap()?;
+        for reaped in &reaped {
+            self.ui.note(&reaped.to_string());
+        }
+        for error in wrong {
+            self.ui.warn(&error.chain().join(": "));
+        }
+        match reaped.is_empty() {
+            true => Ok(()),
+            false => self.tidy(store),
+        }
     }
 
     /// Opens a store that must be there.

@@ -13,6 +13,8 @@ mod commands;
 mod devices;
 #[path = "engine/ending.rs"]
 mod ending;
+#[path = "engine/ephemeral.rs"]
+mod ephemeral;
 #[path = "engine/isolation.rs"]
 mod isolation;
 #[path = "engine/limits.rs"]

@@ -249,3 +249,40 @@ fn ctrl_c_ends_all_of_them() {
     assert!(ran(&store).contains(&"two".to_owned()));
     remove(&store);
 }
+
+#[test]
+fn ephemeral_envs_share_what_they_have_in_common_and_leave_nothing() {
+    let store = TestStore::new();
+    steps(&store, STEPS);
+    let other = format!("{}-gfx1103", store.env());
+    let up = store.rockenv(&matrix(&store, &["--ephemeral"])).ok();
+    let json: Value = serde_json::from_str(&up.text()).unwrap();
+    assert_eq!(outcomes(&json), ["done"; 3]);
+    assert_eq!(ran(&store), ["gfx1100", "gfx1103", "gfx1201", "one", "two"]);
+    let nothing = |what: &str| {
+        assert_eq!(
+            store.rockenv(&["ls", "--json"]).ok().text().trim(),
+            "[]",
+            "{what}"
+        );
+        for place in ["layers", "volumes"] {
+            let left = fs::read_dir(store.home().join(place)).unwrap().count();
+            assert_eq!(left, 0, "{what}: {place}");
+        }
+    };
+    nothing("done");
+    fs::write(store.work().join("runs/no-gfx1103"), "").unwrap();
+    store.rockenv(&matrix(&store, &["--ephemeral"])).exits(5);
+    nothing("failed");
+    // One that is there already is nobody's to remove.
+    fs::remove_file(store.work().join("runs/no-gfx1103")).unwrap();
+    store
+        .rockenv(&["up", store.env(), "--target", "gfx1103"])
+        .ok();
+    store
+        .rockenv(&matrix(&store, &["--ephemeral"]))
+        .exits(2)
+        .says(&[&format!("env `{other}` exists and is not ephemeral")]);
+    store.rockenv(&["exec", &other, "--", "true"]).ok();
+    store.rockenv(&["rm", "--yes", &other]).ok();
+}

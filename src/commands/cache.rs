@@ -92,8 +92,7 @@ fn ls(cx: &Context) -> Result<()> {
 }
 
 fn clear(cx: &Context, args: &ClearArgs) -> Result<()> {
-    cx.host_as_root("emptying a cache")?;
-    let store = cx.existing_store()?;
+    let store = cx.store_to_change("emptying a cache")?;
     let names: Vec<String> = if args.all {
         store.caches()?.into_keys().collect()
     } else {

@@ -122,6 +122,7 @@ pub fn shell(cx: &Context, args: ShellArgs) -> Result<u8> {
 fn run(cx: &Context, job: &Job) -> Result<u8> {
     let host = cx.host_as_root("running commands in an env")?;
     let store = cx.existing_store()?;
+    cx.reap(&store)?;
     store.known(&job.env)?;
     let deadline = Instant::now() + PATIENCE;
     loop {

@@ -44,8 +44,7 @@ pub fn export(cx: &Context, args: &ExportArgs) -> Result<u8> {
     let (Some(name), Some(directory)) = (&args.env, &args.directory) else {
         return Err(Error::unexpected("neither an env nor a directory to check"));
     };
-    cx.host_as_root("reading an env")?;
-    let store = cx.existing_store()?;
+    let store = cx.store_to_change("reading an env")?;
     store.known(name)?;
     // Held, so that no step writes while files are read.
     let env = store.lock_known(name, "export", Duration::from_secs(5))?;

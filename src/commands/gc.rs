@@ -76,6 +76,7 @@ pub fn gc(cx: &Context, args: &GcArgs) -> Result<()> {
             .note("the disk is full: the ballast is given up first");
     }
     let before = unused(&store)?;
+    cx.reap(&store)?;
     for error in store.settle_envs()? {
         cx.ui.warn(&error.chain().join(": "));
     }

@@ -232,8 +232,7 @@ fn watched<T>(
 }
 
 fn verify(cx: &Context, args: &VerifyArgs) -> Result<u8> {
-    cx.host_as_root("building an image")?;
-    let store = cx.existing_store()?;
+    let store = cx.store_to_change("building an image")?;
     let recipe = catalog::find(&cx.config.image_dirs, &args.name)?;
     let reporter = cx.ui.reporter(Format::Human);
     let (image, differences) = watched(cx, &args.name, &Signals::take()?, &reporter, |means| {

@@ -11,13 +11,15 @@ use std::time::{Duration, Instant};
 use clap::{Args, Subcommand};
 use serde::{Deserialize, Serialize};
 
-use super::summary;
+use super::{ephemeral, summary};
 use crate::context::Context;
 use crate::error::{Error, Kind, Result};
 use crate::host::Host;
 use crate::matrix::{Cell, Foreseen, Prefix, cells, prefix};
 use crate::process::{self, Program};
 use crate::signals::{Cancel, Signals};
+use crate::store::Store;
+use crate::store::ephemeral::Claim;
 use crate::ui::event::{Event, Outcome};
 use crate::ui::size;
 use crate::ui::table::Table;
@@ -61,6 +63,9 @@ pub struct MatrixUpArgs {
     /// Envs to build at once; all share one budget of jobs
     #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
     parallel: u8,
+    /// Remove all of them when this command ends, in whatever way; outputs, caches and sources stay
+    #[arg(long)]
+    ephemeral: bool,
     /// Options for each `up`, after `--`
     #[arg(index = 2, last = true, value_name = "OPTION")]
     options: Vec<String>,
@@ -274,29 +279,25 @@ fn up(cx: &Context, args: &MatrixUpArgs) -> Result<u8> {
             Err(error) => fail(&mut rows[index], &error),
         }
     }
-    let mut common = None;
-    if let Some(prefix) = prefix(&plans) {
-        let by = ready[prefix.by];
-        match build_common(&starter, &cells[by], &rows[by], &prefix) {
-            Ok(built) => common = Some(built),
-            Err(error) => {
-                fail(&mut rows[by], &error);
-                // The same step would fail in each of them.
-                ready.clear();
-            }
+    // Until the last of them has ended: each stands on what another built.
+    let claims = match args.ephemeral {
+        true => claim(cx, &rows, &ready)?,
+        false => Vec::new(),
+    };
+    let common = build(&starter, &cells, &mut rows, ready, &plans, args.parallel);
+    let mut wrong = None;
+    for (store, env, claim) in claims {
+        if let Err(error) = ephemeral::end(&store, &env, claim) {
+            cx.ui.warn(&error.chain().join(": "));
+            wrong = Some(error.help("rockenv gc removes what is left"));
         }
     }
-    if cx.config.terminal.ci_system.is_some() {
-        cx.ui.begin_section(&match rows.len() {
-            1 => "1 env".to_owned(),
-            count => format!("{count} envs"),
-        });
-    }
-    build_each(&starter, &cells, &mut rows, &ready, args.parallel);
-    cx.ui.end_section();
     if let Some(signal) = cancel.caught() {
-        return Err(Error::new(Kind::Signal(signal), "interrupted")
-            .help("the same command again: finished steps are kept"));
+        let kept = match args.ephemeral {
+            true => "the same command again",
+            false => "the same command again: finished steps are kept",
+        };
+        return Err(Error::new(Kind::Signal(signal), "interrupted").help(kept));
     }
     for row in rows.iter().filter(|row| row.outcome == "failed") {
         cx.ui.annotate_failure(
@@ -306,6 +307,9 @@ fn up(cx: &Context, args: &MatrixUpArgs) -> Result<u8> {
     }
     summary::of_matrix(cx, &TITLES, &lines(&rows, common.as_ref()));
     show(cx, &rows, common.as_ref())?;
+    if let Some(error) = wrong {
+        return Err(error);
+    }
     let failed = rows
         .iter()
         .any(|row| row.outcome != "done" && row.outcome != "hit");
@@ -314,6 +318,55 @@ fn up(cx: &Context, args: &MatrixUpArgs) -> Result<u8> {
     } else {
         0
     })
+}
+
+/// Makes the envs of these positions end with this command.
+fn claim(cx: &Context, rows: &[Row], ready: &[usize]) -> Result<Vec<(Store, String, Claim)>> {
+    // Without root each `up` is root of a namespace of its own.
+    if !nix::unistd::geteuid().is_root() {
+        return Err(Error::unavailable("`matrix up --ephemeral` needs root")
+            .help("sudo rockenv matrix up ..."));
+    }
+    let store = cx.store()?;
+    let envs = ready.iter().filter_map(|index| rows[*index].env.clone());
+    envs.map(|env| {
+        let claim = store.claim(&env)?;
+        Ok((store.clone(), env, claim))
+    })
+    .collect()
+}
+
+/// Builds what they have in common in one of them, then each. Returns what was in common.
+fn build(
+    starter: &Starter<'_>,
+    cells: &[Cell],
+    rows: &mut [Row],
+    mut ready: Vec<usize>,
+    plans: &[Vec<Foreseen>],
+    parallel: u8,
+) -> Option<Common> {
+    let mut common = None;
+    if let Some(prefix) = prefix(plans) {
+        let by = ready[prefix.by];
+        match build_common(starter, &cells[by], &rows[by], &prefix) {
+            Ok(built) => common = Some(built),
+            Err(error) => {
+                fail(&mut rows[by], &error);
+                // The same step would fail in each of them.
+                ready.clear();
+            }
+        }
+    }
+    let cx = starter.cx;
+    if cx.config.terminal.ci_system.is_some() {
+        cx.ui.begin_section(&match rows.len() {
+            1 => "1 env".to_owned(),
+            count => format!("{count} envs"),
+        });
+    }
+    build_each(starter, cells, rows, &ready, parallel);
+    cx.ui.end_section();
+    common
 }
 
 fn row(cell: &Cell) -> Row {

@@ -4,6 +4,7 @@ pub mod cache;
 mod checkout;
 pub mod doctor;
 pub mod du;
+mod ephemeral;
 pub mod exec;
 pub mod export;
 pub mod fsck;

@@ -62,6 +62,8 @@ impl std::fmt::Display for Said {
 /// Everything that is known before the env is locked.
 #[derive(Debug)]
 pub(super) struct Prepared {
+    /// Name of the env.
+    pub(super) name: String,
     pub(super) profile: Profile,
     pub(super) files: CopyFiles,
     /// The profile's hooks, by name.
@@ -172,6 +174,7 @@ impl Prepared {
             hooks: hooks::facts(&hooks)?,
         };
         Ok(Self {
+            name,
             profile,
             files,
             hooks,
@@ -369,6 +372,8 @@ impl Prepared {
 fn engine(cx: &Context, wish: &Wish<'_>, host: &Host, env: &str) -> Result<Choice> {
     // Without a store, or where it cannot be read, nothing was made yet that we could go on with.
     let store = Store::open_existing(&cx.config.home).ok().flatten();
+    // What is about to be removed binds nobody.
+    let store = store.filter(|store| !store.is_left(env));
     let record = store.and_then(|store| store.record(env).ok().flatten());
     let made_with = record
         .as_ref()

@@ -10,7 +10,7 @@ use super::exec::holder;
 use crate::context::Context;
 use crate::engine::hold::State;
 use crate::error::{Kind, Result};
-use crate::store::Store;
+use crate::store::{LockedEnv, Store};
 
 /// How long whoever holds an env may take to stop after being asked.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -37,29 +37,24 @@ pub struct RmArgs {
 
 /// Stops what runs in an env.
 pub fn down(cx: &Context, args: &DownArgs) -> Result<()> {
-    cx.host_as_root("stopping an env")?;
-    let store = cx.existing_store()?;
+    let store = cx.store_to_change("stopping an env")?;
     store.known(&args.name)?;
-    stop(cx, &store, &args.name)?;
+    let (_, stopped) = seize(&store, &args.name, "down")?;
+    let word = if stopped { "stopped" } else { "nothing runs" };
+    cx.ui
+        .note(&format!("{}: {word}; everything is kept", args.name));
     cx.tidy(&store)
 }
 
-/// Asks whoever holds an env to stop, ever less politely, and waits until nothing runs in it.
-fn stop(cx: &Context, store: &Store, name: &str) -> Result<()> {
+/// Locks an env: asks whoever holds it to stop, ever less politely, and waits until nothing runs in it. Says whether
+/// anything did.
+pub(super) fn seize<'a>(store: &'a Store, name: &str, verb: &str) -> Result<(LockedEnv<'a>, bool)> {
     let started = Instant::now();
     let mut asked = Asked::Nobody;
     loop {
         // Taking the lock also ends and cleans up what a killed command left.
-        match store.lock_env(name, "down", Duration::ZERO) {
-            Ok(_) => {
-                let word = if asked == Asked::Nobody {
-                    "nothing runs"
-                } else {
-                    "stopped"
-                };
-                cx.ui.note(&format!("{name}: {word}; everything is kept"));
-                return Ok(());
-            }
+        match store.lock_env(name, verb, Duration::ZERO) {
+            Ok(env) => return Ok((env, asked != Asked::Nobody)),
             Err(error) if error.kind() == Kind::Busy => {
                 let waited = started.elapsed();
                 if waited > PATIENCE {
@@ -127,21 +122,22 @@ pub fn rm(cx: &Context, args: &RmArgs) -> Result<()> {
         args.names.join(", ")
     );
     cx.confirm(&question)?;
+    // May take one of them, which then is as wished.
+    cx.reap(&store)?;
     for name in &args.names {
-        if args.force {
-            stop(cx, &store, name)?;
+        let env = match args.force {
+            true => seize(&store, name, "rm")?.0,
+            false => store
+                .lock_env(name, "rm", Duration::ZERO)
+                .map_err(|error| match error.kind() {
+                    Kind::Busy => error.help(format!("rockenv rm --force {name}")),
+                    _ => error,
+                })?,
+        };
+        if env.record().is_some() {
+            env.remove()?;
+            cx.ui.note(&format!("{name}: removed"));
         }
-        let env = store
-            .lock_known(name, "rm", Duration::ZERO)
-            .map_err(|error| {
-                if error.kind() == Kind::Busy {
-                    error.help(format!("rockenv rm --force {name}"))
-                } else {
-                    error
-                }
-            })?;
-        env.remove()?;
-        cx.ui.note(&format!("{name}: removed"));
     }
     cx.tidy(&store)
 }

@@ -86,8 +86,7 @@ pub struct ForkArgs {
 pub fn snapshot(cx: &Context, command: SnapshotCommand) -> Result<()> {
     match command {
         SnapshotCommand::Create(args) => {
-            cx.host_as_root("taking a snapshot")?;
-            let store = cx.existing_store()?;
+            let store = cx.store_to_change("taking a snapshot")?;
             let mut env = store.lock_known(&args.env, "snapshot", lock::WAIT)?;
             env.snapshot(&args.name, Origin::User)?;
             cx.ui
@@ -100,8 +99,7 @@ pub fn snapshot(cx: &Context, command: SnapshotCommand) -> Result<()> {
         SnapshotCommand::Ls(args) => ls(cx, &args),
         SnapshotCommand::Diff(args) => diff(cx, &args),
         SnapshotCommand::Rm(args) => {
-            cx.host_as_root("removing a snapshot")?;
-            let store = cx.existing_store()?;
+            let store = cx.store_to_change("removing a snapshot")?;
             let mut env = store.lock_known(&args.env, "snapshot rm", lock::WAIT)?;
             for name in &args.names {
                 env.remove_snapshot(name)?;
@@ -160,8 +158,7 @@ fn ls(cx: &Context, args: &LsArgs) -> Result<()> {
 }
 
 fn diff(cx: &Context, args: &DiffArgs) -> Result<()> {
-    cx.host_as_root("comparing snapshots")?;
-    let store = cx.existing_store()?;
+    let store = cx.store_to_change("comparing snapshots")?;
     let mut env = store.lock_known(&args.env, "snapshot diff", lock::WAIT)?;
     let changes = inspect::diff(&store, &mut env, &args.from, args.to.as_deref())?;
     if cx.json {
@@ -179,8 +176,7 @@ fn diff(cx: &Context, args: &DiffArgs) -> Result<()> {
 
 /// Goes back to a snapshot.
 pub fn rollback(cx: &Context, args: &RollbackArgs) -> Result<()> {
-    cx.host_as_root("going back to a snapshot")?;
-    let store = cx.existing_store()?;
+    let store = cx.store_to_change("going back to a snapshot")?;
     let record = store.known(&args.env)?;
     if record.snapshot(&args.snapshot).is_none() {
         return Err(Error::not_found(format!(
@@ -208,10 +204,10 @@ pub fn rollback(cx: &Context, args: &RollbackArgs) -> Result<()> {
 
 /// Makes a new env from an env's present state.
 pub fn fork(cx: &Context, args: &ForkArgs) -> Result<()> {
-    cx.host_as_root("forking an env")?;
-    let store = cx.existing_store()?;
+    let store = cx.store_to_change("forking an env")?;
     let mut from = store.lock_known(&args.env, "fork", lock::WAIT)?;
     let mut new = store.lock_env(&args.new, "fork", Duration::ZERO)?;
+    new.heed_owner()?;
     if new.record().is_some() {
         return Err(
             Error::new(Kind::Usage, format!("env `{}` exists already", args.new))

@@ -9,7 +9,8 @@ use super::needs::Needs;
 use super::pinned::Pinned;
 use super::prepare::Prepared;
 use super::select::{SelectArgs, Wish, quoted};
-use super::{inputs, offline, pinned, plan, summary, verdict};
+use super::verdict::{self, Fate};
+use super::{ephemeral, inputs, offline, pinned, plan, summary};
 use crate::context::Context;
 use crate::engine::choose::Reason;
 use crate::engine::docker::Service;
@@ -57,6 +58,9 @@ pub struct UpArgs {
         value_name = "auto|none|PCI|renderDN|INDEX"
     )]
     gpu: String,
+    /// Remove the env when this command ends, in whatever way; outputs, caches and sources stay
+    #[arg(long)]
+    ephemeral: bool,
     /// Build exactly what the lock file names, and refuse what differs from it
     #[arg(long)]
     locked: bool,
@@ -104,8 +108,10 @@ impl UpArgs {
         let gpu = (self.gpu != "auto").then_some(self.gpu.as_str());
         let flags = [("--name", self.name.as_deref()), ("--gpu", gpu)];
         let mut text = self.wish().command("up", &flags);
-        if self.locked {
-            text.push_str(" --locked");
+        for (flag, given) in [("--ephemeral", self.ephemeral), ("--locked", self.locked)] {
+            if given {
+                text.extend([" ", flag]);
+            }
         }
         if let Some(file) = &self.lock_file {
             let file = file.to_string_lossy();
@@ -159,11 +165,24 @@ pub fn up(cx: &Context, args: UpArgs) -> Result<u8> {
     for message in std::mem::take(&mut prepared.notes) {
         reporter.emit(&Event::Warning { message });
     }
+    let name = prepared.name.clone();
+    let claim = args.ephemeral.then(|| store.claim(&name)).transpose()?;
     let outcome = converge(cx, &args, &store, prepared, &signals, &reporter);
     if let Ok((_, name, _)) = &outcome {
         summary::of_env(cx, &store, name);
     }
+    let removed = claim.map(|claim| ephemeral::end(&store, &name, claim));
     cx.tidy(&store)?;
+    let fate = match removed {
+        None => Fate::Stays,
+        Some(Ok(outputs)) => Fate::Removed(outputs),
+        // Why it failed is what the user must know first; the next command removes it.
+        Some(Err(error)) if outcome.is_err() => {
+            cx.ui.warn(&error.chain().join(": "));
+            Fate::Stays
+        }
+        Some(Err(error)) => return Err(error.help("rockenv gc removes what is left")),
+    };
     let (ended, name, lacking) = match (outcome, signals.pending()?) {
         // What failed was a tool that the same Ctrl-C had ended.
         (Err(_), Some(signal)) => {
@@ -171,7 +190,7 @@ pub fn up(cx: &Context, args: UpArgs) -> Result<u8> {
         }
         (outcome, _) => outcome?,
     };
-    verdict::say(cx, &reporter, ended, &name, &lacking, &args.again())
+    verdict::say(cx, &reporter, ended, &name, &fate, &lacking, &args.again())
 }
 
 /// How often what was found may be removed by somebody else before it is used.
@@ -250,6 +269,11 @@ fn attempt(
         ..asked.clone()
     };
     let mut env = store.lock_env(&spec.name, "up", Duration::from_secs(5))?;
+    env.heed_owner()?;
+    if args.ephemeral && !env.is_owned()? {
+        let what = format!("env `{}` was removed meanwhile", env.name());
+        return Err(Error::busy(what).help(args.again()));
+    }
     if let Some(pinned) = &prepared.pinned {
         env.keep_lock(&pinned.lock)?;
     }

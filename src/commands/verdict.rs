@@ -1,5 +1,7 @@
 //! Owns the last words of `up`: how it ended, and what to type next.
 
+use std::path::PathBuf;
+
 use super::prepare::Prepared;
 use crate::context::Context;
 use crate::error::{Error, Kind, Result};
@@ -26,38 +28,51 @@ pub(super) fn lacking(plan: &Plan, prepared: &Prepared) -> String {
     )
 }
 
+/// What becomes of the env.
+#[derive(Debug)]
+pub(super) enum Fate {
+    /// It stays.
+    Stays,
+    /// It was removed; where its outputs are.
+    Removed(Vec<PathBuf>),
+}
+
 /// Says how it ended, on the screen and as exit code.
 pub(super) fn say(
     cx: &Context,
     reporter: &Reporter,
     ended: Option<Ended>,
     name: &str,
+    fate: &Fate,
     lacking: &str,
     again: &str,
 ) -> Result<u8> {
     let last = |outcome, message: String| reporter.emit(&Event::Finished { outcome, message });
+    let next = match fate {
+        Fate::Stays => format!("; `rockenv shell {name}` goes inside"),
+        Fate::Removed(outputs) => removed(outputs),
+    };
     match ended {
         None => {
             let but = if lacking.is_empty() { "" } else { ", but " };
             last(Outcome::Hit, format!("{name}: nothing to do{but}{lacking}"));
             Ok(0)
         }
-        Some(Ended::Complete) if lacking.is_empty() => {
-            last(
-                Outcome::Done,
-                format!("{name}: done; `rockenv shell {name}` goes inside"),
-            );
-            Ok(0)
-        }
         Some(Ended::Complete) => {
-            last(Outcome::Done, format!("{name}: done, but {lacking}"));
+            let message = match (lacking.is_empty(), fate) {
+                (true, _) => format!("{name}: done{next}"),
+                (false, Fate::Stays) => format!("{name}: done, but {lacking}"),
+                (false, Fate::Removed(_)) => format!("{name}: done, but {lacking}{next}"),
+            };
+            last(Outcome::Done, message);
             Ok(0)
         }
         Some(Ended::Interrupted(signal)) => {
-            last(
-                Outcome::Failed,
-                format!("{name}: stopped; finished steps are kept"),
-            );
+            let message = match fate {
+                Fate::Stays => format!("{name}: stopped; finished steps are kept"),
+                Fate::Removed(_) => format!("{name}: stopped{next}"),
+            };
+            last(Outcome::Failed, message);
             Err(Error::new(Kind::Signal(signal), "interrupted").help(again))
         }
         Some(Ended::Failed(failure)) => {
@@ -65,10 +80,32 @@ pub(super) fn say(
             for line in &failure.tail {
                 cx.ui.note(&format!("  {line}"));
             }
-            cx.ui.note(&format!("log: {}", failure.log.display()));
-            cx.ui.note(&format!("look: rockenv shell --failed {name}"));
-            Err(Error::new(failure.kind, failure.message)
-                .help(format!("mend it, then go on with: {again}")))
+            let error = Error::new(failure.kind, failure.message);
+            match fate {
+                Fate::Stays => {
+                    cx.ui.note(&format!("log: {}", failure.log.display()));
+                    cx.ui.note(&format!("look: rockenv shell --failed {name}"));
+                    Err(error.help(format!("mend it, then go on with: {again}")))
+                }
+                Fate::Removed(_) => {
+                    cx.ui.note(&format!("{name}: failed{next}"));
+                    Err(error.help("without --ephemeral the env stays, to be looked at"))
+                }
+            }
         }
+    }
+}
+
+fn removed(outputs: &[PathBuf]) -> String {
+    let paths: Vec<String> = outputs
+        .iter()
+        .map(|path| path.display().to_string())
+        .collect();
+    match paths.is_empty() {
+        true => "; removed, as asked for".to_owned(),
+        false => format!(
+            "; removed, as asked for, but its outputs: {}",
+            paths.join(", ")
+        ),
     }
 }

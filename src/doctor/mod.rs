@@ -81,6 +81,8 @@ pub struct StoreFacts {
     pub unmounted: bool,
     /// Envs in which a killed command left something.
     pub leftovers: Vec<String>,
+    /// Envs that are there still although their `up --ephemeral` is gone.
+    pub ephemeral: Vec<String>,
 }
 
 /// How a check came out.
@@ -345,6 +347,15 @@ fn store(facts: &Facts) -> Vec<Check> {
             .try_(facts.sudo("rockenv fsck --repair")),
         );
     }
+    if !store.ephemeral.is_empty() {
+        checks.push(
+            note(format!(
+                "left of a killed `up --ephemeral`, and removed by the next command that changes the store: {}",
+                store.ephemeral.join(", ")
+            ))
+            .try_(facts.sudo("rockenv gc")),
+        );
+    }
     checks
 }
 
@@ -454,6 +465,7 @@ mod tests {
                 free: Some(900 << 30),
                 unmounted: false,
                 leftovers: Vec::new(),
+                ephemeral: Vec::new(),
             },
             gpu: gpu::tests::nothing(),
             services: Vec::new(),

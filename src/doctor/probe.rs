@@ -105,6 +105,7 @@ fn store(host: &Host, home: &Path) -> StoreFacts {
         free: None,
         unmounted: is_unmounted(home),
         leftovers: Vec::new(),
+        ephemeral: Vec::new(),
     };
     // Where the store will be is on the file system of what is there of its path.
     let there: PathBuf = home
@@ -119,6 +120,7 @@ fn store(host: &Host, home: &Path) -> StoreFacts {
             facts.exists = true;
             facts.method = Some(store.method());
             facts.leftovers = leftovers(&store);
+            facts.ephemeral = store.abandoned().unwrap_or_default();
         }
         Ok(None) => {}
     }

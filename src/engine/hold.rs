@@ -192,19 +192,21 @@ impl State {
 
     /// Ends what a killed holder left: its processes, control group and engine's files.
     ///
-    /// Returns whether there was anything. The caller holds the env's lock.
-    pub fn recover(run: &Path) -> Result<bool> {
+    /// Returns what there was. The caller holds the env's lock.
+    pub fn recover(run: &Path) -> Result<Option<Ended>> {
         let path = Self::path(run);
         let text = match fs::read(&path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             other => other?,
         };
+        let mut ended = Ended::default();
         // Written whole before the container exists: half a file means that nothing was started.
         if let Ok(state) = serde_json::from_slice::<Self>(&text) {
+            ended = Ended::count(&state.cgroup);
             state.clear()?;
         }
         fs::remove_file(&path)?;
-        Ok(true)
+        Ok(Some(ended))
     }
 
     fn clear(&self) -> Result<()> {
@@ -228,6 +230,38 @@ impl State {
         }
         Ok(())
     }
+}
+
+/// What was left of a container when its holder was killed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ended {
+    /// Processes in its control group, which is nobody else's.
+    pub processes: usize,
+    /// Those of them that had a node of a GPU open.
+    pub on_gpu: usize,
+}
+
+impl Ended {
+    fn count(cgroup: &Cgroup) -> Self {
+        let processes = cgroup.processes();
+        let on_gpu = processes.iter().filter(|pid| has_gpu(**pid)).count();
+        Self {
+            processes: processes.len(),
+            on_gpu,
+        }
+    }
+}
+
+/// Says whether a process has a node of a GPU open.
+fn has_gpu(pid: i32) -> bool {
+    let open = fs::read_dir(format!("/proc/{pid}/fd"));
+    let targets = open.into_iter().flatten().flatten();
+    targets
+        .filter_map(|entry| fs::read_link(entry.path()).ok())
+        .any(|target| {
+            let target = target.to_string_lossy();
+            target == "/dev/kfd" || target.starts_with("/dev/dri/render")
+        })
 }
 
 /// Removes a lock file, unless somebody else's tree got the same numbers and is locked by now.

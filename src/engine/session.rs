@@ -117,7 +117,7 @@ impl Running {
                 Err(killed) => {
                     // What it held is ours to end: we have the env's lock.
                     self.holder.wait()?;
-                    State::recover(&self.run)?;
+                    let _ended = State::recover(&self.run)?;
                     return Err(killed);
                 }
             }

@@ -9,6 +9,7 @@ use fs_err as fs;
 use jiff::Timestamp;
 
 use super::check::names;
+use super::ephemeral::{Fate, Reaped};
 use super::journal::{self, Entry};
 use super::record::Record;
 use super::snapshot::push_snapshot;
@@ -27,6 +28,8 @@ pub struct LockedEnv<'a> {
     pub(super) directory: PathBuf,
     lock: Lock,
     pub(super) record: Option<Record>,
+    /// It was removed just now: the command that it should have ended with is gone.
+    pub(super) reaped: Option<Reaped>,
 }
 
 /// How long a container that only waited for another command may take to end.
@@ -96,6 +99,7 @@ impl Store {
             directory: self.env_dir(name),
             lock,
             record: self.record(name)?,
+            reaped: None,
         };
         env.recover()
             .context(|| format!("cannot clean up after the last command on env `{name}`"))?;
@@ -208,10 +212,21 @@ impl LockedEnv<'_> {
         self.commit(record)
     }
 
-    /// Ends what still runs, finishes the journal, and throws away what the record does not name.
+    /// Ends what still runs, finishes the journal, and throws away what the record does not name; all of it, where the
+    /// command is gone that the env ends with.
     fn recover(&mut self) -> Result<()> {
+        let ended = State::recover(&self.run_dir())?;
+        self.settle(ended.is_some())?;
+        if let Fate::Left(owner) = self.fate()? {
+            self.clear()?;
+            self.reaped = Some(Reaped::new(&self.name, owner, ended.unwrap_or_default()));
+        }
+        Ok(())
+    }
+
+    /// Does what the journal and the record say; `ended` is whether a container was left.
+    fn settle(&mut self, ended: bool) -> Result<()> {
         let run = self.run_dir();
-        let ended = State::recover(&run)?;
         self.end_lease()?;
         for entry in journal::read(&self.directory)? {
             match entry {

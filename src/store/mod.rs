@@ -12,7 +12,7 @@
 //! blobs/sha256/             downloads, by digest
 //! locks/                    lock files that this store was used with
 //! trash/                    renamed here first, then unlinked
-//! envs/<name>/              lock, lease, record.json, spec.toml, journal.jsonl, metrics.jsonl, trees/<id>/, views/<volume>/, logs/, run/
+//! envs/<name>/              lock, ephemeral, lease, record.json, spec.toml, journal.jsonl, metrics.jsonl, trees/<id>/, views/<volume>/, logs/, run/
 //! .ballast                  given up first when the disk is full
 //! ```
 //!
@@ -24,6 +24,7 @@ mod ballast;
 pub mod caches;
 pub mod check;
 pub mod env;
+pub mod ephemeral;
 mod expunge;
 mod forgotten;
 pub mod images;

@@ -9,7 +9,7 @@ use super::check::names;
 use super::journal::{self, Entry};
 use super::record::Snapshot;
 use super::snapshot::no_snapshot;
-use super::{LockedEnv, Store};
+use super::{LockedEnv, Store, ephemeral};
 use crate::error::Result;
 
 impl LockedEnv<'_> {
@@ -54,8 +54,13 @@ impl LockedEnv<'_> {
     /// Removes the env: its trees, build volumes, logs, and the layers nobody else uses. Never a source, cache,
     /// output or host directory: those are not below anything removed here.
     pub fn remove(mut self) -> Result<()> {
+        self.clear()
+    }
+
+    pub(super) fn clear(&mut self) -> Result<()> {
         let Some(record) = &self.record else {
-            return Ok(());
+            // A command ended, or was killed, before it came to the record.
+            return self.clear_directory();
         };
         let mut layers: BTreeSet<String> = record.layers().map(str::to_owned).collect();
         for top in layers.clone() {
@@ -84,13 +89,19 @@ impl LockedEnv<'_> {
         self.discard_volumes(id, &BTreeSet::new())?;
         // Lock files or not: who removes an env wants its space.
         self.store.remove_layers(layers, std::iter::empty())?;
+        self.clear_directory()
+    }
+
+    fn clear_directory(&self) -> Result<()> {
         for name in names(&self.directory)? {
             // The lock stays: somebody may be waiting for it.
-            if name != "lock" && name != "journal.jsonl" {
+            if name != "lock" && name != "journal.jsonl" && name != ephemeral::FILE {
                 self.store.discard(&self.directory.join(name))?;
             }
         }
-        journal::clear(&self.directory)
+        journal::clear(&self.directory)?;
+        // Last: until then whoever comes finds what is left to do.
+        self.disown()
     }
 }
 

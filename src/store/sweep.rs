@@ -160,12 +160,18 @@ impl Store {
         Ok(wrong)
     }
 
-    /// Empties the trash and waits until the file system has the space back, whoever empties it.
-    pub fn reclaim(&self) -> Result<()> {
+    /// Empties the trash, or waits for whoever does.
+    pub fn await_trash(&self) -> Result<()> {
         let started = Instant::now();
         while !self.empty_trash()? && started.elapsed() < PATIENCE {
             std::thread::sleep(Duration::from_millis(20));
         }
+        Ok(())
+    }
+
+    /// Empties the trash and waits until the file system has the space back, whoever empties it.
+    pub fn reclaim(&self) -> Result<()> {
+        self.await_trash()?;
         let directory = fs::File::open(&self.root)?;
         nix::unistd::syncfs(directory.file())?;
         if self.method() == Method::Btrfs {

@@ -94,6 +94,8 @@ pub struct EnvItem {
     pub record: Read<Record>,
     /// A command holds its lock.
     pub busy: bool,
+    /// The command is gone that it should have ended with.
+    pub left: bool,
     /// A container's state is there.
     pub state: bool,
     /// Entries of its journal.
@@ -294,6 +296,7 @@ fn env(store: &Store, name: &str, aside: &mut Vec<PathBuf>) -> Result<EnvItem> {
             other => other,
         },
         busy: is_busy(&lock::env_lock(directory)),
+        left: store.is_left(name),
         state: State::path(&directory.join("run")).exists(),
         journal: match journal::read(directory) {
             Ok(entries) => Read::Fine(entries.len()),

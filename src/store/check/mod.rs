@@ -251,6 +251,13 @@ impl Judge<'_> {
             }
             _ => false,
         };
+        if env.left && !env.busy {
+            self.problem(
+                object.clone(),
+                "is left of an `up --ephemeral` that was killed; the next command that changes the store removes it",
+                clean(),
+            );
+        }
         if env.state && !env.busy {
             self.problem(
                 object.clone(),
