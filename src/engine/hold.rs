@@ -258,10 +258,12 @@ fn has_gpu(pid: i32) -> bool {
     let targets = open.into_iter().flatten().flatten();
     targets
         .filter_map(|entry| fs::read_link(entry.path()).ok())
-        .any(|target| {
-            let target = target.to_string_lossy();
-            target == "/dev/kfd" || target.starts_with("/dev/dri/render")
-        })
+        .any(|target| is_gpu(&target))
+}
+
+fn is_gpu(node: &Path) -> bool {
+    let node = node.to_string_lossy();
+    node == "/dev/kfd" || node.starts_with("/dev/dri/renderD")
 }
 
 /// Removes a lock file, unless somebody else's tree got the same numbers and is locked by now.
@@ -466,6 +468,26 @@ pub(super) fn supervise(
             if (watch.has_ended)(agent.is_none())? {
                 return Ok(ready);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpus_nodes_are_known_by_name() {
+        for node in ["/dev/kfd", "/dev/dri/renderD128"] {
+            assert!(is_gpu(node.as_ref()), "{node}");
+        }
+        for node in [
+            "/dev/null",
+            "/dev/dri/card0",
+            "/dev/kfd.old",
+            "/srv/dev/kfd",
+        ] {
+            assert!(!is_gpu(node.as_ref()), "{node}");
         }
     }
 }
