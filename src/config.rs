@@ -19,7 +19,7 @@ use crate::target::Target;
 use crate::ui::ci::System;
 
 /// The variables that are read and what they mean, for the documentation.
-pub const VARIABLES: [(&str, &str); 24] = [
+pub const VARIABLES: [(&str, &str); 25] = [
     ("ROCKENV_HOME", "the store's root, like `--home`"),
     (
         "ROCKENV_ENGINE",
@@ -71,6 +71,10 @@ pub const VARIABLES: [(&str, &str); 24] = [
         "PATH",
         "where the programs are looked for that keep an ordinary user's logins to registries; no others are",
     ),
+    (
+        "CCACHE_REMOTE_STORAGE",
+        "ccache's storage for several machines, like `ccache-remote` in the configuration: for profiles that name it in `env-from-host`",
+    ),
     ("XDG_DATA_HOME", "where the store of an ordinary user is"),
     (
         "http_proxy, https_proxy, ftp_proxy, no_proxy",
@@ -103,6 +107,8 @@ pub const VARIABLES: [(&str, &str); 24] = [
     ),
 ];
 
+/// The variable by which ccache learns of a storage that several machines share.
+const CCACHE_REMOTE: &str = "CCACHE_REMOTE_STORAGE";
 /// How long a container stays for the next `exec`, where nothing else is configured: somebody at work, not somebody who left.
 const IDLE: Duration = Duration::from_secs(60);
 /// Free space below which a step is paused, in bytes, where nothing else is configured.
@@ -124,6 +130,9 @@ pub struct File {
     pub disk_floor: Option<String>,
     /// A ninja 1.13 or newer, in place of the one that rockenv fetches.
     pub ninja: Option<PathBuf>,
+    /// ccache's storage for several machines, `redis://...` or `http://...`: what profiles get that name
+    /// `CCACHE_REMOTE_STORAGE` in `env-from-host`.
+    pub ccache_remote: Option<String>,
     /// Build user as `UID:GID`, in place of the invoking user.
     pub build_user: Option<String>,
     /// Targets of all envs on this machine: `${machine.targets}` in profiles, so that steps which are built for all of
@@ -206,7 +215,7 @@ pub struct Config {
     pub terminal: Terminal,
     /// Proxy variables of the caller, for tools that fetch.
     pub proxies: BTreeMap<String, String>,
-    /// Variables of the caller, for `env-from-host`.
+    /// Variables of the caller, and what the configuration has in their place, for `env-from-host`.
     environment: BTreeMap<String, String>,
 }
 
@@ -297,6 +306,12 @@ impl Config {
             .iter()
             .map(|name| Target::parse(name))
             .collect::<Result<_>>()?;
+        let mut handed = environment.clone();
+        if set(CCACHE_REMOTE).is_none()
+            && let Some(url) = first(|file| file.ccache_remote.clone())
+        {
+            handed.insert(CCACHE_REMOTE.to_owned(), url);
+        }
         let mut mirrors = BTreeMap::new();
         for file in files.iter().rev() {
             mirrors.extend(file.mirror.clone());
@@ -373,7 +388,7 @@ impl Config {
                 })
                 .map(|(name, value)| (name.clone(), value.clone()))
                 .collect(),
-            environment,
+            environment: handed,
         })
     }
 

@@ -10,6 +10,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 
 use super::log::Log;
+use super::mask::Mask;
 use super::meter::Meter;
 use super::room::Room;
 use crate::engine::hold::FromHolder;
@@ -52,6 +53,8 @@ pub struct Attended<'a> {
     pub stdin: BorrowedFd<'a>,
     /// The longest it may take.
     pub timeout: Option<Duration>,
+    /// What of its output is hidden.
+    pub mask: &'a mut Mask,
     /// Its log.
     pub log: &'a mut Log,
     /// Shows its output.
@@ -120,7 +123,7 @@ pub fn attend(running: &mut Running, signals: &Signals, step: Attended<'_>) -> R
         for (slot, (stream, pipe)) in pipes.iter_mut().enumerate() {
             if events.pipes[slot]
                 && !drain(pipe, &mut buffer, |bytes| {
-                    keep(step.log, step.output, *stream, bytes)
+                    keep(step.mask, step.log, step.output, *stream, bytes)
                 })?
             {
                 *pipe = None;
@@ -157,7 +160,13 @@ pub fn attend(running: &mut Running, signals: &Signals, step: Attended<'_>) -> R
             match client.hear()? {
                 Some((Reply::Started, _)) => {}
                 Some((Reply::NotStarted { code, message }, _)) => {
-                    keep(step.log, step.output, Stream::Stderr, message.as_bytes())?;
+                    keep(
+                        step.mask,
+                        step.log,
+                        step.output,
+                        Stream::Stderr,
+                        message.as_bytes(),
+                    )?;
                     break Ending::Exited { code, signal: None };
                 }
                 // Somebody told the container to end, not us.
@@ -190,8 +199,13 @@ pub fn attend(running: &mut Running, signals: &Signals, step: Attended<'_>) -> R
     // What the command wrote before it ended; children it left behind may hold the pipes open for ever.
     for (stream, pipe) in &mut pipes {
         drain(pipe, &mut buffer, |bytes| {
-            keep(step.log, step.output, *stream, bytes)
+            keep(step.mask, step.log, step.output, *stream, bytes)
         })?;
+    }
+    for stream in [Stream::Stdout, Stream::Stderr] {
+        let rest = step.mask.rest(stream);
+        step.output.push(stream, &rest);
+        step.log.write(stream, &rest)?;
     }
     step.log.finish()?;
     if step.log.lossy {
@@ -201,9 +215,16 @@ pub fn attend(running: &mut Running, signals: &Signals, step: Attended<'_>) -> R
     Ok(ending)
 }
 
-fn keep(log: &mut Log, output: &mut StepOutput, stream: Stream, bytes: &[u8]) -> Result<()> {
-    output.push(stream, bytes);
-    log.write(stream, bytes)
+fn keep(
+    mask: &mut Mask,
+    log: &mut Log,
+    output: &mut StepOutput,
+    stream: Stream,
+    bytes: &[u8],
+) -> Result<()> {
+    let bytes = mask.hide(stream, bytes);
+    output.push(stream, &bytes);
+    log.write(stream, &bytes)
 }
 
 #[derive(Debug)]

@@ -9,6 +9,7 @@ pub mod container;
 mod durable;
 pub mod inspect;
 pub mod log;
+pub mod mask;
 mod meter;
 mod outcome;
 pub mod prove;
@@ -25,6 +26,7 @@ use jiff::Timestamp;
 
 use admit::Admitted;
 pub use attend::Ending;
+use mask::Mask;
 use outcome::Ran;
 use room::Room;
 pub use step::{base_environment, memory_max};
@@ -629,6 +631,8 @@ impl Execution<'_, '_> {
         let mut file = log::Log::create(&log_path)?;
         let mut running = Running::start(&hold, self.env.lock_fd(), claim)?;
         let mut output = self.reporter.step_output(index);
+        let handed = self.spec.env_from_host.iter();
+        let mut mask = Mask::of(handed.filter_map(|name| self.config.host_variable(name)));
         let written = hold.container.binds.iter().filter(|bind| !bind.read_only);
         let (store, config) = (self.store, self.config);
         let mut room = Room::new(
@@ -659,6 +663,7 @@ impl Execution<'_, '_> {
                     command: work.command,
                     stdin: std::os::fd::AsFd::as_fd(&work.stdin),
                     timeout: step.timeout,
+                    mask: &mut mask,
                     log: &mut file,
                     output: &mut output,
                     room: &mut room,

@@ -1,0 +1,149 @@
+//! Owns keeping credentials out of what a step prints: passwords in the URLs that it was handed from the host are shown as
+//! `***`, on the screen and in its log.
+
+use std::borrow::Cow;
+
+use crate::ui::event::Stream;
+
+const SHOWN: &[u8] = b"***";
+/// Shorter ones would be found in every other line.
+const SHORTEST: usize = 4;
+
+/// What is hidden, and what may be the beginning of it at the end of what each stream brought.
+#[derive(Debug, Default)]
+pub struct Mask {
+    secrets: Vec<Vec<u8>>,
+    held: [Vec<u8>; 2],
+}
+
+impl Mask {
+    /// Hides the credentials in these values.
+    pub fn of<'a>(values: impl Iterator<Item = &'a str>) -> Self {
+        let mut secrets: Vec<Vec<u8>> = values
+            .flat_map(credentials)
+            .filter(|secret| secret.len() >= SHORTEST)
+            .map(|secret| secret.as_bytes().to_vec())
+            .collect();
+        // The longest first: one may be the beginning of another.
+        secrets.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
+        secrets.dedup();
+        Self {
+            secrets,
+            held: Default::default(),
+        }
+    }
+
+    /// Returns what of the stream can be shown by now.
+    pub fn hide<'a>(&mut self, stream: Stream, bytes: &'a [u8]) -> Cow<'a, [u8]> {
+        if self.secrets.is_empty() {
+            return Cow::Borrowed(bytes);
+        }
+        let mut text = std::mem::take(self.held_of(stream));
+        text.extend_from_slice(bytes);
+        let mut shown = Vec::with_capacity(text.len());
+        let mut at = 0;
+        while at < text.len() {
+            let rest = &text[at..];
+            if let Some(secret) = self.secrets.iter().find(|secret| rest.starts_with(secret)) {
+                shown.extend_from_slice(SHOWN);
+                at += secret.len();
+            } else if self.secrets.iter().any(|secret| secret.starts_with(rest)) {
+                *self.held_of(stream) = rest.to_vec();
+                break;
+            } else {
+                shown.push(text[at]);
+                at += 1;
+            }
+        }
+        Cow::Owned(shown)
+    }
+
+    /// Returns what was held back, when the stream has ended.
+    pub fn rest(&mut self, stream: Stream) -> Vec<u8> {
+        std::mem::take(self.held_of(stream))
+    }
+
+    fn held_of(&mut self, stream: Stream) -> &mut Vec<u8> {
+        &mut self.held[usize::from(stream == Stream::Stderr)]
+    }
+}
+
+/// Returns the password of a URL, `scheme://user:password@host`, for Redis also `redis://password@host`, and the token of ccache's `|bearer-token=`.
+fn credentials(value: &str) -> Vec<&str> {
+    let mut found = Vec::new();
+    for word in value.split_whitespace() {
+        let mut parts = word.split('|');
+        let url = parts.next().and_then(|url| url.split_once("://"));
+        found.extend(url.and_then(|(scheme, rest)| {
+            let authority = rest.split(['/', '?', '#']).next()?;
+            // A password may hold an `@` itself, unescaped.
+            let (user, _) = authority.rsplit_once('@')?;
+            match user.split_once(':') {
+                Some((_, password)) => Some(password),
+                // Where there is one word, ccache takes it for Redis' password.
+                None => scheme.starts_with("redis").then_some(user),
+            }
+        }));
+        found.extend(parts.filter_map(|attribute| attribute.strip_prefix("bearer-token=")));
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(mask: &mut Mask, pieces: &[&str]) -> String {
+        let mut text = Vec::new();
+        for piece in pieces {
+            text.extend_from_slice(&mask.hide(Stream::Stdout, piece.as_bytes()));
+        }
+        text.extend(mask.rest(Stream::Stdout));
+        String::from_utf8(text).unwrap()
+    }
+
+    #[test]
+    fn credentials_are_the_passwords_of_urls() {
+        for (value, secrets) in [
+            ("redis://:hunter22@cache:6379", &["hunter22"][..]),
+            ("redis://hunter22@cache", &["hunter22"]),
+            ("http://me@cache", &[]),
+            ("redis://me:a:b@c@cache|share-hits=false", &["a:b@c"]),
+            ("http://cache/dir|bearer-token=t0ken", &["t0ken"]),
+            ("http://me:one1@a http://me:two2@b/x?@", &["one1", "two2"]),
+            ("redis://cache:6379", &[]),
+            ("http://cache/a:b@c", &[]),
+            ("plain", &[]),
+        ] {
+            assert_eq!(credentials(value), secrets, "{value}");
+        }
+    }
+
+    #[test]
+    fn what_is_hidden_is_hidden_wherever_it_is_cut() {
+        let text = "say hunter22 and hunter2, hunhunter22";
+        for cut in 0..text.len() {
+            let mut mask = Mask::of(["redis://:hunter22@cache", "http://x:h@y"].into_iter());
+            let (first, second) = text.split_at(cut);
+            assert_eq!(
+                shown(&mut mask, &[first, second]),
+                "say *** and hunter2, hun***"
+            );
+        }
+        let mut mask = Mask::of(["redis://:hunter22@cache"].into_iter());
+        assert_eq!(shown(&mut mask, &["ends in hunt"]), "ends in hunt");
+        // Streams do not mix.
+        assert_eq!(&*mask.hide(Stream::Stderr, b"hunter"), b"");
+        assert_eq!(&*mask.hide(Stream::Stdout, b"22"), b"22");
+        assert_eq!(mask.rest(Stream::Stderr), b"hunter");
+    }
+
+    #[test]
+    fn without_secrets_nothing_is_copied() {
+        let mut mask = Mask::of(["plain"].into_iter());
+        assert!(matches!(
+            mask.hide(Stream::Stdout, b"text"),
+            Cow::Borrowed(b"text")
+        ));
+    }
+}
