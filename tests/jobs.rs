@@ -12,8 +12,8 @@ use fs_err as fs;
 use nix::sys::signal::Signal;
 use support::env::TestStore;
 use support::loopfs::{Kind, LoopFs};
-use support::ninja::ninja;
 use support::run::{Background, wait_for, wait_until};
+use support::wheels::ninja;
 
 /// Makes a tree of nested ninjas in the working directory: `$1` builds below one, each of `$2` compilers of `$3` seconds.
 const TREE: &str = r#"

@@ -180,7 +180,7 @@ impl Case {
         fs::write(work.join("profiles/therock.toml"), profile).unwrap();
         let machine = format!(
             "targets = [\"gfx1103\", \"gfx1201\"]\nninja = \"{}\"\n",
-            support::ninja::ninja().display()
+            support::wheels::ninja().display()
         );
         fs::write(work.join("rockenv.toml"), machine).unwrap();
         run(Command::new("chown").arg("1234:1234").arg(work.join("ci")));

@@ -64,11 +64,12 @@ impl Kind {
             Self::Ccache => {
                 r#"CCACHE_DIR="$1" CCACHE_MAXSIZE="$(($2 / 1000))k" exec ccache --cleanup"#
             }
-            // Unused entries first; all of it only where they were not enough.
+            // Unused entries first; all of it only where they were not enough. Then uv wants to remove the directory too, which
+            // is mounted, and so fails when it is done.
             Self::Uv => {
                 r#"export UV_CACHE_DIR="$1"
 uv cache prune
-test "$(du -s --block-size=1 "$1" | cut -f 1)" -le "$2" || uv cache clean"#
+test "$(du -s --block-size=1 "$1" | cut -f 1)" -le "$2" || uv cache clean || test -z "$(ls -A "$1")""#
             }
             Self::Pip => r#"PIP_CACHE_DIR="$1" exec pip cache purge"#,
             Self::Pacman => r#"exec pacman -Sc --noconfirm --cachedir "$1""#,

@@ -8,7 +8,8 @@ use std::process::Command;
 use fs_err as fs;
 use rockenv::gc::cache::Kind;
 
-use crate::support::loopfs::run;
+use crate::support::loopfs::{bind, run};
+use crate::support::wheels;
 
 fn kind(cache: &Path) -> Option<Kind> {
     let entries = fs::read_dir(cache).unwrap().flatten();
@@ -18,14 +19,36 @@ fn kind(cache: &Path) -> Option<Kind> {
     Kind::of(names.iter().map(String::as_str))
 }
 
-fn shrink(cache: &Path) {
+const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Has the cache's tool leave at most `max` bytes, as it is asked in an env.
+fn shrink_to(cache: &Path, max: u64) {
     let script = kind(cache).unwrap().script();
+    let uv = wheels::uv();
+    let path = format!("{}:{PATH}", uv.parent().unwrap().display());
     run(Command::new("sh")
         .args(["-ec", script, "sh"])
         .arg(cache)
-        .arg("0")
+        .arg(max.to_string())
         .env_clear()
-        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"));
+        .env("PATH", path));
+}
+
+fn shrink(cache: &Path) {
+    shrink_to(cache, 0);
+}
+
+/// Writes a wheel of 100 kB.
+fn wheel(place: &Path) {
+    let make = "import sys, zipfile
+with zipfile.ZipFile(sys.argv[1], 'w') as wheel:
+    wheel.writestr('demo.py', '#' * 100000)
+    wheel.writestr('demo-1.0.dist-info/METADATA', 'Metadata-Version: 2.1\\nName: demo\\nVersion: 1.0\\n')
+    wheel.writestr('demo-1.0.dist-info/WHEEL', 'Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n')
+    wheel.writestr('demo-1.0.dist-info/RECORD', '')";
+    run(Command::new("/usr/bin/python3")
+        .args(["-c", make])
+        .arg(place));
 }
 
 /// Returns what the files below a directory hold, and not what its directories take.
@@ -47,15 +70,7 @@ fn pip_is_known_by_its_cache_and_empties_it() {
         directory.path().join("demo-1.0-py3-none-any.whl"),
     );
     fs::create_dir(&cache).unwrap();
-    let make = "import sys, zipfile
-with zipfile.ZipFile(sys.argv[1], 'w') as wheel:
-    wheel.writestr('demo.py', '#' * 100000)
-    wheel.writestr('demo-1.0.dist-info/METADATA', 'Metadata-Version: 2.1\\nName: demo\\nVersion: 1.0\\n')
-    wheel.writestr('demo-1.0.dist-info/WHEEL', 'Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n')
-    wheel.writestr('demo-1.0.dist-info/RECORD', '')";
-    run(Command::new("/usr/bin/python3")
-        .args(["-c", make])
-        .arg(&wheel));
+    self::wheel(&wheel);
     let body = fs::read(&wheel).unwrap();
     // Without it nothing is kept.
     let date = run(Command::new("date")
@@ -86,13 +101,91 @@ with zipfile.ZipFile(sys.argv[1], 'w') as wheel:
         .arg(directory.path().join("out"))
         .arg(format!("http://127.0.0.1:{port}/demo-1.0-py3-none-any.whl"))
         .env_clear()
-        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+        .env("PATH", PATH)
         .env("HOME", directory.path())
         .env("PIP_CACHE_DIR", &cache));
     assert!(bytes(&cache) > 100_000, "pip cached nothing");
     assert_eq!(kind(&cache), Some(Kind::Pip));
     shrink(&cache);
     assert_eq!(bytes(&cache), 0);
+}
+
+#[test]
+fn uv_is_known_by_its_cache_and_empties_it_where_it_is_mounted() {
+    let directory = tempfile::tempdir().unwrap();
+    let (real, cache, wheel) = (
+        directory.path().join("real"),
+        directory.path().join("cache"),
+        directory.path().join("demo-1.0-py3-none-any.whl"),
+    );
+    for place in [&real, &cache] {
+        fs::create_dir(place).unwrap();
+    }
+    // As in an env: the directory itself cannot be removed there.
+    let _bound = bind(&real, &cache);
+    self::wheel(&wheel);
+    run(Command::new(wheels::uv())
+        .args([
+            "pip",
+            "install",
+            "--quiet",
+            "--offline",
+            "--no-config",
+            "--python",
+            "/usr/bin/python3",
+        ])
+        .arg("--target")
+        .arg(directory.path().join("out"))
+        .arg(&wheel)
+        .env_clear()
+        .env("PATH", PATH)
+        .env("HOME", directory.path())
+        .env("UV_CACHE_DIR", &cache));
+    assert!(bytes(&cache) > 100_000, "uv cached nothing");
+    assert_eq!(kind(&cache), Some(Kind::Uv));
+    // What is in use is given up only where the rest was not enough.
+    shrink_to(&cache, 1 << 30);
+    assert!(bytes(&cache) > 100_000);
+    shrink(&cache);
+    assert_eq!(bytes(&real), 0);
+}
+
+#[test]
+fn pacman_keeps_the_packages_that_are_installed_and_files_that_are_none() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    for name in ["cache", "content", "root", "pacman/sync", "pacman/local"] {
+        fs::create_dir_all(at(name)).unwrap();
+    }
+    let _bound = bind(&at("pacman"), Path::new("/var/lib/pacman"));
+    let cache = at("cache");
+    for name in ["used", "other"] {
+        let about = format!(
+            "pkgname = {name}\npkgbase = {name}\npkgver = 1.0-1\npkgdesc = x\nurl = x\nbuilddate = 1700000000\n\
+             packager = x\nsize = 10\narch = any\n"
+        );
+        fs::write(at("content/.PKGINFO"), about).unwrap();
+        fs::write(at("content/file"), vec![1; 100_000]).unwrap();
+        run(Command::new("bsdtar")
+            .args(["--zstd", "-C"])
+            .arg(at("content"))
+            .arg("-cf")
+            .arg(cache.join(format!("{name}-1.0-1-any.pkg.tar.zst")))
+            .args([".PKGINFO", "file"]));
+    }
+    fs::write(cache.join("mine.txt"), "the user's").unwrap();
+    run(Command::new("pacman")
+        .args(["-U", "--noconfirm", "--dbpath", "/var/lib/pacman", "--root"])
+        .arg(at("root"))
+        .arg("--cachedir")
+        .arg(&cache)
+        .arg(cache.join("used-1.0-1-any.pkg.tar.zst")));
+    assert_eq!(kind(&cache), Some(Kind::Pacman));
+    shrink(&cache);
+    let entries = fs::read_dir(&cache).unwrap().flatten();
+    let mut left: Vec<_> = entries.map(|entry| entry.file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["mine.txt", "used-1.0-1-any.pkg.tar.zst"]);
 }
 
 #[test]

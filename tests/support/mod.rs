@@ -6,7 +6,6 @@ pub(crate) mod env;
 pub(crate) mod git;
 pub(crate) mod loopfs;
 pub(crate) mod machine;
-pub(crate) mod ninja;
 pub(crate) mod ordinary;
 pub(crate) mod python;
 pub(crate) mod random;
@@ -14,5 +13,6 @@ pub(crate) mod rootfs;
 pub(crate) mod run;
 pub(crate) mod skip;
 pub(crate) mod template;
+pub(crate) mod wheels;
 
 pub(crate) use rootfs::rootfs;

