@@ -228,6 +228,9 @@ fn the_lock_file_is_told_with_what_is_not_as_it_says() {
     let newer = "the lock file was made anew since the env was built from it";
     assert_eq!(locked(&store, "drifted"), [newer]);
     assert_eq!(locked(&store, "lock file"), [digest.as_str()]);
+    let copy = store.home().join("envs").join(env).join("locked.toml");
+    fs::write(copy, "version = 1\n").unwrap();
+    assert!(locked(&store, "lock file")[0].contains("lost or damaged"));
     profile("echo another");
     store.up();
     assert!(locked(&store, "built from it")[0].starts_with("no: "));

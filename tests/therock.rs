@@ -149,9 +149,9 @@ struct Case {
 }
 
 impl Case {
-    fn new() -> Self {
+    fn new(kind: Kind) -> Self {
         // A service sees no mounts of a test's own; the store that it works on is one that does not freeze build trees.
-        let disk = (!is_service()).then(|| LoopFs::new(Kind::Btrfs));
+        let disk = (!is_service()).then(|| LoopFs::new(kind));
         let store = match &disk {
             Some(disk) => TestStore::on(disk),
             None => TestStore::new(),
@@ -242,7 +242,7 @@ const PRINTS: &str = "cd /therock/build/artifacts; ls *_generic.fprint | grep -v
 
 #[test]
 fn two_targets_from_source_to_wheels() {
-    let case = Case::new();
+    let case = Case::new(Kind::Btrfs);
     let done = case.up("a", &["gfx1103"]);
     done.says(&["not run and not passed for want of a GPU: rocm-test, torch-test"]);
 
@@ -473,7 +473,8 @@ fn a_touched_source_builds_what_uses_it(case: &Case) {
 
 #[test]
 fn a_build_that_begins_with_what_others_built() {
-    let case = Case::new();
+    // Build trees are in no snapshot here: only then may `gc` give parts of one up.
+    let case = Case::new(Kind::Ext4);
     // No RCCL can be built for gfx1103; the throw-away target that TheRock wants there is the only one.
     case.up("a", &["gfx1103", "--variant", "full-torch"]);
     let rccl = "grep -aoh 'rccl for: [a-z0-9 ]*' ~/venv/lib/python3*/site-packages/_rocm_sdk_libraries/lib/librccl.so
@@ -534,7 +535,51 @@ fn a_build_that_begins_with_what_others_built() {
         .ok()
         .prints("torch for: gfx1103");
     assert_eq!(case.upstream.requests("/whl-multi-arch/torch/"), 1);
+    what_artifacts_hold_is_given_up(&case);
     remove(&case, &["a", "c", "r", "w"]);
+}
+
+/// `gc --expunge` removes what TheRock's own `+expunge` does: nothing that is done has to be done again, and what somebody
+/// asks for is built anew.
+fn what_artifacts_hold_is_given_up(case: &Case) {
+    let gc = [
+        "--yes",
+        "--json",
+        "gc",
+        "--expunge",
+        "--preset",
+        "ci",
+        "--free",
+        "900T",
+    ];
+    let projects = |list: &str, dry: &[&str], code: i32| {
+        let ran = case.store.rockenv(&[&gc, dry].concat()).exits(code);
+        let report: serde_json::Value = serde_json::from_slice(&ran.out).unwrap();
+        let items = report[list].as_array().unwrap().iter();
+        let prefix = format!("sub-project {}/build/", case.env("a"));
+        let names = items.filter_map(|item| {
+            let name = item["name"].as_str().unwrap().strip_prefix(&prefix)?;
+            Some((name.to_owned(), item["bytes"].as_u64().unwrap()))
+        });
+        names.collect::<BTreeMap<_, _>>()
+    };
+    let planned = projects("items", &["--dry-run"], 0);
+    for name in ["compiler/amd-llvm", "core/hip-clr", "math-libs/rocBLAS"] {
+        assert!(
+            planned.get(name).is_some_and(|bytes| *bytes > 0),
+            "{planned:?}"
+        );
+    }
+    assert_eq!(projects("removed", &[], 10), planned);
+    let library = "math-libs/rocBLAS/stage/lib/librocblas.so";
+    let holds = format!("cd /therock/build; test -s artifacts/blas_lib_generic/{library}");
+    let gone = format!("{holds}; test -z \"$(ls -A math-libs/rocBLAS)\"");
+    case.sh("a", &gone).ok();
+    assert!(projects("items", &["--dry-run"], 0).is_empty());
+    let again = ["--variant", "full-torch", "gfx1103"];
+    case.up("a", &again).says(&["nothing to do"]);
+    let back = format!("cd /therock/build; ninja rocBLAS >&2; test -s {library}");
+    case.sh("a", &back).ok();
 }
 
 fn remove(case: &Case, suffixes: &[&str]) {

@@ -15,12 +15,21 @@ pub(super) fn facts(store: &Store, record: &Record, spec: &Spec) -> Result<Vec<F
     let beside = lockfile::place(&spec.origin, &spec.name);
     // One that cannot be read may be anybody's, and the env was not built from it.
     let beside = || lockfile::read(&beside).unwrap_or_default();
-    let (lock, followed) = match store.locked_text(spec)? {
-        Some(text) => (lockfile::parse(&text, "the env's lock file")?, true),
-        None => match beside() {
+    let copy = store.locked_text(spec).and_then(|text| {
+        let parsed = text.map(|text| lockfile::parse(&text, "the env's lock file"));
+        parsed.transpose()
+    });
+    let (lock, followed) = match copy {
+        Ok(Some(lock)) => (lock, true),
+        Ok(None) => match beside() {
             Some(lock) => (lock, false),
             None => return Ok(Vec::new()),
         },
+        // No reason to tell nothing of the rest; the error would name a path on this machine.
+        Err(_) => {
+            let lost = "the copy of what the env was built from is lost or damaged";
+            return Ok(vec![Fact::new("lock file", lost)]);
+        }
     };
     let mut facts = describe(&lock, followed)?;
     let mut drift = lockfile::built(&lock, spec, &record.image_key);
