@@ -11,6 +11,8 @@ mod support;
 mod output;
 #[path = "ci/pipelines.rs"]
 mod pipelines;
+#[path = "ci/slurm.rs"]
+mod slurm;
 
 use std::path::PathBuf;
 

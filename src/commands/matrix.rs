@@ -42,6 +42,8 @@ pub enum MatrixCommand {
     Github(write::PipelineArgs),
     /// Print a pipeline for GitLab
     Gitlab(write::PipelineArgs),
+    /// Print a script that submits the envs to Slurm, or run it
+    Slurm(write::SlurmArgs),
 }
 
 /// Which envs.
@@ -78,6 +80,7 @@ pub fn matrix(cx: &Context, command: &MatrixCommand) -> Result<u8> {
         MatrixCommand::Json(args) => write::json(cx, args).map(|()| 0),
         MatrixCommand::Github(args) => write::github(cx, args).map(|()| 0),
         MatrixCommand::Gitlab(args) => write::gitlab(cx, args).map(|()| 0),
+        MatrixCommand::Slurm(args) => write::slurm(cx, args).map(|()| 0),
     }
 }
 

@@ -24,6 +24,9 @@ pub struct Runners {
     /// Of machines with a GPU, by target or family.
     #[serde(default)]
     gpu: BTreeMap<String, Vec<String>>,
+    /// Of machines with any GPU.
+    #[serde(skip)]
+    any_gpu: Option<Vec<String>>,
 }
 
 fn build() -> Vec<String> {
@@ -35,6 +38,7 @@ impl Default for Runners {
         Self {
             build: build(),
             gpu: BTreeMap::new(),
+            any_gpu: None,
         }
     }
 }
@@ -45,6 +49,15 @@ impl Runners {
         Self {
             build: Vec::new(),
             gpu: BTreeMap::new(),
+            any_gpu: None,
+        }
+    }
+
+    /// Returns those of a system that finds a machine for what a job asks for, a GPU included.
+    pub fn scheduled() -> Self {
+        Self {
+            any_gpu: Some(Vec::new()),
+            ..Self::any()
         }
     }
 
@@ -88,6 +101,7 @@ impl Runners {
             families
                 .min_by_key(|(name, _)| size(name))
                 .map(|(_, labels)| labels)
+                .or(self.any_gpu.as_ref())
         })
     }
 }

@@ -5,6 +5,7 @@ pub mod github;
 pub mod gitlab;
 pub mod jobs;
 pub mod pipeline;
+pub mod slurm;
 
 use serde::Deserialize;
 

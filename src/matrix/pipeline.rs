@@ -107,10 +107,29 @@ impl Pipeline {
     }
 
     /// Returns the lines that bring an env up.
-    pub fn up(&self, arguments: &[String]) -> Vec<String> {
-        let arguments = [arguments, &self.calls.options].concat();
-        let up = format!("{} -v up {}", self.calls.rockenv, words(&arguments));
+    fn up(&self, arguments: &[String]) -> Vec<String> {
+        let up = self.up_with(&words(arguments), &[]);
         self.calls.setup.iter().cloned().chain([up]).collect()
+    }
+
+    /// Returns the line that brings an env up, with arguments as the shell gets them and more options.
+    pub(super) fn up_with(&self, arguments: &str, more: &[String]) -> String {
+        let options = [more, &self.calls.options].concat();
+        let line = format!(
+            "{} -v up {arguments} {}",
+            self.calls.rockenv,
+            words(&options)
+        );
+        line.trim_end().to_owned()
+    }
+
+    /// Returns the option that keeps `up` to the processors that a job asks for, on a machine that has more.
+    pub(super) fn jobs_option(&self) -> Vec<String> {
+        let given = |option: &String| option.starts_with("--jobs") || option.starts_with("-j");
+        match self.calls.options.iter().any(given) {
+            true => Vec::new(),
+            false => vec!["--jobs".to_owned(), self.size.cpus.to_string()],
+        }
     }
 
     /// Returns the lines that leave nothing of these envs. They are run whatever became of the job, so that there may be no env, and no store.
@@ -137,7 +156,7 @@ impl Pipeline {
 }
 
 /// Puts an env's two jobs into one.
-fn whole(jobs: Vec<Job>) -> Vec<Job> {
+pub fn whole(jobs: Vec<Job>) -> Vec<Job> {
     let mut whole: Vec<Job> = Vec::new();
     for job in jobs {
         match whole.last_mut() {
@@ -186,6 +205,18 @@ pub(super) fn block<S: AsRef<str>>(indent: usize, lines: &[S]) -> String {
         .iter()
         .map(|line| format!("{}{}\n", " ".repeat(indent), line.as_ref()));
     format!("|\n{}", lines.collect::<String>())
+}
+
+/// Returns a word that ends a here-document with these lines: one that none of them is.
+pub(super) fn block_end(lines: &[String]) -> String {
+    let mut end = "END".to_owned();
+    while lines
+        .iter()
+        .any(|line| line.lines().any(|line| line == end))
+    {
+        end.push('_');
+    }
+    end
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Owns `matrix json`, `github` and their neighbours: the jobs that several envs are, written for whoever runs them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 
 use clap::Args;
 use fs_err as fs;
@@ -11,19 +12,21 @@ use crate::context::Context;
 use crate::error::{Error, Result, ResultExt as _};
 use crate::host::Host;
 use crate::matrix::jobs::{Env, Job, Runners, Shard, jobs};
-use crate::matrix::pipeline::{Calls, Common, Pipeline, Size, words};
+use crate::matrix::pipeline::{Calls, Common, Pipeline, Size, whole, words};
+use crate::matrix::slurm::{self, Site};
 use crate::matrix::{Cell, cells, common, github, gitlab};
+use crate::process::{self, Program};
 use crate::signals::{Cancel, Signals};
 use crate::{profile, spec};
 
-/// Which envs, and on which machines.
+/// More than the ids of any submission.
+const IDS_LIMIT: u64 = 1 << 20;
+
+/// Which envs.
 #[derive(Debug, Args)]
 pub(super) struct Part {
     #[command(flatten)]
     which: Which,
-    /// File that says which machines build and which have a GPU
-    #[arg(long, value_name = "FILE")]
-    runners: Option<PathBuf>,
     /// Only this part of the envs, such as 2/4
     #[arg(long, value_name = "I/N")]
     shard: Option<Shard>,
@@ -34,6 +37,9 @@ pub(super) struct Part {
 pub struct JsonArgs {
     #[command(flatten)]
     part: Part,
+    /// File that says which machines build and which have a GPU
+    #[arg(long, value_name = "FILE")]
+    runners: Option<PathBuf>,
 }
 
 /// How rockenv is called in the jobs.
@@ -58,6 +64,9 @@ pub(super) struct Call {
 pub struct PipelineArgs {
     #[command(flatten)]
     part: Part,
+    /// File that says which machines build and which have a GPU
+    #[arg(long, value_name = "FILE")]
+    runners: Option<PathBuf>,
     #[command(flatten)]
     call: Call,
     /// All machines use one store: what envs have in common is built before them, and steps with a GPU are jobs of their own
@@ -65,9 +74,27 @@ pub struct PipelineArgs {
     one_store: bool,
 }
 
+/// Arguments of `matrix slurm`.
+#[derive(Debug, Args)]
+pub struct SlurmArgs {
+    #[command(flatten)]
+    part: Part,
+    #[command(flatten)]
+    call: Call,
+    /// Run steps with a GPU as jobs of their own, which ask for this resource, such as `gpu:1` or `gpu:{target}:1`
+    #[arg(long, value_name = "GRES")]
+    gres: Option<String>,
+    /// Option of each `sbatch`, such as `--partition=build`; may be given again
+    #[arg(long, value_name = "OPTION", allow_hyphen_values = true)]
+    sbatch: Vec<String>,
+    /// Submit the jobs, and print their ids
+    #[arg(long)]
+    submit: bool,
+}
+
 /// Prints the jobs on one line, which is what CI systems read from an output.
 pub(super) fn json(cx: &Context, args: &JsonArgs) -> Result<()> {
-    let runners = args.part.runners()?.unwrap_or_default();
+    let runners = runners(args.runners.as_deref())?.unwrap_or_default();
     let include = args.part.jobs(cx, &args.part.cells()?, &runners)?;
     #[derive(Serialize)]
     struct Matrix {
@@ -81,7 +108,7 @@ pub(super) fn json(cx: &Context, args: &JsonArgs) -> Result<()> {
 
 /// Prints a workflow for GitHub Actions.
 pub(super) fn github(cx: &Context, args: &PipelineArgs) -> Result<()> {
-    let runners = args.part.runners()?.unwrap_or_default();
+    let runners = runners(args.runners.as_deref())?.unwrap_or_default();
     let pipeline = pipeline(cx, &args.part, &args.call, &runners, args.one_store)?;
     cx.ui.data(&github::workflow(&pipeline));
     Ok(())
@@ -89,24 +116,56 @@ pub(super) fn github(cx: &Context, args: &PipelineArgs) -> Result<()> {
 
 /// Prints a pipeline for GitLab.
 pub(super) fn gitlab(cx: &Context, args: &PipelineArgs) -> Result<()> {
-    let runners = args.part.runners()?.unwrap_or_else(Runners::any);
+    let runners = runners(args.runners.as_deref())?.unwrap_or_else(Runners::any);
     let pipeline = pipeline(cx, &args.part, &args.call, &runners, args.one_store)?;
     cx.ui.data(&gitlab::pipeline(&pipeline));
     Ok(())
 }
 
-impl Part {
-    fn runners(&self) -> Result<Option<Runners>> {
-        let Some(path) = &self.runners else {
-            return Ok(None);
-        };
-        fs::read_to_string(path)
-            .map_err(Error::from)
-            .and_then(|text| Runners::parse(&text))
-            .context(|| format!("cannot read `{}`", path.display()))
-            .map(Some)
+/// Prints a script that submits the envs to Slurm, or runs it.
+pub(super) fn slurm(cx: &Context, args: &SlurmArgs) -> Result<()> {
+    let site = Site {
+        gres: args.gres.clone(),
+        options: args.sbatch.clone(),
+    };
+    let mut pipeline = pipeline(cx, &args.part, &args.call, &Runners::scheduled(), true)?;
+    if site.gres.is_none() {
+        pipeline.jobs = whole(pipeline.jobs);
     }
+    let script = slurm::script(&pipeline, &site);
+    if !args.submit {
+        cx.ui.data(&script);
+        return Ok(());
+    }
+    let path = cx.config.host_variable("PATH").unwrap_or_default();
+    let submitted = Program::at("/bin/sh")
+        .inherit_env()
+        .env("PATH", path)
+        .directory(std::env::current_dir()?)
+        .arg("-c")
+        .arg(&script)
+        .output(IDS_LIMIT, &AtomicBool::new(false), &mut |event| {
+            if let process::Event::Line(line) = event {
+                cx.ui.note(line);
+            }
+        })
+        .context(|| "cannot submit the jobs to Slurm".to_owned())?;
+    cx.ui.data(&String::from_utf8_lossy(&submitted));
+    Ok(())
+}
 
+fn runners(path: Option<&Path>) -> Result<Option<Runners>> {
+    let Some(path) = path else {
+        return Ok(None);
+    };
+    fs::read_to_string(path)
+        .map_err(Error::from)
+        .and_then(|text| Runners::parse(&text))
+        .context(|| format!("cannot read `{}`", path.display()))
+        .map(Some)
+}
+
+impl Part {
     fn cells(&self) -> Result<Vec<Cell>> {
         let cells = cells(&self.which.profile, &self.which.targets)?;
         Ok(match self.shard {

@@ -1,0 +1,285 @@
+//! Jobs of a real Slurm: one node, on loopback, in directories of its own, with its own munge.
+
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use fs_err as fs;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::{project, ran};
+use crate::support::env::TestStore;
+use crate::support::loopfs::run;
+use crate::support::run::{Ran, finish, wait_for};
+
+/// As long as Slurm may take to see to what is waiting.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The three daemons, ended when dropped.
+struct Slurm {
+    directory: tempfile::TempDir,
+    /// In the order in which they were started.
+    daemons: Vec<Child>,
+}
+
+impl Slurm {
+    fn start() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let mut slurm = Self {
+            directory,
+            daemons: Vec::new(),
+        };
+        for (name, mode) in [("state", 0o700), ("spool", 0o755), ("munge", 0o755)] {
+            let path = slurm.path(name);
+            fs::create_dir(&path).unwrap();
+            fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+        }
+        let key = slurm.path("munge/key");
+        fs::write(&key, [7; 128]).unwrap();
+        fs::set_permissions(&key, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+        fs::write(slurm.path("gpu0"), "").unwrap();
+        let gres = format!("Name=gpu File={}\n", slurm.path("gpu0").display());
+        fs::write(slurm.path("gres.conf"), gres).unwrap();
+        fs::write(slurm.path("slurm.conf"), slurm.configuration()).unwrap();
+
+        let munge = ["key-file", "socket", "pid-file", "log-file", "seed-file"];
+        let munge = munge.map(|name| {
+            let file = name.trim_end_matches("-file");
+            format!("--{name}={}", slurm.path("munge").join(file).display())
+        });
+        slurm.daemon(
+            "/usr/sbin/munged",
+            &[
+                &["--foreground".to_owned(), "--force".to_owned()],
+                &munge[..],
+            ]
+            .concat(),
+        );
+        let socket = slurm.path("munge/socket");
+        wait_for(PATIENCE, "munge does not listen", || {
+            match socket.exists() {
+                true => Ok(()),
+                false => Err(slurm.log("munged")),
+            }
+        });
+        slurm.daemon("/usr/sbin/slurmctld", &["-D".to_owned()]);
+        slurm.daemon("/usr/sbin/slurmd", &["-D".to_owned()]);
+        wait_for(PATIENCE, "the node is not ready", || {
+            let state = slurm
+                .tool("sinfo")
+                .args(["-h", "-o", "%T"])
+                .output()
+                .unwrap();
+            match state.stdout.as_slice() {
+                b"idle\n" => Ok(()),
+                _ => Err(slurm.log("slurmctld") + &slurm.log("slurmd")),
+            }
+        });
+        slurm
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// As small as it can be: no control groups, which this machine may not have, and nothing that binds a job to a processor.
+    fn configuration(&self) -> String {
+        let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+        let name = name.trim().split('.').next().unwrap();
+        // Both are held until both are known.
+        let ports = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        let [controller, node] = ports.map(|port| port.local_addr().unwrap().port());
+        let at = self.directory.path().display();
+        format!(
+            "ClusterName=test
+SlurmctldHost={name}(127.0.0.1)
+SlurmctldPort={controller}
+SlurmdPort={node}
+CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
+AuthType=auth/munge
+AuthInfo=socket={at}/munge/socket
+SlurmUser=root
+SlurmdUser=root
+StateSaveLocation={at}/state
+SlurmdSpoolDir={at}/spool
+SlurmctldPidFile={at}/slurmctld.pid
+SlurmdPidFile={at}/slurmd.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+MpiDefault=none
+ReturnToService=2
+GresTypes=gpu
+SlurmdParameters=config_overrides
+SchedulerParameters=sched_interval=1
+NodeName={name} NodeAddr=127.0.0.1 CPUs=1024 RealMemory=65536 Gres=gpu:1
+PartitionName=all Nodes={name} Default=YES MaxTime=INFINITE State=UP
+"
+        )
+    }
+
+    fn daemon(&mut self, program: &str, arguments: &[String]) {
+        let name = program.rsplit('/').next().unwrap();
+        let log = fs::File::create(self.path(&format!("{name}.out"))).unwrap();
+        let mut command = self.tool(program);
+        command
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(log.file().try_clone().unwrap())
+            .stderr(log.into_file());
+        self.daemons.push(command.spawn().unwrap());
+    }
+
+    fn log(&self, name: &str) -> String {
+        fs::read_to_string(self.path(&format!("{name}.out"))).unwrap_or_default()
+    }
+
+    fn tool(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command
+            .env("SLURM_CONF", self.path("slurm.conf"))
+            .current_dir(self.directory.path());
+        command
+    }
+
+    /// Returns what Slurm knows of a job and its tasks, one on each line.
+    fn jobs(&self) -> Vec<String> {
+        let text = run(self.tool("scontrol").args(["show", "job", "--oneliner"]));
+        text.lines().map(str::to_owned).collect()
+    }
+
+    /// Waits until no job is left to do; returns the jobs' names and how they ended, sorted.
+    fn ended(&self) -> Vec<String> {
+        wait_for(PATIENCE, "jobs are left", || {
+            let queue = run(self.tool("squeue").args(["--noheader", "--array"]));
+            match queue.is_empty() {
+                true => Ok(()),
+                false => Err(queue + &self.log("slurmctld")),
+            }
+        });
+        let field = |job: &str, name: &str| {
+            let mut fields = job.split(' ').filter_map(|field| field.split_once('='));
+            fields
+                .find(|(known, _)| *known == name)
+                .unwrap()
+                .1
+                .to_owned()
+        };
+        let jobs = self.jobs();
+        let mut ended: Vec<String> = jobs
+            .iter()
+            .map(|job| format!("{} {}", field(job, "JobName"), field(job, "JobState")))
+            .collect();
+        ended.sort();
+        ended
+    }
+}
+
+impl Drop for Slurm {
+    fn drop(&mut self) {
+        drop(self.tool("scancel").args(["--user=root"]).output());
+        for mut daemon in self.daemons.drain(..).rev() {
+            let _: nix::Result<()> =
+                kill(Pid::from_raw(daemon.id().cast_signed()), Signal::SIGTERM);
+            drop(daemon.wait());
+        }
+    }
+}
+
+fn submit(store: &TestStore, slurm: &Slurm, more: &[&str]) -> Ran {
+    let asked = [
+        "matrix",
+        "slurm",
+        "--submit",
+        "--profile",
+        store.env(),
+        "gfx1103",
+        "gfx1201",
+    ];
+    let asked = [
+        &asked[..],
+        &["--rockenv", env!("CARGO_BIN_EXE_rockenv")],
+        more,
+    ]
+    .concat();
+    let mut command = store.command(&asked);
+    command.env("SLURM_CONF", slurm.path("slurm.conf"));
+    finish(asked.join(" "), command)
+}
+
+#[test]
+fn what_is_common_is_a_job_and_each_env_a_task() {
+    let store = TestStore::new();
+    let (out, _) = project(&store);
+    let slurm = Slurm::start();
+    // One that is refused takes the others back, and nothing is left in the queue.
+    let refused = submit(&store, &slurm, &["--gres", "tape:1"]).exits(1);
+    refused.says(&["cannot submit the jobs to Slurm", "sbatch: error"]);
+    let left = slurm.ended();
+    assert_eq!(left, ["common CANCELLED", "rockenv CANCELLED"]);
+
+    let submitted = submit(&store, &slurm, &["--gres", "gpu:1", "--timeout", "30"])
+        .ok()
+        .text();
+    let names: Vec<String> = submitted
+        .lines()
+        .map(|line| line.split(' ').next().unwrap().replace(store.env(), "E"))
+        .collect();
+    assert_eq!(
+        names,
+        [
+            "common",
+            "E-gfx1103",
+            "E-gfx1201",
+            "E-gfx1103-gpu",
+            "E-gfx1201-gpu"
+        ]
+    );
+    let ended = slurm.ended();
+    let done: Vec<String> = ended
+        .iter()
+        .filter(|line| line.ends_with("COMPLETED"))
+        .map(|line| line.replace(store.env(), "E"))
+        .collect();
+    assert_eq!(
+        done,
+        [
+            "common COMPLETED",
+            "rockenv COMPLETED",
+            "rockenv COMPLETED",
+            "E-gfx1103-gpu COMPLETED",
+            "E-gfx1201-gpu COMPLETED",
+        ],
+        "{ended:?}"
+    );
+    assert_eq!(ran(&out), ["gfx1103", "gfx1201", "one", "two"]);
+    for job in slurm.jobs().iter().filter(|job| job.contains("COMPLETED")) {
+        assert!(
+            job.contains("MinMemoryNode=100M") && job.contains("TimeLimit=00:30:00"),
+            "{job}"
+        );
+        // A GPU is asked for by the jobs that need one, and no others.
+        assert_eq!(job.contains("gpu:1"), job.contains("-gpu UserId="), "{job}");
+    }
+
+    // Where what is common fails, nobody waits for it for ever.
+    let profile = store
+        .work()
+        .join("profiles")
+        .join(format!("{}.toml", store.env()));
+    let text = fs::read_to_string(&profile).unwrap();
+    fs::write(&profile, text.replace("echo two", "false; echo two")).unwrap();
+    submit(&store, &slurm, &[]).ok();
+    let mut ended = slurm.ended();
+    ended.retain(|line| line.ends_with("FAILED"));
+    assert_eq!(ended, ["common FAILED"]);
+    assert_eq!(ran(&out), ["one"; 0], "what was built is found again");
+    for target in ["gfx1103", "gfx1201"] {
+        store
+            .rockenv(&["--yes", "rm", &format!("{}-{target}", store.env())])
+            .ok();
+    }
+}
