@@ -25,6 +25,11 @@ pub fn is_root() -> bool {
     nix::unistd::geteuid().is_root() && !ENTERED.load(Ordering::Relaxed)
 }
 
+/// Says that the process which started this one had entered one.
+pub fn inherit() {
+    ENTERED.store(true, Ordering::Relaxed);
+}
+
 /// Makes this process root of a user namespace; does nothing for root, and the second time. The process must have one
 /// thread.
 pub fn enter() -> Result<()> {

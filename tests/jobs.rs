@@ -1,5 +1,6 @@
 //! Owns the tests of the machine's budget of jobs: how many compilers run at once in nested builds, in one env and in
-//! several, and what happens to the jobs of who is killed.
+//! several, and what happens to the jobs of who is killed. Most of them run at services too, by `tests/service`: but for what
+//! is mounted here, which a service does not see.
 
 mod support;
 
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use fs_err as fs;
 use nix::sys::signal::Signal;
-use support::env::TestStore;
+use support::env::{TestStore, build_user};
 use support::loopfs::{Kind, LoopFs};
 use support::run::{Background, wait_for, wait_until};
 use support::wheels::ninja;
@@ -45,7 +46,8 @@ impl Watched {
         let store = TestStore::new();
         let log = store.work().join("log");
         fs::create_dir(&log).expect("a directory");
-        nix::unistd::chown(&log, Some(1234.into()), Some(1234.into())).expect("an owner");
+        let user = build_user().0;
+        std::os::unix::fs::chown(&log, Some(user), Some(user)).expect("an owner");
         Self { store, log }
     }
 

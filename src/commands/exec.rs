@@ -261,6 +261,7 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
         run: env.run_dir(),
         program: host.program.clone(),
         systemd: host.systemd && host.root,
+        rootless: !host.root,
     };
     let running = Running::start(&hold, env.lock_fd(), claim)?;
     let command = command(cx, job, &spec, host, &devices);

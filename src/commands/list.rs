@@ -6,7 +6,6 @@ use serde::Serialize;
 
 use super::exec::holder;
 use crate::context::Context;
-use crate::engine::hold::State;
 use crate::error::Result;
 use crate::store::record::{Outcome, Record};
 use crate::store::{Store, lock};
@@ -97,10 +96,9 @@ fn row(store: &Store, env: String, record: &Record) -> Row {
 }
 
 fn state(store: &Store, env: &str, record: &Record, holder: Option<&lock::Holder>) -> &'static str {
-    let is_idle = || State::read(&store.env_dir(env).join("run")).is_some_and(|state| state.idle);
     match holder.map(|holder| holder.verb.as_str()) {
         Some("up") => "building",
-        Some(_) if !is_idle() => "in use",
+        Some(_) if !store.only_waits(env) => "in use",
         _ if record.failed.is_some() => "failed",
         _ if record.complete => "ready",
         _ => "unfinished",

@@ -22,6 +22,7 @@ use super::jobserver::Server;
 use super::wire::{self, FromAgent, ToAgent};
 use super::{Container, Device, Root, Usage, docker, nspawn};
 use crate::error::{Error, Kind, Result, ResultExt as _};
+use crate::userns;
 
 /// How long a killed container may take to end before the holder reports it.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
@@ -51,6 +52,8 @@ pub struct Hold {
     pub program: PathBuf,
     /// Whether systemd is PID 1 here.
     pub systemd: bool,
+    /// Whether its starter is an ordinary user, and root only of a namespace.
+    pub rootless: bool,
     /// Its claim on the machine's jobs.
     pub jobs: Ticket,
 }
@@ -287,6 +290,9 @@ pub fn run() -> Result<()> {
     let Some((hold, fds)) = wire::receive::<Hold>(&starter)? else {
         return Ok(());
     };
+    if hold.rootless {
+        userns::inherit();
+    }
     let outcome = match hold_container(&hold, fds, &starter) {
         Ok(usage) => FromHolder::Ended(usage),
         Err(error) => FromHolder::Failed {

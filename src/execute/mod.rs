@@ -626,6 +626,7 @@ impl Execution<'_, '_> {
             run: self.env.run_dir(),
             program: self.host.program.clone(),
             systemd: self.host.systemd && self.host.root,
+            rootless: !self.host.root,
         };
         let log_path = self.env.directory().join(log);
         let mut file = log::Log::create(&log_path)?;

@@ -10,6 +10,7 @@ use jiff::Timestamp;
 
 use super::check::{Read, is_busy, names};
 use super::{Layer, Store, lock};
+use crate::engine::hold::State;
 use crate::error::{Error, Result, ResultExt as _};
 use crate::gc::roots::Roots;
 use crate::gc::{Base, Env, Frozen, Inventory, Kept};
@@ -48,11 +49,16 @@ impl Store {
             locked: look.locked.cloned().unwrap_or_default(),
             ..Inventory::default()
         };
-        let busy = found.is_busy();
+        let is_busy = |name: &String, held: bool| held && !self.only_waits(name);
+        let busy = found
+            .envs
+            .iter()
+            .any(|(name, item)| is_busy(name, item.busy));
         for (name, item) in found.envs {
             let unsettled = !matches!(item.journal, Read::Fine(0));
             if let Read::Fine(record) = item.record {
-                let env = self.env_stock(&name, record, item.busy, unsettled)?;
+                let held = is_busy(&name, item.busy);
+                let env = self.env_stock(&name, record, held, unsettled)?;
                 stock.envs.insert(name, env);
             }
         }
@@ -203,9 +209,14 @@ impl Store {
         }
     }
 
-    /// Says whether a command holds an env.
+    /// Says whether a command holds an env, or runs in it.
     pub fn is_env_busy(&self, name: &str) -> bool {
-        is_busy(&lock::env_lock(&self.env_dir(name)))
+        is_busy(&lock::env_lock(&self.env_dir(name))) && !self.only_waits(name)
+    }
+
+    /// Says whether nothing but a container that waits for another command has an env: who takes the lock ends it.
+    pub fn only_waits(&self, name: &str) -> bool {
+        State::read(&self.env_dir(name).join("run")).is_some_and(|state| state.idle)
     }
 }
 

@@ -1,4 +1,5 @@
-//! What of an image reaches an environment: its tree, and nothing else that its author wrote (case 9 of the catalogue).
+//! What of an image reaches an environment: its tree, and nothing else that its author wrote (case 9 of the catalogue). On every
+//! engine: `tests/service docker|podman cargo test --test image_oci an_image_brings`.
 
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -58,7 +59,12 @@ fn an_image_brings_its_tree_and_no_settings() {
     image.layout(&store.work().join("evil"));
     let recipe = "schema = 1\nprovider = \"oci\"\n[oci]\npath = \"../evil\"\n";
     fs_err::write(store.work().join("images/base.toml"), recipe).unwrap();
-    store.up_with("[[step]]\nname = 'look'\nrun = 'env; pwd; id -u; ls / /stolen 2>&1 || true'\n");
+    store.up_with(
+        "[[step]]\nname = 'look'\nrun = 'env; pwd; id -u; ls / /stolen 2>&1 || true'
+         [[step]]\nname = 'write'\nuser = 'root'\nrun = 'echo kept > /etc/written'\n",
+    );
+    // A service would have made a volume of it, which is in no snapshot.
+    store.sh("cat /etc/written").ok().prints("kept");
     let log = store.rockenv(&["logs", store.env(), "look"]).ok().text();
     for evil in ["EVIL", "LD_PRELOAD", "PATH=/evil", "/proc/self", "MORE"] {
         assert!(!log.contains(evil), "{log}");

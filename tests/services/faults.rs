@@ -12,7 +12,10 @@ use fs_err as fs;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use rockenv::engine::docker::Flavour;
+
 use crate::support::env::TestStore;
+use crate::support::ordinary::Ordinary;
 use crate::support::run::Background;
 use crate::{TWO, assert_nothing_left, socket};
 
@@ -60,6 +63,10 @@ impl Relay {
             .unwrap();
         let path = directory.path().join("socket");
         let listener = UnixListener::bind(&path).unwrap();
+        if let Some(user) = Ordinary::get() {
+            user.own(directory.path());
+            user.own(&path);
+        }
         let plan = Arc::new(Plan {
             fault: Mutex::new(Fault::None),
             at: AtomicUsize::new(usize::MAX),
@@ -279,4 +286,28 @@ fn a_service_that_is_down_is_said_to_be() {
             .exits(4)
             .says(&["no service answers at `/nowhere/socket`", "restart"]);
     }
+}
+
+/// Beside a container stands a process that is root of a namespace, where its starter is no root at all.
+#[test]
+fn the_service_to_start_again_is_the_user_s_own() {
+    let relay = Relay::start();
+    let store = TestStore::new();
+    store.profile(TWO);
+    *relay.plan.to.lock().unwrap() = Some("/start");
+    relay.plan(Fault::Close, usize::MAX);
+    let rootless = std::env::vars_os().any(|(name, _)| name == "ROCKENV_TEST_USER");
+    let restart = match (crate::service().flavour, rootless) {
+        (Flavour::Docker, _) => "sudo systemctl restart docker",
+        (Flavour::Podman, false) => "help: systemctl restart podman.socket",
+        (Flavour::Podman, true) => "help: systemctl --user restart podman.socket",
+    };
+    relay
+        .up(&store)
+        .wait()
+        .exits(4)
+        .says(&["broke the connection off", restart]);
+    *relay.plan.to.lock().unwrap() = None;
+    relay.plan(Fault::None, usize::MAX);
+    store.rockenv(&["rm", "--yes", store.env()]).ok();
 }

@@ -71,6 +71,43 @@ fn the_next_command_runs_in_the_same_container() {
 }
 
 #[test]
+fn it_is_no_reason_for_gc_to_keep_anything() {
+    let store = TestStore::new();
+    // Steps of other names: the snapshots of those before stay in the record.
+    for round in [1, 2] {
+        store.up_with(&format!(
+            "volume = [{{ name = 'c', kind = 'cache', target = '/c' }}]
+             [[step]]\nname = 'a{round}'\nrun = 'head -c 3000000 /dev/urandom > ~/a; echo {round} > /c/c'
+             [[step]]\nname = 'b{round}'\nrun = 'echo {round} > ~/b'\n"
+        ));
+    }
+    store.sh("echo mine > ~/mine").ok();
+    let gc = |arguments: &[&str], list: &str| {
+        let mut words = vec!["--yes", "--json", "gc", "--free", "1T", "--preset", "ci"];
+        words.extend(arguments);
+        let report: serde_json::Value = serde_json::from_slice(&store.rockenv(&words).out).unwrap();
+        let names = report[list].as_array().unwrap().iter();
+        let mut names: Vec<String> = names.map(|item| item["name"].to_string()).collect();
+        names.sort();
+        names
+    };
+    let waits = process(&store);
+    assert_ne!(waits, 0);
+    let dry = gc(&["--dry-run"], "items");
+    assert!(dry.iter().any(|name| name.contains("/a1")), "{dry:?}");
+    let roots = store.rockenv(&["gc", "--roots"]).ok().text();
+    assert!(!roots.contains("runs in"), "{roots}");
+    store.rockenv(&["--yes", "cache", "clear", "c"]).ok();
+    // Nobody who only looks ends it.
+    assert_eq!(process(&store), waits);
+    assert_eq!(gc(&[], "removed"), dry);
+    assert_eq!(process(&store), 0);
+    store.sh("cat ~/mine ~/b; ls /c").ok().prints("mine\n2");
+    store.rockenv(&["rm", "--yes", store.env()]).ok();
+    assert_nothing_left(&store);
+}
+
+#[test]
 fn what_would_tell_it_from_a_fresh_one_ends_it() {
     let store = TestStore::new();
     store.up_with(TWO);

@@ -95,7 +95,7 @@ impl Drop for Own {
     }
 }
 
-/// As below, beside a service of an ordinary user: the tests of services run as root otherwise.
+/// As below and in `faults`, beside a service of an ordinary user: the tests of services run as root otherwise.
 #[test]
 fn nor_does_an_ordinary_users_service() {
     let name = |wanted: &str| std::env::vars_os().find(|(name, _)| name == wanted);
@@ -110,11 +110,12 @@ fn nor_does_an_ordinary_users_service() {
         .args([
             "--exact",
             "restart::a_service_that_is_started_again_loses_nothing",
+            "faults::the_service_to_start_again_is_the_user_s_own",
         ])
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(text.contains("1 passed"), "{output:?}");
+    assert!(text.contains("2 passed"), "{output:?}");
 }
 
 #[test]

@@ -26,7 +26,9 @@ use std::time::{Duration, Instant};
 use bollard::ClientVersion;
 use bollard::errors::Error as Refusal;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use tokio::runtime::Runtime;
 
 use crate::error::{Error, Kind, Result, ResultExt as _};
@@ -244,12 +246,18 @@ impl Service {
 }
 
 /// Asks a question that changes nothing until its answer is not one of a moment between two states.
-async fn settled<T, F: Future<Output = std::result::Result<T, Refusal>>>(
+async fn settled<T: DeserializeOwned, F: Future<Output = std::result::Result<T, Refusal>>>(
     question: impl Fn() -> F,
 ) -> std::result::Result<T, Refusal> {
     let deadline = Instant::now() + SETTLE;
     loop {
-        match question().await {
+        let answer = question().await;
+        if let Err(Refusal::JsonDataError { contents, .. }) = &answer
+            && let Some(understood) = in_dockers_words(contents)
+        {
+            return Ok(understood);
+        }
+        match answer {
             Err(refusal) if is_passing(&refusal) && Instant::now() < deadline => {
                 tokio::time::sleep(AGAIN).await;
             }
@@ -262,7 +270,6 @@ async fn settled<T, F: Future<Output = std::result::Result<T, Refusal>>>(
 /// process that ends meanwhile, or lists first and fails where one of the listed is gone by then.
 fn is_passing(refusal: &Refusal) -> bool {
     match refusal {
-        // A container's state that Docker does not have: "stopped".
         Refusal::JsonDataError { .. } => true,
         Refusal::DockerResponseServerError {
             status_code: 500,
@@ -272,6 +279,27 @@ fn is_passing(refusal: &Refusal) -> bool {
             .any(|passing| message.contains(passing)),
         _ => false,
     }
+}
+
+/// Reads an answer with a state of containers that Docker has no word for: to Podman one is "stopped" that has ended and was
+/// not cleaned up after, which may take long where there is no root. `None` where that is not what is wrong with it.
+fn in_dockers_words<T: DeserializeOwned>(answer: &str) -> Option<T> {
+    let mut answer: Value = serde_json::from_str(answer).ok()?;
+    let containers = match &mut answer {
+        Value::Array(all) => all.iter_mut().collect(),
+        one => vec![one],
+    };
+    for container in containers {
+        let state = container.get_mut("State")?;
+        let state = match state.is_object() {
+            true => state.get_mut("Status")?,
+            false => state,
+        };
+        if *state == "stopped" {
+            *state = "exited".into();
+        }
+    }
+    serde_json::from_value(answer).ok()
 }
 
 /// Ends when a signal has come or the starter is gone; never where there is none, and signals end the process as usual.
@@ -329,5 +357,31 @@ fn restart(flavour: Flavour) -> &'static str {
         (Flavour::Docker, _) => "sudo systemctl restart docker",
         (Flavour::Podman, true) => "systemctl restart podman.socket",
         (Flavour::Podman, false) => "systemctl --user restart podman.socket",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bollard::models::{ContainerInspectResponse, ContainerSummary};
+
+    use super::*;
+
+    #[test]
+    fn what_podman_calls_stopped_has_ended() {
+        let one = |state| {
+            format!(
+                r#"{{ "Id": "a", "State": {{ "Status": "{state}", "Running": false, "ExitCode": 3 }} }}"#
+            )
+        };
+        let read = |text: &str| in_dockers_words::<ContainerInspectResponse>(text);
+        let found = read(&one("stopped")).unwrap().state.unwrap();
+        assert_eq!((found.running, found.exit_code), (Some(false), Some(3)));
+        assert!(serde_json::from_str::<ContainerInspectResponse>(&one("stopped")).is_err());
+        let all = r#"[{ "Id": "a", "State": "running" }, { "Id": "b", "State": "stopped" }]"#;
+        let found = in_dockers_words::<Vec<ContainerSummary>>(all).unwrap();
+        assert_eq!(found[1].id.as_deref(), Some("b"));
+        for other in [&one("unheard of"), "[1]", "{}", "<html>"] {
+            assert_eq!(read(other), None, "{other}");
+        }
     }
 }
