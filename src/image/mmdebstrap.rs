@@ -30,7 +30,7 @@ pub(super) fn build(table: &Mmdebstrap, source_date: i64, cx: &mut BuildContext<
                     return Err(Error::unavailable(format!(
                         "snapshot {id} of {name} needs apt 2.9 or a configured archive; this host has apt {major}.{minor}"
                     ))
-                    .help(format!("set `{name}-snapshot = \"https://.../@SNAPSHOTID@/\"` under [mirrors] in config.toml")));
+                    .help(format!("set `{name}-snapshot = \"https://.../@SNAPSHOTID@/\"` under [mirror] in config.toml")));
                 }
                 // Stays in the image, so that packages installed later come from the same moment.
                 options.push(format!("APT::Snapshot \"{id}\""));

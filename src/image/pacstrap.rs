@@ -89,7 +89,7 @@ impl Server {
             Some(_) => ("arch-snapshot", "https://.../@DATE@"),
             None => ("arch", "https://.../archlinux"),
         };
-        let help = format!("set `{key} = \"{example}\"` under [mirrors] in config.toml");
+        let help = format!("set `{key} = \"{example}\"` under [mirror] in config.toml");
         let mirror = match (cx.mirrors.get(key), &table.snapshot) {
             (Some(mirror), Some(id)) => expand(mirror, id),
             (Some(mirror), None) => mirror.clone(),
