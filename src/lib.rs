@@ -33,6 +33,7 @@ pub mod metrics;
 pub mod ninja;
 pub mod ninja_log;
 pub mod observe;
+pub mod pins;
 pub mod plan;
 pub mod process;
 pub mod profile;

@@ -12,9 +12,9 @@ use std::time::Duration;
 use fs_err as fs;
 use jiff::Timestamp;
 use rockenv::spec::{BuildUser, Spec};
-use rockenv::store::snapshot::Freeze;
 use rockenv::store::images::Image;
 use rockenv::store::record::{self, Head, Origin, Record};
+use rockenv::store::snapshot::Freeze;
 use rockenv::store::{LockedEnv, Store, random_id};
 use support::loopfs::{Kind, LoopFs};
 
@@ -214,6 +214,7 @@ fn freeze(env: &mut LockedEnv<'_>, name: &str, key: Option<&str>) {
             },
             cost: None,
             prints: None,
+            pins: std::collections::BTreeMap::new(),
         },
         |_| {},
     )

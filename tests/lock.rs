@@ -408,3 +408,97 @@ run = "cd /cache/tarballs; mkdir -p z; [ -e z/a.tar ] || echo fetched > z/a.tar;
         .says(&["file `z/a.tar` in cache `tarballs` is another than the locked one"]);
     assert_eq!(fs::read_to_string(&file).unwrap(), "other\n");
 }
+
+/// A step that installs what upstream calls the newest, or what is locked.
+const INSTALL: &str = r#"
+[[volume]]
+name = "index"
+kind = "cache"
+target = "/cache/index"
+[[step]]
+name = "install"
+run = """
+read -r version < /cache/index/newest
+if [ -e /run/rockenv/pins/locked ]; then read -r name version digest < /run/rockenv/pins/locked; fi
+cp /cache/index/tool-$version $HOME/tool
+digest=$(sha256sum $HOME/tool | cut -c 1-64)
+echo "tool $version sha256:$digest" > /run/rockenv/pins/installed
+"""
+[[step]]
+name = "use"
+run = "cp $HOME/tool $HOME/used; [ ! -e /run/rockenv/pins/locked ]"
+"#;
+
+#[test]
+fn what_a_step_installs_is_locked_handed_back_and_compared() {
+    let (a, b) = (TestStore::new(), TestStore::new());
+    let env = a.env();
+    let lock = a.work().join(format!("profiles/{env}.lock"));
+    let publish = |store: &TestStore, version: &str, content: &str| {
+        let index = store.home().join("caches/index");
+        fs::create_dir_all(&index).unwrap();
+        fs::write(index.join("newest"), format!("{version}\n")).unwrap();
+        fs::write(index.join(format!("tool-{version}")), content).unwrap();
+    };
+    for store in [&a, &b] {
+        store.profile_named(env, INSTALL);
+        publish(store, "1", "one");
+    }
+    // What nobody has run yet is not known.
+    a.rockenv(&["lock", env]).ok();
+    assert!(!fs::read_to_string(&lock).unwrap().contains("tool"));
+    a.rockenv(&["up", env, "--locked"]).ok();
+    a.rockenv(&["lock", env]).ok().says(&["1 change"]);
+    let text = fs::read_to_string(&lock).unwrap();
+    assert!(text.contains("[step.pins]\ntool = \"1 sha256:"), "{text}");
+    a.rockenv(&["up", env, "--locked"])
+        .ok()
+        .says(&["nothing to do"]);
+
+    // Upstream goes on; the other store gets what is locked.
+    publish(&a, "2", "two");
+    publish(&b, "2", "two");
+    fs::copy(&lock, b.work().join(format!("profiles/{env}.lock"))).unwrap();
+    b.rockenv(&["up", env, "--locked"]).ok();
+    let used = ["exec", env, "--", "sh", "-c", "cat $HOME/used"];
+    b.rockenv(&used).ok().prints("one");
+    assert_eq!(keys(&a, env), keys(&b, env));
+
+    // A snapshot that was made without the lock file may be another one under the same key.
+    a.rockenv(&["up", env, "--rerun", "install"]).ok();
+    a.rockenv(&used).ok().prints("two");
+    for verb in ["up", "plan"] {
+        a.rockenv(&[verb, env, "--locked"]).exits(8).says(&[
+            "`tool` of step `install` is 1 in it, and 2 was installed",
+            &format!("rockenv up {env} --locked --rerun install"),
+        ]);
+    }
+    a.rockenv(&["lock", env]).ok().says(&["nothing changed"]);
+    let again = ["up", env, "--locked", "--rerun", "install"];
+    a.rockenv(&again).ok();
+    a.rockenv(&used).ok().prints("one");
+
+    // The same version with another content fails the step before anything is built on it.
+    publish(&a, "1", "other");
+    a.rockenv(&again)
+        .exits(8)
+        .says(&["`tool` 1 of step `install` has another content than the locked one"]);
+}
+
+#[test]
+fn offline_steps_have_no_network() {
+    let store = TestStore::new();
+    let env = store.env();
+    store.profile("[[step]]\nname = \"ask\"\nrun = \"cat /sys/class/net/*/address > $HOME/net; [ $(grep -c . $HOME/net) = 1 ]\"\n");
+    store.rockenv(&["image", "build", "base"]).ok();
+    store.rockenv(&["up", env, "--offline"]).ok();
+    store
+        .rockenv(&["exec", env, "--", "sh", "-c", "cat $HOME/net"])
+        .ok()
+        .prints("00:00:00:00:00:00");
+    store.profile("[[step]]\nname = \"fetch\"\nrun = \"false\"\n");
+    store.rockenv(&["up", env, "--offline"]).exits(5).says(&[
+        "step `fetch` failed",
+        "`--offline` kept the network from it",
+    ]);
+}

@@ -354,11 +354,107 @@ fn two_targets_from_source_to_wheels() {
         .rockenv(&["up", "--name", &case.env("a"), "gfx1103"])
         .ok()
         .says(&["nothing to do"]);
+    what_was_built_is_locked(&case);
     if !is_service() {
         symbols_of_one_part(&case);
     }
     a_touched_source_builds_what_uses_it(&case);
     remove(&case, &["a", "b"]);
+}
+
+/// What pip took from an index is in the lock file; the index has another wheel of that version then.
+fn wheels_of_an_index_are_locked(case: &Case) {
+    let file = case.store.work().join("w.lock");
+    let path = file.to_str().unwrap();
+    let what = ["gfx1103", "--from", "wheels"];
+    let lock = [&["lock"], &what[..], &["--file", path]].concat();
+    case.store.rockenv(&lock).ok();
+    let text = fs::read_to_string(&file).unwrap();
+    let table: toml::Table = text.parse().unwrap();
+    let pinned = |step: &str, package: &str| {
+        let steps = table["step"].as_array().unwrap().iter();
+        let mut steps = steps.filter(|found| found["name"].as_str() == Some(step));
+        steps.next().unwrap()["pins"][package]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    };
+    assert!(pinned("install-index", "rocm").contains(" sha256:"));
+    let torch = pinned("install-wheels", "torch");
+    let wheels = case.store.work().join("out/torch");
+    let wheel = fs::read_dir(&wheels)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    let wheel = wheel.filter(|path| path.to_str().unwrap().contains("/torch-"));
+    let wheel = wheel.last().unwrap();
+    let digest = run(Command::new("sha256sum").arg(&wheel));
+    assert!(torch.ends_with(&digest[..64]), "{torch} {digest}");
+    let env = case.env("w");
+    let up = [
+        "up",
+        "--name",
+        &env,
+        "--locked",
+        "--lock-file",
+        path,
+        "--rerun",
+        "install-wheels",
+    ];
+    let up = [&up[..], &what].concat();
+    case.store.rockenv(&up).ok();
+    run(Command::new("python3").args(["-c", OTHER]).arg(&wheel));
+    case.store.rockenv(&up).exits(8).says(&[
+        "`torch` ",
+        "of step `install-wheels` has another content than the locked one",
+    ]);
+}
+
+/// Gives a wheel another content: a comment at its end, which is part of no file in it.
+const OTHER: &str = "import sys, zipfile\nwith zipfile.ZipFile(sys.argv[1], 'a') as wheel: wheel.comment = b'other'";
+
+/// What TheRock said while it was built is in the lock file, and so are the keys that snapshots have.
+fn what_was_built_is_locked(case: &Case) {
+    let file = case.store.work().join("a.lock");
+    let path = file.to_str().unwrap();
+    case.store
+        .rockenv(&["lock", "gfx1103", "--file", path])
+        .ok();
+    let text = fs::read_to_string(&file).unwrap();
+    let lock: toml::Table = text.parse().unwrap();
+    let steps = lock["step"].as_array().unwrap();
+    let step = |name: &str| {
+        steps
+            .iter()
+            .find(|step| step["name"].as_str() == Some(name))
+    };
+    let prints = &step("configure-generic").unwrap()["prints"]["artifacts"];
+    assert_eq!(prints["base"].as_str().unwrap().len(), 64, "{text}");
+    let env = case.env("a");
+    let up = [
+        "up",
+        "--name",
+        &env,
+        "gfx1103",
+        "--locked",
+        "--lock-file",
+        path,
+    ];
+    case.store.rockenv(&up).ok().says(&["nothing to do"]);
+    // Up to the first step that was left out for want of a GPU.
+    let keys = case.keys(&["gfx1103", "--name", &env]);
+    for name in ["generic", "configure", "math-libs", "install-rocm"] {
+        let locked = step(name).unwrap()["key"].as_str().unwrap();
+        assert_eq!(locked, keys[name], "{name}");
+    }
+    let words = ["lock", "gfx1103", "--file", path];
+    case.store.rockenv(&words).ok().says(&["nothing changed"]);
+    // The keys of what is built after it stand on what TheRock said.
+    let base = prints["base"].as_str().unwrap();
+    fs::write(&file, text.replace(base, &"0".repeat(64))).unwrap();
+    case.store
+        .rockenv(&up)
+        .exits(8)
+        .says(&["step `compiler-runtime` is another than the locked one"]);
 }
 
 /// On a store that freezes build trees: a part of what is built is built again beside it, and nothing else.
@@ -536,6 +632,7 @@ fn a_build_that_begins_with_what_others_built() {
         .prints("torch for: gfx1103");
     assert_eq!(case.upstream.requests("/whl-multi-arch/torch/"), 1);
     what_artifacts_hold_is_given_up(&case);
+    wheels_of_an_index_are_locked(&case);
     remove(&case, &["a", "c", "r", "w"]);
 }
 

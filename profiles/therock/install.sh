@@ -13,10 +13,10 @@ if [ "$1" = --find-links ]; then
     version="==${version#rocm-}"
 fi
 python3 -m venv --clear /home/builder/venv
-/home/builder/venv/bin/pip install --requirement /therock/src/external-builds/pytorch/requirements-ci.txt
+python3 /opt/rockenv/pip.py /home/builder/venv --requirement /therock/src/external-builds/pytorch/requirements-ci.txt
 # `rocm` is a source package that decides at installation what it needs. In a cache that all envs share, pip would find the
 # wheel that it made for another target.
-/home/builder/venv/bin/pip install --no-cache-dir --pre "$@" "rocm[$extras]$version"
+python3 /opt/rockenv/pip.py /home/builder/venv --no-cache-dir --pre "$@" "rocm[$extras]$version"
 /home/builder/venv/bin/rocm-sdk version
 /home/builder/venv/bin/rocm-sdk targets
 /home/builder/venv/bin/rocm-sdk path --root

@@ -28,7 +28,7 @@ if [ -n "$missing" ]; then
 fi
 
 python3 -m venv /opt/therock
-/opt/therock/bin/pip install --requirement /therock/src/requirements.txt
+python3 /opt/rockenv/pip.py /opt/therock --requirement /therock/src/requirements.txt
 
 # Releases up to 0.18.0 damage libraries whose device code was split off. TheRock pins a version that does not.
 case $(patchelf --version 2>/dev/null || true) in

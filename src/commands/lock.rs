@@ -17,11 +17,12 @@ use crate::host;
 use crate::image::Recipe;
 use crate::image::recipe::{Pin, snapshot_id};
 use crate::lockfile::{
-    self, Change, LockedImage, LockedSource, LockedStep, Lockfile, Observed, VERSION,
+    self, Change, LockedImage, LockedPrints, LockedSource, LockedStep, Lockfile, Observed, VERSION,
 };
+use crate::pins::Pins;
 use crate::signals::{Cancel, Signals};
 use crate::source::{Git, Repository};
-use crate::spec::{self, VolumeKind, VolumeSource};
+use crate::spec::{self, Step, VolumeKind, VolumeSource};
 use crate::store::Store;
 use crate::ui::event::Event;
 use crate::ui::{Format, Reporter};
@@ -225,14 +226,44 @@ impl Work<'_> {
                 locked.submodules = git.submodules(directory, inside)?;
             }
         }
-        let steps = pinned::whole(prepared, &lock)?.steps.into_iter();
-        lock.steps = steps
-            .map(|step| LockedStep {
+        lock.steps = self.steps(prepared, &lock)?;
+        Ok(lock)
+    }
+
+    /// Returns the steps, with what those that have run here have left, or had when they were locked.
+    fn steps(&self, prepared: &mut Prepared, lock: &Lockfile) -> Result<Vec<LockedStep>> {
+        let mut left = BTreeMap::new();
+        for step in prepared.resolve(Some(self.store))?.steps {
+            if let Some(layer) = self.store.layer(step.key.as_str())? {
+                left.insert(step.name, layer);
+            }
+        }
+        // As with all the rest, what is locked stays.
+        let old = self.old.filter(|_| !self.updates(ALL));
+        let prints = |step: &Step| {
+            old.and_then(|old| pinned::locked_prints(old, step))
+                .or_else(|| left.get(&step.name)?.prints.clone())
+        };
+        let spec = pinned::whole(prepared, lock, &prints)?;
+        let locked = spec.steps.into_iter().map(|step| {
+            let layer = left.get(&step.name);
+            let old = old.and_then(|old| old.step(&step.name));
+            let old = old.filter(|old| old.key == step.key && !old.pins.is_empty());
+            LockedStep {
+                prints: step
+                    .fingerprints
+                    .as_ref()
+                    .and_then(|_| Some(LockedPrints::new(&prints(&step)?))),
+                pins: match (old, layer) {
+                    (Some(old), _) => old.pins.clone(),
+                    (None, Some(layer)) => layer.pins.clone(),
+                    (None, None) => Pins::new(),
+                },
                 name: step.name,
                 key: step.key,
-            })
-            .collect();
-        Ok(lock)
+            }
+        });
+        Ok(locked.collect())
     }
 
     fn git<'a>(&self, prepared: &'a Prepared) -> Git<'a> {

@@ -11,11 +11,13 @@ use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::lockfile::{self, Choices, Fetched, Lockfile};
 use crate::ninja;
+use crate::plan::Plan;
 use crate::profile::hex;
 use crate::source::Repository;
-use crate::spec::{self, BuildUser, Spec, VolumeSource};
+use crate::spec::{self, BuildUser, Spec, Step, VolumeSource};
 use crate::store::Store;
 use crate::target::Target;
+use crate::therock::Prints;
 
 /// A lock file that an env is built from.
 #[derive(Clone, Debug)]
@@ -201,11 +203,42 @@ pub(super) fn check_steps(prepared: &Prepared) -> Result<()> {
     if !inputs.all(known) {
         return Ok(());
     }
-    let differences = lockfile::steps(&pinned.lock, &whole(prepared, &pinned.lock)?);
+    let prints = |step: &Step| locked_prints(&pinned.lock, step);
+    let spec = whole(prepared, &pinned.lock, &prints)?;
+    let differences = lockfile::steps(&pinned.lock, &spec);
     match differences.is_empty() {
         true => Ok(()),
         false => Err(pinned.drift(&differences)),
     }
+}
+
+/// Refuses snapshots that an env would stand on and whose steps did not come out as it is locked.
+pub(super) fn check_built(prepared: &Prepared, store: &Store, plan: &Plan) -> Result<()> {
+    let (Some(pinned), Some(start)) = (&prepared.pinned, &plan.start) else {
+        return Ok(());
+    };
+    // The first step's is the last of a chain.
+    for layer in store.chain(start)?.iter().rev() {
+        let Some(locked) = pinned
+            .lock
+            .step(&layer.title)
+            .filter(|_| layer.key.is_some())
+        else {
+            continue;
+        };
+        let differences = match layer.pins.is_empty() {
+            // Found at a service: what its step said is forgotten.
+            true if layer.kept.is_some() => Vec::new(),
+            _ => lockfile::left(locked, layer.prints.as_ref(), &layer.pins),
+        };
+        if !differences.is_empty() {
+            let again = pinned.command.replacen("rockenv lock", "rockenv up", 1);
+            let again = again.replacen(" --file ", " --lock-file ", 1);
+            let again = format!("{again} --locked --rerun {}", layer.title);
+            return Err(lockfile::drift(&pinned.path, &differences, &again));
+        }
+    }
+    Ok(())
 }
 
 /// Says in the spec which checkouts the env is built from: a locked commit may have one of its own, and later commands find
@@ -229,11 +262,15 @@ pub(super) fn follow_sources(
     }
 }
 
-/// Resolves as on every machine alike: with a GPU, and the lock file's build user.
-pub(super) fn whole(prepared: &Prepared, lock: &Lockfile) -> Result<Spec> {
+/// Resolves as on every machine alike: with a GPU, the lock file's build user, and the fingerprints by TheRock that `prints` has for
+/// a step. Where it has none, what they stand for is in the keys without them.
+pub(super) fn whole(
+    prepared: &Prepared,
+    lock: &Lockfile,
+    prints: &dyn Fn(&Step) -> Option<Prints>,
+) -> Result<Spec> {
     let mut inputs = prepared.inputs.clone();
     inputs.without_gpu = None;
-    // TheRock's own are known after a build only; what they stand for is in the keys without them.
     inputs.prints.clear();
     let number = |text: &str| text.parse::<u32>().ok();
     let numbers = lock.build_user.split_once(':');
@@ -245,7 +282,21 @@ pub(super) fn whole(prepared: &Prepared, lock: &Lockfile) -> Result<Spec> {
         ))
     })?;
     inputs.user = BuildUser::new(uid, gid);
-    spec::resolve(&prepared.profile, &inputs)
+    loop {
+        let spec = spec::resolve(&prepared.profile, &inputs)?;
+        let open = spec.open.as_ref().and_then(|name| spec.step(name));
+        let Some((step, prints)) = open.and_then(|step| Some((step, prints(step)?))) else {
+            return Ok(spec);
+        };
+        inputs.prints.insert(step.key.clone(), prints);
+    }
+}
+
+/// Returns TheRock's fingerprints that a lock file has for a step.
+pub(super) fn locked_prints(lock: &Lockfile, step: &Step) -> Option<Prints> {
+    let locked = lock.step(&step.name)?;
+    let prints = locked.prints.as_ref()?.prints();
+    (locked.key == step.key).then_some(prints)
 }
 
 /// Returns the files that rockenv fetches for the env, by name.

@@ -37,6 +37,9 @@ pub fn plan(cx: &Context, args: UpArgs) -> Result<()> {
             &options(&args),
         ),
     };
+    if let Some(store) = &store {
+        pinned::check_built(&prepared, store, &plan)?;
+    }
     notes.extend(plan.notes.iter().cloned());
     let fingerprints = prepared.fingerprints_said(&spec);
     let (root, record) = match &store {

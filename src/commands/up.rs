@@ -67,7 +67,7 @@ pub struct UpArgs {
     /// The lock file [default: where `lock` writes it]
     #[arg(long, value_name = "FILE", requires = "locked")]
     lock_file: Option<PathBuf>,
-    /// Fetch nothing: images and sources must be there
+    /// Fetch nothing: images and sources must be there, and steps get no network
     #[arg(long)]
     offline: bool,
     /// Go on although the machine has too little disk or memory
@@ -278,6 +278,7 @@ fn attempt(
         env.keep_lock(&pinned.lock)?;
     }
     let (observed, plan) = plan_for(store, Some(&env), prepared, &spec, options)?;
+    pinned::check_built(prepared, store, &plan)?;
     if plan.is_empty() && env.record().is_some() {
         // What is in no key may have changed all the same: variables for using what was built.
         if store.spec(&spec.name).ok().as_ref() != Some(&spec) {
@@ -371,10 +372,12 @@ fn attempt(
         files: &prepared.files,
         sources: &sources,
         fingerprints: &prepared.inputs.fingerprints,
+        locked: prepared.pinned.as_ref().map(|pinned| &pinned.lock),
         hooks: &prepared.hooks,
         host: &prepared.host,
         config: &cx.config,
         gpu: prepared.gpu.as_ref(),
+        offline: args.offline,
         sizing: &prepared.sizing,
         signals,
         reporter,

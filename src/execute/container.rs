@@ -13,6 +13,7 @@ use crate::engine::{Bind, Container, Device, Limits, Root};
 use crate::error::{Error, Kind, Result};
 use crate::host::Host;
 use crate::ninja;
+use crate::pins;
 use crate::spec::{Access, Spec, Step, Volume, VolumeKind, VolumeSource};
 use crate::store::{LockedEnv, Store, random_id};
 
@@ -40,7 +41,7 @@ pub fn of_step(
 ) -> Result<Container> {
     let builder = matches!(step.user, crate::spec::User::Builder);
     let volumes = spec.visible(step).collect::<Vec<_>>();
-    build(
+    let mut container = build(
         env,
         store,
         spec,
@@ -54,7 +55,14 @@ pub fn of_step(
             devices,
             builder,
         },
-    )
+    )?;
+    container.binds.push(Bind {
+        source: env.run_dir().join(pins::NAME),
+        target: pins::INSIDE.to_owned(),
+        read_only: false,
+        view: None,
+    });
+    Ok(container)
 }
 
 /// Returns the container of `exec` and `shell`, which sees every volume and the network.
@@ -270,12 +278,16 @@ fn container_id(env: &str) -> Result<String> {
 
 /// Removes what existed only while the container ran.
 pub fn clean(store: &Store, run: &Path) -> Result<()> {
-    for (name, _) in TEMPORARY {
-        let directory = run.join(name);
-        // Empty as a rule: then nothing has to wait in the trash.
-        if fs::remove_dir(&directory).is_err() {
-            store.discard(&directory)?;
-        }
+    TEMPORARY
+        .iter()
+        .try_for_each(|(name, _)| discard(store, &run.join(name)))
+}
+
+/// Removes a directory of a container that is gone, with what it left there.
+pub(super) fn discard(store: &Store, directory: &Path) -> Result<()> {
+    // Empty as a rule: then nothing has to wait in the trash.
+    match fs::remove_dir(directory) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => store.discard(directory),
+        _ => Ok(()),
     }
-    Ok(())
 }

@@ -8,6 +8,7 @@ pub mod attend;
 pub mod container;
 mod durable;
 pub mod inspect;
+mod left;
 pub mod log;
 pub mod mask;
 mod meter;
@@ -26,6 +27,7 @@ use jiff::Timestamp;
 
 use admit::Admitted;
 pub use attend::Ending;
+use left::Left;
 use mask::Mask;
 use outcome::Ran;
 use room::Room;
@@ -42,6 +44,7 @@ use crate::gpu::{self, Grant};
 use crate::hook::Hook;
 use crate::host::Host;
 use crate::jobs::Sizing;
+use crate::lockfile::Lockfile;
 use crate::metrics::Row;
 use crate::plan::{Action, Plan, Volumes};
 use crate::profile::CopyFiles;
@@ -52,7 +55,6 @@ use crate::store::layer;
 use crate::store::record::{Cost, Failed, Origin, Outcome, Record, Snapshot, StepRecord};
 use crate::store::snapshot::Freeze;
 use crate::store::{LockedEnv, Store};
-use crate::therock::{Checkout, Prints};
 use crate::ui::Reporter;
 use crate::ui::event::{self, Event};
 use crate::usage;
@@ -74,6 +76,8 @@ pub struct Execution<'a, 'store> {
     pub sources: &'a BTreeMap<String, PathBuf>,
     /// What they hold, for those with hooks.
     pub fingerprints: &'a BTreeMap<String, String>,
+    /// The lock file that everything has to be as, if there is one.
+    pub locked: Option<&'a Lockfile>,
     /// The hooks of the spec, by name.
     pub hooks: &'a BTreeMap<String, Hook>,
     /// The machine.
@@ -82,6 +86,8 @@ pub struct Execution<'a, 'store> {
     pub gpu: Option<&'a Grant>,
     /// Configuration, for variables from the host.
     pub config: &'a Config,
+    /// Whether steps get no network, whatever they ask for.
+    pub offline: bool,
     /// What may run at once.
     pub sizing: &'a Sizing,
     /// The user's signals.
@@ -424,8 +430,12 @@ impl Execution<'_, '_> {
             tree = self.env.thaw(parent.as_deref())?;
             ran = self.contain(index, step, &tree, parent.as_deref(), &log, jobs, &views)?;
         }
+        let left = match ran.ending {
+            Ending::Exited { code: 0, .. } => self.left(step)?,
+            _ => Left::default(),
+        };
         let code = match ran.ending {
-            Ending::Exited { code: 0, .. } => {
+            Ending::Exited { code: 0, .. } if left.drift.is_empty() => {
                 self.measure(step, Outcome::Done, jobs, &ran, lookups)?;
                 let done = ran.record(step, Outcome::Done, None);
                 let layer = self.env.freeze(
@@ -439,7 +449,8 @@ impl Execution<'_, '_> {
                             bytes: ran.frozen,
                             wall_ms: ran.cost.wall_ms,
                         }),
-                        prints: self.prints(step)?,
+                        prints: left.prints,
+                        pins: left.pins,
                     },
                     |record| put_step(record, done),
                 )?;
@@ -456,7 +467,14 @@ impl Execution<'_, '_> {
                 .discard(&self.env.directory().join("trees").join(&tree))?;
             return Ok(Err(Ended::Interrupted(signal)));
         }
-        let (kind, message) = ran.explain(step, jobs, step::memory_max(self.spec, self.host));
+        let (kind, message) = match left.drift.is_empty() {
+            true => ran.explain(step, jobs, step::memory_max(self.spec, self.host)),
+            false => (Kind::Drift, left.explain(step)),
+        };
+        let message = match self.offline && step.network {
+            true => format!("{message}; `--offline` kept the network from it"),
+            false => message,
+        };
         let record = ran.record(step, Outcome::Failed, Some(message.clone()));
         let failed = Failed {
             step: step.name.clone(),
@@ -485,31 +503,6 @@ impl Execution<'_, '_> {
             tail: ran.tail,
             log,
         }))))
-    }
-
-    /// Reads the fingerprints that a step has left for the keys of later ones.
-    fn prints(&self, step: &Step) -> Result<Option<Prints>> {
-        let Some(at) = &step.fingerprints else {
-            return Ok(None);
-        };
-        let volumes = &self.env.known_record()?.head.volumes;
-        let Some(id) = volumes.get(&at.volume) else {
-            return Ok(None);
-        };
-        let source = step.inputs.iter().find_map(|name| {
-            let source = self.sources.get(name)?;
-            Checkout::is_one(source).then_some(source.as_path())
-        });
-        let read = Prints::read(&self.store.volume_dir(id).join(&at.path), source);
-        Ok(Some(read.unwrap_or_else(|error| {
-            let message = format!(
-                "step `{}` left no fingerprints of TheRock ({}): that of the source stands in",
-                step.name,
-                error.chain().join(": ")
-            );
-            self.reporter.emit(&Event::Warning { message });
-            Prints::none()
-        })))
     }
 
     /// Returns by how much a step's tree is larger than what it stands on, in allocated bytes.
@@ -605,7 +598,8 @@ impl Execution<'_, '_> {
             &self.sizing.facts(jobs),
             self.host.root.then(|| gpu::groups(&devices)),
         )?;
-        let container = container::of_step(
+        self.offer(step)?;
+        let mut container = container::of_step(
             self.env,
             self.store,
             self.spec,
@@ -616,6 +610,7 @@ impl Execution<'_, '_> {
             self.host,
             devices,
         )?;
+        container.network &= !self.offline;
         let fifo = self.env.run_dir().join(container::FIFO);
         let gauge = Gauge::open(&self.store.jobs_file(), &fifo, self.env.name());
         let (ticket, claim) = claim.pass(jobs, fifo);

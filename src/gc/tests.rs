@@ -78,6 +78,7 @@ fn frozen(id: &str, parent: Option<&str>, bytes: u64, seconds: u64) -> Frozen {
                 wall_ms: seconds * 1000,
             }),
             prints: None,
+            pins: crate::pins::Pins::new(),
         },
         bytes,
     }

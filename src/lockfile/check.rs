@@ -3,27 +3,64 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use super::{Fetched, LockedImage, LockedSource, Lockfile};
+use super::{Fetched, LockedImage, LockedPrints, LockedSource, LockedStep, Lockfile};
 use crate::error::{Error, Kind};
+use crate::pins::{self, Pins};
 use crate::spec::{Spec, VolumeKind, VolumeSource};
 use crate::store::images::Image;
 use crate::target::Target;
+use crate::therock::Prints;
 
 /// How many differences an error tells of.
 const SHOWN: usize = 5;
 
 /// Makes the error for what differs from the lock file at `path`; `command` makes the file anew.
 pub fn drift(path: &Path, differences: &[String], command: &str) -> Error {
+    let shown = some(differences);
+    Error::new(
+        Kind::Drift,
+        format!("`{}` is not met: {shown}", path.display()),
+    )
+    .help(command)
+}
+
+/// Returns the first differences, and how many more there are.
+pub fn some(differences: &[String]) -> String {
     let mut shown: Vec<&str> = differences.iter().take(SHOWN).map(String::as_str).collect();
     let more = format!("and {} more", differences.len().saturating_sub(SHOWN));
     if differences.len() > SHOWN {
         shown.push(&more);
     }
-    Error::new(
-        Kind::Drift,
-        format!("`{}` is not met: {}", path.display(), shown.join("; ")),
-    )
-    .help(command)
+    shown.join("; ")
+}
+
+/// Compares what a step left with what is locked of it.
+pub fn left(locked: &LockedStep, found: Option<&Prints>, pins: &Pins) -> Vec<String> {
+    let mut differences = match locked.pins.is_empty() {
+        true => Vec::new(),
+        false => pins::differences(&locked.name, &locked.pins, pins),
+    };
+    let found = found.map(LockedPrints::new);
+    if let (Some(prints), Some(found)) = (&locked.prints, found) {
+        let (old, new) = (&prints.artifacts, &found.artifacts);
+        let names: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
+        let other = names
+            .into_iter()
+            .filter(|name| old.get(*name) != new.get(*name));
+        differences.extend(other.map(|name| {
+            format!(
+                "TheRock's fingerprint of `{name}` after step `{}` is another than the locked one",
+                locked.name
+            )
+        }));
+        if prints.stages != found.stages {
+            differences.push(format!(
+                "TheRock's stages after step `{}` are others than the locked ones",
+                locked.name
+            ));
+        }
+    }
+    differences
 }
 
 /// Compares what is built for: profile, targets, variant, way and the parameters that were given.
@@ -390,6 +427,30 @@ mod tests {
         assert_eq!(
             hooks(&lock, &now),
             ["hook `h` is in it, and not in use", "hook `i` is not in it"]
+        );
+    }
+
+    #[test]
+    fn what_a_step_left_is_compared_as_far_as_it_is_locked() {
+        let lock = example();
+        let none = Pins::new();
+        // What was not known when it was locked is not compared.
+        let first = lock.step("z-first").unwrap();
+        assert!(left(first, Some(&Prints::none()), &first.pins).is_empty());
+        assert_eq!(
+            one(&left(first, None, &none)),
+            "`meson` of step `z-first` is 1.7.0 in it, and nothing was installed"
+        );
+        let second = lock.step("a-second").unwrap();
+        let mut prints = second.prints.as_ref().unwrap().prints();
+        assert_eq!(prints.artifacts["blas"], None);
+        assert!(left(second, Some(&prints), &none).is_empty());
+        prints
+            .artifacts
+            .insert("blas".to_owned(), Some("0".to_owned()));
+        assert_eq!(
+            one(&left(second, Some(&prints), &none)),
+            "TheRock's fingerprint of `blas` after step `a-second` is another than the locked one"
         );
     }
 

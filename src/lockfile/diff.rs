@@ -149,6 +149,13 @@ pub fn changes(a: &Lockfile, b: &Lockfile) -> Vec<Change> {
         &flat(a.files.iter()),
         &flat(b.files.iter()),
     );
+    let pins = |lock: &Lockfile| flat(lock.steps.iter().map(|step| (&step.name, &step.pins)));
+    compare(&mut found, "installed", &pins(a), &pins(b));
+    let prints = |lock: &Lockfile| {
+        let left = lock.steps.iter();
+        flat(left.filter_map(|step| Some((&step.name, &step.prints.as_ref()?.artifacts))))
+    };
+    compare(&mut found, "fingerprint", &prints(a), &prints(b));
     steps(&mut found, a, b);
     found
 }

@@ -210,9 +210,19 @@ mod tests {
         name = "z-first"
         key = "6cff91b4516e742a98cc06077fbfda396384d0eb3085b3b7f44d6cfc335f2d5f"
 
+        [step.pins]
+        meson = "1.7.0 sha256:7777777777777777777777777777777777777777777777777777777777777777"
+
         [[step]]
         name = "a-second"
         key = "55565a698aa3e80704d6179f1be0fd48ef5663140ec730993fbd74e30544414f"
+
+        [step.prints.artifacts]
+        base = "8888888888888888888888888888888888888888888888888888888888888888"
+        blas = ""
+
+        [step.prints.stages]
+        math = ["blas"]
 
         [observed]
         time = "2026-01-02T03:04:05Z"

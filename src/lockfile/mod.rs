@@ -8,19 +8,23 @@ mod check;
 mod diff;
 mod file;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-pub use check::{Choices, built, choices, drift, fetched, hooks, image, source, sources, steps};
+pub use check::{
+    Choices, built, choices, drift, fetched, hooks, image, left, some, source, sources, steps,
+};
 pub use diff::{Change, Verb, changes};
 pub use file::{parse, place, read, write};
 
 use crate::image::Package;
 use crate::image::recipe::Pin;
+use crate::pins::Pins;
 use crate::spec::StepKey;
 use crate::store::images::Image;
+use crate::therock::Prints;
 
 /// Version of the format. A file of a newer one is refused, one of an older one always read.
 pub const VERSION: u32 = 1;
@@ -67,6 +71,13 @@ pub struct Lockfile {
     pub steps: Vec<LockedStep>,
     /// What the machine was that it was locked on.
     pub observed: Observed,
+}
+
+impl Lockfile {
+    /// Returns the step of a name.
+    pub fn step(&self, name: &str) -> Option<&LockedStep> {
+        self.steps.iter().find(|step| step.name == name)
+    }
 }
 
 /// An image as it was built.
@@ -186,6 +197,47 @@ pub struct LockedStep {
     pub name: String,
     /// Key of its snapshot.
     pub key: StepKey,
+    /// What it fetched by itself: versions and digests, as far as it said so and had run when this was written.
+    #[serde(default, skip_serializing_if = "Pins::is_empty")]
+    pub pins: Pins,
+    /// TheRock's fingerprints that it left for the keys of later steps, if it had run when this was written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prints: Option<LockedPrints>,
+}
+
+/// TheRock's fingerprints after a step that configures it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LockedPrints {
+    /// Artifacts with their fingerprints, empty where TheRock has none.
+    pub artifacts: BTreeMap<String, String>,
+    /// The artifacts of each stage.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub stages: BTreeMap<String, BTreeSet<String>>,
+}
+
+impl LockedPrints {
+    /// Describes what a step left.
+    pub fn new(prints: &Prints) -> Self {
+        let artifacts = prints.artifacts.iter();
+        Self {
+            artifacts: artifacts
+                .map(|(name, print)| (name.clone(), print.clone().unwrap_or_default()))
+                .collect(),
+            stages: prints.stages.clone(),
+        }
+    }
+
+    /// Returns them as a step leaves them.
+    pub fn prints(&self) -> Prints {
+        let artifacts = self.artifacts.iter();
+        Prints {
+            artifacts: artifacts
+                .map(|(name, print)| (name.clone(), (!print.is_empty()).then(|| print.clone())))
+                .collect(),
+            stages: self.stages.clone(),
+        }
+    }
 }
 
 /// A machine, as it was seen.
@@ -260,10 +312,23 @@ pub(crate) mod tests {
                 LockedStep {
                     name: "z-first".to_owned(),
                     key: StepKey::base("one"),
+                    pins: BTreeMap::from([(
+                        "meson".to_owned(),
+                        format!("1.7.0 sha256:{}", digest("7")),
+                    )]),
+                    prints: None,
                 },
                 LockedStep {
                     name: "a-second".to_owned(),
                     key: StepKey::base("two"),
+                    pins: Pins::new(),
+                    prints: Some(LockedPrints {
+                        artifacts: BTreeMap::from([
+                            ("blas".to_owned(), String::new()),
+                            ("base".to_owned(), digest("8")),
+                        ]),
+                        stages: BTreeMap::from([("math".to_owned(), ["blas".to_owned()].into())]),
+                    }),
                 },
             ],
             observed: Observed {

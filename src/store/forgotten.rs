@@ -118,6 +118,7 @@ impl LockedEnv<'_> {
                 volumes: BTreeMap::new(),
                 cost: None,
                 prints: None,
+                pins: crate::pins::Pins::new(),
                 kept: Some(super::service::Kept {
                     socket: service.socket.clone(),
                     image: frozen.image,

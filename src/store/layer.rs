@@ -15,6 +15,7 @@ use super::service::Kept;
 use super::{Store, atomic, random_id};
 use crate::engine::Root;
 use crate::error::{Error, Result, ResultExt as _};
+use crate::pins::Pins;
 use crate::rootfs::{self, Method};
 use crate::therock::Prints;
 
@@ -62,6 +63,9 @@ pub struct Layer {
     /// The fingerprints that its step found.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prints: Option<Prints>,
+    /// What its step says that it fetched by itself.
+    #[serde(default, skip_serializing_if = "Pins::is_empty")]
+    pub pins: Pins,
 }
 
 /// What it took to make a layer, which `gc` weighs.

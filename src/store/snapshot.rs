@@ -11,6 +11,7 @@ use super::layer::{Layer, VolumeState, boot_id};
 use super::record::{Head, Origin, Record, Snapshot};
 use super::{LockedEnv, check_name, random_id};
 use crate::error::{Error, Kind, Result};
+use crate::pins::Pins;
 use crate::rootfs;
 use crate::therock::Prints;
 
@@ -31,6 +32,8 @@ pub struct Freeze<'a> {
     pub cost: Option<super::layer::Cost>,
     /// Fingerprints that the step found.
     pub prints: Option<Prints>,
+    /// What the step says that it fetched by itself.
+    pub pins: Pins,
 }
 
 impl LockedEnv<'_> {
@@ -77,6 +80,7 @@ impl LockedEnv<'_> {
             kept,
             cost: freeze.cost,
             prints: freeze.prints.clone(),
+            pins: freeze.pins.clone(),
         };
         let snapshot = Snapshot {
             name: freeze.name.to_owned(),
@@ -213,6 +217,7 @@ impl LockedEnv<'_> {
                 origin,
                 cost: None,
                 prints: None,
+                pins: Pins::new(),
             },
             |_| {},
         )?;
