@@ -121,25 +121,49 @@ impl Watched {
     }
 }
 
+/// Tries something that needs all tokens until it succeeds: while memory is short, whoever of this machine took it, they are
+/// withheld. Where it is not short, it succeeds at once.
+fn until_memory_is_free(what: &str, mut attempt: impl FnMut() -> bool) {
+    let stalled = || -> f64 {
+        let text = fs::read_to_string("/proc/pressure/memory").unwrap_or_default();
+        let share = text.split("avg10=").nth(1).unwrap_or_default();
+        let share = share.split(' ').next().unwrap_or_default();
+        share.parse().unwrap_or(0.0)
+    };
+    for _ in 0..20 {
+        let before = stalled();
+        if attempt() {
+            return;
+        }
+        let most = before.max(stalled());
+        assert!(most >= 1.0, "{what}, with memory free");
+        std::thread::sleep(Duration::from_secs(3));
+    }
+    panic!("{what}, and memory is short all the time");
+}
+
 #[test]
 fn nested_builds_never_run_more_compilers_than_the_budget() {
     let watched = Watched::new();
     let build = "tree 4 4 0.1; ninja";
     let mut index = 0;
     for (budget, envs, least) in [(4, 1, 4), (4, 2, 3), (4, 4, 3), (2, 4, 2)] {
-        let names: Vec<String> = (0..envs)
-            .map(|_| {
-                index += 1;
-                watched.profile(index, "ninja = true", &[build])
-            })
-            .collect();
-        watched.all(budget, &names);
-        let (most, all) = watched.events();
-        assert_eq!(all, 16 * envs, "{budget} {envs}");
-        assert!(
-            (least..=budget as usize).contains(&most),
-            "{most} compilers at once in {envs} envs with a budget of {budget}"
-        );
+        until_memory_is_free("too few compilers at once", || {
+            let names: Vec<String> = (0..envs)
+                .map(|_| {
+                    index += 1;
+                    watched.profile(index, "ninja = true", &[build])
+                })
+                .collect();
+            watched.all(budget, &names);
+            let (most, all) = watched.events();
+            assert_eq!(all, 16 * envs, "{budget} {envs}");
+            assert!(
+                most <= budget as usize,
+                "{most} compilers at once in {envs} envs with a budget of {budget}"
+            );
+            most >= least
+        });
     }
     // Without the jobserver they are many, here as anywhere.
     let name = watched.profile(
@@ -178,10 +202,14 @@ fn tokens_of_a_killed_client_come_back() {
     let watched = Watched::new();
     let script = "tree 1 8 0.5; (cd sub1; ninja & sleep 0.3; kill -9 $!; wait $! || true); sleep 3
         echo again > /log/again; rm -f /log/events; tree 1 8 0.2; rm -f sub1/o*; ninja";
-    let name = watched.profile(1, "ninja = true", &[script]);
-    watched.all(4, &[name]);
-    assert!(watched.log.join("again").exists());
-    assert_eq!(watched.events(), (4, 8));
+    let mut index = 0;
+    until_memory_is_free("tokens that a killed client had are lost", || {
+        index += 1;
+        let name = watched.profile(index, "ninja = true", &[script]);
+        watched.all(4, &[name]);
+        fs::remove_file(watched.log.join("again")).expect("the second build began");
+        watched.events() == (4, 8)
+    });
 }
 
 #[test]

@@ -20,14 +20,14 @@ const WAITS: &str = "volume = [{ name = 'b', kind = 'build', target = '/b' }, { 
      until [ -e /out/go ]; do sleep 0.05; done; cat ~/one; echo two > ~/two'''\n";
 
 /// A service of the test's own.
-struct Own {
+pub(crate) struct Own {
     child: Child,
     directory: PathBuf,
     engine: String,
 }
 
 impl Own {
-    fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let engine = std::env::vars_os()
             .find(|(name, _)| name == "ROCKENV_TEST_ENGINE")
             .expect("run by tests/service")
@@ -54,7 +54,7 @@ impl Own {
         }
     }
 
-    fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.directory.join(format!("{}.sock", self.engine))
     }
 
@@ -66,7 +66,7 @@ impl Own {
         Background::start(command)
     }
 
-    fn run(&self, store: &TestStore, arguments: &[&str]) -> Ran {
+    pub(crate) fn run(&self, store: &TestStore, arguments: &[&str]) -> Ran {
         self.begin(store, arguments).wait()
     }
 
