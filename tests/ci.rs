@@ -7,6 +7,8 @@
 
 mod support;
 
+#[path = "ci/kubernetes.rs"]
+mod kubernetes;
 #[path = "ci/output.rs"]
 mod output;
 #[path = "ci/pipelines.rs"]

@@ -44,6 +44,8 @@ pub enum MatrixCommand {
     Gitlab(write::PipelineArgs),
     /// Print a script that submits the envs to Slurm, or run it
     Slurm(write::SlurmArgs),
+    /// Print jobs for Kubernetes
+    Kubernetes(write::KubernetesArgs),
 }
 
 /// Which envs.
@@ -81,6 +83,7 @@ pub fn matrix(cx: &Context, command: &MatrixCommand) -> Result<u8> {
         MatrixCommand::Github(args) => write::github(cx, args).map(|()| 0),
         MatrixCommand::Gitlab(args) => write::gitlab(cx, args).map(|()| 0),
         MatrixCommand::Slurm(args) => write::slurm(cx, args).map(|()| 0),
+        MatrixCommand::Kubernetes(args) => write::kubernetes(cx, args).map(|()| 0),
     }
 }
 

@@ -4,6 +4,7 @@
 pub mod github;
 pub mod gitlab;
 pub mod jobs;
+pub mod kubernetes;
 pub mod pipeline;
 pub mod slurm;
 

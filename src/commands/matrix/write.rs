@@ -12,6 +12,7 @@ use crate::context::Context;
 use crate::error::{Error, Result, ResultExt as _};
 use crate::host::Host;
 use crate::matrix::jobs::{Env, Job, Runners, Shard, jobs};
+use crate::matrix::kubernetes::{self, Cluster};
 use crate::matrix::pipeline::{Calls, Common, Pipeline, Size, whole, words};
 use crate::matrix::slurm::{self, Site};
 use crate::matrix::{Cell, cells, common, github, gitlab};
@@ -92,6 +93,21 @@ pub struct SlurmArgs {
     submit: bool,
 }
 
+/// Arguments of `matrix kubernetes`.
+#[derive(Debug, Args)]
+pub struct KubernetesArgs {
+    #[command(flatten)]
+    part: Part,
+    #[command(flatten)]
+    call: Call,
+    /// Container image that has rockenv in it
+    #[arg(long, value_name = "IMAGE")]
+    image: String,
+    /// Claim on the volume that the store is on
+    #[arg(long, value_name = "NAME")]
+    claim: String,
+}
+
 /// Prints the jobs on one line, which is what CI systems read from an output.
 pub(super) fn json(cx: &Context, args: &JsonArgs) -> Result<()> {
     let runners = runners(args.runners.as_deref())?.unwrap_or_default();
@@ -151,6 +167,17 @@ pub(super) fn slurm(cx: &Context, args: &SlurmArgs) -> Result<()> {
         })
         .context(|| "cannot submit the jobs to Slurm".to_owned())?;
     cx.ui.data(&String::from_utf8_lossy(&submitted));
+    Ok(())
+}
+
+/// Prints jobs for Kubernetes.
+pub(super) fn kubernetes(cx: &Context, args: &KubernetesArgs) -> Result<()> {
+    let cluster = Cluster {
+        image: args.image.clone(),
+        claim: args.claim.clone(),
+    };
+    let pipeline = pipeline(cx, &args.part, &args.call, &Runners::scheduled(), true)?;
+    cx.ui.data(&kubernetes::manifest(&pipeline, &cluster));
     Ok(())
 }
 
