@@ -21,6 +21,7 @@ pub fn wanted(profile: &Profile, spec: &Spec) -> Vec<Wanted> {
                 key: found.key.to_string(),
                 incremental: found.incremental,
                 skip: None,
+                aside: found.is_aside(),
             });
         } else if let Some(skipped) = spec
             .skipped
@@ -32,6 +33,7 @@ pub fn wanted(profile: &Profile, spec: &Spec) -> Vec<Wanted> {
                 key: String::new(),
                 incremental: false,
                 skip: Some(skipped.reason.clone()),
+                aside: false,
             });
         }
     }

@@ -15,6 +15,8 @@ pub struct Wanted {
     pub incremental: bool,
     /// Why it is not run here, for a step that is skipped; such a step is in nobody's key.
     pub skip: Option<String>,
+    /// It is in no later step's key.
+    pub aside: bool,
 }
 
 /// A layer found for a step's key.
@@ -152,7 +154,10 @@ pub fn plan(wanted: &[Wanted], observed: &Observed, options: &Options) -> Plan {
     };
     let reached =
         || (0..wanted.len()).filter(|&index| index <= last && wanted[index].skip.is_none());
+    // Later layers say nothing of a step that is in no key of theirs: it runs, and they are made again on it.
+    let first_lacking = reached().find(|&index| wanted[index].aside && usable(index).is_none());
     let base = reached()
+        .filter(|&index| first_lacking.is_none_or(|lacking| index < lacking))
         .filter_map(|index| Some((index, usable(index)?.clone())))
         .next_back();
     let start = base.as_ref().map(|(_, layer)| layer.clone());
@@ -274,6 +279,7 @@ mod tests {
                 key: format!("k-{name}"),
                 incremental: false,
                 skip: None,
+                aside: false,
             })
             .collect()
     }
@@ -440,6 +446,21 @@ mod tests {
     }
 
     #[test]
+    fn a_step_in_no_later_key_runs_although_later_layers_are_there() {
+        let mut steps = wanted(&["a", "gpu", "b"]);
+        steps[1].aside = true;
+        let go = |steps: &[Wanted], observed: &Observed| {
+            actions(&plan(steps, observed, &Options::default()))
+        };
+        // As another machine made them, or the same one before it had a GPU.
+        let without = built(&["a", "b"]);
+        assert_eq!(go(&steps, &without), "hrr");
+        assert_eq!(go(&steps, &built(&["a", "gpu", "b"])), "hhh");
+        steps[1].skip = Some("no GPU".to_owned());
+        assert_eq!(go(&steps, &without), "hsh");
+    }
+
+    #[test]
     fn rerun_and_until_cut_the_list() {
         let options = Options {
             rerun: Some("b".into()),
@@ -488,11 +509,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_a_plan_builds_needs_no_second_plan(present in proptest::collection::vec(any::<bool>(), 1..7), freezes: bool, skip in 0usize..7) {
+        fn what_a_plan_builds_needs_no_second_plan(present in proptest::collection::vec(any::<bool>(), 1..7), freezes: bool, skip in 0usize..7, aside in 0usize..7) {
             let names: Vec<String> = (0..present.len()).map(|index| format!("s{index}")).collect();
             let mut steps = wanted(&names.iter().map(String::as_str).collect::<Vec<_>>());
             if let Some(step) = steps.get_mut(skip) {
                 step.skip = Some("no GPU".into());
+            }
+            if let Some(step) = steps.get_mut(aside) {
+                step.aside = true;
             }
             let have: Vec<&str> = names.iter().zip(&present).filter(|(_, there)| **there).map(|(name, _)| name.as_str()).collect();
             let observed = Observed { layers: layers(&have), freezes_volumes: freezes, ..Observed::default() };

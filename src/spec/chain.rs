@@ -1,4 +1,4 @@
-//! Owns the chain of keys: each step's on the one before, up to a step whose fingerprints by TheRock are not known.
+//! Owns the chain of keys: each step's on the one before that any machine runs, up to a step whose fingerprints by TheRock are not known.
 
 use super::key::{StepKey, Surroundings, key};
 use super::resolve::Inputs;
@@ -28,6 +28,8 @@ pub(super) fn chain(
     let (mut prints, mut own, mut open) = (None, String::new(), None);
     // TheRock asks git whether a source is changed, and git's answer leaves out files that it does not track.
     let mut blind = false;
+    // Steps that are in no later one's key, and what begins at them is in the next one's.
+    let mut aside: Vec<String> = Vec::new();
     for step in steps {
         let content = fingerprints(step, inputs)?;
         let rest: Vec<_> = content
@@ -45,7 +47,7 @@ pub(super) fn chain(
                 prints: &uses,
                 hooks: hooks
                     .iter()
-                    .filter(|hook| hook.from == step.name)
+                    .filter(|hook| hook.from == step.name || aside.contains(&hook.from))
                     .map(|hook| hook.digest.as_str())
                     .collect(),
                 user: &inputs.user,
@@ -54,6 +56,12 @@ pub(super) fn chain(
             key(parent, step, &surroundings)
         };
         let (own_key, without) = (around(&content, &parent), around(&rest, &bare));
+        if step.is_aside() {
+            aside.push(step.name.clone());
+            step.key = own_key;
+            continue;
+        }
+        aside.clear();
         bare = without;
         parent = own_key.clone();
         if step.fingerprints.is_some() && open.is_none() {

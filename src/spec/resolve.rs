@@ -38,8 +38,7 @@ pub struct Inputs {
     pub params: BTreeMap<String, String>,
     /// What will run the steps.
     pub engine: Engine,
-    /// Why the env gets no GPU, where it gets none. Steps with `gpu` are left out then: not passed, and in no later
-    /// step's key.
+    /// Why the env gets no GPU, where it gets none. Steps with `gpu` are left out then: not passed.
     pub without_gpu: Option<String>,
     /// Who the steps run as.
     pub user: BuildUser,

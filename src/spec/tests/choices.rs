@@ -186,10 +186,11 @@ run = "d"
     assert_eq!(keys(text, &docker), keys(&without, &docker));
 }
 
-// Or an env that was made without a GPU would count as tested when one is there.
+// So that one lock file has the keys of every machine. The plan sees to it that an env that was made without a GPU does not
+// count as tested when one is there.
 
 #[test]
-fn without_a_gpu_its_steps_are_left_out() {
+fn without_a_gpu_its_steps_are_left_out_and_later_keys_are_the_same() {
     let with = spec(TEXT, &inputs());
     let without = spec(
         TEXT,
@@ -202,10 +203,20 @@ fn without_a_gpu_its_steps_are_left_out() {
     assert_eq!(without.skipped[0].reason, "needs a GPU, and there is none");
     assert!(without.step("test").is_none());
     assert_eq!(without.step("build"), with.step("build"));
-    assert_ne!(
-        without.step("export").unwrap().key,
-        with.step("export").unwrap().key
-    );
+    assert_eq!(without.step("export"), with.step("export"));
+    // A hook that begins at such a step is in the key of the next one, wherever that is the first to see it.
+    let at_test = |fix: &str, without_gpu: Option<&str>| {
+        let mut facts = super::fix(fix);
+        facts.from_step = Some("test".to_owned());
+        let inputs = Inputs {
+            hooks: [("fix".to_owned(), facts)].into(),
+            without_gpu: without_gpu.map(str::to_owned),
+            ..inputs()
+        };
+        spec(TEXT, &inputs).step("export").unwrap().key.clone()
+    };
+    assert_eq!(at_test("h1", None), at_test("h1", Some("none here")));
+    assert_ne!(at_test("h1", None), at_test("h2", None));
 }
 
 // They can be seen by a script; and keys of profiles that ask for none are what they were.
