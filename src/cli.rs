@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::commands::{
     cache, doctor, du, exec, export, fsck, gc, generate, hook, image, list, lock, logs, matrix,
-    profile, remove, report, runtime, setup, snapshot, target, up,
+    profile, pull, push, remove, report, runtime, setup, snapshot, target, up,
 };
 
 /// Reproducible build environments for ROCm, in systemd-nspawn and containers.
@@ -75,6 +75,10 @@ pub enum Command {
     Rollback(snapshot::RollbackArgs),
     /// Make a new env from an env's present state
     Fork(snapshot::ForkArgs),
+    /// Push an env's snapshots to a registry, for other machines
+    Push(push::PushArgs),
+    /// Pull snapshots from a registry, for `up` to find
+    Pull(pull::PullArgs),
     /// Show where the disk space went
     Du(du::DuArgs),
     /// Write what an env's steps took and used, as one page

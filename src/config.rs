@@ -19,7 +19,7 @@ use crate::target::Target;
 use crate::ui::ci::System;
 
 /// The variables that are read and what they mean, for the documentation.
-pub const VARIABLES: [(&str, &str); 25] = [
+pub const VARIABLES: [(&str, &str); 26] = [
     ("ROCKENV_HOME", "the store's root, like `--home`"),
     (
         "ROCKENV_ENGINE",
@@ -32,6 +32,10 @@ pub const VARIABLES: [(&str, &str); 25] = [
     (
         "ROCKENV_NINJA",
         "a ninja 1.13 or newer, in place of the one that rockenv fetches",
+    ),
+    (
+        "ROCKENV_REGISTRY",
+        "repository that snapshots are pushed to and pulled from, such as `registry.example.org/rockenv`",
     ),
     ("DOCKER_HOST", "socket of Docker, as `unix:///PATH`"),
     ("CONTAINER_HOST", "socket of Podman, as `unix:///PATH`"),
@@ -133,6 +137,12 @@ pub struct File {
     /// ccache's storage for several machines, `redis://...` or `http://...`: what profiles get that name
     /// `CCACHE_REMOTE_STORAGE` in `env-from-host`.
     pub ccache_remote: Option<String>,
+    /// Repository that snapshots are pushed to and pulled from, such as `registry.example.org/rockenv`.
+    pub registry: Option<String>,
+    /// Whether `up` pulls the snapshots that it lacks from there.
+    pub pull: Option<bool>,
+    /// Whether `up` pushes the snapshots that it made there.
+    pub push: Option<bool>,
     /// Build user as `UID:GID`, in place of the invoking user.
     pub build_user: Option<String>,
     /// Targets of all envs on this machine: `${machine.targets}` in profiles, so that steps which are built for all of
@@ -191,6 +201,12 @@ pub struct Config {
     pub disk_floor: u64,
     /// A ninja of the user's own.
     pub ninja: Option<PathBuf>,
+    /// Repository that snapshots are pushed to and pulled from.
+    pub registry: Option<String>,
+    /// Whether `up` pulls what it lacks.
+    pub pull: bool,
+    /// Whether `up` pushes what it made.
+    pub push: bool,
     /// Targets of all envs on this machine.
     pub targets: Vec<Target>,
     /// Where profiles are looked for, first match wins.
@@ -353,6 +369,11 @@ impl Config {
             ninja: set("ROCKENV_NINJA")
                 .map(PathBuf::from)
                 .or_else(|| files.iter().find_map(|file| file.ninja.clone())),
+            registry: set("ROCKENV_REGISTRY")
+                .cloned()
+                .or_else(|| first(|file| file.registry.clone())),
+            pull: files.iter().find_map(|file| file.pull).unwrap_or(false),
+            push: files.iter().find_map(|file| file.push).unwrap_or(false),
             targets,
             profile_dirs: directories(|file| &file.profile_dirs, "profiles"),
             image_dirs: directories(|file| &file.image_dirs, "images"),

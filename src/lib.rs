@@ -44,6 +44,7 @@ pub mod rootfs;
 pub mod samples;
 pub mod savings;
 pub mod setup;
+pub mod share;
 pub mod shim;
 pub mod signals;
 pub mod source;

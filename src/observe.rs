@@ -69,9 +69,11 @@ pub fn observe(
                 None => unusable(store, &layer, record, spec, &step.name),
                 why => why,
             };
+            let frozen = |state| matches!(state, &VolumeState::Frozen);
             observed.layers.insert(
                 step.key.clone(),
                 Found {
+                    holds_volumes: layer.volumes.values().any(frozen),
                     layer: layer.id,
                     unusable,
                 },
@@ -89,6 +91,7 @@ pub fn observe(
                     let found = Found {
                         layer: frozen.key.clone(),
                         unusable: None,
+                        holds_volumes: false,
                     };
                     observed.layers.insert(frozen.key.clone(), found);
                 }

@@ -26,6 +26,8 @@ pub struct Found {
     pub layer: String,
     /// Why this env cannot use it, where it cannot.
     pub unusable: Option<String>,
+    /// It holds the build volumes, though the store does not freeze them itself.
+    pub holds_volumes: bool,
 }
 
 /// What there is.
@@ -39,6 +41,8 @@ pub struct Observed {
     pub layers: BTreeMap<String, Found>,
     /// Keys of steps whose snapshots a service has although the store forgot them; those among `layers` can be used.
     pub forgotten: BTreeSet<String>,
+    /// The last step's key for which a registry has a layer, and the registry.
+    pub remote: Option<(String, String)>,
     /// Key of the step that was begun last and did not end well.
     pub attempt: Option<String>,
     /// Whether the live tree holds changes since its snapshot.
@@ -66,6 +70,8 @@ pub struct Options {
 pub enum Action {
     /// Its layer is there.
     Hit,
+    /// Its layer comes from a registry.
+    Pull,
     /// It runs.
     Run,
     /// It is not run, and not passed.
@@ -119,7 +125,8 @@ pub struct Plan {
 impl Plan {
     /// Says whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
-        !self.moves && !self.steps.iter().any(|step| step.action == Action::Run)
+        let work = [Action::Run, Action::Pull];
+        !self.moves && !self.steps.iter().any(|step| work.contains(&step.action))
     }
 
     /// Returns how many steps run.
@@ -161,6 +168,16 @@ pub fn plan(wanted: &[Wanted], observed: &Observed, options: &Options) -> Plan {
         .filter_map(|index| Some((index, usable(index)?.clone())))
         .next_back();
     let start = base.as_ref().map(|(_, layer)| layer.clone());
+    let restores = observed.freezes_volumes
+        || base.as_ref().is_some_and(|(index, _)| {
+            let found = observed.layers.get(&wanted[*index].key);
+            found.is_some_and(|found| found.holds_volumes)
+        });
+
+    let remote = observed.remote.as_ref();
+    let pulled = remote.and_then(|(key, _)| {
+        reached().find(|index| wanted[*index].key == *key && rerun.is_none_or(|at| *index < at))
+    });
 
     let mut steps = Vec::new();
     let mut first_run: Option<&Wanted> = None;
@@ -174,6 +191,8 @@ pub fn plan(wanted: &[Wanted], observed: &Observed, options: &Options) -> Plan {
             (Action::Skip, reason.clone())
         } else if base.as_ref().is_some_and(|(base, _)| index <= *base) {
             (Action::Hit, "snapshot is there".to_owned())
+        } else if let (Some((_, registry)), true) = (remote, pulled >= Some(index)) {
+            (Action::Pull, format!("pulled from {registry}"))
         } else {
             let why = match observed.layers.get(&step.key) {
                 _ if first_run.is_some() => "a step before it runs".to_owned(),
@@ -208,7 +227,7 @@ pub fn plan(wanted: &[Wanted], observed: &Observed, options: &Options) -> Plan {
         // Everything is there: an env that went on from its last step (by `exec` or a snapshot) stays where it is,
         // unless a step that is not wanted any more was at its volumes.
         None => {
-            let dirty = observed.attempt.is_some() && observed.freezes_volumes;
+            let dirty = observed.attempt.is_some() && restores;
             let stays = on_start && !dirty;
             (
                 start.is_some() && !stays,
@@ -239,7 +258,7 @@ pub fn plan(wanted: &[Wanted], observed: &Observed, options: &Options) -> Plan {
             )
         }
     };
-    let volumes = if observed.freezes_volumes || afresh || volumes == Volumes::Live {
+    let volumes = if restores || afresh || volumes == Volumes::Live {
         volumes
     } else {
         if observed.has_volumes && first_run.is_some() {
@@ -293,6 +312,7 @@ mod tests {
                     Found {
                         layer: format!("l-{name}"),
                         unusable: None,
+                        holds_volumes: false,
                     },
                 )
             })
@@ -304,6 +324,7 @@ mod tests {
             .iter()
             .map(|step| match step.action {
                 Action::Hit => 'h',
+                Action::Pull => 'p',
                 Action::Run => 'r',
                 Action::Skip => 's',
                 Action::Later => '-',
@@ -321,6 +342,26 @@ mod tests {
             has_volumes: true,
             ..Observed::default()
         }
+    }
+
+    #[test]
+    fn what_a_registry_has_is_pulled_up_to_the_step_that_runs_again() {
+        let steps = wanted(&["a", "b", "c", "d"]);
+        let mut observed = built(&["a"]);
+        let mut shown = |key: &str, options: &Options| {
+            observed.remote = Some((key.to_owned(), "r".to_owned()));
+            actions(&plan(&steps, &observed, options))
+        };
+        let all = Options::default();
+        assert_eq!(shown("k-c", &all), "hppr");
+        assert_eq!(shown("k-a", &all), "hrrr");
+        assert_eq!(shown("k-d", &all), "hppp");
+        let again = Options {
+            rerun: Some("c".into()),
+            ..Options::default()
+        };
+        assert_eq!(shown("k-d", &again), "hrrr");
+        assert_eq!(shown("k-b", &again), "hprr");
     }
 
     #[test]

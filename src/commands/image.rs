@@ -199,7 +199,7 @@ pub(super) fn locked(
 }
 
 /// Runs work on an image with its progress shown; a signal cancels it.
-fn watched<T>(
+pub(super) fn watched<T>(
     cx: &Context,
     name: &str,
     signals: &Signals,

@@ -24,11 +24,14 @@ mod pinned;
 pub mod plan;
 mod prepare;
 pub mod profile;
+pub mod pull;
+pub mod push;
 pub mod remove;
 pub mod report;
 pub mod runtime;
 mod select;
 pub mod setup;
+mod sharing;
 pub mod snapshot;
 mod summary;
 pub mod target;
@@ -56,6 +59,8 @@ pub fn run(cx: &Context, command: Command) -> Result<u8> {
         Command::Snapshot(command) => done(snapshot::snapshot(cx, command)),
         Command::Rollback(args) => done(snapshot::rollback(cx, &args)),
         Command::Fork(args) => done(snapshot::fork(cx, &args)),
+        Command::Push(args) => done(push::push(cx, &args)),
+        Command::Pull(args) => done(pull::pull(cx, &args)),
         Command::Du(args) => done(du::du(cx, &args)),
         Command::Report(args) => done(report::report(cx, &args)),
         Command::Gc(args) => done(gc::gc(cx, &args)),

@@ -82,9 +82,9 @@ impl Needs {
         // What earlier steps of this env took is there already, and not needed again.
         let spent: i64 = record.map_or(0, |record| {
             let done = record.steps.iter().filter(|step| {
-                plan.steps
-                    .iter()
-                    .any(|planned| planned.key == step.key && planned.action == Action::Hit)
+                plan.steps.iter().any(|planned| {
+                    planned.key == step.key && matches!(planned.action, Action::Hit | Action::Pull)
+                })
             });
             done.filter_map(|step| step.cost)
                 .map(|cost| cost.disk_delta)

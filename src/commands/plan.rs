@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::needs::Needs;
 use super::pinned;
 use super::prepare::Said;
+use super::sharing::{self, Source};
 use super::up::{UpArgs, check_names, options, plan_for};
 use crate::context::Context;
 use crate::error::Result;
@@ -16,10 +17,11 @@ use crate::observe::wanted;
 use crate::plan::{Action, Observed, Plan, Volumes, plan as decide};
 use crate::profile::FROM_SOURCE;
 use crate::savings::{self, Figure, Way};
+use crate::signals::Signals;
 use crate::spec::{Engine, Spec, VolumeKind};
 use crate::store::{Store, record};
-use crate::ui::size;
 use crate::ui::table::Table;
+use crate::ui::{Format, size};
 
 /// Shows what `up` would do.
 pub fn plan(cx: &Context, args: UpArgs) -> Result<()> {
@@ -27,16 +29,26 @@ pub fn plan(cx: &Context, args: UpArgs) -> Result<()> {
     let store = Store::open_existing(&cx.config.home)?;
     let mut notes = prepared.predict(cx, store.as_ref())?;
     pinned::check_steps(&prepared)?;
-    let spec = prepared.resolve(store.as_ref())?;
+    let mut spec = prepared.resolve(store.as_ref())?;
     check_names(&prepared.profile, &args)?;
-    let plan = match &store {
-        Some(store) => plan_for(store, None, &prepared, &spec, &options(&args))?.1,
-        None => decide(
-            &wanted(&prepared.profile, &spec),
-            &Observed::default(),
-            &options(&args),
-        ),
+    let mut remote = None;
+    if args.pulls(&cx.config) {
+        let (signals, reporter) = (Signals::take()?, cx.ui.reporter(Format::Human));
+        if let Some(source) = Source::new(cx, &args, &signals, &reporter)? {
+            let found = sharing::remote(&source, store.as_ref(), &mut prepared, &args, spec)?;
+            (spec, remote) = (found.spec, found.last);
+        }
+    }
+    let mut observed = match &store {
+        Some(store) => plan_for(store, None, &prepared, &spec, &options(&args))?.0,
+        None => Observed::default(),
     };
+    observed.remote = remote;
+    let plan = decide(
+        &wanted(&prepared.profile, &spec),
+        &observed,
+        &options(&args),
+    );
     if let Some(store) = &store {
         pinned::check_built(&prepared, store, &plan)?;
     }
@@ -95,6 +107,7 @@ pub fn plan(cx: &Context, args: UpArgs) -> Result<()> {
     for step in &plan.steps {
         let word = match step.action {
             Action::Hit => "have",
+            Action::Pull => "pull",
             Action::Run => "run",
             Action::Skip => "skip",
             Action::Later => "later",

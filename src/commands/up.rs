@@ -9,8 +9,10 @@ use super::needs::Needs;
 use super::pinned::Pinned;
 use super::prepare::Prepared;
 use super::select::{SelectArgs, Wish, quoted};
+use super::sharing::{self, Source};
 use super::verdict::{self, Fate};
-use super::{ephemeral, inputs, offline, pinned, plan, summary};
+use super::{ephemeral, inputs, offline, pinned, plan, push, summary};
+use crate::config::Config;
 use crate::context::Context;
 use crate::engine::choose::Reason;
 use crate::engine::docker::Service;
@@ -23,6 +25,7 @@ use crate::ninja;
 use crate::observe::{observe, wanted};
 use crate::plan::{Action, Observed, Options, Plan, plan as decide};
 use crate::profile::Profile;
+use crate::share::Wanted;
 use crate::signals::{Cancel, Signals};
 use crate::spec::{Engine, Spec};
 use crate::store::images::Image;
@@ -70,6 +73,12 @@ pub struct UpArgs {
     /// Fetch nothing: images and sources must be there, and steps get no network
     #[arg(long)]
     offline: bool,
+    /// Pull what the store lacks from the registry, and build the rest [default: `pull` in the configuration]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
+    pull: Option<bool>,
+    /// Push the snapshots to the registry in the end [default: `push` in the configuration]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
+    push: Option<bool>,
     /// Go on although the machine has too little disk or memory
     #[arg(long)]
     force: bool,
@@ -120,6 +129,11 @@ impl UpArgs {
         text
     }
 
+    /// Says whether a registry is asked for what the store lacks.
+    pub(super) fn pulls(&self, config: &Config) -> bool {
+        self.pull.unwrap_or(config.pull) && !self.offline
+    }
+
     /// Reads profile and machine, and lets the lock file decide where one is asked for.
     pub(super) fn prepare(&self, cx: &Context) -> Result<Prepared> {
         let mut prepared = Prepared::new(cx, &self.wish())?;
@@ -168,8 +182,11 @@ pub fn up(cx: &Context, args: UpArgs) -> Result<u8> {
     let name = prepared.name.clone();
     let claim = args.ephemeral.then(|| store.claim(&name)).transpose()?;
     let outcome = converge(cx, &args, &store, prepared, &signals, &reporter);
-    if let Ok((_, name, _)) = &outcome {
+    if let Ok((ended, name, _)) = &outcome {
         summary::of_env(cx, &store, name);
+        if args.push.unwrap_or(cx.config.push) && matches!(ended, None | Some(Ended::Complete)) {
+            hand_on(cx, &store, name, &signals, &reporter)?;
+        }
     }
     let removed = claim.map(|claim| ephemeral::end(&store, &name, claim));
     cx.tidy(&store)?;
@@ -191,6 +208,25 @@ pub fn up(cx: &Context, args: UpArgs) -> Result<u8> {
         (outcome, _) => outcome?,
     };
     verdict::say(cx, &reporter, ended, &name, &fate, &lacking, &args.again())
+}
+
+/// Pushes what there is now. That a registry does not take it undoes nothing.
+fn hand_on(
+    cx: &Context,
+    store: &Store,
+    name: &str,
+    signals: &Signals,
+    reporter: &Reporter,
+) -> Result<()> {
+    let repository = sharing::repository(cx, None)?;
+    match push::send(cx, store, name, &repository, None, signals, reporter) {
+        Ok((_, message)) => cx.ui.note(&message),
+        Err(error) if matches!(error.kind(), Kind::Signal(_)) => return Err(error),
+        Err(error) => reporter.emit(&Event::Warning {
+            message: error.chain().join(": "),
+        }),
+    }
+    Ok(())
 }
 
 /// How often what was found may be removed by somebody else before it is used.
@@ -252,7 +288,16 @@ fn attempt(
     signals: &Signals,
     reporter: &Reporter,
 ) -> Result<Attempt> {
-    let image = build_image(cx, args, store, prepared, signals, reporter)?;
+    let source = Source::new(cx, args, signals, reporter)?;
+    let image = build_image(
+        cx,
+        args,
+        store,
+        prepared,
+        source.as_ref(),
+        reporter,
+        signals,
+    )?;
     prepared.inputs.image_key.clone_from(&image.key);
     let (sources, notes) = inputs::prepare(prepared, store, args.offline, signals, reporter)?;
     for message in notes {
@@ -260,6 +305,12 @@ fn attempt(
     }
     pinned::check_steps(prepared)?;
     let mut spec = prepared.resolve(Some(store))?;
+    if let Some(source) = &source {
+        // With a step that tells the keys of later ones, these can be asked for.
+        while source.pull_steps(store, prepared, &spec, asked)? {
+            spec = prepared.resolve(Some(store))?;
+        }
+    }
     pinned::follow_sources(&mut spec, prepared, store, &sources);
     spec.lock = prepared.pinned.as_ref().map(Pinned::digest).transpose()?;
     check_names(&prepared.profile, args)?;
@@ -477,15 +528,27 @@ fn build_image(
     args: &UpArgs,
     store: &Store,
     prepared: &mut Prepared,
-    signals: &Signals,
+    source: Option<&Source<'_>>,
     reporter: &Reporter,
+    signals: &Signals,
 ) -> Result<Image> {
-    let there = match &prepared.pinned {
-        None => store.image_of(&prepared.recipe)?,
-        Some(pinned) => store.image(&pinned.lock.image.key)?,
+    let there = |prepared: &Prepared| match &prepared.pinned {
+        None => store.image_of(&prepared.recipe),
+        Some(pinned) => store.image(&pinned.lock.image.key),
     };
-    if let Some(image) = there {
+    if let Some(image) = there(prepared)? {
         return Ok(image);
+    }
+    if let Some(source) = source {
+        let wanted = match &prepared.pinned {
+            None => Wanted::Recipe(prepared.recipe.digest()),
+            Some(pinned) => Wanted::Key(pinned.lock.image.key.clone()),
+        };
+        if source.pull(store, &wanted)?
+            && let Some(image) = there(prepared)?
+        {
+            return Ok(image);
+        }
     }
     if !args.force {
         preflight_early(cx, args, store, prepared)?;

@@ -160,7 +160,7 @@ impl Execution<'_, '_> {
                     self.did_not_run(&planned.name, &planned.key, event::Outcome::Hit);
                     continue;
                 }
-                Action::Later => continue,
+                Action::Pull | Action::Later => continue,
                 Action::Skip => {
                     self.did_not_run(&planned.name, &planned.key, event::Outcome::Skipped);
                     self.finished(
@@ -380,7 +380,7 @@ impl Execution<'_, '_> {
                 });
             step.name.clone_from(&planned.name);
             match planned.action {
-                Action::Hit => {}
+                Action::Hit | Action::Pull => {}
                 Action::Run | Action::Later => step.outcome = Outcome::Pending,
                 Action::Skip => step.outcome = Outcome::Skipped,
             }

@@ -38,6 +38,15 @@ impl Unpacker<'_> {
             )
             .context(fail)?;
         }
+        if self.is_upper()
+            && !entry
+                .xattrs
+                .iter()
+                .any(|(name, _)| name == b"system.posix_acl_access")
+        {
+            // Inherited from a directory of lower layers.
+            xattr::remove(file, b"system.posix_acl_access").context(fail)?;
+        }
         nix::sys::stat::fchmod(file, Mode::from_bits_truncate(entry.mode)).context(fail)?;
         self.set_xattrs(&entry.path, &entry.xattrs, |name, value| {
             xattr::write(file, name, value)
@@ -129,6 +138,14 @@ impl Unpacker<'_> {
                     Some(Gid::from_raw(group)),
                 )
                 .context(fail)?;
+            }
+            if self.is_upper() {
+                // A directory of lower layers, which may have had others.
+                let mut had = xattr::read(&directory).context(fail)?;
+                had.retain(|(had, _)| attributes.xattrs.iter().all(|(name, _)| name != had));
+                for (name, _) in had {
+                    xattr::remove(&directory, &name).context(fail)?;
+                }
             }
             self.set_xattrs(&path, &attributes.xattrs, |name, value| {
                 xattr::write(&directory, name, value)

@@ -15,19 +15,19 @@ use super::hex;
 use super::unpack::stop_if;
 use crate::error::{Error, Kind, Result, ResultExt as _};
 
-pub(super) const POLL: Duration = Duration::from_millis(100);
+pub(crate) const POLL: Duration = Duration::from_millis(100);
 
 /// How far downloads are; shared with the thread that waits for them.
 #[derive(Debug, Default)]
-pub(super) struct Meter {
-    pub(super) done: AtomicU64,
+pub(crate) struct Meter {
+    pub(crate) done: AtomicU64,
     /// 0: not known.
-    pub(super) total: AtomicU64,
+    pub(crate) total: AtomicU64,
 }
 
 impl Meter {
     /// Returns what was downloaded so far, and how much there is in all if that is known.
-    pub(super) fn read(&self) -> (u64, Option<u64>) {
+    pub(crate) fn read(&self) -> (u64, Option<u64>) {
         let total = Some(self.total.load(Ordering::Relaxed)).filter(|total| *total > 0);
         (self.done.load(Ordering::Relaxed), total)
     }
@@ -98,7 +98,7 @@ fn fetch_by(
 }
 
 /// Runs network work to its end, or until it is cancelled.
-pub(super) fn run<T>(cancel: &AtomicBool, work: impl Future<Output = Result<T>>) -> Result<T> {
+pub(crate) fn run<T>(cancel: &AtomicBool, work: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
@@ -352,7 +352,7 @@ pub(crate) fn verify(path: &Path, sha256: &str, cancel: &AtomicBool) -> Result<(
 }
 
 /// Returns the SHA-256 of what is left to read.
-pub(super) fn sha256_of(mut file: impl Read, cancel: &AtomicBool) -> Result<String> {
+pub(crate) fn sha256_of(mut file: impl Read, cancel: &AtomicBool) -> Result<String> {
     let mut hash = Sha256::new();
     let mut buffer = vec![0; 256 << 10];
     loop {

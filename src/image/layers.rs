@@ -12,13 +12,14 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use nix::errno::Errno;
+use nix::sys::stat::{Mode, SFlag};
 use nix::unistd::UnlinkatFlags;
 use sha2::{Digest as _, Sha256};
 
 use super::archive::lossy;
 use super::compression::decompressed;
 use super::unpack::{Options, Report, Unpacker, cannot, open_path, refused};
-use super::{hex, tree};
+use super::{hex, tree, xattr};
 use crate::error::{Error, Kind, Result, ResultExt as _};
 
 const WHITEOUT: &[u8] = b".wh.";
@@ -26,9 +27,20 @@ const WHITEOUT: &[u8] = b".wh.";
 const AUFS: &[u8] = b".wh..wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
 
+/// What becomes of deletions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Deletions {
+    /// They are carried out.
+    #[default]
+    Apply,
+    /// They become overlayfs's: the directory is one layer of an overlay, and what is deleted lies in those below.
+    Keep,
+}
+
 /// What the layer being extracted has made so far.
 #[derive(Debug, Default)]
 pub(super) struct Layer {
+    deletions: Deletions,
     /// Whether there are layers below; the lowest one has nothing to delete.
     is_upper: bool,
     /// Hashes of paths: eight bytes for each, as an image has hundreds of thousands.
@@ -37,20 +49,31 @@ pub(super) struct Layer {
 }
 
 /// A tree into which layers are extracted, the lowest first.
-pub(super) struct Layers<'a> {
+pub(crate) struct Layers<'a> {
     unpacker: Unpacker<'a>,
 }
 
 impl<'a> Layers<'a> {
-    /// Starts with an existing directory.
-    pub(super) fn new(into: &Path, options: &'a Options) -> Result<Self> {
+    /// Starts with an existing empty directory.
+    pub(crate) fn new(into: &Path, options: &'a Options) -> Result<Self> {
         let mut unpacker = Unpacker::new(into, options)?;
         unpacker.layer = Some(Layer::default());
         Ok(Self { unpacker })
     }
 
+    /// Starts with what lower layers made: a tree, or an empty directory that an overlay shows above theirs.
+    pub(crate) fn upon(into: &Path, options: &'a Options, deletions: Deletions) -> Result<Self> {
+        let mut layers = Self::new(into, options)?;
+        layers.unpacker.layer = Some(Layer {
+            deletions,
+            is_upper: true,
+            ..Layer::default()
+        });
+        Ok(layers)
+    }
+
     /// Extracts the next layer, whose uncompressed bytes must have this SHA-256.
-    pub(super) fn apply(
+    pub(crate) fn apply(
         &mut self,
         archive: impl Read + Send,
         sha256: &str,
@@ -86,7 +109,7 @@ impl<'a> Layers<'a> {
     }
 
     /// Gives directories their attributes.
-    pub(super) fn finish(mut self) -> Result<Report> {
+    pub(crate) fn finish(mut self) -> Result<Report> {
         self.unpacker.finish()?;
         Ok(self.unpacker.report)
     }
@@ -186,6 +209,14 @@ impl Unpacker<'_> {
         if !self.is_upper() {
             return Ok(true);
         }
+        if self
+            .layer
+            .as_ref()
+            .is_some_and(|layer| layer.deletions == Deletions::Keep)
+        {
+            self.enter(parents, entry)?;
+            return self.keep_deletion(name, deleted, entry).map(|()| true);
+        }
         let path = parents.join(&b'/');
         let parent = match path.as_slice() {
             b"" => self.root.try_clone()?,
@@ -213,6 +244,23 @@ impl Unpacker<'_> {
             self.remove_lower(parent.as_fd(), &name, &join(&path, &name))?;
         }
         Ok(true)
+    }
+
+    /// Makes the kernel's mark for a deletion, in the directory that was entered.
+    fn keep_deletion(&mut self, name: &[u8], deleted: &[u8], entry: &[u8]) -> Result<()> {
+        let fail = || cannot("keep the deletion", entry);
+        let parent = self.parent();
+        if name == OPAQUE {
+            let directory = tree::open_directory(parent, b".").context(fail)?;
+            return xattr::make_opaque(directory).context(fail);
+        }
+        match nix::sys::stat::mknodat(parent, deleted, SFlag::S_IFCHR, Mode::empty(), 0) {
+            Err(Errno::EEXIST) => Err(refused(format!(
+                "entry `{}` deletes what its own layer has made",
+                lossy(entry)
+            ))),
+            other => other.context(fail),
+        }
     }
 
     /// Removes what lower layers have under this name. What the current layer made stays, with the way to it.

@@ -306,7 +306,7 @@ impl<'a> Unpacker<'a> {
     }
 
     /// Makes the stack end at the directory of these components, making what is missing.
-    fn enter(&mut self, components: &[&[u8]], entry: &[u8]) -> Result<()> {
+    pub(super) fn enter(&mut self, components: &[&[u8]], entry: &[u8]) -> Result<()> {
         let common = self
             .stack
             .iter()
@@ -549,7 +549,7 @@ pub(super) fn open_path(parent: BorrowedFd<'_>, path: &[u8]) -> nix::Result<Owne
     )
 }
 
-pub(super) fn stop_if(cancel: &AtomicBool) -> Result<()> {
+pub(crate) fn stop_if(cancel: &AtomicBool) -> Result<()> {
     if cancel.load(Ordering::Relaxed) {
         return Err(Error::new(ErrorKind::Signal(2), "interrupted"));
     }

@@ -43,6 +43,37 @@ pub(super) fn read_at(
     )
 }
 
+/// What overlayfs calls a directory in which nothing of lower layers shows.
+const OPAQUE: &str = "trusted.overlay.opaque";
+
+/// Says whether a directory of an overlay's layer hides what lower layers have in it.
+pub(super) fn is_opaque(directory: impl AsFd) -> std::io::Result<bool> {
+    let mut value = [0_u8; 8];
+    match rustix::fs::fgetxattr(directory, OPAQUE, &mut value) {
+        Ok(length) => Ok(&value[..length] == b"y"),
+        Err(Errno::NODATA | Errno::NOTSUP) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Makes a directory of an overlay's layer hide what lower layers have in it.
+pub(super) fn make_opaque(directory: impl AsFd) -> std::io::Result<()> {
+    Ok(rustix::fs::fsetxattr(
+        directory,
+        OPAQUE,
+        b"y",
+        XattrFlags::empty(),
+    )?)
+}
+
+/// Removes an attribute of an open file, if it is there.
+pub(super) fn remove(file: impl AsFd, name: &[u8]) -> std::io::Result<()> {
+    match rustix::fs::fremovexattr(file, name) {
+        Ok(()) | Err(Errno::NODATA | Errno::NOTSUP) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// Sets an attribute of an open file.
 pub(super) fn write(file: impl AsFd, name: &[u8], value: &[u8]) -> std::io::Result<()> {
     Ok(rustix::fs::fsetxattr(

@@ -79,6 +79,29 @@ impl std::fmt::Debug for Means<'_> {
     }
 }
 
+impl Image {
+    /// Returns the key of what it describes.
+    pub fn computed_key(&self) -> Result<String> {
+        let packages = serde_json::to_vec(&self.packages)
+            .map_err(|error| Error::unexpected("cannot encode packages").source(error))?;
+        let mut hash = Sha256::new();
+        let parts = [
+            b"rockenv-image-1".as_slice(),
+            self.recipe.as_bytes(),
+            &packages,
+            self.digest.as_bytes(),
+        ];
+        for part in parts
+            .into_iter()
+            .chain(self.resolved.as_deref().map(str::as_bytes))
+        {
+            hash.update(u64::try_from(part.len()).unwrap_or(u64::MAX).to_le_bytes());
+            hash.update(part);
+        }
+        Ok(image::hex(&hash.finalize()))
+    }
+}
+
 impl Store {
     /// Returns an image's tree.
     pub fn image_root(&self, key: &str) -> PathBuf {
@@ -166,7 +189,7 @@ impl Store {
         Ok(image)
     }
 
-    fn publish_image(&self, work: &Path, image: &Image) -> Result<()> {
+    pub(super) fn publish_image(&self, work: &Path, image: &Image) -> Result<()> {
         let place = self.root.join("images").join(&image.key);
         atomic::write_json(&work.join("image.json"), image)?;
         if place.join("root").exists() {
@@ -215,12 +238,18 @@ impl Store {
         }
         image.took_ms = u64::try_from(started.elapsed().as_millis()).ok();
         self.publish_image(&work, &image)?;
-        let reference = self.reference(&digest, "json");
+        self.refer(&image)?;
+        Ok(image)
+    }
+
+    /// Makes a recipe stand for an image, unless it stands for one.
+    pub(super) fn refer(&self, image: &Image) -> Result<()> {
+        let reference = self.reference(&image.recipe, "json");
         if !reference.exists() {
             let key = image.key.clone();
             atomic::write_json(&reference, &Reference { key })?;
         }
-        Ok(image)
+        Ok(())
     }
 
     /// Builds a recipe again as it was built before and compares; returns the first differing paths.
@@ -302,28 +331,8 @@ impl Store {
 }
 
 fn describe(name: &str, recipe: &str, built: Built) -> Result<Image> {
-    let packages = serde_json::to_vec(&built.packages)
-        .map_err(|error| Error::unexpected("cannot encode packages").source(error))?;
-    let mut hash = Sha256::new();
-    let parts = [
-        b"rockenv-image-1".as_slice(),
-        recipe.as_bytes(),
-        &packages,
-        built.digest.as_bytes(),
-    ];
-    for part in parts
-        .into_iter()
-        .chain(built.resolved.as_deref().map(str::as_bytes))
-    {
-        hash.update(u64::try_from(part.len()).unwrap_or(u64::MAX).to_le_bytes());
-        hash.update(part);
-    }
-    Ok(Image {
-        key: hash
-            .finalize()
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect(),
+    let mut image = Image {
+        key: String::new(),
         name: name.to_owned(),
         recipe: recipe.to_owned(),
         resolved: built.resolved,
@@ -336,5 +345,7 @@ fn describe(name: &str, recipe: &str, built: Built) -> Result<Image> {
         packages: built.packages,
         bytes: built.bytes,
         took_ms: None,
-    })
+    };
+    image.key = image.computed_key()?;
+    Ok(image)
 }

@@ -36,6 +36,7 @@ mod locks;
 pub mod record;
 pub mod removal;
 pub mod service;
+pub mod shared;
 pub mod snapshot;
 pub mod stock;
 pub mod sweep;

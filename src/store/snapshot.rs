@@ -183,11 +183,13 @@ impl LockedEnv<'_> {
     }
 
     fn restored_volumes(&self, old: &Head, layer: &Layer) -> Result<BTreeMap<String, String>> {
-        if !self.store.freezes_volumes() {
-            return Ok(old.volumes.clone());
-        }
-        let mut volumes = BTreeMap::new();
-        for name in layer.volumes.keys() {
+        // Without freezing they stay as they are, unless the layer came from a store that froze them.
+        let mut volumes = match self.store.freezes_volumes() {
+            true => BTreeMap::new(),
+            false => old.volumes.clone(),
+        };
+        let frozen = |state: &&VolumeState| **state == VolumeState::Frozen;
+        for (name, _) in layer.volumes.iter().filter(|(_, state)| frozen(state)) {
             let id = self.new_volume_id(name)?;
             let frozen = self.store.layer_dir(&layer.id).join("volumes").join(name);
             rootfs::clone_tree(self.store.method(), &frozen, &self.store.volume_dir(&id))?;

@@ -1,15 +1,14 @@
 //! Container images made by hand, a real registry on loopback, and servers that answer what no registry would.
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use crate::support::run::wait_until;
+pub(crate) use crate::support::registry::{Answer, LOGIN, Registry, http};
 
 pub(crate) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 pub(crate) const INDEX: &str = "application/vnd.oci.image.index.v1+json";
@@ -244,91 +243,7 @@ pub(crate) fn write_index(layout: &Path, entries: &[Value]) {
     fs_err::write(layout.join("index.json"), index(entries)).unwrap();
 }
 
-/// An answer to one request.
-#[derive(Debug)]
-pub(crate) struct Answer {
-    pub(crate) status: u16,
-    pub(crate) head: String,
-    pub(crate) body: Vec<u8>,
-}
-
-/// Sends one request; `head` is further lines, each with its end.
-pub(crate) fn http(host: &str, method: &str, path: &str, head: &str, body: &[u8]) -> Answer {
-    let mut stream = TcpStream::connect(host).unwrap();
-    let lines = format!(
-        "{method} {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\ncontent-length: {}\r\n{head}\r\n",
-        body.len()
-    );
-    stream.write_all(lines.as_bytes()).unwrap();
-    stream.write_all(body).unwrap();
-    let mut answer = Vec::new();
-    stream.read_to_end(&mut answer).unwrap();
-    let end = answer
-        .windows(4)
-        .position(|four| four == b"\r\n\r\n")
-        .unwrap();
-    let head = String::from_utf8_lossy(&answer[..end]).into_owned();
-    Answer {
-        status: head.split(' ').nth(1).unwrap().parse().unwrap(),
-        head,
-        body: answer[end + 4..].to_vec(),
-    }
-}
-
-/// Debian's `docker-registry`, stopped when dropped.
-pub(crate) struct Registry {
-    child: Child,
-    pub(crate) host: String,
-    /// What requests carry, for a registry that asks for it.
-    head: &'static str,
-    _directory: tempfile::TempDir,
-}
-
-/// `user` with the password `se:cret`.
-const HTPASSWD: &str = "user:$2y$05$fXuqYPCFaTLhCBQHdC.7Yec9AzzvcEj5UYP9CoVo7frNDNPsh8DS.\n";
-pub(crate) const LOGIN: &str = "dXNlcjpzZTpjcmV0";
-
 impl Registry {
-    pub(crate) fn start(login: bool) -> Self {
-        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
-        // The kernel says which port is free; nobody else here asks for a certain one.
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let host = listener.local_addr().unwrap().to_string();
-        drop(listener);
-        let place = directory.path().display();
-        let auth = match login {
-            true => format!("auth: {{ htpasswd: {{ realm: test, path: {place}/htpasswd }} }}\n"),
-            false => String::new(),
-        };
-        fs_err::write(directory.path().join("htpasswd"), HTPASSWD).unwrap();
-        let config = format!(
-            "version: 0.1\nlog: {{ level: error }}\n\
-             storage: {{ filesystem: {{ rootdirectory: {place}/data }} }}\n\
-             http: {{ addr: '{host}', secret: x }}\n{auth}"
-        );
-        let path = directory.path().join("config.yml");
-        fs_err::write(&path, config).unwrap();
-        // Dies with the test program, however that ends.
-        let child = Command::new("setpriv")
-            .args(["--pdeathsig", "KILL", "docker-registry", "serve"])
-            .arg(&path)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("docker-registry, from the package of that name");
-        wait_until("the registry answers", || TcpStream::connect(&host).is_ok());
-        let head = match login {
-            true => "authorization: Basic dXNlcjpzZTpjcmV0\r\n",
-            false => "",
-        };
-        Self {
-            child,
-            host,
-            head,
-            _directory: directory,
-        }
-    }
-
     /// Uploads an image and calls it by a tag.
     pub(crate) fn push(&self, name: &str, tag: &str, image: &Image) {
         for data in &image.blobs {
@@ -363,13 +278,6 @@ impl Registry {
             "{}",
             String::from_utf8_lossy(&answer.body)
         );
-    }
-}
-
-impl Drop for Registry {
-    fn drop(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
     }
 }
 

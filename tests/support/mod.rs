@@ -9,6 +9,7 @@ pub(crate) mod machine;
 pub(crate) mod ordinary;
 pub(crate) mod python;
 pub(crate) mod random;
+pub(crate) mod registry;
 pub(crate) mod rootfs;
 pub(crate) mod run;
 pub(crate) mod skip;

@@ -27,11 +27,11 @@ pub(super) const MANIFEST_TYPES: [&str; 4] = [
 /// A pointer to bytes by their digest.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Descriptor {
+pub(crate) struct Descriptor {
     #[serde(default)]
-    pub(super) media_type: String,
+    pub(crate) media_type: String,
     digest: String,
-    pub(super) size: u64,
+    pub(crate) size: u64,
     platform: Option<DescribedPlatform>,
     #[serde(default)]
     annotations: std::collections::BTreeMap<String, String>,
@@ -48,7 +48,7 @@ struct DescribedPlatform {
 
 impl Descriptor {
     /// Returns the SHA-256 in hexadecimal digits, which is safe as a file's name.
-    pub(super) fn sha256(&self) -> Result<&str> {
+    pub(crate) fn sha256(&self) -> Result<&str> {
         sha256(&self.digest).ok_or_else(|| {
             refused(format!(
                 "digest `{}` is not a SHA-256",
@@ -236,7 +236,7 @@ pub(super) fn diff_ids(config: &[u8], layers: usize, platform: &Platform) -> Res
 }
 
 /// An image that is not made as it should be.
-pub(super) fn refused(what: String) -> Error {
+pub(crate) fn refused(what: String) -> Error {
     Error::invalid(format!("refused image: {what}"))
 }
 

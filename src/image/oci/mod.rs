@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 
 use futures_util::{StreamExt as _, TryStreamExt as _};
+pub(crate) use oci_client::RegistryOperation;
 
 use super::download::{self, Meter, POLL};
 use super::layers::Layers;
@@ -24,9 +25,11 @@ use super::unpack::{Options, Report, stop_if};
 use super::{BuildContext, Progress};
 use crate::error::{Error, Result, ResultExt as _};
 use layout::Layout;
+pub(crate) use manifest::{Descriptor, refused};
 use manifest::{Document, MAX_CONFIG, MAX_MANIFEST, MAX_NESTING, Manifest};
-pub(super) use reference::{Platform, Reference};
-use registry::{Part, Registry};
+pub(super) use reference::Platform;
+pub(crate) use reference::{Reference, sha256};
+pub(crate) use registry::{Access, Part, Registry};
 
 /// Downloads at a time. More of them only share the same line.
 const PARALLEL: usize = 4;
@@ -91,7 +94,19 @@ enum News {
 }
 
 fn pull(reference: &Reference, platform: &Platform, cx: &mut BuildContext<'_>) -> Result<String> {
-    let registry = Registry::new(reference, cx)?;
+    // Whoever shows the progress looks for signals then.
+    let mut access = Access {
+        mirrors: cx.mirrors,
+        logins: cx.logins,
+        cancel: cx.cancel,
+        tick: &mut || {
+            (cx.progress)(Progress::Bytes {
+                done: 0,
+                total: None,
+            });
+        },
+    };
+    let registry = Registry::new(reference, RegistryOperation::Pull, &mut access)?;
     let (cancel, blobs, into) = (cx.cancel, cx.blobs, cx.into);
     let progress = &mut *cx.progress;
     let meter = Meter::default();

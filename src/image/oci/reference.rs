@@ -2,20 +2,20 @@
 
 /// A reference, taken apart.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::image) struct Reference {
+pub(crate) struct Reference {
     /// Registry with its port, if it is given.
-    pub(in crate::image) host: String,
+    pub(crate) host: String,
     /// Name in the registry.
-    pub(in crate::image) repository: String,
+    pub(crate) repository: String,
     /// Tag; `latest` is meant where neither it nor a digest is given.
-    pub(in crate::image) tag: Option<String>,
+    pub(crate) tag: Option<String>,
     /// SHA-256 of the manifest or of the index of manifests, in hexadecimal digits.
-    pub(in crate::image) sha256: Option<String>,
+    pub(crate) sha256: Option<String>,
 }
 
 impl Reference {
     /// Takes a reference apart; the error says what is wrong with it, and what would be right.
-    pub(in crate::image) fn parse(text: &str) -> Result<Self, (String, String)> {
+    pub(crate) fn parse(text: &str) -> Result<Self, (String, String)> {
         let wrong = |what: &str, help: &str| Err((format!("`{text}` {what}"), help.to_owned()));
         let (rest, sha256) = match text.split_once('@') {
             Some((rest, digest)) => match sha256(digest) {
@@ -76,7 +76,7 @@ impl Reference {
 const EXAMPLE: &str = "ref = \"registry.example.org/name:tag\"";
 
 /// Returns the hexadecimal digits of `sha256:...`.
-pub(in crate::image) fn sha256(digest: &str) -> Option<&str> {
+pub(crate) fn sha256(digest: &str) -> Option<&str> {
     let lower_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
     digest
         .strip_prefix("sha256:")

@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use oci_client::RegistryOperation;
 use oci_client::client::{ClientConfig, ClientProtocol};
 use oci_client::secrets::RegistryAuth;
-use reqwest::header::{ACCEPT, AUTHORIZATION, HeaderValue};
-use reqwest::{Response, StatusCode};
+use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, LOCATION};
+use reqwest::{Method, RequestBuilder, Response, StatusCode};
 use sha2::{Digest as _, Sha256};
 
 use super::credentials::{self, Login};
@@ -17,19 +18,29 @@ use super::manifest::{Descriptor, MANIFEST_TYPES, MAX_MANIFEST, damaged, refused
 use super::reference::{Reference, is_host, is_repository, sha256};
 use crate::error::{Error, Kind, Result};
 use crate::image::download::{self, Meter, Wanted};
-use crate::image::{BuildContext, Progress, hex};
+use crate::image::{Logins, hex};
 
 /// What a request is for.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Part {
+pub(crate) enum Part {
     /// An index or a manifest.
     Manifest,
     /// A configuration or a layer.
     Blob,
 }
 
+/// What is needed to talk to a registry.
+pub(crate) struct Access<'a> {
+    /// The user's mirrors, by the host of what they stand in for.
+    pub(crate) mirrors: &'a BTreeMap<String, String>,
+    pub(crate) logins: &'a Logins,
+    pub(crate) cancel: &'a AtomicBool,
+    /// Called now and then while a program is asked for a password.
+    pub(crate) tick: &'a mut dyn FnMut(),
+}
+
 /// A repository of a registry.
-pub(super) struct Registry {
+pub(crate) struct Registry {
     /// Host and repository, for messages.
     name: String,
     host: String,
@@ -39,31 +50,29 @@ pub(super) struct Registry {
     login: Option<Login>,
     auth: oci_client::Client,
     image: oci_client::Reference,
+    operation: RegistryOperation,
     /// What the registry asked for, as soon as it has.
     authorization: Mutex<Option<HeaderValue>>,
 }
 
 impl Registry {
     /// Finds out where the repository is and who the user is there; nothing is sent yet.
-    pub(super) fn new(reference: &Reference, cx: &mut BuildContext<'_>) -> Result<Self> {
+    pub(crate) fn new(
+        reference: &Reference,
+        operation: RegistryOperation,
+        access: &mut Access<'_>,
+    ) -> Result<Self> {
         let Place {
             https,
             host,
             repository,
-        } = Place::of(reference, cx.mirrors)?;
+        } = Place::of(reference, access.mirrors)?;
         let image = oci_client::Reference::with_tag(host, repository, "latest".into());
         // One registry answers at another name than its own.
         let host = image.resolve_registry().to_owned();
-        let logins = cx.logins;
+        let logins = access.logins;
         let login = credentials::find(reference, &host, &logins.files, &mut |keeper| {
-            // Whoever shows the progress looks for signals then.
-            let tick = &mut || {
-                (cx.progress)(Progress::Bytes {
-                    done: 0,
-                    total: None,
-                });
-            };
-            keeper.ask(logins, cx.cancel, tick)
+            keeper.ask(logins, access.cancel, &mut *access.tick)
         })?;
         download::install_cryptography();
         let auth = oci_client::Client::try_from(ClientConfig {
@@ -86,19 +95,25 @@ impl Registry {
             login,
             auth,
             image,
+            operation,
             authorization: Mutex::new(None),
         })
     }
 
     /// Asks what a tag stands for at present; returns the document and its SHA-256.
     pub(super) async fn tag(&self, tag: &str) -> Result<(Vec<u8>, String)> {
+        self.find_tag(tag).await?.ok_or_else(|| {
+            Error::not_found(format!("there is no image `{}:{tag}`", self.name))
+                .help("check `ref` in the recipe")
+        })
+    }
+
+    /// Asks what a tag or a digest stands for at present; nothing where there is none.
+    pub(crate) async fn find_tag(&self, tag: &str) -> Result<Option<(Vec<u8>, String)>> {
         let mut response = self.get(Part::Manifest, tag, 0).await?;
         let what = format!("{}:{tag}", self.name);
         match response.status() {
-            StatusCode::NOT_FOUND => {
-                return Err(Error::not_found(format!("there is no image `{what}`"))
-                    .help("check `ref` in the recipe"));
-            }
+            StatusCode::NOT_FOUND => return Ok(None),
             status if !status.is_success() => {
                 return Err(Error::unexpected(format!("cannot ask for `{what}`"))
                     .source(format!("the registry answered {status}")));
@@ -131,12 +146,99 @@ impl Registry {
                 &found,
                 &promised,
             )),
-            _ => Ok((bytes, found)),
+            _ => Ok(Some((bytes, found))),
+        }
+    }
+
+    /// Says whether there is a tag, or a blob of that digest.
+    pub(crate) async fn has(&self, part: Part, name: &str) -> Result<bool> {
+        let response = self
+            .authorized(|| self.request(Method::HEAD, part, name))
+            .await?;
+        match response.status() {
+            StatusCode::NOT_FOUND => Ok(false),
+            status if status.is_success() => Ok(true),
+            status => Err(self.answered(&format!("{}@{name}", self.name), status)),
+        }
+    }
+
+    /// Uploads a blob; its digest is asked for when all of it is sent: nothing where the connection ended before.
+    pub(crate) async fn upload(
+        &self,
+        blob: reqwest::Body,
+        digest: impl AsyncFnOnce() -> Result<Option<String>>,
+    ) -> Result<()> {
+        let begin = format!("{}/blobs/uploads/", self.base);
+        let response = self
+            .authorized(|| self.client.post(&begin).header(CONTENT_LENGTH, 0))
+            .await?;
+        let place = self.next_place(&begin, &response)?;
+        let sent = self
+            .client
+            .patch(place.clone())
+            .header(CONTENT_TYPE, "application/octet-stream")
+            .body(blob);
+        let response = self.send(sent, &place).await;
+        // What could not be read here is why the connection broke.
+        let digest = digest().await?;
+        let place = self.next_place(place.as_str(), &response?)?;
+        let digest = digest.ok_or_else(|| self.answered(&self.name, StatusCode::OK))?;
+        let mut finish = place.clone();
+        finish
+            .query_pairs_mut()
+            .append_pair("digest", &format!("sha256:{digest}"));
+        let finish = self.client.put(finish).header(CONTENT_LENGTH, 0);
+        let response = self.send(finish, &place).await?;
+        match response.status().is_success() {
+            true => Ok(()),
+            false => Err(self.answered(&self.name, response.status())),
+        }
+    }
+
+    /// Puts a document under a tag.
+    pub(crate) async fn publish(&self, tag: &str, kind: &str, document: &[u8]) -> Result<()> {
+        let url = format!("{}/manifests/{tag}", self.base);
+        let response = self
+            .authorized(|| {
+                let request = self.client.put(&url).header(CONTENT_TYPE, kind);
+                request.body(document.to_vec())
+            })
+            .await?;
+        match response.status().is_success() {
+            true => Ok(()),
+            false => Err(self.answered(&format!("{}:{tag}", self.name), response.status())),
+        }
+    }
+
+    /// Returns where an upload goes on.
+    fn next_place(&self, asked: &str, response: &Response) -> Result<reqwest::Url> {
+        if !response.status().is_success() {
+            return Err(self.answered(&self.name, response.status()));
+        }
+        let location = response.headers().get(LOCATION);
+        let location = location.and_then(|value| value.to_str().ok());
+        reqwest::Url::parse(asked)
+            .ok()
+            .zip(location)
+            .and_then(|(asked, location)| asked.join(location).ok())
+            .ok_or_else(|| {
+                Error::unexpected(format!(
+                    "registry `{}` does not say where an upload goes",
+                    self.host
+                ))
+            })
+    }
+
+    fn answered(&self, what: &str, status: StatusCode) -> Error {
+        match status {
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => self.refusal(None),
+            _ => Error::unexpected(format!("cannot send to `{what}`"))
+                .source(format!("the registry answered {status}")),
         }
     }
 
     /// Returns the file with what a descriptor points to, downloading it if need be.
-    pub(super) async fn obtain(
+    pub(crate) async fn obtain(
         &self,
         part: Part,
         descriptor: &Descriptor,
@@ -150,7 +252,7 @@ impl Registry {
     }
 
     /// Returns the file with this SHA-256, downloading it if need be.
-    pub(super) async fn obtain_sha256(
+    pub(crate) async fn obtain_sha256(
         &self,
         part: Part,
         sha256: &str,
@@ -169,9 +271,26 @@ impl Registry {
         download::obtain(&wanted, open, blobs, meter).await
     }
 
-    /// Sends a request; logs in when the registry asks for that, and again when it forgets.
     async fn get(&self, part: Part, name: &str, from: u64) -> Result<Response> {
-        let response = self.send(part, name, from, self.authorization()).await?;
+        self.authorized(|| download::ranged(self.request(Method::GET, part, name), from))
+            .await
+    }
+
+    fn request(&self, method: Method, part: Part, name: &str) -> RequestBuilder {
+        match part {
+            Part::Manifest => self
+                .client
+                .request(method, format!("{}/manifests/{name}", self.base))
+                .header(ACCEPT, MANIFEST_TYPES.join(", ")),
+            Part::Blob => self
+                .client
+                .request(method, format!("{}/blobs/{name}", self.base)),
+        }
+    }
+
+    /// Sends a request; logs in when the registry asks for that, and again when it forgets.
+    async fn authorized(&self, make: impl Fn() -> RequestBuilder) -> Result<Response> {
+        let response = self.send_with(make(), self.authorization()).await?;
         if response.status() != StatusCode::UNAUTHORIZED {
             return Ok(response);
         }
@@ -180,43 +299,41 @@ impl Registry {
         if let Ok(mut place) = self.authorization.lock() {
             place.clone_from(&authorization);
         }
-        let response = self.send(part, name, from, authorization).await?;
+        let response = self.send_with(make(), authorization).await?;
         match response.status() {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(self.refusal(None)),
             _ => Ok(response),
         }
     }
 
+    /// Sends a request that cannot be sent twice. An upload may go elsewhere, where the user's password is nobody's business.
+    async fn send(&self, request: RequestBuilder, place: &reqwest::Url) -> Result<Response> {
+        let own = reqwest::Url::parse(&self.base).is_ok_and(|own| own.origin() == place.origin());
+        let authorization = self.authorization().filter(|_| own);
+        self.send_with(request, authorization).await
+    }
+
     fn authorization(&self) -> Option<HeaderValue> {
         self.authorization.lock().ok()?.clone()
     }
 
-    async fn send(
+    async fn send_with(
         &self,
-        part: Part,
-        name: &str,
-        from: u64,
+        mut request: RequestBuilder,
         authorization: Option<HeaderValue>,
     ) -> Result<Response> {
-        let mut request = match part {
-            Part::Manifest => self
-                .client
-                .get(format!("{}/manifests/{name}", self.base))
-                .header(ACCEPT, MANIFEST_TYPES.join(", ")),
-            Part::Blob => self.client.get(format!("{}/blobs/{name}", self.base)),
-        };
         if let Some(value) = authorization {
             // reqwest takes it off where a redirect leads to another host.
             request = request.header(AUTHORIZATION, value);
         }
-        let outcome = download::ranged(request, from).send().await;
+        let outcome = request.send().await;
         outcome.map_err(|error| {
             let error = error.without_url();
             let refused = error.is_connect();
             let error = Error::unavailable(format!("cannot reach registry `{}`", self.host)).source(error);
             match refused {
                 true => error.help(format!(
-                    "check `ref`, the network, and `\"{}\" = \"...\"` under [mirror] in config.toml",
+                    "check the name, the network, and `\"{}\" = \"...\"` under [mirror] in config.toml",
                     self.host
                 )),
                 false => error,
@@ -232,7 +349,7 @@ impl Registry {
         };
         let token = self
             .auth
-            .auth(&self.image, &auth, RegistryOperation::Pull)
+            .auth(&self.image, &auth, self.operation)
             .await
             .map_err(|error| self.refusal(Some(error)))?;
         let text = match (token, &self.login) {
@@ -262,10 +379,16 @@ impl Registry {
                     login.file.display()
                 ),
             ),
-            None => Error::unavailable(format!(
-                "registry `{}` lets nobody have `{}` without logging in",
-                self.host, self.name
-            )),
+            None => {
+                let verb = match self.operation {
+                    RegistryOperation::Push => "push to",
+                    RegistryOperation::Pull => "have",
+                };
+                Error::unavailable(format!(
+                    "registry `{}` lets nobody {verb} `{}` without logging in",
+                    self.host, self.name
+                ))
+            }
         };
         let error = match cause {
             Some(cause) => error.source(cause),

@@ -1,0 +1,119 @@
+//! Owns `pull`: snapshots from a registry, by their name there, or those of an env that the store lost.
+
+use clap::Args;
+
+use super::image::watched;
+use super::sharing;
+use crate::context::Context;
+use crate::error::{Error, Kind, Result};
+use crate::share::{self, Pulled, Repository, Wanted};
+use crate::signals::Signals;
+use crate::store::Store;
+use crate::ui::event::{Event, Outcome};
+use crate::ui::{Format, Reporter, size};
+
+/// Arguments of `pull`.
+#[derive(Debug, Args)]
+pub struct PullArgs {
+    /// The snapshot, as `HOST/NAME:TAG` where the tag is a step's key or one that `push` was given; or an env whose snapshots are gone
+    #[arg(value_name = "REF|ENV")]
+    what: String,
+}
+
+/// Pulls snapshots.
+pub fn pull(cx: &Context, args: &PullArgs) -> Result<()> {
+    cx.host_as_root("pulling snapshots")?;
+    let signals = Signals::take()?;
+    let reporter = cx.ui.reporter(Format::Human);
+    let pulled = match args.what.contains('/') {
+        true => by_name(cx, &cx.store()?, &args.what, &signals, &reporter)?,
+        false => of_env(cx, &cx.existing_store()?, &args.what, &signals, &reporter)?,
+    };
+    if cx.json {
+        return cx.ui.json(&pulled);
+    }
+    Ok(())
+}
+
+fn by_name(
+    cx: &Context,
+    store: &Store,
+    text: &str,
+    signals: &Signals,
+    reporter: &Reporter,
+) -> Result<Pulled> {
+    let repository = Repository::parse(text)?;
+    let name = repository.names_one().ok_or_else(|| {
+        Error::new(Kind::Usage, format!("`{text}` names no snapshot"))
+            .help(format!("rockenv pull {text}:TAG"))
+    })?;
+    let is_key = name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let wanted = match is_key {
+        true => Wanted::Key(name.clone()),
+        false => Wanted::Named(name.clone()),
+    };
+    one(cx, store, &repository, &wanted, signals, reporter)?.ok_or_else(|| {
+        Error::not_found(format!("there is no snapshot `{name}` at `{repository}`"))
+            .help(format!("rockenv push ENV {text}, where it was built"))
+    })
+}
+
+/// Pulls the last of an env's steps that the registry has.
+fn of_env(
+    cx: &Context,
+    store: &Store,
+    env: &str,
+    signals: &Signals,
+    reporter: &Reporter,
+) -> Result<Pulled> {
+    let repository = sharing::repository(cx, None)?;
+    let record = store.known(env).map_err(|error| {
+        let help = format!("rockenv up {env} --pull, or rockenv pull {repository}:TAG");
+        Error::new(error.kind(), error.message()).help(help)
+    })?;
+    sharing::check_engine(&record)?;
+    let keys = record.steps.iter().rev().map(|step| step.key.clone());
+    let keys: Vec<String> = keys.filter(|key| !key.is_empty()).collect();
+    let found = watched(cx, &repository.to_string(), signals, reporter, |means| {
+        share::available(&repository, &keys, means)
+    })?;
+    let nothing = || {
+        Error::not_found(format!("`{repository}` has no snapshot of env `{env}`"))
+            .help(format!("rockenv push {env}, where it was built"))
+    };
+    let wanted = Wanted::Key(found.ok_or_else(nothing)?);
+    one(cx, store, &repository, &wanted, signals, reporter)?.ok_or_else(nothing)
+}
+
+fn one(
+    cx: &Context,
+    store: &Store,
+    repository: &Repository,
+    wanted: &Wanted,
+    signals: &Signals,
+    reporter: &Reporter,
+) -> Result<Option<Pulled>> {
+    let pulled = watched(cx, &repository.to_string(), signals, reporter, |means| {
+        share::pull(store, repository, wanted, &cx.config.user, means)
+    });
+    cx.settle(store)?;
+    let Some(pulled) = pulled? else {
+        return Ok(None);
+    };
+    let nothing = pulled.steps.is_empty() && !pulled.image_pulled;
+    reporter.emit(&Event::Finished {
+        outcome: if nothing { Outcome::Hit } else { Outcome::Done },
+        message: match nothing {
+            true => "the store has all of it".to_owned(),
+            false => sharing::said(&pulled, repository),
+        },
+    });
+    Ok(Some(pulled))
+}
+
+impl Pulled {
+    /// Returns how much was pulled, for people.
+    pub(super) fn amount(&self) -> String {
+        size::bytes(self.bytes)
+    }
+}

@@ -1,0 +1,175 @@
+//! Owns `push`: which of an env's snapshots others can stand on, and sending them.
+
+use std::time::Instant;
+
+use clap::Args;
+
+use super::image::watched;
+use super::sharing;
+use crate::context::Context;
+use crate::error::{Error, Kind, Result};
+use crate::share::{self, Push, Pushed, Repository};
+use crate::signals::Signals;
+use crate::store::layer::VolumeState;
+use crate::store::record::Origin;
+use crate::store::{Layer, Store};
+use crate::ui::event::{Event, Outcome};
+use crate::ui::{Format, Reporter, size};
+
+/// Arguments of `push`.
+#[derive(Debug, Args)]
+pub struct PushArgs {
+    /// The env
+    env: String,
+    /// Where to: `HOST/NAME`, and `:TAG` for one more name of the last snapshot [default: `registry` in the configuration]
+    #[arg(value_name = "REF")]
+    reference: Option<String>,
+    /// Last step whose snapshot is pushed
+    #[arg(long, value_name = "STEP")]
+    until: Option<String>,
+}
+
+/// Pushes an env's snapshots.
+pub fn push(cx: &Context, args: &PushArgs) -> Result<()> {
+    cx.host_as_root("pushing snapshots")?;
+    let repository = sharing::repository(cx, args.reference.as_deref())?;
+    let store = cx.existing_store()?;
+    let signals = Signals::take()?;
+    let reporter = cx.ui.reporter(Format::Human);
+    let until = args.until.as_deref();
+    let (pushed, message) = send(
+        cx,
+        &store,
+        &args.env,
+        &repository,
+        until,
+        &signals,
+        &reporter,
+    )?;
+    reporter.emit(&Event::Finished {
+        outcome: match pushed.tags {
+            0 => Outcome::Hit,
+            _ => Outcome::Done,
+        },
+        message,
+    });
+    if cx.json {
+        return cx.ui.json(&pushed);
+    }
+    Ok(())
+}
+
+/// Pushes what others can use; returns what to say of it.
+pub(super) fn send(
+    cx: &Context,
+    store: &Store,
+    env: &str,
+    repository: &Repository,
+    until: Option<&str>,
+    signals: &Signals,
+    reporter: &Reporter,
+) -> Result<(Pushed, String)> {
+    let record = store.known(env)?;
+    if record.service.is_some() {
+        return Err(Error::unavailable(format!(
+            "env `{env}` lives in {}, which has its snapshots as images of its own",
+            record.engine
+        ))
+        .help("snapshots are shared between envs of systemd-nspawn: rockenv up ... --engine nspawn --name NEW"));
+    }
+    let steps = record
+        .snapshots
+        .iter()
+        .filter(|snapshot| snapshot.origin == Origin::Step);
+    let steps: Vec<_> = steps.collect();
+    let last = match until {
+        Some(until) => steps.iter().rfind(|snapshot| snapshot.name == until),
+        // In the order of the steps: a snapshot may be younger than one that stands on it.
+        None => record.steps.iter().rev().find_map(|step| {
+            let of = |key: &String| *key == step.key;
+            steps
+                .iter()
+                .find(|snapshot| snapshot.key.as_ref().is_some_and(of))
+        }),
+    };
+    let last = last.ok_or_else(|| match until {
+        Some(until) => Error::not_found(format!("env `{env}` has no snapshot of a step `{until}`"))
+            .help(format!("rockenv snapshot ls {env}")),
+        None => Error::not_found(format!("no step of env `{env}` has a snapshot yet"))
+            .help(format!("rockenv up {env}")),
+    })?;
+    let mut layers = store.chain(&last.layer)?;
+    layers.reverse();
+    let shareable = shareable(&layers);
+    if shareable < layers.len() {
+        let (layer, why) = (&layers[shareable].title, reason(&layers[shareable]));
+        if shareable == 0 {
+            return Err(Error::new(
+                Kind::Usage,
+                format!("no snapshot of env `{env}` can be shared: {why}"),
+            )
+            .help("rockenv setup --store-image SIZE makes a store that freezes them"));
+        }
+        reporter.emit(&Event::Warning {
+            message: format!("snapshot `{layer}` and those after it are not pushed: {why}"),
+        });
+        layers.truncate(shareable);
+    }
+    let image = &record.image_key;
+    let image = layers.first().map_or(image, |layer| &layer.image_key);
+    let image = store.image(image)?.ok_or_else(|| {
+        Error::not_found(format!(
+            "the image of env `{env}` is not described any more"
+        ))
+        .help("rockenv fsck")
+    })?;
+    let started = Instant::now();
+    let what = Push {
+        image: &image,
+        layers: &layers,
+        profile: &record.profile,
+        tag: repository.tag(),
+    };
+    let pushed = watched(cx, &repository.to_string(), signals, reporter, |means| {
+        share::push(store, repository, &what, means)
+    })?;
+    if pushed.left_out > 0 {
+        reporter.emit(&Event::Warning {
+            message: format!("{} sockets are left out", pushed.left_out),
+        });
+    }
+    let message = format!(
+        "{env}: {} snapshots are at {repository}; {} layers sent ({}), {} were there, in {}",
+        layers.len(),
+        pushed.sent,
+        size::bytes(pushed.sent_bytes),
+        pushed.there,
+        size::duration(started.elapsed()),
+    );
+    Ok((pushed, message))
+}
+
+/// Returns how many layers, from below, are whole without this store.
+fn shareable(layers: &[Layer]) -> usize {
+    let live = |layer: &Layer| {
+        let mut states = layer.volumes.values();
+        states.any(|state| matches!(state, VolumeState::Live(_)))
+    };
+    // On a volume that was not kept nobody else can stand; a later snapshot that has it again says all of it.
+    let whole = |layer: &Layer| layer.key.is_some() && !live(layer);
+    match layers.iter().position(|layer| layer.key.is_none()) {
+        Some(made_by_hand) => layers[..made_by_hand].iter().rposition(whole),
+        None => layers.iter().rposition(whole),
+    }
+    .map_or(0, |last| last + 1)
+}
+
+fn reason(layer: &Layer) -> String {
+    let mut volumes = layer.volumes.iter();
+    match volumes.find(|(_, state)| matches!(state, VolumeState::Live(_))) {
+        Some((name, _)) => {
+            format!("its build volume `{name}` was not frozen with it, as this is an overlay store")
+        }
+        None => "it was made by hand, and has no key".to_owned(),
+    }
+}

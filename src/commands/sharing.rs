@@ -1,0 +1,212 @@
+//! Owns what `push`, `pull`, `up` and `plan` have in common: which registry is meant, and what can be had from it.
+
+use std::time::Instant;
+
+use super::image::watched;
+use super::prepare::Prepared;
+use super::up::{UpArgs, options, plan_for};
+use crate::context::Context;
+use crate::error::{Error, Kind, Result};
+use crate::plan::{Action, Options};
+use crate::share::{self, Pulled, Repository, Wanted};
+use crate::signals::Signals;
+use crate::spec::Spec;
+use crate::store::{Record, Store};
+use crate::ui::Reporter;
+use crate::ui::event::Event;
+
+/// Returns the repository that is named, else the configured one.
+pub(super) fn repository(cx: &Context, named: Option<&str>) -> Result<Repository> {
+    match (named, &cx.config.registry) {
+        (Some(text), _) => Repository::parse(text),
+        (None, Some(text)) => Repository::parse(text).map_err(|error| {
+            let help = error.help_text().unwrap_or_default().to_owned();
+            Error::invalid(format!(
+                "`registry` in the configuration: {}",
+                error.message()
+            ))
+            .help(help)
+        }),
+        (None, None) => Err(Error::new(Kind::Usage, "no registry is configured").help(
+            "registry = \"registry.example.org/rockenv\" in config.toml, or ROCKENV_REGISTRY",
+        )),
+    }
+}
+
+/// Refuses an env whose snapshots are not in the store.
+pub(super) fn check_engine(record: &Record) -> Result<()> {
+    match record.service {
+        None => Ok(()),
+        Some(_) => Err(Error::unavailable(format!(
+            "snapshots cannot be pulled into {}, which keeps its own",
+            record.engine
+        ))
+        .help("rockenv up ... --engine nspawn --name NEW --pull")),
+    }
+}
+
+/// Says what was pulled.
+pub(super) fn said(pulled: &Pulled, repository: &Repository) -> String {
+    let what = match (pulled.image_pulled, pulled.steps.as_slice()) {
+        (true, []) => "the image".to_owned(),
+        (true, steps) => format!("the image and {}", steps.join(", ")),
+        (false, steps) => steps.join(", "),
+    };
+    format!("pulled {what} from {repository} ({})", pulled.amount())
+}
+
+/// Where `up` gets what its store lacks.
+pub(super) struct Source<'a> {
+    pub(super) cx: &'a Context,
+    pub(super) repository: Repository,
+    pub(super) signals: &'a Signals,
+    pub(super) reporter: &'a Reporter,
+}
+
+impl<'a> Source<'a> {
+    /// Returns it where it is asked for.
+    pub(super) fn new(
+        cx: &'a Context,
+        args: &UpArgs,
+        signals: &'a Signals,
+        reporter: &'a Reporter,
+    ) -> Result<Option<Self>> {
+        if !args.pulls(&cx.config) {
+            return Ok(None);
+        }
+        Ok(Some(Self {
+            cx,
+            repository: repository(cx, None)?,
+            signals,
+            reporter,
+        }))
+    }
+
+    /// Pulls something; false where it is not there, or nobody answers: then it is built.
+    pub(super) fn pull(&self, store: &Store, wanted: &Wanted) -> Result<bool> {
+        let name = self.repository.to_string();
+        let started = Instant::now();
+        let user = &self.cx.config.user;
+        let pulled = watched(self.cx, &name, self.signals, self.reporter, |means| {
+            share::pull(store, &self.repository, wanted, user, means)
+        });
+        self.reporter.emit(&Event::ImageFinished {
+            image: name,
+            wall_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
+        });
+        match self.or_build(pulled)?.flatten() {
+            Some(pulled) => {
+                self.cx.ui.note(&said(&pulled, &self.repository));
+                self.cx.settle(store)?;
+                Ok(true)
+            }
+            None => Ok(false),
+        }
+    }
+
+    /// Pulls the longest prefix of the steps that are to run; false where there is none.
+    pub(super) fn pull_steps(
+        &self,
+        store: &Store,
+        prepared: &Prepared,
+        spec: &Spec,
+        asked: &Options,
+    ) -> Result<bool> {
+        let keys = lacking(store, prepared, spec, asked)?;
+        match self.available(&keys)? {
+            Some(key) => self.pull(store, &Wanted::Key(key)),
+            None => Ok(false),
+        }
+    }
+
+    /// Returns the first of these keys that the registry has.
+    pub(super) fn available(&self, keys: &[String]) -> Result<Option<String>> {
+        if keys.is_empty() {
+            return Ok(None);
+        }
+        let name = self.repository.to_string();
+        let found = watched(self.cx, &name, self.signals, self.reporter, |means| {
+            share::available(&self.repository, keys, means)
+        });
+        Ok(self.or_build(found)?.flatten())
+    }
+
+    /// Lets `up` go on without a registry that does not answer, but not with one that lies, nor on a full disk.
+    fn or_build<T>(&self, outcome: Result<T>) -> Result<Option<T>> {
+        match outcome {
+            Ok(found) => Ok(Some(found)),
+            Err(error) => match error.kind() {
+                Kind::Unavailable | Kind::Unexpected | Kind::NotFound => {
+                    let message = format!("{}; it is built here", error.chain().join(": "));
+                    self.reporter.emit(&Event::Warning { message });
+                    Ok(None)
+                }
+                _ => Err(error),
+            },
+        }
+    }
+}
+
+/// Returns the keys of the steps that would run and could be pulled, the last one first.
+pub(super) fn lacking(
+    store: &Store,
+    prepared: &Prepared,
+    spec: &Spec,
+    asked: &Options,
+) -> Result<Vec<String>> {
+    // What a service has cannot be put there, and what is asked for anew is not to be had.
+    if prepared.choice.service.is_some() || asked.clean && !store.freezes_volumes() {
+        return Ok(Vec::new());
+    }
+    let (observed, plan) = plan_for(store, None, prepared, spec, asked)?;
+    let again = asked.rerun.as_ref();
+    let steps = plan.steps.into_iter();
+    let mut keys: Vec<String> = steps
+        .take_while(|step| Some(&step.name) != again)
+        .filter(|step| step.action == Action::Run && !observed.layers.contains_key(&step.key))
+        .map(|step| step.key)
+        .collect();
+    keys.reverse();
+    Ok(keys)
+}
+
+/// What `plan` is told of a registry.
+pub(super) struct Remote {
+    /// Asked for, as it is by now: the registry may know an image that is not built here.
+    pub(super) spec: Spec,
+    /// The last step's key that it has, and its name.
+    pub(super) last: Option<(String, String)>,
+}
+
+/// Asks what `up` would pull.
+pub(super) fn remote(
+    source: &Source<'_>,
+    store: Option<&Store>,
+    prepared: &mut Prepared,
+    args: &UpArgs,
+    mut spec: Spec,
+) -> Result<Remote> {
+    if prepared.inputs.image_key.starts_with("unbuilt ") {
+        let wanted = Wanted::Recipe(prepared.recipe.digest());
+        let name = source.repository.to_string();
+        let found = watched(source.cx, &name, source.signals, source.reporter, |means| {
+            share::image(&source.repository, &wanted, means)
+        });
+        if let Some(image) = source.or_build(found)?.flatten() {
+            prepared.inputs.image_key = image.key;
+            spec = prepared.resolve(store)?;
+        }
+    }
+    let keys = match store {
+        Some(store) => lacking(store, prepared, &spec, &options(args))?,
+        None => {
+            let steps = spec.steps.iter().rev();
+            steps.map(|step| step.key.to_string()).collect()
+        }
+    };
+    let found = source.available(&keys)?;
+    Ok(Remote {
+        spec,
+        last: found.map(|key| (key, source.repository.to_string())),
+    })
+}

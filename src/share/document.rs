@@ -1,0 +1,311 @@
+//! Owns what a registry is told of a snapshot: the manifest, and the configuration with what another store has to know.
+//!
+//! Both are as OCI has them. What is rockenv's own is one more field of the configuration; and build volumes are layers of another
+//! type, which are no part of the root file system.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use sha2::{Digest as _, Sha256};
+
+use crate::error::{Error, Kind, Result};
+use crate::image::hex;
+use crate::image::oci::{Descriptor, refused, sha256};
+use crate::pins::Pins;
+use crate::store::images::Image;
+use crate::store::layer::Cost;
+use crate::store::shared::Blob;
+use crate::therock::Prints;
+
+pub(super) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
+const VOLUME: &str = "application/vnd.rockenv.volume.v1.tar+zstd";
+/// Version of what is rockenv's own; a newer one is refused.
+const SCHEMA: u32 = 1;
+pub(super) const MAX_CONFIG: u64 = 16 << 20;
+const MAX_LAYERS: usize = 1024;
+
+/// What is rockenv's own in a configuration.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Snapshot {
+    pub(super) schema: u32,
+    /// The image at the bottom, which is the lowest layer.
+    pub(super) image: Image,
+    /// The steps, the first one first; none for an image alone.
+    pub(super) steps: Vec<Step>,
+}
+
+/// A step's snapshot.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Step {
+    pub(super) key: String,
+    pub(super) name: String,
+    pub(super) created: Timestamp,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) cost: Option<Cost>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) prints: Option<Prints>,
+    #[serde(default)]
+    pub(super) pins: Pins,
+    /// Which layer has what it changed.
+    pub(super) layer: usize,
+    /// The build volumes after it.
+    pub(super) volumes: BTreeMap<String, Volume>,
+}
+
+/// A build volume after a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Volume {
+    /// There was nothing in it.
+    Empty,
+    /// This layer has what the step changed in it; all of it where the step before had none.
+    Layer(usize),
+    /// It was not kept: its step can only be what others stand on.
+    Absent,
+}
+
+impl Step {
+    /// Returns the layer of a volume.
+    pub(super) fn volume(&self, name: &str) -> Option<usize> {
+        match self.volumes.get(name)? {
+            Volume::Layer(index) => Some(*index),
+            Volume::Empty | Volume::Absent => None,
+        }
+    }
+}
+
+/// Everything that one tag stands for.
+#[derive(Clone, Debug)]
+pub(super) struct Document {
+    pub(super) snapshot: Snapshot,
+    /// The layers, with the digest of what they unpack to.
+    pub(super) blobs: Vec<Blob>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Config {
+    architecture: String,
+    os: String,
+    config: BTreeMap<String, String>,
+    rootfs: RootFs,
+    rockenv: Snapshot,
+}
+
+#[derive(Serialize, Deserialize)]
+struct RootFs {
+    r#type: String,
+    diff_ids: Vec<String>,
+}
+
+/// A manifest as far as it is read.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Manifest {
+    schema_version: u32,
+    pub(super) config: Descriptor,
+    layers: Vec<Descriptor>,
+    #[serde(default)]
+    annotations: BTreeMap<String, String>,
+}
+
+fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}
+
+impl Document {
+    /// Returns what the tag stands for: the last step's key, or the image's.
+    pub(super) fn key(&self) -> &str {
+        let last = self.snapshot.steps.last();
+        last.map_or(&self.snapshot.image.key, |step| &step.key)
+    }
+
+    /// Returns a name for everything up to each step, which decides every byte of it: equal names, equal trees and volumes.
+    pub(super) fn chains(&self) -> Vec<String> {
+        let mut chains: Vec<String> = Vec::new();
+        let diff_id = |index: usize| self.blobs[index].diff_id.as_str();
+        for step in &self.snapshot.steps {
+            let mut hash = Sha256::new();
+            let parent = chains.last().unwrap_or(&self.snapshot.image.digest);
+            for part in [parent.as_str(), &step.key, diff_id(step.layer)] {
+                hash.update(part);
+                hash.update([0]);
+            }
+            for (name, volume) in &step.volumes {
+                let content = match volume {
+                    Volume::Empty => "empty",
+                    Volume::Layer(index) => diff_id(*index),
+                    Volume::Absent => "absent",
+                };
+                for part in [name, content] {
+                    hash.update(part);
+                    hash.update([0]);
+                }
+            }
+            chains.push(hex(&hash.finalize()));
+        }
+        chains
+    }
+
+    /// Returns the configuration, and the manifest for it.
+    pub(super) fn encode(&self, profile: &str) -> Result<(Vec<u8>, Vec<u8>)> {
+        let config = Config {
+            architecture: architecture().to_owned(),
+            os: "linux".to_owned(),
+            config: BTreeMap::new(),
+            rootfs: RootFs {
+                r#type: "layers".to_owned(),
+                diff_ids: self
+                    .blobs
+                    .iter()
+                    .map(|blob| digest(&blob.diff_id))
+                    .collect(),
+            },
+            rockenv: self.snapshot.clone(),
+        };
+        let failed = |error| Error::unexpected("cannot encode a snapshot").source(error);
+        let config = serde_json::to_vec(&config).map_err(failed)?;
+        let volumes: BTreeSet<usize> = self
+            .snapshot
+            .steps
+            .iter()
+            .flat_map(|step| step.volumes.keys().filter_map(|name| step.volume(name)))
+            .collect();
+        let layers = self.blobs.iter().enumerate().map(|(index, blob)| {
+            let kind = if volumes.contains(&index) {
+                VOLUME
+            } else {
+                LAYER
+            };
+            json!({ "mediaType": kind, "digest": digest(&blob.sha256), "size": blob.size })
+        });
+        let layers: Vec<_> = layers.collect();
+        let mut annotations = BTreeMap::from([
+            ("rockenv.key", self.key().to_owned()),
+            ("rockenv.image", self.snapshot.image.name.clone()),
+        ]);
+        if let (Some(step), Some(chain)) = (self.snapshot.steps.last(), self.chains().last()) {
+            annotations.extend([
+                ("rockenv.step", step.name.clone()),
+                ("rockenv.profile", profile.to_owned()),
+                ("rockenv.tree", chain.clone()),
+                (
+                    "org.opencontainers.image.created",
+                    step.created.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+                ),
+            ]);
+        }
+        let manifest = json!({
+            "schemaVersion": 2, "mediaType": MANIFEST,
+            "config": {
+                "mediaType": CONFIG, "digest": digest(&hex(&Sha256::digest(&config))), "size": config.len()
+            },
+            "layers": layers, "annotations": annotations,
+        });
+        Ok((config, serde_json::to_vec(&manifest).map_err(failed)?))
+    }
+}
+
+fn digest(sha256: &str) -> String {
+    format!("sha256:{sha256}")
+}
+
+impl Manifest {
+    pub(super) fn parse(bytes: &[u8]) -> Result<Self> {
+        let manifest: Self = serde_json::from_slice(bytes).map_err(|error| {
+            refused("its manifest is not one of a snapshot".into()).source(error)
+        })?;
+        if manifest.schema_version != 2 || manifest.layers.len() > MAX_LAYERS {
+            return Err(refused("its manifest is not one of a snapshot".into()));
+        }
+        Ok(manifest)
+    }
+
+    /// Returns the key that it says that it is for.
+    pub(super) fn key(&self) -> Option<&str> {
+        self.annotations.get("rockenv.key").map(String::as_str)
+    }
+
+    /// Joins it with its configuration. Nothing in either is believed that would lead out of a place in the store.
+    pub(super) fn with(self, config: &[u8]) -> Result<Document> {
+        let config: Config = serde_json::from_slice(config).map_err(|error| {
+            refused("it is not a snapshot that `rockenv push` made".into()).source(error)
+        })?;
+        let snapshot = config.rockenv;
+        if snapshot.schema > SCHEMA {
+            return Err(Error::invalid(format!(
+                "it was pushed by a newer rockenv: its schema is {}, this one knows up to {SCHEMA}",
+                snapshot.schema
+            ))
+            .help("use the newer rockenv that pushed it"));
+        }
+        if config.architecture != architecture() {
+            return Err(Error::invalid(format!(
+                "it is for {}, and this machine is {}",
+                config.architecture.escape_debug(),
+                architecture()
+            )));
+        }
+        if config.rootfs.diff_ids.len() != self.layers.len() {
+            return Err(refused(
+                "its manifest and its configuration have different numbers of layers".into(),
+            ));
+        }
+        let mut blobs = Vec::new();
+        for (layer, diff_id) in self.layers.iter().zip(&config.rootfs.diff_ids) {
+            let diff_id = sha256(diff_id)
+                .ok_or_else(|| refused("a layer is not named by a SHA-256".into()))?;
+            blobs.push(Blob {
+                diff_id: diff_id.to_owned(),
+                sha256: layer.sha256()?.to_owned(),
+                size: layer.size,
+            });
+        }
+        let document = Document { snapshot, blobs };
+        document.check()?;
+        Ok(document)
+    }
+}
+
+impl Document {
+    fn check(&self) -> Result<()> {
+        let hexadecimal =
+            |text: &str| sha256(&format!("sha256:{text}")).is_some_and(|digits| digits == text);
+        let image = &self.snapshot.image;
+        if self.blobs.is_empty() || !hexadecimal(&image.recipe) || !hexadecimal(&image.digest) {
+            return Err(refused("it does not say on which image it stands".into()));
+        }
+        if image.key != image.computed_key()? {
+            return Err(Error::new(
+                Kind::Drift,
+                "the key of its image is not that of what it describes",
+            )
+            .help("it is damaged or was tampered with; build it here: rockenv up --pull=false"));
+        }
+        let mut keys = BTreeSet::new();
+        for step in &self.snapshot.steps {
+            let layers = step.volumes.keys().filter_map(|name| step.volume(name));
+            if layers
+                .chain([step.layer])
+                .any(|index| index >= self.blobs.len())
+            {
+                return Err(refused("a step has a layer that is not there".into()));
+            }
+            if !hexadecimal(&step.key) || !keys.insert(&step.key) {
+                return Err(refused("its steps have no keys of their own".into()));
+            }
+            for name in step.volumes.keys().chain([&step.name]) {
+                crate::store::check_name(name)
+                    .map_err(|error| refused("a name in it is none".into()).source(error))?;
+            }
+        }
+        Ok(())
+    }
+}

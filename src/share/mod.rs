@@ -1,0 +1,98 @@
+//! Owns sharing snapshots between machines, by way of any registry of container images.
+//!
+//! A snapshot is an image there, called by its step's key: the base image's tree is the lowest layer, and on it lies what each step
+//! up to this one changed. So what two snapshots have in common is there once, and "is it built?" is "is there such a tag?".
+
+mod document;
+mod pull;
+mod push;
+mod upload;
+
+pub use pull::{Pulled, Wanted, available, image, pull};
+pub use push::{Push, Pushed, push};
+
+use std::sync::atomic::AtomicBool;
+
+use crate::error::{Error, Kind, Result};
+use crate::image::download::{self, Meter};
+use crate::image::oci::{Access, Reference, Registry, RegistryOperation};
+use crate::store::images::Means;
+
+/// A repository of a registry, in which snapshots are found by tags.
+#[derive(Clone, Debug)]
+pub struct Repository {
+    reference: Reference,
+}
+
+impl Repository {
+    /// Reads `host/name`, `host/name:tag` or `host/name@digest`.
+    pub fn parse(text: &str) -> Result<Self> {
+        match Reference::parse(text) {
+            Ok(reference) => Ok(Self { reference }),
+            // What would be right is said for image recipes there.
+            Err((message, _)) => Err(Error::new(Kind::Usage, message)
+                .help("registry.example.org/name, or registry.example.org/name:tag")),
+        }
+    }
+
+    /// Returns the tag, if it has one.
+    pub fn tag(&self) -> Option<&str> {
+        self.reference.tag.as_deref()
+    }
+
+    /// Returns the tag or digest, if it has one.
+    pub fn names_one(&self) -> Option<String> {
+        let digest = self.reference.sha256.as_ref();
+        digest
+            .map(|digest| format!("sha256:{digest}"))
+            .or_else(|| self.reference.tag.clone())
+    }
+
+    fn open(&self, operation: RegistryOperation, means: &mut Means<'_>) -> Result<Registry> {
+        let progress = &mut *means.progress;
+        let tick = &mut || {
+            progress(crate::image::Progress::Bytes {
+                done: 0,
+                total: None,
+            });
+        };
+        let mut access = Access {
+            mirrors: means.mirrors,
+            logins: means.logins,
+            cancel: means.cancel,
+            tick,
+        };
+        Registry::new(&self.reference, operation, &mut access)
+    }
+}
+
+impl std::fmt::Display for Repository {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.reference.host, self.reference.repository)
+    }
+}
+
+/// Returns the tag under which the image is found that a recipe stands for at present.
+fn recipe_tag(recipe: &str) -> String {
+    format!("recipe-{recipe}")
+}
+
+/// Runs network work in a thread of its own, and shows how far it is.
+fn watched<T: Send>(
+    cancel: &AtomicBool,
+    meter: &Meter,
+    progress: &mut dyn FnMut(crate::image::Progress<'_>),
+    work: impl AsyncFnOnce() -> Result<T> + Send,
+) -> Result<T> {
+    std::thread::scope(|scope| {
+        let worker = scope.spawn(|| download::run(cancel, work()));
+        while !worker.is_finished() {
+            let (done, total) = meter.read();
+            progress(crate::image::Progress::Bytes { done, total });
+            std::thread::sleep(download::POLL);
+        }
+        worker
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}

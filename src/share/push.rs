@@ -1,0 +1,300 @@
+//! Owns pushing: which layers a registry lacks, and the tags that are set when all of them are there.
+//!
+//! A layer that was pushed before is known by its digest, so the registry is only asked for it. Tags come last and from below: whoever
+//! finds one finds all that it stands on. A push that was cut off goes on with the layer at which it was.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::Serialize;
+use sha2::{Digest as _, Sha256};
+
+use super::document::{Document, MANIFEST, Manifest, Snapshot, Step, Volume};
+use super::pull::find;
+use super::upload::send;
+use super::{Repository, recipe_tag, watched};
+use crate::error::{Error, Result, ResultExt as _};
+use crate::image::changes::Changes;
+use crate::image::download::Meter;
+use crate::image::hex;
+use crate::image::oci::{Part, Registry, RegistryOperation};
+use crate::rootfs::Method;
+use crate::store::images::{Image, Means};
+use crate::store::layer::VolumeState;
+use crate::store::shared::{Blob, Shared};
+use crate::store::{Layer, Store};
+
+/// What is to be pushed.
+#[derive(Debug)]
+pub struct Push<'a> {
+    /// The image at the bottom.
+    pub image: &'a Image,
+    /// Snapshots of steps, the lowest first, each on the one before.
+    pub layers: &'a [Layer],
+    /// The profile, for people who look at the registry.
+    pub profile: &'a str,
+    /// One more tag for the last of them.
+    pub tag: Option<&'a str>,
+}
+
+/// What was pushed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Pushed {
+    /// Snapshots that had no tag before.
+    pub tags: u64,
+    /// Layers that were sent.
+    pub sent: u64,
+    /// Bytes of these, compressed.
+    pub sent_bytes: u64,
+    /// Layers that were there.
+    pub there: u64,
+    /// Sockets that no archive can hold.
+    pub left_out: u64,
+}
+
+/// Pushes snapshots, with everything below them.
+pub fn push(
+    store: &Store,
+    repository: &Repository,
+    what: &Push<'_>,
+    means: &mut Means<'_>,
+) -> Result<Pushed> {
+    let registry = repository.open(RegistryOperation::Push, means)?;
+    let done = Arc::new(AtomicU64::new(0));
+    let meter = Meter::default();
+    let mut pushing = Pushing {
+        store,
+        registry: &registry,
+        what,
+        done: Arc::clone(&done),
+        document: Document {
+            snapshot: Snapshot {
+                schema: 1,
+                image: what.image.clone(),
+                steps: Vec::new(),
+            },
+            blobs: Vec::new(),
+        },
+        pushed: Pushed::default(),
+    };
+    let progress = &mut *means.progress;
+    let mut shown = |_: crate::image::Progress<'_>| {
+        progress(crate::image::Progress::Bytes {
+            done: done.load(Ordering::Relaxed),
+            total: None,
+        });
+    };
+    watched(means.cancel, &meter, &mut shown, async move || {
+        pushing.all().await?;
+        Ok(pushing.pushed)
+    })
+    .context(|| format!("cannot push to `{repository}`"))
+}
+
+struct Pushing<'a> {
+    store: &'a Store,
+    registry: &'a Registry,
+    what: &'a Push<'a>,
+    /// Bytes that were read.
+    done: Arc<AtomicU64>,
+    document: Document,
+    pushed: Pushed,
+}
+
+impl Pushing<'_> {
+    async fn all(&mut self) -> Result<()> {
+        self.image().await?;
+        for at in 0..self.what.layers.len() {
+            self.layer(at).await?;
+        }
+        if let Some(tag) = self.what.tag {
+            self.publish(tag, true).await?;
+        }
+        Ok(())
+    }
+
+    async fn image(&mut self) -> Result<()> {
+        let image = self.what.image;
+        let store = self.store;
+        let known = store.shared_image(&image.key).ok().flatten();
+        let remembered = known.and_then(|shared| shared.tree);
+        let known = match &remembered {
+            Some(blob) => Some(blob.clone()),
+            // Somebody else may have pushed it: an image's key decides its content, and who pulls verifies that.
+            None => self.pushed_image().await,
+        };
+        let changes = Changes::Whole(store.image_root(&image.key));
+        let there = || Ok(store.image(&image.key)?.is_some());
+        let blob = self
+            .blob(known, changes, there)
+            .await
+            .context(|| format!("cannot push image `{}`", image.name))?;
+        if remembered.as_ref() != Some(&blob) {
+            let shared = Shared {
+                chain: image.digest.clone(),
+                tree: Some(blob.clone()),
+                volumes: BTreeMap::new(),
+            };
+            store.remember_image(&image.key, &shared)?;
+        }
+        self.document.blobs.push(blob);
+        self.publish(&image.key, false).await?;
+        self.publish(&recipe_tag(&image.recipe), true).await
+    }
+
+    /// Returns the layer of the image that the registry has under its key; what is wrong with it is as good as none.
+    async fn pushed_image(&self) -> Option<Blob> {
+        let key = &self.what.image.key;
+        let blobs = self.store.root().join("blobs");
+        let document = find(self.registry, key, &blobs).await.ok().flatten()?;
+        let is_right = document.snapshot.image.key == *key;
+        document.blobs.into_iter().next().filter(|_| is_right)
+    }
+
+    /// Pushes what one step changed, and gives the step its tag.
+    async fn layer(&mut self, at: usize) -> Result<()> {
+        let (store, what) = (self.store, self.what);
+        let layer = &what.layers[at];
+        let below = at.checked_sub(1).map(|below| &what.layers[below]);
+        let key = layer
+            .key
+            .as_ref()
+            .ok_or_else(|| Error::unexpected("a snapshot without a key is to be pushed"))?;
+        let remembered = store.shared_layer(&layer.id).ok().flatten();
+        let remembered = remembered.unwrap_or_default();
+        let mut shared = Shared::default();
+        let mut send = Vec::new();
+        for (name, state) in &layer.volumes {
+            let volume = |layer: &Layer| store.layer_dir(&layer.id).join("volumes").join(name);
+            let is_frozen = |layer: &Layer| layer.volumes.get(name) == Some(&VolumeState::Frozen);
+            if *state == VolumeState::Frozen {
+                let changes = match below.filter(|below| is_frozen(below)) {
+                    Some(below) => self.between(volume(below), volume(layer)),
+                    None => Changes::Whole(volume(layer)),
+                };
+                send.push((name.clone(), changes));
+            }
+        }
+        let place = |layer: &Layer, tree: &str| store.layer_dir(&layer.id).join(tree);
+        let changes = match self.store.method() {
+            Method::Overlay => Changes::Upper(place(layer, "diff")),
+            _ => {
+                let old = match below {
+                    Some(below) => place(below, "root"),
+                    None => self.store.image_root(&self.what.image.key),
+                };
+                self.between(old, place(layer, "root"))
+            }
+        };
+        let there = || {
+            let mut all = [Some(layer), below].into_iter().flatten();
+            Ok(all.all(|layer| place(layer, "layer.json").exists()))
+        };
+        let failed = || format!("cannot push snapshot `{}`", layer.title);
+        let tree = remembered.tree.clone();
+        let blob = self.blob(tree, changes, there).await.context(failed)?;
+        let index = self.document.blobs.len();
+        shared.tree = Some(blob.clone());
+        self.document.blobs.push(blob);
+        let mut volumes = BTreeMap::new();
+        for (name, state) in &layer.volumes {
+            let state = match state {
+                VolumeState::Empty => Volume::Empty,
+                VolumeState::Live(_) | VolumeState::Frozen => Volume::Absent,
+            };
+            volumes.insert(name.clone(), state);
+        }
+        for (name, changes) in send {
+            let known = remembered.volumes.get(&name).cloned();
+            let blob = self.blob(known, changes, there).await.context(failed)?;
+            volumes.insert(name.clone(), Volume::Layer(self.document.blobs.len()));
+            shared.volumes.insert(name, blob.clone());
+            self.document.blobs.push(blob);
+        }
+        self.document.snapshot.steps.push(Step {
+            key: key.clone(),
+            name: layer.title.clone(),
+            created: layer.created,
+            cost: layer.cost,
+            prints: layer.prints.clone(),
+            pins: layer.pins.clone(),
+            layer: index,
+            volumes,
+        });
+        shared.chain = self.document.chains().pop().unwrap_or_default();
+        if shared != remembered {
+            self.store.remember_layer(&layer.id, &shared)?;
+        }
+        let last = &self.document.snapshot.steps[at];
+        if last
+            .volumes
+            .values()
+            .any(|volume| *volume == Volume::Absent)
+        {
+            // Nobody can stand on it, only on what comes after.
+            return Ok(());
+        }
+        self.publish(key, false).await
+    }
+
+    fn between(&self, old: std::path::PathBuf, new: std::path::PathBuf) -> Changes {
+        Changes::Between {
+            old,
+            new,
+            inodes: self.store.method() == Method::Btrfs,
+        }
+    }
+
+    /// Makes the registry have a layer. `there`: what it is read from was not removed meanwhile.
+    async fn blob(
+        &mut self,
+        known: Option<Blob>,
+        changes: Changes,
+        there: impl Fn() -> Result<bool>,
+    ) -> Result<Blob> {
+        if let Some(blob) = known
+            && self
+                .registry
+                .has(Part::Blob, &format!("sha256:{}", blob.sha256))
+                .await?
+        {
+            self.pushed.there += 1;
+            return Ok(blob);
+        }
+        let sent = send(self.registry, changes, Arc::clone(&self.done)).await?;
+        if !there()? {
+            return Err(Error::busy("it was removed while it was read").help("rockenv ls"));
+        }
+        self.pushed.sent += 1;
+        self.pushed.sent_bytes += sent.blob.size;
+        self.pushed.left_out += sent.left_out;
+        Ok(sent.blob)
+    }
+
+    /// Puts the document, as it is by now, under a tag; one that stands for the same key already stays, unless it `moves`.
+    async fn publish(&mut self, tag: &str, moves: bool) -> Result<()> {
+        let (config, manifest) = self.document.encode(self.what.profile)?;
+        if let Some((there, sha256)) = self.registry.find_tag(tag).await? {
+            let same_key = || {
+                let manifest = Manifest::parse(&there).ok();
+                manifest.is_some_and(|manifest| manifest.key() == Some(self.document.key()))
+            };
+            if sha256 == hex(&Sha256::digest(&manifest)) || (!moves && same_key()) {
+                return Ok(());
+            }
+        }
+        let sha256 = hex(&Sha256::digest(&config));
+        if !self
+            .registry
+            .has(Part::Blob, &format!("sha256:{sha256}"))
+            .await?
+        {
+            let digest = async || Ok(Some(sha256));
+            self.registry.upload(config.into(), digest).await?;
+        }
+        self.registry.publish(tag, MANIFEST, &manifest).await?;
+        self.pushed.tags += 1;
+        Ok(())
+    }
+}

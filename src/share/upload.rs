@@ -1,0 +1,188 @@
+//! Owns sending one layer: packed, compressed and hashed while it is sent, so that it is on the disk only once and its size does not
+//! matter. What is in flight has a few megabytes.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use bytes::Bytes;
+use sha2::{Digest as _, Sha256};
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+use zstd::zstd_safe::CParameter;
+
+use crate::error::{Error, Result};
+use crate::image::changes::{Changes, pack};
+use crate::image::hex;
+use crate::image::oci::Registry;
+use crate::store::shared::Blob;
+
+const CHUNK: usize = 256 << 10;
+/// Chunks between the compressing thread and the network.
+const IN_FLIGHT: usize = 8;
+/// What Docker and others take for layers.
+const LEVEL: i32 = 3;
+/// How much each thread compresses at a time: the default takes four times as much memory as everything else together.
+const JOB: u32 = 1 << 20;
+/// Threads that compress. More of them only wait for the disk.
+const MAX_THREADS: usize = 4;
+
+/// A layer that was sent.
+pub(super) struct Sent {
+    pub(super) blob: Blob,
+    /// Sockets that no archive can hold.
+    pub(super) left_out: u64,
+}
+
+/// Sends a layer; `done` counts the bytes that were read.
+pub(super) async fn send(
+    registry: &Registry,
+    changes: Changes,
+    done: Arc<AtomicU64>,
+) -> Result<Sent> {
+    let (sender, receiver) = channel(IN_FLIGHT);
+    let stop = Stop(Arc::new(AtomicBool::new(false)));
+    let flag = Arc::clone(&stop.0);
+    let packing = std::thread::spawn(move || compress(&changes, sender, &flag, &done));
+    let stream = futures_util::stream::unfold(receiver, |mut receiver: Receiver<_>| async {
+        let chunk: io::Result<Bytes> = receiver.recv().await?;
+        Some((chunk, receiver))
+    });
+    let mut sent = None;
+    let digest = async || {
+        let outcome = packing
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        let digest = outcome.as_ref().map(|sent| sent.blob.sha256.clone());
+        sent = outcome;
+        Ok(digest)
+    };
+    registry
+        .upload(reqwest::Body::wrap_stream(stream), digest)
+        .await?;
+    drop(stop);
+    sent.ok_or_else(|| Error::unexpected("a layer was sent without its digest"))
+}
+
+/// Ends the thread whose work nobody waits for any more.
+struct Stop(Arc<AtomicBool>);
+
+impl Drop for Stop {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Packs and compresses; nothing where the other side hung up, which has the reason.
+fn compress(
+    changes: &Changes,
+    sender: Sender<io::Result<Bytes>>,
+    stop: &AtomicBool,
+    done: &AtomicU64,
+) -> Result<Option<Sent>> {
+    let chunks = Chunks {
+        sender,
+        buffer: Vec::with_capacity(CHUNK),
+        hung_up: Arc::new(AtomicBool::new(false)),
+    };
+    let (hung_up, failure) = (Arc::clone(&chunks.hung_up), chunks.sender.clone());
+    let outcome = through(changes, chunks, stop, done);
+    match outcome {
+        Err(_) if hung_up.load(Ordering::Relaxed) => Ok(None),
+        Err(error) => {
+            // Or the registry would take what it has for all of it.
+            let broken = io::Error::other("a layer could not be read");
+            drop(failure.blocking_send(Err(broken)));
+            Err(error)
+        }
+        Ok(sent) => Ok(Some(sent)),
+    }
+}
+
+fn through(changes: &Changes, chunks: Chunks, stop: &AtomicBool, done: &AtomicU64) -> Result<Sent> {
+    let threads =
+        std::thread::available_parallelism().map_or(1, |count| count.get().min(MAX_THREADS));
+    let mut encoder = zstd::Encoder::new(Hashed::new(chunks), LEVEL)?;
+    encoder.multithread(u32::try_from(threads).unwrap_or(1))?;
+    encoder.set_parameter(CParameter::JobSize(JOB))?;
+    encoder.include_checksum(true)?;
+    let mut before = 0;
+    let mut progress = |now: u64| {
+        done.fetch_add(now - before, Ordering::Relaxed);
+        before = now;
+    };
+    let (archive, left_out) = pack(changes, Hashed::new(encoder), stop, &mut progress)?;
+    let (encoder, diff_id, _) = archive.finish();
+    let (mut chunks, sha256, size) = encoder.finish()?.finish();
+    chunks.flush()?;
+    Ok(Sent {
+        blob: Blob {
+            diff_id,
+            sha256,
+            size,
+        },
+        left_out,
+    })
+}
+
+/// Hashes and counts what is written through it.
+struct Hashed<W> {
+    inner: W,
+    sha256: Sha256,
+    size: u64,
+}
+
+impl<W> Hashed<W> {
+    fn new(inner: W) -> Self {
+        Self {
+            inner,
+            sha256: Sha256::new(),
+            size: 0,
+        }
+    }
+
+    fn finish(self) -> (W, String, u64) {
+        (self.inner, hex(&self.sha256.finalize()), self.size)
+    }
+}
+
+impl<W: Write> Write for Hashed<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let amount = self.inner.write(bytes)?;
+        self.sha256.update(&bytes[..amount]);
+        self.size += amount as u64;
+        Ok(amount)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.inner.flush()
+    }
+}
+
+/// Hands pieces to the network.
+struct Chunks {
+    sender: Sender<io::Result<Bytes>>,
+    buffer: Vec<u8>,
+    hung_up: Arc<AtomicBool>,
+}
+
+impl Write for Chunks {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let amount = bytes.len().min(CHUNK - self.buffer.len());
+        self.buffer.extend_from_slice(&bytes[..amount]);
+        if self.buffer.len() == CHUNK {
+            self.flush()?;
+        }
+        Ok(amount)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if self.buffer.is_empty() {
+            return Ok(());
+        }
+        let full = std::mem::replace(&mut self.buffer, Vec::with_capacity(CHUNK));
+        self.sender.blocking_send(Ok(full.into())).map_err(|_| {
+            self.hung_up.store(true, Ordering::Relaxed);
+            io::Error::other("the connection ended")
+        })
+    }
+}

@@ -1,0 +1,170 @@
+//! Owns what the store remembers of sharing: what a layer is called at registries, `shared.json` beside it; and taking in what
+//! came from one.
+//!
+//! What arrives is made in `images/tmp-pull-<id>/`, under one lock for the whole store, and renamed to where it belongs when all of
+//! it is there. Whoever takes the lock next throws away what a killed command left.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use fs_err as fs;
+use serde::{Deserialize, Serialize};
+
+use super::images::Image;
+use super::layer::Layer;
+use super::{Lock, Store, atomic, random_id};
+use crate::error::{Error, Result, ResultExt as _};
+
+/// How long a command waits for another one's pull, which may bring what it wants.
+const WAIT: Duration = Duration::from_secs(3600);
+const FILE: &str = "shared.json";
+
+/// A layer as registries have it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Blob {
+    /// SHA-256 of the archive.
+    pub diff_id: String,
+    /// SHA-256 of the compressed archive.
+    pub sha256: String,
+    /// Size of the compressed archive.
+    pub size: u64,
+}
+
+/// What a layer of the store, or an image, is at registries.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shared {
+    /// Decides every byte of the layer and of all below it.
+    pub chain: String,
+    /// The tree, or what is different in it.
+    pub tree: Option<Blob>,
+    /// The same of frozen build volumes.
+    pub volumes: BTreeMap<String, Blob>,
+}
+
+/// Where something is made that came from a registry.
+#[derive(Debug)]
+pub struct Arrival<'a> {
+    store: &'a Store,
+    /// Its directory, on the store's file system.
+    pub work: PathBuf,
+    _lock: Lock,
+}
+
+impl Store {
+    /// Returns what is remembered of a layer.
+    pub fn shared_layer(&self, id: &str) -> Result<Option<Shared>> {
+        atomic::read_json(&self.layer_dir(id).join(FILE))
+    }
+
+    /// Returns what is remembered of an image.
+    pub fn shared_image(&self, key: &str) -> Result<Option<Shared>> {
+        atomic::read_json(&self.image_dir(key).join(FILE))
+    }
+
+    /// Remembers what a layer is at registries.
+    pub fn remember_layer(&self, id: &str, shared: &Shared) -> Result<()> {
+        atomic::write_json(&self.layer_dir(id).join(FILE), shared)
+    }
+
+    /// Remembers what an image is at registries.
+    pub fn remember_image(&self, key: &str, shared: &Shared) -> Result<()> {
+        atomic::write_json(&self.image_dir(key).join(FILE), shared)
+    }
+
+    /// Returns the layers that are known at registries, by what decides all of them.
+    pub fn layers_by_chain(&self) -> Result<BTreeMap<String, Layer>> {
+        let mut found = BTreeMap::new();
+        for layer in self.layers()? {
+            // A damaged note is as good as none.
+            let shared = self.shared_layer(&layer.id).ok().flatten();
+            if let Some(shared) = shared
+                && layer.kept.is_none()
+                && self.is_sound(&layer)
+            {
+                found.insert(shared.chain, layer);
+            }
+        }
+        Ok(found)
+    }
+
+    fn image_dir(&self, key: &str) -> PathBuf {
+        self.root.join("images").join(key)
+    }
+
+    /// Makes a directory for what arrives; waits while another command has one.
+    pub fn arrival(&self) -> Result<Arrival<'_>> {
+        let images = self.root.join("images");
+        fs::create_dir_all(images.join("refs"))?;
+        let lock = Lock::exclusive(
+            &images.join("refs/pull.lock"),
+            "the store's place for what is pulled",
+            "pull",
+            WAIT,
+        )?;
+        for entry in fs::read_dir(&images)? {
+            let entry = entry?;
+            if entry.file_name().to_string_lossy().starts_with("tmp-pull-") {
+                self.discard(&entry.path())?;
+            }
+        }
+        let work = images.join(format!("tmp-pull-{}", random_id()?));
+        fs::create_dir(&work)?;
+        Ok(Arrival {
+            store: self,
+            work,
+            _lock: lock,
+        })
+    }
+}
+
+impl Arrival<'_> {
+    /// Publishes an image whose tree is `root` in `place`; its recipe stands for it where nothing else is known.
+    pub fn publish_image(&self, place: &Path, image: &Image, shared: &Shared) -> Result<()> {
+        atomic::write_json(&place.join(FILE), shared)?;
+        self.store.publish_image(place, image)?;
+        self.store.refer(image)
+    }
+
+    /// Publishes layers whose trees are in these directories, the lowest first. What they stand on must still be there.
+    pub fn publish_layers(&self, layers: &[(PathBuf, Layer, Shared)]) -> Result<()> {
+        for (place, layer, shared) in layers {
+            let json = serde_json::to_vec_pretty(layer)
+                .map_err(|error| Error::unexpected("cannot encode layer").source(error))?;
+            atomic::write_json(&place.join(FILE), shared)?;
+            fs::write(place.join("layer.json"), json)?;
+        }
+        // Nobody removes what they stand on between the look and the renames.
+        let _shared = self.store.lock_shared()?;
+        if let Some((_, lowest, _)) = layers.first() {
+            let there = match &lowest.parent {
+                Some(parent) => self.store.layer(parent)?.is_some(),
+                None => self.store.image(&lowest.image_key)?.is_some(),
+            };
+            if !there {
+                return Err(Error::busy(
+                    "what was pulled stands on something that was removed meanwhile",
+                )
+                .help("run the command again"));
+            }
+        }
+        for (place, layer, _) in layers {
+            fs::rename(place, self.store.layer_dir(&layer.id))
+                .context(|| format!("cannot publish snapshot `{}`", layer.title))?;
+        }
+        Ok(())
+    }
+
+    /// Removes a download that is not needed any more.
+    pub fn drop_blob(&self, sha256: &str) -> Result<()> {
+        match fs::remove_file(self.store.root.join("blobs/sha256").join(sha256)) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends it, whatever is left in its directory.
+    pub fn finish(self) -> Result<()> {
+        self.store.discard(&self.work)
+    }
+}

@@ -1,0 +1,153 @@
+//! A real registry on loopback, and requests by hand.
+
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use super::run::wait_until;
+
+/// An answer to one request.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) head: String,
+    pub(crate) body: Vec<u8>,
+}
+
+/// Sends one request; `head` is further lines, each with its end.
+pub(crate) fn http(host: &str, method: &str, path: &str, head: &str, body: &[u8]) -> Answer {
+    let mut stream = TcpStream::connect(host).expect("the registry, its files and its answers");
+    let lines = format!(
+        "{method} {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\ncontent-length: {}\r\n{head}\r\n",
+        body.len()
+    );
+    stream
+        .write_all(lines.as_bytes())
+        .expect("the registry, its files and its answers");
+    stream
+        .write_all(body)
+        .expect("the registry, its files and its answers");
+    let mut answer = Vec::new();
+    stream
+        .read_to_end(&mut answer)
+        .expect("the registry, its files and its answers");
+    let end = answer
+        .windows(4)
+        .position(|four| four == b"\r\n\r\n")
+        .expect("the registry, its files and its answers");
+    let head = String::from_utf8_lossy(&answer[..end]).into_owned();
+    Answer {
+        status: head
+            .split(' ')
+            .nth(1)
+            .expect("the registry, its files and its answers")
+            .parse()
+            .expect("the registry, its files and its answers"),
+        head,
+        body: answer[end + 4..].to_vec(),
+    }
+}
+
+/// Debian's `docker-registry`, stopped when dropped.
+pub(crate) struct Registry {
+    child: Child,
+    pub(crate) host: String,
+    /// What requests carry, for a registry that asks for it.
+    pub(crate) head: &'static str,
+    directory: tempfile::TempDir,
+}
+
+/// `user` with the password `se:cret`.
+const HTPASSWD: &str = "user:$2y$05$fXuqYPCFaTLhCBQHdC.7Yec9AzzvcEj5UYP9CoVo7frNDNPsh8DS.\n";
+pub(crate) const LOGIN: &str = "dXNlcjpzZTpjcmV0";
+
+impl Registry {
+    pub(crate) fn start(login: bool) -> Self {
+        let directory =
+            tempfile::tempdir_in("/var/tmp").expect("the registry, its files and its answers");
+        // The kernel says which port is free; nobody else here asks for a certain one.
+        let listener =
+            TcpListener::bind("127.0.0.1:0").expect("the registry, its files and its answers");
+        let host = listener
+            .local_addr()
+            .expect("the registry, its files and its answers")
+            .to_string();
+        drop(listener);
+        let place = directory.path().display();
+        let auth = match login {
+            true => format!("auth: {{ htpasswd: {{ realm: test, path: {place}/htpasswd }} }}\n"),
+            false => String::new(),
+        };
+        fs_err::write(directory.path().join("htpasswd"), HTPASSWD)
+            .expect("the registry, its files and its answers");
+        let config = format!(
+            "version: 0.1\nlog: {{ level: error, accesslog: {{ disabled: false }} }}\n\
+             storage: {{ filesystem: {{ rootdirectory: {place}/data }} }}\n\
+             http: {{ addr: '{host}', secret: x }}\n{auth}"
+        );
+        let path = directory.path().join("config.yml");
+        fs_err::write(&path, config).expect("the registry, its files and its answers");
+        // Dies with the test program, however that ends.
+        let child = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL", "docker-registry", "serve"])
+            .arg(&path)
+            .stdout(
+                fs_err::File::create(directory.path().join("log"))
+                    .expect("the registry, its files and its answers")
+                    .into_file(),
+            )
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("docker-registry, from the package of that name");
+        wait_until("the registry answers", || TcpStream::connect(&host).is_ok());
+        let head = match login {
+            true => "authorization: Basic dXNlcjpzZTpjcmV0\r\n",
+            false => "",
+        };
+        Self {
+            child,
+            host,
+            head,
+            directory,
+        }
+    }
+
+    /// Returns where its blobs and tags are.
+    pub(crate) fn data(&self) -> PathBuf {
+        self.directory.path().join("data")
+    }
+
+    /// Returns the requests of a method that it answered so far, as paths.
+    pub(crate) fn answered(&self, method: &str) -> Vec<String> {
+        let log = fs_err::read_to_string(self.directory.path().join("log"))
+            .expect("the registry, its files and its answers");
+        let requests = log.lines().filter_map(|line| {
+            let request = line.split('"').nth(1)?;
+            request
+                .strip_prefix(method)?
+                .strip_prefix(' ')
+                .map(str::to_owned)
+        });
+        requests
+            .map(|request| {
+                request
+                    .split([' ', '?'])
+                    .next()
+                    .unwrap_or_default()
+                    .to_owned()
+            })
+            .collect()
+    }
+}
+
+impl Drop for Registry {
+    fn drop(&mut self) {
+        self.child
+            .kill()
+            .expect("the registry, its files and its answers");
+        self.child
+            .wait()
+            .expect("the registry, its files and its answers");
+    }
+}
