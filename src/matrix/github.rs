@@ -9,7 +9,7 @@ const CHECKOUT: &str = "actions/checkout@3d3c42e5aac5ba805825da76410c181273ba90b
 pub fn workflow(pipeline: &Pipeline) -> String {
     let mut text = vec![pipeline.heading()];
     // Envs of one store are called the same in each run of the workflow.
-    let (which, cancel) = match pipeline.shared {
+    let (which, cancel) = match pipeline.cleans_last() {
         true => ("", "false"),
         false => ("-${{ github.ref }}", "true"),
     };
@@ -34,6 +34,9 @@ jobs:
         let run = pipeline.build_common(common, &[]);
         let title = format!("the same for all, up to {}", common.until);
         text.push(job(pipeline, "common", &title, &common.runner, None, &run));
+        if !pipeline.cleans_last() {
+            text.push(always(&pipeline.clean([common.env.as_str()])));
+        }
     }
     for one in &pipeline.jobs {
         let needs = match &one.needs {
@@ -43,11 +46,11 @@ jobs:
         let run = pipeline.build(one, &[]);
         let (id, needs) = (id(&one.name), needs.as_deref());
         text.push(job(pipeline, &id, &one.name, &one.runner, needs, &run));
-        if !pipeline.shared {
+        if !pipeline.cleans_last() {
             text.push(always(&pipeline.clean([one.env.as_str()])));
         }
     }
-    if pipeline.shared {
+    if pipeline.cleans_last() {
         let mut needs: Vec<String> = pipeline.jobs.iter().map(|job| id(&job.name)).collect();
         needs.extend(common.map(|_| "common".to_owned()));
         let runner = pipeline.jobs.first().map_or(&[][..], |job| &job.runner);
@@ -128,7 +131,8 @@ fn id(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::pipeline::tests::pipeline;
+    use super::super::pipeline::Share;
+    use super::super::pipeline::tests::{pipeline, sharing};
     use super::*;
 
     #[test]
@@ -154,5 +158,13 @@ mod tests {
         );
         assert!(text.contains("needs: [\"env-a\", \"env-a-gpu\", \"env-b\", \"common\"]"));
         assert!(!workflow(&pipeline(false, &[])).contains("common"));
+        // What others find elsewhere can go at once.
+        let pushed = Share::Registry("registry.example.org/r".to_owned());
+        let text = workflow(&sharing(pushed, &[]));
+        assert_eq!(text.matches("if: always()").count(), 4, "{text}");
+        assert!(
+            text.contains("needs: common") && !text.contains("  clean:"),
+            "{text}"
+        );
     }
 }

@@ -23,6 +23,9 @@ pub fn pipeline(pipeline: &Pipeline) -> String {
             &[],
             &script,
         ));
+        if !pipeline.cleans_last() {
+            text.push(after(&pipeline.clean([common.env.as_str()])));
+        }
     }
     for one in &pipeline.jobs {
         let needs: Vec<String> = match &one.needs {
@@ -33,12 +36,11 @@ pub fn pipeline(pipeline: &Pipeline) -> String {
         let name = format!("{stage} {}", one.env);
         let script = pipeline.build(one, &metrics);
         text.push(job(pipeline, &name, stage, &one.runner, &needs, &script));
-        if !pipeline.shared {
-            let clean = pipeline.clean([one.env.as_str()]);
-            text.push(format!("  after_script:\n    - {}", block(6, &clean)));
+        if !pipeline.cleans_last() {
+            text.push(after(&pipeline.clean([one.env.as_str()])));
         }
     }
-    if pipeline.shared {
+    if pipeline.cleans_last() {
         let lines = pipeline.calls.setup.iter().cloned();
         let lines: Vec<String> = lines.chain(pipeline.clean(pipeline.envs())).collect();
         let runner = pipeline.jobs.first().map_or(&[][..], |job| &job.runner);
@@ -62,7 +64,7 @@ fn job(
     script: &[String],
 ) -> String {
     // Envs of one store are called the same in each pipeline.
-    let alone = match pipeline.shared {
+    let alone = match pipeline.cleans_last() {
         true => format!("  resource_group: {}\n", scalar(&format!("rockenv-{name}"))),
         false => "  interruptible: true\n".to_owned(),
     };
@@ -82,6 +84,11 @@ fn job(
         pipeline.calls.minutes,
         block(6, script)
     )
+}
+
+/// Writes what is run in any case.
+fn after(lines: &[String]) -> String {
+    format!("  after_script:\n    - {}", block(6, lines))
 }
 
 fn tags(runner: &[String]) -> String {

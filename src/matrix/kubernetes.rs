@@ -16,8 +16,8 @@ const STORE: &str = "/var/lib/rockenv";
 pub struct Cluster {
     /// The image that has rockenv in it.
     pub image: String,
-    /// The claim on the volume that has the store.
-    pub claim: String,
+    /// The claim on the volume that has the store; without, each job has its own.
+    pub claim: Option<String>,
 }
 
 /// Writes the manifest.
@@ -120,6 +120,10 @@ fn job(
             list(&wait)
         )
     });
+    let volume = match &cluster.claim {
+        Some(claim) => format!("persistentVolumeClaim: {{claimName: {}}}", scalar(claim)),
+        None => "emptyDir: {}".to_owned(),
+    };
     // Its own time, and that of what it waits for.
     let deadline = seconds * if after.is_some() { 2 } else { 1 };
     let script: Vec<String> = ["set -eu".to_owned()]
@@ -157,15 +161,14 @@ spec:
               mountPath: {STORE}
       volumes:
         - name: store
-          persistentVolumeClaim:
-            claimName: {}
+          {}
 ",
         scalar(name),
         after.is_some(),
         scalar(&cluster.image),
         block(14, &script),
         resources(pipeline, gpu),
-        scalar(&cluster.claim),
+        volume
     )
 }
 
@@ -200,7 +203,7 @@ mod tests {
     fn only_steps_with_a_gpu_ask_for_one() {
         let cluster = Cluster {
             image: "registry.example.org/rockenv".to_owned(),
-            claim: "store".to_owned(),
+            claim: Some("store".to_owned()),
         };
         let text = manifest(&pipeline(true, &[]), &cluster);
         let jobs: Vec<&str> = text

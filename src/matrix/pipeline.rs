@@ -43,6 +43,17 @@ pub struct Common {
     pub runner: Vec<String>,
 }
 
+/// How jobs find what others built.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Share {
+    /// Not at all.
+    Nothing,
+    /// All machines see one store.
+    Store,
+    /// Jobs push to this repository of a registry, and pull from it.
+    Registry(String),
+}
+
 /// Everything that is to be written down.
 #[derive(Clone, Debug)]
 pub struct Pipeline {
@@ -54,8 +65,8 @@ pub struct Pipeline {
     pub common: Option<Common>,
     /// A job for each env, each followed by that of its steps with a GPU, where it has one.
     pub jobs: Vec<Job>,
-    /// Whether jobs find what others built: all machines see one store.
-    pub shared: bool,
+    /// How jobs find what others built.
+    pub share: Share,
 }
 
 impl Pipeline {
@@ -66,14 +77,18 @@ impl Pipeline {
         size: Size,
         common: Option<Common>,
         jobs: Vec<Job>,
-        shared: bool,
+        share: Share,
     ) -> Result<Self> {
         let words = calls
             .setup
             .iter()
             .chain([&calls.rockenv, &calls.written_by]);
         let words = words.chain(jobs.iter().flat_map(|job| &job.up));
-        for word in words.chain(&calls.options) {
+        let registry = match &share {
+            Share::Registry(registry) => Some(registry),
+            _ => None,
+        };
+        for word in words.chain(&calls.options).chain(registry) {
             if word.chars().any(char::is_control) {
                 let message = format!("`{}` cannot be written into a script", word.escape_debug());
                 return Err(Error::new(Kind::Usage, message).help("use one line of plain text"));
@@ -82,10 +97,27 @@ impl Pipeline {
         Ok(Self {
             calls,
             size,
-            common: common.filter(|_| shared),
-            jobs: if shared { jobs } else { whole(jobs) },
-            shared,
+            common: common.filter(|_| share != Share::Nothing),
+            jobs: match share {
+                Share::Nothing => whole(jobs),
+                _ => jobs,
+            },
+            share,
         })
+    }
+
+    /// Returns whether the envs are removed by a job of its own after all others: until then these find there what they stand on.
+    pub fn cleans_last(&self) -> bool {
+        self.share == Share::Store
+    }
+
+    /// Returns the lines that each job begins with.
+    pub(super) fn before(&self) -> Vec<String> {
+        let mut lines: Vec<String> = self.calls.setup.iter().cloned().collect();
+        if let Share::Registry(registry) = &self.share {
+            lines.push(format!("export ROCKENV_REGISTRY={}", quote(registry)));
+        }
+        lines
     }
 
     /// Returns the envs, each once.
@@ -109,12 +141,16 @@ impl Pipeline {
     /// Returns the lines that bring an env up.
     fn up(&self, arguments: &[String]) -> Vec<String> {
         let up = self.up_with(&words(arguments), &[]);
-        self.calls.setup.iter().cloned().chain([up]).collect()
+        self.before().into_iter().chain([up]).collect()
     }
 
     /// Returns the line that brings an env up, with arguments as the shell gets them and more options.
     pub(super) fn up_with(&self, arguments: &str, more: &[String]) -> String {
-        let options = [more, &self.calls.options].concat();
+        let mut options = more.to_vec();
+        if let Share::Registry(_) = self.share {
+            options.extend(["--pull".to_owned(), "--push".to_owned()]);
+        }
+        options.extend(self.calls.options.clone());
         let line = format!(
             "{} -v up {arguments} {}",
             self.calls.rockenv,
@@ -237,6 +273,13 @@ pub(super) mod tests {
 
     /// Two envs, one of them with steps with a GPU, and what they have in common.
     pub(crate) fn pipeline(shared: bool, options: &[&str]) -> Pipeline {
+        match shared {
+            true => sharing(Share::Store, options),
+            false => sharing(Share::Nothing, options),
+        }
+    }
+
+    pub(crate) fn sharing(share: Share, options: &[&str]) -> Pipeline {
         let calls = Calls {
             written_by: "rockenv matrix".to_owned(),
             rockenv: "sudo -E rockenv".to_owned(),
@@ -256,7 +299,7 @@ pub(super) mod tests {
             runner: vec!["big".to_owned()],
         };
         let jobs = vec![job("a", None), job("a-gpu", Some("a")), job("b", None)];
-        Pipeline::new(calls, size, Some(common), jobs, shared).unwrap()
+        Pipeline::new(calls, size, Some(common), jobs, share).unwrap()
     }
 
     #[test]
@@ -273,6 +316,24 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn by_a_registry_each_job_finds_what_others_built() {
+        let registry = Share::Registry("registry.example.org/a b".to_owned());
+        let pipeline = sharing(registry, &["--offline"]);
+        let common = pipeline.common.clone().unwrap();
+        let lines = pipeline.build_common(&common, &[]);
+        assert_eq!(
+            lines,
+            [
+                "./install rockenv",
+                "export ROCKENV_REGISTRY='registry.example.org/a b'",
+                "sudo -E rockenv -v up a --until compiler --pull --push --offline",
+            ]
+        );
+        // And leaves nothing where it ran.
+        assert!(!pipeline.cleans_last() && pipeline.jobs.len() == 3);
+    }
+
+    #[test]
     fn words_are_what_a_shell_reads() {
         assert_eq!(quote("gfx1103"), "gfx1103");
         assert_eq!(quote(""), "''");
@@ -284,7 +345,7 @@ pub(super) mod tests {
                 options: options.iter().map(|&one| one.to_owned()).collect(),
                 ..calls
             };
-            Pipeline::new(calls, Size::default(), None, Vec::new(), true).err()
+            Pipeline::new(calls, Size::default(), None, Vec::new(), Share::Store).err()
         };
         assert!(error(&["a\nb"]).is_some() && error(&["a b"]).is_none());
     }

@@ -50,7 +50,7 @@ submit() { # NAME OPTION...: a job that runs what comes in
         lines.push(format!("{task}) set -- {} ;;", words(&job.up)));
     }
     lines.push("esac".to_owned());
-    lines.extend(pipeline.calls.setup.clone());
+    lines.extend(pipeline.before());
     lines.push(pipeline.up_with("\"$@\"", &jobs));
     let array = format!("--array=0-{}", envs.len().saturating_sub(1));
     let options_of_array = options(pipeline, site, "%A_%a", &[array]) + after;

@@ -108,5 +108,16 @@ fn jobs_wait_for_each_other_and_only_tests_ask_for_a_gpu() {
             .rockenv(&["--yes", "rm", &format!("{}-{target}", store.env())])
             .ok();
     }
+    // Where a registry has what others built, no volume has to.
+    let how = [
+        "--image",
+        "registry.example.org/rockenv:1",
+        "--registry",
+        "registry.example.org/rockenv",
+    ];
+    let manifest = store.rockenv(&[&asked[..], &how].concat()).ok().text();
+    assert!(manifest.contains(" --pull --push") && !manifest.contains("claimName"));
+    fs::write(&file, &manifest).unwrap();
+    check_kubernetes(&file);
     store.rockenv(&asked).exits(2).says(&["--image", "--claim"]);
 }

@@ -220,6 +220,13 @@ fn machines_that_share_nothing_get_whole_envs() {
     let twice = ["gfx1103", "gfx1201", "one", "one", "two", "two"];
     assert_eq!(ran(&out), twice);
     assert_eq!(left(&store), [""; 0]);
+    // Where a registry has what others built, each still leaves nothing of its own.
+    let registry = ["--registry", "registry.example.org/rockenv"];
+    for (system, schema) in [("github", schema), ("gitlab", "vendor.gitlab-ci")] {
+        let shared = written(&store, system, schema, &registry).to_string();
+        assert_eq!(shared.matches(" --pull --push").count(), 4, "{shared}");
+        assert_eq!(shared.matches("--yes rm").count(), 4, "{shared}");
+    }
     let bad = ["matrix", "github", "gfx1103", "--setup", "a\nb"];
     store
         .rockenv(&bad)

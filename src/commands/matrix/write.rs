@@ -13,7 +13,7 @@ use crate::error::{Error, Result, ResultExt as _};
 use crate::host::Host;
 use crate::matrix::jobs::{Env, Job, Runners, Shard, jobs};
 use crate::matrix::kubernetes::{self, Cluster};
-use crate::matrix::pipeline::{Calls, Common, Pipeline, Size, whole, words};
+use crate::matrix::pipeline::{Calls, Common, Pipeline, Share, Size, whole, words};
 use crate::matrix::slurm::{self, Site};
 use crate::matrix::{Cell, cells, common, github, gitlab};
 use crate::process::{self, Program};
@@ -52,6 +52,9 @@ pub(super) struct Call {
     /// Line of shell that each job begins with, such as one that installs rockenv
     #[arg(long, value_name = "COMMAND")]
     setup: Option<String>,
+    /// Repository of a registry that jobs push snapshots to and pull them from
+    #[arg(long, value_name = "REPOSITORY")]
+    registry: Option<String>,
     /// Minutes that a job may take
     #[arg(long, value_name = "MINUTES", default_value_t = 1440, value_parser = clap::value_parser!(u32).range(1..))]
     timeout: u32,
@@ -71,7 +74,7 @@ pub struct PipelineArgs {
     #[command(flatten)]
     call: Call,
     /// All machines use one store: what envs have in common is built before them, and steps with a GPU are jobs of their own
-    #[arg(long)]
+    #[arg(long, conflicts_with = "registry")]
     one_store: bool,
 }
 
@@ -103,9 +106,9 @@ pub struct KubernetesArgs {
     /// Container image that has rockenv in it
     #[arg(long, value_name = "IMAGE")]
     image: String,
-    /// Claim on the volume that the store is on
-    #[arg(long, value_name = "NAME")]
-    claim: String,
+    /// Claim on the volume that the store is on [default: each job has a store of its own]
+    #[arg(long, value_name = "NAME", required_unless_present = "registry")]
+    claim: Option<String>,
 }
 
 /// Prints the jobs on one line, which is what CI systems read from an output.
@@ -125,7 +128,7 @@ pub(super) fn json(cx: &Context, args: &JsonArgs) -> Result<()> {
 /// Prints a workflow for GitHub Actions.
 pub(super) fn github(cx: &Context, args: &PipelineArgs) -> Result<()> {
     let runners = runners(args.runners.as_deref())?.unwrap_or_default();
-    let pipeline = pipeline(cx, &args.part, &args.call, &runners, args.one_store)?;
+    let pipeline = pipeline(cx, &args.part, &args.call, &runners, args.share())?;
     cx.ui.data(&github::workflow(&pipeline));
     Ok(())
 }
@@ -133,7 +136,7 @@ pub(super) fn github(cx: &Context, args: &PipelineArgs) -> Result<()> {
 /// Prints a pipeline for GitLab.
 pub(super) fn gitlab(cx: &Context, args: &PipelineArgs) -> Result<()> {
     let runners = runners(args.runners.as_deref())?.unwrap_or_else(Runners::any);
-    let pipeline = pipeline(cx, &args.part, &args.call, &runners, args.one_store)?;
+    let pipeline = pipeline(cx, &args.part, &args.call, &runners, args.share())?;
     cx.ui.data(&gitlab::pipeline(&pipeline));
     Ok(())
 }
@@ -144,7 +147,13 @@ pub(super) fn slurm(cx: &Context, args: &SlurmArgs) -> Result<()> {
         gres: args.gres.clone(),
         options: args.sbatch.clone(),
     };
-    let mut pipeline = pipeline(cx, &args.part, &args.call, &Runners::scheduled(), true)?;
+    let mut pipeline = pipeline(
+        cx,
+        &args.part,
+        &args.call,
+        &Runners::scheduled(),
+        Share::Store,
+    )?;
     if site.gres.is_none() {
         pipeline.jobs = whole(pipeline.jobs);
     }
@@ -176,9 +185,24 @@ pub(super) fn kubernetes(cx: &Context, args: &KubernetesArgs) -> Result<()> {
         image: args.image.clone(),
         claim: args.claim.clone(),
     };
-    let pipeline = pipeline(cx, &args.part, &args.call, &Runners::scheduled(), true)?;
+    let pipeline = pipeline(
+        cx,
+        &args.part,
+        &args.call,
+        &Runners::scheduled(),
+        Share::Store,
+    )?;
     cx.ui.data(&kubernetes::manifest(&pipeline, &cluster));
     Ok(())
+}
+
+impl PipelineArgs {
+    fn share(&self) -> Share {
+        match self.one_store {
+            true => Share::Store,
+            false => Share::Nothing,
+        }
+    }
 }
 
 fn runners(path: Option<&Path>) -> Result<Option<Runners>> {
@@ -233,7 +257,7 @@ fn pipeline(
     part: &Part,
     call: &Call,
     runners: &Runners,
-    shared: bool,
+    otherwise: Share,
 ) -> Result<Pipeline> {
     let cells = part.cells()?;
     let jobs = part.jobs(cx, &cells, runners)?;
@@ -273,7 +297,8 @@ fn pipeline(
         options: call.options.clone(),
         minutes: call.timeout,
     };
-    Pipeline::new(calls, size, common, jobs, shared)
+    let share = call.registry.clone().map_or(otherwise, Share::Registry);
+    Pipeline::new(calls, size, common, jobs, share)
 }
 
 fn plans(cx: &Context, cells: &[Cell], options: &[String]) -> Result<Vec<Shown>> {
