@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::commands::{
-    cache, doctor, du, exec, export, fsck, gc, generate, hook, image, list, lock, logs, matrix,
+    cache, doctor, du, exec, export, fsck, gc, generate, hook, image, list, lock, logs, matrix, on,
     profile, pull, push, remove, report, runtime, setup, snapshot, target, up,
 };
 
@@ -97,6 +97,8 @@ pub enum Command {
     /// Work with hooks: checked changes of sources
     #[command(subcommand)]
     Hook(hook::HookCommand),
+    /// Run a command of rockenv on another machine, by ssh
+    On(on::OnArgs),
     /// Work with several targets at once
     #[command(subcommand)]
     Matrix(matrix::MatrixCommand),

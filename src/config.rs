@@ -12,6 +12,7 @@ use serde::Deserialize;
 
 use crate::engine::BuildUser;
 use crate::engine::choose::Sockets;
+use crate::engine::docker::Contexts;
 use crate::error::{Error, Result};
 use crate::gc::policy;
 use crate::image::Logins;
@@ -19,7 +20,7 @@ use crate::target::Target;
 use crate::ui::ci::System;
 
 /// The variables that are read and what they mean, for the documentation.
-pub const VARIABLES: [(&str, &str); 26] = [
+pub const VARIABLES: [(&str, &str); 28] = [
     ("ROCKENV_HOME", "the store's root, like `--home`"),
     (
         "ROCKENV_ENGINE",
@@ -38,6 +39,14 @@ pub const VARIABLES: [(&str, &str); 26] = [
         "repository that snapshots are pushed to and pulled from, such as `registry.example.org/rockenv`",
     ),
     ("DOCKER_HOST", "socket of Docker, as `unix:///PATH`"),
+    (
+        "DOCKER_CONTEXT",
+        "Docker's context, in place of the one that `docker context use` chose; `DOCKER_HOST` wins",
+    ),
+    (
+        "ROCKENV_SSH",
+        "how `rockenv on` calls ssh, such as `ssh -i KEY` [default: `ssh`]",
+    ),
     ("CONTAINER_HOST", "socket of Podman, as `unix:///PATH`"),
     (
         "ROCKENV_JOBS",
@@ -193,6 +202,8 @@ pub struct Config {
     pub engine: Option<String>,
     /// Where services are looked for.
     pub sockets: Sockets,
+    /// The ssh program and its options.
+    pub ssh: Vec<String>,
     /// Jobs at once on this machine.
     pub jobs: Option<u32>,
     /// How long a container of a service stays after `exec` for the next one.
@@ -356,13 +367,23 @@ impl Config {
                 .cloned()
                 .or_else(|| first(|file| file.engine.clone())),
             sockets: Sockets {
-                docker: set("DOCKER_HOST")
-                    .map_or("/run/docker.sock", String::as_str)
-                    .to_owned(),
+                docker: set("DOCKER_HOST").cloned(),
+                // As whoever runs this, not whom it is for: `sudo docker` has root's contexts too.
+                contexts: Contexts {
+                    directory: set("DOCKER_CONFIG").map(PathBuf::from).or_else(|| {
+                        let home = set("HOME")?;
+                        Some(Path::new(home).join(".docker"))
+                    }),
+                    name: set("DOCKER_CONTEXT").cloned(),
+                },
                 podman: set("CONTAINER_HOST")
                     .cloned()
                     .unwrap_or_else(|| podman_socket(set("XDG_RUNTIME_DIR"))),
             },
+            ssh: set("ROCKENV_SSH").map_or_else(
+                || vec!["ssh".to_owned()],
+                |text| shlex::split(text).unwrap_or_default(),
+            ),
             jobs,
             idle: first(|file| file.idle.clone()).map_or(Ok(IDLE), |text| parse_idle(&text))?,
             disk_floor,

@@ -20,6 +20,7 @@ pub mod logs;
 pub mod matrix;
 mod needs;
 mod offline;
+pub mod on;
 mod pinned;
 pub mod plan;
 mod prepare;
@@ -68,6 +69,7 @@ pub fn run(cx: &Context, command: Command) -> Result<u8> {
         Command::Image(command) => image::image(cx, command),
         Command::Profile(command) => profile::profile(cx, command),
         Command::Hook(command) => hook::hook(cx, &command),
+        Command::On(args) => on::on(cx, &args),
         Command::Matrix(command) => matrix::matrix(cx, &command),
         Command::Target(command) => target::target(cx, &command),
         Command::Export(args) => export::export(cx, &args),

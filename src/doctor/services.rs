@@ -63,12 +63,14 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
 mod tests {
     use super::*;
     use crate::doctor::{State, tests::debian};
+    use crate::engine::docker::Contexts;
 
     #[test]
     fn what_does_not_answer_is_a_note_with_a_command() {
         let mut facts = debian();
         facts.services = ServiceFacts::probe(&Sockets {
-            docker: "unix:///nowhere/docker.sock".to_owned(),
+            docker: Some("unix:///nowhere/docker.sock".to_owned()),
+            contexts: Contexts::default(),
             podman: "/nowhere/podman.sock".to_owned(),
         });
         facts.services.push(ServiceFacts {

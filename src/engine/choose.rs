@@ -7,18 +7,34 @@ use std::path::PathBuf;
 
 use fs_err as fs;
 
-use super::docker::{Flavour, Service};
+use super::docker::{Contexts, Flavour, Service};
 use crate::error::{Error, Kind, Result};
 use crate::spec::Engine;
 use crate::userns;
 
+/// Docker's own socket.
+const DOCKER: &str = "/run/docker.sock";
+
 /// Where services are looked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sockets {
-    /// Docker's, or what `DOCKER_HOST` says.
-    pub docker: String,
+    /// What `DOCKER_HOST` says.
+    pub docker: Option<String>,
+    /// What counts without that: Docker's contexts.
+    pub contexts: Contexts,
     /// Podman's, or what `CONTAINER_HOST` says.
     pub podman: String,
+}
+
+impl Sockets {
+    /// Returns where Docker is, as Docker's own client finds it.
+    fn docker(&self) -> Result<String> {
+        if let Some(host) = &self.docker {
+            return Ok(host.clone());
+        }
+        let host = self.contexts.host()?;
+        Ok(host.unwrap_or_else(|| DOCKER.to_owned()))
+    }
 }
 
 /// An engine, and why this one.
@@ -130,8 +146,8 @@ fn service(engine: Engine, sockets: &Sockets) -> Result<Option<PathBuf>> {
 /// Connects to the service of an engine, and makes sure that it is what it is taken for.
 pub fn service_at(engine: Engine, sockets: &Sockets) -> Result<Service> {
     let (host, flavour) = match engine {
-        Engine::Podman => (&sockets.podman, Flavour::Podman),
-        _ => (&sockets.docker, Flavour::Docker),
+        Engine::Podman => (sockets.podman.clone(), Flavour::Podman),
+        _ => (sockets.docker()?, Flavour::Docker),
     };
     let path = match host.split_once("://") {
         None => host.as_str(),
@@ -140,7 +156,11 @@ pub fn service_at(engine: Engine, sockets: &Sockets) -> Result<Service> {
             return Err(Error::unavailable(format!(
                 "engine `{engine}` at `{host}` is not on this machine: rockenv mounts local directories"
             ))
-            .help("unset DOCKER_HOST CONTAINER_HOST"));
+            .help(match engine {
+                Engine::Podman => "unset CONTAINER_HOST".to_owned(),
+                _ if host.starts_with("ssh://") => format!("rockenv on {host} up ..."),
+                _ => format!("DOCKER_HOST=unix://{DOCKER} rockenv ..."),
+            }));
         }
     };
     let service = Service::connect(path.as_ref())?;
@@ -167,7 +187,8 @@ mod tests {
 
     fn nowhere() -> Sockets {
         Sockets {
-            docker: "/nowhere/docker.sock".into(),
+            docker: Some("/nowhere/docker.sock".into()),
+            contexts: Contexts::default(),
             podman: "unix:///nowhere/podman.sock".into(),
         }
     }
@@ -201,10 +222,16 @@ mod tests {
             Kind::Usage
         );
         let remote = Sockets {
-            docker: "tcp://192.0.2.1:2375".into(),
+            docker: Some("tcp://192.0.2.1:2375".into()),
             ..nowhere()
         };
         let error = choose(Some("docker"), None, true, &remote).unwrap_err();
         assert!(error.message().contains("not on this machine"));
+        let remote = Sockets {
+            docker: Some("ssh://root@big".into()),
+            ..nowhere()
+        };
+        let error = choose(Some("docker"), None, true, &remote).unwrap_err();
+        assert_eq!(error.help_text(), Some("rockenv on ssh://root@big up ..."));
     }
 }

@@ -4,12 +4,14 @@
 //! What rockenv makes there carries the labels of [`Labels`], so that it is found again by what it is, not by memory.
 
 mod container;
+mod context;
 mod greeting;
 mod hold;
 mod listing;
 mod objects;
 
 pub use container::{Place, State};
+pub use context::Contexts;
 use greeting::greet;
 pub(super) use hold::hold;
 pub use listing::Entry;
