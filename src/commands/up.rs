@@ -134,6 +134,11 @@ impl UpArgs {
         self.pull.unwrap_or(config.pull) && !self.offline
     }
 
+    /// Says whether a registry gets what was made.
+    fn pushes(&self, config: &Config) -> bool {
+        self.push.unwrap_or(config.push)
+    }
+
     /// Reads profile and machine, and lets the lock file decide where one is asked for.
     pub(super) fn prepare(&self, cx: &Context) -> Result<Prepared> {
         let mut prepared = Prepared::new(cx, &self.wish())?;
@@ -160,6 +165,9 @@ pub fn up(cx: &Context, args: UpArgs) -> Result<u8> {
         );
     }
     cx.host_as_root("building an env")?;
+    if args.pushes(&cx.config) {
+        sharing::repository(cx, None)?;
+    }
     let format = if args.progress == Progress::Json {
         Format::Json
     } else {
@@ -181,11 +189,14 @@ pub fn up(cx: &Context, args: UpArgs) -> Result<u8> {
     }
     let name = prepared.name.clone();
     let claim = args.ephemeral.then(|| store.claim(&name)).transpose()?;
-    let outcome = converge(cx, &args, &store, prepared, &signals, &reporter);
+    let mut outcome = converge(cx, &args, &store, prepared, &signals, &reporter);
     if let Ok((ended, name, _)) = &outcome {
         summary::of_env(cx, &store, name);
-        if args.push.unwrap_or(cx.config.push) && matches!(ended, None | Some(Ended::Complete)) {
-            hand_on(cx, &store, name, &signals, &reporter)?;
+        if args.pushes(&cx.config)
+            && matches!(ended, None | Some(Ended::Complete))
+            && let Err(error) = hand_on(cx, &store, name, &signals, &reporter)
+        {
+            outcome = Err(error);
         }
     }
     let removed = claim.map(|claim| ephemeral::end(&store, &name, claim));
