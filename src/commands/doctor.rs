@@ -4,9 +4,10 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::context::Context;
-use crate::doctor::{Facts, Section, State, examine, is_fit};
+use crate::doctor::{Ability, Facts, Section, State, abilities, examine, is_fit};
 use crate::error::{Kind, Result};
 use crate::host::Host;
+use crate::ui::table::Table;
 
 /// Arguments of `doctor`.
 #[derive(Debug, Args)]
@@ -17,6 +18,7 @@ pub fn doctor(cx: &Context, _args: &DoctorArgs) -> Result<u8> {
     let host = Host::probe()?;
     let facts = Facts::probe(&host, &cx.config.home, cx.gpus(), &cx.config.sockets);
     let sections = examine(&facts);
+    let abilities = abilities(&facts);
     let fit = is_fit(&sections);
     let code = if fit {
         0
@@ -29,12 +31,14 @@ pub fn doctor(cx: &Context, _args: &DoctorArgs) -> Result<u8> {
             schema: &'static str,
             fit: bool,
             sections: &'a [Section],
+            engines: &'a [Ability],
             facts: &'a Facts,
         }
         cx.ui.json(&Shown {
             schema: "rockenv/doctor/1",
             fit,
             sections: &sections,
+            engines: &abilities,
             facts: &facts,
         })?;
         return Ok(code);
@@ -53,6 +57,11 @@ pub fn doctor(cx: &Context, _args: &DoctorArgs) -> Result<u8> {
             }
         }
     }
+    let mut table = Table::new(["engines here", "nspawn", "docker", "podman"]);
+    for row in &abilities {
+        table.row([row.what, &row.nspawn, &row.docker, &row.podman]);
+    }
+    cx.ui.data(&table.render());
     cx.ui.note(if fit {
         "envs can be built here"
     } else {

@@ -72,7 +72,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
 }
 
 /// A node opens for who runs `doctor`; in a container it has to open for the build user, by its group.
-fn node_check(facts: &Facts, node: &Node) -> Check {
+pub(super) fn node_check(facts: &Facts, node: &Node) -> Check {
     let Node { device, finding } = node;
     let about = format!(
         "{} for group {} (mode {:04o})",

@@ -1,12 +1,14 @@
 //! Owns what `doctor` says of a machine: a pure decision over facts that `probe` gathered. What is missing comes
 //! with a command that can be typed.
 
+mod engines;
 mod gpu;
 pub mod probe;
 mod services;
 
 use std::path::PathBuf;
 
+pub use engines::{Ability, abilities};
 pub use gpu::{GpuFacts, Node};
 use serde::Serialize;
 pub use services::ServiceFacts;
@@ -60,6 +62,14 @@ pub struct Cgroups {
     pub v1: Vec<String>,
     /// Controllers of version 2, where it is mounted.
     pub v2: Option<Vec<String>>,
+}
+
+impl Cgroups {
+    /// Says whether there is a controller, of either version.
+    fn has(&self, name: &str) -> bool {
+        let mut all = self.v1.iter().chain(self.v2.iter().flatten());
+        all.any(|one| one == name)
+    }
 }
 
 /// The store.
@@ -385,11 +395,6 @@ fn images(facts: &Facts) -> Vec<Check> {
 }
 
 fn limits(facts: &Facts) -> Vec<Check> {
-    let in_v2 = |name: &str| {
-        let controllers = facts.cgroup.v2.iter().flatten();
-        controllers.into_iter().any(|one| one == name)
-    };
-    let in_v1 = |name: &str| facts.cgroup.v1.iter().any(|one| one == name);
     let version = match (&facts.cgroup.v2, facts.cgroup.v1.is_empty()) {
         (Some(_), true) => "cgroup v2",
         (Some(_), false) => "cgroup v1 and v2",
@@ -405,7 +410,7 @@ fn limits(facts: &Facts) -> Vec<Check> {
             "systemd.unified_cgroup_hierarchy=1",
         ),
     ] {
-        checks.push(if in_v2(controller) || in_v1(controller) {
+        checks.push(if facts.cgroup.has(controller) {
             ok(format!("{what} can be limited ({version})"))
         } else {
             missing(

@@ -50,7 +50,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
         .map(|found| match (&found.version, &found.problem) {
             (_, Some((problem, command))) => note(problem.clone()).try_(command.clone()),
             (version, None) => ok(format!(
-                "{} {} answers: `up --engine {}`, as root",
+                "{} {} answers: `up --engine {}`",
                 found.engine,
                 version.as_deref().unwrap_or_default(),
                 found.engine
