@@ -2,6 +2,7 @@
 
 pub mod cache;
 mod checkout;
+mod converge;
 pub mod doctor;
 pub mod du;
 mod ephemeral;

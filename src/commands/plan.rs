@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use super::converge::plan_for;
 use super::needs::Needs;
 use super::pinned;
 use super::prepare::Said;
 use super::sharing::{self, Source};
-use super::up::{UpArgs, check_names, options, plan_for};
+use super::up::{UpArgs, check_names, options};
 use crate::context::Context;
 use crate::error::Result;
 use crate::gpu;

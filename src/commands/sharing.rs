@@ -2,9 +2,10 @@
 
 use std::time::Instant;
 
+use super::converge::plan_for;
 use super::image::watched;
 use super::prepare::Prepared;
-use super::up::{UpArgs, options, plan_for};
+use super::up::{UpArgs, options};
 use crate::context::Context;
 use crate::error::{Error, Kind, Result};
 use crate::plan::{Action, Options};

@@ -1,37 +1,26 @@
 //! Owns `up`: from the command line to an env that is as the profile says.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use super::needs::Needs;
-use super::pinned::Pinned;
+use super::converge::converge;
 use super::prepare::Prepared;
 use super::select::{SelectArgs, Wish, quoted};
-use super::sharing::{self, Source};
+use super::sharing::{self};
 use super::verdict::{self, Fate};
-use super::{ephemeral, inputs, offline, pinned, plan, push, summary};
+use super::{ephemeral, offline, pinned, plan, push, summary};
 use crate::config::Config;
 use crate::context::Context;
-use crate::engine::choose::Reason;
-use crate::engine::docker::Service;
 use crate::error::{Error, Kind, Result};
-use crate::execute::{Ended, Execution};
-use crate::gc::Lease;
-use crate::lockfile;
-use crate::metrics::{Row, Rows};
-use crate::ninja;
-use crate::observe::{observe, wanted};
-use crate::plan::{Action, Observed, Options, Plan, plan as decide};
+use crate::execute::Ended;
+use crate::metrics::Rows;
+use crate::plan::Options;
 use crate::profile::Profile;
-use crate::share::Wanted;
-use crate::signals::{Cancel, Signals};
-use crate::spec::{Engine, Spec};
-use crate::store::images::Image;
-use crate::store::record::{self, Head, Record};
-use crate::store::{LockedEnv, Store, random_id};
-use crate::ui::event::{Chosen, Event, Outcome, Planned};
+use crate::signals::Signals;
+use crate::spec::Engine;
+use crate::store::Store;
+use crate::ui::event::Event;
 use crate::ui::{Format, Reporter};
 
 /// Arguments of `up` and `plan`.
@@ -44,7 +33,7 @@ pub struct UpArgs {
     name: Option<String>,
     /// Last step to run
     #[arg(long, value_name = "STEP")]
-    until: Option<String>,
+    pub(super) until: Option<String>,
     /// Run a step again, and all after it
     #[arg(long, value_name = "STEP")]
     rerun: Option<String>,
@@ -63,7 +52,7 @@ pub struct UpArgs {
     gpu: String,
     /// Remove the env when this command ends, in whatever way; outputs, caches and sources stay
     #[arg(long)]
-    ephemeral: bool,
+    pub(super) ephemeral: bool,
     /// Build exactly what the lock file names, and refuse what differs from it
     #[arg(long)]
     locked: bool,
@@ -72,7 +61,7 @@ pub struct UpArgs {
     lock_file: Option<PathBuf>,
     /// Fetch nothing: images and sources must be there, and steps get no network
     #[arg(long)]
-    offline: bool,
+    pub(super) offline: bool,
     /// Pull what the store lacks from the registry, and build the rest [default: `pull` in the configuration]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     pull: Option<bool>,
@@ -81,7 +70,7 @@ pub struct UpArgs {
     push: Option<bool>,
     /// Go on although the machine has too little disk or memory
     #[arg(long)]
-    force: bool,
+    pub(super) force: bool,
     /// Show the plan and change nothing
     #[arg(short = 'd', long)]
     dry_run: bool,
@@ -113,7 +102,7 @@ impl UpArgs {
     }
 
     /// Returns the command that goes on where this one ended.
-    fn again(&self) -> String {
+    pub(super) fn again(&self) -> String {
         let gpu = (self.gpu != "auto").then_some(self.gpu.as_str());
         let flags = [("--name", self.name.as_deref()), ("--gpu", gpu)];
         let mut text = self.wish().command("up", &flags);
@@ -240,280 +229,6 @@ fn hand_on(
     Ok(())
 }
 
-/// How often what was found may be removed by somebody else before it is used.
-const ATTEMPTS: usize = 5;
-
-/// Resolves, locks, plans and executes; again where what it counted on was removed before it could say so.
-fn converge(
-    cx: &Context,
-    args: &UpArgs,
-    store: &Store,
-    mut prepared: Prepared,
-    signals: &Signals,
-    reporter: &Reporter,
-) -> Result<(Option<Ended>, String, String)> {
-    let mut options = options(args);
-    let mut gone = 0;
-    while gone < ATTEMPTS {
-        match attempt(cx, args, &options, store, &mut prepared, signals, reporter)? {
-            Attempt::Done(ended, env, lacking) => return Ok((ended, env, lacking)),
-            Attempt::Gone => gone += 1,
-            Attempt::Known(step) => options = rest(&prepared.profile, &step, options),
-        }
-    }
-    Err(Error::busy("what the env stands on is being removed again and again").help("rockenv up"))
-}
-
-/// What came of one attempt.
-enum Attempt {
-    /// How it ended, the env, and the steps that lacked a GPU.
-    Done(Option<Ended>, String, String),
-    /// The image or a layer is gone by the time that the env is locked.
-    Gone,
-    /// This step has run, and told what the keys of those after it depend on.
-    Known(String),
-}
-
-/// Returns what is left to ask for when `step` has run.
-fn rest(profile: &Profile, step: &str, asked: Options) -> Options {
-    let at = |name: &str| profile.steps.iter().position(|step| step.name == name);
-    let next = at(step).and_then(|position| profile.steps.get(position + 1));
-    let rerun = asked.rerun.map(|name| match next {
-        Some(next) if at(&name) <= at(step) => next.name.clone(),
-        _ => name,
-    });
-    Options {
-        until: asked.until,
-        rerun,
-        clean: false,
-    }
-}
-
-/// One attempt: to the end, or to a step that tells the keys of those after it.
-fn attempt(
-    cx: &Context,
-    args: &UpArgs,
-    asked: &Options,
-    store: &Store,
-    prepared: &mut Prepared,
-    signals: &Signals,
-    reporter: &Reporter,
-) -> Result<Attempt> {
-    let source = Source::new(cx, args, signals, reporter)?;
-    let image = build_image(
-        cx,
-        args,
-        store,
-        prepared,
-        source.as_ref(),
-        reporter,
-        signals,
-    )?;
-    prepared.inputs.image_key.clone_from(&image.key);
-    let (sources, notes) = inputs::prepare(prepared, store, args.offline, signals, reporter)?;
-    for message in notes {
-        reporter.emit(&Event::Warning { message });
-    }
-    pinned::check_steps(prepared)?;
-    let mut spec = prepared.resolve(Some(store))?;
-    if let Some(source) = &source {
-        // With a step that tells the keys of later ones, these can be asked for.
-        while source.pull_steps(store, prepared, &spec, asked)? {
-            spec = prepared.resolve(Some(store))?;
-        }
-    }
-    pinned::follow_sources(&mut spec, prepared, store, &sources);
-    spec.lock = prepared.pinned.as_ref().map(Pinned::digest).transpose()?;
-    check_names(&prepared.profile, args)?;
-    let open = opening(&prepared.profile, &spec, asked);
-    let options = &Options {
-        until: open.clone().or_else(|| asked.until.clone()),
-        ..asked.clone()
-    };
-    let mut env = store.lock_env(&spec.name, "up", Duration::from_secs(5))?;
-    env.heed_owner()?;
-    if args.ephemeral && !env.is_owned()? {
-        let what = format!("env `{}` was removed meanwhile", env.name());
-        return Err(Error::busy(what).help(args.again()));
-    }
-    if let Some(pinned) = &prepared.pinned {
-        env.keep_lock(&pinned.lock)?;
-    }
-    let (observed, plan) = plan_for(store, Some(&env), prepared, &spec, options)?;
-    pinned::check_built(prepared, store, &plan)?;
-    if plan.is_empty() && env.record().is_some() {
-        // What is in no key may have changed all the same: variables for using what was built.
-        if store.spec(&spec.name).ok().as_ref() != Some(&spec) {
-            env.save_spec(&spec)?;
-        }
-        if !env.known_record()?.complete && args.until.is_none() {
-            env.update(|record| record.complete = true)?;
-        }
-        for step in &plan.steps {
-            let outcome = match step.action {
-                Action::Hit => Outcome::Hit,
-                _ => Outcome::Skipped,
-            };
-            reporter.measured(|| Row::of(&spec, &step.name, &step.key, outcome));
-        }
-        let lacking = verdict::lacking(&plan, prepared);
-        return Ok(Attempt::Done(None, spec.name, lacking));
-    }
-    if plan.runs() > 0 && !args.force {
-        // A new env is judged by all that it will run; what is open in another one may be there already.
-        let whole = match env.record() {
-            None => Some(plan_for(store, Some(&env), prepared, &spec, asked)?.1),
-            Some(_) => None,
-        };
-        let judged = whole.as_ref().unwrap_or(&plan);
-        Needs::of(prepared, &spec, judged, store.root(), env.record())?.preflight()?;
-    }
-    // What the store forgot is no layer of it yet, and nothing of `gc`'s.
-    let known = |layer: &&String| !observed.forgotten.contains(*layer);
-    let lease = Lease {
-        layers: plan.start.iter().filter(known).cloned().collect(),
-        image: image.key.clone(),
-    };
-    if !env.lease(&lease)? {
-        return Ok(Attempt::Gone);
-    }
-    store.load_ballast()?;
-    if env.record().is_none() {
-        env.commit(new_record(
-            &spec,
-            &image.key,
-            prepared.choice.service.clone(),
-        )?)?;
-    } else if env.known_record()?.image_key != image.key {
-        // The base changed: every key did too. Snapshots stay, each with the image that it stands on.
-        let key = image.key.clone();
-        env.keep_changes("before-image")?;
-        env.reset()?;
-        env.update(|record| {
-            record.image_key = key;
-            record.image.clone_from(&spec.image);
-        })?;
-    }
-    let (observed, plan) = plan_for(store, Some(&env), prepared, &spec, options)?;
-    if let Some(service) = env.service()? {
-        store.import_image(&service, &image.key, &mut |message| {
-            reporter.emit(&Event::Warning {
-                message: message.to_owned(),
-            });
-        })?;
-        remember(&env, &service, &observed, &plan, reporter)?;
-    }
-    if spec.resources.ninja {
-        let cancel = Cancel::new(signals);
-        let blobs = store.root().join("blobs");
-        let own = cx.config.ninja.as_deref();
-        cancel.outcome(ninja::place(
-            &env.run_dir(),
-            own,
-            &blobs,
-            args.offline,
-            cancel.flag(),
-        ))?;
-    }
-    reporter.emit(&Event::RunStarted {
-        env: spec.name.clone(),
-        plan: shown(&plan),
-        chosen: match prepared.choice.reason {
-            Reason::Found(why) => Some(Chosen {
-                engine: spec.engine.to_string(),
-                reason: why.to_owned(),
-            }),
-            Reason::Asked | Reason::MadeWith => None,
-        },
-    });
-    let ended = Execution {
-        store,
-        env: &mut env,
-        spec: &spec,
-        plan: &plan,
-        files: &prepared.files,
-        sources: &sources,
-        fingerprints: &prepared.inputs.fingerprints,
-        locked: prepared.pinned.as_ref().map(|pinned| &pinned.lock),
-        hooks: &prepared.hooks,
-        host: &prepared.host,
-        config: &cx.config,
-        gpu: prepared.gpu.as_ref(),
-        offline: args.offline,
-        sizing: &prepared.sizing,
-        signals,
-        reporter,
-    }
-    .run()?;
-    if matches!(ended, Ended::Complete)
-        && !observed.forgotten.is_empty()
-        && let Some(service) = env.service()?
-    {
-        let done = plan
-            .steps
-            .iter()
-            .filter(|step| step.action != Action::Later);
-        let keys: Vec<&str> = done.map(|step| step.key.as_str()).collect();
-        store.remove_forgotten(&service, &keys)?;
-    }
-    if let (Ended::Complete, Some(step)) = (&ended, open) {
-        return Ok(Attempt::Known(step));
-    }
-    let lacking = verdict::lacking(&plan, prepared);
-    Ok(Attempt::Done(Some(ended), spec.name, lacking))
-}
-
-/// Returns the step that has to run before the keys of later ones are known, where later ones are asked for.
-fn opening(profile: &Profile, spec: &Spec, asked: &Options) -> Option<String> {
-    let at = |name: &str| profile.steps.iter().position(|step| step.name == name);
-    let open = spec.open.clone()?;
-    let reaches = |until: &String| at(until) > at(&open);
-    asked.until.as_ref().is_none_or(reaches).then_some(open)
-}
-
-/// Refuses what cannot work before the image is made, which may take long.
-fn preflight_early(
-    cx: &Context,
-    args: &UpArgs,
-    store: &Store,
-    prepared: &mut Prepared,
-) -> Result<()> {
-    // What it says of the image and the sources is about to change.
-    drop(prepared.predict(cx, Some(store))?);
-    let spec = prepared.resolve(Some(store))?;
-    check_names(&prepared.profile, args)?;
-    let (_, plan) = plan_for(store, None, prepared, &spec, &options(args))?;
-    let record = store.record(&spec.name)?;
-    Needs::of(prepared, &spec, &plan, store.root(), record.as_ref())?.preflight()
-}
-
-/// Takes snapshots into the store again that only the service knows of.
-fn remember(
-    env: &LockedEnv<'_>,
-    service: &Service,
-    observed: &Observed,
-    plan: &Plan,
-    reporter: &Reporter,
-) -> Result<()> {
-    if observed.forgotten.is_empty() {
-        return Ok(());
-    }
-    let hits = plan.steps.iter().filter(|step| step.action == Action::Hit);
-    let steps: Vec<(&str, &str)> = hits
-        .map(|step| (step.name.as_str(), step.key.as_str()))
-        .collect();
-    let count = env.remember(service, &steps)?;
-    if count > 0 {
-        reporter.emit(&Event::Warning {
-            message: format!(
-                "{count} snapshots that the store had lost were found at {} by their keys",
-                service.flavour
-            ),
-        });
-    }
-    Ok(())
-}
-
 /// Refuses `--until` and `--rerun` of steps that are not in the profile.
 pub(super) fn check_names(profile: &Profile, args: &UpArgs) -> Result<()> {
     for name in args.until.iter().chain(&args.rerun) {
@@ -533,113 +248,10 @@ pub(super) fn check_names(profile: &Profile, args: &UpArgs) -> Result<()> {
     Ok(())
 }
 
-/// Returns the image, built if it is not there: the locked one, or what the recipe stands for at present.
-fn build_image(
-    cx: &Context,
-    args: &UpArgs,
-    store: &Store,
-    prepared: &mut Prepared,
-    source: Option<&Source<'_>>,
-    reporter: &Reporter,
-    signals: &Signals,
-) -> Result<Image> {
-    let there = |prepared: &Prepared| match &prepared.pinned {
-        None => store.image_of(&prepared.recipe),
-        Some(pinned) => store.image(&pinned.lock.image.key),
-    };
-    if let Some(image) = there(prepared)? {
-        return Ok(image);
-    }
-    if let Some(source) = source {
-        let wanted = match &prepared.pinned {
-            None => Wanted::Recipe(prepared.recipe.digest()),
-            Some(pinned) => Wanted::Key(pinned.lock.image.key.clone()),
-        };
-        if source.pull(store, &wanted)?
-            && let Some(image) = there(prepared)?
-        {
-            return Ok(image);
-        }
-    }
-    if !args.force {
-        preflight_early(cx, args, store, prepared)?;
-    }
-    let (name, recipe) = (&prepared.profile.image.value, &prepared.recipe);
-    let Some(pinned) = &prepared.pinned else {
-        return super::image::build_with(cx, store, name, recipe, false, signals, reporter);
-    };
-    let locked = &pinned.lock.image;
-    let image = super::image::locked(cx, store, recipe, locked, signals, reporter)?;
-    match image.key == locked.key {
-        true => Ok(image),
-        false => Err(pinned.drift(&lockfile::image(locked, &image))),
-    }
-}
-
-fn new_record(spec: &Spec, image_key: &str, service: Option<PathBuf>) -> Result<Record> {
-    let now = jiff::Timestamp::now();
-    Ok(Record {
-        version: record::VERSION,
-        id: random_id()?,
-        created: now,
-        used: now,
-        profile: spec.profile.clone(),
-        targets: spec.targets.iter().map(ToString::to_string).collect(),
-        image: spec.image.clone(),
-        image_key: image_key.to_owned(),
-        engine: spec.engine.name().to_owned(),
-        service,
-        head: Head::default(),
-        snapshots: Vec::new(),
-        steps: Vec::new(),
-        failed: None,
-        complete: false,
-    })
-}
-
 pub(super) fn options(args: &UpArgs) -> Options {
     Options {
         until: args.until.clone(),
         rerun: args.rerun.clone(),
         clean: args.clean,
     }
-}
-
-pub(super) fn plan_for(
-    store: &Store,
-    env: Option<&LockedEnv<'_>>,
-    prepared: &Prepared,
-    spec: &Spec,
-    options: &Options,
-) -> Result<(Observed, Plan)> {
-    let wanted = wanted(&prepared.profile, spec);
-    let record = match env {
-        Some(env) => env.record().cloned(),
-        None => store.record(&spec.name)?,
-    };
-    let observed = observe(
-        store,
-        env,
-        record.as_ref(),
-        spec,
-        &wanted,
-        &prepared.inputs.image_key,
-        prepared.choice.service.as_deref(),
-    )?;
-    let plan = decide(&wanted, &observed, options);
-    Ok((observed, plan))
-}
-
-fn shown(plan: &Plan) -> Vec<Planned> {
-    plan.steps
-        .iter()
-        .enumerate()
-        .map(|(position, step)| Planned {
-            index: u32::try_from(position + 1).unwrap_or(u32::MAX),
-            name: step.name.clone(),
-            key: step.key.clone(),
-            cached: step.action == Action::Hit,
-            reason: step.why.clone(),
-        })
-        .collect()
 }
