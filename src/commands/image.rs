@@ -163,7 +163,7 @@ pub fn build_with(
     reporter: &Reporter,
 ) -> Result<Image> {
     let started = Instant::now();
-    let image = watched(cx, name, signals, reporter, |means| {
+    let image = watched(cx, Subject::Image(name), signals, reporter, |means| {
         store.ensure_image(name, recipe, refresh, means)
     })?;
     let wall_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -186,7 +186,7 @@ pub(super) fn locked(
     let there = store.image(&wanted.key)?.is_some();
     let started = Instant::now();
     let name = &wanted.name;
-    let image = watched(cx, name, signals, reporter, |means| {
+    let image = watched(cx, Subject::Image(name), signals, reporter, |means| {
         store.locked_image(name, recipe, &wanted.key, wanted.source_date, means)
     })?;
     if !there {
@@ -198,10 +198,19 @@ pub(super) fn locked(
     Ok(image)
 }
 
-/// Runs work on an image with its progress shown; a signal cancels it.
+/// What work is on.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Subject<'a> {
+    /// An image, by name.
+    Image(&'a str),
+    /// Snapshots on their way: which way, and where.
+    Transfer(&'a str),
+}
+
+/// Runs work with its progress shown; a signal cancels it.
 pub(super) fn watched<T>(
     cx: &Context,
-    name: &str,
+    subject: Subject<'_>,
     signals: &Signals,
     reporter: &Reporter,
     work: impl FnOnce(&mut Means<'_>) -> Result<T>,
@@ -213,11 +222,18 @@ pub(super) fn watched<T>(
             Progress::Line(line) => (line.to_owned(), None, None),
             Progress::Bytes { done, total } => (String::new(), Some(done), total),
         };
-        reporter.emit(&Event::Image {
-            image: name.to_owned(),
-            message,
-            done,
-            total,
+        reporter.emit(&match subject {
+            Subject::Image(name) => Event::Image {
+                image: name.to_owned(),
+                message,
+                done,
+                total,
+            },
+            Subject::Transfer(what) => Event::Transfer {
+                what: what.to_owned(),
+                done: done.unwrap_or(0),
+                total,
+            },
         });
     };
     let mut means = Means {
@@ -235,9 +251,13 @@ fn verify(cx: &Context, args: &VerifyArgs) -> Result<u8> {
     let store = cx.store_to_change("building an image")?;
     let recipe = catalog::find(&cx.config.image_dirs, &args.name)?;
     let reporter = cx.ui.reporter(Format::Human);
-    let (image, differences) = watched(cx, &args.name, &Signals::take()?, &reporter, |means| {
-        store.verify_image(&args.name, &recipe, means)
-    })?;
+    let (image, differences) = watched(
+        cx,
+        Subject::Image(&args.name),
+        &Signals::take()?,
+        &reporter,
+        |means| store.verify_image(&args.name, &recipe, means),
+    )?;
     cx.tidy(&store)?;
     let same = differences.is_empty();
     let (outcome, message) = if same {

@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::image::watched;
+use super::image::{Subject, watched};
 use super::sharing;
 use crate::context::Context;
 use crate::error::{Error, Kind, Result};
@@ -74,7 +74,8 @@ fn of_env(
     sharing::check_engine(&record)?;
     let keys = record.steps.iter().rev().map(|step| step.key.clone());
     let keys: Vec<String> = keys.filter(|key| !key.is_empty()).collect();
-    let found = watched(cx, &repository.to_string(), signals, reporter, |means| {
+    let shown = sharing::shown(&repository);
+    let found = watched(cx, Subject::Transfer(&shown), signals, reporter, |means| {
         share::available(&repository, &keys, means)
     })?;
     let nothing = || {
@@ -93,7 +94,8 @@ fn one(
     signals: &Signals,
     reporter: &Reporter,
 ) -> Result<Option<Pulled>> {
-    let pulled = watched(cx, &repository.to_string(), signals, reporter, |means| {
+    let shown = sharing::shown(repository);
+    let pulled = watched(cx, Subject::Transfer(&shown), signals, reporter, |means| {
         share::pull(store, repository, wanted, &cx.config.user, means)
     });
     cx.settle(store)?;

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use clap::Args;
 
-use super::image::watched;
+use super::image::{Subject, watched};
 use super::sharing;
 use crate::context::Context;
 use crate::error::{Error, Kind, Result};
@@ -130,7 +130,8 @@ pub(super) fn send(
         profile: &record.profile,
         tag: repository.tag(),
     };
-    let pushed = watched(cx, &repository.to_string(), signals, reporter, |means| {
+    let shown = format!("push to {repository}");
+    let pushed = watched(cx, Subject::Transfer(&shown), signals, reporter, |means| {
         share::push(store, repository, &what, means)
     })?;
     if pushed.left_out > 0 {

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::converge::plan_for;
-use super::image::watched;
+use super::image::{Subject, watched};
 use super::prepare::Prepared;
 use super::up::{UpArgs, options};
 use crate::context::Context;
@@ -32,6 +32,11 @@ pub(super) fn repository(cx: &Context, named: Option<&str>) -> Result<Repository
             "registry = \"registry.example.org/rockenv\" in config.toml, or ROCKENV_REGISTRY",
         )),
     }
+}
+
+/// Returns what progress is called that comes from a repository.
+pub(super) fn shown(repository: &Repository) -> String {
+    format!("pull from {repository}")
 }
 
 /// Refuses an env whose snapshots are not in the store.
@@ -85,14 +90,15 @@ impl<'a> Source<'a> {
 
     /// Pulls something; false where it is not there, or nobody answers: then it is built.
     pub(super) fn pull(&self, store: &Store, wanted: &Wanted) -> Result<bool> {
-        let name = self.repository.to_string();
+        let what = shown(&self.repository);
+        let shown = Subject::Transfer(&what);
         let started = Instant::now();
         let user = &self.cx.config.user;
-        let pulled = watched(self.cx, &name, self.signals, self.reporter, |means| {
+        let pulled = watched(self.cx, shown, self.signals, self.reporter, |means| {
             share::pull(store, &self.repository, wanted, user, means)
         });
-        self.reporter.emit(&Event::ImageFinished {
-            image: name,
+        self.reporter.emit(&Event::TransferFinished {
+            what,
             wall_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
         });
         match self.or_build(pulled)?.flatten() {
@@ -125,8 +131,9 @@ impl<'a> Source<'a> {
         if keys.is_empty() {
             return Ok(None);
         }
-        let name = self.repository.to_string();
-        let found = watched(self.cx, &name, self.signals, self.reporter, |means| {
+        let what = shown(&self.repository);
+        let shown = Subject::Transfer(&what);
+        let found = watched(self.cx, shown, self.signals, self.reporter, |means| {
             share::available(&self.repository, keys, means)
         });
         Ok(self.or_build(found)?.flatten())
@@ -189,8 +196,9 @@ pub(super) fn remote(
 ) -> Result<Remote> {
     if prepared.inputs.image_key.starts_with("unbuilt ") {
         let wanted = Wanted::Recipe(prepared.recipe.digest());
-        let name = source.repository.to_string();
-        let found = watched(source.cx, &name, source.signals, source.reporter, |means| {
+        let what = shown(&source.repository);
+        let shown = Subject::Transfer(&what);
+        let found = watched(source.cx, shown, source.signals, source.reporter, |means| {
             share::image(&source.repository, &wanted, means)
         });
         if let Some(image) = source.or_build(found)?.flatten() {

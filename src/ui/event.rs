@@ -30,6 +30,16 @@ pub enum Event {
     },
     /// The base image is there.
     ImageFinished { image: String, wall_ms: u64 },
+    /// Snapshots go to a registry, or come from one.
+    Transfer {
+        /// Which way, and where.
+        what: String,
+        done: u64,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        total: Option<u64>,
+    },
+    /// They are there.
+    TransferFinished { what: String, wall_ms: u64 },
     /// A step begins; `index` counts from 1. `cached`: its snapshot exists and it will not run.
     StepStarted {
         index: u32,

@@ -87,6 +87,13 @@ impl Plain {
                 let wall = size::duration(Duration::from_millis(*wall_ms));
                 format!("image {} … done in {wall}\n", escape(image))
             }
+            Event::Transfer { what, done, total } if self.due(now) => {
+                format!("{} … {}\n", escape(what), size::progress(*done, *total))
+            }
+            Event::TransferFinished { what, wall_ms } => {
+                let wall = size::duration(Duration::from_millis(*wall_ms));
+                format!("{} … done in {wall}\n", escape(what))
+            }
             _ => String::new(),
         }
     }

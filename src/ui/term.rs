@@ -20,6 +20,7 @@ const TICK: Duration = Duration::from_millis(250);
 enum Key {
     Step(u32),
     Image(String),
+    Transfer(String),
 }
 
 /// The moving lines of one run.
@@ -91,8 +92,13 @@ impl Bars {
         if let Event::ImageFinished { image, .. } = event {
             self.remove(&mut state, &Key::Image(image.clone()));
         }
+        if let Event::TransferFinished { what, .. } = event {
+            self.remove(&mut state, &Key::Transfer(what.clone()));
+        }
         let stays = match event {
-            Event::ImageFinished { .. } => state.plain.event(event, std::time::Instant::now()),
+            Event::ImageFinished { .. } | Event::TransferFinished { .. } => {
+                state.plain.event(event, std::time::Instant::now())
+            }
             event => state.plain.important(event).unwrap_or_default(),
         };
         if let Event::Finished { .. } = event {
@@ -142,6 +148,14 @@ impl Bars {
                     _ => String::new(),
                 };
                 moving.output = escape(message).into_owned();
+                self.show(moving);
+            }
+            Event::Transfer { what, done, total } => {
+                let moving = state
+                    .lines
+                    .entry(Key::Transfer(what.clone()))
+                    .or_insert_with(|| self.add(escape(what).into_owned()));
+                moving.ninja = size::progress(*done, *total);
                 self.show(moving);
             }
             _ => {}
