@@ -14,7 +14,7 @@ use crate::context::Context;
 use crate::engine::choose::Reason;
 use crate::engine::docker::Service;
 use crate::error::{Error, Result};
-use crate::execute::{Ended, Execution};
+use crate::execute::{Ended, Execution, Progress};
 use crate::gc::Lease;
 use crate::lockfile;
 use crate::metrics::Row;
@@ -61,7 +61,7 @@ enum Attempt {
     Done(Option<Ended>, String, String),
     /// The image or a layer is gone by the time that the env is locked.
     Gone,
-    /// This step has run, and told what the keys of those after it depend on.
+    /// This step has run, and told, or changed, what the keys of those after it depend on.
     Known(String),
 }
 
@@ -217,7 +217,7 @@ fn attempt(
             Reason::Asked | Reason::MadeWith => None,
         },
     });
-    let ended = Execution {
+    let progress = Execution {
         store,
         env: &mut env,
         spec: &spec,
@@ -236,6 +236,10 @@ fn attempt(
         reporter,
     }
     .run()?;
+    let ended = match progress {
+        Progress::Ended(ended) => ended,
+        Progress::Changed(step) => return Ok(Attempt::Known(step)),
+    };
     if matches!(ended, Ended::Complete)
         && !observed.forgotten.is_empty()
         && let Some(service) = env.service()?

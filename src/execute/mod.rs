@@ -8,6 +8,7 @@ pub mod attend;
 mod contain;
 pub mod container;
 mod durable;
+mod inputs;
 pub mod inspect;
 mod left;
 pub mod log;
@@ -87,6 +88,15 @@ pub struct Execution<'a, 'store> {
     pub reporter: &'a Reporter,
 }
 
+/// How far it went.
+#[derive(Debug)]
+pub enum Progress {
+    /// To its end.
+    Ended(Ended),
+    /// To the end of this step: a source that those after it have as input is no longer what their keys say.
+    Changed(String),
+}
+
 /// How it ended.
 #[derive(Debug)]
 pub enum Ended {
@@ -128,7 +138,7 @@ struct Metrics<'a> {
 
 impl Execution<'_, '_> {
     /// Carries the plan out.
-    pub fn run(mut self) -> Result<Ended> {
+    pub fn run(mut self) -> Result<Progress> {
         self.keep_changes()?;
         self.move_to_start()?;
         self.save_steps()?;
@@ -144,6 +154,7 @@ impl Execution<'_, '_> {
         let durable = durable::Durable::start(self.store);
         let total = u32::try_from(self.plan.steps.len()).unwrap_or(u32::MAX);
         let mut ended = None;
+        let mut last: Option<&str> = None;
         for (position, planned) in self.plan.steps.iter().enumerate() {
             let index = u32::try_from(position + 1).unwrap_or(u32::MAX);
             match planned.action {
@@ -169,6 +180,12 @@ impl Execution<'_, '_> {
             let step = spec
                 .step(&planned.name)
                 .ok_or_else(|| Error::unexpected("the plan names a step that is not there"))?;
+            if let Some(last) = last
+                && self.is_stale_before(step)?
+            {
+                ended = Some(Progress::Changed(last.to_owned()));
+                break;
+            }
             self.reporter.emit(&Event::StepStarted {
                 index,
                 total,
@@ -181,11 +198,12 @@ impl Execution<'_, '_> {
                     let cost = self.cost_of(&step.name);
                     self.finished(index, total, &step.name, event::Outcome::Done, cost);
                     durable.add(layer);
+                    last = Some(&planned.name);
                 }
                 Err(stopped) => {
                     let cost = self.cost_of(&step.name);
                     self.finished(index, total, &step.name, event::Outcome::Failed, cost);
-                    ended = Some(stopped);
+                    ended = Some(Progress::Ended(stopped));
                     break;
                 }
             }
@@ -200,7 +218,10 @@ impl Execution<'_, '_> {
             .iter()
             .any(|step| step.action == Action::Later);
         self.env.update(|record| record.complete = whole)?;
-        Ok(Ended::Complete)
+        if whole && last.is_some() {
+            self.say_stale()?;
+        }
+        Ok(Progress::Ended(Ended::Complete))
     }
 
     fn finished(
