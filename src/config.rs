@@ -10,6 +10,7 @@ use std::time::Duration;
 use fs_err as fs;
 use serde::Deserialize;
 
+use crate::account::{home_of, invoking_user};
 use crate::engine::BuildUser;
 use crate::engine::choose::Sockets;
 use crate::engine::docker::Contexts;
@@ -477,36 +478,6 @@ fn parse_idle(text: &str) -> Result<Duration> {
     })
 }
 
-fn invoking_user(
-    sudo_uid: Option<&String>,
-    sudo_gid: Option<&String>,
-    pkexec: Option<&String>,
-) -> Result<BuildUser> {
-    let number = |text: &String| {
-        text.parse::<u32>().map_err(|_| {
-            Error::invalid(format!("`{text}` is not a user or group id"))
-                .help("unset SUDO_UID SUDO_GID")
-        })
-    };
-    // Only root acts for somebody else; for others the variables are leftovers.
-    if nix::unistd::geteuid().is_root()
-        && let Some(uid) = sudo_uid.or(pkexec)
-    {
-        let uid = number(uid)?;
-        let gid = match sudo_gid {
-            Some(gid) => number(gid)?,
-            None => passwd_line(uid)
-                .and_then(|line| line.split(':').nth(3)?.parse().ok())
-                .unwrap_or(uid),
-        };
-        return Ok(BuildUser::new(uid, gid));
-    }
-    Ok(BuildUser::new(
-        nix::unistd::getuid().as_raw(),
-        nix::unistd::getgid().as_raw(),
-    ))
-}
-
 fn parse_user(text: &str) -> Result<BuildUser> {
     let parsed = text
         .split_once(':')
@@ -520,22 +491,6 @@ fn parse_user(text: &str) -> Result<BuildUser> {
 /// Returns a variable of a process inside an env, where rockenv stands in for another program.
 pub fn inherited(name: &str) -> Option<std::ffi::OsString> {
     std::env::vars_os().find_map(|(known, value)| (known == name).then_some(value))
-}
-
-/// Reads `/etc/passwd` itself: a static binary has no NSS.
-fn passwd_line(uid: u32) -> Option<String> {
-    let text = fs::read_to_string("/etc/passwd").ok()?;
-    text.lines()
-        .find(|line| line.split(':').nth(2).and_then(|id| id.parse().ok()) == Some(uid))
-        .map(str::to_owned)
-}
-
-fn home_of(uid: u32) -> Option<PathBuf> {
-    passwd_line(uid)?
-        .split(':')
-        .nth(5)
-        .filter(|home| !home.is_empty())
-        .map(PathBuf::from)
 }
 
 #[cfg(test)]

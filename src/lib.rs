@@ -8,6 +8,7 @@
 //! `rockenv up` goes: parse [`profile`], probe [`host`], resolve [`spec`], lock the env in the [`store`],
 //! observe, [`plan`], [`execute`], record.
 
+mod account;
 pub mod builtin;
 pub mod catalog;
 pub mod cli;

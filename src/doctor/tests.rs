@@ -1,0 +1,162 @@
+//! Owns the machines that the report of `doctor` is tried on, and what it says of them.
+
+use super::*;
+
+/// A Debian machine with everything but a GPU.
+pub(super) fn debian() -> Facts {
+    Facts {
+        root: true,
+        systemd: true,
+        kernel: (6, 12),
+        manager: Some(Manager::Apt),
+        missing: Vec::new(),
+        nspawn: Some(257),
+        overlay: true,
+        cgroup: Cgroups {
+            v1: Vec::new(),
+            v2: Some(["cpu", "memory", "pids"].map(str::to_owned).to_vec()),
+        },
+        pressure: true,
+        user_namespaces: Some(1000),
+        store: StoreFacts {
+            path: "/var/lib/rockenv".into(),
+            exists: true,
+            file_system: Some("btrfs".into()),
+            method: Some(Method::Btrfs),
+            problem: None,
+            free: Some(900 << 30),
+            unmounted: false,
+            leftovers: Vec::new(),
+            ephemeral: Vec::new(),
+        },
+        gpu: gpu::tests::nothing(),
+        services: Vec::new(),
+    }
+}
+
+pub(super) fn of(facts: &Facts, state: State) -> Vec<Check> {
+    examine(facts)
+        .into_iter()
+        .flat_map(|section| section.checks)
+        .filter(|check| check.state == state)
+        .collect()
+}
+
+#[test]
+fn a_good_machine_misses_nothing() {
+    let facts = debian();
+    assert!(is_fit(&examine(&facts)));
+    assert_eq!(of(&facts, State::Missing), []);
+    assert_eq!(of(&facts, State::Note).len(), 1, "the missing GPU");
+}
+
+#[test]
+fn a_fresh_machine_is_told_what_to_type() {
+    let mut facts = debian();
+    facts.missing = TOOLS.iter().map(|tool| tool.name.to_owned()).collect();
+    facts.nspawn = None;
+    let sections = examine(&facts);
+    assert!(!is_fit(&sections));
+    for check in of(&facts, State::Missing) {
+        assert_eq!(check.command.as_deref(), Some("rockenv setup"), "{check:?}");
+    }
+}
+
+#[test]
+fn a_user_is_told_to_be_root() {
+    let mut facts = debian();
+    facts.root = false;
+    facts.store.method = Some(Method::Overlay);
+    assert!(!is_fit(&examine(&facts)));
+    let commands: Vec<_> = examine(&facts)
+        .into_iter()
+        .flat_map(|section| section.checks)
+        .filter_map(|check| check.command)
+        .collect();
+    assert!(
+        commands.iter().all(|one| one.starts_with("sudo ")),
+        "{commands:?}"
+    );
+}
+
+#[test]
+fn a_container_with_cgroup_v1_works_and_says_what_it_lacks() {
+    let mut facts = debian();
+    facts.systemd = false;
+    facts.kernel = (5, 10);
+    facts.nspawn = Some(252);
+    facts.cgroup = Cgroups {
+        v1: vec!["memory".into()],
+        v2: None,
+    };
+    facts.pressure = false;
+    facts.store.method = Some(Method::Overlay);
+    facts.store.free = Some(60 << 30);
+    facts.user_namespaces = Some(0);
+    let sections = examine(&facts);
+    assert!(is_fit(&sections));
+    let text = format!("{sections:?}");
+    for part in [
+        "rockenv setup --store-image 300G",
+        "psi=1",
+        "no pids controller (cgroup v1)",
+        "max_user_namespaces",
+        "no cgroup.kill",
+        "230.0 GiB",
+    ] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+}
+
+#[test]
+fn a_fedora_gaming_machine() {
+    let mut facts = debian();
+    facts.manager = Some(Manager::Dnf);
+    facts.cgroup.v2 = Some(vec!["pids".into()]);
+    facts.gpu = gpu::tests::card();
+    let missing = of(&facts, State::Missing);
+    assert_eq!(missing.len(), 1);
+    assert_eq!(
+        missing[0].command.as_deref(),
+        Some("grubby --update-kernel=ALL --args=cgroup_enable=memory && reboot")
+    );
+    let text = format!("{:?}", examine(&facts));
+    for part in [
+        "GPU 0000:c1:00.0 (gfx1103, renderD128): AMD Radeon 780M",
+        "/dev/dri/renderD128 for group 105 (mode 0660)",
+    ] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+}
+
+#[test]
+fn a_store_that_is_not_mounted_or_broken_stops_everything() {
+    let mut facts = debian();
+    facts.store.unmounted = true;
+    assert!(!is_fit(&examine(&facts)));
+    let mut facts = debian();
+    facts.store.problem = Some(("a store cannot live here".into(), "do that".into()));
+    facts.store.method = None;
+    assert!(!is_fit(&examine(&facts)));
+    let mut facts = debian();
+    facts.overlay = false;
+    facts.store.method = Some(Method::Overlay);
+    assert!(!is_fit(&examine(&facts)));
+    facts.store.method = Some(Method::Reflink);
+    assert!(is_fit(&examine(&facts)));
+}
+
+#[test]
+fn what_is_missing_always_has_a_command() {
+    let mut facts = debian();
+    facts.missing = TOOLS.iter().map(|tool| tool.name.to_owned()).collect();
+    facts.nspawn = None;
+    facts.cgroup = Cgroups::default();
+    facts.overlay = false;
+    facts.store.unmounted = true;
+    facts.store.method = None;
+    facts.gpu.machine.on_bus = true;
+    for check in of(&facts, State::Missing) {
+        assert!(check.command.is_some(), "{check:?}");
+    }
+}

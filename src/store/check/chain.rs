@@ -1,0 +1,91 @@
+//! Owns the judgement on one layer and on the chain of layers below it.
+
+use std::collections::BTreeSet;
+
+use super::inventory::{Inventory, Read};
+use super::short;
+use crate::rootfs::Method;
+use crate::store::layer::VolumeState;
+
+/// Why a layer cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// It is damaged itself.
+    Own(String),
+    /// What it stands on is missing.
+    Parent(String),
+}
+
+impl Inventory {
+    pub(super) fn layer_fault(&self, id: &str) -> Option<Fault> {
+        let own = |message: String| Some(Fault::Own(message));
+        let Some(item) = self.layers.get(id) else {
+            return own("is missing".to_owned());
+        };
+        let layer = match &item.layer {
+            Read::Fine(layer) => layer,
+            Read::Absent => return own("has no layer.json".to_owned()),
+            Read::Damaged(why) | Read::Foreign(why) => {
+                return own(format!("layer.json is damaged: {why}"));
+            }
+        };
+        if layer.id != id {
+            return own(format!("layer.json is of layer `{}`", short(&layer.id)));
+        }
+        if !item.tree {
+            return own("has no tree".to_owned());
+        }
+        let unfrozen = layer.volumes.iter().find(|(name, state)| {
+            **state == VolumeState::Frozen && !item.volumes.contains(name.as_str())
+        });
+        if let Some((name, _)) = unfrozen {
+            return own(format!("its frozen volume `{name}` is missing"));
+        }
+        let parent = layer.parent.as_deref()?;
+        match self.layers.get(parent) {
+            None => Some(Fault::Parent(format!(
+                "stands on layer `{}`, which is missing",
+                short(parent)
+            ))),
+            Some(_) if self.stands_on_itself(id) => own("stands on itself".to_owned()),
+            Some(_) => None,
+        }
+    }
+
+    fn stands_on_itself(&self, id: &str) -> bool {
+        let mut seen = BTreeSet::new();
+        let mut next = Some(id);
+        while let Some(id) = next {
+            if !seen.insert(id) {
+                return true;
+            }
+            next = match self.layers.get(id).map(|item| &item.layer) {
+                Some(Read::Fine(layer)) => layer.parent.as_deref(),
+                _ => None,
+            };
+        }
+        false
+    }
+
+    /// Says why an env cannot stand on a layer.
+    pub(super) fn chain_fault(&self, top: &str) -> Option<String> {
+        let mut next = Some(top);
+        let mut steps = 0;
+        while let Some(id) = next {
+            let whole = self.method != Method::Overlay;
+            match self.layer_fault(id) {
+                None => {}
+                Some(Fault::Parent(_)) if whole => return None,
+                Some(Fault::Own(message) | Fault::Parent(message)) => {
+                    return Some(format!("layer `{}` {message}", short(id)));
+                }
+            }
+            steps += 1;
+            next = match self.layers.get(id).map(|item| &item.layer) {
+                Some(Read::Fine(layer)) if steps <= self.layers.len() => layer.parent.as_deref(),
+                _ => None,
+            };
+        }
+        None
+    }
+}
