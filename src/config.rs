@@ -168,8 +168,9 @@ pub struct File {
     /// Directories searched for hooks before the built-in ones.
     #[serde(default)]
     pub hook_dirs: Vec<PathBuf>,
-    /// Package mirrors by distribution: `debian`, `ubuntu`, `arch`, and `debian-snapshot` and so on for dated archives;
-    /// and what stands in for a registry, by its host: `"registry.example.org" = "https://mirror.example.org/prefix"`.
+    /// Package mirrors by distribution: `debian`, `ubuntu`, `arch`, and `debian-snapshot` and so on for dated archives,
+    /// `debian-signed-by` and `ubuntu-signed-by` with the file of their keys; and what stands in for a registry, by its
+    /// host: `"registry.example.org" = "https://mirror.example.org/prefix"`.
     #[serde(default)]
     pub mirror: BTreeMap<String, String>,
     /// What `gc` keeps.

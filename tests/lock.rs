@@ -76,18 +76,6 @@ fn user(store: TestStore, name: &str, daemon: &Daemon) -> TestStore {
     store
 }
 
-fn keys(store: &TestStore, env: &str) -> Vec<(String, String)> {
-    let record = fs::read(store.home().join("envs").join(env).join("record.json")).unwrap();
-    let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
-    let steps = record["steps"].as_array().unwrap().iter();
-    steps
-        .map(|step| {
-            let text = |field: &str| step[field].as_str().unwrap().to_owned();
-            (text("name"), text("key"))
-        })
-        .collect()
-}
-
 #[test]
 fn two_stores_with_one_lock_file_have_equal_step_keys() {
     let directory = tempfile::tempdir().unwrap();
@@ -131,7 +119,7 @@ fn two_stores_with_one_lock_file_have_equal_step_keys() {
         .exits(4)
         .says(&["image `base`; source `src` from `git://", &first]);
     b.rockenv(&["up", &name, "--locked"]).ok();
-    assert_eq!(keys(&a, &name), keys(&b, &name));
+    assert_eq!(a.keys(&name), b.keys(&name));
     for store in [&a, &b] {
         let said = ["exec", &name, "--", "sh", "-c", "cat $HOME/after"];
         store.rockenv(&said).ok().prints("ONE\ndone");
@@ -142,9 +130,9 @@ fn two_stores_with_one_lock_file_have_equal_step_keys() {
     }
     // What is cloned without the lock file is what upstream has now, beside the locked one.
     b.rockenv(&["up", &name]).ok();
-    assert_ne!(keys(&a, &name), keys(&b, &name));
+    assert_ne!(a.keys(&name), b.keys(&name));
     b.rockenv(&["up", &name, "--locked", "--offline"]).ok();
-    assert_eq!(keys(&a, &name), keys(&b, &name));
+    assert_eq!(a.keys(&name), b.keys(&name));
 
     // A new commit is taken only when it is asked for.
     let old = a.work().join("old.lock");
@@ -462,7 +450,7 @@ fn what_a_step_installs_is_locked_handed_back_and_compared() {
     b.rockenv(&["up", env, "--locked"]).ok();
     let used = ["exec", env, "--", "sh", "-c", "cat $HOME/used"];
     b.rockenv(&used).ok().prints("one");
-    assert_eq!(keys(&a, env), keys(&b, env));
+    assert_eq!(a.keys(env), b.keys(env));
 
     // A snapshot that was made without the lock file may be another one under the same key.
     a.rockenv(&["up", env, "--rerun", "install"]).ok();

@@ -2,13 +2,17 @@
 //!
 //! No mirror is named here: it is mmdebstrap's default, or what the user has configured.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::recipe::{Distribution, Mmdebstrap};
 use super::unpack::{Options, unpack};
 use super::{BuildContext, Progress, WORK};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::process::{Event, Program};
 
 /// First apt that knows snapshots (`APT::Snapshot`) without further configuration.
@@ -17,7 +21,6 @@ const APT_WITH_SNAPSHOTS: (u32, u32) = (2, 9);
 pub(super) fn build(table: &Mmdebstrap, source_date: i64, cx: &mut BuildContext<'_>) -> Result<()> {
     let program = Program::find("mmdebstrap", "Debian and Ubuntu images")?;
     let name = table.distribution.name();
-    check_keyring(table.distribution, Path::new("/"))?;
     let mut options: Vec<String> = table.apt_options.clone();
     let lines = match &table.snapshot {
         None => sources(table, cx, "", None)?,
@@ -43,6 +46,14 @@ pub(super) fn build(table: &Mmdebstrap, source_date: i64, cx: &mut BuildContext<
         options.push("Acquire::Check-Valid-Until \"false\"".into());
     }
     let work = cx.into.join(WORK);
+    // A key is for the mirrors that are configured, not for the tool's own.
+    let keys = match lines.is_empty() {
+        true => None,
+        false => keys(name, cx.mirrors, &work)?,
+    };
+    if keys.is_none() {
+        check_keyring(table.distribution, Path::new("/"))?;
+    }
     let mut program = program
         .isolated()
         .args(["--mode=root", "--format=tar"])
@@ -56,6 +67,13 @@ pub(super) fn build(table: &Mmdebstrap, source_date: i64, cx: &mut BuildContext<
     if let Some(architecture) = &table.architecture {
         program = program.arg(format!("--architectures={architecture}"));
     }
+    if let Some(keys) = &keys {
+        // The image's own apt is to trust the mirror too, when steps install packages.
+        program = program.arg(format!("--keyring={keys}")).arg(format!(
+            "--customize-hook=copy-in {} /etc/apt",
+            quote(keys)?
+        ));
+    }
     for option in options {
         program = program.arg(format!("--aptopt={option}"));
     }
@@ -67,10 +85,14 @@ pub(super) fn build(table: &Mmdebstrap, source_date: i64, cx: &mut BuildContext<
     let written = AtomicU64::new(0);
     let (into, cancel, progress) = (cx.into, cx.cancel, &mut *cx.progress);
     let mut seen = 0;
-    program.stream(
+    let mut refusal = None;
+    let outcome = program.stream(
         cancel,
         &mut |event| match event {
-            Event::Line(line) => progress(Progress::Line(line)),
+            Event::Line(line) => {
+                refusal = refusal.take().or_else(|| refused(line).map(str::to_owned));
+                progress(Progress::Line(line));
+            }
             Event::Tick => {
                 let done = written.load(Ordering::Relaxed);
                 if done != seen {
@@ -85,7 +107,74 @@ pub(super) fn build(table: &Mmdebstrap, source_date: i64, cx: &mut BuildContext<
             })
             .map(|_| ())
         },
-    )
+    );
+    outcome.map_err(|error| match refusal {
+        Some(refusal) if !matches!(error.kind(), Kind::Signal(_)) => explain(name, &refusal, error),
+        _ => error,
+    })
+}
+
+/// Returns what apt says is wrong, if a line says so: what follows it may be longer than what is kept of the output.
+fn refused(line: &str) -> Option<&str> {
+    let said = line.strip_prefix("E: ").or_else(|| {
+        line.strip_prefix("W: ")
+            .filter(|said| said.starts_with("GPG error"))
+    })?;
+    // mmdebstrap's own messages, of which none is the cause.
+    let is_apt = !["apt", "mmdebstrap", "setup"]
+        .iter()
+        .any(|own| said.starts_with(own));
+    is_apt.then_some(said)
+}
+
+fn explain(name: &str, refusal: &str, error: Error) -> Error {
+    let explained = Error::new(error.kind(), format!("apt says: {refusal}")).source(error);
+    match refusal.contains("NO_PUBKEY") {
+        true => explained.help(format!(
+            "set `{name}-signed-by = \"/etc/apt/keyrings/....gpg\"` under [mirror] in config.toml, if it is your mirror's key"
+        )),
+        false => explained,
+    }
+}
+
+/// Lays the key of the user's mirrors into a directory such as apt has, and returns it; none without one.
+fn keys(name: &str, mirrors: &BTreeMap<String, String>, work: &Path) -> Result<Option<String>> {
+    let setting = format!("{name}-signed-by");
+    let Some(path) = mirrors.get(&setting).map(Path::new) else {
+        return Ok(None);
+    };
+    let cannot = || format!("cannot read the key that `{setting}` under [mirror] names");
+    if !path.is_absolute() {
+        return Err(Error::invalid(format!(
+            "`{setting}` under [mirror] is no absolute path: `{}`",
+            path.display()
+        ))
+        .help(format!("{setting} = \"/etc/apt/keyrings/....gpg\"")));
+    }
+    let key = fs_err::read(path).context(cannot)?;
+    // By the name apt knows which form it has.
+    let form = match key.starts_with(b"-----BEGIN PGP") {
+        true => "asc",
+        false => "gpg",
+    };
+    let directory = work.join("trusted.gpg.d");
+    fs_err::create_dir(&directory)?;
+    let file = directory.join(format!("rockenv-{name}.{form}"));
+    fs_err::write(&file, key)?;
+    for (path, mode) in [(&directory, 0o755), (&file, 0o644)] {
+        fs_err::set_permissions(path, Permissions::from_mode(mode))?;
+    }
+    match directory.to_str() {
+        Some(directory) => Ok(Some(directory.to_owned())),
+        None => Err(Error::unavailable(format!(
+            "the store's path is no text: `{}`",
+            directory.display()
+        ))),
+    }
+}
+
+fn quote(word: &str) -> Result<Cow<'_, str>> {
+    shlex::try_quote(word).map_err(|error| Error::unexpected("a path with NUL").source(error))
 }
 
 /// Returns sources.list lines for the configured mirrors; none without one, for the tool's default.
@@ -179,7 +268,6 @@ fn check_keyring(distribution: Distribution, host: &Path) -> Result<()> {
 mod tests {
     use super::*;
     use crate::error::Kind;
-    use std::collections::BTreeMap;
     use std::sync::atomic::AtomicBool;
 
     fn lines(recipe: &str, mirrors: &[(&str, &str)], kind: &str, id: Option<&str>) -> Vec<String> {
@@ -259,6 +347,25 @@ mod tests {
     fn apt_versions() {
         assert_eq!(parse_version("apt 2.9.8 (amd64)\nSupported"), Some((2, 9)));
         assert_eq!(parse_version("apt 3.0"), Some((3, 0)));
+    }
+
+    #[test]
+    fn apt_s_reason_is_told_from_mmdebstrap_s_messages() {
+        let lines = [
+            "E: Failed to fetch http://m.invalid/a.deb  Hash Sum mismatch",
+            "W: GPG error: http://m.invalid trixie InRelease: BADSIG",
+        ];
+        for line in lines {
+            assert_eq!(refused(line), Some(&line[3..]));
+        }
+        for line in [
+            "I: running apt-get update...",
+            "W: Download is performed unsandboxed",
+            "E: apt-get update --error-on=any failed",
+            "E: mmdebstrap failed to run",
+        ] {
+            assert_eq!(refused(line), None, "{line}");
+        }
     }
 
     #[test]

@@ -73,8 +73,8 @@ pub struct BuildContext<'a> {
     /// The store's `blobs` directory: the cache of downloads.
     pub blobs: &'a Path,
     /// The user's mirrors: `debian`, `debian-security`, `ubuntu`, `arch`, and each with `-snapshot`, in which
-    /// `@SNAPSHOTID@` (for Arch also `@DATE@`, as `2026/01/31`) stands for the moment; `arch-signatures`; and by its
-    /// host a registry's.
+    /// `@SNAPSHOTID@` (for Arch also `@DATE@`, as `2026/01/31`) stands for the moment; `debian-signed-by`, `ubuntu-signed-by`,
+    /// `arch-signatures`; and by its host a registry's.
     pub mirrors: &'a BTreeMap<String, String>,
     /// The user's logins to registries.
     pub logins: &'a Logins,

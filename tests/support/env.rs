@@ -87,6 +87,18 @@ impl TestStore {
         self.home.join("envs").join(&self.name)
     }
 
+    /// Returns the names of an env's steps and the keys of their snapshots.
+    pub(crate) fn keys(&self, env: &str) -> Vec<(String, String)> {
+        let record = self.home.join("envs").join(env).join("record.json");
+        let record: serde_json::Value =
+            serde_json::from_slice(&fs::read(record).expect("a record")).expect("a record");
+        let steps = record["steps"].as_array().expect("steps").iter();
+        let text = |value: &serde_json::Value| value.as_str().expect("a text").to_owned();
+        steps
+            .map(|step| (text(&step["name"]), text(&step["key"])))
+            .collect()
+    }
+
     /// Writes the profile; `body` is what follows `schema` and `image`.
     pub(crate) fn profile(&self, body: &str) {
         self.profile_named(&self.name, body);

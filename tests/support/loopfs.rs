@@ -99,6 +99,25 @@ impl LoopFs {
         }
     }
 
+    /// Makes one in memory, for tests that write much and would wait for the disk at every sync.
+    pub(crate) fn in_memory(bytes: u64) -> Self {
+        private_mounts();
+        let directory = tempfile::Builder::new()
+            .prefix("rockenv-memory-")
+            .tempdir()
+            .expect("a temporary directory");
+        let at = directory.path().join("fs");
+        fs_err::create_dir(&at).expect("a mount point");
+        let size = format!("size={bytes},mode=755");
+        let none = Some("none");
+        let kind = Some("tmpfs");
+        mount(none, &at, kind, MsFlags::empty(), Some(size.as_str())).expect("a tmpfs");
+        Self {
+            mount: Mount(at),
+            _directory: directory,
+        }
+    }
+
     pub(crate) fn path(&self) -> &Path {
         &self.mount.0
     }
