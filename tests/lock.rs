@@ -134,6 +134,25 @@ fn two_stores_with_one_lock_file_have_equal_step_keys() {
     b.rockenv(&["up", &name, "--locked", "--offline"]).ok();
     assert_eq!(a.keys(&name), b.keys(&name));
 
+    // A file of the first format means the same, and gets what it had not.
+    let older = text.replacen("\nversion = 2\n", "\nversion = 1\n", 1);
+    let parts = |line: &&str| line.starts_with("[step.parts]");
+    assert_eq!(older.lines().filter(parts).count(), 4);
+    let sections = older
+        .split("\n\n")
+        .filter(|part| !part.starts_with("[step.parts]"));
+    let older = sections.collect::<Vec<_>>().join("\n\n");
+    let file = fs::read_to_string(&lock).unwrap();
+    assert_eq!(file, text);
+    fs::write(&lock, older).unwrap();
+    a.rockenv(&["up", &name, "--locked"])
+        .ok()
+        .says(&["nothing to do"]);
+    a.rockenv(&["lock", &name])
+        .ok()
+        .says(&["nothing changed but its format"]);
+    assert!(fs::read_to_string(&lock).unwrap().contains("[step.parts]"));
+
     // A new commit is taken only when it is asked for.
     let old = a.work().join("old.lock");
     fs::copy(&lock, &old).unwrap();
@@ -146,14 +165,16 @@ fn two_stores_with_one_lock_file_have_equal_step_keys() {
     assert!(said.contains(&change), "{said}");
     let diff = ["lock", "diff", "old.lock", lock.to_str().unwrap()];
     let said = a.rockenv(&diff).ok().text();
-    assert!(
-        said.starts_with(&change) && said.contains("\nstep read: ") && !said.contains("step after"),
-        "{said}"
-    );
+    // The step with the GPU is there wherever it was locked.
+    let steps = "step read: its input `src` changed\nand the 2 steps after `read`\n";
+    assert_eq!(said, format!("{change}{steps}"));
     let diff = a.rockenv(&[&diff[..], &["--json"]].concat()).ok();
     let diff: serde_json::Value = serde_json::from_slice(&diff.out).unwrap();
     assert_eq!(diff["changes"][0]["kind"], "source");
     assert_eq!(diff["changes"][0]["to"], second);
+    assert_eq!(diff["changes"][1]["own"][0], "input src");
+    assert_eq!(diff["changes"][3]["name"], "after");
+    assert_eq!(diff["changes"][3]["follows"], "step read");
     a.rockenv(&["up", &name, "--locked"]).ok();
     a.rockenv(&["exec", &name, "--", "sh", "-c", "cat $HOME/after"])
         .ok()
@@ -184,7 +205,7 @@ fn what_differs_from_the_lock_file_is_refused_by_name_and_left_alone() {
         (
             "echo before",
             "echo other",
-            "step `before` is another than the locked one",
+            "step `before` is another than the locked one: its script has changed",
         ),
         (
             "word = \"done\"",

@@ -99,11 +99,12 @@ pub fn lock(cx: &Context, args: &LockArgs) -> Result<()> {
     };
     let changes = old.as_ref().map(|old| lockfile::changes(old, &lock));
     // What a machine was is no reason to touch a file that says the same.
-    if changes.as_ref().is_none_or(|changes| !changes.is_empty()) {
+    let is_older = old.as_ref().is_some_and(|old| old.version < VERSION);
+    if is_older || changes.as_ref().is_none_or(|changes| !changes.is_empty()) {
         lockfile::write(&path, &lock)?;
     }
     store.remember_lock(&path, &lock)?;
-    say(cx, &path, &lock, changes)
+    say(cx, &path, &lock, changes, is_older)
 }
 
 /// Refuses to write over the lock file of something else; without parameters, those of the lock file are meant.
@@ -261,6 +262,7 @@ impl Work<'_> {
                 },
                 name: step.name,
                 key: step.key,
+                parts: step.parts,
             }
         });
         Ok(locked.collect())
@@ -444,7 +446,13 @@ fn by_fingerprint(name: &str, directory: &Path, print: &str) -> Result<LockedSou
     })
 }
 
-fn say(cx: &Context, path: &Path, lock: &Lockfile, changes: Option<Vec<Change>>) -> Result<()> {
+fn say(
+    cx: &Context,
+    path: &Path,
+    lock: &Lockfile,
+    changes: Option<Vec<Change>>,
+    was_older: bool,
+) -> Result<()> {
     let is_new = changes.is_none();
     let changes = changes.unwrap_or_default();
     if cx.json {
@@ -462,9 +470,7 @@ fn say(cx: &Context, path: &Path, lock: &Lockfile, changes: Option<Vec<Change>>)
             changes: &changes,
         });
     }
-    for change in &changes {
-        cx.ui.data(&format!("{change}\n"));
-    }
+    tell(cx, &changes);
     let count = |number: usize, what: &str| match number {
         1 => format!("1 {what}"),
         _ => format!("{number} {what}s"),
@@ -479,10 +485,21 @@ fn say(cx: &Context, path: &Path, lock: &Lockfile, changes: Option<Vec<Change>>)
             count(lock.hooks.len(), "hook"),
             count(lock.steps.len(), "step")
         ),
+        (false, true) if was_older => format!("wrote {file}: nothing changed but its format"),
         (false, true) => format!("{file}: nothing changed"),
-        (false, false) => format!("wrote {file}: {}", count(changes.len(), "change")),
+        (false, false) => {
+            // What only follows is no change of its own.
+            let own = changes.iter().filter(|change| change.follows.is_none());
+            format!("wrote {file}: {}", count(own.count().max(1), "change"))
+        }
     });
     Ok(())
+}
+
+fn tell(cx: &Context, changes: &[Change]) {
+    for line in lockfile::told(changes) {
+        cx.ui.data(&format!("{line}\n"));
+    }
 }
 
 fn diff(cx: &Context, args: &DiffArgs) -> Result<()> {
@@ -504,9 +521,7 @@ fn diff(cx: &Context, args: &DiffArgs) -> Result<()> {
             changes: &changes,
         });
     }
-    for change in &changes {
-        cx.ui.data(&format!("{change}\n"));
-    }
+    tell(cx, &changes);
     if changes.is_empty() {
         cx.ui.note("nothing changed");
     }

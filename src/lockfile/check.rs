@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use super::steps::{differing, words};
 use super::{Fetched, LockedImage, LockedPrints, LockedSource, LockedStep, Lockfile};
 use crate::error::{Error, Kind};
 use crate::pins::{self, Pins};
@@ -248,10 +249,18 @@ pub fn steps(lock: &Lockfile, spec: &Spec) -> Vec<String> {
         let locked = lock.steps.get(at);
         let message = match locked {
             Some(locked) if locked.name == step.name && locked.key == step.key => continue,
-            Some(locked) if locked.name == step.name => format!(
-                "step `{}` is another than the locked one: the profile, a parameter or a file that it copies has changed",
-                step.name
-            ),
+            Some(locked) if locked.name == step.name => {
+                let own = differing(&locked.parts, &step.parts);
+                let what = match own.is_empty() {
+                    true => "the profile, a parameter or a file that it copies has".to_owned(),
+                    false if own.len() == 1 => words(&own) + " has",
+                    false => words(&own) + " have",
+                };
+                format!(
+                    "step `{}` is another than the locked one: {what} changed",
+                    step.name
+                )
+            }
             _ if !names.contains(step.name.as_str()) => {
                 format!("step `{}` is not in it", step.name)
             }

@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::Lockfile;
+use super::{Lockfile, steps};
 
 /// What happened to a thing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -34,6 +34,12 @@ pub struct Change {
     /// As it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub to: Option<String>,
+    /// Of a step: what of its own is another.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub own: Vec<String>,
+    /// Of a step of which nothing else is known: the step before or the image, as `step NAME`, that it changed with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub follows: Option<String>,
 }
 
 impl fmt::Display for Change {
@@ -52,6 +58,9 @@ impl fmt::Display for Change {
         match self.change {
             Verb::Added => write!(f, "{kind} {name} added: {}", shown(&self.to)),
             Verb::Removed => write!(f, "{kind} {name} removed: {}", shown(&self.from)),
+            Verb::Changed if !self.own.is_empty() => {
+                write!(f, "{kind} {name}: {} changed", steps::words(&self.own))
+            }
             Verb::Changed => write!(
                 f,
                 "{kind} {name}: {} -> {}",
@@ -60,6 +69,13 @@ impl fmt::Display for Change {
             ),
         }
     }
+}
+
+/// Returns changes in lines for people: steps that only follow others are counted, not listed.
+pub fn told(changes: &[Change]) -> Vec<String> {
+    let own = changes.iter().filter(|change| change.follows.is_none());
+    let lines = own.map(ToString::to_string);
+    lines.chain(steps::followers(changes)).collect()
 }
 
 /// Returns what changed from `a` to `b`, in the order of the file. What was only observed of a machine is no change.
@@ -156,7 +172,7 @@ pub fn changes(a: &Lockfile, b: &Lockfile) -> Vec<Change> {
         flat(left.filter_map(|step| Some((&step.name, &step.prints.as_ref()?.artifacts))))
     };
     compare(&mut found, "fingerprint", &prints(a), &prints(b));
-    steps(&mut found, a, b);
+    found.extend(steps::changes(a, b));
     found
 }
 
@@ -193,29 +209,10 @@ fn compare(
             },
             from: from.cloned(),
             to: to.cloned(),
+            own: Vec::new(),
+            follows: None,
         });
     }
-}
-
-/// Says which steps came and went, and which is the first that is built anew: those after it are with it.
-fn steps(found: &mut Vec<Change>, a: &Lockfile, b: &Lockfile) {
-    let keys = |lock: &Lockfile| {
-        let steps = lock.steps.iter();
-        steps
-            .map(|step| (step.name.clone(), step.key.as_str().to_owned()))
-            .collect::<BTreeMap<_, _>>()
-    };
-    let (old, new) = (keys(a), keys(b));
-    let mut all = Vec::new();
-    compare(&mut all, "step", &old, &new);
-    let first = b.steps.iter().find(|step| {
-        old.get(&step.name)
-            .is_some_and(|key| *key != new[&step.name])
-    });
-    all.retain(|change| {
-        change.change != Verb::Changed || first.is_some_and(|first| first.name == change.name)
-    });
-    found.extend(all);
 }
 
 #[cfg(test)]
@@ -255,11 +252,11 @@ mod tests {
         for step in &mut b.steps {
             step.key = StepKey::base(&format!("new {}", step.name));
         }
-        let said: Vec<String> = changes(&a, &b).iter().map(ToString::to_string).collect();
-        let old = StepKey::base("one");
-        let new = StepKey::base("new z-first");
+        b.steps[0]
+            .parts
+            .insert("input therock".to_owned(), "0".repeat(12));
         assert_eq!(
-            said,
+            told(&changes(&a, &b)),
             [
                 "choice targets: gfx1103 -> gfx1201",
                 "parameter jobs removed: 4",
@@ -272,7 +269,8 @@ mod tests {
                 "submodule therock/base/half: bbbbbbbbbbbb -> dddddddddddd",
                 "hook h removed: 444444444444",
                 "file tarballs/new.tgz added: 777777777777",
-                &format!("step z-first: {} -> {}", old.short(), new.short()),
+                "step z-first: its input `therock` changed",
+                "and the step after `z-first`: `a-second`",
             ]
         );
     }

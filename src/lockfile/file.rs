@@ -166,7 +166,7 @@ mod tests {
         assert_eq!(again.text().unwrap(), text);
         insta::assert_snapshot!(text, @r#"
         # What `rockenv up --locked` builds from. Made by `rockenv lock`: keep it with the profile, do not edit it.
-        version = 1
+        version = 2
         profile = "p"
         targets = ["gfx1103"]
         variant = "lean"
@@ -210,12 +210,21 @@ mod tests {
         name = "z-first"
         key = "6cff91b4516e742a98cc06077fbfda396384d0eb3085b3b7f44d6cfc335f2d5f"
 
+        [step.parts]
+        "input therock" = "999999999999"
+        script = "999999999999"
+        settings = "999999999999"
+
         [step.pins]
         meson = "1.7.0 sha256:7777777777777777777777777777777777777777777777777777777777777777"
 
         [[step]]
         name = "a-second"
         key = "55565a698aa3e80704d6179f1be0fd48ef5663140ec730993fbd74e30544414f"
+
+        [step.parts]
+        script = "999999999999"
+        settings = "999999999999"
 
         [step.prints.artifacts]
         base = "8888888888888888888888888888888888888888888888888888888888888888"
@@ -236,9 +245,9 @@ mod tests {
     fn what_is_no_lock_file_is_refused_and_never_replaced() {
         let text = example().text().unwrap();
         for (text, words) in [
-            (text.replace("version = 1", "version = 2"), "knows up to 1"),
-            (text.replace("version = 1", "version = 0"), "no lock file"),
-            (text.replace("version = 1\n", ""), "no lock file"),
+            (text.replace("version = 2", "version = 3"), "knows up to 2"),
+            (text.replace("version = 2", "version = 0"), "no lock file"),
+            (text.replace("version = 2\n", ""), "no lock file"),
             (text.replace("[observed]", "[seen]"), "no lock file"),
             (text.replace(&"5".repeat(64), "../../etc"), "no lock file"),
         ] {

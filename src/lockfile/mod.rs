@@ -1,12 +1,13 @@
 //! Owns the lock file, `ENV.lock`: what a profile stood for when it was locked, as a file that a person can review.
 //!
 //! `up --locked` builds from what it names and refuses what differs. `check` says what differs (pure), `diff` what changed
-//! between two of them (pure), `file` reads and writes. Times and places of one machine are in no part of it but `observed`,
+//! between two of them (pure), `steps` which of their steps changed by themselves (pure), `file` reads and writes. Times and places of one machine are in no part of it but `observed`,
 //! which nothing is compared with.
 
 mod check;
 mod diff;
 mod file;
+mod steps;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +17,7 @@ use serde::{Deserialize, Serialize};
 pub use check::{
     Choices, built, choices, drift, fetched, hooks, image, left, some, source, sources, steps,
 };
-pub use diff::{Change, Verb, changes};
+pub use diff::{Change, Verb, changes, told};
 pub use file::{parse, place, read, write};
 
 use crate::image::Package;
@@ -27,7 +28,9 @@ use crate::store::images::Image;
 use crate::therock::Prints;
 
 /// Version of the format. A file of a newer one is refused, one of an older one always read.
-pub const VERSION: u32 = 1;
+///
+/// 2 has the parts of steps.
+pub const VERSION: u32 = 2;
 
 /// A lock file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -197,6 +200,10 @@ pub struct LockedStep {
     pub name: String,
     /// Key of its snapshot.
     pub key: StepKey,
+    /// What the key is made of beside the step before, as [`crate::spec::Step::parts`]; nothing is refused by them, they are
+    /// there to say what changed.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub parts: BTreeMap<String, String>,
     /// What it fetched by itself: versions and digests, as far as it said so and had run when this was written.
     #[serde(default, skip_serializing_if = "Pins::is_empty")]
     pub pins: Pins,
@@ -261,6 +268,13 @@ pub struct Observed {
 pub(crate) mod tests {
     use super::*;
 
+    fn parts(names: &[&str]) -> BTreeMap<String, String> {
+        let parts = names.iter();
+        parts
+            .map(|name| ((*name).to_owned(), "9".repeat(12)))
+            .collect()
+    }
+
     /// A lock file with something in every part.
     pub(crate) fn example() -> Lockfile {
         let digest = |digit: &str| digit.repeat(64);
@@ -312,6 +326,7 @@ pub(crate) mod tests {
                 LockedStep {
                     name: "z-first".to_owned(),
                     key: StepKey::base("one"),
+                    parts: parts(&["script", "settings", "input therock"]),
                     pins: BTreeMap::from([(
                         "meson".to_owned(),
                         format!("1.7.0 sha256:{}", digest("7")),
@@ -321,6 +336,7 @@ pub(crate) mod tests {
                 LockedStep {
                     name: "a-second".to_owned(),
                     key: StepKey::base("two"),
+                    parts: parts(&["script", "settings"]),
                     pins: Pins::new(),
                     prints: Some(LockedPrints {
                         artifacts: BTreeMap::from([

@@ -1,6 +1,6 @@
 //! Owns the chain of keys: each step's on the one before that any machine runs, up to a step whose fingerprints by TheRock are not known.
 
-use super::key::{StepKey, Surroundings, key};
+use super::key::{StepKey, Surroundings, key, parts};
 use super::resolve::Inputs;
 use super::{Hook, Step, Volume};
 use crate::error::{Error, Result};
@@ -53,9 +53,10 @@ pub(super) fn chain(
                 user: &inputs.user,
                 gpu: profile.gpu,
             };
-            key(parent, step, &surroundings)
+            (key(parent, step, &surroundings), parts(step, &surroundings))
         };
-        let (own_key, without) = (around(&content, &parent), around(&rest, &bare));
+        let ((own_key, parts), (without, _)) = (around(&content, &parent), around(&rest, &bare));
+        step.parts = parts;
         if step.is_aside() {
             aside.push(step.name.clone());
             step.key = own_key;

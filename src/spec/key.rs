@@ -4,6 +4,7 @@
 //! variables from the host are not in it, while everything that a step can see or say is. There is no target in it
 //! unless the step mentions one: up to there, all targets share their snapshots.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -92,7 +93,7 @@ struct Content<'a> {
     gpu_extras: Extras,
     // A snapshot made on top of what an earlier attempt left is not one made from scratch.
     incremental: bool,
-    env: &'a std::collections::BTreeMap<String, String>,
+    env: &'a BTreeMap<String, String>,
     volumes: Vec<(&'a str, VolumeKind, &'a str)>,
     inputs: &'a [(String, String)],
     hooks: Vec<&'a str>,
@@ -127,6 +128,54 @@ pub(super) struct Surroundings<'a> {
 
 /// Returns the key of a step whose own is not set yet.
 pub(super) fn key(parent: &StepKey, step: &Step, around: &Surroundings<'_>) -> StepKey {
+    StepKey::hash(parent.as_str(), &json(&content(step, around)))
+}
+
+/// Returns the beginnings of digests of what a step's key is made of beside its parent, by the part's name.
+pub(super) fn parts(step: &Step, around: &Surroundings<'_>) -> BTreeMap<String, String> {
+    let content = content(step, around);
+    let mut parts = BTreeMap::new();
+    let mut add = |name: &str, text: String| {
+        let digest = hex(&Sha256::digest(text));
+        parts.insert(name.to_owned(), digest[..12].to_owned());
+    };
+    let action = match content.action {
+        Act::Run { .. } => "script",
+        Act::Packages(_) => "packages",
+        Act::Copy(_) => "files",
+        Act::Export(_) => "export",
+    };
+    add(action, json(&content.action));
+    let settings = (
+        content.workdir,
+        content.network,
+        content.gpu,
+        content.gpu_extras,
+        content.incremental,
+    );
+    add("settings", json(&settings));
+    if let Some(builder) = content.builder {
+        add("user", json(builder));
+    }
+    if !content.env.is_empty() {
+        add("variables", json(content.env));
+    }
+    if !content.volumes.is_empty() {
+        add("volumes", json(&content.volumes));
+    }
+    for (name, print) in content.inputs {
+        add(&format!("input {name}"), json(print));
+    }
+    if !content.hooks.is_empty() {
+        add("hooks", json(&content.hooks));
+    }
+    if !content.prints.is_empty() {
+        add("fingerprints", json(content.prints));
+    }
+    parts
+}
+
+fn content<'a>(step: &'a Step, around: &'a Surroundings<'_>) -> Content<'a> {
     let action = match &step.action {
         Action::Run { shell, script } => Act::Run { shell, script },
         Action::Packages(packages) => Act::Packages(packages),
@@ -144,7 +193,7 @@ pub(super) fn key(parent: &StepKey, step: &Step, around: &Surroundings<'_>) -> S
         ),
     };
     let visible = around.volumes.iter().filter(|volume| step.sees(volume));
-    let content = Content {
+    Content {
         builder: (step.user == User::Builder).then_some(around.user),
         // Only scripts start anywhere; elsewhere it would be the build user's home without any meaning.
         workdir: matches!(action, Act::Run { .. }).then_some(&step.workdir),
@@ -164,11 +213,13 @@ pub(super) fn key(parent: &StepKey, step: &Step, around: &Surroundings<'_>) -> S
         // Later steps have them by their parent's key.
         hooks: around.hooks.clone(),
         prints: around.prints,
-    };
-    #[expect(
-        clippy::expect_used,
-        reason = "strings, numbers and maps with string keys always serialize"
-    )]
-    let content = serde_json::to_string(&content).expect("key content is JSON");
-    StepKey::hash(parent.as_str(), &content)
+    }
+}
+
+#[expect(
+    clippy::expect_used,
+    reason = "strings, numbers and maps with string keys always serialize"
+)]
+fn json(content: &(impl Serialize + ?Sized)) -> String {
+    serde_json::to_string(content).expect("key content is JSON")
 }

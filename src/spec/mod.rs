@@ -221,6 +221,9 @@ pub struct Step {
     pub name: String,
     /// Key of the snapshot it ends in.
     pub key: StepKey,
+    /// What the key is made of beside the step before: beginnings of digests, by names such as `script` and `input NAME`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub parts: BTreeMap<String, String>,
     /// Who it runs as.
     pub user: User,
     /// Directory it starts in.

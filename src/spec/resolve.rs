@@ -498,6 +498,7 @@ impl<'a> Resolver<'a> {
         Ok(Some(Step {
             name: step.name.clone(),
             key: StepKey::base(&self.inputs.image_key),
+            parts: BTreeMap::new(),
             user: step.user,
             workdir,
             network: step.network,
