@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::commands::{
-    cache, doctor, du, exec, export, fsck, gc, generate, hook, image, list, lock, logs, matrix, on,
-    profile, pull, push, remove, report, runtime, setup, snapshot, target, up,
+    cache, doctor, du, exec, export, fsck, gc, generate, hook, image, import, list, lock, logs,
+    matrix, on, profile, pull, push, remove, report, runtime, setup, snapshot, target, up,
 };
 
 /// Reproducible build environments for ROCm, in systemd-nspawn and containers.
@@ -107,8 +107,10 @@ pub enum Command {
     Target(target::TargetCommand),
     /// Write down exactly what an env is built from, for `up --locked`
     Lock(lock::LockArgs),
-    /// Hand out what an env built, with a manifest of what it was made from
+    /// Hand out what an env built, with a manifest of what it was made from; or its snapshots, as a file
     Export(export::ExportArgs),
+    /// Take snapshots that another machine exported, for `up` to find
+    Import(import::ImportArgs),
     /// Install what the host needs
     Setup(setup::SetupArgs),
     /// Say what this machine can do and what is missing

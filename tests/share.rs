@@ -1,7 +1,12 @@
-//! Sharing snapshots by way of a real registry: two stores as two machines. Needs root and `docker-registry`.
+//! Sharing snapshots by way of a real registry, or of files: two stores as two machines. Needs root and `docker-registry`.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
+
+#[path = "share/files.rs"]
+mod files;
+#[path = "share/refused.rs"]
+mod refused;
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -113,21 +118,25 @@ impl Two {
         self.registry.answered("POST").len()
     }
 
-    /// Compares every step's tree and volumes in the two stores; an overlay store has the last step's volumes only.
     fn assert_same(&self, name: &str) {
-        let states = [&self.one, &self.other].map(|store| trees(store.home(), name));
-        let [one, other] = &states;
-        assert_eq!(one.len(), other.len());
-        for ((step, tree, volumes), (_, other_tree, other_volumes)) in one.iter().zip(other) {
-            assert_eq!(tree, other_tree, "tree after step `{step}`");
-            for (volume, other) in volumes.iter().zip(other_volumes) {
-                let differ = volume.is_some() && other.is_some() && volume != other;
-                assert!(!differ, "volume after step `{step}`");
-            }
-        }
-        let last = |states: &[State]| states.last().unwrap().2.clone();
-        assert_eq!(last(one), last(other));
+        assert_same(&self.one, &self.other, name);
     }
+}
+
+/// Compares every step's tree and volumes in two stores; an overlay store has the last step's volumes only.
+fn assert_same(one: &TestStore, other: &TestStore, name: &str) {
+    let states = [one, other].map(|store| trees(store.home(), name));
+    let [one, other] = &states;
+    assert_eq!(one.len(), other.len());
+    for ((step, tree, volumes), (_, other_tree, other_volumes)) in one.iter().zip(other) {
+        assert_eq!(tree, other_tree, "tree after step `{step}`");
+        for (volume, other) in volumes.iter().zip(other_volumes) {
+            let differ = volume.is_some() && other.is_some() && volume != other;
+            assert!(!differ, "volume after step `{step}`");
+        }
+    }
+    let last = |states: &[State]| states.last().unwrap().2.clone();
+    assert_eq!(last(one), last(other));
 }
 
 /// A step, and the digests of its tree and its build volumes.

@@ -1,20 +1,27 @@
-//! Owns `export`: handing out what an env built, with a manifest of what it was made from, and checking such files.
+//! Owns `export`: handing out what an env built, with a manifest of what it was made from, and checking such files; and its snapshots,
+//! for machines that no registry joins.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use fs_err as fs;
 use serde::Serialize;
 
+use super::image::{Subject, watched};
+use super::push;
 use crate::context::Context;
 use crate::error::{Error, Kind, Result};
 use crate::export::{self, Env};
 use crate::hook;
 use crate::lockfile;
+use crate::share::{self, Push, Repository};
+use crate::signals::Signals;
 use crate::spec::{Spec, VolumeKind, VolumeSource};
 use crate::store::{LockedEnv, Store};
+use crate::ui::event::{Event, Outcome};
+use crate::ui::{Format, size};
 
 /// How the manifest's name ends; what is before is the env's.
 const MANIFEST: &str = ".provenance.json";
@@ -26,13 +33,20 @@ pub struct ExportArgs {
     #[arg(required_unless_present = "check")]
     env: Option<String>,
     /// Directory to write to, made if it is not there; no file in it is replaced
-    #[arg(value_name = "DIR", required_unless_present = "check")]
+    #[arg(value_name = "DIR", required_unless_present_any = ["check", "snapshots"])]
     directory: Option<PathBuf>,
     /// Output volume to hand out instead of all; may be given again
     #[arg(long, value_name = "NAME")]
     volume: Vec<String>,
+    /// Hand out the env's snapshots instead, for `import` on another machine: an OCI image layout, as a file where the name ends in
+    /// `.tar`, else as a directory
+    #[arg(long, value_name = "FILE|DIR", conflicts_with_all = ["directory", "volume"])]
+    snapshots: Option<PathBuf>,
+    /// Last step whose snapshot is handed out
+    #[arg(long, value_name = "STEP", requires = "snapshots")]
+    until: Option<String>,
     /// Compare exported files with their manifest
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["env", "directory", "volume"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["env", "directory", "volume", "snapshots"])]
     check: Option<PathBuf>,
 }
 
@@ -40,6 +54,9 @@ pub struct ExportArgs {
 pub fn export(cx: &Context, args: &ExportArgs) -> Result<u8> {
     if let Some(directory) = &args.check {
         return check(cx, directory);
+    }
+    if let (Some(env), Some(place)) = (&args.env, &args.snapshots) {
+        return snapshots(cx, env, place, args.until.as_deref()).map(|()| 0);
     }
     let (Some(name), Some(directory)) = (&args.env, &args.directory) else {
         return Err(Error::unexpected("neither an env nor a directory to check"));
@@ -111,6 +128,68 @@ pub fn export(cx: &Context, args: &ExportArgs) -> Result<u8> {
         ));
     }
     Ok(0)
+}
+
+/// Writes what others can stand on into a file or a directory.
+fn snapshots(cx: &Context, env: &str, place: &Path, until: Option<&str>) -> Result<()> {
+    #[derive(Serialize)]
+    struct Shown<'a> {
+        schema: &'static str,
+        snapshots: &'a Path,
+        key: Option<&'a str>,
+        steps: Vec<&'a str>,
+        layers: u64,
+        bytes: u64,
+        left_out: u64,
+    }
+    cx.host_as_root("exporting snapshots")?;
+    let store = cx.existing_store()?;
+    let signals = Signals::take()?;
+    let reporter = cx.ui.reporter(Format::Human);
+    let chosen = push::choose(&store, env, until, &reporter)?;
+    let last = chosen.layers.last();
+    // For `podman load`; not every env has a name that an image may have.
+    let name = last.map(|layer| format!("localhost/{env}:{}", layer.title));
+    let name = name.filter(|name| Repository::parse(name).is_ok());
+    let what = Push {
+        image: &chosen.image,
+        layers: &chosen.layers,
+        profile: &chosen.record.profile,
+        tag: name.as_deref(),
+    };
+    let started = Instant::now();
+    let shown = format!("export to {}", place.display());
+    let pushed = watched(
+        cx,
+        Subject::Transfer(&shown),
+        &signals,
+        &reporter,
+        |means| share::export(&store, place, &what, means),
+    )?;
+    push::said_of_sockets(&pushed, &reporter);
+    let steps: Vec<&str> = chosen.layers.iter().map(|layer| &*layer.title).collect();
+    reporter.emit(&Event::Finished {
+        outcome: Outcome::Done,
+        message: format!(
+            "{env}: the image and {} are in {} ({}), in {}; `rockenv import` takes them",
+            steps.join(", "),
+            place.display(),
+            size::bytes(pushed.sent_bytes),
+            size::duration(started.elapsed()),
+        ),
+    });
+    if cx.json {
+        cx.ui.json(&Shown {
+            schema: "rockenv/export-snapshots/1",
+            snapshots: place,
+            key: last.and_then(|layer| layer.key.as_deref()),
+            steps,
+            layers: pushed.sent,
+            bytes: pushed.sent_bytes,
+            left_out: pushed.left_out,
+        })?;
+    }
+    Ok(())
 }
 
 /// Lists the files of the env's output volumes; refuses an env that is not what its profile says.

@@ -14,6 +14,7 @@ pub mod generate;
 pub mod hook;
 mod hooks;
 pub mod image;
+pub mod import;
 mod inputs;
 pub mod list;
 pub mod lock;
@@ -74,6 +75,7 @@ pub fn run(cx: &Context, command: Command) -> Result<u8> {
         Command::Matrix(command) => matrix::matrix(cx, &command),
         Command::Target(command) => target::target(cx, &command),
         Command::Export(args) => export::export(cx, &args),
+        Command::Import(args) => done(import::import(cx, &args)),
         Command::Lock(args) => done(lock::lock(cx, &args)),
         Command::Setup(args) => done(setup::setup(cx, &args)),
         Command::Doctor(args) => doctor::doctor(cx, &args),

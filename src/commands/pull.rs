@@ -10,7 +10,7 @@ use crate::share::{self, Pulled, Repository, Wanted};
 use crate::signals::Signals;
 use crate::store::Store;
 use crate::ui::event::{Event, Outcome};
-use crate::ui::{Format, Reporter, size};
+use crate::ui::{Format, Reporter};
 
 /// Arguments of `pull`.
 #[derive(Debug, Args)]
@@ -107,15 +107,8 @@ fn one(
         outcome: if nothing { Outcome::Hit } else { Outcome::Done },
         message: match nothing {
             true => "the store has all of it".to_owned(),
-            false => sharing::said(&pulled, repository),
+            false => sharing::said("pulled", &pulled, repository),
         },
     });
     Ok(Some(pulled))
-}
-
-impl Pulled {
-    /// Returns how much was pulled, for people.
-    pub(super) fn amount(&self) -> String {
-        size::bytes(self.bytes)
-    }
 }

@@ -10,9 +10,10 @@ use crate::context::Context;
 use crate::error::{Error, Kind, Result};
 use crate::share::{self, Push, Pushed, Repository};
 use crate::signals::Signals;
+use crate::store::images::Image;
 use crate::store::layer::VolumeState;
 use crate::store::record::Origin;
-use crate::store::{Layer, Store};
+use crate::store::{Layer, Record, Store};
 use crate::ui::event::{Event, Outcome};
 use crate::ui::{Format, Reporter, size};
 
@@ -69,6 +70,49 @@ pub(super) fn send(
     signals: &Signals,
     reporter: &Reporter,
 ) -> Result<(Pushed, String)> {
+    let Chosen {
+        record,
+        image,
+        layers,
+    } = choose(store, env, until, reporter)?;
+    let started = Instant::now();
+    let what = Push {
+        image: &image,
+        layers: &layers,
+        profile: &record.profile,
+        tag: repository.tag(),
+    };
+    let shown = format!("push to {repository}");
+    let pushed = watched(cx, Subject::Transfer(&shown), signals, reporter, |means| {
+        share::push(store, repository, &what, means)
+    })?;
+    said_of_sockets(&pushed, reporter);
+    let message = format!(
+        "{env}: {} snapshots are at {repository}; {} layers sent ({}), {} were there, in {}",
+        layers.len(),
+        pushed.sent,
+        size::bytes(pushed.sent_bytes),
+        pushed.there,
+        size::duration(started.elapsed()),
+    );
+    Ok((pushed, message))
+}
+
+/// What of an env others can stand on.
+pub(super) struct Chosen {
+    pub(super) record: Record,
+    pub(super) image: Image,
+    /// The lowest first.
+    pub(super) layers: Vec<Layer>,
+}
+
+/// Chooses it; says what cannot be shared, and why.
+pub(super) fn choose(
+    store: &Store,
+    env: &str,
+    until: Option<&str>,
+    reporter: &Reporter,
+) -> Result<Chosen> {
     let record = store.known(env)?;
     if record.service.is_some() {
         return Err(Error::unavailable(format!(
@@ -111,7 +155,7 @@ pub(super) fn send(
             .help("rockenv setup --store-image SIZE makes a store that freezes them"));
         }
         reporter.emit(&Event::Warning {
-            message: format!("snapshot `{layer}` and those after it are not pushed: {why}"),
+            message: format!("snapshot `{layer}` and those after it cannot be shared: {why}"),
         });
         layers.truncate(shareable);
     }
@@ -123,31 +167,20 @@ pub(super) fn send(
         ))
         .help("rockenv fsck")
     })?;
-    let started = Instant::now();
-    let what = Push {
-        image: &image,
-        layers: &layers,
-        profile: &record.profile,
-        tag: repository.tag(),
-    };
-    let shown = format!("push to {repository}");
-    let pushed = watched(cx, Subject::Transfer(&shown), signals, reporter, |means| {
-        share::push(store, repository, &what, means)
-    })?;
+    Ok(Chosen {
+        record,
+        image,
+        layers,
+    })
+}
+
+/// Says what no archive can hold.
+pub(super) fn said_of_sockets(pushed: &Pushed, reporter: &Reporter) {
     if pushed.left_out > 0 {
         reporter.emit(&Event::Warning {
             message: format!("{} sockets are left out", pushed.left_out),
         });
     }
-    let message = format!(
-        "{env}: {} snapshots are at {repository}; {} layers sent ({}), {} were there, in {}",
-        layers.len(),
-        pushed.sent,
-        size::bytes(pushed.sent_bytes),
-        pushed.there,
-        size::duration(started.elapsed()),
-    );
-    Ok((pushed, message))
 }
 
 /// Returns how many layers, from below, are whole without this store.

@@ -1,5 +1,6 @@
-//! Owns what `push`, `pull`, `up` and `plan` have in common: which registry is meant, and what can be had from it.
+//! Owns what `push`, `pull`, `import`, `up` and `plan` have in common: which registry is meant, and what can be had from it.
 
+use std::fmt::Display;
 use std::time::Instant;
 
 use super::converge::plan_for;
@@ -13,8 +14,8 @@ use crate::share::{self, Pulled, Repository, Wanted};
 use crate::signals::Signals;
 use crate::spec::Spec;
 use crate::store::{Record, Store};
-use crate::ui::Reporter;
 use crate::ui::event::Event;
+use crate::ui::{Reporter, size};
 
 /// Returns the repository that is named, else the configured one.
 pub(super) fn repository(cx: &Context, named: Option<&str>) -> Result<Repository> {
@@ -51,14 +52,14 @@ pub(super) fn check_engine(record: &Record) -> Result<()> {
     }
 }
 
-/// Says what was pulled.
-pub(super) fn said(pulled: &Pulled, repository: &Repository) -> String {
+/// Says what was brought.
+pub(super) fn said(verb: &str, pulled: &Pulled, from: &dyn Display) -> String {
     let what = match (pulled.image_pulled, pulled.steps.as_slice()) {
         (true, []) => "the image".to_owned(),
         (true, steps) => format!("the image and {}", steps.join(", ")),
         (false, steps) => steps.join(", "),
     };
-    format!("pulled {what} from {repository} ({})", pulled.amount())
+    format!("{verb} {what} from {from} ({})", size::bytes(pulled.bytes))
 }
 
 /// Where `up` gets what its store lacks.
@@ -103,7 +104,7 @@ impl<'a> Source<'a> {
         });
         match self.or_build(pulled)?.flatten() {
             Some(pulled) => {
-                self.cx.ui.note(&said(&pulled, &self.repository));
+                self.cx.ui.note(&said("pulled", &pulled, &self.repository));
                 self.cx.settle(store)?;
                 Ok(true)
             }

@@ -188,7 +188,8 @@ fn make(directory: &Path, below: &Path, owner: Option<(u32, u32)>) -> Result<Pat
     Ok(at)
 }
 
-fn give(file: impl AsFd, owner: Option<(u32, u32)>) -> std::io::Result<()> {
+/// Gives a new file to whom it belongs.
+pub(crate) fn give(file: impl AsFd, owner: Option<(u32, u32)>) -> std::io::Result<()> {
     match owner {
         Some((uid, gid)) => Ok(nix::unistd::fchown(
             file,
@@ -211,7 +212,7 @@ fn in_the_way(place: &Path) -> Error {
 }
 
 /// Opens a regular file below a directory; no link on the way is followed, and a pipe not waited for.
-fn open(directory: &Path, below: &Path) -> Result<fs::File> {
+pub(crate) fn open(directory: &Path, below: &Path) -> Result<fs::File> {
     let path = directory.join(below);
     let how = OpenHow::new()
         .flags(OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC)

@@ -7,7 +7,7 @@
 
 mod sparse;
 
-use std::io::BufRead;
+use std::io::{BufRead, Seek};
 
 use sparse::check_map;
 use tar::{EntryType, Header};
@@ -21,7 +21,7 @@ const MAX_EXTENSION: u64 = 1 << 20;
 
 /// What an entry is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     /// A regular file of `size` bytes; `map` lists what the archive holds of a sparse one, as offset and length.
     File {
         size: u64,
@@ -37,9 +37,9 @@ pub(super) enum Kind {
 
 /// One entry, names as in the archive and not yet trusted.
 #[derive(Clone, Debug)]
-pub(super) struct Entry {
-    pub(super) path: Vec<u8>,
-    pub(super) kind: Kind,
+pub(crate) struct Entry {
+    pub(crate) path: Vec<u8>,
+    pub(crate) kind: Kind,
     pub(super) mode: u32,
     pub(super) uid: u32,
     pub(super) gid: u32,
@@ -51,7 +51,7 @@ pub(super) struct Entry {
 
 /// Reads entries from a tar stream.
 #[derive(Debug)]
-pub(super) struct Reader<R> {
+pub(crate) struct Reader<R> {
     input: R,
     /// Bytes of the current entry's data not read yet, and of the padding after them.
     remaining: u64,
@@ -62,7 +62,7 @@ pub(super) struct Reader<R> {
 }
 
 impl<R: BufRead> Reader<R> {
-    pub(super) fn new(input: R, max_path: usize) -> Self {
+    pub(crate) fn new(input: R, max_path: usize) -> Self {
         Self {
             input,
             remaining: 0,
@@ -74,7 +74,7 @@ impl<R: BufRead> Reader<R> {
     }
 
     /// Returns the next entry, skipping what is left of the current one.
-    pub(super) fn next_entry(&mut self) -> Result<Option<Entry>> {
+    pub(crate) fn next_entry(&mut self) -> Result<Option<Entry>> {
         let mut pax: Option<Pax> = None;
         let mut long_name = None;
         let mut long_link = None;
@@ -373,6 +373,20 @@ impl<R: BufRead> Reader<R> {
     }
 }
 
+impl<R: BufRead + Seek> Reader<R> {
+    /// Passes over the current entry's data without reading them; returns where in the archive they begin. Whether all of them are
+    /// there is for the caller to see.
+    pub(crate) fn pass(&mut self) -> Result<u64> {
+        let cannot = || "cannot read the archive".to_owned();
+        let at = self.input.stream_position().context(cannot)?;
+        let over = self.remaining.saturating_add(self.padding);
+        let over = i64::try_from(over).map_err(|_| broken("an entry is larger than any file"))?;
+        self.input.seek_relative(over).context(cannot)?;
+        (self.remaining, self.padding) = (0, 0);
+        Ok(at)
+    }
+}
+
 fn fill(input: &mut impl BufRead) -> Result<&[u8]> {
     // The borrow of a successful `fill_buf` would have to outlive the loop; so ask again once it has succeeded.
     loop {
@@ -387,11 +401,11 @@ fn fill(input: &mut impl BufRead) -> Result<&[u8]> {
         .context(|| "cannot read the archive".into())
 }
 
-pub(super) fn broken(what: &str) -> Error {
+pub(crate) fn broken(what: &str) -> Error {
     Error::invalid(format!("refused archive: {what}"))
 }
 
-pub(super) fn lossy(bytes: &[u8]) -> String {
+pub(crate) fn lossy(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 

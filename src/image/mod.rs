@@ -4,7 +4,7 @@
 //! Everything here blocks: call it from a thread in which waiting is allowed.
 
 mod apply;
-mod archive;
+pub(crate) mod archive;
 pub mod catalog;
 pub(crate) mod changes;
 mod check;

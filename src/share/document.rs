@@ -236,7 +236,8 @@ impl Manifest {
     /// Joins it with its configuration. Nothing in either is believed that would lead out of a place in the store.
     pub(super) fn with(self, config: &[u8]) -> Result<Document> {
         let config: Config = serde_json::from_slice(config).map_err(|error| {
-            refused("it is not a snapshot that `rockenv push` made".into()).source(error)
+            refused("it is not a snapshot that `rockenv push` or `rockenv export` made".into())
+                .source(error)
         })?;
         let snapshot = config.rockenv;
         if snapshot.schema > SCHEMA {
@@ -270,6 +271,21 @@ impl Manifest {
         }
         let document = Document { snapshot, blobs };
         document.check()?;
+        if let Some(said) = self.key()
+            && said != document.key()
+        {
+            return Err(Error::new(
+                Kind::Drift,
+                format!(
+                    "its manifest says that its key is {}, and it is {}",
+                    said.escape_debug(),
+                    document.key()
+                ),
+            )
+            .help(
+                "it is damaged or was tampered with; push or export it again where it was built",
+            ));
+        }
         Ok(document)
     }
 }
@@ -287,7 +303,9 @@ impl Document {
                 Kind::Drift,
                 "the key of its image is not that of what it describes",
             )
-            .help("it is damaged or was tampered with; build it here: rockenv up --pull=false"));
+            .help(
+                "it is damaged or was tampered with; push or export it again where it was built",
+            ));
         }
         let mut keys = BTreeSet::new();
         for step in &self.snapshot.steps {

@@ -1,15 +1,19 @@
-//! Owns sharing snapshots between machines, by way of any registry of container images.
+//! Owns sharing snapshots between machines, by way of any registry of container images, or of files in the same form.
 //!
 //! A snapshot is an image there, called by its step's key: the base image's tree is the lowest layer, and on it lies what each step
 //! up to this one changed. So what two snapshots have in common is there once, and "is it built?" is "is there such a tag?".
 
 mod document;
+mod layout;
+mod place;
 mod pull;
 mod push;
+mod take;
 mod upload;
 
-pub use pull::{Pulled, Wanted, available, image, pull};
-pub use push::{Push, Pushed, push};
+pub use layout::Form;
+pub use pull::{Pulled, Wanted, available, image, import, pull};
+pub use push::{Push, Pushed, export, push};
 
 use std::sync::atomic::AtomicBool;
 
@@ -72,9 +76,12 @@ impl std::fmt::Display for Repository {
     }
 }
 
+/// What the tag begins with under which the image of a recipe is found.
+const RECIPE: &str = "recipe-";
+
 /// Returns the tag under which the image is found that a recipe stands for at present.
 fn recipe_tag(recipe: &str) -> String {
-    format!("recipe-{recipe}")
+    format!("{RECIPE}{recipe}")
 }
 
 /// Runs network work in a thread of its own, and shows how far it is.

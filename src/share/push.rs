@@ -1,9 +1,10 @@
-//! Owns pushing: which layers a registry lacks, and the tags that are set when all of them are there.
+//! Owns pushing: which layers a registry lacks, and the tags that are set when all of them are there; and the same into files.
 //!
 //! A layer that was pushed before is known by its digest, so the registry is only asked for it. Tags come last and from below: whoever
 //! finds one finds all that it stands on. A push that was cut off goes on with the layer at which it was.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,6 +12,8 @@ use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
 use super::document::{Document, MANIFEST, Manifest, Snapshot, Step, Volume};
+use super::layout::Draft;
+use super::place::Destination;
 use super::pull::find;
 use super::upload::send;
 use super::{Repository, recipe_tag, watched};
@@ -18,7 +21,7 @@ use crate::error::{Error, Result, ResultExt as _};
 use crate::image::changes::Changes;
 use crate::image::download::Meter;
 use crate::image::hex;
-use crate::image::oci::{Part, Registry, RegistryOperation};
+use crate::image::oci::RegistryOperation;
 use crate::rootfs::Method;
 use crate::store::images::{Image, Means};
 use crate::store::layer::VolumeState;
@@ -34,7 +37,7 @@ pub struct Push<'a> {
     pub layers: &'a [Layer],
     /// The profile, for people who look at the registry.
     pub profile: &'a str,
-    /// One more tag for the last of them.
+    /// One more tag for the last of them; in a file, what those who load it are to call it.
     pub tag: Option<&'a str>,
 }
 
@@ -61,11 +64,36 @@ pub fn push(
     means: &mut Means<'_>,
 ) -> Result<Pushed> {
     let registry = repository.open(RegistryOperation::Push, means)?;
+    send_all(store, Destination::Registry(&registry), what, means)
+        .context(|| format!("cannot push to `{repository}`"))
+}
+
+/// Writes snapshots into a file or a directory that is not there yet, with everything below them.
+pub fn export(
+    store: &Store,
+    place: &Path,
+    what: &Push<'_>,
+    means: &mut Means<'_>,
+) -> Result<Pushed> {
+    // As old as what is in it: the same snapshots become the same file.
+    let created = what.layers.last().map(|layer| layer.created.as_second());
+    let time = created.and_then(|seconds| u64::try_from(seconds).ok());
+    let draft = Draft::new(place, time.unwrap_or_default())?;
+    send_all(store, Destination::Layout(draft), what, means)
+        .context(|| format!("cannot export to `{}`", place.display()))
+}
+
+fn send_all(
+    store: &Store,
+    to: Destination<'_>,
+    what: &Push<'_>,
+    means: &mut Means<'_>,
+) -> Result<Pushed> {
     let done = Arc::new(AtomicU64::new(0));
     let meter = Meter::default();
     let mut pushing = Pushing {
         store,
-        registry: &registry,
+        to,
         what,
         done: Arc::clone(&done),
         document: Document {
@@ -87,14 +115,16 @@ pub fn push(
     };
     watched(means.cancel, &meter, &mut shown, async move || {
         pushing.all().await?;
+        if let Destination::Layout(draft) = pushing.to {
+            draft.finish()?;
+        }
         Ok(pushing.pushed)
     })
-    .context(|| format!("cannot push to `{repository}`"))
 }
 
 struct Pushing<'a> {
     store: &'a Store,
-    registry: &'a Registry,
+    to: Destination<'a>,
     what: &'a Push<'a>,
     /// Bytes that were read.
     done: Arc<AtomicU64>,
@@ -145,9 +175,12 @@ impl Pushing<'_> {
 
     /// Returns the layer of the image that the registry has under its key; what is wrong with it is as good as none.
     async fn pushed_image(&self) -> Option<Blob> {
+        let Destination::Registry(registry) = &self.to else {
+            return None;
+        };
         let key = &self.what.image.key;
         let blobs = self.store.root().join("blobs");
-        let document = find(self.registry, key, &blobs).await.ok().flatten()?;
+        let document = find(registry, key, &blobs).await.ok().flatten()?;
         let is_right = document.snapshot.image.key == *key;
         document.blobs.into_iter().next().filter(|_| is_right)
     }
@@ -246,7 +279,7 @@ impl Pushing<'_> {
         }
     }
 
-    /// Makes the registry have a layer. `there`: what it is read from was not removed meanwhile.
+    /// Makes the other side have a layer. `there`: what it is read from was not removed meanwhile.
     async fn blob(
         &mut self,
         known: Option<Blob>,
@@ -254,15 +287,12 @@ impl Pushing<'_> {
         there: impl Fn() -> Result<bool>,
     ) -> Result<Blob> {
         if let Some(blob) = known
-            && self
-                .registry
-                .has(Part::Blob, &format!("sha256:{}", blob.sha256))
-                .await?
+            && self.to.has(&blob.sha256).await?
         {
             self.pushed.there += 1;
             return Ok(blob);
         }
-        let sent = send(self.registry, changes, Arc::clone(&self.done)).await?;
+        let sent = send(&mut self.to, changes, Arc::clone(&self.done)).await?;
         if !there()? {
             return Err(Error::busy("it was removed while it was read").help("rockenv ls"));
         }
@@ -275,7 +305,16 @@ impl Pushing<'_> {
     /// Puts the document, as it is by now, under a tag; one that stands for the same key already stays, unless it `moves`.
     async fn publish(&mut self, tag: &str, moves: bool) -> Result<()> {
         let (config, manifest) = self.document.encode(self.what.profile)?;
-        if let Some((there, sha256)) = self.registry.find_tag(tag).await? {
+        let registry = match &mut self.to {
+            Destination::Registry(registry) => *registry,
+            Destination::Layout(draft) => {
+                // One image: the last one says all that those below it do, and is all that most programs look for.
+                draft.describe(self.document.key(), self.what.tag, config, manifest);
+                self.pushed.tags = 1;
+                return Ok(());
+            }
+        };
+        if let Some((there, sha256)) = registry.find_tag(tag).await? {
             let same_key = || {
                 let manifest = Manifest::parse(&there).ok();
                 manifest.is_some_and(|manifest| manifest.key() == Some(self.document.key()))
@@ -285,15 +324,11 @@ impl Pushing<'_> {
             }
         }
         let sha256 = hex(&Sha256::digest(&config));
-        if !self
-            .registry
-            .has(Part::Blob, &format!("sha256:{sha256}"))
-            .await?
-        {
+        if !self.to.has(&sha256).await? {
             let digest = async || Ok(Some(sha256));
-            self.registry.upload(config.into(), digest).await?;
+            registry.upload(config.into(), digest).await?;
         }
-        self.registry.publish(tag, MANIFEST, &manifest).await?;
+        registry.publish(tag, MANIFEST, &manifest).await?;
         self.pushed.tags += 1;
         Ok(())
     }

@@ -10,14 +10,14 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use zstd::zstd_safe::CParameter;
 
+use super::place::Destination;
 use crate::error::{Error, Result};
 use crate::image::changes::{Changes, pack};
 use crate::image::hex;
-use crate::image::oci::Registry;
 use crate::store::shared::Blob;
 
 const CHUNK: usize = 256 << 10;
-/// Chunks between the compressing thread and the network.
+/// Chunks between the compressing thread and who takes them.
 const IN_FLIGHT: usize = 8;
 /// What Docker and others take for layers.
 const LEVEL: i32 = 3;
@@ -35,7 +35,7 @@ pub(super) struct Sent {
 
 /// Sends a layer; `done` counts the bytes that were read.
 pub(super) async fn send(
-    registry: &Registry,
+    to: &mut Destination<'_>,
     changes: Changes,
     done: Arc<AtomicU64>,
 ) -> Result<Sent> {
@@ -43,10 +43,6 @@ pub(super) async fn send(
     let stop = Stop(Arc::new(AtomicBool::new(false)));
     let flag = Arc::clone(&stop.0);
     let packing = std::thread::spawn(move || compress(&changes, sender, &flag, &done));
-    let stream = futures_util::stream::unfold(receiver, |mut receiver: Receiver<_>| async {
-        let chunk: io::Result<Bytes> = receiver.recv().await?;
-        Some((chunk, receiver))
-    });
     let mut sent = None;
     let digest = async || {
         let outcome = packing
@@ -56,9 +52,18 @@ pub(super) async fn send(
         sent = outcome;
         Ok(digest)
     };
-    registry
-        .upload(reqwest::Body::wrap_stream(stream), digest)
-        .await?;
+    match to {
+        Destination::Registry(registry) => {
+            let stream =
+                futures_util::stream::unfold(receiver, |mut receiver: Receiver<_>| async {
+                    let chunk: io::Result<Bytes> = receiver.recv().await?;
+                    Some((chunk, receiver))
+                });
+            let body = reqwest::Body::wrap_stream(stream);
+            registry.upload(body, digest).await?;
+        }
+        Destination::Layout(draft) => draft.layer(receiver, digest).await?,
+    }
     drop(stop);
     sent.ok_or_else(|| Error::unexpected("a layer was sent without its digest"))
 }
@@ -158,7 +163,7 @@ impl<W: Write> Write for Hashed<W> {
     }
 }
 
-/// Hands pieces to the network.
+/// Hands pieces to the network, or to who writes them.
 struct Chunks {
     sender: Sender<io::Result<Bytes>>,
     buffer: Vec<u8>,

@@ -123,6 +123,13 @@ impl Store {
         }
     }
 
+    /// Says whether its recipe stands for this image at present.
+    pub fn is_current(&self, image: &Image) -> Result<bool> {
+        let reference: Option<Reference> =
+            atomic::read_json(&self.reference(&image.recipe, "json"))?;
+        Ok(reference.is_some_and(|reference| reference.key == image.key))
+    }
+
     /// Returns every image, the newest first.
     pub fn images(&self) -> Result<Vec<Image>> {
         let mut images: Vec<Image> = Vec::new();

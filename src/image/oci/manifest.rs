@@ -9,7 +9,7 @@ use super::reference::{Platform, sha256};
 use crate::error::{Error, Kind, Result};
 
 /// A manifest or index of the usual registries has some kilobytes; registries themselves refuse more than this.
-pub(super) const MAX_MANIFEST: u64 = 4 << 20;
+pub(crate) const MAX_MANIFEST: u64 = 4 << 20;
 /// A configuration grows with the image's history.
 pub(super) const MAX_CONFIG: u64 = 16 << 20;
 const MAX_LAYERS: usize = 1024;
@@ -58,7 +58,7 @@ impl Descriptor {
     }
 
     /// Returns what the index calls it: a tag, or a whole reference.
-    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         [
             "io.containerd.image.name",
             "org.opencontainers.image.ref.name",
@@ -241,7 +241,7 @@ pub(crate) fn refused(what: String) -> Error {
 }
 
 /// Bytes that are not those that were promised.
-pub(super) fn damaged(what: &str, found: &str, sha256: &str) -> Error {
+pub(crate) fn damaged(what: &str, found: &str, sha256: &str) -> Error {
     Error::new(
         Kind::Drift,
         format!("{what} has SHA-256 {found}, not {sha256}"),

@@ -1,0 +1,312 @@
+//! Owns reading a layout that somebody else made: where its parts are, and that their bytes are those that were promised.
+//!
+//! Nothing of it is copied: a tar file is looked through once, by its headers, and its parts are read where they lie.
+
+use std::collections::BTreeMap;
+use std::io::{self, BufReader, Read};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+
+use fs_err as fs;
+use serde::Deserialize;
+use sha2::{Digest as _, Sha256};
+
+use super::super::document::{Document, MAX_CONFIG, Manifest};
+use super::super::pull::Wanted;
+use super::{INDEX, MARK, blob, is_part};
+use crate::error::{Error, Kind, Result};
+use crate::export;
+use crate::image::archive::{self, Reader, broken, lossy};
+use crate::image::download::Meter;
+use crate::image::hex;
+use crate::image::oci::{Descriptor, MAX_MANIFEST, damaged, refused};
+use crate::store::shared::Blob;
+
+/// Each image has a manifest and a configuration of its own, and all are looked at before the first is taken.
+const MAX_IMAGES: usize = 256;
+const MAX_PARTS: usize = 16 << 10;
+/// No name in a layout is longer.
+const MAX_NAME: usize = 128;
+const CHUNK: usize = 256 << 10;
+
+/// A layout.
+#[derive(Debug)]
+pub(in crate::share) struct Layout {
+    path: PathBuf,
+    /// Where the parts are in a tar file: where they begin, and their sizes.
+    places: Option<BTreeMap<String, (u64, u64)>>,
+}
+
+/// Bytes that lie somewhere in a file.
+#[derive(Clone, Debug)]
+pub(in crate::share) struct Piece {
+    path: PathBuf,
+    at: u64,
+    size: u64,
+}
+
+impl Piece {
+    /// Returns all of a file.
+    pub(in crate::share) fn whole(path: PathBuf) -> Self {
+        Self {
+            path,
+            at: 0,
+            size: u64::MAX,
+        }
+    }
+
+    pub(in crate::share) fn open(&self) -> Result<Part> {
+        Ok(Part {
+            file: fs::File::open(&self.path)?,
+            at: self.at,
+            left: self.size,
+        })
+    }
+}
+
+/// A piece that is being read.
+#[derive(Debug)]
+pub(in crate::share) struct Part {
+    file: fs::File,
+    at: u64,
+    left: u64,
+}
+
+impl Read for Part {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let most = usize::try_from(self.left).map_or(buffer.len(), |left| left.min(buffer.len()));
+        let amount = self.file.file().read_at(&mut buffer[..most], self.at)?;
+        self.at += amount as u64;
+        self.left -= amount as u64;
+        Ok(amount)
+    }
+}
+
+/// An index as far as it is read.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Index {
+    schema_version: u32,
+    manifests: Vec<Descriptor>,
+}
+
+impl Layout {
+    /// Finds the parts; none is believed yet.
+    pub(in crate::share) fn open(path: &Path) -> Result<Self> {
+        let found = match fs::metadata(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(
+                    Error::not_found(format!("there is no `{}`", path.display()))
+                        .help("rockenv export ENV --snapshots FILE.oci.tar, where it was built"),
+                );
+            }
+            found => found?,
+        };
+        let layout = Self {
+            path: path.to_owned(),
+            places: match (found.is_dir(), found.is_file()) {
+                (true, _) => None,
+                (_, true) => Some(scan(&fs::File::open(path)?)?),
+                _ => return Err(none("it is neither a file nor a directory")),
+            },
+        };
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Mark {
+            image_layout_version: String,
+        }
+        let mark = layout
+            .small(MARK, MAX_MANIFEST)?
+            .ok_or_else(|| none(&format!("there is no `{MARK}` in it")))?;
+        let mark: Mark = serde_json::from_slice(&mark)
+            .map_err(|error| none(&format!("its `{MARK}` says nothing")).source(error))?;
+        match mark.image_layout_version.starts_with("1.") {
+            true => Ok(layout),
+            false => Err(none(&format!(
+                "its version is {}, not 1",
+                mark.image_layout_version.escape_debug()
+            ))),
+        }
+    }
+
+    /// Returns what the index says is in it.
+    pub(in crate::share) fn entries(&self) -> Result<Vec<Descriptor>> {
+        // Written last: what was cut off has none.
+        let index = self
+            .small(INDEX, MAX_MANIFEST)?
+            .ok_or_else(|| none(&format!("there is no `{INDEX}` in it: was it cut off?")))?;
+        let index: Index = serde_json::from_slice(&index)
+            .map_err(|error| none(&format!("its `{INDEX}` is no index")).source(error))?;
+        match (index.schema_version, index.manifests.len()) {
+            (2, 1..=MAX_IMAGES) => Ok(index.manifests),
+            (2, 0) => Err(none("there is no image in it")),
+            (2, count) => Err(none(&format!("it has {count} images (limit {MAX_IMAGES})"))),
+            (version, _) => Err(none(&format!("its `{INDEX}` has version {version}, not 2"))),
+        }
+    }
+
+    /// Returns what an entry of the index stands for.
+    pub(in crate::share) fn document(&self, entry: &Descriptor) -> Result<Document> {
+        let manifest = Manifest::parse(&self.verified(entry, MAX_MANIFEST)?)?;
+        let config = self.verified(&manifest.config, MAX_CONFIG)?;
+        let document = manifest.with(&config)?;
+        for name in entry.names() {
+            Wanted::of(name).check(&document)?;
+        }
+        Ok(document)
+    }
+
+    /// Hashes a layer where it lies.
+    pub(in crate::share) async fn layer(&self, blob: &Blob, meter: &Meter) -> Result<Piece> {
+        let (mut part, piece) = self.open_blob(&blob.sha256, blob.size)?;
+        let mut hash = Sha256::new();
+        let mut buffer = vec![0; CHUNK];
+        loop {
+            let amount = part.read(&mut buffer)?;
+            if amount == 0 {
+                break;
+            }
+            hash.update(&buffer[..amount]);
+            meter.done.fetch_add(amount as u64, Ordering::Relaxed);
+            // Another task of this thread looks whether all this is still wanted.
+            tokio::task::yield_now().await;
+        }
+        match hex(&hash.finalize()) {
+            found if found == blob.sha256 => Ok(piece),
+            found => Err(damaged("a layer in it", &found, &blob.sha256)),
+        }
+    }
+
+    fn verified(&self, descriptor: &Descriptor, limit: u64) -> Result<Vec<u8>> {
+        let sha256 = descriptor.sha256()?;
+        if descriptor.size > limit {
+            return Err(refused(format!(
+                "`{}` has {} bytes (limit {limit})",
+                blob(sha256),
+                descriptor.size
+            )));
+        }
+        let (mut part, _) = self.open_blob(sha256, descriptor.size)?;
+        let mut bytes = Vec::new();
+        part.read_to_end(&mut bytes)?;
+        match hex(&Sha256::digest(&bytes)) {
+            found if found == sha256 => Ok(bytes),
+            found => Err(damaged(&format!("`{}`", blob(sha256)), &found, sha256)),
+        }
+    }
+
+    fn open_blob(&self, sha256: &str, size: u64) -> Result<(Part, Piece)> {
+        let name = blob(sha256);
+        let (file, piece) = self
+            .find(&name)?
+            .ok_or_else(|| refused(format!("`{name}` is not in it")))?;
+        if piece.size != size {
+            return Err(Error::new(
+                Kind::Drift,
+                format!("`{name}` has {} bytes, not {size}", piece.size),
+            )
+            .help("it is damaged, or was not copied to its end; copy it again"));
+        }
+        let part = Part {
+            file,
+            at: piece.at,
+            left: piece.size,
+        };
+        Ok((part, piece))
+    }
+
+    /// Reads a part that has no digest; nothing where there is none.
+    fn small(&self, name: &str, limit: u64) -> Result<Option<Vec<u8>>> {
+        let Some((file, piece)) = self.find(name)? else {
+            return Ok(None);
+        };
+        if piece.size > limit {
+            return Err(none(&format!(
+                "its `{name}` has {} bytes (limit {limit})",
+                piece.size
+            )));
+        }
+        let mut bytes = Vec::new();
+        let mut part = Part {
+            file,
+            at: piece.at,
+            left: piece.size,
+        };
+        part.read_to_end(&mut bytes)?;
+        Ok(Some(bytes))
+    }
+
+    fn find(&self, name: &str) -> Result<Option<(fs::File, Piece)>> {
+        if let Some(places) = &self.places {
+            let Some((at, size)) = places.get(name).copied() else {
+                return Ok(None);
+            };
+            let path = self.path.clone();
+            return Ok(Some((fs::File::open(&path)?, Piece { path, at, size })));
+        }
+        let path = self.path.join(name);
+        match fs::symlink_metadata(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            other => other?,
+        };
+        // No link in it leads anywhere: what is read is in it.
+        let file = export::open(&self.path, Path::new(name))
+            .map_err(|error| none(&format!("`{name}` is no file of its own")).source(error))?;
+        let size = file.metadata()?.len();
+        Ok(Some((file, Piece { path, at: 0, size })))
+    }
+}
+
+/// Returns where the parts are in a tar file.
+fn scan(file: &fs::File) -> Result<BTreeMap<String, (u64, u64)>> {
+    let length = file.metadata()?.len();
+    let mut start = [0; 6];
+    let amount = file.file().read_at(&mut start, 0)?;
+    let unpack = match &start[..amount] {
+        [0x1f, 0x8b, ..] => Some("gunzip"),
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => Some("unzstd"),
+        [0xfd, b'7', b'z', b'X', b'Z', 0] => Some("unxz"),
+        _ => None,
+    };
+    if let Some(unpack) = unpack {
+        let path = file.path().display();
+        return Err(none("it is compressed").help(format!("{unpack} {path}")));
+    }
+    let mut reader = Reader::new(BufReader::new(file.file()), MAX_NAME);
+    let mut places = BTreeMap::new();
+    while let Some(entry) = reader.next_entry()? {
+        let shown = lossy(&entry.path);
+        let name = shown.strip_prefix("./").unwrap_or(&shown);
+        match entry.kind {
+            archive::Kind::Directory
+                if ["", ".", "blobs", super::BLOBS].contains(&name.trim_end_matches('/')) => {}
+            archive::Kind::File { size, map: None } if is_part(name) => {
+                let at = reader.pass()?;
+                if at.checked_add(size).is_none_or(|end| end > length) {
+                    return Err(broken(&format!("it ends inside `{name}`")));
+                }
+                if places.insert(name.to_owned(), (at, size)).is_some() {
+                    return Err(broken(&format!("`{name}` is in it twice")));
+                }
+            }
+            _ => {
+                return Err(none(&format!(
+                    "`{}` is no part of one",
+                    shown.escape_debug()
+                )));
+            }
+        }
+        if places.len() > MAX_PARTS {
+            return Err(none(&format!("it has more than {MAX_PARTS} files")));
+        }
+    }
+    Ok(places)
+}
+
+/// Something that is no layout.
+fn none(why: &str) -> Error {
+    Error::invalid(format!("this is no OCI layout: {why}")).help(
+        "rockenv export ENV --snapshots FILE.oci.tar makes one, and so does skopeo copy docker://HOST/NAME:KEY oci:DIR:KEY",
+    )
+}

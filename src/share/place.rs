@@ -1,0 +1,54 @@
+//! Owns the two kinds of places that snapshots go to and come from: a registry's repository, and a layout in files.
+
+use std::path::Path;
+
+use super::layout::{Draft, Layout, Piece};
+use crate::error::Result;
+use crate::image::download::Meter;
+use crate::image::oci::{Part, Registry};
+use crate::store::shared::{Arrival, Blob};
+
+/// Where snapshots go.
+pub(super) enum Destination<'a> {
+    Registry(&'a Registry),
+    Layout(Draft),
+}
+
+impl Destination<'_> {
+    /// Says whether a layer is there.
+    pub(super) async fn has(&self, sha256: &str) -> Result<bool> {
+        match self {
+            Self::Registry(registry) => registry.has(Part::Blob, &format!("sha256:{sha256}")).await,
+            Self::Layout(draft) => Ok(draft.has(sha256)),
+        }
+    }
+}
+
+/// Where snapshots come from.
+#[derive(Clone, Copy)]
+pub(super) enum Supply<'a> {
+    /// Layers are downloaded to here.
+    Registry(&'a Registry, &'a Path),
+    Layout(&'a Layout),
+}
+
+impl Supply<'_> {
+    /// Returns where a layer is, when it is there and all its bytes are right.
+    pub(super) async fn layer(self, blob: &Blob, meter: &Meter) -> Result<Piece> {
+        match self {
+            Self::Registry(registry, blobs) => registry
+                .obtain_sha256(Part::Blob, &blob.sha256, blob.size, blobs, meter)
+                .await
+                .map(Piece::whole),
+            Self::Layout(layout) => layout.layer(blob, meter).await,
+        }
+    }
+
+    /// Removes a layer that is not needed any more; what is the user's stays.
+    pub(super) fn forget(self, arrival: &Arrival<'_>, blob: &Blob) -> Result<()> {
+        match self {
+            Self::Registry(..) => arrival.drop_blob(&blob.sha256),
+            Self::Layout(_) => Ok(()),
+        }
+    }
+}

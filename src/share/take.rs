@@ -1,0 +1,475 @@
+//! Owns taking what the store lacks of a snapshot, and making trees of its layers, however either store keeps its own.
+//!
+//! What comes from elsewhere is somebody else's: it goes through the same extraction as images do, every byte is hashed, and nothing
+//! has a name in the store before all of it is there.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+
+use fs_err as fs;
+use futures_util::{StreamExt as _, TryStreamExt as _};
+
+use super::document::{Document, Volume};
+use super::layout::Piece;
+use super::place::Supply;
+use super::pull::{PARALLEL, Pulled};
+use crate::engine::BuildUser;
+use crate::error::{Error, Kind, Result, ResultExt as _};
+use crate::host;
+use crate::image::download::{self, Meter, POLL};
+use crate::image::layers::{Deletions, Layers};
+use crate::image::unpack::{Devices, Options};
+use crate::image::{self, Progress};
+use crate::rootfs::{self, Method};
+use crate::store::images::{Image, Means};
+use crate::store::layer::{VolumeState, boot_id};
+use crate::store::shared::{Arrival, Shared};
+use crate::store::{Layer, Store, random_id};
+
+/// Takes what the store lacks of a document.
+pub(super) fn take(
+    store: &Store,
+    supply: Supply<'_>,
+    document: &Document,
+    user: &BuildUser,
+    means: &mut Means<'_>,
+) -> Result<Pulled> {
+    let arrival = store.arrival()?;
+    let mut pull = Pull::new(store, &arrival, document, user)?;
+    pull.run(supply, means)?;
+    let pulled = Pulled {
+        image: document.snapshot.image.key.clone(),
+        image_pulled: pull.needs_image,
+        steps: document.snapshot.steps[pull.first..]
+            .iter()
+            .map(|step| step.name.clone())
+            .collect(),
+        bytes: pull.bytes(),
+    };
+    for index in &pull.needed {
+        supply.forget(&arrival, &document.blobs[*index])?;
+    }
+    drop(pull);
+    arrival.finish()?;
+    Ok(pulled)
+}
+
+/// One pull, once it is known what is lacking.
+struct Pull<'a> {
+    store: &'a Store,
+    arrival: &'a Arrival<'a>,
+    document: &'a Document,
+    user: &'a BuildUser,
+    chains: Vec<String>,
+    needs_image: bool,
+    /// The first step whose snapshot is lacking.
+    first: usize,
+    /// The snapshot of the step before.
+    base: Option<Layer>,
+    /// Layers to download, in the order in which they are used.
+    needed: Vec<usize>,
+}
+
+impl<'a> Pull<'a> {
+    fn new(
+        store: &'a Store,
+        arrival: &'a Arrival<'a>,
+        document: &'a Document,
+        user: &'a BuildUser,
+    ) -> Result<Self> {
+        let chains = document.chains();
+        let steps = &document.snapshot.steps;
+        let known = store.layers_by_chain()?;
+        let there = (0..steps.len()).rev().find_map(|at| {
+            let layer = known.get(&chains[at])?;
+            // What is asked for is looked for by its key.
+            let found = at + 1 < steps.len() || layer.id == steps[at].key;
+            found.then(|| (at + 1, layer.clone()))
+        });
+        let (first, base) = match there {
+            Some((first, layer)) => (first, Some(layer)),
+            None => (0, None),
+        };
+        let image = &document.snapshot.image;
+        let mut pull = Self {
+            store,
+            arrival,
+            document,
+            user,
+            chains,
+            needs_image: base.is_none() && store.image(&image.key)?.is_none(),
+            first,
+            base,
+            needed: Vec::new(),
+        };
+        if pull.needs_image {
+            pull.needed.push(0);
+        }
+        for at in pull.first..steps.len() {
+            pull.needed.push(steps[at].layer);
+            for name in steps[at].volumes.keys() {
+                for below in pull.volume_layers(name, at) {
+                    pull.needed.extend(steps[below].volume(name));
+                }
+            }
+        }
+        Ok(pull)
+    }
+
+    /// Returns the steps whose changes make a build volume as it is after step `at`, on what is there by then. Where the store does
+    /// not freeze volumes, only the last snapshot has them: one copy on the disk is enough.
+    fn volume_layers(&self, name: &str, at: usize) -> std::ops::Range<usize> {
+        let steps = &self.document.snapshot.steps;
+        if steps[at].volume(name).is_none() {
+            return at..at;
+        }
+        if self.store.freezes_volumes() {
+            return at..at + 1;
+        }
+        if at + 1 < steps.len() {
+            return at..at;
+        }
+        let mut from = at;
+        while from > 0
+            && steps[from - 1].volume(name).is_some()
+            && !(from == self.first && self.base_has(name))
+        {
+            from -= 1;
+        }
+        from..at + 1
+    }
+
+    fn base_has(&self, name: &str) -> bool {
+        let base = self.base.as_ref();
+        base.is_some_and(|base| base.volumes.get(name) == Some(&VolumeState::Frozen))
+    }
+
+    fn bytes(&self) -> u64 {
+        let sizes = self
+            .needed
+            .iter()
+            .map(|index| self.document.blobs[*index].size);
+        sizes.fold(0, u64::saturating_add)
+    }
+
+    fn run(&mut self, supply: Supply<'_>, means: &mut Means<'_>) -> Result<()> {
+        let meter = Meter::default();
+        meter.total.store(self.bytes(), Ordering::Relaxed);
+        let free = host::free_space(self.store.root())?;
+        if self.bytes() > free {
+            return Err(Error::new(
+                Kind::OutOfSpace,
+                format!(
+                    "it has {} bytes, and {free} are free at `{}`",
+                    self.bytes(),
+                    self.store.root().display()
+                ),
+            )
+            .help("rockenv gc"));
+        }
+        let failed = AtomicBool::new(false);
+        let (sender, news) = channel();
+        let (cancel, document, needed) = (means.cancel, self.document, self.needed.clone());
+        std::thread::scope(|scope| {
+            let downloads = scope.spawn(|| {
+                let sender = sender;
+                download::run(cancel, async {
+                    let all = futures_util::stream::iter(needed)
+                        .map(async |index| {
+                            let piece = supply.layer(&document.blobs[index], &meter).await?;
+                            // An error of the other side is told by itself.
+                            drop(sender.send((index, piece)));
+                            Ok(())
+                        })
+                        .buffered(PARALLEL)
+                        .try_collect::<()>();
+                    tokio::select! {
+                        outcome = all => outcome,
+                        () = given_up(&failed) => Ok(()),
+                    }
+                })
+            });
+            let mut downloaded = Downloaded {
+                news,
+                meter: &meter,
+                cancel,
+                arrived: BTreeMap::new(),
+                progress: &mut *means.progress,
+            };
+            let outcome = self.unpack(&mut downloaded);
+            failed.store(outcome.is_err(), Ordering::Relaxed);
+            let downloads = downloads
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            // If there was nothing to unpack any more, the other side says why.
+            downloads.and(outcome)
+        })
+    }
+
+    /// Makes everything that is lacking, then publishes it.
+    fn unpack(&self, downloaded: &mut Downloaded<'_>) -> Result<()> {
+        let image = &self.document.snapshot.image;
+        let work = &self.arrival.work;
+        let image_place = work.join("image");
+        if self.needs_image {
+            fs::create_dir(&image_place)?;
+            let root = image_place.join("root");
+            rootfs::create_tree(self.store.method(), &root)?;
+            downloaded.unpack(self.document, 0, &root, On::Nothing)?;
+            self.check_image(&root, image, downloaded.cancel)?;
+        }
+        let mut made: Vec<(PathBuf, Layer, Shared)> = Vec::new();
+        for at in self.first..self.document.snapshot.steps.len() {
+            let place = work.join(format!("step-{at}"));
+            fs::create_dir(&place)?;
+            let below = match (made.last(), &self.base) {
+                (Some((place, _, _)), _) => Some(place.clone()),
+                (None, Some(base)) => Some(self.store.layer_dir(&base.id)),
+                (None, None) => None,
+            };
+            let below_layer = made
+                .last()
+                .map(|(_, layer, _)| layer)
+                .or(self.base.as_ref());
+            self.tree(at, &place, below.as_deref(), downloaded)?;
+            let volumes = self.volumes(at, &place, below.as_deref(), downloaded)?;
+            let layer = self.describe(at, below_layer, volumes)?;
+            made.push((place, layer, self.shared(at)));
+        }
+        if self.needs_image {
+            let shared = Shared {
+                chain: image.digest.clone(),
+                tree: Some(self.document.blobs[0].clone()),
+                volumes: BTreeMap::new(),
+            };
+            self.arrival.publish_image(&image_place, image, &shared)?;
+        }
+        self.arrival.publish_layers(&made)
+    }
+
+    fn check_image(&self, root: &Path, image: &Image, cancel: &AtomicBool) -> Result<()> {
+        let found = image::digest::digest(root, cancel)?.digest;
+        match found == image.digest {
+            true => Ok(()),
+            false => Err(Error::new(
+                Kind::Drift,
+                format!(
+                    "the tree of its image has digest {found}, not {}",
+                    image.digest
+                ),
+            )
+            .help(
+                "it is damaged or was tampered with; push or export it again where it was built",
+            )),
+        }
+    }
+
+    /// Makes the root file system after a step, or what it changed.
+    fn tree(
+        &self,
+        at: usize,
+        place: &Path,
+        below: Option<&Path>,
+        downloaded: &mut Downloaded<'_>,
+    ) -> Result<()> {
+        let index = self.document.snapshot.steps[at].layer;
+        if self.store.method() == Method::Overlay {
+            let diff = place.join("diff");
+            fs::create_dir(&diff)?;
+            return downloaded.unpack(self.document, index, &diff, On::Overlay);
+        }
+        let image = &self.document.snapshot.image.key;
+        let from = match below {
+            Some(below) => below.join("root"),
+            None if self.needs_image => self.arrival.work.join("image/root"),
+            None => self.store.image_root(image),
+        };
+        let root = place.join("root");
+        rootfs::clone_tree(self.store.method(), &from, &root)?;
+        downloaded.unpack(self.document, index, &root, On::Tree)
+    }
+
+    /// Makes the build volumes after a step.
+    fn volumes(
+        &self,
+        at: usize,
+        place: &Path,
+        below: Option<&Path>,
+        downloaded: &mut Downloaded<'_>,
+    ) -> Result<BTreeMap<String, VolumeState>> {
+        let steps = &self.document.snapshot.steps;
+        let (method, mut made) = (self.store.method(), BTreeMap::new());
+        for (name, volume) in &steps[at].volumes {
+            let into = place.join("volumes").join(name);
+            let changed = self.volume_layers(name, at);
+            let state = match volume {
+                Volume::Absent => VolumeState::Live(String::new()),
+                Volume::Empty if !self.store.freezes_volumes() => VolumeState::Empty,
+                Volume::Empty => {
+                    fs::create_dir_all(place.join("volumes"))?;
+                    rootfs::create_tree(method, &into)?;
+                    let user = self.user;
+                    nix::unistd::chown(&into, Some(user.uid.into()), Some(user.gid.into()))?;
+                    VolumeState::Frozen
+                }
+                Volume::Layer(_) if changed.is_empty() => VolumeState::Live(String::new()),
+                Volume::Layer(_) => {
+                    fs::create_dir_all(place.join("volumes"))?;
+                    let before = changed.start.checked_sub(1);
+                    let is_diff = before.is_some_and(|before| steps[before].volume(name).is_some());
+                    // Where volumes are not frozen, it lies in what was there before this pull.
+                    let on_base = changed.start == self.first && self.base_has(name);
+                    let base = self.base.as_ref().filter(|_| on_base);
+                    let from = match (base, below) {
+                        (Some(base), _) => Some(self.store.layer_dir(&base.id)),
+                        (None, below) => below.map(Path::to_owned),
+                    };
+                    let from = from.map(|from| from.join("volumes").join(name));
+                    match from.filter(|from| is_diff && from.is_dir()) {
+                        Some(from) => drop(rootfs::clone_tree(method, &from, &into)?),
+                        None if is_diff => {
+                            return Err(Error::unexpected(format!(
+                                "build volume `{name}` is not in the snapshot below `{}`",
+                                steps[at].name
+                            )));
+                        }
+                        None => rootfs::create_tree(method, &into)?,
+                    }
+                    for (number, step) in changed.enumerate() {
+                        let index = steps[step].volume(name).unwrap_or_default();
+                        let on = match is_diff || number > 0 {
+                            true => On::Tree,
+                            false => On::Nothing,
+                        };
+                        downloaded.unpack(self.document, index, &into, on)?;
+                    }
+                    VolumeState::Frozen
+                }
+            };
+            made.insert(name.clone(), state);
+        }
+        Ok(made)
+    }
+
+    fn describe(
+        &self,
+        at: usize,
+        below: Option<&Layer>,
+        volumes: BTreeMap<String, VolumeState>,
+    ) -> Result<Layer> {
+        let step = &self.document.snapshot.steps[at];
+        // One of the same key that came about otherwise is not what the next ones stand on.
+        let id = match self.store.layer_dir(&step.key).exists() {
+            false => step.key.clone(),
+            true => format!("{}{}", random_id()?, random_id()?),
+        };
+        Ok(Layer {
+            id,
+            key: Some(step.key.clone()),
+            parent: below.map(|below| below.id.clone()),
+            env: String::new(),
+            image_key: self.document.snapshot.image.key.clone(),
+            tree: random_id()?,
+            title: step.name.clone(),
+            created: step.created,
+            boot: boot_id(),
+            volumes,
+            kept: None,
+            cost: step.cost,
+            prints: step.prints.clone(),
+            pins: step.pins.clone(),
+        })
+    }
+
+    fn shared(&self, at: usize) -> Shared {
+        let step = &self.document.snapshot.steps[at];
+        let blob = |index: usize| self.document.blobs[index].clone();
+        let volumes = step.volumes.keys();
+        Shared {
+            chain: self.chains[at].clone(),
+            tree: Some(blob(step.layer)),
+            volumes: volumes
+                .filter_map(|name| Some((name.clone(), blob(step.volume(name)?))))
+                .collect(),
+        }
+    }
+}
+
+async fn given_up(failed: &AtomicBool) {
+    while !failed.load(Ordering::Relaxed) {
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+/// What a layer is unpacked on.
+#[derive(Clone, Copy)]
+enum On {
+    /// An empty directory: it is everything.
+    Nothing,
+    /// A tree that it changes.
+    Tree,
+    /// An empty directory that an overlay shows above others.
+    Overlay,
+}
+
+/// Downloads as they come.
+struct Downloaded<'a> {
+    news: Receiver<(usize, Piece)>,
+    meter: &'a Meter,
+    cancel: &'a AtomicBool,
+    arrived: BTreeMap<usize, Piece>,
+    progress: &'a mut dyn FnMut(Progress<'_>),
+}
+
+impl Downloaded<'_> {
+    fn unpack(&mut self, document: &Document, index: usize, into: &Path, on: On) -> Result<()> {
+        let piece = loop {
+            match self.arrived.get(&index) {
+                Some(piece) => break piece.clone(),
+                None => self.next()?,
+            }
+        };
+        // As in the store that it came from: what a container may open is its engine's to say.
+        let options = Options {
+            devices: Devices::Make,
+            ..Options::default()
+        };
+        let mut layers = match on {
+            On::Nothing => Layers::new(into, &options)?,
+            On::Tree => Layers::upon(into, &options, Deletions::Apply)?,
+            On::Overlay => Layers::upon(into, &options, Deletions::Keep)?,
+        };
+        let (meter, progress) = (self.meter, &mut *self.progress);
+        let mut report = |_| {
+            let (done, total) = meter.read();
+            progress(Progress::Bytes { done, total });
+        };
+        let diff_id = &document.blobs[index].diff_id;
+        layers
+            .apply(piece.open()?, diff_id, self.cancel, &mut report)
+            .and_then(|()| layers.finish().map(drop))
+            .context(|| {
+                let count = document.blobs.len();
+                format!("cannot unpack layer {} of {count}", index + 1)
+            })
+    }
+
+    /// Waits for the other side, and shows how far it is.
+    fn next(&mut self) -> Result<()> {
+        match self.news.recv_timeout(POLL) {
+            Ok((index, piece)) => drop(self.arrived.insert(index, piece)),
+            Err(RecvTimeoutError::Timeout) => {
+                crate::image::unpack::stop_if(self.cancel)?;
+                let (done, total) = self.meter.read();
+                (self.progress)(Progress::Bytes { done, total });
+            }
+            // It failed, and its own error is the one to show.
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(Error::unexpected("the download ended early"));
+            }
+        }
+        Ok(())
+    }
+}
