@@ -36,16 +36,8 @@ const PLAN_LIMIT: u64 = 64 << 20;
 pub enum MatrixCommand {
     /// Bring an env up for each target; what they have in common is built once
     Up(MatrixUpArgs),
-    /// Print the jobs of a CI system: one for each env, and one for its steps with a GPU
-    Json(write::JsonArgs),
-    /// Print a workflow for GitHub Actions
-    Github(write::PipelineArgs),
-    /// Print a pipeline for GitLab
-    Gitlab(write::PipelineArgs),
-    /// Print a script that submits the envs to Slurm, or run it
-    Slurm(write::SlurmArgs),
-    /// Print jobs for Kubernetes
-    Kubernetes(write::KubernetesArgs),
+    #[command(flatten)]
+    Write(write::For),
 }
 
 /// Which envs.
@@ -79,11 +71,7 @@ pub struct MatrixUpArgs {
 pub fn matrix(cx: &Context, command: &MatrixCommand) -> Result<u8> {
     match command {
         MatrixCommand::Up(args) => up(cx, args),
-        MatrixCommand::Json(args) => write::json(cx, args).map(|()| 0),
-        MatrixCommand::Github(args) => write::github(cx, args).map(|()| 0),
-        MatrixCommand::Gitlab(args) => write::gitlab(cx, args).map(|()| 0),
-        MatrixCommand::Slurm(args) => write::slurm(cx, args).map(|()| 0),
-        MatrixCommand::Kubernetes(args) => write::kubernetes(cx, args).map(|()| 0),
+        MatrixCommand::Write(form) => write::write(cx, form).map(|()| 0),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use fs_err as fs;
 use serde::Serialize;
 
@@ -22,6 +22,21 @@ use crate::{profile, spec};
 
 /// More than the ids of any submission.
 const IDS_LIMIT: u64 = 1 << 20;
+
+/// Whom the jobs are written for.
+#[derive(Debug, Subcommand)]
+pub enum For {
+    /// Print the jobs of a CI system: one for each env, and one for its steps with a GPU
+    Json(JsonArgs),
+    /// Print a workflow for GitHub Actions
+    Github(PipelineArgs),
+    /// Print a pipeline for GitLab
+    Gitlab(PipelineArgs),
+    /// Print a script that submits the envs to Slurm, or run it
+    Slurm(SlurmArgs),
+    /// Print jobs for Kubernetes
+    Kubernetes(KubernetesArgs),
+}
 
 /// Which envs.
 #[derive(Debug, Args)]
@@ -111,98 +126,91 @@ pub struct KubernetesArgs {
     claim: Option<String>,
 }
 
-/// Prints the jobs on one line, which is what CI systems read from an output.
-pub(super) fn json(cx: &Context, args: &JsonArgs) -> Result<()> {
-    let runners = runners(args.runners.as_deref())?.unwrap_or_default();
-    let include = args.part.jobs(cx, &args.part.cells()?, &runners)?;
-    #[derive(Serialize)]
-    struct Matrix {
-        include: Vec<Job>,
-    }
-    let line = serde_json::to_string(&Matrix { include })
-        .map_err(|error| Error::unexpected("cannot write the matrix").source(error))?;
-    cx.ui.data(&line);
-    Ok(())
-}
-
-/// Prints a workflow for GitHub Actions.
-pub(super) fn github(cx: &Context, args: &PipelineArgs) -> Result<()> {
-    let runners = runners(args.runners.as_deref())?.unwrap_or_default();
-    let pipeline = pipeline(cx, &args.part, &args.call, &runners, args.share())?;
-    cx.ui.data(&github::workflow(&pipeline));
-    Ok(())
-}
-
-/// Prints a pipeline for GitLab.
-pub(super) fn gitlab(cx: &Context, args: &PipelineArgs) -> Result<()> {
-    let runners = runners(args.runners.as_deref())?.unwrap_or_else(Runners::any);
-    let pipeline = pipeline(cx, &args.part, &args.call, &runners, args.share())?;
-    cx.ui.data(&gitlab::pipeline(&pipeline));
-    Ok(())
-}
-
-/// Prints a script that submits the envs to Slurm, or runs it.
-pub(super) fn slurm(cx: &Context, args: &SlurmArgs) -> Result<()> {
-    let site = Site {
-        gres: args.gres.clone(),
-        options: args.sbatch.clone(),
+/// Prints the jobs, or what came of submitting them.
+pub(super) fn write(cx: &Context, form: &For) -> Result<()> {
+    let text = match form {
+        For::Json(args) => args.line(cx)?,
+        For::Github(args) => github::workflow(&args.pipeline(cx, Runners::default)?),
+        For::Gitlab(args) => gitlab::pipeline(&args.pipeline(cx, Runners::any)?),
+        For::Slurm(args) if args.submit => submit(cx, &args.script(cx)?)?,
+        For::Slurm(args) => args.script(cx)?,
+        For::Kubernetes(args) => {
+            kubernetes::manifest(&scheduled(cx, &args.part, &args.call)?, &args.cluster())
+        }
     };
-    let mut pipeline = pipeline(
-        cx,
-        &args.part,
-        &args.call,
-        &Runners::scheduled(),
-        Share::Store,
-    )?;
-    if site.gres.is_none() {
-        pipeline.jobs = whole(pipeline.jobs);
+    cx.ui.data(&text);
+    Ok(())
+}
+
+impl JsonArgs {
+    /// Returns the jobs on one line, which is what CI systems read from an output.
+    fn line(&self, cx: &Context) -> Result<String> {
+        let runners = runners(self.runners.as_deref())?.unwrap_or_default();
+        let include = self.part.jobs(cx, &self.part.cells()?, &runners)?;
+        #[derive(Serialize)]
+        struct Matrix {
+            include: Vec<Job>,
+        }
+        serde_json::to_string(&Matrix { include })
+            .map_err(|error| Error::unexpected("cannot write the matrix").source(error))
     }
-    let script = slurm::script(&pipeline, &site);
-    if !args.submit {
-        cx.ui.data(&script);
-        return Ok(());
+}
+
+impl SlurmArgs {
+    fn script(&self, cx: &Context) -> Result<String> {
+        let site = Site {
+            gres: self.gres.clone(),
+            options: self.sbatch.clone(),
+        };
+        let mut pipeline = scheduled(cx, &self.part, &self.call)?;
+        if site.gres.is_none() {
+            pipeline.jobs = whole(pipeline.jobs);
+        }
+        Ok(slurm::script(&pipeline, &site))
     }
+}
+
+/// Runs a script that submits the jobs, and returns their ids.
+fn submit(cx: &Context, script: &str) -> Result<String> {
     let path = cx.config.host_variable("PATH").unwrap_or_default();
     let submitted = Program::at("/bin/sh")
         .inherit_env()
         .env("PATH", path)
         .directory(std::env::current_dir()?)
         .arg("-c")
-        .arg(&script)
+        .arg(script)
         .output(IDS_LIMIT, &AtomicBool::new(false), &mut |event| {
             if let process::Event::Line(line) = event {
                 cx.ui.note(line);
             }
         })
         .context(|| "cannot submit the jobs to Slurm".to_owned())?;
-    cx.ui.data(&String::from_utf8_lossy(&submitted));
-    Ok(())
+    Ok(String::from_utf8_lossy(&submitted).into_owned())
 }
 
-/// Prints jobs for Kubernetes.
-pub(super) fn kubernetes(cx: &Context, args: &KubernetesArgs) -> Result<()> {
-    let cluster = Cluster {
-        image: args.image.clone(),
-        claim: args.claim.clone(),
-    };
-    let pipeline = pipeline(
-        cx,
-        &args.part,
-        &args.call,
-        &Runners::scheduled(),
-        Share::Store,
-    )?;
-    cx.ui.data(&kubernetes::manifest(&pipeline, &cluster));
-    Ok(())
+impl KubernetesArgs {
+    fn cluster(&self) -> Cluster {
+        Cluster {
+            image: self.image.clone(),
+            claim: self.claim.clone(),
+        }
+    }
 }
 
 impl PipelineArgs {
-    fn share(&self) -> Share {
-        match self.one_store {
+    fn pipeline(&self, cx: &Context, without_file: fn() -> Runners) -> Result<Pipeline> {
+        let runners = runners(self.runners.as_deref())?.unwrap_or_else(without_file);
+        let share = match self.one_store {
             true => Share::Store,
             false => Share::Nothing,
-        }
+        };
+        pipeline(cx, &self.part, &self.call, &runners, share)
     }
+}
+
+/// Decides what the jobs do where a scheduler chooses the machines, which see one store.
+fn scheduled(cx: &Context, part: &Part, call: &Call) -> Result<Pipeline> {
+    pipeline(cx, part, call, &Runners::scheduled(), Share::Store)
 }
 
 fn runners(path: Option<&Path>) -> Result<Option<Runners>> {
