@@ -40,6 +40,7 @@ pub mod process;
 pub mod profile;
 mod program;
 pub mod reference;
+mod remote;
 pub mod report;
 pub mod rootfs;
 pub mod samples;

@@ -9,7 +9,7 @@ use crate::config::Config;
 use crate::context::Context;
 use crate::error::{Error, Kind, Result};
 use crate::ui::{Settings, Terminals, Ui};
-use crate::{commands, complete, engine, gpu, inside, shim};
+use crate::{commands, complete, engine, gpu, inside, remote, shim};
 
 /// Runs the program.
 pub(crate) fn run() -> ExitCode {
@@ -74,7 +74,8 @@ fn settings(global: &GlobalArgs, config: Option<&Config>) -> Settings {
     }
 }
 
-/// Runs what rockenv starts itself with: holder, agent, the trash's reaper, and the helpers inside an env.
+/// Runs what rockenv starts itself with: holder, agent, the trash's reaper, and the helpers inside an env
+/// and on another machine.
 fn own_subcommand() -> Option<ExitCode> {
     let mut arguments = std::env::args_os().skip(1);
     let name = arguments.next()?.into_string().ok()?;
@@ -90,6 +91,9 @@ fn own_subcommand() -> Option<ExitCode> {
         "__reap" => reap(&rest),
         "__copy" => inside::copy(&rest),
         "__export" => inside::export(&rest),
+        "__receive" => remote::receive(&rest),
+        "__attend" => remote::attend(&rest),
+        "__watch" => remote::watch(&rest),
         "__probe-gpu" => gpu::probe::run(&rest),
         _ => Err(Error::new(Kind::Usage, format!("no subcommand `{name}`"))),
     };

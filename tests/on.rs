@@ -7,13 +7,18 @@
 
 mod support;
 
+use std::io::Write as _;
 use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use fs_err as fs;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use support::env::TestStore;
 use support::loopfs::run;
-use support::run::{Background, Ran, finish, processes_called, wait_until};
+use support::run::{Background, Ran, children, finish, processes, processes_called, wait_until};
+use support::terminal::Terminal;
 
 /// The other machine.
 struct Other {
@@ -95,6 +100,28 @@ impl Other {
     fn on(&self, words: &[&str]) -> Ran {
         finish(words.join(" "), self.command(words))
     }
+
+    /// Returns the directory there that stands for the working directory here.
+    fn work(&self) -> PathBuf {
+        let works = self.place.path().join("home/.cache/rockenv/on");
+        let mut works = fs::read_dir(works).unwrap();
+        works.next().unwrap().unwrap().path().join("work")
+    }
+}
+
+/// Returns the ssh that a command started; what is left of it when it was ended.
+fn ssh_of(command: &Background) -> i32 {
+    let mut found = 0;
+    wait_until("ssh runs", || {
+        let all = processes();
+        let of = |pid: &i32| {
+            all.iter()
+                .any(|(other, line)| other == pid && line.contains("__attend"))
+        };
+        found = children(command.pid()).into_iter().find(of).unwrap_or(0);
+        found != 0
+    });
+    found
 }
 
 #[test]
@@ -128,10 +155,10 @@ fn a_profile_is_built_there_and_what_it_made_is_fetched() {
     let made = other.here.work().join("results/out/made");
     assert_eq!(fs::read_to_string(&made).unwrap(), "from here\n");
     fs::write(&made, "mine\n").unwrap();
-    other
-        .on(&["--fetch", "results", "ls"])
-        .exits(1)
-        .says(&["cannot fetch `results`"]);
+    other.on(&["--fetch", "results", "ls"]).exits(2).says(&[
+        "cannot fetch `results`",
+        "`results/out/made` is here already, and another",
+    ]);
     assert_eq!(fs::read_to_string(&made).unwrap(), "mine\n");
     // What changed here changes there, what is gone here goes, and what was made there stays.
     fs::write(&file, "changed\n").unwrap();
@@ -147,9 +174,7 @@ fn a_profile_is_built_there_and_what_it_made_is_fetched() {
     other.on(&["plan", env]).exits(7);
     let listed = other.on(&["ls", "--json"]).ok().text();
     assert!(listed.contains(env), "{listed}");
-    let works = other.place.path().join("home/.cache/rockenv/on");
-    let work = fs::read_dir(works).unwrap().next().unwrap().unwrap().path();
-    assert!(work.join("work/results/out/made").exists());
+    assert!(other.work().join("results/out/made").exists());
     other.on(&["rm", "--yes", env]).ok();
 }
 
@@ -170,9 +195,10 @@ fn exit_codes_come_through_and_nothing_goes_on_unseen() {
         .profile(&format!("[[step]]\nname = 'one'\nrun = '{sleeper}'\n"));
     let up = Background::start(other.command(&["up", env]));
     wait_until("the step runs", || !processes_called(&sleeper).is_empty());
-    // Killed here, and its ssh is told nothing.
-    drop(up);
+    // Its connection is gone; a terminal's Ctrl-C ends ssh as well, as nothing else does.
+    kill(Pid::from_raw(ssh_of(&up)), Signal::SIGKILL).unwrap();
     wait_until("it ends there", || processes_called(&sleeper).is_empty());
+    drop(up);
     wait_until("the env is free", || {
         other.on(&["rm", "--yes", env]).code == 0
     });
@@ -189,4 +215,229 @@ fn exit_codes_come_through_and_nothing_goes_on_unseen() {
             .exits(2)
             .says(&["is not below the working directory"]);
     }
+}
+
+#[test]
+fn what_was_changed_there_is_neither_replaced_nor_removed() {
+    let other = Other::new();
+    let (env, here) = (other.here.env(), other.here.work().to_owned());
+    let write = |name: &str, text: &str| fs::write(here.join(name), text).unwrap();
+    let read = |path: &std::path::Path| fs::read_to_string(path).unwrap();
+    fs::create_dir(here.join("data")).unwrap();
+    write("data/in", "from here\n");
+    write("data/same", "from here\n");
+    // A step that writes its result over what it was given, and one beside it.
+    fs::create_dir_all(other.place.path().join("home")).unwrap();
+    other.on(&["--send", "data", "ls"]).ok();
+    let work = other.work();
+    nix::unistd::chown(&work.join("data/in"), Some(1234.into()), Some(1234.into())).unwrap();
+    nix::unistd::chown(&work.join("data"), Some(1234.into()), Some(1234.into())).unwrap();
+    other.here.profile(&format!(
+        "volume = [{{ name = 'data', kind = 'host', path = '{}', target = '/data', access = 'rw' }}]
+        [[step]]\nname = 'one'\nrun = 'echo result > /data/in; echo made > /data/made; rm /data/same'\n",
+        work.join("data").display()
+    ));
+    other.on(&["--send", "data", "up", env]).ok();
+    assert_eq!(read(&work.join("data/in")), "result\n");
+    // Sent once more, it stays; what was only removed there comes again.
+    other
+        .on(&["--send", "data", "ls"])
+        .ok()
+        .says(&["`data/in` was changed on root@127.0.0.1 and not here"]);
+    assert_eq!(read(&work.join("data/in")), "result\n");
+    assert_eq!(read(&work.join("data/made")), "made\n");
+    assert_eq!(read(&work.join("data/same")), "from here\n");
+    // What is not sent this time is not taken for gone.
+    other.on(&["ls"]).ok();
+    assert_eq!(read(&work.join("data/same")), "from here\n");
+    // Changed on both sides, somebody has to decide; nothing is done until then.
+    write("data/in", "changed here\n");
+    write("data/same", "changed here\n");
+    let refused = other.on(&["--send", "data", "ls"]).exits(8).says(&[
+        "`data/in` changed on root@127.0.0.1 and here since it was sent",
+        "--send data --backup ls` sends this one",
+    ]);
+    assert_eq!(read(&work.join("data/in")), "result\n");
+    assert_eq!(read(&work.join("data/same")), "from here\n");
+    // The commands that it names do it.
+    let bring = "mv data/in data/in.mine && rockenv on ";
+    assert!(refused.err.contains(bring), "{}", refused.err);
+    fs::rename(here.join("data/in"), here.join("data/in.mine")).unwrap();
+    other.on(&["--fetch", "data/in"]).ok();
+    assert_eq!(read(&here.join("data/in")), "result\n");
+    fs::rename(here.join("data/in.mine"), here.join("data/in")).unwrap();
+    other
+        .on(&["--send", "data", "--backup", "ls"])
+        .ok()
+        .says(&["`data/in` of root@127.0.0.1 is `data/in.~1~` there now"]);
+    assert_eq!(read(&work.join("data/in")), "changed here\n");
+    assert_eq!(read(&work.join("data/in.~1~")), "result\n");
+    assert_eq!(read(&work.join("data/same")), "changed here\n");
+    // Gone here, it goes there only where it is as it was sent.
+    fs::write(work.join("data/in"), "another result\n").unwrap();
+    for name in ["data/in", "data/same"] {
+        fs::remove_file(here.join(name)).unwrap();
+    }
+    other
+        .on(&["--send", "data", "ls"])
+        .ok()
+        .says(&["`data/in` is gone here, but was changed on"]);
+    assert_eq!(read(&work.join("data/in")), "another result\n");
+    assert!(!work.join("data/same").exists());
+    other
+        .on(&["--send", "absent", "ls"])
+        .exits(7)
+        .says(&["cannot send `absent`"]);
+    other.on(&["rm", "--yes", env]).ok();
+}
+
+#[test]
+fn a_sender_that_is_killed_loses_and_resurrects_nothing() {
+    let other = Other::new();
+    let here = other.here.work().to_owned();
+    let files: Vec<String> = (0..200).map(|number| format!("data/{number}")).collect();
+    fs::create_dir(here.join("data")).unwrap();
+    let write = |text: &str| {
+        for file in &files {
+            fs::write(here.join(file), text.repeat(1000)).unwrap();
+        }
+    };
+    write("first");
+    other.on(&["--send", "data"]).ok();
+    let work = other.work();
+    let entries = |name: &str| fs::read_dir(work.with_file_name(name)).map_or(0, Iterator::count);
+    let moved = || fs::read_dir(work.with_file_name("out/data")).map_or(0, Iterator::count);
+    let moments: [&dyn Fn() -> bool; 5] = [
+        &|| entries("in") > 0,
+        &|| entries("out") > 0,
+        &|| moved() > 20,
+        &|| moved() > 100,
+        &|| moved() > 195,
+    ];
+    for (round, is_now) in moments.into_iter().enumerate() {
+        // Somebody there changes one file, which is not the same one each time.
+        fs::write(work.join(&files[round]), "theirs").unwrap();
+        write(&format!("round {round}"));
+        let mut sending = Background::start(other.command(&["--send", "data", "--backup"]));
+        while sending.runs() && !is_now() {
+            std::thread::yield_now();
+        }
+        // Who takes it there, and who sends it; it is no test's of another home.
+        for (pid, line) in processes() {
+            if line.contains("__receive") && line.contains(&*other.place.path().to_string_lossy()) {
+                let _: nix::Result<()> = kill(Pid::from_raw(pid), Signal::SIGKILL);
+            }
+        }
+        drop(sending);
+    }
+    write("last");
+    other.on(&["--send", "data", "--backup"]).ok();
+    let there = fs::read_dir(work.join("data")).unwrap();
+    let texts: Vec<(PathBuf, String)> = there
+        .map(|entry| entry.unwrap().path())
+        .map(|path| (path.clone(), fs::read_to_string(path).unwrap()))
+        .collect();
+    let of = |text: &str| texts.iter().filter(|(_, found)| found == text).count();
+    assert_eq!(of("theirs"), 5, "{texts:?}");
+    assert_eq!(of(&"last".repeat(1000)), files.len());
+    assert_eq!(texts.len(), files.len() + 5);
+    let left = fs::read_dir(work.parent().unwrap()).unwrap();
+    let mut left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["lock", "sent.json", "work"]);
+}
+
+#[test]
+fn exec_and_shell_have_input_and_a_terminal() {
+    let other = Other::new();
+    let env = other.here.env();
+    other.here.profile("[[step]]\nname = 'one'\nrun = 'true'\n");
+    other.on(&["up", env]).ok();
+    // Bytes of any kind come through, and their end does.
+    let mut bytes: Vec<u8> = (0..=255u8).cycle().take(1 << 20).collect();
+    bytes.extend(b"end");
+    let mut command = other.command(&["exec", env, "--", "cat"]);
+    command.stdin(Stdio::piped());
+    let mut cat = Background::start(command);
+    let mut stdin = cat.stdin();
+    let sent = bytes.clone();
+    let writer = std::thread::spawn(move || stdin.write_all(&sent).unwrap());
+    let ran = cat.wait().ok();
+    writer.join().unwrap();
+    assert!(ran.out == bytes, "{} bytes came back", ran.out.len());
+    other
+        .on(&["exec", env, "--", "sh", "-c", "tty; echo wrong >&2; exit 7"])
+        .exits(7)
+        .prints("not a tty")
+        .says(&["wrong"]);
+    // Others leave it to whoever comes next.
+    let script = format!(
+        "while read line; do echo \"$line\"; {} >/dev/null; done",
+        "\"$@\""
+    );
+    let ls = other.command(&["ls"]);
+    let mut reader = Command::new("sh");
+    reader
+        .args(["-c", &script, "sh"])
+        .arg(ls.get_program())
+        .args(ls.get_args())
+        .env_clear();
+    for (name, value) in ls.get_envs() {
+        reader.env(name, value.unwrap());
+    }
+    reader
+        .current_dir(other.here.work())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut reader = Background::start(reader);
+    reader.stdin().write_all(b"one\ntwo\n").unwrap();
+    reader.wait().ok().prints("one\ntwo");
+    // A connection that is lost takes a command along that is waiting for input, and one that is not.
+    let sleeper = other.here.sleeper();
+    for script in [sleeper.clone(), format!("{sleeper} & cat; wait")] {
+        let mut command = other.command(&["exec", env, "--", "sh", "-c", &script]);
+        command.stdin(Stdio::piped());
+        let exec = Background::start(command);
+        wait_until("it runs", || !processes_called(&sleeper).is_empty());
+        kill(Pid::from_raw(ssh_of(&exec)), Signal::SIGKILL).unwrap();
+        wait_until("it ends there", || processes_called(&sleeper).is_empty());
+        drop(exec);
+    }
+    let mut terminal = Terminal::start(other.command(&["shell", env]), 33, 101);
+    terminal.write("PS1='ready> '; stty -echo; tty; stty size; echo $TERM\n");
+    terminal.expect("/dev/pts/");
+    terminal.expect("33 101");
+    terminal.expect("xterm");
+    terminal.resize(44, 99);
+    terminal.write("while ! stty size | grep '44 99'; do sleep 0.1; done\n");
+    terminal.expect("44 99");
+    // Ctrl-C is the inner program's.
+    terminal.write(&format!("{sleeper}\n"));
+    wait_until("the program runs", || {
+        !processes_called(&sleeper).is_empty()
+    });
+    terminal.write("\x03");
+    terminal.write("echo after $?\n");
+    terminal.expect("after 130");
+    terminal.write("exit 6\n");
+    terminal.wait(6);
+    // A step hears it too, and says so before its connection ends.
+    other
+        .here
+        .profile(&format!("[[step]]\nname = 'one'\nrun = '{sleeper}'\n"));
+    let mut terminal = Terminal::start(other.command(&["up", env]), 33, 101);
+    wait_until("the step runs", || !processes_called(&sleeper).is_empty());
+    terminal.write("\x03");
+    terminal.expect("finished steps are kept");
+    terminal.wait(130);
+    wait_until("the step has ended", || {
+        processes_called(&sleeper).is_empty()
+    });
+    // And questions are asked.
+    let mut terminal = Terminal::start(other.command(&["rm", env]), 33, 101);
+    terminal.expect("remove");
+    terminal.write("n\n");
+    terminal.wait(2);
+    other.on(&["rm", "--yes", env]).ok();
 }

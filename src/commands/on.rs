@@ -1,26 +1,22 @@
 //! Owns `on`: a command of rockenv's on another machine, by ssh. Everything is there: store, sources, caches, containers.
 //! This machine sends the program and what it has configured, shows what is said, and fetches results.
 
-use std::fmt;
-use std::io::Write;
+use std::io::Write as _;
 use std::path::{Component, Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::str::FromStr;
+use std::process::Stdio;
 
-use clap::Args;
+use clap::{Args, Parser as _};
 use fs_err as fs;
 use sha2::{Digest as _, Sha256};
 
 use super::select::quoted;
+use crate::cli::{Cli, Command};
 use crate::context::Context;
 use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::host::Host;
 use crate::profile::hex;
+use crate::remote::{LOOKED_AT, Machine, Outcome, Seen, Tree, Way, is_looked_at};
 
-/// What ssh itself ends with where it could not connect.
-const SSH_FAILED: i32 = 255;
-/// What of the working directory is looked at by rockenv, and so is sent.
-const LOOKED_AT: [&str; 3] = ["profiles", "images", "hooks"];
 /// Where the other machine keeps it, below the user's home.
 const PLACE: &str = ".cache/rockenv";
 
@@ -36,128 +32,20 @@ pub struct OnArgs {
     /// Send a file or directory below the working directory too; may be given again
     #[arg(long, value_name = "PATH")]
     send: Vec<PathBuf>,
+    /// Send also what was changed on both machines: the other's becomes `PATH.~1~` there
+    #[arg(long)]
+    backup: bool,
     /// Fetch a file or directory after success, below the working directory on both machines; no file here is replaced
     #[arg(long, value_name = "PATH")]
     fetch: Vec<PathBuf>,
     /// What rockenv is to do there, such as `up gfx1103`
     #[arg(
         value_name = "COMMAND",
-        required = true,
+        required_unless_present_any = ["send", "fetch"],
         trailing_var_arg = true,
         allow_hyphen_values = true
     )]
     command: Vec<String>,
-}
-
-/// A machine that ssh knows.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Machine {
-    /// `HOST` or `USER@HOST`.
-    host: String,
-    port: Option<u16>,
-}
-
-impl FromStr for Machine {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
-        let rest = text.strip_prefix("ssh://").unwrap_or(text);
-        let rest = rest.strip_suffix('/').unwrap_or(rest);
-        let (host, port) = match rest.rsplit_once(':') {
-            // An address of version 6 has colons of its own, in brackets.
-            Some((host, port)) if !port.contains(']') => {
-                let port = port
-                    .parse()
-                    .map_err(|_| format!("`{port}` is not a port"))?;
-                (host, Some(port))
-            }
-            _ => (rest, None),
-        };
-        let host = host.replace(['[', ']'], "");
-        // One that begins with `-` would be an option of ssh's.
-        let bad = |c: char| c.is_whitespace() || c.is_control() || matches!(c, '/' | '\'' | '"');
-        if host.is_empty() || host.starts_with('-') || host.contains(bad) {
-            return Err("not ssh://[USER@]HOST[:PORT]".to_owned());
-        }
-        Ok(Self { host, port })
-    }
-}
-
-impl fmt::Display for Machine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.host)
-    }
-}
-
-/// The way there.
-struct Way<'a> {
-    machine: &'a Machine,
-    ssh: &'a [String],
-}
-
-impl Way<'_> {
-    /// Prepares a shell script to be run there; `words` are its arguments.
-    fn script(&self, script: &str, words: &[&str]) -> Result<Command> {
-        let (program, options) = self.ssh.split_first().ok_or_else(|| {
-            Error::invalid("ROCKENV_SSH names no program").help("unset ROCKENV_SSH")
-        })?;
-        let mut command = Command::new(program);
-        command.args(options);
-        if let Some(port) = self.machine.port {
-            command.arg("-p").arg(port.to_string());
-        }
-        // Whatever shell the user has there, this is for a plain one.
-        let mut text = format!("exec sh -c {} sh", quoted(script));
-        for word in words {
-            text.push(' ');
-            text.push_str(&quoted(word));
-        }
-        command.arg("--").arg(&self.machine.host).arg(text);
-        Ok(command)
-    }
-
-    fn start(&self, mut command: Command) -> Result<Child> {
-        command.spawn().map_err(|error| {
-            Error::unavailable(format!("cannot start ssh to {}", self.machine))
-                .source(error)
-                .help("apt install openssh-client")
-        })
-    }
-
-    /// Makes an error of ssh's own end.
-    fn judge(&self, what: &str, status: ExitStatus) -> Result<()> {
-        match status.code() {
-            Some(0) => Ok(()),
-            Some(SSH_FAILED) => Err(Error::unavailable(format!(
-                "cannot reach {} by ssh",
-                self.machine
-            ))
-            .help(format!("ssh {} true", self.machine))),
-            _ => Err(Error::unavailable(format!(
-                "cannot {what} on {}",
-                self.machine
-            ))),
-        }
-    }
-
-    /// Runs a script that reads what `write` writes.
-    fn send(
-        &self,
-        what: &str,
-        script: &str,
-        words: &[&str],
-        write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>,
-    ) -> Result<()> {
-        let mut command = self.script(script, words)?;
-        command.stdin(Stdio::piped()).stdout(Stdio::null());
-        let mut child = self.start(command)?;
-        let mut pipe = child.stdin.take();
-        let written = pipe.as_mut().map_or(Ok(()), |pipe| write(pipe));
-        drop(pipe);
-        // What ssh says comes first: a broken pipe is its consequence.
-        self.judge(what, child.wait()?)?;
-        written.context(|| format!("cannot {what} on {}", self.machine))
-    }
 }
 
 /// Runs the command there; returns its exit code.
@@ -170,13 +58,18 @@ pub fn on(cx: &Context, args: &OnArgs) -> Result<u8> {
         ssh: &cx.config.ssh,
     };
     let working = std::env::current_dir()?;
+    let files = files(&working, &args.send)?;
     let program = send_program(cx, &way)?;
     let place = format!(
         "{PLACE}/on/{}",
         short(working.as_os_str().as_encoded_bytes())
     );
-    send_files(&way, &working, &place, &args.send)?;
-    let code = run(&way, &place, &program, args)?;
+    let outcome = send_files(&way, &working, &place, &program, &files, args)?;
+    say(cx, &outcome, args)?;
+    let code = match args.command.is_empty() {
+        true => 0,
+        false => run(cx, &way, &place, &program, args)?,
+    };
     if code == 0 {
         for path in &args.fetch {
             fetch(&way, &place, &working, path)?;
@@ -240,86 +133,208 @@ cat >"$new"
 [ "$(sha256sum <"$new")" = "$2  -" ]
 chmod 755 "$new"
 mv "$new" "$HOME/$1""#;
-    way.send("store rockenv", script, &[&path, &digest], |pipe| {
+    way.exchange("store rockenv", script, &[&path, &digest], |pipe| {
         pipe.write_all(&bytes)
     })?;
     Ok(path)
 }
 
-/// Makes the directory there have what is here of configuration, profiles, images and hooks. Only what was sent before is
-/// removed there: results of steps may be beside it.
-fn send_files(way: &Way<'_>, working: &Path, place: &str, more: &[PathBuf]) -> Result<()> {
-    let mut paths: Vec<PathBuf> = LOOKED_AT.iter().map(PathBuf::from).collect();
+/// Lists what is here of configuration, profiles, images and hooks, and of `more`, with the directories that they are in.
+fn files(working: &Path, more: &[PathBuf]) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
     for entry in fs::read_dir(working)? {
         let name = PathBuf::from(entry?.file_name());
-        if name
-            .extension()
-            .is_some_and(|ending| ending == "toml" || ending == "lock")
+        if is_looked_at(&name)
+            || LOOKED_AT
+                .iter()
+                .any(|looked_at| name == Path::new(looked_at))
         {
-            paths.push(name);
+            list(working, &name, &mut found)?;
         }
     }
-    paths.extend(more.iter().cloned());
-    paths.retain(|path| working.join(path).symlink_metadata().is_ok());
-    let script = r#"set -e
-umask 077
-mkdir -p "$HOME/$1/work"
-cd "$HOME/$1"
-rm -rf new
-mkdir new
-tar -x -f - -C new
-(cd new && find . ! -type d -print0 | sort -z) >sent.new
-if [ -e sent ]; then comm -z -23 sent sent.new | (cd work && xargs -0 -r rm -f --); fi
-cp -a --remove-destination new/. work/
-rm -rf new
-mv sent.new sent"#;
-    way.send("store profiles", script, &[place], |pipe| {
-        let mut archive = tar::Builder::new(std::io::BufWriter::new(pipe));
+    for path in more {
+        let path: PathBuf = path
+            .components()
+            .filter(|part| *part != Component::CurDir)
+            .collect();
+        if let Err(error) = fs::symlink_metadata(working.join(&path)) {
+            let error = Error::not_found(format!("cannot send `{}`", path.display())).source(error);
+            return Err(error.help("--send takes a path below the working directory"));
+        }
+        list(working, &path, &mut found)?;
+    }
+    found.sort();
+    found.dedup();
+    Ok(found)
+}
+
+fn list(working: &Path, path: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
+    let refuse = |why: &str| {
+        Err(
+            Error::invalid(format!("cannot send `{}`: {why}", path.display()))
+                .help("move it out of the directory that is sent"),
+        )
+    };
+    if path.to_str().is_none() {
+        return refuse("its name is not UTF-8");
+    }
+    let place = working.join(path);
+    let kind = fs::symlink_metadata(&place)?.file_type();
+    found.push(path.to_owned());
+    if kind.is_dir() {
+        for entry in fs::read_dir(&place)? {
+            list(working, &path.join(entry?.file_name()), found)?;
+        }
+    } else if !kind.is_file() && !kind.is_symlink() {
+        return refuse("it is no file, directory or link");
+    }
+    Ok(())
+}
+
+/// Makes the directory there have these files, unless they were changed there.
+fn send_files(
+    way: &Way<'_>,
+    working: &Path,
+    place: &str,
+    program: &str,
+    files: &[PathBuf],
+    args: &OnArgs,
+) -> Result<Outcome> {
+    let script =
+        r#"place=$HOME/$1 program=$HOME/$2; shift 2; exec "$program" __receive "$place" "$@""#;
+    let conflicts = if args.backup { "backup" } else { "refuse" };
+    let more: Vec<_> = args
+        .send
+        .iter()
+        .map(|path| path.to_string_lossy())
+        .collect();
+    let mut words = vec![place, program, conflicts];
+    words.extend(more.iter().map(|path| &**path));
+    let said = way.exchange("store files", script, &words, |pipe| {
+        let mut pipe = std::io::BufWriter::new(pipe);
+        // An archive that was cut off looks like one that has an end.
+        writeln!(pipe, "{}", files.len())?;
+        let mut archive = tar::Builder::new(pipe);
         archive.follow_symlinks(false);
-        for path in &paths {
-            let from = working.join(path);
-            match from.symlink_metadata()?.is_dir() {
-                true => archive.append_dir_all(path, &from)?,
-                false => archive.append_path_with_name(&from, path)?,
-            }
+        for path in files {
+            archive.append_path_with_name(working.join(path), path)?;
         }
         archive.into_inner()?.flush()
+    })?;
+    serde_json::from_slice(&said).map_err(|error| {
+        Error::unexpected(format!("{} does not say what it did", way.machine)).source(error)
     })
 }
 
-/// Runs rockenv there. It ends with the connection: nobody would see how it goes on.
-fn run(way: &Way<'_>, place: &str, program: &str, args: &OnArgs) -> Result<u8> {
+/// Says what became of files that were changed there; an error where they were changed here too.
+fn say(cx: &Context, outcome: &Outcome, args: &OnArgs) -> Result<()> {
+    let (machine, url) = (&args.machine, args.machine.url());
+    for path in &outcome.kept {
+        let path = path.display();
+        cx.ui.note(&format!(
+            "`{path}` was changed on {machine} and not here: it stays as it is there"
+        ));
+    }
+    for path in &outcome.left {
+        let path = path.display();
+        cx.ui.note(&format!(
+            "`{path}` is gone here, but was changed on {machine}: it stays there"
+        ));
+    }
+    for (path, name) in &outcome.aside {
+        let (path, name) = (path.display(), name.display());
+        cx.ui
+            .note(&format!("`{path}` of {machine} is `{name}` there now"));
+    }
+    let Some(first) = outcome.conflicts.first() else {
+        return Ok(());
+    };
+    let names: Vec<String> = outcome
+        .conflicts
+        .iter()
+        .map(|path| format!("`{}`", path.display()))
+        .collect();
+    let quoted = |path: &Path| quoted(&path.to_string_lossy()).into_owned();
+    let (theirs, mut mine) = (quoted(first), first.as_os_str().to_owned());
+    mine.push(".mine");
+    let mine = quoted(Path::new(&mine));
+    Err(Error::new(
+        Kind::Drift,
+        format!(
+            "{} changed on {machine} and here since it was sent; nothing was done",
+            names.join(", ")
+        ),
+    )
+    .help(format!(
+        "`mv {theirs} {mine} && rockenv on {url} --fetch {theirs}` brings the other one; `{}` sends this one, and keeps the other \
+         one there as `{theirs}.~1~`",
+        with_backup(args)
+    )))
+}
+
+/// Returns what to type for the same with `--backup`.
+fn with_backup(args: &OnArgs) -> String {
+    let mut words = vec!["rockenv".into(), "on".into(), args.machine.url()];
+    words.extend(args.sudo.then(|| "--sudo".to_owned()));
+    for (option, paths) in [("--send", &args.send), ("--fetch", &args.fetch)] {
+        for path in paths {
+            words.extend([option.to_owned(), path.to_string_lossy().into_owned()]);
+        }
+    }
+    words.push("--backup".to_owned());
+    words.extend(args.command.iter().cloned());
+    let words: Vec<_> = words.iter().map(|word| quoted(word)).collect();
+    words.join(" ")
+}
+
+/// Runs rockenv there, at a terminal where we are at one. It ends with the connection: nobody would see how it goes on.
+fn run(cx: &Context, way: &Way<'_>, place: &str, program: &str, args: &OnArgs) -> Result<u8> {
+    // The shell makes an exit code of a signal, which ssh would take for a failure of its own; Ctrl-C is not for the shell.
     let script = r#"cd "$HOME/$1/work" || exit 1
 program=$HOME/$2 sudo=$3
 shift 3
-exec 3<&0
-$sudo "$program" "$@" </dev/null 3<&- &
-child=$!
-(cat <&3; kill -TERM $child) >/dev/null 2>&1 &
-watch=$!
-wait $child
-code=$?
-kill $watch
-exit $code"#;
+trap : HUP INT QUIT TERM
+$sudo "$program" __attend $PPID "$@"
+exit $?"#;
     let sudo = if args.sudo { "sudo -n" } else { "" };
     let mut words = vec![place, program, sudo];
     words.extend(args.command.iter().map(String::as_str));
-    let mut command = way.script(script, &words)?;
-    command.stdin(Stdio::piped());
-    let mut child = way.start(command)?;
-    // Open until it has ended: its end there means that nobody is here any more.
-    let pipe = child.stdin.take();
-    let status = child.wait()?;
-    drop(pipe);
+    let terminals = cx.ui.settings().terminals;
+    let reads = reads_input(&args.command);
+    // A terminal there has one output: what is told apart here has to stay apart.
+    let at_terminal = terminals.stdin && terminals.stdout && (terminals.stderr || reads);
+    let options: &[&str] = match at_terminal {
+        // Without ssh's own last words.
+        true => &["-t", "-o", "LogLevel=ERROR"],
+        false => &[],
+    };
+    let mut command = way.script_with(options, script, &words)?;
+    if !at_terminal && !reads {
+        // It would take what is meant for whoever comes after us.
+        command.stdin(Stdio::null());
+    }
+    let status = way.start(command)?.wait()?;
     match status.code() {
-        Some(SSH_FAILED) | None => way.judge("run rockenv", status).map(|()| 0),
-        Some(code) => Ok(u8::try_from(code).unwrap_or(1)),
+        Some(code) if !Way::is_failure(status) => Ok(u8::try_from(code).unwrap_or(1)),
+        _ => way.judge("run rockenv", status).map(|()| 0),
     }
 }
 
-/// Fetches a file or directory from there.
+/// Says whether a command of rockenv's hands its input on to another.
+fn reads_input(words: &[String]) -> bool {
+    let words = std::iter::once("rockenv").chain(words.iter().map(String::as_str));
+    let parsed = Cli::try_parse_from(words);
+    parsed.is_ok_and(|cli| matches!(cli.command, Command::Exec(_) | Command::Shell(_)))
+}
+
+/// Fetches a file or directory from there, whole or not at all.
 fn fetch(way: &Way<'_>, place: &str, working: &Path, path: &Path) -> Result<()> {
     let name = path.to_string_lossy();
+    let cannot = || format!("cannot fetch `{name}` from {}", way.machine);
+    let arriving = tempfile::Builder::new()
+        .prefix(".rockenv-fetch-")
+        .tempdir_in(working)
+        .context(cannot)?;
     let mut command = way.script(
         r#"cd "$HOME/$1/work" && exec tar -c -f - -- "$2""#,
         &[place, &name],
@@ -327,58 +342,50 @@ fn fetch(way: &Way<'_>, place: &str, working: &Path, path: &Path) -> Result<()> 
     command.stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = way.start(command)?;
     let unpacked = match child.stdout.take() {
-        Some(pipe) => unpack(pipe, working),
+        Some(pipe) => unpack(pipe, arriving.path()),
         None => Ok(()),
     };
     let status = child.wait()?;
-    unpacked.context(|| format!("cannot fetch `{name}` from {}", way.machine))?;
-    way.judge(&format!("read `{name}`"), status)
+    unpacked.context(cannot)?;
+    way.judge(&format!("read `{name}`"), status)?;
+    place_below(arriving.path(), working).context(cannot)
 }
 
-/// Writes an archive below `working`; what is there already is never replaced.
-fn unpack(pipe: impl std::io::Read, working: &Path) -> std::io::Result<()> {
+fn unpack(pipe: impl std::io::Read, directory: &Path) -> std::io::Result<()> {
     let mut archive = tar::Archive::new(pipe);
-    archive.set_overwrite(false);
     archive.set_preserve_mtime(true);
-    archive.unpack(working)
+    archive.unpack(directory)
+}
+
+/// Moves files below `working`. One that is there already with the same content stays; where one has another, nothing is moved.
+fn place_below(arriving: &Path, working: &Path) -> Result<()> {
+    let (from, to) = (Tree::open(arriving)?, Tree::open(working)?);
+    let in_the_way = |path: &Path| {
+        Error::new(
+            Kind::Usage,
+            format!("`{}` is here already, and another", path.display()),
+        )
+        .help(format!("mv {0} {0}.mine", quoted(&path.to_string_lossy())))
+    };
+    let mut fresh = Vec::new();
+    for path in from.leaves(Path::new(""))? {
+        match to.look(&path)? {
+            Seen::Absent => fresh.push(path),
+            found if found == from.look(&path)? => {}
+            _ => return Err(in_the_way(&path)),
+        }
+    }
+    for path in fresh {
+        if !from.give(&path, &to, &path)? {
+            return Err(in_the_way(&path));
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn machines_are_written_as_for_docker_or_ssh() {
-        let of = |text: &str| text.parse::<Machine>();
-        let machine = |host: &str, port| {
-            Ok(Machine {
-                host: host.to_owned(),
-                port,
-            })
-        };
-        assert_eq!(of("ssh://root@big"), machine("root@big", None));
-        assert_eq!(of("ssh://me@big:2222/"), machine("me@big", Some(2222)));
-        assert_eq!(of("big"), machine("big", None));
-        assert_eq!(
-            of("ssh://[2001:db8::1]:22"),
-            machine("2001:db8::1", Some(22))
-        );
-        assert_eq!(
-            of("ssh://me@[2001:db8::1]"),
-            machine("me@2001:db8::1", None)
-        );
-        for text in [
-            "",
-            "ssh://",
-            "-oProxyCommand=x",
-            "ssh://-x",
-            "a b",
-            "big:x",
-            "ssh://big/store",
-        ] {
-            assert!(of(text).is_err(), "{text}");
-        }
-    }
 
     #[test]
     fn only_what_is_below_is_sent_and_fetched() {

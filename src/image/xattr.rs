@@ -1,6 +1,6 @@
 //! Owns extended attributes: which ones belong to a tree's content, and reading and writing them by descriptor.
 //!
-//! nix has no calls for them, hence rustix here and nowhere else.
+//! nix has no calls for them, hence rustix.
 
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
 use std::os::unix::ffi::OsStrExt as _;

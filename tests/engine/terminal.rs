@@ -1,138 +1,14 @@
 //! Terminals, and the lack of one.
 
-use std::io::{Read as _, Write as _};
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
-use std::os::unix::process::CommandExt as _;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use nix::sys::signal::Signal;
-use nix::sys::termios::{LocalFlags, tcgetattr};
 
 use crate::commands::ONE;
 use crate::support::env::{TestStore, build_user};
 use crate::support::run::{Background, processes_called, wait_until};
-
-/// A command on a terminal of its own, as a person would see it.
-struct Terminal {
-    child: Child,
-    outer: fs_err::File,
-    inner: OwnedFd,
-    seen: String,
-}
-
-impl Terminal {
-    fn start(mut command: Command, rows: u16, columns: u16) -> Self {
-        let size = nix::pty::Winsize {
-            ws_row: rows,
-            ws_col: columns,
-            ws_xpixel: 0,
-            ws_ypixel: 0,
-        };
-        let pty = nix::pty::openpty(&size, None).unwrap();
-        for end in [&pty.master, &pty.slave] {
-            // What the command under test has open cannot go away.
-            nix::fcntl::fcntl(
-                end,
-                nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::FD_CLOEXEC),
-            )
-            .unwrap();
-        }
-        let stdio = || Stdio::from(pty.slave.try_clone().unwrap());
-        command
-            .stdin(stdio())
-            .stdout(stdio())
-            .stderr(stdio())
-            .env("TERM", "xterm");
-        #[expect(
-            unsafe_code,
-            reason = "the child takes the terminal between fork and exec"
-        )]
-        // SAFETY: two system calls.
-        unsafe {
-            command.pre_exec(|| {
-                nix::unistd::setsid()?;
-                nix::ioctl_write_int_bad!(tiocsctty, nix::libc::TIOCSCTTY);
-                tiocsctty(0, 0)?;
-                Ok(())
-            });
-        }
-        let child = command.spawn().unwrap();
-        let flags = nix::fcntl::OFlag::O_NONBLOCK;
-        nix::fcntl::fcntl(&pty.master, nix::fcntl::FcntlArg::F_SETFL(flags)).unwrap();
-        #[expect(clippy::disallowed_types, reason = "a terminal has no path")]
-        let outer = fs_err::File::from_parts(std::fs::File::from(pty.master), "terminal");
-        Self {
-            child,
-            outer,
-            inner: pty.slave,
-            seen: String::new(),
-        }
-    }
-
-    fn write(&mut self, text: &str) {
-        self.outer.write_all(text.as_bytes()).unwrap();
-    }
-
-    /// Reads until `text` has come; what came until then is forgotten.
-    #[track_caller]
-    fn expect(&mut self, text: &str) {
-        let started = Instant::now();
-        loop {
-            if let Some(at) = self.seen.find(text) {
-                self.seen.drain(..at + text.len());
-                return;
-            }
-            let mut buffer = [0; 4096];
-            match self.outer.read(&mut buffer) {
-                Ok(count) => self
-                    .seen
-                    .push_str(&String::from_utf8_lossy(&buffer[..count])),
-                Err(_) => std::thread::sleep(Duration::from_millis(5)),
-            }
-            assert!(
-                started.elapsed() < Duration::from_secs(10),
-                "no `{text}` in:\n{}",
-                self.seen
-            );
-        }
-    }
-
-    fn resize(&self, rows: u16, columns: u16) {
-        nix::ioctl_write_ptr_bad!(set_size, nix::libc::TIOCSWINSZ, nix::libc::winsize);
-        let size = nix::libc::winsize {
-            ws_row: rows,
-            ws_col: columns,
-            ws_xpixel: 0,
-            ws_ypixel: 0,
-        };
-        #[expect(unsafe_code, reason = "the window size ioctl has no safe wrapper")]
-        // SAFETY: the call reads the one `winsize` it is given.
-        unsafe { set_size(self.outer.as_raw_fd(), &raw const size) }.unwrap();
-    }
-
-    fn is_cooked(&self) -> bool {
-        tcgetattr(self.inner.as_fd())
-            .unwrap()
-            .local_flags
-            .contains(LocalFlags::ICANON | LocalFlags::ECHO)
-    }
-
-    #[track_caller]
-    fn wait(mut self, expected: i32) {
-        let code = self.child.wait().unwrap().code().unwrap();
-        let mut rest = vec![0; 4096];
-        let count = self.outer.read(&mut rest).unwrap_or(0);
-        assert_eq!(
-            code,
-            expected,
-            "{}{}",
-            self.seen,
-            String::from_utf8_lossy(&rest[..count])
-        );
-        assert!(self.is_cooked(), "the terminal was not put back");
-    }
-}
+use crate::support::terminal::Terminal;
 
 #[test]
 fn a_shell_has_a_terminal() {

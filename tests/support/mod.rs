@@ -14,6 +14,7 @@ pub(crate) mod rootfs;
 pub(crate) mod run;
 pub(crate) mod skip;
 pub(crate) mod template;
+pub(crate) mod terminal;
 pub(crate) mod wheels;
 
 pub(crate) use rootfs::rootfs;

@@ -1,0 +1,237 @@
+//! Owns files below a directory in which others write too: looking at one, and moving one to a name that is free. No link
+//! is followed, and nothing is replaced.
+
+use std::ffi::CString;
+use std::io::Read as _;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, OpenHow, RenameFlags, ResolveFlag, readlinkat, renameat2};
+use nix::sys::stat::{Mode, SFlag, fstatat, mkdirat};
+use nix::unistd::{LinkatFlags, UnlinkatFlags, linkat, unlinkat};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use crate::error::{Result, ResultExt as _};
+use crate::profile::hex;
+use crate::rootfs::openat2;
+
+/// What decides whether two files are the same.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct State {
+    kind: Kind,
+    size: u64,
+    /// Of the content; of what a link says.
+    sha256: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Kind {
+    File,
+    Executable,
+    Link,
+}
+
+/// What is at a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Seen {
+    Absent,
+    Is(State),
+    Directory,
+    /// A pipe, a socket, a file that may not be read: nothing that was sent.
+    Other,
+}
+
+/// An open directory.
+#[derive(Debug)]
+pub(crate) struct Tree {
+    path: PathBuf,
+    fd: OwnedFd,
+}
+
+impl Tree {
+    /// Opens the directory at `path`.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let file = fs::File::open(path)?;
+        Ok(Self {
+            path: path.to_owned(),
+            fd: file.into_parts().0.into(),
+        })
+    }
+
+    /// Looks at what is at `below`; behind a file or link on the way is nothing.
+    pub(crate) fn look(&self, below: &Path) -> Result<Seen> {
+        let cannot = || format!("cannot look at `{}`", self.path.join(below).display());
+        let (parent, name) = match self.parent(below) {
+            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => return Ok(Seen::Absent),
+            other => other.context(cannot)?,
+        };
+        let stat = match fstatat(&parent, name.as_c_str(), AtFlags::AT_SYMLINK_NOFOLLOW) {
+            Err(Errno::ENOENT) => return Ok(Seen::Absent),
+            other => other.context(cannot)?,
+        };
+        let kind = SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT;
+        let state = |kind, size, hash: Sha256| {
+            Seen::Is(State {
+                kind,
+                size,
+                sha256: hex(&hash.finalize()),
+            })
+        };
+        if kind == SFlag::S_IFDIR {
+            return Ok(Seen::Directory);
+        }
+        if kind == SFlag::S_IFLNK {
+            let to = readlinkat(&parent, name.as_c_str()).context(cannot)?;
+            let hash = Sha256::new_with_prefix(to.as_bytes());
+            return Ok(state(Kind::Link, to.len() as u64, hash));
+        }
+        if kind != SFlag::S_IFREG {
+            return Ok(Seen::Other);
+        }
+        let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+        let file = match nix::fcntl::openat(&parent, name.as_c_str(), flags, Mode::empty()) {
+            Err(Errno::ENOENT) => return Ok(Seen::Absent),
+            Err(Errno::EACCES | Errno::EPERM) => return Ok(Seen::Other),
+            other => other.context(cannot)?,
+        };
+        let mut file = fs::File::from_parts(file.into(), self.path.join(below));
+        let kind = match stat.st_mode & 0o100 {
+            0 => Kind::File,
+            _ => Kind::Executable,
+        };
+        let mut hash = Sha256::new();
+        let mut size = 0;
+        let mut buffer = vec![0u8; 256 << 10];
+        loop {
+            let count = file.read(&mut buffer)?;
+            if count == 0 {
+                return Ok(state(kind, size, hash));
+            }
+            hash.update(&buffer[..count]);
+            size += count as u64;
+        }
+    }
+
+    /// Writes the file at `below` to disk.
+    pub(crate) fn sync(&self, below: &Path) -> Result<()> {
+        let path = self.path.join(below);
+        match fs::symlink_metadata(&path)?.is_file() {
+            true => Ok(fs::File::open(path)?.sync_data()?),
+            false => Ok(()),
+        }
+    }
+
+    /// Lists all that is no directory below the directory `below`.
+    pub(crate) fn leaves(&self, below: &Path) -> Result<Vec<PathBuf>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(self.path.join(below))? {
+            let entry = entry?;
+            let name = below.join(entry.file_name());
+            match entry.file_type()?.is_dir() {
+                true => found.extend(self.leaves(&name)?),
+                false => found.push(name),
+            }
+        }
+        found.sort();
+        Ok(found)
+    }
+
+    /// Moves what is at `below` to `name` in another tree of the same file system; false where that name is taken.
+    pub(crate) fn give(&self, below: &Path, to: &Self, name: &Path) -> Result<bool> {
+        let shown = || {
+            let (from, to) = (self.path.join(below), to.path.join(name));
+            format!("cannot move `{}` to `{}`", from.display(), to.display())
+        };
+        to.make_parents(name).context(shown)?;
+        let (from_dir, from) = self.parent(below).context(shown)?;
+        let (to_dir, to) = to.parent(name).context(shown)?;
+        let (from, to) = (from.as_c_str(), to.as_c_str());
+        let flags = RenameFlags::RENAME_NOREPLACE;
+        match renameat2(&from_dir, from, &to_dir, to, flags) {
+            Ok(()) => Ok(true),
+            Err(Errno::EEXIST) => Ok(false),
+            // NFS and others cannot; a second name, which cannot replace anything either, and then one less.
+            Err(Errno::EINVAL) => {
+                match linkat(&from_dir, from, &to_dir, to, LinkatFlags::empty()) {
+                    Err(Errno::EEXIST) => return Ok(false),
+                    other => other.context(shown)?,
+                }
+                unlinkat(&from_dir, from, UnlinkatFlags::NoRemoveDir).context(shown)?;
+                Ok(true)
+            }
+            Err(error) => Err(error).context(shown),
+        }
+    }
+
+    /// Renames what is at `below` to the first free `below.~N~`, as `cp --backup=numbered` does; returns that name.
+    pub(crate) fn set_aside(&self, below: &Path, from: &Self) -> Result<PathBuf> {
+        for number in 1.. {
+            let mut name = below.as_os_str().to_owned();
+            name.push(format!(".~{number}~"));
+            let name = PathBuf::from(name);
+            if from.give(below, self, &name)? {
+                return Ok(name);
+            }
+        }
+        Ok(below.to_owned())
+    }
+
+    /// Removes the directories at and below `below` that hold nothing else.
+    pub(crate) fn remove_empty(&self, below: &Path) -> Result<()> {
+        for entry in fs::read_dir(self.path.join(below))? {
+            let entry = entry?;
+            if entry.file_type()?.is_dir() {
+                self.remove_empty(&below.join(entry.file_name()))?;
+            }
+        }
+        let cannot = || format!("cannot remove `{}`", self.path.join(below).display());
+        let (parent, name) = self.parent(below).context(cannot)?;
+        match unlinkat(&parent, name.as_c_str(), UnlinkatFlags::RemoveDir) {
+            Err(Errno::ENOTEMPTY) => Ok(()),
+            other => other.context(cannot),
+        }
+    }
+
+    /// Makes the directory `below`, and those above it.
+    pub(crate) fn make(&self, below: &Path) -> Result<()> {
+        let cannot = || format!("cannot make `{}`", self.path.join(below).display());
+        self.make_parents(&below.join("in it")).context(cannot)
+    }
+
+    fn make_parents(&self, below: &Path) -> nix::Result<()> {
+        let above = below.parent().unwrap_or(Path::new(""));
+        let mut at: Vec<&Path> = above.ancestors().collect();
+        at.pop();
+        for directory in at.into_iter().rev() {
+            let (parent, name) = self.parent(directory)?;
+            match mkdirat(&parent, name.as_c_str(), Mode::from_bits_truncate(0o755)) {
+                Ok(()) | Err(Errno::EEXIST) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens the directory that holds `below`.
+    fn parent(&self, below: &Path) -> nix::Result<(OwnedFd, CString)> {
+        let name = below.file_name().ok_or(Errno::EINVAL)?;
+        let name = CString::new(name.to_owned().into_vec()).map_err(|_| Errno::EINVAL)?;
+        let parent = match below.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        let how = OpenHow::new()
+            .flags(OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC)
+            .resolve(
+                ResolveFlag::RESOLVE_BENEATH
+                    | ResolveFlag::RESOLVE_NO_SYMLINKS
+                    | ResolveFlag::RESOLVE_NO_MAGICLINKS,
+            );
+        Ok((openat2(&self.fd, parent, how)?, name))
+    }
+}
