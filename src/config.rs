@@ -169,8 +169,8 @@ pub struct File {
     #[serde(default)]
     pub hook_dirs: Vec<PathBuf>,
     /// Package mirrors by distribution: `debian`, `ubuntu`, `arch`, and `debian-snapshot` and so on for dated archives,
-    /// `debian-signed-by` and `ubuntu-signed-by` with the file of their keys; and what stands in for a registry, by its
-    /// host: `"registry.example.org" = "https://mirror.example.org/prefix"`.
+    /// `debian-signed-by` and `ubuntu-signed-by` with the file of their keys; and what stands in for a registry, or for
+    /// another host of downloads, by its name: `"registry.example.org" = "https://mirror.example.org/prefix"`.
     #[serde(default)]
     pub mirror: BTreeMap<String, String>,
     /// What `gc` keeps.

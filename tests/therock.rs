@@ -243,6 +243,7 @@ const PRINTS: &str = "cd /therock/build/artifacts; ls *_generic.fprint | grep -v
 #[test]
 fn two_targets_from_source_to_wheels() {
     let case = Case::new(Kind::Btrfs);
+    tarballs_are_locked_before_anything_is_built(&case);
     let done = case.up("a", &["gfx1103"]);
     done.says(&["not run and not passed for want of a GPU: rocm-test, torch-test"]);
 
@@ -315,8 +316,7 @@ fn two_targets_from_source_to_wheels() {
     )
     .ok()
     .prints("ninja: no work to do.");
-    // Downloaded once, for every build directory.
-    assert_eq!(case.upstream.requests("/zlib.tar.gz"), 1);
+    fetched_once(&case);
     // What `--from` would save: by what happened here, where something did.
     let plan = case.plan(&["gfx1201", "--rerun", "scripts"]);
     let ways = plan["ways"].as_array().unwrap();
@@ -360,6 +360,58 @@ fn two_targets_from_source_to_wheels() {
     }
     a_touched_source_builds_what_uses_it(&case);
     remove(&case, &["a", "b"]);
+}
+
+/// They are in the source, so they are in the lock file as soon as that is there.
+fn tarballs_are_locked_before_anything_is_built(case: &Case) {
+    let file = case.store.work().join("first.lock");
+    let path = file.to_str().unwrap();
+    let lock = ["lock", "gfx1103", "--file", path];
+    case.store.rockenv(&lock).ok();
+    let text = fs::read_to_string(&file).unwrap();
+    let table: toml::Table = text.parse().unwrap();
+    let files = table["files"]["therock-tarballs"].as_table().unwrap();
+    let names: Vec<&String> = files.keys().collect();
+    assert_eq!(
+        names,
+        [
+            "therock-expat-sources/expat-2.7.5.tar.gz",
+            "therock-zlib-sources/zlib.tar.gz"
+        ]
+    );
+    for file in files.values() {
+        let (url, sha256) = (&file["url"], file["sha256"].as_str().unwrap());
+        assert!(url.as_str().unwrap().starts_with("http://127.0.0.1:"));
+        let blob = case.store.home().join("blobs/sha256").join(sha256);
+        assert!(blob.is_file(), "{text}");
+    }
+    // Nothing that those wheels are made of.
+    let wheels = [
+        "lock",
+        "gfx1103",
+        "--from",
+        "wheels",
+        "--file",
+        "wheels.lock",
+    ];
+    case.store.rockenv(&wheels).ok();
+    let text = fs::read_to_string(case.store.work().join("wheels.lock")).unwrap();
+    assert!(!text.contains("therock-tarballs"), "{text}");
+    case.store.rockenv(&lock).ok().says(&["nothing changed"]);
+}
+
+/// Both tarballs were asked for once, whoever wanted them, and are in the store under their digests.
+fn fetched_once(case: &Case) {
+    for (name, file) in [
+        ("therock-zlib-sources", "zlib.tar.gz"),
+        ("therock-expat-sources", "expat-2.7.5.tar.gz"),
+    ] {
+        assert_eq!(case.upstream.requests(&format!("/{file}")), 1, "{file}");
+        let kept = case.store.home().join("caches/therock-tarballs");
+        let digest = run(Command::new("sha256sum").arg(kept.join(name).join(file)));
+        let blobs = case.store.home().join("blobs/sha256");
+        assert!(blobs.join(&digest[..64]).is_file(), "{file}");
+    }
 }
 
 /// What pip took from an index is in the lock file; the index has another wheel of that version then.
@@ -635,6 +687,7 @@ fn a_build_that_begins_with_what_others_built() {
         .ok()
         .prints("torch for: gfx1103");
     assert_eq!(case.upstream.requests("/whl-multi-arch/torch/"), 1);
+    fetched_once(&case);
     what_artifacts_hold_is_given_up(&case);
     wheels_of_an_index_are_locked(&case);
     remove(&case, &["a", "c", "r", "w"]);

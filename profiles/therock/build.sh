@@ -6,12 +6,14 @@ unset CMAKE_BUILD_PARALLEL_LEVEL
 # Its argument is for the targets only; ninja hands no number on.
 cmake --build /therock/build --target "$@"
 
-# TheRock downloads them again for every build directory.
+# Tarballs that nobody knew of before, for the next build directory: NAME/FILE.
 cd /therock/build
 find . -path '*_fetch/src/*' -type f \( -name '*.tar.*' -o -name '*.tgz' -o -name '*.zip' \) ! -path '*-stamp/*' | while read -r file; do
-    [ -e "/cache/tarballs/$file" ] || {
-        mkdir -p "/cache/tarballs/${file%/*}"
-        cp "$file" "/cache/tarballs/$file.$$.part"
-        mv "/cache/tarballs/$file.$$.part" "/cache/tarballs/$file"
+    name=${file%_fetch/src/*}
+    kept=/cache/tarballs/${name##*/}/${file##*/}
+    [ -e "$kept" ] || {
+        mkdir -p "${kept%/*}"
+        cp "$file" "$kept.$$.part"
+        mv "$kept.$$.part" "$kept"
     }
 done

@@ -12,17 +12,6 @@ flang=$((gib / 8))
 [ "$flang" -ge 1 ] || flang=1
 [ "$flang" -le "$jobs" ] || flang=$jobs
 
-# What is built already may want the tarballs of its sources again; those that are there are not downloaded. A download that
-# failed leaves an empty file.
-cd /cache/tarballs
-find . -type f ! -name '*.part' | while read -r file; do
-    cmp -s "$file" "/therock/build/$file" || {
-        mkdir -p "/therock/build/${file%/*}"
-        cp "$file" "/therock/build/$file"
-    }
-done
-cd /therock/src
-
 cmake --fresh -G Ninja -S /therock/src -B /therock/build \
     -DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache \
     -DTHEROCK_BACKGROUND_BUILD_JOBS=2 \
@@ -30,3 +19,14 @@ cmake --fresh -G Ninja -S /therock/src -B /therock/build \
     "-Damd-llvm_CMAKE_ARGS=-DLLVM_PARALLEL_COMPILE_JOBS=$jobs" \
     "-DhipBLASLt_CMAKE_ARGS=-DTENSILELITE_BUILD_PARALLEL_LEVEL=$tensile" \
     "$@"
+
+# TheRock downloads tarballs into a directory for each: NAME_fetch/src. One that is there already is not downloaded; a download
+# that failed leaves an empty file.
+cd /therock/build
+find . -type d \( -name build -o -name source -o -name stage -o -name dist \) -prune -o -type d -path '*_fetch/src' -print | while read -r place; do
+    name=${place%_fetch/src}
+    for file in "/cache/tarballs/${name##*/}"/*; do
+        [ -f "$file" ] && [ "${file%.part}" = "$file" ] || continue
+        cmp -s "$file" "$place/${file##*/}" || cp "$file" "$place/${file##*/}"
+    done
+done

@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::downloads::Fetching;
 use super::needs::Needs;
 use super::pinned::Pinned;
 use super::prepare::Prepared;
@@ -205,6 +206,16 @@ fn attempt(
             args.offline,
             cancel.flag(),
         ))?;
+    }
+    let fetching = Fetching {
+        cx,
+        store,
+        offline: args.offline,
+        signals,
+        reporter,
+    };
+    for message in fetching.provide(prepared, &spec, &plan, &sources)? {
+        reporter.emit(&Event::Warning { message });
     }
     reporter.emit(&Event::RunStarted {
         env: spec.name.clone(),

@@ -7,6 +7,7 @@ use clap::{Args, Subcommand};
 use jiff::Timestamp;
 use serde::Serialize;
 
+use super::downloads::Fetching;
 use super::inputs;
 use super::pinned::{self, Pinned};
 use super::prepare::Prepared;
@@ -17,7 +18,8 @@ use crate::host;
 use crate::image::Recipe;
 use crate::image::recipe::{Pin, snapshot_id};
 use crate::lockfile::{
-    self, Change, LockedImage, LockedPrints, LockedSource, LockedStep, Lockfile, Observed, VERSION,
+    self, CacheFile, Change, LockedImage, LockedPrints, LockedSource, LockedStep, Lockfile,
+    Observed, VERSION,
 };
 use crate::pins::Pins;
 use crate::signals::{Cancel, Signals};
@@ -228,6 +230,15 @@ impl Work<'_> {
             }
         }
         lock.steps = self.steps(prepared, &lock)?;
+        let fetching = Fetching {
+            cx: self.cx,
+            store: self.store,
+            offline: false,
+            signals: self.signals,
+            reporter: self.reporter,
+        };
+        let notes = fetching.lock(prepared, &sources, &mut lock)?;
+        notes.into_iter().for_each(|message| self.warn(message));
         Ok(lock)
     }
 
@@ -366,7 +377,7 @@ impl Work<'_> {
     }
 
     /// Returns the files of caches that the profile locks: those that were locked, and what came since.
-    fn files(&self, prepared: &Prepared) -> Result<BTreeMap<String, BTreeMap<String, String>>> {
+    fn files(&self, prepared: &Prepared) -> Result<BTreeMap<String, BTreeMap<String, CacheFile>>> {
         let mut all = BTreeMap::new();
         for volume in prepared
             .profile
@@ -374,11 +385,16 @@ impl Work<'_> {
             .iter()
             .filter(|volume| volume.locked)
         {
-            let mut files = self.store.cache_files(&volume.name)?;
+            let found = self.store.cache_files(&volume.name)?.into_iter();
+            let mut files: BTreeMap<_, _> = found
+                .map(|(path, sha256)| (path, CacheFile::Sha256(sha256)))
+                .collect();
             if let Some(old) = self.old.and_then(|old| old.files.get(&volume.name))
                 && !self.updates(ALL)
             {
-                files.extend(old.clone());
+                // What rockenv fetches is looked up anew: it is as the source says.
+                let old = old.iter().filter(|(_, file)| file.url().is_none());
+                files.extend(old.map(|(path, file)| (path.clone(), file.clone())));
             }
             if !files.is_empty() {
                 all.insert(volume.name.clone(), files);

@@ -4,6 +4,7 @@ pub mod cache;
 mod checkout;
 mod converge;
 pub mod doctor;
+mod downloads;
 pub mod du;
 mod ephemeral;
 pub mod exec;

@@ -64,8 +64,20 @@ fn missing(cx: &Context, store: &Store, prepared: &Prepared) -> Result<Vec<Strin
     }
     for (cache, files) in pinned.into_iter().flat_map(|pinned| &pinned.lock.files) {
         let found = store.cache_files(cache)?;
-        let lacking = files.keys().filter(|path| !found.contains_key(*path));
-        missing.extend(lacking.map(|path| format!("file `{path}` of cache `{cache}`")));
+        let lacking = files.iter().filter(|(path, file)| {
+            let blob = store.root().join("blobs/sha256").join(file.sha256());
+            match file.url() {
+                None => !found.contains_key(*path),
+                Some(_) => found.get(*path) != Some(file.sha256()) && !blob.is_file(),
+            }
+        });
+        missing.extend(lacking.map(|(path, file)| {
+            let from = file.url().map(|url| format!(" from `{url}`"));
+            format!(
+                "file `{path}` of cache `{cache}`{}",
+                from.unwrap_or_default()
+            )
+        }));
     }
     Ok(missing)
 }

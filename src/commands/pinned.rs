@@ -9,7 +9,7 @@ use super::prepare::Prepared;
 use super::select::Wish;
 use crate::context::Context;
 use crate::error::{Error, Result};
-use crate::lockfile::{self, Choices, Fetched, Lockfile};
+use crate::lockfile::{self, CacheFile, Choices, Fetched, Lockfile};
 use crate::ninja;
 use crate::plan::Plan;
 use crate::profile::hex;
@@ -152,7 +152,8 @@ pub(super) fn adopt(cx: &Context, prepared: &mut Prepared, pinned: Pinned) -> Re
     Ok(())
 }
 
-/// Refuses files in caches that are others than the locked ones. Those that are missing are for the steps to fetch.
+/// Refuses files in caches that are others than the locked ones. Those that are missing are for the steps to fetch, and those
+/// that rockenv fetches it puts there anew.
 pub(super) fn check_files(prepared: &Prepared, store: &Store) -> Result<()> {
     let Some(pinned) = &prepared.pinned else {
         return Ok(());
@@ -160,8 +161,9 @@ pub(super) fn check_files(prepared: &Prepared, store: &Store) -> Result<()> {
     let mut differences = Vec::new();
     for (cache, files) in &pinned.lock.files {
         let found = store.cache_files(cache)?;
-        let other = |(path, sha256): &(&String, &String)| {
-            found.get(*path).is_some_and(|found| found != *sha256)
+        let other = |(path, file): &(&String, &CacheFile)| {
+            let differs = |found: &String| found != file.sha256();
+            file.url().is_none() && found.get(*path).is_some_and(differs)
         };
         differences.extend(files.iter().filter(other).map(|(path, _)| {
             format!("file `{path}` in cache `{cache}` is another than the locked one")

@@ -197,7 +197,7 @@ pub fn directory_of(
             })?;
             Ok(store.volume_dir(&id))
         }
-        (VolumeKind::Cache, _) => made(store.root().join("caches").join(&volume.name), spec),
+        (VolumeKind::Cache, _) => cache_directory(store, spec, &volume.name),
         (VolumeKind::Output, VolumeSource::Store) => made(
             store
                 .root()
@@ -217,6 +217,11 @@ pub fn directory_of(
             volume.name
         ))),
     }
+}
+
+/// Returns the directory of a cache, made if it is not there.
+pub fn cache_directory(store: &Store, spec: &Spec, name: &str) -> Result<PathBuf> {
+    made(store.root().join("caches").join(name), spec)
 }
 
 /// Makes a directory for the build user; one that exists keeps its owner.

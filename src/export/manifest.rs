@@ -182,11 +182,15 @@ fn dependencies(env: &Env<'_>) -> Vec<Value> {
             found.push(shown);
         }
         for (volume, files) in &lock.files {
-            for (path, sha256) in files {
-                found.push(json!({
+            for (path, file) in files {
+                let mut shown = json!({
                     "name": format!("files/{volume}/{path}"),
-                    "digest": { "sha256": sha256 },
-                }));
+                    "digest": { "sha256": file.sha256() },
+                });
+                if let Some(url) = file.url() {
+                    shown["uri"] = json!(url);
+                }
+                found.push(shown);
             }
         }
         found.push(json!({

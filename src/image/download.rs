@@ -1,6 +1,6 @@
 //! Owns the download cache `blobs/sha256/<digest>`: what is there under its digest had it when it was put there, and is
 //! verified again before it is used, because disks rot. What is being downloaded has another name, from which an
-//! interrupted download goes on.
+//! interrupted download goes on. What is asked for by another digest is there under that one as a link.
 
 use std::io::{Read, Write as _};
 use std::path::{Path, PathBuf};
@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use nix::fcntl::{Flock, FlockArg};
 use reqwest::{Response, StatusCode};
-use sha2::{Digest as _, Sha256};
+use sha2::digest::DynDigest;
 
+use super::checksum::Algorithm;
 use super::hex;
 use super::unpack::stop_if;
 use crate::error::{Error, Kind, Result, ResultExt as _};
@@ -38,8 +39,10 @@ impl Meter {
 pub(super) struct Wanted<'a> {
     /// What messages call it.
     pub(super) name: &'a str,
-    /// Its SHA-256, in hexadecimal digits.
-    pub(super) sha256: &'a str,
+    /// How its digest is computed.
+    pub(super) algorithm: Algorithm,
+    /// Its digest, in hexadecimal digits.
+    pub(super) digest: &'a str,
     /// More bytes than these are refused.
     pub(super) limit: u64,
 }
@@ -66,7 +69,8 @@ fn fetch_by(
     let meter = Meter::default();
     let wanted = Wanted {
         name: url,
-        sha256,
+        algorithm: Algorithm::Sha256,
+        digest: sha256,
         limit: u64::MAX,
     };
     // A thread of its own: the caller's may already be running a tokio runtime.
@@ -156,16 +160,16 @@ pub(super) async fn obtain(
     blobs: &Path,
     meter: &Meter,
 ) -> Result<PathBuf> {
-    let directory = blobs.join("sha256");
+    let directory = blobs.join(wanted.algorithm.name());
     fs_err::create_dir_all(&directory)?;
-    let blob = directory.join(wanted.sha256);
-    if present(&blob, wanted.sha256, meter).await? {
+    let blob = directory.join(wanted.digest);
+    if present(&blob, wanted, meter).await? {
         return Ok(blob);
     }
-    let partial = directory.join(format!(".{}.partial", wanted.sha256));
+    let partial = directory.join(format!(".{}.partial", wanted.digest));
     let file = lock(&partial).await?;
     // Another process may have finished it while this one waited.
-    if present(&blob, wanted.sha256, meter).await? {
+    if present(&blob, wanted, meter).await? {
         fs_err::remove_file(&partial)?;
         return Ok(blob);
     }
@@ -183,14 +187,34 @@ pub(super) async fn obtain(
             }
         }
     };
-    if found != wanted.sha256 {
-        let error = mismatch(&partial, &found, wanted.sha256);
+    if found != wanted.digest {
+        let error = mismatch(&partial, wanted.algorithm, &found, wanted.digest);
         fs_err::remove_file(&partial)?;
         return Err(error).context(|| format!("cannot use what `{}` sent", wanted.name));
     }
-    fs_err::rename(&partial, &blob)?;
+    match wanted.algorithm {
+        Algorithm::Sha256 => fs_err::rename(&partial, &blob)?,
+        _ => file_under_sha256(&partial, &blob, blobs).await?,
+    }
     drop(file);
     Ok(blob)
+}
+
+/// Puts a finished download among those known by SHA-256, and a link to it where it was asked for.
+async fn file_under_sha256(partial: &Path, blob: &Path, blobs: &Path) -> Result<()> {
+    let mut hash = Algorithm::Sha256.hasher();
+    hash_on(&mut fs_err::File::open(partial)?, &mut *hash).await?;
+    let sha256 = hex(&hash.finalize());
+    fs_err::create_dir_all(blobs.join("sha256"))?;
+    fs_err::rename(partial, blobs.join("sha256").join(&sha256))?;
+    // It leads nowhere where `gc` has removed what it led to.
+    if fs_err::symlink_metadata(blob).is_ok() {
+        fs_err::remove_file(blob)?;
+    }
+    Ok(fs_err::os::unix::fs::symlink(
+        Path::new("../sha256").join(sha256),
+        blob,
+    )?)
 }
 
 /// Puts bytes that have this SHA-256 among the blobs.
@@ -206,14 +230,14 @@ pub(super) fn keep(bytes: &[u8], sha256: &str, blobs: &Path) -> Result<()> {
 }
 
 /// Says whether a blob is there, undamaged; a damaged one is removed.
-async fn present(blob: &Path, sha256: &str, meter: &Meter) -> Result<bool> {
+async fn present(blob: &Path, wanted: &Wanted<'_>, meter: &Meter) -> Result<bool> {
     let mut file = match fs_err::File::open(blob) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
         other => other?,
     };
-    let mut hash = Sha256::new();
-    let size = hash_on(&mut file, &mut hash).await?;
-    if hex(&hash.finalize()) != sha256 {
+    let mut hash = wanted.algorithm.hasher();
+    let size = hash_on(&mut file, &mut *hash).await?;
+    if hex(&hash.finalize()) != wanted.digest {
         fs_err::remove_file(blob)?;
         return Ok(false);
     }
@@ -222,7 +246,7 @@ async fn present(blob: &Path, sha256: &str, meter: &Meter) -> Result<bool> {
 }
 
 /// Hashes a file, letting other work of this thread go on; returns its size.
-async fn hash_on(file: &mut impl Read, hash: &mut Sha256) -> Result<u64> {
+async fn hash_on(file: &mut impl Read, hash: &mut dyn DynDigest) -> Result<u64> {
     let mut buffer = vec![0; 256 << 10];
     let mut size = 0;
     loop {
@@ -266,19 +290,19 @@ fn names(path: &Path, file: &Flock<std::os::fd::OwnedFd>) -> Result<bool> {
     Ok(named.is_ok_and(|named| (named.dev(), named.ino()) == (open.st_dev, open.st_ino)))
 }
 
-/// Brings the partial file to its end and returns the SHA-256 of all of it.
+/// Brings the partial file to its end and returns the digest of all of it.
 async fn transfer(
     wanted: &Wanted<'_>,
     open: &impl AsyncFn(u64) -> Result<Response>,
     partial: &Path,
     meter: &Meter,
 ) -> Result<String> {
-    let mut hash = Sha256::new();
-    let mut have = hash_on(&mut fs_err::File::open(partial)?, &mut hash).await?;
+    let mut hash = wanted.algorithm.hasher();
+    let mut have = hash_on(&mut fs_err::File::open(partial)?, &mut *hash).await?;
     // Killed between the last byte and the rename.
-    if have > 0 && hex(&hash.clone().finalize()) == wanted.sha256 {
+    if have > 0 && hex(&hash.box_clone().finalize()) == wanted.digest {
         meter.done.fetch_add(have, Ordering::Relaxed);
-        return Ok(wanted.sha256.to_owned());
+        return Ok(wanted.digest.to_owned());
     }
     let mut response = open(have).await?;
     let resumes = response.status() == StatusCode::PARTIAL_CONTENT && {
@@ -295,7 +319,7 @@ async fn transfer(
     };
     if have > 0 && starts_again {
         have = 0;
-        hash = Sha256::new();
+        hash.reset();
         fs_err::OpenOptions::new()
             .write(true)
             .open(partial)?
@@ -347,13 +371,22 @@ pub(crate) fn verify(path: &Path, sha256: &str, cancel: &AtomicBool) -> Result<(
     let found = sha256_of(fs_err::File::open(path)?, cancel)?;
     match found == sha256 {
         true => Ok(()),
-        false => Err(mismatch(path, &found, sha256)),
+        false => Err(mismatch(path, Algorithm::Sha256, &found, sha256)),
     }
 }
 
 /// Returns the SHA-256 of what is left to read.
 pub(crate) fn sha256_of(mut file: impl Read, cancel: &AtomicBool) -> Result<String> {
-    let mut hash = Sha256::new();
+    digest_of(&mut file, Algorithm::Sha256, cancel)
+}
+
+/// Returns the digest of what is left to read.
+pub(crate) fn digest_of(
+    file: &mut impl Read,
+    algorithm: Algorithm,
+    cancel: &AtomicBool,
+) -> Result<String> {
+    let mut hash = algorithm.hasher();
     let mut buffer = vec![0; 256 << 10];
     loop {
         stop_if(cancel)?;
@@ -364,7 +397,7 @@ pub(crate) fn sha256_of(mut file: impl Read, cancel: &AtomicBool) -> Result<Stri
     }
 }
 
-fn mismatch(path: &Path, found: &str, sha256: &str) -> Error {
+fn mismatch(path: &Path, algorithm: Algorithm, found: &str, wanted: &str) -> Error {
     let mut start = [0; 64];
     let amount = fs_err::File::open(path).and_then(|mut file| file.read(&mut start));
     let start = &start[..amount.unwrap_or(0)];
@@ -375,7 +408,10 @@ fn mismatch(path: &Path, found: &str, sha256: &str) -> Error {
     };
     Error::new(
         Kind::Drift,
-        format!("`{}` has SHA-256 {found}, not {sha256}{page}", path.display()),
+        format!(
+            "`{}` has {algorithm} {found}, not {wanted}{page}",
+            path.display()
+        ),
     )
     .help("check where the file comes from; if the change is wanted, write its sha256 into the recipe")
 }
@@ -383,6 +419,7 @@ fn mismatch(path: &Path, found: &str, sha256: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sha2::{Digest as _, Sha256};
     use std::io::{BufRead as _, BufReader};
     use std::net::TcpListener;
 

@@ -159,12 +159,15 @@ pub fn changes(a: &Lockfile, b: &Lockfile) -> Vec<Change> {
             .collect::<BTreeMap<_, _>>()
     };
     compare(&mut found, "fetched", &fetched(a), &fetched(b));
-    compare(
-        &mut found,
-        "file",
-        &flat(a.files.iter()),
-        &flat(b.files.iter()),
-    );
+    let files = |lock: &Lockfile| {
+        let files = lock.files.iter().flat_map(|(cache, files)| {
+            files
+                .iter()
+                .map(move |(path, file)| (format!("{cache}/{path}"), file.sha256().clone()))
+        });
+        files.collect::<BTreeMap<_, _>>()
+    };
+    compare(&mut found, "file", &files(a), &files(b));
     let pins = |lock: &Lockfile| flat(lock.steps.iter().map(|step| (&step.name, &step.pins)));
     compare(&mut found, "installed", &pins(a), &pins(b));
     let prints = |lock: &Lockfile| {
@@ -217,6 +220,7 @@ fn compare(
 
 #[cfg(test)]
 mod tests {
+    use super::super::CacheFile;
     use super::super::tests::example;
     use super::*;
     use crate::spec::StepKey;
@@ -248,7 +252,7 @@ mod tests {
         b.files
             .get_mut("tarballs")
             .unwrap()
-            .insert("new.tgz".to_owned(), "7".repeat(64));
+            .insert("new.tgz".to_owned(), CacheFile::Sha256("7".repeat(64)));
         for step in &mut b.steps {
             step.key = StepKey::base(&format!("new {}", step.name));
         }

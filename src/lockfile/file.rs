@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use fs_err as fs;
 
-use super::{Lockfile, VERSION};
+use super::{CacheFile, Lockfile, VERSION};
 use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::profile::Origin;
 
@@ -84,6 +84,7 @@ impl Lockfile {
         let image = [&self.image.key, &self.image.digest, &self.image.recipe];
         let fetched = self.fetched.values().map(|file| &file.sha256);
         let files = self.files.values().flat_map(BTreeMap::values);
+        let files = files.map(CacheFile::sha256);
         image.into_iter().chain(fetched).chain(files)
     }
 
@@ -205,6 +206,10 @@ mod tests {
 
         [files.tarballs]
         "zlib/zlib.tar.gz" = "6666666666666666666666666666666666666666666666666666666666666666"
+
+        [files.tarballs."xz/xz.tar.gz"]
+        url = "https://example.org/xz.tar.gz"
+        sha256 = "9999999999999999999999999999999999999999999999999999999999999999"
 
         [[step]]
         name = "z-first"

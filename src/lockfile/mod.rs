@@ -66,9 +66,9 @@ pub struct Lockfile {
     /// Files that rockenv itself fetches, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub fetched: BTreeMap<String, Fetched>,
-    /// Files in caches whose content the profile locks, by volume, then path: SHA-256.
+    /// Files in caches whose content the profile locks, by volume, then path.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub files: BTreeMap<String, BTreeMap<String, String>>,
+    pub files: BTreeMap<String, BTreeMap<String, CacheFile>>,
     /// Steps in order, those with a GPU included wherever it was locked.
     #[serde(default, rename = "step")]
     pub steps: Vec<LockedStep>,
@@ -190,6 +190,34 @@ pub struct Fetched {
     pub url: Option<String>,
     /// Digest of its content.
     pub sha256: String,
+}
+
+/// A file in a cache: one that rockenv fetches, or one that a step put there, of which only the digest is known.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum CacheFile {
+    /// Digest of its content.
+    Sha256(String),
+    /// With where it comes from.
+    Fetched(Fetched),
+}
+
+impl CacheFile {
+    /// Returns the digest of its content.
+    pub fn sha256(&self) -> &String {
+        match self {
+            Self::Sha256(sha256) => sha256,
+            Self::Fetched(file) => &file.sha256,
+        }
+    }
+
+    /// Returns where rockenv fetches it from.
+    pub fn url(&self) -> Option<&String> {
+        match self {
+            Self::Sha256(_) => None,
+            Self::Fetched(file) => file.url.as_ref(),
+        }
+    }
 }
 
 /// A step.
@@ -320,7 +348,19 @@ pub(crate) mod tests {
             )]),
             files: BTreeMap::from([(
                 "tarballs".to_owned(),
-                BTreeMap::from([("zlib/zlib.tar.gz".to_owned(), digest("6"))]),
+                BTreeMap::from([
+                    (
+                        "xz/xz.tar.gz".to_owned(),
+                        CacheFile::Fetched(Fetched {
+                            url: Some("https://example.org/xz.tar.gz".to_owned()),
+                            sha256: digest("9"),
+                        }),
+                    ),
+                    (
+                        "zlib/zlib.tar.gz".to_owned(),
+                        CacheFile::Sha256(digest("6")),
+                    ),
+                ]),
             )]),
             steps: vec![
                 LockedStep {

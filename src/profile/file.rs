@@ -205,6 +205,12 @@ pub(crate) struct Volume {
     /// Its files are published ones that never change: the lock file names each with its digest. For `cache`.
     #[schemars(with = "Option<bool>")]
     pub(crate) locked: Option<Spanned<bool>>,
+    /// Source volume, a checkout of TheRock, whose third-party tarballs are fetched into it beforehand. For `cache`.
+    #[schemars(with = "Option<String>")]
+    pub(crate) downloads: Option<Spanned<String>>,
+    /// The steps before which that happens; any without. For `downloads`.
+    #[schemars(with = "Option<Vec<String>>")]
+    pub(crate) needed_by: Option<Vec<Spanned<String>>>,
     /// Space that it grows to; `up` refuses a file system with less.
     #[schemars(with = "Option<String>")]
     pub(crate) disk: Option<Spanned<String>>,

@@ -82,6 +82,8 @@ pub(crate) struct VolumeDraft {
     pub(crate) submodules: Option<At<bool>>,
     pub(crate) max: Option<At<String>>,
     pub(crate) locked: Option<At<bool>>,
+    pub(crate) downloads: Option<At<String>>,
+    pub(crate) needed_by: Option<Vec<At<String>>>,
     pub(crate) disk: Option<At<String>>,
     pub(crate) access: Option<At<Access>>,
 }
@@ -350,6 +352,8 @@ impl Merge<'_> {
                 submodules: None,
                 max: None,
                 locked: None,
+                downloads: None,
+                needed_by: None,
                 disk: None,
                 access: None,
             });
@@ -373,6 +377,11 @@ impl Merge<'_> {
         set(&mut volume.submodules, self.opt(file.submodules));
         set(&mut volume.max, self.opt(file.max));
         set(&mut volume.locked, self.opt(file.locked));
+        set(&mut volume.downloads, self.opt(file.downloads));
+        set(
+            &mut volume.needed_by,
+            file.needed_by.map(|steps| self.list(steps)),
+        );
         set(&mut volume.disk, self.opt(file.disk));
         set(&mut volume.access, self.opt(file.access));
     }

@@ -194,10 +194,29 @@ pub struct Volume {
     pub max: Option<u64>,
     /// The lock file names its files.
     pub locked: bool,
+    /// What a cache is filled with beforehand.
+    pub downloads: Option<Downloads>,
     /// Size it grows to.
     pub disk: Option<u64>,
     /// Whether steps may write.
     pub access: Access,
+}
+
+/// What a cache has before steps run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Downloads {
+    /// The source volume that declares them.
+    pub source: String,
+    /// The steps that need them; nothing for all.
+    pub needed_by: Option<Vec<String>>,
+}
+
+impl Downloads {
+    /// Says whether a step needs them.
+    pub fn needed_by(&self, step: &str) -> bool {
+        let steps = self.needed_by.as_ref();
+        steps.is_none_or(|steps| steps.iter().any(|name| name == step))
+    }
 }
 
 /// What a volume shows.

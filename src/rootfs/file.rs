@@ -8,12 +8,13 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, OpenHow, ResolveFlag};
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, renameat};
 use nix::sys::stat::{Mode, SFlag, fchmod, fstat, futimens, mkdirat};
 use nix::sys::time::TimeSpec;
 use nix::unistd::{UnlinkatFlags, fchown, unlinkat};
 
 use super::beneath::{self, openat2};
+use super::content::Transport;
 use crate::error::{Error, Result, ResultExt as _};
 
 /// The largest file that is changed: hooks are for source code.
@@ -134,6 +135,59 @@ pub fn write(
     Ok((stat.st_mtime, stat.st_mtime_nsec))
 }
 
+/// Opens the regular file at `below` for reading; nothing where there is none.
+#[expect(
+    clippy::disallowed_types,
+    reason = "the file was opened by its name in a directory"
+)]
+pub fn open(root: &Path, below: &Path) -> Result<Option<std::fs::File>> {
+    let shown = || format!("cannot read `{}`", root.join(below).display());
+    let top = beneath::open_path(root)?;
+    let (parent, name) = split(below)?;
+    let none = [Errno::ENOENT, Errno::ENOTDIR, Errno::ELOOP];
+    let directory = match beneath::open_below(&top, &parent) {
+        Err(error) if none.contains(&error) => return Ok(None),
+        other => other.context(shown)?,
+    };
+    let file = match beneath::open(&directory, &name, OFlag::O_RDONLY | OFlag::O_NONBLOCK) {
+        Err(error) if none.contains(&error) => return Ok(None),
+        other => other.context(shown)?,
+    };
+    let regular = beneath::kind(&fstat(&file)?) == SFlag::S_IFREG;
+    Ok(regular.then(|| into_file(file)))
+}
+
+/// Puts what `from` holds at `below`, whole or not at all: by shared blocks where the file system can, else as a copy. A file
+/// that is there is replaced; owners are those of the directories.
+pub fn place(root: &Path, below: &Path, from: BorrowedFd<'_>) -> Result<()> {
+    let shown = || format!("cannot write `{}`", root.join(below).display());
+    let top = beneath::open_path(root)?;
+    let (parent, name) = split(below)?;
+    let directory = make_directories(&top, &parent).context(shown)?;
+    // Not another command's, which may do the same.
+    let mut part = name.as_bytes().to_vec();
+    part.extend(format!(".{}.part", std::process::id()).bytes());
+    let part = CString::new(part).map_err(|_| Error::unexpected("a name with a NUL"))?;
+    let outcome = (|| {
+        let file = match create(&directory, &part) {
+            // Of a command that was killed.
+            Err(Errno::EEXIST) => {
+                unlinkat(&directory, part.as_c_str(), UnlinkatFlags::NoRemoveDir)?;
+                create(&directory, &part)?
+            }
+            other => other?,
+        };
+        let size = fstat(from)?.st_size;
+        Transport::default().transfer(from, file.as_fd(), size)?;
+        renameat(&directory, part.as_c_str(), &directory, name.as_c_str())
+    })();
+    if outcome.is_err() {
+        // Why it failed is what counts.
+        unlinkat(&directory, part.as_c_str(), UnlinkatFlags::NoRemoveDir).ok();
+    }
+    outcome.context(shown)
+}
+
 /// Removes the file at `below`.
 pub fn remove(root: &Path, below: &Path) -> Result<()> {
     let shown = || format!("cannot remove `{}`", root.join(below).display());
@@ -231,6 +285,24 @@ mod tests {
         let new = Path::new("a/b/c");
         assert_eq!(read(root, new).unwrap(), Entry::Absent);
         write(root, new, b"one", Some(true), None).unwrap();
+        let their = fs::File::open(outside.path().join("f")).unwrap();
+        for path in ["link/f", "../g"] {
+            assert!(place(root, Path::new(path), their.as_fd()).is_err());
+            assert!(!matches!(open(root, Path::new(path)), Ok(Some(_))));
+        }
+        // A link is replaced and not followed, like any file.
+        std::os::unix::fs::symlink(outside.path().join("new"), root.join("a/b/l")).unwrap();
+        for path in ["a/b/l", "a/b/e/f", "a/b/e/f"].map(Path::new) {
+            place(root, path, their.as_fd()).unwrap();
+            let mut text = String::new();
+            let mut file = open(root, path).unwrap().unwrap();
+            file.read_to_string(&mut text).unwrap();
+            assert_eq!(text, "theirs");
+        }
+        assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 1);
+        assert_eq!(fs::read_dir(root.join("a/b/e")).unwrap().count(), 1);
+        fs::remove_dir_all(root.join("a/b/e")).unwrap();
+        fs::remove_file(root.join("a/b/l")).unwrap();
         let time = Some((1_000_000_000, 7));
         assert_eq!(
             write(root, new, b"x", None, time).unwrap(),

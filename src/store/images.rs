@@ -147,6 +147,11 @@ impl Store {
         self.root.join("blobs/lock")
     }
 
+    /// Keeps everybody from removing downloads for as long as what this returns lives.
+    pub fn keep_downloads(&self) -> Result<Lock> {
+        Lock::shared(&self.blobs_lock(), "the downloads", BUILD_WAIT)
+    }
+
     fn reference(&self, recipe: &str, extension: &str) -> PathBuf {
         self.root
             .join("images/refs")
@@ -318,7 +323,7 @@ impl Store {
         means: &mut Means<'_>,
     ) -> Result<Built> {
         // Downloads stay while somebody may be about to read them.
-        let _downloads = Lock::shared(&self.blobs_lock(), "the downloads", BUILD_WAIT)?;
+        let _downloads = self.keep_downloads()?;
         let root = work.join("root");
         rootfs::create_tree(self.method, &root)?;
         image::build(

@@ -124,9 +124,12 @@ impl Store {
 fn names(lock: &Lockfile) -> Vec<String> {
     let steps = lock.steps.iter().map(|step| step.key.as_str().to_owned());
     let fetched = lock.fetched.values().map(|file| file.sha256.clone());
+    let files = lock.files.values().flat_map(BTreeMap::values);
+    let files = files.filter(|file| file.url().is_some());
     [lock.image.key.clone()]
         .into_iter()
         .chain(steps)
         .chain(fetched)
+        .chain(files.map(|file| file.sha256().clone()))
         .collect()
 }

@@ -2,11 +2,12 @@
 //!
 //! Nothing of a checkout is run to find out: `cmake` reads the one function call that declares a target, `topology` the
 //! TOML, and both refuse what they do not know rather than guess. `drift` compares with what is compiled in, `prints` are what it
-//! writes when it is configured.
+//! writes when it is configured, `tarballs` what its build downloads.
 
 mod cmake;
 mod drift;
 mod prints;
+pub mod tarballs;
 mod targets;
 mod topology;
 pub mod tree;

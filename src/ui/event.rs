@@ -30,7 +30,7 @@ pub enum Event {
     },
     /// The base image is there.
     ImageFinished { image: String, wall_ms: u64 },
-    /// Snapshots go to a registry, or come from one.
+    /// Snapshots go to a registry, or come from one; or what a build downloads is fetched for it.
     Transfer {
         /// Which way, and where.
         what: String,

@@ -17,6 +17,7 @@ use super::credentials::{self, Login};
 use super::manifest::{Descriptor, MANIFEST_TYPES, MAX_MANIFEST, damaged, refused};
 use super::reference::{Reference, is_host, is_repository, sha256};
 use crate::error::{Error, Kind, Result};
+use crate::image::checksum::Algorithm;
 use crate::image::download::{self, Meter, Wanted};
 use crate::image::{Logins, hex};
 
@@ -264,7 +265,8 @@ impl Registry {
         let name = format!("{}@{digest}", self.name);
         let wanted = Wanted {
             name: &name,
-            sha256,
+            algorithm: Algorithm::Sha256,
+            digest: sha256,
             limit,
         };
         let open = async |from| self.get(part, &digest, from).await;

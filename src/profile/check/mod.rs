@@ -57,7 +57,7 @@ pub(crate) fn finish(
     let runtime_env = check.env(draft.runtime_env, Late::Refuse);
     let components = check.components(draft.components, (&variants, &from));
     let runtime_notes = check.runtime_notes(draft.runtime_notes, &runtime_env);
-    let volumes = check.volumes(draft.volumes);
+    let volumes = check.volumes(draft.volumes, &draft.steps);
     let needed_by = check.needed_by(&draft.needed_by, &draft.steps);
     let steps = draft
         .steps

@@ -4,13 +4,19 @@ use std::collections::BTreeMap;
 
 use super::{Check, Volumes, positive};
 use crate::profile::file::{Access, VolumeKind};
-use crate::profile::merge::VolumeDraft;
+use crate::profile::merge::{StepDraft, VolumeDraft};
 use crate::profile::shape::shorten;
 use crate::profile::value::{self, Refused};
-use crate::profile::{Volume, VolumeSource};
+use crate::profile::{Downloads, Volume, VolumeSource};
 
 impl Check<'_> {
-    pub(super) fn volumes(&mut self, drafts: Vec<VolumeDraft>) -> Volumes {
+    pub(super) fn volumes(&mut self, drafts: Vec<VolumeDraft>, steps: &[StepDraft]) -> Volumes {
+        let is_source = |draft: &&VolumeDraft| {
+            let kind = draft.kind.as_ref();
+            kind.is_some_and(|kind| kind.value == VolumeKind::Source)
+        };
+        let sources = drafts.iter().filter(is_source);
+        let sources: Vec<String> = sources.map(|draft| draft.name.value.clone()).collect();
         let mut targets: BTreeMap<String, String> = BTreeMap::new();
         let mut volumes = Volumes::new();
         for draft in drafts {
@@ -28,10 +34,39 @@ impl Check<'_> {
                 );
                 self.push(&target.place, message, "already taken", None);
             }
-            let volume = self.volume(draft);
+            let downloads = self.downloads(&draft, &sources, steps);
+            let volume = self.volume(draft).map(|volume| Volume {
+                downloads,
+                ..volume
+            });
             volumes.push((handle, volume));
         }
         volumes
+    }
+
+    fn downloads(
+        &mut self,
+        draft: &VolumeDraft,
+        sources: &[String],
+        steps: &[StepDraft],
+    ) -> Option<Downloads> {
+        if let Some(names) = &draft.needed_by {
+            self.needed_by(names, steps);
+            if let (None, Some(first)) = (&draft.downloads, names.first()) {
+                let message = "`needed-by` of a volume is for one with `downloads`";
+                self.push(&first.place, message, "here", None);
+            }
+        }
+        let source = draft.downloads.as_ref()?;
+        if !sources.contains(&source.value) {
+            let sources = sources.iter().map(String::as_str);
+            self.unknown("volume of kind `source` called", source, sources);
+        }
+        let names = draft.needed_by.as_ref();
+        Some(Downloads {
+            source: source.value.clone(),
+            needed_by: names.map(|names| names.iter().map(|name| name.value.clone()).collect()),
+        })
     }
 
     fn volume(&mut self, draft: VolumeDraft) -> Option<Volume> {
@@ -67,6 +102,7 @@ impl Check<'_> {
         let caches_only = [
             ("max", draft.max.as_ref().map(|at| &at.place)),
             ("locked", draft.locked.as_ref().map(|at| &at.place)),
+            ("downloads", draft.downloads.as_ref().map(|at| &at.place)),
         ];
         for (key, place) in caches_only {
             if let Some(place) = place.filter(|_| kind != VolumeKind::Cache) {
@@ -168,6 +204,7 @@ impl Check<'_> {
             source,
             max,
             locked: draft.locked.is_some_and(|at| at.value),
+            downloads: None,
             disk,
             access: draft.access.map_or(default, |at| at.value),
         })
