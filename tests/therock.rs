@@ -122,7 +122,11 @@ fn answer(mut client: TcpStream, files: &Path, wheels: &Path) -> Option<String> 
                 Some(wheel) => wheels.join(wheel.replace("%2B", "+")),
                 None => files.join(path.trim_start_matches('/')),
             };
-            ("application/octet-stream", fs::read(file).ok())
+            let kind = match file.extension().is_some_and(|end| end == "html") {
+                true => "text/html",
+                false => "application/octet-stream",
+            };
+            (kind, fs::read(file).ok())
         }
     };
     let status = if body.is_some() {
@@ -492,6 +496,7 @@ fn what_was_built_is_locked(case: &Case) {
         path,
     ];
     case.store.rockenv(&up).ok().says(&["nothing to do"]);
+    what_pytorch_installs_is_locked(case, &up, &text);
     // Those of the steps that need a GPU too, and they are in nobody else's.
     let keys = case.keys(&["gfx1103", "--name", &env]);
     assert!(keys["rocm-test"].is_empty() && !keys["checksums"].is_empty());
@@ -511,6 +516,26 @@ fn what_was_built_is_locked(case: &Case) {
         .rockenv(&up)
         .exits(8)
         .says(&["step `compiler-runtime` is another than the locked one"]);
+}
+
+/// What PyTorch's own build asks pip for is in the lock file, and is what it gets again when there is something newer.
+fn what_pytorch_installs_is_locked(case: &Case, up: &[&str], text: &str) {
+    assert!(text.contains("tokens-double = \"1.0 sha256:"), "{text}");
+    let links = case.store.work().join("upstream/links.html");
+    let newer = "<a href=\"tokens_double-1.1-py3-none-any.whl\">1.1</a>";
+    fs::write(&links, fs::read_to_string(&links).unwrap() + newer).unwrap();
+    let again = [up, &["--rerun", "torch"]].concat();
+    case.store.rockenv(&again).ok();
+    let which = "~/venv/bin/python -c 'import tokens_double; print(tokens_double.VERSION)'";
+    case.sh("a", which).ok().prints("1.0");
+    let ran = [&["up", "--name", up[2], "gfx1103"], &again[up.len()..]].concat();
+    case.store.rockenv(&ran).ok();
+    case.sh("a", which).ok().prints("1.1");
+    case.store.rockenv(up).exits(8).says(&[
+        "`tokens-double` of step `torch` is 1.0 in it, and 1.1 was installed",
+        "--rerun torch",
+    ]);
+    case.store.rockenv(&again).ok();
 }
 
 /// On a store that freezes build trees: a part of what is built is built again beside it, and nothing else.

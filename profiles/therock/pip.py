@@ -1,4 +1,7 @@
-"""Installs Python packages in a virtual environment, and says which: pip.py VENV PIP_ARGUMENT...
+"""Installs Python packages in a virtual environment, or runs a build that does, and says which:
+
+    pip.py VENV PIP_ARGUMENT...
+    pip.py --around PROGRAM ARGUMENT...
 
 What came from an index goes to /run/rockenv/pins/installed, with the SHA-256 of the file, for `rockenv lock`. Where `up --locked` hands
 that back, pip takes no other version, and rockenv compares the digests. Wheels that were built here are not in it: no two builds
@@ -15,25 +18,33 @@ from pathlib import Path
 PINS = Path("/run/rockenv/pins")
 
 
-def main(venv, *arguments):
+def main(first, *rest):
     environment = dict(os.environ)
     with tempfile.TemporaryDirectory() as scratch:
-        report = Path(scratch, "report.json")
         if (locked := PINS / "locked").exists():
             constraints = Path(scratch, "constraints.txt")
             words = [line.split() for line in locked.read_text().splitlines()]
             constraints.write_text("".join(f"{name}=={version}\n" for name, version, _ in words))
-            # Also for what pip takes to build a source package.
-            environment["PIP_CONSTRAINT"] = str(constraints)
-        pip = [f"{venv}/bin/python", "-m", "pip", "install", "--report", str(report), *arguments]
-        code = subprocess.run(pip, env=environment).returncode
+            # The second is for what a newer pip takes to build a source package.
+            environment["PIP_CONSTRAINT"] = environment["PIP_BUILD_CONSTRAINT"] = str(constraints)
+        reports = Path(scratch, "reports")
+        reports.mkdir()
+        if first == "--around":
+            command = rest
+            paths = [str(Path(__file__).parent / "reports"), os.environ.get("PYTHONPATH")]
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+            environment["ROCKENV_PIP_REPORTS"] = str(reports)
+        else:
+            command = [f"{first}/bin/python", "-m", "pip", "install", "--report", str(reports / "0.json"), *rest]
+        code = subprocess.run(command, env=environment).returncode
         if code:
             sys.exit(code)
-        found = json.loads(report.read_text())["install"]
+        found = [package for report in sorted(reports.iterdir()) for package in json.loads(report.read_text())["install"]]
     lines = []
     for package in found:
         origin = package["download_info"]
-        if not origin["url"].startswith("file:"):
+        # A commit of a repository is named by who asks for it.
+        if "archive_info" in origin and not origin["url"].startswith("file:"):
             metadata, digest = package["metadata"], origin["archive_info"]["hashes"]["sha256"]
             lines.append(f"{metadata['name'].lower()} {metadata['version']} sha256:{digest}\n")
     # A step may install more than once.

@@ -30,9 +30,15 @@ def do_build(arguments):
     import rocm_sdk
 
     version = subprocess.run([sys.executable, "-m", "rocm_sdk", "version"], check=True, stdout=subprocess.PIPE, text=True)
+    sources = arguments.root_checkout_dir
+    # As upstream, into the environment that it runs in.
+    pip = [sys.executable, "-m", "pip", "install", "-r", str(sources / "pytorch/requirements.txt")]
+    subprocess.run(pip, check=True)
+    import tokens_double
+
+    print("built with", tokens_double.VERSION, flush=True)
     suffix = f"+devrocm{version.stdout.strip()}"
     archs = arguments.pytorch_rocm_arch.split(",")
-    sources = arguments.root_checkout_dir
     compiler = rocm_sdk.SITE / "_rocm_sdk_core/lib/llvm/bin/amdclang++"
     library = pathlib.Path(os.environ.get("TMPDIR", "/tmp")) / "libtorch_hip.so"
     command = [compiler, "-x", "hip", *(f"--offload-arch={arch}" for arch in archs), "-shared", "-fPIC"]
