@@ -243,6 +243,8 @@ impl Ui {
     /// Tells what happens, unless `-q`.
     pub fn note(&self, text: &str) {
         if !self.settings.quiet {
+            // On a terminal results come before what is said of them.
+            self.flush();
             self.write_err(&format!("{}\n", text::escape_lines(text)));
         }
     }

@@ -57,6 +57,18 @@ fn results_and_messages_go_to_their_own_streams() {
 }
 
 #[test]
+fn results_are_seen_before_what_is_said_of_them() {
+    let both = Stream::default();
+    let out = io::BufWriter::new(both.clone());
+    let settings = Settings::default();
+    let ui = Ui::with_writers(settings, Box::new(out), Box::new(both.clone()));
+    ui.data("result");
+    ui.note("1 result");
+    ui.finish().unwrap();
+    assert_eq!(both.text(), "result\n1 result\n");
+}
+
+#[test]
 fn an_error_shows_its_causes_and_the_way_out() {
     let error = Error::unavailable("cannot start `gfx1103`")
         .source(io::Error::other("first line\nsecond \x1b[2J"))
