@@ -14,7 +14,8 @@ use fs_err as fs;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use support::env::TestStore;
-use support::git::{Daemon, git};
+use support::git::{Daemon, repository};
+use support::run::sha256;
 
 /// The published form: the fields of in-toto's `statement.md` and `resource_descriptor.md` (v1) and of SLSA's
 /// `provenance.proto` (v1), and no others.
@@ -175,13 +176,7 @@ run = "mkdir -p /v/out/dist; cat /v/src/a > /v/out/dist/a-1.0.whl; echo more > /
 #[test]
 fn what_is_handed_out_says_what_it_was_made_from() {
     let upstream = tempfile::tempdir().unwrap();
-    let repository = upstream.path().join("repo");
-    fs::create_dir(&repository).unwrap();
-    git(&repository, &["init", "--quiet", "--initial-branch=main"]);
-    fs::write(repository.join("a"), "wheel\n").unwrap();
-    git(&repository, &["add", "a"]);
-    git(&repository, &["commit", "--quiet", "-m", "first"]);
-    let commit = git(&repository, &["rev-parse", "HEAD"]);
+    let commit = repository(&upstream.path().join("repo"), "a", "wheel\n");
     let daemon = Daemon::start(upstream.path());
     let store = TestStore::new();
     let env = store.env();
@@ -220,12 +215,8 @@ fn what_is_handed_out_says_what_it_was_made_from() {
     let uri = format!("git+git://127.0.0.1:{}/repo@{commit}", daemon.port());
     assert_eq!(source.uri.as_deref(), Some(uri.as_str()));
     assert!(dependency("image/base").digest.contains_key("rockenvTree"));
-    let sum = std::process::Command::new("sha256sum")
-        .arg(to.join(format!("{env}.lock")))
-        .output()
-        .unwrap();
-    let sum = String::from_utf8(sum.stdout).unwrap();
-    assert_eq!(sum[..64], dependency("lock").digest["sha256"]);
+    let sum = sha256(&to.join(format!("{env}.lock")));
+    assert_eq!(sum, dependency("lock").digest["sha256"]);
     assert_eq!(
         fs::read(to.join(format!("{env}.lock"))).unwrap(),
         fs::read(store.work().join(format!("profiles/{env}.lock"))).unwrap()

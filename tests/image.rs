@@ -350,11 +350,7 @@ fn a_tarball_is_verified_and_keeps_its_bytes() {
         "mkdir -p top/etc && echo ID=void > top/etc/os-release && tar --zstd -cf t.tar.zst top",
         place.dir.path(),
     );
-    let output = Command::new("sha256sum")
-        .arg(place.path("t.tar.zst"))
-        .output()
-        .unwrap();
-    let digest = String::from_utf8_lossy(&output.stdout)[..64].to_string();
+    let digest = support::run::sha256(&place.path("t.tar.zst"));
     let recipe = |digest: &str| {
         format!(
             "schema=1\nprovider=\"tarball\"\n[tarball]\npath=\"t.tar.zst\"\nsha256=\"{digest}\"\nstrip-components=1"

@@ -11,19 +11,14 @@ use std::path::Path;
 
 use fs_err as fs;
 use support::env::{TestStore, is_service};
-use support::git::{Daemon, git};
+use support::git::{Daemon, git, repository};
 
 /// Makes a repository on branch `main` with a submodule that nobody has checked out; returns its commit.
 fn upstream(directory: &Path) -> String {
     let inner = directory.join("inner");
     let outer = directory.join("outer");
     for path in [&inner, &outer] {
-        fs::create_dir_all(path).unwrap();
-        git(path, &["init", "--quiet", "--initial-branch=main"]);
-        git(path, &["config", "uploadpack.allowAnySHA1InWant", "true"]);
-        fs::write(path.join("a"), "one\n").unwrap();
-        git(path, &["add", "a"]);
-        git(path, &["commit", "--quiet", "-m", "first"]);
+        repository(path, "a", "one\n");
     }
     let from = inner.display().to_string();
     git(&outer, &["submodule", "--quiet", "add", &from, "sub"]);

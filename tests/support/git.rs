@@ -49,6 +49,21 @@ impl Drop for Daemon {
     }
 }
 
+/// Makes a repository on branch `main` with one file in one commit, and returns that. Any commit of it can be fetched.
+#[track_caller]
+pub(crate) fn repository(directory: &Path, file: &str, text: &str) -> String {
+    fs_err::create_dir_all(directory).expect("a directory for the repository");
+    git(directory, &["init", "--quiet", "--initial-branch=main"]);
+    git(
+        directory,
+        &["config", "uploadpack.allowAnySHA1InWant", "true"],
+    );
+    fs_err::write(directory.join(file), text).expect("a file of the repository");
+    git(directory, &["add", file]);
+    git(directory, &["commit", "--quiet", "-m", "first"]);
+    git(directory, &["rev-parse", "HEAD"])
+}
+
 /// Runs git as a committer of no consequence, and returns what it says.
 #[track_caller]
 pub(crate) fn git(directory: &Path, arguments: &[&str]) -> String {

@@ -8,6 +8,7 @@ use std::process::Command;
 use fs_err as fs;
 
 use super::loopfs::run;
+use super::run::sha256;
 
 /// The user that `tests/service rootless` made.
 #[derive(Debug)]
@@ -73,11 +74,7 @@ impl Ordinary {
                 .arg(&path)
                 .arg("."));
         }
-        let sum = Command::new("sha256sum")
-            .arg(&path)
-            .output()
-            .expect("a digest");
-        let text = String::from_utf8(sum.stdout).expect("a digest");
-        (path, text[..64].to_owned())
+        let digest = sha256(&path);
+        (path, digest)
     }
 }

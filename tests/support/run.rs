@@ -1,6 +1,7 @@
 //! Commands of a test: what they said, how they ended, and what runs on the machine meanwhile.
 
 use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
 use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
@@ -203,6 +204,12 @@ pub(crate) fn processes() -> Vec<(i32, String)> {
 pub(crate) fn processes_called(line: &str) -> Vec<i32> {
     let found = processes().into_iter().filter(|(_, found)| found == line);
     found.map(|(pid, _)| pid).collect()
+}
+
+/// Returns the digest of a file, by another program than rockenv.
+pub(crate) fn sha256(path: &Path) -> String {
+    let text = super::loopfs::run(Command::new("sha256sum").arg(path));
+    text[..64].to_owned()
 }
 
 /// Returns a process's direct children.
