@@ -194,3 +194,28 @@ pub(super) async fn find(registry: &Registry, tag: &str, blobs: &Path) -> Result
     let config = fs::read(config)?;
     manifest.with(&config).map(Some)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_promises_something_is_held_to_it() {
+        let digits = "0123456789abcdef".repeat(4);
+        assert_eq!(Wanted::of(&digits), Wanted::Key(digits.clone()));
+        assert_eq!(
+            Wanted::of(&recipe_tag(&digits)),
+            Wanted::Recipe(digits.clone())
+        );
+        for name in [
+            "nightly",
+            "recipe-1",
+            "localhost/demo:two",
+            "",
+            &digits[1..],
+        ] {
+            assert_eq!(Wanted::of(name), Wanted::Named(name.to_owned()));
+            assert_eq!(Wanted::of(name).tag(), name);
+        }
+    }
+}
