@@ -1,0 +1,148 @@
+"""Owns the section `registry`: a snapshot of 2 GB to a registry on loopback and back, beside `docker push` of the same tree."""
+
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pull
+from measure import ROCKENV, clock, env, in_turns, rockenv, row, run, settled, watched
+
+SIZE = 2_000_000_000
+NAME = "shared"
+# Programs and texts, as an image has them, and as much again that does not get smaller.
+PROFILE = f"""schema = 1
+image = "mini"
+[[step]]
+name = "tree"
+run = '''
+mkdir -p ~/tree; cd ~/tree
+for copy in $(seq {SIZE // 2 // 100_000_000}); do
+    mkdir copy-$copy; tar -C /usr -cf - . 2>/dev/null | head -c 100000000 | tar -C copy-$copy -xf - 2>/dev/null || true
+done
+head -c $(({SIZE} - $(du -sb . | cut -f1))) /dev/urandom | split -b 16M - random-
+'''
+"""
+
+
+class Registries:
+    """A registry with nothing in it, as often as one is asked for; the one before is gone then."""
+
+    def __init__(self, work):
+        self.work, self.child = work, None
+
+    def fresh(self):
+        self.stop()
+        self.child, host = pull.registry(self.work)
+        # Written by the run before.
+        os.sync()
+        return host
+
+    def stop(self):
+        if self.child:
+            pull.stop(self.child)
+        self.child = None
+        shutil.rmtree(self.work, ignore_errors=True)
+
+
+def bench(stores, runs):
+    method, store = next(iter(stores.items()))
+    # All of it on the file system of the store.
+    work = store.parent
+    registries = Registries(work / "registry")
+    daemon = pull.docker(work / "docker")
+    try:
+        Path(f"profiles/{NAME}.toml").write_text(PROFILE)
+        run([ROCKENV, "up", NAME], store)
+        settled(store)
+        push(store, method, registries, daemon, runs)
+        fetch(store, method, registries, work / "pulled", runs)
+        run([ROCKENV, "--yes", "rm", NAME], store)
+        settled(store)
+    finally:
+        registries.stop()
+        if daemon:
+            pull.stop(daemon[0])
+        for name in ("docker", "pulled"):
+            shutil.rmtree(work / name, ignore_errors=True)
+
+
+def repository(host):
+    return f"{host}/bench/{NAME}"
+
+
+def push(store, method, registries, daemon, runs):
+    # A registry's address is new each time, so that neither remembers what is there.
+    jobs = {"rockenv": lambda: rockenv(store, "push", NAME, repository(registries.fresh()))}
+    if daemon:
+        talk = daemon[1]
+        imported(store, talk)
+
+        def theirs():
+            reference = f"{repository(registries.fresh())}:latest"
+            run([*talk, "tag", NAME, reference])
+            took = clock([*talk, "push", "--quiet", reference])
+            run([*talk, "rmi", reference])
+            return took
+
+        jobs["docker"] = theirs
+    else:
+        print("no Docker daemon starts here: nothing to compare with", flush=True)
+    times = in_turns(runs, jobs, warm=False)
+    met = None
+    if daemon:
+        version = run([*talk, "version", "--format", "{{.Server.Version}}"]).strip()
+        size = int(run([*talk, "image", "inspect", "--format", "{{.Size}}", NAME]))
+        row("registry", f"`docker push`, Docker {version}, {size / 1e9:.1f} GB in one layer", times["docker"])
+        met = statistics.median(times["rockenv"]) <= statistics.median(times["docker"])
+    row("registry", f"`rockenv push` of the same tree, {method}", times["rockenv"], "`docker push`", met)
+    peak(["push", NAME, repository(registries.fresh())], store)
+
+
+def imported(store, talk):
+    """Gives Docker the tree, its image included, as an image of one layer."""
+    tar = [ROCKENV, "exec", "--root", NAME, "--", "tar", "-C", "/", "--one-file-system", "--numeric-owner", "-cf", "-", "."]
+    sender = subprocess.Popen(tar, env=env(store), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    taken = subprocess.run([*talk, "import", "-", NAME], stdin=sender.stdout, stdout=subprocess.DEVNULL)
+    sender.stdout.close()
+    if sender.wait() or taken.returncode:
+        sys.exit("Docker cannot import the tree")
+
+
+def fetch(store, method, registries, empty, runs):
+    where = repository(registries.fresh())
+    run([ROCKENV, "push", NAME, f"{where}:latest"], store)
+
+    def clean():
+        shutil.rmtree(empty, ignore_errors=True)
+        os.sync()
+
+    def pulled():
+        clean()
+        return rockenv(empty, "pull", f"{where}:latest")
+
+    def up():
+        clean()
+        return rockenv(empty, "up", NAME, "--pull")
+
+    os.environ["ROCKENV_REGISTRY"] = where
+    try:
+        times = in_turns(runs, {"pull": pulled, "up": up})
+        # Remembered of what came from a registry only.
+        if not list(empty.glob("layers/*/shared.json")):
+            sys.exit("`up --pull` built instead of pulling")
+        row("registry", f"`rockenv pull` into an empty store, {method}", times["pull"])
+        ratio = statistics.median(times["up"]) / statistics.median(times["pull"])
+        row("registry", f"`rockenv up --pull` with an empty store, {method}: {ratio:.2f} of it", times["up"], "1.2 of it", ratio <= 1.2)
+        clean()
+        peak(["pull", f"{where}:latest"], empty)
+    finally:
+        del os.environ["ROCKENV_REGISTRY"]
+        clean()
+
+
+def peak(arguments, store):
+    peaks = list(watched([ROCKENV, *arguments], store).values())
+    row("registry", f"`rockenv {arguments[0]}`, peak memory in MiB", [max(peaks)], "40 MiB", max(peaks) <= 40)
