@@ -71,6 +71,8 @@ impl Hold {
 pub enum FromHolder {
     /// The container runs; sentences about limits that could not be set.
     Ready(Vec<String>),
+    /// It takes long to make the container: what is waited for.
+    Waits(String),
     /// The container stays, and the holder with it: others use it still, or may soon.
     Shared,
     /// The container is gone.

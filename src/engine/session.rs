@@ -110,7 +110,7 @@ impl Running {
         }
         let end = loop {
             match self.hear() {
-                Ok(FromHolder::Ready(_)) => {}
+                Ok(FromHolder::Ready(_) | FromHolder::Waits(_)) => {}
                 Ok(FromHolder::Shared) => return Ok(End::Shared),
                 Ok(FromHolder::Ended(usage)) => break Ok(End::Ended(usage)),
                 Ok(FromHolder::Failed { reason }) => break Err(reason.into()),

@@ -83,12 +83,13 @@ pub fn attend(running: &mut Running, signals: &Signals, step: Attended<'_>) -> R
     let client = match sent {
         Ok(client) => client,
         // A container that failed at once took its socket with it; its holder says why.
-        Err(error) => {
-            return match running.hear() {
-                Ok(FromHolder::Failed { reason }) => Err(reason.into()),
-                _ => Err(error),
-            };
-        }
+        Err(error) => loop {
+            match running.hear() {
+                Ok(FromHolder::Waits(_)) => {}
+                Ok(FromHolder::Failed { reason }) => return Err(reason.into()),
+                _ => return Err(error),
+            }
+        },
     };
     drop((stdout_end, stderr_end));
     for pipe in [&stdout, &stderr] {
@@ -139,6 +140,7 @@ pub fn attend(running: &mut Running, signals: &Signals, step: Attended<'_>) -> R
                     ready = true;
                     missing.into_iter().for_each(&mut *step.warn);
                 }
+                FromHolder::Waits(text) => (step.warn)(text),
                 FromHolder::Failed { reason } => return Err(reason.into()),
                 FromHolder::Ended(_) | FromHolder::Shared => {
                     return Err(Error::unexpected("the container ended before its step"));

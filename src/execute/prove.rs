@@ -122,6 +122,7 @@ pub fn step(
     loop {
         match running.hear()? {
             FromHolder::Ready(missing) => missing.into_iter().for_each(&mut *warn),
+            FromHolder::Waits(text) => warn(text),
             FromHolder::Failed { reason } => return Err(reason.into()),
             FromHolder::Ended(_) | FromHolder::Shared => {
                 return Err(Error::unexpected("the container ended before its step"));

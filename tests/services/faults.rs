@@ -27,6 +27,8 @@ enum Fault {
     Refuse,
     /// No answer, and rockenv is told to stop by SIGINT.
     Hang,
+    /// The first such request does not arrive, and its connection stays open.
+    Lose,
     /// The connection ends before the answer.
     Close,
     Garbage,
@@ -148,6 +150,12 @@ fn relay(mut client: UnixStream, plan: &Plan) {
                     std::thread::sleep(Duration::from_secs(5));
                     return;
                 }
+                Fault::Lose => {
+                    *plan.fault.lock().unwrap() = Fault::None;
+                    *plan.to.lock().unwrap() = None;
+                    std::thread::park();
+                    return;
+                }
                 Fault::Deaf => {
                     signal(plan, Signal::SIGKILL);
                     std::thread::park();
@@ -252,6 +260,49 @@ fn an_import_that_hangs_can_be_interrupted() {
     relay.plan(Fault::Hang, usize::MAX);
     relay.up(&store).wait().exits(130);
     store.rockenv(&["rm", "--yes", store.env()]).ok();
+}
+
+/// A holder makes the container, and its `up` would wait for it.
+#[test]
+fn a_container_that_nobody_answers_for_can_be_given_up() {
+    let relay = Relay::start();
+    let store = TestStore::new();
+    store.profile(TWO);
+    *relay.plan.to.lock().unwrap() = Some("/containers/create");
+    relay.plan(Fault::Hang, usize::MAX);
+    relay.up(&store).wait().exits(130);
+    *relay.plan.to.lock().unwrap() = None;
+    relay.plan(Fault::None, usize::MAX);
+    relay.up(&store).wait().ok();
+    store.rockenv(&["rm", "--yes", store.env()]).ok();
+    assert_nothing_left(&store);
+}
+
+#[test]
+fn a_request_for_a_container_that_is_lost_is_made_again() {
+    let relay = Relay::start();
+    let store = TestStore::new();
+    store.profile(TWO);
+    *relay.plan.to.lock().unwrap() = Some("/containers/create");
+    relay.plan(Fault::Lose, usize::MAX);
+    let up = relay.up(&store).wait().ok();
+    up.says(&["takes longer than 10 s to make a container"]);
+    store.rockenv(&["rm", "--yes", store.env()]).ok();
+    assert_nothing_left(&store);
+}
+
+/// By the process that deletes in the background, for which everything else that is to be deleted waits.
+#[test]
+fn a_removal_that_is_lost_is_made_again() {
+    let relay = Relay::start();
+    let store = TestStore::new();
+    store.profile(TWO);
+    relay.up(&store).wait().ok();
+    *relay.plan.to.lock().unwrap() = Some("DELETE /");
+    relay.plan(Fault::Lose, usize::MAX);
+    store.rockenv(&["rm", "--yes", store.env()]).ok();
+    assert_nothing_left(&store);
+    assert_eq!(*relay.plan.fault.lock().unwrap(), Fault::None);
 }
 
 #[test]

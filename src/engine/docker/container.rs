@@ -3,21 +3,20 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use bollard::errors::Error as Refusal;
 use bollard::models::{
-    ContainerCreateBody, ContainerCreateResponse, DeviceMapping, HostConfig, HostConfigLogConfig,
-    Mount, MountBindOptions, MountBindOptionsPropagationEnum, MountType, ResourcesUlimits,
+    ContainerCreateBody, DeviceMapping, HostConfig, HostConfigLogConfig, Mount, MountBindOptions,
+    MountBindOptionsPropagationEnum, MountType, ResourcesUlimits,
 };
 use bollard::query_parameters::{
-    CreateContainerOptionsBuilder, InspectContainerOptionsBuilder, KillContainerOptions,
-    KillContainerOptionsBuilder, StartContainerOptions,
+    InspectContainerOptionsBuilder, KillContainerOptions, KillContainerOptionsBuilder,
+    StartContainerOptions,
 };
 use nix::sys::resource::{Resource, getrlimit};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::listing::MADE;
-use super::{Flavour, Image, LATE, Labels, SOON, Service, settled};
+use super::{Flavour, Image, LATE, Labels, SLOW, SOON, Service, settled};
 use crate::engine::cgroup::SLICE;
 use crate::engine::{Bind, Container, Device, nspawn};
 use crate::error::{Error, Result};
@@ -119,8 +118,8 @@ impl Service {
             labels: Some(labels.map()),
             ..body
         };
-        match self.create(&place.name, body) {
-            Ok(Some(made)) => Ok(made.warnings),
+        match self.create(&place.name, &body) {
+            Ok(Some(warnings)) => Ok(warnings),
             Ok(None) if self.image(&image)?.is_none() => Err(Error::not_found(format!(
                 "the image that env tree `{}` stands on was deleted from {} behind rockenv's back",
                 place.tree, self.flavour
@@ -132,29 +131,6 @@ impl Service {
             ))),
             Err(error) => Err(error),
         }
-    }
-
-    /// Makes a container; `None` where the service does not have its image.
-    fn create(
-        &self,
-        name: &str,
-        mut body: ContainerCreateBody,
-    ) -> Result<Option<ContainerCreateResponse>> {
-        let request = async {
-            loop {
-                let options = CreateContainerOptionsBuilder::new().name(name).build();
-                let made = self.client.create_container(Some(options), body.clone());
-                match (made.await, body.host_config.as_mut()) {
-                    (Err(refusal), Some(host))
-                        if host.cgroup_parent.is_some() && wants_no_slice(&refusal) =>
-                    {
-                        host.cgroup_parent = None;
-                    }
-                    (answer, _) => return answer,
-                }
-            }
-        };
-        self.found(LATE, "make a container", request)
     }
 
     /// Returns the id of the image that a container of `place` is made from: what was carried over from the one before,
@@ -187,7 +163,7 @@ impl Service {
         let request = self
             .client
             .start_container(name, None::<StartContainerOptions>);
-        self.ask(LATE, "start a container", request)
+        self.ask(SLOW, "start a container", request)
     }
 
     /// Returns what is known of a container; `None` where there is none of that name.
@@ -281,12 +257,6 @@ impl Service {
 /// Returns the name of the image that holds a tree's changes while its container is set up anew.
 fn carried(tree: &str) -> String {
     format!("rockenv/carried-{tree}")
-}
-
-/// Says whether Podman refused a slice because it does not leave control groups to systemd.
-fn wants_no_slice(refusal: &Refusal) -> bool {
-    matches!(refusal, Refusal::DockerResponseServerError { message, .. }
-        if message.contains("systemd slice received as cgroup parent"))
 }
 
 /// Returns the request that makes the container, without image and labels.

@@ -13,7 +13,7 @@ use nix::sys::signalfd::SignalFd;
 use super::container::AGENT_SOCKET;
 use super::{Place, Service};
 use crate::engine::cgroup::{Cgroup, Figures};
-use crate::engine::hold::{Hold, State, Watch, check_binds, supervise};
+use crate::engine::hold::{FromHolder, Hold, State, Watch, check_binds, supervise};
 use crate::engine::session::short_path;
 use crate::engine::wire::{self, ToAgent};
 use crate::engine::{Container, Usage};
@@ -26,6 +26,8 @@ const START: Duration = Duration::from_secs(60);
 const PERIOD: u16 = 200;
 /// How long a service may be away when a container has ended.
 const RESTART: Duration = Duration::from_secs(60);
+/// How long a service may still take to make a container that nobody wants any more.
+const ANSWER: Duration = Duration::from_secs(5);
 /// How long a container may take to end after the agent has.
 const GRACE: Duration = Duration::from_secs(3);
 
@@ -53,6 +55,13 @@ pub(in crate::engine) fn hold(
     let entrance = UnixListener::bind(short_path(&directory, AGENT_SOCKET)?.1)
         .context(|| format!("cannot listen at `{}`", path.display()))?;
     state.save(&hold.run)?;
+    // Nobody wants a container whose starter is gone. Making one is waited for a little: it would be there after all, until the next
+    // command that looks for such.
+    let gone = || starter.as_fd().try_clone_to_owned();
+    service.heed(Some((gone()?, ANSWER)));
+    let told = UnixStream::from(gone()?);
+    // A starter that is gone needs no word.
+    service.tell(move |text| drop(wire::send(&told, &FromHolder::Waits(text), &[])));
     let missing = service.prepare(
         place,
         &hold.container,
@@ -60,9 +69,8 @@ pub(in crate::engine) fn hold(
         &hold.program,
         hold.systemd,
     )?;
-    // Nobody wants a container whose starter is gone, however long the service takes to start it. Making one is waited for:
-    // it would be there after all, and nothing would name it any more.
-    service.heed(Some(starter.as_fd().try_clone_to_owned()?));
+    // What is there has a name: a start needs no waiting for.
+    service.heed(Some((gone()?, Duration::ZERO)));
     service
         .start(&place.name)
         .map_err(|error| refused_node(error, &hold.container))?;

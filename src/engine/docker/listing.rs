@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, sync_channel};
 
 use bollard::models::ContainerCreateBody;
-use bollard::query_parameters::CreateContainerOptionsBuilder;
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use sha2::{Digest as _, Sha256};
@@ -86,12 +85,9 @@ impl Service {
             labels: Some(labels.map()),
             ..ContainerCreateBody::default()
         };
-        let options = CreateContainerOptionsBuilder::new().name(&name).build();
-        self.ask(
-            LATE,
-            "make a container",
-            self.client.create_container(Some(options), body),
-        )?;
+        if self.create(&name, &body)?.is_none() {
+            return Err(self.lacks("make a container"));
+        }
         let listed = self.list_container(&name);
         self.remove_container(&name)?;
         listed

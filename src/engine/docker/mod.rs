@@ -3,8 +3,10 @@
 //!
 //! What rockenv makes there carries the labels of [`Labels`], so that it is found again by what it is, not by memory.
 
+mod again;
 mod container;
 mod context;
+mod create;
 mod greeting;
 mod hold;
 mod listing;
@@ -21,7 +23,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt;
 use std::future::Future;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -44,6 +46,10 @@ const LOOK: Duration = Duration::from_millis(50);
 const SETTLE: Duration = Duration::from_secs(25);
 /// How soon a question that failed for that is asked again.
 const AGAIN: Duration = Duration::from_millis(20);
+/// How long a request may stand before that is said, or before it is made again.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a start may take, on a machine that has too much to do.
+const SLOW: Duration = Duration::from_secs(600);
 /// How long copying a tree may take: an import, a commit, the removal of an image.
 const LATE: Duration = Duration::from_secs(3600);
 
@@ -109,12 +115,17 @@ impl Labels {
     }
 }
 
+/// Is told in a sentence what is waited for.
+type Tell = Box<dyn Fn(String)>;
+
 /// A service that answers.
 pub struct Service {
     client: bollard::Docker,
     runtime: Runtime,
-    /// Whose end makes every wait end.
-    starter: RefCell<Option<OwnedFd>>,
+    /// Whose end makes every wait end, and how long after it.
+    starter: RefCell<Option<(OwnedFd, Duration)>>,
+    /// Who is told of a request that stands.
+    tell: RefCell<Option<Tell>>,
     /// The socket at which it answers.
     pub socket: PathBuf,
     /// What it is.
@@ -153,15 +164,29 @@ impl Service {
             client,
             runtime,
             starter: RefCell::new(None),
+            tell: RefCell::new(None),
             socket: socket.to_owned(),
             flavour: greeting.flavour,
             version: greeting.version,
         })
     }
 
-    /// Ends every wait from now on when the other side of a socket closes it; `None`: no more.
-    pub fn heed(&self, starter: Option<OwnedFd>) {
+    /// Ends every wait from now on so long after the other side of a socket has closed it; `None`: no more.
+    fn heed(&self, starter: Option<(OwnedFd, Duration)>) {
         *self.starter.borrow_mut() = starter;
+    }
+
+    /// Tells from now on of requests that stand.
+    fn tell(&self, tell: impl Fn(String) + 'static) {
+        *self.tell.borrow_mut() = Some(Box::new(tell));
+    }
+
+    fn lacks(&self, what: &str) -> Error {
+        Error::not_found(format!(
+            "cannot {what}: {} does not have it any more",
+            self.flavour
+        ))
+        .help("rockenv fsck")
     }
 
     /// Waits for an answer; `what` completes "cannot ...".
@@ -171,13 +196,8 @@ impl Service {
         what: &str,
         request: impl Future<Output = std::result::Result<T, Refusal>>,
     ) -> Result<T> {
-        self.found(limit, what, request)?.ok_or_else(|| {
-            Error::not_found(format!(
-                "cannot {what}: {} does not have it any more",
-                self.flavour
-            ))
-            .help("rockenv fsck")
-        })
+        self.found(limit, what, request)?
+            .ok_or_else(|| self.lacks(what))
     }
 
     /// Waits for an answer; `None` where the object is not there.
@@ -192,6 +212,7 @@ impl Service {
             tokio::select! {
                 answer = tokio::time::timeout(limit, request) => Some(answer),
                 () = interrupted(starter.as_ref()) => None,
+                () = self.lose_patience(what) => None,
             }
         });
         // Whoever took the signal reads it, and says which it was.
@@ -214,6 +235,19 @@ impl Service {
         }
     }
 
+    /// Says after a while what is waited for, and goes on waiting.
+    async fn lose_patience(&self, what: &str) {
+        tokio::time::sleep(PATIENCE).await;
+        if let Some(tell) = &*self.tell.borrow() {
+            tell(format!(
+                "{} takes longer than {} s to {what}",
+                self.flavour,
+                PATIENCE.as_secs()
+            ));
+        }
+        std::future::pending::<()>().await;
+    }
+
     fn error(&self, refusal: &Refusal) -> Error {
         let (kind, message) = match refusal {
             Refusal::DockerResponseServerError {
@@ -233,6 +267,10 @@ impl Service {
                     "{} gave an answer that makes no sense: {message}",
                     self.flavour
                 ),
+            ),
+            Refusal::RequestTimeoutError => (
+                Kind::Unavailable,
+                format!("{} does not answer", self.flavour),
             ),
             other => (
                 Kind::Unavailable,
@@ -304,9 +342,10 @@ fn in_dockers_words<T: DeserializeOwned>(answer: &str) -> Option<T> {
     serde_json::from_value(answer).ok()
 }
 
-/// Ends when a signal has come or the starter is gone; never where there is none, and signals end the process as usual.
-async fn interrupted(starter: Option<&OwnedFd>) {
-    let starter = starter.map(std::os::fd::AsFd::as_fd);
+/// Ends when a signal has come or the starter is gone for so long; never where there is none, and signals end the process as usual.
+async fn interrupted(starter: Option<&(OwnedFd, Duration)>) {
+    let grace = starter.map_or(Duration::ZERO, |(_, grace)| *grace);
+    let starter = starter.map(|(socket, _)| socket.as_fd());
     let watched: Vec<_> = signals::taken().into_iter().chain(starter).collect();
     if watched.is_empty() {
         return std::future::pending().await;
@@ -318,7 +357,7 @@ async fn interrupted(starter: Option<&OwnedFd>) {
             .map(|fd| PollFd::new(*fd, PollFlags::POLLIN))
             .collect();
         if matches!(poll(&mut fds, PollTimeout::ZERO), Ok(1..)) {
-            return;
+            return tokio::time::sleep(grace).await;
         }
     }
 }

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::TrySendError;
 
+use super::again::again;
 use super::{AGAIN, LATE, SETTLE, SOON, Service, settled};
 use crate::error::{Error, Result};
 use crate::process::Program;
@@ -303,15 +304,12 @@ impl Service {
         let deadline = Instant::now() + SETTLE;
         let request = async {
             loop {
-                match self
-                    .client
-                    .remove_container(name, Some(options.clone()))
-                    .await
-                {
+                let request = || self.client.remove_container(name, Some(options.clone()));
+                match again(request, is_at_it, async || Ok(None)).await {
                     // Somebody else is at it, and until that is done its image cannot be removed.
-                    Err(Refusal::DockerResponseServerError {
-                        status_code: 409, ..
-                    }) if Instant::now() < deadline => tokio::time::sleep(AGAIN).await,
+                    Err(refusal) if is_at_it(&refusal) && Instant::now() < deadline => {
+                        tokio::time::sleep(AGAIN).await;
+                    }
                     answer => return answer,
                 }
             }
@@ -354,7 +352,8 @@ impl Service {
         };
         for name in names {
             let options = RemoveImageOptionsBuilder::new().build();
-            let request = self.client.remove_image(&name, Some(options), None);
+            let request = || self.client.remove_image(&name, Some(options.clone()), None);
+            let request = again(request, |_| false, async || Ok(None));
             match self.found(LATE, "remove an image", request) {
                 // Others stand on it.
                 Err(_) if nameless => {}
@@ -365,6 +364,17 @@ impl Service {
         }
         Ok(())
     }
+}
+
+/// Says whether a container is being removed already.
+fn is_at_it(refusal: &Refusal) -> bool {
+    matches!(
+        refusal,
+        Refusal::DockerResponseServerError {
+            status_code: 409,
+            ..
+        }
+    )
 }
 
 /// Sends a piece as soon as there is room for it; says whether anybody still wants it.

@@ -1,0 +1,69 @@
+//! Owns making a container at a service: its name sees to it that there is one of it, however often it is asked for.
+
+use bollard::errors::Error as Refusal;
+use bollard::models::ContainerCreateBody;
+use bollard::query_parameters::CreateContainerOptionsBuilder;
+
+use super::again::again;
+use super::{LATE, Service, is_absent, settled};
+use crate::error::Result;
+
+impl Service {
+    /// Makes a container, and returns what the service warned of; `None` where it does not have its image.
+    pub(super) fn create(
+        &self,
+        name: &str,
+        body: &ContainerCreateBody,
+    ) -> Result<Option<Vec<String>>> {
+        let request = || self.request(name, body.clone());
+        let look = async || Ok(self.is_made(name, body).await?.then(Vec::new));
+        self.found(LATE, "make a container", again(request, is_taken, look))
+    }
+
+    async fn request(
+        &self,
+        name: &str,
+        mut body: ContainerCreateBody,
+    ) -> std::result::Result<Vec<String>, Refusal> {
+        loop {
+            let options = CreateContainerOptionsBuilder::new().name(name).build();
+            let made = self.client.create_container(Some(options), body.clone());
+            match (made.await, body.host_config.as_mut()) {
+                (Err(refusal), Some(host))
+                    if host.cgroup_parent.is_some() && wants_no_slice(&refusal) =>
+                {
+                    host.cgroup_parent = None;
+                }
+                (answer, _) => return answer.map(|made| made.warnings),
+            }
+        }
+    }
+
+    /// Says whether the container of that name is the one that was asked for, by its labels; while it is made there is none.
+    async fn is_made(
+        &self,
+        name: &str,
+        body: &ContainerCreateBody,
+    ) -> std::result::Result<bool, Refusal> {
+        let found = match settled(|| self.client.inspect_container(name, None)).await {
+            Err(refusal) if is_absent(&refusal) => return Ok(false),
+            other => other?,
+        };
+        let labels = found.config.and_then(|config| config.labels);
+        let labels = labels.unwrap_or_default();
+        let mut wanted = body.labels.iter().flatten();
+        Ok(wanted.all(|(name, value)| labels.get(name) == Some(value)))
+    }
+}
+
+/// Says whether a request was refused because there is a container of that name, or is about to be.
+fn is_taken(refusal: &Refusal) -> bool {
+    matches!(refusal, Refusal::DockerResponseServerError { status_code, message }
+        if *status_code == 409 || message.contains("already in use"))
+}
+
+/// Says whether Podman refused a slice because it does not leave control groups to systemd.
+fn wants_no_slice(refusal: &Refusal) -> bool {
+    matches!(refusal, Refusal::DockerResponseServerError { message, .. }
+        if message.contains("systemd slice received as cgroup parent"))
+}
