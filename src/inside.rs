@@ -4,15 +4,56 @@
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 
 use fs_err as fs;
 use nix::fcntl::AtFlags;
 use sha2::{Digest as _, Sha256};
 
 use crate::error::{Error, Kind, Result, ResultExt as _};
+use crate::image::layers::{Deletions, Layers};
+use crate::image::unpack::{Devices, Options};
 
 /// Name of the manifest that an export writes, in the format of `sha256sum`.
 pub const MANIFEST: &str = "SHA256SUMS";
+
+/// Name of the subcommand that unpacks a layer.
+pub const LAYER: &str = "__layer";
+
+/// What a service makes in every container by itself: none of it gets into a snapshot.
+const MADE: [&str; 8] = [
+    ".dockerenv",
+    "dev",
+    "etc/hostname",
+    "etc/hosts",
+    "etc/resolv.conf",
+    "proc",
+    "run",
+    "sys",
+];
+
+/// `__layer ARCHIVE SHA256 REPORT`: unpacks a layer on the root file system; what goes wrong is written to the file `REPORT`.
+pub fn layer(arguments: &[String]) -> Result<()> {
+    let [archive, diff_id, report] = arguments else {
+        return Err(usage());
+    };
+    let options = Options {
+        devices: Devices::Make,
+        left_out: &MADE,
+        ..Options::default()
+    };
+    let unpack = || {
+        let archive = fs::File::open(archive)?.into_file();
+        let mut layers = Layers::upon(Path::new("/"), &options, Deletions::Apply)?;
+        layers.apply(archive, diff_id, &AtomicBool::new(false), &mut |_| {})?;
+        layers.finish()
+    };
+    let outcome = unpack();
+    if let Err(error) = &outcome {
+        fs::write(report, error.chain().join(": "))?;
+    }
+    outcome.map(drop)
+}
 
 /// `__copy UID GID`: unpacks the archive on standard input; everything made belongs to the build user.
 pub fn copy(arguments: &[String]) -> Result<()> {

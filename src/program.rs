@@ -91,6 +91,7 @@ fn own_subcommand() -> Option<ExitCode> {
         "__reap" => reap(&rest),
         "__copy" => inside::copy(&rest),
         "__export" => inside::export(&rest),
+        inside::LAYER => inside::layer(&rest),
         "__receive" => remote::receive(&rest),
         "__attend" => remote::attend(&rest),
         "__watch" => remote::watch(&rest),

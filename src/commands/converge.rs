@@ -342,7 +342,7 @@ fn build_image(
             None => Wanted::Recipe(prepared.recipe.digest()),
             Some(pinned) => Wanted::Key(pinned.lock.image.key.clone()),
         };
-        if source.pull(store, &wanted)?
+        if source.pull(store, &wanted, None)?
             && let Some(image) = there(prepared)?
         {
             return Ok(image);

@@ -154,6 +154,7 @@ fn snapshots(cx: &Context, env: &str, place: &Path, until: Option<&str>) -> Resu
     let what = Push {
         image: &chosen.image,
         layers: &chosen.layers,
+        kept: chosen.kept.as_ref(),
         profile: &chosen.record.profile,
         tag: name.as_deref(),
     };

@@ -5,6 +5,7 @@ use clap::Args;
 use super::image::{Subject, watched};
 use super::sharing;
 use crate::context::Context;
+use crate::engine::docker::Service;
 use crate::error::{Error, Kind, Result};
 use crate::share::{self, Pulled, Repository, Wanted};
 use crate::signals::Signals;
@@ -52,7 +53,7 @@ fn by_name(
         true => Wanted::Key(name.clone()),
         false => Wanted::Named(name.clone()),
     };
-    one(cx, store, &repository, &wanted, signals, reporter)?.ok_or_else(|| {
+    one(cx, store, &repository, &wanted, None, signals, reporter)?.ok_or_else(|| {
         Error::not_found(format!("there is no snapshot `{name}` at `{repository}`"))
             .help(format!("rockenv push ENV {text}, where it was built"))
     })
@@ -71,7 +72,6 @@ fn of_env(
         let help = format!("rockenv up {env} --pull, or rockenv pull {repository}:TAG");
         Error::new(error.kind(), error.message()).help(help)
     })?;
-    sharing::check_engine(&record)?;
     let keys = record.steps.iter().rev().map(|step| step.key.clone());
     let keys: Vec<String> = keys.filter(|key| !key.is_empty()).collect();
     let shown = sharing::shown(&repository);
@@ -83,7 +83,10 @@ fn of_env(
             .help(format!("rockenv push {env}, where it was built"))
     };
     let wanted = Wanted::Key(found.ok_or_else(nothing)?);
-    one(cx, store, &repository, &wanted, signals, reporter)?.ok_or_else(nothing)
+    let service = record.service.as_deref();
+    let service = service.map(Service::connect).transpose()?;
+    let service = service.as_ref();
+    one(cx, store, &repository, &wanted, service, signals, reporter)?.ok_or_else(nothing)
 }
 
 fn one(
@@ -91,12 +94,14 @@ fn one(
     store: &Store,
     repository: &Repository,
     wanted: &Wanted,
+    service: Option<&Service>,
     signals: &Signals,
     reporter: &Reporter,
 ) -> Result<Option<Pulled>> {
     let shown = sharing::shown(repository);
     let pulled = watched(cx, Subject::Transfer(&shown), signals, reporter, |means| {
-        share::pull(store, repository, wanted, &cx.config.user, means)
+        let user = &cx.config.user;
+        share::pull(store, repository, wanted, user, service, means)
     });
     cx.settle(store)?;
     let Some(pulled) = pulled? else {

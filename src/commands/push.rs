@@ -7,8 +7,9 @@ use clap::Args;
 use super::image::{Subject, watched};
 use super::sharing;
 use crate::context::Context;
+use crate::engine::docker::Service;
 use crate::error::{Error, Kind, Result};
-use crate::share::{self, Push, Pushed, Repository};
+use crate::share::{self, Kept, Push, Pushed, Repository};
 use crate::signals::Signals;
 use crate::store::images::Image;
 use crate::store::layer::VolumeState;
@@ -74,11 +75,13 @@ pub(super) fn send(
         record,
         image,
         layers,
+        kept,
     } = choose(store, env, until, reporter)?;
     let started = Instant::now();
     let what = Push {
         image: &image,
         layers: &layers,
+        kept: kept.as_ref(),
         profile: &record.profile,
         tag: repository.tag(),
     };
@@ -104,6 +107,8 @@ pub(super) struct Chosen {
     pub(super) image: Image,
     /// The lowest first.
     pub(super) layers: Vec<Layer>,
+    /// Where their trees are at a service.
+    pub(super) kept: Option<Kept>,
 }
 
 /// Chooses it; says what cannot be shared, and why.
@@ -114,13 +119,6 @@ pub(super) fn choose(
     reporter: &Reporter,
 ) -> Result<Chosen> {
     let record = store.known(env)?;
-    if record.service.is_some() {
-        return Err(Error::unavailable(format!(
-            "env `{env}` lives in {}, which has its snapshots as images of its own",
-            record.engine
-        ))
-        .help("snapshots are shared between envs of systemd-nspawn: rockenv up ... --engine nspawn --name NEW"));
-    }
     let steps = record
         .snapshots
         .iter()
@@ -144,15 +142,32 @@ pub(super) fn choose(
     })?;
     let mut layers = store.chain(&last.layer)?;
     layers.reverse();
-    let shareable = shareable(&layers);
+    let (kept, limit) = match &record.service {
+        None => (None, None),
+        Some(socket) => {
+            let (kept, why) = Kept::of(&Service::connect(socket)?, &layers)?;
+            let limit = why.map(|why| (kept.len(), why));
+            (Some(kept), limit)
+        }
+    };
+    let shareable = shareable(&layers[..limit.as_ref().map_or(layers.len(), |(count, _)| *count)]);
     if shareable < layers.len() {
-        let (layer, why) = (&layers[shareable].title, reason(&layers[shareable]));
+        let layer = &layers[shareable].title;
+        let (why, help) = match limit {
+            Some((count, why)) if count == shareable => {
+                (why, format!("rockenv up {env} --rerun {layer}"))
+            }
+            _ => (
+                reason(&layers[shareable]),
+                "rockenv setup --store-image SIZE makes a store that freezes them".to_owned(),
+            ),
+        };
         if shareable == 0 {
             return Err(Error::new(
                 Kind::Usage,
                 format!("no snapshot of env `{env}` can be shared: {why}"),
             )
-            .help("rockenv setup --store-image SIZE makes a store that freezes them"));
+            .help(help));
         }
         reporter.emit(&Event::Warning {
             message: format!("snapshot `{layer}` and those after it cannot be shared: {why}"),
@@ -171,6 +186,7 @@ pub(super) fn choose(
         record,
         image,
         layers,
+        kept,
     })
 }
 

@@ -8,12 +8,13 @@ use super::image::{Subject, watched};
 use super::prepare::Prepared;
 use super::up::{UpArgs, options};
 use crate::context::Context;
+use crate::engine::docker::Service;
 use crate::error::{Error, Kind, Result};
 use crate::plan::{Action, Options};
 use crate::share::{self, Pulled, Repository, Wanted};
 use crate::signals::Signals;
 use crate::spec::Spec;
-use crate::store::{Record, Store};
+use crate::store::Store;
 use crate::ui::event::Event;
 use crate::ui::{Reporter, size};
 
@@ -38,18 +39,6 @@ pub(super) fn repository(cx: &Context, named: Option<&str>) -> Result<Repository
 /// Returns what progress is called that comes from a repository.
 pub(super) fn shown(repository: &Repository) -> String {
     format!("pull from {repository}")
-}
-
-/// Refuses an env whose snapshots are not in the store.
-pub(super) fn check_engine(record: &Record) -> Result<()> {
-    match record.service {
-        None => Ok(()),
-        Some(_) => Err(Error::unavailable(format!(
-            "snapshots cannot be pulled into {}, which keeps its own",
-            record.engine
-        ))
-        .help("rockenv up ... --engine nspawn --name NEW --pull")),
-    }
 }
 
 /// Says what was brought.
@@ -89,14 +78,19 @@ impl<'a> Source<'a> {
         }))
     }
 
-    /// Pulls something; false where it is not there, or nobody answers: then it is built.
-    pub(super) fn pull(&self, store: &Store, wanted: &Wanted) -> Result<bool> {
+    /// Pulls something, to where a service keeps the trees; false where it is not there, or nobody answers: then it is built.
+    pub(super) fn pull(
+        &self,
+        store: &Store,
+        wanted: &Wanted,
+        service: Option<&Service>,
+    ) -> Result<bool> {
         let what = shown(&self.repository);
         let shown = Subject::Transfer(&what);
         let started = Instant::now();
         let user = &self.cx.config.user;
         let pulled = watched(self.cx, shown, self.signals, self.reporter, |means| {
-            share::pull(store, &self.repository, wanted, user, means)
+            share::pull(store, &self.repository, wanted, user, service, means)
         });
         self.reporter.emit(&Event::TransferFinished {
             what,
@@ -122,7 +116,11 @@ impl<'a> Source<'a> {
     ) -> Result<bool> {
         let keys = lacking(store, prepared, spec, asked)?;
         match self.available(&keys)? {
-            Some(key) => self.pull(store, &Wanted::Key(key)),
+            Some(key) => {
+                let service = prepared.choice.service.as_deref();
+                let service = service.map(Service::connect).transpose()?;
+                self.pull(store, &Wanted::Key(key), service.as_ref())
+            }
             None => Ok(false),
         }
     }
@@ -163,8 +161,8 @@ pub(super) fn lacking(
     spec: &Spec,
     asked: &Options,
 ) -> Result<Vec<String>> {
-    // What a service has cannot be put there, and what is asked for anew is not to be had.
-    if prepared.choice.service.is_some() || asked.clean && !store.freezes_volumes() {
+    // What is asked for anew is not to be had.
+    if asked.clean && !store.freezes_volumes() {
         return Ok(Vec::new());
     }
     let (observed, plan) = plan_for(store, None, prepared, spec, asked)?;

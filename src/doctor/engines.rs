@@ -76,13 +76,7 @@ pub fn abilities(facts: &Facts) -> Vec<Ability> {
         row("commas, quotation marks in mounted paths", &|engine| {
             yes(engine != Engine::Podman)
         }),
-        row(
-            "`push`, `pull`, `up --pull`: sharing",
-            &|engine| match engine {
-                Engine::Nspawn => "yes".to_owned(),
-                _ => "the base image only".to_owned(),
-            },
-        ),
+        row("`push`, `pull`, `up --pull`: sharing", &|_| yes(true)),
         row("rootless", &|_| yes(!facts.root)),
         row("after `exec` the container", &|engine| match engine {
             Engine::Nspawn => "ends".to_owned(),

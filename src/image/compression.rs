@@ -112,7 +112,15 @@ pub(super) fn decompressed<T>(
     })
 }
 
-fn decoder<'a>(kind: Compression, source: impl Read + Send + 'a) -> io::Result<Box<dyn Read + 'a>> {
+/// Returns a stream without its compression, for a service's own archives, which have no limit.
+pub(crate) fn plain<'a>(mut source: impl Read + 'a) -> io::Result<Box<dyn Read + 'a>> {
+    let mut head = Vec::new();
+    source.by_ref().take(6).read_to_end(&mut head)?;
+    let kind = Compression::detect(&head);
+    decoder(kind, io::Cursor::new(head).chain(source))
+}
+
+fn decoder<'a>(kind: Compression, source: impl Read + 'a) -> io::Result<Box<dyn Read + 'a>> {
     Ok(match kind {
         Compression::None => Box::new(source),
         Compression::Gzip => Box::new(flate2::read::MultiGzDecoder::new(source)),

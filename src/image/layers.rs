@@ -22,7 +22,7 @@ use super::unpack::{Options, Report, Unpacker, cannot, open_path, refused};
 use super::{hex, tree, xattr};
 use crate::error::{Error, Kind, Result, ResultExt as _};
 
-const WHITEOUT: &[u8] = b".wh.";
+pub(super) const WHITEOUT: &[u8] = b".wh.";
 /// aufs kept its own files under such names, and some old images still carry them.
 const AUFS: &[u8] = b".wh..wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
@@ -69,6 +69,13 @@ impl<'a> Layers<'a> {
             is_upper: true,
             ..Layer::default()
         });
+        for path in options.left_out {
+            // Nor does it go when a directory around it is emptied.
+            for (at, _) in path.match_indices('/') {
+                layers.unpacker.touch(&path.as_bytes()[..at]);
+            }
+            layers.unpacker.touch(path.as_bytes());
+        }
         Ok(layers)
     }
 
@@ -298,5 +305,56 @@ fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
     match directory {
         b"" => name.to_vec(),
         _ => [directory, b"/", name].concat(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_out_stays_whatever_a_layer_does_around_it() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |path: &str| root.path().join(path);
+        fs_err::create_dir_all(at("etc")).unwrap();
+        for name in ["etc/hosts", "etc/old"] {
+            fs_err::write(at(name), "own").unwrap();
+        }
+        let mut archive = tar::Builder::new(Vec::new());
+        let names = [
+            "etc/.wh..wh..opq",
+            "etc/.wh.hosts",
+            "etc/hosts",
+            "etc/new",
+            "run/a/b",
+        ];
+        for name in names {
+            let mut header = tar::Header::new_ustar();
+            header.set_size(4);
+            header.set_mode(0o644);
+            archive
+                .append_data(&mut header, name, b"that".as_slice())
+                .unwrap();
+        }
+        let archive = archive.into_inner().unwrap();
+        let options = Options {
+            left_out: &["etc/hosts", "run"],
+            ..Options::default()
+        };
+        let mut layers = Layers::upon(root.path(), &options, Deletions::Apply).unwrap();
+        let digest = hex(&Sha256::digest(&archive));
+        layers
+            .apply(
+                archive.as_slice(),
+                &digest,
+                &AtomicBool::new(false),
+                &mut |_| {},
+            )
+            .unwrap();
+        layers.finish().unwrap();
+        let read = |name: &str| fs_err::read_to_string(at(name)).ok();
+        let found = ["etc/hosts", "etc/old", "etc/new", "run/a/b"].map(read);
+        let own = |text: &str| Some(text.to_owned());
+        assert_eq!(found, [own("own"), None, own("that"), None]);
     }
 }

@@ -9,7 +9,7 @@ pub mod catalog;
 pub(crate) mod changes;
 mod check;
 pub mod checksum;
-mod compression;
+pub(crate) mod compression;
 mod copy;
 pub mod digest;
 pub(crate) mod download;

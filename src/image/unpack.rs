@@ -18,7 +18,7 @@ use nix::unistd::UnlinkatFlags;
 use super::apply::{Attributes, copy_data};
 use super::archive::{Entry, Kind, Reader, lossy};
 use super::compression::decompressed;
-use super::layers::Layer;
+use super::layers::{Layer, WHITEOUT};
 use super::{tree, xattr};
 use crate::error::{Error, Kind as ErrorKind, Result, ResultExt as _};
 use crate::rootfs::openat2;
@@ -71,6 +71,8 @@ pub struct Options {
     pub ownership: bool,
     /// Which device nodes are made.
     pub devices: Devices,
+    /// Paths that are not the tree's: what an archive says of them, and of all below, is passed over.
+    pub left_out: &'static [&'static str],
 }
 
 impl Default for Options {
@@ -80,6 +82,7 @@ impl Default for Options {
             strip_components: 0,
             ownership: nix::unistd::geteuid().is_root(),
             devices: Devices::Skip,
+            left_out: &[],
         }
     }
 }
@@ -210,6 +213,9 @@ impl<'a> Unpacker<'a> {
         let Some(components) = self.components(&spelled, &spelled)? else {
             return Ok(());
         };
+        if self.is_left_out(&components) {
+            return Ok(());
+        }
         if self.layer.is_some() && self.whiteout(&components, &spelled)? {
             return Ok(());
         }
@@ -246,6 +252,21 @@ impl<'a> Unpacker<'a> {
             }
             _ => self.file(reader, name, &path, &entry, cancel, progress),
         }
+    }
+
+    /// Says whether an entry, or the deletion that it stands for, is of something that stays as it is.
+    fn is_left_out(&self, components: &[&[u8]]) -> bool {
+        let mut path = components.to_vec();
+        if let Some(last) = path.last_mut()
+            && self.layer.is_some()
+        {
+            *last = last.strip_prefix(WHITEOUT).unwrap_or(last);
+        }
+        self.options.left_out.iter().any(|left_out| {
+            let mut parts = left_out.as_bytes().split(|byte| *byte == b'/');
+            let mut names = path.iter();
+            parts.all(|part| names.next() == Some(&part))
+        })
     }
 
     /// An entry `./`: attributes for the directory that was given.

@@ -4,6 +4,7 @@
 //! up to this one changed. So what two snapshots have in common is there once, and "is it built?" is "is there such a tag?".
 
 mod document;
+mod kept;
 mod layout;
 mod place;
 mod pull;
@@ -11,6 +12,7 @@ mod push;
 mod take;
 mod upload;
 
+pub use kept::Kept;
 pub use layout::Form;
 pub use pull::{Pulled, Wanted, available, image, import, pull};
 pub use push::{Push, Pushed, export, push};

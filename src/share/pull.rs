@@ -13,6 +13,7 @@ use super::place::Supply;
 use super::take::take;
 use super::{RECIPE, Repository, recipe_tag, watched};
 use crate::engine::BuildUser;
+use crate::engine::docker::Service;
 use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::image::download::Meter;
 use crate::image::oci::{Part, Registry, RegistryOperation, sha256};
@@ -129,12 +130,14 @@ pub fn image(
     Ok(Some(document.snapshot.image))
 }
 
-/// Pulls a snapshot, and what it stands on as far as the store lacks it; nothing where the registry has none.
+/// Pulls a snapshot, and what it stands on as far as the store lacks it, to where a service keeps the trees, else into the store; nothing
+/// where the registry has none.
 pub fn pull(
     store: &Store,
     repository: &Repository,
     wanted: &Wanted,
     user: &BuildUser,
+    service: Option<&Service>,
     means: &mut Means<'_>,
 ) -> Result<Option<Pulled>> {
     let tag = wanted.tag();
@@ -152,7 +155,7 @@ pub fn pull(
     };
     wanted.check(&document).context(cannot)?;
     let supply = Supply::Registry(&registry, &blobs);
-    let pulled = take(store, supply, &document, user, means).context(cannot)?;
+    let pulled = take(store, supply, &document, user, service, means).context(cannot)?;
     Ok(Some(pulled))
 }
 
@@ -174,7 +177,7 @@ pub fn import(
         for entry in &entries {
             let document = layout.document(entry)?;
             let supply = Supply::Layout(&layout);
-            taken.push(take(store, supply, &document, user, means)?);
+            taken.push(take(store, supply, &document, user, None, means)?);
         }
         Ok(taken)
     };

@@ -12,6 +12,7 @@ use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
 use super::document::{Document, MANIFEST, Manifest, Snapshot, Step, Volume};
+use super::kept::{self, Kept};
 use super::layout::Draft;
 use super::place::Destination;
 use super::pull::find;
@@ -35,6 +36,8 @@ pub struct Push<'a> {
     pub image: &'a Image,
     /// Snapshots of steps, the lowest first, each on the one before.
     pub layers: &'a [Layer],
+    /// Where their trees are at a service.
+    pub kept: Option<&'a Kept>,
     /// The profile, for people who look at the registry.
     pub profile: &'a str,
     /// One more tag for the last of them; in a file, what those who load it are to call it.
@@ -105,6 +108,7 @@ fn send_all(
             blobs: Vec::new(),
         },
         pushed: Pushed::default(),
+        trees: Vec::new(),
     };
     let progress = &mut *means.progress;
     let mut shown = |_: crate::image::Progress<'_>| {
@@ -130,11 +134,18 @@ struct Pushing<'a> {
     done: Arc<AtomicU64>,
     document: Document,
     pushed: Pushed,
+    /// What each snapshot changed, where a service keeps them.
+    trees: Vec<Blob>,
 }
 
 impl Pushing<'_> {
     async fn all(&mut self) -> Result<()> {
         self.image().await?;
+        if let Some(kept) = self.what.kept {
+            let (layers, pushed) = (self.what.layers, &mut self.pushed);
+            self.trees =
+                kept::send(self.store, &mut self.to, kept, layers, &self.done, pushed).await?;
+        }
         for at in 0..self.what.layers.len() {
             self.layer(at).await?;
         }
@@ -225,8 +236,13 @@ impl Pushing<'_> {
             Ok(all.all(|layer| place(layer, "layer.json").exists()))
         };
         let failed = || format!("cannot push snapshot `{}`", layer.title);
-        let tree = remembered.tree.clone();
-        let blob = self.blob(tree, changes, there).await.context(failed)?;
+        let blob = match self.trees.get(at) {
+            Some(sent) => sent.clone(),
+            None => {
+                let tree = remembered.tree.clone();
+                self.blob(tree, changes, there).await.context(failed)?
+            }
+        };
         let index = self.document.blobs.len();
         shared.tree = Some(blob.clone());
         self.document.blobs.push(blob);

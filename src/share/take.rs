@@ -12,10 +12,12 @@ use fs_err as fs;
 use futures_util::{StreamExt as _, TryStreamExt as _};
 
 use super::document::{Document, Volume};
+use super::kept;
 use super::layout::Piece;
 use super::place::Supply;
 use super::pull::{PARALLEL, Pulled};
 use crate::engine::BuildUser;
+use crate::engine::docker::Service;
 use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::host;
 use crate::image::download::{self, Meter, POLL};
@@ -25,19 +27,21 @@ use crate::image::{self, Progress};
 use crate::rootfs::{self, Method};
 use crate::store::images::{Image, Means};
 use crate::store::layer::{VolumeState, boot_id};
+use crate::store::service::Kept;
 use crate::store::shared::{Arrival, Shared};
 use crate::store::{Layer, Store, random_id};
 
-/// Takes what the store lacks of a document.
+/// Takes what the store lacks of a document, to where a service keeps the trees of steps, else into the store.
 pub(super) fn take(
     store: &Store,
     supply: Supply<'_>,
     document: &Document,
     user: &BuildUser,
+    service: Option<&Service>,
     means: &mut Means<'_>,
 ) -> Result<Pulled> {
     let arrival = store.arrival()?;
-    let mut pull = Pull::new(store, &arrival, document, user)?;
+    let mut pull = Pull::new(store, &arrival, document, user, service)?;
     pull.run(supply, means)?;
     let pulled = Pulled {
         image: document.snapshot.image.key.clone(),
@@ -62,6 +66,8 @@ struct Pull<'a> {
     arrival: &'a Arrival<'a>,
     document: &'a Document,
     user: &'a BuildUser,
+    /// Where the trees of steps are kept, if not in the store.
+    service: Option<&'a Service>,
     chains: Vec<String>,
     needs_image: bool,
     /// The first step whose snapshot is lacking.
@@ -78,10 +84,17 @@ impl<'a> Pull<'a> {
         arrival: &'a Arrival<'a>,
         document: &'a Document,
         user: &'a BuildUser,
+        service: Option<&'a Service>,
     ) -> Result<Self> {
         let chains = document.chains();
         let steps = &document.snapshot.steps;
-        let known = store.layers_by_chain()?;
+        let mut known = store.layers_by_chain(service.map(|service| service.socket.as_path()))?;
+        if let Some(service) = service {
+            known.retain(|_, layer| {
+                let image = layer.kept.as_ref().map(|kept| service.image(&kept.image));
+                matches!(image, Some(Ok(Some(_))))
+            });
+        }
         let there = (0..steps.len()).rev().find_map(|at| {
             let layer = known.get(&chains[at])?;
             // What is asked for is looked for by its key.
@@ -98,6 +111,7 @@ impl<'a> Pull<'a> {
             arrival,
             document,
             user,
+            service,
             chains,
             needs_image: base.is_none() && store.image(&image.key)?.is_none(),
             first,
@@ -220,6 +234,14 @@ impl<'a> Pull<'a> {
             downloaded.unpack(self.document, 0, &root, On::Nothing)?;
             self.check_image(&root, image, downloaded.cancel)?;
         }
+        if let Some(service) = self.service.filter(|_| self.base.is_none()) {
+            if self.needs_image {
+                self.publish_image(&image_place)?;
+            }
+            let progress = &mut *downloaded.progress;
+            let say = &mut |line: &str| progress(Progress::Line(line));
+            self.store.import_image(service, &image.key, say)?;
+        }
         let mut made: Vec<(PathBuf, Layer, Shared)> = Vec::new();
         for at in self.first..self.document.snapshot.steps.len() {
             let place = work.join(format!("step-{at}"));
@@ -233,20 +255,38 @@ impl<'a> Pull<'a> {
                 .last()
                 .map(|(_, layer, _)| layer)
                 .or(self.base.as_ref());
-            self.tree(at, &place, below.as_deref(), downloaded)?;
+            let tree = random_id()?;
+            let kept = match self.service {
+                Some(service) => {
+                    Some(self.keep(service, at, &place, &tree, below_layer, downloaded)?)
+                }
+                None => {
+                    self.tree(at, &place, below.as_deref(), downloaded)?;
+                    None
+                }
+            };
             let volumes = self.volumes(at, &place, below.as_deref(), downloaded)?;
-            let layer = self.describe(at, below_layer, volumes)?;
+            let layer = Layer {
+                tree,
+                kept,
+                ..self.describe(at, below_layer, volumes)?
+            };
             made.push((place, layer, self.shared(at)));
         }
-        if self.needs_image {
-            let shared = Shared {
-                chain: image.digest.clone(),
-                tree: Some(self.document.blobs[0].clone()),
-                volumes: BTreeMap::new(),
-            };
-            self.arrival.publish_image(&image_place, image, &shared)?;
+        if self.needs_image && self.service.is_none() {
+            self.publish_image(&image_place)?;
         }
         self.arrival.publish_layers(&made)
+    }
+
+    fn publish_image(&self, place: &Path) -> Result<()> {
+        let image = &self.document.snapshot.image;
+        let shared = Shared {
+            chain: image.digest.clone(),
+            tree: Some(self.document.blobs[0].clone()),
+            volumes: BTreeMap::new(),
+        };
+        self.arrival.publish_image(place, image, &shared)
     }
 
     fn check_image(&self, root: &Path, image: &Image, cancel: &AtomicBool) -> Result<()> {
@@ -289,6 +329,37 @@ impl<'a> Pull<'a> {
         let root = place.join("root");
         rootfs::clone_tree(self.store.method(), &from, &root)?;
         downloaded.unpack(self.document, index, &root, On::Tree)
+    }
+
+    /// Makes the image after a step at a service.
+    fn keep(
+        &self,
+        service: &Service,
+        at: usize,
+        place: &Path,
+        tree: &str,
+        below: Option<&Layer>,
+        downloaded: &mut Downloaded<'_>,
+    ) -> Result<Kept> {
+        let key = &self.document.snapshot.image.key;
+        let below = match below {
+            Some(below) => below.kept.as_ref().map(|kept| kept.image.clone()),
+            None => self.store.imported_id(&service.socket, key)?,
+        };
+        let below = below.ok_or_else(|| {
+            Error::unexpected(format!("{} has no image below it", service.flavour))
+        })?;
+        let index = self.document.snapshot.steps[at].layer;
+        let piece = downloaded.piece(index)?;
+        let archive = piece
+            .file()
+            .ok_or_else(|| Error::unexpected("a service takes layers from a registry only"))?;
+        let diff_id = &self.document.blobs[index].diff_id;
+        let mut look = || downloaded.look();
+        kept::make(
+            self.store, service, place, tree, below, archive, diff_id, &mut look,
+        )
+        .context(|| cannot_unpack(self.document, index))
     }
 
     /// Makes the build volumes after a step.
@@ -371,7 +442,7 @@ impl<'a> Pull<'a> {
             parent: below.map(|below| below.id.clone()),
             env: String::new(),
             image_key: self.document.snapshot.image.key.clone(),
-            tree: random_id()?,
+            tree: String::new(),
             title: step.name.clone(),
             created: step.created,
             boot: boot_id(),
@@ -395,6 +466,11 @@ impl<'a> Pull<'a> {
                 .collect(),
         }
     }
+}
+
+fn cannot_unpack(document: &Document, index: usize) -> String {
+    let count = document.blobs.len();
+    format!("cannot unpack layer {} of {count}", index + 1)
 }
 
 async fn given_up(failed: &AtomicBool) {
@@ -425,12 +501,7 @@ struct Downloaded<'a> {
 
 impl Downloaded<'_> {
     fn unpack(&mut self, document: &Document, index: usize, into: &Path, on: On) -> Result<()> {
-        let piece = loop {
-            match self.arrived.get(&index) {
-                Some(piece) => break piece.clone(),
-                None => self.next()?,
-            }
-        };
+        let piece = self.piece(index)?;
         // As in the store that it came from: what a container may open is its engine's to say.
         let options = Options {
             devices: Devices::Make,
@@ -450,21 +521,32 @@ impl Downloaded<'_> {
         layers
             .apply(piece.open()?, diff_id, self.cancel, &mut report)
             .and_then(|()| layers.finish().map(drop))
-            .context(|| {
-                let count = document.blobs.len();
-                format!("cannot unpack layer {} of {count}", index + 1)
-            })
+            .context(|| cannot_unpack(document, index))
+    }
+
+    /// Waits for a layer.
+    fn piece(&mut self, index: usize) -> Result<Piece> {
+        loop {
+            match self.arrived.get(&index) {
+                Some(piece) => return Ok(piece.clone()),
+                None => self.next()?,
+            }
+        }
+    }
+
+    /// Shows how far the other side is, and gives up where it is to.
+    fn look(&mut self) -> Result<()> {
+        crate::image::unpack::stop_if(self.cancel)?;
+        let (done, total) = self.meter.read();
+        (self.progress)(Progress::Bytes { done, total });
+        Ok(())
     }
 
     /// Waits for the other side, and shows how far it is.
     fn next(&mut self) -> Result<()> {
         match self.news.recv_timeout(POLL) {
             Ok((index, piece)) => drop(self.arrived.insert(index, piece)),
-            Err(RecvTimeoutError::Timeout) => {
-                crate::image::unpack::stop_if(self.cancel)?;
-                let (done, total) = self.meter.read();
-                (self.progress)(Progress::Bytes { done, total });
-            }
+            Err(RecvTimeoutError::Timeout) => self.look()?,
             // It failed, and its own error is the one to show.
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(Error::unexpected("the download ended early"));

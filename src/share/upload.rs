@@ -1,7 +1,7 @@
 //! Owns sending one layer: packed, compressed and hashed while it is sent, so that it is on the disk only once and its size does not
 //! matter. What is in flight has a few megabytes.
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -33,38 +33,76 @@ pub(super) struct Sent {
     pub(super) left_out: u64,
 }
 
+/// A layer on its way from the thread that makes it.
+pub(super) struct Chunked {
+    sender: Sender<io::Result<Bytes>>,
+}
+
+/// The other end.
+pub(super) type Pieces = Receiver<io::Result<Bytes>>;
+
+/// The layer's archive, as it is written.
+type Archive = Hashed<zstd::Encoder<'static, Hashed<Chunks>>>;
+
 /// Sends a layer; `done` counts the bytes that were read.
 pub(super) async fn send(
     to: &mut Destination<'_>,
     changes: Changes,
     done: Arc<AtomicU64>,
 ) -> Result<Sent> {
-    let (sender, receiver) = channel(IN_FLIGHT);
+    let (chunked, pieces) = chunked();
     let stop = Stop(Arc::new(AtomicBool::new(false)));
     let flag = Arc::clone(&stop.0);
-    let packing = std::thread::spawn(move || compress(&changes, sender, &flag, &done));
+    let packing = std::thread::spawn(move || {
+        chunked.compress(|archive| {
+            let mut before = 0;
+            let mut progress = |now: u64| {
+                done.fetch_add(now - before, Ordering::Relaxed);
+                before = now;
+            };
+            pack(&changes, archive, &flag, &mut progress)
+        })
+    });
+    let outcome = async || {
+        packing
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    };
+    let sent = transfer(to, pieces, outcome).await?;
+    drop(stop);
+    Ok(sent)
+}
+
+/// Returns both ends of a layer's way.
+pub(super) fn chunked() -> (Chunked, Pieces) {
+    let (sender, pieces) = channel(IN_FLIGHT);
+    (Chunked { sender }, pieces)
+}
+
+/// Sends what comes; `outcome` is what became of the thread that makes it.
+pub(super) async fn transfer(
+    to: &mut Destination<'_>,
+    pieces: Pieces,
+    outcome: impl AsyncFnOnce() -> Result<Option<Sent>>,
+) -> Result<Sent> {
     let mut sent = None;
     let digest = async || {
-        let outcome = packing
-            .join()
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        let outcome = outcome().await?;
         let digest = outcome.as_ref().map(|sent| sent.blob.sha256.clone());
         sent = outcome;
         Ok(digest)
     };
     match to {
         Destination::Registry(registry) => {
-            let stream =
-                futures_util::stream::unfold(receiver, |mut receiver: Receiver<_>| async {
-                    let chunk: io::Result<Bytes> = receiver.recv().await?;
-                    Some((chunk, receiver))
-                });
+            let stream = futures_util::stream::unfold(pieces, |mut pieces: Pieces| async {
+                let chunk: io::Result<Bytes> = pieces.recv().await?;
+                Some((chunk, pieces))
+            });
             let body = reqwest::Body::wrap_stream(stream);
             registry.upload(body, digest).await?;
         }
-        Destination::Layout(draft) => draft.layer(receiver, digest).await?,
+        Destination::Layout(draft) => draft.layer(pieces, digest).await?,
     }
-    drop(stop);
     sent.ok_or_else(|| Error::unexpected("a layer was sent without its digest"))
 }
 
@@ -77,45 +115,66 @@ impl Drop for Stop {
     }
 }
 
-/// Packs and compresses; nothing where the other side hung up, which has the reason.
-fn compress(
-    changes: &Changes,
-    sender: Sender<io::Result<Bytes>>,
-    stop: &AtomicBool,
-    done: &AtomicU64,
-) -> Result<Option<Sent>> {
-    let chunks = Chunks {
-        sender,
-        buffer: Vec::with_capacity(CHUNK),
-        hung_up: Arc::new(AtomicBool::new(false)),
-    };
-    let (hung_up, failure) = (Arc::clone(&chunks.hung_up), chunks.sender.clone());
-    let outcome = through(changes, chunks, stop, done);
-    match outcome {
-        Err(_) if hung_up.load(Ordering::Relaxed) => Ok(None),
-        Err(error) => {
-            // Or the registry would take what it has for all of it.
-            let broken = io::Error::other("a layer could not be read");
-            drop(failure.blocking_send(Err(broken)));
-            Err(error)
+impl Chunked {
+    /// Sends an archive that is there already, and which must have this digest.
+    pub(super) fn copy(
+        self,
+        from: &mut dyn Read,
+        diff_id: &str,
+        done: &AtomicU64,
+    ) -> Result<Option<Sent>> {
+        self.compress(|mut archive| {
+            let mut buffer = vec![0; CHUNK];
+            loop {
+                let amount = from.read(&mut buffer)?;
+                if amount == 0 {
+                    break;
+                }
+                archive.write_all(&buffer[..amount])?;
+                done.fetch_add(amount as u64, Ordering::Relaxed);
+            }
+            match hex(&archive.sha256.clone().finalize()) {
+                found if found == diff_id => Ok((archive, 0)),
+                found => Err(Error::unexpected(format!(
+                    "a layer has SHA-256 {found}, and should have {diff_id}"
+                ))),
+            }
+        })
+    }
+
+    /// Compresses what `fill` writes; nothing where the other side hung up, which has the reason.
+    fn compress(
+        self,
+        fill: impl FnOnce(Archive) -> Result<(Archive, u64)>,
+    ) -> Result<Option<Sent>> {
+        let chunks = Chunks {
+            sender: self.sender,
+            buffer: Vec::with_capacity(CHUNK),
+            hung_up: Arc::new(AtomicBool::new(false)),
+        };
+        let (hung_up, failure) = (Arc::clone(&chunks.hung_up), chunks.sender.clone());
+        let outcome = through(chunks, fill);
+        match outcome {
+            Err(_) if hung_up.load(Ordering::Relaxed) => Ok(None),
+            Err(error) => {
+                // Or the registry would take what it has for all of it.
+                let broken = io::Error::other("a layer could not be read");
+                drop(failure.blocking_send(Err(broken)));
+                Err(error)
+            }
+            Ok(sent) => Ok(Some(sent)),
         }
-        Ok(sent) => Ok(Some(sent)),
     }
 }
 
-fn through(changes: &Changes, chunks: Chunks, stop: &AtomicBool, done: &AtomicU64) -> Result<Sent> {
+fn through(chunks: Chunks, fill: impl FnOnce(Archive) -> Result<(Archive, u64)>) -> Result<Sent> {
     let threads =
         std::thread::available_parallelism().map_or(1, |count| count.get().min(MAX_THREADS));
     let mut encoder = zstd::Encoder::new(Hashed::new(chunks), LEVEL)?;
     encoder.multithread(u32::try_from(threads).unwrap_or(1))?;
     encoder.set_parameter(CParameter::JobSize(JOB))?;
     encoder.include_checksum(true)?;
-    let mut before = 0;
-    let mut progress = |now: u64| {
-        done.fetch_add(now - before, Ordering::Relaxed);
-        before = now;
-    };
-    let (archive, left_out) = pack(changes, Hashed::new(encoder), stop, &mut progress)?;
+    let (archive, left_out) = fill(Hashed::new(encoder))?;
     let (encoder, diff_id, _) = archive.finish();
     let (mut chunks, sha256, size) = encoder.finish()?.finish();
     chunks.flush()?;

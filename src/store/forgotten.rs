@@ -3,18 +3,20 @@
 //!
 //! What is found must be all that the step left: an image whose build volumes held something is not, since these were
 //! the store's. And nobody may be about to publish it or to remove it: a tree of which anything in the store speaks is not
-//! forgotten. It is looked for in the order in which a tree moves, from envs to layers to the trash, so that none slips by.
+//! forgotten. It is looked for in the order in which a tree moves, from envs, or from a pull, to layers to the trash, so that none slips by.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use fs_err as fs;
 use jiff::Timestamp;
 
 use super::check::names;
 use super::layer::{Layer, boot_id};
-use super::service::{objects_below, write_objects};
+use super::service::objects_below;
+use super::shared::ARRIVING;
 use super::{LockedEnv, Store};
-use crate::engine::docker::{Frozen, Object, Service, What};
+use crate::engine::docker::{Frozen, Service, What};
 use crate::error::Result;
 
 impl Store {
@@ -47,16 +49,26 @@ impl Store {
     /// Returns every tree of which anything in the store speaks.
     pub(super) fn known_trees(&self) -> Result<BTreeSet<String>> {
         let mut known = BTreeSet::new();
-        for env in names(&self.root().join("envs"))? {
-            known.extend(names(&self.env_dir(&env).join("trees"))?);
-        }
-        known.extend(self.layers()?.into_iter().map(|layer| layer.tree));
-        for entry in names(&self.root().join("trash"))? {
-            for object in objects_below(&self.root().join("trash").join(entry)) {
+        let listed = |directory: &Path, known: &mut BTreeSet<String>| {
+            for object in objects_below(directory) {
                 if let What::Tree(tree) = object.what {
                     known.insert(tree);
                 }
             }
+        };
+        let images = self.root().join("images");
+        for arriving in names(&images)? {
+            if arriving.starts_with(ARRIVING) {
+                listed(&images.join(arriving), &mut known);
+            }
+        }
+        for env in names(&self.root().join("envs"))? {
+            known.extend(names(&self.env_dir(&env).join("trees"))?);
+        }
+        known.extend(self.layers()?.into_iter().map(|layer| layer.tree));
+        let trash = self.root().join("trash");
+        for entry in names(&trash)? {
+            listed(&trash.join(entry), &mut known);
         }
         Ok(known)
     }
@@ -97,14 +109,8 @@ impl LockedEnv<'_> {
             };
             let directory = self.directory().join("trees").join(&frozen.tree);
             fs::create_dir_all(&directory)?;
-            write_objects(
-                &directory,
-                &[Object {
-                    socket: service.socket.clone(),
-                    what: What::Tree(frozen.tree.clone()),
-                    id: None,
-                }],
-            )?;
+            self.store
+                .note_tree(&directory, &service.socket, &frozen.tree)?;
             let layer = Layer {
                 id: (*key).to_owned(),
                 key: Some((*key).to_owned()),

@@ -82,6 +82,34 @@ impl Store {
         Ok(found.and_then(|object| object.id))
     }
 
+    /// Writes down beside the files of a tree that its containers and images are at a service.
+    pub fn note_tree(&self, directory: &Path, socket: &Path, tree: &str) -> Result<()> {
+        let object = Object {
+            socket: socket.to_owned(),
+            what: What::Tree(tree.to_owned()),
+            id: None,
+        };
+        write_objects(directory, &[object])
+    }
+
+    /// Freezes a container, which must not run, and removes it; `bare` says that it is all there is of the snapshot of a step.
+    pub fn freeze_container(&self, service: &Service, place: &Place, bare: bool) -> Result<Kept> {
+        let name = format!("rockenv/snapshot-{}", place.tree);
+        let below = lost_or(service.image(&place.image)?, &place.image)?;
+        let image = if below.layers < MAX_LAYERS {
+            let whole = bare.then_some(below.layers);
+            service.commit(&place.name, &name, whole)?
+        } else {
+            service.commit_whole(&place.name, &name, &place.tree)?;
+            lost_or(service.image(&name)?, &name)?.id
+        };
+        service.remove_container(&place.name)?;
+        Ok(Kept {
+            socket: service.socket.clone(),
+            image,
+        })
+    }
+
     /// Removes what the lists in a directory name, before its files are deleted for good. Says whether all of it
     /// could be.
     pub(super) fn remove_objects(&self, directory: &Path) -> bool {
@@ -105,14 +133,7 @@ impl LockedEnv<'_> {
         let tree = super::random_id()?;
         let directory = self.directory().join("trees").join(&tree);
         fs::create_dir_all(&directory)?;
-        write_objects(
-            &directory,
-            &[Object {
-                socket: socket.to_owned(),
-                what: What::Tree(tree.clone()),
-                id: None,
-            }],
-        )?;
+        self.store.note_tree(&directory, socket, &tree)?;
         Ok(tree)
     }
 
@@ -225,17 +246,8 @@ impl LockedEnv<'_> {
                 if state.running {
                     service.stop(&place.name)?;
                 }
-                let name = format!("rockenv/snapshot-{}", place.tree);
-                let below = lost_or(service.image(&place.image)?, &place.image)?;
-                let image = if below.layers < MAX_LAYERS {
-                    let whole = (bare && freeze.key.is_some()).then_some(below.layers);
-                    service.commit(&place.name, &name, whole)?
-                } else {
-                    service.commit_whole(&place.name, &name, &place.tree)?;
-                    lost_or(service.image(&name)?, &name)?.id
-                };
-                service.remove_container(&place.name)?;
-                image
+                let bare = bare && freeze.key.is_some();
+                return self.store.freeze_container(&service, &place, bare);
             }
             // Nothing ever ran on it, or its container is gone.
             None => {

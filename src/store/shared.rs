@@ -19,6 +19,8 @@ use crate::error::{Error, Result, ResultExt as _};
 /// How long a command waits for another one's pull, which may bring what it wants.
 const WAIT: Duration = Duration::from_secs(3600);
 const FILE: &str = "shared.json";
+/// How directories begin in which something arrives.
+pub(super) const ARRIVING: &str = "tmp-pull-";
 
 /// A layer as registries have it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,14 +74,15 @@ impl Store {
         atomic::write_json(&self.image_dir(key).join(FILE), shared)
     }
 
-    /// Returns the layers that are known at registries, by what decides all of them.
-    pub fn layers_by_chain(&self) -> Result<BTreeMap<String, Layer>> {
+    /// Returns the layers that are known at registries, by what decides all of them: those of which a service keeps the trees, or
+    /// the store.
+    pub fn layers_by_chain(&self, service: Option<&Path>) -> Result<BTreeMap<String, Layer>> {
         let mut found = BTreeMap::new();
         for layer in self.layers()? {
             // A damaged note is as good as none.
             let shared = self.shared_layer(&layer.id).ok().flatten();
             if let Some(shared) = shared
-                && layer.kept.is_none()
+                && layer.kept.as_ref().map(|kept| kept.socket.as_path()) == service
                 && self.is_sound(&layer)
             {
                 found.insert(shared.chain, layer);
@@ -104,11 +107,11 @@ impl Store {
         )?;
         for entry in fs::read_dir(&images)? {
             let entry = entry?;
-            if entry.file_name().to_string_lossy().starts_with("tmp-pull-") {
+            if entry.file_name().to_string_lossy().starts_with(ARRIVING) {
                 self.discard(&entry.path())?;
             }
         }
-        let work = images.join(format!("tmp-pull-{}", random_id()?));
+        let work = images.join(format!("{ARRIVING}{}", random_id()?));
         fs::create_dir(&work)?;
         Ok(Arrival {
             store: self,

@@ -58,11 +58,16 @@ impl Own {
         self.directory.join(format!("{}.sock", self.engine))
     }
 
-    fn begin(&self, store: &TestStore, arguments: &[&str]) -> Background {
-        let mut command = store.command(arguments);
+    /// Makes a command use this service.
+    pub(crate) fn lead(&self, command: &mut Command) {
         for name in ["DOCKER_HOST", "CONTAINER_HOST"] {
             command.env(name, format!("unix://{}", self.socket().display()));
         }
+    }
+
+    fn begin(&self, store: &TestStore, arguments: &[&str]) -> Background {
+        let mut command = store.command(arguments);
+        self.lead(&mut command);
         Background::start(command)
     }
 

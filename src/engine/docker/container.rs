@@ -347,7 +347,7 @@ fn body(
 /// Podman's service writes mounts as lists of words between commas, and has no way to quote.
 const NO_LIST: [char; 3] = [',', '"', '\n'];
 
-fn mount(bind: &Bind, flavour: Flavour) -> Result<Mount> {
+pub(super) fn mount(bind: &Bind, flavour: Flavour) -> Result<Mount> {
     let source = bind.source.to_str().ok_or_else(|| {
         Error::invalid(format!(
             "`{}` cannot be mounted by Docker or Podman: its name is not UTF-8",
@@ -389,7 +389,7 @@ fn devices(nodes: &[Device]) -> Vec<DeviceMapping> {
 }
 
 /// Returns limits that a service may set: more than its own is refused, and without any Podman asks for more.
-fn ulimits(flavour: Flavour) -> Result<Vec<ResourcesUlimits>> {
+pub(super) fn ulimits(flavour: Flavour) -> Result<Vec<ResourcesUlimits>> {
     // Some old programs close every descriptor that could be open.
     let mut limits = vec![("nofile", Resource::RLIMIT_NOFILE, 1 << 19)];
     if flavour == Flavour::Podman {

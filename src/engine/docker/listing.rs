@@ -4,10 +4,13 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, sync_channel};
+use std::time::Duration;
 
+use bollard::errors::Error as Refusal;
 use bollard::models::ContainerCreateBody;
 use bytes::Bytes;
 use futures_util::StreamExt as _;
+use futures_util::stream::BoxStream;
 use sha2::{Digest as _, Sha256};
 
 use super::{LATE, Labels, Place, Service};
@@ -49,12 +52,23 @@ pub struct Entry {
 impl Service {
     /// Lists the tree of a container that exists, by name.
     pub fn list_container(&self, name: &str) -> Result<BTreeMap<PathBuf, Entry>> {
+        let archive = self.client.export_container(name).boxed();
+        self.reading(LATE, "read a tree", archive, read)
+    }
+
+    /// Hands what a service sends to a reader in a thread of its own; `what` completes "cannot ...".
+    pub(super) fn reading<T: Send>(
+        &self,
+        limit: Duration,
+        what: &str,
+        mut stream: BoxStream<'_, std::result::Result<Bytes, Refusal>>,
+        read: impl FnOnce(Pieces) -> Result<T> + Send,
+    ) -> Result<T> {
         let (sender, receiver) = sync_channel::<Bytes>(PIECES);
         std::thread::scope(|scope| {
             let reading = scope.spawn(move || read(Pieces::new(receiver)));
-            let sent = self.ask(LATE, "read a tree", async {
-                let mut archive = self.client.export_container(name);
-                while let Some(piece) = archive.next().await {
+            let sent = self.ask(limit, what, async {
+                while let Some(piece) = stream.next().await {
                     // A reader that gave up has said why.
                     if sender.send(piece?).is_err() {
                         break;
@@ -65,7 +79,7 @@ impl Service {
             });
             let read = reading
                 .join()
-                .map_err(|_| Error::unexpected("a thread that read a tree panicked"))?;
+                .map_err(|_| Error::unexpected("a thread that read from a service panicked"))?;
             sent?;
             read
         })
@@ -160,7 +174,7 @@ impl std::io::Write for Hashing<'_> {
 }
 
 /// Pieces from another thread as one stream.
-struct Pieces {
+pub(super) struct Pieces {
     incoming: Receiver<Bytes>,
     current: Bytes,
 }

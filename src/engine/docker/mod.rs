@@ -4,6 +4,7 @@
 //! What rockenv makes there carries the labels of [`Labels`], so that it is found again by what it is, not by memory.
 
 mod again;
+mod archive;
 mod container;
 mod context;
 mod create;
@@ -11,6 +12,7 @@ mod greeting;
 mod hold;
 mod listing;
 mod objects;
+mod unpack;
 
 pub use container::{Place, State};
 pub use context::Contexts;
@@ -18,6 +20,7 @@ use greeting::greet;
 pub(super) use hold::hold;
 pub use listing::Entry;
 pub use objects::{Frozen, Image, Object, What};
+pub use unpack::Unpack;
 
 use std::cell::RefCell;
 use std::collections::HashMap;

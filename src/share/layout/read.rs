@@ -56,6 +56,11 @@ impl Piece {
         }
     }
 
+    /// Returns the file of which it is all.
+    pub(in crate::share) fn file(&self) -> Option<&Path> {
+        (self.size == u64::MAX).then_some(&self.path)
+    }
+
     pub(in crate::share) fn open(&self) -> Result<Part> {
         Ok(Part {
             file: fs::File::open(&self.path)?,

@@ -1,0 +1,121 @@
+//! Owns making a snapshot of a layer that came from elsewhere: rockenv unpacks it in a container made from the snapshot below, as if it
+//! were the step, and the container is frozen as a step's is.
+//!
+//! A service could load an image by itself, but it wants all layers for that, unpacks by its own rules, and says nothing of what came
+//! out. So every byte is hashed where it is unpacked, and nothing of another machine's has to be known to the service.
+
+use std::path::Path;
+use std::time::Duration;
+
+use bollard::models::{ContainerCreateBody, HostConfig, HostConfigLogConfig};
+use bollard::query_parameters::CreateContainerOptionsBuilder;
+
+use super::container::{mount, ulimits};
+use super::{LATE, Place, Service};
+use crate::engine::{Bind, nspawn};
+use crate::error::{Error, Kind, Result};
+use crate::inside;
+
+/// Where the layer is inside.
+const LAYER: &str = "/run/rockenv/layer";
+/// Where what went wrong is written inside.
+const REPORT: &str = "/run/rockenv/report";
+/// How often the container is looked at.
+const PERIOD: Duration = Duration::from_millis(50);
+
+/// A layer to unpack.
+#[derive(Clone, Copy, Debug)]
+pub struct Unpack<'a> {
+    /// The container that becomes the snapshot, and the image below.
+    pub place: &'a Place,
+    /// The archive.
+    pub archive: &'a Path,
+    /// SHA-256 of what it unpacks to.
+    pub diff_id: &'a str,
+    /// The rockenv that unpacks.
+    pub program: &'a Path,
+    /// A file that is made there to say what went wrong.
+    pub report: &'a Path,
+}
+
+impl Service {
+    /// Runs a container in which the layer is unpacked, and waits for its end; `look` is called meanwhile and may give up.
+    pub fn unpack(&self, what: &Unpack<'_>, look: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        let name = &what.place.name;
+        fs_err::write(what.report, "")?;
+        let bind = |source: &Path, target: &str, read_only| {
+            let bind = Bind {
+                source: source.to_owned(),
+                target: target.to_owned(),
+                read_only,
+                view: None,
+            };
+            mount(&bind, self.flavour)
+        };
+        let host = HostConfig {
+            mounts: Some(vec![
+                bind(what.program, nspawn::PROGRAM, true)?,
+                bind(what.archive, LAYER, true)?,
+                bind(what.report, REPORT, false)?,
+            ]),
+            tmpfs: Some([("/run".to_owned(), "rw,nosuid,nodev,mode=755".to_owned())].into()),
+            network_mode: Some("none".to_owned()),
+            pids_limit: Some(-1),
+            ulimits: Some(ulimits(self.flavour)?),
+            // Podman leaves out what Docker has; a layer may hold device nodes, which no container may open for that.
+            cap_add: Some(vec!["MKNOD".to_owned()]),
+            log_config: Some(HostConfigLogConfig {
+                typ: Some("none".to_owned()),
+                config: None,
+            }),
+            security_opt: Some(vec!["label=disable".to_owned()]),
+            ..HostConfig::default()
+        };
+        let words = [inside::LAYER, LAYER, what.diff_id, REPORT];
+        let body = ContainerCreateBody {
+            image: Some(what.place.image.clone()),
+            labels: Some(what.place.labels().map()),
+            user: Some("0:0".to_owned()),
+            working_dir: Some("/".to_owned()),
+            entrypoint: Some(vec![nspawn::PROGRAM.to_owned()]),
+            cmd: Some(words.map(str::to_owned).to_vec()),
+            host_config: Some(host),
+            ..ContainerCreateBody::default()
+        };
+        let options = CreateContainerOptionsBuilder::new().name(name).build();
+        let request = self.client.create_container(Some(options), body);
+        self.ask(LATE, "make a container", request)?;
+        self.start(name)?;
+        loop {
+            match self.state(name)? {
+                None => {
+                    return Err(Error::unexpected(format!(
+                        "container `{name}` was removed from {}",
+                        self.flavour
+                    )));
+                }
+                Some(state) if state.running => {
+                    look()?;
+                    std::thread::sleep(PERIOD);
+                }
+                Some(state) => return outcome(state.exit_code, what.report),
+            }
+        }
+    }
+}
+
+fn outcome(code: i64, report: &Path) -> Result<()> {
+    if code == 0 {
+        return Ok(());
+    }
+    let kinds = [Kind::Drift, Kind::Invalid, Kind::OutOfSpace];
+    let kind = kinds
+        .into_iter()
+        .find(|kind| i64::from(kind.exit_code()) == code);
+    let said = fs_err::read_to_string(report)?;
+    let message = match said.as_str() {
+        "" => format!("the container in which it is unpacked ended with exit code {code}"),
+        said => said.to_owned(),
+    };
+    Err(Error::new(kind.unwrap_or(Kind::Unexpected), message))
+}

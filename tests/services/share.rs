@@ -1,0 +1,306 @@
+//! Snapshots on their way from a service to a registry, and into another store at a service that has none of them.
+
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+use fs_err as fs;
+use rockenv::engine::docker::Service;
+use rockenv::image::digest::digest;
+use rockenv::store::Store;
+
+use crate::restart::Own;
+use crate::support::env::TestStore;
+use crate::support::loopfs::{Kind, LoopFs};
+use crate::support::registry::Registry;
+use crate::support::run::{Ran, finish};
+use crate::{assert_nothing_left, assert_nothing_left_at, service};
+
+/// Deletions, replaced directories, names of one file, owners, times, attributes; build volumes; and a step that changes nothing.
+const STEPS: &str = r#"
+volume = [{ name = 'b', kind = 'build', target = '/b' }]
+[[step]]
+name = "one"
+user = "root"
+run = '''
+mkdir -p /opt/a/b /opt/gone /opt/again/old && cd /opt
+echo one > a/one; ln a/one a/b/two; echo gone > gone/file; echo old > again/old/file
+truncate -s 4M sparse; cp /bin/true capable; ln -s nowhere link; mkfifo fifo
+chown 1234:1234 fifo; chmod 4755 capable; touch -d @1000000000 a/one
+[ ! -d /b ] || { echo one > /b/one; ln /b/one /b/same; touch -d @1700000000.5 /b/one; }
+'''
+[[step]]
+name = "two"
+user = "root"
+run = '''
+cd /opt; rm -r gone again; mkdir again; echo new > again/new; rm link /bin/false; mkdir link; touch link/inside
+echo two > a/three; ln a/three a/four; chmod 700 a
+[ ! -d /b ] || { echo two > /b/two; rm /b/same; }
+'''
+[[step]]
+name = "idle"
+run = "true"
+[[step]]
+name = "last"
+run = "echo last > $HOME/last"
+"#;
+
+/// Lists everything in the image, but what a service makes itself, such as the root directory's mode.
+const LOOK: &str = "cd /; find . -xdev -mindepth 1 -path ./proc -prune -o -path ./sys -prune -o -path ./dev -prune -o -path ./run -prune \
+    -o -path ./tmp -prune -o -path ./var/tmp -prune -o -path ./etc/hostname -o -path ./etc/hosts -o -path ./etc/mtab -o -path ./etc/resolv.conf \
+    -o -path ./b -prune -o -name .dockerenv -o -type f -printf '%P %m %U:%G %s %T@\\n' -exec sha256sum {} + \
+    -o -type d -printf '%P %m %U:%G\\n' -o -printf '%P %y %m %U:%G %l\\n' | sed -E 's/\\.[0-9]{10}$//' | sort";
+
+fn without_volume() -> String {
+    STEPS.replacen(
+        "volume = [{ name = 'b', kind = 'build', target = '/b' }]",
+        "",
+        1,
+    )
+}
+
+/// Two machines and a registry: the service is the same, and has nothing of the first when the second begins.
+struct Two {
+    registry: Registry,
+    one: TestStore,
+    other: TestStore,
+}
+
+impl Two {
+    fn new(one: TestStore, other: TestStore, body: &str) -> Self {
+        for store in [&one, &other] {
+            store.profile_named(one.env(), body);
+        }
+        Self {
+            registry: Registry::start(false),
+            one,
+            other,
+        }
+    }
+
+    fn name(&self) -> &str {
+        self.one.env()
+    }
+
+    fn command(&self, store: &TestStore, words: &[&str]) -> std::process::Command {
+        let mut command = store.command(words);
+        let repository = format!("{}/team/rocm", self.registry.host);
+        command.env("ROCKENV_REGISTRY", repository);
+        command
+    }
+
+    fn run(&self, store: &TestStore, words: &[&str]) -> Ran {
+        finish(words.join(" "), self.command(store, words))
+    }
+
+    fn inside(&self, store: &TestStore, script: &str) -> String {
+        let words = ["exec", "--root", self.name(), "--", "sh", "-c", script];
+        store.rockenv(&words).ok().text()
+    }
+
+    /// Removes what a store has at the service.
+    fn remove(&self, store: &TestStore) {
+        store.rockenv(&["rm", "--yes", self.name()]).ok();
+        assert_nothing_left(store);
+    }
+}
+
+fn volumes(store: &TestStore, name: &str) -> Vec<String> {
+    let store = Store::open_existing(store.home()).unwrap().unwrap();
+    let record = store.record(name).unwrap().unwrap();
+    let chain = store.chain(record.head.layer.as_ref().unwrap()).unwrap();
+    let of = |path: &Path| digest(path, &AtomicBool::new(false)).unwrap().digest;
+    let volume = |id: &str| of(&store.layer_dir(id).join("volumes/b"));
+    chain.iter().map(|layer| volume(&layer.id)).collect()
+}
+
+#[track_caller]
+fn assert_same(found: &str, expected: &str) {
+    let missing = |from: &str, other: &str| -> Vec<String> {
+        let other: std::collections::BTreeSet<&str> = other.lines().collect();
+        let lines = from.lines().filter(|line| !other.contains(line));
+        lines.map(str::to_owned).collect()
+    };
+    let differs = (missing(found, expected), missing(expected, found));
+    assert_eq!(differs, (Vec::new(), Vec::new()), "found, and expected");
+    assert!(found.lines().count() > 100, "{found}");
+}
+
+#[test]
+fn what_one_store_pushed_another_pulls_and_builds_nothing() {
+    let two = Two::new(TestStore::new(), TestStore::new(), &without_volume());
+    let (one, other, name) = (&two.one, &two.other, two.name());
+    one.rockenv(&["up", name]).ok();
+    let push = |words: &[&str]| two.run(one, &[&["push", name], words].concat()).ok();
+    push(&["--until", "two"]).says(&["2 snapshots are at", "3 layers sent"]);
+    push(&[]).says(&["4 snapshots are at", "2 layers sent", "3 were there"]);
+    push(&[]).says(&["0 layers sent", "5 were there"]);
+    let tree = two.inside(one, LOOK);
+    two.remove(one);
+    let plan = two.run(other, &["plan", name, "--pull"]).ok().text();
+    assert_eq!(plan.matches("pulled from").count(), 4, "{plan}");
+    two.run(other, &["up", name, "--pull"])
+        .ok()
+        .says(&["pulled one, two, idle, last from", "4 done before"]);
+    assert_same(&two.inside(other, LOOK), &tree);
+    two.inside(
+        other,
+        "test ! -e /opt/gone && test ! -e /bin/false && test /opt/a/one -ef /opt/a/b/two",
+    );
+    two.run(other, &["up", name, "--pull"])
+        .ok()
+        .says(&["nothing to do"]);
+    two.run(other, &["pull", name])
+        .ok()
+        .says(&["the store has all of it"]);
+    other.rockenv(&["fsck"]).ok();
+    // What came from elsewhere can be handed on as it came, and stood on.
+    two.run(other, &["push", name])
+        .ok()
+        .says(&["0 layers sent", "5 were there"]);
+    let changed = without_volume().replace("echo last", "echo other");
+    other.profile_named(name, &changed);
+    two.run(other, &["up", name, "--pull", "--push"])
+        .ok()
+        .says(&["3 done before", "4 snapshots are at", "1 layers sent"]);
+    two.remove(other);
+}
+
+/// One format for all engines: a tree does not tell which one made it.
+#[test]
+fn snapshots_cross_engines() {
+    let two = Two::new(TestStore::new(), TestStore::new(), &without_volume());
+    let (one, other, name) = (&two.one, &two.other, two.name());
+    one.rockenv(&["up", name, "--engine", "nspawn"]).ok();
+    two.run(one, &["push", name]).ok();
+    two.run(other, &["up", name, "--pull"])
+        .ok()
+        .says(&["pulled one, two, idle, last from", "4 done before"]);
+    let own = two.inside(one, LOOK);
+    assert_same(&two.inside(other, LOOK), &own);
+    // And back, from a repository that has nothing of the first.
+    let again = format!("{}/again", two.registry.host);
+    two.run(other, &["push", name, &again])
+        .ok()
+        .says(&["5 layers sent"]);
+    one.rockenv(&["rm", "--yes", name]).ok();
+    one.rockenv(&["gc", "--yes"]).ok();
+    let words = ["up", name, "--engine", "nspawn", "--pull"];
+    let mut command = two.command(one, &words);
+    command.env("ROCKENV_REGISTRY", &again);
+    finish("up".into(), command).ok().says(&["4 done before"]);
+    assert_same(&two.inside(one, LOOK), &own);
+    two.remove(other);
+}
+
+/// Two machines indeed: each store has a service of its own.
+#[test]
+fn build_volumes_come_with_them() {
+    // Mounted before the services start: they would not see them otherwise.
+    let disks = [LoopFs::new(Kind::Btrfs), LoopFs::new(Kind::Btrfs)];
+    let services = [Own::start(), Own::start()];
+    let stores = [&disks[0], &disks[1]].map(TestStore::on);
+    let [one, other] = stores;
+    let two = Two::new(one, other, STEPS);
+    let name = two.name();
+    let run = |at: usize, words: &[&str]| {
+        let mut command = two.command([&two.one, &two.other][at], words);
+        services[at].lead(&mut command);
+        finish(words.join(" "), command).ok()
+    };
+    run(0, &["up", name, "--push"]).says(&["4 snapshots are at"]);
+    run(1, &["up", name, "--pull"]).says(&["pulled the image from", "4 done before"]);
+    assert_eq!(volumes(&two.other, name), volumes(&two.one, name));
+    let look = "cat /b/one /b/two /home/*/last; ls /b";
+    run(1, &["exec", name, "--", "sh", "-c", look]).prints("one\ntwo\nlast\none\ntwo");
+    for (at, store) in [&two.one, &two.other].into_iter().enumerate() {
+        run(at, &["rm", "--yes", name]);
+        assert_nothing_left_at(&Service::connect(&services[at].socket()).unwrap(), store);
+    }
+}
+
+/// Killed wherever it happens to be; the next one goes on, and nothing of it stays.
+#[test]
+fn whoever_is_killed_leaves_nothing_and_the_next_one_converges() {
+    let body = "[[step]]\nname = 'one'\nrun = 'head -c 20M /dev/urandom > $HOME/one'\n\
+        [[step]]\nname = 'two'\nrun = 'head -c 20M /dev/urandom > $HOME/two'\n";
+    let two = Two::new(TestStore::new(), TestStore::new(), body);
+    let (one, other, name) = (&two.one, &two.other, two.name());
+    one.rockenv(&["up", name]).ok();
+    let kill = |store: &TestStore, words: &[&str]| {
+        let mut killed = 0;
+        for wait in [150, 300, 600, 1000] {
+            let mut running = two.command(store, words).spawn().unwrap();
+            std::thread::sleep(std::time::Duration::from_millis(wait));
+            killed += usize::from(running.try_wait().unwrap().is_none());
+            running.kill().unwrap();
+            running.wait().unwrap();
+        }
+        assert!(killed > 0, "{words:?} was never killed");
+    };
+    kill(one, &["push", name]);
+    two.run(one, &["push", name])
+        .ok()
+        .says(&["2 snapshots are at"]);
+    let sums = two.inside(one, "cd /home/*; sha256sum one two");
+    two.remove(one);
+    kill(other, &["up", name, "--pull"]);
+    two.run(other, &["up", name, "--pull"])
+        .ok()
+        .says(&["2 done before"]);
+    assert_eq!(two.inside(other, "cd /home/*; sha256sum one two"), sums);
+    let left = fs::read_dir(other.home().join("images")).unwrap();
+    let left = left.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    assert_eq!(left.filter(|name| name.starts_with("tmp-")).count(), 0);
+    other.rockenv(&["down", name]).ok();
+    let home = other.home().to_str().unwrap().to_owned();
+    let waits = std::time::Duration::from_secs(30);
+    crate::support::run::wait_for(waits, "containers of killed pulls are left", || {
+        let containers = service().containers("store", &home).unwrap();
+        let pulls = containers
+            .iter()
+            .filter(|(_, labels)| labels["rockenv.env"].is_empty());
+        match pulls.count() {
+            0 => Ok(()),
+            count => Err(count.to_string()),
+        }
+    });
+    two.remove(other);
+}
+
+#[test]
+fn what_was_tampered_with_is_refused() {
+    let body = "[[step]]\nname = 'one'\nrun = 'echo one > $HOME/one'\n";
+    let two = Two::new(TestStore::new(), TestStore::new(), body);
+    let (one, other, name) = (&two.one, &two.other, two.name());
+    two.run(one, &["up", name, "--push"]).ok();
+    let store = Store::open_existing(one.home()).unwrap().unwrap();
+    let key = store
+        .record(name)
+        .unwrap()
+        .unwrap()
+        .steps
+        .pop()
+        .unwrap()
+        .key;
+    let shared = store.shared_layer(&key).unwrap().unwrap().tree.unwrap();
+    let blobs = two.registry.data().join("docker/registry/v2/blobs/sha256");
+    let blob = blobs
+        .join(&shared.sha256[..2])
+        .join(&shared.sha256)
+        .join("data");
+    let good = fs::read(&blob).unwrap();
+    let mut bad = good.clone();
+    bad[good.len() / 2] ^= 1;
+    fs::write(&blob, bad).unwrap();
+    two.run(other, &["up", name, "--pull"])
+        .exits(8)
+        .says(&["has SHA-256"]);
+    let theirs = Store::open_existing(other.home()).unwrap().unwrap();
+    assert!(theirs.layers().unwrap().is_empty());
+    fs::write(&blob, good).unwrap();
+    two.run(other, &["up", name, "--pull"])
+        .ok()
+        .says(&["1 done before"]);
+    two.remove(one);
+    two.remove(other);
+}
