@@ -5,6 +5,8 @@ mod support;
 
 #[path = "share/files.rs"]
 mod files;
+#[path = "share/full_registry.rs"]
+mod full_registry;
 #[path = "share/refused.rs"]
 mod refused;
 

@@ -122,13 +122,25 @@ async fn cancelled(cancel: &AtomicBool) {
 
 /// Makes a client; the user's proxy variables apply.
 pub(super) fn client(https_only: bool) -> Result<reqwest::Client> {
+    built(builder(https_only).read_timeout(Duration::from_secs(60)))
+}
+
+/// Makes a client for uploads: nothing is to be read until all is sent, however long that takes.
+pub(super) fn upload_client(https_only: bool) -> Result<reqwest::Client> {
+    built(builder(https_only))
+}
+
+fn builder(https_only: bool) -> reqwest::ClientBuilder {
     install_cryptography();
     reqwest::Client::builder()
         // Holds for redirects too.
         .https_only(https_only)
         .connect_timeout(Duration::from_secs(30))
-        .read_timeout(Duration::from_secs(60))
         .user_agent(USER_AGENT)
+}
+
+fn built(builder: reqwest::ClientBuilder) -> Result<reqwest::Client> {
+    builder
         .build()
         .map_err(|error| Error::unexpected("cannot make an HTTP client").source(error))
 }

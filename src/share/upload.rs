@@ -4,6 +4,7 @@
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
@@ -25,6 +26,9 @@ const LEVEL: i32 = 3;
 const JOB: u32 = 1 << 20;
 /// Threads that compress. More of them only wait for the disk.
 const MAX_THREADS: usize = 4;
+
+/// How long a registry may take nothing, or think about what it has got: some hash all of it again.
+const STALLED: Duration = Duration::from_secs(600);
 
 /// A layer that was sent.
 pub(super) struct Sent {
@@ -53,20 +57,24 @@ pub(super) async fn send(
     let (chunked, pieces) = chunked();
     let stop = Stop(Arc::new(AtomicBool::new(false)));
     let flag = Arc::clone(&stop.0);
-    let packing = std::thread::spawn(move || {
-        chunked.compress(|archive| {
+    let (ended, packed) = tokio::sync::oneshot::channel();
+    std::thread::spawn(move || {
+        let outcome = chunked.compress(|archive| {
             let mut before = 0;
             let mut progress = |now: u64| {
                 done.fetch_add(now - before, Ordering::Relaxed);
                 before = now;
             };
             pack(&changes, archive, &flag, &mut progress)
-        })
+        });
+        // Whoever gave up does not hear of its end.
+        drop(ended.send(outcome));
     });
+    // The connection lives meanwhile: one that broke off lets go of what the thread waits to hand over.
     let outcome = async || {
-        packing
-            .join()
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        packed
+            .await
+            .map_err(|_| Error::unexpected("a thread that packed a layer panicked"))?
     };
     let sent = transfer(to, pieces, outcome).await?;
     drop(stop);
@@ -94,16 +102,42 @@ pub(super) async fn transfer(
     };
     match to {
         Destination::Registry(registry) => {
-            let stream = futures_util::stream::unfold(pieces, |mut pieces: Pieces| async {
-                let chunk: io::Result<Bytes> = pieces.recv().await?;
-                Some((chunk, pieces))
+            let taken = Arc::new(AtomicU64::new(0));
+            let counted = Arc::clone(&taken);
+            let stream = futures_util::stream::unfold(pieces, move |mut pieces: Pieces| {
+                counted.fetch_add(1, Ordering::Relaxed);
+                async {
+                    let chunk: io::Result<Bytes> = pieces.recv().await?;
+                    Some((chunk, pieces))
+                }
             });
-            let body = reqwest::Body::wrap_stream(stream);
-            registry.upload(body, digest).await?;
+            tokio::select! {
+                outcome = registry.upload(reqwest::Body::wrap_stream(stream), digest) => outcome?,
+                () = stalled(&taken) => {
+                    return Err(Error::unavailable(format!(
+                        "the registry took nothing for {} minutes",
+                        STALLED.as_secs() / 60
+                    ))
+                    .help("the same command again goes on with this layer"));
+                }
+            }
         }
         Destination::Layout(draft) => draft.layer(pieces, digest).await?,
     }
     sent.ok_or_else(|| Error::unexpected("a layer was sent without its digest"))
+}
+
+/// Ends when the registry has taken nothing for long.
+async fn stalled(taken: &AtomicU64) {
+    let mut before = None;
+    loop {
+        let now = Some(taken.load(Ordering::Relaxed));
+        if now == before {
+            return;
+        }
+        before = now;
+        tokio::time::sleep(STALLED).await;
+    }
 }
 
 /// Ends the thread whose work nobody waits for any more.

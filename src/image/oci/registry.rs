@@ -48,6 +48,8 @@ pub(crate) struct Registry {
     /// `https://host/v2/repository`.
     base: String,
     client: reqwest::Client,
+    /// For layers, which take as long as they take.
+    uploads: reqwest::Client,
     login: Option<Login>,
     auth: oci_client::Client,
     image: oci_client::Reference,
@@ -93,6 +95,7 @@ impl Registry {
             base: format!("{scheme}://{host}/v2/{}", image.repository()),
             host,
             client: download::client(https)?,
+            uploads: download::upload_client(https)?,
             login,
             auth,
             image,
@@ -175,7 +178,7 @@ impl Registry {
             .await?;
         let place = self.next_place(&begin, &response)?;
         let sent = self
-            .client
+            .uploads
             .patch(place.clone())
             .header(CONTENT_TYPE, "application/octet-stream")
             .body(blob);
@@ -188,7 +191,7 @@ impl Registry {
         finish
             .query_pairs_mut()
             .append_pair("digest", &format!("sha256:{digest}"));
-        let finish = self.client.put(finish).header(CONTENT_LENGTH, 0);
+        let finish = self.uploads.put(finish).header(CONTENT_LENGTH, 0);
         let response = self.send(finish, &place).await?;
         match response.status().is_success() {
             true => Ok(()),
