@@ -3,6 +3,8 @@
 
 mod support;
 
+#[path = "share/faults.rs"]
+mod faults;
 #[path = "share/files.rs"]
 mod files;
 #[path = "share/full_registry.rs"]

@@ -96,6 +96,9 @@ impl<'a> Source<'a> {
             what,
             wall_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
         });
+        if pulled.is_err() {
+            self.cx.tidy(store)?;
+        }
         match self.or_build(pulled)?.flatten() {
             Some(pulled) => {
                 self.cx.ui.note(&said("pulled", &pulled, &self.repository));

@@ -41,9 +41,29 @@ pub(super) fn take(
     means: &mut Means<'_>,
 ) -> Result<Pulled> {
     let arrival = store.arrival()?;
-    let mut pull = Pull::new(store, &arrival, document, user, service)?;
+    let pulled = all(store, &arrival, supply, document, user, service, means);
+    // On a full disk nothing of it may stay; what was downloaded does, and is not downloaded again.
+    let finished = arrival.finish();
+    let pulled = pulled?;
+    finished?;
+    Ok(pulled)
+}
+
+fn all(
+    store: &Store,
+    arrival: &Arrival<'_>,
+    supply: Supply<'_>,
+    document: &Document,
+    user: &BuildUser,
+    service: Option<&Service>,
+    means: &mut Means<'_>,
+) -> Result<Pulled> {
+    let mut pull = Pull::new(store, arrival, document, user, service)?;
     pull.run(supply, means)?;
-    let pulled = Pulled {
+    for index in &pull.needed {
+        supply.forget(arrival, &document.blobs[*index])?;
+    }
+    Ok(Pulled {
         image: document.snapshot.image.key.clone(),
         image_pulled: pull.needs_image,
         steps: document.snapshot.steps[pull.first..]
@@ -51,13 +71,7 @@ pub(super) fn take(
             .map(|step| step.name.clone())
             .collect(),
         bytes: pull.bytes(),
-    };
-    for index in &pull.needed {
-        supply.forget(&arrival, &document.blobs[*index])?;
-    }
-    drop(pull);
-    arrival.finish()?;
-    Ok(pulled)
+    })
 }
 
 /// One pull, once it is known what is lacking.

@@ -162,7 +162,7 @@ impl Registry {
         match response.status() {
             StatusCode::NOT_FOUND => Ok(false),
             status if status.is_success() => Ok(true),
-            status => Err(self.answered(&format!("{}@{name}", self.name), status)),
+            status => Err(self.answered("ask for", &format!("{}@{name}", self.name), status)),
         }
     }
 
@@ -186,7 +186,7 @@ impl Registry {
         // What could not be read here is why the connection broke.
         let digest = digest().await?;
         let place = self.next_place(place.as_str(), &response?)?;
-        let digest = digest.ok_or_else(|| self.answered(&self.name, StatusCode::OK))?;
+        let digest = digest.ok_or_else(|| self.answered("send to", &self.name, StatusCode::OK))?;
         let mut finish = place.clone();
         finish
             .query_pairs_mut()
@@ -195,7 +195,7 @@ impl Registry {
         let response = self.send(finish, &place).await?;
         match response.status().is_success() {
             true => Ok(()),
-            false => Err(self.answered(&self.name, response.status())),
+            false => Err(self.answered("send to", &self.name, response.status())),
         }
     }
 
@@ -210,14 +210,18 @@ impl Registry {
             .await?;
         match response.status().is_success() {
             true => Ok(()),
-            false => Err(self.answered(&format!("{}:{tag}", self.name), response.status())),
+            false => Err(self.answered(
+                "send to",
+                &format!("{}:{tag}", self.name),
+                response.status(),
+            )),
         }
     }
 
     /// Returns where an upload goes on.
     fn next_place(&self, asked: &str, response: &Response) -> Result<reqwest::Url> {
         if !response.status().is_success() {
-            return Err(self.answered(&self.name, response.status()));
+            return Err(self.answered("send to", &self.name, response.status()));
         }
         let location = response.headers().get(LOCATION);
         let location = location.and_then(|value| value.to_str().ok());
@@ -233,10 +237,10 @@ impl Registry {
             })
     }
 
-    fn answered(&self, what: &str, status: StatusCode) -> Error {
+    fn answered(&self, verb: &str, what: &str, status: StatusCode) -> Error {
         match status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => self.refusal(None),
-            _ => Error::unexpected(format!("cannot send to `{what}`"))
+            _ => Error::unexpected(format!("cannot {verb} `{what}`"))
                 .source(format!("the registry answered {status}")),
         }
     }

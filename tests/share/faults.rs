@@ -1,0 +1,284 @@
+//! What goes wrong on the way: commands that are killed, disks that fill up, registries that refuse or die.
+
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use fs_err as fs;
+use nix::sys::signal::Signal;
+use rockenv::store::Store;
+
+use super::{Two, other_key, without_volume};
+use crate::support::env::TestStore;
+use crate::support::loopfs::{Kind, LoopFs};
+use crate::support::run::{Background, wait_until};
+
+/// What becomes of a request.
+#[derive(Clone, Copy)]
+enum Fault {
+    None,
+    /// The registry is not asked.
+    Status(u16),
+    /// The connection breaks after so many bytes of the answer.
+    Dies(u64),
+    /// So many bytes of the request arrive, and nothing happens any more.
+    Hangs(u64),
+}
+
+/// Stands before a registry until the test ends.
+struct Proxy {
+    host: String,
+    /// A request hangs.
+    hangs: Arc<AtomicBool>,
+}
+
+impl Proxy {
+    /// `judge` is asked about each request by its first line.
+    fn start(to: &str, judge: impl Fn(&str) -> Fault + Send + Sync + 'static) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let host = listener.local_addr().unwrap().to_string();
+        let hangs = Arc::new(AtomicBool::new(false));
+        let (to, judge, flag) = (to.to_owned(), Arc::new(judge), Arc::clone(&hangs));
+        std::thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                let (to, judge, flag) = (to.clone(), Arc::clone(&judge), Arc::clone(&flag));
+                // What breaks off is what is tested.
+                std::thread::spawn(move || drop(answer(&client, &to, &*judge, &flag)));
+            }
+        });
+        Self { host, hangs }
+    }
+
+    fn repository(&self) -> String {
+        format!("{}/team/rocm", self.host)
+    }
+}
+
+fn answer(
+    mut client: &TcpStream,
+    to: &str,
+    judge: &dyn Fn(&str) -> Fault,
+    hangs: &AtomicBool,
+) -> std::io::Result<()> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        client.read_exact(&mut byte)?;
+        head.push(byte[0]);
+    }
+    let text = String::from_utf8_lossy(&head).into_owned();
+    let fault = judge(text.lines().next().unwrap_or_default());
+    if let Fault::Status(status) = fault {
+        let text =
+            format!("HTTP/1.1 {status} no\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+        client.write_all(text.as_bytes())?;
+        return client.shutdown(Shutdown::Write);
+    }
+    let mut registry = TcpStream::connect(to)?;
+    // One request on each connection.
+    let kept = text
+        .trim_end()
+        .lines()
+        .filter(|line| !line.to_ascii_lowercase().starts_with("connection:"));
+    let kept: Vec<&str> = kept.collect();
+    registry.write_all(format!("{}\r\nconnection: close\r\n\r\n", kept.join("\r\n")).as_bytes())?;
+    let (from, mut into) = (client.try_clone()?, registry.try_clone()?);
+    if let Fault::Hangs(bytes) = fault {
+        std::io::copy(&mut from.take(bytes), &mut into)?;
+        hangs.store(true, Ordering::Relaxed);
+        loop {
+            std::thread::park();
+        }
+    }
+    std::thread::spawn(move || {
+        let mut from = from;
+        drop(std::io::copy(&mut from, &mut into));
+    });
+    let bytes = match fault {
+        Fault::Dies(bytes) => bytes,
+        _ => u64::MAX,
+    };
+    std::io::copy(&mut registry.try_clone()?.take(bytes), &mut client)?;
+    registry.shutdown(Shutdown::Both)?;
+    client.shutdown(Shutdown::Both)
+}
+
+fn is_layer(line: &str) -> bool {
+    line.starts_with("GET ") && line.contains("/blobs/")
+}
+
+/// Fails unless nothing that was not pulled whole has a name.
+fn assert_nothing_half(store: &TestStore) {
+    let images = fs::read_dir(store.home().join("images")).unwrap();
+    let names = images.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let half: Vec<String> = names.filter(|name| name.starts_with("tmp-")).collect();
+    assert!(half.is_empty(), "{half:?}");
+    store.rockenv(&["fsck"]).ok();
+}
+
+#[test]
+fn a_push_that_was_killed_is_finished_by_the_next() {
+    let two = Two::new(TestStore::new(), TestStore::new());
+    let name = two.profile("[[step]]\nname = 'one'\nrun = 'head -c 8M /dev/urandom > $HOME/one'\n[[step]]\nname = 'two'\nrun = 'true'\n");
+    two.one.rockenv(&["up", name]).ok();
+    let uploads = AtomicUsize::new(0);
+    let proxy = Proxy::start(&two.registry.host, move |line| {
+        // The image arrives, and what is said of it, and half of what comes then.
+        match line.starts_with("PATCH ") && uploads.fetch_add(1, Ordering::Relaxed) > 1 {
+            true => Fault::Hangs(4 << 20),
+            false => Fault::None,
+        }
+    });
+    let mut command = two.one.command(&["push", name]);
+    command.env("ROCKENV_REGISTRY", proxy.repository());
+    let push = Background::start(command);
+    wait_until("half of a layer has arrived", || {
+        proxy.hangs.load(Ordering::Relaxed)
+    });
+    push.signal(Signal::SIGKILL);
+    push.wait().exits(137);
+    // No tag stands for what is not there.
+    two.run(
+        &two.other,
+        &[
+            "pull",
+            &format!("{}:{}", two.repository(), other_key(&two.one, name)),
+        ],
+    )
+    .exits(7);
+    two.run(&two.one, &["push", name]).ok().says(&[
+        "2 snapshots are at",
+        "2 layers sent",
+        "1 were there",
+    ]);
+    two.run(&two.other, &["up", name, "--pull"])
+        .ok()
+        .says(&["2 done before"]);
+    two.assert_same(name);
+    for store in [&two.one, &two.other] {
+        assert_nothing_half(store);
+    }
+}
+
+#[test]
+fn a_full_disk_stops_a_pull_and_the_next_one_goes_on() {
+    let disk = LoopFs::sized(Kind::Ext4, 600 << 20);
+    let two = Two::new(TestStore::new(), TestStore::on(&disk));
+    let name =
+        two.pushed("[[step]]\nname = 'one'\nrun = 'seq 30000000 | head -c 200M > $HOME/one'\n");
+    let filler = disk.join("filler");
+    let file = fs::File::create(&filler).unwrap();
+    let free = nix::sys::statvfs::statvfs(disk.path()).unwrap();
+    let free = free.blocks_available() * free.fragment_size();
+    // The layers fit, compressed, and the image too, and what is in the step's does not.
+    let room = i64::try_from(free).unwrap() - (200 << 20);
+    nix::fcntl::fallocate(&file, nix::fcntl::FallocateFlags::empty(), 0, room).unwrap();
+    drop(file);
+    let up = || {
+        let mut command = two.other.command(&["up", name, "--pull"]);
+        command
+            .env("ROCKENV_REGISTRY", two.repository())
+            .env("ROCKENV_DISK_FLOOR", "0");
+        crate::support::run::finish("up --pull".into(), command)
+    };
+    up().exits(10).says(&["No space left on device"]);
+    let store = Store::open_existing(two.other.home()).unwrap().unwrap();
+    assert!(store.layers().unwrap().is_empty());
+    drop(store);
+    assert_nothing_half(&two.other);
+    fs::remove_file(&filler).unwrap();
+    up().ok().says(&["pulled one", "1 done before"]);
+    two.assert_same(name);
+    assert_nothing_half(&two.other);
+}
+
+#[test]
+fn a_registry_that_refuses_everything_is_said_and_gone_without() {
+    let store = TestStore::new();
+    let name = store.env();
+    for (status, code) in [(401, 4), (403, 4), (429, 1), (500, 1)] {
+        let proxy = Proxy::start("127.0.0.1:9", move |_| Fault::Status(status));
+        let run = |words: &[&str]| {
+            let mut command = store.command(words);
+            command.env("ROCKENV_REGISTRY", proxy.repository());
+            crate::support::run::finish(words.join(" "), command)
+        };
+        let why = match status {
+            401 | 403 => "without logging in".to_owned(),
+            _ => format!("the registry answered {status}"),
+        };
+        store.profile(&format!("[[step]]\nname = 'one'\nrun = 'echo {status}'\n"));
+        run(&["up", name, "--pull"]).ok().says(&[
+            "warning:",
+            &why,
+            "it is built here",
+            "step 1/1 one",
+        ]);
+        let push = run(&["push", name]).exits(code);
+        assert!(push.err.contains("error: cannot push to"), "{}", push.err);
+    }
+}
+
+#[test]
+fn a_registry_that_dies_in_a_layer_is_asked_for_the_rest() {
+    let two = Two::new(TestStore::new(), TestStore::new());
+    let name = two.pushed("[[step]]\nname = 'one'\nrun = 'head -c 3M /dev/urandom > $HOME/one'\n");
+    // One that dies at once, whenever it is asked for a layer, is as good as none.
+    let dead = Proxy::start(&two.registry.host, |line| match is_layer(line) {
+        true => Fault::Dies(0),
+        false => Fault::None,
+    });
+    let changed = "[[step]]\nname = 'one'\nrun = 'head -c 3M /dev/urandom > $HOME/one'\n[[step]]\nname = 'two'\nrun = 'true'\n";
+    two.other.profile_named(name, changed);
+    two.with(&two.other, &["up", name, "--pull"], &dead.repository())
+        .ok()
+        .says(&["warning:", "it is built here", "step 1/2 one"]);
+    assert_nothing_half(&two.other);
+    // One that dies now and then goes on where it was.
+    let fresh = TestStore::new();
+    fresh.profile_named(
+        name,
+        "[[step]]\nname = 'one'\nrun = 'head -c 3M /dev/urandom > $HOME/one'\n",
+    );
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&asked);
+    let tired = Proxy::start(&two.registry.host, move |line| {
+        match is_layer(line) && counter.fetch_add(1, Ordering::Relaxed) < 3 {
+            true => Fault::Dies(1 << 20),
+            false => Fault::None,
+        }
+    });
+    two.with(&fresh, &["up", name, "--pull"], &tired.repository())
+        .ok()
+        .says(&["pulled one", "1 done before"]);
+    assert!(asked.load(Ordering::Relaxed) > 3);
+    assert_nothing_half(&fresh);
+}
+
+#[test]
+fn what_is_locked_is_pulled_and_nothing_is_built() {
+    let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let two = Two::new(TestStore::new(), TestStore::at(&place.path().join("store")));
+    let name = two.profile(without_volume());
+    two.one.rockenv(&["lock", name]).ok();
+    two.run(&two.one, &["up", name, "--locked", "--push"]).ok();
+    let lock = format!("profiles/{name}.lock");
+    fs::copy(two.one.work().join(&lock), two.other.work().join(&lock)).unwrap();
+    let up = two
+        .run(&two.other, &["up", name, "--locked", "--pull"])
+        .ok()
+        .says(&[
+            "pulled the image from",
+            "pulled one, two, three from",
+            "3 done before",
+        ]);
+    assert!(!up.err.contains("step 1/3"), "{}", up.err);
+    two.assert_same(name);
+    // And what is not as it was locked is still refused, whatever a registry has.
+    let changed = without_volume().replace("echo three >", "echo other >");
+    two.other.profile_named(name, &changed);
+    two.run(&two.other, &["up", name, "--locked", "--pull"])
+        .exits(8);
+    assert_nothing_half(&two.other);
+}
