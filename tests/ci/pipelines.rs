@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::{left, project, ran};
 use crate::support::env::TestStore;
 use crate::support::python::{check_schema, yaml};
+use crate::support::registry::Registry;
 
 const TARGETS: [&str; 2] = ["gfx1103", "gfx1201"];
 
@@ -65,8 +66,17 @@ fn texts(value: &Value) -> Vec<&str> {
     }
 }
 
-/// Does what GitHub does with a workflow, one job at a time; returns how each job ended, and the jobs that were not run as `skipped`.
+/// Does what GitHub does with a workflow, all of it on one machine.
 fn github(store: &TestStore, workflow: &Value) -> BTreeMap<String, &'static str> {
+    github_on(workflow, &mut |_, text| script(store, text))
+}
+
+/// Does what GitHub does with a workflow, one job at a time; returns how each job ended, and the jobs that were not run as `skipped`.
+/// `script` runs one of a job.
+fn github_on(
+    workflow: &Value,
+    script: &mut dyn FnMut(&str, &str) -> bool,
+) -> BTreeMap<String, &'static str> {
     let jobs = workflow["jobs"].as_object().unwrap();
     let mut ended: BTreeMap<String, &'static str> = BTreeMap::new();
     while ended.len() < jobs.len() {
@@ -86,7 +96,7 @@ fn github(store: &TestStore, workflow: &Value) -> BTreeMap<String, &'static str>
             if let Some(run) = step["run"].as_str()
                 && (good || text(step, "if") == "always()")
             {
-                good &= script(store, run);
+                good &= script(id, run);
             }
         }
         ended.insert(id.clone(), if good { "success" } else { "failure" });
@@ -96,6 +106,14 @@ fn github(store: &TestStore, workflow: &Value) -> BTreeMap<String, &'static str>
 
 /// The same for GitLab.
 fn gitlab(store: &TestStore, pipeline: &Value) -> BTreeMap<String, &'static str> {
+    gitlab_on(pipeline, &mut |_, text| script(store, text))
+}
+
+/// The same for GitLab.
+fn gitlab_on(
+    pipeline: &Value,
+    script: &mut dyn FnMut(&str, &str) -> bool,
+) -> BTreeMap<String, &'static str> {
     let jobs: BTreeMap<&String, &Value> = pipeline
         .as_object()
         .unwrap()
@@ -110,11 +128,11 @@ fn gitlab(store: &TestStore, pipeline: &Value) -> BTreeMap<String, &'static str>
                 ended.insert((*name).clone(), "skipped");
                 continue;
             }
-            let good = script(store, &texts(&job["script"]).join("\n"));
+            let good = script(name, &texts(&job["script"]).join("\n"));
             if let Some(after) = job["after_script"].as_array() {
                 // It is not part of what decides.
                 let after: Vec<&str> = after.iter().filter_map(Value::as_str).collect();
-                script(store, &after.join("\n"));
+                script(name, &after.join("\n"));
             }
             ended.insert((*name).clone(), if good { "success" } else { "failure" });
         }
@@ -260,4 +278,62 @@ fn gitlab_does_the_same() {
     let ended = gitlab(&store, &pipeline);
     assert_eq!(endings(&store, &ended), ["build E-gfx1201: failure"]);
     assert_eq!(left(&store), [""; 0]);
+}
+
+/// A machine for each job, which has the checkout, the image, and nothing that other jobs built.
+struct Machines<'a> {
+    checkout: &'a TestStore,
+    profile: String,
+    stores: BTreeMap<String, TestStore>,
+}
+
+impl<'a> Machines<'a> {
+    fn new(checkout: &'a TestStore) -> Self {
+        let name = format!("profiles/{}.toml", checkout.env());
+        Self {
+            checkout,
+            profile: fs::read_to_string(checkout.work().join(name)).unwrap(),
+            stores: BTreeMap::new(),
+        }
+    }
+
+    fn script(&mut self, job: &str, text: &str) -> bool {
+        let name = format!("profiles/{}.toml", self.checkout.env());
+        let store = self.stores.entry(job.to_owned()).or_insert_with(|| {
+            let store = TestStore::new();
+            fs::write(store.work().join(name), &self.profile).unwrap();
+            store
+        });
+        script(store, text)
+    }
+}
+
+#[test]
+fn by_a_registry_each_machine_builds_its_own_part_only() {
+    let store = TestStore::new();
+    let (out, _) = project(&store);
+    let registry = Registry::start(false);
+    let repository = format!("{}/team/rocm", registry.host);
+    let asked = ["--registry", &repository];
+    let workflow = written(&store, "github", "vendor.github-workflows", &asked);
+    let pipeline = written(&store, "gitlab", "vendor.gitlab-ci", &asked);
+    let mut machines = Machines::new(&store);
+    let ended = github_on(&workflow, &mut |job, text| machines.script(job, text));
+    let all = [
+        "common: success",
+        "env-E-gfx1103: success",
+        "env-E-gfx1103-gpu: success",
+        "env-E-gfx1201: success",
+    ];
+    assert_eq!(endings(&store, &ended), all);
+    assert_eq!(machines.stores.len(), 4);
+    assert_eq!(ran(&out), ["gfx1103", "gfx1201", "one", "two"]);
+    // What another system asks of the same registry, on machines that are as new, is built already.
+    let mut others = Machines::new(&store);
+    let ended = gitlab_on(&pipeline, &mut |job, text| others.script(job, text));
+    assert!(ended.values().all(|how| *how == "success"), "{ended:?}");
+    assert_eq!(ran(&out), [""; 0]);
+    for store in machines.stores.values().chain(others.stores.values()) {
+        assert_eq!(left(store), [""; 0]);
+    }
 }
