@@ -189,6 +189,13 @@ fn snapshots_cross_engines() {
     command.env("ROCKENV_REGISTRY", &again);
     finish("up".into(), command).ok().says(&["4 done before"]);
     assert_same(&two.inside(one, LOOK), &own);
+    // In a file it is the same, layer for layer.
+    let file = other.work().join("snapshots.oci.tar");
+    let file = file.to_str().unwrap();
+    other.rockenv(&["export", name, "--snapshots", file]).ok();
+    one.rockenv(&["import", file])
+        .ok()
+        .says(&["the store has all"]);
     two.remove(other);
 }
 
