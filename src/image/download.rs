@@ -125,9 +125,13 @@ pub(super) fn client(https_only: bool) -> Result<reqwest::Client> {
     built(builder(https_only).read_timeout(Duration::from_secs(60)))
 }
 
-/// Makes a client for uploads: nothing is to be read until all is sent, however long that takes.
+/// How long a registry may take nothing, or think about what it has got: some hash all of it again.
+pub(crate) const STALLED: Duration = Duration::from_secs(600);
+
+/// Makes a client for uploads: nothing is to be read until all is sent, however long that takes, and whoever writes it to a busy disk
+/// takes nothing for a while.
 pub(super) fn upload_client(https_only: bool) -> Result<reqwest::Client> {
-    built(builder(https_only))
+    built(builder(https_only).tcp_user_timeout(STALLED))
 }
 
 fn builder(https_only: bool) -> reqwest::ClientBuilder {

@@ -4,7 +4,6 @@
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 
 use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
@@ -14,6 +13,7 @@ use zstd::zstd_safe::CParameter;
 use super::place::Destination;
 use crate::error::{Error, Result};
 use crate::image::changes::{Changes, pack};
+use crate::image::download::STALLED;
 use crate::image::hex;
 use crate::store::shared::Blob;
 
@@ -26,9 +26,6 @@ const LEVEL: i32 = 3;
 const JOB: u32 = 1 << 20;
 /// Threads that compress. More of them only wait for the disk.
 const MAX_THREADS: usize = 4;
-
-/// How long a registry may take nothing, or think about what it has got: some hash all of it again.
-const STALLED: Duration = Duration::from_secs(600);
 
 /// A layer that was sent.
 pub(super) struct Sent {
