@@ -12,7 +12,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::image::layers::{Deletions, Layers};
-use crate::image::unpack::{Devices, Options};
+use crate::image::unpack::{Devices, Limits, Options};
 
 /// Name of the manifest that an export writes, in the format of `sha256sum`.
 pub const MANIFEST: &str = "SHA256SUMS";
@@ -39,6 +39,7 @@ pub fn layer(arguments: &[String]) -> Result<()> {
     };
     let options = Options {
         devices: Devices::Make,
+        limits: Limits::SNAPSHOT,
         left_out: &MADE,
         ..Options::default()
     };

@@ -39,16 +39,26 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// Ten times the largest ROCm image, and what the kernel accepts as a path.
     fn default() -> Self {
-        Self {
-            bytes: 512 << 30,
-            entries: 8_000_000,
-            depth: 256,
-            path: 4095,
-            ratio: 250,
-        }
+        Self::ARCHIVE
     }
+}
+
+impl Limits {
+    /// For snapshots: what a step made may compress as well as it likes, and whoever pushes it runs code here anyway.
+    pub const SNAPSHOT: Self = Self {
+        ratio: u64::MAX,
+        ..Self::ARCHIVE
+    };
+
+    /// Ten times the largest ROCm image, and what the kernel accepts as a path.
+    const ARCHIVE: Self = Self {
+        bytes: 512 << 30,
+        entries: 8_000_000,
+        depth: 256,
+        path: 4095,
+        ratio: 250,
+    };
 }
 
 /// Which device nodes are made. Engines bring their own `/dev`, so an image needs none.

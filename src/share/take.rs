@@ -22,7 +22,7 @@ use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::host;
 use crate::image::download::{self, Meter, POLL};
 use crate::image::layers::{Deletions, Layers};
-use crate::image::unpack::{Devices, Options};
+use crate::image::unpack::{Devices, Limits, Options};
 use crate::image::{self, Progress};
 use crate::rootfs::{self, Method};
 use crate::store::images::{Image, Means};
@@ -519,6 +519,7 @@ impl Downloaded<'_> {
         // As in the store that it came from: what a container may open is its engine's to say.
         let options = Options {
             devices: Devices::Make,
+            limits: Limits::SNAPSHOT,
             ..Options::default()
         };
         let mut layers = match on {

@@ -125,8 +125,10 @@ impl std::fmt::Display for Reaped {
             Some(owner) => write!(f, " (process {}) ended with the machine", owner.pid)?,
             None => write!(f, " is gone")?,
         }
-        if self.ended.processes > 0 {
-            write!(f, ", and had left {} processes", self.ended.processes)?;
+        match self.ended.processes {
+            0 => {}
+            1 => write!(f, ", and had left a process")?,
+            processes => write!(f, ", and had left {processes} processes")?,
         }
         if self.ended.on_gpu > 0 {
             write!(f, ", {} of them with a GPU", self.ended.on_gpu)?;
