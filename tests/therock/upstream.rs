@@ -1,0 +1,135 @@
+//! Owns the repositories, and what serves them on this machine's loopback: git, and files and an index of wheels by http.
+
+use std::fmt::Write as _;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+
+use fs_err as fs;
+
+use crate::support::run::wait_until;
+
+/// What TheRock is fetched from.
+pub(super) struct Upstream {
+    pub(super) commit: String,
+    pub(super) git_port: u16,
+    daemon: Child,
+    requests: Arc<Mutex<Vec<String>>>,
+}
+
+impl Upstream {
+    pub(super) fn start(directory: &Path, wheels: PathBuf) -> Self {
+        let http = TcpListener::bind("127.0.0.1:0").unwrap();
+        let http_port = http.local_addr().unwrap().port();
+        // Free a moment ago; git's daemon cannot be asked which port it took.
+        let git_port = {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            listener.local_addr().unwrap().port()
+        };
+        let made = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/therock/make"))
+            .arg(directory)
+            .arg(format!("git://127.0.0.1:{git_port}"))
+            .arg(format!("http://127.0.0.1:{http_port}"))
+            .stderr(Stdio::inherit())
+            .output()
+            .unwrap();
+        assert!(made.status.success());
+        let path = Command::new("git").arg("--exec-path").output().unwrap();
+        let path = String::from_utf8(path.stdout).unwrap();
+        // Not through `git`, which would be killed in its place.
+        let daemon = Command::new(Path::new(path.trim()).join("git-daemon"))
+            .args(["--export-all", "--reuseaddr", "--listen=127.0.0.1"])
+            .arg(format!("--port={git_port}"))
+            .arg(format!("--base-path={}", directory.display()))
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        wait_until("git's daemon listens", || {
+            TcpStream::connect(("127.0.0.1", git_port)).is_ok()
+        });
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let (seen, files) = (requests.clone(), directory.to_owned());
+        std::thread::spawn(move || {
+            for client in http.incoming().flatten() {
+                let path = answer(client, &files, &wheels);
+                seen.lock().unwrap().extend(path);
+            }
+        });
+        Self {
+            commit: String::from_utf8(made.stdout).unwrap().trim().to_owned(),
+            git_port,
+            daemon,
+            requests,
+        }
+    }
+
+    pub(super) fn requests(&self, path: &str) -> usize {
+        let seen = self.requests.lock().unwrap();
+        seen.iter().filter(|seen| *seen == path).count()
+    }
+}
+
+impl Drop for Upstream {
+    fn drop(&mut self) {
+        drop(self.daemon.kill());
+        drop(self.daemon.wait());
+    }
+}
+
+/// Answers one request: a file, or `/whl-multi-arch/NAME/` with links to the wheels of that name; returns its path.
+fn answer(mut client: TcpStream, files: &Path, wheels: &Path) -> Option<String> {
+    let mut reader = BufReader::new(client.try_clone().ok()?);
+    let mut line = String::new();
+    reader.read_line(&mut line).ok()?;
+    let path = line.split(' ').nth(1)?.to_owned();
+    let mut header = String::new();
+    while reader.read_line(&mut header).ok()? > 2 {
+        header.clear();
+    }
+    let (kind, body) = match path.strip_prefix("/whl-multi-arch/") {
+        Some(name) if name.ends_with('/') => {
+            let module = name.trim_end_matches('/').replace('-', "_");
+            let mut page = String::new();
+            for file in ["rocm/dist", "torch"]
+                .iter()
+                .flat_map(|part| fs::read_dir(wheels.join(part)).into_iter().flatten())
+                .flatten()
+                .map(|entry| entry.path())
+            {
+                let file = file.strip_prefix(wheels).unwrap().to_str().unwrap();
+                let own = file.rsplit('/').next()?.split('-').next()?;
+                if own == module {
+                    let name = file.rsplit('/').next()?;
+                    writeln!(page, "<a href=\"/wheels/{file}\">{name}</a>").ok()?;
+                }
+            }
+            ("text/html", Some(page.into_bytes()))
+        }
+        _ => {
+            let file = match path.strip_prefix("/wheels/") {
+                Some(wheel) => wheels.join(wheel.replace("%2B", "+")),
+                None => files.join(path.trim_start_matches('/')),
+            };
+            let kind = match file.extension().is_some_and(|end| end == "html") {
+                true => "text/html",
+                false => "application/octet-stream",
+            };
+            (kind, fs::read(file).ok())
+        }
+    };
+    let status = if body.is_some() {
+        "200 OK"
+    } else {
+        "404 Not Found"
+    };
+    let body = body.unwrap_or_default();
+    let length = body.len();
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+    );
+    client.write_all(head.as_bytes()).ok()?;
+    client.write_all(&body).ok()?;
+    Some(path)
+}
