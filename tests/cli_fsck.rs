@@ -131,7 +131,9 @@ impl Lab {
     }
 
     fn locked(&self, name: &str) -> LockedEnv<'_> {
-        self.store.lock_env(name, "test", Duration::ZERO).unwrap()
+        // A program that another test of this process is just starting has all its files, until it is that program.
+        let patience = Duration::from_secs(10);
+        self.store.lock_env(name, "test", patience).unwrap()
     }
 
     fn record(&self) -> Record {
