@@ -216,18 +216,19 @@ fn a_killed_build_leaves_no_process_and_no_mount() {
 }
 
 #[test]
-fn a_failing_tool_is_shown_with_its_last_lines() {
+fn a_failing_tool_is_shown_with_what_it_says_is_wrong() {
     let place = Place::new();
     let recipe = TRIXIE.replace("trixie", "no-such-suite");
     let error = place.build(&recipe, "a").unwrap_err();
+    // What apt says against the archive comes first, then whose work that was.
+    let said = error.message();
     assert!(
-        error
-            .message()
-            .starts_with("`mmdebstrap` failed with status"),
+        said.starts_with("apt says: ") && said.contains("no-such-suite"),
         "{error:?}"
     );
+    let chain = error.chain().join("\n");
     assert!(
-        error.chain().join("\n").contains("no-such-suite"),
+        chain.contains("`mmdebstrap` failed with status"),
         "{error:?}"
     );
 }
