@@ -183,6 +183,10 @@ impl Registry {
             .header(CONTENT_TYPE, "application/octet-stream")
             .body(blob);
         let response = self.send(sent, &place).await;
+        if let Ok(response) = &response {
+            // Whoever refuses a part of it may read no more, and what makes the rest would wait for that.
+            self.accepted(response)?;
+        }
         // What could not be read here is why the connection broke.
         let digest = digest().await?;
         let place = self.next_place(place.as_str(), &response?)?;
@@ -192,7 +196,11 @@ impl Registry {
             .query_pairs_mut()
             .append_pair("digest", &format!("sha256:{digest}"));
         let finish = self.uploads.put(finish).header(CONTENT_LENGTH, 0);
-        let response = self.send(finish, &place).await?;
+        self.accepted(&self.send(finish, &place).await?)
+    }
+
+    /// Refuses an answer that is no success.
+    fn accepted(&self, response: &Response) -> Result<()> {
         match response.status().is_success() {
             true => Ok(()),
             false => Err(self.answered("send to", &self.name, response.status())),
@@ -220,9 +228,7 @@ impl Registry {
 
     /// Returns where an upload goes on.
     fn next_place(&self, asked: &str, response: &Response) -> Result<reqwest::Url> {
-        if !response.status().is_success() {
-            return Err(self.answered("send to", &self.name, response.status()));
-        }
+        self.accepted(response)?;
         let location = response.headers().get(LOCATION);
         let location = location.and_then(|value| value.to_str().ok());
         reqwest::Url::parse(asked)
