@@ -352,15 +352,7 @@ fn what_was_tampered_with_is_refused() {
     fs::write(link(keys[1]), right).unwrap();
     // A layer of other bytes.
     let shared = store.shared_layer(keys[0]).unwrap().unwrap().tree.unwrap();
-    let blob = two.registry.data().join("docker/registry/v2/blobs/sha256");
-    let blob = blob
-        .join(&shared.sha256[..2])
-        .join(&shared.sha256)
-        .join("data");
-    let good = fs::read(&blob).unwrap();
-    let mut bad = good.clone();
-    bad[good.len() / 2] ^= 1;
-    fs::write(&blob, bad).unwrap();
+    let (blob, good) = two.registry.spoil(&shared.sha256);
     two.run(&two.other, &["up", name, "--pull"])
         .exits(8)
         .says(&["has SHA-256"]);

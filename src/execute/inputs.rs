@@ -54,27 +54,30 @@ impl Execution<'_, '_> {
 
     /// Returns those of the inputs whose fingerprint is another than the one in the keys.
     fn changed<'a>(&self, inputs: impl IntoIterator<Item = &'a String>) -> Result<Vec<&'a str>> {
-        let cancel = Cancel::new(self.signals);
-        let look = || cancel.look();
-        let git = Git {
-            user: &self.spec.user,
-            cancel: cancel.flag(),
-            tick: &look,
-        };
         let mut changed = Vec::new();
         for input in inputs {
-            let (volume, path) = profile::input(input);
-            let source = self.sources.get(volume).ok_or_else(|| {
-                Error::unexpected(format!("source `{volume}` is an input and nowhere"))
-            })?;
-            let print = match path {
-                "" => git.remembered_fingerprint(source, &self.store.known_fingerprint(source)),
-                path => git.fingerprint_of(&source.join(path)),
-            };
-            if self.fingerprints.get(input) != Some(&cancel.outcome(print)?) {
+            if self.fingerprints.get(input) != Some(&self.print_now(input)?) {
                 changed.push(input.as_str());
             }
         }
         Ok(changed)
+    }
+
+    /// Returns the fingerprint of a source, or of a path in one, as it is now.
+    pub(super) fn print_now(&self, input: &str) -> Result<String> {
+        let (volume, path) = profile::input(input);
+        let source = self.sources.get(volume).ok_or_else(|| {
+            Error::unexpected(format!("source `{volume}` is an input and nowhere"))
+        })?;
+        let cancel = Cancel::new(self.signals);
+        let git = Git {
+            user: &self.spec.user,
+            cancel: cancel.flag(),
+            tick: &|| cancel.look(),
+        };
+        cancel.outcome(match path {
+            "" => git.remembered_fingerprint(source, &self.store.known_fingerprint(source)),
+            path => git.fingerprint_of(&source.join(path)),
+        })
     }
 }

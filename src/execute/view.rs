@@ -23,8 +23,6 @@ use crate::hook::{self, Change, Changes, Found, Hook};
 use crate::plan;
 use crate::profile::hex;
 use crate::rootfs::{self, file, overlay};
-use crate::signals::Cancel;
-use crate::source::Git;
 use crate::spec::{self, Access, Step, Volume, VolumeKind};
 use crate::store::{LockedEnv, Store, atomic, random_id};
 use crate::ui::event::Event;
@@ -121,7 +119,7 @@ impl<'a> Execution<'a, '_> {
         let source =
             super::container::directory_of(self.env, self.store, self.spec, volume, self.sources)?;
         no_mounts_inside(volume, &source)?;
-        let base = self.base(sight, &source)?;
+        let base = self.base(sight)?;
         let digests: Vec<&str> = hooks.iter().map(|hook| hook.digest.as_str()).collect();
         let mut stack: Stack = atomic::read_json(&stack_file(&directory))?.unwrap_or_default();
         let there = stack.fit(&base, &digests);
@@ -174,7 +172,7 @@ impl<'a> Execution<'a, '_> {
 
     /// Returns the fingerprint of a source as it is below the view. A step of this run that sees the source itself, before the
     /// first hook, may have fetched something into it: hooks are applied to that then, and not shown with what was there before.
-    fn base(&self, sight: &Sight<'_>, source: &Path) -> Result<String> {
+    fn base(&self, sight: &Sight<'_>) -> Result<String> {
         let name = &sight.volume.name;
         let writes = |step: &Step| {
             self.spec
@@ -195,14 +193,7 @@ impl<'a> Execution<'a, '_> {
             return known
                 .ok_or_else(|| Error::unexpected(format!("no fingerprint of source `{name}`")));
         }
-        let cancel = Cancel::new(self.signals);
-        let git = Git {
-            user: &self.spec.user,
-            cancel: cancel.flag(),
-            tick: &|| cancel.look(),
-        };
-        let known = self.store.known_fingerprint(source);
-        cancel.outcome(git.remembered_fingerprint(source, &known))
+        self.print_now(name)
     }
 
     /// Makes the layer `id` with what the patches and edits of a hook change, on all the layers there are.

@@ -290,15 +290,7 @@ fn what_was_tampered_with_is_refused() {
         .unwrap()
         .key;
     let shared = store.shared_layer(&key).unwrap().unwrap().tree.unwrap();
-    let blobs = two.registry.data().join("docker/registry/v2/blobs/sha256");
-    let blob = blobs
-        .join(&shared.sha256[..2])
-        .join(&shared.sha256)
-        .join("data");
-    let good = fs::read(&blob).unwrap();
-    let mut bad = good.clone();
-    bad[good.len() / 2] ^= 1;
-    fs::write(&blob, bad).unwrap();
+    let (blob, good) = two.registry.spoil(&shared.sha256);
     two.run(other, &["up", name, "--pull"])
         .exits(8)
         .says(&["has SHA-256"]);

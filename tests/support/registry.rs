@@ -113,6 +113,18 @@ impl Registry {
         }
     }
 
+    /// Flips a bit of a blob; returns its file, and what was in it.
+    pub(crate) fn spoil(&self, sha256: &str) -> (PathBuf, Vec<u8>) {
+        let what = "the registry's files";
+        let blobs = self.data().join("docker/registry/v2/blobs/sha256");
+        let file = blobs.join(&sha256[..2]).join(sha256).join("data");
+        let good = fs_err::read(&file).expect(what);
+        let mut bad = good.clone();
+        bad[good.len() / 2] ^= 1;
+        fs_err::write(&file, bad).expect(what);
+        (file, good)
+    }
+
     /// Returns where its blobs and tags are.
     pub(crate) fn data(&self) -> PathBuf {
         self.directory.path().join("data")
