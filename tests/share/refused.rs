@@ -40,6 +40,10 @@ fn nothing_is_written_over() {
     std::os::unix::fs::symlink("mine.tar", work.join(".x.tar.rockenv-partial")).unwrap();
     export("x.tar").exits(1);
     assert_eq!(fs::read_to_string(work.join("mine.tar")).unwrap(), "mine");
+    let own = work.join(".y.tar.rockenv-partial");
+    fs::write(&own, "mine").unwrap();
+    export("y.tar").exits(2).says(&["is there already"]);
+    assert_eq!(fs::read_to_string(own).unwrap(), "mine");
     one.rockenv(&["export", &name, "--snapshots", "x.oci", "--until", "none"])
         .exits(7)
         .says(&["no snapshot of a step `none`"]);

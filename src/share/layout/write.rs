@@ -335,10 +335,17 @@ fn open_archive(partial: &Path) -> Result<fs::File> {
     options.read(true).write(true).create(true);
     options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
     let file = options.open(partial)?;
-    if !file.metadata()?.is_file() {
+    let found = file.metadata()?;
+    if !found.is_file() || found.nlink() > 1 {
         return Err(in_the_way(partial));
     }
     lock(&file)?;
+    // What a killed command left begins as every archive does; anything else is somebody's file.
+    let mut start = [0; MARK.len()];
+    let length = file.file().read_at(&mut start, 0)?;
+    if start[..length] != MARK.as_bytes()[..length] {
+        return Err(in_the_way(partial));
+    }
     // Whoever had it may have given it its name meanwhile.
     if !fs::symlink_metadata(partial).is_ok_and(|named| is(&file, &named)) {
         return Err(busy(partial));
