@@ -136,7 +136,13 @@ impl Fetching<'_> {
         if let (Some(whole), Some(there)) = (file::open(&cache, path)?, file::open(&cache, path)?) {
             let sha256 = download::sha256_of(whole, &never)?;
             let blobs = self.store.root().join("blobs/sha256");
-            file::place(&blobs, Path::new(&sha256), there.as_fd())?;
+            let name = Path::new(&sha256);
+            file::place(&blobs, name, there.as_fd())?;
+            // A step may have written there meanwhile, and nobody asks again what a blob holds.
+            let copy = fs_err::File::open(blobs.join(name))?;
+            if download::sha256_of(copy, &never)? != sha256 {
+                file::remove(&blobs, name)?;
+            }
         }
         Ok(())
     }
