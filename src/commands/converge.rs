@@ -8,7 +8,7 @@ use super::downloads::Fetching;
 use super::needs::Needs;
 use super::pinned::Pinned;
 use super::prepare::Prepared;
-use super::sharing::Source;
+use super::sharing::{Source, wanted_image};
 use super::up::{UpArgs, check_names, options};
 use super::{inputs, pinned, verdict};
 use crate::context::Context;
@@ -23,7 +23,6 @@ use crate::ninja;
 use crate::observe::{observe, wanted};
 use crate::plan::{Action, Observed, Options, Plan, plan as decide};
 use crate::profile::Profile;
-use crate::share::Wanted;
 use crate::signals::{Cancel, Signals};
 use crate::spec::Spec;
 use crate::store::images::Image;
@@ -92,16 +91,17 @@ fn attempt(
     reporter: &Reporter,
 ) -> Result<Attempt> {
     let source = Source::new(cx, args, signals, reporter)?;
-    let image = build_image(
-        cx,
-        args,
-        store,
-        prepared,
-        source.as_ref(),
-        reporter,
-        signals,
-    )?;
-    prepared.inputs.image_key.clone_from(&image.key);
+    let mut image = image_there(store, prepared)?;
+    // What a registry has of the image comes together with the steps that stand on it.
+    let foretold = match (&source, &image) {
+        (Some(source), None) => source.image_key(prepared)?,
+        _ => None,
+    };
+    if image.is_none() && foretold.is_none() {
+        image = Some(build_image(cx, args, store, prepared, reporter, signals)?);
+    }
+    let image_key = image.as_ref().map(|image| image.key.clone()).or(foretold);
+    prepared.inputs.image_key = image_key.unwrap_or_default();
     let (sources, notes) = inputs::prepare(prepared, store, args.offline, signals, reporter)?;
     for message in notes {
         reporter.emit(&Event::Warning { message });
@@ -113,7 +113,23 @@ fn attempt(
         while source.pull_steps(store, prepared, &spec, asked)? {
             spec = prepared.resolve(Some(store))?;
         }
+        if image.is_none() && image_there(store, prepared)?.is_none() {
+            source.pull(store, &wanted_image(prepared), None)?;
+        }
     }
+    let image = match image {
+        Some(image) => image,
+        None => match image_there(store, prepared)? {
+            Some(image) if image.key == prepared.inputs.image_key => image,
+            found => {
+                // The registry did not keep what it promised, and all keys stand on that.
+                if found.is_none() {
+                    build_image(cx, args, store, prepared, reporter, signals)?;
+                }
+                return Ok(Attempt::Gone);
+            }
+        },
+    };
     pinned::follow_sources(&mut spec, prepared, store, &sources);
     spec.lock = prepared.pinned.as_ref().map(Pinned::digest).transpose()?;
     check_names(&prepared.profile, args)?;
@@ -320,34 +336,23 @@ fn remember(
     Ok(())
 }
 
-/// Returns the image, built if it is not there: the locked one, or what the recipe stands for at present.
+/// Returns the image if the store has it: the locked one, or what the recipe stands for at present.
+fn image_there(store: &Store, prepared: &Prepared) -> Result<Option<Image>> {
+    match &prepared.pinned {
+        None => store.image_of(&prepared.recipe),
+        Some(pinned) => store.image(&pinned.lock.image.key),
+    }
+}
+
+/// Builds the image: as it was locked, or as its recipe says.
 fn build_image(
     cx: &Context,
     args: &UpArgs,
     store: &Store,
     prepared: &mut Prepared,
-    source: Option<&Source<'_>>,
     reporter: &Reporter,
     signals: &Signals,
 ) -> Result<Image> {
-    let there = |prepared: &Prepared| match &prepared.pinned {
-        None => store.image_of(&prepared.recipe),
-        Some(pinned) => store.image(&pinned.lock.image.key),
-    };
-    if let Some(image) = there(prepared)? {
-        return Ok(image);
-    }
-    if let Some(source) = source {
-        let wanted = match &prepared.pinned {
-            None => Wanted::Recipe(prepared.recipe.digest()),
-            Some(pinned) => Wanted::Key(pinned.lock.image.key.clone()),
-        };
-        if source.pull(store, &wanted, None)?
-            && let Some(image) = there(prepared)?
-        {
-            return Ok(image);
-        }
-    }
     if !args.force {
         preflight_early(cx, args, store, prepared)?;
     }

@@ -128,6 +128,20 @@ impl<'a> Source<'a> {
         }
     }
 
+    /// Returns the key of the image that the registry has, without taking it; of a locked one, the key that it must have.
+    pub(super) fn image_key(&self, prepared: &Prepared) -> Result<Option<String>> {
+        let wanted = wanted_image(prepared);
+        if let Wanted::Key(key) = wanted {
+            return Ok(Some(key));
+        }
+        let what = shown(&self.repository);
+        let shown = Subject::Transfer(&what);
+        let found = watched(self.cx, shown, self.signals, self.reporter, |means| {
+            share::image(&self.repository, &wanted, means)
+        });
+        Ok(self.or_build(found)?.flatten().map(|image| image.key))
+    }
+
     /// Returns the first of these keys that the registry has.
     pub(super) fn available(&self, keys: &[String]) -> Result<Option<String>> {
         if keys.is_empty() {
@@ -154,6 +168,14 @@ impl<'a> Source<'a> {
                 _ => Err(error),
             },
         }
+    }
+}
+
+/// Returns what image is meant: the locked one, or what the recipe stands for.
+pub(super) fn wanted_image(prepared: &Prepared) -> Wanted {
+    match &prepared.pinned {
+        None => Wanted::Recipe(prepared.recipe.digest()),
+        Some(pinned) => Wanted::Key(pinned.lock.image.key.clone()),
     }
 }
 
@@ -196,17 +218,11 @@ pub(super) fn remote(
     args: &UpArgs,
     mut spec: Spec,
 ) -> Result<Remote> {
-    if prepared.inputs.image_key.starts_with("unbuilt ") {
-        let wanted = Wanted::Recipe(prepared.recipe.digest());
-        let what = shown(&source.repository);
-        let shown = Subject::Transfer(&what);
-        let found = watched(source.cx, shown, source.signals, source.reporter, |means| {
-            share::image(&source.repository, &wanted, means)
-        });
-        if let Some(image) = source.or_build(found)?.flatten() {
-            prepared.inputs.image_key = image.key;
-            spec = prepared.resolve(store)?;
-        }
+    if prepared.inputs.image_key.starts_with("unbuilt ")
+        && let Some(key) = source.image_key(prepared)?
+    {
+        prepared.inputs.image_key = key;
+        spec = prepared.resolve(store)?;
     }
     let keys = match store {
         Some(store) => lacking(store, prepared, &spec, &options(args))?,

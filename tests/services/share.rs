@@ -215,7 +215,10 @@ fn build_volumes_come_with_them() {
         finish(words.join(" "), command).ok()
     };
     run(0, &["up", name, "--push"]).says(&["4 snapshots are at"]);
-    run(1, &["up", name, "--pull"]).says(&["pulled the image from", "4 done before"]);
+    run(1, &["up", name, "--pull"]).says(&[
+        "pulled the image and one, two, idle, last from",
+        "4 done before",
+    ]);
     assert_eq!(volumes(&two.other, name), volumes(&two.one, name));
     let look = "cat /b/one /b/two /home/*/last; ls /b";
     run(1, &["exec", name, "--", "sh", "-c", look]).prints("one\ntwo\nlast\none\ntwo");
