@@ -1,8 +1,10 @@
 //! Owns the decision what a hook changes: pure, from what is in the files to what shall be in them.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use super::patch::Replayed;
 use super::{Edit, FilePatch, Hook, parse_patch};
 use crate::error::{Error, Result};
 
@@ -174,7 +176,7 @@ impl FilePatch {
             (Found::File { bytes, executable }, _) => (bytes.as_slice(), *executable),
             (Found::Absent, true) => {
                 return Ok(Some(Change::Write {
-                    bytes: self.forward(b"")?,
+                    bytes: self.forward(b"")?.bytes,
                     executable: self.executable,
                 }));
             }
@@ -182,31 +184,43 @@ impl FilePatch {
             (Found::Absent | Found::Unfetched, _) => return Err("there is no such file".to_owned()),
         };
         if self.creates {
-            return match self.backward(bytes).is_ok_and(|rest| rest.is_empty()) {
+            return match self.backward(bytes).is_ok_and(|rest| rest.bytes.is_empty()) {
                 true => Ok(None),
                 false => Err("it makes this file, and there is another one".to_owned()),
             };
         }
-        match self.forward(bytes) {
-            Ok(rest) if self.removes && rest.is_empty() => Ok(Some(Change::Remove)),
-            Ok(_) if self.removes => {
-                Err("it removes this file, and there is more in it".to_owned())
-            }
-            Ok(bytes) if bytes.as_slice() == b"" && executable => Ok(Some(Change::Write {
-                bytes,
-                executable: self.executable,
-            })),
-            // A change of the mode alone has no hunks.
-            Ok(_) if self.hunks.is_empty() && self.executable == Some(executable) => Ok(None),
-            Ok(bytes) => Ok(Some(Change::Write {
-                bytes,
-                executable: self.executable,
-            })),
-            Err(why) => match self.backward(bytes) {
-                Ok(_) if !self.removes => Ok(None),
-                _ => Err(why),
-            },
+        let forward = self.forward(bytes);
+        if self.removes {
+            return match forward?.bytes.is_empty() {
+                true => Ok(Some(Change::Remove)),
+                false => Err("it removes this file, and there is more in it".to_owned()),
+            };
         }
+        if self.hunks.is_empty() {
+            // A change of the mode alone.
+            return Ok((self.executable != Some(executable)).then(|| Change::Write {
+                bytes: bytes.to_vec(),
+                executable: self.executable,
+            }));
+        }
+        // What a patch adds often leaves a place where it would fit once more: which of the two it is must be clear.
+        let weight = |replayed: &Replayed| (replayed.in_place, replayed.matched);
+        match (forward, self.backward(bytes)) {
+            (Ok(with), Ok(without)) => match weight(&with).cmp(&weight(&without)) {
+                Ordering::Greater => Ok(Some(with)),
+                Ordering::Less => Ok(None),
+                Ordering::Equal => Err("it may be there already, or not".to_owned()),
+            },
+            (Ok(with), Err(_)) => Ok(Some(with)),
+            (Err(_), Ok(_)) => Ok(None),
+            (Err(why), Err(_)) => Err(why),
+        }
+        .map(|with| {
+            with.map(|with| Change::Write {
+                bytes: with.bytes,
+                executable: self.executable,
+            })
+        })
     }
 }
 
@@ -302,6 +316,26 @@ mod tests {
         assert_eq!(on(&patch, "one\nTWO\nthree\n").unwrap(), None);
         let error = on(&patch, "one\n2\nthree\n").unwrap_err();
         assert!(error.message().contains("hunk 1"), "{error}");
+    }
+
+    #[test]
+    fn what_a_patch_added_is_not_added_once_more_elsewhere() {
+        // The same three lines come again further down.
+        let insert = "--- a/f\n+++ b/f\n@@ -1,3 +1,4 @@\n a\n+new\n b\n c\n";
+        let patch = hook(Vec::new(), &[insert]);
+        let (without, with) = ("a\nb\nc\n-\na\nb\nc\n", "a\nnew\nb\nc\n-\na\nb\nc\n");
+        assert_eq!(on(&patch, without).unwrap().unwrap(), with);
+        assert_eq!(on(&patch, with).unwrap(), None);
+        // Moved as a whole, too.
+        assert_eq!(on(&patch, &format!("0\n{with}")).unwrap(), None);
+        let error = on(&patch, &format!("0\n{without}")).unwrap_err();
+        let said = error.chain().join(": ");
+        assert!(said.contains("fits at line 2 as well as 6"), "{said}");
+        // One that takes a line out is not there already where that line is.
+        let remove = "--- a/f\n+++ b/f\n@@ -1,2 +1 @@\n a\n-b\n";
+        let patch = hook(Vec::new(), &[remove]);
+        assert_eq!(on(&patch, "a\nb\n").unwrap().unwrap(), "a\n");
+        assert_eq!(on(&patch, "a\nc\n").unwrap(), None);
     }
 
     #[test]

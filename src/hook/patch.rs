@@ -32,9 +32,20 @@ pub struct Hunk {
     pub new: Vec<Vec<u8>>,
 }
 
+/// What a file becomes by a patch, and how sure that is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Replayed {
+    /// The content.
+    pub bytes: Vec<u8>,
+    /// Each hunk was where it says.
+    pub in_place: bool,
+    /// Lines that were found.
+    pub matched: usize,
+}
+
 impl FilePatch {
     /// Returns the content with the patch.
-    pub fn forward(&self, bytes: &[u8]) -> std::result::Result<Vec<u8>, String> {
+    pub fn forward(&self, bytes: &[u8]) -> std::result::Result<Replayed, String> {
         let hunks = self.hunks.iter();
         replay(
             bytes,
@@ -43,7 +54,7 @@ impl FilePatch {
     }
 
     /// Returns the content without the patch, of one that has it.
-    pub fn backward(&self, bytes: &[u8]) -> std::result::Result<Vec<u8>, String> {
+    pub fn backward(&self, bytes: &[u8]) -> std::result::Result<Replayed, String> {
         let hunks = self.hunks.iter();
         replay(
             bytes,
@@ -57,37 +68,55 @@ type Lines = Vec<Vec<u8>>;
 fn replay<'a>(
     bytes: &[u8],
     hunks: impl Iterator<Item = (usize, &'a Lines, &'a Lines)>,
-) -> std::result::Result<Vec<u8>, String> {
+) -> std::result::Result<Replayed, String> {
     let lines: Vec<&[u8]> = bytes.split_inclusive(|byte| *byte == b'\n').collect();
-    let mut out = Vec::with_capacity(bytes.len());
+    let mut replayed = Replayed {
+        bytes: Vec::with_capacity(bytes.len()),
+        in_place: true,
+        matched: 0,
+    };
     let (mut next, mut moved) = (0_usize, 0_isize);
     for (index, (start, old, new)) in hunks.enumerate() {
         let wanted = start.saturating_add_signed(moved);
-        let fits = |at: usize| {
+        let fits = |at: &usize| {
             lines
-                .get(at..at + old.len())
+                .get(*at..*at + old.len())
                 .is_some_and(|found| found.iter().zip(old).all(|(a, b)| *a == b.as_slice()))
         };
-        // A hunk without old lines fits anywhere: only where it says is right.
-        let reach = if old.is_empty() { 0 } else { lines.len() };
-        let at = (0..=reach)
-            .flat_map(|far| [wanted.checked_sub(far), wanted.checked_add(far)])
-            .flatten()
-            .find(|at| *at >= next && *at <= lines.len() && fits(*at))
-            .ok_or_else(|| format!("hunk {} does not fit", index + 1))?;
+        let number = index + 1;
+        let at = if wanted >= next && fits(&wanted) {
+            wanted
+        } else {
+            // A hunk without old lines fits anywhere: only where it says is right. Nor may it be guessed which of two places is meant.
+            let mut places = (next..=lines.len()).filter(|at| !old.is_empty() && fits(at));
+            match (places.next(), places.next()) {
+                (Some(at), None) => at,
+                (Some(one), Some(other)) => {
+                    return Err(format!(
+                        "hunk {number} is not where it says, and fits at line {} as well as {}",
+                        one + 1,
+                        other + 1
+                    ));
+                }
+                (None, _) => return Err(format!("hunk {number} does not fit")),
+            }
+        };
         for line in &lines[next..at] {
-            out.extend_from_slice(line);
+            replayed.bytes.extend_from_slice(line);
         }
         for line in new {
-            out.extend_from_slice(line);
+            replayed.bytes.extend_from_slice(line);
         }
-        moved += at.cast_signed() - wanted.cast_signed();
+        let offset = at.cast_signed() - wanted.cast_signed();
+        replayed.in_place &= offset == 0;
+        replayed.matched += old.len();
+        moved += offset;
         next = at + old.len();
     }
     for line in &lines[next..] {
-        out.extend_from_slice(line);
+        replayed.bytes.extend_from_slice(line);
     }
-    Ok(out)
+    Ok(replayed)
 }
 
 /// Reads a patch; `strip` leading parts of its paths do not count.
@@ -321,10 +350,10 @@ mod tests {
             "From: somebody\n\ndiff --git a/x/y b/x/y\nindex 1..2 100644\n--- a/x/y\n+++ b/x/y\n@@ -2 +2,2 @@ fn\n-b\n+B\n+C\n",
         );
         assert_eq!(git.path, PathBuf::from("x/y"));
-        assert_eq!(git.forward(b"a\nb\nc\n").unwrap(), b"a\nB\nC\nc\n");
-        assert_eq!(git.backward(b"a\nB\nC\nc\n").unwrap(), b"a\nb\nc\n");
+        assert_eq!(git.forward(b"a\nb\nc\n").unwrap().bytes, b"a\nB\nC\nc\n");
+        assert_eq!(git.backward(b"a\nB\nC\nc\n").unwrap().bytes, b"a\nb\nc\n");
         let diff = one("--- old/y\t2026-01-01\n+++ new/y\t2026-01-02\n@@ -1,0 +2 @@\n+b\n");
-        assert_eq!(diff.forward(b"a\nc\n").unwrap(), b"a\nb\nc\n");
+        assert_eq!(diff.forward(b"a\nc\n").unwrap().bytes, b"a\nb\nc\n");
         let mode = one("diff --git a/run b/run\nold mode 100644\nnew mode 100755\n");
         assert_eq!((mode.executable, mode.hunks.len()), (Some(true), 0));
     }
@@ -332,7 +361,7 @@ mod tests {
     #[test]
     fn the_end_of_the_file_may_have_no_line_break() {
         let patch = one("--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n\\ No newline at end of file\n+a\n");
-        assert_eq!(patch.forward(b"a").unwrap(), b"a\n");
+        assert_eq!(patch.forward(b"a").unwrap().bytes, b"a\n");
         assert!(patch.forward(b"a\n").is_err());
     }
 
@@ -382,8 +411,8 @@ mod tests {
             );
             let patch = one(&text);
             let (before, after) = (body("", &old), body("", &new));
-            prop_assert_eq!(patch.forward(before.as_bytes()).unwrap(), after.as_bytes());
-            prop_assert_eq!(patch.backward(after.as_bytes()).unwrap(), before.as_bytes());
+            prop_assert_eq!(patch.forward(before.as_bytes()).unwrap().bytes, after.as_bytes());
+            prop_assert_eq!(patch.backward(after.as_bytes()).unwrap().bytes, before.as_bytes());
         }
     }
 }
