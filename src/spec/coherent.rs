@@ -55,7 +55,9 @@ pub fn misfits(
     let mut misfits = Vec::new();
     for component in components {
         let lacks = left_out(component);
-        if lacks.is_empty() || component.stub || !component.extra.is_empty() {
+        // A throwaway target helps only if the component is built for it.
+        let is_built = |target: &Target| excluded(target.name(), &component.project).is_none();
+        if lacks.is_empty() || component.stub || component.extra.iter().any(is_built) {
             continue;
         }
         let misfit = |linked_by: Option<&str>, missing: Vec<Target>| {
@@ -147,7 +149,13 @@ mod tests {
         };
         assert_eq!(found(&left_out, &["gfx1103"]), []);
         assert_eq!(found(&[extra, torch.clone()], &["gfx1103"]), []);
-        assert_eq!(found(&[stub, torch], &["gfx1103"]), []);
+        assert_eq!(found(&[stub, torch.clone()], &["gfx1103"]), []);
+        // One for which it is not built either changes nothing.
+        let useless = Component {
+            extra: targets(&["gfx1103"]),
+            ..component("rccl", &[])
+        };
+        assert_eq!(found(&[useless, torch], &["gfx1103", "gfx1201"]).len(), 1);
     }
 
     #[test]
