@@ -198,10 +198,12 @@ impl FilePatch {
         }
         if self.hunks.is_empty() {
             // A change of the mode alone.
-            return Ok((self.executable != Some(executable)).then(|| Change::Write {
-                bytes: bytes.to_vec(),
-                executable: self.executable,
-            }));
+            return Ok(
+                (self.executable != Some(executable)).then(|| Change::Write {
+                    bytes: bytes.to_vec(),
+                    executable: self.executable,
+                }),
+            );
         }
         // What a patch adds often leaves a place where it would fit once more: which of the two it is must be clear.
         let weight = |replayed: &Replayed| (replayed.in_place, replayed.matched);

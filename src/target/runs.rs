@@ -155,9 +155,13 @@ pub fn advised_variant(info: &Info) -> (&'static str, &'static str) {
             "RCCL cannot be built for this target, and PyTorch does without",
         ),
         (true, Kind::Igpu) => ("lean", "one GPU in a processor has no other one to talk to"),
-        (true, _) => (
+        (true, Kind::Dgpu) => (
+            "lean",
+            "RCCL is for several cards; with these: `--variant full-torch`",
+        ),
+        (true, Kind::Dcgpu) => (
             "full-torch",
-            "RCCL can be built, and PyTorch uses it unchanged",
+            "these come as several, and RCCL lets them talk to each other",
         ),
     }
 }
@@ -165,7 +169,7 @@ pub fn advised_variant(info: &Info) -> (&'static str, &'static str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::target;
+    use crate::{builtin, target};
 
     #[test]
     fn tables_name_targets() {
@@ -220,10 +224,20 @@ mod tests {
     }
 
     #[test]
-    fn variants_follow_rccl() {
-        let variant = |name: &str| advised_variant(Target::parse(name).unwrap().info()).0;
-        assert_eq!(variant("gfx1103"), "lean");
-        assert_eq!(variant("gfx1151"), "lean");
-        assert_eq!(variant("gfx1201"), "full-torch");
+    fn variants_are_those_of_the_shipped_profiles() {
+        let mut seen = 0;
+        let profiles = builtin::toml_files(&builtin::PROFILES);
+        for (name, text) in profiles {
+            let profile: toml::Table = toml::from_str(text).unwrap();
+            let Ok(target) = Target::parse(name) else {
+                continue;
+            };
+            // What they extend has `lean`.
+            let variant = profile.get("variant").and_then(toml::Value::as_str);
+            let advised = advised_variant(target.info()).0;
+            assert_eq!(variant.unwrap_or("lean"), advised, "{name}");
+            seen += 1;
+        }
+        assert!(seen >= 6, "{seen}");
     }
 }
