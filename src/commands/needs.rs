@@ -44,6 +44,8 @@ pub(super) struct Needs {
     disk: Vec<Disk>,
     /// What the steps that run took before.
     forecast: Vec<Forecast>,
+    /// What somebody published of steps that did not run here yet.
+    published: Vec<Published>,
     /// How many steps run.
     runs: usize,
     /// Ways that have less to do, by name.
@@ -56,6 +58,15 @@ pub(super) struct Needs {
     machine: u64,
     #[serde(skip)]
     profile: String,
+}
+
+/// The time that a step takes elsewhere.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct Published {
+    step: String,
+    seconds: u64,
+    /// Who says so.
+    source: String,
 }
 
 /// A way to begin, as far as it helps a machine that is too small.
@@ -92,17 +103,20 @@ impl Needs {
         });
         let disk = disks(spec, root, u64::try_from(spent).unwrap_or(0))?;
         let forecast = forecast(steps, &prepared.past, prepared.sizing.jobs.value);
-        Ok(Self {
-            forecast,
-            ..Self::told(
-                &prepared.profile,
-                spec,
-                plan,
-                prepared.sizing.clone(),
-                prepared.host.memory,
-                disk,
-            )
-        })
+        let mut needs = Self::told(
+            &prepared.profile,
+            spec,
+            plan,
+            prepared.sizing.clone(),
+            prepared.host.memory,
+            disk,
+        );
+        // What happened here says more.
+        let is_known = |name: &str| forecast.iter().any(|step| step.step == name);
+        needs
+            .published
+            .retain(|published| !is_known(&published.step));
+        Ok(Self { forecast, ..needs })
     }
 
     /// Takes what the profile says, for a machine with `machine` bytes of memory.
@@ -119,9 +133,18 @@ impl Needs {
             .iter()
             .filter(|step| step.action == Action::Run)
             .collect();
-        let needed = |planned: &Planned| {
-            let step = profile.steps.iter().find(|step| step.name == planned.name);
-            step.and_then(|step| step.memory)
+        let step_of = |planned: &Planned| {
+            let mut steps = profile.steps.iter();
+            steps.find(|step| step.name == planned.name)
+        };
+        let needed = |planned: &Planned| step_of(planned).and_then(|step| step.memory);
+        let published = |planned: &&Planned| {
+            let published = step_of(planned)?.published.as_ref()?;
+            Some(Published {
+                step: planned.name.clone(),
+                seconds: published.time?.as_secs(),
+                source: published.source.clone(),
+            })
         };
         let (mut memory, mut memory_for) = (spec.resources.memory, None);
         for planned in &runs {
@@ -140,6 +163,7 @@ impl Needs {
             memory_for,
             disk,
             forecast: Vec::new(),
+            published: runs.iter().filter_map(published).collect(),
             stop: stop.map(|last| runs[last].name.clone()),
             runs: runs.len(),
             ways: ways(profile, &spec.from, machine),
@@ -257,6 +281,13 @@ impl Needs {
                 memory = format!("{memory} (step `{step}`)");
             }
         }
+        let held = self
+            .forecast
+            .iter()
+            .filter_map(|step| Some((step.memory?, &step.step)));
+        if let Some((held, step)) = held.max() {
+            memory = format!("{memory}; step `{step}` held {} before", bytes(held));
+        }
         line("memory ", memory);
         for disk in &self.disk {
             let mut text = match disk.needed {
@@ -285,18 +316,36 @@ impl Needs {
             "/tmp and /var/tmp on disk, in the store".to_owned(),
         );
         if self.runs > 0 {
-            let wall = self.forecast.iter().map(|step| step.wall_ms).sum();
-            let text = match self.forecast.len() {
-                0 => "not known: no step of it ran here before".to_owned(),
-                known => format!(
-                    "about {} for {known} of {} steps, from what they took before",
-                    size::duration(Duration::from_millis(wall)),
-                    self.runs
-                ),
-            };
-            line("time   ", text);
+            line("time   ", self.time());
         }
         lines
+    }
+
+    /// Says how long the steps take that run, as far as it is known.
+    fn time(&self) -> String {
+        let duration = |seconds| size::duration(Duration::from_secs(seconds));
+        let wall: u64 = self.forecast.iter().map(|step| step.wall_ms).sum();
+        let mut text = match self.forecast.len() {
+            0 => "not known: no step of it ran here before".to_owned(),
+            known => format!(
+                "about {} for {known} of {} steps, from what they took before",
+                size::duration(Duration::from_millis(wall)),
+                self.runs
+            ),
+        };
+        if !self.published.is_empty() {
+            let all = self.published.iter().map(|step| step.seconds).sum();
+            let each = self.published.iter();
+            let each = each.map(|step| format!("{} {}", step.step, duration(step.seconds)));
+            text = format!(
+                "{text}; {} published for {} of {} ({})",
+                duration(all),
+                self.published.len(),
+                self.runs,
+                each.collect::<Vec<_>>().join(", ")
+            );
+        }
+        text
     }
 }
 
@@ -394,13 +443,8 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    /// Asks for the shipped profile of TheRock, on a machine with so much memory and disk.
-    fn therock(
-        memory: u64,
-        free: u64,
-        from: Option<&str>,
-        until: Option<&str>,
-    ) -> std::result::Result<(), (String, String)> {
+    /// Returns what the shipped profile of TheRock needs, on a machine with so much memory and disk.
+    fn needs(memory: u64, free: u64, from: Option<&str>, until: Option<&str>) -> Needs {
         let profile = profile::load(&[], "therock").unwrap();
         let names = Chosen::new(&profile, None, from).unwrap().hooks();
         let hooks = names.iter().map(|name| {
@@ -437,11 +481,32 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let mut disks = disks(&spec, root.path(), 0).unwrap();
         disks[0].free = free;
-        let needs = Needs::told(&profile, &spec, &plan, sizing, memory, disks);
-        needs.preflight().map_err(|error| {
-            let help = error.help_text().unwrap_or_default().to_owned();
-            (error.message().to_owned(), help)
-        })
+        Needs::told(&profile, &spec, &plan, sizing, memory, disks)
+    }
+
+    fn therock(
+        memory: u64,
+        free: u64,
+        from: Option<&str>,
+        until: Option<&str>,
+    ) -> std::result::Result<(), (String, String)> {
+        needs(memory, free, from, until)
+            .preflight()
+            .map_err(|error| {
+                let help = error.help_text().unwrap_or_default().to_owned();
+                (error.message().to_owned(), help)
+            })
+    }
+
+    #[test]
+    fn what_others_took_is_told_where_nothing_ran_here() {
+        let told = needs(64 * GIB, 300 * GIB, None, None).time();
+        let start = "not known: no step of it ran here before; 17 h 00 min published for 3 of ";
+        assert!(told.starts_with(start), "{told}");
+        let end = "(compiler-runtime 8 h 00 min, math-libs 8 h 00 min, torch 1 h 00 min)";
+        assert!(told.ends_with(end), "{told}");
+        let told = needs(64 * GIB, 300 * GIB, Some("wheels"), None).time();
+        assert_eq!(told, "not known: no step of it ran here before");
     }
 
     #[test]
