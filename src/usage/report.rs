@@ -221,6 +221,7 @@ pub fn report(store: &Store, only: Option<&str>, depth: usize) -> Result<Report>
         places.shelves();
     }
     let extents = store.method() != Method::Overlay;
+    let before = FileSystem::of(store.root())?;
     let usage = scan(
         &places.roots,
         &Options {
@@ -228,7 +229,10 @@ pub fn report(store: &Store, only: Option<&str>, depth: usize) -> Result<Report>
             ..Options::default()
         },
     );
-    places.finish(usage, only, extents)
+    let mut report = places.finish(usage, only, extents)?;
+    // What was counted may be gone by now: somebody else deletes meanwhile.
+    report.file_system.used = report.file_system.used.max(before.used);
+    Ok(report)
 }
 
 /// The directories to count, oldest content first.
