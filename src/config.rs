@@ -17,7 +17,6 @@ use crate::engine::docker::Contexts;
 use crate::error::{Error, Result};
 use crate::gc::policy;
 use crate::image::Logins;
-use crate::target::Target;
 use crate::ui::ci::System;
 
 /// The variables that are read and what they mean, for the documentation.
@@ -221,7 +220,7 @@ pub struct Config {
     /// Whether `up` pushes what it made.
     pub push: bool,
     /// Targets of all envs on this machine.
-    pub targets: Vec<Target>,
+    pub targets: Vec<String>,
     /// Where profiles are looked for, first match wins.
     pub profile_dirs: Vec<PathBuf>,
     /// Where image recipes are looked for.
@@ -331,10 +330,7 @@ impl Config {
         // The first file that says something, as everywhere: two lists are not one.
         let targets = files.iter().find(|file| !file.targets.is_empty());
         let targets = targets.map_or(&[][..], |file| &file.targets);
-        let targets = targets
-            .iter()
-            .map(|name| Target::parse(name))
-            .collect::<Result<_>>()?;
+        let targets = targets.to_vec();
         let mut handed = environment.clone();
         if set(CCACHE_REMOTE).is_none()
             && let Some(url) = first(|file| file.ccache_remote.clone())

@@ -3,13 +3,15 @@
 use std::process::ExitCode;
 
 use clap::Parser as _;
+use nix::unistd::AccessFlags;
 
 use crate::cli::{Cli, GlobalArgs};
 use crate::config::Config;
 use crate::context::Context;
 use crate::error::{Error, Kind, Result};
+use crate::target::Learned;
 use crate::ui::{Settings, Terminals, Ui};
-use crate::{commands, complete, engine, gpu, inside, remote, shim};
+use crate::{commands, complete, engine, gpu, inside, remote, shim, target};
 
 /// Runs the program.
 pub(crate) fn run() -> ExitCode {
@@ -44,6 +46,7 @@ pub(crate) fn run() -> ExitCode {
             ui: ui.clone(),
             json: cli.global.json,
         };
+        heed_learned(&cx);
         let code = commands::run(&cx, cli.command)?;
         cx.ui.finish()?;
         Ok(code)
@@ -54,6 +57,23 @@ pub(crate) fn run() -> ExitCode {
             ui.error(&error);
             ExitCode::from(error.kind().exit_code())
         }
+    }
+}
+
+/// Goes by the targets that the store learned.
+fn heed_learned(cx: &Context) {
+    let home = &cx.config.home;
+    // A store of somebody else's is refused by whoever opens it.
+    if nix::unistd::access(&target::learned_file(home), AccessFlags::R_OK).is_err() {
+        return;
+    }
+    match Learned::read(home) {
+        Ok(Some(learned)) => learned.install(),
+        Ok(None) => {}
+        Err(error) => cx.ui.warn(&format!(
+            "{}; only the targets that are compiled in are known: `rockenv target learn --source DIR` writes it again",
+            error.chain().join(": ")
+        )),
     }
 }
 

@@ -1,8 +1,9 @@
 //! Owns what is known of a target: product, kind, families, projects that TheRock does not build for it.
 //!
 //! The table is `target/gpu_targets.json`, taken from one commit of TheRock (named in the file) and compiled in, so that
-//! a name is checked before anything is downloaded.
+//! a name is checked before anything is downloaded. What the store learned from a newer checkout stands in front of it.
 
+mod learned;
 mod runs;
 
 use std::collections::BTreeMap;
@@ -10,11 +11,13 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::LazyLock;
 
+pub use learned::{Learned, file as learned_file};
 pub use runs::{How, Runs, advised_variant, runs, without};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::suggest;
+use crate::therock::Declared;
 
 /// Where a GPU sits; decides what a person expects of its memory and drivers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -84,15 +87,25 @@ struct Table {
 }
 
 static TABLE: LazyLock<Table> = LazyLock::new(|| {
-    // Compiled in, so a table that does not parse is caught by the first test that runs.
+    let mut table = compiled_in();
+    if let Some(learned) = Learned::installed() {
+        learned.join(&mut table);
+    }
+    table
+});
+
+fn compiled_in() -> Table {
+    // A table that does not parse is caught by the first test that runs.
     #[expect(clippy::expect_used, reason = "the table is a constant of the program")]
     serde_json::from_str(include_str!("target/gpu_targets.json")).expect("gpu_targets.json")
-});
+}
 
 /// A GPU ISA that TheRock knows, such as `gfx1103`.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Target(&'static Info);
+
+const ALL: &str = "`rockenv target ls` shows them all, `rockenv target learn --source DIR` takes over those of a newer TheRock";
 
 impl Target {
     /// Parses a name, which must be in the table.
@@ -102,6 +115,12 @@ impl Target {
         }
         let error = Error::invalid(format!("unknown target `{}`", name.escape_debug()));
         Err(error.help(Self::advice(name)))
+    }
+
+    /// Returns the same target as a checkout declares it.
+    pub fn declared(self, declared: &Declared) -> Self {
+        // A few hundred bytes, once for each target of one command.
+        Self(Box::leak(Box::new(learned::row(Some(self.0), declared))))
     }
 
     /// Returns what to write instead of an unknown name.
@@ -114,8 +133,8 @@ impl Target {
             );
         }
         match suggest::closest(name, all().map(|target| target.name())) {
-            Some(close) => format!("did you mean `{close}`? `rockenv target ls` shows them all"),
-            None => "`rockenv target ls` shows them all".to_owned(),
+            Some(close) => format!("did you mean `{close}`? {ALL}"),
+            None => ALL.to_owned(),
         }
     }
 
@@ -238,8 +257,14 @@ impl FromStr for Target {
 impl TryFrom<String> for Target {
     type Error = Error;
 
+    /// Takes a name that was written down when it was known; it may have been forgotten since.
     fn try_from(name: String) -> Result<Self> {
-        Self::parse(&name)
+        let digits = name.strip_prefix("gfx").unwrap_or_default();
+        let is_name = digits.len() >= 3 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+        match Self::parse(&name) {
+            Err(_) if is_name => Ok(Self(Box::leak(Box::new(learned::bare(name))))),
+            other => other,
+        }
     }
 }
 
@@ -283,7 +308,7 @@ mod tests {
         assert!(help("gfx1013").contains("`gfx1"), "{}", help("gfx1013"));
         assert!(help("GFX1103").contains("`gfx1103`"));
         assert!(help("gfx110X-igpu").ends_with("one or more of its targets: gfx1103"));
-        assert_eq!(help("radeon"), "`rockenv target ls` shows them all");
+        assert!(help("radeon").starts_with("`rockenv target ls` shows them all"));
     }
 
     #[test]
@@ -318,5 +343,10 @@ mod tests {
             target
         );
         assert!(serde_json::from_str::<Target>("\"gfx1\"").is_err());
+        assert!(serde_json::from_str::<Target>("\"radeon\"").is_err());
+        // What was written down stays readable.
+        let forgotten: Target = serde_json::from_str("\"gfx1310\"").unwrap();
+        assert_eq!(forgotten.name(), "gfx1310");
+        assert!(Target::parse("gfx1310").is_err());
     }
 }

@@ -182,3 +182,67 @@ fn therock_with_rccl_needs_a_target_that_can_have_it() {
         .collect();
     store.rockenv(&other).ok();
 }
+
+/// What TheRock will declare one day, and a family that is not compiled in.
+const NEWER: &str = r#"
+therock_add_amdgpu_target(gfx1103 "A laptop" FAMILY igpu-all gfx110X-all gfx110X-igpu)
+therock_add_amdgpu_target(gfx1310 "A card to come" FAMILY dgpu-all gfx131X-all)
+"#;
+
+#[test]
+fn a_target_that_only_a_newer_checkout_has_is_learned() {
+    let store = TestStore::new();
+    let directory = checkout(&store, NEWER);
+    let path = directory.to_str().unwrap();
+    let env = store.env();
+    let steps = format!(
+        "{STEPS}[[step]]\nname = 'other'\nwhen = {{ family = ['gfx131X-all'] }}\nrun = 'echo other > $HOME/other'\n"
+    );
+    store.profile(STEPS);
+    let up = || store.rockenv(&["up", env, "--target", "gfx1310"]);
+    up().exits(3).says(&[
+        "unknown target `gfx1310`",
+        "`rockenv target learn --source DIR`",
+    ]);
+    let learned = store
+        .rockenv(&["target", "learn", "--source", path])
+        .ok()
+        .says(&["2 targets of"]);
+    let text = learned.text();
+    assert!(text.contains("gfx1310: new, A card to come\n"), "{text}");
+    let text = store.rockenv(&["target", "show", "gfx1310"]).ok().text();
+    assert!(text.contains("A card to come"), "{text}");
+    // A family that nobody heard of before can be named as well.
+    store.profile(&steps);
+    up().ok();
+    let env = &format!("{env}-gfx1310");
+    let made = "cat $HOME/targets $HOME/other";
+    let made = store.rockenv(&["exec", env, "--", "sh", "-c", made]);
+    made.ok().prints("gfx1310\nother");
+    let check = store.rockenv(&["target", "check", "--source", path]);
+    let check = check.exits(8).says(&[&format!("(from `{path}`)")]);
+    assert!(
+        check.text().contains("gfx1201: not there\n"),
+        "{}",
+        check.text()
+    );
+
+    // What was made for it is there all the same when it is not known any more, and so is the way back.
+    fs::write(store.home().join("targets.json"), "{").unwrap();
+    let list = || store.rockenv(&["ls"]).ok();
+    let said = list().says(&["targets.json", "is damaged", "target learn"]);
+    assert!(said.text().contains(env), "{}", said.text());
+    store.rockenv(&["target", "forget"]).ok();
+    store
+        .rockenv(&["target", "forget"])
+        .ok()
+        .says(&["nothing was learned"]);
+    assert!(list().text().contains(env));
+    store.rockenv(&["status", env]).ok();
+    store.rockenv(&["fsck"]).ok();
+    store.rockenv(&["rm", env, "--yes"]).ok();
+    store
+        .rockenv(&["target", "show", "gfx1310"])
+        .exits(3)
+        .says(&["unknown target"]);
+}

@@ -1,4 +1,6 @@
 //! Owns what `up` and `plan` take from a checkout of TheRock among the sources, and what they say of it.
+//!
+//! Its table counts for the targets that are named: their families, products, and what is left out of them.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -7,7 +9,7 @@ use super::prepare::Prepared;
 use crate::error::{Error, Result};
 use crate::therock::{Checkout, drift};
 
-/// Takes over what the checkout says is left out of targets; returns what a person should know.
+/// Takes over what the checkout says of targets; returns what a person should know.
 ///
 /// A checkout that cannot be read is no error here: what is compiled in stands then.
 pub(super) fn settle(
@@ -47,6 +49,18 @@ pub(super) fn settle(
     });
     prepared.inputs.excluded = Some(excluded.collect());
     let differences = drift(&checkout);
+    let named = [
+        &mut prepared.profile.targets,
+        &mut prepared.inputs.targets,
+        &mut prepared.inputs.machine_targets,
+    ];
+    for target in named.into_iter().flatten() {
+        if let Some(declared) = checkout.target(target.name())
+            && differences.iter().any(|drift| drift.is_of(target.name()))
+        {
+            *target = target.declared(declared);
+        }
+    }
     Ok(match differences.as_slice() {
         [] => Vec::new(),
         [first, rest @ ..] => {

@@ -11,7 +11,7 @@ use super::select::Wish;
 use super::{checkout, hooks};
 use crate::context::Context;
 use crate::engine::choose::{Choice, choose};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::gpu;
 use crate::hook::Hook;
 use crate::host::Host;
@@ -81,6 +81,15 @@ pub(super) struct Prepared {
     pub(super) notes: Vec<String>,
     /// The lock file, where everything has to be as it says.
     pub(super) pinned: Option<Pinned>,
+}
+
+/// Returns the targets of the configuration.
+fn machine_targets(cx: &Context) -> Result<Vec<Target>> {
+    let names = cx.config.targets.iter();
+    names
+        .map(|name| Target::parse(name))
+        .collect::<Result<_>>()
+        .context(|| "`targets` in the configuration".to_owned())
 }
 
 impl Prepared {
@@ -158,7 +167,7 @@ impl Prepared {
             env_name: request.env_name,
             stem: request.stem,
             targets: request.targets,
-            machine_targets: cx.config.targets.clone(),
+            machine_targets: machine_targets(cx)?,
             variant: wish.variant.map(str::to_owned),
             from: wish.from.map(str::to_owned),
             params,

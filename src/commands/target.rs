@@ -1,14 +1,16 @@
 //! Owns `target`: the GPU targets that can be built for, and those of this machine's GPUs.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
+use fs_err as fs;
 use serde::Serialize;
 
 use crate::context::Context;
-use crate::error::{Kind, Result};
+use crate::error::{Error, Kind, Result};
 use crate::gpu::{Gpu, Machine};
-use crate::target::{self, Support, Target};
+use crate::store::Store;
+use crate::target::{self, Learned, Support, Target};
 use crate::therock::{self, Checkout};
 use crate::ui::size;
 use crate::ui::table::Table;
@@ -24,9 +26,13 @@ pub enum TargetCommand {
     Detect,
     /// Compare a checkout of TheRock with what rockenv knows of it
     Check(CheckArgs),
+    /// Take over the targets of a checkout of TheRock, for this store
+    Learn(CheckArgs),
+    /// Go by the targets that rockenv came with again
+    Forget,
 }
 
-/// Arguments of `target check`.
+/// Arguments of `target check` and `target learn`.
 #[derive(Debug, Args)]
 pub struct CheckArgs {
     /// The checkout; nothing of it is run
@@ -48,6 +54,67 @@ pub fn target(cx: &Context, command: &TargetCommand) -> Result<u8> {
         TargetCommand::Show(args) => show(cx, Target::parse(&args.target)?).map(|()| 0),
         TargetCommand::Detect => detect(cx).map(|()| 0),
         TargetCommand::Check(args) => check(cx, args),
+        TargetCommand::Learn(args) => learn(cx, args).map(|()| 0),
+        TargetCommand::Forget => forget(cx).map(|()| 0),
+    }
+}
+
+fn learn(cx: &Context, args: &CheckArgs) -> Result<()> {
+    let source = fs::canonicalize(&args.source)?;
+    let checkout = Checkout::read(&source)?;
+    if checkout.targets.is_empty() {
+        let what = format!("`{}` declares no target", source.display());
+        return Err(Error::invalid(what).help("rockenv target check --source DIR"));
+    }
+    let drift = therock::drift(&checkout);
+    let store = Store::open(&cx.config.home)?;
+    Learned::of(&source, &checkout.targets).save(store.root())?;
+    if cx.json {
+        #[derive(Serialize)]
+        struct Shown<'a> {
+            schema: &'static str,
+            source: &'a Path,
+            targets: &'a [therock::Declared],
+            drift: &'a [therock::Drift],
+        }
+        return cx.ui.json(&Shown {
+            schema: "rockenv/target-learn/1",
+            source: &source,
+            targets: &checkout.targets,
+            drift: &drift,
+        });
+    }
+    for difference in &drift {
+        cx.ui.data(&format!("{difference}\n"));
+    }
+    cx.ui.note(&format!(
+        "{} targets of `{}` are what the store at `{}` goes by from now on; `rockenv target forget` takes that back",
+        checkout.targets.len(),
+        source.display(),
+        store.root().display()
+    ));
+    Ok(())
+}
+
+fn forget(cx: &Context) -> Result<()> {
+    match fs::remove_file(target::learned_file(&cx.config.home)) {
+        Ok(()) => cx.ui.note(&format!(
+            "goes by the targets of TheRock {} again",
+            &target::table_commit()[..12]
+        )),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            cx.ui.note("nothing was learned");
+        }
+        Err(error) => return Err(error.into()),
+    }
+    Ok(())
+}
+
+/// Says where the table comes from.
+fn origin() -> String {
+    match Learned::installed() {
+        Some(learned) => format!("from `{}`", learned.source.display()),
+        None => format!("from TheRock {}", &target::table_commit()[..12]),
     }
 }
 
@@ -99,9 +166,9 @@ fn check(cx: &Context, args: &CheckArgs) -> Result<u8> {
         count => format!("{count} differences"),
     };
     cx.ui.note(&format!(
-        "{} targets, {topology}: {verdict} (from TheRock {})",
+        "{} targets, {topology}: {verdict} ({})",
         checkout.targets.len(),
-        &target::table_commit()[..12]
+        origin()
     ));
     Ok(code)
 }

@@ -11,6 +11,7 @@
 //! caches/<name>/  sources/<name>/  outputs/<env>/<name>/   never deleted by anything but their own commands
 //! blobs/sha256/             downloads, by digest
 //! locks/                    lock files that this store was used with
+//! targets.json              targets learned from a checkout of TheRock
 //! trash/                    renamed here first, then unlinked
 //! envs/<name>/              lock, ephemeral, lease, record.json, spec.toml, journal.jsonl, metrics.jsonl, trees/<id>/, views/<volume>/, logs/, run/
 //! .ballast                  given up first when the disk is full

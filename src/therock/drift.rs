@@ -102,6 +102,22 @@ pub enum Drift {
     },
 }
 
+impl Drift {
+    /// Says whether it is one of this target.
+    pub fn is_of(&self, name: &str) -> bool {
+        match self {
+            Self::NewTarget { target, .. }
+            | Self::NoTarget { target }
+            | Self::Product { target, .. }
+            | Self::Families { target, .. }
+            | Self::Excluded { target, .. }
+            | Self::Included { target, .. }
+            | Self::Issue { target, .. } => target == name,
+            Self::NewStage { .. } | Self::NoStage { .. } | Self::Stage { .. } => false,
+        }
+    }
+}
+
 impl fmt::Display for Drift {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let none = "none";

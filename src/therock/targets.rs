@@ -1,6 +1,6 @@
 //! Owns TheRock's table of targets: calls of `therock_add_amdgpu_target`.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::cmake::{self, Argument, Command};
 use super::error_at;
@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 const DECLARES: &str = "therock_add_amdgpu_target";
 
 /// A target as a checkout declares it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Declared {
     /// Name.
     pub name: String,
@@ -23,7 +23,7 @@ pub struct Declared {
 }
 
 /// A project that is not built for a target.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Excluded {
     /// The project.
     pub project: String,

@@ -137,7 +137,8 @@ cmake -DGPU=${traget} \
        ·                ╰── not in the table
      4 │ 
        ╰────
-      help: did you mean `gfx1010`? `rockenv target ls` shows them all
+      help: did you mean `gfx1010`? `rockenv target ls` shows them all, `rockenv target learn --source DIR`
+            takes over those of a newer TheRock
       × unknown target `gfx110X-igpu`
        ╭─[/p/p.toml:3:23]
      2 │ image = "debian"
