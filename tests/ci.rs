@@ -17,6 +17,7 @@ mod pipelines;
 mod slurm;
 
 use std::path::PathBuf;
+use std::process::Command;
 
 use fs_err as fs;
 use support::env::TestStore;
@@ -62,6 +63,14 @@ fn project(store: &TestStore) -> (PathBuf, PathBuf) {
     fs::write(&runners, text).unwrap();
     (out, runners)
 }
+
+/// Runs a command on a machine without a GPU, whatever this one has: jobs that need one fail there.
+fn without_gpu<'a>(store: &TestStore, command: &'a mut Command) -> &'a mut Command {
+    command.env("ROCKENV_GPU_ROOT", store.work().join("no-gpu"))
+}
+
+/// What a job that needs a GPU says there.
+const NO_GPU: &str = "the env needs a GPU, and there is none";
 
 /// Returns what ran, sorted, and forgets it.
 fn ran(out: &std::path::Path) -> Vec<String> {

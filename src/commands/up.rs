@@ -43,11 +43,11 @@ pub struct UpArgs {
     /// Most jobs a step may use, of those that the machine has
     #[arg(short, long)]
     jobs: Option<u32>,
-    /// GPU that steps with `gpu` get: a PCI address, render node or index; `none` skips these steps
+    /// GPU that steps with `gpu` get: a PCI address, render node or index; where there is none `auto` skips these steps and `required` refuses; `none` always skips them
     #[arg(
         long,
         default_value = "auto",
-        value_name = "auto|none|PCI|renderDN|INDEX"
+        value_name = "auto|required|none|PCI|renderDN|INDEX"
     )]
     gpu: String,
     /// Remove the env when this command ends, in whatever way; outputs, caches and sources stay

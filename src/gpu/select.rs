@@ -10,8 +10,10 @@ use crate::target::Target;
 pub enum Selector {
     /// No GPU.
     None,
-    /// The first one that runs code for the env's targets.
+    /// The first one that runs code for the env's targets, if there is one.
     Auto,
+    /// The same, and there has to be one.
+    Required,
     /// An index, a PCI address or a render node.
     Named(String),
 }
@@ -21,6 +23,7 @@ impl From<&str> for Selector {
         match text {
             "none" => Self::None,
             "auto" => Self::Auto,
+            "required" => Self::Required,
             other => Self::Named(other.to_owned()),
         }
     }
@@ -51,7 +54,12 @@ impl Machine {
         targets: &[Target],
         extras: Extras,
     ) -> Result<Choice> {
-        let without = |why: String| Ok(Choice::Without { why });
+        let without = |why: String| match selector {
+            Selector::Required => Err(Error::unavailable(format!("the env {why}")).help(
+                "`rockenv doctor` says more; with `--gpu auto` steps with a GPU are skipped",
+            )),
+            _ => Ok(Choice::Without { why }),
+        };
         let (gpu, note) = match selector {
             Selector::None => return without("needs a GPU, and `--gpu none` was said".to_owned()),
             Selector::Named(name) => {
@@ -66,7 +74,7 @@ impl Machine {
                     .then(|| format!("GPU {gpu} does not run code for {}", list(targets)));
                 (gpu, note)
             }
-            Selector::Auto => {
+            Selector::Auto | Selector::Required => {
                 if let Some(lack) = self.lack() {
                     return without(format!("needs a GPU, and {lack}"));
                 }

@@ -65,6 +65,7 @@ fn a_gpu_in_a_processor() {
     assert_eq!(machine.target().unwrap().name(), "gfx1103");
     for selector in [
         "auto",
+        "required",
         "0",
         "renderD128",
         "/dev/dri/renderD128",
@@ -82,6 +83,11 @@ fn a_gpu_in_a_processor() {
     assert_eq!(
         chosen(&machine, "auto", &["gfx90a", "gfx1100"]).unwrap(),
         "needs a GPU of gfx90a or gfx1100, and here is gfx1103"
+    );
+    let error = chosen(&machine, "required", &["gfx90a"]).unwrap_err();
+    assert_eq!(
+        error.message(),
+        "the env needs a GPU of gfx90a, and here is gfx1103"
     );
     assert!(
         chosen(&machine, "0", &["gfx90a"])
@@ -192,6 +198,10 @@ fn machines_without_one_say_why() {
             chosen(&machine, "auto", &["gfx1103"]).unwrap(),
             format!("needs a GPU, and {why}")
         );
+        let error = chosen(&machine, "required", &["gfx1103"]).unwrap_err();
+        assert_eq!(error.kind(), Kind::Unavailable);
+        assert_eq!(error.message(), format!("the env needs a GPU, and {why}"));
+        assert!(error.help_text().unwrap().contains("rockenv doctor"));
         // The render node of another maker's GPU is none of ours.
         let error = chosen(&machine, "renderD128", &[]).unwrap_err();
         assert_eq!(error.chain(), ["no GPU `renderD128` in this machine", why]);
@@ -264,6 +274,11 @@ fn other_nodes_enter_only_where_the_profile_asks() {
     let choice = machine.choose(&Selector::Auto, &[], all).unwrap();
     assert!(
         matches!(choice, Choice::Without { why } if why == "needs /dev/accel, and there is none")
+    );
+    let error = machine.choose(&Selector::Required, &[], all).unwrap_err();
+    assert_eq!(
+        error.message(),
+        "the env needs /dev/accel, and there is none"
     );
 }
 

@@ -168,8 +168,32 @@ pub struct Env {
     pub gpu: bool,
 }
 
-/// Returns the jobs, and the targets whose steps with a GPU have no machine to run on.
-pub fn jobs(envs: &[Env], runners: &Runners) -> Result<(Vec<Job>, Vec<&'static str>)> {
+/// What `--gpu` is for jobs that have a GPU: one that finds none must not end well.
+pub const NEEDED: &str = "required";
+
+/// Takes out of the options of `up` what they say of the GPU: it is meant for the jobs that have one.
+pub fn gpu_option(options: &[String]) -> (Vec<String>, Option<String>) {
+    let mut rest = Vec::new();
+    let mut gpu = None;
+    let mut options = options.iter().cloned();
+    while let Some(option) = options.next() {
+        match option.strip_prefix("--gpu=") {
+            Some(which) => gpu = Some(which.to_owned()),
+            None if option == "--gpu" => match options.next() {
+                Some(which) => gpu = Some(which),
+                // `up` says what is missing.
+                None => rest.push(option),
+            },
+            None => rest.push(option),
+        }
+    }
+    (rest, gpu)
+}
+
+/// Returns the jobs, and the targets whose steps with a GPU have no machine to run on. `gpu` is what jobs that have a GPU tell `up`
+/// of it; where that is `none`, there are no such jobs.
+pub fn jobs(envs: &[Env], runners: &Runners, gpu: &str) -> Result<(Vec<Job>, Vec<&'static str>)> {
+    let with = |gpu: &str| ["--gpu".to_owned(), gpu.to_owned()];
     let mut jobs = Vec::new();
     let mut homeless = Vec::new();
     for env in envs {
@@ -188,11 +212,12 @@ pub fn jobs(envs: &[Env], runners: &Runners) -> Result<(Vec<Job>, Vec<&'static s
             continue;
         }
         let labels = runners.with_gpu(target);
-        if labels.is_none() {
+        if labels.is_none() && gpu != "none" {
             homeless.push(target.name());
         }
-        let tested = labels.map(|labels| Job {
+        let tested = labels.filter(|_| gpu != "none").map(|labels| Job {
             name: format!("{}-gpu", env.name),
+            up: [&job.up[..], &with(gpu)].concat(),
             runner: labels.clone(),
             needs_gpu: true,
             needs: Some(env.name.clone()),
@@ -200,7 +225,7 @@ pub fn jobs(envs: &[Env], runners: &Runners) -> Result<(Vec<Job>, Vec<&'static s
         });
         let mut built = job;
         // A machine that builds may have a GPU too, which is not the one to test on.
-        built.up.extend(["--gpu".to_owned(), "none".to_owned()]);
+        built.up.extend(with("none"));
         jobs.push(built);
         jobs.extend(tested);
     }
@@ -239,8 +264,8 @@ mod tests {
             env("gfx1201", true),
             env("gfx90a", false),
         ];
-        let (jobs, homeless) = jobs(&envs, &runners).unwrap();
-        let shown: Vec<String> = jobs
+        let (found, homeless) = jobs(&envs, &runners, NEEDED).unwrap();
+        let shown: Vec<String> = found
             .iter()
             .map(|job| {
                 let needs = job.needs.as_deref().unwrap_or("-");
@@ -256,26 +281,46 @@ mod tests {
             shown,
             [
                 "gfx1103 [gfx1103 --gpu none] on big after -",
-                "gfx1103-gpu [gfx1103] on self-hosted+780m after gfx1103",
+                "gfx1103-gpu [gfx1103 --gpu required] on self-hosted+780m after gfx1103",
                 "gfx1100 [gfx1100 --gpu none] on big after -",
-                "gfx1100-gpu [gfx1100] on rdna3 after gfx1100",
+                "gfx1100-gpu [gfx1100 --gpu required] on rdna3 after gfx1100",
                 "gfx1201 [gfx1201 --gpu none] on big after -",
                 "gfx90a [gfx90a] on big after -",
             ]
         );
         assert_eq!(homeless, ["gfx1201"]);
+        // Who wants no GPU misses none.
+        let (found, homeless) = jobs(&envs, &runners, "none").unwrap();
+        assert!(found.iter().all(|job| !job.needs_gpu) && homeless.is_empty());
+    }
+
+    #[test]
+    fn which_gpu_is_said_to_the_jobs_that_have_one() {
+        let given = |words: &[&str]| {
+            let words: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
+            let (rest, gpu) = gpu_option(&words);
+            (rest.join(" "), gpu)
+        };
+        let some = |which: &str| Some(which.to_owned());
+        assert_eq!(given(&["-j", "2"]), ("-j 2".to_owned(), None));
+        assert_eq!(given(&["--gpu", "1", "-c"]), ("-c".to_owned(), some("1")));
+        assert_eq!(
+            given(&["-c", "--gpu=c1:00.0"]),
+            ("-c".to_owned(), some("c1:00.0"))
+        );
+        assert_eq!(given(&["--gpu"]), ("--gpu".to_owned(), None));
     }
 
     #[test]
     fn a_matrix_has_a_limit() {
         let envs = vec![env("gfx1103", false); MOST + 1];
-        let error = jobs(&envs, &Runners::default()).unwrap_err();
+        let error = jobs(&envs, &Runners::default(), NEEDED).unwrap_err();
         assert!(
             error
                 .help_text()
                 .is_some_and(|help| help.contains("--shard 1/3"))
         );
-        assert!(jobs(&envs[1..], &Runners::default()).is_ok());
+        assert!(jobs(&envs[1..], &Runners::default(), NEEDED).is_ok());
     }
 
     #[test]

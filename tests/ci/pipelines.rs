@@ -7,10 +7,11 @@ use std::process::Command;
 use fs_err as fs;
 use serde_json::Value;
 
-use super::{left, project, ran};
+use super::{left, project, ran, without_gpu};
 use crate::support::env::TestStore;
 use crate::support::python::{check_schema, yaml};
 use crate::support::registry::Registry;
+use crate::support::run::{Ran, finish};
 
 const TARGETS: [&str; 2] = ["gfx1103", "gfx1201"];
 
@@ -26,8 +27,8 @@ fn written(store: &TestStore, system: &str, schema: &str, more: &[&str]) -> Valu
     yaml(&file).remove(0)
 }
 
-/// Runs a script as a CI system does, with rockenv in the search path; says whether it succeeded.
-fn script(store: &TestStore, text: &str) -> bool {
+/// Runs a script as a CI system does, with rockenv in the search path, on a machine without a GPU.
+fn script(store: &TestStore, text: &str) -> Ran {
     let programs = store.work().join("bin");
     if !programs.exists() {
         fs::create_dir(&programs).unwrap();
@@ -46,12 +47,20 @@ fn script(store: &TestStore, text: &str) -> bool {
         )
         .env("PATH", path)
         .current_dir(store.work());
-    let output = shell.output().unwrap();
-    assert!(
-        !String::from_utf8_lossy(&output.stderr).contains("command not found"),
-        "{output:?}"
-    );
-    output.status.success()
+    without_gpu(store, &mut shell);
+    let ran = finish(text.to_owned(), shell);
+    assert!(!ran.err.contains("command not found"), "{}", ran.err);
+    ran
+}
+
+/// Says how a job ended: `success`, or the exit code of what failed first, with what it said.
+fn ending(scripts: &[Ran]) -> String {
+    let Some(failed) = scripts.iter().find(|ran| ran.code != 0) else {
+        return "success".to_owned();
+    };
+    let mut lines = failed.err.lines();
+    let error = lines.find_map(|line| line.strip_prefix("error: "));
+    format!("{} {}", failed.code, error.unwrap_or_default())
 }
 
 fn text<'a>(value: &'a Value, name: &str) -> &'a str {
@@ -67,7 +76,7 @@ fn texts(value: &Value) -> Vec<&str> {
 }
 
 /// Does what GitHub does with a workflow, all of it on one machine.
-fn github(store: &TestStore, workflow: &Value) -> BTreeMap<String, &'static str> {
+fn github(store: &TestStore, workflow: &Value) -> BTreeMap<String, String> {
     github_on(workflow, &mut |_, text| script(store, text))
 }
 
@@ -75,10 +84,10 @@ fn github(store: &TestStore, workflow: &Value) -> BTreeMap<String, &'static str>
 /// `script` runs one of a job.
 fn github_on(
     workflow: &Value,
-    script: &mut dyn FnMut(&str, &str) -> bool,
-) -> BTreeMap<String, &'static str> {
+    script: &mut dyn FnMut(&str, &str) -> Ran,
+) -> BTreeMap<String, String> {
     let jobs = workflow["jobs"].as_object().unwrap();
-    let mut ended: BTreeMap<String, &'static str> = BTreeMap::new();
+    let mut ended: BTreeMap<String, String> = BTreeMap::new();
     while ended.len() < jobs.len() {
         let ready = jobs.iter().find(|(id, job)| {
             let needs = texts(&job["needs"]);
@@ -88,61 +97,62 @@ fn github_on(
         let needs = texts(&job["needs"]);
         let ok = needs.iter().all(|need| ended[*need] == "success");
         if !ok && text(job, "if") != "always()" {
-            ended.insert(id.clone(), "skipped");
+            ended.insert(id.clone(), "skipped".to_owned());
             continue;
         }
-        let mut good = true;
+        let mut scripts: Vec<Ran> = Vec::new();
         for step in job["steps"].as_array().unwrap() {
             if let Some(run) = step["run"].as_str()
-                && (good || text(step, "if") == "always()")
+                && (scripts.iter().all(|ran| ran.code == 0) || text(step, "if") == "always()")
             {
-                good &= script(id, run);
+                scripts.push(script(id, run));
             }
         }
-        ended.insert(id.clone(), if good { "success" } else { "failure" });
+        ended.insert(id.clone(), ending(&scripts));
     }
     ended
 }
 
 /// The same for GitLab.
-fn gitlab(store: &TestStore, pipeline: &Value) -> BTreeMap<String, &'static str> {
+fn gitlab(store: &TestStore, pipeline: &Value) -> BTreeMap<String, String> {
     gitlab_on(pipeline, &mut |_, text| script(store, text))
 }
 
 /// The same for GitLab.
 fn gitlab_on(
     pipeline: &Value,
-    script: &mut dyn FnMut(&str, &str) -> bool,
-) -> BTreeMap<String, &'static str> {
+    script: &mut dyn FnMut(&str, &str) -> Ran,
+) -> BTreeMap<String, String> {
     let jobs: BTreeMap<&String, &Value> = pipeline
         .as_object()
         .unwrap()
         .iter()
         .filter(|(_, job)| job["script"].is_array())
         .collect();
-    let mut ended: BTreeMap<String, &'static str> = BTreeMap::new();
+    let mut ended: BTreeMap<String, String> = BTreeMap::new();
     for stage in texts(&pipeline["stages"]) {
         for (name, job) in jobs.iter().filter(|(_, job)| text(job, "stage") == stage) {
             let mut needs = texts(&job["needs"]).into_iter();
             if text(job, "when") != "always" && needs.any(|need| ended[need] != "success") {
-                ended.insert((*name).clone(), "skipped");
+                ended.insert((*name).clone(), "skipped".to_owned());
                 continue;
             }
-            let good = script(name, &texts(&job["script"]).join("\n"));
+            let done = script(name, &texts(&job["script"]).join("\n"));
             if let Some(after) = job["after_script"].as_array() {
                 // It is not part of what decides.
                 let after: Vec<&str> = after.iter().filter_map(Value::as_str).collect();
                 script(name, &after.join("\n"));
             }
-            ended.insert((*name).clone(), if good { "success" } else { "failure" });
+            ended.insert((*name).clone(), ending(&[done]));
         }
     }
     ended
 }
 
 /// Names the job of an env by what comes before and after its name.
-fn endings(store: &TestStore, ended: &BTreeMap<String, &'static str>) -> Vec<String> {
-    let one = |(name, how): (&String, &&str)| format!("{}: {how}", name.replace(store.env(), "E"));
+fn endings(store: &TestStore, ended: &BTreeMap<String, String>) -> Vec<String> {
+    let one =
+        |(name, how): (&String, &String)| format!("{}: {how}", name.replace(store.env(), "E"));
     ended.iter().map(one).collect()
 }
 
@@ -180,7 +190,7 @@ fn github_builds_what_is_common_once_and_leaves_nothing() {
         "clean: success",
         "common: success",
         "env-E-gfx1103: success",
-        "env-E-gfx1103-gpu: success",
+        "env-E-gfx1103-gpu: 4 the env needs a GPU, and there is none",
         "env-E-gfx1201: success",
     ];
     assert_eq!(endings(&store, &ended), all);
@@ -192,7 +202,7 @@ fn github_builds_what_is_common_once_and_leaves_nothing() {
     let all = [
         "clean: success",
         "common: success",
-        "env-E-gfx1103: failure",
+        "env-E-gfx1103: 5 step `own` failed with exit code 1",
         "env-E-gfx1103-gpu: skipped",
         "env-E-gfx1201: success",
     ];
@@ -221,18 +231,30 @@ fn machines_that_share_nothing_get_whole_envs() {
         script.contains("--param 'x=${{ '${{' }} 1 }}: #'"),
         "{script}"
     );
+    // Only the env with a machine for its steps with a GPU needs one, and without it nothing is built first.
+    let workflow = written(&store, "github", schema, &[]);
+    let ended = github(&store, &workflow);
+    let all = [
+        "env-E-gfx1103: 4 the env needs a GPU, and there is none",
+        "env-E-gfx1201: success",
+    ];
+    assert_eq!(endings(&store, &ended), all);
+    assert_eq!(ran(&out), ["gfx1201", "one", "two"]);
+    assert_eq!(left(&store), [""; 0]);
+    // What is said of the GPU after `--` is for the jobs that have one.
     fs::write(out.join("no-gfx1103"), "").unwrap();
     let workflow = written(
         &store,
         "github",
         schema,
-        &["--setup", "type -P rockenv > 'a b'"],
+        &["--setup", "type -P rockenv > 'a b'", "--", "--gpu", "auto"],
     );
     let ended = github(&store, &workflow);
-    assert_eq!(
-        endings(&store, &ended),
-        ["env-E-gfx1103: failure", "env-E-gfx1201: success"]
-    );
+    let all = [
+        "env-E-gfx1103: 5 step `own` failed with exit code 1",
+        "env-E-gfx1201: success",
+    ];
+    assert_eq!(endings(&store, &ended), all);
     assert!(store.work().join("a b").exists());
     // Each of them had left nothing to the next.
     let twice = ["gfx1103", "gfx1201", "one", "one", "two", "two"];
@@ -264,7 +286,7 @@ fn gitlab_does_the_same() {
         "build E-gfx1103: success",
         "build E-gfx1201: success",
         "leave nothing: success",
-        "test E-gfx1103: success",
+        "test E-gfx1103: 4 the env needs a GPU, and there is none",
         "what is common: success",
     ];
     assert_eq!(endings(&store, &ended), all);
@@ -276,7 +298,10 @@ fn gitlab_does_the_same() {
     fs::write(out.join("no-gfx1201"), "").unwrap();
     let pipeline = written(&store, "gitlab", "vendor.gitlab-ci", &["--shard", "2/2"]);
     let ended = gitlab(&store, &pipeline);
-    assert_eq!(endings(&store, &ended), ["build E-gfx1201: failure"]);
+    assert_eq!(
+        endings(&store, &ended),
+        ["build E-gfx1201: 5 step `own` failed with exit code 1"]
+    );
     assert_eq!(left(&store), [""; 0]);
 }
 
@@ -297,7 +322,7 @@ impl<'a> Machines<'a> {
         }
     }
 
-    fn script(&mut self, job: &str, text: &str) -> bool {
+    fn script(&mut self, job: &str, text: &str) -> Ran {
         let name = format!("profiles/{}.toml", self.checkout.env());
         let store = self.stores.entry(job.to_owned()).or_insert_with(|| {
             let store = TestStore::new();
@@ -322,7 +347,7 @@ fn by_a_registry_each_machine_builds_its_own_part_only() {
     let all = [
         "common: success",
         "env-E-gfx1103: success",
-        "env-E-gfx1103-gpu: success",
+        "env-E-gfx1103-gpu: 4 the env needs a GPU, and there is none",
         "env-E-gfx1201: success",
     ];
     assert_eq!(endings(&store, &ended), all);
@@ -331,7 +356,13 @@ fn by_a_registry_each_machine_builds_its_own_part_only() {
     // What another system asks of the same registry, on machines that are as new, is built already.
     let mut others = Machines::new(&store);
     let ended = gitlab_on(&pipeline, &mut |job, text| others.script(job, text));
-    assert!(ended.values().all(|how| *how == "success"), "{ended:?}");
+    let all = [
+        "build E-gfx1103: success",
+        "build E-gfx1201: success",
+        "test E-gfx1103: 4 the env needs a GPU, and there is none",
+        "what is common: success",
+    ];
+    assert_eq!(endings(&store, &ended), all);
     assert_eq!(ran(&out), [""; 0]);
     for store in machines.stores.values().chain(others.stores.values()) {
         assert_eq!(left(store), [""; 0]);

@@ -9,7 +9,7 @@ use fs_err as fs;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::{project, ran};
+use super::{NO_GPU, project, ran, without_gpu};
 use crate::support::env::TestStore;
 use crate::support::loopfs::run;
 use crate::support::run::{Ran, finish, wait_for};
@@ -207,6 +207,7 @@ fn submit(store: &TestStore, slurm: &Slurm, more: &[&str]) -> Ran {
     .concat();
     let mut command = store.command(&asked);
     command.env("SLURM_CONF", slurm.path("slurm.conf"));
+    without_gpu(store, &mut command);
     finish(asked.join(" "), command)
 }
 
@@ -241,7 +242,7 @@ fn what_is_common_is_a_job_and_each_env_a_task() {
     let ended = slurm.ended();
     let done: Vec<String> = ended
         .iter()
-        .filter(|line| line.ends_with("COMPLETED"))
+        .filter(|line| !line.ends_with("CANCELLED"))
         .map(|line| line.replace(store.env(), "E"))
         .collect();
     assert_eq!(
@@ -250,19 +251,28 @@ fn what_is_common_is_a_job_and_each_env_a_task() {
             "common COMPLETED",
             "rockenv COMPLETED",
             "rockenv COMPLETED",
-            "E-gfx1103-gpu COMPLETED",
-            "E-gfx1201-gpu COMPLETED",
+            "E-gfx1103-gpu FAILED",
+            "E-gfx1201-gpu FAILED",
         ],
         "{ended:?}"
     );
     assert_eq!(ran(&out), ["gfx1103", "gfx1201", "one", "two"]);
-    for job in slurm.jobs().iter().filter(|job| job.contains("COMPLETED")) {
+    for job in slurm.jobs().iter().filter(|job| !job.contains("CANCELLED")) {
         assert!(
             job.contains("MinMemoryNode=100M") && job.contains("TimeLimit=00:30:00"),
             "{job}"
         );
         // A GPU is asked for by the jobs that need one, and no others.
         assert_eq!(job.contains("gpu:1"), job.contains("-gpu UserId="), "{job}");
+        // And one that finds none has not tested anything.
+        if job.contains("gpu:1") {
+            assert!(job.contains("ExitCode=4:0"), "{job}");
+            let log = job
+                .split(' ')
+                .find_map(|field| field.strip_prefix("StdOut="));
+            let log = fs::read_to_string(log.unwrap()).unwrap();
+            assert!(log.contains(NO_GPU), "{log}");
+        }
     }
 
     // Where what is common fails, nobody waits for it for ever.
@@ -274,7 +284,7 @@ fn what_is_common_is_a_job_and_each_env_a_task() {
     fs::write(&profile, text.replace("echo two", "false; echo two")).unwrap();
     submit(&store, &slurm, &[]).ok();
     let mut ended = slurm.ended();
-    ended.retain(|line| line.ends_with("FAILED"));
+    ended.retain(|line| line.ends_with("FAILED") && !line.contains("-gpu "));
     assert_eq!(ended, ["common FAILED"]);
     assert_eq!(ran(&out), ["one"; 0], "what was built is found again");
     for target in ["gfx1103", "gfx1201"] {

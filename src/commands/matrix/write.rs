@@ -11,7 +11,7 @@ use super::{Shown, Starter, Which};
 use crate::context::Context;
 use crate::error::{Error, Result, ResultExt as _};
 use crate::host::Host;
-use crate::matrix::jobs::{Env, Job, Runners, Shard, jobs};
+use crate::matrix::jobs::{Env, Job, NEEDED, Runners, Shard, gpu_option, jobs};
 use crate::matrix::kubernetes::{self, Cluster};
 use crate::matrix::pipeline::{Calls, Common, Pipeline, Share, Size, whole, words};
 use crate::matrix::slurm::{self, Site};
@@ -134,9 +134,10 @@ pub(super) fn write(cx: &Context, form: &For) -> Result<()> {
         For::Gitlab(args) => gitlab::pipeline(&args.pipeline(cx, Runners::any)?),
         For::Slurm(args) if args.submit => submit(cx, &args.script(cx)?)?,
         For::Slurm(args) => args.script(cx)?,
-        For::Kubernetes(args) => {
-            kubernetes::manifest(&scheduled(cx, &args.part, &args.call)?, &args.cluster())
-        }
+        For::Kubernetes(args) => kubernetes::manifest(
+            &scheduled(cx, &args.part, &args.call, NEEDED)?,
+            &args.cluster(),
+        ),
     };
     cx.ui.data(&text);
     Ok(())
@@ -146,7 +147,7 @@ impl JsonArgs {
     /// Returns the jobs on one line, which is what CI systems read from an output.
     fn line(&self, cx: &Context) -> Result<String> {
         let runners = runners(self.runners.as_deref())?.unwrap_or_default();
-        let include = self.part.jobs(cx, &self.part.cells()?, &runners)?;
+        let include = self.part.jobs(cx, &self.part.cells()?, &runners, NEEDED)?;
         #[derive(Serialize)]
         struct Matrix {
             include: Vec<Job>,
@@ -162,7 +163,12 @@ impl SlurmArgs {
             gres: self.gres.clone(),
             options: self.sbatch.clone(),
         };
-        let mut pipeline = scheduled(cx, &self.part, &self.call)?;
+        // Where no GPU is asked for, a task may get a node without.
+        let gpu = match site.gres {
+            Some(_) => NEEDED,
+            None => "auto",
+        };
+        let mut pipeline = scheduled(cx, &self.part, &self.call, gpu)?;
         if site.gres.is_none() {
             pipeline.jobs = whole(pipeline.jobs);
         }
@@ -204,13 +210,13 @@ impl PipelineArgs {
             true => Share::Store,
             false => Share::Nothing,
         };
-        pipeline(cx, &self.part, &self.call, &runners, share)
+        pipeline(cx, &self.part, &self.call, &runners, NEEDED, share)
     }
 }
 
 /// Decides what the jobs do where a scheduler chooses the machines, which see one store.
-fn scheduled(cx: &Context, part: &Part, call: &Call) -> Result<Pipeline> {
-    pipeline(cx, part, call, &Runners::scheduled(), Share::Store)
+fn scheduled(cx: &Context, part: &Part, call: &Call, gpu: &str) -> Result<Pipeline> {
+    pipeline(cx, part, call, &Runners::scheduled(), gpu, Share::Store)
 }
 
 fn runners(path: Option<&Path>) -> Result<Option<Runners>> {
@@ -234,7 +240,7 @@ impl Part {
     }
 
     /// Returns the jobs, and says which steps none of them runs.
-    fn jobs(&self, cx: &Context, cells: &[Cell], runners: &Runners) -> Result<Vec<Job>> {
+    fn jobs(&self, cx: &Context, cells: &[Cell], runners: &Runners, gpu: &str) -> Result<Vec<Job>> {
         let envs = cells
             .iter()
             .map(|cell| {
@@ -248,7 +254,7 @@ impl Part {
                 })
             })
             .collect::<Result<Vec<_>>>()?;
-        let (jobs, homeless) = jobs(&envs, runners)?;
+        let (jobs, homeless) = jobs(&envs, runners, gpu)?;
         if !homeless.is_empty() {
             cx.ui.note(&format!(
                 "steps with a GPU are run by no job for {}: no runner has one",
@@ -259,17 +265,20 @@ impl Part {
     }
 }
 
-/// Decides what the jobs do, by the plans that there are for the envs here and now.
+/// Decides what the jobs do, by the plans that there are for the envs here and now. `gpu` is what jobs that have a GPU tell `up` of it,
+/// unless the options say something else.
 fn pipeline(
     cx: &Context,
     part: &Part,
     call: &Call,
     runners: &Runners,
+    gpu: &str,
     otherwise: Share,
 ) -> Result<Pipeline> {
     let cells = part.cells()?;
-    let jobs = part.jobs(cx, &cells, runners)?;
-    let plans = plans(cx, &cells, &call.options)?;
+    let (options, asked) = gpu_option(&call.options);
+    let jobs = part.jobs(cx, &cells, runners, asked.as_deref().unwrap_or(gpu))?;
+    let plans = plans(cx, &cells, &options)?;
     let steps: Vec<_> = plans.iter().map(|plan| plan.plan.steps.clone()).collect();
     let common = match (common(&steps), cells.first(), plans.first()) {
         (1.., Some(cell), Some(plan)) => Some(Common {
@@ -302,7 +311,7 @@ fn pipeline(
         ),
         rockenv: call.rockenv.clone(),
         setup: call.setup.clone(),
-        options: call.options.clone(),
+        options,
         minutes: call.timeout,
     };
     let share = call.registry.clone().map_or(otherwise, Share::Registry);
