@@ -61,11 +61,12 @@ jobs:
     needs: {}
     runs-on: {}
     timeout-minutes: {}
-    steps:
+{}    steps:
 ",
             list(&needs),
             list(runner),
-            pipeline.calls.minutes
+            pipeline.calls.minutes,
+            environment(pipeline)
         ));
         let lines = pipeline.calls.setup.iter().cloned();
         let lines: Vec<String> = lines.chain(pipeline.clean(pipeline.envs())).collect();
@@ -89,7 +90,7 @@ fn job(
     name: {}
 {needs}    runs-on: {}
     timeout-minutes: {}
-    steps:
+{}    steps:
       - uses: {CHECKOUT}
         with:
           persist-credentials: false
@@ -98,11 +99,28 @@ fn job(
         literal(&scalar(name)),
         literal(&list(runner)),
         pipeline.calls.minutes,
+        environment(pipeline),
         block(
             10,
             &run.iter().map(|line| literal(line)).collect::<Vec<_>>()
         )
     )
+}
+
+/// Writes what a job gets of the secrets: the only expressions in the file that are not text.
+fn environment(pipeline: &Pipeline) -> String {
+    let secrets = pipeline.calls.secrets.iter();
+    let lines = secrets.map(|secret| {
+        format!(
+            "      {}: ${{{{ secrets.{} }}}}\n",
+            secret.variable, secret.name
+        )
+    });
+    let lines: String = lines.collect();
+    match lines.is_empty() {
+        true => lines,
+        false => format!("    env:\n{lines}"),
+    }
 }
 
 /// Writes the step that is run in any case.
@@ -140,6 +158,10 @@ mod tests {
         let text = workflow(&pipeline(false, &["--param", "a=${{ secrets.x }}"]));
         assert!(text.contains("'a=${{ '${{' }} secrets.x }}'"), "{text}");
         assert_eq!(id("a.b"), "env-a_b");
+        // What is named as a secret is one, in each job.
+        let secret = "    env:\n      TOKEN: ${{ secrets.REGISTRY_TOKEN }}\n    steps:\n";
+        assert_eq!(text.matches(secret).count(), 2, "{text}");
+        assert_eq!(workflow(&pipeline(true, &[])).matches(secret).count(), 5);
     }
 
     #[test]

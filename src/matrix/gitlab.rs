@@ -45,9 +45,10 @@ pub fn pipeline(pipeline: &Pipeline) -> String {
         let lines: Vec<String> = lines.chain(pipeline.clean(pipeline.envs())).collect();
         let runner = pipeline.jobs.first().map_or(&[][..], |job| &job.runner);
         text.push(format!(
-            "{}:\n  stage: clean\n  when: always\n{}  script:\n    - {}",
+            "{}:\n  stage: clean\n  when: always\n{}{}  script:\n    - {}",
             scalar("leave nothing"),
             tags(runner),
+            variables(pipeline),
             block(6, &lines)
         ));
     }
@@ -72,7 +73,7 @@ fn job(
         "{}:
   stage: {stage}
   needs: {}
-{}{alone}  timeout: {} minutes
+{}{}{alone}  timeout: {} minutes
   artifacts:
     when: always
     paths: [{METRICS}]
@@ -81,6 +82,7 @@ fn job(
         scalar(name),
         list(needs),
         tags(runner),
+        variables(pipeline),
         pipeline.calls.minutes,
         block(6, script)
     )
@@ -89,6 +91,19 @@ fn job(
 /// Writes what is run in any case.
 fn after(lines: &[String]) -> String {
     format!("  after_script:\n    - {}", block(6, lines))
+}
+
+/// Writes the secrets that are called otherwise in jobs; those that the project's settings have by the same name are there anyway.
+fn variables(pipeline: &Pipeline) -> String {
+    let secrets = pipeline.calls.secrets.iter();
+    let lines = secrets
+        .filter(|secret| secret.variable != secret.name)
+        .map(|secret| format!("    {}: ${}\n", secret.variable, secret.name));
+    let lines: String = lines.collect();
+    match lines.is_empty() {
+        true => lines,
+        false => format!("  variables:\n{lines}"),
+    }
 }
 
 fn tags(runner: &[String]) -> String {
@@ -120,6 +135,11 @@ mod tests {
             ]
         );
         assert!(text.contains("\"leave nothing\":\n  stage: clean\n  when: always\n"));
+        assert_eq!(
+            text.matches("  variables:\n    TOKEN: $REGISTRY_TOKEN\n")
+                .count(),
+            5
+        );
         let alone = pipeline(&example(false, &[]));
         assert_eq!(alone.matches("after_script").count(), 2, "{alone}");
     }

@@ -1,6 +1,8 @@
 //! Owns what the jobs of several envs do, whatever system runs them: what is common first, where it is of use to the others, then each env,
 //! then its steps with a GPU; and the shell lines for that. Pure; `github` and its neighbours write it down.
 
+use std::str::FromStr;
+
 use super::jobs::Job;
 use crate::error::{Error, Kind, Result};
 
@@ -13,10 +15,45 @@ pub struct Calls {
     pub rockenv: String,
     /// A line of shell that each job begins with.
     pub setup: Option<String>,
+    /// What jobs get of the secrets that the system keeps.
+    pub secrets: Vec<Secret>,
     /// Options of every `up`.
     pub options: Vec<String>,
     /// What a job may take, in minutes.
     pub minutes: u32,
+}
+
+/// A secret that the system keeps, for the jobs: `TOKEN=REGISTRY_TOKEN`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Secret {
+    /// The variable that has it in jobs.
+    pub variable: String,
+    /// What the system calls it.
+    pub name: String,
+}
+
+impl FromStr for Secret {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let plain = |name: &&str| {
+            let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+            name.chars().all(word) && !name.starts_with(|c: char| c.is_ascii_digit())
+        };
+        text.split_once('=')
+            .filter(|(variable, name)| {
+                [variable, name].iter().all(|one| !one.is_empty() && plain(one))
+            })
+            .map(|(variable, name)| Self {
+                variable: variable.to_owned(),
+                name: name.to_owned(),
+            })
+            .ok_or_else(|| {
+                "a secret is written `TOKEN=REGISTRY_TOKEN`: the variable, and what the system calls the secret, \
+                 of letters, digits and `_`"
+                    .to_owned()
+            })
+    }
 }
 
 /// What a job needs of a machine.
@@ -92,6 +129,14 @@ impl Pipeline {
             if word.chars().any(char::is_control) {
                 let message = format!("`{}` cannot be written into a script", word.escape_debug());
                 return Err(Error::new(Kind::Usage, message).help("use one line of plain text"));
+            }
+        }
+        for (position, one) in calls.secrets.iter().enumerate() {
+            let before = &calls.secrets[..position];
+            if before.iter().any(|other| other.variable == one.variable) {
+                let message = format!("two secrets are to be variable `{}`", one.variable);
+                return Err(Error::new(Kind::Usage, message)
+                    .help(format!("--secret {}={}", one.variable, one.name)));
             }
         }
         Ok(Self {
@@ -284,6 +329,7 @@ pub(super) mod tests {
             written_by: "rockenv matrix".to_owned(),
             rockenv: "sudo -E rockenv".to_owned(),
             setup: Some("./install rockenv".to_owned()),
+            secrets: vec!["TOKEN=REGISTRY_TOKEN".parse().unwrap()],
             options: options.iter().map(|&option| option.to_owned()).collect(),
             minutes: 90,
         };
@@ -348,6 +394,32 @@ pub(super) mod tests {
             Pipeline::new(calls, Size::default(), None, Vec::new(), Share::Store).err()
         };
         assert!(error(&["a\nb"]).is_some() && error(&["a b"]).is_none());
+    }
+
+    #[test]
+    fn secrets_have_names_that_nothing_has_to_quote() {
+        let secret: Secret = "_T1=NAME".parse().unwrap();
+        assert_eq!(
+            (secret.variable.as_str(), secret.name.as_str()),
+            ("_T1", "NAME")
+        );
+        for bad in [
+            "TOKEN",
+            "=A",
+            "A=",
+            "A=B=C",
+            "1A=B",
+            "A=1B",
+            "A-B=C",
+            "A=${{ x }}",
+            "A=é",
+        ] {
+            assert!(bad.parse::<Secret>().is_err(), "{bad}");
+        }
+        let mut calls = pipeline(true, &[]).calls;
+        calls.secrets.push("TOKEN=OTHER".parse().unwrap());
+        let twice = Pipeline::new(calls, Size::default(), None, Vec::new(), Share::Store);
+        assert!(twice.unwrap_err().message().contains("`TOKEN`"));
     }
 
     #[test]

@@ -262,16 +262,24 @@ fn machines_that_share_nothing_get_whole_envs() {
     assert_eq!(left(&store), [""; 0]);
     // Where a registry has what others built, each still leaves nothing of its own.
     let registry = ["--registry", "registry.example.org/rockenv"];
+    let registry = [&registry[..], &["--secret", "TOKEN=REGISTRY_TOKEN"]].concat();
     for (system, schema) in [("github", schema), ("gitlab", "vendor.gitlab-ci")] {
         let shared = written(&store, system, schema, &registry).to_string();
         assert_eq!(shared.matches(" --pull --push").count(), 4, "{shared}");
         assert_eq!(shared.matches("--yes rm").count(), 4, "{shared}");
+        assert_eq!(shared.matches("\"TOKEN\":").count(), 4, "{shared}");
     }
     let bad = ["matrix", "github", "gfx1103", "--setup", "a\nb"];
     store
         .rockenv(&bad)
         .exits(2)
         .says(&["cannot be written into a script"]);
+    let bad = ["matrix", "github", "gfx1103", "--secret", "A=${{ x }}"];
+    let said = store.rockenv(&bad).exits(2);
+    said.says(&["a secret is written `TOKEN=REGISTRY_TOKEN`"]);
+    let nobodys = ["matrix", "slurm", "gfx1103", "--secret", "A=B"];
+    let said = store.rockenv(&nobodys).exits(2);
+    said.says(&["`--secret A=B`: jobs there get no secrets", "help: export"]);
 }
 
 #[test]

@@ -9,11 +9,11 @@ use serde::Serialize;
 
 use super::{Shown, Starter, Which};
 use crate::context::Context;
-use crate::error::{Error, Result, ResultExt as _};
+use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::host::Host;
 use crate::matrix::jobs::{Env, Job, NEEDED, Runners, Shard, gpu_option, jobs};
 use crate::matrix::kubernetes::{self, Cluster};
-use crate::matrix::pipeline::{Calls, Common, Pipeline, Share, Size, whole, words};
+use crate::matrix::pipeline::{Calls, Common, Pipeline, Secret, Share, Size, whole, words};
 use crate::matrix::slurm::{self, Site};
 use crate::matrix::{Cell, cells, common, github, gitlab};
 use crate::process::{self, Program};
@@ -70,6 +70,9 @@ pub(super) struct Call {
     /// Repository of a registry that jobs push snapshots to and pull them from
     #[arg(long, value_name = "REPOSITORY")]
     registry: Option<String>,
+    /// Variable of the jobs, and what the CI system calls the secret that it gets; may be given again
+    #[arg(long = "secret", value_name = "ENV=NAME")]
+    secrets: Vec<Secret>,
     /// Minutes that a job may take
     #[arg(long, value_name = "MINUTES", default_value_t = 1440, value_parser = clap::value_parser!(u32).range(1..))]
     timeout: u32,
@@ -134,10 +137,14 @@ pub(super) fn write(cx: &Context, form: &For) -> Result<()> {
         For::Gitlab(args) => gitlab::pipeline(&args.pipeline(cx, Runners::any)?),
         For::Slurm(args) if args.submit => submit(cx, &args.script(cx)?)?,
         For::Slurm(args) => args.script(cx)?,
-        For::Kubernetes(args) => kubernetes::manifest(
-            &scheduled(cx, &args.part, &args.call, NEEDED)?,
-            &args.cluster(),
-        ),
+        For::Kubernetes(args) => {
+            args.call
+                .without_secrets("log in to the registry in the image; REGISTRY_AUTH_FILE names the file")?;
+            kubernetes::manifest(
+                &scheduled(cx, &args.part, &args.call, NEEDED)?,
+                &args.cluster(),
+            )
+        }
     };
     cx.ui.data(&text);
     Ok(())
@@ -157,12 +164,32 @@ impl JsonArgs {
     }
 }
 
+impl Call {
+    /// Refuses secrets where nobody keeps any.
+    fn without_secrets(&self, help: &str) -> Result<()> {
+        match self.secrets.first() {
+            None => Ok(()),
+            Some(secret) => Err(Error::new(
+                Kind::Usage,
+                format!(
+                    "`--secret {}={}`: jobs there get no secrets",
+                    secret.variable, secret.name
+                ),
+            )
+            .help(help)),
+        }
+    }
+}
+
 impl SlurmArgs {
     fn script(&self, cx: &Context) -> Result<String> {
         let site = Site {
             gres: self.gres.clone(),
             options: self.sbatch.clone(),
         };
+        self.call.without_secrets(
+            "export the variable before you submit: `sbatch` hands on the environment that it is called in",
+        )?;
         // Where no GPU is asked for, a task may get a node without.
         let gpu = match site.gres {
             Some(_) => NEEDED,
@@ -311,6 +338,7 @@ fn pipeline(
         ),
         rockenv: call.rockenv.clone(),
         setup: call.setup.clone(),
+        secrets: call.secrets.clone(),
         options,
         minutes: call.timeout,
     };
