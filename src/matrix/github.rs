@@ -68,9 +68,7 @@ jobs:
             pipeline.calls.minutes,
             environment(pipeline)
         ));
-        let lines = pipeline.calls.setup.iter().cloned();
-        let lines: Vec<String> = lines.chain(pipeline.clean(pipeline.envs())).collect();
-        text.push(always(&lines));
+        text.push(always(&pipeline.clean(pipeline.envs())));
     }
     text.concat()
 }

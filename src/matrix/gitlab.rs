@@ -41,8 +41,7 @@ pub fn pipeline(pipeline: &Pipeline) -> String {
         }
     }
     if pipeline.cleans_last() {
-        let lines = pipeline.calls.setup.iter().cloned();
-        let lines: Vec<String> = lines.chain(pipeline.clean(pipeline.envs())).collect();
+        let lines = pipeline.clean(pipeline.envs());
         let runner = pipeline.jobs.first().map_or(&[][..], |job| &job.runner);
         text.push(format!(
             "{}:\n  stage: clean\n  when: always\n{}{}  script:\n    - {}",

@@ -13,7 +13,7 @@ pub struct Calls {
     pub written_by: String,
     /// The program, with what has to stand before it.
     pub rockenv: String,
-    /// A line of shell that each job begins with.
+    /// A line of shell that each shell of a job begins with: where rockenv and its store are.
     pub setup: Option<String>,
     /// What jobs get of the secrets that the system keeps.
     pub secrets: Vec<Secret>,
@@ -156,7 +156,7 @@ impl Pipeline {
         self.share == Share::Store
     }
 
-    /// Returns the lines that each job begins with.
+    /// Returns the lines that come before an `up`.
     pub(super) fn before(&self) -> Vec<String> {
         let mut lines: Vec<String> = self.calls.setup.iter().cloned().collect();
         if let Share::Registry(registry) = &self.share {
@@ -213,18 +213,20 @@ impl Pipeline {
         }
     }
 
-    /// Returns the lines that leave nothing of these envs. They are run whatever became of the job, so that there may be no env, and no store.
+    /// Returns the lines that leave nothing of these envs, for a shell of their own. They are run whatever became of the job, so that
+    /// there may be no env, and no store.
     pub fn clean<'a>(&self, envs: impl IntoIterator<Item = &'a str>) -> Vec<String> {
         let rockenv = &self.calls.rockenv;
         let envs = envs.into_iter().map(quote).collect::<Vec<_>>().join(" ");
-        vec![
+        let lines = [
             "failed=0".to_owned(),
             format!("for env in {envs}; do # 7: there is none"),
             format!("  {rockenv} --yes rm \"$env\" || [ $? = 7 ] || failed=1"),
             "done".to_owned(),
             format!("{rockenv} --yes gc || [ $? = 7 ] || failed=1"),
             "exit $failed".to_owned(),
-        ]
+        ];
+        self.calls.setup.iter().cloned().chain(lines).collect()
     }
 
     /// Returns the first lines of the file, as comments.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::symlink;
+use std::path::Path;
 use std::process::Command;
 
 use fs_err as fs;
@@ -29,6 +30,11 @@ fn written(store: &TestStore, system: &str, schema: &str, more: &[&str]) -> Valu
 
 /// Runs a script as a CI system does, with rockenv in the search path, on a machine without a GPU.
 fn script(store: &TestStore, text: &str) -> Ran {
+    script_with(store, text, store.home())
+}
+
+/// The same where the shell is told of a store.
+fn script_with(store: &TestStore, text: &str, home: &Path) -> Ran {
     let programs = store.work().join("bin");
     if !programs.exists() {
         fs::create_dir(&programs).unwrap();
@@ -46,6 +52,7 @@ fn script(store: &TestStore, text: &str) -> Ran {
                 .filter_map(|(name, value)| Some((name, value?))),
         )
         .env("PATH", path)
+        .env("ROCKENV_HOME", home)
         .current_dir(store.work());
     without_gpu(store, &mut shell);
     let ran = finish(text.to_owned(), shell);
@@ -280,6 +287,29 @@ fn machines_that_share_nothing_get_whole_envs() {
     let nobodys = ["matrix", "slurm", "gfx1103", "--secret", "A=B"];
     let said = store.rockenv(&nobodys).exits(2);
     said.says(&["`--secret A=B`: jobs there get no secrets", "help: export"]);
+}
+
+#[test]
+fn every_shell_of_a_job_begins_with_what_sets_it_up() {
+    let store = TestStore::new();
+    let (out, _) = project(&store);
+    let elsewhere = store.work().join("elsewhere");
+    let setup = format!("export ROCKENV_HOME='{}'", store.home().display());
+    for shared in [&[][..], &["--one-store"]] {
+        let more = [&["--shard", "2/2", "--setup", &setup], shared].concat();
+        let mut shell = |_: &str, text: &str| script_with(&store, text, &elsewhere);
+        let workflow = written(&store, "github", "vendor.github-workflows", &more);
+        let mut ended = github_on(&workflow, &mut shell);
+        let pipeline = written(&store, "gitlab", "vendor.gitlab-ci", &more);
+        ended.extend(gitlab_on(&pipeline, &mut shell));
+        assert!(ended.values().all(|how| how == "success"), "{ended:?}");
+        assert_eq!(
+            ran(&out),
+            ["gfx1201", "gfx1201", "one", "one", "two", "two"]
+        );
+        assert_eq!(left(&store), [""; 0]);
+        assert!(!elsewhere.exists());
+    }
 }
 
 #[test]

@@ -64,7 +64,7 @@ pub(super) struct Call {
     /// How rockenv is called there, such as `sudo -E rockenv`
     #[arg(long, value_name = "COMMAND", default_value = "rockenv")]
     rockenv: String,
-    /// Line of shell that each job begins with, such as one that installs rockenv
+    /// Line of shell that each shell of a job begins with, such as one that installs rockenv
     #[arg(long, value_name = "COMMAND")]
     setup: Option<String>,
     /// Repository of a registry that jobs push snapshots to and pull them from
@@ -138,8 +138,9 @@ pub(super) fn write(cx: &Context, form: &For) -> Result<()> {
         For::Slurm(args) if args.submit => submit(cx, &args.script(cx)?)?,
         For::Slurm(args) => args.script(cx)?,
         For::Kubernetes(args) => {
-            args.call
-                .without_secrets("log in to the registry in the image; REGISTRY_AUTH_FILE names the file")?;
+            args.call.without_secrets(
+                "log in to the registry in the image; REGISTRY_AUTH_FILE names the file",
+            )?;
             kubernetes::manifest(
                 &scheduled(cx, &args.part, &args.call, NEEDED)?,
                 &args.cluster(),
