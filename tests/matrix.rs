@@ -216,6 +216,8 @@ fn jobs_of_ci_are_one_line_of_json() {
         part.contains("gfx1201") && !part.contains("gfx1103"),
         "{part}"
     );
+    let empty = store.rockenv(&[&asked[..], &["--shard", "3/3"]].concat());
+    empty.ok().prints("{\"include\":[]}");
     store
         .rockenv(&[&asked[..], &["--shard", "3/2"]].concat())
         .exits(2)

@@ -2,6 +2,7 @@
 //! there is one. Pure.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
@@ -129,11 +130,30 @@ impl FromStr for Shard {
     }
 }
 
+impl fmt::Display for Shard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.index, self.of)
+    }
+}
+
 impl Shard {
     /// Returns what belongs to the part: all parts together have each once.
     pub fn of<T>(self, all: Vec<T>) -> Vec<T> {
         let own = all.into_iter().skip(self.index - 1);
         own.step_by(self.of).collect()
+    }
+
+    /// Refuses a part that has none of so many: there is nothing to write down.
+    pub fn check(self, envs: usize) -> Result<()> {
+        if self.index <= envs {
+            return Ok(());
+        }
+        let word = if envs == 1 { "env" } else { "envs" };
+        Err(Error::new(
+            Kind::Usage,
+            format!("part {self} of {envs} {word} is empty"),
+        )
+        .help(format!("--shard {}/{envs}", self.index.min(envs))))
     }
 }
 
@@ -330,6 +350,11 @@ mod tests {
         assert_eq!(part("2/2"), [2, 4]);
         assert_eq!(part("1/1"), [1, 2, 3, 4, 5]);
         assert_eq!(part("7/7"), [0; 0]);
+        let shard: Shard = "2/2".parse().unwrap();
+        assert!(shard.check(2).is_ok());
+        let error = shard.check(1).unwrap_err();
+        assert_eq!(error.message(), "part 2/2 of 1 env is empty");
+        assert_eq!(error.help_text(), Some("--shard 1/1"));
         for bad in ["0/2", "3/2", "1", "a/b", "1/0", "-1/2", ""] {
             assert!(bad.parse::<Shard>().is_err(), "{bad}");
         }

@@ -49,6 +49,7 @@ submit() { # NAME OPTION...: a job that runs what comes in
     for (task, job) in envs.iter().enumerate() {
         lines.push(format!("{task}) set -- {} ;;", words(&job.up)));
     }
+    lines.push("*) echo \"no env is task $SLURM_ARRAY_TASK_ID\" >&2; exit 1 ;;".to_owned());
     lines.push("esac".to_owned());
     lines.extend(pipeline.before());
     lines.push(pipeline.up_with("\"$@\"", &jobs));
@@ -132,7 +133,10 @@ mod tests {
             ],
             "{text}"
         );
-        assert!(text.contains("\n1) set -- b ;;\n"), "{text}");
+        assert!(
+            text.contains("\n1) set -- b ;;\n*) echo \"no env is task $SLURM_ARRAY_TASK_ID\" >&2; exit 1 ;;\nesac\n"),
+            "{text}"
+        );
         assert!(
             text.contains("sudo -E rockenv -v up \"$@\" --jobs 8\n"),
             "{text}"

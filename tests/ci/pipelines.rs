@@ -281,6 +281,18 @@ fn machines_that_share_nothing_get_whole_envs() {
         .rockenv(&bad)
         .exits(2)
         .says(&["cannot be written into a script"]);
+    // A part without an env is no file.
+    for system in ["github", "gitlab", "slurm", "kubernetes"] {
+        let more: &[&str] = match system {
+            "slurm" => &["--submit"],
+            "kubernetes" => &["--image", "i", "--claim", "c"],
+            _ => &[],
+        };
+        let empty = ["matrix", system, "gfx1103", "--shard", "2/2"];
+        let said = store.rockenv(&[&empty[..], more].concat()).exits(2);
+        said.prints("")
+            .says(&["part 2/2 of 1 env is empty", "help: --shard 1/1"]);
+    }
     let bad = ["matrix", "github", "gfx1103", "--secret", "A=${{ x }}"];
     let said = store.rockenv(&bad).exits(2);
     said.says(&["a secret is written `TOKEN=REGISTRY_TOKEN`"]);

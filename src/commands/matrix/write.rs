@@ -259,12 +259,25 @@ fn runners(path: Option<&Path>) -> Result<Option<Runners>> {
 }
 
 impl Part {
+    /// Returns the envs of the part: there may be none.
     fn cells(&self) -> Result<Vec<Cell>> {
-        let cells = cells(&self.which.profile, &self.which.targets)?;
+        let cells = self.all()?;
         Ok(match self.shard {
             Some(shard) => shard.of(cells),
             None => cells,
         })
+    }
+
+    /// Returns the envs of the part, of which there has to be one: a file without jobs is none, and who submits nothing has made a mistake.
+    fn some_cells(&self) -> Result<Vec<Cell>> {
+        if let Some(shard) = self.shard {
+            shard.check(self.all()?.len())?;
+        }
+        self.cells()
+    }
+
+    fn all(&self) -> Result<Vec<Cell>> {
+        cells(&self.which.profile, &self.which.targets)
     }
 
     /// Returns the jobs, and says which steps none of them runs.
@@ -303,7 +316,7 @@ fn pipeline(
     gpu: &str,
     otherwise: Share,
 ) -> Result<Pipeline> {
-    let cells = part.cells()?;
+    let cells = part.some_cells()?;
     let (options, asked) = gpu_option(&call.options);
     let jobs = part.jobs(cx, &cells, runners, asked.as_deref().unwrap_or(gpu))?;
     let plans = plans(cx, &cells, &options)?;
