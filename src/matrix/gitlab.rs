@@ -7,10 +7,13 @@ const METRICS: &str = "rockenv-metrics.jsonl";
 /// No env is called so, and nothing that means something to GitLab.
 const COMMON: &str = "what is common";
 
-/// Writes the pipeline.
-pub fn pipeline(pipeline: &Pipeline) -> String {
+/// Writes the pipeline; `file` is where it will be in the repository.
+pub fn pipeline(pipeline: &Pipeline, file: &str) -> String {
     let mut text = vec![pipeline.heading()];
     text.push("stages: [common, build, test, clean]\n".to_owned());
+    if pipeline.cleans_last() {
+        text.push(one_at_a_time(file));
+    }
     let common = pipeline.common.as_ref();
     let metrics = ["--metrics".to_owned(), METRICS.to_owned()];
     if let Some(common) = common {
@@ -44,14 +47,42 @@ pub fn pipeline(pipeline: &Pipeline) -> String {
         let lines = pipeline.clean(pipeline.envs());
         let runner = pipeline.jobs.first().map_or(&[][..], |job| &job.runner);
         text.push(format!(
-            "{}:\n  stage: clean\n  when: always\n{}{}  script:\n    - {}",
+            "{}:\n  stage: clean\n{}      when: always\n{}{}  script:\n    - {}",
             scalar("leave nothing"),
+            inner(),
             tags(runner),
             variables(pipeline),
             block(6, &lines)
         ));
     }
     text.concat()
+}
+
+/// Writes the job that runs all others, as a pipeline below this one of the same file. Envs of one store are called the same in each
+/// pipeline, so that only one of these may be anywhere between its first job and its last; a group of GitLab's holds for one job, and
+/// this one lasts as long as all of them.
+fn one_at_a_time(file: &str) -> String {
+    format!(
+        "\"one at a time\":
+  stage: common
+  resource_group: rockenv
+  trigger:
+    include:
+      - local: {}
+    strategy: depend
+  rules:
+    - if: $CI_PIPELINE_SOURCE == \"parent_pipeline\"
+      when: never
+    - if: $CI_COMMIT_BRANCH
+    - if: $CI_COMMIT_TAG
+",
+        scalar(file)
+    )
+}
+
+/// Writes that a job belongs to the pipeline below only.
+fn inner() -> &'static str {
+    "  rules:\n    - if: $CI_PIPELINE_SOURCE == \"parent_pipeline\"\n"
 }
 
 /// Writes a job.
@@ -63,16 +94,15 @@ fn job(
     needs: &[String],
     script: &[String],
 ) -> String {
-    // Envs of one store are called the same in each pipeline.
-    let alone = match pipeline.cleans_last() {
-        true => format!("  resource_group: {}\n", scalar(&format!("rockenv-{name}"))),
-        false => "  interruptible: true\n".to_owned(),
+    let when = match pipeline.cleans_last() {
+        true => inner(),
+        false => "  interruptible: true\n",
     };
     format!(
         "{}:
   stage: {stage}
   needs: {}
-{}{}{alone}  timeout: {} minutes
+{}{}{when}  timeout: {} minutes
   artifacts:
     when: always
     paths: [{METRICS}]
@@ -119,7 +149,7 @@ mod tests {
 
     #[test]
     fn each_job_waits_for_what_it_stands_on() {
-        let text = pipeline(&example(true, &[]));
+        let text = pipeline(&example(true, &[]), "ci/rockenv.yml");
         let needs: Vec<&str> = text
             .lines()
             .filter_map(|line| line.strip_prefix("  needs: "))
@@ -133,13 +163,27 @@ mod tests {
                 "[\"what is common\"]"
             ]
         );
-        assert!(text.contains("\"leave nothing\":\n  stage: clean\n  when: always\n"));
+        let last = format!(
+            "\"leave nothing\":\n  stage: clean\n{}      when: always\n",
+            inner()
+        );
+        assert!(text.contains(&last), "{text}");
+        // All but the one that runs them.
+        assert_eq!(text.matches(inner()).count(), 5, "{text}");
+        assert!(
+            text.contains("      - local: \"ci/rockenv.yml\"\n"),
+            "{text}"
+        );
         assert_eq!(
             text.matches("  variables:\n    TOKEN: $REGISTRY_TOKEN\n")
                 .count(),
             5
         );
-        let alone = pipeline(&example(false, &[]));
+        let alone = pipeline(&example(false, &[]), "ci/rockenv.yml");
         assert_eq!(alone.matches("after_script").count(), 2, "{alone}");
+        assert!(
+            !alone.contains("trigger") && !alone.contains("rules"),
+            "{alone}"
+        );
     }
 }

@@ -130,30 +130,91 @@ fn gitlab_on(
     pipeline: &Value,
     script: &mut dyn FnMut(&str, &str) -> Ran,
 ) -> BTreeMap<String, String> {
-    let jobs: BTreeMap<&String, &Value> = pipeline
-        .as_object()
-        .unwrap()
-        .iter()
-        .filter(|(_, job)| job["script"].is_array())
-        .collect();
-    let mut ended: BTreeMap<String, String> = BTreeMap::new();
-    for stage in texts(&pipeline["stages"]) {
-        for (name, job) in jobs.iter().filter(|(_, job)| text(job, "stage") == stage) {
-            let mut needs = texts(&job["needs"]).into_iter();
-            if text(job, "when") != "always" && needs.any(|need| ended[need] != "success") {
-                ended.insert((*name).clone(), "skipped".to_owned());
-                continue;
+    let mut gitlab = GitLab {
+        pipeline,
+        groups: Vec::new(),
+        script: &mut |_, job, text| script(job, text),
+    };
+    gitlab.run("push")
+}
+
+/// What runs a script, told which resource groups are held meanwhile.
+type Script<'a> = dyn FnMut(&[String], &str, &str) -> Ran + 'a;
+
+/// Runs a pipeline, and below a job that triggers it the same file again.
+struct GitLab<'a> {
+    pipeline: &'a Value,
+    /// The resource groups that are held.
+    groups: Vec<String>,
+    script: &'a mut Script<'a>,
+}
+
+impl GitLab<'_> {
+    fn run(&mut self, source: &str) -> BTreeMap<String, String> {
+        let pipeline = self.pipeline;
+        let mut ended: BTreeMap<String, String> = BTreeMap::new();
+        for stage in texts(&pipeline["stages"]) {
+            for (name, job, when) in jobs_of(pipeline, source, stage) {
+                let mut needs = texts(&job["needs"]).into_iter();
+                if when != "always" && needs.any(|need| ended[need] != "success") {
+                    ended.insert(name.clone(), "skipped".to_owned());
+                    continue;
+                }
+                let group = job["resource_group"].as_str().map(str::to_owned);
+                self.groups.extend(group.clone());
+                if job["trigger"].is_object() {
+                    assert_eq!(job["trigger"]["strategy"], "depend");
+                    assert_eq!(job["trigger"]["include"][0]["local"], ".gitlab-ci.yml");
+                    ended.extend(self.run("parent_pipeline"));
+                } else {
+                    let done = (self.script)(&self.groups, name, &texts(&job["script"]).join("\n"));
+                    if let Some(after) = job["after_script"].as_array() {
+                        // It is not part of what decides.
+                        let after: Vec<&str> = after.iter().filter_map(Value::as_str).collect();
+                        (self.script)(&self.groups, name, &after.join("\n"));
+                    }
+                    ended.insert(name.clone(), ending(&[done]));
+                }
+                if group.is_some() {
+                    self.groups.pop();
+                }
             }
-            let done = script(name, &texts(&job["script"]).join("\n"));
-            if let Some(after) = job["after_script"].as_array() {
-                // It is not part of what decides.
-                let after: Vec<&str> = after.iter().filter_map(Value::as_str).collect();
-                script(name, &after.join("\n"));
-            }
-            ended.insert((*name).clone(), ending(&[done]));
+        }
+        ended
+    }
+}
+
+/// Returns the jobs of a stage that a pipeline from this source has, on a branch; and when each is run.
+fn jobs_of<'a>(
+    pipeline: &'a Value,
+    source: &str,
+    stage: &str,
+) -> Vec<(&'a String, &'a Value, String)> {
+    let holds = |rule: &Value| match rule["if"].as_str().unwrap() {
+        "$CI_PIPELINE_SOURCE == \"parent_pipeline\"" => source == "parent_pipeline",
+        // A pipeline of a merge request has neither.
+        "$CI_COMMIT_BRANCH" => source != "merge_request_event",
+        "$CI_COMMIT_TAG" => false,
+        other => panic!("{other}"),
+    };
+    let mut jobs = Vec::new();
+    for (name, job) in pipeline.as_object().unwrap() {
+        if text(job, "stage") != stage {
+            continue;
+        }
+        let when = match job["rules"].as_array() {
+            None if source == "merge_request_event" => "never",
+            None => "on_success",
+            Some(rules) => match rules.iter().find(|rule| holds(rule)) {
+                Some(rule) => rule["when"].as_str().unwrap_or("on_success"),
+                None => "never",
+            },
+        };
+        if when != "never" {
+            jobs.push((name, job, when.to_owned()));
         }
     }
-    ended
+    jobs
 }
 
 /// Names the job of an env by what comes before and after its name.
@@ -322,6 +383,44 @@ fn every_shell_of_a_job_begins_with_what_sets_it_up() {
         assert_eq!(left(&store), [""; 0]);
         assert!(!elsewhere.exists());
     }
+}
+
+#[test]
+fn of_two_pipelines_of_one_store_one_ends_before_the_other_begins() {
+    let store = TestStore::new();
+    let (out, _) = project(&store);
+    let pipeline = written(&store, "gitlab", "vendor.gitlab-ci", &["--one-store"]);
+    let first = |source| -> Vec<Option<&str>> {
+        let jobs = jobs_of(&pipeline, source, "common").into_iter();
+        jobs.map(|(_, job, _)| job["resource_group"].as_str())
+            .collect()
+    };
+    assert_eq!(first("merge_request_event"), []);
+    // Wherever one is, the other begins if GitLab lets it.
+    let mut second = None;
+    let mut at_once = |held: &[String], _: &str, text: &str| {
+        let ran = script(&store, text);
+        let free =
+            |group: &Option<&str>| group.is_none_or(|group| !held.iter().any(|one| one == group));
+        if second.is_none() && first("push").iter().all(free) {
+            second = Some(gitlab(&store, &pipeline));
+        }
+        ran
+    };
+    let ended = GitLab {
+        pipeline: &pipeline,
+        groups: Vec::new(),
+        script: &mut at_once,
+    }
+    .run("push");
+    let second = second.unwrap_or_else(|| gitlab(&store, &pipeline));
+    assert_eq!(ended, second);
+    assert_eq!(ended.len(), 5, "{ended:?}");
+    // Neither took anything from the other.
+    let mut both = ["gfx1103", "gfx1201", "one", "two"].repeat(2);
+    both.sort();
+    assert_eq!(ran(&out), both);
+    assert_eq!(left(&store), [""; 0]);
 }
 
 #[test]

@@ -31,7 +31,7 @@ pub enum For {
     /// Print a workflow for GitHub Actions
     Github(PipelineArgs),
     /// Print a pipeline for GitLab
-    Gitlab(PipelineArgs),
+    Gitlab(GitlabArgs),
     /// Print a script that submits the envs to Slurm, or run it
     Slurm(SlurmArgs),
     /// Print jobs for Kubernetes
@@ -96,6 +96,25 @@ pub struct PipelineArgs {
     one_store: bool,
 }
 
+/// Arguments of `matrix gitlab` alone.
+#[derive(Debug, Args)]
+pub struct GitlabArgs {
+    #[command(flatten)]
+    pipeline: PipelineArgs,
+    /// Where the file will be in the repository: with `--one-store` the pipeline runs it once more
+    #[arg(long, value_name = "PATH", default_value = ".gitlab-ci.yml", value_parser = yaml_path)]
+    path: String,
+}
+
+/// Reads the name of a file that GitLab takes for a pipeline.
+fn yaml_path(text: &str) -> std::result::Result<String, String> {
+    let yaml = text.ends_with(".yml") || text.ends_with(".yaml");
+    match yaml && !text.chars().any(|c| c.is_whitespace() || c.is_control()) {
+        true => Ok(text.to_owned()),
+        false => Err("GitLab takes a file whose name ends in .yml, without spaces".to_owned()),
+    }
+}
+
 /// Arguments of `matrix slurm`.
 #[derive(Debug, Args)]
 pub struct SlurmArgs {
@@ -134,7 +153,9 @@ pub(super) fn write(cx: &Context, form: &For) -> Result<()> {
     let text = match form {
         For::Json(args) => args.line(cx)?,
         For::Github(args) => github::workflow(&args.pipeline(cx, Runners::default)?),
-        For::Gitlab(args) => gitlab::pipeline(&args.pipeline(cx, Runners::any)?),
+        For::Gitlab(args) => {
+            gitlab::pipeline(&args.pipeline.pipeline(cx, Runners::any)?, &args.path)
+        }
         For::Slurm(args) if args.submit => submit(cx, &args.script(cx)?)?,
         For::Slurm(args) => args.script(cx)?,
         For::Kubernetes(args) => {
