@@ -1,6 +1,6 @@
 //! Owns the workflow for GitHub Actions. Pure.
 
-use super::pipeline::{Pipeline, block, list, quote, scalar};
+use super::pipeline::{Pipeline, Share, block, list, quote, scalar};
 
 /// The only action: the source of the profile has to get there. Pinned by its commit, which nobody can move.
 const CHECKOUT: &str = "actions/checkout@3d3c42e5aac5ba805825da76410c181273ba90b1 # v7.0.1";
@@ -13,6 +13,11 @@ pub fn workflow(pipeline: &Pipeline) -> String {
         true => ("", "false"),
         false => ("-${{ github.ref }}", "true"),
     };
+    // The token that GitHub gives to jobs is a login to its own registry.
+    let packages = match &pipeline.share {
+        Share::Registry(registry) if registry.starts_with("ghcr.io/") => "  packages: write\n",
+        _ => "",
+    };
     text.push(format!(
         "name: rockenv
 on:
@@ -20,7 +25,7 @@ on:
   workflow_dispatch:
 permissions:
   contents: read
-concurrency:
+{packages}concurrency:
   group: rockenv-${{{{ github.workflow }}}}{which}
   cancel-in-progress: {cancel}
 defaults:
@@ -184,6 +189,15 @@ mod tests {
         assert_eq!(text.matches("if: always()").count(), 4, "{text}");
         assert!(
             text.contains("needs: common") && !text.contains("  clean:"),
+            "{text}"
+        );
+        // Nobody may write to GitHub's registry who has another one.
+        let may = "permissions:\n  contents: read\n";
+        assert!(text.contains(&format!("{may}concurrency:")), "{text}");
+        let own = Share::Registry("ghcr.io/o/r".to_owned());
+        let text = workflow(&sharing(own, &[]));
+        assert!(
+            text.contains(&format!("{may}  packages: write\nconcurrency:")),
             "{text}"
         );
     }

@@ -172,10 +172,19 @@ impl Pipeline {
         envs
     }
 
-    /// Returns the lines that build what is common.
+    /// Returns the lines that build what is common, and see that the others can have it: that a push is refused is a warning for `up`,
+    /// which has built something all the same, but this job is for nothing else.
     pub fn build_common(&self, common: &Common, more: &[String]) -> Vec<String> {
         let until = ["--until".to_owned(), common.until.clone()];
-        self.up(&[&common.up[..], &until, more].concat())
+        let mut lines = self.up(&[&common.up[..], &until, more].concat());
+        if let Share::Registry(_) = self.share {
+            lines.push(format!(
+                "{} push {}",
+                self.calls.rockenv,
+                quote(&common.env)
+            ));
+        }
+        lines
     }
 
     /// Returns the lines that do a job, with more options for `up`.
@@ -375,6 +384,7 @@ pub(super) mod tests {
                 "./install rockenv",
                 "export ROCKENV_REGISTRY='registry.example.org/a b'",
                 "sudo -E rockenv -v up a --until compiler --pull --push --offline",
+                "sudo -E rockenv push a",
             ]
         );
         // And leaves nothing where it ran.

@@ -82,6 +82,18 @@ fn texts(value: &Value) -> Vec<&str> {
     }
 }
 
+/// Returns lines that set the variables of a job, all of which are secrets, written between `open` and `close`.
+fn exports(variables: &Value, open: &str, close: &str) -> String {
+    let variables = variables.as_object().into_iter().flatten();
+    let lines = variables.map(|(variable, value)| {
+        let name = value.as_str().unwrap().strip_prefix(open).unwrap();
+        assert_eq!(name.strip_suffix(close), Some("REGISTRY_TOKEN"));
+        // The password of the tests' registry.
+        format!("export {variable}=se:cret\n")
+    });
+    lines.collect()
+}
+
 /// Does what GitHub does with a workflow, all of it on one machine.
 fn github(store: &TestStore, workflow: &Value) -> BTreeMap<String, String> {
     github_on(workflow, &mut |_, text| script(store, text))
@@ -107,12 +119,13 @@ fn github_on(
             ended.insert(id.clone(), "skipped".to_owned());
             continue;
         }
+        let environment = exports(&job["env"], "${{ secrets.", " }}");
         let mut scripts: Vec<Ran> = Vec::new();
         for step in job["steps"].as_array().unwrap() {
             if let Some(run) = step["run"].as_str()
                 && (scripts.iter().all(|ran| ran.code == 0) || text(step, "if") == "always()")
             {
-                scripts.push(script(id, run));
+                scripts.push(script(id, &format!("{environment}{run}")));
             }
         }
         ended.insert(id.clone(), ending(&scripts));
@@ -167,11 +180,13 @@ impl GitLab<'_> {
                     assert_eq!(job["trigger"]["include"][0]["local"], ".gitlab-ci.yml");
                     ended.extend(self.run("parent_pipeline"));
                 } else {
-                    let done = (self.script)(&self.groups, name, &texts(&job["script"]).join("\n"));
+                    let environment = exports(&job["variables"], "$", "");
+                    let run = texts(&job["script"]).join("\n");
+                    let done = (self.script)(&self.groups, name, &(environment.clone() + &run));
                     if let Some(after) = job["after_script"].as_array() {
                         // It is not part of what decides.
                         let after: Vec<&str> = after.iter().filter_map(Value::as_str).collect();
-                        (self.script)(&self.groups, name, &after.join("\n"));
+                        (self.script)(&self.groups, name, &(environment + &after.join("\n")));
                     }
                     ended.insert(name.clone(), ending(&[done]));
                 }
@@ -486,9 +501,27 @@ impl<'a> Machines<'a> {
 fn by_a_registry_each_machine_builds_its_own_part_only() {
     let store = TestStore::new();
     let (out, _) = project(&store);
-    let registry = Registry::start(false);
+    let registry = Registry::start(true);
     let repository = format!("{}/team/rocm", registry.host);
+    let setup = format!(
+        "export REGISTRY_AUTH_FILE=$PWD/auth.json; \
+         echo \"$TOKEN\" | skopeo login --tls-verify=false -u user --password-stdin {}",
+        registry.host
+    );
     let asked = ["--registry", &repository];
+    // Who cannot log in hands nothing on, and that is said where it matters.
+    let workflow = written(&store, "github", "vendor.github-workflows", &asked);
+    let mut strangers = Machines::new(&store);
+    let ended = github_on(&workflow, &mut |job, text| strangers.script(job, text));
+    let ended = endings(&store, &ended);
+    assert!(ended[0].starts_with("common: 4 "), "{ended:?}");
+    assert!(
+        ended[1..].iter().all(|how| how.ends_with(": skipped")),
+        "{ended:?}"
+    );
+    assert_eq!(ran(&out), ["one", "two"]);
+    let secret = ["--secret", "TOKEN=REGISTRY_TOKEN", "--setup", &setup];
+    let asked = [&asked[..], &secret].concat();
     let workflow = written(&store, "github", "vendor.github-workflows", &asked);
     let pipeline = written(&store, "gitlab", "vendor.gitlab-ci", &asked);
     let mut machines = Machines::new(&store);
@@ -513,7 +546,10 @@ fn by_a_registry_each_machine_builds_its_own_part_only() {
     ];
     assert_eq!(endings(&store, &ended), all);
     assert_eq!(ran(&out), [""; 0]);
-    for store in machines.stores.values().chain(others.stores.values()) {
+    for store in [machines, others, strangers]
+        .iter()
+        .flat_map(|all| all.stores.values())
+    {
         assert_eq!(left(store), [""; 0]);
     }
 }
