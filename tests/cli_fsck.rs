@@ -168,6 +168,15 @@ impl Lab {
         text
     }
 
+    /// Runs a `gc` that takes what it may and expects `code`; returns what it printed.
+    fn gc(&self, code: i32) -> String {
+        let words = ["--yes", "gc", "--preset", "ci", "--free", "1T"];
+        let output = program(&self.root).args(words).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{text}");
+        text
+    }
+
     /// Expects that `fsck` names the damage, changes nothing, mends it when asked to, and is content then.
     fn finds_and_mends(&self, words: &[&str]) -> String {
         let before = self.listing();
@@ -305,6 +314,108 @@ fn a_damaged_record_without_a_spec_is_set_aside_and_its_volumes_stay() {
 }
 
 #[test]
+fn after_a_repair_gc_works_and_keeps_what_the_env_had() {
+    let lab = Lab::new();
+    let old = lab.record();
+    spoil(&lab.at("envs/one/record.json"));
+    let help = lab.gc(1);
+    assert!(help.contains("help: rockenv fsck --repair"), "{help}");
+    lab.finds_and_mends(&["record is damaged"]);
+    lab.gc(10);
+    let new = lab.record();
+    assert_eq!(new.snapshots, old.snapshots);
+    let volume = lab.store.volume_dir(&old.head.volumes["build"]);
+    assert!(volume.join("object.o").exists());
+    // What the repair set aside is of no use any more, and going as told changes nothing.
+    let text = lab.fsck(&[], 0);
+    assert!(text.contains("set aside by a repair"), "{text}");
+    lab.gc(10);
+    assert_eq!(lab.record().snapshots, new.snapshots);
+    assert!(volume.join("object.o").exists());
+}
+
+#[test]
+fn a_lost_record_stops_gc_until_somebody_decides_and_costs_no_build_tree() {
+    let lab = Lab::new();
+    let old = lab.record();
+    spoil(&lab.at("envs/one/record.json"));
+    fs::remove_file(lab.at("envs/one/spec.toml")).unwrap();
+    lab.finds_and_mends(&["record is damaged"]);
+    let refused = lab.gc(1);
+    assert!(
+        refused.contains("env `one` has lost its record"),
+        "{refused}"
+    );
+    assert!(
+        refused.contains("help: rockenv up ... --name one"),
+        "{refused}"
+    );
+    assert!(!refused.contains("fsck"), "{refused}");
+    let layers = || fs::read_dir(lab.at("layers")).unwrap().count();
+    assert_eq!(layers(), 3);
+    // The other way that both commands name.
+    let text = lab.fsck(&[], 0);
+    let told = |text: &str| {
+        text.rsplit("rm ")
+            .next()
+            .unwrap()
+            .lines()
+            .next()
+            .unwrap()
+            .to_owned()
+    };
+    let aside = text
+        .lines()
+        .find(|line| line.contains("--name one"))
+        .unwrap();
+    assert_eq!(told(aside), told(&refused));
+    fs::remove_file(told(aside)).unwrap();
+    let note = lab.gc(10);
+    // Hours of work, and what somebody asked for, with the steps below it.
+    let volume = lab.store.volume_dir(&old.head.volumes["build"]);
+    assert!(volume.join("object.o").exists());
+    assert!(
+        note.contains(&format!("`rm -r {}`", volume.display())),
+        "{note}"
+    );
+    assert_eq!(layers(), 3);
+    let mut roots = program(&lab.root);
+    let roots = roots.args(["gc", "--roots"]).output().unwrap();
+    let roots = String::from_utf8_lossy(&roots.stdout).into_owned();
+    assert!(roots.contains("an env may have lost it"), "{roots}");
+}
+
+#[test]
+fn an_id_that_only_an_own_snapshot_tells_is_found() {
+    let lab = Lab::new();
+    let old = lab.record();
+    // The steps' layers came from another env, and there is no build volume.
+    for index in 0..2 {
+        let place = lab.layer(index).join("layer.json");
+        let text = fs::read_to_string(&place).unwrap();
+        let mut layer: serde_json::Value = serde_json::from_str(&text).unwrap();
+        layer["env"] = "0123456789abcdef".into();
+        fs::write(place, layer.to_string()).unwrap();
+    }
+    let other = lab.at("envs/other");
+    fs::create_dir(&other).unwrap();
+    let mut record = old.clone();
+    record.id = "0123456789abcdef".to_owned();
+    record.snapshots.truncate(2);
+    record.head = Head {
+        layer: Some(record.snapshots[1].layer.clone()),
+        ..Head::default()
+    };
+    let text = serde_json::to_string(&record).unwrap();
+    fs::write(other.join("record.json"), text).unwrap();
+    fs::remove_dir_all(lab.store.volume_dir(&old.head.volumes["build"])).unwrap();
+    spoil(&lab.at("envs/one/record.json"));
+    lab.fsck(&["--repair"], 0);
+    assert_eq!(lab.record().id, old.id);
+    assert_eq!(lab.record().snapshots, old.snapshots);
+}
+
+#[test]
 fn a_missing_layer_costs_only_the_snapshots_that_stand_on_it() {
     let lab = Lab::new();
     let old = lab.record();
@@ -422,17 +533,21 @@ fn orphans_go_to_the_trash() {
     fs::create_dir_all(lab.layer(0).join("flat-0123")).unwrap();
     lab.finds_and_mends(&[
         "1 tree left",
-        "is of no env",
         "earlier state of env `one`",
         "image build that was cut off",
         "merge that was cut off",
         "clone that was cut off",
     ]);
-    assert!(
-        !lab.at("volumes/fedcba9876543210-build-0123456789abcdef")
-            .exists()
-    );
     assert!(!lab.layer(0).join("flat-0123").exists());
+    // It may be hours of work of an env that is lost: only who says so gives it up.
+    let volume = lab.at("volumes/fedcba9876543210-build-0123456789abcdef");
+    assert!(volume.join("x").exists());
+    let text = lab.fsck(&[], 0);
+    let help = format!("rm -r {}", volume.display());
+    assert!(
+        text.contains("is of no env") && text.contains(&help),
+        "{text}"
+    );
     // Never a source, not even half a one.
     assert!(lab.at("sources/therock-123456789abc.part/.git").exists());
     assert_eq!(lab.record().head.volumes.len(), 1);

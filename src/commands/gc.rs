@@ -336,10 +336,12 @@ fn show_roots(cx: &Context, stock: &Inventory, limits: &Limits) -> Result<()> {
         struct Shown<'a> {
             schema: &'static str,
             roots: &'a [crate::gc::Rooted],
+            notes: &'a [String],
         }
         return cx.ui.json(&Shown {
             schema: "rockenv/gc-roots/1",
             roots: &rows,
+            notes: &stock.notes,
         });
     }
     let mut table = Table::new(["what", ">on disk", "stays because"]);
@@ -351,5 +353,8 @@ fn show_roots(cx: &Context, stock: &Inventory, limits: &Limits) -> Result<()> {
         ]);
     }
     cx.ui.table(&table);
+    for note in &stock.notes {
+        cx.ui.note(note);
+    }
     Ok(())
 }

@@ -277,6 +277,7 @@ impl Sweep {
     fn finish(mut self, stock: &Inventory, limits: &Limits, asked: Option<u64>) -> Plan {
         let size = crate::ui::size::bytes;
         self.plan.spare = self.left;
+        self.plan.notes.extend(stock.notes.iter().cloned());
         let will_be = stock.free.saturating_add(self.plan.estimate);
         let goal = limits
             .min_free

@@ -56,6 +56,8 @@ pub struct Inventory {
     pub projects: BTreeMap<(String, String, String), Project>,
     /// Layers and images that lock files name, with the file.
     pub locked: BTreeMap<String, String>,
+    /// What else the user should know: what stays because nobody can tell whose it is.
+    pub notes: Vec<String>,
 }
 
 /// An env.

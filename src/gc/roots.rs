@@ -26,6 +26,8 @@ pub enum Why {
     Last(String, String),
     /// A killed `up` finished it for this env and could not say so.
     Unrecorded(String),
+    /// No step makes it again and no env names it: its env may have lost its record.
+    Nameless,
     /// A lock file names it.
     Locked(String),
     /// It was built a moment ago: whoever did may be about to use it.
@@ -45,6 +47,9 @@ impl fmt::Display for Why {
             }
             Self::Last(env, name) => write!(f, "`keep-last`: snapshot {name} of env {env}"),
             Self::Unrecorded(env) => write!(f, "the next `up` of env {env} goes on from it"),
+            Self::Nameless => {
+                f.write_str("no env names it and no step makes it again: an env may have lost it")
+            }
             Self::Locked(file) => write!(f, "lock file {file} names it"),
             Self::Fresh => f.write_str("built within the last hour"),
         }
@@ -137,6 +142,22 @@ impl Roots {
                 && (env.busy || env.unsettled || !env.record.complete)
             {
                 roots.layer(stock, id, &Why::Unrecorded(name.clone()));
+            }
+        }
+        // What a snapshot stands on that somebody took goes with that one.
+        let mut named = BTreeSet::new();
+        for top in recorded {
+            let mut next = Some(top);
+            while let Some(id) = next
+                && named.insert(id)
+            {
+                let item = stock.layers.get(id);
+                next = item.and_then(|item| item.layer.parent.as_deref());
+            }
+        }
+        for (id, item) in &stock.layers {
+            if item.layer.key.is_none() && !named.contains(id.as_str()) {
+                roots.layer(stock, id, &Why::Nameless);
             }
         }
         for (key, image) in &stock.images {

@@ -25,7 +25,11 @@ impl LockedEnv<'_> {
 
     /// Drops snapshots of a layer from the record, and the layer where nobody needs it any more.
     pub(super) fn forget(&mut self, layer: &str, which: impl Fn(&Snapshot) -> bool) -> Result<()> {
-        let layers = vec![layer.to_owned()];
+        // With all that goes with it: killed in between, nobody could tell any more what it stood on.
+        let mut layers = vec![layer.to_owned()];
+        if let Ok(chain) = self.store.chain(layer) {
+            layers.extend(chain.into_iter().map(|below| below.id));
+        }
         journal::begin(
             &self.directory,
             &Entry::Forget {

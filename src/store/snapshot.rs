@@ -252,6 +252,12 @@ impl LockedEnv<'_> {
             // Logs stay with the env that wrote them.
             step.log = None;
         }
+        // Until the record is there, nothing else tells whose the volumes are.
+        let undo = Entry::Remove {
+            id: record.id.clone(),
+            layers: Vec::new(),
+        };
+        journal::begin(&self.directory, &undo)?;
         self.record = Some(record.clone());
         if self.store.freezes_volumes() {
             for (name, live) in &from.known_record()?.head.volumes {
@@ -277,7 +283,7 @@ impl LockedEnv<'_> {
         self.save_spec(&spec)?;
         self.commit(record)?;
         drop(shared);
-        Ok(())
+        journal::clear(&self.directory)
     }
 }
 

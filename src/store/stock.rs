@@ -8,13 +8,14 @@ use std::path::Path;
 use fs_err as fs;
 use jiff::Timestamp;
 
-use super::check::{Read, is_busy, names};
+use super::check::{self, Read, is_busy, names};
 use super::{Layer, Store, lock};
 use crate::engine::hold::State;
 use crate::error::{Error, Result, ResultExt as _};
 use crate::gc::roots::Roots;
 use crate::gc::{Base, Env, Frozen, Inventory, Kept};
 use crate::rootfs::{self, Method};
+use crate::ui::size;
 use crate::usage::{self, scan_one};
 
 /// What to look at closely.
@@ -36,9 +37,7 @@ impl Store {
     /// Reads the store. Refuses one that is damaged: what is needed could look as if it were not.
     pub fn stock(&self, look: &Look<'_>, keep_last: usize) -> Result<Inventory> {
         let found = self.inventory()?;
-        if found.lost_records() || !found.foreign.is_empty() {
-            return Err(damaged(self, "records of envs cannot be read"));
-        }
+        self.readable(&found)?;
         let disk = nix::sys::statvfs::statvfs(&self.root)
             .context(|| format!("cannot ask for free space at `{}`", self.root.display()))?;
         let mut stock = Inventory {
@@ -102,11 +101,12 @@ impl Store {
             for volume in &found.volumes {
                 let id = volume.split('-').next().unwrap_or_default();
                 if !stock.envs.values().any(|env| env.record.id == id) {
-                    let path = format!("volumes/{volume}");
-                    let bytes = allocated(&self.root.join(&path));
-                    stock
-                        .strays
-                        .insert(path, ("a build volume of no env".to_owned(), bytes));
+                    let path = self.volume_dir(volume);
+                    let bytes = size::bytes(allocated(&path));
+                    let path = path.display();
+                    stock.notes.push(format!(
+                        "`{path}` ({bytes}) is of no env that is known and stays: `rm -r {path}` gives it up"
+                    ));
                 }
             }
         }
@@ -117,6 +117,35 @@ impl Store {
         }
         self.measure(&mut stock, look, keep_last)?;
         Ok(stock)
+    }
+
+    /// Refuses a store of which not everything is known that somebody may need.
+    fn readable(&self, found: &check::Inventory) -> Result<()> {
+        if let Some((path, why)) = found.foreign.first() {
+            return Err(Error::unexpected(format!(
+                "`{}` was written by another version of rockenv: {why}",
+                path.display()
+            ))
+            .help("use the version that wrote it"));
+        }
+        for (name, env) in &found.envs {
+            if let Read::Damaged(_) = env.record {
+                return Err(damaged(
+                    self,
+                    &format!("the record of env `{name}` cannot be read"),
+                ));
+            }
+            if let Some(path) = env.lost_record() {
+                return Err(Error::unexpected(format!(
+                    "env `{name}` has lost its record, and its layers would look as if nobody needed them"
+                ))
+                .help(format!(
+                    "rockenv up ... --name {name} makes it again from them; or give them up: rm {}",
+                    path.display()
+                )));
+            }
+        }
+        Ok(())
     }
 
     fn env_stock(

@@ -133,15 +133,7 @@ impl Store {
 
     fn sweep_stray(&self, path: &str) -> Result<Swept> {
         let _lock = self.lock("gc")?;
-        if let Some(volume) = path.strip_prefix("volumes/") {
-            let id = volume.split('-').next().unwrap_or_default();
-            for name in names(&self.root.join("envs"))? {
-                let owner = self.record(&name)?.is_some_and(|record| record.id == id);
-                if owner || self.is_env_busy(&name) {
-                    return Ok(Swept::Stays(format!("a command runs in env {name}")));
-                }
-            }
-        } else if !path.starts_with("images/tmp-") {
+        if !path.starts_with("images/tmp-") {
             return Err(Error::unexpected(format!("`{path}` is not for `gc`")));
         }
         self.discard(&self.root.join(path))?;

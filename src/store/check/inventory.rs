@@ -33,6 +33,8 @@ pub enum Read<T> {
 /// Everything in a store.
 #[derive(Clone, Debug)]
 pub struct Inventory {
+    /// Where the store is.
+    pub root: PathBuf,
     /// How trees are kept.
     pub method: Method,
     /// Who should own the store.
@@ -104,8 +106,17 @@ pub struct EnvItem {
     pub trees: BTreeSet<String>,
     /// Why its spec cannot be read.
     pub damaged_spec: Option<String>,
-    /// An earlier repair set its record aside.
-    pub lost_record: bool,
+    /// The record that an earlier repair set aside last.
+    pub old_record: Option<PathBuf>,
+}
+
+impl EnvItem {
+    /// Returns the record that a repair set aside and could not make again: what else there is of the env nobody names.
+    pub fn lost_record(&self) -> Option<&Path> {
+        self.old_record
+            .as_deref()
+            .filter(|_| matches!(self.record, Read::Absent))
+    }
 }
 
 /// A layer's directory.
@@ -137,6 +148,7 @@ impl Store {
     pub fn inventory(&self) -> Result<Inventory> {
         let root = self.root();
         let mut inventory = Inventory {
+            root: root.to_owned(),
             method: self.method(),
             owner: nix::unistd::geteuid().as_raw(),
             directories: directories(root),
@@ -307,12 +319,16 @@ fn env(store: &Store, name: &str, aside: &mut Vec<PathBuf>) -> Result<EnvItem> {
             Err(error) if error.kind() != Kind::NotFound => Some(error.chain().join(": ")),
             _ => None,
         },
-        lost_record: own
-            .iter()
-            .any(|path| path.to_string_lossy().contains("record.json")),
+        old_record: own.iter().rfind(|path| is_record(path)).cloned(),
     };
     aside.extend(own);
     Ok(item)
+}
+
+/// Says whether what was set aside is a record.
+fn is_record(aside: &Path) -> bool {
+    let name = aside.file_name().and_then(|name| name.to_str());
+    name.is_some_and(|name| name.starts_with("record.json"))
 }
 
 fn note_aside(directory: &Path, into: &mut Vec<PathBuf>) -> Result<()> {

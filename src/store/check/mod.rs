@@ -56,8 +56,6 @@ pub enum Mend {
     ImageWork(String),
     /// Throw away a merge that was cut off: layer and directory.
     Merge(String, String),
-    /// Throw away a volume of no env.
-    Volume(String),
     /// Throw away a reference to an image that is not there.
     Reference(String),
     /// Remove a container of no env: its service's socket, and its id.
@@ -361,11 +359,14 @@ impl Judge<'_> {
                         self.problem(object, message, Mend::CleanUp(name.clone()));
                     }
                 }
-                None if self.store.lost_records() => self.note(
-                    format!("volume `{volume}` is of no env that is known: it may belong to one whose record is damaged"),
-                    "rockenv rm ENV, once its damaged record is not needed any more",
+                // It may be all that is left of an env that lost its record, and hours of work: whoever wants the space says so.
+                None => self.note(
+                    format!("{object} is of no env that is known"),
+                    format!(
+                        "rm -r {}",
+                        self.store.root.join("volumes").join(volume).display()
+                    ),
                 ),
-                None => self.problem(object, "is of no env", Mend::Volume(volume.clone())),
             }
         }
     }
@@ -387,7 +388,19 @@ impl Judge<'_> {
                 "rockenv fsck --repair",
             );
         }
-        for path in &self.store.set_aside {
+        for (name, env) in &self.store.envs {
+            if let Some(path) = env.lost_record() {
+                self.note(
+                    format!("env `{name}` has lost its record: `rockenv up` makes it again from its layers, which `rockenv gc` does not touch until then"),
+                    format!("rockenv up ... --name {name}; or give its layers up: rm {}", path.display()),
+                );
+            }
+        }
+        let lost = |path: &&PathBuf| {
+            let mut envs = self.store.envs.values();
+            envs.any(|env| env.lost_record() == Some(path.as_path()))
+        };
+        for path in self.store.set_aside.iter().filter(|path| !lost(path)) {
             self.note(
                 format!("`{}` was set aside by a repair", path.display()),
                 format!("rm -r {}", path.display()),
@@ -402,11 +415,11 @@ impl Inventory {
         self.envs.values().any(|env| env.busy)
     }
 
-    /// Says whether there are envs of which nothing reliable is known.
-    pub(super) fn lost_records(&self) -> bool {
+    /// Says whether there are envs of which nothing reliable is known: a record that was made again may have another id.
+    fn lost_records(&self) -> bool {
         self.envs
             .values()
-            .any(|env| env.lost_record || matches!(env.record, Read::Damaged(_)))
+            .any(|env| env.old_record.is_some() || matches!(env.record, Read::Damaged(_)))
     }
 
     /// Says what a record names and is not there.

@@ -114,17 +114,6 @@ fn mend(store: &Store, inventory: &Inventory, mend: &Mend) -> Result<Option<Stri
             let _held = every_env(store)?;
             store.discard(&store.layer_dir(layer).join(directory))?;
         }
-        Mend::Volume(name) => {
-            // Whoever makes volumes for an env that has no record yet holds this lock with others.
-            let _lock = store.lock("fsck")?;
-            let id = name.split('-').next().unwrap_or_default();
-            for env in store.envs()? {
-                if store.record(&env)?.is_some_and(|record| record.id == id) {
-                    return Err(Error::busy(format!("env `{env}` has it now")));
-                }
-            }
-            store.discard(&store.volume_dir(name))?;
-        }
         Mend::Reference(recipe) => {
             let references = store.root().join("images/refs");
             let path = references.join(format!("{recipe}.lock"));
@@ -325,7 +314,7 @@ fn record_from(inventory: &Inventory, name: &str, spec: &Spec) -> Result<Option<
 }
 
 /// Finds the id of a lost record: its layers have it, except those that it shares with other envs; else its
-/// volumes, where no other env can have them.
+/// volumes and the snapshots that somebody took, where no other env can have them.
 fn owner(inventory: &Inventory, name: &str, snapshots: &[(&&Layer, String)]) -> Option<String> {
     let known: BTreeSet<&str> = inventory
         .envs
@@ -339,18 +328,49 @@ fn owner(inventory: &Inventory, name: &str, snapshots: &[(&&Layer, String)]) -> 
     if let Some(id) = made.find(|id| !known.contains(id)) {
         return Some(id.to_owned());
     }
-    let lost: BTreeSet<&str> = inventory
-        .volumes
-        .iter()
+    let volumes = inventory.volumes.iter();
+    let lost: BTreeSet<&str> = volumes
         .filter_map(|volume| volume.split('-').next())
+        .chain(inventory.nameless().map(|layer| layer.env.as_str()))
         .filter(|id| !known.contains(id))
         .collect();
     let others = inventory.envs.iter().any(|(other, env)| {
-        other != name && (env.lost_record || matches!(env.record, Read::Damaged(_)))
+        // One that was made again may have another id than before.
+        other != name && (env.old_record.is_some() || matches!(env.record, Read::Damaged(_)))
     });
     match lost.len() {
         1 if !others => lost.first().map(|id| (*id).to_owned()),
         _ => None,
+    }
+}
+
+impl Inventory {
+    /// Returns the layers that no step makes again and no record needs.
+    fn nameless(&self) -> impl Iterator<Item = &Layer> {
+        let records = self.envs.values().filter_map(|env| match &env.record {
+            Read::Fine(record) => Some(record),
+            _ => None,
+        });
+        let mut named = BTreeSet::new();
+        for top in records.flat_map(Record::layers) {
+            let mut next = Some(top);
+            while let Some(id) = next
+                && named.insert(id)
+            {
+                next = match self.layers.get(id).map(|item| &item.layer) {
+                    Some(Read::Fine(layer)) => layer.parent.as_deref(),
+                    _ => None,
+                };
+            }
+        }
+        self.layers
+            .values()
+            .filter_map(move |item| match &item.layer {
+                Read::Fine(layer) if layer.key.is_none() && !named.contains(layer.id.as_str()) => {
+                    Some(layer)
+                }
+                _ => None,
+            })
     }
 }
 
