@@ -17,6 +17,8 @@ use fs_err as fs;
 use serde_json::Value;
 use support::env::TestStore;
 use support::loopfs::{Kind, LoopFs, run};
+use support::run::wait_until;
+use support::terminal::Terminal;
 
 const MIB: u64 = 1 << 20;
 
@@ -304,6 +306,75 @@ fn a_cache_s_own_tool_shrinks_it() {
     assert_eq!(rows[0]["tool"], "apt");
     assert_eq!(rows[0]["max"], MIB);
     assert_eq!(rows[1]["max"], 2 * MIB);
+}
+
+/// A profile with a cache of apt's that holds too much, and a step of its own.
+fn with_apt(store: &TestStore, step: &str) {
+    store.profile(&format!(
+        "[[volume]]\nname = 'apt'\nkind = 'cache'\ntarget = '/var/cache/apt'\nmax = '1M'\n
+         [[step]]\nname = '{step}'\nrun = 'echo {step}'\n"
+    ));
+}
+
+fn overfill(store: &TestStore) {
+    let archives = store.home().join("caches/apt/archives");
+    fs::create_dir_all(archives.join("partial")).unwrap();
+    fs::write(archives.join("x_1_amd64.deb"), vec![1; 3 << 20]).unwrap();
+}
+
+#[test]
+fn a_cache_stays_as_it_is_while_another_env_builds_on_it() {
+    let store = TestStore::new();
+    with_apt(&store, "a");
+    store.up();
+    let other = format!("{}-other", store.env());
+    store.rockenv(&["up", store.env(), "--name", &other]).ok();
+    overfill(&store);
+    let wait = "touch /var/cache/apt/begun; for i in $(seq 600); do test -e /var/cache/apt/begun && sleep 0.1; done";
+    let begun = store.home().join("caches/apt/begun");
+    let deb = store.home().join("caches/apt/archives/x_1_amd64.deb");
+    let build = || {
+        let running = store.start(&["exec", "--root", &other, "--", "sh", "-c", wait]);
+        wait_until("a command that builds", || begun.exists());
+        running
+    };
+    // It begins while somebody thinks about what is to go.
+    let mut asked = Terminal::start(store.command(&["gc"]), 33, 101);
+    asked.expect("remove 1 thing");
+    let running = build();
+    asked.write("y\n");
+    asked.expect(&format!("cache apt stays: a command runs in env {other}"));
+    asked.wait(0);
+    assert!(deb.exists());
+    for words in [&["--dry-run"][..], &[]] {
+        let report = json(&store, words);
+        let notes = report["notes"].to_string();
+        assert!(
+            notes.contains(&format!("runs in env {other}")),
+            "{report:#}"
+        );
+        assert!(deb.exists());
+    }
+    fs::remove_file(&begun).unwrap();
+    drop(running.wait());
+    let done = json(&store, &[]);
+    assert_eq!(names(&done, "removed"), ["cache apt"], "{done:#}");
+}
+
+#[test]
+fn a_tool_that_shrank_a_cache_is_no_change_by_hand() {
+    let disk = LoopFs::new(Kind::Xfs);
+    let store = TestStore::on(&disk);
+    with_apt(&store, "a");
+    store.up();
+    overfill(&store);
+    let done = json(&store, &[]);
+    assert_eq!(names(&done, "removed"), ["cache apt"], "{done:#}");
+    let trees = store.home().join("envs").join(store.env()).join("trees");
+    assert_eq!(trees.read_dir().map_or(0, Iterator::count), 0);
+    with_apt(&store, "b");
+    store.up();
+    assert_eq!(snapshots(&store), ["a", "b"]);
 }
 
 #[test]

@@ -119,16 +119,30 @@ fn clear_one(cx: &Context, store: &Store, name: &str) -> Result<()> {
 }
 
 /// Has a cache's own tool shrink it to `max` bytes, in the env that the inventory names.
-pub(super) fn shrink(cx: &Context, stock: &Inventory, name: &str, max: u64) -> Result<Swept> {
+pub(super) fn shrink(
+    cx: &Context,
+    store: &Store,
+    stock: &Inventory,
+    name: &str,
+    max: u64,
+) -> Result<Swept> {
     let Some(cache) = stock.caches.get(name) else {
         return Ok(Swept::Gone);
     };
     let (Some(kind), Some((env, target))) = (cache.kind, &cache.at) else {
-        return Ok(Swept::Stays("no idle env has it mounted".to_owned()));
+        return Ok(Swept::Stays("no env has it mounted".to_owned()));
     };
+    // Somebody may have begun to build since the inventory was made.
+    let shelves = store.caches()?;
+    if let Some(env) = shelves.get(name).and_then(|shelf| shelf.busy(store)) {
+        return Ok(Swept::Stays(format!(
+            "a command runs in env {env}, which uses it"
+        )));
+    }
     let home = cx.config.home.display().to_string();
+    // What the tool leaves beside the cache is nobody's work, and must not be kept as a change of the env.
     let mut command =
-        Program::at(&Host::probe()?.program).args(["--quiet", "--home", &home, "exec"]);
+        Program::at(&Host::probe()?.program).args(["--quiet", "--home", &home, "exec", "--apart"]);
     if kind.is_root() {
         command = command.arg("--root");
     }

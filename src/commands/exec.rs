@@ -41,6 +41,9 @@ pub struct ExecArgs {
     /// Set a variable inside
     #[arg(short, long, value_name = "NAME=VALUE")]
     env: Vec<String>,
+    /// In a tree of its own, as the env's snapshot has it, that is dropped afterwards; for `gc`
+    #[arg(long, hide = true)]
+    apart: bool,
     /// The env
     name: String,
     /// The command and its arguments, after `--`
@@ -70,6 +73,8 @@ struct Job {
     root: bool,
     gpu: Option<String>,
     failed: bool,
+    /// In a tree that nobody else sees.
+    apart: bool,
     argv: Vec<String>,
     workdir: Option<String>,
     variables: Vec<(String, String)>,
@@ -93,6 +98,7 @@ pub fn exec(cx: &Context, args: ExecArgs) -> Result<u8> {
             root: args.root,
             gpu: args.gpu,
             failed: false,
+            apart: args.apart,
             argv: args.command,
             workdir: args.workdir,
             variables,
@@ -111,6 +117,7 @@ pub fn shell(cx: &Context, args: ShellArgs) -> Result<u8> {
             root: args.root,
             gpu: args.gpu,
             failed: args.failed,
+            apart: false,
             argv: ["/bin/sh", "-c", choose].map(str::to_owned).to_vec(),
             workdir: None,
             variables: Vec::new(),
@@ -127,7 +134,7 @@ fn run(cx: &Context, job: &Job) -> Result<u8> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         // In a container that waits for a command is another tree than the failed step's, and no device.
-        let locked = if job.failed || job.gpu.is_some() {
+        let locked = if job.failed || job.apart || job.gpu.is_some() {
             store.lock_known(&job.env, "exec", Duration::ZERO)
         } else {
             store.lock_unheld(&job.env, "exec")
@@ -135,7 +142,7 @@ fn run(cx: &Context, job: &Job) -> Result<u8> {
         match locked {
             Ok(env) => return own(cx, job, &host, &store, env),
             Err(error) if error.kind() == Kind::Busy => {
-                if job.failed {
+                if job.failed || job.apart {
                     return Err(error);
                 }
                 if let Some(exit) = join(cx, job, &store, &host)? {
@@ -223,6 +230,9 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
                 .help(format!("rockenv shell {}", job.env))
         })?;
         (failed.tree, failed.parent)
+    } else if job.apart {
+        let layer = env.known_record()?.head.layer.clone();
+        (env.thaw(layer.as_deref())?, layer)
     } else {
         (env.live_tree()?, env.known_record()?.head.layer.clone())
     };
@@ -245,7 +255,10 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
         devices.clone(),
     )?;
     // Nodes get other numbers when a driver is loaded again, and a failed step's tree is looked at once.
-    let stays = matches!(container.root, Root::Service(_)) && devices.is_empty() && !job.failed;
+    let stays = matches!(container.root, Root::Service(_))
+        && devices.is_empty()
+        && !job.failed
+        && !job.apart;
     // People wait for no job: their first one comes on top, and more only as they are free.
     let sizing = sizing(cx, &spec, host);
     let claim = Claim::open(&store.jobs_file(), sizing.budget.value, &job.env)?;
@@ -269,6 +282,10 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
     let end = running.finish();
     if let Ok(End::Ended(_)) = &end {
         container::clean(store, &env.run_dir())?;
+    }
+    if job.apart {
+        // Whose end was not seen here is cleaned up by the next command, for no record names it.
+        store.discard(&env.directory().join("trees").join(tree))?;
     }
     drop(env);
     cx.tidy(store)?;

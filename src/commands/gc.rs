@@ -197,7 +197,7 @@ fn apply(
             }
         }
         let swept = match &item.what {
-            What::Cache { cache, max } => cache::shrink(cx, stock, cache, *max),
+            What::Cache { cache, max } => cache::shrink(cx, store, stock, cache, *max),
             what => store.sweep(what, limits.keep_last),
         };
         let stays = match swept {

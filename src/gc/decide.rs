@@ -130,14 +130,17 @@ impl Sweep {
                     });
                 }
                 (kind, _) => {
-                    let why = if kind.is_none() {
-                        "what made it is not known"
-                    } else {
-                        "no idle env has it mounted"
+                    let clear = format!("`rockenv cache clear {name}` empties it");
+                    let why = match (kind, &cache.busy) {
+                        (None, _) => format!("what made it is not known: {clear}"),
+                        (_, Some(env)) => format!(
+                            "a command runs in env {env}, which uses it: the next `rockenv gc` after that shrinks it"
+                        ),
+                        (_, None) => format!("no env has it mounted: {clear}"),
                     };
-                    self.plan.notes.push(format!(
-                        "cache {name} is over its maximum, and {why}: `rockenv cache clear {name}` empties it"
-                    ));
+                    self.plan
+                        .notes
+                        .push(format!("cache {name} is over its maximum, and {why}"));
                 }
             }
         }

@@ -126,8 +126,10 @@ pub struct Cache {
     pub max: u64,
     /// What it is, where its files tell.
     pub kind: Option<cache::Kind>,
-    /// An env that mounts it and that nothing runs in, and the directory there.
+    /// An env that mounts it and that nothing runs in, and the directory there; none while one is busy.
     pub at: Option<(String, String)>,
+    /// An env that mounts it and in which a command runs: the tool would take files from under it.
+    pub busy: Option<String>,
 }
 
 /// A sub-project in a build volume that an artifact holds too.

@@ -25,6 +25,14 @@ pub struct Shelf {
     pub max: Option<u64>,
 }
 
+impl Shelf {
+    /// Returns an env that mounts it and in which a command runs.
+    pub fn busy(&self, store: &Store) -> Option<&str> {
+        let mut users = self.users.keys().map(String::as_str);
+        users.find(|env| store.is_env_busy(env))
+    }
+}
+
 impl Store {
     fn cache_dir(&self, name: &str) -> PathBuf {
         self.root.join("caches").join(name)
@@ -119,11 +127,14 @@ impl Store {
             let Some(max) = limits.get(&name).copied().or(shelf.max) else {
                 continue;
             };
-            let idle = shelf
-                .users
-                .into_iter()
-                .find(|(env, _)| stock.envs.get(env).is_some_and(|env| !env.busy));
+            let busy = shelf.busy(self).map(str::to_owned);
+            let mut users = shelf.users.into_iter();
+            let idle = match busy {
+                None => users.find(|(env, _)| stock.envs.contains_key(env)),
+                Some(_) => None,
+            };
             let cache = crate::gc::Cache {
+                busy,
                 bytes: self.cache_bytes(&name),
                 max,
                 kind: shelf.kind,
@@ -141,7 +152,7 @@ impl Store {
         let shelf = shelves.get(name).ok_or_else(|| {
             Error::not_found(format!("no cache `{name}`")).help("rockenv cache ls")
         })?;
-        if let Some(env) = shelf.users.keys().find(|env| self.is_env_busy(env)) {
+        if let Some(env) = shelf.busy(self) {
             return Err(Error::busy(format!(
                 "cache `{name}` is in use: a command runs in env `{env}`"
             ))
