@@ -12,6 +12,7 @@ use std::path::Path;
 use fs_err as fs;
 use support::env::{TestStore, is_service};
 use support::git::{Daemon, git, repository};
+use support::loopfs::{LoopFs, bind};
 
 /// Makes a repository on branch `main` with a submodule that nobody has checked out; returns its commit.
 fn upstream(directory: &Path) -> String {
@@ -359,12 +360,50 @@ fn what_a_lock_file_names_is_kept_as_long_as_the_file_is_there() {
         .says(&["1 step, 1 done before"]);
     // A file that is damaged names what it did when it was last read.
     fs::write(&lock, "version = 1\n").unwrap();
-    let roots = store.rockenv(&["gc", "--roots"]).ok().text();
-    assert!(roots.contains(&why), "{roots}");
+    let unread = store.rockenv(&["gc", "--roots"]).ok();
+    let why = |verb: &str| {
+        format!(
+            "lock file {} (which cannot be {verb} now) names it",
+            lock.display()
+        )
+    };
+    assert!(unread.text().contains(&why("read")), "{unread:?}");
     store.rockenv(&["up", env]).ok();
+    // Nor does it change anything that its directory is not mounted.
+    let away = store.work().join("away");
+    fs::rename(store.work().join("profiles"), &away).unwrap();
+    let unseen = store.rockenv(&["gc", "--roots"]).ok();
+    assert!(unseen.text().contains(&why("seen")), "{unseen:?}");
+    let help = format!("rm {}/locks/", store.home().display());
+    assert!(unseen.err.contains(&help), "{unseen:?}");
+    let swept = store.rockenv(&["gc", "--free", "900T"]).exits(10);
+    assert!(swept.err.contains("cannot be seen now"), "{swept:?}");
+    fs::rename(&away, store.work().join("profiles")).unwrap();
     fs::remove_file(&lock).unwrap();
     let roots = store.rockenv(&["gc", "--roots"]).ok().text();
     assert!(!roots.contains("lock file"), "{roots}");
+}
+
+#[test]
+fn a_lock_file_on_a_stick_keeps_what_it_names_while_that_is_unplugged() {
+    let store = TestStore::new();
+    let stick = LoopFs::in_memory(1 << 20);
+    let at = store.work().join("stick");
+    fs::create_dir(&at).unwrap();
+    let plugged = bind(stick.path(), &at);
+    let file = at.join("one.lock").display().to_string();
+    store.profile("[[step]]\nname = \"one\"\nrun = \"true\"\n");
+    store.rockenv(&["lock", store.env(), "--file", &file]).ok();
+    store.up();
+    let kept = || store.rockenv(&["gc", "--roots"]).ok().text();
+    let named = format!("lock file {file}");
+    assert!(kept().contains(&format!("{named} names it")));
+    drop(plugged);
+    assert!(kept().contains(&format!("{named} (which cannot be seen now) names it")));
+    let plugged = bind(stick.path(), &at);
+    fs::remove_file(&file).unwrap();
+    assert!(!kept().contains(&named));
+    drop(plugged);
 }
 
 #[test]

@@ -52,13 +52,11 @@ pub fn gc(cx: &Context, args: &GcArgs) -> Result<()> {
     let disk = nix::sys::statvfs::statvfs(store.root())
         .map_err(|error| Error::unexpected("cannot ask for free space").source(error))?;
     let limits = policy.limits(disk.blocks() * disk.fragment_size());
-    let locked = store.locked()?;
     let look = Look {
         cache_max: policy.cache_max.clone(),
         used: limits.keep_at_most.is_some(),
         projects: args.expunge || policy.expunge,
         everything: args.roots,
-        locked: Some(&locked),
     };
     if args.roots {
         return show_roots(cx, &store.stock(&look, limits.keep_last)?, &limits);

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
@@ -23,6 +24,40 @@ struct Known {
     file: PathBuf,
     /// What it named when it was last seen: images, layers and downloads.
     names: Vec<String>,
+    /// Where the file system begins that it was seen on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    top: Option<PathBuf>,
+}
+
+impl Known {
+    /// Says whether the file was removed. Where its directory is not there either, or on another file system than the file
+    /// was, that one may just not be mounted: a home directory, a stick.
+    fn is_gone(&self) -> bool {
+        let missing = |error: std::io::Error| error.kind() == std::io::ErrorKind::NotFound;
+        let Some(parent) = self.file.parent().filter(|parent| parent.is_dir()) else {
+            return false;
+        };
+        fs::symlink_metadata(&self.file).is_err_and(missing)
+            && (self.top.is_none() || self.top == top_of(parent))
+    }
+}
+
+/// Returns the topmost directory above `directory` on the same file system.
+fn top_of(directory: &Path) -> Option<PathBuf> {
+    let device = |path: &Path| fs::metadata(path).ok().map(|data| data.dev());
+    let own = device(directory)?;
+    let above = directory.ancestors();
+    let same = above.take_while(|path| device(path) == Some(own));
+    same.last().map(Path::to_owned)
+}
+
+/// What lock files keep.
+#[derive(Clone, Debug, Default)]
+pub struct Locked {
+    /// Images, layers and downloads, each with the file.
+    pub names: BTreeMap<String, String>,
+    /// What to say of the files that cannot be read now: what they named when they were last seen stays.
+    pub notes: Vec<String>,
 }
 
 /// The copy of the lock file that an env was built from, in its directory.
@@ -77,6 +112,7 @@ impl Store {
         let file = fs::canonicalize(file)?;
         let known = Known {
             names: names(lock),
+            top: file.parent().and_then(top_of),
             file,
         };
         let directory = self.root.join("locks");
@@ -89,10 +125,10 @@ impl Store {
         atomic::write_json(&place, &known)
     }
 
-    /// Returns what known lock files name, each with the file. A file that is gone names nothing; one that cannot be read
-    /// names what it did.
-    pub fn locked(&self) -> Result<BTreeMap<String, String>> {
-        let mut locked = BTreeMap::new();
+    /// Returns what known lock files name. A file that was removed names nothing; one that cannot be read, or not be seen
+    /// now, names what it did.
+    pub fn locked(&self) -> Result<Locked> {
+        let mut locked = Locked::default();
         let directory = self.root.join("locks");
         for name in check::names(&directory)? {
             let place = directory.join(&name);
@@ -107,14 +143,25 @@ impl Store {
             let Some(known) = known else {
                 continue;
             };
+            let mut file = known.file.display().to_string();
             let named = match lockfile::read(&known.file) {
                 Ok(Some(lock)) => names(&lock),
-                Ok(None) => continue,
-                Err(_) => known.names,
+                Ok(None) if known.is_gone() => continue,
+                unseen => {
+                    let (verb, what) = match unseen {
+                        Ok(_) => ("seen", "where its file system is not mounted"),
+                        Err(_) => ("read", "as it is"),
+                    };
+                    locked.notes.push(format!(
+                        "lock file `{file}` cannot be {verb} now, {what}: what it named stays; if it is gone for good: rm {}",
+                        place.display()
+                    ));
+                    file = format!("{file} (which cannot be {verb} now)");
+                    known.names
+                }
             };
-            let file = known.file.display().to_string();
             for key in named {
-                locked.entry(key).or_insert_with(|| file.clone());
+                locked.names.entry(key).or_insert_with(|| file.clone());
             }
         }
         Ok(locked)

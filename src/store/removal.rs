@@ -120,7 +120,7 @@ impl Store {
         let Ok(locked) = self.locked() else {
             return Ok(());
         };
-        self.remove_layers(candidates, locked.into_keys())
+        self.remove_layers(candidates, locked.names.into_keys())
     }
 
     /// The same with other reasons to keep layers than lock files.

@@ -20,7 +20,7 @@ use crate::usage::{self, scan_one};
 
 /// What to look at closely.
 #[derive(Clone, Debug, Default)]
-pub struct Look<'a> {
+pub struct Look {
     /// Most bytes by cache, from the configuration.
     pub cache_max: BTreeMap<String, u64>,
     /// Measure the whole store.
@@ -29,23 +29,23 @@ pub struct Look<'a> {
     pub projects: bool,
     /// Measure what stays too.
     pub everything: bool,
-    /// Layers, images and downloads that lock files name, with the file.
-    pub locked: Option<&'a BTreeMap<String, String>>,
 }
 
 impl Store {
     /// Reads the store. Refuses one that is damaged: what is needed could look as if it were not.
-    pub fn stock(&self, look: &Look<'_>, keep_last: usize) -> Result<Inventory> {
+    pub fn stock(&self, look: &Look, keep_last: usize) -> Result<Inventory> {
         let found = self.inventory()?;
         self.readable(&found)?;
         let disk = nix::sys::statvfs::statvfs(&self.root)
             .context(|| format!("cannot ask for free space at `{}`", self.root.display()))?;
+        let locked = self.locked()?;
         let mut stock = Inventory {
             now: Timestamp::now(),
             size: disk.blocks() * disk.fragment_size(),
             free: disk.blocks_available() * disk.fragment_size(),
             leases: self.leases()?,
-            locked: look.locked.cloned().unwrap_or_default(),
+            locked: locked.names,
+            notes: locked.notes,
             ..Inventory::default()
         };
         let is_busy = |name: &String, held: bool| held && !self.only_waits(name);
@@ -202,7 +202,7 @@ impl Store {
     }
 
     /// Finds out the bytes of what was never measured, and of the store where a limit needs them.
-    fn measure(&self, stock: &mut Inventory, look: &Look<'_>, keep_last: usize) -> Result<()> {
+    fn measure(&self, stock: &mut Inventory, look: &Look, keep_last: usize) -> Result<()> {
         let roots = Roots::of(stock, keep_last);
         for (id, item) in &mut stock.layers {
             if item.layer.cost.is_none() && (look.everything || !roots.layers.contains_key(id)) {
