@@ -5,6 +5,7 @@ use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::gpu;
 use crate::host::Host;
 use crate::store::Store;
+use crate::store::ballast::Dropped;
 use crate::ui::Ui;
 use crate::userns;
 
@@ -40,6 +41,16 @@ impl Context {
         Ok(store)
     }
 
+    /// Opens a store that must be there to free space, on a full disk too: the ballast goes before anything is written, a lock's
+    /// holder included.
+    pub fn store_to_free(&self, what: &str) -> Result<(Store, Option<Dropped>)> {
+        self.host_as_root(what)?;
+        let store = self.existing_store()?;
+        let ballast = store.drop_ballast()?;
+        self.reap(&store)?;
+        Ok((store, ballast))
+    }
+
     /// Removes what killed `up --ephemeral` left; what cannot be removed now is no reason to do nothing else.
     pub fn reap(&self, store: &Store) -> Result<()> {
         let (reaped, wrong) = store.reap()?;
@@ -71,11 +82,16 @@ impl Context {
 
     /// Asks before something is dropped, on a terminal; a script has decided already.
     pub fn confirm(&self, question: &str) -> Result<()> {
-        let terminals = self.ui.settings().terminals;
-        if terminals.stdin && terminals.stderr && !self.ui.confirm(question)? {
-            return Err(Error::new(Kind::Usage, "nothing changed"));
+        match self.agrees(question)? {
+            true => Ok(()),
+            false => Err(Error::new(Kind::Usage, "nothing changed")),
         }
-        Ok(())
+    }
+
+    /// Asks the same where something was dropped already.
+    pub fn agrees(&self, question: &str) -> Result<bool> {
+        let terminals = self.ui.settings().terminals;
+        Ok(!terminals.stdin || !terminals.stderr || self.ui.confirm(question)?)
     }
 
     /// Ends a command that took a snapshot: it is written to disk in the background, and the trash emptied.
@@ -89,5 +105,14 @@ impl Context {
             store.start_background(&Host::probe()?.program)?;
         }
         Ok(())
+    }
+
+    /// Ends a command that frees space: where the disk was full, what it threw away is gone before the ballast comes back.
+    pub fn tidy_full(&self, store: &Store, ballast: Option<Dropped>) -> Result<()> {
+        if ballast.is_some() {
+            store.reclaim()?;
+        }
+        drop(ballast);
+        self.tidy(store)
     }
 }

@@ -247,6 +247,56 @@ fn what_nobody_can_use_goes_and_other_things_are_not_looked_at() {
 }
 
 #[test]
+fn a_dry_run_counts_the_trash_as_the_real_one_does() {
+    let store = TestStore::new();
+    round(&store, 0, 6);
+    store.up();
+    round(&store, 1, 6);
+    store.up();
+    // As `rm` leaves it when the machine stops before it is emptied.
+    let waits = store.home().join("trash/0123456789abcdef");
+    fs::create_dir(&waits).unwrap();
+    fs::write(waits.join("x"), vec![1; 64 << 20]).unwrap();
+    let dry = json(&store, &["--dry-run", "--free", "32M", "--preset", "ci"]);
+    assert!(names(&dry, "items").is_empty(), "{dry:#}");
+    assert!(dry["trash"].as_u64().unwrap() >= 64 * MIB, "{dry:#}");
+    let text = store.rockenv(&["gc", "--dry-run", "--free", "32M"]).ok();
+    assert!(text.err.contains("wait in the trash"), "{text:?}");
+    let more = json(&store, &["--dry-run", "--free", "68M", "--preset", "ci"]);
+    assert_eq!(names(&more, "items").len(), 1, "{more:#}");
+    let done = json(&store, &["--free", "32M", "--preset", "ci"]);
+    assert!(names(&done, "removed").is_empty(), "{done:#}");
+    assert!(done["trash"].as_u64().unwrap() >= 60 * MIB, "{done:#}");
+}
+
+#[test]
+fn what_a_later_look_adds_is_asked_for_too() {
+    let store = TestStore::new();
+    for number in 0..3 {
+        round(&store, number, 6);
+        store.up();
+    }
+    // One is said to hold much more than it does.
+    for entry in fs::read_dir(store.home().join("layers")).unwrap() {
+        let file = entry.unwrap().path().join("layer.json");
+        let mut layer: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+        if layer["title"] == "b0" {
+            layer["cost"]["bytes"] = (1_u64 << 30).into();
+            fs::write(&file, layer.to_string()).unwrap();
+        }
+    }
+    let words = ["gc", "--free", "200M", "--preset", "ci"];
+    let mut asked = Terminal::start(store.command(&words), 33, 101);
+    asked.expect("remove 1 thing ");
+    asked.write("y\n");
+    asked.expect("less was freed than estimated: remove");
+    asked.write("n\n");
+    asked.expect("removed 1 thing");
+    asked.wait(10);
+    assert_eq!(snapshots(&store), ["a0", "a1", "b1", "a2", "b2"]);
+}
+
+#[test]
 fn a_damaged_store_is_left_alone() {
     let store = TestStore::new();
     round(&store, 0, 1);
@@ -340,7 +390,7 @@ fn a_cache_stays_as_it_is_while_another_env_builds_on_it() {
     };
     // It begins while somebody thinks about what is to go.
     let mut asked = Terminal::start(store.command(&["gc"]), 33, 101);
-    asked.expect("remove 1 thing");
+    asked.expect("remove 1 thing ");
     let running = build();
     asked.write("y\n");
     asked.expect(&format!("cache apt stays: a command runs in env {other}"));

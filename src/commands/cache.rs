@@ -92,7 +92,7 @@ fn ls(cx: &Context) -> Result<()> {
 }
 
 fn clear(cx: &Context, args: &ClearArgs) -> Result<()> {
-    let store = cx.store_to_change("emptying a cache")?;
+    let (store, ballast) = cx.store_to_free("emptying a cache")?;
     let names: Vec<String> = if args.all {
         store.caches()?.into_keys().collect()
     } else {
@@ -103,11 +103,10 @@ fn clear(cx: &Context, args: &ClearArgs) -> Result<()> {
         return Ok(());
     }
     cx.confirm(&format!("empty {}?", names.join(", ")))?;
-    store.drop_ballast()?;
     for name in &names {
         clear_one(cx, &store, name)?;
     }
-    cx.tidy(&store)
+    cx.tidy_full(&store, ballast)
 }
 
 fn clear_one(cx: &Context, store: &Store, name: &str) -> Result<()> {

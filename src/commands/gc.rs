@@ -1,5 +1,6 @@
 //! Owns `gc`: reading the store, the decision, carrying it out, and what it came to.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -62,14 +63,17 @@ pub fn gc(cx: &Context, args: &GcArgs) -> Result<()> {
         return show_roots(cx, &store.stock(&look, limits.keep_last)?, &limits);
     }
     if args.dry_run {
-        let stock = store.stock(&look, limits.keep_last)?;
-        let plan = plan(&stock, &limits, asked);
-        return show(cx, &policy, &limits, &stock, &plan);
+        let mut stock = store.stock(&look, limits.keep_last)?;
+        let (free, trash) = (stock.free, store.trash_bytes()?);
+        stock.free += trash;
+        let left = asked.map(|asked| asked.saturating_sub(trash));
+        let plan = plan(&stock, &limits, left);
+        return show(cx, &policy, &limits, free, trash, &plan);
     }
     cx.host_as_root("removing what is not needed")?;
     // Before anything is written, a lock's holder included.
-    let full = store.drop_ballast()?;
-    if full {
+    let ballast = store.drop_ballast()?;
+    if ballast.is_some() {
         cx.ui
             .note("the disk is full: the ballast is given up first");
     }
@@ -79,6 +83,7 @@ pub fn gc(cx: &Context, args: &GcArgs) -> Result<()> {
         cx.ui.warn(&error.chain().join(": "));
     }
     let mut done = Done::default();
+    let mut agreed = BTreeSet::new();
     for round in 0..ROUNDS {
         store.reclaim()?;
         let stock = store.stock(&look, limits.keep_last)?;
@@ -87,7 +92,12 @@ pub fn gc(cx: &Context, args: &GcArgs) -> Result<()> {
         let plan = plan(&stock, &limits, left);
         if round == 0 {
             done.trash = gained;
-            confirm(cx, &plan)?;
+        }
+        if !agree(cx, &plan, &mut agreed)? {
+            if round == 0 {
+                return Err(Error::new(Kind::Usage, "nothing changed"));
+            }
+            break;
         }
         let goal = Goal {
             unused: asked.map(|asked| before.saturating_add(asked)),
@@ -103,8 +113,9 @@ pub fn gc(cx: &Context, args: &GcArgs) -> Result<()> {
     store.reclaim()?;
     done.freed =
         i64::try_from(unused(&store)?).unwrap_or(i64::MAX) - i64::try_from(before).unwrap_or(0);
-    let free = free_space(store.root())?;
+    drop(ballast);
     store.load_ballast()?;
+    let free = free_space(store.root())?;
     report(cx, &done, asked, free)
 }
 
@@ -159,16 +170,31 @@ struct Stayed {
     why: String,
 }
 
-fn confirm(cx: &Context, plan: &Plan) -> Result<()> {
-    let again = plan.items.iter().filter(|item| item.rebuild_ms > 0);
-    if again.clone().next().is_none() {
-        return Ok(());
+fn things(count: usize) -> String {
+    match count {
+        1 => "1 thing".to_owned(),
+        many => format!("{many} things"),
     }
-    let time: u64 = again.map(|item| item.rebuild_ms).sum();
-    cx.confirm(&format!(
-        "remove {} things ({}; making them again would take {})?",
-        plan.items.len(),
-        size::bytes(plan.estimate),
+}
+
+/// Asks before anything goes that takes time to make again, and once more where a later look adds to what was agreed to.
+fn agree(cx: &Context, plan: &Plan, agreed: &mut BTreeSet<What>) -> Result<bool> {
+    let more = if agreed.is_empty() {
+        ""
+    } else {
+        "less was freed than estimated: "
+    };
+    let items = plan.items.iter();
+    let new: Vec<&Item> = items.filter(|item| !agreed.contains(&item.what)).collect();
+    agreed.extend(new.iter().map(|item| item.what.clone()));
+    let time: u64 = new.iter().map(|item| item.rebuild_ms).sum();
+    if time == 0 {
+        return Ok(true);
+    }
+    cx.agrees(&format!(
+        "{more}remove {} ({}; making them again would take {})?",
+        things(new.len()),
+        size::bytes(new.iter().map(|item| item.bytes).sum()),
         size::duration(Duration::from_millis(time))
     ))
 }
@@ -235,12 +261,9 @@ fn report(cx: &Context, done: &Done, asked: Option<u64>, free: u64) -> Result<()
             free,
         })?;
     } else {
-        let count = match done.removed.len() {
-            1 => "1 thing".to_owned(),
-            many => format!("{many} things"),
-        };
         cx.ui.data(&format!(
-            "removed {count}: {} freed, {} were estimated; {} are free now\n",
+            "removed {}: {} freed, {} were estimated; {} are free now\n",
+            things(done.removed.len()),
             size::delta(done.freed).trim_start_matches('+'),
             size::bytes(done.estimate + done.trash),
             size::bytes(free)
@@ -273,7 +296,8 @@ fn show(
     cx: &Context,
     policy: &Policy,
     limits: &Limits,
-    stock: &Inventory,
+    free: u64,
+    trash: u64,
     plan: &Plan,
 ) -> Result<()> {
     if cx.json {
@@ -284,6 +308,8 @@ fn show(
             preset: Preset,
             limits: &'a Limits,
             free: u64,
+            /// Bytes that wait in the trash, and are the first to go.
+            trash: u64,
             #[serde(flatten)]
             plan: &'a Plan,
         }
@@ -292,7 +318,8 @@ fn show(
             dry_run: true,
             preset: policy.preset,
             limits,
-            free: stock.free,
+            free,
+            trash,
             plan,
         });
     }
@@ -318,9 +345,15 @@ fn show(
     cx.ui.data(&format!(
         "{} in all; {} are free; {} more could be made again and stay\n",
         size::bytes(plan.estimate),
-        size::bytes(stock.free),
+        size::bytes(free),
         size::bytes(plan.spare)
     ));
+    if trash > 0 {
+        cx.ui.note(&format!(
+            "{} more wait in the trash and are the first to go",
+            size::bytes(trash)
+        ));
+    }
     for note in &plan.notes {
         cx.ui.note(note);
     }

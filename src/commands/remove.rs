@@ -122,6 +122,8 @@ pub fn rm(cx: &Context, args: &RmArgs) -> Result<()> {
         args.names.join(", ")
     );
     cx.confirm(&question)?;
+    // Before anything is written, a lock's holder included.
+    let ballast = store.drop_ballast()?;
     // May take one of them, which then is as wished.
     cx.reap(&store)?;
     for name in &args.names {
@@ -139,5 +141,5 @@ pub fn rm(cx: &Context, args: &RmArgs) -> Result<()> {
             cx.ui.note(&format!("{name}: removed"));
         }
     }
-    cx.tidy(&store)
+    cx.tidy_full(&store, ballast)
 }

@@ -99,14 +99,15 @@ pub fn snapshot(cx: &Context, command: SnapshotCommand) -> Result<()> {
         SnapshotCommand::Ls(args) => ls(cx, &args),
         SnapshotCommand::Diff(args) => diff(cx, &args),
         SnapshotCommand::Rm(args) => {
-            let store = cx.store_to_change("removing a snapshot")?;
+            let (store, ballast) = cx.store_to_free("removing a snapshot")?;
             let mut env = store.lock_known(&args.env, "snapshot rm", lock::WAIT)?;
             for name in &args.names {
                 env.remove_snapshot(name)?;
                 cx.ui
                     .note(&format!("{}: snapshot `{name}` removed", args.env));
             }
-            cx.tidy(&store)
+            drop(env);
+            cx.tidy_full(&store, ballast)
         }
     }
 }

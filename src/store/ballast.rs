@@ -3,6 +3,7 @@
 use std::io::Write as _;
 
 use fs_err as fs;
+use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 
 use super::Store;
@@ -17,34 +18,64 @@ const ROOM: u64 = 64;
 /// Less than this many free bytes are as good as none.
 const LITTLE: u64 = 4 << 20;
 
+/// The ballast was given up. However the command ends, it is laid down again then, where there is room.
+#[derive(Debug)]
+pub struct Dropped(Store);
+
+impl Drop for Dropped {
+    fn drop(&mut self) {
+        // Without it nothing is worse than it was on a disk that is full again.
+        drop(self.0.lay_ballast());
+    }
+}
+
 impl Store {
-    /// Lays the ballast down where it is missing and there is room.
-    pub fn load_ballast(&self) -> Result<()> {
-        let path = self.root.join(NAME);
-        let there = fs::metadata(&path).is_ok_and(|data| data.len() >= SIZE);
-        if there || free_space(&self.root)? < SIZE * ROOM {
-            return Ok(());
-        }
-        let mut file = fs::File::create(&path)?;
-        let length = i64::try_from(SIZE).unwrap_or(i64::MAX);
-        if fallocate(file.file(), FallocateFlags::empty(), 0, length).is_err() {
-            // ext3 and others; not zeros, which some file systems do not store.
-            let block: Vec<u8> = (0..=255).cycle().take(1 << 20).collect();
-            for _ in 0..SIZE >> 20 {
-                file.write_all(&block)?;
-            }
-        }
-        Ok(())
+    fn has_ballast(&self) -> bool {
+        fs::metadata(self.root.join(NAME)).is_ok_and(|data| data.len() >= SIZE)
     }
 
-    /// Gives the ballast up where the disk is full. Says whether it did.
-    pub fn drop_ballast(&self) -> Result<bool> {
+    /// Lays the ballast down where it is missing and there is much room.
+    pub fn load_ballast(&self) -> Result<()> {
+        if self.has_ballast() || free_space(&self.root)? < SIZE * ROOM {
+            return Ok(());
+        }
+        self.lay_ballast()
+    }
+
+    /// Lays the ballast down whole, or not at all.
+    fn lay_ballast(&self) -> Result<()> {
+        if self.has_ballast() {
+            return Ok(());
+        }
+        let path = self.root.join(NAME);
+        let laid = fill(&mut fs::File::create(&path)?);
+        if laid.is_err() {
+            fs::remove_file(&path)?;
+        }
+        Ok(laid?)
+    }
+
+    /// Gives the ballast up where the disk is full, for as long as the value lives.
+    pub fn drop_ballast(&self) -> Result<Option<Dropped>> {
         if free_space(&self.root)? >= LITTLE {
-            return Ok(false);
+            return Ok(None);
         }
         match fs::remove_file(self.root.join(NAME)) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
-            other => Ok(other.map(|()| true)?),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            other => Ok(other.map(|()| Some(Dropped(self.clone())))?),
+        }
+    }
+}
+
+fn fill(file: &mut fs::File) -> std::io::Result<()> {
+    let length = i64::try_from(SIZE).unwrap_or(i64::MAX);
+    match fallocate(file.file(), FallocateFlags::empty(), 0, length) {
+        Ok(()) => Ok(()),
+        Err(Errno::ENOSPC) => Err(Errno::ENOSPC.into()),
+        Err(_) => {
+            // ext3 and others; not zeros, which some file systems do not store.
+            let block: Vec<u8> = (0..=255).cycle().take(1 << 20).collect();
+            (0..SIZE >> 20).try_for_each(|_| file.write_all(&block))
         }
     }
 }

@@ -91,8 +91,11 @@ impl Lock {
             .map_err(|error| Error::unexpected("cannot encode lock").source(error))?;
         self.file.set_len(0)?;
         self.file.seek(std::io::SeekFrom::Start(0))?;
-        self.file.write_all(text.as_bytes())?;
-        Ok(())
+        match self.file.write_all(text.as_bytes()) {
+            // It is for messages only, and who holds the lock may be about to make room.
+            Err(error) if error.kind() == std::io::ErrorKind::StorageFull => Ok(()),
+            other => Ok(other?),
+        }
     }
 }
 

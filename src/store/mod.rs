@@ -21,7 +21,7 @@
 //! then unlink. Whatever an env's record does not name is garbage that its next command collects.
 
 pub mod atomic;
-mod ballast;
+pub mod ballast;
 pub mod caches;
 pub mod check;
 pub mod env;

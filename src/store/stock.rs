@@ -201,6 +201,22 @@ impl Store {
         Ok(())
     }
 
+    /// Returns the bytes that emptying the trash gives back: `gc` begins with that.
+    pub fn trash_bytes(&self) -> Result<u64> {
+        let trash = self.root.join("trash");
+        if self.method() != Method::Btrfs {
+            let options = usage::Options {
+                extents: self.method() == Method::Reflink,
+                ..usage::Options::default()
+            };
+            let usage = usage::scan(&[usage::Root::new(trash, 0)], &options);
+            return Ok(usage.total().exclusive);
+        }
+        let entries = names(&trash)?.into_iter();
+        let bytes = entries.map(|name| self.tree_bytes(&trash.join(name)));
+        bytes.sum()
+    }
+
     /// Finds out the bytes of what was never measured, and of the store where a limit needs them.
     fn measure(&self, stock: &mut Inventory, look: &Look, keep_last: usize) -> Result<()> {
         let roots = Roots::of(stock, keep_last);

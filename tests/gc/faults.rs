@@ -1,14 +1,17 @@
 //! Owns what goes wrong around `gc`: it is killed, the disk is full, builds run beside it.
 
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use fs_err as fs;
+use nix::fcntl::FallocateFlags;
 
 use super::support::env::TestStore;
 use super::support::loopfs::{Kind, LoopFs};
 use super::support::random::Random;
+use super::support::terminal::Terminal;
 use super::{fill, json, names, round, snapshots, untouched};
 
 fn killed_at_any_moment(kind: Kind) {
@@ -69,6 +72,29 @@ fn killed_on_btrfs_it_loses_nothing_and_the_next_one_finishes() {
     killed_at_any_moment(Kind::Btrfs);
 }
 
+/// Fills a disk to the last byte that root may write.
+fn hog(disk: &LoopFs) -> PathBuf {
+    use std::io::{Seek as _, SeekFrom, Write as _};
+    let path = disk.join("hog");
+    let mut hog = fs::File::create(&path).unwrap();
+    // Without writing as long as large pieces fit, then blocks, then what is left.
+    let mut piece: i64 = 1 << 30;
+    let mut length: i64 = 0;
+    while piece >= 1 << 20 {
+        match nix::fcntl::fallocate(&hog, FallocateFlags::empty(), length, piece) {
+            Ok(()) => length += piece,
+            Err(_) => piece /= 2,
+        }
+    }
+    hog.seek(SeekFrom::End(0)).unwrap();
+    let mut block = vec![7; 1 << 20];
+    while !block.is_empty() {
+        while hog.write_all(&block).is_ok() && hog.sync_data().is_ok() {}
+        block.truncate(block.len() / 4);
+    }
+    path
+}
+
 fn full_disk(kind: Kind) {
     let disk = LoopFs::sized(kind, 2 << 30);
     let store = TestStore::on(&disk);
@@ -82,23 +108,52 @@ fn full_disk(kind: Kind) {
     round(&store, 1, 20);
     store.up();
     assert!(store.home().join(".ballast").exists());
-    // To the last byte that root may write: whole blocks first, then what is left.
-    let mut hog = fs::File::create(disk.join("hog")).unwrap();
-    let mut block = vec![7; 1 << 20];
-    while !block.is_empty() {
-        use std::io::Write as _;
-        while hog.write_all(&block).is_ok() && hog.sync_data().is_ok() {}
-        block.truncate(block.len() / 4);
-    }
-    drop(hog);
+    let hog = hog(&disk);
+    let ballast = store.home().join(".ballast");
     assert!(fs::write(store.home().join("more"), vec![1; 1 << 16]).is_err());
+    // Who says no has what was there.
+    let mut asked = Terminal::start(
+        store.command(&["gc", "--free", "30M", "--preset", "ci"]),
+        33,
+        101,
+    );
+    asked.expect("remove 2 things");
+    asked.write("n\n");
+    asked.wait(2);
+    assert_eq!(snapshots(&store).len(), 4);
+    assert!(ballast.exists(), "the ballast is gone for nothing");
     let done = json(&store, &["--free", "30M", "--preset", "ci"]);
     assert_eq!(done["removed"].as_array().unwrap().len(), 2, "{done:#}");
     assert_eq!(snapshots(&store), ["a1", "b1"]);
-    fs::remove_file(disk.join("hog")).unwrap();
-    json(&store, &["--preset", "ci"]);
-    assert!(store.home().join(".ballast").exists(), "no new ballast");
+    assert!(ballast.exists(), "no new ballast");
+    fs::remove_file(&hog).unwrap();
     store.sh("test -s ~/a").ok();
+    untouched(&store);
+    store.rockenv(&["fsck"]).ok();
+    // What gc advises where it has nothing more to give works on a full disk too.
+    let name = store.env();
+    store.rockenv(&["snapshot", "create", name, "mine"]).ok();
+    for words in [
+        &["snapshot", "rm", name, "mine"][..],
+        &["rm", "--yes", name],
+    ] {
+        self::hog(&disk);
+        store.rockenv(words).ok();
+        assert!(ballast.exists(), "no new ballast after {words:?}");
+        fs::remove_file(&hog).unwrap();
+    }
+    assert!(
+        !store
+            .home()
+            .join("envs")
+            .join(name)
+            .join("record.json")
+            .exists()
+    );
+    assert_eq!(
+        fs::read_dir(store.home().join("layers")).unwrap().count(),
+        0
+    );
     untouched(&store);
     store.rockenv(&["fsck"]).ok();
 }
