@@ -232,6 +232,10 @@ impl LockedEnv<'_> {
             match entry {
                 Entry::Remove { id, layers } => return self.finish_removal(&id, &layers),
                 Entry::Forget { layers } => self.store.remove_unused_layers(&layers)?,
+                // What cannot be moved is no reason to have no env: without its stamps ninja builds it anew.
+                Entry::Expunge { volume, project } => {
+                    drop(self.store.take_project(&volume, &project));
+                }
                 Entry::Freeze { tree, snapshot } => {
                     let published = self
                         .store

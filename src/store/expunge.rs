@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use super::check::names;
+use super::journal;
 use super::sweep::Swept;
 use super::{LockedEnv, Store, random_id};
 use crate::error::Result;
@@ -79,6 +80,18 @@ impl Store {
     }
 }
 
+impl Store {
+    /// Moves what `+expunge` removes of a sub-project to the trash.
+    pub(super) fn take_project(&self, volume: &str, project: &Path) -> Result<()> {
+        let top = self.volume_dir(volume);
+        for part in EXPUNGED {
+            let place = self.root().join("trash").join(random_id()?);
+            rootfs::take_below(&top, &project.join(part), &place)?;
+        }
+        Ok(())
+    }
+}
+
 /// Returns what giving a sub-project up frees, in bytes: not what artifacts, or others' `dist`, hold by hard links too.
 fn expunged_bytes(project: &Path) -> u64 {
     let roots: Vec<usage::Root> = EXPUNGED
@@ -106,10 +119,14 @@ impl LockedEnv<'_> {
         if !archived_in(&top)?.contains(project) {
             return Ok(Swept::Stays("no artifact holds it any more".to_owned()));
         }
-        for part in EXPUNGED {
-            let place = self.store.root().join("trash").join(random_id()?);
-            rootfs::take_below(&top, &project.join(part), &place)?;
-        }
-        Ok(Swept::Gone)
+        // Without its stamp nothing shows what was to go with it.
+        let entry = journal::Entry::Expunge {
+            volume: id.clone(),
+            project: project.to_owned(),
+        };
+        journal::begin(&self.directory, &entry)?;
+        let taken = self.store.take_project(id, project);
+        journal::clear(&self.directory)?;
+        taken.map(|()| Swept::Gone)
     }
 }

@@ -30,6 +30,13 @@ pub enum Entry {
         /// Layers it used, to be removed where nobody else does.
         layers: Vec<String>,
     },
+    /// A sub-project of TheRock is about to be given up.
+    Expunge {
+        /// The build volume's id.
+        volume: String,
+        /// The sub-project's directory there.
+        project: PathBuf,
+    },
     /// The record is about to forget snapshots.
     Forget {
         /// Their layers, to be removed where nobody needs them.

@@ -7,7 +7,8 @@ use std::path::{Component, Path, PathBuf};
 const PROJECT: &str = "CMAKE_PROJECT_NAME:STATIC=THEROCK";
 
 /// What `PROJECT+expunge` removes of a sub-project's directory. In this order: without its stamps ninja takes a sub-project for
-/// one that was never built, however much of the rest is there when something is cut off.
+/// one that was never built, however much of the rest is there when something is cut off; with stamps and without its stage it
+/// would have nothing to do and be wrong.
 pub const EXPUNGED: [&str; 5] = ["stamp", "stage.prebuilt", "build", "stage", "dist"];
 
 /// Says whether this is the `CMakeCache.txt` of TheRock itself.

@@ -1,5 +1,9 @@
 //! Sub-projects of TheRock: what its own `+expunge` removes goes where an artifact holds the result, and nothing else.
 
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
 use fs_err as fs;
 
 use super::{MIB, json, names};
@@ -104,6 +108,63 @@ fn what_an_artifact_holds_may_be_given_up() {
     assert!(projects(&store, &["--expunge"]).is_empty());
     // The env is what it was: nothing is to do.
     store.up();
+}
+
+/// Runs `gc --expunge` and kills it when it is about to move a part for the `nth` time.
+fn kill_at_part(store: &TestStore, nth: usize) {
+    let gc = store.command(&["--yes", "gc", "--expunge", "--free", "1T", "--preset", "ci"]);
+    let mut traced = Command::new("strace");
+    traced
+        .args(["-f", "-qq", "-o", "/dev/null", "-e", "trace=renameat"])
+        .arg(format!("--inject=renameat:signal=KILL:when={nth}"))
+        .arg(gc.get_program())
+        .args(gc.get_args())
+        .env_clear()
+        .envs(
+            gc.get_envs()
+                .filter_map(|(name, value)| Some((name, value?))),
+        )
+        .current_dir(store.work())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let status = traced.status().unwrap();
+    assert_eq!(status.signal(), Some(9), "{status}");
+}
+
+#[test]
+fn killed_between_two_parts_of_one_the_next_command_finishes() {
+    let store = TestStore::new();
+    built(&store, "true");
+    store.up();
+    let volume = fs::read_dir(store.home().join("volumes")).unwrap();
+    let top = volume.flatten().next().unwrap().path();
+    let projects = ["rocBLAS", "rocSPARSE"].map(|name| top.join("math-libs").join(name));
+    let parts = |project: &PathBuf| fs::read_dir(project).unwrap().count();
+    for nth in 2..6 {
+        store.sh(&format!("rm -rf /build/*\n{TREE}")).ok();
+        kill_at_part(&store, nth);
+        let cut: Vec<&PathBuf> = projects
+            .iter()
+            .filter(|project| !project.join("stamp").exists())
+            .collect();
+        // Stamps are the first to go, and nothing else tells that it was begun.
+        assert!(matches!(cut[..], [one] if parts(one) > 0), "{nth}: {cut:?}");
+        // One that would offer no sub-projects.
+        store.rockenv(&["--yes", "gc"]).ok();
+        let mut left = projects.iter().map(parts).collect::<Vec<_>>();
+        left.sort_unstable();
+        assert_eq!(left, [0, 4], "{nth}");
+        assert!(top.join("base/half/build/object.o").exists());
+        assert!(
+            !store
+                .home()
+                .join("envs")
+                .join(store.env())
+                .join("journal.jsonl")
+                .exists()
+        );
+    }
+    store.rockenv(&["fsck"]).ok();
 }
 
 #[test]
