@@ -9,8 +9,12 @@ mod faults;
 mod files;
 #[path = "share/full_registry.rs"]
 mod full_registry;
+#[path = "share/proxy.rs"]
+mod proxy;
 #[path = "share/refused.rs"]
 mod refused;
+#[path = "share/token.rs"]
+mod token;
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;

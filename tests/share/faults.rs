@@ -1,111 +1,20 @@
 //! What goes wrong on the way: commands that are killed, disks that fill up, registries that refuse or die.
 
-use std::io::{Read as _, Write as _};
-use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use fs_err as fs;
 use nix::sys::signal::Signal;
 use rockenv::store::Store;
 
+use super::proxy::{Fault, Proxy};
 use super::{Two, other_key, without_volume};
 use crate::support::env::TestStore;
 use crate::support::loopfs::{Kind, LoopFs};
 use crate::support::run::{Background, wait_until};
 
-/// What becomes of a request.
-#[derive(Clone, Copy)]
-enum Fault {
-    None,
-    /// The registry is not asked.
-    Status(u16),
-    /// The connection breaks after so many bytes of the answer.
-    Dies(u64),
-    /// So many bytes of the request arrive, and nothing happens any more.
-    Hangs(u64),
-}
-
-/// Stands before a registry until the test ends.
-struct Proxy {
-    host: String,
-    /// A request hangs.
-    hangs: Arc<AtomicBool>,
-}
-
-impl Proxy {
-    /// `judge` is asked about each request by its first line.
-    fn start(to: &str, judge: impl Fn(&str) -> Fault + Send + Sync + 'static) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let host = listener.local_addr().unwrap().to_string();
-        let hangs = Arc::new(AtomicBool::new(false));
-        let (to, judge, flag) = (to.to_owned(), Arc::new(judge), Arc::clone(&hangs));
-        std::thread::spawn(move || {
-            for client in listener.incoming().flatten() {
-                let (to, judge, flag) = (to.clone(), Arc::clone(&judge), Arc::clone(&flag));
-                // What breaks off is what is tested.
-                std::thread::spawn(move || drop(answer(&client, &to, &*judge, &flag)));
-            }
-        });
-        Self { host, hangs }
-    }
-
-    fn repository(&self) -> String {
-        format!("{}/team/rocm", self.host)
-    }
-}
-
-fn answer(
-    mut client: &TcpStream,
-    to: &str,
-    judge: &dyn Fn(&str) -> Fault,
-    hangs: &AtomicBool,
-) -> std::io::Result<()> {
-    let mut head = Vec::new();
-    while !head.ends_with(b"\r\n\r\n") {
-        let mut byte = [0];
-        client.read_exact(&mut byte)?;
-        head.push(byte[0]);
-    }
-    let text = String::from_utf8_lossy(&head).into_owned();
-    let fault = judge(text.lines().next().unwrap_or_default());
-    if let Fault::Status(status) = fault {
-        let text =
-            format!("HTTP/1.1 {status} no\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
-        client.write_all(text.as_bytes())?;
-        return client.shutdown(Shutdown::Write);
-    }
-    let mut registry = TcpStream::connect(to)?;
-    // One request on each connection.
-    let kept = text
-        .trim_end()
-        .lines()
-        .filter(|line| !line.to_ascii_lowercase().starts_with("connection:"));
-    let kept: Vec<&str> = kept.collect();
-    registry.write_all(format!("{}\r\nconnection: close\r\n\r\n", kept.join("\r\n")).as_bytes())?;
-    let (from, mut into) = (client.try_clone()?, registry.try_clone()?);
-    if let Fault::Hangs(bytes) = fault {
-        std::io::copy(&mut from.take(bytes), &mut into)?;
-        hangs.store(true, Ordering::Relaxed);
-        loop {
-            std::thread::park();
-        }
-    }
-    std::thread::spawn(move || {
-        let mut from = from;
-        drop(std::io::copy(&mut from, &mut into));
-    });
-    let bytes = match fault {
-        Fault::Dies(bytes) => bytes,
-        _ => u64::MAX,
-    };
-    std::io::copy(&mut registry.try_clone()?.take(bytes), &mut client)?;
-    registry.shutdown(Shutdown::Both)?;
-    client.shutdown(Shutdown::Both)
-}
-
-fn is_layer(line: &str) -> bool {
-    line.starts_with("GET ") && line.contains("/blobs/")
+fn is_layer(head: &str) -> bool {
+    head.starts_with("GET ") && head.contains("/blobs/")
 }
 
 /// Fails unless nothing that was not pulled whole has a name.
@@ -123,9 +32,9 @@ fn a_push_that_was_killed_is_finished_by_the_next() {
     let name = two.profile("[[step]]\nname = 'one'\nrun = 'head -c 8M /dev/urandom > $HOME/one'\n[[step]]\nname = 'two'\nrun = 'true'\n");
     two.one.rockenv(&["up", name]).ok();
     let uploads = AtomicUsize::new(0);
-    let proxy = Proxy::start(&two.registry.host, move |line| {
+    let proxy = Proxy::start(&two.registry.host, move |head| {
         // The image arrives, and what is said of it, and half of what comes then.
-        match line.starts_with("PATCH ") && uploads.fetch_add(1, Ordering::Relaxed) > 1 {
+        match head.starts_with("PATCH ") && uploads.fetch_add(1, Ordering::Relaxed) > 1 {
             true => Fault::Hangs(4 << 20),
             false => Fault::None,
         }
@@ -199,7 +108,9 @@ fn a_registry_that_refuses_everything_is_said_and_gone_without() {
     let store = TestStore::new();
     let name = store.env();
     for (status, code) in [(401, 4), (403, 4), (429, 1), (500, 1)] {
-        let proxy = Proxy::start("127.0.0.1:9", move |_| Fault::Status(status));
+        let proxy = Proxy::start("127.0.0.1:9", move |_| {
+            Fault::Says(status, String::new(), String::new())
+        });
         let run = |words: &[&str]| {
             let mut command = store.command(words);
             command.env("ROCKENV_REGISTRY", proxy.repository());
@@ -226,7 +137,7 @@ fn a_registry_that_dies_in_a_layer_is_asked_for_the_rest() {
     let two = Two::new(TestStore::new(), TestStore::new());
     let name = two.pushed("[[step]]\nname = 'one'\nrun = 'head -c 3M /dev/urandom > $HOME/one'\n");
     // One that dies at once, whenever it is asked for a layer, is as good as none.
-    let dead = Proxy::start(&two.registry.host, |line| match is_layer(line) {
+    let dead = Proxy::start(&two.registry.host, |head| match is_layer(head) {
         true => Fault::Dies(0),
         false => Fault::None,
     });
@@ -244,8 +155,8 @@ fn a_registry_that_dies_in_a_layer_is_asked_for_the_rest() {
     );
     let asked = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&asked);
-    let tired = Proxy::start(&two.registry.host, move |line| {
-        match is_layer(line) && counter.fetch_add(1, Ordering::Relaxed) < 3 {
+    let tired = Proxy::start(&two.registry.host, move |head| {
+        match is_layer(head) && counter.fetch_add(1, Ordering::Relaxed) < 3 {
             true => Fault::Dies(1 << 20),
             false => Fault::None,
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use oci_client::RegistryOperation;
 use oci_client::client::{ClientConfig, ClientProtocol};
@@ -55,7 +55,25 @@ pub(crate) struct Registry {
     image: oci_client::Reference,
     operation: RegistryOperation,
     /// What the registry asked for, as soon as it has.
-    authorization: Mutex<Option<HeaderValue>>,
+    authorization: Mutex<Option<Granted>>,
+}
+
+/// What requests carry since the last login.
+#[derive(Clone)]
+struct Granted {
+    header: HeaderValue,
+    since: Instant,
+}
+
+/// How old a token may be when a layer begins: the shortest-lived ones last a minute.
+const FRESH: Duration = Duration::from_secs(30);
+
+impl Granted {
+    /// Says whether it may end before a request does that begins now and cannot be sent twice. A password does not.
+    fn is_stale(&self, now: Instant) -> bool {
+        let is_token = self.header.as_bytes().starts_with(b"Bearer ");
+        is_token && now.saturating_duration_since(self.since) >= FRESH
+    }
 }
 
 impl Registry {
@@ -177,12 +195,20 @@ impl Registry {
             .authorized(|| self.client.post(&begin).header(CONTENT_LENGTH, 0))
             .await?;
         let place = self.next_place(&begin, &response)?;
+        // What is packed while it is sent cannot be sent twice, so it begins with a token that holds.
+        if self.is_own(&place)
+            && self
+                .granted()
+                .is_some_and(|old| old.is_stale(Instant::now()))
+        {
+            self.log_in().await?;
+        }
         let sent = self
             .uploads
             .patch(place.clone())
             .header(CONTENT_TYPE, "application/octet-stream")
             .body(blob);
-        let response = self.send(sent, &place).await;
+        let response = self.send_with(sent, self.authorization_at(&place)).await;
         if let Ok(response) = &response {
             // Whoever refuses a part of it may read no more, and what makes the rest would wait for that.
             self.accepted(response)?;
@@ -195,8 +221,13 @@ impl Registry {
         finish
             .query_pairs_mut()
             .append_pair("digest", &format!("sha256:{digest}"));
-        let finish = self.uploads.put(finish).header(CONTENT_LENGTH, 0);
-        self.accepted(&self.send(finish, &place).await?)
+        // The token may have ended meanwhile: a layer takes as long as it takes.
+        let finish = || self.uploads.put(finish.clone()).header(CONTENT_LENGTH, 0);
+        let response = match self.is_own(&place) {
+            true => self.authorized(finish).await?,
+            false => self.send_with(finish(), None).await?,
+        };
+        self.accepted(&response)
     }
 
     /// Refuses an answer that is no success.
@@ -305,30 +336,32 @@ impl Registry {
 
     /// Sends a request; logs in when the registry asks for that, and again when it forgets.
     async fn authorized(&self, make: impl Fn() -> RequestBuilder) -> Result<Response> {
-        let response = self.send_with(make(), self.authorization()).await?;
+        let granted = self.granted().map(|granted| granted.header);
+        let response = self.send_with(make(), granted).await?;
         if response.status() != StatusCode::UNAUTHORIZED {
             return Ok(response);
         }
         drop(response);
-        let authorization = self.log_in().await?;
-        if let Ok(mut place) = self.authorization.lock() {
-            place.clone_from(&authorization);
-        }
-        let response = self.send_with(make(), authorization).await?;
+        let granted = self.log_in().await?;
+        let response = self.send_with(make(), Some(granted)).await?;
         match response.status() {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(self.refusal(None)),
             _ => Ok(response),
         }
     }
 
-    /// Sends a request that cannot be sent twice. An upload may go elsewhere, where the user's password is nobody's business.
-    async fn send(&self, request: RequestBuilder, place: &reqwest::Url) -> Result<Response> {
-        let own = reqwest::Url::parse(&self.base).is_ok_and(|own| own.origin() == place.origin());
-        let authorization = self.authorization().filter(|_| own);
-        self.send_with(request, authorization).await
+    /// Returns what a request to there carries. An upload may go elsewhere, where the user's password is nobody's business.
+    fn authorization_at(&self, place: &reqwest::Url) -> Option<HeaderValue> {
+        let granted = self.granted().filter(|_| self.is_own(place));
+        granted.map(|granted| granted.header)
     }
 
-    fn authorization(&self) -> Option<HeaderValue> {
+    /// Says whether that is the registry itself.
+    fn is_own(&self, place: &reqwest::Url) -> bool {
+        reqwest::Url::parse(&self.base).is_ok_and(|own| own.origin() == place.origin())
+    }
+
+    fn granted(&self) -> Option<Granted> {
         self.authorization.lock().ok()?.clone()
     }
 
@@ -356,8 +389,8 @@ impl Registry {
         })
     }
 
-    /// Returns what to send as authorization.
-    async fn log_in(&self) -> Result<Option<HeaderValue>> {
+    /// Logs in; returns what requests carry from now on.
+    async fn log_in(&self) -> Result<HeaderValue> {
         let auth = match &self.login {
             Some(login) => RegistryAuth::Basic(login.user.clone(), login.password.clone()),
             None => RegistryAuth::Anonymous,
@@ -380,7 +413,13 @@ impl Registry {
         let mut value = HeaderValue::try_from(text)
             .map_err(|_| refused("its registry hands out a token that is none".into()))?;
         value.set_sensitive(true);
-        Ok(Some(value))
+        if let Ok(mut place) = self.authorization.lock() {
+            *place = Some(Granted {
+                header: value.clone(),
+                since: Instant::now(),
+            });
+        }
+        Ok(value)
     }
 
     fn refusal(&self, cause: Option<oci_client::errors::OciDistributionError>) -> Error {
@@ -465,6 +504,19 @@ impl Place {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_layer_begins_with_a_token_that_holds() {
+        let since = Instant::now();
+        let is_stale = |header: &'static str, seconds| {
+            let header = HeaderValue::from_static(header);
+            let now = since + Duration::from_secs(seconds);
+            Granted { header, since }.is_stale(now)
+        };
+        assert!(!is_stale("Bearer t", 0) && !is_stale("Bearer t", 29));
+        assert!(is_stale("Bearer t", 30) && is_stale("Bearer t", 3600));
+        assert!(!is_stale("Basic dTpw", 3600));
+    }
 
     #[test]
     fn mirrors_stand_in_for_registries() {

@@ -1,0 +1,97 @@
+//! What stands before a registry, and lets requests fail.
+
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// What becomes of a request.
+pub(super) enum Fault {
+    None,
+    /// The registry is not asked: the answer is a status, lines of a head, each with its end, and a body.
+    Says(u16, String, String),
+    /// The connection breaks after so many bytes of the answer.
+    Dies(u64),
+    /// So many bytes of the request arrive, and nothing happens any more.
+    Hangs(u64),
+}
+
+/// Stands before a registry until the test ends.
+pub(super) struct Proxy {
+    host: String,
+    /// A request hangs.
+    pub(super) hangs: Arc<AtomicBool>,
+}
+
+impl Proxy {
+    /// `judge` is asked about each request by its head.
+    pub(super) fn start(to: &str, judge: impl Fn(&str) -> Fault + Send + Sync + 'static) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let host = listener.local_addr().unwrap().to_string();
+        let hangs = Arc::new(AtomicBool::new(false));
+        let (to, judge, flag) = (to.to_owned(), Arc::new(judge), Arc::clone(&hangs));
+        std::thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                let (to, judge, flag) = (to.clone(), Arc::clone(&judge), Arc::clone(&flag));
+                // What breaks off is what is tested.
+                std::thread::spawn(move || drop(answer(&client, &to, &*judge, &flag)));
+            }
+        });
+        Self { host, hangs }
+    }
+
+    pub(super) fn repository(&self) -> String {
+        format!("{}/team/rocm", self.host)
+    }
+}
+
+fn answer(
+    mut client: &TcpStream,
+    to: &str,
+    judge: &dyn Fn(&str) -> Fault,
+    hangs: &AtomicBool,
+) -> std::io::Result<()> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        client.read_exact(&mut byte)?;
+        head.push(byte[0]);
+    }
+    let text = String::from_utf8_lossy(&head).into_owned();
+    let fault = judge(&text);
+    if let Fault::Says(status, line, body) = fault {
+        let text = format!(
+            "HTTP/1.1 {status} so\r\ncontent-length: {}\r\nconnection: close\r\n{line}\r\n{body}",
+            body.len()
+        );
+        client.write_all(text.as_bytes())?;
+        return client.shutdown(Shutdown::Write);
+    }
+    let mut registry = TcpStream::connect(to)?;
+    // One request on each connection.
+    let kept = text
+        .trim_end()
+        .lines()
+        .filter(|line| !line.to_ascii_lowercase().starts_with("connection:"));
+    let kept: Vec<&str> = kept.collect();
+    registry.write_all(format!("{}\r\nconnection: close\r\n\r\n", kept.join("\r\n")).as_bytes())?;
+    let (from, mut into) = (client.try_clone()?, registry.try_clone()?);
+    if let Fault::Hangs(bytes) = fault {
+        std::io::copy(&mut from.take(bytes), &mut into)?;
+        hangs.store(true, Ordering::Relaxed);
+        loop {
+            std::thread::park();
+        }
+    }
+    std::thread::spawn(move || {
+        let mut from = from;
+        drop(std::io::copy(&mut from, &mut into));
+    });
+    let bytes = match fault {
+        Fault::Dies(bytes) => bytes,
+        _ => u64::MAX,
+    };
+    std::io::copy(&mut registry.try_clone()?.take(bytes), &mut client)?;
+    registry.shutdown(Shutdown::Both)?;
+    client.shutdown(Shutdown::Both)
+}

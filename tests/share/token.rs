@@ -1,0 +1,56 @@
+//! Registries that ask for tokens, as most do; theirs end.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::Two;
+use super::proxy::{Fault, Proxy};
+use crate::support::env::TestStore;
+
+/// Returns the value of a line of a request's head.
+fn field<'a>(head: &'a str, name: &str) -> Option<&'a str> {
+    let mut lines = head.lines().filter_map(|line| line.split_once(": "));
+    let found = lines.find(|(found, _)| found.eq_ignore_ascii_case(name));
+    found.map(|(_, value)| value)
+}
+
+#[test]
+fn a_layer_that_takes_longer_than_its_token_is_pushed() {
+    let two = Two::new(TestStore::new(), TestStore::new());
+    let name = two.profile("[[step]]\nname = 'one'\nrun = 'head -c 1M /dev/urandom > $HOME/one'\n");
+    two.one.rockenv(&["up", name]).ok();
+    let late = Arc::new(AtomicUsize::new(0));
+    let (refused, issued, ended) = (Arc::clone(&late), AtomicUsize::new(0), AtomicUsize::new(0));
+    let proxy = Proxy::start(&two.registry.host, move |head| {
+        if head.starts_with("GET /token?") {
+            let number = issued.fetch_add(1, Ordering::Relaxed) + 1;
+            return Fault::Says(200, String::new(), format!(r#"{{"token":"t{number}"}}"#));
+        }
+        let token = field(head, "authorization").and_then(|value| value.strip_prefix("Bearer t"));
+        match token.and_then(|number| number.parse().ok()) {
+            Some(number) if number > ended.load(Ordering::Relaxed) => {
+                // Whatever is sent takes longer than the token with which it begins.
+                if head.starts_with("PATCH ") {
+                    ended.store(number, Ordering::Relaxed);
+                }
+                Fault::None
+            }
+            _ => {
+                let is_late = head.starts_with("PUT ") && head.contains("/blobs/uploads/");
+                refused.fetch_add(usize::from(is_late), Ordering::Relaxed);
+                let host = field(head, "host").unwrap();
+                let realm = format!(r#"Bearer realm="http://{host}/token",service="test""#);
+                Fault::Says(401, format!("www-authenticate: {realm}\r\n"), String::new())
+            }
+        }
+    });
+    two.with(&two.one, &["push", name], &proxy.repository())
+        .ok()
+        .says(&["1 snapshots are at", "2 layers sent"]);
+    // The image, the step, and what is said of each.
+    assert_eq!(late.load(Ordering::Relaxed), 4);
+    two.with(&two.other, &["up", name, "--pull"], &proxy.repository())
+        .ok()
+        .says(&["pulled one from", "1 done before"]);
+    two.assert_same(name);
+}
