@@ -3,6 +3,8 @@
 
 mod support;
 
+#[path = "share/ends.rs"]
+mod ends;
 #[path = "share/faults.rs"]
 mod faults;
 #[path = "share/files.rs"]

@@ -44,12 +44,20 @@ pub(super) fn converge(
     reporter: &Reporter,
 ) -> Result<(Option<Ended>, String, String)> {
     let mut options = options(args);
-    let mut gone = 0;
+    let (mut gone, mut begun) = (0, false);
     while gone < ATTEMPTS {
-        match attempt(cx, args, &options, store, &mut prepared, signals, reporter)? {
-            Attempt::Done(ended, env, lacking) => return Ok((ended, env, lacking)),
-            Attempt::Gone => gone += 1,
-            Attempt::Known(step) => options = rest(&prepared.profile, &step, options),
+        match attempt(cx, args, &options, store, &mut prepared, signals, reporter) {
+            Ok(Attempt::Done(ended, env, lacking)) => return Ok((ended, env, lacking)),
+            Ok(Attempt::Gone) => gone += 1,
+            Ok(Attempt::Known(step)) => {
+                options = rest(&prepared.profile, &step, options);
+                begun = true;
+            }
+            Err(error) if begun => {
+                let ended = Ended::broke(error, signals);
+                return Ok((Some(ended), prepared.name, String::new()));
+            }
+            Err(error) => return Err(error),
         }
     }
     Err(Error::busy("what the env stands on is being removed again and again").help("rockenv up"))

@@ -13,7 +13,7 @@ use crate::share::{self, Kept, Push, Pushed, Repository};
 use crate::signals::Signals;
 use crate::store::images::Image;
 use crate::store::layer::VolumeState;
-use crate::store::record::Origin;
+use crate::store::record::{Origin, Snapshot};
 use crate::store::{Layer, Record, Store};
 use crate::ui::event::{Event, Outcome};
 use crate::ui::{Format, Reporter, size};
@@ -119,20 +119,9 @@ pub(super) fn choose(
     reporter: &Reporter,
 ) -> Result<Chosen> {
     let record = store.known(env)?;
-    let steps = record
-        .snapshots
-        .iter()
-        .filter(|snapshot| snapshot.origin == Origin::Step);
-    let steps: Vec<_> = steps.collect();
     let last = match until {
-        Some(until) => steps.iter().rfind(|snapshot| snapshot.name == until),
-        // In the order of the steps: a snapshot may be younger than one that stands on it.
-        None => record.steps.iter().rev().find_map(|step| {
-            let of = |key: &String| *key == step.key;
-            steps
-                .iter()
-                .find(|snapshot| snapshot.key.as_ref().is_some_and(of))
-        }),
+        Some(until) => steps(&record).rfind(|snapshot| snapshot.name == until),
+        None => last_step(&record),
     };
     let last = last.ok_or_else(|| match until {
         Some(until) => Error::not_found(format!("env `{env}` has no snapshot of a step `{until}`"))
@@ -188,6 +177,21 @@ pub(super) fn choose(
         layers,
         kept,
     })
+}
+
+/// Returns an env's snapshots of steps.
+fn steps(record: &Record) -> impl DoubleEndedIterator<Item = &Snapshot> {
+    let snapshots = record.snapshots.iter();
+    snapshots.filter(|snapshot| snapshot.origin == Origin::Step)
+}
+
+/// Returns the snapshot of the last step that has one, in the order of the steps: it may be younger than one that stands on it.
+pub(super) fn last_step(record: &Record) -> Option<&Snapshot> {
+    record
+        .steps
+        .iter()
+        .rev()
+        .find_map(|step| steps(record).find(|snapshot| snapshot.key.as_ref() == Some(&step.key)))
 }
 
 /// Says what no archive can hold.

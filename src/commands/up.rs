@@ -65,7 +65,7 @@ pub struct UpArgs {
     /// Pull what the store lacks from the registry, and build the rest [default: `pull` in the configuration]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     pull: Option<bool>,
-    /// Push the snapshots to the registry in the end [default: `push` in the configuration]
+    /// Push the snapshots to the registry in the end, also where a step failed [default: `push` in the configuration]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     push: Option<bool>,
     /// Go on although the machine has too little disk or memory
@@ -181,13 +181,21 @@ pub fn up(cx: &Context, args: UpArgs) -> Result<u8> {
     let mut outcome = converge(cx, &args, &store, prepared, &signals, &reporter);
     if let Ok((ended, name, _)) = &outcome {
         summary::of_env(cx, &store, name);
-        if args.pushes(&cx.config)
-            && matches!(ended, None | Some(Ended::Complete))
-            && let Err(error) = hand_on(cx, &store, name, &signals, &reporter)
-        {
-            outcome = Err(error);
+        let is_done = matches!(ended, None | Some(Ended::Complete));
+        // Whoever says stop waits for nothing more.
+        if args.pushes(&cx.config) && !matches!(ended, Some(Ended::Interrupted(_))) {
+            let handed_on = hand_on(cx, &store, name, &signals, &reporter);
+            // Why a step failed is what the user must know first.
+            if is_done && let Err(error) = handed_on {
+                outcome = Err(error);
+            }
         }
     }
+    // What could not go on is an error like any other, now that what was finished is handed on.
+    let outcome = match outcome {
+        Ok((Some(Ended::Broke(error)), ..)) => Err(error),
+        other => other,
+    };
     let removed = claim.map(|claim| ephemeral::end(&store, &name, claim));
     cx.tidy(&store)?;
     let fate = match removed {
@@ -210,7 +218,7 @@ pub fn up(cx: &Context, args: UpArgs) -> Result<u8> {
     verdict::say(cx, &reporter, ended, &name, &fate, &lacking, &args.again())
 }
 
-/// Pushes what there is now. That a registry does not take it undoes nothing.
+/// Pushes the steps that are finished. That a registry does not take them undoes nothing; only a signal is an error.
 fn hand_on(
     cx: &Context,
     store: &Store,
@@ -218,9 +226,16 @@ fn hand_on(
     signals: &Signals,
     reporter: &Reporter,
 ) -> Result<()> {
-    let repository = sharing::repository(cx, None)?;
-    match push::send(cx, store, name, &repository, None, signals, reporter) {
-        Ok((_, message)) => cx.ui.note(&message),
+    let send = || {
+        let record = store.record(name)?;
+        if record.as_ref().and_then(push::last_step).is_none() {
+            return Ok(None);
+        }
+        let repository = sharing::repository(cx, None)?;
+        push::send(cx, store, name, &repository, None, signals, reporter).map(Some)
+    };
+    match send() {
+        Ok(sent) => sent.iter().for_each(|(_, message)| cx.ui.note(message)),
         Err(error) if matches!(error.kind(), Kind::Signal(_)) => return Err(error),
         Err(error) => reporter.emit(&Event::Warning {
             message: error.chain().join(": "),

@@ -75,6 +75,7 @@ pub(super) fn say(
             last(Outcome::Failed, message);
             Err(Error::new(Kind::Signal(signal), "interrupted").help(again))
         }
+        Some(Ended::Broke(error)) => Err(error),
         Some(Ended::Failed(failure)) => {
             last(Outcome::Failed, String::new());
             for line in &failure.tail {

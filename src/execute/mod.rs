@@ -106,6 +106,19 @@ pub enum Ended {
     Failed(Box<Failure>),
     /// The user stopped it.
     Interrupted(i32),
+    /// Steps were begun, and rockenv could not go on.
+    Broke(Error),
+}
+
+impl Ended {
+    /// Returns how it ended where rockenv could not go on: what failed may be a tool that the user's Ctrl-C had ended as well.
+    pub fn broke(error: Error, signals: &Signals) -> Self {
+        let signal = match error.kind() {
+            Kind::Signal(signal) => Some(signal),
+            _ => signals.pending().ok().flatten(),
+        };
+        signal.map_or(Self::Broke(error), Self::Interrupted)
+    }
 }
 
 /// A failed step.
@@ -152,10 +165,29 @@ impl Execution<'_, '_> {
         self.env.ensure_volumes(&volumes, &self.spec.user)?;
         let run = Timestamp::now().strftime("%Y%m%dT%H%M%SZ").to_string();
         let durable = durable::Durable::start(self.store);
-        let total = u32::try_from(self.plan.steps.len()).unwrap_or(u32::MAX);
-        let mut ended = None;
+        let stopped = self.run_steps(&run, &durable);
+        durable.finish()?;
+        match stopped {
+            Ok(None) => {}
+            Ok(Some(stopped)) => return Ok(stopped),
+            Err(error) => return Ok(Progress::Ended(Ended::broke(error, self.signals))),
+        }
+        let steps = &self.plan.steps;
+        let whole = !steps.iter().any(|step| step.action == Action::Later);
+        let ran = steps.iter().any(|step| step.action == Action::Run);
+        self.env.update(|record| record.complete = whole)?;
+        if whole && ran {
+            self.say_stale()?;
+        }
+        Ok(Progress::Ended(Ended::Complete))
+    }
+
+    /// Runs the steps of the plan; returns how far it went where that is not to the end.
+    fn run_steps(&mut self, run: &str, durable: &durable::Durable) -> Result<Option<Progress>> {
+        let (plan, spec) = (self.plan, self.spec);
+        let total = u32::try_from(plan.steps.len()).unwrap_or(u32::MAX);
         let mut last: Option<&str> = None;
-        for (position, planned) in self.plan.steps.iter().enumerate() {
+        for (position, planned) in plan.steps.iter().enumerate() {
             let index = u32::try_from(position + 1).unwrap_or(u32::MAX);
             match planned.action {
                 Action::Hit => {
@@ -176,15 +208,13 @@ impl Execution<'_, '_> {
                 }
                 Action::Run => {}
             }
-            let spec = self.spec;
             let step = spec
                 .step(&planned.name)
                 .ok_or_else(|| Error::unexpected("the plan names a step that is not there"))?;
             if let Some(last) = last
                 && self.is_stale_before(step)?
             {
-                ended = Some(Progress::Changed(last.to_owned()));
-                break;
+                return Ok(Some(Progress::Changed(last.to_owned())));
             }
             self.reporter.emit(&Event::StepStarted {
                 index,
@@ -193,7 +223,7 @@ impl Execution<'_, '_> {
                 key: step.key.to_string(),
                 cached: false,
             });
-            match self.run_step(index, step, &run)? {
+            match self.run_step(index, step, run)? {
                 Ok(layer) => {
                     let cost = self.cost_of(&step.name);
                     self.finished(index, total, &step.name, event::Outcome::Done, cost);
@@ -203,25 +233,11 @@ impl Execution<'_, '_> {
                 Err(stopped) => {
                     let cost = self.cost_of(&step.name);
                     self.finished(index, total, &step.name, event::Outcome::Failed, cost);
-                    ended = Some(Progress::Ended(stopped));
-                    break;
+                    return Ok(Some(Progress::Ended(stopped)));
                 }
             }
         }
-        durable.finish()?;
-        if let Some(ended) = ended {
-            return Ok(ended);
-        }
-        let whole = !self
-            .plan
-            .steps
-            .iter()
-            .any(|step| step.action == Action::Later);
-        self.env.update(|record| record.complete = whole)?;
-        if whole && last.is_some() {
-            self.say_stale()?;
-        }
-        Ok(Progress::Ended(Ended::Complete))
+        Ok(None)
     }
 
     fn finished(

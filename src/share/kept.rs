@@ -14,7 +14,7 @@ use fs_err as fs;
 use tokio::sync::{mpsc, oneshot};
 
 use super::place::Destination;
-use super::push::Pushed;
+use super::push::{Pushed, unless_full};
 use super::upload::{Pieces, Sent, chunked, transfer};
 use crate::engine::docker::{Place, Service, Unpack};
 use crate::error::{Error, Result, ResultExt as _};
@@ -145,7 +145,7 @@ pub(super) async fn send(
                         let mut shared = store.shared_layer(id).ok().flatten().unwrap_or_default();
                         shared.tree = Some(sent.blob.clone());
                         shared.chain.clear();
-                        store.remember_layer(id, &shared)?;
+                        unless_full(store.remember_layer(id, &shared))?;
                         found[at] = Some(sent.blob.clone());
                     }
                 }

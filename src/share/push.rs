@@ -18,7 +18,7 @@ use super::place::Destination;
 use super::pull::find;
 use super::upload::send;
 use super::{Repository, recipe_tag, watched};
-use crate::error::{Error, Result, ResultExt as _};
+use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::image::changes::Changes;
 use crate::image::download::Meter;
 use crate::image::hex;
@@ -177,7 +177,7 @@ impl Pushing<'_> {
                 tree: Some(blob.clone()),
                 volumes: BTreeMap::new(),
             };
-            store.remember_image(&image.key, &shared)?;
+            unless_full(store.remember_image(&image.key, &shared))?;
         }
         self.document.blobs.push(blob);
         self.publish(&image.key, false).await?;
@@ -273,7 +273,7 @@ impl Pushing<'_> {
         });
         shared.chain = self.document.chains().pop().unwrap_or_default();
         if shared != remembered {
-            self.store.remember_layer(&layer.id, &shared)?;
+            unless_full(self.store.remember_layer(&layer.id, &shared))?;
         }
         let last = &self.document.snapshot.steps[at];
         if last
@@ -347,5 +347,13 @@ impl Pushing<'_> {
         registry.publish(tag, MANIFEST, &manifest).await?;
         self.pushed.tags += 1;
         Ok(())
+    }
+}
+
+/// What is remembered only saves asking and packing: a full disk keeps nobody from handing on what is on it.
+pub(super) fn unless_full(remembered: Result<()>) -> Result<()> {
+    match remembered {
+        Err(error) if error.kind() == Kind::OutOfSpace => Ok(()),
+        other => other,
     }
 }

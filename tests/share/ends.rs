@@ -1,0 +1,102 @@
+//! What `up --push` hands on where it does not come to its end.
+
+use std::sync::atomic::Ordering;
+
+use fs_err as fs;
+use nix::sys::signal::Signal;
+
+use super::Two;
+use super::proxy::{Fault, Proxy};
+use crate::support::env::TestStore;
+use crate::support::loopfs::{Kind, LoopFs};
+use crate::support::run::{Background, finish, wait_until};
+
+const ONE: &str = "[[step]]\nname = 'one'\nrun = 'echo one > $HOME/one'\n";
+
+/// Returns a profile whose second step does this.
+fn then(run: &str) -> String {
+    format!("{ONE}[[step]]\nname = 'two'\nrun = '{run}'\n")
+}
+
+#[test]
+fn the_steps_before_one_that_failed_are_pushed() {
+    let two = Two::new(TestStore::new(), TestStore::new());
+    let name = two.profile(&then("exit 3"));
+    // Nobody else will ever have what is in an env that goes with its command.
+    let up = two.run(&two.one, &["up", name, "--push", "--ephemeral"]);
+    up.exits(5).says(&[
+        "1 snapshots are at",
+        "step `two` failed",
+        "removed, as asked for",
+    ]);
+    let up = two.run(&two.other, &["up", name, "--pull"]).exits(5);
+    up.says(&["pulled one from", "2 steps, 1 done before"]);
+    // What a registry does not take is a warning, and no other end.
+    let up = two.with(&two.other, &["up", name, "--push"], "127.0.0.1:9/team/rocm");
+    let up = up
+        .exits(5)
+        .says(&["warning: cannot push to", "cannot reach registry"]);
+    let last = up.err.rfind("error: step `two` failed");
+    assert!(last > up.err.find("warning:"), "{}", up.err);
+    // And where nothing is finished, nothing is said.
+    two.one.profile("[[step]]\nname = 'none'\nrun = 'exit 3'\n");
+    let up = two.run(&two.one, &["up", name, "--push"]).exits(5);
+    assert!(!up.err.contains("push"), "{}", up.err);
+}
+
+#[test]
+fn whoever_says_stop_waits_for_no_push() {
+    let two = Two::new(TestStore::new(), TestStore::new());
+    let name = two.profile(&then("echo begun; sleep 1000"));
+    let mut command = two.one.command(&["up", name, "--push"]);
+    command.env("ROCKENV_REGISTRY", two.repository());
+    let up = Background::start(command);
+    wait_until("the second step has begun", || {
+        let runs = fs::read_dir(two.one.env_dir().join("logs"));
+        let mut runs = runs.into_iter().flatten().flatten();
+        runs.any(|run| {
+            let log = fs::read_to_string(run.path().join("02-two.log"));
+            log.is_ok_and(|log| log.contains("begun"))
+        })
+    });
+    up.signal(Signal::SIGTERM);
+    up.wait().exits(143);
+    assert_eq!(two.uploads(), 0);
+    // After a failure the push can be stopped, and the failure is what is said.
+    two.one.profile(&then("exit 3"));
+    let proxy = Proxy::start(&two.registry.host, |head| {
+        match head.starts_with("PATCH ") {
+            true => Fault::Hangs(0),
+            false => Fault::None,
+        }
+    });
+    let mut command = two.one.command(&["up", name, "--push"]);
+    command.env("ROCKENV_REGISTRY", proxy.repository());
+    let up = Background::start(command);
+    wait_until("the push hangs", || proxy.hangs.load(Ordering::Relaxed));
+    up.signal(Signal::SIGINT);
+    up.wait().exits(5).says(&["step `two` failed"]);
+    two.run(&two.one, &["push", name])
+        .ok()
+        .says(&["1 snapshots are at"]);
+}
+
+#[test]
+fn a_full_disk_keeps_nobody_from_handing_on() {
+    let disk = LoopFs::sized(Kind::Ext4, 400 << 20);
+    let two = Two::new(TestStore::on(&disk), TestStore::new());
+    let name = two.profile(&then("cat /dev/zero > $HOME/zero"));
+    let mut command = two.one.command(&["up", name, "--push"]);
+    command
+        .env("ROCKENV_REGISTRY", two.repository())
+        .env("ROCKENV_DISK_FLOOR", "0");
+    finish("up --push".into(), command)
+        .exits(10)
+        .says(&["1 snapshots are at", "is full"]);
+    let disk = nix::sys::statvfs::statvfs(disk.path()).unwrap();
+    assert_eq!(disk.blocks_available(), 0);
+    two.other.profile_named(name, ONE);
+    two.run(&two.other, &["up", name, "--pull"])
+        .ok()
+        .says(&["pulled one from", "1 done before"]);
+}
