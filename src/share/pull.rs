@@ -143,6 +143,8 @@ pub fn pull(
     let tag = wanted.tag();
     let registry = repository.open(RegistryOperation::Pull, means)?;
     let cannot = || format!("cannot pull `{tag}` from `{repository}`");
+    // From the first on, as one may wait for hours until it is unpacked.
+    let _downloads = store.keep_downloads()?;
     let blobs = store.root().join("blobs");
     let meter = Meter::default();
     let cancel = means.cancel;

@@ -190,6 +190,7 @@ impl Pushing<'_> {
             return None;
         };
         let key = &self.what.image.key;
+        let _downloads = self.store.keep_downloads().ok()?;
         let blobs = self.store.root().join("blobs");
         let document = find(registry, key, &blobs).await.ok().flatten()?;
         let is_right = document.snapshot.image.key == *key;

@@ -283,14 +283,14 @@ impl<'a> Pull<'a> {
             let layer = Layer {
                 tree,
                 kept,
-                ..self.describe(at, below_layer, volumes)?
+                ..self.describe(at, volumes)
             };
             made.push((place, layer, self.shared(at)));
         }
         if self.needs_image && self.service.is_none() {
             self.publish_image(&image_place)?;
         }
-        self.arrival.publish_layers(&made)
+        self.arrival.publish_layers(made)
     }
 
     fn publish_image(&self, place: &Path) -> Result<()> {
@@ -438,22 +438,13 @@ impl<'a> Pull<'a> {
         Ok(made)
     }
 
-    fn describe(
-        &self,
-        at: usize,
-        below: Option<&Layer>,
-        volumes: BTreeMap<String, VolumeState>,
-    ) -> Result<Layer> {
+    /// Describes a layer that has no id yet; all but the lowest of them stand on one of those.
+    fn describe(&self, at: usize, volumes: BTreeMap<String, VolumeState>) -> Layer {
         let step = &self.document.snapshot.steps[at];
-        // One of the same key that came about otherwise is not what the next ones stand on.
-        let id = match self.store.layer_dir(&step.key).exists() {
-            false => step.key.clone(),
-            true => format!("{}{}", random_id()?, random_id()?),
-        };
-        Ok(Layer {
-            id,
+        Layer {
+            id: String::new(),
             key: Some(step.key.clone()),
-            parent: below.map(|below| below.id.clone()),
+            parent: self.base.as_ref().map(|base| base.id.clone()),
             env: String::new(),
             image_key: self.document.snapshot.image.key.clone(),
             tree: String::new(),
@@ -465,7 +456,7 @@ impl<'a> Pull<'a> {
             cost: step.cost,
             prints: step.prints.clone(),
             pins: step.pins.clone(),
-        })
+        }
     }
 
     fn shared(&self, at: usize) -> Shared {

@@ -130,6 +130,7 @@ impl LockedEnv<'_> {
                     image: frozen.image,
                 }),
             };
+            // Under the lock nobody else has made one.
             self.store.publish(self.directory(), &layer)?;
             parent = Some(layer.id.clone());
             made.push(layer.id);

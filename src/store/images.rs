@@ -22,6 +22,9 @@ use crate::rootfs;
 /// How long a command waits for somebody else to finish building the same image.
 const BUILD_WAIT: Duration = Duration::from_secs(3600);
 
+/// How long `gc` may take with downloads, which it renames one after the other.
+const SWEEP_WAIT: Duration = Duration::from_secs(60);
+
 /// A built image, `image.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Image {
@@ -142,14 +145,14 @@ impl Store {
         Ok(images)
     }
 
-    /// Returns the lock that image builds hold together, and that whoever removes downloads holds alone.
+    /// Returns the lock that those who download, and read it, hold together, and that whoever removes downloads holds alone.
     pub(super) fn blobs_lock(&self) -> PathBuf {
         self.root.join("blobs/lock")
     }
 
     /// Keeps everybody from removing downloads for as long as what this returns lives.
     pub fn keep_downloads(&self) -> Result<Lock> {
-        Lock::shared(&self.blobs_lock(), "the downloads", BUILD_WAIT)
+        Lock::shared(&self.blobs_lock(), "the downloads", SWEEP_WAIT)
     }
 
     fn reference(&self, recipe: &str, extension: &str) -> PathBuf {

@@ -5,6 +5,7 @@
 //! a step run again under the same key, and a snapshot somebody asked for, get an id of their own.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
@@ -115,7 +116,7 @@ impl Store {
         nix::unistd::syncfs(directory.file())?;
         for id in layers {
             match fs::write(self.layer_dir(id).join("durable"), "") {
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
                 other => other?,
             }
         }
@@ -273,18 +274,42 @@ impl Store {
         }
     }
 
-    /// Publishes a live tree as a layer: one rename. Nothing may have it mounted.
-    pub fn publish(&self, env: &Path, layer: &Layer) -> Result<()> {
+    /// Returns an id for a layer: its step's key, by which it is looked for, unless another layer has that.
+    pub(super) fn free_id(&self, key: Option<&str>) -> Result<String> {
+        match key {
+            Some(key) if !self.layer_dir(key).exists() => Ok(key.to_owned()),
+            _ => Ok(format!("{}{}", random_id()?, random_id()?)),
+        }
+    }
+
+    /// Publishes a live tree as a layer: one rename. Nothing may have it mounted. False where another layer has its id by now.
+    pub fn publish(&self, env: &Path, layer: &Layer) -> Result<bool> {
         let directory = env.join("trees").join(&layer.tree);
         if self.method() == Method::Overlay {
             // The kernel keeps whiteouts and half copies in it.
             self.discard(&directory.join("work"))?;
         }
+        self.place(&directory, layer)
+    }
+
+    /// Describes what is in a directory, and makes a layer of it; false where another layer has its id by now: of those who finish
+    /// the same step at the same time, one comes first.
+    pub(super) fn place(&self, directory: &Path, layer: &Layer) -> Result<bool> {
         let json = serde_json::to_vec_pretty(layer)
             .map_err(|error| Error::unexpected("cannot encode layer").source(error))?;
         fs::write(directory.join("layer.json"), json)?;
-        fs::rename(&directory, self.layer_dir(&layer.id))
-            .context(|| format!("cannot publish snapshot `{}`", layer.title))
+        match fs::rename(directory, self.layer_dir(&layer.id)) {
+            // XFS says it otherwise.
+            Err(error)
+                if [ErrorKind::DirectoryNotEmpty, ErrorKind::AlreadyExists]
+                    .contains(&error.kind()) =>
+            {
+                Ok(false)
+            }
+            placed => placed
+                .map(|()| true)
+                .context(|| format!("cannot publish snapshot `{}`", layer.title)),
+        }
     }
 }
 
@@ -297,4 +322,46 @@ pub fn boot_id() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id")
         .map(|text| text.trim().to_owned())
         .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_two_layers_of_one_key_the_second_gets_another_id() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(&directory.path().join("store")).unwrap();
+        let layer = |id: String| Layer {
+            id,
+            key: Some("key".into()),
+            parent: None,
+            env: String::new(),
+            image_key: String::new(),
+            tree: String::new(),
+            title: "one".into(),
+            created: Timestamp::now(),
+            boot: boot_id(),
+            volumes: BTreeMap::new(),
+            kept: None,
+            cost: None,
+            prints: None,
+            pins: Pins::new(),
+        };
+        let trees = ["a", "b"].map(|name| directory.path().join(name));
+        for tree in &trees {
+            fs::create_dir(tree).unwrap();
+        }
+        // Both have looked before either is there.
+        let ids = [(); 2].map(|()| store.free_id(Some("key")).unwrap());
+        assert_eq!(ids, ["key", "key"]);
+        assert!(store.place(&trees[0], &layer("key".into())).unwrap());
+        assert!(!store.place(&trees[1], &layer("key".into())).unwrap());
+        assert!(trees[1].exists());
+        let other = store.free_id(Some("key")).unwrap();
+        assert!(store.place(&trees[1], &layer(other.clone())).unwrap());
+        let found = store.layers().unwrap().into_iter().map(|layer| layer.id);
+        let found: std::collections::BTreeSet<String> = found.collect();
+        assert_eq!(found, ["key".to_owned(), other].into());
+    }
 }

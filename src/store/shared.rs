@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::images::Image;
 use super::layer::Layer;
 use super::{Lock, Store, atomic, random_id};
-use crate::error::{Error, Result, ResultExt as _};
+use crate::error::{Error, Result};
 
 /// How long a command waits for another one's pull, which may bring what it wants.
 const WAIT: Duration = Duration::from_secs(3600);
@@ -129,13 +129,12 @@ impl Arrival<'_> {
         self.store.refer(image)
     }
 
-    /// Publishes layers whose trees are in these directories, the lowest first. What they stand on must still be there.
-    pub fn publish_layers(&self, layers: &[(PathBuf, Layer, Shared)]) -> Result<()> {
-        for (place, layer, shared) in layers {
-            let json = serde_json::to_vec_pretty(layer)
-                .map_err(|error| Error::unexpected("cannot encode layer").source(error))?;
+    /// Publishes layers whose trees are in these directories, each on the one before. Only now they get their ids, as another command
+    /// may have finished the same steps meanwhile: what came about otherwise is not what the next ones stand on. What the lowest
+    /// stands on must still be there.
+    pub fn publish_layers(&self, layers: Vec<(PathBuf, Layer, Shared)>) -> Result<()> {
+        for (place, _, shared) in &layers {
             atomic::write_json(&place.join(FILE), shared)?;
-            fs::write(place.join("layer.json"), json)?;
         }
         // Nobody removes what they stand on between the look and the renames.
         let _shared = self.store.lock_shared()?;
@@ -151,9 +150,16 @@ impl Arrival<'_> {
                 .help("run the command again"));
             }
         }
-        for (place, layer, _) in layers {
-            fs::rename(place, self.store.layer_dir(&layer.id))
-                .context(|| format!("cannot publish snapshot `{}`", layer.title))?;
+        let mut below: Option<String> = None;
+        for (place, mut layer, _) in layers {
+            layer.parent = below.or(layer.parent);
+            loop {
+                layer.id = self.store.free_id(layer.key.as_deref())?;
+                if self.store.place(&place, &layer)? {
+                    break;
+                }
+            }
+            below = Some(layer.id);
         }
         Ok(())
     }

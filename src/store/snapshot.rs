@@ -62,12 +62,8 @@ impl LockedEnv<'_> {
         };
         // Taken with the global lock: nobody deletes a layer between the look and the record that names it.
         let shared = self.store.lock_shared()?;
-        let id = match freeze.key {
-            Some(key) if self.store.layer(key)?.is_none() => key.to_owned(),
-            _ => format!("{}{}", random_id()?, random_id()?),
-        };
-        let layer = Layer {
-            id: id.clone(),
+        let mut layer = Layer {
+            id: String::new(),
             key: freeze.key.map(str::to_owned),
             parent: freeze.parent.map(str::to_owned),
             env: record.id.clone(),
@@ -82,23 +78,29 @@ impl LockedEnv<'_> {
             prints: freeze.prints.clone(),
             pins: freeze.pins.clone(),
         };
-        let snapshot = Snapshot {
-            name: freeze.name.to_owned(),
-            layer: id.clone(),
-            key: layer.key.clone(),
-            origin: freeze.origin,
-            created: layer.created,
+        let snapshot = loop {
+            layer.id = self.store.free_id(freeze.key)?;
+            let snapshot = Snapshot {
+                name: freeze.name.to_owned(),
+                layer: layer.id.clone(),
+                key: layer.key.clone(),
+                origin: freeze.origin,
+                created: layer.created,
+            };
+            if record.head.tree.as_deref() == Some(freeze.tree) {
+                journal::begin(
+                    &self.directory,
+                    &Entry::Freeze {
+                        tree: freeze.tree.to_owned(),
+                        snapshot: snapshot.clone(),
+                    },
+                )?;
+            }
+            if self.store.publish(&self.directory, &layer)? {
+                break snapshot;
+            }
         };
-        if record.head.tree.as_deref() == Some(freeze.tree) {
-            journal::begin(
-                &self.directory,
-                &Entry::Freeze {
-                    tree: freeze.tree.to_owned(),
-                    snapshot: snapshot.clone(),
-                },
-            )?;
-        }
-        self.store.publish(&self.directory, &layer)?;
+        let id = layer.id;
         let dropped = record.head.tree.clone().filter(|tree| tree != freeze.tree);
         let replaced = record
             .snapshot(freeze.name)

@@ -180,7 +180,7 @@ impl Store {
     }
 
     fn blob_stock(&self, stock: &mut Inventory) -> Result<()> {
-        // Somebody builds an image.
+        // Somebody builds an image, or pulls.
         if is_busy(&self.blobs_lock()) {
             return Ok(());
         }

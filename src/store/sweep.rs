@@ -42,7 +42,7 @@ impl Store {
             What::Image { image } => self.sweep_image(image),
             What::Download { blob } => {
                 let Some(_alone) = Lock::try_exclusive(&self.blobs_lock())? else {
-                    return Ok(Swept::Stays("an image is being built".to_owned()));
+                    return Ok(Swept::Stays("a command needs downloads".to_owned()));
                 };
                 self.discard(&self.root.join("blobs/sha256").join(blob))?;
                 Ok(Swept::Gone)

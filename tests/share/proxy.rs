@@ -14,6 +14,8 @@ pub(super) enum Fault {
     Dies(u64),
     /// So many bytes of the request arrive, and nothing happens any more.
     Hangs(u64),
+    /// The answer comes byte by byte until this is set.
+    Crawls(Arc<AtomicBool>),
 }
 
 /// Stands before a registry until the test ends.
@@ -87,6 +89,15 @@ fn answer(
         let mut from = from;
         drop(std::io::copy(&mut from, &mut into));
     });
+    if let Fault::Crawls(go) = &fault {
+        // Nobody waits a minute for the head.
+        let mut some = 4 << 10;
+        while !go.load(Ordering::Relaxed) {
+            std::io::copy(&mut registry.try_clone()?.take(some), &mut client)?;
+            some = 1;
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+    }
     let bytes = match fault {
         Fault::Dies(bytes) => bytes,
         _ => u64::MAX,

@@ -1,0 +1,111 @@
+//! What others do in a store while something is pulled into it.
+
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use fs_err as fs;
+use rockenv::store::Store;
+
+use super::Two;
+use super::proxy::{Fault, Proxy};
+use crate::support::env::TestStore;
+use crate::support::loopfs::run;
+use crate::support::run::{Background, wait_until};
+
+const ONE: &str = "[[step]]\nname = 'one'\nrun = 'head -c 1M /dev/urandom > $HOME/one'\n";
+const TWO: &str = "[[step]]\nname = 'two'\nrun = 'head -c 1M /dev/urandom > $HOME/two'\n";
+
+/// Two machines, and two steps that the first one has pushed.
+struct Pushed {
+    two: Two,
+    name: String,
+    /// What the registry calls each step's layer.
+    layers: [String; 2],
+}
+
+impl Pushed {
+    fn new() -> Self {
+        let two = Two::new(TestStore::new(), TestStore::new());
+        let name = two.pushed(&format!("{ONE}{TWO}")).to_owned();
+        let store = Store::open_existing(two.one.home()).unwrap().unwrap();
+        let layers = two.one.keys(&name).into_iter().map(|(_, key)| {
+            let shared = store.shared_layer(&key).unwrap().unwrap();
+            shared.tree.unwrap().sha256
+        });
+        let layers: Vec<String> = layers.collect();
+        Self {
+            two,
+            name,
+            layers: layers.try_into().unwrap(),
+        }
+    }
+
+    /// Starts an `up --pull` at the other machine, to which a layer does not come before the flag is set.
+    fn pull_without(&self, layer: &str) -> (Background, Arc<AtomicBool>) {
+        let (go, layer) = (Arc::new(AtomicBool::new(false)), format!("sha256:{layer} "));
+        let flag = Arc::clone(&go);
+        let proxy = Proxy::start(&self.two.registry.host, move |head| {
+            match head.starts_with("GET ") && head.contains(&layer) {
+                true => Fault::Crawls(Arc::clone(&flag)),
+                false => Fault::None,
+            }
+        });
+        let mut command = self.two.other.command(&["up", &self.name, "--pull"]);
+        command.env("ROCKENV_REGISTRY", proxy.repository());
+        (Background::start(command), go)
+    }
+}
+
+#[test]
+fn gc_leaves_downloads_to_a_pull() {
+    let pushed = Pushed::new();
+    let other = &pushed.two.other;
+    let (pull, go) = pushed.pull_without(&pushed.layers[0]);
+    let second = other.home().join("blobs/sha256").join(&pushed.layers[1]);
+    wait_until("the second layer is there", || second.exists());
+    // As old as what `gc` removes whatever room there is.
+    let policy = "[gc]\nkeep-at-least = '0'\nmin-free = '0'\nolder-than = '7d'\n";
+    fs::write(other.work().join("rockenv.toml"), policy).unwrap();
+    run(Command::new("touch").args(["-d", "@1"]).arg(&second));
+    other.rockenv(&["gc"]).ok();
+    assert!(second.exists());
+    go.store(true, Ordering::Relaxed);
+    let up = pull.wait().ok();
+    up.says(&["pulled one, two from", "2 steps, 2 done before"]);
+    pushed.two.assert_same(&pushed.name);
+    assert!(!second.exists());
+}
+
+#[test]
+fn what_another_up_finishes_meanwhile_is_in_nobodys_way() {
+    let pushed = Pushed::new();
+    let other = &pushed.two.other;
+    let (pull, go) = pushed.pull_without(&pushed.layers[1]);
+    wait_until("the first step is unpacked", || {
+        let images = fs::read_dir(other.home().join("images"));
+        let mut images = images.into_iter().flatten().flatten();
+        images.any(|work| work.path().join("step-1").is_dir())
+    });
+    let own = format!("{}-own", other.env());
+    other.profile_named(&own, ONE);
+    other.rockenv(&["up", &own]).ok().says(&["step 1/1 one"]);
+    go.store(true, Ordering::Relaxed);
+    let up = pull.wait().ok();
+    up.says(&["pulled one, two from", "2 steps, 2 done before"]);
+    pushed.two.assert_same(&pushed.name);
+    // Both are there, each with what it made.
+    let store = Store::open_existing(other.home()).unwrap().unwrap();
+    let key = &other.keys(&own)[0].1;
+    let layers = store.layers().unwrap();
+    let same = layers
+        .iter()
+        .filter(|layer| layer.key.as_ref() == Some(key));
+    assert_eq!(same.count(), 2);
+    let print = |env: &str| {
+        let inside = other.rockenv(&["exec", env, "--", "sh", "-c", "sha256sum $HOME/one"]);
+        inside.ok().text()
+    };
+    assert_ne!(print(&own), print(&pushed.name));
+    other.rockenv(&["fsck"]).ok();
+}
