@@ -50,6 +50,27 @@ impl Kind {
             Self::Signal(number) => u8::try_from(128 + number).unwrap_or(1),
         }
     }
+
+    /// Returns the kind of error with which another rockenv ended.
+    pub fn of_exit_code(code: u8) -> Self {
+        let kinds = [
+            Self::Usage,
+            Self::Invalid,
+            Self::Unavailable,
+            Self::StepFailed,
+            Self::Busy,
+            Self::NotFound,
+            Self::Drift,
+            Self::Preflight,
+            Self::OutOfSpace,
+            Self::Signal(2),
+            Self::Signal(15),
+        ];
+        let mut kinds = kinds.into_iter();
+        kinds
+            .find(|kind| kind.exit_code() == code)
+            .unwrap_or(Self::Unexpected)
+    }
 }
 
 /// The exit codes and what they mean, for the documentation.

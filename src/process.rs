@@ -50,6 +50,7 @@ pub struct Program {
     user: Option<(u32, u32)>,
     inherit_env: bool,
     tolerated: Option<i32>,
+    own_codes: bool,
     grace: Duration,
     input: Vec<u8>,
 }
@@ -86,6 +87,7 @@ impl Program {
             user: None,
             inherit_env: false,
             tolerated: None,
+            own_codes: false,
             grace: GRACE,
             input: Vec::new(),
         }
@@ -185,6 +187,13 @@ impl Program {
         self
     }
 
+    /// Takes its exit status for that of a rockenv: what it failed of is the kind of the error.
+    #[must_use]
+    pub fn own_codes(mut self) -> Self {
+        self.own_codes = true;
+        self
+    }
+
     /// Runs it with `consume` reading its stdout in a thread of its own. An error of either stops the other.
     pub fn stream<T: Send>(
         &self,
@@ -242,7 +251,11 @@ impl Program {
             (None, Some(signal)) => format!("by signal {signal}"),
             (None, None) => "in an unknown way".into(),
         };
-        let error = Error::unexpected(format!("`{}` failed {how}", self.name));
+        let code = status.code().filter(|_| self.own_codes);
+        let kind = code
+            .and_then(|code| u8::try_from(code).ok())
+            .map_or(Kind::Unexpected, Kind::of_exit_code);
+        let error = Error::new(kind, format!("`{}` failed {how}", self.name));
         match tail.is_empty() {
             true => error,
             false => error.source(Vec::from(tail).join("\n")),

@@ -155,6 +155,32 @@ fn one_failure_does_not_stop_the_others() {
 }
 
 #[test]
+fn an_env_that_somebody_holds_stops_no_other() {
+    let store = TestStore::new();
+    steps(&store, STEPS);
+    store
+        .rockenv(&["up", store.env(), "--target", "gfx1100"])
+        .ok();
+    ran(&store);
+    let held = format!("{}-gfx1100", store.env());
+    let sleeper = store.sleeper();
+    let command: Vec<&str> = sleeper.split(' ').collect();
+    let _exec = store.start(&[&["exec", &held, "--"], &command[..]].concat());
+    wait_until("it runs", || processes_called(&sleeper).len() == 1);
+    // It is the first, and so the one that begins with what is common.
+    steps(&store, &STEPS.replace("echo one", "echo two thirds"));
+    let up = store.rockenv(&matrix(&store, &[])).exits(5);
+    let json: Value = serde_json::from_str(&up.text()).unwrap();
+    assert_eq!(outcomes(&json), ["failed", "done", "done"], "{json:#}");
+    let why = json["envs"][0]["why"].as_str().unwrap();
+    assert!(why.contains("is held by"), "{why}");
+    // What the others have in common was built once all the same.
+    assert_eq!(ran(&store), ["gfx1103", "gfx1201", "two", "two thirds"]);
+    assert_eq!(json["common"]["env"], format!("{}-gfx1103", store.env()));
+    remove(&store);
+}
+
+#[test]
 fn what_cannot_be_planned_is_said_and_the_others_are_built() {
     let store = TestStore::new();
     steps(&store, STEPS);

@@ -106,6 +106,17 @@ struct Common {
 struct Told {
     outcome: Option<Outcome>,
     disk_delta: i64,
+    /// Whether a step failed.
+    failed: bool,
+}
+
+impl Told {
+    /// Says whether this ended it in a step, as it would end all who run the same step. Else it is the env alone that could not
+    /// be built: held by somebody, refused by preflight, interrupted.
+    fn would_fail_elsewhere(&self, error: &Error) -> bool {
+        let kinds = [Kind::StepFailed, Kind::Drift, Kind::OutOfSpace];
+        self.failed && kinds.contains(&error.kind())
+    }
 }
 
 /// What `plan --json` says, as far as it matters here.
@@ -162,6 +173,7 @@ impl Starter<'_> {
             .env("GITLAB_CI", "")
             .directory(directory)
             .grace(GRACE)
+            .own_codes()
             .arg("--home")
             .arg(&self.cx.config.home)
             .args([verb])
@@ -228,6 +240,7 @@ impl Starter<'_> {
                 ..
             } => {
                 told.disk_delta += cost.disk_delta.unwrap_or(0);
+                told.failed |= *outcome == Outcome::Failed;
                 if *outcome == Outcome::Done {
                     let time = size::duration(Duration::from_millis(cost.wall_ms));
                     say(format!("{name} done in {time}"));
@@ -278,7 +291,7 @@ fn up(cx: &Context, args: &MatrixUpArgs) -> Result<u8> {
         true => claim(cx, &rows, &ready)?,
         false => Vec::new(),
     };
-    let common = build(&starter, &cells, &mut rows, ready, &plans, args.parallel);
+    let common = build(&starter, &cells, &mut rows, ready, plans, args.parallel);
     let mut wrong = None;
     for (store, env, claim) in claims {
         if let Err(error) = ephemeral::end(&store, &env, claim) {
@@ -336,18 +349,27 @@ fn build(
     cells: &[Cell],
     rows: &mut [Row],
     mut ready: Vec<usize>,
-    plans: &[Vec<Foreseen>],
+    mut plans: Vec<Vec<Foreseen>>,
     parallel: u8,
 ) -> Option<Common> {
     let mut common = None;
-    if let Some(prefix) = prefix(plans) {
+    while let Some(prefix) = prefix(&plans)
+        && starter.cancel.caught().is_none()
+    {
         let by = ready[prefix.by];
         match build_common(starter, &cells[by], &rows[by], &prefix) {
-            Ok(built) => common = Some(built),
-            Err(error) => {
+            Ok(built) => {
+                common = Some(built);
+                break;
+            }
+            Err((told, error)) => {
                 fail(&mut rows[by], &error);
-                // The same step would fail in each of them.
-                ready.clear();
+                if told.would_fail_elsewhere(&error) {
+                    ready.clear();
+                    break;
+                }
+                ready.remove(prefix.by);
+                plans.remove(prefix.by);
             }
         }
     }
@@ -390,7 +412,12 @@ fn millis(since: Instant) -> u64 {
 }
 
 /// Builds the steps that several envs share, in one of them.
-fn build_common(starter: &Starter<'_>, cell: &Cell, row: &Row, prefix: &Prefix) -> Result<Common> {
+fn build_common(
+    starter: &Starter<'_>,
+    cell: &Cell,
+    row: &Row,
+    prefix: &Prefix,
+) -> std::result::Result<Common, (Told, Error)> {
     let env = row.env.clone().unwrap_or_default();
     starter.cx.ui.begin_section(&format!(
         "the same for all, up to step `{}`: env {env} builds it",
@@ -399,13 +426,15 @@ fn build_common(starter: &Starter<'_>, cell: &Cell, row: &Row, prefix: &Prefix) 
     let began = Instant::now();
     let (told, result) = starter.up(cell, &env, Some(&prefix.until));
     starter.cx.ui.end_section();
-    result?;
-    Ok(Common {
-        env,
-        steps: prefix.steps,
-        wall_ms: millis(began),
-        disk_delta: told.disk_delta,
-    })
+    match result {
+        Ok(()) => Ok(Common {
+            env,
+            steps: prefix.steps,
+            wall_ms: millis(began),
+            disk_delta: told.disk_delta,
+        }),
+        Err(error) => Err((told, error)),
+    }
 }
 
 /// Builds the envs of these positions, so many at once; whatever becomes of one, the others go on.
