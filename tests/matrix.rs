@@ -68,8 +68,13 @@ fn outcomes(json: &Value) -> Vec<&str> {
 }
 
 fn remove(store: &TestStore) {
-    for target in TARGETS {
-        let env = format!("{}-{target}", store.env());
+    remove_all(store, &TARGETS);
+}
+
+/// Removes the envs of which these are the ends of their names.
+fn remove_all(store: &TestStore, names: &[&str]) {
+    for name in names {
+        let env = format!("{}-{name}", store.env());
         if store
             .home()
             .join("envs")
@@ -91,10 +96,10 @@ fn what_is_common_is_built_once(store: &TestStore) {
     let json: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(ran(store), ["gfx1100", "gfx1103", "gfx1201", "one", "two"]);
     assert_eq!(outcomes(&json), ["done"; 3], "{json:#}");
-    assert_eq!(json["common"]["steps"], 2);
+    assert_eq!(json["common"][0]["steps"], 2);
     // What is common is on the disk once.
     let disk = |row: &Value| row["disk_delta"].as_i64().unwrap() >> 20;
-    assert!((8..10).contains(&disk(&json["common"])), "{json:#}");
+    assert!((8..10).contains(&disk(&json["common"][0])), "{json:#}");
     for row in json["envs"].as_array().unwrap() {
         assert!((4..6).contains(&disk(row)), "{json:#}");
     }
@@ -102,7 +107,7 @@ fn what_is_common_is_built_once(store: &TestStore) {
     let again: Value = serde_json::from_str(&again).unwrap();
     assert_eq!(outcomes(&again), ["hit"; 3]);
     assert!(
-        again["common"].is_null() && ran(store).is_empty(),
+        again["common"] == serde_json::json!([]) && ran(store).is_empty(),
         "{again:#}"
     );
     remove(store);
@@ -117,6 +122,139 @@ fn what_is_common_is_built_once_on_overlay() {
 fn what_is_common_is_built_once_on_btrfs() {
     let disk = LoopFs::new(Kind::Btrfs);
     what_is_common_is_built_once(&TestStore::on(&disk));
+}
+
+/// Writes profiles `a`, `b` and so on, each of these steps, which write down that they ran; returns the arguments of `matrix up` for
+/// them.
+fn profiles(store: &TestStore, all: &[&[&str]]) -> Vec<String> {
+    // For its directory.
+    steps(store, STEPS);
+    let out = store.work().join("runs");
+    let out = out.display();
+    let mut asked: Vec<String> = ["--json", "matrix", "up", "--parallel", "3", "gfx1103"]
+        .map(str::to_owned)
+        .to_vec();
+    for (letter, own) in ('a'..).zip(all) {
+        let name = format!("{}-{letter}", store.env());
+        let mut body = vec![format!(
+            "[[volume]]\nname = 'runs'\nkind = 'output'\npath = '{out}'\ntarget = '/runs'\n"
+        )];
+        body.extend(own.iter().map(|step| {
+            format!(
+                "[[step]]\nname = '{step}'\nrun = 'echo {step} >> /runs/log; test ! -e /runs/no-{step}; sh -c \"$(cat /runs/wait 2> /dev/null)\"'\n"
+            )
+        }));
+        store.profile_named(&name, &body.concat());
+        asked.extend(["--profile".to_owned(), name]);
+    }
+    asked
+}
+
+/// Returns for each group of envs that share steps who builds them, the ends of all names, the last step, and how many.
+fn shared(store: &TestStore, json: &Value) -> Vec<String> {
+    let short = |name: &Value| {
+        let name = name.as_str().unwrap().strip_prefix(store.env()).unwrap();
+        name.split('-').nth(1).unwrap().to_owned()
+    };
+    let mut shared: Vec<String> = json["common"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|row| {
+            let all: String = row["envs"].as_array().unwrap().iter().map(short).collect();
+            let (env, until) = (short(&row["env"]), row["until"].as_str().unwrap());
+            format!("{env} for {all} up to {until}, {}", row["steps"])
+        })
+        .collect();
+    shared.sort();
+    shared
+}
+
+const LETTERS: [&str; 3] = ["a-gfx1103", "b-gfx1103", "c-gfx1103"];
+
+#[test]
+fn what_some_share_is_built_once_too() {
+    let store = TestStore::new();
+    // Two share two steps, and the third none with them.
+    let asked = profiles(
+        &store,
+        &[
+            &["one", "two", "own-a"],
+            &["one", "two", "own-b"],
+            &["other", "two", "own-c"],
+        ],
+    );
+    let json: Value = serde_json::from_str(&store.rockenv(&asked).ok().text()).unwrap();
+    assert_eq!(outcomes(&json), ["done"; 3], "{json:#}");
+    // `two` after `other` is another step.
+    assert_eq!(
+        ran(&store),
+        ["one", "other", "own-a", "own-b", "own-c", "two", "two"]
+    );
+    assert_eq!(shared(&store, &json), ["a for ab up to two, 2"]);
+    let mut table = asked.clone();
+    table.remove(0);
+    let table = store.rockenv(&table).ok().text();
+    assert!(!table.contains("in common"), "{table}");
+    remove_all(&store, &LETTERS);
+}
+
+#[test]
+fn what_some_share_after_what_all_share_is_built_once_too() {
+    let disk = LoopFs::new(Kind::Btrfs);
+    let store = TestStore::on(&disk);
+    let all: [&[&str]; 3] = [
+        &["one", "two", "three", "own-a"],
+        &["one", "two", "three", "own-b"],
+        &["one", "own-c"],
+    ];
+    let asked = profiles(&store, &all);
+    // A step that two share stops these two.
+    let forbidden = store.work().join("runs/no-three");
+    fs::write(&forbidden, "").unwrap();
+    let failed = store.rockenv(&asked).exits(5);
+    let json: Value = serde_json::from_str(&failed.text()).unwrap();
+    assert_eq!(outcomes(&json), ["failed", "not-run", "done"], "{json:#}");
+    let why = json["envs"][1]["why"].as_str().unwrap();
+    assert!(why.contains("step `three` failed in env"), "{why}");
+    assert_eq!(ran(&store), ["one", "own-c", "three", "two"]);
+    assert_eq!(shared(&store, &json), ["a for abc up to one, 1"]);
+    // They go on where they were stopped.
+    fs::remove_file(&forbidden).unwrap();
+    let table = store.rockenv(&asked[1..]).ok().says(&["the same for"]);
+    assert!(table.text().contains("2 of 3"), "{}", table.text());
+    assert_eq!(ran(&store), ["own-a", "own-b", "three"]);
+    // All of it from nothing.
+    remove_all(&store, &LETTERS);
+    let json: Value = serde_json::from_str(&store.rockenv(&asked).ok().text()).unwrap();
+    assert_eq!(outcomes(&json), ["done"; 3], "{json:#}");
+    assert_eq!(
+        ran(&store),
+        ["one", "own-a", "own-b", "own-c", "three", "two"]
+    );
+    assert_eq!(
+        shared(&store, &json),
+        ["a for ab up to three, 2", "a for abc up to one, 1"]
+    );
+    remove_all(&store, &LETTERS);
+}
+
+#[test]
+fn ctrl_c_ends_what_is_built_for_others() {
+    let store = TestStore::new();
+    let sleeper = store.sleeper();
+    let asked = profiles(&store, &[&["one", "a"], &["one", "b"], &["c"]]);
+    let wait = store.work().join("runs/wait");
+    fs::write(&wait, format!("exec {sleeper}")).unwrap();
+    let up = store.start(&asked);
+    // The third does not wait for what the first builds for the second.
+    wait_until("two of them run", || processes_called(&sleeper).len() == 2);
+    assert_eq!(ran(&store), ["c", "one"]);
+    up.signal(Signal::SIGINT);
+    wait_until("none runs", || processes_called(&sleeper).is_empty());
+    up.wait().exits(130).says(&["finished steps are kept"]);
+    assert!(ran(&store).is_empty());
+    remove_all(&store, &LETTERS);
 }
 
 #[test]
@@ -176,7 +314,9 @@ fn an_env_that_somebody_holds_stops_no_other() {
     assert!(why.contains("is held by"), "{why}");
     // What the others have in common was built once all the same.
     assert_eq!(ran(&store), ["gfx1103", "gfx1201", "two", "two thirds"]);
-    assert_eq!(json["common"]["env"], format!("{}-gfx1103", store.env()));
+    let common = &json["common"][0];
+    assert_eq!(common["env"], format!("{}-gfx1103", store.env()));
+    assert_eq!(common["envs"].as_array().unwrap().len(), 2);
     remove(&store);
 }
 

@@ -1,5 +1,5 @@
-//! Owns the decisions about several envs at once: which there are, what they have in common, what `jobs` they are in CI, and the
-//! `pipeline` of these that is written for a system that runs jobs. Pure.
+//! Owns the decisions about several envs at once: which there are, what they have in common, whose turn it is (`turns`), what `jobs` they
+//! are in CI, and the `pipeline` of these that is written for a system that runs jobs. Pure.
 
 pub mod github;
 pub mod gitlab;
@@ -7,6 +7,7 @@ pub mod jobs;
 pub mod kubernetes;
 pub mod pipeline;
 pub mod slurm;
+pub mod turns;
 
 use serde::Deserialize;
 
@@ -79,17 +80,6 @@ impl Foreseen {
     }
 }
 
-/// The steps that several envs share.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Prefix {
-    /// The env that builds them, by its position: the one that lacks the fewest.
-    pub by: usize,
-    /// The last of them.
-    pub until: String,
-    /// How many there are.
-    pub steps: usize,
-}
-
 /// Returns how many steps at the beginning of all plans have the same keys; of one plan alone none.
 pub fn common(plans: &[Vec<Foreseen>]) -> usize {
     let Some(first) = plans.first().filter(|_| plans.len() > 1) else {
@@ -102,27 +92,6 @@ pub fn common(plans: &[Vec<Foreseen>]) -> usize {
         })
     };
     (0..first.len()).take_while(same).count()
-}
-
-/// Returns what is to be built before the envs go separate ways: the steps at the beginning of all plans whose keys are equal,
-/// where none of the envs has them all. Whatever one env builds of these, the others find.
-pub fn prefix(plans: &[Vec<Foreseen>]) -> Option<Prefix> {
-    let first = plans.first()?;
-    let steps = common(plans);
-    let lacking = |plan: &[Foreseen]| {
-        let common = plan[..steps].iter();
-        common.filter(|step| !step.is_there()).count()
-    };
-    let (by, count) = plans
-        .iter()
-        .map(|plan| lacking(plan))
-        .enumerate()
-        .min_by_key(|(_, count)| *count)?;
-    (count > 0).then(|| Prefix {
-        by,
-        until: first[steps - 1].name.clone(),
-        steps,
-    })
 }
 
 #[cfg(test)]
@@ -157,41 +126,27 @@ mod tests {
         }
     }
 
-    /// Makes a plan of keys; an upper-case one is there.
-    fn plan(keys: &str) -> Vec<Foreseen> {
-        keys.chars()
-            .enumerate()
-            .map(|(position, key)| Foreseen {
-                name: format!("step{position}"),
-                key: key.to_ascii_lowercase().to_string(),
-                action: if key.is_ascii_uppercase() {
-                    "hit"
-                } else {
-                    "run"
-                }
-                .to_owned(),
-            })
-            .collect()
-    }
-
     #[test]
-    fn what_is_common_is_built_by_the_env_that_lacks_least() {
-        let of = |keys: &[&str]| prefix(&keys.iter().map(|keys| plan(keys)).collect::<Vec<_>>());
-        let found = |by, until: &str, steps| {
-            Some(Prefix {
-                by,
-                until: until.to_owned(),
-                steps,
-            })
+    fn what_all_plans_begin_with_is_common() {
+        let plan = |keys: &str| -> Vec<Foreseen> {
+            keys.chars()
+                .map(|key| Foreseen {
+                    name: key.to_string(),
+                    key: key.to_string(),
+                    action: "run".to_owned(),
+                })
+                .collect()
         };
-        assert_eq!(of(&["abx", "aby", "abz"]), found(0, "step1", 2));
-        assert_eq!(of(&["abx", "Aby"]), found(1, "step1", 2));
-        // One has it, and so have all.
-        assert_eq!(of(&["abx", "ABy"]), None);
-        assert_eq!(of(&["ax", "by"]), None);
-        assert_eq!(of(&["abc"]), None, "alone there is nothing in common");
-        assert_eq!(of(&["ab", "ab", "a"]), found(0, "step0", 1));
-        assert_eq!(of(&["", ""]), None);
-        assert_eq!(of(&[]), None);
+        for (plans, count) in [
+            (&["abx", "aby", "abz"][..], 2),
+            (&["ab", "ab", "a"], 1),
+            (&["axc", "bxc"], 0),
+            (&["abc"], 0),
+            (&["", ""], 0),
+            (&[], 0),
+        ] {
+            let plans: Vec<_> = plans.iter().map(|keys| plan(keys)).collect();
+            assert_eq!(common(&plans), count, "{plans:?}");
+        }
     }
 }
