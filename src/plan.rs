@@ -91,6 +91,9 @@ pub struct Planned {
     pub action: Action,
     /// Why, in a few words.
     pub why: String,
+    /// It runs whether or not its snapshot is there, so that another env's is of no use.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub again: bool,
 }
 
 /// Where the build volumes come from when the first step runs.
@@ -214,6 +217,7 @@ pub fn plan(wanted: &[Wanted], observed: &Observed, options: &Options) -> Plan {
         steps.push(Planned {
             name: step.name.clone(),
             key: step.key.clone(),
+            again: action == Action::Run && (afresh || rerun.is_some_and(|rerun| index >= rerun)),
             action,
             why,
         });
@@ -517,6 +521,8 @@ mod tests {
             (actions(&plan).as_str(), plan.start.as_deref()),
             ("hr-", Some("l-a"))
         );
+        let again: Vec<bool> = plan.steps.iter().map(|step| step.again).collect();
+        assert_eq!(again, [false, true, false]);
     }
 
     #[test]

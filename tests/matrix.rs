@@ -342,6 +342,25 @@ fn what_cannot_be_planned_is_said_and_the_others_are_built() {
 }
 
 #[test]
+fn options_for_each_up_may_name_a_last_step_or_one_to_run_again() {
+    let store = TestStore::new();
+    steps(&store, STEPS);
+    let asked = |option: &str, step: &str| {
+        let up = store.rockenv(&matrix(&store, &["--", option, step])).ok();
+        serde_json::from_str::<Value>(&up.text()).unwrap()
+    };
+    let json = asked("--until", "two");
+    assert_eq!(ran(&store), ["one", "two"], "{json:#}");
+    asked("--until", "own");
+    assert_eq!(ran(&store), TARGETS);
+    // Each of them runs it again, and nobody for others.
+    let json = asked("--rerun", "two");
+    assert_eq!(json["common"], serde_json::json!([]));
+    assert_eq!(ran(&store), [&TARGETS[..], &["two"; 3]].concat());
+    remove(&store);
+}
+
+#[test]
 fn jobs_of_ci_are_one_line_of_json() {
     let store = TestStore::new();
     steps(

@@ -32,7 +32,8 @@ pub struct UpArgs {
     #[arg(short, long)]
     name: Option<String>,
     /// Last step to run
-    #[arg(long, value_name = "STEP")]
+    // `matrix up` adds its own to what it was given for each `up`.
+    #[arg(long, value_name = "STEP", overrides_with = "until")]
     pub(super) until: Option<String>,
     /// Run a step again, and all after it
     #[arg(long, value_name = "STEP")]

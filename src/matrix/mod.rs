@@ -72,6 +72,9 @@ pub struct Foreseen {
     pub key: String,
     /// Whether its snapshot is there (`hit`), or what happens else.
     pub action: String,
+    /// Whether it runs in any case.
+    #[serde(default)]
+    pub again: bool,
 }
 
 impl Foreseen {
@@ -134,6 +137,7 @@ mod tests {
                     name: key.to_string(),
                     key: key.to_string(),
                     action: "run".to_owned(),
+                    again: false,
                 })
                 .collect()
         };

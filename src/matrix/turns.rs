@@ -60,14 +60,17 @@ impl Turns {
     pub fn new(plans: &[Option<Vec<Foreseen>>]) -> Self {
         let mut places = BTreeMap::new();
         let mut built = BTreeSet::new();
-        let mut env = |plan: &Option<Vec<Foreseen>>| {
+        let mut env = |(index, plan): (usize, &Option<Vec<Foreseen>>)| {
             let (mut steps, mut has, mut before) = (Vec::new(), 0, None);
             let asked = plan.iter().flatten();
             let asked = asked.take_while(|step| step.action != "later");
             // What is skipped is in no key, and stands between no two steps.
             for step in asked.filter(|step| step.action != "skip") {
+                // What runs in any case runs in each of them.
+                let own = step.again.then_some(index);
                 let next = places.len();
-                let place = *places.entry((before, step.key.clone())).or_insert(next);
+                let place = places.entry((before, step.key.clone(), own));
+                let place = *place.or_insert(next);
                 if step.is_there() {
                     has += 1;
                     built.insert(place);
@@ -81,7 +84,7 @@ impl Turns {
             };
             Env { steps, has, state }
         };
-        let envs = plans.iter().map(&mut env).collect();
+        let envs = plans.iter().enumerate().map(&mut env).collect();
         Self { envs, built }
     }
 
@@ -181,12 +184,13 @@ mod tests {
 
     /// Makes a plan of keys: an upper-case one is there, `-` is skipped, what follows `.` comes later.
     fn plan(keys: &str) -> Vec<Foreseen> {
-        let mut later = false;
+        let (mut later, mut again) = (false, false);
         let mut steps = Vec::new();
         for (position, key) in keys.chars().enumerate() {
             later |= key == '.';
+            again |= key == '!';
             let action = match key {
-                '.' => continue,
+                '.' | '!' => continue,
                 _ if later => "later",
                 '-' => "skip",
                 'A'..='Z' => "hit",
@@ -196,6 +200,7 @@ mod tests {
                 name: format!("step{position}"),
                 key: key.to_ascii_lowercase().to_string(),
                 action: action.to_owned(),
+                again,
             });
         }
         steps
@@ -290,6 +295,12 @@ mod tests {
             [vec!["0+1:step0(1)"], vec!["0", "1"]]
         );
         assert_eq!(all(&["A-", "A-"], 2), [["0", "1"]]);
+        // What runs again in each of them is of no use to another.
+        assert_eq!(all(&["A!bx", "A!by"], 2), [["0", "1"]]);
+        assert_eq!(
+            all(&["a!b", "a!b"], 2),
+            [vec!["0+1:step0(1)"], vec!["0", "1"]]
+        );
     }
 
     #[test]
