@@ -361,6 +361,44 @@ fn options_for_each_up_may_name_a_last_step_or_one_to_run_again() {
 }
 
 #[test]
+fn profiles_that_name_their_targets_need_no_others() {
+    let store = TestStore::new();
+    let names = ["a", "b", "c"].map(|letter| format!("{}-{letter}", store.env()));
+    let [a, b, c] = names.each_ref().map(String::as_str);
+    let own = "[[step]]\nname = 'own'\nrun = 'echo ${target} > ~/own'\n";
+    store.profile_named(a, &format!("targets = ['gfx1103']\n{own}"));
+    store.profile_named(b, &format!("targets = ['gfx1201']\n{own}"));
+    store.profile_named(c, "[[step]]\nname = 'own'\nrun = 'true'\n");
+    let up = store.rockenv(&["--json", "matrix", "up", "-p", a, "-p", b]);
+    let json: Value = serde_json::from_str(&up.ok().text()).unwrap();
+    for (row, (env, target)) in [(a, "gfx1103"), (b, "gfx1201")].iter().enumerate() {
+        assert_eq!(json["envs"][row]["env"], *env, "{json:#}");
+        assert_eq!(json["envs"][row]["target"], *target);
+        let cat = ["exec", env, "--", "sh", "-c", "cat ~/own"];
+        store.rockenv(&cat).ok().prints(target);
+    }
+    let jobs = store.rockenv(&["matrix", "json", "-p", a, "-p", b]);
+    let jobs: Value = serde_json::from_str(&jobs.ok().text()).unwrap();
+    assert_eq!(jobs["include"][1]["name"], b, "{jobs:#}");
+    assert_eq!(jobs["include"][1]["target"], "gfx1201");
+    assert_eq!(jobs["include"][1]["up"][0], b);
+    // One that names none is named, before anything is built.
+    for verb in [&["up"][..], &["json"], &["github"], &["slurm"]] {
+        let asked = [&["matrix"], verb, &["-p", a, "-p", c]].concat();
+        let refused = store.rockenv(&asked).exits(2);
+        refused.says(&[&format!("profile `{c}` names no targets"), "help: "]);
+    }
+    store.rockenv(&["matrix", "up"]).exits(2);
+    // Two envs of one name are none.
+    let asked = ["matrix", "up", "-p", a, "-p", b, "--", "--name", a];
+    store
+        .rockenv(&asked)
+        .exits(2)
+        .says(&[&format!("both env `{a}`")]);
+    remove_all(&store, &["a", "b"]);
+}
+
+#[test]
 fn jobs_of_ci_are_one_line_of_json() {
     let store = TestStore::new();
     steps(

@@ -37,8 +37,12 @@ pub enum MatrixCommand {
 /// Which envs.
 #[derive(Debug, Args)]
 pub struct Which {
-    /// Targets, and families of them
-    #[arg(index = 1, value_name = "TARGET|FAMILY", required = true)]
+    /// Targets, and families of them [default: those that each profile names]
+    #[arg(
+        index = 1,
+        value_name = "TARGET|FAMILY",
+        required_unless_present = "profile"
+    )]
     targets: Vec<String>,
     /// Profile or profile file; may be given again [default: therock]
     #[arg(short, long)]

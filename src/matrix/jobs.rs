@@ -93,6 +93,13 @@ impl Runners {
         Ok(runners)
     }
 
+    /// Returns the target whose GPU an env's steps run on, of those that it is built for: the first that there is a machine for.
+    pub fn choose(&self, targets: &[Target]) -> Option<Target> {
+        let mut all = targets.iter();
+        let found = all.find(|target| self.with_gpu(**target).is_some());
+        found.or(targets.first()).copied()
+    }
+
     /// Returns the labels of a machine with a GPU of that target: its own, or else its family's.
     fn with_gpu(&self, target: Target) -> Option<&Vec<String>> {
         let families = self.gpu.iter().filter(|(name, _)| target.is_in(name));
@@ -164,7 +171,7 @@ pub struct Job {
     pub name: String,
     /// The env.
     pub env: String,
-    /// What it is built for.
+    /// What it is built for; of several targets the one whose GPU it is for.
     pub target: &'static str,
     /// Arguments of `rockenv up`, one by one.
     pub up: Vec<String>,
@@ -184,6 +191,8 @@ pub struct Env {
     pub name: String,
     /// What `up` is given.
     pub cell: Cell,
+    /// What it is built for; of several targets the one whose GPU its steps run on.
+    pub target: Target,
     /// Whether steps use a GPU.
     pub gpu: bool,
 }
@@ -217,7 +226,7 @@ pub fn jobs(envs: &[Env], runners: &Runners, gpu: &str) -> Result<(Vec<Job>, Vec
     let mut jobs = Vec::new();
     let mut homeless = Vec::new();
     for env in envs {
-        let target = env.cell.target;
+        let target = env.target;
         let job = Job {
             name: env.name.clone(),
             env: env.name.clone(),
@@ -268,6 +277,7 @@ mod tests {
         Env {
             name: target.to_owned(),
             cell: cells(&[], &[target.to_owned()]).unwrap().remove(0),
+            target: Target::parse(target).unwrap(),
             gpu,
         }
     }
@@ -312,6 +322,10 @@ mod tests {
         // Who wants no GPU misses none.
         let (found, homeless) = jobs(&envs, &runners, "none").unwrap();
         assert!(found.iter().all(|job| !job.needs_gpu) && homeless.is_empty());
+        // Of several targets, one that can be run counts.
+        let several = ["gfx1201", "gfx1103"].map(|name| Target::parse(name).unwrap());
+        assert_eq!(runners.choose(&several), Some(several[1]));
+        assert_eq!(Runners::default().choose(&several), Some(several[0]));
     }
 
     #[test]

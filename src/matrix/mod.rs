@@ -9,6 +9,8 @@ pub mod pipeline;
 pub mod slurm;
 pub mod turns;
 
+use std::collections::BTreeMap;
+
 use serde::Deserialize;
 
 use crate::error::{Error, Kind, Result};
@@ -17,16 +19,33 @@ use crate::target::{self, Target};
 /// One env of a matrix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cell {
-    /// What it is built for.
-    pub target: Target,
+    /// What it is built for; without, the targets that its profile names.
+    pub target: Option<Target>,
     /// Its profile; without, the one that `up TARGET` means.
     pub profile: Option<String>,
-    /// What to give to `up`: a target, or a profile with one.
+    /// What to give to `up`: a target, or a profile, with one or alone.
     pub args: Vec<String>,
 }
 
+impl Cell {
+    /// Returns what it is built for, by the targets that its profile names.
+    pub fn targets(&self, own: &[Target]) -> Result<Vec<Target>> {
+        match (self.target, own, &self.profile) {
+            (Some(target), _, _) => Ok(vec![target]),
+            (None, [], Some(profile)) => Err(Error::new(
+                Kind::Usage,
+                format!("profile `{profile}` names no targets, and none are given"),
+            )
+            .help(format!(
+                "rockenv matrix up --profile {profile} gfx1103, or `targets = [\"gfx1103\"]` in the profile"
+            ))),
+            (None, own, _) => Ok(own.to_vec()),
+        }
+    }
+}
+
 /// Returns the envs for targets and families of targets, each once and in the order given; of each profile, or of the one that
-/// `up TARGET` means.
+/// `up TARGET` means. Without targets, one for each profile.
 pub fn cells(profiles: &[String], names: &[String]) -> Result<Vec<Cell>> {
     let mut targets: Vec<Target> = Vec::new();
     for name in names {
@@ -41,26 +60,54 @@ pub fn cells(profiles: &[String], names: &[String]) -> Result<Vec<Cell>> {
             }
         }
     }
-    if targets.is_empty() {
+    if targets.is_empty() && profiles.is_empty() {
         return Err(Error::new(Kind::Usage, "no targets given")
             .help("rockenv matrix up gfx1100 gfx1103; `rockenv target ls` shows them all"));
     }
-    let cell = |profile: Option<&String>, target: Target| Cell {
-        target,
-        profile: profile.cloned(),
-        args: match profile {
-            None => vec![target.to_string()],
-            Some(profile) => vec![profile.clone(), "--target".to_owned(), target.to_string()],
-        },
+    let cell = |profile: Option<&String>, target: Option<Target>| {
+        let target_name = target.map(|target| target.to_string());
+        let args = match (profile, target_name) {
+            (Some(profile), Some(target)) => vec![profile.clone(), "--target".to_owned(), target],
+            (profile, target) => profile.cloned().into_iter().chain(target).collect(),
+        };
+        Cell {
+            target,
+            profile: profile.cloned(),
+            args,
+        }
     };
     let mut cells = Vec::new();
-    for target in targets {
-        if profiles.is_empty() {
-            cells.push(cell(None, target));
+    let mut add = |cell: Cell| {
+        if !cells.contains(&cell) {
+            cells.push(cell);
         }
-        cells.extend(profiles.iter().map(|profile| cell(Some(profile), target)));
+    };
+    for target in &targets {
+        if profiles.is_empty() {
+            add(cell(None, Some(*target)));
+        }
+        for profile in profiles {
+            add(cell(Some(profile), Some(*target)));
+        }
+    }
+    for profile in profiles.iter().filter(|_| targets.is_empty()) {
+        add(cell(Some(profile), None));
     }
     Ok(cells)
+}
+
+/// Refuses what would be one env for two of them.
+pub fn check_names<'a>(envs: impl IntoIterator<Item = (&'a str, &'a Cell)>) -> Result<()> {
+    let mut known = BTreeMap::new();
+    for (name, cell) in envs {
+        if let Some(other) = known.insert(name, cell) {
+            let [one, two] = [other, cell].map(|cell| cell.args.join(" "));
+            let message = format!("`up {one}` and `up {two}` are both env `{name}`");
+            return Err(Error::new(Kind::Usage, message)
+                .help("give profiles names of their own, and no `--name` to all envs"));
+        }
+    }
+    Ok(())
 }
 
 /// What `plan --json` says of a step.
@@ -120,13 +167,30 @@ mod tests {
             names(&of(&["p.toml", "q"], &["gfx1201"])),
             ["p.toml --target gfx1201", "q --target gfx1201"]
         );
-        let family = target::family("gfx110X-all").unwrap();
+        // A profile may name its targets itself.
+        let alone = of(&["p.toml", "q", "q"], &[]);
+        assert_eq!(names(&alone), ["p.toml", "q"]);
+        let own = target::family("gfx110X-all").unwrap();
+        assert_eq!(alone[0].targets(&own).unwrap(), own);
+        let error = alone[1].targets(&[]).unwrap_err();
+        assert!(error.message().contains("profile `q`") && error.help_text().is_some());
+        let asked = of(&["q"], &["gfx1201"]).remove(0);
+        assert_eq!(asked.targets(&own).unwrap(), [asked.target.unwrap()]);
+        let family = own;
         assert!(family.len() > 1);
         assert_eq!(of(&[], &["gfx110X-all", "gfx1103"]).len(), family.len());
         for bad in [&["gfx9999"][..], &[]] {
             let error = cells(&[], &given(bad)).unwrap_err();
             assert!(error.help_text().is_some(), "{error:?}");
         }
+    }
+
+    #[test]
+    fn two_envs_have_two_names() {
+        let cells = cells(&given(&["a/p.toml", "b/p.toml"]), &[]).unwrap();
+        check_names([("p", &cells[0]), ("q", &cells[1])]).unwrap();
+        let error = check_names([("p", &cells[0]), ("p", &cells[1])]).unwrap_err();
+        assert!(error.message().contains("a/p.toml") && error.message().contains("b/p.toml"));
     }
 
     #[test]

@@ -12,7 +12,8 @@ use crate::context::Context;
 use crate::error::{Error, Kind, Result};
 use crate::host::Host;
 use crate::matrix::turns::{Turn, Turns};
-use crate::matrix::{Cell, cells};
+use crate::matrix::{Cell, cells, check_names};
+use crate::profile;
 use crate::signals::{Cancel, Signals};
 use crate::store::Store;
 use crate::store::ephemeral::Claim;
@@ -42,7 +43,8 @@ pub struct MatrixUpArgs {
 /// What became of an env.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 struct Row {
-    target: &'static str,
+    /// What it is built for: targets that its profile names are joined by commas.
+    target: String,
     /// Its name, once that is known.
     env: Option<String>,
     /// `done`, `hit` (there was nothing to do), `failed`, or `not-run` because a step failed that it shares.
@@ -56,19 +58,25 @@ struct Row {
 }
 
 impl Row {
-    fn new(cell: &Cell) -> Self {
-        Self {
-            target: cell.target.name(),
+    fn new(cx: &Context, cell: &Cell) -> Result<Self> {
+        let own = match (cell.target, &cell.profile) {
+            (None, Some(name)) => profile::load(&cx.config.profile_dirs, name)?.targets,
+            _ => Vec::new(),
+        };
+        let targets = cell.targets(&own)?;
+        let names: Vec<&str> = targets.iter().map(|target| target.name()).collect();
+        Ok(Self {
+            target: names.join(","),
             env: None,
             outcome: "not-run",
             wall_ms: 0,
             disk_delta: 0,
             why: None,
-        }
+        })
     }
 
     fn name(&self) -> &str {
-        self.env.as_deref().unwrap_or(self.target)
+        self.env.as_deref().unwrap_or(&self.target)
     }
 
     /// Writes down why an `up` failed: what it said itself, where it said something.
@@ -127,7 +135,10 @@ pub(super) fn up(cx: &Context, args: &MatrixUpArgs) -> Result<u8> {
     };
     let mut board = Board {
         cx,
-        rows: cells.iter().map(Row::new).collect(),
+        rows: cells
+            .iter()
+            .map(|cell| Row::new(cx, cell))
+            .collect::<Result<_>>()?,
         common: Vec::new(),
         beside: false,
     };
@@ -145,6 +156,8 @@ pub(super) fn up(cx: &Context, args: &MatrixUpArgs) -> Result<u8> {
             }
         });
     }
+    let named = board.rows.iter().zip(&cells);
+    check_names(named.filter_map(|(row, cell)| Some((row.env.as_deref()?, cell))))?;
     // Until the last of them has ended: each stands on what another built.
     let claims = match args.ephemeral {
         true => claim(cx, &board.rows)?,
@@ -386,7 +399,7 @@ impl Board<'_> {
         });
         let rows = self.rows.iter().map(|row| {
             vec![
-                row.target.to_owned(),
+                row.target.clone(),
                 row.env.clone().unwrap_or_default(),
                 row.outcome.replace('-', " "),
                 time(row.wall_ms),

@@ -15,7 +15,7 @@ use crate::matrix::jobs::{Env, Job, NEEDED, Runners, Shard, gpu_option, jobs};
 use crate::matrix::kubernetes::{self, Cluster};
 use crate::matrix::pipeline::{Calls, Common, Pipeline, Secret, Share, Size, whole, words};
 use crate::matrix::slurm::{self, Site};
-use crate::matrix::{Cell, cells, common, github, gitlab};
+use crate::matrix::{Cell, cells, check_names, common, github, gitlab};
 use crate::process::{self, Program};
 use crate::signals::{Cancel, Signals};
 use crate::{profile, spec};
@@ -308,14 +308,26 @@ impl Part {
             .map(|cell| {
                 let name = cell.profile.as_deref().unwrap_or(spec::DEFAULT_PROFILE);
                 let profile = profile::load(&cx.config.profile_dirs, name)?;
-                let stem = cell.profile.is_none().then(|| cell.target.name());
+                let stem = cell.target.filter(|_| cell.profile.is_none());
+                let targets = cell.targets(&profile.targets)?;
+                let asked = cell.target.as_slice();
                 Ok(Env {
-                    name: spec::env_name(None, stem, &profile.name, &[cell.target], &[])?,
+                    name: spec::env_name(
+                        None,
+                        stem.map(|target| target.name()),
+                        &profile.name,
+                        asked,
+                        &[],
+                    )?,
+                    target: runners
+                        .choose(&targets)
+                        .ok_or_else(|| Error::unexpected("an env has no target"))?,
                     gpu: profile.steps.iter().any(|step| step.gpu),
                     cell: cell.clone(),
                 })
             })
             .collect::<Result<Vec<_>>>()?;
+        check_names(envs.iter().map(|env| (env.name.as_str(), &env.cell)))?;
         let (jobs, homeless) = jobs(&envs, runners, gpu)?;
         if !homeless.is_empty() {
             cx.ui.note(&format!(
