@@ -1,6 +1,6 @@
 //! Owns `du`: the report as a table or JSON.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use clap::{Args, ValueEnum};
@@ -9,7 +9,7 @@ use crate::context::Context;
 use crate::error::Result;
 use crate::ui::size;
 use crate::ui::table::Table;
-use crate::usage::report::{Class, Report, Row, Size, report};
+use crate::usage::report::{Class, Inside, Report, Row, Size, count};
 use crate::usage::service::Held;
 
 /// Arguments of `du`.
@@ -18,9 +18,9 @@ pub struct DuArgs {
     /// Only this env, in detail
     #[arg(value_name = "ENV")]
     name: Option<String>,
-    /// Show the directories so deep in build volumes, caches, sources and outputs too
-    #[arg(long, value_name = "LEVELS", default_value_t = 0)]
-    depth: usize,
+    /// Show the directories so deep in build volumes, caches, sources and outputs; without, what TheRock's build trees hold
+    #[arg(long, value_name = "LEVELS")]
+    depth: Option<usize>,
     /// Order of the rows: as things depend on each other, or the largest first
     #[arg(long, value_enum, default_value = "kind")]
     sort: Sort,
@@ -39,7 +39,8 @@ pub fn du(cx: &Context, args: &DuArgs) -> Result<()> {
     if let Some(name) = &args.name {
         store.known(name)?;
     }
-    let report = report(&store, args.name.as_deref(), args.depth)?;
+    let inside = args.depth.map_or(Inside::Parts, Inside::Directories);
+    let report = count(&store, args.name.as_deref(), inside)?;
     if cx.json {
         cx.ui.json(&report)?;
     } else {
@@ -147,19 +148,33 @@ impl Line {
         }
     }
 
-    /// Makes a line of one thing, with its directories below it where they have rows.
-    fn of(name: impl Into<String>, rows: &[&Row], inside: Option<&Path>) -> Self {
-        let own = rows.iter().find(|row| row.inside.as_deref() == inside);
-        let mut line = Self::new(
-            name,
-            own.map(|row| row.size).unwrap_or_default(),
-            own.and_then(|row| row.content.clone()).unwrap_or_default(),
-        );
+    /// Makes a line of one thing, or of several that are alike, with what they hold below it where that has rows.
+    fn of(name: impl Into<String>, rows: &[&Row]) -> Self {
+        let mut line = Self::inside(name, rows, None);
+        let parts: BTreeSet<_> = rows.iter().filter_map(|row| row.part).collect();
+        for part in parts {
+            let alike = rows.iter().filter(|row| row.part == Some(part));
+            let size: Size = alike.map(|row| row.size).sum();
+            line.size += size;
+            line.below.push(Self::new(part.title(), size, part.note()));
+        }
+        line
+    }
+
+    fn inside(name: impl Into<String>, rows: &[&Row], inside: Option<&Path>) -> Self {
+        let own = || {
+            let own = rows.iter().filter(|row| row.part.is_none());
+            own.filter(|row| row.inside.as_deref() == inside)
+        };
+        let note = own().find_map(|row| row.content.clone());
+        let size = own().map(|row| row.size).sum();
+        let mut line = Self::new(name, size, note.unwrap_or_default());
         let top = inside.unwrap_or(Path::new(""));
+        let mut seen = BTreeSet::new();
         for path in rows.iter().filter_map(|row| row.inside.as_deref()) {
-            if path.parent() == Some(top) {
+            if path.parent() == Some(top) && seen.insert(path) {
                 let name = path.file_name().unwrap_or_default().to_string_lossy();
-                let part = Self::of(name, rows, Some(path));
+                let part = Self::inside(name, rows, Some(path));
                 line.size += part.size;
                 line.below.push(part);
             }
@@ -203,11 +218,25 @@ impl Lines {
     }
 }
 
-/// Returns the rows of one thing: of the whole, and of its directories.
+/// Returns the rows of one thing: of the whole, and of its parts.
 fn same<'a>(report: &'a Report, row: &Row) -> Vec<&'a Row> {
-    let of =
-        |other: &&Row| other.class == row.class && other.name == row.name && other.envs == row.envs;
+    fn what(row: &Row) -> (Class, &str, Option<&str>, &[String]) {
+        (row.class, &row.name, row.snapshot.as_deref(), &row.envs)
+    }
+    let of = |other: &&Row| what(other) == what(row);
     report.rows.iter().filter(of).collect()
+}
+
+/// Makes a line for each volume of a class that exactly these envs need, whichever snapshots froze it.
+fn volumes(report: &Report, class: Class, envs: &[String]) -> Vec<Line> {
+    let mut volumes: BTreeMap<&str, Vec<&Row>> = BTreeMap::new();
+    for row in &report.rows {
+        if row.class == class && row.envs == envs {
+            volumes.entry(&row.name).or_default().push(row);
+        }
+    }
+    let lines = volumes.into_iter();
+    lines.map(|(name, rows)| Line::of(name, &rows)).collect()
 }
 
 fn cells(name: String, size: Size, note: String) -> [String; 4] {
@@ -220,8 +249,9 @@ fn cells(name: String, size: Size, note: String) -> [String; 4] {
 }
 
 /// The parts of an env, in the order of a life.
-const PARTS: [(Class, &str); 6] = [
+const PARTS: [(Class, &str); 7] = [
     (Class::Snapshots, "snapshots"),
+    (Class::Frozen, "volumes in snapshots"),
     (Class::Live, "live tree"),
     (Class::Build, "build volumes"),
     (Class::Failed, "failed tree"),
@@ -246,12 +276,8 @@ fn overview(report: &Report) -> Lines {
         for (class, title) in PARTS {
             let mut part = Line::new(title, report.own(env, class), "");
             line.size += part.size;
-            if class == Class::Build && report.rows.iter().any(|row| row.inside.is_some()) {
-                let volumes = report.rows.iter().filter(|row| {
-                    row.class == class && row.inside.is_none() && row.envs == [env.as_str()]
-                });
-                let volume = |row: &Row| Line::of(&row.name, &same(report, row), None);
-                part.below.extend(volumes.map(volume));
+            if class == Class::Build {
+                part.below = volumes(report, class, own);
             }
             if part.size.entries > 0 {
                 line.below.push(part);
@@ -268,9 +294,15 @@ fn overview(report: &Report) -> Lines {
     }
     for (users, size) in shared(report) {
         let note = format!("needed by {}", users.join(", "));
-        lines.lines.push(Line::new("shared snapshots", size, note));
+        let mut line = Line::new("shared snapshots", size, note);
+        line.below = volumes(report, Class::Frozen, users);
+        for volume in &mut line.below {
+            line.size += volume.size;
+            volume.name = format!("volume {}", volume.name);
+        }
+        lines.lines.push(line);
     }
-    for row in report.rows.iter().filter(|row| row.inside.is_none()) {
+    for row in report.rows.iter().filter(|row| row.is_whole()) {
         let word = match row.class {
             Class::Image => "image",
             Class::Cache => "cache",
@@ -282,7 +314,7 @@ fn overview(report: &Report) -> Lines {
             (Class::Output, [env]) => format!("output {env}/{}", row.name),
             _ => format!("{word} {}", row.name),
         };
-        let mut line = Line::of(name, &same(report, row), None);
+        let mut line = Line::of(name, &same(report, row));
         if row.class == Class::Image {
             line = Line::new(line.name, row.size, used_by(row));
         }
@@ -338,9 +370,14 @@ fn totals_at_services(report: &Report) -> Vec<[String; 4]> {
 /// One env: each snapshot and volume by name.
 fn detail(report: &Report, env: &str) -> Lines {
     let mut lines = Lines::default();
-    for row in report.rows.iter().filter(|row| row.inside.is_none()) {
+    for row in report.rows.iter().filter(|row| row.is_whole()) {
         let name = match row.class {
             Class::Snapshots => format!("snapshot {}", row.name),
+            Class::Frozen => format!(
+                "volume {} in snapshot {}",
+                row.name,
+                row.snapshot.as_deref().unwrap_or_default()
+            ),
             Class::Live if row.name.is_empty() => "live tree".to_owned(),
             Class::Live => "tree of a running step".to_owned(),
             Class::Build => format!("build volume {}", row.name),
@@ -357,19 +394,23 @@ fn detail(report: &Report, env: &str) -> Lines {
             .filter(|user| *user != env)
             .collect();
         let mut notes = Vec::new();
+        notes.extend(row.content.clone());
         if !others.is_empty() {
             notes.push(format!("also needed by {}", others.join(", ")));
         }
-        if row.size.counted_elsewhere > 0 {
+        let mut line = Line::of(name, &same(report, row));
+        let mut elsewhere = row.size.counted_elsewhere;
+        if row.class == Class::Frozen {
+            // Of most there is nothing left to show: the live volume has it.
+            line.below.retain(|part| part.size.allocated > 0);
+            elsewhere = line.size.counted_elsewhere;
+        }
+        if elsewhere > 0 {
             notes.push(format!(
                 "and {} of what is counted above or in other envs",
-                size::bytes(row.size.counted_elsewhere)
+                size::bytes(elsewhere)
             ));
         }
-        let mut line = match row.class {
-            Class::Build => Line::of(name, &same(report, row), None),
-            _ => Line::new(name, row.size, ""),
-        };
         line.note = notes.join("; ");
         lines.lines.push(line);
     }

@@ -271,6 +271,7 @@ fn spaces(rows: &[Row]) -> Vec<Space> {
         .map(|row| {
             let word = match row.class {
                 Class::Snapshots => "snapshot",
+                Class::Frozen => "frozen volume",
                 Class::Live => "live tree",
                 Class::Build => "build volume",
                 Class::Failed => "failed tree of",

@@ -12,8 +12,9 @@
 //! no mount, has its own device number, and is counted.
 
 mod extents;
-mod inside;
+pub mod inside;
 mod links;
+mod places;
 pub(crate) mod queue;
 pub mod report;
 pub mod service;

@@ -12,8 +12,8 @@ use std::num::NonZero;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::sys::resource::{Resource, getrlimit};
 use rustix::fs::{
@@ -104,12 +104,38 @@ enum Task<'a> {
     Look(Arc<Dir<'a>>, Vec<u8>),
 }
 
+/// A subvolume that several roots may lie in: read once, and given up with the last of them.
+#[derive(Debug, Default)]
+struct Whole(Mutex<Reading>);
+
+#[derive(Debug, Default)]
+struct Reading {
+    /// Roots in it that are not walked yet.
+    roots: usize,
+    /// What was read, if that was possible.
+    read: Option<Option<Arc<Subvolume>>>,
+}
+
+impl Whole {
+    fn take(&self, read: impl FnOnce() -> Option<Arc<Subvolume>>) -> Option<Arc<Subvolume>> {
+        let mut reading = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let subvolume = reading.read.get_or_insert_with(read).clone();
+        reading.roots = reading.roots.saturating_sub(1);
+        if reading.roots == 0 {
+            reading.read = None;
+        }
+        subvolume
+    }
+}
+
 struct Shared<'a> {
     roots: &'a [Root],
     /// From a root's position to its class's.
     class_of: Vec<usize>,
     /// How the files of each root tell what they share.
     means: Vec<Option<Means>>,
+    /// Subvolumes whose top is a root, by device.
+    wholes: HashMap<u64, Whole>,
     /// Device and inode of the roots, where another root can meet them.
     known: HashMap<(u64, u64), u32>,
     /// Whether some root is a file, so that files have to be looked up too.
@@ -144,6 +170,8 @@ pub(super) fn scan(roots: &[Root], options: &Options) -> Usage {
     let mut tasks = Vec::new();
     let mut spaces = Spaces::default();
     let mut means = vec![None; roots.len()];
+    let mut devices = Vec::new();
+    let mut wholes: HashMap<u64, Whole> = HashMap::new();
     for (at, root) in (0..).zip(roots) {
         match look_at_path(&root.path) {
             Err(error) => usage.problem(|| root.path.clone(), error.into()),
@@ -159,9 +187,20 @@ pub(super) fn scan(roots: &[Root], options: &Options) -> Usage {
                         && let Ok(fd) = openat(CWD, &root.path, LIST_FLAGS, Mode::empty())
                     {
                         means[at as usize] = spaces.means(fd.as_fd(), device(&stat));
+                        devices.push(device(&stat));
+                        if stat.stx_ino == SUBVOLUME_TOP {
+                            wholes.entry(device(&stat)).or_default();
+                        }
                     }
                 }
             }
+        }
+    }
+
+    for device in devices {
+        if let Some(Whole(reading)) = wholes.get_mut(&device) {
+            let reading = reading.get_mut().unwrap_or_else(PoisonError::into_inner);
+            reading.roots += 1;
         }
     }
 
@@ -173,6 +212,7 @@ pub(super) fn scan(roots: &[Root], options: &Options) -> Usage {
         roots,
         class_of,
         means,
+        wholes,
         known,
         file_roots,
         one_file_system: options.one_file_system,
@@ -279,11 +319,11 @@ impl<'s, 'a> Worker<'s, 'a> {
                     path: path.clone(),
                     root,
                     mount: mount(&stat),
-                    subvolume: if stat.stx_ino == SUBVOLUME_TOP {
-                        self.subvolume(root, open.fd.as_fd())
-                    } else {
-                        None
-                    },
+                    subvolume: self
+                        .shared
+                        .wholes
+                        .get(&device(&stat))
+                        .and_then(|whole| whole.take(|| self.subvolume(root, open.fd.as_fd()))),
                 });
                 self.list(&dir, open.fd.as_fd(), listing);
             }
