@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use fs_err as fs;
 use serde_json::Value;
+use support::git::{Daemon, repository};
 use support::loopfs::{Kind, LoopFs, run};
 use support::random::Random;
 
@@ -170,7 +171,7 @@ fn an_overlay_store_is_what_gnu_du_says() {
     );
     assert_eq!(sum(&report, "snapshots", &["one"]), 0);
     assert!(sum(&report, "image", &["one", "two"]) > 50 * MIB);
-    near(sum(&report, "cache", &[]), MIB, 64 << 10);
+    near(sum(&report, "cache", &["one", "two"]), MIB, 64 << 10);
 
     // A chain so long that it is merged, by hard links.
     ground.exec("one", "head -c 4M /dev/urandom > $HOME/own");
@@ -232,7 +233,7 @@ fn small_files_on_btrfs_take_what_they_take() {
     check(&report);
     let grown = |class, envs: &[&str]| sum(&report, class, envs) - sum(&before, class, envs);
     let all = sum(&report, "live", &["one"]);
-    let (live, cache) = (grown("live", &["one"]), grown("cache", &[]));
+    let (live, cache) = (grown("live", &["one"]), grown("cache", &["one", "two"]));
     near(cache, live, 64 << 10);
     // Kept in the file system's own trees, not in a block of 4 KiB each.
     assert!((10_000 * 5..10_000 * 200).contains(&cache), "{cache}");
@@ -536,4 +537,73 @@ fn therocks_tree_is_seen_by_its_parts_on_btrfs() {
 #[test]
 fn therocks_tree_is_seen_by_its_parts_on_xfs() {
     therocks_tree_is_seen_by_its_parts(Kind::Xfs);
+}
+
+#[test]
+fn an_env_is_shown_with_what_it_does_not_own() {
+    let directory = tempfile::Builder::new()
+        .prefix("du-")
+        .tempdir_in(env!("CARGO_TARGET_TMPDIR"))
+        .unwrap();
+    let sources = tempfile::tempdir().unwrap();
+    let (daemon, payload) = (Daemon::start(sources.path()), "x".repeat(3 << 20));
+    repository(&sources.path().join("project"), "big", &payload);
+    let port = daemon.port();
+    let profile = format!(
+        r#"{PROFILE}
+[[volume]]
+name = "project"
+kind = "source"
+git = "git://127.0.0.1:{port}/project"
+target = "/src"
+[[volume]]
+name = "out"
+kind = "output"
+target = "/out"
+[[step]]
+name = "export"
+run = "head -c 2M /dev/urandom > /out/wheel"
+"#
+    );
+    let ground = Ground::of(directory.path().join("store"), &profile);
+    ground.ok(&["up", "p", "--name", "one"]);
+    let whole = ground.du(None);
+    check(&whole);
+    let report = ground.du(Some("one"));
+    for (class, bytes) in [("cache", MIB), ("source", 3 * MIB), ("output", 2 * MIB)] {
+        let found = sum(&report, class, &["one"]);
+        near(found, bytes, MIB / 4);
+        assert_eq!(found, sum(&whole, class, &["one"]), "{class}");
+    }
+    assert_eq!(report["freed"], whole["freed"]);
+    // The rest of the store is none of its business.
+    assert_eq!(sum(&report, "other", &[]), 0);
+    let text = ground.ok(&["du", "one"]);
+    for line in ["cache ccache ", "source project-", "output out "] {
+        let line = text.lines().find(|shown| shown.starts_with(line)).unwrap();
+        assert!(line.ends_with("kept by `rm`"), "{text}");
+    }
+    let page: Value = serde_json::from_str(&ground.ok(&["report", "one", "--json"])).unwrap();
+    let largest = page["space"].as_array().unwrap();
+    let find = |name: &str| {
+        let mut named = largest.iter();
+        named.find(|space| space["name"].as_str().unwrap().starts_with(name))
+    };
+    for name in ["cache ccache", "source project-", "output out"] {
+        let space = find(name).unwrap_or_else(|| panic!("{page:#}"));
+        assert_eq!(space["note"], "kept by `rm`");
+    }
+
+    // Two envs mount the cache now, and stand on the same steps.
+    ground.ok(&["up", "p", "--name", "two"]);
+    let report = ground.du(Some("two"));
+    near(sum(&report, "cache", &["one", "two"]), MIB, MIB / 4);
+    assert_eq!(sum(&report, "output", &["one"]), 0);
+    let text = ground.ok(&["du", "two", "--shared"]);
+    assert!(text.contains("also needed by one; kept by `rm`"), "{text}");
+    let header = text.lines().next().unwrap();
+    assert!(
+        header.contains("on disk  exclusive   shared  apparent"),
+        "{text}"
+    );
 }

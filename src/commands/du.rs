@@ -24,6 +24,9 @@ pub struct DuArgs {
     /// Order of the rows: as things depend on each other, or the largest first
     #[arg(long, value_enum, default_value = "kind")]
     sort: Sort,
+    /// Show how much of it nothing else holds, and how much something else holds as well
+    #[arg(long)]
+    shared: bool,
 }
 
 /// Order of rows.
@@ -49,7 +52,7 @@ pub fn du(cx: &Context, args: &DuArgs) -> Result<()> {
             None => overview(&report),
         };
         let bars = cx.ui.settings().terminals.stdout;
-        cx.ui.table(&lines.table(args.sort, bars));
+        cx.ui.table(&lines.table(args.sort, bars, args.shared));
         cx.ui.data(&format!(
             "\nfile system: {} used, {} free of {}\n",
             size::bytes(report.file_system.used),
@@ -125,16 +128,17 @@ impl Line {
         self.at_service.map_or(self.size.allocated, |(own, _)| own)
     }
 
-    fn cells(&self, indent: &str) -> [String; 4] {
+    fn cells(&self, indent: &str) -> Cells {
         let name = format!("{indent}{}", self.name);
         match self.at_service {
-            None => cells(name, self.size, self.note.clone()),
-            Some((own, total)) => [
+            None => Cells::new(name, self.size, self.note.clone()),
+            Some((own, total)) => Cells {
                 name,
-                size::bytes(own),
-                total.map(size::bytes).unwrap_or_default(),
-                self.note.clone(),
-            ],
+                on_disk: size::bytes(own),
+                apparent: total.map(size::bytes).unwrap_or_default(),
+                note: self.note.clone(),
+                ..Cells::default()
+            },
         }
     }
 
@@ -183,36 +187,79 @@ impl Line {
     }
 }
 
+/// What a row of the table says.
+#[derive(Clone, Default)]
+struct Cells {
+    name: String,
+    on_disk: String,
+    /// Of that, what nothing else holds, and the rest.
+    exclusive: String,
+    shared: String,
+    apparent: String,
+    note: String,
+}
+
+impl Cells {
+    fn new(name: String, size: Size, note: String) -> Self {
+        Self {
+            name,
+            on_disk: size::bytes(size.allocated),
+            exclusive: size::bytes(size.exclusive),
+            shared: size::bytes(size.shared()),
+            apparent: size::bytes(size.apparent),
+            note,
+        }
+    }
+}
+
 /// What the table shows above its total.
 #[derive(Default)]
 struct Lines {
     lines: Vec<Line>,
     /// Rows after the order: totals.
-    last: Vec<[String; 4]>,
+    last: Vec<Cells>,
 }
 
 impl Lines {
-    /// Makes the table; with `bars`, each line shows its share of the largest one.
-    fn table(mut self, sort: Sort, bars: bool) -> Table {
-        fn show(table: &mut Table, lines: &mut [Line], sort: Sort, indent: &str, whole: u64) {
+    /// Makes the table; with `bars`, each line shows its share of the largest one, with `shared` what others hold of it.
+    fn table(mut self, sort: Sort, bars: bool, shared: bool) -> Table {
+        fn gather(
+            rows: &mut Vec<(Cells, String)>,
+            lines: &mut [Line],
+            sort: Sort,
+            indent: &str,
+            whole: u64,
+        ) {
             if sort == Sort::Size {
                 lines.sort_by_key(|line| std::cmp::Reverse(line.allocated()));
             }
             for line in lines {
                 let bar = size::bar(line.allocated(), whole);
-                table.row(with_bar(line.cells(indent), bar));
-                show(table, &mut line.below, sort, &format!("{indent}  "), whole);
+                rows.push((line.cells(indent), bar));
+                gather(rows, &mut line.below, sort, &format!("{indent}  "), whole);
             }
-        }
-        fn with_bar([name, on_disk, apparent, note]: [String; 4], bar: String) -> [String; 5] {
-            [name, on_disk, bar, apparent, note]
         }
         let whole = self.lines.iter().map(Line::allocated).max();
         let whole = whole.filter(|_| bars).unwrap_or(0);
-        let mut table = Table::new(["what", ">on disk", "", ">apparent", ""]);
-        show(&mut table, &mut self.lines, sort, "", whole);
-        for row in self.last {
-            table.row(with_bar(row, String::new()));
+        let mut rows = Vec::new();
+        gather(&mut rows, &mut self.lines, sort, "", whole);
+        rows.extend(self.last.into_iter().map(|cells| (cells, String::new())));
+        let (exclusive, others) = match shared {
+            true => (">exclusive", ">shared"),
+            false => (">", ">"),
+        };
+        let mut table = Table::new(["what", ">on disk", "", exclusive, others, ">apparent", ""]);
+        for (cells, bar) in rows {
+            let of = |text| if shared { text } else { String::new() };
+            table.row([
+                cells.name,
+                cells.on_disk,
+                bar,
+                of(cells.exclusive),
+                of(cells.shared),
+                cells.apparent,
+                cells.note,
+            ]);
         }
         table
     }
@@ -237,15 +284,6 @@ fn volumes(report: &Report, class: Class, envs: &[String]) -> Vec<Line> {
     }
     let lines = volumes.into_iter();
     lines.map(|(name, rows)| Line::of(name, &rows)).collect()
-}
-
-fn cells(name: String, size: Size, note: String) -> [String; 4] {
-    [
-        name,
-        size::bytes(size.allocated),
-        size::bytes(size.apparent),
-        note,
-    ]
 }
 
 /// The parts of an env, in the order of a life.
@@ -349,14 +387,14 @@ fn overview(report: &Report) -> Lines {
         };
         lines.lines.push(Line::held(&name, held, note));
     }
-    let total = cells("total".to_owned(), report.total, String::new());
+    let total = Cells::new("total".to_owned(), report.total, String::new());
     lines.last.push(total);
     lines.last.extend(totals_at_services(report));
     lines
 }
 
 /// What services hold is on their disk, which need not be the store's.
-fn totals_at_services(report: &Report) -> Vec<[String; 4]> {
+fn totals_at_services(report: &Report) -> Vec<Cells> {
     let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
     for held in &report.at_services {
         *sums.entry(&held.engine).or_default() += held.own;
@@ -385,7 +423,10 @@ fn detail(report: &Report, env: &str) -> Lines {
             Class::Logs => "logs".to_owned(),
             Class::Records => "records".to_owned(),
             Class::Image => format!("image {}", row.name),
-            _ => continue,
+            Class::Cache => format!("cache {}", row.name),
+            Class::Source => format!("source {}", row.name),
+            Class::Output => format!("output {}", row.name),
+            Class::Blobs | Class::Trash | Class::Unused | Class::Other => continue,
         };
         let others: Vec<&str> = row
             .envs
@@ -397,6 +438,9 @@ fn detail(report: &Report, env: &str) -> Lines {
         notes.extend(row.content.clone());
         if !others.is_empty() {
             notes.push(format!("also needed by {}", others.join(", ")));
+        }
+        if row.class.is_kept() {
+            notes.push("kept by `rm`".to_owned());
         }
         let mut line = Line::of(name, &same(report, row));
         let mut elsewhere = row.size.counted_elsewhere;
@@ -429,15 +473,14 @@ fn detail(report: &Report, env: &str) -> Lines {
         };
         lines.lines.push(Line::held(&name, held, note));
     }
-    let total = cells("total".to_owned(), report.total, String::new());
+    let total = Cells::new("total".to_owned(), report.total, String::new());
     let own = report.freed.get(env).copied().unwrap_or_default();
-    let note = format!("what `rockenv rm {env}` frees");
-    let only = [
-        "only here".to_owned(),
-        size::bytes(own),
-        String::new(),
-        note,
-    ];
+    let only = Cells {
+        name: "only here".to_owned(),
+        on_disk: size::bytes(own),
+        note: format!("what `rockenv rm {env}` frees"),
+        ..Cells::default()
+    };
     lines.last.push(total);
     lines.last.extend(totals_at_services(report));
     lines.last.push(only);
@@ -471,6 +514,7 @@ mod tests {
         let size = Size {
             allocated,
             apparent: allocated,
+            exclusive: 1 << 20,
             ..Size::default()
         };
         Line {
@@ -486,21 +530,32 @@ mod tests {
                 line("image", 3 << 20, Vec::new()),
                 line("env", 4 << 20, vec![line("logs", 1 << 20, Vec::new())]),
             ],
-            last: vec![cells("total".to_owned(), Size::default(), String::new())],
+            last: vec![Cells::new(
+                "total".to_owned(),
+                Size::default(),
+                String::new(),
+            )],
         };
-        insta::assert_snapshot!(lines().table(Sort::Size, true).render(), @r"
+        insta::assert_snapshot!(lines().table(Sort::Size, true, false).render(), @r"
         what    on disk                apparent
         env     4.0 MiB  ████████████   4.0 MiB
           logs  1.0 MiB  ███            1.0 MiB
         image   3.0 MiB  █████████      3.0 MiB
         total       0 B                     0 B
         ");
-        insta::assert_snapshot!(lines().table(Sort::Kind, false).render(), @r"
+        insta::assert_snapshot!(lines().table(Sort::Kind, false, false).render(), @r"
         what    on disk  apparent
         image   3.0 MiB   3.0 MiB
         env     4.0 MiB   4.0 MiB
           logs  1.0 MiB   1.0 MiB
         total       0 B       0 B
+        ");
+        insta::assert_snapshot!(lines().table(Sort::Kind, false, true).render(), @r"
+        what    on disk  exclusive   shared  apparent
+        image   3.0 MiB    1.0 MiB  2.0 MiB   3.0 MiB
+        env     4.0 MiB    1.0 MiB  3.0 MiB   4.0 MiB
+          logs  1.0 MiB    1.0 MiB      0 B   1.0 MiB
+        total       0 B        0 B      0 B       0 B
         ");
     }
 }

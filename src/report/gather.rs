@@ -291,6 +291,9 @@ fn spaces(rows: &[Row]) -> Vec<Space> {
             if row.envs.len() > 1 {
                 notes.push(format!("shared by {} envs", row.envs.len()));
             }
+            if row.class.is_kept() {
+                notes.push("kept by `rm`".to_owned());
+            }
             Space {
                 name: name.trim_end().to_owned(),
                 note: notes.join("; "),

@@ -10,6 +10,8 @@ use super::service::holdings;
 use super::{Options, Root, Usage, inside, scan};
 use crate::error::Result;
 use crate::rootfs::Method;
+use crate::source::Repository;
+use crate::spec::{VolumeKind, VolumeSource};
 use crate::store::{Layer, Record, Store};
 
 /// The owner of what no `rm` deletes.
@@ -36,12 +38,14 @@ pub fn count(store: &Store, only: Option<&str>, inside: Inside) -> Result<Report
         store,
         inside,
         envs: Vec::new(),
+        mounted: BTreeMap::new(),
         roots: Vec::new(),
         rows: Vec::new(),
         owners: Vec::new(),
     };
     for name in names(&store.root().join("envs")) {
         if let Some(record) = store.record(&name)? {
+            places.mounts_of(&name);
             places.envs.push((name, record));
         }
     }
@@ -51,9 +55,8 @@ pub fn count(store: &Store, only: Option<&str>, inside: Inside) -> Result<Report
     places.volumes();
     places.frozen(own);
     places.trees();
-    if only.is_none() {
-        places.shelves();
-    }
+    // With one env too: what it shares with these is not its own.
+    places.shelves();
     let extents = store.method() != Method::Overlay;
     let before = FileSystem::of(store.root())?;
     let usage = scan(
@@ -74,6 +77,8 @@ struct Places<'a> {
     store: &'a Store,
     inside: Inside,
     envs: Vec<(String, Record)>,
+    /// The envs that mount a cache or a source, by its directory.
+    mounted: BTreeMap<PathBuf, Vec<String>>,
     roots: Vec<Root>,
     rows: Vec<Row>,
     /// Of each row.
@@ -144,6 +149,24 @@ impl Places<'_> {
         self.roots.extend(roots.map(|root| root.owned_by(owner)));
         self.rows.push(row);
         self.owners.push(owner);
+    }
+
+    /// Notes the directories of the store that an env mounts and does not own; none before it was resolved.
+    fn mounts_of(&mut self, env: &str) {
+        let spec = self.store.spec(env);
+        for volume in spec.iter().flat_map(|spec| &spec.volumes) {
+            let directory = match (volume.kind, &volume.source) {
+                (VolumeKind::Cache, _) => self.store.root().join("caches").join(&volume.name),
+                (VolumeKind::Source, VolumeSource::Git(git)) => {
+                    Repository::new(&volume.name, git).directory(self.store)
+                }
+                _ => continue,
+            };
+            let users = self.mounted.entry(directory).or_default();
+            if users.last().is_none_or(|last| last != env) {
+                users.push(env.to_owned());
+            }
+        }
     }
 
     /// Returns the names of the envs for which `needs` holds.
@@ -319,7 +342,8 @@ impl Places<'_> {
                 let path = root.join(directory).join(&name);
                 // A source's lock lies beside it.
                 if path.is_dir() {
-                    self.add(path, KEPT, class, name, Vec::new());
+                    let users = self.mounted.remove(&path).unwrap_or_default();
+                    self.add(path, KEPT, class, name, users);
                 }
             }
         }

@@ -68,6 +68,13 @@ pub struct Size {
     pub entries: u64,
 }
 
+impl Size {
+    /// Returns the space on disk that something outside this row's owner holds as well.
+    pub fn shared(&self) -> u64 {
+        self.allocated.saturating_sub(self.exclusive)
+    }
+}
+
 impl From<Sums> for Size {
     fn from(sums: Sums) -> Self {
         Self {
@@ -118,10 +125,17 @@ pub struct Row {
     /// What it is, where names in it tell.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
-    /// The envs that need it; for an output, the env that made it.
+    /// The envs that need it; for a cache or source those that mount it, for an output the env that made it.
     pub envs: Vec<String>,
     /// Its bytes.
     pub size: Size,
+}
+
+impl Class {
+    /// Says whether it stays when the envs that use it are removed.
+    pub fn is_kept(self) -> bool {
+        matches!(self, Self::Cache | Self::Source | Self::Output)
+    }
 }
 
 impl Row {
