@@ -248,11 +248,14 @@ fn what_nobody_can_use_goes_and_other_things_are_not_looked_at() {
 
 #[test]
 fn a_dry_run_counts_the_trash_as_the_real_one_does() {
-    let store = TestStore::new();
+    let disk = LoopFs::new(Kind::Ext4);
+    let store = TestStore::on(&disk);
     round(&store, 0, 6);
     store.up();
     round(&store, 1, 6);
     store.up();
+    // Nobody else empties it meanwhile.
+    json(&store, &[]);
     // As `rm` leaves it when the machine stops before it is emptied.
     let waits = store.home().join("trash/0123456789abcdef");
     fs::create_dir(&waits).unwrap();
@@ -271,7 +274,8 @@ fn a_dry_run_counts_the_trash_as_the_real_one_does() {
 
 #[test]
 fn what_a_later_look_adds_is_asked_for_too() {
-    let store = TestStore::new();
+    let disk = LoopFs::new(Kind::Ext4);
+    let store = TestStore::on(&disk);
     for number in 0..3 {
         round(&store, number, 6);
         store.up();

@@ -48,7 +48,9 @@ impl Store {
             return Ok(());
         }
         let path = self.root.join(NAME);
-        let laid = fill(&mut fs::File::create(&path)?);
+        let mut file = fs::File::create(&path)?;
+        // Written out: until then btrfs takes its space for free, and the next command the disk for one with room.
+        let laid = fill(&mut file).and_then(|()| Ok(nix::unistd::syncfs(file.file())?));
         if laid.is_err() {
             fs::remove_file(&path)?;
         }
