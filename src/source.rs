@@ -22,8 +22,6 @@ use crate::store::{Lock, Store};
 
 /// The longest answer of git that is taken, in bytes: the status of a tree where everything changed.
 const MAX_OUTPUT: u64 = 256 << 20;
-/// How long somebody else's clone of the same repository is waited for.
-const CLONE_WAIT: std::time::Duration = std::time::Duration::from_secs(3600);
 
 /// A repository as a profile names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,12 +86,14 @@ impl Repository {
         }
         let mut lock = directory.clone().into_os_string();
         lock.push(".lock");
-        let _lock = Lock::exclusive(
-            Path::new(&lock),
-            &format!("source `{}`", self.name),
-            "clone",
-            CLONE_WAIT,
-        )?;
+        let mut told = String::new();
+        let _lock = Lock::awaited(Path::new(&lock), "clone", &mut |waits| {
+            if told != waits {
+                waits.clone_into(&mut told);
+                progress(&format!("source `{}` {waits}", self.name));
+            }
+            git.look()
+        })?;
         if directory.join(".git").exists() {
             return Ok(directory);
         }

@@ -231,6 +231,7 @@ pub(super) fn watched<T>(
             },
             Subject::Transfer(what) => Event::Transfer {
                 what: what.to_owned(),
+                message,
                 done: done.unwrap_or(0),
                 total,
             },

@@ -40,7 +40,7 @@ pub(super) fn take(
     service: Option<&Service>,
     means: &mut Means<'_>,
 ) -> Result<Pulled> {
-    let arrival = store.arrival()?;
+    let arrival = store.arrival(means)?;
     let pulled = all(store, &arrival, supply, document, user, service, means);
     // On a full disk nothing of it may stay; what was downloaded does, and is not downloaded again.
     let finished = arrival.finish();

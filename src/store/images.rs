@@ -16,11 +16,9 @@ use sha2::{Digest as _, Sha256};
 
 use super::{Lock, Store, atomic, random_id};
 use crate::error::{Error, Result, ResultExt as _};
+use crate::image::unpack::stop_if;
 use crate::image::{self, BuildContext, Built, Logins, Package, Progress, Recipe};
 use crate::rootfs;
-
-/// How long a command waits for somebody else to finish building the same image.
-const BUILD_WAIT: Duration = Duration::from_secs(3600);
 
 /// How long `gc` may take with downloads, which it renames one after the other.
 const SWEEP_WAIT: Duration = Duration::from_secs(60);
@@ -72,6 +70,16 @@ pub struct Means<'a> {
     pub progress: &'a mut dyn FnMut(Progress<'_>),
     /// Set to stop.
     pub cancel: &'a AtomicBool,
+}
+
+impl Means<'_> {
+    /// Takes a lock however long others have it: says for whom it waits, and stops when it should.
+    pub(super) fn lock(&mut self, path: &Path, verb: &str) -> Result<Lock> {
+        Lock::awaited(path, verb, &mut |waits| {
+            (self.progress)(Progress::Line(waits));
+            stop_if(self.cancel)
+        })
+    }
 }
 
 impl std::fmt::Debug for Means<'_> {
@@ -174,12 +182,7 @@ impl Store {
         }
         let digest = recipe.digest();
         fs::create_dir_all(self.root.join("images/refs"))?;
-        let lock = Lock::exclusive(
-            &self.reference(&digest, "lock"),
-            &format!("image `{name}`"),
-            "image build",
-            BUILD_WAIT,
-        )?;
+        let lock = means.lock(&self.reference(&digest, "lock"), "image build")?;
         let old = self.image_of(recipe)?;
         if !refresh && let Some(image) = old {
             // Somebody else built it while we waited.
@@ -232,12 +235,7 @@ impl Store {
         }
         let digest = recipe.digest();
         fs::create_dir_all(self.root.join("images/refs"))?;
-        let _lock = Lock::exclusive(
-            &self.reference(&digest, "lock"),
-            &format!("image `{name}`"),
-            "image build",
-            BUILD_WAIT,
-        )?;
+        let _lock = means.lock(&self.reference(&digest, "lock"), "image build")?;
         if let Some(image) = self.image(wanted)? {
             return Ok(image);
         }
@@ -279,12 +277,7 @@ impl Store {
                 .help(format!("rockenv image build {name}"))
         })?;
         let digest = recipe.digest();
-        let lock = Lock::exclusive(
-            &self.reference(&digest, "lock"),
-            &format!("image `{name}`"),
-            "image verify",
-            BUILD_WAIT,
-        )?;
+        let lock = means.lock(&self.reference(&digest, "lock"), "image verify")?;
         let work = self.image_work(&digest)?;
         let built = self
             .build_image(&work, recipe, Some(image.source_date), means)

@@ -2,7 +2,7 @@
 //!
 //! Order: the global lock before an env's; never two envs' at once.
 
-use std::io::{Read as _, Seek as _, Write as _};
+use std::io::{Seek as _, Write as _};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -51,6 +51,23 @@ impl Lock {
                 return Err(busy(path, what));
             }
             std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Takes the lock at `path` for `verb` alone, however long others have it. Meanwhile `waits` is told for whom, again and again; its
+    /// error ends the wait.
+    pub fn awaited(
+        path: &Path,
+        verb: &str,
+        waits: &mut dyn FnMut(&str) -> Result<()>,
+    ) -> Result<Self> {
+        loop {
+            if let Some(mut lock) = Self::try_exclusive(path)? {
+                lock.sign(verb)?;
+                return Ok(lock);
+            }
+            waits(&format!("waits for {}", holder_named(path)))?;
+            std::thread::sleep(Duration::from_millis(100));
         }
     }
 
@@ -134,23 +151,22 @@ fn open(path: &Path) -> Result<fs::File> {
         .open(path)?)
 }
 
+/// Names who took a lock last, for people.
+fn holder_named(path: &Path) -> String {
+    let holder = fs::read(path).ok();
+    match holder.and_then(|text| serde_json::from_slice::<Holder>(&text).ok()) {
+        Some(holder) => format!(
+            "`rockenv {}` (process {}, since {})",
+            holder.verb,
+            holder.pid,
+            holder.since.strftime("%H:%M:%S UTC")
+        ),
+        None => "another command".to_owned(),
+    }
+}
+
 fn busy(path: &Path, what: &str) -> Error {
-    let mut text = String::new();
-    let read = fs::File::open(path).and_then(|mut file| file.read_to_string(&mut text));
-    let who = read
-        .ok()
-        .and_then(|_| serde_json::from_str::<Holder>(&text).ok());
-    let message = match who {
-        Some(holder) => {
-            format!(
-                "{what} is held by `rockenv {}` (process {}, since {})",
-                holder.verb,
-                holder.pid,
-                holder.since.strftime("%H:%M:%S UTC")
-            )
-        }
-        None => format!("{what} is held by another command"),
-    };
+    let message = format!("{what} is held by {}", holder_named(path));
     Error::busy(message).help("wait for it, or end it with Ctrl-C where it runs")
 }
 
@@ -180,5 +196,28 @@ mod tests {
         drop(first);
         assert!(holder(&path).is_none());
         Lock::exclusive(&path, "env `a`", "rm", Duration::ZERO).unwrap();
+    }
+
+    #[test]
+    fn whoever_waits_is_told_for_whom_and_can_give_up() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("lock");
+        let mut first = Some(Lock::exclusive(&path, "it", "pull", WAIT).unwrap());
+        let stop = |text: &str| {
+            let expected = format!("waits for `rockenv pull` (process {}", std::process::id());
+            assert!(text.starts_with(&expected), "{text}");
+            Err(Error::unexpected("stop"))
+        };
+        Lock::awaited(&path, "up", &mut { stop }).unwrap_err();
+        let mut asked = 0;
+        let lock = Lock::awaited(&path, "up", &mut |_| {
+            asked += 1;
+            if asked == 2 {
+                first = None;
+            }
+            Ok(())
+        });
+        assert_eq!((holder(&path).unwrap().verb.as_str(), asked), ("up", 2));
+        drop(lock);
     }
 }

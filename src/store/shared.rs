@@ -6,18 +6,15 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use fs_err as fs;
 use serde::{Deserialize, Serialize};
 
-use super::images::Image;
+use super::images::{Image, Means};
 use super::layer::Layer;
 use super::{Lock, Store, atomic, random_id};
 use crate::error::{Error, Result};
 
-/// How long a command waits for another one's pull, which may bring what it wants.
-const WAIT: Duration = Duration::from_secs(3600);
 const FILE: &str = "shared.json";
 /// How directories begin in which something arrives.
 pub(super) const ARRIVING: &str = "tmp-pull-";
@@ -95,16 +92,11 @@ impl Store {
         self.root.join("images").join(key)
     }
 
-    /// Makes a directory for what arrives; waits while another command has one.
-    pub fn arrival(&self) -> Result<Arrival<'_>> {
+    /// Makes a directory for what arrives; waits while another command has one, which may bring the same.
+    pub fn arrival(&self, means: &mut Means<'_>) -> Result<Arrival<'_>> {
         let images = self.root.join("images");
         fs::create_dir_all(images.join("refs"))?;
-        let lock = Lock::exclusive(
-            &images.join("refs/pull.lock"),
-            "the store's place for what is pulled",
-            "pull",
-            WAIT,
-        )?;
+        let lock = means.lock(&images.join("refs/pull.lock"), "pull")?;
         for entry in fs::read_dir(&images)? {
             let entry = entry?;
             if entry.file_name().to_string_lossy().starts_with(ARRIVING) {

@@ -34,6 +34,9 @@ pub enum Event {
     Transfer {
         /// Which way, and where.
         what: String,
+        /// What it does other than that.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        message: String,
         done: u64,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         total: Option<u64>,

@@ -20,6 +20,8 @@ pub(super) struct Plain {
     titles: HashMap<u32, String>,
     told: Option<Instant>,
     image: String,
+    /// What a transfer does.
+    transfer: String,
 }
 
 impl Plain {
@@ -31,6 +33,7 @@ impl Plain {
             titles: HashMap::new(),
             told: None,
             image: String::new(),
+            transfer: String::new(),
         }
     }
 
@@ -87,8 +90,22 @@ impl Plain {
                 let wall = size::duration(Duration::from_millis(*wall_ms));
                 format!("image {} … done in {wall}\n", escape(image))
             }
-            Event::Transfer { what, done, total } if self.due(now) => {
-                format!("{} … {}\n", escape(what), size::progress(*done, *total))
+            Event::Transfer {
+                what,
+                message,
+                done,
+                total,
+            } => {
+                if *message == self.transfer && !self.due(now) {
+                    return String::new();
+                }
+                self.transfer.clone_from(message);
+                self.told = Some(now);
+                let text = match message.is_empty() {
+                    true => size::progress(*done, *total).into(),
+                    false => escape(message),
+                };
+                format!("{} … {text}\n", escape(what))
             }
             Event::TransferFinished { what, wall_ms } => {
                 let wall = size::duration(Duration::from_millis(*wall_ms));

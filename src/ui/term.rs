@@ -150,12 +150,21 @@ impl Bars {
                 moving.output = escape(message).into_owned();
                 self.show(moving);
             }
-            Event::Transfer { what, done, total } => {
+            Event::Transfer {
+                what,
+                message,
+                done,
+                total,
+            } => {
                 let moving = state
                     .lines
                     .entry(Key::Transfer(what.clone()))
                     .or_insert_with(|| self.add(escape(what).into_owned()));
-                moving.ninja = size::progress(*done, *total);
+                moving.ninja = match message.is_empty() {
+                    true => size::progress(*done, *total),
+                    false => String::new(),
+                };
+                moving.output = escape(message).into_owned();
                 self.show(moving);
             }
             _ => {}

@@ -1,11 +1,14 @@
 //! What others do in a store while something is pulled into it.
 
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use fs_err as fs;
-use rockenv::store::Store;
+use nix::sys::signal::Signal;
+use rockenv::image::catalog;
+use rockenv::store::{Lock, Store};
 
 use super::Two;
 use super::proxy::{Fault, Proxy};
@@ -108,4 +111,53 @@ fn what_another_up_finishes_meanwhile_is_in_nobodys_way() {
     };
     assert_ne!(print(&own), print(&pushed.name));
     other.rockenv(&["fsck"]).ok();
+}
+
+/// Runs a command that has to wait for a lock, which the test has, until it says so; then stops it.
+fn stopped(mut command: Command, lock: &Path, verb: &str, signal: Signal) {
+    let _lock = Lock::exclusive(lock, "it", verb, std::time::Duration::ZERO).unwrap();
+    let said = tempfile::NamedTempFile::new().unwrap();
+    command.stderr(said.reopen().unwrap());
+    let mut waiting = Background::start(command);
+    let says = format!(
+        "waits for `rockenv {verb}` (process {}, ",
+        std::process::id()
+    );
+    let read = || fs::read_to_string(said.path()).unwrap();
+    wait_until("it waits", || {
+        assert!(waiting.runs(), "{}", read());
+        read().contains(&says)
+    });
+    waiting.signal(signal);
+    waiting.wait().exits(128 + signal as i32);
+    assert_eq!(read().matches(&says).count(), 1, "{}", read());
+}
+
+#[test]
+fn a_pull_that_waits_for_another_one_can_be_stopped() {
+    let two = Two::new(TestStore::new(), TestStore::new());
+    let name = two.pushed(ONE);
+    let lock = two.other.home().join("images/refs/pull.lock");
+    let mut command = two.other.command(&["up", name, "--pull"]);
+    command.env("ROCKENV_REGISTRY", two.repository());
+    stopped(command, &lock, "pull", Signal::SIGINT);
+    two.run(&two.other, &["up", name, "--pull"])
+        .ok()
+        .says(&["pulled one from"]);
+}
+
+#[test]
+fn an_image_build_that_waits_for_another_one_can_be_stopped() {
+    let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let store = TestStore::at(&place.path().join("store"));
+    drop(Store::open(store.home()).unwrap());
+    let recipe = catalog::find(&[store.work().join("images")], "base").unwrap();
+    let refs = store.home().join("images/refs");
+    fs::create_dir_all(&refs).unwrap();
+    let lock = refs.join(format!("{}.lock", recipe.digest()));
+    let command = store.command(&["image", "build", "base"]);
+    stopped(command, &lock, "image build", Signal::SIGTERM);
+    store.profile(ONE);
+    let command = store.command(&["up", store.env()]);
+    stopped(command, &lock, "image build", Signal::SIGINT);
 }
