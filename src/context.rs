@@ -1,5 +1,9 @@
 //! Owns what every command gets: configuration, output and the way to the store.
 
+use std::os::unix::fs::MetadataExt as _;
+
+use fs_err as fs;
+
 use crate::config::Config;
 use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::gpu;
@@ -64,6 +68,18 @@ impl Context {
             true => Ok(()),
             false => self.tidy(store),
         }
+    }
+
+    /// Opens a store that must be there to read all of it: what belongs to a user's subordinate ids can be read only by the root
+    /// of a namespace. Where there is none to be had, what can be read is read.
+    pub fn store_to_read(&self) -> Result<Store> {
+        let own = nix::unistd::geteuid().as_raw();
+        if fs::metadata(&self.config.home).is_ok_and(|data| data.uid() == own)
+            && let Err(error) = userns::enter()
+        {
+            self.ui.detail(&error.chain().join(": "));
+        }
+        self.existing_store()
     }
 
     /// Opens a store that must be there.

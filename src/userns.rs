@@ -2,6 +2,7 @@
 //! ids are the other users, as Podman does it. So the store can hold trees and volumes with files of any owner.
 
 use std::io::Write as _;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -40,6 +41,13 @@ pub fn enter() -> Result<()> {
     let name = user_name(uid.as_raw());
     let users = ranges("/etc/subuid", &name, uid.as_raw())?;
     let groups = ranges("/etc/subgid", &name, uid.as_raw())?;
+    // Before anything is entered that cannot be left.
+    if !["newuidmap", "newgidmap"].iter().all(|name| has(name)) {
+        return Err(
+            Error::unavailable("cannot make a user namespace: there is no newuidmap")
+                .help("install newuidmap (package uidmap or shadow-utils), or sudo rockenv ..."),
+        );
+    }
     // A process inside can only map itself to itself. This one stays outside until we are in, and has numbers only.
     let script = format!(
         "read -r _ && newuidmap {pid} {} && newgidmap {pid} {}",
@@ -51,7 +59,7 @@ pub fn enter() -> Result<()> {
     let mut outside = Command::new("/bin/sh")
         .args(["-c", &script])
         .env_clear()
-        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+        .env("PATH", PATH)
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
@@ -72,10 +80,18 @@ pub fn enter() -> Result<()> {
     if !mapped.status.success() {
         return Err(Error::unavailable("cannot make a user namespace")
             .source(String::from_utf8_lossy(&mapped.stderr).trim().to_owned())
-            .help("install newuidmap (package uidmap or shadow-utils), or sudo rockenv ..."));
+            .help("see /etc/subuid and /etc/subgid, or sudo rockenv ..."));
     }
     ENTERED.store(true, Ordering::Relaxed);
     Ok(())
+}
+
+/// Where the programs are looked for that give a namespace its ids.
+const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
+
+fn has(name: &str) -> bool {
+    PATH.split(':')
+        .any(|directory| Path::new(directory).join(name).exists())
 }
 
 /// Returns the arguments that make `own` the namespace's root, and the ranges its other ids in order.

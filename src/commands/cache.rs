@@ -61,7 +61,7 @@ fn ls(cx: &Context) -> Result<()> {
         envs: Vec<String>,
     }
     let policy = Policy::new(&cx.config.gc, None)?;
-    let store = cx.existing_store()?;
+    let store = cx.store_to_read()?;
     let rows: Vec<Row> = store
         .caches()?
         .into_iter()

@@ -38,7 +38,7 @@ enum Sort {
 
 /// Shows where the disk space went.
 pub fn du(cx: &Context, args: &DuArgs) -> Result<()> {
-    let store = cx.existing_store()?;
+    let store = cx.store_to_read()?;
     if let Some(name) = &args.name {
         store.known(name)?;
     }

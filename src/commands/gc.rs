@@ -49,7 +49,7 @@ pub struct GcArgs {
 pub fn gc(cx: &Context, args: &GcArgs) -> Result<()> {
     let asked = args.free.as_deref().map(parse_size).transpose()?;
     let policy = Policy::new(&cx.config.gc, args.preset)?;
-    let store = cx.existing_store()?;
+    let store = cx.store_to_read()?;
     let disk = nix::sys::statvfs::statvfs(store.root())
         .map_err(|error| Error::unexpected("cannot ask for free space").source(error))?;
     let limits = policy.limits(disk.blocks() * disk.fragment_size());

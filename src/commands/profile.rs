@@ -16,6 +16,7 @@ use crate::spec::{self, Spec};
 use crate::store::Store;
 use crate::target::Target;
 use crate::ui::table::Table;
+use crate::userns;
 
 /// What to do with profiles.
 #[derive(Debug, Subcommand)]
@@ -349,7 +350,8 @@ fn new(cx: &Context, args: &NewArgs) -> Result<()> {
 /// Under sudo, what lands in the user's directory is the user's.
 pub(super) fn give_to_user(cx: &Context, path: &Path) -> Result<()> {
     let user = &cx.config.user;
-    if nix::unistd::geteuid().is_root() && user.uid != 0 {
+    // The root of a user's namespace writes as that user.
+    if userns::is_root() && user.uid != 0 {
         nix::unistd::chown(path, Some(user.uid.into()), Some(user.gid.into()))
             .context(|| format!("cannot give `{}` to its user", path.display()))?;
     }

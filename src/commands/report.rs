@@ -34,7 +34,7 @@ pub struct ReportArgs {
 
 /// Writes a report.
 pub fn report(cx: &Context, args: &ReportArgs) -> Result<()> {
-    let store = cx.existing_store()?;
+    let store = cx.store_to_read()?;
     let path = args.output.clone().unwrap_or_else(|| {
         let end = if args.markdown { "md" } else { "html" };
         PathBuf::from(format!("{}-report.{end}", args.name))

@@ -1,5 +1,6 @@
 //! Owns the ordinary user that rockenv runs as beside a rootless service; the tests themselves stay root, who sees everything.
 
+use std::ffi::OsStr;
 use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -7,7 +8,7 @@ use std::process::Command;
 
 use fs_err as fs;
 
-use super::loopfs::run;
+use super::loopfs::{Mount, bind, run};
 use super::run::sha256;
 
 /// The user that `tests/service rootless` made.
@@ -76,5 +77,82 @@ impl Ordinary {
         }
         let digest = sha256(&path);
         (path, digest)
+    }
+}
+
+/// A user with subordinate ids whom only this thread's mount namespace knows.
+#[derive(Debug)]
+pub(crate) struct MadeUp {
+    /// Their home, on the disk that they were given.
+    pub(crate) home: PathBuf,
+    _known: Vec<Mount>,
+    _files: tempfile::TempDir,
+}
+
+impl MadeUp {
+    pub(crate) const UID: u32 = 4321;
+    /// The first of their subordinate ids.
+    pub(crate) const SUBORDINATE: u32 = 400_000;
+
+    /// Gives them a home at `home`, with rockenv in it.
+    pub(crate) fn at(home: PathBuf) -> Self {
+        let files = tempfile::tempdir().expect("a directory");
+        let known = [
+            (
+                "passwd",
+                format!("rockenv-made-up:x:{0}:{0}::/:/bin/sh", Self::UID),
+            ),
+            (
+                "subuid",
+                format!("rockenv-made-up:{}:65536", Self::SUBORDINATE),
+            ),
+            (
+                "subgid",
+                format!("rockenv-made-up:{}:65536", Self::SUBORDINATE),
+            ),
+        ];
+        let known = known.map(|(name, line)| {
+            let (etc, own) = (Path::new("/etc").join(name), files.path().join(name));
+            fs::copy(&etc, &own).expect("a copy");
+            let text = fs::read_to_string(&own).expect("a text");
+            fs::write(&own, format!("{}\n{line}\n", text.trim_end())).expect("one line more");
+            bind(&own, &etc)
+        });
+        fs::create_dir(&home).expect("a home");
+        chown(&home, Some(Self::UID), Some(Self::UID)).expect("a new owner");
+        fs::copy(env!("CARGO_BIN_EXE_rockenv"), home.join("program")).expect("a copy of rockenv");
+        Self {
+            home,
+            _known: known.into(),
+            _files: files,
+        }
+    }
+
+    /// Makes a command that the user runs.
+    pub(crate) fn command(&self, program: impl AsRef<OsStr>, arguments: &[&str]) -> Command {
+        let mut command = Command::new(program);
+        command
+            .args(arguments)
+            .env_clear()
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .env("HOME", &self.home)
+            .env("ROCKENV_HOME", self.store())
+            .current_dir(&self.home)
+            .uid(Self::UID)
+            .gid(Self::UID);
+        command
+    }
+
+    /// Runs rockenv as the user, which has to succeed.
+    pub(crate) fn rockenv(&self, arguments: &[&str]) -> String {
+        run(&mut self.command(self.program(), arguments))
+    }
+
+    pub(crate) fn program(&self) -> PathBuf {
+        self.home.join("program")
+    }
+
+    pub(crate) fn store(&self) -> PathBuf {
+        self.home.join("store")
     }
 }
