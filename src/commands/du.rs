@@ -72,7 +72,7 @@ fn caveats(cx: &Context, report: &Report) {
     }
     if report.unshared > 0 {
         cx.ui.warn(&format!(
-            "{} files would not say which blocks they share: sizes are at most what is shown",
+            "{} files do not say which blocks they share, or how small they are compressed: sizes are at most what is shown",
             report.unshared
         ));
     }

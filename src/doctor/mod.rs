@@ -85,6 +85,8 @@ pub struct StoreFacts {
     pub file_system: Option<String>,
     /// How snapshots are, or would be made.
     pub method: Option<Method>,
+    /// Why not by what btrfs itself offers, on one.
+    pub not_btrfs: Option<String>,
     /// Why it cannot be used, and what to type.
     pub problem: Option<(String, String)>,
     /// Free bytes.
@@ -321,9 +323,13 @@ fn store(facts: &Facts) -> Vec<Check> {
             ))
             .try_(facts.sudo("rockenv setup --store-image 300G")),
         ),
-        Some(method) => checks.push(ok(format!(
-            "{at}{on}: {method} snapshots, build volumes included"
-        ))),
+        Some(method) => {
+            let why = store.not_btrfs.as_ref();
+            let why = why.map(|why| format!("; {why}")).unwrap_or_default();
+            checks.push(ok(format!(
+                "{at}{on}: {method} snapshots, build volumes included{why}"
+            )));
+        }
         None => {}
     }
     if !facts.overlay && matches!(store.method, None | Some(Method::Overlay)) {

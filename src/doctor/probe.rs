@@ -101,6 +101,7 @@ fn store(host: &Host, home: &Path) -> StoreFacts {
         exists: false,
         file_system: None,
         method: None,
+        not_btrfs: None,
         problem: None,
         free: None,
         unmounted: is_unmounted(home),
@@ -124,18 +125,19 @@ fn store(host: &Host, home: &Path) -> StoreFacts {
         }
         Ok(None) => {}
     }
-    // Mounting to try something out takes root.
-    if host.root {
-        match rootfs::probe(&there) {
-            Ok(probe) => {
-                facts.file_system = Some(probe.file_system);
-                facts.method = facts.method.or(Some(probe.method));
+    match rootfs::probe(&there) {
+        Ok(probe) => {
+            facts.method = facts.method.or(Some(probe.method));
+            if probe.file_system == "btrfs" && facts.method != Some(rootfs::Method::Btrfs) {
+                facts.not_btrfs = probe.reasons.into_iter().next();
             }
-            Err(error) if !facts.exists && facts.problem.is_none() => {
-                facts.problem = Some(said(&error, "rockenv setup --store-image 300G"));
-            }
-            Err(_) => {}
+            facts.file_system = Some(probe.file_system);
         }
+        // Mounting an overlay to try it out takes root.
+        Err(error) if host.root && !facts.exists && facts.problem.is_none() => {
+            facts.problem = Some(said(&error, "rockenv setup --store-image 300G"));
+        }
+        Err(_) => {}
     }
     facts
 }

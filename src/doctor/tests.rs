@@ -23,6 +23,7 @@ pub(super) fn debian() -> Facts {
             exists: true,
             file_system: Some("btrfs".into()),
             method: Some(Method::Btrfs),
+            not_btrfs: None,
             problem: None,
             free: Some(900 << 30),
             unmounted: false,

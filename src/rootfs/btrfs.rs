@@ -379,7 +379,8 @@ fn number<const N: usize>(bytes: &[u8], at: usize) -> u64 {
 /// many there were. Each vanishes at once; the kernel frees the space in the background.
 ///
 /// Nested subvolumes are found by the references that btrfs keeps and deleted by id, not by path: no
-/// mount or link placed inside can lead this elsewhere.
+/// mount or link placed inside can lead this elsewhere. For an ordinary user `EPERM`, unless nothing is nested in it and the
+/// file system is mounted with `user_subvol_rm_allowed`; nothing is deleted then.
 pub(super) fn destroy(parent: BorrowedFd<'_>, name: &CStr) -> nix::Result<u64> {
     let top = beneath::open_dir(parent, name)?;
     if !is_subvolume_fd(&top)? {
@@ -389,7 +390,12 @@ pub(super) fn destroy(parent: BorrowedFd<'_>, name: &CStr) -> nix::Result<u64> {
     let mut ids = Vec::new();
     let mut queue = vec![info(top.as_fd())?.id];
     while let Some(id) = queue.pop() {
-        let subvolume = open_by_id(top.as_fd(), id)?;
+        let subvolume = match open_by_id(top.as_fd(), id) {
+            Err(Errno::EPERM) if ids.is_empty() && nested(top.as_fd())?.is_empty() => {
+                top.try_clone().map_err(|_| Errno::EMFILE)?
+            }
+            other => other?,
+        };
         // A read-only subvolume refuses the deletion of what is nested in it.
         write_read_only(subvolume.as_fd(), false)?;
         queue.extend(nested(subvolume.as_fd())?);
@@ -417,6 +423,11 @@ pub(super) fn destroy(parent: BorrowedFd<'_>, name: &CStr) -> nix::Result<u64> {
     Ok(ids.len() as u64)
 }
 
+/// Makes the subvolume of `fd` writable, so that it can be emptied.
+pub(super) fn make_writable(fd: BorrowedFd<'_>) -> nix::Result<()> {
+    write_read_only(fd, false)
+}
+
 /// Waits until the kernel has given back the space of deleted subvolumes, or for so long.
 pub fn wait_for_deleted(fd: impl AsFd, patience: Duration) -> Result<()> {
     let fd = fd.as_fd();
@@ -437,7 +448,7 @@ pub fn wait_for_deleted(fd: impl AsFd, patience: Duration) -> Result<()> {
     outcome.context(|| "cannot wait for btrfs to free deleted subvolumes".to_owned())
 }
 
-/// Says whether a subvolume of the file system is deleted and not yet freed.
+/// Says whether a subvolume of the file system is deleted and not yet freed; an ordinary user is not told.
 fn has_deleted(fd: BorrowedFd<'_>) -> nix::Result<bool> {
     const ROOT_TREE: u64 = 1;
     const ORPHANS: u64 = u64::MAX - 4;
@@ -455,8 +466,10 @@ fn has_deleted(fd: BorrowedFd<'_>) -> nix::Result<bool> {
         found: [0; 3992],
     });
     // SAFETY: `search` is a complete structure of the size in the ioctl number and outlives the call.
-    unsafe { ioctl::search(fd.as_raw_fd(), &raw mut *search) }?;
-    Ok(search.key.items > 0)
+    match unsafe { ioctl::search(fd.as_raw_fd(), &raw mut *search) } {
+        Err(Errno::EPERM) => Ok(false),
+        other => other.map(|_| search.key.items > 0),
+    }
 }
 
 fn info(fd: BorrowedFd<'_>) -> nix::Result<Box<Info>> {

@@ -65,6 +65,7 @@ pub fn remove_tree(path: &Path) -> Result<Removed> {
         name: CString::default(),
         parent: None,
         depth: 0,
+        subvolume: false,
         pending: AtomicUsize::new(1),
         rescans: AtomicUsize::new(0),
     });
@@ -126,6 +127,8 @@ struct Directory {
     parent: Option<Arc<Self>>,
     /// 0 is the directory that holds the tree, 1 the tree's top.
     depth: usize,
+    /// The top of a btrfs subvolume, which goes like a directory once it is empty.
+    subvolume: bool,
     /// Child directories still there, and one for the scan of the directory itself.
     pending: AtomicUsize,
     rescans: AtomicUsize,
@@ -180,22 +183,32 @@ impl Removal<'_> {
                 return self.child_done(parent, removed);
             }
         };
-        if self.on_btrfs && btrfs::is_subvolume_fd(&fd).unwrap_or(false) {
-            drop(fd);
-            match btrfs::destroy(parent.fd.as_fd(), name) {
-                Ok(count) => {
+        let subvolume = self.on_btrfs && btrfs::is_subvolume_fd(&fd).unwrap_or(false);
+        if subvolume {
+            let outcome = match btrfs::destroy(parent.fd.as_fd(), name) {
+                // What an ordinary user may do: empty it, and remove it as a directory.
+                Err(Errno::EPERM) => btrfs::make_writable(fd.as_fd()).map(|()| None),
+                other => other.map(Some),
+            };
+            match outcome {
+                Ok(None) => {}
+                Ok(Some(count)) => {
                     removed.entries += 1;
                     removed.subvolumes += count;
+                    return self.child_done(parent, removed);
                 }
-                Err(error) => self.fail(parent, name, error),
+                Err(error) => {
+                    self.fail(parent, name, error);
+                    return self.child_done(parent, removed);
+                }
             }
-            return self.child_done(parent, removed);
         }
         let directory = Arc::new(Directory {
             fd,
             name: name.clone(),
             parent: Some(Arc::clone(parent)),
             depth: parent.depth + 1,
+            subvolume,
             pending: AtomicUsize::new(1),
             rescans: AtomicUsize::new(0),
         });
@@ -285,7 +298,10 @@ impl Removal<'_> {
                 return;
             };
             match remove_empty(&directory, &parent) {
-                Ok(()) => removed.entries += 1,
+                Ok(()) => {
+                    removed.entries += 1;
+                    removed.subvolumes += u64::from(directory.subvolume);
+                }
                 Err(Errno::ENOENT) => {}
                 Err(Errno::ENOTEMPTY) if self.queue.has_failed() => {}
                 Err(Errno::ENOTEMPTY)

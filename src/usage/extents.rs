@@ -3,8 +3,9 @@
 //!
 //! btrfs answers from its own trees, by inode number and without opening the file, and for a subvolume that is walked
 //! whole in a few calls: asking for each file takes several times as long as the rest of the walk. The size on disk
-//! is then known after compression too. Other file systems are asked for a file's extents, of which only
-//! the shared ones are kept. What was written but has no place on disk yet belongs to its file alone.
+//! is then known after compression too. Only root is answered so. Ordinary users, and on other file systems all, ask each file
+//! for its extents, of which only the shared ones are kept. What was written but has no place on disk yet belongs to its
+//! file alone.
 #![expect(unsafe_code, reason = "these ioctls have no safe wrapper")]
 
 mod ioctl;
@@ -47,6 +48,8 @@ struct Extent {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Means {
     btrfs: bool,
+    /// Whether btrfs answers from its trees.
+    trees: bool,
     space: u32,
 }
 
@@ -88,15 +91,27 @@ impl Spaces {
             });
         Some(Means {
             btrfs,
+            trees: btrfs && may_search(directory),
             space: u32::try_from(at * 2).ok()?,
         })
     }
+}
+
+/// Says whether this process may look into the trees of a btrfs.
+fn may_search(directory: BorrowedFd<'_>) -> bool {
+    let mut answer = Box::new(ioctl::Answer::<ANSWER>::new());
+    answer.ask_extents(0, 0);
+    // SAFETY: `answer` is a complete structure followed by the `size` bytes that it announces.
+    let asked = unsafe { ioctl::tree_search(directory.as_raw_fd(), (&raw mut *answer).cast()) };
+    asked != Err(nix::Error::EPERM)
 }
 
 /// Extents seen by one worker.
 #[derive(Debug)]
 pub(super) struct Extents {
     list: Vec<Extent>,
+    /// Files that did not say how much they take after compression.
+    pub(super) squeezed: u64,
     tidy_at: usize,
     answer: Box<ioctl::Answer<ANSWER>>,
     map: Box<ioctl::Map>,
@@ -106,6 +121,7 @@ impl Extents {
     pub(super) fn new() -> Self {
         Self {
             list: Vec::new(),
+            squeezed: 0,
             tidy_at: TIDY_FIRST,
             answer: Box::new(ioctl::Answer::new()),
             map: Box::new(ioctl::Map::new()),
@@ -114,7 +130,7 @@ impl Extents {
 
     /// Reads a whole subvolume, to be asked for its files instead of the kernel; none where that makes no sense.
     pub(super) fn load(means: Option<Means>, directory: BorrowedFd<'_>) -> Option<Subvolume> {
-        if !means?.btrfs {
+        if !means?.trees {
             return None;
         }
         // Without it each file is asked for, and the failure of that is counted.
@@ -132,17 +148,21 @@ impl Extents {
         subvolume: Option<&Subvolume>,
     ) -> Result<u64, Errno> {
         let before = self.list.len();
-        let placed = if let Some(subvolume) = subvolume {
-            Ok(self.look_up(subvolume, means.space, stat, root))
-        } else if means.btrfs {
-            self.search(means.space, directory, stat, root)
+        let all = stat.stx_blocks * 512;
+        let own = if let Some(subvolume) = subvolume {
+            Ok(all.saturating_sub(self.look_up(subvolume, means.space, stat, root)))
+        } else if means.trees {
+            let placed = self.search(means.space, directory, stat, root);
+            placed.map(|placed| all.saturating_sub(placed))
+        } else if FileType::from_raw_mode(stat.stx_mode.into()) == FileType::Symlink {
+            Ok(inline(stat))
         } else {
-            self.map(means.space, directory, name, root)
+            self.map(means, directory, name, stat, root)
         };
-        if placed.is_err() {
+        if own.is_err() {
             self.list.truncate(before);
         }
-        let own = (stat.stx_blocks * 512).saturating_sub(placed?);
+        let own = own?;
         if self.list.len() >= self.tidy_at {
             self.tidy();
             self.tidy_at = TIDY_FIRST.max(self.list.len() * 2);
@@ -190,17 +210,20 @@ impl Extents {
             .sum()
     }
 
-    /// Asks a file for its shared extents; returns their bytes.
+    /// Asks a file for its shared extents; returns the bytes that are its own beyond them.
     fn map(
         &mut self,
-        space: u32,
+        means: Means,
         directory: BorrowedFd<'_>,
         name: &CStr,
+        stat: &Statx,
         root: u32,
     ) -> Result<u64, Errno> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = openat(directory, name, flags, Mode::empty())?;
-        let mut placed = 0;
+        let all = stat.stx_blocks * 512;
+        let mut shared = 0;
+        let mut squeezed = false;
         let mut from = 0;
         loop {
             let map = &mut *self.map;
@@ -208,27 +231,39 @@ impl Extents {
             // SAFETY: `map` is a complete header followed by room for the number of extents that it announces.
             match unsafe { ioctl::fiemap(file.as_fd().as_raw_fd(), (&raw mut *map).cast()) } {
                 // Nothing can be shared where there is no such question.
-                Err(nix::Error::EOPNOTSUPP | nix::Error::ENOTTY) => return Ok(0),
+                Err(nix::Error::EOPNOTSUPP | nix::Error::ENOTTY) => return Ok(all),
                 other => other.map_err(|error| Errno::from_raw_os_error(error as i32))?,
             };
             let extents = map.extents();
-            for extent in extents
-                .iter()
-                .filter(|extent| extent.flags & ioctl::SHARED != 0)
-            {
-                placed += extent.length;
+            for extent in extents {
+                if means.btrfs && extent.flags & ioctl::INLINE != 0 {
+                    return Ok(inline(stat));
+                }
+                let encoded = extent.flags & ioctl::ENCODED != 0;
+                squeezed |= encoded;
+                if extent.flags & ioctl::SHARED == 0 {
+                    continue;
+                }
+                shared += extent.length;
+                // A compressed extent is told by where it begins: how long it is there, nothing says.
+                let (space, start) = match encoded {
+                    true => (means.space + 1, mix([extent.physical, 0, 0, 0])),
+                    false => (means.space, extent.physical),
+                };
                 self.list.push(Extent {
                     space,
-                    start: extent.physical,
+                    start,
                     length: extent.length,
                     root,
                 });
             }
             match extents.last() {
                 Some(last) if last.flags & ioctl::LAST == 0 => from = last.logical + last.length,
-                _ => return Ok(placed),
+                _ => break,
             }
         }
+        self.squeezed += u64::from(squeezed);
+        Ok(all.saturating_sub(shared))
     }
 
     fn tidy(&mut self) {
@@ -438,6 +473,14 @@ fn sweep(run: &[Extent], mut each: impl FnMut(u64, &BTreeMap<u32, u32>)) {
 
 /// The kind of a btrfs extent whose bytes are in the tree.
 const INLINE: u8 = 0;
+
+/// What precedes these bytes.
+const INLINE_HEADER: u64 = 21;
+
+/// Returns what a file takes that btrfs keeps in its trees, and that says nothing more.
+fn inline(stat: &Statx) -> u64 {
+    (stat.stx_blocks * 512).min(stat.stx_size + INLINE_HEADER)
+}
 
 /// Mixes numbers into an address, with room above it for a length.
 fn mix(numbers: [u64; 4]) -> u64 {

@@ -126,7 +126,7 @@ pub struct Usage {
     pub vanished: u64,
     /// Mounts that were left out.
     pub mounts_skipped: u64,
-    /// Files that would not say which of their blocks are shared, and count as if none was.
+    /// Files that would not say which of their blocks are shared, or how small they were compressed, and count as if neither.
     pub unshared: u64,
 }
 

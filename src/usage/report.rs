@@ -183,7 +183,7 @@ pub struct Report {
     pub file_system: FileSystem,
     /// Whether blocks shared by clones were looked for.
     pub extents: bool,
-    /// Files that would not say what they share: sizes are then at most what is said.
+    /// Files that would not say what they share or how small they were compressed: sizes are then at most what is said.
     pub unshared: u64,
     /// Paths that could not be read: sizes are then at least what is said.
     pub unreadable: u64,

@@ -228,6 +228,7 @@ pub(super) fn scan(roots: &[Root], options: &Options) -> Usage {
             sums.add(part);
         }
         links.append(worker.links);
+        usage.unshared += worker.extents.squeezed;
         extents.append(worker.extents);
         usage.add(worker.found);
     };

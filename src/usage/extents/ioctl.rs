@@ -158,6 +158,8 @@ pub(super) struct MapHeader {
 }
 
 pub(super) const LAST: u32 = 0x1;
+pub(super) const ENCODED: u32 = 0x8;
+pub(super) const INLINE: u32 = 0x200;
 pub(super) const SHARED: u32 = 0x2000;
 const EXTENTS: usize = 128;
 
