@@ -168,8 +168,10 @@ mod tests {
             inner()
         );
         assert!(text.contains(&last), "{text}");
-        // All but the one that runs them.
-        assert_eq!(text.matches(inner()).count(), 5, "{text}");
+        // One runs all others, and is not one of them.
+        assert_eq!(text.matches(inner()).count(), 6, "{text}");
+        let outer = format!("{}      when: never\n", inner());
+        assert_eq!(text.matches(&outer).count(), 1, "{text}");
         assert!(
             text.contains("      - local: \"ci/rockenv.yml\"\n"),
             "{text}"
