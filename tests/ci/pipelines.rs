@@ -357,6 +357,18 @@ fn machines_that_share_nothing_get_whole_envs() {
         .rockenv(&bad)
         .exits(2)
         .says(&["cannot be written into a script"]);
+    // What removes an env calls it as `up` does.
+    let named = ["--shard", "2/2", "--", "--name", "other"];
+    let workflow = written(&store, "github", schema, &named);
+    assert!(
+        workflow.to_string().contains("for env in other; do"),
+        "{workflow}"
+    );
+    let asked = [
+        "matrix", "github", "gfx1103", "gfx1201", "--", "-n", "other",
+    ];
+    let said = store.rockenv(&asked).exits(2);
+    said.says(&["are both env `other`", "no `--name` to all envs"]);
     // A part without an env is no file.
     for system in ["github", "gitlab", "slurm", "kubernetes"] {
         let more: &[&str] = match system {

@@ -176,7 +176,8 @@ impl JsonArgs {
     /// Returns the jobs on one line, which is what CI systems read from an output.
     fn line(&self, cx: &Context) -> Result<String> {
         let runners = runners(self.runners.as_deref())?.unwrap_or_default();
-        let include = self.part.jobs(cx, &self.part.cells()?, &runners, NEEDED)?;
+        let envs = self.part.envs(cx, &self.part.cells()?, &runners)?;
+        let include = jobs_for(cx, &envs, &runners, NEEDED)?;
         #[derive(Serialize)]
         struct Matrix {
             include: Vec<Job>,
@@ -301,9 +302,9 @@ impl Part {
         cells(&self.which.profile, &self.which.targets)
     }
 
-    /// Returns the jobs, and says which steps none of them runs.
-    fn jobs(&self, cx: &Context, cells: &[Cell], runners: &Runners, gpu: &str) -> Result<Vec<Job>> {
-        let envs = cells
+    /// Returns the envs, called as `up` calls them where it is told nothing else.
+    fn envs(&self, cx: &Context, cells: &[Cell], runners: &Runners) -> Result<Vec<Env>> {
+        cells
             .iter()
             .map(|cell| {
                 let name = cell.profile.as_deref().unwrap_or(spec::DEFAULT_PROFILE);
@@ -326,17 +327,21 @@ impl Part {
                     cell: cell.clone(),
                 })
             })
-            .collect::<Result<Vec<_>>>()?;
-        check_names(envs.iter().map(|env| (env.name.as_str(), &env.cell)))?;
-        let (jobs, homeless) = jobs(&envs, runners, gpu)?;
-        if !homeless.is_empty() {
-            cx.ui.note(&format!(
-                "steps with a GPU are run by no job for {}: no runner has one",
-                homeless.join(", ")
-            ));
-        }
-        Ok(jobs)
+            .collect()
     }
+}
+
+/// Returns the jobs, and says which steps none of them runs.
+fn jobs_for(cx: &Context, envs: &[Env], runners: &Runners, gpu: &str) -> Result<Vec<Job>> {
+    check_names(envs.iter().map(|env| (env.name.as_str(), &env.cell)))?;
+    let (jobs, homeless) = jobs(envs, runners, gpu)?;
+    if !homeless.is_empty() {
+        cx.ui.note(&format!(
+            "steps with a GPU are run by no job for {}: no runner has one",
+            homeless.join(", ")
+        ));
+    }
+    Ok(jobs)
 }
 
 /// Decides what the jobs do, by the plans that there are for the envs here and now. `gpu` is what jobs that have a GPU tell `up` of it,
@@ -351,8 +356,13 @@ fn pipeline(
 ) -> Result<Pipeline> {
     let cells = part.some_cells()?;
     let (options, asked) = gpu_option(&call.options);
-    let jobs = part.jobs(cx, &cells, runners, asked.as_deref().unwrap_or(gpu))?;
     let plans = plans(cx, &cells, &options)?;
+    let mut envs = part.envs(cx, &cells, runners)?;
+    for (env, plan) in envs.iter_mut().zip(&plans) {
+        // The options have a say in it, and `rm` has to find it.
+        env.name.clone_from(&plan.env);
+    }
+    let jobs = jobs_for(cx, &envs, runners, asked.as_deref().unwrap_or(gpu))?;
     let steps: Vec<_> = plans.iter().map(|plan| plan.plan.steps.clone()).collect();
     let common = match (common(&steps), cells.first(), plans.first()) {
         (1.., Some(cell), Some(plan)) => Some(Common {
