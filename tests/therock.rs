@@ -164,6 +164,14 @@ fn two_targets_from_source_to_wheels() {
     )
     .ok()
     .prints("10");
+    // What `torch-test` does, where a GPU answers and where none does.
+    let smoke =
+        "cd /therock/src/external-builds/pytorch; ~/venv/bin/python run_pytorch_smoke_tests.py";
+    let there = case.sh("a", &format!("export DOUBLE_GPUS=1; {smoke}"));
+    assert!(there.ok().text().contains("1 passed"));
+    case.sh("a", smoke)
+        .exits(1)
+        .says(&["ROCm is not available"]);
     // stage, dist and artifacts-unsplit are one file, artifacts another.
     case.sh("a", "cd /therock/build; stat -c %h math-libs/rocBLAS/stage/lib/librocblas.so artifacts/blas_lib_generic/math-libs/rocBLAS/stage/lib/librocblas.so")
         .ok()

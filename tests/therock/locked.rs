@@ -163,6 +163,7 @@ pub(super) fn what_was_built_is_locked(case: &Case) {
 /// What PyTorch's own build asks pip for is in the lock file, and is what it gets again when there is something newer.
 fn what_pytorch_installs_is_locked(case: &Case, up: &[&str], text: &str) {
     assert!(text.contains("tokens-double = \"1.0 sha256:"), "{text}");
+    assert!(text.contains("pytest = \"9.0.3 sha256:"), "{text}");
     let links = case.store.work().join("upstream/links.html");
     let newer = "<a href=\"tokens_double-1.1-py3-none-any.whl\">1.1</a>";
     fs::write(&links, fs::read_to_string(&links).unwrap() + newer).unwrap();

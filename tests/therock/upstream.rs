@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use fs_err as fs;
 
 use crate::support::run::wait_until;
+use crate::support::wheels;
 
 /// What TheRock is fetched from.
 pub(super) struct Upstream {
@@ -20,7 +21,7 @@ pub(super) struct Upstream {
 }
 
 impl Upstream {
-    pub(super) fn start(directory: &Path, wheels: PathBuf) -> Self {
+    pub(super) fn start(directory: &Path, built: PathBuf) -> Self {
         let http = TcpListener::bind("127.0.0.1:0").unwrap();
         let http_port = http.local_addr().unwrap().port();
         // Free a moment ago; git's daemon cannot be asked which port it took.
@@ -36,6 +37,16 @@ impl Upstream {
             .output()
             .unwrap();
         assert!(made.status.success());
+        // What pip finds at this host, beside what `make` put there.
+        let links = directory.join("links.html");
+        let mut page = fs::read_to_string(&links).unwrap();
+        for wheel in fs::read_dir(wheels::pytest()).unwrap() {
+            let wheel = wheel.unwrap();
+            let name = wheel.file_name().into_string().unwrap();
+            fs::copy(wheel.path(), directory.join(&name)).unwrap();
+            writeln!(page, "<a href=\"{name}\">{name}</a>").unwrap();
+        }
+        fs::write(&links, page).unwrap();
         let path = Command::new("git").arg("--exec-path").output().unwrap();
         let path = String::from_utf8(path.stdout).unwrap();
         // Not through `git`, which would be killed in its place.
@@ -53,7 +64,7 @@ impl Upstream {
         let (seen, files) = (requests.clone(), directory.to_owned());
         std::thread::spawn(move || {
             for client in http.incoming().flatten() {
-                let path = answer(client, &files, &wheels);
+                let path = answer(client, &files, &built);
                 seen.lock().unwrap().extend(path);
             }
         });

@@ -51,6 +51,7 @@ def do_build(arguments):
     files = {
         "torch/__init__.py": (sources / "pytorch/torch/__init__.py").read_bytes(),
         "torch/_rocm_init.py": init.encode(),
+        "torch/cuda.py": (sources / "pytorch/torch/cuda.py").read_bytes(),
         "torch/lib/libtorch_hip.so": library.read_bytes(),
     }
     wheel(arguments.output_dir, "torch", torch, files, requires=[f"rocm[libraries]=={version.stdout.strip()}"])

@@ -3,7 +3,7 @@ import pathlib
 
 import rocm_sdk
 
-from . import _rocm_init
+from . import _rocm_init, cuda
 
 rocm_sdk.preload_libraries(*_rocm_init.PRELOADS)
 _library = ctypes.CDLL(str(pathlib.Path(__file__).parent / "lib/libtorch_hip.so"))
