@@ -10,6 +10,8 @@
 mod again;
 #[path = "therock/locked.rs"]
 mod locked;
+#[path = "therock/mirrors.rs"]
+mod mirrors;
 mod support;
 #[path = "therock/upstream.rs"]
 mod upstream;
@@ -23,6 +25,7 @@ use locked::{
     fetched_once, tarballs_are_locked_before_anything_is_built, what_was_built_is_locked,
     wheels_of_an_index_are_locked,
 };
+use mirrors::Mirrors;
 use support::env::{TestStore, is_service, patience};
 use support::loopfs::{Kind, LoopFs, run};
 use support::run::{Ran, processes, wait_for};
@@ -132,7 +135,9 @@ const PRINTS: &str = "cd /therock/build/artifacts; ls *_generic.fprint | grep -v
 fn two_targets_from_source_to_wheels() {
     let case = Case::new(Kind::Btrfs);
     tarballs_are_locked_before_anything_is_built(&case);
+    let mirrors = Mirrors::fill(&case);
     let done = case.up("a", &["gfx1103"]);
+    mirrors.are_needed_no_more(&case);
     done.says(&["not run and not passed for want of a GPU: rocm-test, torch-test"]);
 
     // Code for the target itself, and for all of the machine's where it is built once.

@@ -14,6 +14,7 @@ use crate::support::wheels;
 
 /// What TheRock is fetched from.
 pub(super) struct Upstream {
+    pub(super) directory: PathBuf,
     pub(super) commit: String,
     pub(super) git_port: u16,
     daemon: Child,
@@ -69,6 +70,7 @@ impl Upstream {
             }
         });
         Self {
+            directory: directory.to_owned(),
             commit: String::from_utf8(made.stdout).unwrap().trim().to_owned(),
             git_port,
             daemon,
