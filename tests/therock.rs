@@ -19,7 +19,7 @@ mod upstream;
 use std::collections::BTreeMap;
 use std::process::Command;
 
-use again::a_touched_source_builds_what_uses_it;
+use again::{a_touched_source_builds_what_uses_it, other_limits_reach_what_is_not_built};
 use fs_err as fs;
 use locked::{
     fetched_once, tarballs_are_locked_before_anything_is_built, what_was_built_is_locked,
@@ -259,6 +259,7 @@ fn two_targets_from_source_to_wheels() {
     if !is_service() {
         symbols_of_one_part(&case);
     }
+    other_limits_reach_what_is_not_built(&case);
     a_touched_source_builds_what_uses_it(&case);
     remove(&case, &["a", "b"]);
 }

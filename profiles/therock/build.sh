@@ -1,6 +1,19 @@
-# Builds targets of TheRock: build.sh TARGET...
+# Builds targets of TheRock: build.sh JOBS LINKS TENSILE MEMORY_IN_BYTES TARGET...
 
 set -eu
+limits=$(sh /opt/rockenv/limits.sh "$1" "$2" "$3" "$4")
+shift 4
+for limit in $limits; do
+    name=${limit%%=*}
+    name=${name#-D}
+    sed -n "s/^$name:[A-Z]*=/-D$name=/p" /therock/build/CMakeCache.txt | grep -q -x -e "$limit" || {
+        # Of ninja's commands these are in that of the sub-project's configuration, and compilers are not told of them.
+        echo "limits of jobs are others than those that were configured:" $limits
+        cmake -S /therock/src -B /therock/build $limits
+        break
+    }
+done
+
 # Each sub-project has a ninja of its own. They share the jobs of the jobserver, as long as none of them is given a number.
 unset CMAKE_BUILD_PARALLEL_LEVEL
 # Its argument is for the targets only; ninja hands no number on.

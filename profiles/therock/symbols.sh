@@ -1,10 +1,13 @@
-# Builds a sub-project of TheRock again with debug symbols, and puts its libraries where the wheels' are: symbols.sh PROJECT
+# Builds a sub-project of TheRock again with debug symbols, and puts its libraries where the wheels' are:
+# symbols.sh PROJECT JOBS LINKS TENSILE MEMORY_IN_BYTES
 
 set -eu
 project=$1
 unset CMAKE_BUILD_PARALLEL_LEVEL
 
-cmake -S /therock/src -B /therock/build "-D${project}_BUILD_TYPE=RelWithDebInfo"
+# It is built anew, by this machine's limits.
+find /therock/build -maxdepth 6 -path "*/$project/stamp/build.stamp" -delete
+cmake -S /therock/src -B /therock/build "-D${project}_BUILD_TYPE=RelWithDebInfo" $(sh /opt/rockenv/limits.sh "$2" "$3" "$4" "$5")
 cmake --build /therock/build --target "$project+dist"
 
 stage=$(find /therock/build -maxdepth 6 -type d -path "*/$project/stage" | head -n 1)

@@ -1,8 +1,40 @@
-//! What is built again, and what is not: after a file was touched.
+//! What is built again, and what is not: after other limits of jobs, and a touched file.
 
 use fs_err as fs;
 
 use super::Case;
+
+/// Limits of jobs are in no key: they are those of the machine and of the moment, for what is still to be built.
+pub(super) fn other_limits_reach_what_is_not_built(case: &Case) {
+    let limits = "cd /therock/build
+        sed -n 's/^TENSILELITE_BUILD_PARALLEL_LEVEL:[A-Z]*=/hipBLASLt /p' math-libs/hipBLASLt/build/CMakeCache.txt
+        for name in LLVM_PARALLEL_COMPILE_JOBS LLVM_PARALLEL_LINK_JOBS; do
+          sed -n \"s/^$name:[A-Z]*=/$name /p\" compiler/amd-llvm/build/CMakeCache.txt; done
+        stat -c '%n %y' compiler/amd-llvm/stamp/* math-libs/*/stamp/* core/*/stamp/*";
+    let lines = || {
+        let text = case.sh("b", limits).ok().text();
+        text.lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let env = case.env("b");
+    let again = ["up", "--name", &env, "gfx1201", "--jobs", "1", "--until"];
+    let again = [&again[..], &["math-libs", "--rerun", "math-libs"]].concat();
+    // All is built: nothing of it is touched.
+    let before = lines();
+    case.store.rockenv(&again).ok();
+    assert_eq!(lines(), before);
+    // Of what is not, the limits are the present ones; the rest keeps its own.
+    case.sh("b", "cd /therock/build && ninja hipBLASLt+expunge >&2")
+        .ok();
+    case.store.rockenv(&again).ok();
+    let after = lines();
+    assert_eq!(after[0], "hipBLASLt 1");
+    let others = |lines: &[String]| {
+        let others = lines.iter().filter(|line| !line.contains("hipBLASLt"));
+        others.cloned().collect::<Vec<_>>()
+    };
+    assert_eq!(others(&after), others(&before));
+    case.up("b", &["gfx1201"]);
+}
 
 /// By TheRock's fingerprints, and by the source's own where TheRock has none.
 pub(super) fn a_touched_source_builds_what_uses_it(case: &Case) {

@@ -137,7 +137,7 @@ set(CMAKE_CXX_COMPILER_WORKS ON)
   file(SHA256 "${_dir}/_init.cmake" _init_hash)
   set(_print)
   if(_head AND _dirty EQUAL 0 AND _below_are_known)
-    string(SHA256 _print "${name}|${_head}|${_toolchain_hash}|${_init_hash}|${_type}|${${name}_CMAKE_ARGS}|${_prints}")
+    string(SHA256 _print "${name}|${_head}|${_toolchain_hash}|${_init_hash}|${_type}|${_prints}")
   endif()
 
   set(_pool USES_TERMINAL)
