@@ -352,6 +352,12 @@ fn a_build_that_begins_with_what_others_built() {
     case.sh("r", "test ! -e /therock/build/build.ninja; ~/venv/bin/python -c 'import torch; print(torch.targets())'")
         .ok()
         .prints("torch for: gfx1103");
+    case.sh(
+        "r",
+        "test ! -e ~/.cache/ccache && ccache --get-config cache_dir",
+    )
+    .ok()
+    .prints("/cache/ccache");
     case.up("w", &["gfx1103", "--from", "wheels"]);
     case.sh("w", "test ! -e /therock/torch/pytorch; ~/venv/bin/python -c 'import torch; print(torch.targets())'")
         .ok()

@@ -40,9 +40,12 @@ def do_build(arguments):
     suffix = f"+devrocm{version.stdout.strip()}"
     archs = arguments.pytorch_rocm_arch.split(",")
     compiler = rocm_sdk.SITE / "_rocm_sdk_core/lib/llvm/bin/amdclang++"
-    library = pathlib.Path(os.environ.get("TMPDIR", "/tmp")) / "libtorch_hip.so"
-    command = [compiler, "-x", "hip", *(f"--offload-arch={arch}" for arch in archs), "-shared", "-fPIC"]
-    subprocess.run([*command, "-o", library, sources / "pytorch/torch_hip.hip"], check=True)
+    scratch = pathlib.Path(os.environ.get("TMPDIR", "/tmp"))
+    library = scratch / "libtorch_hip.so"
+    command = ["ccache"] if arguments.use_ccache else []
+    command += [compiler, "-x", "hip", *(f"--offload-arch={arch}" for arch in archs), "-fPIC", "-c"]
+    subprocess.run([*command, "-o", scratch / "torch_hip.o", sources / "pytorch/torch_hip.hip"], check=True)
+    subprocess.run([compiler, "-shared", "-o", library, scratch / "torch_hip.o"], check=True)
     use_nccl = os.environ.get("USE_NCCL", "1") != "0"
     if use_nccl and "rccl" not in LINUX_LIBRARY_PRELOADS:
         sys.exit("torch would link librccl and not load it")
