@@ -19,7 +19,10 @@ mod upstream;
 use std::collections::BTreeMap;
 use std::process::Command;
 
-use again::{a_touched_source_builds_what_uses_it, other_limits_reach_what_is_not_built};
+use again::{
+    a_commit_builds_what_it_changes, a_touched_source_builds_what_uses_it,
+    other_limits_reach_what_is_not_built,
+};
 use fs_err as fs;
 use locked::{
     fetched_once, tarballs_are_locked_before_anything_is_built, what_was_built_is_locked,
@@ -261,6 +264,7 @@ fn two_targets_from_source_to_wheels() {
     }
     other_limits_reach_what_is_not_built(&case);
     a_touched_source_builds_what_uses_it(&case);
+    a_commit_builds_what_it_changes(&case);
     remove(&case, &["a", "b"]);
 }
 

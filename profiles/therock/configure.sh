@@ -8,6 +8,20 @@ set -eu
 limits=$(sh /opt/rockenv/limits.sh "$1" "$2" "$3" "$4")
 shift 4
 
+# TheRock's fingerprints say nothing of its own CMake files, except that what is built from a directory of the superproject has the
+# commit of all of it, of whatever that commit was. A file in such a directory stands for the commit. It says what the
+# superproject holds, without submodules, which have commits of their own, and without what is only read.
+cd /therock/src
+tab=$(printf '\t')
+content=$(git ls-tree -r HEAD | grep -v -e '^160000 ' -e '[.]md$' -e "${tab}docs/" -e "${tab}[.]github/" | sha256sum)
+git grep -l -E '^ *EXTERNAL_SOURCE_DIR +[.]$' -- '*/CMakeLists.txt' | while read -r file; do
+    grep -q FPRINT_ "$file" && continue
+    # To TheRock the directory's name is `.`.
+    known=${file%/CMakeLists.txt}/..
+    echo "$content" >"$known.part.smrev"
+    mv "$known.part.smrev" "$known.smrev"
+done
+
 cmake --fresh -G Ninja -S /therock/src -B /therock/build \
     -DCMAKE_C_COMPILER_LAUNCHER=ccache -DCMAKE_CXX_COMPILER_LAUNCHER=ccache \
     -DTHEROCK_BACKGROUND_BUILD_JOBS=2 \

@@ -1,4 +1,4 @@
-//! What is built again, and what is not: after other limits of jobs, and a touched file.
+//! What is built again, and what is not: after other limits of jobs, a touched file, and a commit.
 
 use fs_err as fs;
 
@@ -115,4 +115,25 @@ pub(super) fn a_touched_source_builds_what_uses_it(case: &Case) {
         !planned.iter().any(|(_, action)| action == "run"),
         "{planned:?}"
     );
+}
+
+/// A commit of words alone changes nothing that is the same for all targets, and one of TheRock's own files may change all of it.
+pub(super) fn a_commit_builds_what_it_changes(case: &Case) {
+    let env = case.env("b");
+    let rev = |commit: &str| format!("therock-rev={commit}");
+    let with = |rev: &str, until: &str| {
+        let words = ["up", "--name", &env, "gfx1201", "--param", rev, "--until"];
+        case.store.rockenv(&[&words[..], &[until]].concat()).ok();
+        case.keys(&["gfx1201", "--name", &env, "--param", rev])
+    };
+    let before = case.keys(&["gfx1201", "--name", &env]);
+    let words = rev(&case.upstream.commit_of("docs/development.md"));
+    let after = with(&words, "configure");
+    for step in ["compiler-runtime", "generic"] {
+        assert_eq!(before[step], after[step], "{step}");
+    }
+    assert_ne!(before["configure-generic"], after["configure-generic"]);
+    let own = rev(&case.upstream.commit_of("compiler/pre_hook_amd-llvm.cmake"));
+    let after = with(&own, "configure-generic");
+    assert_ne!(before["compiler-runtime"], after["compiler-runtime"]);
 }

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use fs_err as fs;
 
+use crate::support::loopfs::run;
 use crate::support::run::wait_until;
 use crate::support::wheels;
 
@@ -76,6 +77,16 @@ impl Upstream {
             daemon,
             requests,
         }
+    }
+
+    /// Adds a file to the superproject, which leaves its submodules as they are; returns the commit.
+    pub(super) fn commit_of(&self, file: &str) -> String {
+        let script = "mkdir -p \"$(dirname \"$1\")\"; echo added >\"$1\"; git add -- \"$1\"
+            git -c user.name=test -c user.email=test@example.org commit --quiet --message more; git rev-parse HEAD";
+        let mut command = Command::new("sh");
+        command.args(["-euc", script, "sh", file]);
+        let commit = run(command.current_dir(self.directory.join("TheRock")));
+        commit.trim().to_owned()
     }
 
     pub(super) fn requests(&self, path: &str) -> usize {
