@@ -74,6 +74,7 @@ pub fn observe(
                 step.key.clone(),
                 Found {
                     holds_volumes: layer.volumes.values().any(frozen),
+                    lacks_results: store.lacks_results(&layer.id, spec)?,
                     layer: layer.id,
                     unusable,
                 },
@@ -92,6 +93,7 @@ pub fn observe(
                         layer: frozen.key.clone(),
                         unusable: None,
                         holds_volumes: false,
+                        lacks_results: false,
                     };
                     observed.layers.insert(frozen.key.clone(), found);
                 }

@@ -28,6 +28,8 @@ pub struct Found {
     pub unusable: Option<String>,
     /// It holds the build volumes, though the store does not freeze them itself.
     pub holds_volumes: bool,
+    /// What its step left in output volumes is not in this env's.
+    pub lacks_results: bool,
 }
 
 /// What there is.
@@ -121,6 +123,8 @@ pub struct Plan {
     pub volumes: Volumes,
     /// Whether changes in the live tree are kept as a snapshot first.
     pub keep_changes: bool,
+    /// Steps whose snapshots are there, and whose results are to be put into the env's output.
+    pub brings: Vec<String>,
     /// What the user should know.
     pub notes: Vec<String>,
 }
@@ -129,7 +133,9 @@ impl Plan {
     /// Says whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
         let work = [Action::Run, Action::Pull];
-        !self.moves && !self.steps.iter().any(|step| work.contains(&step.action))
+        !self.moves
+            && self.brings.is_empty()
+            && !self.steps.iter().any(|step| work.contains(&step.action))
     }
 
     /// Returns how many steps run.
@@ -183,6 +189,7 @@ pub fn plan(wanted: &[Wanted], observed: &Observed, options: &Options) -> Plan {
     });
 
     let mut steps = Vec::new();
+    let mut brings = Vec::new();
     let mut first_run: Option<&Wanted> = None;
     for (index, step) in wanted.iter().enumerate() {
         let (action, why) = if index > last {
@@ -193,7 +200,14 @@ pub fn plan(wanted: &[Wanted], observed: &Observed, options: &Options) -> Plan {
         } else if let Some(reason) = &step.skip {
             (Action::Skip, reason.clone())
         } else if base.as_ref().is_some_and(|(base, _)| index <= *base) {
-            (Action::Hit, "snapshot is there".to_owned())
+            let found = observed.layers.get(&step.key);
+            if found.is_some_and(|found| found.lacks_results) {
+                brings.push(step.name.clone());
+                let why = "snapshot is there; its results go to this env's output";
+                (Action::Hit, why.to_owned())
+            } else {
+                (Action::Hit, "snapshot is there".to_owned())
+            }
         } else if let (Some((_, registry)), true) = (remote, pulled >= Some(index)) {
             (Action::Pull, format!("pulled from {registry}"))
         } else {
@@ -285,6 +299,7 @@ pub fn plan(wanted: &[Wanted], observed: &Observed, options: &Options) -> Plan {
         moves,
         volumes,
         keep_changes,
+        brings,
         notes,
     }
 }
@@ -317,6 +332,7 @@ mod tests {
                         layer: format!("l-{name}"),
                         unusable: None,
                         holds_volumes: false,
+                        lacks_results: false,
                     },
                 )
             })

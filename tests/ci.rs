@@ -31,7 +31,8 @@ memory = '100M'
 memory-per-job = '10M'
 [[volume]]
 name = 'runs'
-kind = 'output'
+kind = 'host'
+access = 'rw'
 path = 'OUT'
 target = '/runs'
 [[step]]

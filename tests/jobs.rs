@@ -56,7 +56,7 @@ impl Watched {
         let name = format!("{}-{index}", self.store.env());
         let mut text = format!(
             "resources = {{ {resources} }}
-             [[volume]]\nname = 'log'\nkind = 'output'\npath = '{}'\ntarget = '/log'\n",
+             [[volume]]\nname = 'log'\nkind = 'host'\naccess = 'rw'\npath = '{}'\ntarget = '/log'\n",
             self.log.display()
         );
         for (step, script) in scripts.iter().enumerate() {

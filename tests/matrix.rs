@@ -18,7 +18,8 @@ use support::run::{processes_called, wait_until};
 const STEPS: &str = "
 [[volume]]
 name = 'runs'
-kind = 'output'
+kind = 'host'
+access = 'rw'
 path = 'OUT'
 target = '/runs'
 [[step]]
@@ -137,7 +138,7 @@ fn profiles(store: &TestStore, all: &[&[&str]]) -> Vec<String> {
     for (letter, own) in ('a'..).zip(all) {
         let name = format!("{}-{letter}", store.env());
         let mut body = vec![format!(
-            "[[volume]]\nname = 'runs'\nkind = 'output'\npath = '{out}'\ntarget = '/runs'\n"
+            "[[volume]]\nname = 'runs'\nkind = 'host'\naccess = 'rw'\npath = '{out}'\ntarget = '/runs'\n"
         )];
         body.extend(own.iter().map(|step| {
             format!(

@@ -17,6 +17,8 @@ mod meanwhile;
 mod proxy;
 #[path = "share/refused.rs"]
 mod refused;
+#[path = "share/results.rs"]
+mod results;
 #[path = "share/token.rs"]
 mod token;
 

@@ -180,6 +180,13 @@ fn two_targets_from_source_to_wheels() {
     case.sh("a", smoke)
         .exits(1)
         .says(&["ROCm is not available"]);
+    // Another env of the same, where nothing is built, has the same wheels.
+    if !is_service() {
+        case.up("e", &["gfx1103"]);
+        let sums = "cd /therock/out && sha256sum --check --quiet SHA256SUMS && wc -l <SHA256SUMS";
+        case.sh("e", sums).ok().prints("10");
+        remove(&case, &["e"]);
+    }
     // stage, dist and artifacts-unsplit are one file, artifacts another.
     case.sh("a", "cd /therock/build; stat -c %h math-libs/rocBLAS/stage/lib/librocblas.so artifacts/blas_lib_generic/math-libs/rocBLAS/stage/lib/librocblas.so")
         .ok()

@@ -17,6 +17,7 @@ mod meter;
 mod outcome;
 pub mod prove;
 pub mod relay;
+mod results;
 pub mod room;
 mod step;
 mod view;
@@ -344,6 +345,7 @@ impl Execution<'_, '_> {
                 message: note.clone(),
             });
         }
+        self.bring_results()?;
         if self.plan.moves {
             match (&self.plan.start, self.plan.volumes) {
                 (Some(layer), volumes) => {
@@ -445,6 +447,7 @@ impl Execution<'_, '_> {
         let mut log = format!("logs/{run}/{index:02}-{}.log", step.name);
         let mut tree = self.env.thaw(parent.as_deref())?;
         self.env.begin_attempt(step.key.as_str())?;
+        let before = self.marks(step)?;
         let mut ran = self.contain(index, step, &tree, parent.as_deref(), &log, jobs, &views)?;
         if ran.out_of_memory() && jobs > 1 {
             self.measure(step, Outcome::Failed, jobs, &ran, lookups)?;
@@ -466,6 +469,7 @@ impl Execution<'_, '_> {
             Ending::Exited { code: 0, .. } if left.drift.is_empty() => {
                 self.measure(step, Outcome::Done, jobs, &ran, lookups)?;
                 let done = ran.record(step, Outcome::Done, None);
+                self.keep_results(&before, &tree)?;
                 let layer = self.env.freeze(
                     &Freeze {
                         tree: &tree,

@@ -3,7 +3,7 @@
 //! What a build wrote is not trusted: no link in it is followed, and none is handed out.
 
 use std::collections::BTreeMap;
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Component, Path, PathBuf};
@@ -11,6 +11,7 @@ use std::path::{Component, Path, PathBuf};
 use fs_err as fs;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag};
 use sha2::{Digest as _, Sha256};
+use tempfile::NamedTempFile;
 
 use super::Manifest;
 use crate::error::{Error, Kind, Result, ResultExt as _};
@@ -101,8 +102,8 @@ pub fn copy(items: &[Item], directory: &Path, owner: Option<(u32, u32)>) -> Resu
     }
     for item in fresh {
         let mut from = open(&item.root, &item.from)?;
-        put(directory, &item.to, owner, &mut |to| {
-            std::io::copy(&mut from, to).map(drop)
+        put(directory, &item.to, owner, 0o644, &mut |to| {
+            std::io::copy(from.file_mut(), to.as_file_mut()).map(drop)
         })?;
     }
     for (item, sum) in items.iter().zip(&sums) {
@@ -131,7 +132,7 @@ pub(crate) fn write(
     let place = directory.join(name);
     match fs::symlink_metadata(&place) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            put(directory, Path::new(name), owner, &mut |to| {
+            put(directory, Path::new(name), owner, 0o644, &mut |to| {
                 to.write_all(text)
             })
         }
@@ -141,12 +142,30 @@ pub(crate) fn write(
     }
 }
 
+/// Copies a file to the same path below another directory, where none is yet, with its mode and times; blocks are shared where the
+/// file system can.
+pub(crate) fn put_copy(
+    root: &Path,
+    path: &Path,
+    directory: &Path,
+    owner: Option<(u32, u32)>,
+) -> Result<()> {
+    let mut from = open(root, path)?;
+    let found = from.metadata()?;
+    let mode = found.mode() & 0o777;
+    put(directory, path, owner, mode, &mut |to| {
+        std::io::copy(from.file_mut(), to.as_file_mut())?;
+        to.as_file().set_modified(found.modified()?)
+    })
+}
+
 /// Makes a file whole or not at all, and never in the place of another.
 fn put(
     directory: &Path,
     name: &Path,
     owner: Option<(u32, u32)>,
-    fill: &mut dyn FnMut(&mut dyn std::io::Write) -> std::io::Result<()>,
+    mode: u32,
+    fill: &mut dyn FnMut(&mut NamedTempFile) -> std::io::Result<()>,
 ) -> Result<()> {
     let parent = make(directory, name.parent().unwrap_or(Path::new("")), owner)?;
     let place = directory.join(name);
@@ -155,9 +174,9 @@ fn put(
         .prefix(".rockenv-")
         .tempfile_in(parent)
         .context(cannot)?;
-    fill(file.as_file_mut()).context(cannot)?;
+    fill(&mut file).context(cannot)?;
     file.as_file()
-        .set_permissions(std::fs::Permissions::from_mode(0o644))
+        .set_permissions(std::fs::Permissions::from_mode(mode))
         .context(cannot)?;
     give(file.as_file(), owner).context(cannot)?;
     file.as_file().sync_data().context(cannot)?;

@@ -54,6 +54,9 @@ pub(super) struct Step {
     pub(super) layer: usize,
     /// The build volumes after it.
     pub(super) volumes: BTreeMap<String, Volume>,
+    /// Which layer has what it left in output volumes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) results: Option<usize>,
 }
 
 /// A build volume after a step.
@@ -75,6 +78,12 @@ impl Step {
             Volume::Layer(index) => Some(*index),
             Volume::Empty | Volume::Absent => None,
         }
+    }
+
+    /// Returns the layers that are no part of the root file system.
+    fn beside(&self) -> impl Iterator<Item = usize> {
+        let volumes = self.volumes.keys().filter_map(|name| self.volume(name));
+        volumes.chain(self.results)
     }
 }
 
@@ -149,6 +158,9 @@ impl Document {
                     hash.update([0]);
                 }
             }
+            if let Some(index) = step.results {
+                hash.update(diff_id(index));
+            }
             chains.push(hex(&hash.finalize()));
         }
         chains
@@ -172,12 +184,7 @@ impl Document {
         };
         let failed = |error| Error::unexpected("cannot encode a snapshot").source(error);
         let config = serde_json::to_vec(&config).map_err(failed)?;
-        let volumes: BTreeSet<usize> = self
-            .snapshot
-            .steps
-            .iter()
-            .flat_map(|step| step.volumes.keys().filter_map(|name| step.volume(name)))
-            .collect();
+        let volumes: BTreeSet<usize> = self.snapshot.steps.iter().flat_map(Step::beside).collect();
         let layers = self.blobs.iter().enumerate().map(|(index, blob)| {
             let kind = if volumes.contains(&index) {
                 VOLUME
@@ -309,8 +316,8 @@ impl Document {
         }
         let mut keys = BTreeSet::new();
         for step in &self.snapshot.steps {
-            let layers = step.volumes.keys().filter_map(|name| step.volume(name));
-            if layers
+            if step
+                .beside()
                 .chain([step.layer])
                 .any(|index| index >= self.blobs.len())
             {

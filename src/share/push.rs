@@ -175,7 +175,7 @@ impl Pushing<'_> {
             let shared = Shared {
                 chain: image.digest.clone(),
                 tree: Some(blob.clone()),
-                volumes: BTreeMap::new(),
+                ..Shared::default()
             };
             unless_full(store.remember_image(&image.key, &shared))?;
         }
@@ -262,6 +262,18 @@ impl Pushing<'_> {
             shared.volumes.insert(name, blob.clone());
             self.document.blobs.push(blob);
         }
+        let results = place(layer, "results");
+        let results = match results.is_dir() {
+            true => {
+                let known = remembered.results.clone();
+                let blob = self.blob(known, Changes::Whole(results), there).await;
+                let blob = blob.context(failed)?;
+                shared.results = Some(blob.clone());
+                self.document.blobs.push(blob);
+                Some(self.document.blobs.len() - 1)
+            }
+            false => None,
+        };
         self.document.snapshot.steps.push(Step {
             key: key.clone(),
             name: layer.title.clone(),
@@ -271,6 +283,7 @@ impl Pushing<'_> {
             pins: layer.pins.clone(),
             layer: index,
             volumes,
+            results,
         });
         shared.chain = self.document.chains().pop().unwrap_or_default();
         if shared != remembered {

@@ -137,6 +137,7 @@ impl<'a> Pull<'a> {
         }
         for at in pull.first..steps.len() {
             pull.needed.push(steps[at].layer);
+            pull.needed.extend(steps[at].results);
             for name in steps[at].volumes.keys() {
                 for below in pull.volume_layers(name, at) {
                     pull.needed.extend(steps[below].volume(name));
@@ -279,6 +280,11 @@ impl<'a> Pull<'a> {
                     None
                 }
             };
+            if let Some(index) = self.document.snapshot.steps[at].results {
+                let into = place.join("results");
+                fs::create_dir(&into)?;
+                downloaded.unpack(self.document, index, &into, On::Nothing)?;
+            }
             let volumes = self.volumes(at, &place, below.as_deref(), downloaded)?;
             let layer = Layer {
                 tree,
@@ -298,7 +304,7 @@ impl<'a> Pull<'a> {
         let shared = Shared {
             chain: image.digest.clone(),
             tree: Some(self.document.blobs[0].clone()),
-            volumes: BTreeMap::new(),
+            ..Shared::default()
         };
         self.arrival.publish_image(place, image, &shared)
     }
@@ -469,6 +475,7 @@ impl<'a> Pull<'a> {
             volumes: volumes
                 .filter_map(|name| Some((name.clone(), blob(step.volume(name)?))))
                 .collect(),
+            results: step.results.map(blob),
         }
     }
 }

@@ -36,6 +36,7 @@ pub mod lock;
 mod locks;
 pub mod record;
 pub mod removal;
+pub mod results;
 pub mod service;
 pub mod shared;
 pub mod snapshot;

@@ -39,6 +39,9 @@ pub struct Shared {
     pub tree: Option<Blob>,
     /// The same of frozen build volumes.
     pub volumes: BTreeMap<String, Blob>,
+    /// What the step left in output volumes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub results: Option<Blob>,
 }
 
 /// Where something is made that came from a registry.

@@ -14,9 +14,10 @@ use crate::support::env::TestStore;
 use crate::support::run::{Background, Ran, wait_until};
 
 /// The second step ends when it is told to.
-const WAITS: &str = "volume = [{ name = 'b', kind = 'build', target = '/b' }, { name = 'out', kind = 'output', target = '/out' }]
-     [[step]]\nname = 'one'\nrun = 'echo one > ~/one; echo 1 >> /out/log'
-     [[step]]\nname = 'two'\nrun = '''echo 2 >> /out/log; echo b >> /b/b; touch /out/began
+const WAITS: &str = "volume = [{ name = 'b', kind = 'build', target = '/b' }, { name = 'out', kind = 'output', target = '/out' },
+        { name = 'log', kind = 'cache', target = '/log' }]
+     [[step]]\nname = 'one'\nrun = 'echo one > ~/one; echo 1 >> /log/log'
+     [[step]]\nname = 'two'\nrun = '''echo 2 >> /log/log; echo b >> /b/b; touch /out/began
      until [ -e /out/go ]; do sleep 0.05; done; cat ~/one; echo two > ~/two'''\n";
 
 /// A service of the test's own.
@@ -129,7 +130,7 @@ fn a_service_that_is_started_again_loses_nothing() {
     let store = TestStore::new();
     store.profile(WAITS);
     let out = store.home().join("outputs").join(store.env()).join("out");
-    let log = || fs::read_to_string(out.join("log")).unwrap();
+    let log = || fs::read_to_string(store.home().join("caches/log/log")).unwrap();
     let begun = || wait_until("the step has begun", || out.join("began").exists());
 
     // It is away when the step ends, which waits for it.

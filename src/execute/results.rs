@@ -1,0 +1,93 @@
+//! Owns results in output volumes while a plan is carried out: those of steps that ran are kept with their snapshots, and those of
+//! steps that need not run are put into the env's output, where later steps and people look for them.
+
+use super::Execution;
+use crate::error::{Error, Kind, Result};
+use crate::plan::Action;
+use crate::profile::Access;
+use crate::spec::Step;
+use crate::store::results::{self, Marks};
+use crate::ui::event::Event;
+
+/// What the output volumes of a step held before it ran, by name.
+pub(super) type Before = Vec<(String, Marks)>;
+
+impl Execution<'_, '_> {
+    /// Looks at the output volumes that a step can write to.
+    pub(super) fn marks(&self, step: &Step) -> Result<Before> {
+        let volumes = results::outputs(self.spec);
+        let written = volumes
+            .filter(|volume| volume.access != Access::Ro && step.volumes.contains(&volume.name));
+        written
+            .map(|volume| {
+                let directory = self.store.output_dir(self.env.name(), volume);
+                Ok((volume.name.clone(), Marks::of(&directory)?))
+            })
+            .collect()
+    }
+
+    /// Keeps what a step wrote to them with the tree that becomes its snapshot.
+    pub(super) fn keep_results(&self, before: &Before, tree: &str) -> Result<()> {
+        let kept = self
+            .env
+            .directory()
+            .join("trees")
+            .join(tree)
+            .join("results");
+        self.store.discard(&kept)?;
+        for (name, marks) in before {
+            let Some(volume) = self.spec.volume(name) else {
+                continue;
+            };
+            let directory = self.store.output_dir(self.env.name(), volume);
+            results::keep(marks, &directory, &kept.join(name))?;
+        }
+        Ok(())
+    }
+
+    /// Puts the results of steps that do not run where they belong. What is there instead stays, and no step takes it for them.
+    pub(super) fn bring_results(&self) -> Result<()> {
+        let runs = || {
+            let steps = self.plan.steps.iter();
+            let runs = steps.filter(|step| step.action == Action::Run);
+            runs.filter_map(|step| self.spec.step(&step.name))
+        };
+        let Some(start) = &self.plan.start else {
+            return Ok(());
+        };
+        if self.plan.brings.is_empty() && runs().next().is_none() {
+            return Ok(());
+        }
+        let record = self.env.known_record()?;
+        // What a step did before it failed is not told from what somebody did.
+        let attempt = self.store.attempt(self.env.name(), record);
+        let resumes = attempt.is_some_and(|key| runs().any(|step| step.key.as_str() == key));
+        let layers = record.snapshots.iter();
+        let known: Vec<String> = layers.map(|snapshot| snapshot.layer.clone()).collect();
+        let bringing = self.store.results_to_bring(start, self.spec, &known)?;
+        for other in &bringing.in_the_way {
+            let message = format!(
+                "`{}` in output volume `{}` is not what step `{}` left there",
+                other.path.display(),
+                other.volume,
+                other.step
+            );
+            let mut readers = runs().filter(|step| step.volumes.contains(&other.volume));
+            match readers.next().filter(|_| !resumes) {
+                Some(step) => {
+                    let message =
+                        format!("{message}, and step `{}` would take it for that", step.name);
+                    return Err(Error::new(Kind::Drift, message).help(format!(
+                        "move it away, or make it again: rockenv up ... --rerun {}",
+                        other.step
+                    )));
+                }
+                None => {
+                    let message = format!("{message}; it stays as it is");
+                    self.reporter.emit(&Event::Warning { message });
+                }
+            }
+        }
+        self.store.bring_results(bringing, self.spec)
+    }
+}

@@ -1,0 +1,93 @@
+//! What steps leave in output volumes comes with their snapshots: to another env, after it was lost, and to another machine.
+
+use std::path::PathBuf;
+
+use fs_err as fs;
+
+use super::Two;
+use super::support::env::TestStore;
+use super::support::loopfs::{Kind, LoopFs};
+
+const STEPS: &str = r#"
+[[volume]]
+name = "out"
+kind = "output"
+target = "/v/out"
+[[step]]
+name = "make"
+run = "mkdir -p /v/out/sub; echo one > /v/out/sub/one; echo all > /v/out/all"
+[[step]]
+name = "use"
+run = "cat /v/out/sub/one > ~/used"
+[[step]]
+name = "add"
+run = "echo more >> /v/out/all"
+"#;
+
+fn out(store: &TestStore, env: &str) -> PathBuf {
+    store.home().join("outputs").join(env).join("out")
+}
+
+/// Returns what is in an output, by path.
+fn found(store: &TestStore, env: &str) -> Vec<String> {
+    let read = |name: &str| fs::read_to_string(out(store, env).join(name)).unwrap_or_default();
+    ["sub/one", "all"].map(read).to_vec()
+}
+
+#[test]
+fn results_come_with_the_snapshots() {
+    let disk = LoopFs::new(Kind::Btrfs);
+    let two = Two::new(TestStore::new(), TestStore::on(&disk));
+    let name = two.pushed(STEPS);
+    let whole = ["one\n", "all\nmore\n"];
+    assert_eq!(found(&two.one, name), whole);
+
+    // Another env, in which no step runs.
+    let second = format!("{name}-b");
+    let up = |words: &[&str]| {
+        let words = [&["up", name, "--name", &second], words].concat();
+        two.one.rockenv(&words)
+    };
+    let plan = ["plan", name, "--name", &second];
+    let planned = two.one.rockenv(&plan).ok().text();
+    assert!(
+        planned.contains("its results go to this env's output"),
+        "{planned}"
+    );
+    up(&[]).ok().says(&["3 steps, 3 done before"]);
+    assert_eq!(found(&two.one, &second), whole);
+    up(&[]).ok().says(&["nothing to do"]);
+
+    // What was lost comes back; what somebody made stays, in the place of a result too.
+    let place = out(&two.one, &second);
+    fs::remove_file(place.join("sub/one")).unwrap();
+    fs::write(place.join("mine"), "mine").unwrap();
+    up(&[]).ok();
+    assert_eq!(found(&two.one, &second), whole);
+    fs::write(place.join("sub/one"), "other").unwrap();
+    up(&[]).ok().says(&["nothing to do"]);
+    up(&["--rerun", "use"]).exits(8).says(&[
+        "`sub/one` in output volume `out` is not what step `make` left there",
+        "--rerun make",
+    ]);
+    assert_eq!(found(&two.one, &second), ["other", whole[1]]);
+    up(&["--rerun", "make"]).ok();
+    assert_eq!(found(&two.one, &second), whole);
+    assert_eq!(fs::read_to_string(place.join("mine")).unwrap(), "mine");
+
+    // A fork, and another machine, that has none of it, whose store is of another kind.
+    let fork = format!("{name}-f");
+    two.one.rockenv(&["fork", name, &fork]).ok();
+    two.one.rockenv(&["up", name, "--name", &fork]).ok();
+    assert_eq!(found(&two.one, &fork), whole);
+    two.run(&two.other, &["up", name, "--pull"])
+        .ok()
+        .says(&["3 done before"]);
+    assert_eq!(found(&two.other, name), whole);
+    two.run(&two.other, &["push", name])
+        .ok()
+        .says(&["0 layers sent"]);
+    for store in [&two.one, &two.other] {
+        store.rockenv(&["fsck"]).ok();
+    }
+}
