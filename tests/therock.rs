@@ -341,6 +341,9 @@ fn a_build_that_begins_with_what_others_built() {
     )
     .ok()
     .prints("6");
+    let wheels = case.store.work().join("wheels");
+    let export = ["export", &case.env("c"), wheels.to_str().unwrap()];
+    case.store.rockenv(&export).ok().says(&["exported 6 files"]);
     let other = format!("ci-run=run-of-{}", "0".repeat(40));
     case.store
         .rockenv(&[

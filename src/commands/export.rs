@@ -1,7 +1,7 @@
 //! Owns `export`: handing out what an env built, with a manifest of what it was made from, and checking such files; and its snapshots,
 //! for machines that no registry joins.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -18,8 +18,9 @@ use crate::hook;
 use crate::lockfile;
 use crate::share::{self, Push, Repository};
 use crate::signals::Signals;
-use crate::spec::{Spec, VolumeKind, VolumeSource};
-use crate::store::{LockedEnv, Store};
+use crate::spec::Spec;
+use crate::store::record::{Outcome as Step, StepRecord};
+use crate::store::{LockedEnv, Store, results};
 use crate::ui::event::{Event, Outcome};
 use crate::ui::{Format, size};
 
@@ -65,8 +66,28 @@ pub fn export(cx: &Context, args: &ExportArgs) -> Result<u8> {
     store.known(name)?;
     // Held, so that no step writes while files are read.
     let env = store.lock_known(name, "export", Duration::from_secs(5))?;
-    let spec = store.spec(name)?;
-    let items = items(&store, &env, &spec, &args.volume)?;
+    let mut spec = store.spec(name)?;
+    let until = match env.known_record()?.complete {
+        true => None,
+        false => Some(reached(&store, &env)?),
+    };
+    let mut items = items(&store, &env, &spec, &args.volume)?;
+    as_left(
+        cx,
+        &store,
+        &env,
+        &spec,
+        &args.volume,
+        &mut items,
+        until.is_some(),
+    )?;
+    if let Some(until) = &until {
+        // Nothing that comes after has anything to do with these files.
+        let last = spec.steps.iter().position(|step| step.name == *until);
+        spec.steps.truncate(last.map_or(0, |last| last + 1));
+        let steps: Vec<String> = spec.steps.iter().map(|step| step.name.clone()).collect();
+        spec.hooks.retain(|hook| steps.contains(&hook.from));
+    }
     let text = store.locked_text(&spec)?;
     let lock = match &text {
         Some(text) => Some(lockfile::parse(text, "the env's lock file")?),
@@ -86,6 +107,7 @@ pub fn export(cx: &Context, args: &ExportArgs) -> Result<u8> {
         image: &image,
         hooks: &hooks.collect(),
         lock: lock.as_ref().zip(spec.lock.as_deref()),
+        until: until.as_deref(),
     };
     let owner = prepare(cx, directory)?;
     let sums = export::copy(&items, directory, owner)?;
@@ -193,7 +215,89 @@ fn snapshots(cx: &Context, env: &str, place: &Path, until: Option<&str>) -> Resu
     Ok(())
 }
 
-/// Lists the files of the env's output volumes; refuses an env that is not what its profile says.
+/// Returns the last step of an env that was built up to there and no further, as by `--until`; refuses any other that is not finished.
+fn reached(store: &Store, env: &LockedEnv<'_>) -> Result<String> {
+    let record = env.known_record()?;
+    let stands = || {
+        let open = |step: &&StepRecord| step.outcome == Step::Pending;
+        let done = record.steps.iter().take_while(|step| !open(step));
+        let later = record.steps.iter().skip_while(|step| !open(step));
+        let passes = |step: &StepRecord| matches!(step.outcome, Step::Done | Step::Hit);
+        let passed = done
+            .clone()
+            .all(|step| passes(step) || step.outcome == Step::Skipped);
+        let last = done.filter(|step| passes(step)).last()?;
+        let snapshot = record.snapshot(&last.name)?;
+        let fits = snapshot.key.as_ref() == Some(&last.key)
+            && record.head.layer.as_ref() == Some(&snapshot.layer)
+            && record.failed.is_none()
+            && store.attempt(env.name(), record).is_none();
+        (fits && passed && later.clone().all(|step| open(&step))).then(|| last.name.clone())
+    };
+    stands().ok_or_else(|| {
+        let name = env.name();
+        Error::new(
+            Kind::Drift,
+            format!(
+                "env `{name}` is not finished: nobody could say what its outputs were made from"
+            ),
+        )
+        .help(format!("rockenv up {name}, or rockenv status {name}"))
+    })
+}
+
+/// Sees to it that files are what the steps left which the manifest names. `only`: that no others are handed out, which steps
+/// may have made that are not done now.
+fn as_left(
+    cx: &Context,
+    store: &Store,
+    env: &LockedEnv<'_>,
+    spec: &Spec,
+    volumes: &[String],
+    items: &mut Vec<export::Item>,
+    only: bool,
+) -> Result<()> {
+    let Some(head) = &env.known_record()?.head.layer else {
+        return Ok(());
+    };
+    let mut left = BTreeMap::new();
+    let mut results = store.results(head, spec)?;
+    results.retain(|volume, _| volumes.is_empty() || volumes.contains(volume));
+    for (volume, files) in results {
+        for (path, kept) in files {
+            left.insert(Path::new(&volume).join(&path), kept);
+        }
+    }
+    let name = env.name();
+    for item in items.iter() {
+        if let Some(kept) = left.get(&item.to)
+            && !results::is_same(kept, &item.root, &item.from)?
+        {
+            return Err(Error::new(
+                Kind::Drift,
+                format!(
+                    "`{}` is not what a step of env `{name}` left there",
+                    item.root.join(&item.from).display()
+                ),
+            )
+            .help("move it away: `rockenv up` brings the step's"));
+        }
+    }
+    let there: BTreeSet<&PathBuf> = items.iter().map(|item| &item.to).collect();
+    for path in left.keys().filter(|path| !there.contains(path)) {
+        cx.ui.warn(&format!(
+            "`{}`, which a step of env `{name}` left, is not in its output: `rockenv up` brings it back",
+            path.display()
+        ));
+    }
+    // Snapshots of an older rockenv do not say what was left.
+    if only && !left.is_empty() {
+        items.retain(|item| left.contains_key(&item.to));
+    }
+    Ok(())
+}
+
+/// Lists the files of the env's output volumes.
 fn items(
     store: &Store,
     env: &LockedEnv<'_>,
@@ -201,20 +305,7 @@ fn items(
     only: &[String],
 ) -> Result<Vec<export::Item>> {
     let name = env.name();
-    let record = env.known_record()?;
-    if !record.complete {
-        return Err(Error::new(
-            Kind::Drift,
-            format!(
-                "env `{name}` is not finished: nobody could say what its outputs were made from"
-            ),
-        )
-        .help(format!("rockenv up {name}, or rockenv status {name}")));
-    }
-    let outputs = || {
-        let volumes = spec.volumes.iter();
-        volumes.filter(|volume| volume.kind == VolumeKind::Output)
-    };
+    let outputs = || results::outputs(spec);
     if let Some(unknown) = only
         .iter()
         .find(|only| !outputs().any(|volume| volume.name == **only))
@@ -227,10 +318,7 @@ fn items(
     }
     let mut items = Vec::new();
     for volume in outputs().filter(|volume| only.is_empty() || only.contains(&volume.name)) {
-        let place = match &volume.source {
-            VolumeSource::Path(path) => path.clone(),
-            _ => store.root().join("outputs").join(name).join(&volume.name),
-        };
+        let place = store.output_dir(name, volume);
         if place.is_dir() {
             items.extend(export::list(&place, Path::new(&volume.name))?);
         }

@@ -52,6 +52,8 @@ pub struct Env<'a> {
     pub hooks: &'a BTreeMap<String, Hook>,
     /// The lock file that it was built from, and the digest of its text.
     pub lock: Option<(&'a Lockfile, &'a str)>,
+    /// The last step, where later ones of the profile were not run.
+    pub until: Option<&'a str>,
 }
 
 /// Makes the manifest for files with their SHA-256, by path.
@@ -87,12 +89,15 @@ pub fn manifest(env: &Env<'_>, files: &BTreeMap<String, String>) -> Manifest {
         .skipped
         .iter()
         .map(|step| json!({ "name": step.name, "reason": step.reason }));
-    let internal = json!({
+    let mut internal = json!({
         "engine": spec.engine.name(),
         "buildUser": format!("{}:{}", spec.user.uid, spec.user.gid),
         "steps": steps.collect::<Vec<_>>(),
         "skippedSteps": skipped.collect::<Vec<_>>(),
     });
+    if let Some(until) = env.until {
+        internal["until"] = json!(until);
+    }
     Manifest {
         kind: STATEMENT.to_owned(),
         subject: subject.collect(),

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use fs_err as fs;
+use serde_json::Value;
 
 use super::Two;
 use super::support::env::TestStore;
@@ -71,6 +72,12 @@ fn results_come_with_the_snapshots() {
         "--rerun make",
     ]);
     assert_eq!(found(&two.one, &second), ["other", whole[1]]);
+    let directory = two.one.work().join("exported");
+    let export = ["export", &second, directory.to_str().unwrap()];
+    two.one
+        .rockenv(&export)
+        .exits(8)
+        .says(&["is not what a step of env"]);
     up(&["--rerun", "make"]).ok();
     assert_eq!(found(&two.one, &second), whole);
     assert_eq!(fs::read_to_string(place.join("mine")).unwrap(), "mine");
@@ -90,4 +97,36 @@ fn results_come_with_the_snapshots() {
     for store in [&two.one, &two.other] {
         store.rockenv(&["fsck"]).ok();
     }
+}
+
+/// The manifest says up to which step, and nothing is handed out that later ones have left.
+#[test]
+fn an_env_that_was_built_up_to_a_step_can_be_exported() {
+    let store = TestStore::new();
+    let name = store.env();
+    store.profile_named(name, STEPS);
+    store.rockenv(&["up", name, "--until", "make"]).ok();
+    fs::write(out(&store, name).join("later"), "of another build").unwrap();
+    let directory = store.work().join("exported");
+    let export = ["export", name, directory.to_str().unwrap()];
+    store.rockenv(&export).ok();
+    let text = fs::read(directory.join(format!("{name}.provenance.json"))).unwrap();
+    let manifest: Value = serde_json::from_slice(&text).unwrap();
+    let subjects = manifest["subject"].as_array().unwrap().iter();
+    let names: Vec<&str> = subjects
+        .map(|file| file["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(names, ["out/all", "out/sub/one"]);
+    let internal = &manifest["predicate"]["buildDefinition"]["internalParameters"];
+    assert_eq!(internal["until"], "make");
+    let steps = internal["steps"].as_array().unwrap();
+    assert_eq!(steps.len(), 1, "{internal}");
+    // Not so where it is no step's end.
+    store.rockenv(&["up", name]).ok();
+    store.rockenv(&["rollback", name, "make"]).ok();
+    let other = store.work().join("other");
+    store
+        .rockenv(&["export", name, other.to_str().unwrap()])
+        .exits(8)
+        .says(&["is not finished"]);
 }
