@@ -10,8 +10,9 @@ mod faults;
 #[path = "gc/tools.rs"]
 mod tools;
 
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use fs_err as fs;
 use serde_json::Value;
@@ -119,6 +120,30 @@ fn snapshots(store: &TestStore) -> Vec<String> {
 fn used(path: &Path) -> u64 {
     let found = nix::sys::statvfs::statvfs(path).unwrap();
     (found.blocks() - found.blocks_free()) * found.fragment_size()
+}
+
+/// Runs a command and kills it when it is about to make a system call for the `nth` time; says whether it came to that.
+fn killed_at(store: &TestStore, words: &[&str], call: &str, nth: usize) -> bool {
+    let command = store.command(words);
+    let mut traced = Command::new("strace");
+    traced
+        .args(["-f", "-qq", "-o", "/dev/null", "-e"])
+        .arg(format!("trace={call}"))
+        .arg(format!("--inject={call}:signal=KILL:when={nth}"))
+        .arg(command.get_program())
+        .args(command.get_args())
+        .env_clear()
+        .envs(
+            command
+                .get_envs()
+                .filter_map(|(name, value)| Some((name, value?))),
+        )
+        .current_dir(store.work())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let status = traced.status().unwrap();
+    assert!(status.success() || status.signal() == Some(9), "{status}");
+    !status.success()
 }
 
 fn frees_what_it_says(kind: Kind) {

@@ -1,12 +1,10 @@
 //! Sub-projects of TheRock: what its own `+expunge` removes goes where an artifact holds the result, and nothing else.
 
-use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
 
 use fs_err as fs;
 
-use super::{MIB, json, names};
+use super::{MIB, json, killed_at, names};
 use crate::support::env::TestStore;
 use crate::support::loopfs::{Kind, LoopFs};
 
@@ -110,27 +108,6 @@ fn what_an_artifact_holds_may_be_given_up() {
     store.up();
 }
 
-/// Runs `gc --expunge` and kills it when it is about to move a part for the `nth` time.
-fn kill_at_part(store: &TestStore, nth: usize) {
-    let gc = store.command(&["--yes", "gc", "--expunge", "--free", "1T", "--preset", "ci"]);
-    let mut traced = Command::new("strace");
-    traced
-        .args(["-f", "-qq", "-o", "/dev/null", "-e", "trace=renameat"])
-        .arg(format!("--inject=renameat:signal=KILL:when={nth}"))
-        .arg(gc.get_program())
-        .args(gc.get_args())
-        .env_clear()
-        .envs(
-            gc.get_envs()
-                .filter_map(|(name, value)| Some((name, value?))),
-        )
-        .current_dir(store.work())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
-    let status = traced.status().unwrap();
-    assert_eq!(status.signal(), Some(9), "{status}");
-}
-
 #[test]
 fn killed_between_two_parts_of_one_the_next_command_finishes() {
     let store = TestStore::new();
@@ -142,7 +119,9 @@ fn killed_between_two_parts_of_one_the_next_command_finishes() {
     let parts = |project: &PathBuf| fs::read_dir(project).unwrap().count();
     for nth in 2..6 {
         store.sh(&format!("rm -rf /build/*\n{TREE}")).ok();
-        kill_at_part(&store, nth);
+        // Nothing but parts of sub-projects is moved by this call.
+        let words = ["--yes", "gc", "--expunge", "--free", "1T", "--preset", "ci"];
+        assert!(killed_at(&store, &words, "renameat", nth), "{nth}");
         let cut: Vec<&PathBuf> = projects
             .iter()
             .filter(|project| !project.join("stamp").exists())

@@ -12,7 +12,7 @@ use super::support::env::TestStore;
 use super::support::loopfs::{Kind, LoopFs};
 use super::support::random::Random;
 use super::support::terminal::Terminal;
-use super::{fill, json, names, round, snapshots, untouched};
+use super::{fill, json, killed_at, names, round, snapshots, untouched};
 
 fn killed_at_any_moment(kind: Kind) {
     let disk = LoopFs::new(kind);
@@ -70,6 +70,42 @@ fn killed_on_overlay_it_loses_nothing_and_the_next_one_finishes() {
 #[test]
 fn killed_on_btrfs_it_loses_nothing_and_the_next_one_finishes() {
     killed_at_any_moment(Kind::Btrfs);
+}
+
+#[test]
+fn a_fork_that_is_killed_leaves_no_volume_that_nobody_has() {
+    let disk = LoopFs::new(Kind::Btrfs);
+    let store = TestStore::on(&disk);
+    round(&store, 0, 1);
+    store.up();
+    let new = format!("{}-new", store.env());
+    let count = |path: &str| fs::read_dir(store.home().join(path)).unwrap().count();
+    let mut cut = 0;
+    let mut nth = 1;
+    while killed_at(
+        &store,
+        &["fork", store.env(), &new],
+        "rename,renameat,renameat2",
+        nth,
+    ) {
+        cut += u32::from(count("volumes") > 1);
+        // It settles what was cut off, and takes no volumes by itself.
+        json(&store, &[]);
+        if store
+            .home()
+            .join("envs")
+            .join(&new)
+            .join("record.json")
+            .exists()
+        {
+            store.rockenv(&["rm", "--yes", &new]).ok();
+        }
+        assert_eq!(count("volumes"), 1, "killed at rename {nth}");
+        nth += 1;
+    }
+    assert!(cut > 0, "no fork was killed that had made its volumes");
+    assert_eq!(count("volumes"), 2);
+    store.rockenv(&["fsck"]).ok();
 }
 
 /// Fills a disk to the last byte that root may write.
