@@ -16,6 +16,8 @@ mod idle;
 mod restart;
 #[path = "services/share.rs"]
 mod share;
+#[path = "services/space.rs"]
+mod space;
 #[path = "services/volumes.rs"]
 mod volumes;
 

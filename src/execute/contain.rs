@@ -218,8 +218,9 @@ impl Execution<'_, '_> {
         };
         let written = self.tree_growth(tree, parent)?;
         let grown = written + self.volume_bytes(step)? - before;
-        // Build volumes are in the layer where the store can freeze them.
-        let frozen = if self.store.freezes_volumes() {
+        // Build volumes are in the layer where the store can freeze them; what a service has may be on another disk.
+        let apart = self.env.known_record()?.service.is_some();
+        let frozen = if self.store.freezes_volumes() && !apart {
             grown
         } else {
             written

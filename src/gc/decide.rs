@@ -277,6 +277,22 @@ impl Sweep {
         freed
     }
 
+    /// Counts the layers that could go and would give nothing back, for a service has them elsewhere.
+    fn elsewhere(&self, stock: &Inventory) -> usize {
+        let kept = |unit: &Unit| match &unit.what {
+            What::Snapshot { layer } | What::Layer { layer } => {
+                unit.bytes == 0 && stock.layers[layer].layer.kept.is_some()
+            }
+            _ => false,
+        };
+        let left = self
+            .units
+            .iter()
+            .zip(&self.gone)
+            .filter(|(_, gone)| !**gone);
+        left.filter(|(unit, _)| kept(unit)).count()
+    }
+
     fn finish(mut self, stock: &Inventory, limits: &Limits, asked: Option<u64>) -> Plan {
         let size = crate::ui::size::bytes;
         self.plan.spare = self.left;
@@ -300,6 +316,12 @@ impl Sweep {
             self.plan.notes.push(format!(
                 "{} are still missing: {why}; `rockenv du` shows who has it, `rockenv rm ENV` and `rockenv cache clear` free more",
                 size(self.plan.missing)
+            ));
+        }
+        let elsewhere = self.elsewhere(stock);
+        if self.plan.missing > 0 && elsewhere > 0 {
+            self.plan.notes.push(format!(
+                "snapshots that stay because Docker or Podman has them on another file system: {elsewhere}"
             ));
         }
         if let (Some(most), Some(used)) = (limits.keep_at_most, stock.used)

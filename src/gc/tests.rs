@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::policy::Limits;
 use super::{Base, Env, Frozen, Inventory, Kept, Lease, Plan, Rule, What, plan, rooted};
 use crate::store::record::{Failed, Head, Origin, Record, Snapshot};
-use crate::store::{Layer, layer};
+use crate::store::{self, Layer, layer};
 
 const DAY: i64 = 24;
 const MIB: u64 = 1 << 20;
@@ -194,6 +194,29 @@ fn what_is_large_and_cheap_goes_with_what_stands_on_it() {
         .insert("c".to_owned(), frozen("c", None, 200 * MIB, 10));
     let found = plan(&stock, &Limits::default(), Some(100 * MIB));
     assert_eq!(names(&found), ["snapshot one/b", "snapshot one/c"]);
+}
+
+#[test]
+fn what_gives_nothing_back_goes_for_other_reasons_than_space() {
+    let mut stock = stock();
+    for item in stock.layers.values_mut() {
+        item.layer.kept = Some(store::service::Kept {
+            socket: "/run/docker.sock".into(),
+            image: "sha256:0".to_owned(),
+        });
+        item.bytes = 0;
+    }
+    let found = plan(&stock, &Limits::default(), Some(1 << 40));
+    assert!(found.items.is_empty(), "{:?}", names(&found));
+    let note = found.notes.last().unwrap();
+    assert!(note.contains("another file system: 3"), "{note}");
+    stock.envs.get_mut("one").unwrap().record.used = hours_ago(90 * DAY);
+    let limits = Limits {
+        older_than: Some(Duration::from_secs(24 * 3600)),
+        keep_at_least: 1 << 40,
+        ..Limits::default()
+    };
+    assert_eq!(plan(&stock, &limits, None).items.len(), 3);
 }
 
 #[test]

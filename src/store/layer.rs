@@ -72,7 +72,7 @@ pub struct Layer {
 /// What it took to make a layer, which `gc` weighs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cost {
-    /// Bytes on disk that the layer holds and what it stands on does not.
+    /// Bytes on disk that the layer holds and what it stands on does not; where a service has the tree, those there alone.
     pub bytes: u64,
     /// Wall clock of its step, in milliseconds.
     pub wall_ms: u64,

@@ -44,6 +44,7 @@ pub mod stock;
 pub mod sweep;
 pub mod touched;
 mod trash;
+mod weigh;
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};

@@ -9,12 +9,10 @@ use fs_err as fs;
 use jiff::Timestamp;
 
 use super::check::{self, Read, is_busy, names};
-use super::{Layer, Store, lock};
+use super::{Store, lock};
 use crate::engine::hold::State;
 use crate::error::{Error, Result, ResultExt as _};
-use crate::gc::roots::Roots;
 use crate::gc::{Base, Env, Frozen, Inventory, Kept};
-use crate::rootfs::{self, Method};
 use crate::ui::size;
 use crate::usage::{self, scan_one};
 
@@ -115,7 +113,7 @@ impl Store {
         if look.projects {
             self.project_stock(&mut stock)?;
         }
-        self.measure(&mut stock, look, keep_last)?;
+        self.weigh(&mut stock, look, keep_last)?;
         Ok(stock)
     }
 
@@ -215,43 +213,6 @@ impl Store {
         let entries = names(&trash)?.into_iter();
         let bytes = entries.map(|name| self.tree_bytes(&trash.join(name)));
         bytes.sum()
-    }
-
-    /// Finds out the bytes of what was never measured, and of the store where a limit needs them.
-    fn measure(&self, stock: &mut Inventory, look: &Look, keep_last: usize) -> Result<()> {
-        let roots = Roots::of(stock, keep_last);
-        for (id, item) in &mut stock.layers {
-            if item.layer.cost.is_none() && (look.everything || !roots.layers.contains_key(id)) {
-                item.bytes = self.layer_bytes(&item.layer)?;
-            }
-        }
-        if look.used {
-            let report = usage::report::report(self, None, 0)?;
-            stock.used = Some(report.total.allocated);
-        }
-        Ok(())
-    }
-
-    /// Returns the bytes on disk that a layer holds and what it stands on does not.
-    fn layer_bytes(&self, layer: &Layer) -> Result<u64> {
-        self.tree_bytes(&self.layer_dir(&layer.id))
-    }
-
-    fn tree_bytes(&self, directory: &Path) -> Result<u64> {
-        let root = directory.join("root");
-        match self.method() {
-            Method::Overlay => Ok(allocated(directory)),
-            Method::Btrfs if root.exists() => rootfs::btrfs::written(&root),
-            // A clone's own blocks are those that nobody shares.
-            Method::Btrfs | Method::Reflink => {
-                let options = usage::Options {
-                    extents: true,
-                    ..usage::Options::default()
-                };
-                let usage = usage::scan(&[usage::Root::new(directory, 0)], &options);
-                Ok(usage.total().exclusive)
-            }
-        }
     }
 
     /// Says whether a command holds an env, or runs in it.

@@ -25,6 +25,8 @@ use crate::process::Program;
 
 /// The label of a store's image, and of all that was built upon it: its key.
 const IMAGE: &str = "rockenv.image";
+/// Where containerd keeps images, unless it was set up otherwise.
+const CONTAINERD: &str = "/var/lib/containerd";
 /// How much of a tree's archive is on its way at once, in pieces of 64 KiB.
 const PIECES: usize = 16;
 /// How soon room for the next one is looked for: by then some are gone.
@@ -181,6 +183,28 @@ impl Service {
                 && image.layers == 1
         };
         Ok(image.filter(own).map(|image| image.id))
+    }
+
+    /// Returns the directories that it says it keeps images and containers in.
+    pub fn places(&self) -> Result<Vec<PathBuf>> {
+        let found = self.ask(SOON, "ask for its directory", self.client.info())?;
+        let mut places: Vec<PathBuf> = found
+            .docker_root_dir
+            .into_iter()
+            .map(PathBuf::from)
+            .collect();
+        // With containerd's images the layers are there, and where that keeps them Docker does not tell.
+        let status = found.driver_status.unwrap_or_default();
+        let system = Path::new(CONTAINERD);
+        if status
+            .iter()
+            .flatten()
+            .any(|word| word.starts_with("io.containerd."))
+            && system.exists()
+        {
+            places.push(system.to_owned());
+        }
+        Ok(places)
     }
 
     /// Returns the image of that name or id.

@@ -1,0 +1,59 @@
+//! What `gc` gives up for space where the service keeps its images on another disk than the store's.
+
+use crate::assert_nothing_left_at;
+use crate::restart::Own;
+use crate::support::env::TestStore;
+use crate::support::loopfs::{Kind, LoopFs};
+use rockenv::engine::docker::Service;
+use serde_json::Value;
+
+#[test]
+fn nothing_goes_for_the_space_of_another_disk() {
+    // Mounted before the service starts: it would not see it otherwise.
+    let disk = LoopFs::new(Kind::Btrfs);
+    let own = Own::start();
+    let store = TestStore::on(&disk);
+    let env = store.env();
+    // Steps of other names: the snapshots of those before stay in the record.
+    for round in [1, 2] {
+        store.profile(&format!(
+            "volume = [{{ name = 'b', kind = 'build', target = '/b' }}]
+             [[step]]\nname = 'root{round}'\nrun = 'head -c 3M /dev/urandom > ~/root'
+             [[step]]\nname = 'volume{round}'\nrun = 'head -c 5M /dev/urandom > /b/{round}; head -c 3M /dev/urandom > ~/more'
+             [[step]]\nname = 'last{round}'\nrun = 'rm -f /b/*'\n"
+        ));
+        own.run(&store, &["up", env]).ok();
+    }
+    let gc = |arguments: &[&str]| -> Value {
+        let mut words = vec!["--yes", "--json", "gc", "--preset", "ci"];
+        words.extend(arguments);
+        serde_json::from_slice(&own.run(&store, &words).out).unwrap()
+    };
+    let dry = gc(&["--dry-run", "--free", "1T"]);
+    let items = dry["items"].as_array().unwrap();
+    // The build volumes that snapshots hold are on the store's disk: nothing else of them is.
+    let sizes: Vec<(&str, u64)> = items
+        .iter()
+        .map(|item| {
+            (
+                item["name"].as_str().unwrap(),
+                item["bytes"].as_u64().unwrap(),
+            )
+        })
+        .collect();
+    let [(name, bytes)] = sizes[..] else {
+        panic!("{dry:#}");
+    };
+    assert_eq!(name, format!("snapshot {env}/volume1"));
+    assert!((5 << 20..6 << 20).contains(&bytes), "{dry:#}");
+    assert!(
+        dry["notes"].to_string().contains("another file system"),
+        "{dry:#}"
+    );
+    let done = gc(&["--free", "1T"]);
+    assert_eq!(done["removed"].as_array().unwrap().len(), 1, "{done:#}");
+    assert!(done["freed"].as_i64().unwrap() >> 20 >= 4, "{done:#}");
+    own.run(&store, &["rm", "--yes", env]).ok();
+    let service = Service::connect(&own.socket()).unwrap();
+    assert_nothing_left_at(&service, &store);
+}
