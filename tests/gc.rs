@@ -3,6 +3,8 @@
 
 mod support;
 
+#[path = "gc/age.rs"]
+mod age;
 #[path = "gc/expunge.rs"]
 mod expunge;
 #[path = "gc/faults.rs"]

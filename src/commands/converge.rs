@@ -157,6 +157,7 @@ fn attempt(
     }
     let (observed, plan) = plan_for(store, Some(&env), prepared, &spec, options)?;
     pinned::check_built(prepared, store, &plan)?;
+    env.touch();
     if plan.is_empty() && env.record().is_some() {
         // What is in no key may have changed all the same: variables for using what was built.
         if store.spec(&spec.name).ok().as_ref() != Some(&spec) {

@@ -189,6 +189,7 @@ fn join(cx: &Context, job: &Job, store: &Store, host: &Host) -> Result<Option<re
             return Ok(None);
         }
     }
+    store.use_env(&job.env, &store.known(&job.env)?);
     relay::run(&client, command)
 }
 
@@ -223,6 +224,9 @@ fn devices(cx: &Context, job: &Job, spec: &Spec) -> Result<Vec<Device>> {
 /// Runs the job in a container of its own.
 fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'_>) -> Result<u8> {
     let spec = store.spec(&job.env)?;
+    if !job.apart {
+        env.touch();
+    }
     let (tree, layer) = if job.failed {
         let failed = env.known_record()?.failed.clone();
         let failed = failed.ok_or_else(|| {
@@ -286,6 +290,9 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
     if job.apart {
         // Whose end was not seen here is cleaned up by the next command, for no record names it.
         store.discard(&env.directory().join("trees").join(tree))?;
+    } else {
+        // A shell may stay open for days.
+        env.touch();
     }
     drop(env);
     cx.tidy(store)?;

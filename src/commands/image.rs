@@ -117,6 +117,7 @@ fn build(cx: &Context, args: &BuildArgs) -> Result<()> {
     if !args.refresh
         && let Some(image) = old
     {
+        store.use_image(&image.key);
         cx.ui.note(&format!(
             "{}: built {}; `--refresh` builds it again",
             args.name,

@@ -89,7 +89,7 @@ fn row(store: &Store, env: String, record: &Record) -> Row {
         image: record.image.clone(),
         snapshots: record.snapshots.len(),
         created: record.created,
-        used: record.used,
+        used: store.last_use(&env, record),
         holder,
         env,
     }
@@ -114,7 +114,8 @@ pub fn ago(then: Timestamp) -> String {
 /// Shows an env.
 pub fn status(cx: &Context, args: &StatusArgs) -> Result<u8> {
     let store = cx.existing_store()?;
-    let record = store.known(&args.name)?;
+    let mut record = store.known(&args.name)?;
+    record.used = store.last_use(&args.name, &record);
     let holder = holder(&store, &args.name);
     let image = store.image(&record.image_key)?;
     let code = if args.check && !record.complete { 8 } else { 0 };

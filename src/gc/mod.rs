@@ -65,6 +65,8 @@ pub struct Inventory {
 pub struct Env {
     /// Its record.
     pub record: Record,
+    /// When it was last used.
+    pub used: Timestamp,
     /// A command holds it.
     pub busy: bool,
     /// A killed command left a journal, which comes first.
@@ -100,6 +102,8 @@ pub struct Base {
     pub name: String,
     /// When it was built.
     pub built: Timestamp,
+    /// When an env on it was last used, or it was built.
+    pub used: Timestamp,
     /// Its recipe still stands for it.
     pub current: bool,
     /// Its bytes.

@@ -41,6 +41,7 @@ fn env(id: &str) -> Env {
             failed: None,
             complete: true,
         },
+        used: hours_ago(1),
         busy: false,
         unsettled: false,
         failed: 0,
@@ -111,6 +112,7 @@ fn stock() -> Inventory {
             Base {
                 name: "base".to_owned(),
                 built: hours_ago(1000),
+                used: hours_ago(1000),
                 current: true,
                 bytes: 80 * MIB,
                 took_ms: Some(30_000),
@@ -172,14 +174,14 @@ fn age_counts_from_the_last_use_and_a_future_date_is_no_age() {
         plan(&stock, &limits, None).items.is_empty(),
         "the env is in use"
     );
-    stock.envs.get_mut("one").unwrap().record.used = hours_ago(16 * DAY);
+    stock.envs.get_mut("one").unwrap().used = hours_ago(16 * DAY);
     for item in stock.layers.values_mut() {
         item.layer.created = hours_ago(16 * DAY);
     }
     let found = plan(&stock, &limits, None);
     assert_eq!(found.items.len(), 3);
     assert!(found.items.iter().all(|item| item.rule == Rule::OlderThan));
-    stock.envs.get_mut("one").unwrap().record.used = hours_ago(-1000);
+    stock.envs.get_mut("one").unwrap().used = hours_ago(-1000);
     assert!(plan(&stock, &limits, None).items.is_empty());
 }
 
@@ -210,7 +212,7 @@ fn what_gives_nothing_back_goes_for_other_reasons_than_space() {
     assert!(found.items.is_empty(), "{:?}", names(&found));
     let note = found.notes.last().unwrap();
     assert!(note.contains("another file system: 3"), "{note}");
-    stock.envs.get_mut("one").unwrap().record.used = hours_ago(90 * DAY);
+    stock.envs.get_mut("one").unwrap().used = hours_ago(90 * DAY);
     let limits = Limits {
         older_than: Some(Duration::from_secs(24 * 3600)),
         keep_at_least: 1 << 40,
@@ -386,7 +388,7 @@ fn stocks() -> impl Strategy<Value = Inventory> {
                 one.busy = *state == 0;
                 one.unsettled = *state == 1;
                 one.record.complete = *state > 4;
-                one.record.used = hours_ago(*hours * DAY);
+                one.used = hours_ago(*hours * DAY);
                 one.record.head.layer = (*state > 2).then(|| id(head.index(layers.len())));
                 one.failed = 3 * MIB;
                 if *state == 5 {

@@ -58,7 +58,7 @@ pub(super) fn units(stock: &Inventory, roots: &Roots) -> Vec<Unit> {
             name: format!("image {}", image.name),
             bytes: image.bytes,
             rebuild_ms: image.took_ms.unwrap_or_else(|| guess(image.bytes)),
-            used: image.built,
+            used: image.used,
             garbage: (!image.current && !used)
                 .then(|| "its recipe stands for a newer one, and nothing stands on it".to_owned()),
             below: None,
@@ -86,7 +86,7 @@ pub(super) fn units(stock: &Inventory, roots: &Roots) -> Vec<Unit> {
                 name: format!("tree of failed step {name}/{}", failed.step),
                 bytes: env.failed,
                 rebuild_ms: 0,
-                used: env.record.used,
+                used: env.used,
                 garbage: None,
                 below: below.copied(),
                 by_age: false,
@@ -130,7 +130,7 @@ pub(super) fn units(stock: &Inventory, roots: &Roots) -> Vec<Unit> {
             name: format!("sub-project {env}/{volume}/{path}"),
             bytes: project.bytes,
             rebuild_ms: project.took_ms.unwrap_or_else(|| guess(project.bytes)),
-            used: stock.envs.get(env).map_or(stock.now, |env| env.record.used),
+            used: stock.envs.get(env).map_or(stock.now, |env| env.used),
             garbage: None,
             below: None,
             by_age: false,
@@ -167,8 +167,8 @@ fn layers<'a>(
         for snapshot in &env.record.snapshots {
             let entry = users
                 .entry(&snapshot.layer)
-                .or_insert((env.record.used, Vec::new()));
-            entry.0 = entry.0.max(env.record.used);
+                .or_insert((env.used, Vec::new()));
+            entry.0 = entry.0.max(env.used);
             entry.1.push(format!("{name}/{}", snapshot.name));
         }
         for step in &env.record.steps {

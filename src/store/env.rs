@@ -175,9 +175,14 @@ impl LockedEnv<'_> {
             .ok_or_else(|| Error::not_found(format!("no env `{}`", self.name)).help("rockenv ls"))
     }
 
-    /// Replaces the record on disk, then here.
+    /// Replaces the record on disk, then here, for a command that uses the env.
     pub fn commit(&mut self, mut record: Record) -> Result<()> {
         record.used = Timestamp::now();
+        self.put(record)
+    }
+
+    /// The same for what only cleans up: it makes nothing younger.
+    pub(super) fn put(&mut self, record: Record) -> Result<()> {
         atomic::write_json(&self.directory.join("record.json"), &record)?;
         self.record = Some(record);
         Ok(())
@@ -245,8 +250,9 @@ impl LockedEnv<'_> {
                         && published
                         && record.head.tree.as_ref() == Some(&tree)
                     {
+                        record.used = record.used.max(snapshot.created);
                         push_snapshot(&mut record, snapshot);
-                        self.commit(record)?;
+                        self.put(record)?;
                     }
                 }
             }

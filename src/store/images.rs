@@ -114,14 +114,19 @@ impl Image {
 }
 
 impl Store {
+    /// Returns an image's directory.
+    pub(super) fn image_dir(&self, key: &str) -> PathBuf {
+        self.root.join("images").join(key)
+    }
+
     /// Returns an image's tree.
     pub fn image_root(&self, key: &str) -> PathBuf {
-        self.root.join("images").join(key).join("root")
+        self.image_dir(key).join("root")
     }
 
     /// Reads an image by key.
     pub fn image(&self, key: &str) -> Result<Option<Image>> {
-        atomic::read_json(&self.root.join("images").join(key).join("image.json"))
+        atomic::read_json(&self.image_dir(key).join("image.json"))
     }
 
     /// Returns the image that a recipe stands for, if it was built.

@@ -25,6 +25,7 @@ impl LockedEnv<'_> {
             let text = serde_json::to_vec(lease)
                 .map_err(|error| Error::unexpected("cannot encode a lease").source(error))?;
             fs::write(self.directory.join(LEASE), text)?;
+            self.store.use_image(&lease.image);
         }
         drop(shared);
         Ok(there)

@@ -5,7 +5,7 @@
 //! id                        tells it from another store that comes to be at the same path
 //! lock                      global lock, held for milliseconds
 //! jobs                      the machine's budget of jobs: who has how many
-//! images/<key>/             image.json, root/
+//! images/<key>/             image.json, root/, used
 //! layers/<id>/              layer.json, diff/ or root/, volumes/<name>/, flat/, durable
 //! volumes/<id>/             live build volumes
 //! caches/<name>/  sources/<name>/  outputs/<env>/<name>/   never deleted by anything but their own commands
@@ -13,7 +13,7 @@
 //! locks/                    lock files that this store was used with
 //! targets.json              targets learned from a checkout of TheRock
 //! trash/                    renamed here first, then unlinked
-//! envs/<name>/              lock, ephemeral, lease, record.json, spec.toml, journal.jsonl, metrics.jsonl, trees/<id>/, views/<volume>/, logs/, run/
+//! envs/<name>/              lock, ephemeral, lease, used, record.json, spec.toml, journal.jsonl, metrics.jsonl, trees/<id>/, views/<volume>/, logs/, run/
 //! .ballast                  given up first when the disk is full
 //! ```
 //!
@@ -44,6 +44,7 @@ pub mod stock;
 pub mod sweep;
 pub mod touched;
 mod trash;
+pub mod used;
 mod weigh;
 
 use std::os::unix::fs::PermissionsExt as _;

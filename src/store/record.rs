@@ -22,7 +22,7 @@ pub struct Record {
     pub id: String,
     /// When it was made.
     pub created: Timestamp,
-    /// When a command last changed it.
+    /// When a command last changed it, other than to clean up.
     pub used: Timestamp,
     /// Profile it came from.
     pub profile: String,

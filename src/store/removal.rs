@@ -20,6 +20,7 @@ impl LockedEnv<'_> {
             .snapshot(name)
             .ok_or_else(|| no_snapshot(self.name(), name))?
             .clone();
+        self.touch();
         self.forget(&snapshot.layer, |known| known.name == snapshot.name)
     }
 
@@ -36,7 +37,9 @@ impl LockedEnv<'_> {
                 layers: layers.clone(),
             },
         )?;
-        self.update(|record| record.snapshots.retain(|known| !which(known)))?;
+        let mut record = self.known_record()?.clone();
+        record.snapshots.retain(|known| !which(known));
+        self.put(record)?;
         self.store.remove_unused_layers(&layers)?;
         journal::clear(&self.directory)
     }

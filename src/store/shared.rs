@@ -91,10 +91,6 @@ impl Store {
         Ok(found)
     }
 
-    fn image_dir(&self, key: &str) -> PathBuf {
-        self.root.join("images").join(key)
-    }
-
     /// Makes a directory for what arrives; waits while another command has one, which may bring the same.
     pub fn arrival(&self, means: &mut Means<'_>) -> Result<Arrival<'_>> {
         let images = self.root.join("images");

@@ -77,6 +77,7 @@ impl Store {
                 let base = Base {
                     name: image.name.clone(),
                     built: image.built,
+                    used: self.last_use_of_image(&image),
                     // A reference that cannot be read may be its.
                     current: current
                         || found.references.values().any(|reference| {
@@ -169,6 +170,7 @@ impl Store {
             logs.insert(run, usage::scan(&[root], &options).total().allocated);
         }
         Ok(Env {
+            used: self.last_use(name, &record),
             record,
             busy,
             unsettled,

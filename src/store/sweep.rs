@@ -189,8 +189,9 @@ impl LockedEnv<'_> {
     }
 
     fn drop_failed(&mut self) -> Result<Swept> {
-        if let Some(failed) = self.known_record()?.failed.clone() {
-            self.update(|record| record.failed = None)?;
+        let mut record = self.known_record()?.clone();
+        if let Some(failed) = record.failed.take() {
+            self.put(record)?;
             self.store
                 .discard(&self.directory.join("trees").join(failed.tree))?;
         }

@@ -1,0 +1,62 @@
+//! Owns when envs and images were last used: the time of the file `used` of each. Whatever works with one sets it, changes or
+//! not; what only cleans up does not.
+
+use std::path::Path;
+use std::time::SystemTime;
+
+use fs_err as fs;
+use jiff::Timestamp;
+
+use super::images::Image;
+use super::{LockedEnv, Record, Store};
+
+const FILE: &str = "used";
+
+/// Sets the time. That it could not be, on a full disk say, is no reason to refuse what is done meanwhile.
+fn touch(directory: &Path) {
+    let path = directory.join(FILE);
+    let file = fs::OpenOptions::new().create(true).append(true).open(path);
+    drop(file.and_then(|file| file.file().set_modified(SystemTime::now())));
+}
+
+fn touched(directory: &Path) -> Option<Timestamp> {
+    let data = fs::symlink_metadata(directory.join(FILE)).ok()?;
+    Timestamp::try_from(data.modified().ok()?).ok()
+}
+
+impl Store {
+    /// Returns when an env was last used.
+    pub fn last_use(&self, name: &str, record: &Record) -> Timestamp {
+        let touched = touched(&self.env_dir(name));
+        touched.map_or(record.used, |touched| touched.max(record.used))
+    }
+
+    /// Returns when an env on an image was last used, or the image built.
+    pub fn last_use_of_image(&self, image: &Image) -> Timestamp {
+        let touched = touched(&self.image_dir(&image.key));
+        touched.map_or(image.built, |touched| touched.max(image.built))
+    }
+
+    /// Notes that an env is used, by a command that has its lock, or a part in its container.
+    pub fn use_env(&self, name: &str, record: &Record) {
+        touch(&self.env_dir(name));
+        self.use_image(&record.image_key);
+    }
+
+    /// Notes that an image is used.
+    pub fn use_image(&self, key: &str) {
+        let directory = self.image_dir(key);
+        if directory.exists() {
+            touch(&directory);
+        }
+    }
+}
+
+impl LockedEnv<'_> {
+    /// Notes that the env is used.
+    pub fn touch(&self) {
+        if let Some(record) = self.record() {
+            self.store.use_env(self.name(), record);
+        }
+    }
+}
