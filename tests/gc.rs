@@ -9,6 +9,8 @@ mod age;
 mod expunge;
 #[path = "gc/faults.rs"]
 mod faults;
+#[path = "gc/shared.rs"]
+mod shared;
 #[path = "gc/tools.rs"]
 mod tools;
 

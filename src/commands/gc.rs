@@ -60,14 +60,15 @@ pub fn gc(cx: &Context, args: &GcArgs) -> Result<()> {
         everything: args.roots,
     };
     if args.roots {
-        return show_roots(cx, &store.stock(&look, limits.keep_last)?, &limits);
+        let mut stock = store.stock(&look, limits.keep_last)?;
+        store.weigh_shared(&mut stock, &look, limits.keep_last)?;
+        return show_roots(cx, &stock, &limits);
     }
     if args.dry_run {
-        let mut stock = store.stock(&look, limits.keep_last)?;
-        let (free, trash) = (stock.free, store.trash_bytes()?);
-        stock.free += trash;
+        let trash = store.trash_bytes()?;
         let left = asked.map(|asked| asked.saturating_sub(trash));
-        let plan = plan(&stock, &limits, left);
+        let (stock, plan) = decide(&store, &look, &limits, left, trash)?;
+        let free = stock.free.saturating_sub(trash);
         return show(cx, &policy, &limits, free, trash, &plan);
     }
     cx.host_as_root("removing what is not needed")?;
@@ -86,10 +87,9 @@ pub fn gc(cx: &Context, args: &GcArgs) -> Result<()> {
     let mut agreed = BTreeSet::new();
     for round in 0..ROUNDS {
         store.reclaim()?;
-        let stock = store.stock(&look, limits.keep_last)?;
         let gained = unused(&store)?.saturating_sub(before);
         let left = asked.map(|asked| asked.saturating_sub(gained));
-        let plan = plan(&stock, &limits, left);
+        let (stock, plan) = decide(&store, &look, &limits, left, 0)?;
         if round == 0 {
             done.trash = gained;
         }
@@ -117,6 +117,25 @@ pub fn gc(cx: &Context, args: &GcArgs) -> Result<()> {
     store.load_ballast()?;
     let free = free_space(store.root())?;
     report(cx, &done, asked, free)
+}
+
+/// Reads the store and decides: by what is remembered, and where anything would go by that, or space stays short, by what is
+/// measured. `trash` is bytes that nothing has any more, and that go first.
+fn decide(
+    store: &Store,
+    look: &Look,
+    limits: &Limits,
+    asked: Option<u64>,
+    trash: u64,
+) -> Result<(Inventory, Plan)> {
+    let mut stock = store.stock(look, limits.keep_last)?;
+    stock.free += trash;
+    let mut decided = plan(&stock, limits, asked);
+    let matters = !decided.items.is_empty() || decided.missing > 0 || stock.used.is_some();
+    if matters && store.weigh_shared(&mut stock, look, limits.keep_last)? {
+        decided = plan(&stock, limits, asked);
+    }
+    Ok((stock, decided))
 }
 
 /// Returns the bytes of the file system that nothing is in, those reserved for root included: by how much they grow

@@ -27,7 +27,7 @@ use units::short;
 /// An image younger than this is kept: its builder may not have said yet what stands on it.
 const FRESH: Duration = Duration::from_secs(3600);
 
-/// What there is to decide about; bytes are what removing the thing alone would free, as far as known.
+/// What there is to decide about; bytes are what removing the thing would free once what stands on it is gone, as far as known.
 #[derive(Clone, Debug, Default)]
 pub struct Inventory {
     /// When it was read.
@@ -91,8 +91,10 @@ pub struct Lease {
 pub struct Frozen {
     /// Its description.
     pub layer: Layer,
-    /// Bytes that only it holds.
+    /// Bytes that only it holds, and what stands on it.
     pub bytes: u64,
+    /// Those of them that a service has.
+    pub at_service: u64,
 }
 
 /// A base image.

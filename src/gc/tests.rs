@@ -82,6 +82,7 @@ fn frozen(id: &str, parent: Option<&str>, bytes: u64, seconds: u64) -> Frozen {
             pins: crate::pins::Pins::new(),
         },
         bytes,
+        at_service: 0,
     }
 }
 

@@ -63,7 +63,12 @@ impl Store {
             match item.layer {
                 Read::Fine(layer) => {
                     let bytes = layer.cost.map_or(0, |cost| cost.bytes);
-                    stock.layers.insert(id, Frozen { layer, bytes });
+                    let frozen = Frozen {
+                        layer,
+                        bytes,
+                        at_service: 0,
+                    };
+                    stock.layers.insert(id, frozen);
                 }
                 _ => return Err(damaged(self, &format!("layer `{id}` cannot be read"))),
             }
@@ -155,10 +160,6 @@ impl Store {
         unsettled: bool,
     ) -> Result<Env> {
         let directory = self.env_dir(name);
-        let failed = match &record.failed {
-            Some(failed) => self.tree_bytes(&directory.join("trees").join(&failed.tree))?,
-            None => 0,
-        };
         let mut logs = BTreeMap::new();
         for run in names(&directory.join("logs"))? {
             // A few files each: threads would take longer to start than to look at them.
@@ -174,7 +175,7 @@ impl Store {
             record,
             busy,
             unsettled,
-            failed,
+            failed: 0,
             logs,
         })
     }
@@ -199,22 +200,6 @@ impl Store {
             );
         }
         Ok(())
-    }
-
-    /// Returns the bytes that emptying the trash gives back: `gc` begins with that.
-    pub fn trash_bytes(&self) -> Result<u64> {
-        let trash = self.root.join("trash");
-        if self.method() != Method::Btrfs {
-            let options = usage::Options {
-                extents: self.method() == Method::Reflink,
-                ..usage::Options::default()
-            };
-            let usage = usage::scan(&[usage::Root::new(trash, 0)], &options);
-            return Ok(usage.total().exclusive);
-        }
-        let entries = names(&trash)?.into_iter();
-        let bytes = entries.map(|name| self.tree_bytes(&trash.join(name)));
-        bytes.sum()
     }
 
     /// Says whether a command holds an env, or runs in it.

@@ -1,11 +1,13 @@
 //! What counts as a use: whatever works with an env or an image, changes or not, and nothing that only cleans up.
 
 use std::path::Path;
+use std::process::Command;
 
 use fs_err as fs;
 use serde_json::Value;
 
 use crate::support::env::TestStore;
+use crate::support::loopfs::run;
 use crate::{json, names, round};
 
 const LONG_AGO: &str = "2020-01-01T00:00:00Z";
@@ -96,7 +98,11 @@ fn an_env_is_used_by_whatever_works_with_it_and_not_by_gc() {
         assert!(!is_old(&store));
     }
     age(&store);
-    let done = json(&store, &["--free", "1M", "--preset", "laptop"]);
+    // More than there is: what others free meanwhile must not matter.
+    let words = [
+        "--yes", "--json", "gc", "--free", "1T", "--preset", "laptop",
+    ];
+    let done: Value = serde_json::from_slice(&store.rockenv(&words).exits(10).out).unwrap();
     assert!(!done["removed"].as_array().unwrap().is_empty(), "{done:#}");
     assert!(is_old(&store), "gc made it young");
 }
@@ -107,6 +113,18 @@ fn an_image_is_used_by_the_envs_that_came_and_went() {
     store.profile("[[step]]\nname = 'a'\nrun = 'true'\n");
     age(&store);
     assert_eq!(old(&store), ["image base"]);
+    // On disk a small file takes a block.
+    let dry = json(&store, &["--dry-run", "--preset", "ci"]);
+    let images = each(&store.home().join("images"));
+    let image = images
+        .iter()
+        .find(|path| path.join("root").exists())
+        .unwrap();
+    let on_disk = run(Command::new("du").args(["-s", "--block-size=1"]).arg(image));
+    assert_eq!(
+        on_disk.split_once('\t').unwrap().0,
+        dry["items"][0]["bytes"].to_string()
+    );
     store.rockenv(&["up", "--ephemeral", store.env()]).ok();
     assert!(old(&store).is_empty());
     age(&store);
