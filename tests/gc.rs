@@ -361,7 +361,7 @@ fn a_cache_s_own_tool_shrinks_it() {
     let caches = store.home().join("caches");
     fs::create_dir_all(caches.join("apt/archives/partial")).unwrap();
     fs::write(caches.join("apt/archives/x_1_amd64.deb"), vec![1; 3 << 20]).unwrap();
-    fs::write(caches.join("odd/x"), vec![1; 3 << 20]).unwrap();
+    fs::write(caches.join("odd/archive-v2.tar"), vec![1; 3 << 20]).unwrap();
     fs::write(
         store.work().join("rockenv.toml"),
         "[gc]\ncache.odd.max = '2M'\n",
@@ -383,7 +383,7 @@ fn a_cache_s_own_tool_shrinks_it() {
     let done = json(&store, &[]);
     assert_eq!(names(&done, "removed"), ["cache apt"], "{done:#}");
     assert!(!caches.join("apt/archives/x_1_amd64.deb").exists());
-    assert!(caches.join("odd/x").exists());
+    assert!(caches.join("odd/archive-v2.tar").exists());
     let rows: Value =
         serde_json::from_str(&store.rockenv(&["cache", "ls", "--json"]).ok().text()).unwrap();
     assert_eq!(rows[0]["tool"], "apt");

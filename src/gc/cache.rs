@@ -1,5 +1,7 @@
 //! Owns what caches are: which tool made one, told by its files, and how that tool shrinks it.
 
+use std::collections::BTreeSet;
+
 use serde::Serialize;
 
 /// A tool that keeps a cache.
@@ -18,27 +20,114 @@ pub enum Kind {
     Apt,
 }
 
+/// What is in a cache's directory: paths below it, a directory's with a slash at its end.
+#[derive(Clone, Debug, Default)]
+pub struct Entries(BTreeSet<String>);
+
+impl<T: Into<String>> FromIterator<T> for Entries {
+    fn from_iter<I: IntoIterator<Item = T>>(paths: I) -> Self {
+        Self(paths.into_iter().map(Into::into).collect())
+    }
+}
+
+impl Entries {
+    fn has(&self, path: &str) -> bool {
+        self.0.contains(path)
+    }
+
+    /// Returns what is right in a directory, which is empty for the top or ends in a slash.
+    fn within<'a>(&'a self, directory: &'a str) -> impl Iterator<Item = &'a str> {
+        let below = self
+            .0
+            .iter()
+            .filter_map(move |path| path.strip_prefix(directory));
+        below.filter(|path| !path.is_empty() && !path.trim_end_matches('/').contains('/'))
+    }
+
+    /// Returns the names at the top.
+    pub fn names(&self) -> impl Iterator<Item = &str> + Clone {
+        let names = self.0.iter().map(|path| path.trim_end_matches('/'));
+        names.filter(|name| !name.contains('/'))
+    }
+}
+
+/// Says whether what is in a directory of this name tells of the tool.
+pub fn tells(name: &str) -> bool {
+    matches!(name, "archives" | "http" | "http-v2") || is_digit(name)
+}
+
+/// One of sixteen parts, by the first digit of a hash.
+fn is_digit(name: &str) -> bool {
+    matches!(name.as_bytes(), [b'0'..=b'9' | b'a'..=b'f'])
+}
+
+fn is_part(name: &str) -> bool {
+    name.strip_suffix('/').is_some_and(is_digit)
+}
+
+/// A directory of uv's, as `wheels-v5/`.
+fn is_bucket(name: &str) -> bool {
+    let parts = name
+        .strip_suffix('/')
+        .and_then(|name| name.rsplit_once("-v"));
+    parts.is_some_and(|(word, version)| {
+        !word.is_empty() && !version.is_empty() && version.bytes().all(|byte| byte.is_ascii_digit())
+    })
+}
+
 impl Kind {
-    /// Tells by the names in a cache's top directory.
-    pub fn of<'a>(names: impl IntoIterator<Item = &'a str> + Clone) -> Option<Self> {
-        let has = |wanted: &str| names.clone().into_iter().any(|name| name == wanted);
-        let any = |fits: fn(&str) -> bool| names.clone().into_iter().any(fits);
-        // Before 23.3 pip has its downloads in a directory that could be anybody's, and maybe in no other.
-        let foreign = |name: &str| !matches!(name, "http" | "wheels");
-        // Its directories come one by one, as results do.
-        let digit = |name: &str| matches!(name.as_bytes(), [b'0'..=b'9' | b'a'..=b'f']);
-        if has("ccache.conf") || (any(digit) && has("tmp")) {
-            Some(Self::Ccache)
-        } else if any(|name| name.starts_with("archive-v") || name.starts_with("wheels-v")) {
-            Some(Self::Uv)
-        } else if has("http-v2") || has("selfcheck") || (has("http") && !any(foreign)) {
-            Some(Self::Pip)
-        } else if any(|name| name.contains(".pkg.tar.")) {
-            Some(Self::Pacman)
-        } else if has("archives") || any(|name| name.ends_with(".deb")) {
-            Some(Self::Apt)
-        } else {
-            None
+    /// Tells by what the tool itself lays down. Some take all that is there for theirs: with anything of somebody else's
+    /// among it, a cache is nobody's.
+    pub fn of(entries: &Entries) -> Option<Self> {
+        [Self::Ccache, Self::Uv, Self::Pip, Self::Pacman, Self::Apt]
+            .into_iter()
+            .find(|kind| kind.made(entries))
+    }
+
+    fn made(self, entries: &Entries) -> bool {
+        let all = |directory: &str, fits: fn(&str) -> bool| {
+            let mut found = entries.within(directory).peekable();
+            found.peek().is_some() && found.all(fits)
+        };
+        match self {
+            Self::Ccache => {
+                let own = |path: &str| {
+                    matches!(path, "stats" | "CACHEDIR.TAG")
+                        || path.strip_suffix("/stats").is_some_and(is_digit)
+                };
+                let part = |name: &str| {
+                    let mut below = entries.0.iter().filter_map(|path| path.strip_prefix(name));
+                    is_part(name) && below.any(own)
+                };
+                entries.has("ccache.conf") || entries.within("").any(part)
+            }
+            Self::Uv => {
+                let own = |name: &str| {
+                    is_bucket(name)
+                        || matches!(name, "CACHEDIR.TAG" | ".gitignore" | ".git" | ".lock")
+                        || name.starts_with(".tmp")
+                };
+                let kept = |name: &str| {
+                    is_bucket(name) && (name.starts_with("archive-") || name.starts_with("wheels-"))
+                };
+                entries.has("CACHEDIR.TAG") && all("", own) && entries.within("").any(kept)
+            }
+            Self::Pip => {
+                // Before 23.3 it has its downloads in a directory that could be anybody's, and maybe in no other.
+                let own = |name: &str| matches!(name, "http/" | "wheels/");
+                all("http-v2/", is_part) || (all("http/", is_part) && all("", own))
+            }
+            Self::Pacman => entries
+                .within("")
+                .any(|name| name.contains(".pkg.tar.") && !name.ends_with('/')),
+            Self::Apt => {
+                let own =
+                    |name: &str| matches!(name, "partial/" | "lock") || (name.ends_with(".deb"));
+                let archives = |directory: &str| {
+                    entries.has(&format!("{directory}partial/")) && all(directory, own)
+                };
+                archives("archives/") || archives("")
+            }
         }
     }
 
@@ -56,6 +145,19 @@ impl Kind {
     /// Says whether root's files are in it.
     pub fn is_root(self) -> bool {
         matches!(self, Self::Pacman | Self::Apt)
+    }
+
+    /// Says what the tool does to a cache that is too large, and whether nothing may be left of it then.
+    pub fn shrinks(self) -> (&'static str, bool) {
+        match self {
+            Self::Ccache => ("removes what was not used for longest", false),
+            Self::Uv => (
+                "removes what is not needed, and where that is not enough, everything",
+                true,
+            ),
+            Self::Pip | Self::Apt => ("empties it: it can do no less", true),
+            Self::Pacman => ("removes what is not installed", false),
+        }
     }
 
     /// Returns a shell script that shrinks the cache in directory `$1` to `$2` bytes, or as near as the tool can.
@@ -125,20 +227,76 @@ mod tests {
 
     #[test]
     fn files_tell_the_tool() {
-        for (names, kind) in [
-            (&["3", "tmp"][..], Some(Kind::Ccache)),
+        for (paths, kind) in [
+            (&["3/", "3/stats", "tmp/"][..], Some(Kind::Ccache)),
+            (
+                &["b/", "b/CACHEDIR.TAG", "b/f/", "tmp/"],
+                Some(Kind::Ccache),
+            ),
+            (&["0/", "0/c/", "0/c/stats"], Some(Kind::Ccache)),
             (&["ccache.conf"], Some(Kind::Ccache)),
-            (&["archive-v0", ".lock", "CACHEDIR.TAG"], Some(Kind::Uv)),
-            (&["http-v2", "wheels"], Some(Kind::Pip)),
-            (&["http"], Some(Kind::Pip)),
-            (&["http", "logs"], None),
+            (
+                &[
+                    "archive-v0/",
+                    "sdists-v9/",
+                    ".lock",
+                    ".gitignore",
+                    "CACHEDIR.TAG",
+                ],
+                Some(Kind::Uv),
+            ),
+            (
+                &["http-v2/", "http-v2/a/", "wheels/", "selfcheck/"],
+                Some(Kind::Pip),
+            ),
+            (&["http/", "http/0/"], Some(Kind::Pip)),
             (&["zlib-1:1.3-1-x86_64.pkg.tar.zst"], Some(Kind::Pacman)),
-            (&["archives", "pkgcache.bin"], Some(Kind::Apt)),
-            (&["partial", "hello_1_amd64.deb"], Some(Kind::Apt)),
-            (&["something"], None),
-            (&[], None),
+            (
+                &[
+                    "archives/",
+                    "archives/lock",
+                    "archives/partial/",
+                    "pkgcache.bin",
+                ],
+                Some(Kind::Apt),
+            ),
+            (&["partial/", "hello_1_amd64.deb"], Some(Kind::Apt)),
         ] {
-            assert_eq!(Kind::of(names.iter().copied()), kind, "{names:?}");
+            assert_eq!(
+                Kind::of(&paths.iter().copied().collect()),
+                kind,
+                "{paths:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_only_looks_like_a_tool_s_is_nobody_s() {
+        for paths in [
+            &["3/", "tmp/"][..],
+            &["3/", "3/photos/", "tmp/"],
+            &["archive-v2.tar"],
+            &["archive-v2.tar", "CACHEDIR.TAG"],
+            &["archive-v2/", "wheels-v1/"],
+            &["archive-v0/", "CACHEDIR.TAG", "mine.txt"],
+            &["archive-vintage/", "CACHEDIR.TAG"],
+            &["http/", "http/logs/"],
+            &["http/", "http/a/", "logs/"],
+            &["http-v2"],
+            &["wheels/"],
+            &["thing.pkg.tar.d/"],
+            &["archives/"],
+            &["archives/", "archives/2024.tar", "archives/partial/"],
+            &["partial/", "mine.txt"],
+            &["mine.deb"],
+            &["something"],
+            &[],
+        ] {
+            assert_eq!(
+                Kind::of(&paths.iter().copied().collect()),
+                None,
+                "{paths:?}"
+            );
         }
     }
 

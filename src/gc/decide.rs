@@ -113,18 +113,21 @@ impl Sweep {
             }
             match (cache.kind, &cache.at) {
                 (Some(kind), Some((env, _))) => {
-                    self.plan.estimate += over;
+                    let (how, all) = kind.shrinks();
+                    let bytes = if all { cache.bytes } else { over };
+                    self.plan.estimate += bytes;
                     self.plan.items.push(Item {
                         what: What::Cache {
                             cache: name.clone(),
                             max: cache.max,
                         },
                         name: format!("cache {name}"),
-                        bytes: over,
-                        rebuild_ms: guess(over),
+                        bytes,
+                        rebuild_ms: guess(bytes),
                         rule: Rule::CacheMax,
                         reason: format!(
-                            "over its maximum: `{}` in env {env} shrinks it",
+                            "{} over its maximum: `{}` in env {env} {how}",
+                            crate::ui::size::bytes(over),
                             kind.tool()
                         ),
                     });

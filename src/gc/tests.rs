@@ -6,8 +6,9 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
 
+use super::cache::Kind;
 use super::policy::Limits;
-use super::{Base, Env, Frozen, Inventory, Kept, Lease, Plan, Rule, What, plan, rooted};
+use super::{Base, Cache, Env, Frozen, Inventory, Kept, Lease, Plan, Rule, What, plan, rooted};
 use crate::store::record::{Failed, Head, Origin, Record, Snapshot};
 use crate::store::{self, Layer, layer};
 
@@ -335,6 +336,32 @@ fn logs_go_by_age_alone_and_never_those_that_a_step_names() {
     };
     let found = plan(&stock, &limits, None);
     assert_eq!(names(&found), ["logs one/20200102T000000Z"]);
+}
+
+#[test]
+fn a_cache_that_its_tool_empties_counts_as_a_whole() {
+    let sizes = |kind| {
+        let mut stock = stock();
+        let cache = Cache {
+            bytes: 21 * MIB,
+            max: 20 * MIB,
+            kind: Some(kind),
+            at: Some(("one".to_owned(), "/cache".to_owned())),
+            busy: None,
+        };
+        stock.caches.insert("c".to_owned(), cache);
+        let found = plan(&stock, &Limits::default(), None);
+        assert_eq!(found.estimate, found.items[0].bytes);
+        (found.items[0].bytes / MIB, found.items[0].reason.clone())
+    };
+    for kind in [Kind::Pip, Kind::Apt, Kind::Uv] {
+        let (size, reason) = sizes(kind);
+        assert_eq!(size, 21, "{kind:?}");
+        assert!(reason.starts_with("1.0 MiB over its maximum"), "{reason}");
+    }
+    for kind in [Kind::Ccache, Kind::Pacman] {
+        assert_eq!(sizes(kind).0, 1, "{kind:?}");
+    }
 }
 
 /// Random stores: layers below one another, several envs with all kinds of snapshots, downloads.

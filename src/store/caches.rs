@@ -2,7 +2,7 @@
 //! somebody set take anything from them.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use fs_err as fs;
 
@@ -11,7 +11,7 @@ use super::stock::allocated;
 use super::{Store, check_name};
 use crate::error::{Error, Result};
 use crate::gc::Inventory;
-use crate::gc::cache::{self, Kind};
+use crate::gc::cache::{self, Entries, Kind};
 use crate::spec::VolumeKind;
 
 /// A cache.
@@ -33,6 +33,36 @@ impl Shelf {
     }
 }
 
+/// Where ccache counts.
+const STATS: &str = "stats";
+
+/// Lists what tells whose a cache is: what is in its directory, and in those directories there that may tell more. What cannot
+/// be read tells nothing.
+pub fn entries(directory: &Path) -> Entries {
+    let mut found = Vec::new();
+    list(directory, "", &mut found);
+    found.into_iter().collect()
+}
+
+fn list(directory: &Path, below: &str, found: &mut Vec<String>) {
+    let entries = fs::read_dir(directory).into_iter().flatten();
+    for entry in entries.flatten() {
+        // A name that is no text is in nobody's layout.
+        let name = entry.file_name().to_string_lossy().into_owned();
+        // A link leads elsewhere.
+        let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        if is_directory && below.is_empty() && cache::tells(&name) {
+            list(&entry.path(), &format!("{name}/"), found);
+        }
+        // ccache counts there since 4.8; listing what it keeps would take long.
+        if is_directory && !below.is_empty() && entry.path().join(STATS).is_file() {
+            found.push(format!("{below}{name}/{STATS}"));
+        }
+        let slash = if is_directory { "/" } else { "" };
+        found.push(format!("{below}{name}{slash}"));
+    }
+}
+
 impl Store {
     fn cache_dir(&self, name: &str) -> PathBuf {
         self.root.join("caches").join(name)
@@ -47,9 +77,8 @@ impl Store {
             if !fs::symlink_metadata(&directory).is_ok_and(|data| data.is_dir()) {
                 continue;
             }
-            let files = names(&directory)?;
             let shelf = Shelf {
-                kind: Kind::of(files.iter().map(String::as_str)),
+                kind: Kind::of(&entries(&directory)),
                 users: BTreeMap::new(),
                 max: None,
             };
@@ -81,10 +110,8 @@ impl Store {
 
     /// Says what a cache holds, and how often it helped, where its files tell.
     pub fn cache_content(&self, name: &str) -> Option<String> {
-        let directory = self.cache_dir(name);
-        let files = names(&directory).ok()?;
-        let files = || files.iter().map(String::as_str);
-        match Kind::of(files()) {
+        let entries = entries(&self.cache_dir(name));
+        match Kind::of(&entries) {
             Some(Kind::Ccache) => {
                 let (hits, misses) = self.ccache_hits(name);
                 Some(match (hits * 100).checked_div(hits + misses) {
@@ -93,14 +120,13 @@ impl Store {
                 })
             }
             Some(kind) => Some(kind.tool().to_owned()),
-            None => cache::content(files()).map(str::to_owned),
+            None => cache::content(entries.names()).map(str::to_owned),
         }
     }
 
     /// Returns the lookups that a cache answered and those that it did not, where its files tell.
     pub fn cache_lookups(&self, name: &str) -> Option<(u64, u64)> {
-        let files = names(&self.cache_dir(name)).ok()?;
-        let kind = Kind::of(files.iter().map(String::as_str));
+        let kind = Kind::of(&entries(&self.cache_dir(name)));
         (kind == Some(Kind::Ccache)).then(|| self.ccache_hits(name))
     }
 
@@ -109,7 +135,7 @@ impl Store {
         let mut files = Vec::new();
         let mut left = vec![(self.cache_dir(name), 0)];
         while let Some((directory, depth)) = left.pop() {
-            files.extend(fs::read_to_string(directory.join("stats")));
+            files.extend(fs::read_to_string(directory.join(STATS)));
             if depth < 2 {
                 let digits = "0123456789abcdef".chars();
                 left.extend(digits.map(|digit| (directory.join(digit.to_string()), depth + 1)));

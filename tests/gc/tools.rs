@@ -7,16 +7,13 @@ use std::process::Command;
 
 use fs_err as fs;
 use rockenv::gc::cache::Kind;
+use rockenv::store::caches::entries;
 
 use crate::support::loopfs::{bind, run};
 use crate::support::wheels;
 
 fn kind(cache: &Path) -> Option<Kind> {
-    let entries = fs::read_dir(cache).unwrap().flatten();
-    let names: Vec<String> = entries
-        .map(|entry| entry.file_name().into_string().unwrap())
-        .collect();
-    Kind::of(names.iter().map(String::as_str))
+    Kind::of(&entries(cache))
 }
 
 const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
@@ -60,6 +57,22 @@ fn bytes(cache: &Path) -> u64 {
             false => entry.metadata().unwrap().len(),
         })
         .sum()
+}
+
+#[test]
+fn ccache_is_known_by_its_cache() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    fs::write(at("a.c"), "int a;\n").unwrap();
+    run(Command::new("ccache")
+        .args(["gcc", "-c", "a.c", "-o", "a.o"])
+        .current_dir(directory.path())
+        .env_clear()
+        .env("PATH", PATH)
+        .env("CCACHE_DIR", at("cache")));
+    assert_eq!(kind(&at("cache")), Some(Kind::Ccache));
+    shrink_to(&at("cache"), 1 << 30);
+    assert!(bytes(&at("cache")) > 0);
 }
 
 #[test]

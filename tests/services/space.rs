@@ -18,7 +18,7 @@ fn nothing_goes_for_the_space_of_another_disk() {
     for round in [1, 2] {
         store.profile(&format!(
             "volume = [{{ name = 'b', kind = 'build', target = '/b' }}]
-             [[step]]\nname = 'root{round}'\nrun = 'head -c 3M /dev/urandom > ~/root'
+             [[step]]\nname = 'root{round}'\nrun = 'head -c 3M /dev/urandom > ~/root{round}'
              [[step]]\nname = 'volume{round}'\nrun = 'head -c 5M /dev/urandom > /b/{round}; head -c 3M /dev/urandom > ~/more'
              [[step]]\nname = 'last{round}'\nrun = 'rm -f /b/*'\n"
         ));
@@ -31,27 +31,19 @@ fn nothing_goes_for_the_space_of_another_disk() {
     };
     let dry = gc(&["--dry-run", "--free", "1T"]);
     let items = dry["items"].as_array().unwrap();
-    // The build volumes that snapshots hold are on the store's disk: nothing else of them is.
     let sizes: Vec<(&str, u64)> = items
         .iter()
         .map(|item| {
-            (
-                item["name"].as_str().unwrap(),
-                item["bytes"].as_u64().unwrap(),
-            )
+            let name = item["name"].as_str().unwrap().split('/').next_back();
+            (name.unwrap(), item["bytes"].as_u64().unwrap() >> 20)
         })
         .collect();
-    let [(name, bytes)] = sizes[..] else {
-        panic!("{dry:#}");
-    };
-    assert_eq!(name, format!("snapshot {env}/volume1"));
-    assert!((5 << 20..6 << 20).contains(&bytes), "{dry:#}");
-    assert!(
-        dry["notes"].to_string().contains("another file system"),
-        "{dry:#}"
-    );
+    // The build volumes that snapshots hold are on the store's disk: nothing else of them is. With one goes what stands on it.
+    assert_eq!(sizes, [("last1", 0), ("volume1", 5)], "{dry:#}");
+    let notes = dry["notes"].to_string();
+    assert!(notes.contains("another file system: 1"), "{notes}");
     let done = gc(&["--free", "1T"]);
-    assert_eq!(done["removed"].as_array().unwrap().len(), 1, "{done:#}");
+    assert_eq!(done["removed"].as_array().unwrap().len(), 2, "{done:#}");
     assert!(done["freed"].as_i64().unwrap() >> 20 >= 4, "{done:#}");
     own.run(&store, &["rm", "--yes", env]).ok();
     let service = Service::connect(&own.socket()).unwrap();
