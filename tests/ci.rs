@@ -7,6 +7,8 @@
 
 mod support;
 
+#[path = "ci/cluster.rs"]
+mod cluster;
 #[path = "ci/kubernetes.rs"]
 mod kubernetes;
 #[path = "ci/output.rs"]

@@ -31,7 +31,7 @@ pub enum MatrixCommand {
     /// Bring an env up for each target; what they have in common is built once
     Up(up::MatrixUpArgs),
     #[command(flatten)]
-    Write(write::For),
+    Write(Box<write::For>),
 }
 
 /// Which envs.

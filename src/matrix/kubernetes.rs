@@ -1,15 +1,25 @@
 //! Owns the manifest for Kubernetes: a job for each env, and one for its steps with a GPU, which alone asks for one. Pure.
 //!
-//! Jobs of Kubernetes do not wait for each other: each begins with a container that waits for what it stands on.
+//! Jobs of Kubernetes do not wait for each other, and a pod that waits holds all that it asks for, a GPU too. So a job that stands on
+//! another one is suspended, which is to have no pod, and `conductor.sh` starts it: the script of a small job of its own.
+
+use sha2::{Digest as _, Sha256};
 
 use super::pipeline::{Pipeline, block, list, scalar};
+use crate::profile::hex;
 
-/// The image that waits: Kubernetes' own.
-const KUBECTL: &str = "registry.k8s.io/kubectl:v1.34.1";
-/// Who may look at jobs, which is what waiting takes.
-const WAITER: &str = "rockenv-wait";
+/// The image that the conductor runs in, unless told another: Kubernetes' own has no shell.
+pub const KUBECTL: &str = "docker.io/alpine/kubectl:1.34.1";
+/// What the conductor does.
+const CONDUCTOR: &str = include_str!("conductor.sh");
 /// Where the store is in a container.
 const STORE: &str = "/var/lib/rockenv";
+/// The object that has the secrets that jobs get by name.
+const SECRETS: &str = "rockenv";
+/// Where logins to registries are in a container.
+const LOGIN: &str = "/run/rockenv-login";
+/// How long a name may be: that of a job is a label too.
+const NAME_LIMIT: usize = 63;
 
 /// Where the jobs run.
 #[derive(Clone, Debug)]
@@ -18,158 +28,338 @@ pub struct Cluster {
     pub image: String,
     /// The claim on the volume that has the store; without, each job has its own.
     pub claim: Option<String>,
+    /// The secret that has logins to registries.
+    pub login: Option<String>,
+    /// The image that has kubectl and a shell in it.
+    pub kubectl: String,
+}
+
+/// A job that builds, or runs steps with a GPU.
+struct Work {
+    name: String,
+    gpu: bool,
+    /// What it stands on.
+    after: Option<String>,
+    lines: Vec<String>,
 }
 
 /// Writes the manifest.
 pub fn manifest(pipeline: &Pipeline, cluster: &Cluster) -> String {
-    let mut documents = Vec::new();
-    let jobs = pipeline.jobs_option();
-    let common = pipeline.common.as_ref();
-    if let Some(common) = common {
-        let lines = pipeline.build_common(common, &jobs);
-        documents.push(job(pipeline, cluster, COMMON, false, None, &lines));
-    }
-    for one in &pipeline.jobs {
-        let after = match &one.needs {
-            Some(needs) => Some(name(needs)),
-            None => common.map(|_| COMMON.to_owned()),
-        };
-        let lines = pipeline.build(one, &jobs);
-        documents.push(job(
-            pipeline,
-            cluster,
-            &name(&one.name),
-            one.needs_gpu,
-            after.as_deref(),
-            &lines,
-        ));
-    }
-    if documents.iter().any(|document| document.contains(KUBECTL)) {
-        documents.insert(0, waiter());
-    }
-    pipeline.heading() + &documents.join("---\n")
-}
-
-/// The job that builds what is common.
-const COMMON: &str = "rockenv.common";
-
-/// Returns the name of an env's job: what Kubernetes calls so begins and ends with a letter or digit, and has no `_`. No env is called
-/// as that of what is common, for it has no point before its own name.
-fn name(env: &str) -> String {
-    let name = format!("rockenv-{env}").replace('_', "-");
-    let cut = name.char_indices().nth(63).map_or(name.len(), |(at, _)| at);
-    name[..cut].trim_end_matches(['.', '-']).to_owned()
-}
-
-/// Writes what lets the pods look at jobs.
-fn waiter() -> String {
+    // Envs belong to one matrix, so that the first one's name is as good as a name for all.
+    let first = pipeline.envs().first().copied().unwrap_or_default();
+    // No env's job is called so: these have no point there.
+    let common = name(&format!("rockenv.common-{first}"));
+    let conductor = name(&format!("rockenv.conductor-{first}"));
+    let matrix = env_job(first);
+    let works = works(pipeline, &common);
+    let mut documents: Vec<String> = works
+        .iter()
+        .map(|work| job(pipeline, cluster, &matrix, work))
+        .collect();
+    // It comes last: a job that is not there yet is as one that was deleted.
+    documents.push(account(&matrix, &conductor, &works));
+    documents.push(conduct(cluster, &matrix, &conductor, &works));
     format!(
-        "apiVersion: v1
-kind: ServiceAccount
-metadata:
-  name: {WAITER}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: Role
-metadata:
-  name: {WAITER}
-rules:
-  - apiGroups: [\"batch\"]
-    resources: [\"jobs\"]
-    verbs: [\"get\", \"list\", \"watch\"]
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: RoleBinding
-metadata:
-  name: {WAITER}
-roleRef:
-  apiGroup: rbac.authorization.k8s.io
-  kind: Role
-  name: {WAITER}
-subjects:
-  - kind: ServiceAccount
-    name: {WAITER}
-"
+        "{}# What starts, is done or fails: kubectl logs -f job/{conductor}\n{}",
+        pipeline.heading(),
+        documents.join("---\n")
     )
 }
 
-/// Writes a job. It is tried once: a step that failed fails again, and `up` goes on where it stopped.
-fn job(
-    pipeline: &Pipeline,
-    cluster: &Cluster,
-    name: &str,
-    gpu: bool,
-    after: Option<&str>,
-    lines: &[String],
-) -> String {
-    let seconds = u64::from(pipeline.calls.minutes) * 60;
-    let waits = after.map_or_else(String::new, |after| {
-        let wait = [
-            "wait".to_owned(),
-            "--for=condition=complete".to_owned(),
-            format!("--timeout={seconds}s"),
-            format!("job/{after}"),
-        ];
-        format!(
-            "      serviceAccountName: {WAITER}
-      initContainers:
-        - name: wait
-          image: {KUBECTL}
-          args: {}
+/// Returns the jobs, those that others stand on before them.
+fn works(pipeline: &Pipeline, common: &str) -> Vec<Work> {
+    let jobs = pipeline.jobs_option();
+    let built = pipeline.common.as_ref().map(|steps| Work {
+        name: common.to_owned(),
+        gpu: false,
+        after: None,
+        lines: pipeline.build_common(steps, &jobs),
+    });
+    let after_common = built.as_ref().map(|_| common.to_owned());
+    let each = pipeline.jobs.iter().map(|job| Work {
+        name: env_job(&job.name),
+        gpu: job.needs_gpu,
+        after: match &job.needs {
+            Some(needs) => Some(env_job(needs)),
+            None => after_common.clone(),
+        },
+        lines: pipeline.build(job, &jobs),
+    });
+    built.into_iter().chain(each).collect()
+}
+
+/// Returns the name of an env's job.
+fn env_job(env: &str) -> String {
+    name(&format!("rockenv-{env}"))
+}
+
+/// Returns what Kubernetes takes for a name: without `_`, each part between points beginning and ending with a letter or digit. What
+/// is changed for that ends with a digest, so that no two become one.
+fn name(wanted: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let good = |part: &str| {
+        let bytes = part.as_bytes();
+        bytes.first().is_some_and(|&byte| plain(byte))
+            && bytes.last().is_some_and(|&byte| plain(byte))
+            && bytes.iter().all(|&byte| plain(byte) || byte == b'-')
+    };
+    if wanted.len() <= NAME_LIMIT && wanted.split('.').all(good) {
+        return wanted.to_owned();
+    }
+    let digest = hex(&Sha256::digest(wanted))[..8].to_owned();
+    let readable: String = wanted
+        .chars()
+        .map(|c| if c.is_ascii_alphanumeric() { c } else { '-' })
+        .take(NAME_LIMIT - 1 - digest.len())
+        .collect();
+    format!("{}-{digest}", readable.trim_end_matches('-'))
+}
+
+/// Writes what kind of thing of which matrix an object is, so far to the right.
+fn labels(indent: usize, matrix: &str, component: &str) -> String {
+    let labels = [
+        ("name", "rockenv"),
+        ("instance", matrix),
+        ("component", component),
+    ];
+    let indent = " ".repeat(indent);
+    let labels = labels
+        .map(|(label, value)| format!("{indent}  app.kubernetes.io/{label}: {}\n", scalar(value)));
+    format!("{indent}labels:\n{}", labels.concat())
+}
+
+/// Writes what lets the conductor look at jobs, and change those of its matrix.
+fn account(matrix: &str, conductor: &str, works: &[Work]) -> String {
+    let metadata = format!(
+        "metadata:\n  name: {}\n{}",
+        scalar(conductor),
+        labels(2, matrix, "conductor")
+    );
+    let mut jobs: Vec<&str> = works
+        .iter()
+        .filter(|work| work.after.is_some())
+        .map(|work| work.name.as_str())
+        .collect();
+    jobs.push(conductor);
+    format!(
+        "apiVersion: v1
+kind: ServiceAccount
+{metadata}---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+{metadata}rules:
+  - apiGroups: [\"batch\"]
+    resources: [\"jobs\"]
+    verbs: [\"list\"]
+  - apiGroups: [\"batch\"]
+    resources: [\"jobs\"]
+    resourceNames: {jobs}
+    verbs: [\"get\", \"patch\"]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+{metadata}roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: Role
+  name: {conductor}
+subjects:
+  - kind: ServiceAccount
+    name: {conductor}
 ",
-            list(&wait)
+        jobs = list(&jobs),
+        conductor = scalar(conductor),
+    )
+}
+
+/// Writes the job that starts the others. It may be tried again, for its node may go away.
+fn conduct(cluster: &Cluster, matrix: &str, conductor: &str, works: &[Work]) -> String {
+    let jobs: Vec<String> = works
+        .iter()
+        .map(|work| format!("{}:{}", work.name, work.after.as_deref().unwrap_or("")))
+        .collect();
+    let variables = [
+        ("SELF", conductor),
+        ("SELECTOR", &format!("app.kubernetes.io/instance={matrix}")),
+        ("JOBS", &jobs.join(" ")),
+        ("PAUSE", "10"),
+        // Where kubectl may write.
+        ("HOME", "/tmp"),
+    ];
+    let variables = variables.map(|(variable, value)| {
+        format!(
+            "            - name: {variable}\n              value: {}\n",
+            scalar(value)
         )
     });
+    let script: Vec<&str> = CONDUCTOR.lines().collect();
+    format!(
+        "apiVersion: batch/v1
+kind: Job
+metadata:
+  name: {name}
+{labels}spec:
+  backoffLimit: 10
+  template:
+    metadata:
+{pod_labels}    spec:
+      restartPolicy: Never
+      serviceAccountName: {name}
+      containers:
+        - name: conductor
+          image: {image}
+          command: [\"/bin/sh\", \"-c\"]
+          args:
+            - {script}          env:
+{variables}          resources:
+            requests:
+              cpu: 10m
+              memory: 64Mi
+            limits:
+              memory: 256Mi
+          securityContext:
+            runAsNonRoot: true
+            runAsUser: 65532
+            allowPrivilegeEscalation: false
+            capabilities: {{drop: [\"ALL\"]}}
+            seccompProfile: {{type: RuntimeDefault}}
+",
+        name = scalar(conductor),
+        labels = labels(2, matrix, "conductor"),
+        pod_labels = labels(6, matrix, "conductor"),
+        image = scalar(&cluster.kubectl),
+        script = argument(&script),
+        variables = variables.concat(),
+    )
+}
+
+/// Writes a job. It is tried once: a step that failed fails again, and `up` goes on where it stopped. Its time begins when it is started.
+fn job(pipeline: &Pipeline, cluster: &Cluster, matrix: &str, work: &Work) -> String {
+    let suspend = match work.after {
+        Some(_) => "  suspend: true\n",
+        None => "",
+    };
+    let component = if work.gpu { "test" } else { "build" };
     let volume = match &cluster.claim {
         Some(claim) => format!("persistentVolumeClaim: {{claimName: {}}}", scalar(claim)),
         None => "emptyDir: {}".to_owned(),
     };
-    // Its own time, and that of what it waits for.
-    let deadline = seconds * if after.is_some() { 2 } else { 1 };
-    let script: Vec<String> = ["set -eu".to_owned()]
+    let login = cluster.login.as_deref().map(Login::new).unwrap_or_default();
+    let script: Vec<&str> = ["set -eu"]
         .into_iter()
-        .chain(lines.iter().cloned())
+        .chain(work.lines.iter().map(String::as_str))
         .collect();
     format!(
         "apiVersion: batch/v1
 kind: Job
 metadata:
-  name: {}
-  labels:
-    app.kubernetes.io/name: rockenv
-spec:
-  backoffLimit: 0
-  activeDeadlineSeconds: {deadline}
+  name: {name}
+{labels}spec:
+{suspend}  backoffLimit: 0
+  activeDeadlineSeconds: {seconds}
   template:
     metadata:
-      labels:
-        app.kubernetes.io/name: rockenv
-    spec:
+{pod_labels}    spec:
       restartPolicy: Never
-      automountServiceAccountToken: {}
-{waits}      containers:
+      automountServiceAccountToken: false
+{pull}      containers:
         - name: rockenv
-          image: {}
+          image: {image}
           command: [\"/bin/sh\", \"-c\"]
           args:
-            - {}          # Containers are made in it.
+            - {script}{variables}          # Containers are made in it.
           securityContext:
             privileged: true
           resources:
-{}          volumeMounts:
+{resources}          volumeMounts:
             - name: store
               mountPath: {STORE}
-      volumes:
+{mount}      volumes:
         - name: store
-          {}
-",
-        scalar(name),
-        after.is_some(),
-        scalar(&cluster.image),
-        block(14, &script),
-        resources(pipeline, gpu),
-        volume
+          {volume}
+{login_volume}",
+        name = scalar(&work.name),
+        labels = labels(2, matrix, component),
+        seconds = u64::from(pipeline.calls.minutes) * 60,
+        pod_labels = labels(6, matrix, component),
+        pull = login.pull,
+        image = scalar(&cluster.image),
+        script = argument(&script),
+        variables = variables(pipeline, cluster),
+        resources = resources(pipeline, work.gpu),
+        mount = login.mount,
+        login_volume = login.volume,
     )
+}
+
+/// Writes the lines of a script as an argument of a container, in which Kubernetes replaces `$(NAME)` and takes `$$` for `$`.
+fn argument(lines: &[&str]) -> String {
+    let escaped = lines.iter().map(|line| {
+        let next = line.chars().skip(1).map(Some).chain([None]);
+        let each = line.chars().zip(next);
+        each.flat_map(|(c, next)| {
+            let twice = c == '$' && matches!(next, Some('$' | '('));
+            twice.then_some('$').into_iter().chain([c])
+        })
+        .collect::<String>()
+    });
+    block(14, &escaped.collect::<Vec<_>>())
+}
+
+/// Writes a container's variables: where logins are, and what jobs get of the secrets.
+fn variables(pipeline: &Pipeline, cluster: &Cluster) -> String {
+    let login = cluster.login.iter().map(|_| {
+        format!("            - name: REGISTRY_AUTH_FILE\n              value: {LOGIN}/auth.json\n")
+    });
+    let secrets = pipeline.calls.secrets.iter().map(|secret| {
+        format!(
+            "            - name: {}
+              valueFrom:
+                secretKeyRef:
+                  name: {SECRETS}
+                  key: {}
+",
+            scalar(&secret.variable),
+            scalar(&secret.name)
+        )
+    });
+    let variables: String = login.chain(secrets).collect();
+    match variables.is_empty() {
+        true => variables,
+        false => format!("          env:\n{variables}"),
+    }
+}
+
+/// The parts of a job that give it logins to registries: for its own image, and as a file in the container.
+#[derive(Default)]
+struct Login {
+    pull: String,
+    mount: String,
+    volume: String,
+}
+
+impl Login {
+    fn new(secret: &str) -> Self {
+        let secret = scalar(secret);
+        Self {
+            pull: format!("      imagePullSecrets:\n        - name: {secret}\n"),
+            mount: format!(
+                "            - name: login
+              mountPath: {LOGIN}
+              readOnly: true
+"
+            ),
+            volume: format!(
+                "        - name: login
+          secret:
+            secretName: {secret}
+            defaultMode: 256 # 0400
+            items:
+              - key: .dockerconfigjson
+                path: auth.json
+"
+            ),
+        }
+    }
 }
 
 /// Writes what a job asks for. Memory is a limit too, so that a build that takes more fails rather than its neighbours.
@@ -199,35 +389,99 @@ mod tests {
     use super::super::pipeline::tests::pipeline;
     use super::*;
 
-    #[test]
-    fn only_steps_with_a_gpu_ask_for_one() {
-        let cluster = Cluster {
+    fn cluster() -> Cluster {
+        Cluster {
             image: "registry.example.org/rockenv".to_owned(),
             claim: Some("store".to_owned()),
-        };
-        let text = manifest(&pipeline(true, &[]), &cluster);
-        let jobs: Vec<&str> = text
-            .split("---\n")
+            login: None,
+            kubectl: KUBECTL.to_owned(),
+        }
+    }
+
+    fn jobs(manifest: &str) -> Vec<&str> {
+        let documents = manifest.split("---\n");
+        documents
             .filter(|one| one.contains("kind: Job\n"))
-            .collect();
-        assert_eq!(jobs.len(), 4, "{text}");
-        for (job, (gpu, after)) in jobs.iter().zip([
-            (false, None),
-            (false, Some("job/rockenv.common")),
-            (true, Some("job/rockenv-a\"")),
-            (false, Some("job/rockenv.common")),
+            .collect()
+    }
+
+    #[test]
+    fn what_stands_on_another_one_has_no_pod_until_it_is_started() {
+        let text = manifest(&pipeline(true, &[]), &cluster());
+        let jobs = jobs(&text);
+        assert_eq!(jobs.len(), 5, "{text}");
+        for (job, (name, gpu, suspended)) in jobs.iter().zip([
+            ("rockenv.common-a", false, false),
+            ("rockenv-a", false, true),
+            ("rockenv-a-gpu", true, true),
+            ("rockenv-b", false, true),
         ]) {
+            assert!(job.contains(&format!("  name: \"{name}\"\n")), "{job}");
             assert_eq!(job.contains("amd.com/gpu: 1"), gpu, "{job}");
-            assert_eq!(job.contains("\"wait\""), after.is_some(), "{job}");
-            assert!(after.is_none_or(|after| job.contains(after)), "{job}");
+            assert_eq!(job.contains("  suspend: true\n"), suspended, "{job}");
             assert!(job.contains("cpu: 8") && job.contains("memory: 3221225473"));
+            assert!(job.contains("activeDeadlineSeconds: 5400"), "its own time");
+        }
+        let stands_on = "rockenv.common-a: rockenv-a:rockenv.common-a rockenv-a-gpu:rockenv-a rockenv-b:rockenv.common-a";
+        assert!(
+            jobs[4].contains(&format!("value: \"{stands_on}\"")),
+            "{text}"
+        );
+        assert!(text.ends_with(jobs[4]), "it comes last");
+    }
+
+    #[test]
+    fn logins_are_for_the_image_and_for_rockenv() {
+        let with = Cluster {
+            login: Some("logins".to_owned()),
+            ..cluster()
+        };
+        let text = manifest(&pipeline(true, &[]), &with);
+        let jobs = jobs(&text);
+        let (conductor, works) = jobs.split_last().unwrap();
+        assert!(
+            !conductor.contains("logins") && !conductor.contains("secretKeyRef"),
+            "{conductor}"
+        );
+        for job in works {
+            assert!(job.contains("secretName: \"logins\""), "{job}");
+            assert!(job.contains("imagePullSecrets:\n        - name: \"logins\""));
+            assert!(job.contains("value: /run/rockenv-login/auth.json"));
+            let secret = "secretKeyRef:\n                  name: rockenv\n                  key: \"REGISTRY_TOKEN\"\n";
+            assert!(
+                job.contains(&format!(
+                    "- name: \"TOKEN\"\n              valueFrom:\n                {secret}"
+                )),
+                "{job}"
+            );
         }
     }
 
     #[test]
-    fn names_are_such_as_kubernetes_takes() {
-        assert_eq!(name("a_b.c"), "rockenv-a-b.c");
-        assert_eq!(name(&"x".repeat(70)).len(), 63);
-        assert_eq!(name(&format!("{}-y", "x".repeat(54))).len(), 62);
+    fn scripts_are_not_for_kubernetes_to_expand() {
+        let of = |line: &str| {
+            argument(&[line])
+                .trim_start_matches(['|', '\n', ' '])
+                .to_owned()
+        };
+        assert_eq!(of("echo $HOME $(id) ${x} $"), "echo $HOME $$(id) ${x} $\n");
+        assert_eq!(of("$$ $$(x)"), "$$$ $$$$(x)\n");
+    }
+
+    #[test]
+    fn names_are_such_as_kubernetes_takes_and_none_is_there_twice() {
+        assert_eq!(env_job("mylib-1.2-gfx1103"), "rockenv-mylib-1.2-gfx1103");
+        let long = "x".repeat(56);
+        let envs = ["a_b", "a-b", "a..b", "a.-b", "a-.b", "a-", &long];
+        let long_ones = ["gfx1100", "gfx1103"].map(|target| format!("{long}-{target}"));
+        let envs = envs.into_iter().chain(long_ones.iter().map(String::as_str));
+        let names: std::collections::BTreeSet<String> = envs.map(env_job).collect();
+        assert_eq!(names.len(), 9, "{names:?}");
+        for taken in names {
+            assert!(
+                taken.len() <= NAME_LIMIT && name(&taken) == taken,
+                "{taken}"
+            );
+        }
     }
 }

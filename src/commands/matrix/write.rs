@@ -146,6 +146,12 @@ pub struct KubernetesArgs {
     /// Claim on the volume that the store is on [default: each job has a store of its own]
     #[arg(long, value_name = "NAME", required_unless_present = "registry")]
     claim: Option<String>,
+    /// Secret with logins to registries, as `kubectl create secret docker-registry` makes it: for the image and for `--registry`
+    #[arg(long, value_name = "NAME")]
+    registry_secret: Option<String>,
+    /// Container image with kubectl and a shell, which starts each job when what it stands on is done
+    #[arg(long, value_name = "IMAGE", default_value = kubernetes::KUBECTL)]
+    kubectl_image: String,
 }
 
 /// Prints the jobs, or what came of submitting them.
@@ -159,13 +165,8 @@ pub(super) fn write(cx: &Context, form: &For) -> Result<()> {
         For::Slurm(args) if args.submit => submit(cx, &args.script(cx)?)?,
         For::Slurm(args) => args.script(cx)?,
         For::Kubernetes(args) => {
-            args.call.without_secrets(
-                "log in to the registry in the image; REGISTRY_AUTH_FILE names the file",
-            )?;
-            kubernetes::manifest(
-                &scheduled(cx, &args.part, &args.call, NEEDED)?,
-                &args.cluster(),
-            )
+            let pipeline = scheduled(cx, &args.part, &args.call, NEEDED)?;
+            kubernetes::manifest(&pipeline, &args.cluster())
         }
     };
     cx.ui.data(&text);
@@ -249,6 +250,8 @@ impl KubernetesArgs {
         Cluster {
             image: self.image.clone(),
             claim: self.claim.clone(),
+            login: self.registry_secret.clone(),
+            kubectl: self.kubectl_image.clone(),
         }
     }
 }
