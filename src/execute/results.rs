@@ -5,7 +5,7 @@ use super::Execution;
 use crate::error::{Error, Kind, Result};
 use crate::plan::Action;
 use crate::profile::Access;
-use crate::spec::Step;
+use crate::spec::{Step, VolumeSource};
 use crate::store::results::{self, Marks};
 use crate::ui::event::Event;
 
@@ -72,8 +72,11 @@ impl Execution<'_, '_> {
                 other.volume,
                 other.step
             );
+            let volume = self.spec.volume(&other.volume);
+            // Several envs may have one directory of the user's for their output.
+            let own = volume.is_some_and(|volume| volume.source == VolumeSource::Store);
             let mut readers = runs().filter(|step| step.volumes.contains(&other.volume));
-            match readers.next().filter(|_| !resumes) {
+            match readers.next().filter(|_| own && !resumes) {
                 Some(step) => {
                     let message =
                         format!("{message}, and step `{}` would take it for that", step.name);

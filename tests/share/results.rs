@@ -130,3 +130,24 @@ fn an_env_that_was_built_up_to_a_step_can_be_exported() {
         .exits(8)
         .says(&["is not finished"]);
 }
+
+#[test]
+fn envs_with_one_directory_for_their_output_do_not_stop_each_other() {
+    let store = TestStore::new();
+    let shared = store.work().join("shared");
+    fs::create_dir(&shared).unwrap();
+    std::os::unix::fs::chown(&shared, Some(1234), Some(1234)).unwrap();
+    let path = format!("kind = \"output\"\npath = {shared:?}\n");
+    store.profile(&STEPS.replace("kind = \"output\"\n", &path));
+    store.up();
+    // Another env, of another target say, goes on with what it finds there.
+    let all = || fs::read_to_string(shared.join("all")).unwrap();
+    fs::write(shared.join("all"), "another one's\n").unwrap();
+    store
+        .rockenv(&["up", store.env(), "--rerun", "use"])
+        .ok()
+        .says(&[
+            "`all` in output volume `out` is not what step `make` left there; it stays as it is",
+        ]);
+    assert_eq!(all(), "another one's\nmore\n");
+}
