@@ -52,7 +52,7 @@ fn prepare_sources(
         let directory = match &volume.source {
             VolumeSource::Git(source) => {
                 let mut say = |message: &str| {
-                    reporter.emit(&Event::Warning {
+                    reporter.emit(&Event::Note {
                         message: message.to_owned(),
                     });
                 };

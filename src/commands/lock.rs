@@ -427,7 +427,11 @@ impl Work<'_> {
             },
             // A commit is what it was, and one that the store has is what envs are built from.
             None => {
-                let mut say = |message: &str| self.warn(message.to_owned());
+                let mut say = |message: &str| {
+                    self.reporter.emit(&Event::Note {
+                        message: message.to_owned(),
+                    });
+                };
                 let directory = repository.prepare(self.store, git, false, &mut say)?;
                 let print = git.fingerprint(&directory)?;
                 by_fingerprint(&repository.name, &directory, &print)?

@@ -208,7 +208,7 @@ impl Starter<'_> {
             Event::Image { message, done, .. } if done.is_none() && !message.is_empty() => {
                 say(message.clone());
             }
-            Event::Warning { message } => say(message.clone()),
+            Event::Note { message } | Event::Warning { message } => say(message.clone()),
             Event::Finished { outcome, message } => {
                 told.outcome = Some(*outcome);
                 if !message.is_empty() {

@@ -74,6 +74,8 @@ pub enum Event {
         outcome: Outcome,
         cost: Cost,
     },
+    /// What is done that is no step, and takes its time.
+    Note { message: String },
     /// Something the user should know that stops nothing.
     Warning { message: String },
     /// The run ended.

@@ -147,6 +147,7 @@ impl Plain {
                 }
                 text
             }
+            Event::Note { message } => format!("{}\n", escape(message)),
             Event::RunStarted { env, plan, chosen } => {
                 let cached = plan.iter().filter(|step| step.cached).count();
                 let env = escape(env);
