@@ -43,10 +43,18 @@ pub(super) fn converge(
     signals: &Signals,
     reporter: &Reporter,
 ) -> Result<(Option<Ended>, String, String)> {
+    let run = Run {
+        cx,
+        args,
+        store,
+        source: Source::new(cx, args, signals, reporter)?,
+        signals,
+        reporter,
+    };
     let mut options = options(args);
     let (mut gone, mut begun) = (0, false);
     while gone < ATTEMPTS {
-        match attempt(cx, args, &options, store, &mut prepared, signals, reporter) {
+        match attempt(&run, &options, &mut prepared) {
             Ok(Attempt::Done(ended, env, lacking)) => return Ok((ended, env, lacking)),
             Ok(Attempt::Gone) => gone += 1,
             Ok(Attempt::Known(step)) => {
@@ -61,6 +69,17 @@ pub(super) fn converge(
         }
     }
     Err(Error::busy("what the env stands on is being removed again and again").help("rockenv up"))
+}
+
+/// What is the same in all attempts.
+struct Run<'a> {
+    cx: &'a Context,
+    args: &'a UpArgs,
+    store: &'a Store,
+    /// A registry, where one is asked.
+    source: Option<Source<'a>>,
+    signals: &'a Signals,
+    reporter: &'a Reporter,
 }
 
 /// What came of one attempt.
@@ -89,19 +108,18 @@ fn rest(profile: &Profile, step: &str, asked: Options) -> Options {
 }
 
 /// One attempt: to the end, or to a step that tells the keys of those after it.
-fn attempt(
-    cx: &Context,
-    args: &UpArgs,
-    asked: &Options,
-    store: &Store,
-    prepared: &mut Prepared,
-    signals: &Signals,
-    reporter: &Reporter,
-) -> Result<Attempt> {
-    let source = Source::new(cx, args, signals, reporter)?;
+fn attempt(run: &Run<'_>, asked: &Options, prepared: &mut Prepared) -> Result<Attempt> {
+    let Run {
+        cx,
+        args,
+        store,
+        ref source,
+        signals,
+        reporter,
+    } = *run;
     let mut image = image_there(store, prepared)?;
     // What a registry has of the image comes together with the steps that stand on it.
-    let foretold = match (&source, &image) {
+    let foretold = match (source, &image) {
         (Some(source), None) => source.image_key(prepared)?,
         _ => None,
     };
@@ -116,7 +134,7 @@ fn attempt(
     }
     pinned::check_steps(prepared)?;
     let mut spec = prepared.resolve(Some(store))?;
-    if let Some(source) = &source {
+    if let Some(source) = source {
         // With a step that tells the keys of later ones, these can be asked for.
         while source.pull_steps(store, prepared, &spec, asked)? {
             spec = prepared.resolve(Some(store))?;
@@ -214,7 +232,7 @@ fn attempt(
     let (observed, plan) = plan_for(store, Some(&env), prepared, &spec, options)?;
     if let Some(service) = env.service()? {
         store.import_image(&service, &image.key, &mut |message| {
-            reporter.emit(&Event::Warning {
+            reporter.emit(&Event::Note {
                 message: message.to_owned(),
             });
         })?;

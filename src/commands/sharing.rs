@@ -1,5 +1,6 @@
 //! Owns what `push`, `pull`, `import`, `up` and `plan` have in common: which registry is meant, and what can be had from it.
 
+use std::cell::Cell;
 use std::fmt::Display;
 use std::time::Instant;
 
@@ -57,6 +58,8 @@ pub(super) struct Source<'a> {
     pub(super) repository: Repository,
     pub(super) signals: &'a Signals,
     pub(super) reporter: &'a Reporter,
+    /// It failed, which was said once: it is not asked again.
+    failed: Cell<bool>,
 }
 
 impl<'a> Source<'a> {
@@ -75,6 +78,7 @@ impl<'a> Source<'a> {
             repository: repository(cx, None)?,
             signals,
             reporter,
+            failed: Cell::new(false),
         }))
     }
 
@@ -85,6 +89,9 @@ impl<'a> Source<'a> {
         wanted: &Wanted,
         service: Option<&Service>,
     ) -> Result<bool> {
+        if self.failed.get() {
+            return Ok(false);
+        }
         let what = shown(&self.repository);
         let shown = Subject::Transfer(&what);
         let started = Instant::now();
@@ -134,6 +141,9 @@ impl<'a> Source<'a> {
         if let Wanted::Key(key) = wanted {
             return Ok(Some(key));
         }
+        if self.failed.get() {
+            return Ok(None);
+        }
         let what = shown(&self.repository);
         let shown = Subject::Transfer(&what);
         let found = watched(self.cx, shown, self.signals, self.reporter, |means| {
@@ -144,7 +154,7 @@ impl<'a> Source<'a> {
 
     /// Returns the first of these keys that the registry has.
     pub(super) fn available(&self, keys: &[String]) -> Result<Option<String>> {
-        if keys.is_empty() {
+        if keys.is_empty() || self.failed.get() {
             return Ok(None);
         }
         let what = shown(&self.repository);
@@ -163,6 +173,7 @@ impl<'a> Source<'a> {
                 Kind::Unavailable | Kind::Unexpected | Kind::NotFound => {
                     let message = format!("{}; it is built here", error.chain().join(": "));
                     self.reporter.emit(&Event::Warning { message });
+                    self.failed.set(error.kind() != Kind::NotFound);
                     Ok(None)
                 }
                 _ => Err(error),
