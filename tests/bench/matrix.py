@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 import pull
-from measure import ROCKENV, ROOT, WORK, loop, rockenv, row, run, settled
+from measure import ROCKENV, ROOT, TOOLS, WORK, loop, rockenv, row, run, settled
 
 TARGETS = ["gfx1100", "gfx1103", "gfx1201"]
 PROFILE = "double"
@@ -36,6 +36,18 @@ def image():
     Path("images/builder.toml").write_text(f'schema = 1\nprovider = "directory"\n[directory]\npath = "{tree}"\n')
 
 
+def offer(work):
+    """Puts pytest, which the double's smoke tests run by, where pip finds what belongs to the double."""
+    wheels = TOOLS / "pytest"
+    if not wheels.exists():
+        subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--require-hashes", "--only-binary=:all:",
+                        "-r", ROOT / "tests/therock/pytest.txt", "-d", wheels], check=True)
+    with open(work / "links.html", "a") as links:
+        for wheel in wheels.iterdir():
+            shutil.copy(wheel, work)
+            links.write(f'<a href="{wheel.name}">{wheel.name}</a>\n')
+
+
 class Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *_):
         pass
@@ -49,6 +61,7 @@ def upstream(work):
     threading.Thread(target=files.serve_forever, daemon=True).start()
     git = f"127.0.0.1:{pull.free_port()}"
     commit = run([ROOT / "tests/therock/make", work, f"git://{git}", f"http://127.0.0.1:{files.server_port}"]).strip()
+    offer(work)
     # Not through `git`, which would be stopped in its place.
     program = Path(run(["git", "--exec-path"]).strip()) / "git-daemon"
     url = f"git://{git}/TheRock"

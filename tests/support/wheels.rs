@@ -27,12 +27,7 @@ pub(crate) fn uv() -> PathBuf {
 
 /// Returns a directory with the wheels of pytest and of all that it needs.
 pub(crate) fn pytest() -> PathBuf {
-    let pinned = "\
-        pytest==9.0.3 --hash=sha256:2c5efc453d45394fdd706ade797c0a81091eccd1d6e4bccfcd476e2b8e0ab5d9\n\
-        iniconfig==2.1.0 --hash=sha256:9deba5723312380e77435581c6bf4935c94cbfab9b1ed33ef8d238ea168eb760\n\
-        packaging==25.0 --hash=sha256:29572ef2b1f17581046b3a2227d5c611fb25ec70ca1ba8554b24b0e69331a484\n\
-        pluggy==1.6.0 --hash=sha256:e920276dd6813095e9377c0bc5566d94c932c33b27a3e3945d8389c374dd4746\n\
-        pygments==2.19.2 --hash=sha256:86540386c03d588bb81d44bc3928634ff26449851e99741617ecb9037ee5ec0b\n";
+    let pinned = include_str!("../therock/pytest.txt");
     let cache = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("pytest-9.0.3");
     fs::create_dir_all(&cache).expect("a cache directory");
     let lock = fs::File::create(cache.join("lock")).expect("a lock file");
