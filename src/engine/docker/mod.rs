@@ -317,9 +317,15 @@ fn is_passing(refusal: &Refusal) -> bool {
         Refusal::DockerResponseServerError {
             status_code: 500,
             message,
-        } => ["no such process", "not known", "no such container"]
-            .iter()
-            .any(|passing| message.contains(passing)),
+        } => [
+            "no such process",
+            "not known",
+            "no such container",
+            // Of an image that is being removed, whichever one was asked for.
+            "locating item named",
+        ]
+        .iter()
+        .any(|passing| message.contains(passing)),
         _ => false,
     }
 }
@@ -427,5 +433,17 @@ mod tests {
         for other in [&one("unheard of"), "[1]", "{}", "<html>"] {
             assert_eq!(read(other), None, "{other}");
         }
+    }
+
+    #[test]
+    fn what_others_are_removing_is_no_answer() {
+        let says = |status_code, message: &str| Refusal::DockerResponseServerError {
+            status_code,
+            message: message.to_owned(),
+        };
+        let removed = "failed to convert ImageData to ImageInspect '26e6': locating item named \"manifest\" for image with ID \"adbd\": file does not exist";
+        assert!(is_passing(&says(500, removed)));
+        assert!(!is_passing(&says(404, removed)));
+        assert!(!is_passing(&says(500, "no space left on device")));
     }
 }
