@@ -81,6 +81,28 @@ fn not_ours(root: &Path) -> Error {
     .help("sudo rockenv ...; ROCKENV_HOME=DIR names another store")
 }
 
+/// Says whether a store may be made beside this entry of a directory. What is in a directory that will be the store's own is
+/// the store's to delete, so nothing may be in there.
+fn may_be_there(entry: &fs::DirEntry) -> Result<bool> {
+    let name = entry.file_name();
+    let Some(name) = name.to_str() else {
+        return Ok(false);
+    };
+    if !PRIVATE.contains(&name) && name != "volumes" {
+        // The rest is what a killed command began with, or what is kept here and never deleted.
+        let known = matches!(name, "id" | "lock" | "jobs" | "CACHEDIR.TAG" | "lost+found");
+        return Ok(known || SHARED.contains(&name) || name.starts_with('.'));
+    }
+    for below in fs::read_dir(entry.path())? {
+        let below = below?;
+        let begun = name == "blobs" && below.file_name() == "sha256";
+        if !begun || fs::read_dir(below.path())?.next().is_some() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Format {
     version: u32,
@@ -168,27 +190,28 @@ impl Store {
     fn create(root: &Path) -> Result<Self> {
         fs::create_dir_all(root)?;
         let root = fs::canonicalize(root)?;
-        let foreign = fs::read_dir(&root)?
-            .filter_map(std::result::Result::ok)
-            .any(|entry| {
-                let name = entry.file_name();
-                let known = |name: &str| {
-                    PRIVATE.contains(&name)
-                        || SHARED.contains(&name)
-                        || matches!(name, "id" | "lock" | "jobs")
-                };
-                !name.to_str().is_some_and(|name| {
-                    known(name) || name.starts_with('.') || name == "lost+found"
-                })
-            });
-        if foreign {
+        for entry in fs::read_dir(&root)? {
+            let entry = entry?;
+            if may_be_there(&entry)? {
+                continue;
+            }
+            // Another command may just have made it.
+            if let Some(store) = Self::open_existing(&root)? {
+                return Ok(store);
+            }
             return Err(Error::invalid(format!(
-                "`{}` is not a rockenv store and not empty",
-                root.display()
+                "`{}` is not a rockenv store and not empty: `{}` is in the way",
+                root.display(),
+                entry.path().display()
             ))
-            .help("choose another directory with ROCKENV_HOME"));
+            .help(
+                "choose another directory with ROCKENV_HOME; rockenv fsck, where it was a store",
+            ));
         }
         let lock = Lock::exclusive(&root.join("lock"), "the store", "setup", lock::WAIT)?;
+        if let Some(store) = Self::open_existing(&root)? {
+            return Ok(store);
+        }
         for (names, mode) in [(&PRIVATE[..], 0o700), (&SHARED[..], 0o755)] {
             for name in names {
                 fs::create_dir_all(root.join(name))?;
@@ -324,4 +347,38 @@ pub fn random_id() -> Result<String> {
     let mut bytes = [0u8; 8];
     fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
     Ok(format!("{:016x}", u64::from_be_bytes(bytes)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_is_made_only_where_it_deletes_nothing_of_anybody() {
+        for (path, fits) in [
+            ("trash/letter", false),
+            ("images/tmp-holiday/beach.jpg", false),
+            ("volumes/data/table", false),
+            ("blobs/notes", false),
+            ("blobs/sha256/notes", false),
+            ("notes", false),
+            // What a command had made when it was killed.
+            ("lock", true),
+            ("CACHEDIR.TAG", true),
+            // Never deleted: somebody may have brought one along.
+            ("caches/ccache/stats", true),
+            (".snapshots/1", true),
+        ] {
+            let directory = tempfile::tempdir().unwrap();
+            let mine = directory.path().join(path);
+            fs::create_dir_all(mine.parent().unwrap()).unwrap();
+            fs::create_dir_all(directory.path().join("blobs/sha256")).unwrap();
+            fs::write(&mine, "").unwrap();
+            let store = Store::open(directory.path());
+            assert_eq!(store.is_ok(), fits, "{path}: {store:?}");
+            assert!(mine.exists(), "{path}");
+            let made = directory.path().join("format").exists();
+            assert_eq!(made, fits, "{path}");
+        }
+    }
 }
