@@ -238,16 +238,19 @@ fn what_nobody_can_use_goes_and_other_things_are_not_looked_at() {
     fs::write(home.join("mine"), "x").unwrap();
     fs::write(home.join("sources/mine"), "x").unwrap();
     // What is freed is measured: others who write meanwhile must not matter.
-    fs::write(home.join("blobs/sha256/feed"), vec![1; 64 << 20]).unwrap();
+    let download = home.join("blobs/sha256").join("feed".repeat(16));
+    fs::write(&download, vec![1; 64 << 20]).unwrap();
+    fs::write(home.join("blobs/sha256/notes"), "mine").unwrap();
     let done = json(&store, &["--preset", "laptop"]);
     let gone = names(&done, "removed");
     assert_eq!(gone, ["images/tmp-0123456789abcdef-1"], "{done:#}");
     let told = format!("`rm -r {}` gives it up", volume.display());
     assert!(done["notes"].to_string().contains(&told), "{done:#}");
     assert!(volume.join("deep").exists());
-    for path in ["mine", "sources/mine", "caches/link", "blobs/sha256/feed"] {
+    for path in ["mine", "sources/mine", "caches/link"] {
         assert!(home.join(path).exists(), "{path}");
     }
+    assert!(download.exists());
     store.rockenv(&["cache", "clear", "--yes", "link"]).exits(7);
     let caches = store.rockenv(&["cache", "ls"]).ok().text();
     assert!(
@@ -262,7 +265,8 @@ fn what_nobody_can_use_goes_and_other_things_are_not_looked_at() {
     store
         .rockenv(&["--yes", "gc", "--free", "32M", "--preset", "ci"])
         .ok();
-    assert!(!home.join("blobs/sha256/feed").exists());
+    assert!(!download.exists());
+    assert!(home.join("blobs/sha256/notes").exists());
     store.rockenv(&["cache", "clear", "--yes", "--all"]).ok();
     assert!(
         home.join("caches/cache")
@@ -285,6 +289,8 @@ fn a_dry_run_counts_the_trash_as_the_real_one_does() {
     store.up();
     // Nobody else empties it meanwhile.
     json(&store, &[]);
+    let dry = json(&store, &["--dry-run"]);
+    assert_eq!(dry["trash"], 0, "{dry:#}");
     // As `rm` leaves it when the machine stops before it is emptied.
     let waits = store.home().join("trash/0123456789abcdef");
     fs::create_dir(&waits).unwrap();
@@ -441,6 +447,23 @@ fn a_cache_stays_as_it_is_while_another_env_builds_on_it() {
     fs::remove_file(&begun).unwrap();
     drop(running.wait());
     let done = json(&store, &[]);
+    assert_eq!(names(&done, "removed"), ["cache apt"], "{done:#}");
+}
+
+#[test]
+fn a_tool_that_leaves_too_much_is_asked_once() {
+    let store = TestStore::new();
+    with_apt(&store, "a");
+    store.up();
+    overfill(&store);
+    fs::write(
+        store.home().join("caches/apt/archives/lock"),
+        vec![1; 2 << 20],
+    )
+    .unwrap();
+    let words = ["--yes", "--json", "gc", "--free", "1T"];
+    let ran = store.rockenv(&words).exits(10);
+    let done: Value = serde_json::from_str(&ran.text()).unwrap();
     assert_eq!(names(&done, "removed"), ["cache apt"], "{done:#}");
 }
 

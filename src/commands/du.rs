@@ -360,7 +360,11 @@ fn overview(report: &Report) -> Lines {
     }
     for (class, title, note) in [
         (Class::Blobs, "downloads", ""),
-        (Class::Unused, "unused", "no env needs it: `rockenv gc`"),
+        (
+            Class::Unused,
+            "unused",
+            "no env needs it: `rockenv gc --dry-run` says what goes",
+        ),
         (Class::Trash, "trash", "being deleted"),
         (Class::Other, "the store's own", ""),
     ] {

@@ -53,7 +53,8 @@ pub fn gc(cx: &Context, args: &GcArgs) -> Result<()> {
     let disk = nix::sys::statvfs::statvfs(store.root())
         .map_err(|error| Error::unexpected("cannot ask for free space").source(error))?;
     let limits = policy.limits(disk.blocks() * disk.fragment_size());
-    let look = Look {
+    let mut look = Look {
+        caches: true,
         cache_max: policy.cache_max.clone(),
         used: limits.keep_at_most.is_some(),
         projects: args.expunge || policy.expunge,
@@ -78,6 +79,8 @@ pub fn gc(cx: &Context, args: &GcArgs) -> Result<()> {
         cx.ui
             .note("the disk is full: the ballast is given up first");
     }
+    // What others deleted a moment ago, and the ballast, is not what `gc` freed.
+    store.settle_space()?;
     let before = unused(&store)?;
     cx.reap(&store)?;
     for error in store.settle_envs()? {
@@ -89,6 +92,8 @@ pub fn gc(cx: &Context, args: &GcArgs) -> Result<()> {
         store.reclaim()?;
         let gained = unused(&store)?.saturating_sub(before);
         let left = asked.map(|asked| asked.saturating_sub(gained));
+        // A tool that left more than it was asked to would do so again.
+        look.caches = round == 0;
         let (stock, plan) = decide(&store, &look, &limits, left, 0)?;
         if round == 0 {
             done.trash = gained;
@@ -394,7 +399,7 @@ fn show_roots(cx: &Context, stock: &Inventory, limits: &Limits) -> Result<()> {
             notes: &stock.notes,
         });
     }
-    let mut table = Table::new(["what", ">on disk", "stays because"]);
+    let mut table = Table::new(["what", ">holds alone", "stays because"]);
     for row in &rows {
         table.row([
             row.name.as_str(),

@@ -236,6 +236,7 @@ pub fn advice(store: &Store, config: &Config) -> String {
         let policy = Policy::new(&config.gc, None)?;
         let limits = policy.limits(space(store.root())?.total);
         let look = Look {
+            caches: true,
             cache_max: policy.cache_max,
             ..Look::default()
         };

@@ -164,7 +164,8 @@ impl Kind {
     pub fn script(self) -> &'static str {
         match self {
             Self::Ccache => {
-                r#"CCACHE_DIR="$1" CCACHE_MAXSIZE="$(($2 / 1000))k" exec ccache --cleanup"#
+                // To ccache a size of nothing is no limit.
+                r#"CCACHE_DIR="$1" CCACHE_MAXSIZE="$(($2 < 1000 ? 1 : $2 / 1000))k" exec ccache --cleanup"#
             }
             // Unused entries first; all of it only where they were not enough. Then uv wants to remove the directory too, which
             // is mounted, and so fails when it is done.

@@ -330,8 +330,17 @@ impl Sweep {
         if let (Some(most), Some(used)) = (limits.keep_at_most, stock.used)
             && used.saturating_sub(self.plan.estimate) > most
         {
+            let why = if limits.keep_at_least > 0 && self.left > 0 {
+                format!(
+                    "what could be made again is down to {} (`keep-at-least` is {})",
+                    size(self.left),
+                    size(limits.keep_at_least)
+                )
+            } else {
+                "everything else is in use".to_owned()
+            };
             self.plan.notes.push(format!(
-                "the store stays larger than `keep-at-most` ({}): everything else is in use",
+                "the store stays larger than `keep-at-most` ({}): {why}",
                 size(most)
             ));
         }

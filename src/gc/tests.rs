@@ -163,6 +163,20 @@ fn the_floor_stays_when_others_fill_the_disk_and_somebody_may_go_below_it() {
     );
     let asked = plan(&stock(), &limits, Some(150 * MIB));
     assert_eq!(asked.spare, 0);
+    let limits = Limits {
+        keep_at_most: Some(0),
+        min_free: 0,
+        ..limits
+    };
+    let mut large = stock();
+    large.used = Some(1 << 40);
+    let found = plan(&large, &limits, None);
+    assert_eq!(found.spare, 100 * MIB);
+    let note = &found.notes[0];
+    assert!(
+        note.contains("keep-at-most") && note.contains("keep-at-least"),
+        "{note}"
+    );
 }
 
 #[test]

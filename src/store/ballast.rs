@@ -15,6 +15,8 @@ const NAME: &str = ".ballast";
 const SIZE: u64 = 16 << 20;
 /// It is laid down only where this many of it would fit.
 const ROOM: u64 = 64;
+/// Where what gave it up made no room, it is laid down again in so many parts of its size: what that wrote is missing.
+const PARTS: u64 = 4;
 /// Less than this many free bytes are as good as none.
 const LITTLE: u64 = 4 << 20;
 
@@ -25,7 +27,10 @@ pub struct Dropped(Store);
 impl Drop for Dropped {
     fn drop(&mut self) {
         // Without it nothing is worse than it was on a disk that is full again.
-        drop(self.0.lay_ballast());
+        let sizes = (1..=PARTS).rev().map(|part| SIZE / PARTS * part);
+        let _laid = sizes
+            .into_iter()
+            .any(|size| self.0.lay_ballast(size).is_ok());
     }
 }
 
@@ -39,18 +44,18 @@ impl Store {
         if self.has_ballast() || free_space(&self.root)? < SIZE * ROOM {
             return Ok(());
         }
-        self.lay_ballast()
+        self.lay_ballast(SIZE)
     }
 
-    /// Lays the ballast down whole, or not at all.
-    fn lay_ballast(&self) -> Result<()> {
+    /// Lays a ballast of this size down, or none.
+    fn lay_ballast(&self, size: u64) -> Result<()> {
         if self.has_ballast() {
             return Ok(());
         }
         let path = self.root.join(NAME);
         let mut file = fs::File::create(&path)?;
         // Written out: until then btrfs takes its space for free, and the next command the disk for one with room.
-        let laid = fill(&mut file).and_then(|()| Ok(nix::unistd::syncfs(file.file())?));
+        let laid = fill(&mut file, size).and_then(|()| Ok(nix::unistd::syncfs(file.file())?));
         if laid.is_err() {
             fs::remove_file(&path)?;
         }
@@ -69,15 +74,15 @@ impl Store {
     }
 }
 
-fn fill(file: &mut fs::File) -> std::io::Result<()> {
-    let length = i64::try_from(SIZE).unwrap_or(i64::MAX);
+fn fill(file: &mut fs::File, size: u64) -> std::io::Result<()> {
+    let length = i64::try_from(size).unwrap_or(i64::MAX);
     match fallocate(file.file(), FallocateFlags::empty(), 0, length) {
         Ok(()) => Ok(()),
         Err(Errno::ENOSPC) => Err(Errno::ENOSPC.into()),
         Err(_) => {
             // ext3 and others; not zeros, which some file systems do not store.
             let block: Vec<u8> = (0..=255).cycle().take(1 << 20).collect();
-            (0..SIZE >> 20).try_for_each(|_| file.write_all(&block))
+            (0..size >> 20).try_for_each(|_| file.write_all(&block))
         }
     }
 }

@@ -19,6 +19,8 @@ use crate::usage::{self, scan_one};
 /// What to look at closely.
 #[derive(Clone, Debug, Default)]
 pub struct Look {
+    /// Look for caches that are larger than they may be.
+    pub caches: bool,
     /// Most bytes by cache, from the configuration.
     pub cache_max: BTreeMap<String, u64>,
     /// Measure the whole store.
@@ -115,7 +117,9 @@ impl Store {
             }
         }
         self.blob_stock(&mut stock)?;
-        self.cache_stock(&mut stock, &look.cache_max)?;
+        if look.caches {
+            self.cache_stock(&mut stock, &look.cache_max)?;
+        }
         if look.projects {
             self.project_stock(&mut stock)?;
         }
@@ -186,7 +190,10 @@ impl Store {
             return Ok(());
         }
         let directory = self.root.join("blobs/sha256");
-        for name in names(&directory)? {
+        for name in names(&directory)?
+            .into_iter()
+            .filter(|name| is_download(name))
+        {
             let Ok(data) = fs::symlink_metadata(directory.join(&name)) else {
                 continue;
             };
@@ -211,6 +218,12 @@ impl Store {
     pub fn only_waits(&self, name: &str) -> bool {
         State::read(&self.env_dir(name).join("run")).is_some_and(|state| state.idle)
     }
+}
+
+/// Says whether a file of this name is a download, or what is left of one: any other somebody else put there.
+fn is_download(name: &str) -> bool {
+    let is_digest = name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_digest || name.starts_with('.')
 }
 
 pub(super) fn allocated(path: &Path) -> u64 {

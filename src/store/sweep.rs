@@ -164,6 +164,11 @@ impl Store {
     /// Empties the trash and waits until the file system has the space back, whoever empties it.
     pub fn reclaim(&self) -> Result<()> {
         self.await_trash()?;
+        self.settle_space()
+    }
+
+    /// Waits until the file system says what is free: btrfs gives back what was deleted with its next commit.
+    pub fn settle_space(&self) -> Result<()> {
         let directory = fs::File::open(&self.root)?;
         nix::unistd::syncfs(directory.file())?;
         if self.method() == Method::Btrfs {

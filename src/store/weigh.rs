@@ -159,17 +159,19 @@ impl Store {
     /// Returns the bytes that emptying the trash gives back: `gc` begins with that.
     pub fn trash_bytes(&self) -> Result<u64> {
         let trash = self.root().join("trash");
+        let mut entries = names(&trash)?;
+        // The directory and its lock stay.
+        entries.retain(|name| name != "lock");
+        let paths = entries.into_iter().map(|name| trash.join(name));
         if self.method() == Method::Btrfs {
-            let entries = names(&trash)?.into_iter();
-            let bytes = entries.map(|name| self.written(&trash.join(name), None));
-            return bytes.sum();
+            return paths.map(|path| self.written(&path, None)).sum();
         }
         let options = Options {
             extents: self.method() == Method::Reflink,
             ..Options::default()
         };
-        let usage = usage::scan(&[Root::new(trash, KEPT)], &options);
-        Ok(usage.total().exclusive)
+        let roots: Vec<Root> = paths.map(|path| Root::new(path, KEPT)).collect();
+        Ok(usage::scan(&roots, &options).total().exclusive)
     }
 
     /// Says whether what is remembered of a layer need not be what its removal gives back.

@@ -158,6 +158,10 @@ fn full_disk(kind: Kind) {
     asked.wait(2);
     assert_eq!(snapshots(&store).len(), 4);
     assert!(ballast.exists(), "the ballast is gone for nothing");
+    // What was given up to be able to work is not freed.
+    let done = json(&store, &[]);
+    assert!(done["freed"].as_i64().unwrap() < 1 << 20, "{done:#}");
+    assert!(ballast.exists(), "no new ballast where nothing was freed");
     let done = json(&store, &["--free", "30M", "--preset", "ci"]);
     assert_eq!(done["removed"].as_array().unwrap().len(), 2, "{done:#}");
     assert_eq!(snapshots(&store), ["a1", "b1"]);
@@ -202,6 +206,11 @@ fn it_works_on_a_full_ext4() {
 #[test]
 fn it_works_on_a_full_btrfs() {
     full_disk(Kind::Btrfs);
+}
+
+#[test]
+fn it_works_on_a_full_xfs() {
+    full_disk(Kind::Xfs);
 }
 
 #[test]

@@ -71,8 +71,19 @@ fn ccache_is_known_by_its_cache() {
         .env("PATH", PATH)
         .env("CCACHE_DIR", at("cache")));
     assert_eq!(kind(&at("cache")), Some(Kind::Ccache));
+    let files = || {
+        let mut stats = Command::new("ccache");
+        stats.arg("--print-stats").env_clear().env("PATH", PATH);
+        let stats = run(stats.env("CCACHE_DIR", at("cache")));
+        let mut lines = stats.lines();
+        let count = lines.find_map(|line| line.strip_prefix("files_in_cache\t"));
+        count.unwrap().to_owned()
+    };
     shrink_to(&at("cache"), 1 << 30);
-    assert!(bytes(&at("cache")) > 0);
+    assert_ne!(files(), "0");
+    // To ccache itself a size of 0 is none at all.
+    shrink_to(&at("cache"), 0);
+    assert_eq!(files(), "0");
 }
 
 #[test]
