@@ -371,6 +371,20 @@ fn du_counts_what_the_service_has() {
     let text = store.rockenv(&["du"]).ok().text();
     assert!(text.contains(&format!("  snapshots at {engine}")), "{text}");
     assert!(text.contains(&format!("total at {engine}")), "{text}");
+    let words = ["report", store.env(), "--json"];
+    let report: serde_json::Value =
+        serde_json::from_slice(&store.rockenv(&words).ok().out).unwrap();
+    let spaces = report["space"].as_array().unwrap().iter();
+    let large = format!("snapshot large at {engine}");
+    let mut large = spaces.filter(|space| space["name"] == large.as_str());
+    let bytes = large.next().expect("the snapshot")["bytes"]
+        .as_u64()
+        .unwrap();
+    assert!(around(bytes, 3_000_000), "{report}");
+    assert!(
+        report["frees"].as_u64().unwrap() >= 5_000_000,
+        "snapshot and live tree: {report}"
+    );
     let fork = format!("{}-f", store.env());
     store.rockenv(&["fork", store.env(), &fork]).ok();
     assert_eq!(held("snapshots", "large").2, 2);
@@ -381,6 +395,7 @@ fn du_counts_what_the_service_has() {
         "{text}"
     );
     store.rockenv(&["rm", "--yes", store.env(), &fork]).ok();
+    assert_eq!(held("image", "base").2, 0);
     assert_nothing_left(&store);
 }
 

@@ -23,7 +23,7 @@ use crate::store::Store;
 use crate::store::record::{Cost, Outcome, Record};
 use crate::ui::size;
 use crate::usage;
-use crate::usage::report::{Class, Row};
+use crate::usage::report::Class;
 
 /// Lines of the failed step's log that are shown.
 const TAIL: usize = 20;
@@ -80,8 +80,8 @@ pub fn gather(store: &Store, env: &str) -> Result<Report> {
         report.lock = locked::facts(store, &record, spec)?;
     }
     let space = usage::report::report(store, Some(env), 2)?;
-    report.frees = space.freed.get(env).copied().unwrap_or(0);
-    report.space = spaces(&space.rows);
+    report.frees = space.freed.get(env).copied().unwrap_or(0) + space.freed_at_services(env);
+    report.space = spaces(&space);
     report.facts = facts(store, &record, spec.as_ref(), &host)?;
     Ok(report)
 }
@@ -265,43 +265,56 @@ fn left_out(spec: &Spec, record: &Record) -> Vec<Fact> {
         .collect()
 }
 
-fn spaces(rows: &[Row]) -> Vec<Space> {
-    let mut spaces: Vec<Space> = rows
-        .iter()
-        .map(|row| {
-            let word = match row.class {
-                Class::Snapshots => "snapshot",
-                Class::Frozen => "frozen volume",
-                Class::Live => "live tree",
-                Class::Build => "build volume",
-                Class::Failed => "failed tree of",
-                Class::Logs => "logs",
-                Class::Records => "records",
-                Class::Image => "image",
-                Class::Cache => "cache",
-                Class::Source => "source",
-                Class::Output => "output",
-                Class::Blobs | Class::Trash | Class::Unused | Class::Other => "store",
-            };
-            let mut name = format!("{word} {}", row.name);
-            if let Some(inside) = &row.inside {
-                name = format!("{name}/{}", inside.display());
-            }
-            let mut notes: Vec<String> = row.content.clone().into_iter().collect();
-            if row.envs.len() > 1 {
-                notes.push(format!("shared by {} envs", row.envs.len()));
-            }
-            if row.class.is_kept() {
-                notes.push("kept by `rm`".to_owned());
-            }
-            Space {
-                name: name.trim_end().to_owned(),
-                note: notes.join("; "),
-                bytes: row.size.allocated,
-            }
-        })
-        .filter(|space| space.bytes > 0)
-        .collect();
+/// Names what a row is about.
+fn word(class: Class) -> &'static str {
+    match class {
+        Class::Snapshots => "snapshot",
+        Class::Frozen => "frozen volume",
+        Class::Live => "live tree",
+        Class::Build => "build volume",
+        Class::Failed => "failed tree of",
+        Class::Logs => "logs",
+        Class::Records => "records",
+        Class::Image => "image",
+        Class::Cache => "cache",
+        Class::Source => "source",
+        Class::Output => "output",
+        Class::Blobs | Class::Trash | Class::Unused | Class::Other => "store",
+    }
+}
+
+/// Returns what is largest, in the store and at services.
+fn spaces(found: &usage::report::Report) -> Vec<Space> {
+    let shared = |envs: &[String]| match envs.len() {
+        0 | 1 => None,
+        many => Some(format!("shared by {many} envs")),
+    };
+    let rows = found.rows.iter().map(|row| {
+        let mut name = format!("{} {}", word(row.class), row.name);
+        if let Some(inside) = &row.inside {
+            name = format!("{name}/{}", inside.display());
+        }
+        let mut notes: Vec<String> = row.content.clone().into_iter().collect();
+        notes.extend(shared(&row.envs));
+        if row.class.is_kept() {
+            notes.push("kept by `rm`".to_owned());
+        }
+        Space {
+            name: name.trim_end().to_owned(),
+            note: notes.join("; "),
+            bytes: row.size.allocated,
+        }
+    });
+    let held = found.at_services.iter().map(|held| Space {
+        name: format!("{} {}", word(held.class), held.name)
+            .trim_end()
+            .to_owned()
+            + " at "
+            + &held.engine,
+        note: shared(&held.envs).unwrap_or_default(),
+        bytes: held.own,
+    });
+    let mut spaces: Vec<Space> = rows.chain(held).filter(|space| space.bytes > 0).collect();
     shorten(&mut spaces, |space| space.bytes);
     spaces
 }

@@ -82,6 +82,16 @@ impl Store {
         Ok(found.and_then(|object| object.id))
     }
 
+    /// Returns the sockets of the services that images of the store were copied into.
+    pub fn services_of_images(&self) -> Result<BTreeSet<PathBuf>> {
+        let mut sockets = BTreeSet::new();
+        for image in self.images()? {
+            let objects = read_objects(&self.root().join("images").join(&image.key))?;
+            sockets.extend(objects.into_iter().map(|object| object.socket));
+        }
+        Ok(sockets)
+    }
+
     /// Writes down beside the files of a tree that its containers and images are at a service.
     pub fn note_tree(&self, directory: &Path, socket: &Path, tree: &str) -> Result<()> {
         let object = Object {

@@ -226,6 +226,14 @@ impl Report {
             .sum()
     }
 
+    /// Sums what services hold that goes with `env`: own bytes.
+    pub fn freed_at_services(&self, env: &str) -> u64 {
+        let held = self.at_services.iter();
+        held.filter(|held| held.class != Class::Image && held.envs == [env])
+            .map(|held| held.own)
+            .sum()
+    }
+
     /// Sums the rows of one class that `env` alone needs.
     pub fn own(&self, env: &str, class: Class) -> Size {
         self.rows

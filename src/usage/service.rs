@@ -4,7 +4,7 @@
 //! Both are the service's figures.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::Serialize;
 
@@ -38,7 +38,7 @@ pub(super) struct Holdings {
     pub(super) problems: Vec<String>,
 }
 
-/// Asks the services of a store's envs and layers.
+/// Asks the services of a store's envs, layers and images.
 pub(super) fn holdings(store: &Store, envs: &[(String, Record)]) -> Result<Holdings> {
     let mut layers: BTreeMap<String, (Layer, BTreeSet<&str>)> = BTreeMap::new();
     for layer in store.layers()? {
@@ -56,7 +56,9 @@ pub(super) fn holdings(store: &Store, envs: &[(String, Record)]) -> Result<Holdi
         }
     }
     let kept = layers.values().filter_map(|(layer, _)| layer.kept.as_ref());
-    let mut sockets: BTreeSet<PathBuf> = kept.map(|kept| kept.socket.clone()).collect();
+    // An image stays there when its last env is gone.
+    let mut sockets = store.services_of_images()?;
+    sockets.extend(kept.map(|kept| kept.socket.clone()));
     sockets.extend(envs.iter().filter_map(|(_, record)| record.service.clone()));
     let mut found = Holdings::default();
     for socket in sockets {
