@@ -225,11 +225,23 @@ fn io_kind(error: &std::io::Error) -> Kind {
 // `fs_err` puts operation and path into the message, so it can stand alone.
 impl From<std::io::Error> for Error {
     fn from(error: std::io::Error) -> Self {
-        Self::new(io_kind(&error), error.to_string()).source_of(&error)
+        Self::of_io(&error, error.to_string()).source_of(&error)
     }
 }
 
 impl Error {
+    /// Makes an error of an io error's kind, with what to do about a full disk.
+    fn of_io(error: &std::io::Error, message: String) -> Self {
+        let kind = io_kind(error);
+        let made = Self::new(kind, message);
+        match kind {
+            Kind::OutOfSpace => made.help(
+                "rockenv gc, where it is the disk of the store; rockenv du shows what takes the space",
+            ),
+            _ => made,
+        }
+    }
+
     // The io error's own message is already ours; only what lies below it is a cause.
     fn source_of(self, error: &std::io::Error) -> Self {
         let below = std::error::Error::source(error).map(ToString::to_string);
@@ -248,7 +260,7 @@ pub trait ResultExt<T> {
 
 impl<T> ResultExt<T> for std::result::Result<T, std::io::Error> {
     fn context(self, message: impl FnOnce() -> String) -> Result<T> {
-        self.map_err(|error| Error::new(io_kind(&error), message()).source(error))
+        self.map_err(|error| Error::of_io(&error, message()).source(error))
     }
 }
 
@@ -274,5 +286,23 @@ impl<T> ResultExt<T> for Result<T> {
 impl From<nix::Error> for Error {
     fn from(error: nix::Error) -> Self {
         std::io::Error::from(error).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_has_its_exit_code_and_what_to_type_wherever_it_is_met() {
+        let full = || std::io::Error::from(std::io::ErrorKind::StorageFull);
+        let failed: std::result::Result<(), _> = Err(full());
+        let named = failed.context(|| "cannot write `x`".to_owned());
+        for error in [Error::from(full()), named.unwrap_err()] {
+            assert_eq!(error.kind(), Kind::OutOfSpace);
+            assert!(error.help_text().unwrap().starts_with("rockenv gc"));
+        }
+        let other = Error::from(std::io::Error::from(std::io::ErrorKind::NotFound));
+        assert_eq!(other.help_text(), None);
     }
 }
