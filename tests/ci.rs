@@ -18,7 +18,6 @@ mod pipelines;
 #[path = "ci/slurm.rs"]
 mod slurm;
 
-use std::path::PathBuf;
 use std::process::Command;
 
 use fs_err as fs;
@@ -55,16 +54,11 @@ gpu = true
 run = 'echo test >> /runs/log'
 ";
 
-/// Writes the profile, and who has a GPU; returns the directory that steps write to, and the file of runners.
-fn project(store: &TestStore) -> (PathBuf, PathBuf) {
-    let out = store.work().join("runs");
-    fs::create_dir(&out).unwrap();
-    nix::unistd::chown(&out, Some(1234.into()), Some(1234.into())).unwrap();
-    store.profile(&STEPS.replace("OUT", &out.display().to_string()));
-    let runners = store.work().join("runners.toml");
+/// Writes the profile, and who has a GPU.
+fn project(store: &TestStore) {
+    store.profile(&STEPS.replace("OUT", &store.runs().display().to_string()));
     let text = "build = ['self-hosted', 'big']\n[gpu]\ngfx1103 = ['self-hosted', '780m']\n";
-    fs::write(&runners, text).unwrap();
-    (out, runners)
+    fs::write(store.work().join("runners.toml"), text).unwrap();
 }
 
 /// Runs a command on a machine without a GPU, whatever this one has: jobs that need one fail there.
@@ -74,16 +68,6 @@ fn without_gpu<'a>(store: &TestStore, command: &'a mut Command) -> &'a mut Comma
 
 /// What a job that needs a GPU says there.
 const NO_GPU: &str = "the env needs a GPU, and there is none";
-
-/// Returns what ran, sorted, and forgets it.
-fn ran(out: &std::path::Path) -> Vec<String> {
-    let path = out.join("log");
-    let text = fs::read_to_string(&path).unwrap_or_default();
-    drop(fs::remove_file(path));
-    let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
-    lines.sort();
-    lines
-}
 
 /// Returns what is left of envs in the store.
 fn left(store: &TestStore) -> Vec<String> {

@@ -40,22 +40,7 @@ head -c 4M /dev/urandom > ~/${target}
 const TARGETS: [&str; 3] = ["gfx1100", "gfx1103", "gfx1201"];
 
 fn steps(store: &TestStore, text: &str) {
-    let out = store.work().join("runs");
-    if !out.exists() {
-        fs::create_dir(&out).unwrap();
-        nix::unistd::chown(&out, Some(1234.into()), Some(1234.into())).unwrap();
-    }
-    store.profile(&text.replace("OUT", &out.display().to_string()));
-}
-
-/// Returns what ran, sorted, and forgets it.
-fn ran(store: &TestStore) -> Vec<String> {
-    let path = store.work().join("runs/log");
-    let text = fs::read_to_string(&path).unwrap_or_default();
-    drop(fs::remove_file(path));
-    let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
-    lines.sort();
-    lines
+    store.profile(&text.replace("OUT", &store.runs().display().to_string()));
 }
 
 fn matrix<'a>(store: &'a TestStore, more: &[&'a str]) -> Vec<&'a str> {
@@ -95,7 +80,7 @@ fn what_is_common_is_built_once(store: &TestStore) {
     let text = store.rockenv(&matrix(store, &["--parallel", "3"])).ok();
     let text = text.says(&["the same for all, up to step `two`"]).text();
     let json: Value = serde_json::from_str(&text).unwrap();
-    assert_eq!(ran(store), ["gfx1100", "gfx1103", "gfx1201", "one", "two"]);
+    assert_eq!(store.ran(), ["gfx1100", "gfx1103", "gfx1201", "one", "two"]);
     assert_eq!(outcomes(&json), ["done"; 3], "{json:#}");
     assert_eq!(json["common"][0]["steps"], 2);
     // What is common is on the disk once.
@@ -108,7 +93,7 @@ fn what_is_common_is_built_once(store: &TestStore) {
     let again: Value = serde_json::from_str(&again).unwrap();
     assert_eq!(outcomes(&again), ["hit"; 3]);
     assert!(
-        again["common"] == serde_json::json!([]) && ran(store).is_empty(),
+        again["common"] == serde_json::json!([]) && store.ran().is_empty(),
         "{again:#}"
     );
     remove(store);
@@ -128,9 +113,7 @@ fn what_is_common_is_built_once_on_btrfs() {
 /// Writes profiles `a`, `b` and so on, each of these steps, which write down that they ran; returns the arguments of `matrix up` for
 /// them.
 fn profiles(store: &TestStore, all: &[&[&str]]) -> Vec<String> {
-    // For its directory.
-    steps(store, STEPS);
-    let out = store.work().join("runs");
+    let out = store.runs();
     let out = out.display();
     let mut asked: Vec<String> = ["--json", "matrix", "up", "--parallel", "3", "gfx1103"]
         .map(str::to_owned)
@@ -189,7 +172,7 @@ fn what_some_share_is_built_once_too() {
     assert_eq!(outcomes(&json), ["done"; 3], "{json:#}");
     // `two` after `other` is another step.
     assert_eq!(
-        ran(&store),
+        store.ran(),
         ["one", "other", "own-a", "own-b", "own-c", "two", "two"]
     );
     assert_eq!(shared(&store, &json), ["a for ab up to two, 2"]);
@@ -218,19 +201,19 @@ fn what_some_share_after_what_all_share_is_built_once_too() {
     assert_eq!(outcomes(&json), ["failed", "not-run", "done"], "{json:#}");
     let why = json["envs"][1]["why"].as_str().unwrap();
     assert!(why.contains("step `three` failed in env"), "{why}");
-    assert_eq!(ran(&store), ["one", "own-c", "three", "two"]);
+    assert_eq!(store.ran(), ["one", "own-c", "three", "two"]);
     assert_eq!(shared(&store, &json), ["a for abc up to one, 1"]);
     // They go on where they were stopped.
     fs::remove_file(&forbidden).unwrap();
     let table = store.rockenv(&asked[1..]).ok().says(&["the same for"]);
     assert!(table.text().contains("2 of 3"), "{}", table.text());
-    assert_eq!(ran(&store), ["own-a", "own-b", "three"]);
+    assert_eq!(store.ran(), ["own-a", "own-b", "three"]);
     // All of it from nothing.
     remove_all(&store, &LETTERS);
     let json: Value = serde_json::from_str(&store.rockenv(&asked).ok().text()).unwrap();
     assert_eq!(outcomes(&json), ["done"; 3], "{json:#}");
     assert_eq!(
-        ran(&store),
+        store.ran(),
         ["one", "own-a", "own-b", "own-c", "three", "two"]
     );
     assert_eq!(
@@ -250,11 +233,11 @@ fn ctrl_c_ends_what_is_built_for_others() {
     let up = store.start(&asked);
     // The third does not wait for what the first builds for the second.
     wait_until("two of them run", || processes_called(&sleeper).len() == 2);
-    assert_eq!(ran(&store), ["c", "one"]);
+    assert_eq!(store.ran(), ["c", "one"]);
     up.signal(Signal::SIGINT);
     wait_until("none runs", || processes_called(&sleeper).is_empty());
     up.wait().exits(130).says(&["finished steps are kept"]);
-    assert!(ran(&store).is_empty());
+    assert!(store.ran().is_empty());
     remove_all(&store, &LETTERS);
 }
 
@@ -273,14 +256,14 @@ fn one_failure_does_not_stop_the_others() {
     assert!(why.contains("step `own` failed"), "{why}");
     failed.says(&["go on with: rockenv up"]);
     fs::remove_file(forbidden).unwrap();
-    ran(&store);
+    store.ran();
     let mended = store.rockenv(&["matrix", "up", "-p", store.env(), "gfx1100", "gfx1103"]);
     let table = mended.ok().text();
     assert!(
         table.contains("gfx1103") && table.contains("done"),
         "{table}"
     );
-    assert_eq!(ran(&store), ["gfx1103"]);
+    assert_eq!(store.ran(), ["gfx1103"]);
     // In what is common: nobody else tries it.
     steps(&store, &STEPS.replace("echo two", "false; echo two"));
     let failed = store.rockenv(&matrix(&store, &[])).exits(5);
@@ -300,7 +283,7 @@ fn an_env_that_somebody_holds_stops_no_other() {
     store
         .rockenv(&["up", store.env(), "--target", "gfx1100"])
         .ok();
-    ran(&store);
+    store.ran();
     let held = format!("{}-gfx1100", store.env());
     let sleeper = store.sleeper();
     let command: Vec<&str> = sleeper.split(' ').collect();
@@ -314,7 +297,7 @@ fn an_env_that_somebody_holds_stops_no_other() {
     let why = json["envs"][0]["why"].as_str().unwrap();
     assert!(why.contains("is held by"), "{why}");
     // What the others have in common was built once all the same.
-    assert_eq!(ran(&store), ["gfx1103", "gfx1201", "two", "two thirds"]);
+    assert_eq!(store.ran(), ["gfx1103", "gfx1201", "two", "two thirds"]);
     let common = &json["common"][0];
     assert_eq!(common["env"], format!("{}-gfx1103", store.env()));
     assert_eq!(common["envs"].as_array().unwrap().len(), 2);
@@ -339,7 +322,7 @@ fn what_cannot_be_planned_is_said_and_the_others_are_built() {
     ];
     let table = store.rockenv(&asked).exits(5).text();
     assert!(table.contains("has no step `none`"), "{table}");
-    assert!(ran(&store).is_empty());
+    assert!(store.ran().is_empty());
 }
 
 #[test]
@@ -351,13 +334,13 @@ fn options_for_each_up_may_name_a_last_step_or_one_to_run_again() {
         serde_json::from_str::<Value>(&up.text()).unwrap()
     };
     let json = asked("--until", "two");
-    assert_eq!(ran(&store), ["one", "two"], "{json:#}");
+    assert_eq!(store.ran(), ["one", "two"], "{json:#}");
     asked("--until", "own");
-    assert_eq!(ran(&store), TARGETS);
+    assert_eq!(store.ran(), TARGETS);
     // Each of them runs it again, and nobody for others.
     let json = asked("--rerun", "two");
     assert_eq!(json["common"], serde_json::json!([]));
-    assert_eq!(ran(&store), [&TARGETS[..], &["two"; 3]].concat());
+    assert_eq!(store.ran(), [&TARGETS[..], &["two"; 3]].concat());
     remove(&store);
 }
 
@@ -472,7 +455,7 @@ fn ctrl_c_ends_all_of_them() {
     up.signal(Signal::SIGKILL);
     wait_until("none runs", || processes_called(&sleeper).is_empty());
     drop(up);
-    assert!(ran(&store).contains(&"two".to_owned()));
+    assert!(store.ran().contains(&"two".to_owned()));
     remove(&store);
 }
 
@@ -484,7 +467,7 @@ fn ephemeral_envs_share_what_they_have_in_common_and_leave_nothing() {
     let up = store.rockenv(&matrix(&store, &["--ephemeral"])).ok();
     let json: Value = serde_json::from_str(&up.text()).unwrap();
     assert_eq!(outcomes(&json), ["done"; 3]);
-    assert_eq!(ran(&store), ["gfx1100", "gfx1103", "gfx1201", "one", "two"]);
+    assert_eq!(store.ran(), ["gfx1100", "gfx1103", "gfx1201", "one", "two"]);
     let nothing = |what: &str| {
         assert_eq!(
             store.rockenv(&["ls", "--json"]).ok().text().trim(),

@@ -5,7 +5,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use super::cluster::{Cluster, Failure, command, text};
-use super::{NO_GPU, project, ran, without_gpu};
+use super::{NO_GPU, project, without_gpu};
 use crate::support::env::TestStore;
 use crate::support::python::{check_kubernetes, yaml};
 use crate::support::run::{finish, wait_until};
@@ -52,7 +52,7 @@ fn jobs(documents: &[Value]) -> Vec<&Value> {
 #[test]
 fn jobs_wait_for_each_other_and_only_tests_ask_for_a_gpu() {
     let store = TestStore::new();
-    let (out, _) = project(&store);
+    project(&store);
     let program = env!("CARGO_BIN_EXE_rockenv");
     let documents = manifest(&store, &["--rockenv", program, "--claim", "store"]);
     let all = jobs(&documents);
@@ -109,7 +109,7 @@ fn jobs_wait_for_each_other_and_only_tests_ask_for_a_gpu() {
     };
     let said = cluster.conduct(&mut pod).exits(5).text();
     assert!(said.ends_with("\n3 done, 2 failed, 0 not run\n"), "{said}");
-    assert_eq!(ran(&out), ["gfx1103", "gfx1201", "one", "two"]);
+    assert_eq!(store.ran(), ["gfx1103", "gfx1201", "one", "two"]);
     for target in ["gfx1103", "gfx1201"] {
         store
             .rockenv(&["--yes", "rm", &format!("{}-{target}", store.env())])

@@ -8,7 +8,7 @@ use std::process::Command;
 use fs_err as fs;
 use serde_json::Value;
 
-use super::{left, project, ran, without_gpu};
+use super::{left, project, without_gpu};
 use crate::support::env::TestStore;
 use crate::support::python::{check_schema, yaml};
 use crate::support::registry::Registry;
@@ -242,7 +242,7 @@ fn endings(store: &TestStore, ended: &BTreeMap<String, String>) -> Vec<String> {
 #[test]
 fn github_builds_what_is_common_once_and_leaves_nothing() {
     let store = TestStore::new();
-    let (out, _) = project(&store);
+    project(&store);
     let schema = "vendor.github-workflows";
     let workflow = written(
         &store,
@@ -277,10 +277,10 @@ fn github_builds_what_is_common_once_and_leaves_nothing() {
         "env-E-gfx1201: success",
     ];
     assert_eq!(endings(&store, &ended), all);
-    assert_eq!(ran(&out), ["gfx1103", "gfx1201", "one", "two"]);
+    assert_eq!(store.ran(), ["gfx1103", "gfx1201", "one", "two"]);
     assert_eq!(left(&store), [""; 0]);
     // What fails takes only what stands on it along.
-    fs::write(out.join("no-gfx1103"), "").unwrap();
+    fs::write(store.runs().join("no-gfx1103"), "").unwrap();
     let ended = github(&store, &workflow);
     let all = [
         "clean: success",
@@ -296,7 +296,7 @@ fn github_builds_what_is_common_once_and_leaves_nothing() {
 #[test]
 fn machines_that_share_nothing_get_whole_envs() {
     let store = TestStore::new();
-    let (out, _) = project(&store);
+    project(&store);
     let schema = "vendor.github-workflows";
     let odd = [
         "--setup",
@@ -322,10 +322,10 @@ fn machines_that_share_nothing_get_whole_envs() {
         "env-E-gfx1201: success",
     ];
     assert_eq!(endings(&store, &ended), all);
-    assert_eq!(ran(&out), ["gfx1201", "one", "two"]);
+    assert_eq!(store.ran(), ["gfx1201", "one", "two"]);
     assert_eq!(left(&store), [""; 0]);
     // What is said of the GPU after `--` is for the jobs that have one.
-    fs::write(out.join("no-gfx1103"), "").unwrap();
+    fs::write(store.runs().join("no-gfx1103"), "").unwrap();
     let workflow = written(
         &store,
         "github",
@@ -341,7 +341,7 @@ fn machines_that_share_nothing_get_whole_envs() {
     assert!(store.work().join("a b").exists());
     // Each of them had left nothing to the next.
     let twice = ["gfx1103", "gfx1201", "one", "one", "two", "two"];
-    assert_eq!(ran(&out), twice);
+    assert_eq!(store.ran(), twice);
     assert_eq!(left(&store), [""; 0]);
     // Where a registry has what others built, each still leaves nothing of its own.
     let registry = ["--registry", "registry.example.org/rockenv"];
@@ -392,7 +392,7 @@ fn machines_that_share_nothing_get_whole_envs() {
 #[test]
 fn every_shell_of_a_job_begins_with_what_sets_it_up() {
     let store = TestStore::new();
-    let (out, _) = project(&store);
+    project(&store);
     let elsewhere = store.work().join("elsewhere");
     let setup = format!("export ROCKENV_HOME='{}'", store.home().display());
     for shared in [&[][..], &["--one-store"]] {
@@ -404,7 +404,7 @@ fn every_shell_of_a_job_begins_with_what_sets_it_up() {
         ended.extend(gitlab_on(&pipeline, &mut shell));
         assert!(ended.values().all(|how| how == "success"), "{ended:?}");
         assert_eq!(
-            ran(&out),
+            store.ran(),
             ["gfx1201", "gfx1201", "one", "one", "two", "two"]
         );
         assert_eq!(left(&store), [""; 0]);
@@ -415,7 +415,7 @@ fn every_shell_of_a_job_begins_with_what_sets_it_up() {
 #[test]
 fn of_two_pipelines_of_one_store_one_ends_before_the_other_begins() {
     let store = TestStore::new();
-    let (out, _) = project(&store);
+    project(&store);
     let pipeline = written(&store, "gitlab", "vendor.gitlab-ci", &["--one-store"]);
     let first = |source| -> Vec<Option<&str>> {
         let jobs = jobs_of(&pipeline, source, "common").into_iter();
@@ -443,17 +443,17 @@ fn of_two_pipelines_of_one_store_one_ends_before_the_other_begins() {
     assert_eq!(ended.len(), 5, "{ended:?}");
     let once = ["gfx1103", "gfx1201", "one", "two"];
     assert!(second.is_none(), "it did not wait: {second:?}");
-    assert_eq!(ran(&out), once);
+    assert_eq!(store.ran(), once);
     // Afterwards it finds nothing of the other's.
     assert_eq!(gitlab(&store, &pipeline), ended);
-    assert_eq!(ran(&out), once);
+    assert_eq!(store.ran(), once);
     assert_eq!(left(&store), [""; 0]);
 }
 
 #[test]
 fn gitlab_does_the_same() {
     let store = TestStore::new();
-    let (out, _) = project(&store);
+    project(&store);
     let pipeline = written(&store, "gitlab", "vendor.gitlab-ci", &["--one-store"]);
     let test = format!("test {}-gfx1103", store.env());
     assert_eq!(texts(&pipeline[&test]["tags"]), ["self-hosted", "780m"]);
@@ -466,12 +466,12 @@ fn gitlab_does_the_same() {
         "what is common: success",
     ];
     assert_eq!(endings(&store, &ended), all);
-    assert_eq!(ran(&out), ["gfx1103", "gfx1201", "one", "two"]);
+    assert_eq!(store.ran(), ["gfx1103", "gfx1201", "one", "two"]);
     assert_eq!(left(&store), [""; 0]);
     // The artifact that the jobs hand over.
     let rows = fs::read_to_string(store.work().join("rockenv-metrics.jsonl")).unwrap();
     assert!(rows.lines().count() > 4, "{rows}");
-    fs::write(out.join("no-gfx1201"), "").unwrap();
+    fs::write(store.runs().join("no-gfx1201"), "").unwrap();
     let pipeline = written(&store, "gitlab", "vendor.gitlab-ci", &["--shard", "2/2"]);
     let ended = gitlab(&store, &pipeline);
     assert_eq!(
@@ -512,7 +512,7 @@ impl<'a> Machines<'a> {
 #[test]
 fn by_a_registry_each_machine_builds_its_own_part_only() {
     let store = TestStore::new();
-    let (out, _) = project(&store);
+    project(&store);
     let registry = Registry::start(true);
     let repository = format!("{}/team/rocm", registry.host);
     let setup = format!(
@@ -531,7 +531,7 @@ fn by_a_registry_each_machine_builds_its_own_part_only() {
         ended[1..].iter().all(|how| how.ends_with(": skipped")),
         "{ended:?}"
     );
-    assert_eq!(ran(&out), ["one", "two"]);
+    assert_eq!(store.ran(), ["one", "two"]);
     let secret = ["--secret", "TOKEN=REGISTRY_TOKEN", "--setup", &setup];
     let asked = [&asked[..], &secret].concat();
     let workflow = written(&store, "github", "vendor.github-workflows", &asked);
@@ -546,7 +546,7 @@ fn by_a_registry_each_machine_builds_its_own_part_only() {
     ];
     assert_eq!(endings(&store, &ended), all);
     assert_eq!(machines.stores.len(), 4);
-    assert_eq!(ran(&out), ["gfx1103", "gfx1201", "one", "two"]);
+    assert_eq!(store.ran(), ["gfx1103", "gfx1201", "one", "two"]);
     // What another system asks of the same registry, on machines that are as new, is built already.
     let mut others = Machines::new(&store);
     let ended = gitlab_on(&pipeline, &mut |job, text| others.script(job, text));
@@ -557,7 +557,7 @@ fn by_a_registry_each_machine_builds_its_own_part_only() {
         "what is common: success",
     ];
     assert_eq!(endings(&store, &ended), all);
-    assert_eq!(ran(&out), [""; 0]);
+    assert_eq!(store.ran(), [""; 0]);
     for store in [machines, others, strangers]
         .iter()
         .flat_map(|all| all.stores.values())

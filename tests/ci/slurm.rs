@@ -9,7 +9,7 @@ use fs_err as fs;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::{NO_GPU, project, ran, without_gpu};
+use super::{NO_GPU, project, without_gpu};
 use crate::support::env::TestStore;
 use crate::support::loopfs::run;
 use crate::support::run::{Ran, finish, wait_for};
@@ -214,7 +214,7 @@ fn submit(store: &TestStore, slurm: &Slurm, more: &[&str]) -> Ran {
 #[test]
 fn what_is_common_is_a_job_and_each_env_a_task() {
     let store = TestStore::new();
-    let (out, _) = project(&store);
+    project(&store);
     let slurm = Slurm::start();
     // One that is refused takes the others back, and nothing is left in the queue.
     let refused = submit(&store, &slurm, &["--gres", "tape:1"]).exits(1);
@@ -256,7 +256,7 @@ fn what_is_common_is_a_job_and_each_env_a_task() {
         ],
         "{ended:?}"
     );
-    assert_eq!(ran(&out), ["gfx1103", "gfx1201", "one", "two"]);
+    assert_eq!(store.ran(), ["gfx1103", "gfx1201", "one", "two"]);
     for job in slurm.jobs().iter().filter(|job| !job.contains("CANCELLED")) {
         assert!(
             job.contains("MinMemoryNode=100M") && job.contains("TimeLimit=00:30:00"),
@@ -286,7 +286,7 @@ fn what_is_common_is_a_job_and_each_env_a_task() {
     let mut ended = slurm.ended();
     ended.retain(|line| line.ends_with("FAILED") && !line.contains("-gpu "));
     assert_eq!(ended, ["common FAILED"]);
-    assert_eq!(ran(&out), ["one"; 0], "what was built is found again");
+    assert_eq!(store.ran(), ["one"; 0], "what was built is found again");
     for target in ["gfx1103", "gfx1201"] {
         store
             .rockenv(&["--yes", "rm", &format!("{}-{target}", store.env())])

@@ -114,6 +114,26 @@ impl TestStore {
         .expect("a profile");
     }
 
+    /// Returns a directory of the user's that steps may write to.
+    pub(crate) fn runs(&self) -> PathBuf {
+        let runs = self.work.join("runs");
+        if !runs.exists() {
+            fs::create_dir(&runs).expect("a directory");
+            std::os::unix::fs::chown(&runs, Some(1234), Some(1234)).expect("an owner");
+        }
+        runs
+    }
+
+    /// Returns the lines that steps added to `log` there, sorted, and forgets them.
+    pub(crate) fn ran(&self) -> Vec<String> {
+        let log = self.runs().join("log");
+        let text = fs::read_to_string(&log).unwrap_or_default();
+        drop(fs::remove_file(log));
+        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    }
+
     /// Prepares a command with a clear environment. Steps run as uid and gid 1234.
     pub(crate) fn command<A: AsRef<OsStr>>(&self, arguments: &[A]) -> Command {
         let ordinary = Ordinary::get();
