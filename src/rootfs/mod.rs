@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use beneath::openat2;
 pub use flatten::{Flattened, flatten};
-pub(crate) use mounts::at_or_below as mounts_at_or_below;
+pub(crate) use mounts::{at_or_below as mounts_at_or_below, compresses};
 pub use probe::{Probe, probe};
 pub use reflink::{Cloned, copy_tree};
 pub use remove::{Removed, remove_tree};

@@ -1,7 +1,7 @@
 //! Owns the reading of the kernel's mount table, to name mounts and file systems in messages.
 
 use std::ffi::OsString;
-use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
 
@@ -18,6 +18,28 @@ pub(crate) fn at_or_below(top: &Path) -> Result<Vec<PathBuf>> {
 
 /// Returns the type of the file system that `fd` lies on, as the mount table has it.
 pub(super) fn file_system(fd: BorrowedFd<'_>) -> Option<String> {
+    described(fd)?.split(' ').next().map(str::to_owned)
+}
+
+/// Says whether files below `path` may take less of the disk than they have bytes.
+pub(crate) fn compresses(path: &Path) -> bool {
+    let described = super::beneath::open_path(path)
+        .ok()
+        .and_then(|fd| described(fd.as_fd()));
+    described.is_some_and(|described| is_compressing(&described))
+}
+
+/// Judges a type, source and options. These know of no compression in some file systems.
+fn is_compressing(described: &str) -> bool {
+    let mut fields = described.split(' ');
+    let kind = fields.next().unwrap_or_default();
+    let mut options = fields.nth(1).unwrap_or_default().split(',');
+    matches!(kind, "zfs" | "bcachefs" | "f2fs")
+        || options.any(|option| option.starts_with("compress"))
+}
+
+/// Returns the type, source and options of the file system that `fd` lies on.
+fn described(fd: BorrowedFd<'_>) -> Option<String> {
     let info = fs_err::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd())).ok()?;
     let id = info
         .lines()
@@ -28,8 +50,7 @@ pub(super) fn file_system(fd: BorrowedFd<'_>) -> Option<String> {
     let line = table
         .lines()
         .find(|line| line.split(' ').next() == Some(id))?;
-    let (_, tail) = line.split_once(" - ")?;
-    tail.split(' ').next().map(str::to_owned)
+    line.split_once(" - ").map(|(_, tail)| tail.to_owned())
 }
 
 fn points(table: &[u8]) -> impl Iterator<Item = PathBuf> {
@@ -62,6 +83,20 @@ fn unescape(field: &[u8]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn compression_is_an_option_or_the_file_systems_own() {
+        for (described, expected) in [
+            ("btrfs /dev/a rw,ssd,compress=zstd:1,subvol=/", true),
+            ("btrfs /dev/a rw,compress-force=lzo", true),
+            ("btrfs /dev/compress rw,ssd,subvol=/compress", false),
+            ("ext4 /dev/a rw", false),
+            ("zfs tank rw,xattr", true),
+            ("", false),
+        ] {
+            assert_eq!(is_compressing(described), expected, "{described}");
+        }
+    }
 
     #[test]
     fn points_are_unescaped() {

@@ -23,6 +23,8 @@ pub(super) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
 const VOLUME: &str = "application/vnd.rockenv.volume.v1.tar+zstd";
+/// Annotation of a layer: its size without compression, in bytes.
+const UNPACKED: &str = "rockenv.unpacked";
 /// Version of what is rockenv's own; a newer one is refused.
 const SCHEMA: u32 = 1;
 pub(super) const MAX_CONFIG: u64 = 16 << 20;
@@ -191,7 +193,12 @@ impl Document {
             } else {
                 LAYER
             };
-            json!({ "mediaType": kind, "digest": digest(&blob.sha256), "size": blob.size })
+            let mut layer =
+                json!({ "mediaType": kind, "digest": digest(&blob.sha256), "size": blob.size });
+            if let Some(unpacked) = blob.unpacked {
+                layer["annotations"] = json!({ UNPACKED: unpacked.to_string() });
+            }
+            layer
         });
         let layers: Vec<_> = layers.collect();
         let mut annotations = BTreeMap::from([
@@ -274,6 +281,9 @@ impl Manifest {
                 diff_id: diff_id.to_owned(),
                 sha256: layer.sha256()?.to_owned(),
                 size: layer.size,
+                unpacked: layer
+                    .annotation(UNPACKED)
+                    .and_then(|bytes| bytes.parse().ok()),
             });
         }
         let document = Document { snapshot, blobs };

@@ -44,6 +44,20 @@ impl Supply<'_> {
         }
     }
 
+    /// Returns how many bytes of a layer have to be put on the store's disk before it can be unpacked.
+    pub(super) fn lacking(self, blob: &Blob) -> u64 {
+        match self {
+            Self::Registry(_, blobs) => {
+                // As downloads are called, whole and in part.
+                let names = [blob.sha256.clone(), format!(".{}.partial", blob.sha256)];
+                let found = names.map(|name| fs_err::metadata(blobs.join("sha256").join(name)));
+                let sizes = found.iter().flatten().map(std::fs::Metadata::len);
+                blob.size.saturating_sub(sizes.max().unwrap_or_default())
+            }
+            Self::Layout(_) => 0,
+        }
+    }
+
     /// Removes a layer that is not needed any more; what is the user's stays.
     pub(super) fn forget(self, arrival: &Arrival<'_>, blob: &Blob) -> Result<()> {
         match self {

@@ -30,6 +30,7 @@ use crate::store::layer::{VolumeState, boot_id};
 use crate::store::service::Kept;
 use crate::store::shared::{Arrival, Shared};
 use crate::store::{Layer, Store, random_id};
+use crate::ui::size;
 
 /// Takes what the store lacks of a document, to where a service keeps the trees of steps, else into the store.
 pub(super) fn take(
@@ -183,21 +184,47 @@ impl<'a> Pull<'a> {
         sizes.fold(0, u64::saturating_add)
     }
 
+    /// Refuses what the disk has no room for. What is downloaded stays until all of it is unpacked.
+    fn check_room(&self, supply: Supply<'_>) -> Result<()> {
+        let root = self.store.root();
+        let blobs = self.needed.iter().map(|index| &self.document.blobs[*index]);
+        let downloads = blobs.map(|blob| supply.lacking(blob));
+        let downloads = downloads.fold(0, u64::saturating_add);
+        // A service has its own disk for the trees of steps.
+        let elsewhere = |index: &usize| {
+            let mut steps = self.document.snapshot.steps.iter();
+            self.service.is_some() && steps.any(|step| step.layer == *index)
+        };
+        let here = self.needed.iter().filter(|index| !elsewhere(index));
+        let unpacked = match rootfs::compresses(root) {
+            // Into how much, nobody knows.
+            true => 0,
+            false => here
+                .filter_map(|index| self.document.blobs[*index].unpacked)
+                .fold(0, u64::saturating_add),
+        };
+        let (needed, free) = (downloads.saturating_add(unpacked), host::free_space(root)?);
+        if needed <= free {
+            return Ok(());
+        }
+        Err(Error::new(
+            Kind::OutOfSpace,
+            format!(
+                "it takes {} ({} to download, {} unpacked), and {} are free at `{}`",
+                size::bytes(needed),
+                size::bytes(downloads),
+                size::bytes(unpacked),
+                size::bytes(free),
+                root.display()
+            ),
+        )
+        .help("rockenv gc"))
+    }
+
     fn run(&mut self, supply: Supply<'_>, means: &mut Means<'_>) -> Result<()> {
         let meter = Meter::default();
         meter.total.store(self.bytes(), Ordering::Relaxed);
-        let free = host::free_space(self.store.root())?;
-        if self.bytes() > free {
-            return Err(Error::new(
-                Kind::OutOfSpace,
-                format!(
-                    "it has {} bytes, and {free} are free at `{}`",
-                    self.bytes(),
-                    self.store.root().display()
-                ),
-            )
-            .help("rockenv gc"));
-        }
+        self.check_room(supply)?;
         let failed = AtomicBool::new(false);
         let (sender, news) = channel();
         let (cancel, document, needed) = (means.cancel, self.document, self.needed.clone());

@@ -206,7 +206,7 @@ fn through(chunks: Chunks, fill: impl FnOnce(Archive) -> Result<(Archive, u64)>)
     encoder.set_parameter(CParameter::JobSize(JOB))?;
     encoder.include_checksum(true)?;
     let (archive, left_out) = fill(Hashed::new(encoder))?;
-    let (encoder, diff_id, _) = archive.finish();
+    let (encoder, diff_id, unpacked) = archive.finish();
     let (mut chunks, sha256, size) = encoder.finish()?.finish();
     chunks.flush()?;
     Ok(Sent {
@@ -214,6 +214,7 @@ fn through(chunks: Chunks, fill: impl FnOnce(Archive) -> Result<(Archive, u64)>)
             diff_id,
             sha256,
             size,
+            unpacked: Some(unpacked),
         },
         left_out,
     })

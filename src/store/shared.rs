@@ -28,6 +28,9 @@ pub struct Blob {
     pub sha256: String,
     /// Size of the compressed archive.
     pub size: u64,
+    /// Size of the archive, where who made it has said so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unpacked: Option<u64>,
 }
 
 /// What a layer of the store, or an image, is at registries.

@@ -6,11 +6,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use fs_err as fs;
 use nix::sys::signal::Signal;
 use rockenv::store::Store;
+use serde_json::Value;
 
 use super::proxy::{Fault, Proxy};
 use super::{Two, other_key, without_volume};
 use crate::support::env::TestStore;
 use crate::support::loopfs::{Kind, LoopFs};
+use crate::support::registry::http;
 use crate::support::run::{Background, wait_until};
 
 fn is_layer(head: &str) -> bool {
@@ -80,7 +82,8 @@ fn a_full_disk_stops_a_pull_and_the_next_one_goes_on() {
     let file = fs::File::create(&filler).unwrap();
     let free = nix::sys::statvfs::statvfs(disk.path()).unwrap();
     let free = free.blocks_available() * free.fragment_size();
-    // The layers fit, compressed, and the image too, and what is in the step's does not.
+    // The layers fit, compressed, and the image too, and what is in the step's does not: which is said before anything
+    // is downloaded.
     let room = i64::try_from(free).unwrap() - (200 << 20);
     nix::fcntl::fallocate(&file, nix::fcntl::FallocateFlags::empty(), 0, room).unwrap();
     drop(file);
@@ -91,6 +94,21 @@ fn a_full_disk_stops_a_pull_and_the_next_one_goes_on() {
             .env("ROCKENV_DISK_FLOOR", "0");
         crate::support::run::finish("up --pull".into(), command)
     };
+    up().exits(10)
+        .says(&["it takes", "to download", "unpacked", "rockenv gc"]);
+    // Where nobody has said how much it is, as rockenv did not always, the disk does.
+    let (_, key) = two.one.keys(name).remove(0);
+    let (host, path) = (&two.registry.host, format!("/v2/team/rocm/manifests/{key}"));
+    let kind = "application/vnd.oci.image.manifest.v1+json";
+    let said = http(host, "GET", &path, &format!("accept: {kind}\r\n"), b"");
+    let mut manifest: Value = serde_json::from_slice(&said.body).unwrap();
+    for layer in manifest["layers"].as_array_mut().unwrap() {
+        let annotations = layer.as_object_mut().unwrap().remove("annotations");
+        assert!(annotations.unwrap()["rockenv.unpacked"].is_string());
+    }
+    let head = format!("content-type: {kind}\r\n");
+    let put = http(host, "PUT", &path, &head, manifest.to_string().as_bytes());
+    assert_eq!(put.status, 201, "{}", put.head);
     up().exits(10).says(&["No space left on device"]);
     let store = Store::open_existing(two.other.home()).unwrap().unwrap();
     assert!(store.layers().unwrap().is_empty());

@@ -47,6 +47,11 @@ struct DescribedPlatform {
 }
 
 impl Descriptor {
+    /// Returns what is said of it under a name.
+    pub(crate) fn annotation(&self, name: &str) -> Option<&str> {
+        self.annotations.get(name).map(String::as_str)
+    }
+
     /// Returns the SHA-256 in hexadecimal digits, which is safe as a file's name.
     pub(crate) fn sha256(&self) -> Result<&str> {
         sha256(&self.digest).ok_or_else(|| {
