@@ -25,9 +25,13 @@ struct Other {
     here: TestStore,
     there: TestStore,
     place: tempfile::TempDir,
+    user: &'static str,
     port: u16,
     sshd: Child,
 }
+
+/// The ordinary user there, whose name and number no machine has.
+const USER: (&str, u32) = ("rockenv-on", 43_210);
 
 impl Drop for Other {
     fn drop(&mut self) {
@@ -38,6 +42,28 @@ impl Drop for Other {
 
 impl Other {
     fn new() -> Self {
+        Self::start("root", &["/usr/sbin/sshd", "-D", "-f"])
+    }
+
+    /// One where an ordinary user logs in, with these rules of sudo's. Only sshd and what it starts see that user.
+    fn with_sudo(rules: &str) -> Self {
+        let script = r#"
+            etc=$(mktemp -d); mount -t tmpfs none "$etc"
+            cd "$etc"; cp -a /etc/passwd /etc/shadow .
+            echo "$1:x:$2:$2::${4%/*}/home:/bin/sh" >> passwd; echo "$1:*:20000::::::" >> shadow
+            (umask 227; printf '%s\n' 'Defaults env_keep += "ROCKENV_HOME"' "$3" > sudoers)
+            for file in passwd shadow sudoers; do mount --bind $file /etc/$file; done
+            cd /; umount -l "$etc"; rmdir "$etc"
+            chown "$2:$2" "${4%/*}/home"; chmod 755 "${4%/*}"
+            exec /usr/sbin/sshd -D -f "$4""#;
+        let (user, uid) = USER;
+        let uid = uid.to_string();
+        let unshare = ["unshare", "-m", "--propagation", "private", "sh", "-euc"];
+        let words = [&unshare[..], &[script, "sh", user, &uid, rules]].concat();
+        Self::start(user, &words)
+    }
+
+    fn start(user: &'static str, sshd: &[&str]) -> Self {
         let (here, there) = (TestStore::new(), TestStore::new());
         let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let at = place.path().display();
@@ -61,8 +87,8 @@ impl Other {
         );
         fs::write(place.path().join("config"), config).unwrap();
         // Not a child of sshd's own making: `-D` stays, and is ended by its number.
-        let sshd = Command::new("/usr/sbin/sshd")
-            .args(["-D", "-f"])
+        let sshd = Command::new(sshd[0])
+            .args(&sshd[1..])
             .arg(place.path().join("config"))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -76,13 +102,14 @@ impl Other {
             here,
             there,
             place,
+            user,
             port,
             sshd,
         }
     }
 
     fn command(&self, words: &[&str]) -> Command {
-        let machine = format!("ssh://root@127.0.0.1:{}", self.port);
+        let machine = format!("ssh://{}@127.0.0.1:{}", self.user, self.port);
         let mut all = vec!["on", machine.as_str()];
         all.extend(words);
         let mut command = self.here.command(&all);
@@ -182,6 +209,7 @@ fn a_profile_is_built_there_and_what_it_made_is_fetched() {
 fn exit_codes_come_through_and_nothing_goes_on_unseen() {
     let other = Other::new();
     let env = other.here.env();
+    other.on(&["bogus"]).exits(2).says(&["Usage: rockenv "]);
     other
         .here
         .profile("[[step]]\nname = 'one'\nrun = 'echo no; exit 3'\n");
@@ -440,4 +468,60 @@ fn exec_and_shell_have_input_and_a_terminal() {
     terminal.write("n\n");
     terminal.wait(2);
     other.on(&["rm", "--yes", env]).ok();
+}
+
+#[test]
+fn with_sudo_an_ordinary_user_is_root_there() {
+    let other = Other::with_sudo(&format!("{} ALL=(root) NOPASSWD: ALL", USER.0));
+    let env = other.here.env();
+    let sudo = |words: &[&str]| other.on(&[&["--sudo"], words].concat());
+    other.here.profile(
+        "volume = [{ name = 'out', kind = 'output', target = '/out' }]
+        [[step]]\nname = 'one'\nrun = 'umask 077; id -u > /out/user; mkdir /out/deep; echo deep > /out/deep/file'\n",
+    );
+    sudo(&["up", env]).ok();
+    assert!(other.there.home().join("envs").join(env).exists());
+    sudo(&["--fetch", "results", "export", env, "results"]).ok();
+    let results = other.here.work().join("results/out");
+    let user = fs::read_to_string(results.join("user")).unwrap();
+    assert_eq!(user, format!("{}\n", USER.1));
+    assert_eq!(
+        fs::read_to_string(results.join("deep/file")).unwrap(),
+        "deep\n"
+    );
+    for code in [1, 7] {
+        let script = format!("exit {code}");
+        let ran = sudo(&["exec", env, "--", "sh", "-c", &script]).exits(code);
+        assert!(!ran.err.contains("sudo"), "{}", ran.err);
+    }
+    other
+        .on(&["--fetch", "nothing"])
+        .exits(7)
+        .says(&["cannot fetch `nothing`", "there is no such file"]);
+    // It ends with its connection, and hears Ctrl-C, though the user may send root's processes no signals.
+    let sleeper = other.here.sleeper();
+    other
+        .here
+        .profile(&format!("[[step]]\nname = 'one'\nrun = '{sleeper}'\n"));
+    let up = Background::start(other.command(&["--sudo", "up", env]));
+    wait_until("the step runs", || !processes_called(&sleeper).is_empty());
+    kill(Pid::from_raw(ssh_of(&up)), Signal::SIGKILL).unwrap();
+    wait_until("it ends there", || processes_called(&sleeper).is_empty());
+    drop(up);
+    let mut terminal = Terminal::start(other.command(&["--sudo", "up", env]), 33, 101);
+    wait_until("the step runs", || !processes_called(&sleeper).is_empty());
+    terminal.write("\x03");
+    terminal.expect("finished steps are kept");
+    terminal.wait(130);
+    sudo(&["rm", "--yes", env]).ok();
+}
+
+#[test]
+fn a_sudo_that_refuses_is_told_from_a_command_that_failed() {
+    let other = Other::with_sudo("");
+    other.on(&["--sudo", "ls"]).exits(4).says(&[
+        "sudo: a password is required",
+        "does not run rockenv",
+        "NOPASSWD",
+    ]);
 }

@@ -315,9 +315,34 @@ exit $?"#;
     }
     let status = way.start(command)?.wait()?;
     match status.code() {
+        // What sudo ends with that refuses, and a shell that finds none.
+        Some(1 | 126 | 127) if args.sudo => check_sudo(way, options, program)?,
+        _ => {}
+    }
+    match status.code() {
         Some(code) if !Way::is_failure(status) => Ok(u8::try_from(code).unwrap_or(1)),
         _ => way.judge("run rockenv", status).map(|()| 0),
     }
+}
+
+/// Tells a sudo that refuses from a command that failed: it has said why.
+fn check_sudo(way: &Way<'_>, options: &[&str], program: &str) -> Result<()> {
+    let script = r#"exec sudo -n "$HOME/$1" --version >/dev/null 2>&1"#;
+    let mut command = way.script_with(options, script, &[program])?;
+    if options.is_empty() {
+        command.stdin(Stdio::null());
+    }
+    let status = way.start(command)?.wait()?;
+    if status.success() || Way::is_failure(status) {
+        return Ok(());
+    }
+    Err(Error::unavailable(format!(
+        "`sudo -n` does not run rockenv on {}",
+        way.machine
+    ))
+    .help(
+        "a line `USER ALL=(root) NOPASSWD: ALL` in a file of /etc/sudoers.d there, or ssh://root@HOST without --sudo",
+    ))
 }
 
 /// Says whether a command of rockenv's hands its input on to another.
@@ -336,7 +361,7 @@ fn fetch(way: &Way<'_>, place: &str, working: &Path, path: &Path) -> Result<()> 
         .tempdir_in(working)
         .context(cannot)?;
     let mut command = way.script(
-        r#"cd "$HOME/$1/work" && exec tar -c -f - -- "$2""#,
+        r#"cd "$HOME/$1/work" && { [ -e "$2" ] || [ -L "$2" ] || exit 7; } && exec tar -c -f - -- "$2""#,
         &[place, &name],
     )?;
     command.stdin(Stdio::null()).stdout(Stdio::piped());
@@ -346,6 +371,11 @@ fn fetch(way: &Way<'_>, place: &str, working: &Path, path: &Path) -> Result<()> 
         None => Ok(()),
     };
     let status = child.wait()?;
+    if status.code() == Some(7) {
+        return Err(Error::not_found(cannot()).source("there is no such file").help(
+            format!("--fetch takes a path below ~/{place}/work there, which stands for the working directory"),
+        ));
+    }
     unpacked.context(cannot)?;
     way.judge(&format!("read `{name}`"), status)?;
     place_below(arriving.path(), working).context(cannot)

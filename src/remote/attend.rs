@@ -26,7 +26,11 @@ pub(crate) fn attend(arguments: &[String]) -> Result<()> {
         .spawn()
         .context(|| "cannot start rockenv".to_owned())?;
     // The process stays the same, so signals, the terminal and the exit code are its own.
-    Err(Command::new(&program).args(arguments).exec()).context(|| "cannot start rockenv".to_owned())
+    Err(Command::new(&program)
+        .arg0("rockenv")
+        .args(arguments)
+        .exec())
+    .context(|| "cannot start rockenv".to_owned())
 }
 
 /// `__watch SESSION PID`: sends SIGTERM to process PID when process SESSION ends, or nobody reads our standard error.
