@@ -20,7 +20,7 @@ use crate::signals::Cancel;
 use crate::ui::event::{Event, Outcome};
 use crate::ui::size;
 
-/// How long an env may take to stop what runs in it: as long as `up` gives a step, and some more.
+/// How long an env may take to stop what runs in it, as long as `up` gives a step, and some more; or Slurm to take jobs back.
 const GRACE: Duration = Duration::from_secs(30);
 /// More than any plan.
 const PLAN_LIMIT: u64 = 64 << 20;

@@ -20,6 +20,9 @@ pub fn script(pipeline: &Pipeline, site: &Site) -> String {
         "set -eu
 jobs=
 trap '[ -z \"$jobs\" ] || scancel $jobs' EXIT
+# A shell that a signal ends does not get there by itself.
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
 submit() { # NAME OPTION...: a job that runs what comes in
     name=$1
     shift

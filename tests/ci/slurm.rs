@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 use super::{NO_GPU, project, without_gpu};
 use crate::support::env::TestStore;
 use crate::support::loopfs::run;
-use crate::support::run::{Ran, finish, wait_for};
+use crate::support::run::{Background, Ran, finish, processes_called, wait_for, wait_until};
 
 /// As long as Slurm may take to see to what is waiting.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -292,4 +292,49 @@ fn what_is_common_is_a_job_and_each_env_a_task() {
             .rockenv(&["--yes", "rm", &format!("{}-{target}", store.env())])
             .ok();
     }
+}
+
+#[test]
+fn a_submission_that_is_interrupted_takes_back_what_it_has() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let store = TestStore::new();
+    project(&store);
+    let place = store.work().join("bin");
+    fs::create_dir(&place).unwrap();
+    let sleeper = store.sleeper();
+    // The second job is not accepted before the end of time.
+    let sbatch = format!("test ! -e ../first || {sleeper}; touch ../first; echo 4711");
+    for (name, script) in [
+        ("sbatch", sbatch.as_str()),
+        ("scancel", "echo $* > ../taken-back"),
+    ] {
+        let file = place.join(name);
+        fs::write(
+            &file,
+            format!("#!/bin/sh\ncd {}\n{script}\n", place.display()),
+        )
+        .unwrap();
+        fs::set_permissions(&file, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let name = store.env();
+    let words = [
+        "matrix",
+        "slurm",
+        "--submit",
+        "--profile",
+        name,
+        "gfx1103",
+        "gfx1201",
+    ];
+    let mut command = store.command(&words);
+    command.env("PATH", format!("{}:/usr/bin:/bin", place.display()));
+    let running = Background::start(command);
+    wait_until("the second is submitted", || {
+        !processes_called(&sleeper).is_empty()
+    });
+    running.signal(Signal::SIGINT);
+    running.wait().exits(130).says(&["interrupted"]);
+    let taken_back = fs::read_to_string(store.work().join("taken-back")).unwrap();
+    assert_eq!(taken_back, "4711\n");
+    assert!(processes_called(&sleeper).is_empty());
 }

@@ -1,13 +1,12 @@
 //! Owns `matrix json`, `github` and their neighbours: the jobs that several envs are, written for whoever runs them.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
 
 use clap::{Args, Subcommand};
 use fs_err as fs;
 use serde::Serialize;
 
-use super::{Shown, Starter, Which};
+use super::{GRACE, Shown, Starter, Which};
 use crate::context::Context;
 use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::host::Host;
@@ -230,17 +229,21 @@ impl SlurmArgs {
 /// Runs a script that submits the jobs, and returns their ids.
 fn submit(cx: &Context, script: &str) -> Result<String> {
     let path = cx.config.host_variable("PATH").unwrap_or_default();
+    let signals = Signals::take()?;
+    let cancel = Cancel::new(&signals);
     let submitted = Program::at("/bin/sh")
         .inherit_env()
         .env("PATH", path)
         .directory(std::env::current_dir()?)
+        .grace(GRACE)
         .arg("-c")
         .arg(script)
-        .output(IDS_LIMIT, &AtomicBool::new(false), &mut |event| {
-            if let process::Event::Line(line) = event {
-                cx.ui.note(line);
-            }
-        })
+        .output(IDS_LIMIT, cancel.flag(), &mut |event| match event {
+            process::Event::Line(line) => cx.ui.note(line),
+            process::Event::Tick => cancel.look(),
+        });
+    let submitted = cancel
+        .outcome(submitted)
         .context(|| "cannot submit the jobs to Slurm".to_owned())?;
     Ok(String::from_utf8_lossy(&submitted).into_owned())
 }
@@ -277,7 +280,11 @@ fn runners(path: Option<&Path>) -> Result<Option<Runners>> {
         return Ok(None);
     };
     fs::read_to_string(path)
-        .map_err(Error::from)
+        .map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => Error::not_found("there is no such file")
+                .help("--runners takes the file that says which machines build: `build = [\"self-hosted\"]`"),
+            _ => error.into(),
+        })
         .and_then(|text| Runners::parse(&text))
         .context(|| format!("cannot read `{}`", path.display()))
         .map(Some)
