@@ -244,6 +244,11 @@ fn ctrl_c_ends_what_is_built_for_others() {
 #[test]
 fn one_failure_does_not_stop_the_others() {
     let store = TestStore::new();
+    store.profile("steps = 1\n");
+    let wrong = store.rockenv(&matrix(&store, &[])).exits(5);
+    // What is wrong in the profile is said once.
+    assert_eq!(wrong.err.matches("is invalid").count(), 1, "{}", wrong.err);
+    wrong.says(&["gfx1100: error: profile", "steps = 1"]);
     steps(&store, STEPS);
     let forbidden = store.work().join("runs/no-gfx1103");
     fs::write(&forbidden, "").unwrap();

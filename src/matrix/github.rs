@@ -1,6 +1,6 @@
 //! Owns the workflow for GitHub Actions. Pure.
 
-use super::pipeline::{Pipeline, Share, block, list, quote, scalar};
+use super::pipeline::{Pipeline, Share, block, list, scalar};
 
 /// The only action: the source of the profile has to get there. Pinned by its commit, which nobody can move.
 const CHECKOUT: &str = "actions/checkout@3d3c42e5aac5ba805825da76410c181273ba90b1 # v7.0.1";
@@ -69,7 +69,7 @@ jobs:
 {}    steps:
 ",
             list(&needs),
-            list(runner),
+            literal(&list(runner)),
             pipeline.calls.minutes,
             environment(pipeline)
         ));
@@ -142,12 +142,9 @@ fn literal(text: &str) -> String {
     text.replace("${{", "${{ '${{' }}")
 }
 
-/// Returns a name for a job, of the letters that may be in one.
+/// Returns a name for a job, of the letters that may be in one: another one for each name.
 fn id(name: &str) -> String {
-    format!(
-        "env-{}",
-        quote(name).replace(|c: char| !c.is_ascii_alphanumeric() && c != '-', "_")
-    )
+    format!("env-{}", name.replace('_', "__").replace('.', "_-"))
 }
 
 #[cfg(test)]
@@ -160,7 +157,17 @@ mod tests {
     fn expressions_are_text() {
         let text = workflow(&pipeline(false, &["--param", "a=${{ secrets.x }}"]));
         assert!(text.contains("'a=${{ '${{' }} secrets.x }}'"), "{text}");
-        assert_eq!(id("a.b"), "env-a_b");
+        let ids = ["a.b", "a_b", "a-b", "a_.b", "a._b"].map(id);
+        assert_eq!(
+            ids,
+            [
+                "env-a_-b",
+                "env-a__b",
+                "env-a-b",
+                "env-a___-b",
+                "env-a_-__b"
+            ]
+        );
         // What is named as a secret is one, in each job.
         let secret = "    env:\n      TOKEN: ${{ secrets.REGISTRY_TOKEN }}\n    steps:\n";
         assert_eq!(text.matches(secret).count(), 2, "{text}");
@@ -183,6 +190,14 @@ mod tests {
         );
         assert!(text.contains("needs: [\"env-a\", \"env-a-gpu\", \"env-b\", \"common\"]"));
         assert!(!workflow(&pipeline(false, &[])).contains("common"));
+        // Labels are text, of whatever job.
+        let mut labelled = pipeline(true, &[]);
+        for job in &mut labelled.jobs {
+            job.runner = vec!["${{ x }}".to_owned()];
+        }
+        let text = workflow(&labelled);
+        let label = "    runs-on: [\"${{ '${{' }} x }}\"]\n";
+        assert_eq!(text.matches(label).count(), 4, "{text}");
         // What others find elsewhere can go at once.
         let pushed = Share::Registry("registry.example.org/r".to_owned());
         let text = workflow(&sharing(pushed, &[]));

@@ -1,7 +1,7 @@
 //! Owns what a CI system is told: a job for each env, and where a profile has steps with a GPU, one more that runs these where
 //! there is one. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 
@@ -89,6 +89,10 @@ impl Runners {
         }
         if runners.build.is_empty() {
             return Err(Error::invalid("`build` has no labels").help("build = [\"self-hosted\"]"));
+        }
+        let lists = || runners.gpu.values().chain([&runners.build]);
+        if lists().any(|labels| labels.iter().any(|label| label.trim().is_empty())) {
+            return Err(Error::invalid("a label is empty").help("build = [\"self-hosted\"]"));
         }
         Ok(runners)
     }
@@ -265,6 +269,16 @@ pub fn jobs(envs: &[Env], runners: &Runners, gpu: &str) -> Result<(Vec<Job>, Vec
         )
         .help(format!("--shard 1/{}", jobs.len().div_ceil(MOST) + 1)));
     }
+    let mut names = BTreeSet::new();
+    if let Some(job) = jobs.iter().find(|job| !names.insert(job.name.as_str())) {
+        let message = format!(
+            "two jobs are `{}`: one is for steps with a GPU of another env",
+            job.name
+        );
+        return Err(
+            Error::new(Kind::Usage, message).help("give profiles names that do not end in `-gpu`")
+        );
+    }
     Ok((jobs, homeless))
 }
 
@@ -322,6 +336,12 @@ mod tests {
         // Who wants no GPU misses none.
         let (found, homeless) = jobs(&envs, &runners, "none").unwrap();
         assert!(found.iter().all(|job| !job.needs_gpu) && homeless.is_empty());
+        // No two jobs may have one name.
+        let mut envs = [env("gfx1103", true), env("gfx1100", false)];
+        envs[1].name = "gfx1103-gpu".to_owned();
+        let error = jobs(&envs, &runners, NEEDED).unwrap_err();
+        assert!(error.message().contains("two jobs are `gfx1103-gpu`"));
+        jobs(&envs, &runners, "none").unwrap();
         // Of several targets, one that can be run counts.
         let several = ["gfx1201", "gfx1103"].map(|name| Target::parse(name).unwrap());
         assert_eq!(runners.choose(&several), Some(several[1]));
@@ -347,7 +367,11 @@ mod tests {
 
     #[test]
     fn a_matrix_has_a_limit() {
-        let envs = vec![env("gfx1103", false); MOST + 1];
+        let named = |number: usize| Env {
+            name: number.to_string(),
+            ..env("gfx1103", false)
+        };
+        let envs: Vec<Env> = (0..=MOST).map(named).collect();
         let error = jobs(&envs, &Runners::default(), NEEDED).unwrap_err();
         assert!(
             error
@@ -382,6 +406,8 @@ mod tests {
             ("build = []", "build"),
             ("biuld = ['a']", "biuld"),
             ("build = 'a'", "expected a sequence"),
+            ("build = ['a', ' ']", "a label is empty"),
+            ("[gpu]\ngfx1103 = ['']", "a label is empty"),
         ] {
             let error = Runners::parse(text).unwrap_err();
             let said = error.chain().join(": ");

@@ -1,5 +1,6 @@
 //! Owns `matrix up`: each env by an `up` of its own, in turns; what became of them.
 
+use std::collections::BTreeSet;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -143,6 +144,7 @@ pub(super) fn up(cx: &Context, args: &MatrixUpArgs) -> Result<u8> {
         beside: false,
     };
     let mut plans = Vec::new();
+    let mut told = BTreeSet::new();
     for (row, cell) in board.rows.iter_mut().zip(&cells) {
         plans.push(match cancel.outcome(starter.plan(cell)) {
             Ok(Shown { env, plan, .. }) => {
@@ -152,6 +154,13 @@ pub(super) fn up(cx: &Context, args: &MatrixUpArgs) -> Result<u8> {
             Err(error) if matches!(error.kind(), Kind::Signal(_)) => return Err(error),
             Err(error) => {
                 row.fail(&error);
+                // Where a profile is wrong, it is for all of its targets.
+                for text in error.chain().into_iter().skip(1) {
+                    if told.insert(text.clone()) {
+                        let lines = text.lines().map(|line| format!("{}: {line}", row.name()));
+                        lines.for_each(|line| cx.ui.note(&line));
+                    }
+                }
                 None
             }
         });
