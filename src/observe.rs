@@ -9,6 +9,7 @@ use crate::plan::{Found, Observed, Wanted};
 use crate::profile::Profile;
 use crate::spec::Spec;
 use crate::store::layer::VolumeState;
+use crate::store::record::Snapshot;
 use crate::store::{Layer, LockedEnv, Record, Store};
 
 /// Returns the profile's steps in order, those that this env leaves out with the reason.
@@ -55,20 +56,16 @@ pub fn observe(
         freezes_volumes: store.freezes_volumes(),
         ..Observed::default()
     };
+    let stand = record
+        .map(|record| Stand::read(store, record, &spec.name, image_key))
+        .transpose()?;
     for step in wanted.iter().filter(|step| step.skip.is_none()) {
-        let own = record.and_then(|record| {
-            record
-                .snapshots
-                .iter()
-                .rev()
-                .find(|snapshot| snapshot.key.as_ref() == Some(&step.key))
-        });
+        let own = record.and_then(|record| own(record, &step.key));
         let id = own.map_or(step.key.as_str(), |snapshot| snapshot.layer.as_str());
         if let Some(layer) = store.layer(id)? {
-            let unusable = match elsewhere(&layer, service.as_ref())? {
-                None => unusable(store, &layer, record, spec, &step.name),
-                why => why,
-            };
+            let unusable = elsewhere(&layer, service.as_ref())?
+                .or_else(|| unusable(store, &layer, record, spec, &step.name))
+                .or_else(|| stand.as_ref()?.outdated(store, &layer, wanted));
             let frozen = |state| matches!(state, &VolumeState::Frozen);
             observed.layers.insert(
                 step.key.clone(),
@@ -105,14 +102,9 @@ pub fn observe(
         return Ok(observed);
     };
     observed.exists = true;
-    if let Some(head) = &record.head.layer {
-        observed.head = store
-            .chain(head)?
-            .into_iter()
-            .map(|layer| layer.id)
-            .collect();
+    if let Some(stand) = stand {
+        (observed.head, observed.attempt) = (stand.head, stand.attempt);
     }
-    observed.attempt = store.attempt(&spec.name, record);
     observed.touched = match env {
         Some(env) => env.is_touched()?,
         None => record.head.tree.is_some(),
@@ -121,6 +113,73 @@ pub fn observe(
         fs_err::read_dir(store.volume_dir(id)).is_ok_and(|mut entries| entries.next().is_some())
     });
     Ok(observed)
+}
+
+/// Returns an env's own snapshot of a step.
+fn own<'a>(record: &'a Record, key: &str) -> Option<&'a Snapshot> {
+    let mut newest_first = record.snapshots.iter().rev();
+    newest_first.find(|snapshot| snapshot.key.as_deref() == Some(key))
+}
+
+/// Where an env stands.
+struct Stand<'a> {
+    record: &'a Record,
+    /// Layers that it stands on, topmost first.
+    head: Vec<String>,
+    /// Key of the step that was begun last and did not end well.
+    attempt: Option<String>,
+    /// That step's layer, where it has one: it was to run again.
+    redone: Option<String>,
+}
+
+impl<'a> Stand<'a> {
+    fn read(store: &Store, record: &'a Record, env: &str, image_key: &str) -> Result<Self> {
+        let mut head = Vec::new();
+        if let Some(layer) = &record.head.layer
+            && record.image_key == image_key
+        {
+            head.extend(store.chain(layer)?.into_iter().map(|layer| layer.id));
+        }
+        let attempt = store.attempt(env, record);
+        let before = attempt.as_ref().and_then(|key| own(record, key));
+        let redone = before.map(|snapshot| snapshot.layer.clone());
+        Ok(Self {
+            record,
+            // Who went back to it has given up doing it again.
+            redone: redone.filter(|layer| !head.contains(layer)),
+            head,
+            attempt,
+        })
+    }
+
+    /// Says why the env is not to stand on a layer, although nothing is wrong with it: `--rerun` has built anew what is below it, or
+    /// has begun to, and did not come as far as to this one.
+    fn outdated(&self, store: &Store, layer: &Layer, wanted: &[Wanted]) -> Option<String> {
+        if self.head.contains(&layer.id) {
+            return None;
+        }
+        // Layers that another env made, and that this one never stood on, have a chain of their own.
+        let snapshots = &self.record.snapshots;
+        let is_own = layer.env == self.record.id
+            || snapshots.iter().any(|snapshot| snapshot.layer == layer.id);
+        // What is missing below is said where it is needed.
+        for below in store.chain(&layer.id).ok()? {
+            if self.redone.as_ref() == Some(&below.id) {
+                return Some("did not finish last time".to_owned());
+            }
+            // What a step leaves that is in no later one's key, nothing is built on.
+            let mut aside = wanted.iter().filter(|step| step.aside);
+            let key = below.key.as_deref();
+            let key = key.filter(|key| !aside.any(|step| step.key == *key));
+            let newer = key.and_then(|key| own(self.record, key));
+            let is_newer =
+                |newer: &Snapshot| newer.layer != below.id && newer.created > layer.created;
+            if is_own && newer.is_some_and(is_newer) {
+                return Some(format!("`{}` was built again since", below.title));
+            }
+        }
+        None
+    }
 }
 
 /// Says why a layer's tree cannot be had where the env lives, where it cannot.

@@ -171,6 +171,64 @@ fn rerun_and_until() {
 }
 
 #[test]
+fn what_was_run_again_is_never_taken_back() {
+    on_each(|store, method| {
+        let flags = store.work().join("flags");
+        fs::create_dir(&flags).unwrap();
+        let volume = "[[volume]]\nname = 'build'\nkind = 'build'\ntarget = '/v/build'\n";
+        store.profile(&format!(
+            "{volume}[[volume]]\nname = 'flags'\nkind = 'host'\npath = '{}'\ntarget = '/flags'\n\
+             [[step]]\nname = 'one'\nrun = 'date +%N > /v/build/one; test ! -e /flags/one; cp /v/build/one $HOME/one'\n\
+             [[step]]\nname = 'two'\nrun = 'test ! -e /flags/two; cp $HOME/one $HOME/two'\n",
+            flags.display()
+        ));
+        let env = store.env();
+        // What both steps left, which is the same.
+        let state = || {
+            let both = store.sh("cat $HOME/one $HOME/two | uniq").ok().text();
+            assert_eq!(both.lines().count(), 1, "{method}: {both}");
+            both
+        };
+        let again = ["up", env, "--rerun", "one"];
+        let goes_on = |before: &str| {
+            store.up();
+            store.up().says(&["nothing to do"]);
+            let now = state();
+            assert_ne!(now, before, "{method}");
+            now
+        };
+        let mut now = goes_on("");
+        for fails in ["two", "one"] {
+            fs::write(flags.join(fails), "").unwrap();
+            store
+                .rockenv(&again)
+                .exits(5)
+                .says(&[&format!("go on with: rockenv up {env}")]);
+            fs::remove_file(flags.join(fails)).unwrap();
+            let plan = store.rockenv(&["plan", env]).ok().text();
+            assert!(
+                plan.contains("did not finish last time"),
+                "{method}: {plan}"
+            );
+            now = goes_on(&now);
+        }
+        let until = [&again[..], &["--until", "one"]].concat();
+        store.rockenv(&until).ok();
+        let plan = store.rockenv(&["plan", env]).ok().text();
+        assert!(
+            plan.contains("`one` was built again since"),
+            "{method}: {plan}"
+        );
+        now = goes_on(&now);
+        // Whoever goes back to what it was before stays there.
+        store.rockenv(&until).ok();
+        store.rockenv(&["rollback", "--yes", env, "two"]).ok();
+        store.up().says(&["nothing to do"]);
+        assert_eq!(state(), now, "{method}");
+    });
+}
+
+#[test]
 fn snapshots_roll_back_and_differ() {
     on_each(|store, method| {
         store.up_with(STEPS);

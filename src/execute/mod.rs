@@ -355,6 +355,10 @@ impl Execution<'_, '_> {
                 (None, Volumes::Live) => self.env.reset_root()?,
                 (None, _) => self.env.reset()?,
             }
+            // Its volumes are gone, and what it was to do is done or begins anew.
+            if self.plan.volumes != Volumes::Live {
+                self.env.end_attempt()?;
+            }
         }
         Ok(())
     }
