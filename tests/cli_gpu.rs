@@ -165,12 +165,36 @@ fn without_an_argument_the_machines_own_target_is_meant() {
     let (code, _, err) = own(include_str!("gpu/7900xtx-igpu"));
     assert_eq!(code, 2);
     assert!(
-        err.contains("differ: gfx1036, gfx1100") && err.contains("help: rockenv up gfx1100"),
+        err.contains("differ: gfx1036, gfx1100") && err.contains("help: rockenv plan gfx1100"),
         "{err}"
     );
-    let (code, _, err) = own(include_str!("gpu/none"));
-    assert_eq!(code, 4);
-    assert!(err.contains("no AMD GPU in this machine"), "{err}");
+    let none = Machine::new(include_str!("gpu/none"));
+    let variant = ["--variant", "ci"];
+    for verb in ["up", "plan", "lock"] {
+        let (code, _, err) = none.run(&[&[verb][..], &variant].concat());
+        assert_eq!(code, 4);
+        let help = format!("help: rockenv {verb} gfx1103 --variant ci, or another one");
+        assert!(
+            err.contains("no AMD GPU in this machine") && err.contains(&help),
+            "{err}"
+        );
+    }
+}
+
+#[test]
+fn targets_alone_say_what_is_built_whatever_the_machine_has() {
+    for text in [include_str!("gpu/none"), include_str!("gpu/780m")] {
+        let machine = Machine::new(text);
+        for target in ["gfx1103", "gfx1150"] {
+            assert_eq!(
+                machine.run(&["plan", "--target", target]),
+                machine.run(&["plan", target])
+            );
+        }
+        let two = ["plan", "--target", "gfx1103", "--target", "gfx1201"];
+        let named = [&["plan", "therock"], &two[1..]].concat();
+        assert_eq!(machine.run(&two), machine.run(&named));
+    }
 }
 
 #[test]

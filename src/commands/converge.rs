@@ -9,7 +9,7 @@ use super::needs::Needs;
 use super::pinned::Pinned;
 use super::prepare::Prepared;
 use super::sharing::{Source, wanted_image};
-use super::up::{UpArgs, check_names, options};
+use super::up::{UpArgs, options};
 use super::{inputs, pinned, verdict};
 use crate::context::Context;
 use crate::engine::choose::Reason;
@@ -158,7 +158,6 @@ fn attempt(run: &Run<'_>, asked: &Options, prepared: &mut Prepared) -> Result<At
     };
     pinned::follow_sources(&mut spec, prepared, store, &sources);
     spec.lock = prepared.pinned.as_ref().map(Pinned::digest).transpose()?;
-    check_names(&prepared.profile, args)?;
     let open = opening(&prepared.profile, &spec, asked);
     let options = &Options {
         until: open.clone().or_else(|| asked.until.clone()),
@@ -330,7 +329,6 @@ fn preflight_early(
     // What it says of the image and the sources is about to change.
     drop(prepared.predict(cx, Some(store))?);
     let spec = prepared.resolve(Some(store))?;
-    check_names(&prepared.profile, args)?;
     let (_, plan) = plan_for(store, None, prepared, &spec, &options(args))?;
     let record = store.record(&spec.name)?;
     Needs::of(prepared, &spec, &plan, store.root(), record.as_ref())?.preflight()

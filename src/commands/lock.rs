@@ -69,7 +69,7 @@ pub fn lock(cx: &Context, args: &LockArgs) -> Result<()> {
     if let Some(LockCommand::Diff(args)) = &args.command {
         return diff(cx, args);
     }
-    let wish = args.select.wish();
+    let wish = args.select.wish("lock");
     let mut prepared = Prepared::new(cx, &wish)?;
     let path = match &args.file {
         Some(file) => file.clone(),

@@ -10,7 +10,7 @@ use super::needs::Needs;
 use super::pinned;
 use super::prepare::Said;
 use super::sharing::{self, Source};
-use super::up::{UpArgs, check_names, options};
+use super::up::{UpArgs, options};
 use crate::context::Context;
 use crate::error::Result;
 use crate::gpu;
@@ -26,12 +26,11 @@ use crate::ui::{Format, size};
 
 /// Shows what `up` would do.
 pub fn plan(cx: &Context, args: UpArgs) -> Result<()> {
-    let mut prepared = args.prepare(cx)?;
+    let mut prepared = args.prepare(cx, "plan")?;
     let store = Store::open_existing(&cx.config.home)?;
     let mut notes = prepared.predict(cx, store.as_ref())?;
     pinned::check_steps(&prepared)?;
     let mut spec = prepared.resolve(store.as_ref())?;
-    check_names(&prepared.profile, &args)?;
     let mut remote = None;
     if args.pulls(&cx.config) {
         let (signals, reporter) = (Signals::take()?, cx.ui.reporter(Format::Human));

@@ -92,6 +92,23 @@ fn machine_targets(cx: &Context) -> Result<Vec<Target>> {
         .context(|| "`targets` in the configuration".to_owned())
 }
 
+/// Returns what is built where only targets were named, or nothing at all: for one target that is what goes by its name.
+fn unnamed(
+    wish: &Wish<'_>,
+    targets: Vec<Target>,
+    machine: &gpu::Machine,
+) -> Result<(&'static str, Vec<Target>)> {
+    let command = |isa: &str| {
+        let what = Some(isa);
+        Wish { what, ..*wish }.command(wish.verb, &[("--name", wish.name)])
+    };
+    Ok(match targets[..] {
+        [] => (machine.target(command)?.name(), targets),
+        [one] => (one.name(), Vec::new()),
+        [..] => (spec::DEFAULT_PROFILE, targets),
+    })
+}
+
 impl Prepared {
     /// Reads the profile and the machine.
     pub(super) fn new(cx: &Context, wish: &Wish<'_>) -> Result<Self> {
@@ -103,13 +120,9 @@ impl Prepared {
             .collect::<Result<Vec<_>>>()?;
         let listed = profile::list(&cx.config.profile_dirs)?;
         let machine = cx.gpus();
-        let own;
-        let what = match wish.what {
-            Some(what) => what,
-            None => {
-                own = machine.target()?;
-                own.name()
-            }
+        let (what, targets) = match wish.what {
+            Some(what) => (what, targets),
+            None => unnamed(wish, targets, &machine)?,
         };
         let request = spec::choose(
             what,
@@ -126,7 +139,7 @@ impl Prepared {
         for text in wish.params {
             let (name, value) = text.split_once('=').ok_or_else(|| {
                 Error::new(Kind::Usage, format!("`{text}` is not NAME=VALUE"))
-                    .help("rockenv up PROFILE --param NAME=VALUE")
+                    .help(format!("rockenv {} PROFILE --param NAME=VALUE", wish.verb))
             })?;
             params.insert(name.to_owned(), value.to_owned());
         }

@@ -186,6 +186,7 @@ fn show_resolved(cx: &Context, args: &ShowArgs) -> Result<()> {
 
 fn wish<'a>(what: &'a str, targets: &'a [String], params: &'a [String]) -> Wish<'a> {
     Wish {
+        verb: "plan",
         what: Some(what),
         targets,
         name: None,

@@ -7,7 +7,7 @@ use clap::Args;
 /// Arguments that say what is built.
 #[derive(Debug, Args)]
 pub(super) struct SelectArgs {
-    /// Profile, target or profile file [default: the target of this machine's GPU]
+    /// Profile, target or profile file [default: what `--target` names, or this machine's GPU]
     #[arg(value_name = "PROFILE|TARGET|FILE.toml")]
     what: Option<String>,
     /// Target to build for; may be given again
@@ -29,8 +29,9 @@ pub(super) struct SelectArgs {
 
 impl SelectArgs {
     /// Returns what was asked for: no GPU, and the name and the jobs that follow from the rest.
-    pub(super) fn wish(&self) -> Wish<'_> {
+    pub(super) fn wish(&self, verb: &'static str) -> Wish<'_> {
         Wish {
+            verb,
             what: self.what.as_deref(),
             targets: &self.target,
             name: None,
@@ -47,7 +48,9 @@ impl SelectArgs {
 /// What was asked for, as typed.
 #[derive(Debug)]
 pub(super) struct Wish<'a> {
-    /// Profile, target or file; this machine's target without.
+    /// The command that it was said to.
+    pub(super) verb: &'static str,
+    /// Profile, target or file; what goes by the target's name without, or this machine's.
     pub(super) what: Option<&'a str>,
     /// Targets to build for instead of the profile's.
     pub(super) targets: &'a [String],
@@ -114,6 +117,7 @@ mod tests {
     fn what_is_typed_again_means_the_same() {
         let params = ["component=two words".to_owned()];
         let wish = Wish {
+            verb: "plan",
             what: Some("my profile.toml"),
             targets: &["gfx1103".to_owned()],
             name: None,

@@ -93,12 +93,12 @@ enum Progress {
 }
 
 impl UpArgs {
-    fn wish(&self) -> Wish<'_> {
+    fn wish(&self, verb: &'static str) -> Wish<'_> {
         Wish {
             name: self.name.as_deref(),
             jobs: self.jobs,
             gpu: &self.gpu,
-            ..self.select.wish()
+            ..self.select.wish(verb)
         }
     }
 
@@ -106,7 +106,7 @@ impl UpArgs {
     pub(super) fn again(&self) -> String {
         let gpu = (self.gpu != "auto").then_some(self.gpu.as_str());
         let flags = [("--name", self.name.as_deref()), ("--gpu", gpu)];
-        let mut text = self.wish().command("up", &flags);
+        let mut text = self.wish("up").command("up", &flags);
         for (flag, given) in [("--ephemeral", self.ephemeral), ("--locked", self.locked)] {
             if given {
                 text.extend([" ", flag]);
@@ -130,10 +130,12 @@ impl UpArgs {
     }
 
     /// Reads profile and machine, and lets the lock file decide where one is asked for.
-    pub(super) fn prepare(&self, cx: &Context) -> Result<Prepared> {
-        let mut prepared = Prepared::new(cx, &self.wish())?;
+    pub(super) fn prepare(&self, cx: &Context, verb: &'static str) -> Result<Prepared> {
+        let wish = self.wish(verb);
+        let mut prepared = Prepared::new(cx, &wish)?;
+        check_names(&prepared.profile, self)?;
         if self.locked {
-            pinned::follow(cx, &mut prepared, &self.wish(), self.lock_file.as_deref())?;
+            pinned::follow(cx, &mut prepared, &wish, self.lock_file.as_deref())?;
         }
         Ok(prepared)
     }
@@ -147,7 +149,7 @@ pub fn up(cx: &Context, args: UpArgs) -> Result<u8> {
     if args.setup {
         super::setup::install_missing(cx)?;
     }
-    let mut prepared = args.prepare(cx)?;
+    let mut prepared = args.prepare(cx, "up")?;
     if prepared.choice.engine == Engine::Nspawn && !prepared.host.root {
         return Err(
             Error::unavailable("building an env with systemd-nspawn needs root")
@@ -246,7 +248,7 @@ fn hand_on(
 }
 
 /// Refuses `--until` and `--rerun` of steps that are not in the profile.
-pub(super) fn check_names(profile: &Profile, args: &UpArgs) -> Result<()> {
+fn check_names(profile: &Profile, args: &UpArgs) -> Result<()> {
     for name in args.until.iter().chain(&args.rerun) {
         if !profile.steps.iter().any(|step| step.name == *name) {
             let names: Vec<&str> = profile

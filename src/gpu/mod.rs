@@ -117,8 +117,8 @@ impl Machine {
         }
     }
 
-    /// Returns the one target of the machine's GPUs, for who asks for "this machine's".
-    pub fn target(&self) -> Result<Target> {
+    /// Returns the one target of the machine's GPUs, for who asks for "this machine's"; `command` is what names another one.
+    pub fn target(&self, command: impl Fn(&str) -> String) -> Result<Target> {
         let mut isas: Vec<&str> = self.gpus.iter().map(|gpu| gpu.isa.as_str()).collect();
         isas.sort_unstable();
         isas.dedup();
@@ -126,13 +126,16 @@ impl Machine {
             [] => Err(Error::unavailable(
                 "nothing to build for was named, and there is no AMD GPU in this machine",
             )
-            .help("rockenv up gfx1103, or another one of `rockenv target ls`")),
+            .help(format!(
+                "{}, or another one of `rockenv target ls`",
+                command("gfx1103")
+            ))),
             [one] => Target::parse(one),
             [..] => Err(Error::new(
                 crate::error::Kind::Usage,
                 format!("the GPUs in this machine differ: {}", isas.join(", ")),
             )
-            .help(format!("rockenv up {}", self.gpus[0].isa))),
+            .help(command(&self.gpus[0].isa))),
         }
     }
 

@@ -31,6 +31,11 @@ fn targets(names: &[&str]) -> Vec<Target> {
         .collect()
 }
 
+/// The command for another target.
+fn named(isa: &str) -> String {
+    format!("rockenv lock {isa}")
+}
+
 /// What `--gpu SELECTOR` comes to for these targets: render node and note, or why there is none.
 fn chosen(machine: &Machine, selector: &str, names: &[&str]) -> Result<String> {
     let choice = machine.choose(&selector.into(), &targets(names), Extras::default())?;
@@ -62,7 +67,7 @@ fn a_gpu_in_a_processor() {
         ["0 0000:c1:00.0 (gfx1103, renderD128) None 12"]
     );
     assert_eq!(machine.gpus[0].memory, 4 << 30);
-    assert_eq!(machine.target().unwrap().name(), "gfx1103");
+    assert_eq!(machine.target(named).unwrap().name(), "gfx1103");
     for selector in [
         "auto",
         "required",
@@ -135,15 +140,16 @@ fn a_card_beside_a_gpu_in_the_processor() {
         chosen(&machine, "auto", &["gfx1036"]).unwrap(),
         "renderD128"
     );
-    let error = machine.target().unwrap_err();
+    let error = machine.target(named).unwrap_err();
     assert_eq!(error.kind(), Kind::Usage);
     assert!(error.message().contains("gfx1036, gfx1100"), "{error}");
+    assert_eq!(error.help_text(), Some("rockenv lock gfx1100"));
 }
 
 #[test]
 fn of_two_equal_cards_the_first_is_taken_and_the_other_can_be() {
     let (_root, machine) = machine!("two-equal");
-    assert_eq!(machine.target().unwrap().name(), "gfx1100");
+    assert_eq!(machine.target(named).unwrap().name(), "gfx1100");
     assert_eq!(
         chosen(&machine, "auto", &["gfx1100"]).unwrap(),
         "renderD128: GPU 0000:03:00.0 (gfx1100, renderD128) is taken; `--gpu renderD129` takes another one"
@@ -205,7 +211,7 @@ fn machines_without_one_say_why() {
         // The render node of another maker's GPU is none of ours.
         let error = chosen(&machine, "renderD128", &[]).unwrap_err();
         assert_eq!(error.chain(), ["no GPU `renderD128` in this machine", why]);
-        assert_eq!(machine.target().unwrap_err().kind(), Kind::Unavailable);
+        assert_eq!(machine.target(named).unwrap_err().kind(), Kind::Unavailable);
     }
     // In a container that got no devices, `/sys` is the host's.
     let (root, _) = machine!("780m");
