@@ -38,6 +38,16 @@ pub struct Repository {
     pub submodules: bool,
 }
 
+/// Refuses a directory of the user's that is not there: it is neither made nor fetched.
+pub fn is_there(volume: &str, path: &Path) -> Result<()> {
+    fs::metadata(path).map(drop).map_err(|error| {
+        let place = path.display();
+        Error::invalid(format!("source `{volume}` is not in `{place}`"))
+            .source(error)
+            .help("correct `path` of the volume in the profile, or put the source there")
+    })
+}
+
 impl Repository {
     /// Makes it from a spec's volume.
     pub fn new(name: &str, git: &crate::spec::Git) -> Self {

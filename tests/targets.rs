@@ -173,7 +173,7 @@ fn therock_with_rccl_needs_a_target_that_can_have_it() {
     let alone = [&with[..], &["--param", "test-targets="]].concat();
     store.rockenv(&alone).exits(3).says(&[
         "`rccl` is not built for gfx1103, and `torch`, which links it, is",
-        "build variant `lean`, which does without it",
+        "150\n        build variant `lean`, which does without it, leave it out",
     ]);
     // One that can have it needs no other.
     let other: Vec<&str> = alone

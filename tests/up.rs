@@ -171,6 +171,22 @@ fn rerun_and_until() {
 }
 
 #[test]
+fn a_source_directory_that_is_not_there_is_named() {
+    let store = TestStore::new();
+    store.profile(
+        "[[volume]]\nname = 'src'\nkind = 'source'\npath = '/nowhere/src'\ntarget = '/src'\n\
+         [[step]]\nname = 'one'\ninputs = ['src']\nrun = 'true'\n",
+    );
+    let named = "source `src` is not in `/nowhere/src`";
+    for verb in ["up", "lock"] {
+        let ran = store.rockenv(&[verb, store.env()]).exits(3);
+        ran.says(&[named, "help: correct `path` of the volume"]);
+    }
+    let plan = store.rockenv(&["plan", store.env()]).ok();
+    plan.says(&[&format!("`up` would refuse: {named}")]);
+}
+
+#[test]
 fn what_was_run_again_is_never_taken_back() {
     on_each(|store, method| {
         let flags = store.work().join("flags");

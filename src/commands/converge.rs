@@ -24,7 +24,8 @@ use crate::observe::{observe, wanted};
 use crate::plan::{Action, Observed, Options, Plan, plan as decide};
 use crate::profile::Profile;
 use crate::signals::{Cancel, Signals};
-use crate::spec::Spec;
+use crate::source;
+use crate::spec::{Spec, VolumeKind, VolumeSource};
 use crate::store::images::Image;
 use crate::store::record::{self, Head, Record};
 use crate::store::{LockedEnv, Store, random_id};
@@ -329,6 +330,11 @@ fn preflight_early(
     // What it says of the image and the sources is about to change.
     drop(prepared.predict(cx, Some(store))?);
     let spec = prepared.resolve(Some(store))?;
+    for volume in &spec.volumes {
+        if let (VolumeKind::Source, VolumeSource::Path(path)) = (volume.kind, &volume.source) {
+            source::is_there(&volume.name, path)?;
+        }
+    }
     let (_, plan) = plan_for(store, None, prepared, &spec, &options(args))?;
     let record = store.record(&spec.name)?;
     Needs::of(prepared, &spec, &plan, store.root(), record.as_ref())?.preflight()

@@ -7,7 +7,7 @@ use super::prepare::{Prepared, once};
 use super::{checkout, hooks};
 use crate::error::Result;
 use crate::signals::{Cancel, Signals};
-use crate::source::{Git, Repository};
+use crate::source::{self, Git, Repository};
 use crate::spec::{self, VolumeKind, VolumeSource};
 use crate::store::Store;
 use crate::ui::Reporter;
@@ -64,7 +64,10 @@ fn prepare_sources(
                 };
                 cancel.outcome(directory)?
             }
-            VolumeSource::Path(path) => path.clone(),
+            VolumeSource::Path(path) => {
+                source::is_there(&volume.name, path)?;
+                path.clone()
+            }
             VolumeSource::Store => continue,
         };
         let known = store.known_fingerprint(&directory);

@@ -23,7 +23,7 @@ use crate::lockfile::{
 };
 use crate::pins::Pins;
 use crate::signals::{Cancel, Signals};
-use crate::source::{Git, Repository};
+use crate::source::{self, Git, Repository};
 use crate::spec::{self, Step, VolumeKind, VolumeSource};
 use crate::store::Store;
 use crate::ui::event::Event;
@@ -366,6 +366,7 @@ impl Work<'_> {
                     cancel.outcome(self.repository(&repository, &git))?
                 }
                 VolumeSource::Path(path) => {
+                    source::is_there(&volume.name, path)?;
                     let print = cancel.outcome(git.fingerprint(path))?;
                     by_fingerprint(&volume.name, path, &print)?
                 }

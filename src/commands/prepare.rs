@@ -263,7 +263,14 @@ impl Prepared {
                         sources.insert(volume.name.clone(), path);
                     }
                     None => {
-                        notes.push(format!("source `{}` is not there yet", volume.name));
+                        notes.push(match &volume.source {
+                            VolumeSource::Path(path) => format!(
+                                "`up` would refuse: source `{}` is not in `{}`",
+                                volume.name,
+                                path.display()
+                            ),
+                            _ => format!("source `{}` is not there yet", volume.name),
+                        });
                         for input in self.inputs_in(&volume.name) {
                             // What is locked is known without the source.
                             let print = self.inputs.fingerprints.entry(input);

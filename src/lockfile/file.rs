@@ -51,7 +51,7 @@ pub fn parse(text: &str, name: &str) -> Result<Lockfile> {
     let bad = |cause: &dyn std::fmt::Display| {
         Error::invalid(format!("`{name}` is no lock file of rockenv"))
             .source(cause.to_string().trim_end().to_owned())
-            .help("rockenv lock PROFILE makes one; `--file` names another place for it")
+            .help("rockenv lock PROFILE makes one where nothing is in the way; `--file` names another place for it")
     };
     let table: toml::Table = text.parse().map_err(|error| bad(&error))?;
     // Before anything else: what a later version calls things is not known here.

@@ -378,7 +378,12 @@ impl<'a> Resolver<'a> {
                 let all = profile.variants.keys();
                 all.filter(|variant| !with.contains(variant))
             });
+            // The profile's own is what is meant, if it is one of them; the others build more or differ in something else.
+            let own = without
+                .clone()
+                .find(|variant| Some(*variant) == profile.variant.as_ref());
             let without: String = without
+                .filter(|variant| own.is_none_or(|own| own == *variant))
                 .map(|variant| format!("build variant `{variant}`, which does without it, "))
                 .collect();
             let help = format!(

@@ -80,9 +80,12 @@ impl Checkout {
 }
 
 fn text(directory: &Path, file: &str) -> Result<Option<String>> {
+    use std::io::ErrorKind::{NotADirectory, NotFound};
+
     let path = directory.join(file);
     let found = match fs_err::metadata(&path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        // The second where a file was named for the checkout.
+        Err(error) if matches!(error.kind(), NotFound | NotADirectory) => return Ok(None),
         other => other?,
     };
     if !found.is_file() || found.len() > LARGEST {

@@ -227,6 +227,7 @@ image = "x"
 variant = "lean"
 params = { more = "" }
 hooks = ["fix"]
+[variants.also]
 [variants.lean]
 hooks = ["two", "fix"]
 [variants.full]
@@ -293,7 +294,7 @@ fn a_variant_brings_hooks_parts_and_an_amount_of_disk() {
             .contains("`rccl` is not built for gfx1103, and `torch`")
             && error
                 .message()
-                .contains("build variant `lean`, which does without"),
+                .contains("build variant `lean`, which does without it, leave it out"),
         "{error:?}"
     );
     assert!(of("full", Some("wheels"), Some("")).is_ok());
