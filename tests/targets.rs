@@ -7,6 +7,7 @@
 
 mod support;
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use fs_err as fs;
@@ -112,6 +113,19 @@ fn a_checkout_is_compared_and_believed() {
         .rockenv(&["plan", env, "--target", "gfx1201"])
         .ok()
         .says(&["rockenv cannot read, and goes by its own"]);
+}
+
+#[test]
+fn drift_is_told_once_however_often_the_checkout_is_looked_at() {
+    let store = TestStore::new();
+    let directory = checkout(&store, TABLE.replace("    rocWMMA\n", "").as_str());
+    fs::set_permissions(directory, PermissionsExt::from_mode(0o777)).unwrap();
+    // What a step fetches into the source changes the keys of those after it.
+    store.profile(&STEPS.replace("echo same > $HOME/same", "date +%N > /v/therock/fetched"));
+    let ran = store.rockenv(&["up", store.env(), "--target", "gfx1201"]);
+    let told = ran.ok().err;
+    let count = told.matches("differs from what rockenv knows of TheRock");
+    assert_eq!(count.count(), 1, "{told}");
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! Owns one `up` from what was asked for to how it ended: resolve, lock, plan, execute, and again where what it stood on went away, or
 //! where a step told the keys of those after it.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -51,6 +53,7 @@ pub(super) fn converge(
         source: Source::new(cx, args, signals, reporter)?,
         signals,
         reporter,
+        told: RefCell::default(),
     };
     let mut options = options(args);
     let (mut gone, mut begun) = (0, false);
@@ -81,6 +84,8 @@ struct Run<'a> {
     source: Option<Source<'a>>,
     signals: &'a Signals,
     reporter: &'a Reporter,
+    /// Warnings that were given already: each attempt looks at the sources anew.
+    told: RefCell<BTreeSet<String>>,
 }
 
 /// What came of one attempt.
@@ -117,6 +122,7 @@ fn attempt(run: &Run<'_>, asked: &Options, prepared: &mut Prepared) -> Result<At
         ref source,
         signals,
         reporter,
+        ref told,
     } = *run;
     let mut image = image_there(store, prepared)?;
     // What a registry has of the image comes together with the steps that stand on it.
@@ -131,7 +137,9 @@ fn attempt(run: &Run<'_>, asked: &Options, prepared: &mut Prepared) -> Result<At
     prepared.inputs.image_key = image_key.unwrap_or_default();
     let (sources, notes) = inputs::prepare(prepared, store, args.offline, signals, reporter)?;
     for message in notes {
-        reporter.emit(&Event::Warning { message });
+        if told.borrow_mut().insert(message.clone()) {
+            reporter.emit(&Event::Warning { message });
+        }
     }
     pinned::check_steps(prepared)?;
     let mut spec = prepared.resolve(Some(store))?;
