@@ -49,6 +49,7 @@ pub struct Program {
     isolated: bool,
     user: Option<(u32, u32)>,
     inherit_env: bool,
+    without: &'static [&'static str],
     tolerated: Option<i32>,
     own_codes: bool,
     grace: Duration,
@@ -86,6 +87,7 @@ impl Program {
             isolated: false,
             user: None,
             inherit_env: false,
+            without: &[],
             tolerated: None,
             own_codes: false,
             grace: GRACE,
@@ -119,6 +121,13 @@ impl Program {
     #[must_use]
     pub fn inherit_env(mut self) -> Self {
         self.inherit_env = true;
+        self
+    }
+
+    /// Keeps these of the caller's variables from it.
+    #[must_use]
+    pub fn without(mut self, names: &'static [&'static str]) -> Self {
+        self.without = names;
         self
     }
 
@@ -283,6 +292,9 @@ impl Program {
         };
         if !self.inherit_env {
             command.env_clear();
+        }
+        for name in self.without {
+            command.env_remove(name);
         }
         command
             .args(&self.args)

@@ -23,6 +23,26 @@ use crate::store::{Lock, Store};
 /// The longest answer of git that is taken, in bytes: the status of a tree where everything changed.
 const MAX_OUTPUT: u64 = 256 << 20;
 
+/// What git takes for the repository that it works on, in place of the one in its working directory: hooks of git's have these,
+/// and people who keep files of their home in a repository. A clone would be made into the caller's, and move what it has
+/// checked out and staged.
+const OTHER_REPOSITORY: [&str; 14] = [
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+    "GIT_COMMON_DIR",
+    "GIT_DIR",
+    "GIT_GRAFT_FILE",
+    "GIT_IMPLICIT_WORK_TREE",
+    "GIT_INDEX_FILE",
+    "GIT_NAMESPACE",
+    "GIT_NO_REPLACE_OBJECTS",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_PREFIX",
+    "GIT_QUARANTINE_PATH",
+    "GIT_REPLACE_REF_BASE",
+    "GIT_SHALLOW_FILE",
+    "GIT_WORK_TREE",
+];
+
 /// A repository as a profile names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Repository {
@@ -254,6 +274,7 @@ impl<'a> Git<'a> {
     pub(crate) fn bytes(&self, directory: &Path, arguments: &[&str]) -> Result<Vec<u8>> {
         let mut program = Program::find("git", "sources")?
             .inherit_env()
+            .without(&OTHER_REPOSITORY)
             .env("GIT_TERMINAL_PROMPT", "0")
             // A look at a checkout changes nothing of it, not even what git remembers of it.
             .env("GIT_OPTIONAL_LOCKS", "0")

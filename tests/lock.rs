@@ -8,11 +8,13 @@
 mod support;
 
 use std::path::Path;
+use std::process::Command;
 
 use fs_err as fs;
 use support::env::{TestStore, is_service};
 use support::git::{Daemon, git, repository};
 use support::loopfs::{LoopFs, bind};
+use support::run::finish;
 
 /// Makes a repository on branch `main` with a submodule that nobody has checked out; returns its commit.
 fn upstream(directory: &Path) -> String {
@@ -544,4 +546,48 @@ fn offline_steps_have_no_network() {
         "step `fetch` failed",
         "`--offline` kept the network from it",
     ]);
+}
+
+#[test]
+fn the_repository_that_rockenv_is_started_from_stays_as_it_is() {
+    let directory = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(directory.path());
+    let first = upstream(directory.path());
+    let store = TestStore::new();
+    let env = store.env().to_owned();
+    let store = user(store, &env, &daemon);
+    let own = store.work().join("own");
+    repository(&own, "mine", "first\n");
+    fs::write(own.join("mine"), "staged\n").unwrap();
+    git(&own, &["add", "mine"]);
+    fs::write(own.join("mine"), "not staged\n").unwrap();
+    // The build user's, who runs git.
+    let given = Command::new("chown")
+        .args(["-R", "1234:1234"])
+        .arg(&own)
+        .status();
+    assert!(given.unwrap().success());
+    let state = || {
+        let asked = [
+            &["diff", "HEAD"][..],
+            &["diff", "--cached"],
+            &["status", "--porcelain=v2", "--branch"],
+            &["for-each-ref"],
+            &["config", "--local", "--list"],
+        ];
+        asked.map(|arguments| git(&own, arguments))
+    };
+    let before = state();
+    // As a hook of `git commit --all`, or of a linked worktree, is started.
+    let mut command = store.command(&["lock", &env]);
+    command
+        .env("GIT_DIR", own.join(".git"))
+        .env("GIT_WORK_TREE", &own)
+        .env("GIT_INDEX_FILE", own.join(".git/index"));
+    let locked = finish("lock".to_owned(), command);
+    assert_eq!(state(), before, "{}", locked.err);
+    locked.ok();
+    let lock = store.work().join(format!("profiles/{env}.lock"));
+    let text = fs::read_to_string(lock).unwrap();
+    assert!(text.contains(&first), "{text}");
 }
