@@ -1,6 +1,7 @@
 //! Owns what rockenv does inside an env, as hidden subcommands of the binary that is mounted there: files of
 //! `copy` steps are unpacked and results of `export` steps are gathered where links can lead nowhere else.
 
+use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
@@ -11,8 +12,10 @@ use nix::fcntl::AtFlags;
 use sha2::{Digest as _, Sha256};
 
 use crate::error::{Error, Kind, Result, ResultExt as _};
+use crate::export;
 use crate::image::layers::{Deletions, Layers};
 use crate::image::unpack::{Devices, Limits, Options};
+use crate::profile::hex;
 
 /// Name of the manifest that an export writes, in the format of `sha256sum`.
 pub const MANIFEST: &str = "SHA256SUMS";
@@ -56,16 +59,22 @@ pub fn layer(arguments: &[String]) -> Result<()> {
     outcome.map(drop)
 }
 
-/// `__copy UID GID`: unpacks the archive on standard input; everything made belongs to the build user.
+/// `__copy UID GID [THEIRS]...`: unpacks the archive on standard input; everything made belongs to the build user. Nothing is
+/// written below `THEIRS`, wherever links lead.
 pub fn copy(arguments: &[String]) -> Result<()> {
-    let [uid, gid] = arguments else {
+    let [uid, gid, theirs @ ..] = arguments else {
         return Err(usage());
     };
     let (uid, gid): (u32, u32) = (parse(uid)?, parse(gid)?);
+    let theirs: Vec<_> = theirs
+        .iter()
+        .map(fs::canonicalize)
+        .collect::<std::io::Result<_>>()?;
     let mut archive = tar::Archive::new(std::io::stdin().lock());
     for entry in archive.entries()? {
         let mut entry = entry?;
         let target = Path::new("/").join(entry.path()?);
+        refuse_theirs(&target, &theirs)?;
         make_parents(&target, uid, gid)?;
         match entry.header().entry_type() {
             tar::EntryType::Directory => match fs::create_dir(&target) {
@@ -90,6 +99,31 @@ pub fn copy(arguments: &[String]) -> Result<()> {
             }
         }
         own(&target, uid, gid)?;
+    }
+    Ok(())
+}
+
+/// Refuses a path that is below a directory of the user's when the links on its way are followed.
+fn refuse_theirs(target: &Path, theirs: &[PathBuf]) -> Result<()> {
+    // From below: what is not there yet is made where the last directory is that is there.
+    for above in target.ancestors().skip(1) {
+        let Ok(real) = fs::canonicalize(above) else {
+            continue;
+        };
+        let rest = target.strip_prefix(above).unwrap_or(target);
+        let place = real.join(rest);
+        let Some(volume) = theirs.iter().find(|volume| place.starts_with(volume)) else {
+            return Ok(());
+        };
+        return Err(Error::new(
+            Kind::StepFailed,
+            format!(
+                "`copy` does not write to `{}`: what is in `{}` is not rockenv's",
+                target.display(),
+                volume.display()
+            ),
+        )
+        .help("copy to another path, and let a `run` step put it there if it must"));
     }
     Ok(())
 }
@@ -150,8 +184,8 @@ fn export_item(target: &Path, source: &Path) -> Result<()> {
         )
         .source(error)
     })?;
-    let mut sums = Vec::new();
-    if found.is_dir() {
+    let mut manifest = Manifest::read(target)?;
+    let exported = if found.is_dir() {
         if fs::canonicalize(target)?.starts_with(fs::canonicalize(source)?) {
             return Err(Error::new(
                 Kind::StepFailed,
@@ -162,18 +196,20 @@ fn export_item(target: &Path, source: &Path) -> Result<()> {
                 ),
             ));
         }
-        export_directory(source, Path::new(name), target, &mut sums)?;
+        export_directory(source, Path::new(name), target, &mut manifest)
     } else {
-        export_file(source, Path::new(name), target, &mut sums)?;
-    }
-    write_manifest(target, sums)
+        export_file(source, Path::new(name), target, &mut manifest)
+    };
+    // Of a part too: what is not in it is taken for somebody else's the next time.
+    manifest.write(target)?;
+    exported
 }
 
 fn export_directory(
     source: &Path,
     name: &Path,
     target: &Path,
-    sums: &mut Vec<(PathBuf, String)>,
+    manifest: &mut Manifest,
 ) -> Result<()> {
     match fs::create_dir(target.join(name)) {
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
@@ -184,25 +220,22 @@ fn export_directory(
     for entry in entries {
         let name = name.join(entry.file_name());
         if entry.file_type()?.is_dir() {
-            export_directory(&entry.path(), &name, target, sums)?;
+            export_directory(&entry.path(), &name, target, manifest)?;
         } else {
-            export_file(&entry.path(), &name, target, sums)?;
+            export_file(&entry.path(), &name, target, manifest)?;
         }
     }
     Ok(())
 }
 
-/// Copies one file under a temporary name, then renames: a reader of the volume never sees half of it.
-fn export_file(
-    source: &Path,
-    name: &Path,
-    target: &Path,
-    sums: &mut Vec<(PathBuf, String)>,
-) -> Result<()> {
+/// Copies one file under a temporary name, then renames: a reader of the volume never sees half of it. A file that is there is
+/// replaced if an export left it.
+fn export_file(source: &Path, name: &Path, target: &Path, manifest: &mut Manifest) -> Result<()> {
     let found = fs::symlink_metadata(source)?;
     let place = target.join(name);
     if found.is_symlink() {
         if fs::symlink_metadata(&place).is_ok_and(|old| !old.is_dir()) {
+            manifest.may_replace(target, name, None)?;
             fs::remove_file(&place)?;
         }
         fs_err::os::unix::fs::symlink(fs::read_link(source)?, &place)?;
@@ -250,42 +283,84 @@ fn export_file(
         .as_file()
         .sync_data()
         .context(|| format!("cannot write `{}`", place.display()))?;
+    let sum = hex(&hash.finalize());
+    manifest.may_replace(target, name, Some(&sum))?;
     temporary
         .persist(&place)
         .map_err(|error| error.error)
         .context(|| format!("cannot replace `{}`", place.display()))?;
-    sums.push((
-        name.to_path_buf(),
-        hash.finalize()
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect(),
-    ));
+    manifest
+        .sums
+        .insert(name.to_string_lossy().into_owned(), sum);
     Ok(())
 }
 
-/// Writes the manifest: lines of this export replace old ones of the same files, others stay.
-fn write_manifest(target: &Path, sums: Vec<(PathBuf, String)>) -> Result<()> {
-    let path = target.join(MANIFEST);
-    let old = fs::read_to_string(&path).unwrap_or_default();
-    let mut lines: std::collections::BTreeMap<String, String> = old
-        .lines()
-        .filter_map(|line| {
-            line.split_once("  ")
-                .map(|(sum, name)| (name.to_owned(), sum.to_owned()))
-        })
-        .collect();
-    lines.extend(
-        sums.into_iter()
-            .map(|(name, sum)| (name.to_string_lossy().into_owned(), sum)),
-    );
-    let text: String = lines
-        .iter()
-        .map(|(name, sum)| format!("{sum}  {name}\n"))
-        .collect();
-    crate::store::atomic::write(&path, text.as_bytes())?;
-    fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644))?;
-    Ok(())
+/// The manifest of an output volume: what exports left there.
+struct Manifest {
+    /// Lines that no export wrote.
+    others: Vec<String>,
+    sums: BTreeMap<String, String>,
+}
+
+impl Manifest {
+    fn read(target: &Path) -> Result<Self> {
+        let text = match fs::read_to_string(target.join(MANIFEST)) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+            other => other?,
+        };
+        let mut manifest = Self {
+            others: Vec::new(),
+            sums: BTreeMap::new(),
+        };
+        for line in text.lines() {
+            match line.split_once("  ") {
+                Some((sum, name)) if is_sha256(sum) => {
+                    manifest.sums.insert(name.to_owned(), sum.to_owned());
+                }
+                _ => manifest.others.push(line.to_owned()),
+            }
+        }
+        Ok(manifest)
+    }
+
+    /// Refuses to replace a file that no export left, or that somebody changed since, unless by the same.
+    fn may_replace(&self, target: &Path, name: &Path, with: Option<&str>) -> Result<()> {
+        let place = target.join(name);
+        if !fs::symlink_metadata(&place).is_ok_and(|old| old.is_file()) {
+            return Ok(());
+        }
+        let there = export::digest(target, name)?;
+        let left = self.sums.get(&*name.to_string_lossy());
+        if with == Some(&there) || left == Some(&there) {
+            return Ok(());
+        }
+        Err(Error::new(
+            Kind::StepFailed,
+            format!(
+                "`{}` is there already, and is not what an export left: nothing is written over it",
+                place.display()
+            ),
+        )
+        .help("move it away in the output volume, and run `up` again"))
+    }
+
+    /// Writes it: lines of this export replace old ones of the same files, others stay.
+    fn write(&self, target: &Path) -> Result<()> {
+        let path = target.join(MANIFEST);
+        let others = self.others.iter().map(|line| format!("{line}\n"));
+        let sums = self
+            .sums
+            .iter()
+            .map(|(name, sum)| format!("{sum}  {name}\n"));
+        let text: String = others.chain(sums).collect();
+        crate::store::atomic::write(&path, text.as_bytes())?;
+        fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644))?;
+        Ok(())
+    }
+}
+
+fn is_sha256(text: &str) -> bool {
+    text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 fn usage() -> Error {

@@ -13,7 +13,7 @@ use std::os::unix::fs::MetadataExt as _;
 use fs_err as fs;
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use support::env::TestStore;
+use support::env::{TestStore, build_user};
 use support::git::{Daemon, repository};
 use support::run::sha256;
 
@@ -303,4 +303,60 @@ fn links_are_neither_followed_nor_handed_out_and_an_unfinished_env_is_refused() 
         .ok()
         .says(&["was not built from a lock file", "exported 1 file;"]);
     valid(&fs::read(to.join(format!("{env}.provenance.json"))).unwrap());
+}
+
+#[test]
+fn a_step_that_exports_writes_over_nothing_but_what_it_left() {
+    let store = TestStore::new();
+    let out = store.work().join("out");
+    fs::create_dir(&out).unwrap();
+    let others = format!("# mine\n{} *kept\n", "0".repeat(64));
+    for (name, text) in [("made", "mine\n"), ("SHA256SUMS", &others)] {
+        fs::write(out.join(name), text).unwrap();
+    }
+    let user = build_user().0;
+    for path in [out.clone(), out.join("made"), out.join("SHA256SUMS")] {
+        std::os::unix::fs::chown(path, Some(user), Some(user)).unwrap();
+    }
+    let read = |name: &str| fs::read_to_string(out.join(name)).unwrap();
+    let write = |word: &str| {
+        store.profile(&format!(
+            "volume = [{{ name = 'out', kind = 'output', path = '../out', target = '/out' }}]
+             [[step]]\nname = 'make'\nrun = 'echo {word} > ~/made'
+             [[step]]\nname = 'export'\nexport = [{{ from = '/home/builder/made', to = 'out' }}]\n"
+        ));
+    };
+    write("one");
+    store
+        .rockenv(&["up", store.env()])
+        .exits(5)
+        .says(&["`/out/made` is there already"]);
+    assert_eq!(
+        (read("made").as_str(), read("SHA256SUMS")),
+        ("mine\n", others.clone())
+    );
+    fs::rename(out.join("made"), out.join("mine")).unwrap();
+    store.up();
+    assert_eq!(
+        (read("made").as_str(), read("mine").as_str()),
+        ("one\n", "mine\n")
+    );
+    assert!(
+        read("SHA256SUMS").starts_with(&others),
+        "{}",
+        read("SHA256SUMS")
+    );
+    // What it left itself is replaced.
+    write("two");
+    store.up();
+    assert_eq!(read("made"), "two\n");
+    assert_eq!(read("SHA256SUMS").matches("  made\n").count(), 1);
+    // Unless somebody changed it.
+    fs::write(out.join("made"), "changed\n").unwrap();
+    write("three");
+    store
+        .rockenv(&["up", store.env()])
+        .exits(5)
+        .says(&["`/out/made` is there already"]);
+    assert_eq!(read("made"), "changed\n");
 }

@@ -90,12 +90,15 @@ impl Work {
                 stdin = archive(&step.name, items, files)?;
                 // Directories on the way may be root's; what is made is given to the build user.
                 root = true;
-                vec![
+                let mut argv = vec![
                     PROGRAM.to_owned(),
                     "__copy".to_owned(),
                     spec.user.uid.to_string(),
                     spec.user.gid.to_string(),
-                ]
+                ];
+                let theirs = spec.visible(step).filter(|volume| volume.kind.is_theirs());
+                argv.extend(theirs.map(|volume| volume.target.clone()));
+                argv
             }
             Action::Export(items) => {
                 let mut argv = vec![PROGRAM.to_owned(), "__export".to_owned()];

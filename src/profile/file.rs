@@ -161,6 +161,13 @@ pub enum VolumeKind {
     Host,
 }
 
+impl VolumeKind {
+    /// Says whether the files in such a volume are the user's, and nothing that `copy` replaces.
+    pub fn is_theirs(self) -> bool {
+        matches!(self, Self::Source | Self::Output | Self::Host)
+    }
+}
+
 /// Whether steps may write to a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]

@@ -569,12 +569,9 @@ impl<'a> Resolver<'a> {
 /// Refuses to copy over files of the user's: what `copy` writes replaces what was there.
 fn copy_destination(to: &str, volumes: &[Volume]) -> std::result::Result<(), Refused> {
     value::destination(to)?;
-    let theirs = volumes.iter().find(|volume| {
-        matches!(
-            volume.kind,
-            VolumeKind::Source | VolumeKind::Host | VolumeKind::Output
-        ) && Path::new(to).starts_with(&volume.target)
-    });
+    let theirs = volumes
+        .iter()
+        .find(|volume| volume.kind.is_theirs() && Path::new(to).starts_with(&volume.target));
     match theirs {
         None => Ok(()),
         Some(volume) => Err(Refused::new(format!(

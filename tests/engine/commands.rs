@@ -355,3 +355,33 @@ fn waiting_for_a_container_that_was_stopped_can_be_given_up() {
     first.wait().exits(143);
     store.rockenv(&["rm", "--yes", store.env()]).ok();
 }
+
+#[test]
+fn a_copy_leads_into_no_directory_of_the_users() {
+    let store = TestStore::new();
+    let profiles = store.work().join("profiles");
+    let own = store.work().join("own");
+    for directory in [&own, &profiles.join("tree/own")] {
+        fs::create_dir_all(directory).unwrap();
+    }
+    fs::write(own.join("f"), "mine\n").unwrap();
+    fs::write(profiles.join("tree/own/f"), "other\n").unwrap();
+    for (from, to) in [
+        ("tree/own/f", "/srv/link/f"),
+        ("tree/own/f", "/srv/link/new/f"),
+        ("tree/own", "/srv/link"),
+        ("tree", "/v"),
+    ] {
+        store.profile(&format!(
+            "volume = [{{ name = 'own', kind = 'host', path = '../own', target = '/v/own', access = 'rw' }}]
+             [[step]]\nname = 'link'\nuser = 'root'\nrun = 'ln -s ../v/own /srv/link'
+             [[step]]\nname = 'copy'\ncopy = [{{ from = '{from}', to = '{to}' }}]\n"
+        ));
+        store
+            .rockenv(&["up", store.env()])
+            .exits(5)
+            .says(&["`copy` does not write to `", "`/v/own` is not rockenv's"]);
+        assert_eq!(fs::read_to_string(own.join("f")).unwrap(), "mine\n");
+        assert_eq!(fs::read_dir(&own).unwrap().count(), 1, "{to}");
+    }
+}
