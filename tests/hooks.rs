@@ -226,6 +226,38 @@ fn a_changed_hook_or_source_is_built_again_and_an_unchanged_file_is_not() {
 }
 
 #[test]
+fn what_was_changed_by_hand_in_a_view_outlives_it() {
+    let store = TestStore::new();
+    let src = source(&store);
+    hook(&store, "fix", EDIT);
+    store.up_with(STEPS);
+    store
+        .sh("echo precious >> /v/src/a.txt; mkdir /v/src/new; echo precious > /v/src/new/mine")
+        .ok();
+    fs::write(src.join("d/c.txt"), "changed").unwrap();
+    store.up().says(&["changed by hand", "views/src/kept-"]);
+    let views = store.env_dir().join("views/src");
+    let kept = || {
+        let entries = fs::read_dir(&views).unwrap().map(|entry| entry.unwrap());
+        let mut kept: Vec<PathBuf> = entries
+            .filter(|entry| entry.file_name().to_string_lossy().starts_with("kept-"))
+            .map(|entry| entry.path())
+            .collect();
+        assert_eq!(kept.len(), 1);
+        kept.remove(0)
+    };
+    for (name, end) in [("a.txt", "ONE\nprecious\n"), ("new/mine", "precious\n")] {
+        assert_eq!(fs::read_to_string(kept().join(name)).unwrap(), end);
+    }
+    // What steps write is made again, and who only looks changes nothing.
+    store.sh("cat /v/src/a.txt").ok();
+    fs::write(src.join("d/c.txt"), "changed again").unwrap();
+    let said = store.up().err;
+    assert!(!said.contains("kept-"), "{said}");
+    kept();
+}
+
+#[test]
 fn what_does_not_fit_fails_before_anything_runs() {
     let store = TestStore::new();
     let src = source(&store);

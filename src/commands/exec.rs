@@ -15,7 +15,7 @@ use crate::engine::wire::Command;
 use crate::engine::{Device, Root};
 use crate::error::{Error, Kind, Result};
 use crate::execute::prove::{Proof, prove};
-use crate::execute::{container, relay};
+use crate::execute::{ByHand, container, relay};
 use crate::gpu::{self, Choice, Selector};
 use crate::host::Host;
 use crate::jobs::{self, Sizing};
@@ -190,7 +190,10 @@ fn join(cx: &Context, job: &Job, store: &Store, host: &Host) -> Result<Option<re
         }
     }
     store.use_env(&job.env, &store.known(&job.env)?);
-    relay::run(&client, command)
+    let by_hand = ByHand::begin(&store.env_dir(&job.env))?;
+    let exit = relay::run(&client, command);
+    by_hand.end()?;
+    exit
 }
 
 /// Returns the nodes of the GPU that was asked for, as they are now.
@@ -282,7 +285,9 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
     };
     let running = Running::start(&hold, env.lock_fd(), claim)?;
     let command = command(cx, job, &spec, host, &devices);
+    let by_hand = ByHand::begin(env.directory())?;
     let code = in_container(&running, &devices, command);
+    let noted = by_hand.end();
     let end = running.finish();
     if let Ok(End::Ended(_)) = &end {
         container::clean(store, &env.run_dir())?;
@@ -298,6 +303,7 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
     cx.tidy(store)?;
     // Where both failed, the holder knows why.
     end?;
+    noted?;
     let exit =
         code?.ok_or_else(|| Error::unexpected("the container ended before the command began"))?;
     Ok(exit.code)

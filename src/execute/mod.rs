@@ -31,7 +31,7 @@ pub use attend::Ending;
 use left::Left;
 use outcome::Ran;
 pub use step::{base_environment, memory_max};
-pub use view::{Shown, look};
+pub use view::{ByHand, Shown, look};
 
 use crate::config::Config;
 use crate::error::{Error, Kind, Result};

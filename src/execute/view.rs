@@ -6,6 +6,7 @@
 //! an overlay: they get a copy, see `copied`. Hooks' scripts run on either, see `script`.
 
 mod copied;
+mod hand;
 mod script;
 mod stack;
 
@@ -13,6 +14,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
+pub use hand::ByHand;
 use sha2::{Digest as _, Sha256};
 use stack::{Layer, Stack, Time};
 
@@ -31,17 +33,22 @@ fn directory(env: &LockedEnv<'_>, volume: &str) -> PathBuf {
     env.directory().join("views").join(volume)
 }
 
+/// Names in the directory of a view.
+const STACK: &str = "stack.json";
+const WORK: &str = "work";
+const AT: &str = "at";
+
 fn stack_file(directory: &Path) -> PathBuf {
-    directory.join("stack.json")
+    directory.join(STACK)
 }
 
 fn work(directory: &Path) -> PathBuf {
-    directory.join("work")
+    directory.join(WORK)
 }
 
 /// Where overlays are mounted that only rockenv itself looks at, each in a namespace of its own.
 fn at(directory: &Path) -> PathBuf {
-    directory.join("at")
+    directory.join(AT)
 }
 
 /// What an env shows in place of a source with hooks.
@@ -127,7 +134,7 @@ impl<'a> Execution<'a, '_> {
             return self.copied(sight, &directory, &mut stack, &source, hooks, there);
         }
         atomic::write_json(&stack_file(&directory), &stack)?;
-        collect(self.store, &directory, &stack)?;
+        self.collect(&directory, &stack)?;
         for wanted in &hooks[there..] {
             let hook = self.hook(wanted)?;
             // What steps wrote until now is below the hook, which may change it.
@@ -230,6 +237,38 @@ impl<'a> Execution<'a, '_> {
             .ok_or_else(|| Error::unexpected(format!("the hook `{}` was not read", wanted.name)))
     }
 
+    /// Throws away what a killed command left, and layers that are no longer part of the view, but for what somebody changed
+    /// there by hand.
+    fn collect(&self, directory: &Path, stack: &Stack) -> Result<()> {
+        let names = stack.names();
+        let commands = match fs::read_to_string(directory.join(hand::COMMANDS)) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+            other => other?,
+        };
+        for entry in fs::read_dir(directory)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            let kept = name.to_str().is_some_and(|name| {
+                names.contains(name)
+                    || name.starts_with(hand::KEPT)
+                    || [STACK, WORK, AT, hand::COMMANDS].contains(&name)
+            });
+            if kept {
+                continue;
+            }
+            let aside = directory.join(format!("{}{}", hand::KEPT, name.to_string_lossy()));
+            if hand::keep(&commands, &entry.path(), &aside)? {
+                let message = format!(
+                    "its source or an earlier hook changed: files that were changed by hand in the view are now in `{}`",
+                    aside.display()
+                );
+                self.reporter.emit(&Event::Warning { message });
+            }
+            self.store.discard(&entry.path())?;
+        }
+        Ok(())
+    }
+
     /// Says which patches the source has already.
     fn tell(&self, hook: &Hook, changes: &Changes) {
         for patch in &changes.already {
@@ -288,22 +327,6 @@ fn make_upper(store: &Store, directory: &Path, id: &str, source: &Path) -> Resul
         work: &work,
     };
     overlay::create_upper(upper, source)
-}
-
-/// Throws away what a killed command left, and layers that are no longer part of the view.
-fn collect(store: &Store, directory: &Path, stack: &Stack) -> Result<()> {
-    let names = stack.names();
-    for entry in fs::read_dir(directory)? {
-        let entry = entry?;
-        let name = entry.file_name();
-        let kept = name.to_str().is_some_and(|name| {
-            names.contains(name) || name == "stack.json" || name == "at" || name == "work"
-        });
-        if !kept {
-            store.discard(&entry.path())?;
-        }
-    }
-    Ok(())
 }
 
 /// An overlay does not show what is mounted below its lowest layer.

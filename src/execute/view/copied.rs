@@ -8,7 +8,7 @@ use std::path::Path;
 
 use super::script::Look;
 use super::stack::{Layer, Stack};
-use super::{Shown, Sight, change, collect, stack_file};
+use super::{Shown, Sight, change, stack_file};
 use crate::error::Result;
 use crate::execute::Execution;
 use crate::rootfs;
@@ -28,7 +28,7 @@ impl Execution<'_, '_> {
         mut there: usize,
     ) -> Result<Shown> {
         if let (Some(upper), true) = (&stack.upper, there == hooks.len()) {
-            collect(self.store, directory, stack)?;
+            self.collect(directory, stack)?;
             return Ok(Shown::Copy(directory.join(upper)));
         }
         let from = match (stack.upper.take(), stack.layers.last_mut()) {
@@ -45,7 +45,7 @@ impl Execution<'_, '_> {
             }
         };
         atomic::write_json(&stack_file(directory), stack)?;
-        collect(self.store, directory, stack)?;
+        self.collect(directory, stack)?;
         let id = random_id()?;
         let copy = directory.join(&id);
         let made = rootfs::copy_tree(&from, &copy)?;
@@ -80,7 +80,7 @@ impl Execution<'_, '_> {
         }
         stack.upper = Some(id);
         atomic::write_json(&stack_file(directory), stack)?;
-        collect(self.store, directory, stack)?;
+        self.collect(directory, stack)?;
         Ok(Shown::Copy(copy))
     }
 }
