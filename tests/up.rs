@@ -298,6 +298,24 @@ fn snapshots_roll_back_and_differ() {
 }
 
 #[test]
+fn a_step_replaces_no_snapshot_that_somebody_took() {
+    on_each(|store, _| {
+        store.up_with(STEPS);
+        store.root_sh("echo precious > /etc/precious").ok();
+        store
+            .rockenv(&["snapshot", "create", store.env(), "four"])
+            .ok();
+        store
+            .up_with(&format!(
+                "{STEPS}\n[[step]]\nname = \"four\"\nrun = \"true\"\n"
+            ))
+            .says(&["snapshot `four` is `four-2` now"]);
+        store.rockenv(&["rollback", store.env(), "four-2"]).ok();
+        store.sh("cat /etc/precious").ok().prints("precious");
+    });
+}
+
+#[test]
 fn a_fork_is_a_copy_and_shares_what_it_did_not_change() {
     on_each(|store, method| {
         store.up_with(STEPS);

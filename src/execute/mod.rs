@@ -335,6 +335,11 @@ impl Execution<'_, '_> {
                 format!("changes made by `exec` or `shell` are kept as snapshot `{name}`");
             self.reporter.emit(&Event::Warning { message });
         }
+        let steps = self.spec.steps.iter().map(|step| step.name.as_str());
+        for (old, new) in self.env.make_room(&steps.collect())? {
+            let message = format!("snapshot `{old}` is `{new}` now: step `{old}` has that name");
+            self.reporter.emit(&Event::Warning { message });
+        }
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! Owns an env's snapshots: freezing what it is, standing it on what was frozen, and making it a copy of another one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use fs_err as fs;
@@ -226,6 +226,30 @@ impl LockedEnv<'_> {
             |_| {},
         )?;
         Ok(())
+    }
+
+    /// Gives snapshots that no step made another name where it is a step's, whose snapshot would replace them. Returns the old and the
+    /// new names.
+    pub fn make_room(&mut self, steps: &BTreeSet<&str>) -> Result<Vec<(String, String)>> {
+        let mut record = self.known_record()?.clone();
+        let mut renamed = Vec::new();
+        for position in 0..record.snapshots.len() {
+            let known = &record.snapshots[position];
+            let old = known.name.clone();
+            if known.origin == Origin::Step || !steps.contains(old.as_str()) {
+                continue;
+            }
+            let mut new = record.free_name(&old);
+            while steps.contains(new.as_str()) {
+                new = record.free_name(&format!("{new}-2"));
+            }
+            record.snapshots[position].name.clone_from(&new);
+            renamed.push((old, new));
+        }
+        if !renamed.is_empty() {
+            self.commit(record)?;
+        }
+        Ok(renamed)
     }
 
     /// Goes back to a snapshot: one commit of the record.
