@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use fs_err as fs;
+use fs_err::os::unix::fs::OpenOptionsExt as _;
 use nix::fcntl::AtFlags;
 use sha2::{Digest as _, Sha256};
 
@@ -200,7 +201,6 @@ fn export_item(target: &Path, source: &Path) -> Result<()> {
     } else {
         export_file(source, Path::new(name), target, &mut manifest)
     };
-    // Of a part too: what is not in it is taken for somebody else's the next time.
     manifest.write(target)?;
     exported
 }
@@ -285,13 +285,14 @@ fn export_file(source: &Path, name: &Path, target: &Path, manifest: &mut Manifes
         .context(|| format!("cannot write `{}`", place.display()))?;
     let sum = hex(&hash.finalize());
     manifest.may_replace(target, name, Some(&sum))?;
+    manifest.announce(target, name, &sum)?;
     temporary
         .persist(&place)
         .map_err(|error| error.error)
         .context(|| format!("cannot replace `{}`", place.display()))?;
     manifest
         .sums
-        .insert(name.to_string_lossy().into_owned(), sum);
+        .insert(name.to_string_lossy().into_owned(), vec![sum]);
     Ok(())
 }
 
@@ -299,7 +300,10 @@ fn export_file(source: &Path, name: &Path, target: &Path, manifest: &mut Manifes
 struct Manifest {
     /// Lines that no export wrote.
     others: Vec<String>,
-    sums: BTreeMap<String, String>,
+    /// Digests of each file: of one that an export was about to replace when it was killed, two.
+    sums: BTreeMap<String, Vec<String>>,
+    /// Its last line has no end.
+    is_open: bool,
 }
 
 impl Manifest {
@@ -311,11 +315,13 @@ impl Manifest {
         let mut manifest = Self {
             others: Vec::new(),
             sums: BTreeMap::new(),
+            is_open: !text.is_empty() && !text.ends_with('\n'),
         };
         for line in text.lines() {
             match line.split_once("  ") {
                 Some((sum, name)) if is_sha256(sum) => {
-                    manifest.sums.insert(name.to_owned(), sum.to_owned());
+                    let sums = manifest.sums.entry(name.to_owned()).or_default();
+                    sums.push(sum.to_owned());
                 }
                 _ => manifest.others.push(line.to_owned()),
             }
@@ -331,7 +337,7 @@ impl Manifest {
         }
         let there = export::digest(target, name)?;
         let left = self.sums.get(&*name.to_string_lossy());
-        if with == Some(&there) || left == Some(&there) {
+        if with == Some(&there) || left.is_some_and(|sums| sums.contains(&there)) {
             return Ok(());
         }
         Err(Error::new(
@@ -344,6 +350,18 @@ impl Manifest {
         .help("move it away in the output volume, and run `up` again"))
     }
 
+    /// Adds a line before the file is there: one that is in no line is taken for somebody else's the next time.
+    fn announce(&mut self, target: &Path, name: &Path, sum: &str) -> Result<()> {
+        let mut file = fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .custom_flags(nix::libc::O_NOFOLLOW)
+            .open(target.join(MANIFEST))?;
+        let end = if self.is_open { "\n" } else { "" };
+        self.is_open = false;
+        Ok(file.write_all(format!("{end}{sum}  {}\n", name.to_string_lossy()).as_bytes())?)
+    }
+
     /// Writes it: lines of this export replace old ones of the same files, others stay.
     fn write(&self, target: &Path) -> Result<()> {
         let path = target.join(MANIFEST);
@@ -351,7 +369,7 @@ impl Manifest {
         let sums = self
             .sums
             .iter()
-            .map(|(name, sum)| format!("{sum}  {name}\n"));
+            .flat_map(|(name, sums)| sums.iter().map(move |sum| format!("{sum}  {name}\n")));
         let text: String = others.chain(sums).collect();
         crate::store::atomic::write(&path, text.as_bytes())?;
         fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644))?;
@@ -377,6 +395,31 @@ fn parse(text: &str) -> Result<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_killed_export_owns_what_it_had_written_and_what_it_had_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let (from, to) = (directory.path().join("a"), directory.path().join("out"));
+        fs::create_dir(&to).unwrap();
+        fs::write(to.join(MANIFEST), "somebody's").unwrap();
+        let arguments = [to.display().to_string(), from.display().to_string()];
+        for text in ["one", "two", "three"] {
+            fs::write(&from, text).unwrap();
+            export(&arguments).unwrap();
+            assert_eq!(fs::read_to_string(to.join("a")).unwrap(), text);
+            // Killed before the file had its name, or after it.
+            let sum = hex(&Sha256::digest("next"));
+            let mut manifest = Manifest::read(&to).unwrap();
+            manifest.announce(&to, Path::new("a"), &sum).unwrap();
+            if text == "two" {
+                fs::write(to.join("a"), "next").unwrap();
+            }
+        }
+        export(&arguments).unwrap();
+        let text = fs::read_to_string(to.join(MANIFEST)).unwrap();
+        let sum = hex(&Sha256::digest("three"));
+        assert_eq!(text, format!("somebody's\n{sum}  a\n"));
+    }
 
     #[test]
     fn an_export_has_a_manifest_that_sha256sum_accepts() {
