@@ -1,0 +1,284 @@
+//! Owns the tests of the decision what `up` does.
+
+use super::*;
+use proptest::prelude::*;
+
+fn wanted(names: &[&str]) -> Vec<Wanted> {
+    names
+        .iter()
+        .map(|name| Wanted {
+            name: (*name).to_owned(),
+            key: format!("k-{name}"),
+            incremental: false,
+            skip: None,
+            aside: false,
+        })
+        .collect()
+}
+
+fn layers(names: &[&str]) -> BTreeMap<String, Found> {
+    names
+        .iter()
+        .map(|name| {
+            (
+                format!("k-{name}"),
+                Found {
+                    layer: format!("l-{name}"),
+                    unusable: None,
+                    holds_volumes: false,
+                    lacks_results: false,
+                },
+            )
+        })
+        .collect()
+}
+
+fn actions(plan: &Plan) -> String {
+    plan.steps
+        .iter()
+        .map(|step| match step.action {
+            Action::Hit => 'h',
+            Action::Pull => 'p',
+            Action::Run => 'r',
+            Action::Skip => 's',
+            Action::Later => '-',
+        })
+        .collect()
+}
+
+fn built(names: &[&str]) -> Observed {
+    let head = names.iter().rev().map(|name| format!("l-{name}")).collect();
+    Observed {
+        exists: true,
+        head,
+        layers: layers(names),
+        freezes_volumes: true,
+        has_volumes: true,
+        ..Observed::default()
+    }
+}
+
+#[test]
+fn what_a_registry_has_is_pulled_up_to_the_step_that_runs_again() {
+    let steps = wanted(&["a", "b", "c", "d"]);
+    let mut observed = built(&["a"]);
+    let mut shown = |key: &str, options: &Options| {
+        observed.remote = Some((key.to_owned(), "r".to_owned()));
+        actions(&plan(&steps, &observed, options))
+    };
+    let all = Options::default();
+    assert_eq!(shown("k-c", &all), "hppr");
+    assert_eq!(shown("k-a", &all), "hrrr");
+    assert_eq!(shown("k-d", &all), "hppp");
+    let again = Options {
+        rerun: Some("c".into()),
+        ..Options::default()
+    };
+    assert_eq!(shown("k-d", &again), "hrrr");
+    assert_eq!(shown("k-b", &again), "hprr");
+}
+
+#[test]
+fn a_new_env_runs_everything_and_a_finished_one_nothing() {
+    let steps = wanted(&["a", "b"]);
+    let fresh = plan(&steps, &Observed::default(), &Options::default());
+    assert_eq!(
+        (actions(&fresh).as_str(), fresh.volumes),
+        ("rr", Volumes::Live)
+    );
+    assert!(plan(&steps, &built(&["a", "b"]), &Options::default()).is_empty());
+}
+
+#[test]
+fn a_layer_of_another_env_is_adopted() {
+    let observed = Observed {
+        layers: layers(&["a"]),
+        freezes_volumes: true,
+        ..Observed::default()
+    };
+    let plan = plan(&wanted(&["a", "b"]), &observed, &Options::default());
+    assert_eq!(
+        (actions(&plan).as_str(), plan.start.as_deref(), plan.moves),
+        ("hr", Some("l-a"), true)
+    );
+}
+
+#[test]
+fn a_gap_in_the_layers_does_not_matter() {
+    let plan = plan(
+        &wanted(&["a", "b", "c"]),
+        &Observed {
+            layers: layers(&["b"]),
+            ..Observed::default()
+        },
+        &Options::default(),
+    );
+    assert_eq!(
+        (actions(&plan).as_str(), plan.start.as_deref()),
+        ("hhr", Some("l-b"))
+    );
+}
+
+#[test]
+fn a_failed_step_goes_on_with_its_volumes_and_a_changed_one_does_not() {
+    let mut observed = built(&["a"]);
+    observed.attempt = Some("k-b".into());
+    let resumed = plan(&wanted(&["a", "b"]), &observed, &Options::default());
+    assert_eq!(
+        (actions(&resumed).as_str(), resumed.volumes, resumed.moves),
+        ("hr", Volumes::Live, false)
+    );
+    assert_eq!(resumed.steps[1].why, "did not finish last time");
+    observed.attempt = Some("k-old".into());
+    let changed = plan(&wanted(&["a", "b"]), &observed, &Options::default());
+    assert_eq!((changed.volumes, changed.moves), (Volumes::Restored, true));
+    let mut steps = wanted(&["a", "b"]);
+    steps[1].incremental = true;
+    assert_eq!(
+        plan(&steps, &observed, &Options::default()).volumes,
+        Volumes::Live
+    );
+    let clean = Options {
+        clean: true,
+        ..Options::default()
+    };
+    assert_eq!(plan(&steps, &observed, &clean).volumes, Volumes::Restored);
+}
+
+#[test]
+fn an_incremental_step_on_another_envs_layer_starts_with_that_layers_volumes() {
+    let mut steps = wanted(&["a", "b"]);
+    steps[1].incremental = true;
+    let observed = Observed {
+        layers: layers(&["a"]),
+        freezes_volumes: true,
+        ..Observed::default()
+    };
+    let first = plan(&steps, &observed, &Options::default());
+    assert_eq!(
+        (first.start.as_deref(), first.volumes, first.moves),
+        (Some("l-a"), Volumes::Restored, true)
+    );
+}
+
+#[test]
+fn an_attempt_that_is_not_wanted_any_more_is_undone() {
+    let mut observed = built(&["a", "b"]);
+    observed.attempt = Some("k-edited".into());
+    let undone = plan(&wanted(&["a", "b"]), &observed, &Options::default());
+    assert_eq!(
+        (actions(&undone).as_str(), undone.volumes, undone.moves),
+        ("hh", Volumes::Restored, true)
+    );
+    observed.freezes_volumes = false;
+    assert!(plan(&wanted(&["a", "b"]), &observed, &Options::default()).is_empty());
+}
+
+#[test]
+fn volumes_that_cannot_be_restored_stay_and_the_plan_says_so() {
+    let mut observed = built(&["a", "b", "c"]);
+    observed.freezes_volumes = false;
+    observed.layers.remove("k-b");
+    observed.layers.remove("k-c");
+    let stays = plan(&wanted(&["a", "b", "c"]), &observed, &Options::default());
+    assert_eq!(
+        (actions(&stays).as_str(), stays.volumes),
+        ("hrr", Volumes::Live)
+    );
+    assert_eq!(stays.notes.len(), 1);
+    let clean = plan(
+        &wanted(&["a", "b", "c"]),
+        &observed,
+        &Options {
+            clean: true,
+            ..Options::default()
+        },
+    );
+    assert_eq!(
+        (actions(&clean).as_str(), clean.volumes, clean.start),
+        ("rrr", Volumes::Fresh, None)
+    );
+}
+
+#[test]
+fn a_step_in_no_later_key_runs_although_later_layers_are_there() {
+    let mut steps = wanted(&["a", "gpu", "b"]);
+    steps[1].aside = true;
+    let go = |steps: &[Wanted], observed: &Observed| {
+        actions(&plan(steps, observed, &Options::default()))
+    };
+    // As another machine made them, or the same one before it had a GPU.
+    let without = built(&["a", "b"]);
+    assert_eq!(go(&steps, &without), "hrr");
+    assert_eq!(go(&steps, &built(&["a", "gpu", "b"])), "hhh");
+    steps[1].skip = Some("no GPU".to_owned());
+    assert_eq!(go(&steps, &without), "hsh");
+}
+
+#[test]
+fn rerun_and_until_cut_the_list() {
+    let options = Options {
+        rerun: Some("b".into()),
+        until: Some("b".into()),
+        ..Options::default()
+    };
+    let plan = plan(
+        &wanted(&["a", "b", "c"]),
+        &built(&["a", "b", "c"]),
+        &options,
+    );
+    assert_eq!(
+        (actions(&plan).as_str(), plan.start.as_deref()),
+        ("hr-", Some("l-a"))
+    );
+    let again: Vec<bool> = plan.steps.iter().map(|step| step.again).collect();
+    assert_eq!(again, [false, true, false]);
+}
+
+#[test]
+fn until_goes_back_only_when_the_env_does_not_stand_there() {
+    let options = Options {
+        until: Some("a".into()),
+        ..Options::default()
+    };
+    assert!(plan(&wanted(&["a", "b"]), &built(&["a", "b"]), &options).is_empty());
+}
+
+#[test]
+fn an_unusable_layer_says_why() {
+    let mut observed = Observed {
+        layers: layers(&["a"]),
+        ..Observed::default()
+    };
+    observed.layers.get_mut("k-a").unwrap().unusable = Some("its volume is another env's".into());
+    let plan = plan(&wanted(&["a"]), &observed, &Options::default());
+    assert_eq!(plan.steps[0].why, "its volume is another env's");
+}
+
+#[test]
+fn changes_are_kept_before_they_would_be_dropped() {
+    let mut observed = built(&["a"]);
+    observed.touched = true;
+    assert!(!plan(&wanted(&["a"]), &observed, &Options::default()).keep_changes);
+    assert!(plan(&wanted(&["a", "b"]), &observed, &Options::default()).keep_changes);
+}
+
+proptest! {
+    #[test]
+    fn what_a_plan_builds_needs_no_second_plan(present in proptest::collection::vec(any::<bool>(), 1..7), freezes: bool, skip in 0usize..7, aside in 0usize..7) {
+        let names: Vec<String> = (0..present.len()).map(|index| format!("s{index}")).collect();
+        let mut steps = wanted(&names.iter().map(String::as_str).collect::<Vec<_>>());
+        if let Some(step) = steps.get_mut(skip) {
+            step.skip = Some("no GPU".into());
+        }
+        if let Some(step) = steps.get_mut(aside) {
+            step.aside = true;
+        }
+        let have: Vec<&str> = names.iter().zip(&present).filter(|(_, there)| **there).map(|(name, _)| name.as_str()).collect();
+        let observed = Observed { layers: layers(&have), freezes_volumes: freezes, ..Observed::default() };
+        let first = plan(&steps, &observed, &Options::default());
+        // Execute: every step that ran or hit has a layer, the head is the last of them.
+        let done: Vec<&str> = first.steps.iter().filter(|step| matches!(step.action, Action::Hit | Action::Run)).map(|step| step.name.as_str()).collect();
+        prop_assert!(plan(&steps, &built(&done), &Options::default()).is_empty());
+    }
+}
