@@ -245,6 +245,34 @@ fn what_was_run_again_is_never_taken_back() {
 }
 
 #[test]
+fn what_a_forgotten_snapshot_stands_on_stays() {
+    on_each(|store, _| {
+        let env = store.env();
+        let steps = STEPS.replace("ln /v", "ln -f /v");
+        let changed = |from: &str| steps.replace(from, &format!("true; {from}"));
+        store.up_with(&steps);
+        store.rockenv(&["snapshot", "rm", env, "three"]).ok();
+        store.up_with(&changed("cat $HOME/two"));
+        store.up_with(&changed("echo one > $HOME/one"));
+        store.rockenv(&["fsck"]).ok();
+        // As one leaves it that was killed before it removed what it had replaced.
+        let path = store.env_dir().join("record.json");
+        let mut record: serde_json::Value =
+            serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        let snapshots = record["snapshots"].as_array_mut().unwrap();
+        let last = snapshots.pop().unwrap();
+        record["head"]["layer"] = snapshots.last().unwrap()["layer"].clone();
+        fs::write(&path, record.to_string()).unwrap();
+        store.up_with(&steps);
+        store.rockenv(&["fsck"]).ok();
+        let layers = store.home().join("layers");
+        assert!(layers.join(last["layer"].as_str().unwrap()).exists());
+        store.rockenv(&["--yes", "gc"]).ok();
+        assert_eq!(fs::read_dir(layers).unwrap().count(), 3);
+    });
+}
+
+#[test]
 fn snapshots_roll_back_and_differ() {
     on_each(|store, method| {
         store.up_with(STEPS);

@@ -3,7 +3,7 @@
 //! Nothing here is outside `envs/`, `layers/` and `volumes/`: sources, caches, outputs and host directories cannot
 //! be reached.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::check::names;
 use super::journal::{self, Entry};
@@ -153,19 +153,24 @@ impl Store {
                 next = self.layer(&id)?.and_then(|layer| layer.parent);
             }
         }
-        for id in candidates {
-            // With it goes what only it stood on.
-            let mut next = Some(id.clone());
-            while let Some(id) = next
-                && !needed.contains(&id)
-            {
-                next = self
-                    .layer(&id)
-                    .ok()
-                    .flatten()
-                    .and_then(|layer| layer.parent);
-                self.discard(&self.layer_dir(&id))?;
-            }
+        let mut parents: BTreeMap<String, Option<String>> = BTreeMap::new();
+        for layer in self.layers()? {
+            parents.insert(layer.id, layer.parent);
+        }
+        // What nobody needs may stand on another such layer, where a command was killed. Then that one goes first, or neither.
+        let mut left: BTreeSet<&String> = candidates.iter().collect();
+        let mut next = left.pop_first().cloned();
+        while let Some(id) = next {
+            let stood_on = parents.values().any(|parent| parent.as_ref() == Some(&id));
+            let below = match needed.contains(&id) || stood_on {
+                true => None,
+                false => {
+                    self.discard(&self.layer_dir(&id))?;
+                    // With it goes what only it stood on.
+                    parents.remove(&id).flatten()
+                }
+            };
+            next = below.or_else(|| left.pop_first().cloned());
         }
         Ok(())
     }
