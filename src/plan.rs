@@ -262,7 +262,7 @@ pub fn plan(wanted: &[Wanted], observed: &Observed, options: &Options) -> Plan {
             let volumes = if afresh {
                 Volumes::Fresh
             } else if !options.clean && (resumes || step.incremental && observed.has_volumes)
-                || (at_start && observed.attempt.is_none())
+                || (at_start && observed.attempt.is_none() && !observed.touched)
             {
                 Volumes::Live
             } else if start.is_some() {
@@ -270,10 +270,9 @@ pub fn plan(wanted: &[Wanted], observed: &Observed, options: &Options) -> Plan {
             } else {
                 Volumes::Fresh
             };
-            (
-                !at_start || volumes != Volumes::Live || !observed.exists,
-                volumes,
-            )
+            // It starts from its parent's snapshot, not from what was changed by hand since.
+            let as_it_is = at_start && !observed.touched && volumes == Volumes::Live;
+            (!as_it_is || !observed.exists, volumes)
         }
     };
     let volumes = if restores || afresh || volumes == Volumes::Live {
@@ -290,6 +289,7 @@ pub fn plan(wanted: &[Wanted], observed: &Observed, options: &Options) -> Plan {
     };
     let moves = moves
         && (first_run.is_none()
+            || observed.touched
             || observed.head.first() != start.as_ref()
             || volumes != Volumes::Live);
     let keep_changes = observed.touched && (moves || first_run.is_some());

@@ -245,6 +245,33 @@ fn what_was_run_again_is_never_taken_back() {
 }
 
 #[test]
+fn a_step_never_runs_on_what_was_changed_by_hand() {
+    on_each(|store, method| {
+        let env = store.env();
+        store.profile(&STEPS.replace("echo one > $HOME/one", "exit 1"));
+        store.rockenv(&["up", env]).exits(5);
+        store.profile(STEPS);
+        // On the image, where the first step is to run, and on a snapshot.
+        for step in ["one", "two"] {
+            let script = format!("echo mine > $HOME/mine; echo mine > /v/build/before-{step}");
+            store.sh(&script).ok();
+            let up = store.rockenv(&["up", env, "--until", step]).ok();
+            up.says(&["are kept as snapshot `before-up"]);
+            store.sh("test ! -e $HOME/mine").ok();
+        }
+        let by_hand = store.sh("cd /v/build; ls before-* || true").ok().text();
+        let stays = if method == "overlay" { 2 } else { 0 };
+        assert_eq!(by_hand.lines().count(), stays, "{method}: {by_hand}");
+        let back = ["rollback", "--yes", env, "before-up-2"];
+        store.rockenv(&back).ok();
+        store
+            .sh("cat $HOME/mine /v/build/before-two")
+            .ok()
+            .prints("mine\nmine");
+    });
+}
+
+#[test]
 fn what_a_forgotten_snapshot_stands_on_stays() {
     on_each(|store, _| {
         let env = store.env();

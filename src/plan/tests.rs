@@ -245,6 +245,24 @@ fn until_goes_back_only_when_the_env_does_not_stand_there() {
 }
 
 #[test]
+fn a_step_starts_from_its_parent_and_not_from_what_was_changed_by_hand() {
+    let (steps, all) = (wanted(&["a", "b"]), Options::default());
+    let mut observed = built(&["a"]);
+    assert!(!plan(&steps, &observed, &all).moves);
+    observed.touched = true;
+    let next = plan(&steps, &observed, &all);
+    assert_eq!((next.moves, next.volumes), (true, Volumes::Restored));
+    // A step that goes on does so with its volumes.
+    observed.attempt = Some("k-b".into());
+    let resumed = plan(&steps, &observed, &all);
+    assert_eq!((resumed.moves, resumed.volumes), (true, Volumes::Live));
+    observed.attempt = None;
+    observed.freezes_volumes = false;
+    let next = plan(&steps, &observed, &all);
+    assert_eq!((next.moves, next.volumes), (true, Volumes::Live));
+}
+
+#[test]
 fn an_unusable_layer_says_why() {
     let mut observed = Observed {
         layers: layers(&["a"]),
