@@ -1,6 +1,7 @@
 //! Owns the look at what there is, between resolving a spec and planning: which steps have snapshots that this env
 //! can stand on, and where the env stands now. Reads the store, changes nothing.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use crate::engine::docker::Service;
@@ -59,6 +60,16 @@ pub fn observe(
     let stand = record
         .map(|record| Stand::read(store, record, &spec.name, image_key))
         .transpose()?;
+    let mut results = Results {
+        store,
+        spec,
+        head: stand.as_ref().map_or(&[], |stand| &stand.head),
+        known: record.map_or_else(Vec::new, |record| {
+            let layers = record.snapshots.iter();
+            layers.map(|snapshot| snapshot.layer.clone()).collect()
+        }),
+        of_head: None,
+    };
     for step in wanted.iter().filter(|step| step.skip.is_none()) {
         let own = record.and_then(|record| own(record, &step.key));
         let id = own.map_or(step.key.as_str(), |snapshot| snapshot.layer.as_str());
@@ -67,11 +78,15 @@ pub fn observe(
                 .or_else(|| unusable(store, &layer, record, spec, &step.name))
                 .or_else(|| stand.as_ref()?.outdated(store, &layer, wanted));
             let frozen = |state| matches!(state, &VolumeState::Frozen);
+            let brings = match &unusable {
+                None => results.lacking(&layer.id)?,
+                Some(_) => BTreeSet::new(),
+            };
             observed.layers.insert(
                 step.key.clone(),
                 Found {
                     holds_volumes: layer.volumes.values().any(frozen),
-                    lacks_results: store.lacks_results(&layer.id, spec)?,
+                    brings,
                     layer: layer.id,
                     unusable,
                 },
@@ -90,7 +105,7 @@ pub fn observe(
                         layer: frozen.key.clone(),
                         unusable: None,
                         holds_volumes: false,
-                        lacks_results: false,
+                        brings: BTreeSet::new(),
                     };
                     observed.layers.insert(frozen.key.clone(), found);
                 }
@@ -179,6 +194,49 @@ impl<'a> Stand<'a> {
             }
         }
         None
+    }
+}
+
+/// What the output volumes of an env lack of what steps left there.
+struct Results<'a> {
+    store: &'a Store,
+    spec: &'a Spec,
+    /// Layers that the env stands on, topmost first.
+    head: &'a [String],
+    /// Layers of its snapshots.
+    known: Vec<String>,
+    /// What it lacks as it stands.
+    of_head: Option<BTreeSet<String>>,
+}
+
+impl Results<'_> {
+    /// Returns the keys of the steps whose results are to be put there where the env stands on a layer. One that it stands on already
+    /// does not take back what later ones left.
+    fn lacking(&mut self, layer: &str) -> Result<BTreeSet<String>> {
+        let head = self
+            .head
+            .first()
+            .filter(|_| self.head.iter().any(|id| id == layer));
+        let Some(head) = head else {
+            return self.of(layer);
+        };
+        if self.of_head.is_none() {
+            self.of_head = Some(self.of(head)?);
+        }
+        Ok(self.of_head.clone().unwrap_or_default())
+    }
+
+    fn of(&self, top: &str) -> Result<BTreeSet<String>> {
+        // What is missing below is said where it is needed.
+        if self.store.chain(top).is_err() {
+            return Ok(BTreeSet::new());
+        }
+        let bringing = self.store.results_to_bring(top, self.spec, &self.known)?;
+        let mut keys = BTreeSet::new();
+        for id in bringing.layers() {
+            keys.extend(self.store.layer(&id)?.and_then(|layer| layer.key));
+        }
+        Ok(keys)
     }
 }
 

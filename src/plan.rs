@@ -28,8 +28,9 @@ pub struct Found {
     pub unusable: Option<String>,
     /// It holds the build volumes, though the store does not freeze them itself.
     pub holds_volumes: bool,
-    /// What its step left in output volumes is not in this env's.
-    pub lacks_results: bool,
+    /// Keys of the steps up to it whose results are not in this env's output volumes, or are there as an earlier build of this env
+    /// left them.
+    pub brings: BTreeSet<String>,
 }
 
 /// What there is.
@@ -183,6 +184,11 @@ pub fn plan(wanted: &[Wanted], observed: &Observed, options: &Options) -> Plan {
             found.is_some_and(|found| found.holds_volumes)
         });
 
+    let brought = base.as_ref().and_then(|(index, _)| {
+        let found = observed.layers.get(&wanted[*index].key);
+        found.map(|found| &found.brings)
+    });
+
     let remote = observed.remote.as_ref();
     let pulled = remote.and_then(|(key, _)| {
         reached().find(|index| wanted[*index].key == *key && rerun.is_none_or(|at| *index < at))
@@ -200,8 +206,7 @@ pub fn plan(wanted: &[Wanted], observed: &Observed, options: &Options) -> Plan {
         } else if let Some(reason) = &step.skip {
             (Action::Skip, reason.clone())
         } else if base.as_ref().is_some_and(|(base, _)| index <= *base) {
-            let found = observed.layers.get(&step.key);
-            if found.is_some_and(|found| found.lacks_results) {
+            if brought.is_some_and(|brought| brought.contains(&step.key)) {
                 brings.push(step.name.clone());
                 let why = "snapshot is there; its results go to this env's output";
                 (Action::Hit, why.to_owned())

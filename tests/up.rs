@@ -272,6 +272,52 @@ fn a_step_never_runs_on_what_was_changed_by_hand() {
 }
 
 #[test]
+fn the_output_is_of_the_build_that_the_env_stands_on() {
+    on_each(|store, method| {
+        let env = store.env();
+        let profile = |build: &str| {
+            store.profile(&format!(
+                "[[volume]]\nname = 'out'\nkind = 'output'\ntarget = '/v/out'\n\
+                 [[step]]\nname = 'one'\nrun = 'echo one > /v/out/both; echo {build} > /v/out/one'\n\
+                 [[step]]\nname = 'two'\nrun = 'cat /v/out/one > $HOME/two; cat /v/out/one > /v/out/both'\n"
+            ));
+        };
+        let out = store.home().join("outputs").join(env).join("out");
+        let state = || {
+            let files = ["one", "both"].map(|name| fs::read_to_string(out.join(name)).unwrap());
+            files.concat() + &store.sh("cat $HOME/two").ok().text()
+        };
+        profile("old");
+        store.up();
+        store.rockenv(&["snapshot", "create", env, "mine"]).ok();
+        for goes_back in [false, true] {
+            profile("new");
+            store.up();
+            assert_eq!(state(), "new\nnew\nnew\n", "{method}");
+            fs::write(out.join("other"), "somebody's").unwrap();
+            if goes_back {
+                store.rockenv(&["rollback", "--yes", env, "mine"]).ok();
+            }
+            profile("old");
+            store.up().says(&["2 steps, 2 done before"]);
+            assert_eq!(state(), "old\nold\nold\n", "{method}");
+            assert_eq!(fs::read(out.join("other")).unwrap(), b"somebody's");
+            store.up().says(&["nothing to do"]);
+            // What the last step made of it is not taken back.
+            let until = ["up", env, "--until", "one"];
+            store.rockenv(&until).ok().says(&["nothing to do"]);
+            fs::remove_file(out.join("one")).unwrap();
+            store.rockenv(&until).ok();
+            assert_eq!(state(), "old\nold\nold\n", "{method}");
+        }
+        // What somebody made of it stays.
+        fs::write(out.join("one"), "somebody's").unwrap();
+        store.up().says(&["nothing to do"]);
+        assert_eq!(fs::read(out.join("one")).unwrap(), b"somebody's");
+    });
+}
+
+#[test]
 fn what_a_forgotten_snapshot_stands_on_stays() {
     on_each(|store, _| {
         let env = store.env();

@@ -52,19 +52,24 @@ impl Execution<'_, '_> {
             let runs = steps.filter(|step| step.action == Action::Run);
             runs.filter_map(|step| self.spec.step(&step.name))
         };
-        let Some(start) = &self.plan.start else {
+        let record = self.env.known_record()?;
+        let stays = !self.plan.moves && runs().next().is_none();
+        let top = match stays {
+            true => &record.head.layer,
+            false => &self.plan.start,
+        };
+        let Some(top) = top else {
             return Ok(());
         };
         if self.plan.brings.is_empty() && runs().next().is_none() {
             return Ok(());
         }
-        let record = self.env.known_record()?;
         // What a step did before it failed is not told from what somebody did.
         let attempt = self.store.attempt(self.env.name(), record);
         let resumes = attempt.is_some_and(|key| runs().any(|step| step.key.as_str() == key));
         let layers = record.snapshots.iter();
         let known: Vec<String> = layers.map(|snapshot| snapshot.layer.clone()).collect();
-        let bringing = self.store.results_to_bring(start, self.spec, &known)?;
+        let bringing = self.store.results_to_bring(top, self.spec, &known)?;
         for other in &bringing.in_the_way {
             let message = format!(
                 "`{}` in output volume `{}` is not what step `{}` left there",

@@ -26,7 +26,7 @@ fn layers(names: &[&str]) -> BTreeMap<String, Found> {
                     layer: format!("l-{name}"),
                     unusable: None,
                     holds_volumes: false,
-                    lacks_results: false,
+                    brings: BTreeSet::new(),
                 },
             )
         })

@@ -3,7 +3,8 @@
 //!
 //! Whatever else is in an output directory is somebody's. A link is neither kept nor followed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
@@ -78,6 +79,14 @@ pub struct Bringing {
     pub in_the_way: Vec<InTheWay>,
 }
 
+impl Bringing {
+    /// Returns the layers that have what is to be written.
+    pub fn layers(&self) -> BTreeSet<String> {
+        let kept = self.files.iter().map(|(_, _, kept)| layer_of(kept));
+        kept.map(|id| id.to_string_lossy().into_owned()).collect()
+    }
+}
+
 /// Returns the output volumes of an env.
 pub fn outputs(spec: &Spec) -> impl Iterator<Item = &Volume> {
     let volumes = spec.volumes.iter();
@@ -96,18 +105,6 @@ impl Store {
     /// Returns where a layer has its step's results of an output volume.
     pub fn results_dir(&self, layer: &str, volume: &str) -> PathBuf {
         self.layer_dir(layer).join("results").join(volume)
-    }
-
-    /// Says whether some of a layer's results are not in the env's output.
-    pub fn lacks_results(&self, layer: &str, spec: &Spec) -> Result<bool> {
-        for volume in outputs(spec) {
-            let kept = Marks::of(&self.results_dir(layer, &volume.name))?;
-            let directory = self.output_dir(&spec.name, volume);
-            if kept.0.keys().any(|path| !is_there(&directory.join(path))) {
-                return Ok(true);
-            }
-        }
-        Ok(false)
     }
 
     /// Returns the results of the steps up to a layer, by output volume and path, with the layer that has them: of a file that several
@@ -185,9 +182,7 @@ impl Store {
     }
 
     fn title_of(&self, kept: &Path) -> String {
-        let layer = kept.parent().and_then(Path::parent);
-        let id = layer.and_then(Path::file_name).unwrap_or_default();
-        let layer = self.layer(&id.to_string_lossy()).ok().flatten();
+        let layer = self.layer(&layer_of(kept).to_string_lossy()).ok().flatten();
         layer.map(|layer| layer.title).unwrap_or_default()
     }
 }
@@ -199,6 +194,12 @@ pub fn keep(before: &Marks, directory: &Path, into: &Path) -> Result<()> {
         export::put_copy(directory, &path, into, None)?;
     }
     Ok(())
+}
+
+/// Returns the layer whose results a directory has.
+fn layer_of(kept: &Path) -> &OsStr {
+    let layer = kept.parent().and_then(Path::parent);
+    layer.and_then(Path::file_name).unwrap_or_default()
 }
 
 fn is_there(path: &Path) -> bool {
