@@ -118,6 +118,7 @@ pub fn observe(
     };
     observed.exists = true;
     if let Some(stand) = stand {
+        observed.outlived = stand.outlived(store, wanted)?;
         (observed.head, observed.attempt) = (stand.head, stand.attempt);
     }
     observed.touched = match env {
@@ -165,6 +166,24 @@ impl<'a> Stand<'a> {
             head,
             attempt,
         })
+    }
+
+    /// Returns the layers that it stands on of steps that are not wanted. One that is left out here, for want of a GPU, may stay.
+    fn outlived(&self, store: &Store, wanted: &[Wanted]) -> Result<Vec<String>> {
+        let mut outlived = Vec::new();
+        for id in &self.head {
+            let Some(layer) = store.layer(id)? else {
+                continue;
+            };
+            let is = |step: &Wanted| match step.skip {
+                Some(_) => step.name == layer.title,
+                None => layer.key.as_ref() == Some(&step.key),
+            };
+            if layer.key.is_some() && !wanted.iter().any(is) {
+                outlived.push(layer.id);
+            }
+        }
+        Ok(outlived)
     }
 
     /// Says why the env is not to stand on a layer, although nothing is wrong with it: `--rerun` has built anew what is below it, or

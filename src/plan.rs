@@ -40,6 +40,8 @@ pub struct Observed {
     pub exists: bool,
     /// Layers the env's head stands on, topmost first; empty on the bare image.
     pub head: Vec<String>,
+    /// Those of them that steps made which are not in the profile any more, or are other ones there.
+    pub outlived: Vec<String>,
     /// Layers by step key.
     pub layers: BTreeMap<String, Found>,
     /// Keys of steps whose snapshots a service has although the store forgot them; those among `layers` can be used.
@@ -248,10 +250,17 @@ pub fn plan(wanted: &[Wanted], observed: &Observed, options: &Options) -> Plan {
     };
     let (moves, volumes) = match first_run {
         // Everything is there: an env that went on from its last step (by `exec` or a snapshot) stays where it is,
-        // unless a step that is not wanted any more was at its volumes.
+        // unless it did so by a step that is not wanted any more, or one was at its volumes.
         None => {
             let dirty = observed.attempt.is_some() && restores;
-            let stays = on_start && !dirty;
+            let mut above = observed
+                .head
+                .iter()
+                .take_while(|id| Some(*id) != start.as_ref());
+            // Before the end, what comes after it may be wanted.
+            let outlived =
+                options.until.is_none() && above.any(|id| observed.outlived.contains(id));
+            let stays = on_start && !dirty && !outlived;
             (
                 start.is_some() && !stays,
                 if stays {

@@ -272,6 +272,19 @@ fn a_step_never_runs_on_what_was_changed_by_hand() {
 }
 
 #[test]
+fn a_last_step_that_was_removed_from_the_profile_is_undone() {
+    on_each(|store, _| {
+        store.up_with(STEPS);
+        let (first, _) = STEPS.split_once("[[step]]\nname = \"three\"").unwrap();
+        store.up_with(first);
+        store.sh("test -e $HOME/one && ! test -e $HOME/three").ok();
+        store.up().says(&["nothing to do"]);
+        store.up_with(STEPS).says(&["3 steps, 3 done before"]);
+        store.sh("! test -e $HOME/one && test -e $HOME/three").ok();
+    });
+}
+
+#[test]
 fn the_output_is_of_the_build_that_the_env_stands_on() {
     on_each(|store, method| {
         let env = store.env();

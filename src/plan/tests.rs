@@ -245,6 +245,33 @@ fn until_goes_back_only_when_the_env_does_not_stand_there() {
 }
 
 #[test]
+fn a_last_step_that_is_not_wanted_any_more_is_undone() {
+    let mut observed = built(&["a", "b"]);
+    observed.head.insert(0, "l-mine".into());
+    let steps = wanted(&["a"]);
+    let all = Options::default();
+    assert!(plan(&steps, &observed, &all).is_empty());
+    observed.outlived.push("l-b".into());
+    let undone = plan(&steps, &observed, &all);
+    assert_eq!(
+        (
+            actions(&undone).as_str(),
+            undone.start.as_deref(),
+            undone.moves
+        ),
+        ("h", Some("l-a"), true)
+    );
+    // It is other work now, which is not asked for yet.
+    let until = Options {
+        until: Some("a".into()),
+        ..Options::default()
+    };
+    let mut steps = wanted(&["a", "c"]);
+    steps[1].key = "k-other".into();
+    assert!(plan(&steps, &observed, &until).is_empty());
+}
+
+#[test]
 fn a_step_starts_from_its_parent_and_not_from_what_was_changed_by_hand() {
     let (steps, all) = (wanted(&["a", "b"]), Options::default());
     let mut observed = built(&["a"]);
