@@ -80,7 +80,7 @@ impl Ordinary {
     }
 }
 
-/// A user with subordinate ids whom only this thread's mount namespace knows.
+/// A user with subordinate ids and all of sudo's rights, whom only this thread's mount namespace knows.
 #[derive(Debug)]
 pub(crate) struct MadeUp {
     /// Their home, on the disk that they were given.
@@ -110,12 +110,19 @@ impl MadeUp {
                 "subgid",
                 format!("rockenv-made-up:{}:65536", Self::SUBORDINATE),
             ),
+            ("shadow", "rockenv-made-up:*:20000:0:99999:7:::".to_owned()),
+            (
+                "sudoers",
+                "rockenv-made-up ALL=(ALL) NOPASSWD: ALL".to_owned(),
+            ),
         ];
         let known = known.map(|(name, line)| {
             let (etc, own) = (Path::new("/etc").join(name), files.path().join(name));
             fs::copy(&etc, &own).expect("a copy");
             let text = fs::read_to_string(&own).expect("a text");
+            let mode = fs::metadata(&etc).expect("a mode").permissions();
             fs::write(&own, format!("{}\n{line}\n", text.trim_end())).expect("one line more");
+            fs::set_permissions(&own, mode).expect("the same mode");
             bind(&own, &etc)
         });
         fs::create_dir(&home).expect("a home");
@@ -146,6 +153,13 @@ impl MadeUp {
     /// Runs rockenv as the user, which has to succeed.
     pub(crate) fn rockenv(&self, arguments: &[&str]) -> String {
         run(&mut self.command(self.program(), arguments))
+    }
+
+    /// Makes a command that the user runs through sudo, as root.
+    pub(crate) fn sudo(&self, program: impl AsRef<OsStr>, arguments: &[&str]) -> Command {
+        let mut command = self.command("sudo", &["-n", "--preserve-env=ROCKENV_HOME", "--"]);
+        command.arg(program.as_ref()).args(arguments);
+        command
     }
 
     pub(crate) fn program(&self) -> PathBuf {
