@@ -3,6 +3,8 @@
 
 #[path = "image_unpack/compared.rs"]
 mod compared;
+#[path = "image_unpack/dialects.rs"]
+mod dialects;
 #[path = "image_unpack/entries.rs"]
 mod entries;
 #[path = "image_unpack/headers.rs"]

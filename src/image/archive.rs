@@ -2,8 +2,8 @@
 //!
 //! The `tar` crate's own iterator cannot be used here: it keeps extended headers of any size in memory, leaves PAX
 //! sparse files as their condensed form and ignores global headers. Its header accessors are used.
-//! Where two readers of one archive could disagree (a link with data, a long name beside a PAX path, a size in
-//! a place that must have none) this reader refuses: that disagreement is what archive attacks are made of.
+//! An archive becomes the tree that GNU tar makes of it. Archives that GNU tar does not take either, and those that contradict
+//! themselves (a long name beside another PAX path, a map of a sparse file that does not fit its data), are refused.
 
 mod sparse;
 
@@ -75,6 +75,7 @@ impl<R: BufRead> Reader<R> {
 
     /// Returns the next entry, skipping what is left of the current one.
     pub(crate) fn next_entry(&mut self) -> Result<Option<Entry>> {
+        // Of several headers of one kind before an entry, the last one counts.
         let mut pax: Option<Pax> = None;
         let mut long_name = None;
         let mut long_link = None;
@@ -90,38 +91,28 @@ impl<R: BufRead> Reader<R> {
             };
             let kind = header.entry_type();
             let size = number(&header.as_old().size, "size")?;
-            match kind {
-                EntryType::XHeader
-                | EntryType::XGlobalHeader
-                | EntryType::GNULongName
-                | EntryType::GNULongLink => {
-                    if size > MAX_EXTENSION {
-                        return Err(broken(&format!("an extended header has {size} bytes")));
-                    }
-                    self.start(size);
-                    let data = self.read_all()?;
-                    let slot_taken = match kind {
-                        EntryType::XGlobalHeader => {
-                            self.globals.parse_global(&data)?;
-                            false
-                        }
-                        EntryType::XHeader => pax.replace(Pax::parse(&data)?).is_some(),
-                        EntryType::GNULongName => long_name.replace(until_nul(&data)).is_some(),
-                        _ => long_link.replace(until_nul(&data)).is_some(),
-                    };
-                    if slot_taken {
-                        return Err(broken(
-                            "two extended headers of one kind describe one entry",
-                        ));
-                    }
-                }
-                // The label of a volume names nothing in the file system.
-                _ if kind.as_byte() == b'V' => self.start(size),
-                _ => {
-                    return self
-                        .entry(&header, size, pax.unwrap_or_default(), long_name, long_link)
-                        .map(Some);
-                }
+            let Some(extension) = Extension::of(kind) else {
+                let names = (long_name, long_link);
+                return self
+                    .entry(&header, size, pax.unwrap_or_default(), names)
+                    .map(Some);
+            };
+            // The label of a volume names nothing in the file system.
+            if extension == Extension::Label {
+                self.start(size);
+                continue;
+            }
+            if size > MAX_EXTENSION {
+                return Err(broken(&format!("an extended header has {size} bytes")));
+            }
+            self.start(size);
+            let data = self.read_all()?;
+            match extension {
+                Extension::Global => self.globals.parse_global(&data)?,
+                Extension::Pax => pax = Some(Pax::parse(&data)?),
+                Extension::LongName => long_name = Some(until_nul(&data)),
+                Extension::LongLink => long_link = Some(until_nul(&data)),
+                Extension::Label => {}
             }
         }
     }
@@ -205,19 +196,19 @@ impl<R: BufRead> Reader<R> {
         if bytes.iter().all(|byte| *byte == 0) {
             return Ok(None);
         }
-        // The checksum is over the header with its own field blank.
-        let sum: u64 = bytes
-            .iter()
-            .enumerate()
-            .map(|(at, byte)| {
-                if (148..156).contains(&at) {
-                    32
-                } else {
-                    u64::from(*byte)
-                }
-            })
-            .sum();
-        if number(&header.as_old().cksum, "checksum").ok() != Some(sum) {
+        // The checksum is over the header with its own field blank. Some old archivers added the bytes as signed numbers.
+        let sum = |value: fn(u8) -> i64| -> i64 {
+            let (before, after) = (&bytes[..148], &bytes[156..]);
+            let blank = 8 * i64::from(b' ');
+            blank
+                + before
+                    .iter()
+                    .chain(after)
+                    .map(|byte| value(*byte))
+                    .sum::<i64>()
+        };
+        let sums = [sum(i64::from), sum(|byte| i64::from(byte.cast_signed()))];
+        if !signed(&header.as_old().cksum, "checksum").is_ok_and(|stated| sums.contains(&stated)) {
             return Err(broken(
                 "a header has the wrong checksum: damaged, or not a tar archive",
             ));
@@ -230,9 +221,39 @@ impl<R: BufRead> Reader<R> {
         header: &Header,
         size: u64,
         pax: Pax,
-        long_name: Option<Vec<u8>>,
-        long_link: Option<Vec<u8>>,
+        long: (Option<Vec<u8>>, Option<Vec<u8>>),
     ) -> Result<Entry> {
+        let (path, link) = self.names(header, &pax, long)?;
+        let size = pax.size.unwrap_or(size);
+        if i64::try_from(size).is_err() {
+            return Err(broken(&format!(
+                "entry `{}`: its size does not fit a file",
+                lossy(&path)
+            )));
+        }
+        let old = header.as_old();
+        Ok(Entry {
+            kind: self.kind(header, size, &pax, &path, link)?,
+            mode: u32::try_from(number(&old.mode, "mode")? & 0o7777).unwrap_or(0),
+            uid: owner(pax.uid.or(self.globals.uid), &old.uid, &path)?,
+            gid: owner(pax.gid.or(self.globals.gid), &old.gid, &path)?,
+            mtime: match pax.mtime.or(self.globals.mtime) {
+                Some(time) => time,
+                None => (signed(&old.mtime, "mtime")?, 0),
+            },
+            xattrs: pax.xattrs,
+            ignored: pax.ignored,
+            path,
+        })
+    }
+
+    /// The name of an entry, and what it links to.
+    fn names(
+        &self,
+        header: &Header,
+        pax: &Pax,
+        (long_name, long_link): (Option<Vec<u8>>, Option<Vec<u8>>),
+    ) -> Result<(Vec<u8>, Vec<u8>)> {
         let field = |pax: Option<&Vec<u8>>, long: Option<Vec<u8>>, what: &str| match (pax, long) {
             (Some(pax), Some(long)) if *pax != long => Err(broken(&format!(
                 "an entry has two different {what}s: `{}` and `{}`",
@@ -242,8 +263,8 @@ impl<R: BufRead> Reader<R> {
             (Some(pax), _) => Ok(Some(pax.clone())),
             (None, long) => Ok(long),
         };
-        let sparse_name = pax.sparse.name.as_ref();
-        let path = match (sparse_name, field(pax.path.as_ref(), long_name, "name")?) {
+        let long_name = field(pax.path.as_ref(), long_name, "name")?;
+        let path = match (&pax.sparse.name, long_name) {
             (Some(name), _) => name.clone(),
             (None, Some(path)) => path,
             (None, None) => header.path_bytes().into_owned(),
@@ -255,10 +276,12 @@ impl<R: BufRead> Reader<R> {
                 .map(std::borrow::Cow::into_owned)
                 .unwrap_or_default(),
         };
-        let refuse = |what: &str| Err(broken(&format!("entry `{}`: {what}", lossy(&path))));
         for (name, what) in [(&path, "name"), (&link, "link target")] {
             if name.contains(&0) {
-                return refuse(&format!("its {what} contains a NUL byte"));
+                return Err(broken(&format!(
+                    "entry `{}`: its {what} contains a NUL byte",
+                    lossy(&path)
+                )));
             }
             if name.len() > self.max_path {
                 return Err(broken(&format!(
@@ -269,108 +292,119 @@ impl<R: BufRead> Reader<R> {
                 )));
             }
         }
-        let size = pax.size.unwrap_or(size);
-        if i64::try_from(size).is_err() {
-            return refuse("its size does not fit a file");
-        }
-        let id = |pax: Option<u64>, field: &[u8]| -> Result<u32> {
-            let id = match pax {
-                Some(id) => id,
-                None => number(field, "owner")?,
+        Ok((path, link))
+    }
+
+    /// What an entry is; its data begin afterwards.
+    fn kind(
+        &mut self,
+        header: &Header,
+        size: u64,
+        pax: &Pax,
+        path: &[u8],
+        link: Vec<u8>,
+    ) -> Result<Kind> {
+        let refuse = |what: &str| Err(broken(&format!("entry `{}`: {what}", lossy(path))));
+        let kind = header.entry_type();
+        let is_file = matches!(
+            kind,
+            EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse
+        );
+        if is_file && (pax.sparse.is_used || kind == EntryType::GNUSparse) {
+            self.start(size);
+            let (real, map) = if kind == EntryType::GNUSparse {
+                self.old_sparse(header, size)?
+            } else {
+                self.pax_sparse(&pax.sparse)?
             };
-            // The last number means "leave unchanged" to chown.
-            u32::try_from(id)
-                .ok()
-                .filter(|id| *id != u32::MAX)
-                .ok_or_else(|| {
-                    broken(&format!(
-                        "entry `{}`: owner {id} is not a user or group number",
-                        lossy(&path)
-                    ))
-                })
-        };
-        let old = header.as_old();
-        let mut entry = Entry {
-            kind: Kind::Directory,
-            mode: u32::try_from(number(&old.mode, "mode")? & 0o7777).unwrap_or(0),
-            uid: id(pax.uid.or(self.globals.uid), &old.uid)?,
-            gid: id(pax.gid.or(self.globals.gid), &old.gid)?,
-            mtime: match pax.mtime.or(self.globals.mtime) {
-                Some(time) => time,
-                None => (signed(&old.mtime, "mtime")?, 0),
-            },
-            xattrs: pax.xattrs,
-            ignored: pax.ignored,
-            path: path.clone(),
-        };
-        let device = || -> Result<(u64, u64)> {
-            let (major, minor) = match (header.as_ustar(), header.as_gnu()) {
-                (Some(ustar), _) => (&ustar.dev_major, &ustar.dev_minor),
-                (_, Some(gnu)) => (&gnu.dev_major, &gnu.dev_minor),
-                _ => return Ok((0, 0)),
-            };
-            Ok((number(major, "device")?, number(minor, "device")?))
-        };
-        let sparse = pax.sparse.is_used || header.entry_type() == EntryType::GNUSparse;
-        entry.kind = match header.entry_type() {
-            EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse if sparse => {
-                self.start(size);
-                let (real, map) = if header.entry_type() == EntryType::GNUSparse {
-                    self.old_sparse(header, size)?
-                } else {
-                    self.pax_sparse(&pax.sparse)?
-                };
-                check_map(&map, real, self.remaining)
-                    .map_err(|what| broken(&format!("entry `{}`: {what}", lossy(&path))))?;
-                Kind::File {
+            return match check_map(&map, real, self.remaining) {
+                Err(what) => refuse(what),
+                Ok(()) => Ok(Kind::File {
                     size: real,
                     map: Some(map),
-                }
+                }),
+            };
+        }
+        // Before ustar there was no type for directories: a slash at the end said it.
+        if is_file && !path.ends_with(b"/") {
+            self.start(size);
+            return Ok(Kind::File { size, map: None });
+        }
+        // A directory of an incremental archive has the list of its files as data.
+        let is_dump = kind.as_byte() == b'D';
+        // Nothing else has data. A size in such a header means nothing: whatever follows is the next header, or is refused as none.
+        self.start(if is_dump { size } else { 0 });
+        Ok(match kind {
+            EntryType::Directory | EntryType::Regular | EntryType::Continuous => Kind::Directory,
+            _ if is_dump => Kind::Directory,
+            EntryType::Symlink if link.is_empty() => {
+                return refuse("a symbolic link to nothing");
             }
-            // Before ustar there was no type for directories: a slash at the end said it.
-            EntryType::Regular | EntryType::Continuous if path.ends_with(b"/") => {
-                if size > 0 {
-                    return refuse("its name ends in a slash, but it has data");
-                }
-                self.start(0);
-                Kind::Directory
+            EntryType::Symlink => Kind::Symlink(link),
+            EntryType::Link => Kind::HardLink(link),
+            EntryType::Char => {
+                device(header).map(|(major, minor)| Kind::Character(major, minor))?
             }
-            EntryType::Regular | EntryType::Continuous => {
-                self.start(size);
-                Kind::File { size, map: None }
+            EntryType::Block => device(header).map(|(major, minor)| Kind::Block(major, minor))?,
+            EntryType::Fifo => Kind::Fifo,
+            other => {
+                return refuse(&format!(
+                    "entry type {:?} is not known",
+                    char::from(other.as_byte())
+                ));
             }
-            kind => {
-                // Readers disagree on whether data follows such a header; a well-made archive has none.
-                if size > 0 {
-                    return refuse(&format!(
-                        "a {} entry with {size} bytes of data",
-                        type_name(kind)
-                    ));
-                }
-                self.start(0);
-                match kind {
-                    EntryType::Directory => Kind::Directory,
-                    EntryType::Symlink if link.is_empty() => {
-                        return refuse("a symbolic link to nothing");
-                    }
-                    EntryType::Symlink => Kind::Symlink(link),
-                    EntryType::Link => Kind::HardLink(link),
-                    EntryType::Char => {
-                        device().map(|(major, minor)| Kind::Character(major, minor))?
-                    }
-                    EntryType::Block => device().map(|(major, minor)| Kind::Block(major, minor))?,
-                    EntryType::Fifo => Kind::Fifo,
-                    other => {
-                        return refuse(&format!(
-                            "entry type {:?} is not known",
-                            char::from(other.as_byte())
-                        ));
-                    }
-                }
-            }
-        };
-        Ok(entry)
+        })
     }
+}
+
+/// A header that is no entry.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Extension {
+    Global,
+    Pax,
+    LongName,
+    LongLink,
+    Label,
+}
+
+impl Extension {
+    fn of(kind: EntryType) -> Option<Self> {
+        match kind {
+            EntryType::XGlobalHeader => Some(Self::Global),
+            EntryType::XHeader => Some(Self::Pax),
+            EntryType::GNULongName => Some(Self::LongName),
+            EntryType::GNULongLink => Some(Self::LongLink),
+            // Before POSIX had extended headers, Solaris did.
+            _ if kind.as_byte() == b'X' => Some(Self::Pax),
+            _ if kind.as_byte() == b'V' => Some(Self::Label),
+            _ => None,
+        }
+    }
+}
+
+/// A user's or group's number. The last one means "leave unchanged" to `chown`, so what an archive gives to it stays ours: root's.
+fn owner(pax: Option<u64>, field: &[u8], path: &[u8]) -> Result<u32> {
+    let id = match pax {
+        Some(id) => id,
+        None => number(field, "owner")?,
+    };
+    match u32::try_from(id) {
+        Ok(u32::MAX) => Ok(0),
+        Ok(id) => Ok(id),
+        Err(_) => Err(broken(&format!(
+            "entry `{}`: owner {id} is not a user or group number",
+            lossy(path)
+        ))),
+    }
+}
+
+fn device(header: &Header) -> Result<(u64, u64)> {
+    let (major, minor) = match (header.as_ustar(), header.as_gnu()) {
+        (Some(ustar), _) => (&ustar.dev_major, &ustar.dev_minor),
+        (_, Some(gnu)) => (&gnu.dev_major, &gnu.dev_minor),
+        _ => return Ok((0, 0)),
+    };
+    Ok((number(major, "device")?, number(minor, "device")?))
 }
 
 impl<R: BufRead + Seek> Reader<R> {
@@ -410,18 +444,10 @@ pub(crate) fn lossy(bytes: &[u8]) -> String {
 }
 
 fn until_nul(data: &[u8]) -> Vec<u8> {
-    data.strip_suffix(b"\0").unwrap_or(data).to_vec()
-}
-
-fn type_name(kind: EntryType) -> &'static str {
-    match kind {
-        EntryType::Directory => "directory",
-        EntryType::Symlink => "symbolic link",
-        EntryType::Link => "hard link",
-        EntryType::Fifo => "FIFO",
-        EntryType::Char | EntryType::Block => "device",
-        _ => "special",
-    }
+    data.split(|byte| *byte == 0)
+        .next()
+        .unwrap_or_default()
+        .to_vec()
 }
 
 /// Reads a header's number: octal digits, or 0x80 and big-endian bytes.

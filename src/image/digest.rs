@@ -5,23 +5,24 @@
 //! (see `xattr`), and which names are one file. Out: inode numbers, allocation, access and change times, directory
 //! sizes: they depend on the file system or on having looked.
 
+mod content;
+
 use std::collections::HashMap;
 use std::fmt;
-use std::os::fd::BorrowedFd;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, OpenHow};
+use nix::fcntl::AtFlags;
 use nix::sys::stat::{FileStat, SFlag};
 use sha2::{Digest as _, Sha256};
 
+use self::content::{BLOCK, hash};
 use super::tree::{self, Tree};
 use super::unpack::stop_if;
 use super::{hex, xattr};
 use crate::error::{Result, ResultExt as _};
-use crate::rootfs::openat2;
 
 /// The digest of a tree, and its size.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -251,7 +252,7 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    fn directory(&mut self, directory: std::os::fd::OwnedFd, path: &[u8]) -> Result<()> {
+    fn directory(&mut self, directory: OwnedFd, path: &[u8]) -> Result<()> {
         stop_if(self.cancel)?;
         let handle = directory.try_clone()?;
         for name in tree::names(directory)? {
@@ -339,7 +340,7 @@ fn hash_all(tree: &Tree, nodes: &mut [Node], cancel: &AtomicBool) -> Result<()> 
     let next = AtomicUsize::new(0);
     let work = |nodes: &[Node]| -> Result<Vec<(usize, [u8; 32])>> {
         let mut done = Vec::new();
-        let mut buffer = vec![0; 256 << 10];
+        let mut buffer = vec![0; BLOCK];
         while let Some(at) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
             let path = &nodes[*at].path;
             let sha256 = hash(tree.fd(), path, &mut buffer, cancel)
@@ -372,30 +373,6 @@ fn hash_all(tree: &Tree, nodes: &mut [Node], cancel: &AtomicBool) -> Result<()> 
         }
     }
     Ok(())
-}
-
-fn hash(
-    root: BorrowedFd<'_>,
-    path: &[u8],
-    buffer: &mut [u8],
-    cancel: &AtomicBool,
-) -> Result<[u8; 32]> {
-    let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
-    let file = openat2(
-        root,
-        path,
-        OpenHow::new().flags(flags).resolve(tree::STRICT),
-    )?;
-    let mut sha = Sha256::new();
-    loop {
-        stop_if(cancel)?;
-        match nix::unistd::read(&file, buffer) {
-            Ok(0) => return Ok(sha.finalize().into()),
-            Ok(amount) => sha.update(&buffer[..amount]),
-            Err(Errno::EINTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
 }
 
 #[cfg(test)]

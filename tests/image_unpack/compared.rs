@@ -97,7 +97,7 @@ fn sample(root: &Path) {
     }
 }
 
-fn gnu_tar(directory: &Path, args: &[&str]) -> Vec<u8> {
+pub(crate) fn gnu_tar(directory: &Path, args: &[&str]) -> Vec<u8> {
     let output = Command::new("tar")
         .current_dir(directory)
         .args(args)

@@ -1,0 +1,154 @@
+//! Owns the digest of one file's content.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::AtomicBool;
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, OpenHow};
+use nix::unistd::Whence;
+use sha2::{Digest as _, Sha256};
+
+use crate::error::Result;
+use crate::image::tree;
+use crate::image::unpack::stop_if;
+use crate::rootfs::openat2;
+
+/// What is read at once of a file, and what is passed over where all of it is zeros.
+pub(super) const BLOCK: usize = 256 << 10;
+/// From this size on, a file that is mostly zeros is hashed without them: an archive of a few KiB can hold one that is larger than
+/// any disk.
+const LARGE: u64 = 1 << 30;
+
+static ZEROS: [u8; BLOCK] = [0; BLOCK];
+
+/// Returns the SHA-256 of a file's content; of one that is large and mostly zeros, of its other blocks and where they are.
+pub(super) fn hash(
+    root: BorrowedFd<'_>,
+    path: &[u8],
+    buffer: &mut [u8],
+    cancel: &AtomicBool,
+) -> Result<[u8; 32]> {
+    let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+    let file = openat2(
+        root,
+        path,
+        OpenHow::new().flags(flags).resolve(tree::STRICT),
+    )?;
+    let size = u64::try_from(nix::sys::stat::fstat(&file)?.st_size).unwrap_or(0);
+    let mut sha = Sha256::new();
+    if is_mostly_zeros(&file, size, buffer, cancel)? {
+        // No file of this size can have the same bytes as its content.
+        each_block_of_data(&file, size, buffer, cancel, &mut |at, block| {
+            sha.update(at.to_le_bytes());
+            sha.update(block);
+            true
+        })?;
+        return Ok(sha.finalize().into());
+    }
+    loop {
+        stop_if(cancel)?;
+        match nix::unistd::read(&file, buffer) {
+            Ok(0) => return Ok(sha.finalize().into()),
+            Ok(amount) => sha.update(&buffer[..amount]),
+            Err(Errno::EINTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Reports whether three quarters of a large file are blocks of zeros, on the disk or not.
+fn is_mostly_zeros(
+    file: &OwnedFd,
+    size: u64,
+    buffer: &mut [u8],
+    cancel: &AtomicBool,
+) -> Result<bool> {
+    if size < LARGE {
+        return Ok(false);
+    }
+    let mut data = 0;
+    each_block_of_data(file, size, buffer, cancel, &mut |_, block| {
+        data += block.len() as u64;
+        data <= size / 4
+    })?;
+    Ok(data <= size / 4)
+}
+
+/// Calls `with` for each block that is not all zeros, as long as it returns true.
+fn each_block_of_data(
+    file: &OwnedFd,
+    size: u64,
+    buffer: &mut [u8],
+    cancel: &AtomicBool,
+    with: &mut dyn FnMut(u64, &[u8]) -> bool,
+) -> Result<()> {
+    let offset = |at: u64| i64::try_from(at).map_err(|_| Errno::EFBIG);
+    let mut at = 0;
+    while at < size {
+        stop_if(cancel)?;
+        match nix::unistd::lseek(file, offset(at)?, Whence::SeekData) {
+            Ok(data) => at = u64::try_from(data).unwrap_or(0) / BLOCK as u64 * BLOCK as u64,
+            Err(Errno::ENXIO) => return Ok(()),
+            // A file system that does not know its holes.
+            Err(Errno::EINVAL | Errno::EOPNOTSUPP) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let mut filled = 0;
+        while filled < BLOCK {
+            match nix::sys::uio::pread(file, &mut buffer[filled..], offset(at + filled as u64)?) {
+                Ok(0) => break,
+                Ok(amount) => filled += amount,
+                Err(Errno::EINTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let block = &buffer[..filled];
+        if block != &ZEROS[..filled] && !with(at, block) {
+            return Ok(());
+        }
+        at += BLOCK as u64;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd as _;
+    use std::os::unix::fs::FileExt as _;
+
+    fn of(pieces: &[(u64, &[u8])], size: u64) -> [u8; 32] {
+        let dir = tempfile::tempdir().unwrap();
+        let file = fs_err::File::create(dir.path().join("file")).unwrap();
+        for (at, piece) in pieces {
+            file.file().write_all_at(piece, *at).unwrap();
+        }
+        file.set_len(size).unwrap();
+        let root = fs_err::File::open(dir.path()).unwrap();
+        let mut buffer = vec![0; BLOCK];
+        hash(root.as_fd(), b"file", &mut buffer, &AtomicBool::new(false)).unwrap()
+    }
+
+    #[test]
+    fn a_large_file_of_zeros_is_read_where_it_has_data() {
+        let huge = 1 << 40;
+        let one = of(&[(5 << 30, b"x")], huge);
+        assert_eq!(one, of(&[(0, &[0; 9000]), (5 << 30, b"x")], huge));
+        assert_eq!(one, of(&[(5 << 30, b"x\0"), (huge - 7, &[0; 7])], huge));
+        for other in [
+            of(&[(5 << 30, b"y")], huge),
+            of(&[((5 << 30) + 1, b"x")], huge),
+            of(&[(6 << 30, b"x")], huge),
+            of(&[], huge),
+        ] {
+            assert_ne!(one, other);
+        }
+    }
+
+    #[test]
+    fn what_is_smaller_has_the_digest_of_its_content() {
+        let content = [vec![0; BLOCK], b"x".to_vec(), vec![0; 3 * BLOCK]].concat();
+        let plain: [u8; 32] = Sha256::digest(&content).into();
+        assert_eq!(of(&[(BLOCK as u64, b"x")], content.len() as u64), plain);
+    }
+}
