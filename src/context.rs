@@ -33,6 +33,7 @@ impl Context {
     /// Opens the store to change it; makes it if it is not there.
     pub fn store(&self) -> Result<Store> {
         let store = Store::open(&self.config.home)?;
+        store.close(self.config.user.uid)?;
         self.reap(&store)?;
         Ok(store)
     }
@@ -41,6 +42,7 @@ impl Context {
     pub fn store_to_change(&self, what: &str) -> Result<Store> {
         self.host_as_root(what)?;
         let store = self.existing_store()?;
+        store.close(self.config.user.uid)?;
         self.reap(&store)?;
         Ok(store)
     }

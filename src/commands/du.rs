@@ -60,6 +60,9 @@ pub fn du(cx: &Context, args: &DuArgs) -> Result<()> {
             size::bytes(report.file_system.size),
         ));
     }
+    for unreadable in store.unreadable()? {
+        cx.ui.warn(&unreadable.to_string());
+    }
     caveats(cx, &report);
     Ok(())
 }

@@ -44,9 +44,12 @@ pub fn ls(cx: &Context, _args: &LsArgs) -> Result<()> {
     let mut rows = Vec::new();
     if let Some(store) = Store::open_existing(&cx.config.home)? {
         for name in store.envs()? {
-            if let Some(record) = store.record(&name)? {
+            if let Ok(Some(record)) = store.record(&name) {
                 rows.push(row(&store, name, &record));
             }
+        }
+        for unreadable in store.unreadable_envs()? {
+            cx.ui.warn(&unreadable.to_string());
         }
     }
     if cx.json {

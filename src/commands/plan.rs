@@ -158,7 +158,7 @@ pub fn plan(cx: &Context, args: UpArgs) -> Result<()> {
 fn recorded(store: &Store, spec: &Spec) -> Result<BTreeMap<String, Figure>> {
     let mut found = BTreeMap::new();
     for env in store.envs()? {
-        let Some(record) = store.record(&env)? else {
+        let Ok(Some(record)) = store.record(&env) else {
             continue;
         };
         let own = record.profile == spec.profile;

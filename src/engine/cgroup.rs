@@ -4,7 +4,7 @@
 //! the directories are made directly, in every cgroup v1 hierarchy that matters and in v2. A bare v2 mount
 //! beside v1 has no controllers, but its `cgroup.kill` still ends a whole tree at once.
 
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use fs_err as fs;
@@ -172,6 +172,44 @@ impl Cgroup {
         Ok(Self {
             unit: None,
             directories,
+        })
+    }
+
+    /// Says whether it is what [`Cgroup::plan`] names for `id`: what was written down is only used where it names nothing else.
+    pub(super) fn is_of(&self, id: &str) -> bool {
+        let scope = format!("{id}.scope");
+        self.unit.as_ref().is_none_or(|unit| *unit == scope)
+            && self.lie_in_hierarchies(|name| name == id || name == scope)
+    }
+
+    /// Says whether it is a group that a service made for one container.
+    pub(super) fn is_of_service(&self) -> bool {
+        let of_one = |name: &str| {
+            let mut words = name.split(|c: char| !c.is_ascii_hexdigit());
+            words.any(|word| word.len() == 64)
+        };
+        self.unit.is_none() && self.lie_in_hierarchies(of_one)
+    }
+
+    /// Says whether all directories lie below mounted hierarchies, in groups for one container by their name.
+    fn lie_in_hierarchies(&self, of_one: impl Fn(&str) -> bool) -> bool {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let mut found = Hierarchies::parse(&mounts, "");
+        let tops = found.v2.take().map(|(mount, _)| mount);
+        let tops: Vec<PathBuf> = tops
+            .into_iter()
+            .chain(found.v1.into_iter().map(|(_, mount)| mount))
+            .collect();
+        self.directories.iter().all(|(_, directory)| {
+            let below = tops.iter().find_map(|top| directory.strip_prefix(top).ok());
+            let names = below.and_then(|below| {
+                let parts = below.components().map(|part| match part {
+                    Component::Normal(name) => name.to_str(),
+                    _ => None,
+                });
+                parts.collect::<Option<Vec<&str>>>()
+            });
+            names.is_some_and(|names| names.iter().any(|name| of_one(name)))
         })
     }
 

@@ -5,6 +5,7 @@
 //! when the command that started it was killed.
 
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -141,7 +142,7 @@ pub struct State {
     /// Its control group.
     pub cgroup: Cgroup,
     /// The file by which systemd-nspawn locks the tree; a killed one leaves it.
-    pub lock: Option<PathBuf>,
+    pub lock: Option<TreeLock>,
     /// The container of a service.
     pub place: Option<docker::Place>,
     /// It only waits for another command.
@@ -170,7 +171,26 @@ impl State {
 
     /// Reads the state of the container that runs, where one does.
     pub fn read(run: &Path) -> Option<Self> {
-        serde_json::from_slice(&fs::read(Self::path(run)).ok()?).ok()
+        Self::parse(run, &fs::read(Self::path(run)).ok()?)
+    }
+
+    /// Reads a state; none where it is not whole, or names what is no container of this env's.
+    fn parse(run: &Path, text: &[u8]) -> Option<Self> {
+        let state: Self = serde_json::from_slice(text).ok()?;
+        let env = run.parent()?.file_name()?.to_str()?;
+        let prefix = name_prefix(env);
+        let own = |name: &str| {
+            name.starts_with(prefix.trim_end_matches('-'))
+                && name
+                    .bytes()
+                    .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+        };
+        let fits = own(&state.id)
+            && match &state.place {
+                Some(place) => own(&place.name) && state.cgroup.is_of_service(),
+                None => state.cgroup.is_of(&state.id),
+            };
+        fits.then_some(state)
     }
 
     /// Asks what runs in the container to end.
@@ -206,7 +226,7 @@ impl State {
         };
         let mut ended = Ended::default();
         // Written whole before the container exists: half a file means that nothing was started.
-        if let Ok(state) = serde_json::from_slice::<Self>(&text) {
+        if let Some(state) = Self::parse(run, &text) {
             ended = Ended::count(&state.cgroup);
             state.clear()?;
         }
@@ -222,7 +242,7 @@ impl State {
         self.cgroup.kill(PATIENCE)?;
         self.cgroup.remove()?;
         if let Some(lock) = &self.lock {
-            remove_lock(lock)?;
+            remove_lock(&lock.path())?;
         }
         for directory in ["propagate", "unix-export"] {
             let path = Path::new("/run/systemd/nspawn")
@@ -234,6 +254,69 @@ impl State {
             drop(fs::remove_dir(path));
         }
         Ok(())
+    }
+}
+
+/// Returns how the names of all containers of an env begin.
+pub fn name_prefix(env: &str) -> String {
+    let readable: String = env
+        .bytes()
+        .take(36)
+        .map(|byte| match byte.is_ascii_alphanumeric() {
+            true => char::from(byte),
+            false => '-',
+        })
+        .collect();
+    format!("rockenv-{}-", readable.trim_matches('-'))
+}
+
+/// The file by which systemd-nspawn locks a tree for the whole machine.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(try_from = "PathBuf", into = "PathBuf")]
+pub struct TreeLock {
+    device: u64,
+    inode: u64,
+}
+
+/// Where systemd-nspawn keeps these files.
+const TREE_LOCKS: &str = "/run/systemd/nspawn/locks";
+
+impl TreeLock {
+    /// Returns the lock of the tree at `root`.
+    pub(super) fn of(root: &Path) -> Result<Self> {
+        let found = fs::metadata(root)?;
+        Ok(Self {
+            device: found.dev(),
+            inode: found.ino(),
+        })
+    }
+
+    fn path(self) -> PathBuf {
+        Path::new(TREE_LOCKS).join(format!("inode-{}:{}", self.device, self.inode))
+    }
+}
+
+impl From<TreeLock> for PathBuf {
+    fn from(lock: TreeLock) -> Self {
+        lock.path()
+    }
+}
+
+// It is removed, so a saved one is made again from its numbers.
+impl TryFrom<PathBuf> for TreeLock {
+    type Error = String;
+
+    fn try_from(path: PathBuf) -> std::result::Result<Self, String> {
+        let name = path.file_name().and_then(|name| name.to_str());
+        let numbers = name.and_then(|name| name.strip_prefix("inode-")?.split_once(':'));
+        let lock = numbers.and_then(|(device, inode)| {
+            Some(Self {
+                device: device.parse().ok()?,
+                inode: inode.parse().ok()?,
+            })
+        });
+        lock.filter(|lock| lock.path() == path)
+            .ok_or_else(|| "a lock of systemd-nspawn's has another path".to_owned())
     }
 }
 

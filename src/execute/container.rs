@@ -8,6 +8,7 @@ use fs_err as fs;
 
 use super::step::memory_max;
 use super::view::{Shown, Views};
+use crate::engine::hold::name_prefix;
 use crate::engine::jobserver;
 use crate::engine::{Bind, Container, Device, Limits, Root};
 use crate::error::{Error, Kind, Result};
@@ -263,22 +264,7 @@ fn existing(path: &Path, volume: &Volume) -> Result<PathBuf> {
 
 /// Returns a machine name: at most 64 characters, each label as host names are.
 fn container_id(env: &str) -> Result<String> {
-    let readable: String = env
-        .bytes()
-        .take(36)
-        .map(|byte| {
-            if byte.is_ascii_alphanumeric() {
-                char::from(byte)
-            } else {
-                '-'
-            }
-        })
-        .collect();
-    Ok(format!(
-        "rockenv-{}-{}",
-        readable.trim_matches('-'),
-        random_id()?
-    ))
+    Ok(format!("{}{}", name_prefix(env), random_id()?))
 }
 
 /// Removes what existed only while the container ran.

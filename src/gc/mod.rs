@@ -56,6 +56,8 @@ pub struct Inventory {
     pub projects: BTreeMap<(String, String, String), Project>,
     /// Layers and images that lock files name, with the file.
     pub locked: BTreeMap<String, String>,
+    /// What cannot be read, and so may stand on any layer and image.
+    pub unreadable: Vec<String>,
     /// What else the user should know: what stays because nobody can tell whose it is.
     pub notes: Vec<String>,
 }
@@ -81,8 +83,10 @@ pub struct Env {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, serde::Deserialize)]
 pub struct Lease {
     /// Layers by id.
+    #[serde(deserialize_with = "crate::store::checked::names")]
     pub layers: Vec<String>,
     /// The image's key.
+    #[serde(deserialize_with = "crate::store::checked::names")]
     pub image: String,
 }
 

@@ -30,6 +30,8 @@ pub enum Why {
     Nameless,
     /// A lock file names it.
     Locked(String),
+    /// Something that cannot be read may need it.
+    Unreadable(String),
     /// It was built a moment ago: whoever did may be about to use it.
     Fresh,
 }
@@ -51,6 +53,12 @@ impl fmt::Display for Why {
                 f.write_str("no env names it and no step makes it again: an env may have lost it")
             }
             Self::Locked(file) => write!(f, "lock file {file} names it"),
+            Self::Unreadable(object) => {
+                write!(
+                    f,
+                    "{object} cannot be read, and may need it: rockenv fsck --repair"
+                )
+            }
             Self::Fresh => f.write_str("built within the last hour"),
         }
     }
@@ -158,6 +166,15 @@ impl Roots {
         for (id, item) in &stock.layers {
             if item.layer.key.is_none() && !named.contains(id.as_str()) {
                 roots.layer(stock, id, &Why::Nameless);
+            }
+        }
+        for object in &stock.unreadable {
+            let why = Why::Unreadable(object.clone());
+            for id in stock.layers.keys() {
+                roots.layer(stock, id, &why);
+            }
+            for key in stock.images.keys() {
+                roots.image(key, why.clone());
             }
         }
         for (key, image) in &stock.images {

@@ -1,6 +1,7 @@
 //! Owns directory trees on disk: how they are made, cloned, stacked, merged and removed, and which of three
 //! methods the file system of the store allows.
 
+pub(crate) mod acl;
 mod beneath;
 pub mod btrfs;
 mod content;

@@ -42,7 +42,7 @@ impl Place<'_> {
         Errno::result(length).map(isize::unsigned_abs)
     }
 
-    fn get(self, attribute: &CStr, into: &mut [u8]) -> nix::Result<usize> {
+    pub(super) fn get(self, attribute: &CStr, into: &mut [u8]) -> nix::Result<usize> {
         let (key, to, size) = (attribute.as_ptr(), into.as_mut_ptr().cast(), into.len());
         let length = match self {
             // SAFETY: `key` ends in NUL, `to` points to `size` writable bytes.

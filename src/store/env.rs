@@ -13,7 +13,7 @@ use super::ephemeral::{Fate, Reaped};
 use super::journal::{self, Entry};
 use super::record::Record;
 use super::snapshot::push_snapshot;
-use super::{Lock, Store, atomic, check_name, random_id};
+use super::{Lock, Store, atomic, check_name, checked, random_id};
 use crate::engine::hold::State;
 use crate::engine::{BuildUser, Root, session};
 use crate::error::{Error, Kind, Result, ResultExt as _};
@@ -76,11 +76,17 @@ impl Store {
             }
             other => other?,
         };
-        toml::from_str(&text).map_err(|error| {
+        let damaged = |why: String| {
             Error::unexpected(format!("`{}` is damaged", path.display()))
-                .source(error)
+                .source(why)
                 .help("rockenv fsck")
-        })
+        };
+        let spec: Spec = toml::from_str(&text).map_err(|error| damaged(error.to_string()))?;
+        let mut names = spec.volumes.iter().map(|volume| &volume.name);
+        match names.all(|name| checked::is_name(name)) && checked::is_name(&spec.name) {
+            true => Ok(spec),
+            false => Err(damaged(checked::LEADS_OUT.to_owned())),
+        }
     }
 
     /// Locks an env for `verb`, finishing or undoing what a killed command left.

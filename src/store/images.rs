@@ -14,7 +14,8 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::{Lock, Store, atomic, random_id};
+use super::check::names;
+use super::{Lock, Store, atomic, checked, random_id};
 use crate::error::{Error, Result, ResultExt as _};
 use crate::image::unpack::stop_if;
 use crate::image::{self, BuildContext, Built, Logins, Package, Progress, Recipe};
@@ -27,10 +28,12 @@ const SWEEP_WAIT: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Image {
     /// Names its directory: recipe, what it resolved to, packages and content.
+    #[serde(deserialize_with = "checked::names")]
     pub key: String,
     /// Recipe's name when it was built.
     pub name: String,
     /// Digest of the recipe.
+    #[serde(deserialize_with = "checked::names")]
     pub recipe: String,
     /// Digest of the manifest that the recipe resolved to, for a container image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -55,6 +58,7 @@ pub struct Image {
 /// What a recipe stands for at present.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Reference {
+    #[serde(deserialize_with = "checked::names")]
     key: String,
 }
 
@@ -126,7 +130,15 @@ impl Store {
 
     /// Reads an image by key.
     pub fn image(&self, key: &str) -> Result<Option<Image>> {
-        atomic::read_json(&self.image_dir(key).join("image.json"))
+        let path = self.image_dir(key).join("image.json");
+        match atomic::read_json::<Image>(&path)? {
+            Some(image) if image.key != key => Err(Error::unexpected(format!(
+                "`{}` is of another image",
+                path.display()
+            ))
+            .help("rockenv fsck")),
+            found => Ok(found),
+        }
     }
 
     /// Returns the image that a recipe stands for, if it was built.
@@ -146,13 +158,11 @@ impl Store {
         Ok(reference.is_some_and(|reference| reference.key == image.key))
     }
 
-    /// Returns every image, the newest first.
+    /// Returns every image, the newest first. A damaged description is for `fsck`.
     pub fn images(&self) -> Result<Vec<Image>> {
         let mut images: Vec<Image> = Vec::new();
-        for entry in fs::read_dir(self.root.join("images"))? {
-            images.extend(atomic::read_json::<Image>(
-                &entry?.path().join("image.json"),
-            )?);
+        for key in names(&self.root.join("images"))? {
+            images.extend(self.image(&key).ok().flatten());
         }
         images.sort_by_key(|image| std::cmp::Reverse(image.built));
         Ok(images)

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 use serde::{Deserialize, Serialize};
 
+use super::checked;
 use super::record::Snapshot;
 use crate::error::{Error, Result};
 
@@ -19,6 +20,7 @@ pub enum Entry {
     /// The live tree is about to become a layer of that snapshot.
     Freeze {
         /// The tree.
+        #[serde(deserialize_with = "checked::names")]
         tree: String,
         /// The snapshot it becomes.
         snapshot: Snapshot,
@@ -26,20 +28,25 @@ pub enum Entry {
     /// The env is about to be removed.
     Remove {
         /// The env's id, which names its volumes.
+        #[serde(deserialize_with = "checked::names")]
         id: String,
         /// Layers it used, to be removed where nobody else does.
+        #[serde(deserialize_with = "checked::names")]
         layers: Vec<String>,
     },
     /// A sub-project of TheRock is about to be given up.
     Expunge {
         /// The build volume's id.
+        #[serde(deserialize_with = "checked::names")]
         volume: String,
         /// The sub-project's directory there.
+        #[serde(deserialize_with = "checked::path_below")]
         project: PathBuf,
     },
     /// The record is about to forget snapshots.
     Forget {
         /// Their layers, to be removed where nobody needs them.
+        #[serde(deserialize_with = "checked::names")]
         layers: Vec<String>,
     },
 }

@@ -12,8 +12,9 @@ use fs_err as fs;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use super::check::names;
 use super::service::Kept;
-use super::{Store, atomic, random_id};
+use super::{Store, atomic, checked, random_id};
 use crate::engine::Root;
 use crate::error::{Error, Result, ResultExt as _};
 use crate::pins::Pins;
@@ -32,20 +33,33 @@ pub enum VolumeState {
     Live(String),
 }
 
+impl checked::Names for VolumeState {
+    /// Its volume is looked up, and never part of a path.
+    fn all(&self, _: fn(&str) -> bool) -> bool {
+        true
+    }
+}
+
 /// A layer's description, `layer.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layer {
     /// Its directory's name.
+    #[serde(deserialize_with = "checked::names")]
     pub id: String,
     /// Step key, for a step's.
+    #[serde(default, deserialize_with = "checked::names")]
     pub key: Option<String>,
     /// The layer below; `None` is the image.
+    #[serde(default, deserialize_with = "checked::names")]
     pub parent: Option<String>,
     /// Id of the env that made it.
+    #[serde(deserialize_with = "checked::name_if_any")]
     pub env: String,
     /// The image at the bottom.
+    #[serde(deserialize_with = "checked::names")]
     pub image_key: String,
     /// The live tree it was, which tells a finished publication from one that never happened.
+    #[serde(deserialize_with = "checked::name_if_any")]
     pub tree: String,
     /// The step or snapshot, for people.
     pub title: String,
@@ -54,6 +68,7 @@ pub struct Layer {
     /// The boot during which it was frozen: until it is on disk, it counts only while that boot lasts.
     pub boot: String,
     /// Build volumes by name.
+    #[serde(deserialize_with = "checked::names")]
     pub volumes: BTreeMap<String, VolumeState>,
     /// The image, where a service has the tree.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -86,15 +101,22 @@ impl Store {
 
     /// Reads a layer; `None` where there is none of that id.
     pub fn layer(&self, id: &str) -> Result<Option<Layer>> {
-        atomic::read_json(&self.layer_dir(id).join("layer.json"))
+        let path = self.layer_dir(id).join("layer.json");
+        match atomic::read_json::<Layer>(&path)? {
+            Some(layer) if layer.id != id => Err(Error::unexpected(format!(
+                "`{}` is of another layer",
+                path.display()
+            ))
+            .help("rockenv fsck")),
+            found => Ok(found),
+        }
     }
 
     /// Reads all layers. A damaged description is for `fsck`: it must not keep an env from being removed.
     pub fn layers(&self) -> Result<Vec<Layer>> {
         let mut found = Vec::new();
-        for entry in fs::read_dir(self.root.join("layers"))? {
-            let path = entry?.path().join("layer.json");
-            found.extend(atomic::read_json::<Layer>(&path).ok().flatten());
+        for id in names(&self.root.join("layers"))? {
+            found.extend(self.layer(&id).ok().flatten());
         }
         Ok(found)
     }
@@ -127,10 +149,9 @@ impl Store {
     pub fn make_all_durable(&self) -> Result<()> {
         let mut fresh = Vec::new();
         let boot = boot_id();
-        for entry in fs::read_dir(self.root.join("layers"))? {
-            let path = entry?.path();
-            if !path.join("durable").exists()
-                && let Ok(Some(layer)) = atomic::read_json::<Layer>(&path.join("layer.json"))
+        for id in names(&self.root.join("layers"))? {
+            if !self.layer_dir(&id).join("durable").exists()
+                && let Ok(Some(layer)) = self.layer(&id)
                 && layer.boot == boot
             {
                 fresh.push(layer.id);
@@ -337,7 +358,7 @@ mod tests {
             key: Some("key".into()),
             parent: None,
             env: String::new(),
-            image_key: String::new(),
+            image_key: "image".into(),
             tree: String::new(),
             title: "one".into(),
             created: Timestamp::now(),

@@ -45,14 +45,18 @@ impl Store {
     pub fn leases(&self) -> Result<BTreeMap<String, Lease>> {
         let mut leases = BTreeMap::new();
         for name in names(&self.root.join("envs"))? {
-            let directory = self.env_dir(&name);
-            let lease = super::atomic::read_json(&directory.join(LEASE))?;
-            if let Some(lease) = lease
-                && is_busy(&lock::env_lock(&directory))
+            // One that cannot be read keeps everything: see [`Store::unreadable`].
+            if let Ok(Some(lease)) = self.lease_of(&name)
+                && is_busy(&lock::env_lock(&self.env_dir(&name)))
             {
                 leases.insert(name, lease);
             }
         }
         Ok(leases)
+    }
+
+    /// Reads what a command keeps, or kept when it ran.
+    pub(super) fn lease_of(&self, env: &str) -> Result<Option<Lease>> {
+        super::atomic::read_json(&self.env_dir(env).join(LEASE))
     }
 }

@@ -20,10 +20,13 @@
 //! Publish: write under a temporary name, then rename; the record is written last. Delete: rename to `trash/`,
 //! then unlink. Whatever an env's record does not name is garbage that its next command collects.
 
+mod access;
 pub mod atomic;
 pub mod ballast;
 pub mod caches;
 pub mod check;
+pub(crate) mod checked;
+pub mod damage;
 pub mod env;
 pub mod ephemeral;
 mod expunge;
@@ -55,6 +58,7 @@ use nix::unistd::AccessFlags;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
+use access::{MODE, PRIVATE, SHARED};
 pub use env::LockedEnv;
 pub use layer::Layer;
 pub use lock::Lock;
@@ -67,10 +71,6 @@ use crate::rootfs::{self, Method};
 
 /// Version of the layout; a newer one is refused, never migrated silently.
 const VERSION: u32 = 1;
-/// Directories that only root may enter: they hold setuid programs and other people's files.
-const PRIVATE: [&str; 5] = ["envs", "images", "layers", "trash", "blobs"];
-/// Directories that the build user's own files live below.
-const SHARED: [&str; 4] = ["caches", "outputs", "sources", "volumes"];
 
 /// Makes the error for a store of another user, root as a rule.
 fn not_ours(root: &Path) -> Error {
@@ -88,7 +88,7 @@ fn may_be_there(entry: &fs::DirEntry) -> Result<bool> {
     let Some(name) = name.to_str() else {
         return Ok(false);
     };
-    if !PRIVATE.contains(&name) && name != "volumes" {
+    if !PRIVATE.contains(&name) {
         // The rest is what a killed command began with, or what is kept here and never deleted.
         let known = matches!(name, "id" | "lock" | "jobs" | "CACHEDIR.TAG" | "lost+found");
         return Ok(known || SHARED.contains(&name) || name.starts_with('.'));
@@ -127,6 +127,15 @@ impl Store {
 
     /// Opens the store at `root`; `None` where there is none.
     pub fn open_existing(root: &Path) -> Result<Option<Self>> {
+        // Every path below is compared and mounted: one name for one place.
+        let root = match fs::canonicalize(root) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            other => other.map_err(|error| match error.kind() {
+                std::io::ErrorKind::PermissionDenied => not_ours(root),
+                _ => error.into(),
+            })?,
+        };
+        let root = root.as_path();
         let format = root.join("format");
         // A store that somebody else owns is entered by nobody else, and said to be so before anything fails in it.
         for path in [root, &format, &root.join(PRIVATE[0])] {
@@ -135,6 +144,10 @@ impl Store {
                 return Err(not_ours(root));
             }
         }
+        if fs::symlink_metadata(&format).is_err() {
+            return Ok(None);
+        }
+        access::check_owner(root)?;
         let Some(format) = atomic::read_json::<Format>(&format)? else {
             return Ok(None);
         };
@@ -146,9 +159,8 @@ impl Store {
             ))
             .help("use the newer rockenv that made it"));
         }
-        // Every path below is compared and mounted: one name for one place.
         Ok(Some(Self {
-            root: fs::canonicalize(root)?,
+            root: root.to_owned(),
             method: format.method,
         }))
     }
@@ -188,8 +200,13 @@ impl Store {
     }
 
     fn create(root: &Path) -> Result<Self> {
-        fs::create_dir_all(root)?;
+        if !root.exists() {
+            fs::create_dir_all(root)?;
+            // Whatever the mask of new files.
+            fs::set_permissions(root, std::fs::Permissions::from_mode(0o755))?;
+        }
         let root = fs::canonicalize(root)?;
+        access::check_owner(&root)?;
         for entry in fs::read_dir(&root)? {
             let entry = entry?;
             if may_be_there(&entry)? {
@@ -212,10 +229,11 @@ impl Store {
         if let Some(store) = Self::open_existing(&root)? {
             return Ok(store);
         }
-        for (names, mode) in [(&PRIVATE[..], 0o700), (&SHARED[..], 0o755)] {
-            for name in names {
-                fs::create_dir_all(root.join(name))?;
-                fs::set_permissions(root.join(name), std::fs::Permissions::from_mode(mode))?;
+        for name in PRIVATE.iter().chain(&SHARED) {
+            let path = root.join(name);
+            if !path.exists() {
+                fs::create_dir(&path)?;
+                fs::set_permissions(&path, std::fs::Permissions::from_mode(MODE))?;
             }
         }
         fs::create_dir_all(root.join("blobs/sha256"))?;

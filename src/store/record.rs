@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::checked;
 use crate::engine::Usage;
 
 /// Version of the record's format; a newer one is refused.
@@ -19,6 +20,7 @@ pub struct Record {
     /// Format version.
     pub version: u32,
     /// Random, never used again: names the env's volumes.
+    #[serde(deserialize_with = "checked::names")]
     pub id: String,
     /// When it was made.
     pub created: Timestamp,
@@ -31,6 +33,7 @@ pub struct Record {
     /// Image recipe's name.
     pub image: String,
     /// Key of the image it stands on.
+    #[serde(deserialize_with = "checked::names")]
     pub image_key: String,
     /// Engine it was made with.
     pub engine: String,
@@ -53,10 +56,13 @@ pub struct Record {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Head {
     /// Layer it stands on; `None` is the bare image.
+    #[serde(default, deserialize_with = "checked::names")]
     pub layer: Option<String>,
     /// Live tree, made when something first writes.
+    #[serde(default, deserialize_with = "checked::names")]
     pub tree: Option<String>,
     /// Live volumes of kind `build`: name to directory in `volumes/`.
+    #[serde(deserialize_with = "checked::names")]
     pub volumes: BTreeMap<String, String>,
 }
 
@@ -78,8 +84,10 @@ pub struct Snapshot {
     /// Name, unique in the env.
     pub name: String,
     /// Directory in `layers/`.
+    #[serde(deserialize_with = "checked::names")]
     pub layer: String,
     /// Step key, for a step's.
+    #[serde(default, deserialize_with = "checked::names")]
     pub key: Option<String>,
     /// Why it exists.
     pub origin: Origin,
@@ -115,6 +123,7 @@ pub struct StepRecord {
     /// Why, in a sentence, where that needs saying.
     pub reason: Option<String>,
     /// Its log, relative to the env's directory.
+    #[serde(default, deserialize_with = "checked::below")]
     pub log: Option<String>,
     /// What it cost.
     pub cost: Option<Cost>,
@@ -140,10 +149,13 @@ pub struct Failed {
     /// The step.
     pub step: String,
     /// Its tree.
+    #[serde(deserialize_with = "checked::names")]
     pub tree: String,
     /// The layer that the tree stands on.
+    #[serde(default, deserialize_with = "checked::names")]
     pub parent: Option<String>,
     /// Its log, relative to the env's directory.
+    #[serde(deserialize_with = "checked::below")]
     pub log: String,
     /// Exit code of its script.
     pub code: Option<u8>,

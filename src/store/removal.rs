@@ -133,6 +133,10 @@ impl Store {
         keep: impl Iterator<Item = String>,
     ) -> Result<()> {
         let _lock = self.lock("rm")?;
+        // What cannot be read may need any of them; `gc` takes them when it can.
+        if !self.unreadable()?.is_empty() {
+            return Ok(());
+        }
         let mut tops = Vec::new();
         for name in self.envs()? {
             let Some(record) = self.record(&name)? else {

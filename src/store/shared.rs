@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::images::{Image, Means};
 use super::layer::Layer;
-use super::{Lock, Store, atomic, random_id};
+use super::{Lock, Store, atomic, checked, random_id};
 use crate::error::{Error, Result};
 
 const FILE: &str = "shared.json";
@@ -23,8 +23,10 @@ pub(super) const ARRIVING: &str = "tmp-pull-";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Blob {
     /// SHA-256 of the archive.
+    #[serde(deserialize_with = "checked::names")]
     pub diff_id: String,
     /// SHA-256 of the compressed archive.
+    #[serde(deserialize_with = "checked::names")]
     pub sha256: String,
     /// Size of the compressed archive.
     pub size: u64,

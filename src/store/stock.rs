@@ -32,10 +32,11 @@ pub struct Look {
 }
 
 impl Store {
-    /// Reads the store. Refuses one that is damaged: what is needed could look as if it were not.
+    /// Reads the store. What cannot be read of it may need all layers and images.
     pub fn stock(&self, look: &Look, keep_last: usize) -> Result<Inventory> {
         let found = self.inventory()?;
         self.readable(&found)?;
+        let unreadable = self.unreadable()?;
         let disk = nix::sys::statvfs::statvfs(&self.root)
             .context(|| format!("cannot ask for free space at `{}`", self.root.display()))?;
         let locked = self.locked()?;
@@ -45,9 +46,24 @@ impl Store {
             free: disk.blocks_available() * disk.fragment_size(),
             leases: self.leases()?,
             locked: locked.names,
+            unreadable: unreadable.iter().map(|one| one.object.clone()).collect(),
             notes: locked.notes,
             ..Inventory::default()
         };
+        stock
+            .notes
+            .extend(unreadable.iter().map(ToString::to_string));
+        for (name, env) in &found.envs {
+            if let Some(path) = env.lost_record() {
+                stock
+                    .unreadable
+                    .push(format!("the lost record of env `{name}`"));
+                stock.notes.push(format!(
+                    "env `{name}` has lost its record, so no layer goes: rockenv up ... --name {name} makes it again from its layers; or give them up: rm {}",
+                    path.display()
+                ));
+            }
+        }
         let is_busy = |name: &String, held: bool| held && !self.only_waits(name);
         let busy = found
             .envs
@@ -62,17 +78,14 @@ impl Store {
             }
         }
         for (id, item) in found.layers {
-            match item.layer {
-                Read::Fine(layer) => {
-                    let bytes = layer.cost.map_or(0, |cost| cost.bytes);
-                    let frozen = Frozen {
-                        layer,
-                        bytes,
-                        at_service: 0,
-                    };
-                    stock.layers.insert(id, frozen);
-                }
-                _ => return Err(damaged(self, &format!("layer `{id}` cannot be read"))),
+            if let Read::Fine(layer) = item.layer {
+                let bytes = layer.cost.map_or(0, |cost| cost.bytes);
+                let frozen = Frozen {
+                    layer,
+                    bytes,
+                    at_service: 0,
+                };
+                stock.layers.insert(id, frozen);
             }
         }
         for (key, item) in found.images {
@@ -127,7 +140,7 @@ impl Store {
         Ok(stock)
     }
 
-    /// Refuses a store of which not everything is known that somebody may need.
+    /// Refuses a store that a newer version of rockenv wrote to.
     fn readable(&self, found: &check::Inventory) -> Result<()> {
         if let Some((path, why)) = found.foreign.first() {
             return Err(Error::unexpected(format!(
@@ -135,23 +148,6 @@ impl Store {
                 path.display()
             ))
             .help("use the version that wrote it"));
-        }
-        for (name, env) in &found.envs {
-            if let Read::Damaged(_) = env.record {
-                return Err(damaged(
-                    self,
-                    &format!("the record of env `{name}` cannot be read"),
-                ));
-            }
-            if let Some(path) = env.lost_record() {
-                return Err(Error::unexpected(format!(
-                    "env `{name}` has lost its record, and its layers would look as if nobody needed them"
-                ))
-                .help(format!(
-                    "rockenv up ... --name {name} makes it again from them; or give them up: rm {}",
-                    path.display()
-                )));
-            }
         }
         Ok(())
     }
@@ -228,12 +224,4 @@ fn is_download(name: &str) -> bool {
 
 pub(super) fn allocated(path: &Path) -> u64 {
     scan_one(path).total().allocated
-}
-
-fn damaged(store: &Store, what: &str) -> Error {
-    Error::unexpected(format!(
-        "the store `{}` is damaged: {what}",
-        store.root().display()
-    ))
-    .help("rockenv fsck --repair, then again")
 }

@@ -71,6 +71,9 @@ impl Store {
     }
 
     fn sweep_snapshot(&self, layer: &str, keep_last: usize) -> Result<Swept> {
+        if let Some(unreadable) = self.unreadable()?.first() {
+            return Ok(Swept::Stays(format!("{} may need it", unreadable.object)));
+        }
         let mut names = Vec::new();
         for name in self.envs()? {
             let has = self
@@ -103,6 +106,9 @@ impl Store {
 
     fn sweep_image(&self, key: &str) -> Result<Swept> {
         let _lock = self.lock("gc")?;
+        if let Some(unreadable) = self.unreadable()?.first() {
+            return Ok(Swept::Stays(format!("{} may need it", unreadable.object)));
+        }
         let mut used = self.leases()?.values().any(|lease| lease.image == key);
         for name in self.envs()? {
             used |= self

@@ -44,7 +44,7 @@ pub fn count(store: &Store, only: Option<&str>, inside: Inside) -> Result<Report
         owners: Vec::new(),
     };
     for name in names(&store.root().join("envs")) {
-        if let Some(record) = store.record(&name)? {
+        if let Ok(Some(record)) = store.record(&name) {
             places.mounts_of(&name);
             places.envs.push((name, record));
         }

@@ -2,10 +2,10 @@
 //! it used.
 
 use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Stdio};
 
 use fs_err as fs;
@@ -15,7 +15,7 @@ use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 
 use crate::engine::cgroup::Figures;
-use crate::engine::hold::{Hold, PATIENCE, State, Watch, check_binds, supervise};
+use crate::engine::hold::{Hold, PATIENCE, State, TreeLock, Watch, check_binds, supervise};
 use crate::engine::wire::{self, ToAgent};
 use crate::engine::{Root, Usage};
 use crate::error::{Error, Result, ResultExt as _};
@@ -62,7 +62,7 @@ pub(in crate::engine) fn hold(
         Root::Service(_) => return Err(Error::unexpected("a service mounts its own trees")),
     }
     let hold = &with_views(hold)?;
-    state.lock = Some(lock_of(&root)?);
+    state.lock = Some(TreeLock::of(&root)?);
     // Mounts end with this process; what follows outlives it.
     state.save(&hold.run)?;
     let result = run_engine(hold, state, listener, jobs, signals, starter, &root);
@@ -72,13 +72,6 @@ pub(in crate::engine) fn hold(
     // nspawn locks the directory by a file beside it.
     drop(fs::remove_file(hold.run.join(".#root.lck")));
     result
-}
-
-/// Returns where systemd-nspawn locks a tree for the whole machine.
-fn lock_of(root: &Path) -> Result<PathBuf> {
-    let found = fs::metadata(root)?;
-    let name = format!("inode-{}:{}", found.dev(), found.ino());
-    Ok(Path::new("/run/systemd/nspawn/locks").join(name))
 }
 
 /// Mounts the views of the container's binds in this namespace, and returns the request with these in their place.

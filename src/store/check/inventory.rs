@@ -5,26 +5,28 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::ContainerItem;
 use crate::engine::hold::State;
 use crate::error::{Kind, Result};
 use crate::rootfs::Method;
+use crate::store::access::{PRIVATE, SHARED};
 use crate::store::images::Image;
-use crate::store::{Layer, Lock, PRIVATE, Record, SHARED, Store, journal, lock, record};
+use crate::store::{Layer, Lock, Record, Store, journal, lock, record};
 
 /// What is part of the name of everything that a repair sets aside.
-pub(super) const ASIDE: &str = ".damaged-";
+pub(in crate::store) const ASIDE: &str = ".damaged-";
 
 /// A file and what is in it.
 #[derive(Clone, Debug)]
 pub enum Read<T> {
     /// There is none.
     Absent,
-    /// It is no JSON, or cut short.
+    /// It is not what any version writes.
     Damaged(String),
-    /// It is whole, and not what this version writes.
+    /// A newer version wrote it.
     Foreign(String),
     /// Its content.
     Fine(T),
@@ -81,10 +83,9 @@ pub struct Directory {
 impl Directory {
     /// Says what others could do.
     pub fn risk(&self) -> &'static str {
-        if self.forbidden == 0o077 {
-            "look into it"
-        } else {
-            "write to it"
+        match self.found {
+            Some((_, mode)) if mode & 0o022 != 0 => "write to it",
+            _ => "look into it",
         }
     }
 }
@@ -292,7 +293,7 @@ fn directories(root: &Path) -> Vec<Directory> {
     PRIVATE
         .iter()
         .map(with(0o077))
-        .chain(SHARED.iter().map(with(0o022)))
+        .chain(SHARED.iter().map(with(0o027)))
         .collect()
 }
 
@@ -350,6 +351,12 @@ pub(in crate::store) fn is_busy(path: &Path) -> bool {
     path.exists() && matches!(Lock::try_exclusive(path), Ok(None))
 }
 
+/// The version that a description names.
+#[derive(Deserialize)]
+struct Versioned {
+    version: u32,
+}
+
 fn read<T: DeserializeOwned>(path: &Path) -> Read<T> {
     let bytes = match fs::read(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Read::Absent,
@@ -358,8 +365,12 @@ fn read<T: DeserializeOwned>(path: &Path) -> Read<T> {
     };
     match serde_json::from_slice(&bytes) {
         Ok(value) => Read::Fine(value),
-        Err(error) if error.is_data() => Read::Foreign(error.to_string()),
-        Err(error) => Read::Damaged(error.to_string()),
+        Err(error) => match serde_json::from_slice::<Versioned>(&bytes) {
+            Ok(newer) if newer.version > record::VERSION => {
+                Read::Foreign(format!("its version is {}", newer.version))
+            }
+            _ => Read::Damaged(error.to_string()),
+        },
     }
 }
 

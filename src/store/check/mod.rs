@@ -12,8 +12,8 @@ use serde::Serialize;
 
 use chain::Fault;
 pub use containers::ContainerItem;
+pub(super) use inventory::{ASIDE, is_busy, names};
 pub use inventory::{Directory, EnvItem, ImageItem, Inventory, LayerItem, Read};
-pub(super) use inventory::{is_busy, names};
 pub use repair::{Attempt, repair, repair_format};
 
 use super::record::Record;

@@ -15,9 +15,10 @@ use crate::engine::docker::Service;
 use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::rootfs::{self, Method};
 use crate::spec::Spec;
+use crate::store::access::{self, MODE};
 use crate::store::env::lock_alone;
 use crate::store::record::{self, Head, Origin, Record, Snapshot};
-use crate::store::{Format, Layer, Lock, PRIVATE, Store, VERSION, atomic, lock, random_id};
+use crate::store::{Format, Layer, Lock, Store, VERSION, atomic, lock, random_id};
 
 /// What a repair did about something.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,10 +73,9 @@ fn mend(store: &Store, inventory: &Inventory, mend: &Mend) -> Result<Option<Stri
         Mend::Directory(name) => {
             let path = store.root().join(name);
             fs::create_dir_all(&path)?;
-            let mode = if PRIVATE.contains(name) { 0o700 } else { 0o755 };
             nix::unistd::chown(&path, Some(inventory.owner.into()), None)
                 .context(|| format!("cannot take over `{}`", path.display()))?;
-            fs::set_permissions(&path, std::fs::Permissions::from_mode(mode))?;
+            fs::set_permissions(&path, std::fs::Permissions::from_mode(MODE))?;
         }
         Mend::SetAside(path) => {
             let _lock = store.lock("fsck")?;
@@ -394,6 +394,7 @@ fn volumes_of(inventory: &Inventory, id: &str, spec: &Spec) -> BTreeMap<String, 
 ///
 /// Returns what was wrong, or `None` where nothing is.
 pub fn repair_format(root: &Path, write: bool) -> Result<Option<Problem>> {
+    access::check_owner(root)?;
     let path = root.join("format");
     let message = match fs::read(&path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {

@@ -1,0 +1,124 @@
+//! Owns who may have written a store, and who may enter it.
+//!
+//! What is in a store decides what is deleted, mounted and ended, so it is opened only where nobody but its owner can have
+//! written it. Its directories are closed to other local users: steps, also root's, leave setuid programs there.
+
+use std::collections::BTreeSet;
+use std::io::ErrorKind;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::Path;
+
+use fs_err as fs;
+use nix::unistd::geteuid;
+
+use super::Store;
+use super::check::names;
+use crate::error::{Error, Result};
+use crate::{rootfs, userns};
+
+/// Directories that only the store's owner may enter.
+pub(super) const PRIVATE: [&str; 6] = ["envs", "images", "layers", "trash", "blobs", "volumes"];
+/// Directories that the people may enter too who have files of their own below them.
+pub(super) const SHARED: [&str; 3] = ["caches", "outputs", "sources"];
+/// Permissions of both kinds, without those that single people get.
+pub(super) const MODE: u32 = 0o700;
+/// How deep below each of [`SHARED`] what belongs to people is: `caches/<name>`, `sources/<name>`, `outputs/<env>/<name>`.
+const DEPTH: [usize; 3] = [1, 2, 1];
+
+/// Refuses a store that somebody else owns or may write to: all in it may be made up.
+pub(super) fn check_owner(root: &Path) -> Result<()> {
+    for path in [root.to_owned(), root.join("format"), root.join("envs")] {
+        let found = match fs::symlink_metadata(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            other => other?,
+        };
+        let fault = if found.uid() != geteuid().as_raw() {
+            format!("belongs to user {}, not to user {}", found.uid(), geteuid())
+        } else if found.is_symlink() {
+            "is a symbolic link".to_owned()
+        } else if found.mode() & writable(&found) != 0 {
+            format!(
+                "may be written by others: its mode is {:04o}",
+                found.mode() & 0o7777
+            )
+        } else {
+            continue;
+        };
+        return Err(Error::unavailable(format!(
+            "the store at `{}` is not safe to use: `{}` {fault}",
+            root.display(),
+            path.display()
+        ))
+        .help("use it as its owner, or name another store: ROCKENV_HOME=DIR rockenv ..."));
+    }
+    Ok(())
+}
+
+/// Returns the permissions that let others write. The group of an ordinary user's own files is the user alone on most distributions,
+/// which then give it all rights.
+fn writable(found: &std::fs::Metadata) -> u32 {
+    let own_group = found.gid() == nix::unistd::getegid().as_raw();
+    match own_group && !userns::is_root() {
+        true => 0o002,
+        false => 0o022,
+    }
+}
+
+impl Store {
+    /// Closes the store's directories to other local users, but for `user` and those who have files of their own in caches, sources and
+    /// outputs: an earlier version left them open.
+    pub fn close(&self, user: u32) -> Result<()> {
+        let mode = |path: &Path| -> Result<Option<u32>> {
+            match fs::symlink_metadata(path) {
+                Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+                Ok(found) if found.uid() != geteuid().as_raw() || !found.is_dir() => {
+                    Err(Error::unavailable(format!(
+                        "`{}` is no directory of the store's owner",
+                        path.display()
+                    ))
+                    .help("rockenv fsck --repair"))
+                }
+                found => Ok(Some(found?.mode())),
+            }
+        };
+        for name in PRIVATE {
+            let path = self.root.join(name);
+            if mode(&path)?.is_some_and(|mode| mode & 0o077 != 0) {
+                fs::set_permissions(&path, std::fs::Permissions::from_mode(MODE))?;
+            }
+        }
+        for (name, depth) in SHARED.into_iter().zip(DEPTH) {
+            let path = self.root.join(name);
+            let Some(mode) = mode(&path)? else {
+                continue;
+            };
+            let mut people = rootfs::acl::people(&path)?;
+            let mut new = user != geteuid().as_raw() && people.insert(user);
+            if mode & 0o077 != 0o050 {
+                new = true;
+                people.extend(owners(&path, depth)?);
+                people.remove(&geteuid().as_raw());
+            }
+            if new {
+                rootfs::acl::admit(&path, &people)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns the owners of what is so deep below a directory.
+fn owners(directory: &Path, depth: usize) -> Result<BTreeSet<u32>> {
+    let mut found = BTreeSet::new();
+    for name in names(directory)? {
+        let path = directory.join(name);
+        let Ok(data) = fs::symlink_metadata(&path) else {
+            continue;
+        };
+        found.insert(data.uid());
+        if depth > 1 && data.is_dir() {
+            found.extend(owners(&path, depth - 1)?);
+        }
+    }
+    Ok(found)
+}
