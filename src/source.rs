@@ -1,47 +1,26 @@
 //! Owns `source` volumes: cloning what a profile names by `git`, and fingerprints of what a directory holds.
 //!
-//! `fingerprint` reads what a source holds, `stamp` tells cheaply whether it is as it was. git runs as the build user, never as root: a repository's own configuration can name programs to run.
+//! `git` runs the program, `checkout` on a repository that others write to, `fingerprint` reads what a source holds, `stamp` tells
+//! cheaply whether it is as it was.
 
+mod checkout;
 mod fingerprint;
+mod git;
+mod pin;
 mod stamp;
 
-mod pin;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 
+pub use checkout::Checkout;
 pub use fingerprint::is_untracked;
+pub use git::Git;
 
 use fs_err as fs;
 use sha2::{Digest as _, Sha256};
 
-use crate::engine::BuildUser;
 use crate::error::{Error, Result, ResultExt as _};
-use crate::process::{Event, Program};
 use crate::profile::hex;
 use crate::store::{Lock, Store};
-
-/// The longest answer of git that is taken, in bytes: the status of a tree where everything changed.
-const MAX_OUTPUT: u64 = 256 << 20;
-
-/// What git takes for the repository that it works on, in place of the one in its working directory: hooks of git's have these,
-/// and people who keep files of their home in a repository. A clone would be made into the caller's, and move what it has
-/// checked out and staged.
-const OTHER_REPOSITORY: [&str; 14] = [
-    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
-    "GIT_COMMON_DIR",
-    "GIT_DIR",
-    "GIT_GRAFT_FILE",
-    "GIT_IMPLICIT_WORK_TREE",
-    "GIT_INDEX_FILE",
-    "GIT_NAMESPACE",
-    "GIT_NO_REPLACE_OBJECTS",
-    "GIT_OBJECT_DIRECTORY",
-    "GIT_PREFIX",
-    "GIT_QUARANTINE_PATH",
-    "GIT_REPLACE_REF_BASE",
-    "GIT_SHALLOW_FILE",
-    "GIT_WORK_TREE",
-];
 
 /// A repository as a profile names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -207,14 +186,13 @@ impl Repository {
     fn check(&self, directory: &Path, git: &Git<'_>) -> Result<()> {
         let Some(rev) = &self.rev else { return Ok(()) };
         let hexadecimal = rev.len() >= 7 && rev.bytes().all(|byte| byte.is_ascii_hexdigit());
-        let head = git.run(directory, &["rev-parse", "HEAD"])?;
-        if hexadecimal && !head.trim().starts_with(&rev.to_ascii_lowercase()) {
+        let head = git.open(directory)?.head()?;
+        if hexadecimal && !head.starts_with(&rev.to_ascii_lowercase()) {
             return Err(Error::new(
                 crate::error::Kind::Drift,
                 format!(
                     "source `{}` is at {}, the profile pins {rev}",
-                    self.name,
-                    head.trim()
+                    self.name, head
                 ),
             )
             .help(format!("git -C {} checkout {rev}", directory.display())));
@@ -223,96 +201,12 @@ impl Repository {
     }
 }
 
-/// The git program, run as the build user.
-pub struct Git<'a> {
-    /// Whose rights it has, where rockenv is root.
-    pub user: &'a BuildUser,
-    /// Ends what runs when it becomes true.
-    pub cancel: &'a AtomicBool,
-    /// Called about ten times a second, so that somebody can set the flag.
-    pub tick: &'a dyn Fn(),
-}
-
-impl std::fmt::Debug for Git<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Git")
-            .field("user", &self.user)
-            .finish_non_exhaustive()
-    }
-}
-
-impl<'a> Git<'a> {
-    /// One that nothing cancels: for commands that die of their signals.
-    pub fn new(user: &'a BuildUser) -> Self {
-        static NEVER: AtomicBool = AtomicBool::new(false);
-        Self {
-            user,
-            cancel: &NEVER,
-            tick: &|| {},
-        }
-    }
-
-    /// Says whether a commit is in the history of what is checked out; nothing where the commit is not known here, as in
-    /// a clone without history.
-    pub fn contains(&self, directory: &Path, commit: &str) -> Result<Option<bool>> {
-        let known = format!("{commit}^{{commit}}");
-        let known = ["rev-parse", "--quiet", "--verify", known.as_str()];
-        if !directory.join(".git").exists() || self.run(directory, &known).is_err() {
-            self.look()?;
-            return Ok(None);
-        }
-        let outside = ["rev-list", "--max-count=1", commit, "--not", "HEAD", "--"];
-        Ok(Some(self.run(directory, &outside)?.trim().is_empty()))
-    }
-
-    /// Runs git in a directory and returns what it writes.
-    pub(crate) fn run(&self, directory: &Path, arguments: &[&str]) -> Result<String> {
-        Ok(String::from_utf8_lossy(&self.bytes(directory, arguments)?).into_owned())
-    }
-
-    /// Runs git in a directory and returns the bytes it writes.
-    pub(crate) fn bytes(&self, directory: &Path, arguments: &[&str]) -> Result<Vec<u8>> {
-        let mut program = Program::find("git", "sources")?
-            .inherit_env()
-            .without(&OTHER_REPOSITORY)
-            .env("GIT_TERMINAL_PROMPT", "0")
-            // A look at a checkout changes nothing of it, not even what git remembers of it.
-            .env("GIT_OPTIONAL_LOCKS", "0")
-            .env("GIT_CONFIG_COUNT", "1")
-            // A root without an invoking user works on other people's checkouts too.
-            .env("GIT_CONFIG_KEY_0", "safe.directory")
-            .env("GIT_CONFIG_VALUE_0", "*")
-            .args(["-c", "core.fsmonitor=false", "-c", "safe.directory=*"])
-            .args(arguments)
-            .directory(directory);
-        if nix::unistd::geteuid().is_root() && self.user.uid != 0 {
-            program = program.user(self.user.uid, self.user.gid);
-        }
-        let mut tick = |_: Event<'_>| (self.tick)();
-        program
-            .output(MAX_OUTPUT, self.cancel, &mut tick)
-            .context(|| {
-                format!(
-                    "`git {}` did not succeed in `{}`",
-                    arguments.join(" "),
-                    directory.display()
-                )
-            })
-    }
-
-    /// Lets the caller look for signals, and stops if one came.
-    fn look(&self) -> Result<()> {
-        (self.tick)();
-        match self.cancel.load(Ordering::Relaxed) {
-            true => Err(Error::new(crate::error::Kind::Signal(2), "interrupted")),
-            false => Ok(()),
-        }
-    }
-}
-
 #[cfg(test)]
 pub(super) mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
+    use crate::engine::BuildUser;
 
     pub(super) fn me() -> BuildUser {
         BuildUser::new(

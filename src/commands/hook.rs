@@ -11,7 +11,7 @@ use crate::error::{Error, Kind, Result};
 use crate::execute;
 use crate::hook::{self, Found, Hook};
 use crate::image::download;
-use crate::source::Git;
+use crate::source::{Checkout, Git};
 use crate::store::Store;
 use crate::ui::table::Table;
 
@@ -255,7 +255,8 @@ impl<'a> Source<'a> {
             Some((from, to)) => (from, if to.is_empty() { "HEAD" } else { to }),
             None => (revisions, revisions),
         };
-        let (from, to) = (self.commit(from)?, self.commit(to)?);
+        let checkout = self.git.open(&self.directory)?;
+        let (from, to) = (self.commit(&checkout, from)?, self.commit(&checkout, to)?);
         let mut all = vec![from.clone()];
         let range = format!("{from}..{to}");
         let mut arguments = vec![
@@ -267,39 +268,36 @@ impl<'a> Source<'a> {
         ];
         let mut paths = Vec::new();
         for file in hook::files(hook)? {
-            paths.push(self.tracked(&to, &file)?);
+            paths.push(tracked(&checkout, &to, &file)?);
         }
         arguments.extend(paths.iter().map(String::as_str));
         if from != to && !paths.is_empty() {
-            let listed = self.git.run(&self.directory, &arguments)?;
+            let listed = checkout.text(&arguments)?;
             all.extend(listed.lines().map(str::to_owned));
         }
         let mut answers: Vec<At> = Vec::new();
         for commit in all {
-            let read = |path: &Path| self.at(&self.directory, &commit, path);
+            let read = |path: &Path| self.at(&checkout, &self.directory, &commit, path);
             let now = answer(Some(&commit), hook::apply(hook, &read))?;
             if answers
                 .last()
                 .is_none_or(|last| last.applies != now.applies)
             {
-                answers.push(self.dated(&commit, now)?);
+                answers.push(dated(&checkout, &commit, now)?);
             }
         }
         Ok(answers)
     }
 
-    fn commit(&self, revision: &str) -> Result<String> {
+    fn commit(&self, checkout: &Checkout<'_>, revision: &str) -> Result<String> {
         let name = format!("{revision}^{{commit}}");
-        let found = self.git.run(
-            &self.directory,
-            &[
-                "rev-parse",
-                "--quiet",
-                "--verify",
-                "--end-of-options",
-                &name,
-            ],
-        );
+        let found = checkout.text(&[
+            "rev-parse",
+            "--quiet",
+            "--verify",
+            "--end-of-options",
+            &name,
+        ]);
         match found {
             Ok(commit) => Ok(commit.trim().to_owned()),
             Err(error) => Err(Error::not_found(format!(
@@ -312,51 +310,17 @@ impl<'a> Source<'a> {
         }
     }
 
-    fn dated(&self, commit: &str, at: At) -> Result<At> {
-        let arguments = ["show", "--no-patch", "--format=%cs %s", commit];
-        let line = self.git.run(&self.directory, &arguments)?;
-        let (date, subject) = line.trim().split_once(' ').unwrap_or((line.trim(), ""));
-        Ok(At {
-            date: Some(date.to_owned()),
-            subject: Some(subject.to_owned()),
-            ..at
-        })
-    }
-
-    /// Returns the path that the repository itself knows: of a file in a submodule, the submodule.
-    fn tracked(&self, commit: &str, file: &Path) -> Result<String> {
-        for path in file.ancestors().filter(|path| !path.as_os_str().is_empty()) {
-            if let Some((mode, _)) = self.entry(&self.directory, commit, path)?
-                && mode == "160000"
-            {
-                return Ok(path.display().to_string());
-            }
-        }
-        Ok(file.display().to_string())
-    }
-
-    /// Returns mode and object of a path at a commit.
-    fn entry(
+    /// Returns what is at a path at a commit, in submodules too as far as they are there.
+    fn at(
         &self,
+        checkout: &Checkout<'_>,
         directory: &Path,
         commit: &str,
         path: &Path,
-    ) -> Result<Option<(String, String)>> {
-        let path = path.display().to_string();
-        let arguments = ["--literal-pathspecs", "ls-tree", "-z", commit, "--", &path];
-        let line = self.git.run(directory, &arguments)?;
-        let mut words = line.split([' ', '\t']);
-        Ok(match (words.next(), words.next(), words.next()) {
-            (Some(mode), Some(_), Some(object)) => Some((mode.to_owned(), object.to_owned())),
-            _ => None,
-        })
-    }
-
-    /// Returns what is at a path at a commit, in submodules too as far as they are there.
-    fn at(&self, directory: &Path, commit: &str, path: &Path) -> Result<Found> {
-        match self.entry(directory, commit, path)? {
+    ) -> Result<Found> {
+        match entry(checkout, commit, path)? {
             Some((mode, object)) if mode.starts_with("100") => {
-                let bytes = self.git.bytes(directory, &["cat-file", "blob", &object])?;
+                let bytes = checkout.bytes(&["cat-file", "blob", &object])?;
                 return Ok(Found::File {
                     bytes,
                     executable: mode == "100755",
@@ -370,20 +334,65 @@ impl<'a> Source<'a> {
             .skip(1)
             .filter(|path| !path.as_os_str().is_empty())
         {
-            if let Some((mode, object)) = self.entry(directory, commit, parent)?
+            if let Some((mode, object)) = entry(checkout, commit, parent)?
                 && mode == "160000"
             {
                 let inside = directory.join(parent);
                 let rest = path.strip_prefix(parent).unwrap_or(path);
                 let known = ["cat-file", "-e", object.as_str()];
-                return match inside.join(".git").exists() && self.git.run(&inside, &known).is_ok() {
-                    true => self.at(&inside, &object, rest),
+                if !inside.join(".git").exists() {
+                    return Ok(Found::Unfetched);
+                }
+                let below = self.git.open(&inside)?;
+                return match below.text(&known).is_ok() {
+                    true => self.at(&below, &inside, &object, rest),
                     false => Ok(Found::Unfetched),
                 };
             }
         }
         Ok(Found::Absent)
     }
+}
+
+fn dated(checkout: &Checkout<'_>, commit: &str, at: At) -> Result<At> {
+    let arguments = [
+        "show",
+        "--no-patch",
+        "--no-show-signature",
+        "--format=%cs %s",
+        commit,
+    ];
+    let line = checkout.text(&arguments)?;
+    let (date, subject) = line.trim().split_once(' ').unwrap_or((line.trim(), ""));
+    Ok(At {
+        date: Some(date.to_owned()),
+        subject: Some(subject.to_owned()),
+        ..at
+    })
+}
+
+/// Returns the path that the repository itself knows: of a file in a submodule, the submodule.
+fn tracked(checkout: &Checkout<'_>, commit: &str, file: &Path) -> Result<String> {
+    for path in file.ancestors().filter(|path| !path.as_os_str().is_empty()) {
+        if let Some((mode, _)) = entry(checkout, commit, path)?
+            && mode == "160000"
+        {
+            return Ok(path.display().to_string());
+        }
+    }
+    Ok(file.display().to_string())
+}
+
+/// Returns mode and object of a path at a commit.
+fn entry(checkout: &Checkout<'_>, commit: &str, path: &Path) -> Result<Option<(String, String)>> {
+    let path = path.display().to_string();
+    let arguments = ["--literal-pathspecs", "ls-tree", "-z", commit, "--", &path];
+    let line = checkout.text(&arguments)?;
+    let mut words = line.split([' ', '\t']);
+    Ok(match (words.next(), words.next(), words.next()) {
+        (Some(mode), Some(_), Some(object)) => Some((mode.to_owned(), object.to_owned())),
+        _ => None,
+    })
 }
 
 /// Makes an answer of what applying came to; errors that are not about the hook stay errors.

@@ -1,5 +1,6 @@
 //! Owns fingerprints of sources: what a directory holds, by its commit and what differs from it, or by all of its content.
 
+use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -8,6 +9,7 @@ use fs_err as fs;
 use sha2::{Digest as _, Sha256};
 
 use super::Git;
+use super::checkout::Checkout;
 use super::stamp::{self, Stamp};
 use crate::error::Result;
 use crate::profile::hex;
@@ -45,25 +47,26 @@ impl Git<'_> {
         if !directory.join(".git").exists() {
             return self.content_digest(directory);
         }
-        let head = self.run(directory, &["rev-parse", "HEAD"])?;
-        let status = self.bytes(
-            directory,
-            &[
-                "status",
-                "--porcelain=v2",
-                "-z",
-                "--untracked-files=all",
-                "--ignore-submodules=none",
-            ],
-        )?;
-        if status.is_empty() {
-            return Ok(format!("git:{}", head.trim()));
+        let checkout = self.open(directory)?;
+        let head = checkout.head()?;
+        // git would look into submodules with a git of its own, which heeds their configuration.
+        let status = checkout.bytes(&[
+            "status",
+            "--porcelain=v2",
+            "-z",
+            "--untracked-files=all",
+            "--ignore-submodules=dirty",
+        ])?;
+        let mut modified = self.modified_submodules(&checkout, directory)?;
+        if status.is_empty() && modified.is_empty() {
+            return Ok(format!("git:{head}"));
         }
+        let mut untracked = modified.values().any(|print| is_untracked(print));
         let mut hash = Sha256::new();
         hash.update(&status);
         // The status names what differs, not how: the content decides.
-        let changes = changes(&status);
-        for change in &changes {
+        for change in changes(&status) {
+            untracked |= change.untracked;
             let path = directory.join(std::ffi::OsStr::from_bytes(change.path));
             hash.update(change.path);
             hash.update([0]);
@@ -72,27 +75,59 @@ impl Git<'_> {
             let mode = found.as_ref().map_or(0, |found| found.mode() & 0o170_100);
             hash.update(mode.to_le_bytes());
             if found.is_some_and(|found| found.is_dir()) {
-                hash.update(self.fingerprint(&path)?);
+                hash.update(match modified.remove(change.path) {
+                    Some(print) => print,
+                    None => self.fingerprint(&path)?,
+                });
             } else {
                 hash_file(&path, &mut hash)?;
             }
         }
-        hash.update(self.bytes(
-            directory,
-            &[
-                "diff",
-                "--cached",
-                "--no-ext-diff",
-                "--no-textconv",
-                "--binary",
-            ],
-        )?);
-        let untracked = match changes.iter().any(|change| change.untracked) {
-            true => UNTRACKED,
-            false => "",
-        };
+        for (path, print) in &modified {
+            hash.update(path);
+            hash.update([0]);
+            hash.update(print);
+        }
+        hash.update(checkout.bytes(&[
+            "diff",
+            "--cached",
+            "--no-ext-diff",
+            "--no-textconv",
+            "--submodule=short",
+            "--binary",
+        ])?);
+        let untracked = if untracked { UNTRACKED } else { "" };
         let digest = hex(&hash.finalize());
-        Ok(format!("git:{}+{digest}{untracked}", head.trim()))
+        Ok(format!("git:{head}+{digest}{untracked}"))
+    }
+
+    /// Returns the fingerprints of submodules that are not as their commits in the index say, by path.
+    fn modified_submodules(
+        &self,
+        checkout: &Checkout<'_>,
+        directory: &Path,
+    ) -> Result<BTreeMap<Vec<u8>, String>> {
+        let listed = checkout.bytes(&["ls-files", "--stage", "-z"])?;
+        let mut modified = BTreeMap::new();
+        for entry in listed.split(|byte| *byte == 0) {
+            let Some(entry) = entry.strip_prefix(b"160000 ") else {
+                continue;
+            };
+            let Some(tab) = entry.iter().position(|byte| *byte == b'\t') else {
+                continue;
+            };
+            let (commit, name) = (&entry[..tab], &entry[tab + 1..]);
+            let path = directory.join(std::ffi::OsStr::from_bytes(name));
+            if !path.join(".git").exists() {
+                continue;
+            }
+            let print = self.fingerprint(&path)?;
+            let same = print.strip_prefix("git:").map(str::as_bytes);
+            if same != commit.split(|byte| *byte == b' ').next() {
+                modified.insert(name.to_vec(), print);
+            }
+        }
+        Ok(modified)
     }
 
     /// Returns a fingerprint of a file or directory in a source: of its content, or of its absence.

@@ -53,8 +53,7 @@ impl Git<'_> {
         if !directory.join(".git").exists() {
             return Ok(None);
         }
-        let head = self.run(directory, &["rev-parse", "HEAD"])?;
-        Ok(Some(head.trim().to_owned()))
+        self.open(directory)?.head().map(Some)
     }
 
     /// Asks a repository which commit a branch or tag is at, its default branch without one; nothing where it has none of
@@ -93,7 +92,8 @@ impl Git<'_> {
     /// Returns the commits of submodules that the checked-out commit names, by path; with `inside` also those that they
     /// name themselves, as far as they are checked out.
     pub fn submodules(&self, directory: &Path, inside: bool) -> Result<BTreeMap<String, String>> {
-        let listed = self.bytes(directory, &["ls-tree", "-r", "-z", "HEAD"])?;
+        let checkout = self.open(directory)?;
+        let listed = checkout.bytes(&["ls-tree", "-r", "-z", "HEAD"])?;
         let mut found = BTreeMap::new();
         for entry in listed.split(|byte| *byte == 0) {
             let Some(entry) = entry.strip_prefix(b"160000 commit ") else {
