@@ -12,7 +12,7 @@ pub enum Kind {
     Usage,
     /// A profile, image recipe or configuration file is invalid.
     Invalid,
-    /// An engine, device or tool is not available.
+    /// An engine, device or tool is not available, or a container was ended from outside.
     Unavailable,
     /// A step of the profile failed.
     StepFailed,
@@ -85,7 +85,10 @@ pub const EXIT_CODES: [(&str, &str); 14] = [
         "3",
         "a profile, image recipe or configuration file is invalid",
     ),
-    ("4", "an engine, device or tool is not available"),
+    (
+        "4",
+        "an engine, device or tool is not available, or a container was ended from outside",
+    ),
     ("5", "a step failed"),
     ("6", "somebody else holds the env, image or store"),
     ("7", "no env, profile, image or snapshot of that name"),

@@ -11,29 +11,46 @@
 mod support;
 
 use std::collections::BTreeMap;
+use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt as _;
-use std::os::unix::process::CommandExt as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use fs_err as fs;
 use support::loopfs::{self, Kind, LoopFs};
-use support::random::Random;
-
-const ENVS: [&str; 2] = ["one", "two"];
+use support::random::{self, Random};
 
 struct Ground {
     store: PathBuf,
     user: PathBuf,
+    /// The machine's control groups are named for them: no other test may have them.
+    envs: [String; 2],
     /// How the commands ended: verb and exit code, or `killed`.
     ends: Mutex<BTreeMap<String, u32>>,
+    /// What those said that ended with a code that nothing explains.
+    wrong: Mutex<Vec<String>>,
+}
+
+/// Returns the exit codes that a command may have while another kills its container, has its env locked or removes it;
+/// `down` also asks whoever has the lock to end.
+fn expected(verb: &str) -> &'static [i32] {
+    match verb {
+        "up" => &[0, 4, 6, 143],
+        "exec" => &[0, 4, 6, 7, 137, 143],
+        // Nothing can free a terabyte here.
+        "gc" => &[10, 143],
+        // A snapshot of that name is there already.
+        "snapshot" => &[0, 2, 6, 7, 143],
+        _ => &[0, 6, 7, 143],
+    }
 }
 
 impl Ground {
     /// Lays out the user's own directories and a profile that binds volumes of every kind.
-    fn new(store: &Path, user: &Path) -> Self {
+    fn new(store: &Path, user: &Path, method: &str) -> Self {
         for name in ["src", "host", "out"] {
             for number in 0..20 {
                 let directory = user.join(name).join(format!("d{}", number % 4));
@@ -128,7 +145,9 @@ changes = ["d2/f2", "d3/f3", "d3/f7", "d3/f11", "linked"]
         Self {
             store: store.to_path_buf(),
             user: user.to_path_buf(),
+            envs: ["a", "b"].map(|env| format!("s{}-{method}-{env}", std::process::id())),
             ends: Mutex::default(),
+            wrong: Mutex::default(),
         }
     }
 
@@ -164,7 +183,7 @@ changes = ["d2/f2", "d3/f3", "d3/f7", "d3/f11", "linked"]
 
     /// Starts a random command, and kills it, or lets it end.
     fn cycle(&self, random: &mut Random) {
-        let env = ENVS[random.below(2) as usize];
+        let env = self.envs[random.below(2) as usize].as_str();
         let name = format!("s{}", random.below(3));
         let exec =
             "echo x >> $HOME/x; echo y >> /v/build/y; mkdir -p $HOME/d; rm -rf $HOME/d; sleep 0.05";
@@ -192,10 +211,11 @@ changes = ["d2/f2", "d3/f3", "d3/f7", "d3/f11", "linked"]
             11 | 12 => vec!["gc", "--yes", "--preset", "ci", "--free", "1T"],
             _ => vec!["rm", "--yes", env],
         };
+        let mut said = tempfile::tempfile().unwrap();
         let mut child = self
             .rockenv(&arguments)
             .stdout(Stdio::null())
-            .stderr(Stdio::null())
+            .stderr(said.try_clone().unwrap())
             .process_group(0)
             .spawn()
             .unwrap();
@@ -203,12 +223,7 @@ changes = ["d2/f2", "d3/f3", "d3/f7", "d3/f11", "linked"]
         let started = Instant::now();
         while started.elapsed() < patience {
             if let Some(status) = child.try_wait().unwrap() {
-                return self.count(
-                    arguments[0],
-                    &status
-                        .code()
-                        .map_or_else(|| "signal".to_owned(), |code| code.to_string()),
-                );
+                return self.ended(&arguments, status, &mut said);
             }
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -237,6 +252,21 @@ changes = ["d2/f2", "d3/f3", "d3/f7", "d3/f11", "linked"]
         self.count(arguments[0], "killed");
     }
 
+    /// Counts how a command ended that nobody killed, and keeps what it said where that is wrong.
+    fn ended(&self, arguments: &[&str], status: ExitStatus, mut said: impl Read + Seek) {
+        let signalled = status.signal().map(|number| 128 + number);
+        let end = status.code().or(signalled).unwrap_or_default();
+        self.count(arguments[0], &end.to_string());
+        if !expected(arguments[0]).contains(&end) {
+            let mut text = String::new();
+            said.seek(SeekFrom::Start(0)).unwrap();
+            said.read_to_string(&mut text).unwrap();
+            let line = format!("rockenv {}: {end}\n{text}", arguments.join(" "));
+            eprintln!("{line}");
+            self.wrong.lock().unwrap().push(line);
+        }
+    }
+
     fn count(&self, verb: &str, end: &str) {
         *self
             .ends
@@ -244,6 +274,12 @@ changes = ["d2/f2", "d3/f3", "d3/f7", "d3/f11", "linked"]
             .unwrap()
             .entry(format!("{verb} {end}"))
             .or_default() += 1;
+    }
+
+    /// Says whether a container of that name is one of these envs'.
+    fn names(&self, container: &str) -> bool {
+        let mut envs = self.envs.iter();
+        envs.any(|env| container.starts_with(&format!("rockenv-{env}-")))
     }
 
     /// Says whether a process has something of this store open.
@@ -354,10 +390,7 @@ fn nothing_runs(ground: &Ground) {
             let left: Vec<_> = groups
                 .flatten()
                 .map(|entry| entry.file_name().to_string_lossy().into_owned())
-                .filter(|name| {
-                    ENVS.iter()
-                        .any(|env| name.starts_with(&format!("rockenv-{env}-")))
-                })
+                .filter(|name| ground.names(name))
                 .collect();
             if left.is_empty() {
                 Ok(())
@@ -371,10 +404,7 @@ fn nothing_runs(ground: &Ground) {
             let left: Vec<_> = entries
                 .flatten()
                 .map(|entry| entry.file_name().to_string_lossy().into_owned())
-                .filter(|name| {
-                    ENVS.iter()
-                        .any(|env| name.starts_with(&format!("rockenv-{env}-")))
-                })
+                .filter(|name| ground.names(name))
                 .collect();
             assert!(
                 left.is_empty(),
@@ -391,14 +421,11 @@ fn hammer(kind: Kind, method: &str, cycles: u64) {
         .prefix("rockenv-safety-")
         .tempdir()
         .unwrap();
-    let ground = Ground::new(&disk.path().join("store"), user.path());
+    let ground = Ground::new(&disk.path().join("store"), user.path(), method);
     let before = content(user.path());
     ground.ok(&["image", "build", "mini"]);
-    let seed = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .unwrap()
-        .as_nanos() as u64
-        | 1;
+    let seed = random::seed();
+    eprintln!("{method}, seed {seed}");
     std::thread::scope(|scope| {
         for worker in 0..2 {
             let ground = &ground;
@@ -411,14 +438,17 @@ fn hammer(kind: Kind, method: &str, cycles: u64) {
         }
     });
     let ends = ground.ends.lock().unwrap().clone();
-    eprintln!("{method}, seed {seed}: {ends:?}");
+    eprintln!("{method}: {ends:?}");
+    let wrong = ground.wrong.lock().unwrap().join("\n");
+    assert!(wrong.is_empty(), "seed {seed}: {wrong}");
     // A test in which everything ended by itself, or nothing did, would show nothing.
     assert!(
         ends.keys().filter(|end| end.ends_with(" killed")).count() >= 2,
         "{ends:?}"
     );
     // Whatever was cut off where: the next `up` comes to the same end.
-    for env in ENVS {
+    for env in ground.envs.each_ref() {
+        let env = env.as_str();
         ground.ok(&["up", "p", "--name", env]);
         let listed = ground.ok(&[
             "exec",
@@ -439,12 +469,13 @@ fn hammer(kind: Kind, method: &str, cycles: u64) {
         );
     }
     let list = ground.ok(&["ls", "--json"]);
-    assert!(list.contains("one") && list.contains("two"));
+    assert!(ground.envs.iter().all(|env| list.contains(env)));
     let format = fs::read_to_string(ground.store.join("format")).unwrap();
     assert!(format.contains(method), "{format}");
     nothing_runs(&ground);
     assert_changed_nothing(&before, user.path());
-    ground.ok(&["rm", "--yes", "one", "two"]);
+    let [one, two] = &ground.envs;
+    ground.ok(&["rm", "--yes", one, two]);
     wait_until("the store is not empty", || {
         let mut left = Vec::new();
         for name in ["layers", "volumes", "trash"] {
@@ -455,7 +486,7 @@ fn hammer(kind: Kind, method: &str, cycles: u64) {
                     .map(|entry| entry.path()),
             );
         }
-        for env in ENVS {
+        for env in &ground.envs {
             left.extend(
                 fs::read_dir(ground.store.join("envs").join(env))
                     .unwrap()

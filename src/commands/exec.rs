@@ -301,11 +301,17 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
     }
     drop(env);
     cx.tidy(store)?;
-    // Where both failed, the holder knows why.
-    end?;
+    let code = match (code, end) {
+        (Err(ended), Err(why)) if matches!(ended.kind(), Kind::Command(_)) => {
+            Err(ended.source(why))
+        }
+        // Where both failed, the holder knows why.
+        (_, Err(why)) => return Err(why),
+        (code, Ok(_)) => code,
+    };
     noted?;
     let exit =
-        code?.ok_or_else(|| Error::unexpected("the container ended before the command began"))?;
+        code?.ok_or_else(|| Error::unavailable("the container ended before the command began"))?;
     Ok(exit.code)
 }
 

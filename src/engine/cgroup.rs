@@ -13,6 +13,7 @@ use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
 use super::Device;
+use super::hold::PATIENCE;
 use crate::error::{Error, Result, ResultExt as _};
 
 /// The slice that holds every container where systemd is PID 1.
@@ -478,17 +479,20 @@ fn remove_group(directory: &Path) -> std::io::Result<()> {
     for child in children(directory) {
         remove_group(&child)?;
     }
-    // A group stays busy for a moment after its last process ended.
-    for _ in 0..500 {
+    // A group stays busy for a moment after its last process ended, and for longer on a busy machine.
+    let deadline = Instant::now() + PATIENCE;
+    loop {
         match fs::remove_dir(directory) {
-            Err(error) if error.kind() == std::io::ErrorKind::ResourceBusy => {
+            Err(error)
+                if error.kind() == std::io::ErrorKind::ResourceBusy
+                    && Instant::now() < deadline =>
+            {
                 std::thread::sleep(Duration::from_millis(2));
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
             other => return other,
         }
     }
-    fs::remove_dir(directory)
 }
 
 /// Closes a v1 device group to all but the devices every container has, and this one (systemd does this for a scope).

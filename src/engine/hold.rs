@@ -433,11 +433,13 @@ fn hold_container(hold: &Hold, fds: Vec<OwnedFd>, starter: &UnixStream) -> Resul
             nspawn::hold(hold, &mut state, listener.into(), jobs, &signals, starter)
         }
     };
-    let cleared = state.clear();
-    match fs::remove_file(State::path(&hold.run)) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-        other => other?,
-    }
+    // Where something is left, its state is too: whoever takes the lock next goes on with it.
+    let cleared = state
+        .clear()
+        .and_then(|()| match fs::remove_file(State::path(&hold.run)) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
+            _ => Ok(()),
+        });
     let usage = result?;
     cleared?;
     Ok(usage)

@@ -86,7 +86,7 @@ impl Running {
 
     /// Connects a client.
     pub fn connect(&self) -> Result<Client> {
-        Client::join(&self.run)?.ok_or_else(|| Error::unexpected("the container's socket is gone"))
+        Client::join(&self.run)?.ok_or_else(|| Error::unavailable("the container ended"))
     }
 
     /// Reads one message of the holder; `Ready` carries the limits that could not be set.
@@ -97,8 +97,8 @@ impl Running {
         match wire::receive::<FromHolder>(link)? {
             Some((message, _)) => Ok(message),
             None => Err(
-                Error::unexpected("the process that held the container was killed")
-                    .help("rockenv fsck"),
+                Error::unavailable("the process that held the container was killed")
+                    .help("rockenv up ...: it goes on from the last snapshot"),
             ),
         }
     }

@@ -125,9 +125,27 @@ pub fn send(socket: &UnixStream, body: &impl Serialize, fds: &[RawFd]) -> Result
         control,
         MsgFlags::MSG_NOSIGNAL,
         None,
-    )?;
-    (&mut &*socket).write_all(&body)?;
-    Ok(())
+    )
+    .map_err(|error| not_sent(error.into()))?;
+    (&mut &*socket).write_all(&body).map_err(not_sent)
+}
+
+/// Makes the error for a frame that did not arrive: a peer that was killed is no bug.
+fn not_sent(error: std::io::Error) -> Error {
+    if is_gone(&error) {
+        Error::unavailable("the container ended").source(error)
+    } else {
+        error.into()
+    }
+}
+
+/// Says whether the peer has closed its end, or was killed, in the middle of a frame too.
+fn is_gone(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{BrokenPipe, ConnectionReset, NotConnected, UnexpectedEof};
+    matches!(
+        error.kind(),
+        BrokenPipe | ConnectionReset | NotConnected | UnexpectedEof
+    )
 }
 
 /// Receives one frame and its descriptors; `None` at the end of the stream.
@@ -161,9 +179,8 @@ pub fn receive<T: DeserializeOwned>(socket: &UnixStream) -> Result<Option<(T, Ve
     if read == 0 {
         return Ok(None);
     }
-    let mut stream = socket;
-    if read < length.len() {
-        stream.read_exact(&mut length[read..])?;
+    if !fill(socket, &mut length[read..])? {
+        return Ok(None);
     }
     let length = u32::from_le_bytes(length);
     if length > MAX_BODY {
@@ -172,10 +189,20 @@ pub fn receive<T: DeserializeOwned>(socket: &UnixStream) -> Result<Option<(T, Ve
         )));
     }
     let mut body = vec![0; length as usize];
-    stream.read_exact(&mut body)?;
+    if !fill(socket, &mut body)? {
+        return Ok(None);
+    }
     let body = serde_json::from_slice(&body)
         .map_err(|error| Error::unexpected("cannot decode a frame").source(error))?;
     Ok(Some((body, fds)))
+}
+
+/// Reads the rest of a frame; says whether it came.
+fn fill(mut socket: &UnixStream, buffer: &mut [u8]) -> Result<bool> {
+    match socket.read_exact(buffer) {
+        Err(error) if is_gone(&error) => Ok(false),
+        other => Ok(other.map(|()| true)?),
+    }
 }
 
 #[expect(
@@ -200,8 +227,12 @@ mod tests {
         let (body, fds) = receive::<Request>(&b).unwrap().unwrap();
         assert!(matches!(body, Request::Signal(15)));
         assert_eq!(fds.len(), 1);
+        // Killed in the middle of a frame.
+        (&a).write_all(&[9, 0, 0, 0, b'{']).unwrap();
         drop(a);
         assert!(receive::<Request>(&b).unwrap().is_none());
+        let error = send(&b, &Request::Signal(15), &[]).unwrap_err();
+        assert_eq!(error.kind(), crate::error::Kind::Unavailable);
     }
 
     #[test]

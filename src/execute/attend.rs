@@ -87,7 +87,10 @@ pub fn attend(running: &mut Running, signals: &Signals, step: Attended<'_>) -> R
             match running.hear() {
                 Ok(FromHolder::Waits(_)) => {}
                 Ok(FromHolder::Failed { reason }) => return Err(reason.into()),
-                _ => return Err(error),
+                Err(killed) => return Err(killed),
+                Ok(FromHolder::Ready(_) | FromHolder::Shared | FromHolder::Ended(_)) => {
+                    return Err(error);
+                }
             }
         },
     };
@@ -143,7 +146,7 @@ pub fn attend(running: &mut Running, signals: &Signals, step: Attended<'_>) -> R
                 FromHolder::Waits(text) => (step.warn)(text),
                 FromHolder::Failed { reason } => return Err(reason.into()),
                 FromHolder::Ended(_) | FromHolder::Shared => {
-                    return Err(Error::unexpected("the container ended before its step"));
+                    return Err(Error::unavailable("the container ended before its step"));
                 }
             }
         }

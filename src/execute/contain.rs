@@ -210,7 +210,7 @@ impl Execution<'_, '_> {
                     "the container of step `{}` was ended from outside",
                     step.name
                 );
-                return Err(Error::unexpected(message)
+                return Err(Error::unavailable(message)
                     .help("rockenv up ...: it starts again, on its build volumes as they are"));
             }
             (Ok(ending), Ok(End::Ended(usage))) => (ending, usage),

@@ -125,7 +125,7 @@ pub fn step(
             FromHolder::Waits(text) => warn(text),
             FromHolder::Failed { reason } => return Err(reason.into()),
             FromHolder::Ended(_) | FromHolder::Shared => {
-                return Err(Error::unexpected("the container ended before its step"));
+                return Err(Error::unavailable("the container ended before its step"));
             }
         }
     }

@@ -29,11 +29,15 @@ pub struct Exit {
 pub fn run(client: &Client, command: Command) -> Result<Option<Exit>> {
     let signals = signals::block(&[&STOP[..], &[Signal::SIGWINCH]].concat())?;
     let mut copies = Vec::new();
-    if command.tty {
-        client.run(command, &[])?;
+    let sent = if command.tty {
+        client.run(command, &[])
     } else {
         let ends = standard_ends(&mut copies)?;
-        client.run(command, &ends.each_ref().map(AsFd::as_fd))?;
+        client.run(command, &ends.each_ref().map(AsFd::as_fd))
+    };
+    match sent {
+        Err(error) if error.kind() == Kind::Unavailable => return Ok(None),
+        other => other?,
     }
     let mut raw = None;
     let mut started = false;

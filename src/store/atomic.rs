@@ -9,13 +9,16 @@ use serde::de::DeserializeOwned;
 
 use crate::error::{Error, Result, ResultExt as _};
 
+/// What the names of files begin with that are being written.
+pub const PREFIX: &str = ".tmp-";
+
 /// Replaces `path` by `bytes`: temporary file, sync, rename, sync of the directory.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     let parent = path
         .parent()
         .ok_or_else(|| Error::unexpected("a file needs a directory"))?;
     let mut file = tempfile::Builder::new()
-        .prefix(".tmp-")
+        .prefix(PREFIX)
         .tempfile_in(parent)
         .context(|| format!("cannot write in `{}`", parent.display()))?;
     file.write_all(bytes)

@@ -274,7 +274,18 @@ impl LockedEnv<'_> {
             }
         }
         self.remove_strays()?;
+        self.discard_unfinished()?;
         self.collect_garbage()
+    }
+
+    /// Throws away files that a killed command had not finished writing: only who has the lock writes here.
+    fn discard_unfinished(&self) -> Result<()> {
+        for name in names(&self.directory)? {
+            if name.starts_with(atomic::PREFIX) {
+                self.store.discard(&self.directory.join(name))?;
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn collect_garbage(&self) -> Result<()> {

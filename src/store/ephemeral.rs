@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::check::names;
 use super::layer::boot_id;
-use super::{LockedEnv, Store, lock};
+use super::{LockedEnv, Store, atomic, lock};
 use crate::engine::hold::Ended;
 use crate::error::{Error, Kind, Result};
 
@@ -153,7 +153,7 @@ impl Store {
         }
         let text = serde_json::to_vec(&Owner::this())
             .map_err(|error| Error::unexpected("cannot encode an owner").source(error))?;
-        let new = env.directory().join(".tmp-ephemeral");
+        let new = env.directory().join(format!("{}{FILE}", atomic::PREFIX));
         let mut file = fs::File::create(&new)?;
         file.write_all(&text)?;
         // Locked before anybody can see it, and on disk before anything of the env is.

@@ -147,6 +147,17 @@ fn killed_at_any_moment_it_is_removed_by_the_next_command() {
     store.profile(&steps(
         "cat ~/one; for i in 1 2 3 4 5 6 7 8 9; do sleep 0.05; done",
     ));
+    // As one leaves it that was killed while it wrote whose the env is, or its first record.
+    for half in [".tmp-ephemeral", ".tmp-x1Y2z3"] {
+        fs::create_dir_all(store.env_dir()).unwrap();
+        fs::write(store.env_dir().join(half), "{").unwrap();
+        store.rockenv(&["gc", "--yes"]).ok();
+        assert_eq!(left(&store), [""; 0]);
+    }
+    // And what it is about to stand on: nobody's reason to fail.
+    fs::write(store.env_dir().join("lease"), "{\"ima").unwrap();
+    store.rockenv(&["gc", "--yes"]).ok();
+    assert_eq!(left(&store), [""; 0]);
     for _ in 0..5 {
         use std::os::unix::process::CommandExt as _;
         let mut command = store.command(&["up", store.env(), "--ephemeral"]);

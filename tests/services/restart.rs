@@ -154,7 +154,7 @@ fn a_service_that_is_started_again_loses_nothing() {
     own.go_down(Signal::SIGTERM);
     own.come_back();
     if own.engine == "docker" {
-        up.wait().exits(1).says(&[
+        up.wait().exits(4).says(&[
             "the container of step `two` was ended from outside",
             "help: rockenv up",
         ]);
