@@ -3,6 +3,8 @@
 
 #[path = "attacks/git.rs"]
 mod git;
+#[path = "attacks/setuid.rs"]
+mod setuid;
 #[path = "attacks/store.rs"]
 mod store;
 mod support;

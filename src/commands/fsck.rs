@@ -43,9 +43,15 @@ pub fn fsck(cx: &Context, args: &FsckArgs) -> Result<u8> {
     if !damaged || args.repair {
         let store = cx.existing_store().map_err(advised)?;
         let mut attempts = Vec::new();
+        // A full disk is no reason not to repair.
+        let ballast = match args.repair {
+            true => store.drop_ballast()?,
+            false => None,
+        };
         if args.repair {
             attempts = repair(&store, &services).map_err(advised)?;
         }
+        drop(ballast);
         found = examine(&store.inventory_with(&services).map_err(advised)?);
         for Attempt { problem, done } in attempts {
             let mended = !found.problems.contains(&problem);

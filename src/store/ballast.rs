@@ -8,13 +8,16 @@ use nix::fcntl::{FallocateFlags, fallocate};
 
 use super::Store;
 use crate::error::Result;
-use crate::host::free_space;
+use crate::host::{free_space, space};
 
 const NAME: &str = ".ballast";
-/// Its size in bytes: records, journals and directories of any number of removals.
-const SIZE: u64 = 16 << 20;
+/// Its most and least size in bytes: records, journals and directories of any number of removals, and of a few.
+const MOST: u64 = 16 << 20;
+const LEAST: u64 = 4 << 20;
+/// One part in so many of the file system.
+const SHARE: u64 = 64;
 /// It is laid down only where this many of it would fit.
-const ROOM: u64 = 64;
+const ROOM: u64 = 8;
 /// Where what gave it up made no room, it is laid down again in so many parts of its size: what that wrote is missing.
 const PARTS: u64 = 4;
 /// Less than this many free bytes are as good as none.
@@ -27,29 +30,35 @@ pub struct Dropped(Store);
 impl Drop for Dropped {
     fn drop(&mut self) {
         // Without it nothing is worse than it was on a disk that is full again.
-        let sizes = (1..=PARTS).rev().map(|part| SIZE / PARTS * part);
-        let _laid = sizes
-            .into_iter()
-            .any(|size| self.0.lay_ballast(size).is_ok());
+        if let Ok(size) = self.0.ballast_size() {
+            let mut sizes = (1..=PARTS).rev().map(|part| size / PARTS * part);
+            let _laid = sizes.any(|size| self.0.lay_ballast(size).is_ok());
+        }
     }
 }
 
 impl Store {
-    fn has_ballast(&self) -> bool {
-        fs::metadata(self.root.join(NAME)).is_ok_and(|data| data.len() >= SIZE)
+    /// Returns how large the ballast is to be.
+    fn ballast_size(&self) -> Result<u64> {
+        Ok((space(&self.root)?.total / SHARE).clamp(LEAST, MOST))
+    }
+
+    fn has_ballast(&self, size: u64) -> bool {
+        fs::metadata(self.root.join(NAME)).is_ok_and(|data| data.len() >= size)
     }
 
     /// Lays the ballast down where it is missing and there is much room.
     pub fn load_ballast(&self) -> Result<()> {
-        if self.has_ballast() || free_space(&self.root)? < SIZE * ROOM {
+        let size = self.ballast_size()?;
+        if self.has_ballast(size) || free_space(&self.root)? < size * ROOM {
             return Ok(());
         }
-        self.lay_ballast(SIZE)
+        self.lay_ballast(size)
     }
 
     /// Lays a ballast of this size down, or none.
     fn lay_ballast(&self, size: u64) -> Result<()> {
-        if self.has_ballast() {
+        if self.has_ballast(size) {
             return Ok(());
         }
         let path = self.root.join(NAME);

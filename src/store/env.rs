@@ -239,6 +239,9 @@ impl LockedEnv<'_> {
     fn settle(&mut self, ended: bool) -> Result<()> {
         let run = self.run_dir();
         self.end_lease()?;
+        if self.go_on_clearing()? {
+            return Ok(());
+        }
         for entry in journal::read(&self.directory)? {
             match entry {
                 Entry::Remove { id, layers } => return self.finish_removal(&id, &layers),

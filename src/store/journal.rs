@@ -25,7 +25,7 @@ pub enum Entry {
         /// The snapshot it becomes.
         snapshot: Snapshot,
     },
-    /// The env is about to be removed.
+    /// What there is of a fork that has no record yet goes; earlier versions removed envs by it.
     Remove {
         /// The env's id, which names its volumes.
         #[serde(deserialize_with = "checked::names")]

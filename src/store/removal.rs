@@ -4,13 +4,19 @@
 //! be reached.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
+
+use fs_err as fs;
 
 use super::check::names;
 use super::journal::{self, Entry};
 use super::record::Snapshot;
 use super::snapshot::no_snapshot;
-use super::{LockedEnv, Store, ephemeral};
+use super::{LockedEnv, Record, Store, atomic, ephemeral};
 use crate::error::Result;
+
+/// What the record of an env is called as soon as the env is being removed: it says what is to go with it.
+pub(super) const REMOVED: &str = "removed.json";
 
 impl LockedEnv<'_> {
     /// Forgets a snapshot and removes its layer where nothing else stands on it.
@@ -65,8 +71,32 @@ impl LockedEnv<'_> {
     }
 
     pub(super) fn clear(&mut self) -> Result<()> {
-        let Some(record) = &self.record else {
+        if self.record.is_none() {
             // A command ended, or was killed, before it came to the record.
+            return self.clear_directory();
+        }
+        // From here on it is gone, whatever happens. No file grows for it, and none is made: the disk may be full.
+        let removed = self.directory.join(REMOVED);
+        fs::rename(self.directory.join("record.json"), &removed)?;
+        match fs::File::open(&self.directory)?.sync_all() {
+            Err(error) if error.kind() != ErrorKind::StorageFull => return Err(error.into()),
+            _ => {}
+        }
+        self.finish_clearing()
+    }
+
+    /// Goes on with a removal that was begun; says whether one was.
+    pub(super) fn go_on_clearing(&mut self) -> Result<bool> {
+        let begun = fs::symlink_metadata(self.directory.join(REMOVED)).is_ok();
+        if begun {
+            self.finish_clearing()?;
+        }
+        Ok(begun)
+    }
+
+    fn finish_clearing(&mut self) -> Result<()> {
+        let removed = self.directory.join(REMOVED);
+        let Ok(Some(record)) = atomic::read_json::<Record>(&removed) else {
             return self.clear_directory();
         };
         let mut layers: BTreeSet<String> = record.layers().map(str::to_owned).collect();
@@ -76,18 +106,10 @@ impl LockedEnv<'_> {
                 layers.extend(chain.into_iter().map(|layer| layer.id));
             }
         }
-        let id = record.id.clone();
         // Also what a killed command published and never recorded.
-        layers.extend(self.store.layers_of(&id)?);
+        layers.extend(self.store.layers_of(&record.id)?);
         let layers = layers.into_iter().collect::<Vec<_>>();
-        journal::begin(
-            &self.directory,
-            &Entry::Remove {
-                id: id.clone(),
-                layers: layers.clone(),
-            },
-        )?;
-        self.finish_removal(&id, &layers)
+        self.finish_removal(&record.id, &layers)
     }
 
     pub(super) fn finish_removal(&mut self, id: &str, layers: &[String]) -> Result<()> {
@@ -102,11 +124,13 @@ impl LockedEnv<'_> {
     fn clear_directory(&self) -> Result<()> {
         for name in names(&self.directory)? {
             // The lock stays: somebody may be waiting for it.
-            if name != "lock" && name != "journal.jsonl" && name != ephemeral::FILE {
+            let stays = ["lock", "journal.jsonl", REMOVED, ephemeral::FILE];
+            if !stays.contains(&name.as_str()) {
                 self.store.discard(&self.directory.join(name))?;
             }
         }
         journal::clear(&self.directory)?;
+        self.store.discard(&self.directory.join(REMOVED))?;
         // Last: until then whoever comes finds what is left to do.
         self.disown()
     }

@@ -1,6 +1,7 @@
 //! Owns deleting: a rename into `trash/`, at once, then unlinking by a process of its own, so that no command
 //! waits for it and a killed one costs nothing.
 
+use std::io::ErrorKind;
 use std::path::Path;
 use std::process::Stdio;
 
@@ -14,9 +15,28 @@ impl Store {
     /// Moves a file or tree of the store to the trash.
     pub fn discard(&self, path: &Path) -> Result<()> {
         match fs::rename(path, self.root.join("trash").join(random_id()?)) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            // XFS has no room for the name, and a file that is unlinked needs none.
+            Err(error) if error.kind() == ErrorKind::StorageFull => self.unlink(path),
             other => Ok(other?),
         }
+    }
+
+    /// Unlinks a file or tree where it is: what describes it first, so that nobody takes half of it for all.
+    fn unlink(&self, path: &Path) -> Result<()> {
+        if !fs::symlink_metadata(path)?.is_dir() {
+            return Ok(fs::remove_file(path)?);
+        }
+        self.remove_objects(path);
+        for name in ["layer.json", "image.json"] {
+            match fs::remove_file(path.join(name)) {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
+                _ => {}
+            }
+        }
+        rootfs::remove_tree(path)
+            .map(drop)
+            .context(|| format!("cannot remove `{}`", path.display()))
     }
 
     /// Says whether something waits to be unlinked.

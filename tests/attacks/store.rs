@@ -215,11 +215,13 @@ const COMMANDS: [&[&str]; 8] = [
     &["rm", "--yes", "one"],
 ];
 
+/// Gives all of a store to a user; what is deleted meanwhile, in the background, needs no owner.
 fn give(path: &Path, owner: u32) {
-    lchown(path, Some(owner), Some(owner)).unwrap();
-    if fs::symlink_metadata(path).unwrap().is_dir() {
-        for entry in fs::read_dir(path).unwrap() {
-            give(&entry.unwrap().path(), owner);
+    drop(lchown(path, Some(owner), Some(owner)));
+    for entry in fs::read_dir(path).into_iter().flatten().flatten() {
+        match entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            true => give(&entry.path(), owner),
+            false => drop(lchown(entry.path(), Some(owner), Some(owner))),
         }
     }
 }

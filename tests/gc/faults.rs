@@ -11,6 +11,7 @@ use nix::fcntl::FallocateFlags;
 use super::support::env::TestStore;
 use super::support::loopfs::{Kind, LoopFs};
 use super::support::random::Random;
+use super::support::run::finish;
 use super::support::terminal::Terminal;
 use super::{fill, json, killed_at, names, round, snapshots, untouched};
 
@@ -109,9 +110,9 @@ fn a_fork_that_is_killed_leaves_no_volume_that_nobody_has() {
 }
 
 /// Fills a disk to the last byte that root may write.
-fn hog(disk: &LoopFs) -> PathBuf {
+fn hog(disk: &LoopFs, name: &str) -> PathBuf {
     use std::io::{Seek as _, SeekFrom, Write as _};
-    let path = disk.join("hog");
+    let path = disk.join(name);
     let mut hog = fs::File::create(&path).unwrap();
     // Without writing as long as large pieces fit, then blocks, then what is left.
     let mut piece: i64 = 1 << 30;
@@ -144,7 +145,7 @@ fn full_disk(kind: Kind) {
     round(&store, 1, 20);
     store.up();
     assert!(store.home().join(".ballast").exists());
-    let hog = hog(&disk);
+    let hog = hog(&disk, "hog");
     let ballast = store.home().join(".ballast");
     assert!(fs::write(store.home().join("more"), vec![1; 1 << 16]).is_err());
     // Who says no has what was there.
@@ -177,7 +178,7 @@ fn full_disk(kind: Kind) {
         &["snapshot", "rm", name, "mine"][..],
         &["rm", "--yes", name],
     ] {
-        self::hog(&disk);
+        self::hog(&disk, "hog");
         store.rockenv(words).ok();
         assert!(ballast.exists(), "no new ballast after {words:?}");
         fs::remove_file(&hog).unwrap();
@@ -196,6 +197,75 @@ fn full_disk(kind: Kind) {
     );
     untouched(&store);
     store.rockenv(&["fsck"]).ok();
+}
+
+/// A step fills a small disk to the last byte. What removes works, also where there is no ballast left to give up.
+fn small_disk(kind: Kind) {
+    let disk = LoopFs::sized(kind, 400 << 20);
+    let store = TestStore::on(&disk);
+    let name = store.env();
+    let fill = "i=0; while dd if=/dev/urandom of=$i bs=1M count=20 2>/dev/null; do i=$((i+1)); done
+        while dd if=/dev/urandom of=$i bs=4k count=1 2>/dev/null; do i=$((i+1)); done; false";
+    let steps = |then: &str| {
+        format!(
+            "volume = [{{ name = 'build', kind = 'build', target = '/v' }}]
+            [[step]]\nname = 'one'\nrun = 'echo one > ~/one'
+            [[step]]\nname = 'two'\nworkdir = '/v'\nrun = '''{then}'''\n"
+        )
+    };
+    let up = || {
+        let mut command = store.command(&["up", name]);
+        // Else the step is paused before the disk is full.
+        command.env("ROCKENV_DISK_FLOOR", "0");
+        finish("up".to_owned(), command)
+    };
+    let ballast = store.home().join(".ballast");
+    let count = |what: &str| fs::read_dir(store.home().join(what)).unwrap().count();
+    for has_ballast in [true, false] {
+        store.profile(&steps(fill));
+        up().exits(10);
+        assert!(ballast.exists(), "no ballast on {kind:?}");
+        let mut hogs = vec![hog(&disk, "hog")];
+        if !has_ballast {
+            fs::remove_file(&ballast).unwrap();
+            hogs.push(hog(&disk, "hog-2"));
+        }
+        // It has nothing that it may remove, and does not fail for that.
+        store.rockenv(&["gc", "--yes", "--preset", "ci"]);
+        store.rockenv(&["fsck", "--repair"]).ok();
+        store.rockenv(&["rm", "--yes", name]).ok();
+        assert_eq!((count("layers"), count("volumes")), (0, 0));
+        for hog in hogs {
+            fs::remove_file(hog).unwrap();
+        }
+        store.rockenv(&["fsck"]).ok();
+    }
+    // A snapshot is given up too, as long as there is a ballast: its env has to be written down without it.
+    store.rockenv(&["gc", "--yes"]);
+    assert!(ballast.exists(), "no ballast on {kind:?}");
+    store.profile(&steps("true"));
+    up().ok();
+    store.rockenv(&["snapshot", "create", name, "mine"]).ok();
+    let hog = hog(&disk, "hog");
+    store.rockenv(&["snapshot", "rm", name, "mine"]).ok();
+    fs::remove_file(hog).unwrap();
+    store.rockenv(&["rm", "--yes", name]).ok();
+    store.rockenv(&["fsck"]).ok();
+}
+
+#[test]
+fn a_step_may_fill_a_small_ext4() {
+    small_disk(Kind::Ext4);
+}
+
+#[test]
+fn a_step_may_fill_a_small_btrfs() {
+    small_disk(Kind::Btrfs);
+}
+
+#[test]
+fn a_step_may_fill_a_small_xfs() {
+    small_disk(Kind::Xfs);
 }
 
 #[test]

@@ -13,6 +13,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
+use nix::sys::statvfs::FsFlags;
 
 use crate::engine::cgroup::Figures;
 use crate::engine::hold::{Hold, PATIENCE, State, TreeLock, Watch, check_binds, supervise};
@@ -61,7 +62,8 @@ pub(in crate::engine) fn hold(
         }
         Root::Service(_) => return Err(Error::unexpected("a service mounts its own trees")),
     }
-    let hold = &with_views(hold)?;
+    check_binds(&hold.container)?;
+    let hold = &with_volumes(with_views(hold)?)?;
     state.lock = Some(TreeLock::of(&root)?);
     // Mounts end with this process; what follows outlives it.
     state.save(&hold.run)?;
@@ -69,10 +71,19 @@ pub(in crate::engine) fn hold(
     if let Err(nix::Error::EBUSY) = umount2(&root, MntFlags::empty()) {
         let _: nix::Result<()> = umount2(&root, MntFlags::MNT_DETACH);
     }
+    for at in hold.container.binds.iter().map(|bind| &bind.source) {
+        if at.parent() == Some(&hold.run) && is_volume(at) {
+            let _: nix::Result<()> = umount2(at, MntFlags::MNT_DETACH);
+            drop(fs::remove_dir(at).or_else(|_| fs::remove_file(at)));
+        }
+    }
     // nspawn locks the directory by a file beside it.
     drop(fs::remove_file(hold.run.join(".#root.lck")));
     result
 }
+
+/// How the mount points of views begin in an env's `run` directory.
+const VIEW: &str = "view-";
 
 /// Mounts the views of the container's binds in this namespace, and returns the request with these in their place.
 fn with_views(hold: &Hold) -> Result<Hold> {
@@ -81,7 +92,7 @@ fn with_views(hold: &Hold) -> Result<Hold> {
         let Some(view) = bind.view.take() else {
             continue;
         };
-        let at = hold.run.join(format!("view-{index}"));
+        let at = hold.run.join(format!("{VIEW}{index}"));
         fs::create_dir_all(&at)?;
         let mut lowers = view.layers;
         lowers.push(std::mem::replace(&mut bind.source, at.clone()));
@@ -91,6 +102,54 @@ fn with_views(hold: &Hold) -> Result<Hold> {
         };
         crate::rootfs::overlay::mount(&lowers, Some(upper), &at, false)
             .context(|| format!("cannot show `{}` with its hooks", bind.target))?;
+    }
+    Ok(hold)
+}
+
+/// How the mount points of volumes begin in an env's `run` directory.
+const VOLUME: &str = "volume-";
+
+fn is_volume(at: &Path) -> bool {
+    let name = at.file_name().and_then(|name| name.to_str());
+    name.is_some_and(|name| name.starts_with(VOLUME))
+}
+
+/// Mounts the volumes in this namespace, and returns the request with these mounts in their place: a program in a volume gets no
+/// rights of its owner's, and a device there does not open.
+fn with_volumes(mut hold: Hold) -> Result<Hold> {
+    for (index, bind) in hold.container.binds.iter_mut().enumerate() {
+        let is_view = bind.source.parent() == Some(&hold.run);
+        let name = bind.source.file_name().and_then(|name| name.to_str());
+        // rockenv's own files and directories of the container are there too.
+        if is_view && !name.is_some_and(|name| name.starts_with(VIEW)) {
+            continue;
+        }
+        let wrong = || format!("cannot mount `{}`", bind.target);
+        let at = hold.run.join(format!("{VOLUME}{index}"));
+        match fs::metadata(&bind.source).context(wrong)?.is_dir() {
+            true => fs::create_dir_all(&at)?,
+            false => drop(fs::File::create(&at)?),
+        }
+        let none = None::<&str>;
+        let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
+        mount(Some(&bind.source), &at, none, flags, none).context(wrong)?;
+        let mut flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND;
+        flags |= MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+        // What it is mounted with stays.
+        let known = nix::sys::statvfs::statvfs(&at).context(wrong)?.flags();
+        for (flag, same) in [
+            (FsFlags::ST_RDONLY, MsFlags::MS_RDONLY),
+            (FsFlags::ST_NOEXEC, MsFlags::MS_NOEXEC),
+            (FsFlags::ST_NOATIME, MsFlags::MS_NOATIME),
+            (FsFlags::ST_NODIRATIME, MsFlags::MS_NODIRATIME),
+            (FsFlags::ST_RELATIME, MsFlags::MS_RELATIME),
+        ] {
+            if known.contains(flag) {
+                flags |= same;
+            }
+        }
+        mount(none, &at, none, flags, none).context(wrong)?;
+        bind.source = at;
     }
     Ok(hold)
 }
@@ -107,7 +166,6 @@ fn run_engine(
     if let Some(user) = &hold.container.user {
         user.ensure(root)?;
     }
-    check_binds(&hold.container)?;
     let missing = state
         .cgroup
         .create(&hold.container.limits, &hold.container.devices)?;

@@ -14,6 +14,7 @@ use crate::error::{Kind, Result};
 use crate::rootfs::Method;
 use crate::store::access::{PRIVATE, SHARED};
 use crate::store::images::Image;
+use crate::store::removal::REMOVED;
 use crate::store::{Layer, Lock, Record, Store, journal, lock, record};
 
 /// What is part of the name of everything that a repair sets aside.
@@ -312,7 +313,10 @@ fn env(store: &Store, name: &str, aside: &mut Vec<PathBuf>) -> Result<EnvItem> {
         left: store.is_left(name),
         state: State::path(&directory.join("run")).exists(),
         journal: match journal::read(directory) {
-            Ok(entries) => Read::Fine(entries.len()),
+            Ok(entries) => {
+                let removed = directory.join(REMOVED).exists();
+                Read::Fine(entries.len() + usize::from(removed))
+            }
             Err(error) => Read::Damaged(error.chain().join(": ")),
         },
         trees: names(&directory.join("trees"))?.into_iter().collect(),

@@ -1,0 +1,112 @@
+//! A root step leaves setuid-root programs and devices in its volumes: no other user of the machine comes to them, and inside
+//! they give no rights.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use fs_err as fs;
+
+use crate::support::loopfs::{Kind, LoopFs, run};
+use crate::support::ordinary::MadeUp;
+use crate::support::rootfs;
+
+/// Somebody else on the machine.
+const OTHER: u32 = 4322;
+
+fn programs(directory: &Path) -> Vec<PathBuf> {
+    let text = run(Command::new("find")
+        .arg(directory)
+        .args(["-xdev", "-perm", "-4000", "-name", "mine"]));
+    text.lines().map(PathBuf::from).collect()
+}
+
+#[test]
+fn what_root_steps_leave_gives_nobody_else_rights() {
+    let disk = LoopFs::new(Kind::Ext4);
+    let user = MadeUp::at(disk.join("home"));
+    let images = user.home.join("images");
+    fs::create_dir(&images).unwrap();
+    let base = format!(
+        "schema = 1\nprovider = \"directory\"\n[directory]\npath = '{}'\n",
+        rootfs().display()
+    );
+    fs::write(images.join("base.toml"), base).unwrap();
+    let leave = "for v in /v/*; do cp /usr/bin/id $v/mine; chmod 4755 $v/mine; chmod 755 $v; mknod -m 666 $v/null c 1 3; done";
+    // As the build user: neither the owner's rights nor a device.
+    let use_them = "for v in /v/*; do test $($v/mine -u) != 0; ! true > $v/null; done";
+    let profile = format!(
+        "schema = 1\nimage = 'base'\nvolume = [
+         {{ name = 'build', kind = 'build', target = '/v/build' }},
+         {{ name = 'cache', kind = 'cache', target = '/v/cache' }},
+         {{ name = 'out', kind = 'output', target = '/v/out' }}]
+         [[step]]\nname = 'leave'\nuser = 'root'\nrun = '''{leave}'''
+         [[step]]\nname = 'use'\nrun = '''{use_them}'''\n"
+    );
+    fs::write(user.home.join("left.toml"), profile).unwrap();
+    let path = |name: &str| user.home.join(name).to_string_lossy().into_owned();
+    let up = [
+        "up",
+        "--name",
+        "left",
+        "--engine",
+        "nspawn",
+        &path("left.toml"),
+    ];
+    // The directory is the user's own, who trusts the image there.
+    let trusted = format!("ROCKENV_TRUSTED_DIRS={}", user.home.display());
+    let program = path("program");
+    let words: Vec<&str> = [trusted.as_str(), program.as_str()]
+        .into_iter()
+        .chain(up)
+        .collect();
+    run(&mut user.sudo("env", &words));
+    let left = programs(&user.store());
+    assert!(left.len() >= 3, "{left:?}");
+    // Nobody's home is in the way.
+    for directory in [disk.path(), &user.home] {
+        fs::set_permissions(directory, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let as_user = |uid: u32, words: &[&str]| {
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).uid(uid).gid(uid).current_dir("/");
+        command.output()
+    };
+    for program in &left {
+        let program = program.to_str().unwrap();
+        let error = as_user(OTHER, &[program, "-u"]).unwrap_err();
+        assert_eq!(
+            error.kind(),
+            std::io::ErrorKind::PermissionDenied,
+            "{program}"
+        );
+    }
+    // The people themselves come to their own files as ever.
+    for below in ["outputs/left/out", "caches/cache"] {
+        let file = user.store().join(below).join("mine");
+        let found = as_user(MadeUp::UID, &["cat", file.to_str().unwrap()]).unwrap();
+        assert!(found.status.success(), "{below}: {found:?}");
+    }
+    // A store of an earlier version is closed by the next command that changes it.
+    for name in ["volumes", "outputs", "caches", "sources", "layers"] {
+        let (path, old) = (user.store().join(name), user.store().join("old"));
+        fs::rename(&path, &old).unwrap();
+        fs::create_dir(&path).unwrap();
+        fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        for entry in fs::read_dir(&old).unwrap() {
+            let entry = entry.unwrap();
+            fs::rename(entry.path(), path.join(entry.file_name())).unwrap();
+        }
+        fs::remove_dir(&old).unwrap();
+    }
+    run(&mut user.sudo(user.program(), &["down", "left"]));
+    for program in &left {
+        let refused = as_user(OTHER, &[program.to_str().unwrap(), "-u"]);
+        assert!(refused.is_err(), "{}", program.display());
+    }
+    let out = user.store().join("outputs/left/out/mine");
+    let found = as_user(MadeUp::UID, &["cat", out.to_str().unwrap()]).unwrap();
+    assert!(found.status.success(), "{found:?}");
+    run(&mut user.sudo(user.program(), &["rm", "--yes", "left"]));
+}
