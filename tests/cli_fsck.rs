@@ -68,6 +68,7 @@ impl Lab {
             name: "debian-forky".into(),
             recipe: "r".repeat(64),
             resolved: None,
+            env: None,
             digest: "d".repeat(64),
             built: Timestamp::now(),
             source_date: 0,

@@ -3,6 +3,8 @@
 
 mod support;
 
+#[path = "image_oci/environment.rs"]
+mod environment;
 #[path = "image_oci/files.rs"]
 mod files;
 #[path = "image_oci/inside.rs"]

@@ -126,15 +126,16 @@ fn attempt(run: &Run<'_>, asked: &Options, prepared: &mut Prepared) -> Result<At
     } = *run;
     let mut image = image_there(store, prepared)?;
     // What a registry has of the image comes together with the steps that stand on it.
-    let foretold = match (source, &image) {
-        (Some(source), None) => source.image_key(prepared)?,
-        _ => None,
+    let is_foretold = match (source, &image) {
+        (Some(source), None) => source.stand_on_image(prepared)?,
+        _ => false,
     };
-    if image.is_none() && foretold.is_none() {
+    if image.is_none() && !is_foretold {
         image = Some(build_image(cx, args, store, prepared, reporter, signals)?);
     }
-    let image_key = image.as_ref().map(|image| image.key.clone()).or(foretold);
-    prepared.inputs.image_key = image_key.unwrap_or_default();
+    if let Some(image) = &image {
+        prepared.stand_on(image.clone());
+    }
     let (sources, notes) = inputs::prepare(prepared, store, args.offline, signals, reporter)?;
     for message in notes {
         if told.borrow_mut().insert(message.clone()) {

@@ -1,5 +1,6 @@
 //! Owns `image`: listing, building and verifying base images.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use clap::{Args, Subcommand};
@@ -66,6 +67,8 @@ fn ls(cx: &Context) -> Result<()> {
         bytes: Option<u64>,
         digest: Option<String>,
         resolved: Option<String>,
+        /// What commands get that a profile does not set.
+        env: Option<BTreeMap<String, String>>,
     }
     let store = Store::open_existing(&cx.config.home)?;
     let mut rows = Vec::new();
@@ -83,6 +86,7 @@ fn ls(cx: &Context) -> Result<()> {
             packages: image.as_ref().map(|image| image.packages.len()),
             bytes: image.as_ref().map(|image| image.bytes),
             resolved: image.as_ref().and_then(|image| image.resolved.clone()),
+            env: image.as_ref().and_then(|image| image.env.clone()),
             digest: image.map(|image| image.digest),
         });
     }

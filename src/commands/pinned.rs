@@ -129,6 +129,7 @@ pub(super) fn adopt(cx: &Context, prepared: &mut Prepared, pinned: Pinned) -> Re
     inputs.params.clone_from(&lock.params);
     inputs.machine_targets = targets(&lock.machine_targets)?;
     inputs.image_key.clone_from(&lock.image.key);
+    inputs.image_env.clone_from(&lock.image.env);
     let prints = lock.source.iter();
     let prints = prints.map(|(name, source)| (name.clone(), source.fingerprint()));
     inputs.fingerprints.extend(prints);

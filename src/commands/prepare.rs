@@ -22,6 +22,7 @@ use crate::profile::{self, CopyFiles, Profile};
 use crate::source::{Git, Repository, is_untracked};
 use crate::spec::{self, Inputs, Spec, VolumeKind, VolumeSource};
 use crate::store::Store;
+use crate::store::images::Image;
 use crate::target::Target;
 use crate::therock::Prints;
 
@@ -189,6 +190,7 @@ impl Prepared {
             user: cx.config.user.clone(),
             host_home: cx.config.host_home.clone(),
             image_key: String::new(),
+            image_env: BTreeMap::new(),
             file_digests: files.digests(),
             fingerprints: BTreeMap::new(),
             prints: BTreeMap::new(),
@@ -227,7 +229,7 @@ impl Prepared {
             ));
         }
         match (image, &self.pinned) {
-            (Some(image), _) => self.inputs.image_key = image.key,
+            (Some(image), _) => self.stand_on(image),
             // Its key is known before it is built.
             (None, Some(_)) => {}
             (None, None) => self.inputs.image_key = format!("unbuilt {}", self.recipe.digest()),
@@ -287,6 +289,12 @@ impl Prepared {
         hooks::settle(self, &sources, &git)?;
         notes.extend(hooks::ask(self, &sources)?);
         Ok(notes)
+    }
+
+    /// Takes the key and the variables of an image.
+    pub(super) fn stand_on(&mut self, image: Image) {
+        self.inputs.image_key = image.key;
+        self.inputs.image_env = image.env.unwrap_or_default();
     }
 
     /// Returns the inputs of steps that lie in a source, and the source itself where hooks change it.

@@ -135,21 +135,27 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Returns the key of the image that the registry has, without taking it; of a locked one, the key that it must have.
-    pub(super) fn image_key(&self, prepared: &Prepared) -> Result<Option<String>> {
-        let wanted = wanted_image(prepared);
-        if let Wanted::Key(key) = wanted {
-            return Ok(Some(key));
+    /// Stands on the image that the registry has, without taking it, or on the locked one; false where there is none.
+    pub(super) fn stand_on_image(&self, prepared: &mut Prepared) -> Result<bool> {
+        // Everything that the keys need of a locked image is in the lock file.
+        if prepared.pinned.is_some() {
+            return Ok(true);
         }
+        let wanted = wanted_image(prepared);
         if self.failed.get() {
-            return Ok(None);
+            return Ok(false);
         }
         let what = shown(&self.repository);
         let shown = Subject::Transfer(&what);
         let found = watched(self.cx, shown, self.signals, self.reporter, |means| {
             share::image(&self.repository, &wanted, means)
         });
-        Ok(self.or_build(found)?.flatten().map(|image| image.key))
+        let found = self.or_build(found)?.flatten();
+        let is_there = found.is_some();
+        if let Some(image) = found {
+            prepared.stand_on(image);
+        }
+        Ok(is_there)
     }
 
     /// Returns the first of these keys that the registry has.
@@ -229,10 +235,7 @@ pub(super) fn remote(
     args: &UpArgs,
     mut spec: Spec,
 ) -> Result<Remote> {
-    if prepared.inputs.image_key.starts_with("unbuilt ")
-        && let Some(key) = source.image_key(prepared)?
-    {
-        prepared.inputs.image_key = key;
+    if prepared.inputs.image_key.starts_with("unbuilt ") && source.stand_on_image(prepared)? {
         spec = prepared.resolve(store)?;
     }
     let keys = match store {

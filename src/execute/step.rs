@@ -61,14 +61,14 @@ impl Work {
     ) -> Result<Self> {
         let text = |text: &str| finish(text, facts);
         let mut env = base_environment(spec, matches!(step.user, User::Root));
-        env.extend(
-            step.env
-                .iter()
-                .map(|(name, value)| (name.clone(), text(value))),
-        );
-        for name in &spec.env_from_host {
-            if let Some(value) = config.host_variable(name) {
-                env.insert(name.clone(), value.to_owned());
+        // rockenv's own program is no business of an image's variables.
+        if let Action::Run { .. } | Action::Packages(_) = step.action {
+            let variables = step.env.iter();
+            env.extend(variables.map(|(name, value)| (name.clone(), text(value))));
+            for name in &spec.env_from_host {
+                if let Some(value) = config.host_variable(name) {
+                    env.insert(name.clone(), value.to_owned());
+                }
             }
         }
         let mut stdin = OwnedFd::from(fs_err::File::open("/dev/null")?.into_parts().0);

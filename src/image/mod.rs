@@ -107,6 +107,8 @@ pub struct Built {
     pub packages: Vec<Package>,
     /// Digest of the manifest that the recipe resolved to, if it is one for a container image.
     pub resolved: Option<String>,
+    /// The variables that its configuration gives commands, if it is a container image.
+    pub env: Option<BTreeMap<String, String>>,
     /// Digest of the tree.
     pub digest: String,
     /// Files and directories.
@@ -147,10 +149,12 @@ pub fn build(recipe: &Recipe, cx: &mut BuildContext<'_>) -> Result<Built> {
         }
     }
     let summary = digest::digest(cx.into, cx.cancel)?;
+    let (resolved, env) = resolved.map(|image| (image.digest, image.env)).unzip();
     Ok(Built {
         source_date,
         packages: packages::installed(&tree)?,
         resolved,
+        env,
         digest: summary.digest,
         entries: summary.entries,
         bytes: summary.bytes,

@@ -110,6 +110,7 @@ pub fn changes(a: &Lockfile, b: &Lockfile) -> Vec<Change> {
         ])
     };
     compare(&mut found, "image", &image(a), &image(b));
+    compare(&mut found, "image variable", &a.image.env, &b.image.env);
     compare(&mut found, "package", &a.image.packages, &b.image.packages);
     let sources = |lock: &Lockfile| {
         let sources = lock.source.iter().map(|(name, source)| {

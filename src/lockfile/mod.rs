@@ -98,6 +98,9 @@ pub struct LockedImage {
     /// Digest of the container image's manifest, `sha256:` included.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resolved: Option<String>,
+    /// Variables that the container image gives commands.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
     /// Moment of the distribution's dated archive, `YYYYMMDDTHHMMSSZ`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<String>,
@@ -117,6 +120,7 @@ impl LockedImage {
             key: image.key.clone(),
             digest: image.digest.clone(),
             resolved: image.resolved.clone(),
+            env: image.env.clone().unwrap_or_default(),
             snapshot: snapshot.map(str::to_owned),
             source_date: image.source_date,
             packages: packages(&image.packages),
@@ -321,6 +325,7 @@ pub(crate) mod tests {
                 key: digest("2"),
                 digest: digest("3"),
                 resolved: None,
+                env: BTreeMap::from([("LANG".to_owned(), "C".to_owned())]),
                 snapshot: Some("20260101T000000Z".to_owned()),
                 source_date: 1_767_225_600,
                 packages: BTreeMap::from([

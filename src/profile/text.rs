@@ -316,6 +316,13 @@ fn escape(literal: &str, before_reference: bool, result: &mut String) {
     result.push_str(&DOLLAR.repeat(literal.len() - body.len()));
 }
 
+/// Returns the late form of a text that means nothing but itself.
+pub(crate) fn late(literal: &str) -> String {
+    let mut result = String::with_capacity(literal.len());
+    escape(literal, false, &mut result);
+    result
+}
+
 /// Makes the final text of one in late form: puts in the jobs and the memory in bytes, and undoes the escapes.
 pub fn finish(late: &str, facts: &Facts) -> String {
     let mut result = String::with_capacity(late.len());

@@ -101,9 +101,18 @@ pub(super) struct Document {
 struct Config {
     architecture: String,
     os: String,
-    config: BTreeMap<String, String>,
+    #[serde(default)]
+    config: Run,
     rootfs: RootFs,
     rockenv: Snapshot,
+}
+
+/// What engines give a container of it: the image's variables. rockenv itself reads those of the image.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Run {
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    env: Vec<String>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -170,10 +179,13 @@ impl Document {
 
     /// Returns the configuration, and the manifest for it.
     pub(super) fn encode(&self, profile: &str) -> Result<(Vec<u8>, Vec<u8>)> {
+        let env = self.snapshot.image.env.iter().flatten();
         let config = Config {
             architecture: architecture().to_owned(),
             os: "linux".to_owned(),
-            config: BTreeMap::new(),
+            config: Run {
+                env: env.map(|(name, value)| format!("{name}={value}")).collect(),
+            },
             rootfs: RootFs {
                 r#type: "layers".to_owned(),
                 diff_ids: self

@@ -8,6 +8,7 @@ mod choose;
 mod chosen;
 pub mod coherent;
 mod hooks;
+mod image_env;
 mod key;
 mod resolve;
 #[cfg(test)]
@@ -76,7 +77,10 @@ pub struct Spec {
     /// SHA-256 of the lock file that everything was taken from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lock: Option<String>,
-    /// Variables of every step, in late form: see `finish`.
+    /// The image's share of `env`, in late form.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub image_env: BTreeMap<String, String>,
+    /// Variables of every step, the image's below the profile's, in late form: see `finish`.
     pub env: BTreeMap<String, String>,
     /// Variables of what was built.
     pub runtime_env: BTreeMap<String, String>,

@@ -7,6 +7,7 @@ use super::chain::chain;
 use super::chosen::{Chosen, choices, unknown_param};
 use super::coherent::{self, Excluded};
 use super::hooks::{HookFacts, hooks};
+use super::image_env;
 use super::key::StepKey;
 use super::{
     Action, BuildUser, CopyItem, Engine, ExportItem, Git, Origin, Resources, Skipped, Spec, Step,
@@ -46,6 +47,8 @@ pub struct Inputs {
     pub host_home: PathBuf,
     /// Identity of the image: recipe and what it resolved to.
     pub image_key: String,
+    /// Variables that the image gives commands.
+    pub image_env: BTreeMap<String, String>,
     /// Digests of copied files: `profile::copy_files(..)?.digests()`.
     pub file_digests: BTreeMap<String, String>,
     /// Fingerprints of the source volumes that steps have as `inputs`, by volume.
@@ -77,7 +80,9 @@ pub fn resolve(profile: &Profile, inputs: &Inputs) -> Result<Spec> {
         &choices(profile, inputs.variant.as_deref(), inputs.from.as_deref()),
     )?;
     let volumes = resolver.volumes();
-    let env = resolver.late_env(&profile.env);
+    let image_env = image_env::defaults(&inputs.image_env);
+    let mut env = image_env.clone();
+    env.extend(resolver.late_env(&profile.env));
     let runtime_env = profile
         .runtime_env
         .iter()
@@ -121,6 +126,7 @@ pub fn resolve(profile: &Profile, inputs: &Inputs) -> Result<Spec> {
         gpu: profile.gpu,
         fingerprints: inputs.fingerprints.clone(),
         lock: None,
+        image_env,
         env,
         runtime_env,
         runtime_notes: profile.runtime_notes.clone(),

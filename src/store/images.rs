@@ -17,6 +17,7 @@ use sha2::{Digest as _, Sha256};
 use super::check::names;
 use super::{Lock, Store, atomic, checked, random_id};
 use crate::error::{Error, Result, ResultExt as _};
+use crate::image::recipe::Pin;
 use crate::image::unpack::stop_if;
 use crate::image::{self, BuildContext, Built, Logins, Package, Progress, Recipe};
 use crate::rootfs;
@@ -38,6 +39,9 @@ pub struct Image {
     /// Digest of the manifest that the recipe resolved to, for a container image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resolved: Option<String>,
+    /// The variables that a container image gives commands; nothing for other images, and for what older versions built.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub env: Option<BTreeMap<String, String>>,
     /// Digest of the tree.
     pub digest: String,
     /// When it was built.
@@ -97,8 +101,11 @@ impl std::fmt::Debug for Means<'_> {
 impl Image {
     /// Returns the key of what it describes.
     pub fn computed_key(&self) -> Result<String> {
-        let packages = serde_json::to_vec(&self.packages)
-            .map_err(|error| Error::unexpected("cannot encode packages").source(error))?;
+        let failed = |error| Error::unexpected("cannot encode an image").source(error);
+        let packages = serde_json::to_vec(&self.packages).map_err(failed)?;
+        // Images without variables keep the keys that they had before there were any.
+        let env = self.env.as_ref().filter(|env| !env.is_empty());
+        let env = env.map(serde_json::to_vec).transpose().map_err(failed)?;
         let mut hash = Sha256::new();
         let parts = [
             b"rockenv-image-1".as_slice(),
@@ -109,6 +116,7 @@ impl Image {
         for part in parts
             .into_iter()
             .chain(self.resolved.as_deref().map(str::as_bytes))
+            .chain(env.iter().flat_map(|env| [b"env".as_slice(), env]))
         {
             hash.update(u64::try_from(part.len()).unwrap_or(u64::MAX).to_le_bytes());
             hash.update(part);
@@ -141,8 +149,14 @@ impl Store {
         }
     }
 
-    /// Returns the image that a recipe stands for, if it was built.
+    /// Returns the image that a recipe stands for, if it was built. A container image without its variables counts as not
+    /// built: an older version made it.
     pub fn image_of(&self, recipe: &Recipe) -> Result<Option<Image>> {
+        let image = self.referred(recipe)?;
+        Ok(image.filter(|image| image.resolved.is_none() || image.env.is_some()))
+    }
+
+    fn referred(&self, recipe: &Recipe) -> Result<Option<Image>> {
         let reference: Option<Reference> =
             atomic::read_json(&self.reference(&recipe.digest(), "json"))?;
         match reference {
@@ -198,16 +212,22 @@ impl Store {
         let digest = recipe.digest();
         fs::create_dir_all(self.root.join("images/refs"))?;
         let lock = means.lock(&self.reference(&digest, "lock"), "image build")?;
-        let old = self.image_of(recipe)?;
-        if !refresh && let Some(image) = old {
+        if !refresh && let Some(image) = self.image_of(recipe)? {
             // Somebody else built it while we waited.
             return Ok(image);
         }
         let started = Instant::now();
         let work = self.image_work(&digest)?;
+        let old = self.referred(recipe)?;
         let source_date = old.as_ref().map(|image| image.source_date);
+        // Nobody asked for another image where only the variables are missing.
+        let same = old.as_ref().filter(|_| !refresh);
+        let pinned = recipe.pinned(Pin {
+            snapshot: None,
+            resolved: same.and_then(|image| image.resolved.as_deref()),
+        });
         let built = self
-            .build_image(&work, recipe, source_date, means)
+            .build_image(&work, &pinned, source_date, means)
             .context(|| format!("cannot build image `{name}`"))?;
         let mut image = describe(name, &digest, built)?;
         image.took_ms = u64::try_from(started.elapsed().as_millis()).ok();
@@ -359,6 +379,7 @@ fn describe(name: &str, recipe: &str, built: Built) -> Result<Image> {
         name: name.to_owned(),
         recipe: recipe.to_owned(),
         resolved: built.resolved,
+        env: built.env,
         digest: built.digest,
         built: Timestamp::now(),
         source_date: built.source_date,

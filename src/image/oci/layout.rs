@@ -8,7 +8,8 @@ use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
 use super::manifest::{
-    self, Descriptor, Document, MAX_CONFIG, MAX_MANIFEST, MAX_NESTING, Manifest, damaged, refused,
+    self, Configuration, Descriptor, Document, MAX_CONFIG, MAX_MANIFEST, MAX_NESTING, Manifest,
+    damaged, refused,
 };
 use super::reference::{Platform, Reference, sha256};
 use crate::error::{Error, Result, ResultExt as _};
@@ -23,6 +24,7 @@ pub(super) struct Layout {
     tree: Tree,
     /// Of the manifest, or of the configuration where there is none.
     pub(super) sha256: String,
+    pub(super) config: Configuration,
     pub(super) layers: Vec<Layer>,
     /// What an archive was unpacked into; removed in the end.
     _unpacked: Option<tempfile::TempDir>,
@@ -66,7 +68,8 @@ impl Layout {
                 .context(|| format!("cannot unpack `{}`", path.display()))?;
             (Tree::open(directory.path())?, Some(directory))
         };
-        let (sha256, layers) = if let Some(index) = read(&tree, "index.json", MAX_MANIFEST)? {
+        let (sha256, config, layers) = if let Some(index) = read(&tree, "index.json", MAX_MANIFEST)?
+        {
             from_index(&tree, &index, wanted, platform)?
         } else if let Some(list) = read(&tree, "manifest.json", MAX_MANIFEST)? {
             from_docker(&tree, &list, wanted, platform)?
@@ -80,6 +83,7 @@ impl Layout {
         Ok(Self {
             tree,
             sha256,
+            config,
             layers,
             _unpacked: unpacked,
         })
@@ -105,7 +109,7 @@ impl Layout {
     }
 }
 
-type Found = (String, Vec<Layer>);
+type Found = (String, Configuration, Vec<Layer>);
 
 fn read(tree: &Tree, path: &str, limit: u64) -> Result<Option<Vec<u8>>> {
     tree.read(path, usize::try_from(limit).unwrap_or(usize::MAX))
@@ -148,16 +152,18 @@ fn from_index(
             Document::Index(inner) => entries = inner,
             Document::Manifest(Manifest { config, layers }) => {
                 let config = document(tree, &config, MAX_CONFIG)?;
-                let diff_ids = manifest::diff_ids(&config, layers.len(), platform)?;
-                let layers = layers.iter().zip(diff_ids).map(|(layer, diff_id)| {
+                let config = Configuration::parse(&config, layers.len(), platform)?;
+                let layers = layers.iter().zip(&config.diff_ids);
+                let layers = layers.map(|(layer, diff_id)| {
                     let sha256 = layer.sha256()?.to_owned();
                     Ok(Layer {
                         path: blob(&sha256),
                         sha256: Some(sha256),
-                        diff_id,
+                        diff_id: diff_id.clone(),
                     })
                 });
-                return Ok((chosen.sha256()?.to_owned(), layers.collect::<Result<_>>()?));
+                let layers = layers.collect::<Result<_>>()?;
+                return Ok((chosen.sha256()?.to_owned(), config, layers));
             }
         }
     }
@@ -273,15 +279,13 @@ fn from_docker(
     if sha256(&format!("sha256:{name}")).is_some_and(|sha256| sha256 != found) {
         return Err(damaged(&format!("`{}`", image.config), &found, name));
     }
-    let diff_ids = manifest::diff_ids(&config, image.layers.len(), platform)?;
-    let layers = image
-        .layers
-        .into_iter()
-        .zip(diff_ids)
-        .map(|(path, diff_id)| Layer {
-            path,
-            sha256: None,
-            diff_id,
-        });
-    Ok((found, layers.collect()))
+    let config = Configuration::parse(&config, image.layers.len(), platform)?;
+    let layers = image.layers.into_iter().zip(&config.diff_ids);
+    let layers = layers.map(|(path, diff_id)| Layer {
+        path,
+        sha256: None,
+        diff_id: diff_id.clone(),
+    });
+    let layers = layers.collect();
+    Ok((found, config, layers))
 }

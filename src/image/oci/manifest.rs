@@ -1,18 +1,23 @@
 //! Owns an image's documents: the index of platforms, the manifest and the configuration, and what of them is believed.
 //!
-//! Only what says which bytes the tree is made of is read. Environment, user, working directory, command and labels of
-//! an image reach nothing: they are its author's, and a profile says its own.
+//! Only what the tree is made of is read, and the environment. User, working directory, command and labels of an image
+//! reach nothing: a profile has its own.
+
+use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
 use super::reference::{Platform, sha256};
 use crate::error::{Error, Kind, Result};
+use crate::profile::value;
 
 /// A manifest or index of the usual registries has some kilobytes; registries themselves refuse more than this.
 pub(crate) const MAX_MANIFEST: u64 = 4 << 20;
 /// A configuration grows with the image's history.
 pub(super) const MAX_CONFIG: u64 = 16 << 20;
 const MAX_LAYERS: usize = 1024;
+/// Names and values together. The kernel takes no single variable of more than 128 KiB.
+const MAX_ENVIRONMENT: usize = 64 << 10;
 /// An index in an index is allowed; in a circle it cannot be, because of the digests.
 pub(super) const MAX_NESTING: usize = 4;
 
@@ -34,7 +39,7 @@ pub(crate) struct Descriptor {
     pub(crate) size: u64,
     platform: Option<DescribedPlatform>,
     #[serde(default)]
-    annotations: std::collections::BTreeMap<String, String>,
+    annotations: BTreeMap<String, String>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -193,51 +198,104 @@ fn named(platform: &Platform) -> String {
     }
 }
 
-/// Reads a configuration and returns the SHA-256 of each layer's uncompressed bytes.
-pub(super) fn diff_ids(config: &[u8], layers: usize, platform: &Platform) -> Result<Vec<String>> {
-    #[derive(Deserialize)]
-    struct Raw {
-        #[serde(default)]
-        os: String,
-        #[serde(default)]
-        architecture: String,
-        rootfs: RootFs,
-    }
-    #[derive(Deserialize)]
-    struct RootFs {
-        diff_ids: Vec<String>,
-    }
-    let raw: Raw = serde_json::from_slice(config)
-        .map_err(|error| refused("its configuration is not one".into()).source(error))?;
-    // Some tools leave them out; what they say is believed.
-    let differs = |said: &str, wanted: &str| !said.is_empty() && said != wanted;
-    if differs(&raw.os, &platform.os) || differs(&raw.architecture, &platform.architecture) {
-        let there = format!("{}/{}", raw.os, raw.architecture);
-        let there = there.escape_debug();
-        return Err(Error::not_found(format!(
-            "the image is for {there}, not for {}",
-            named(platform)
-        ))
-        .help(format!("platform = \"{there}\"")));
-    }
-    if raw.rootfs.diff_ids.len() != layers {
-        return Err(refused(format!(
-            "its manifest has {layers} layers, its configuration {}",
-            raw.rootfs.diff_ids.len()
-        )));
-    }
-    raw.rootfs
-        .diff_ids
-        .iter()
-        .map(|digest| {
+/// What is believed of a configuration.
+#[derive(Debug)]
+pub(super) struct Configuration {
+    /// The SHA-256 of each layer's uncompressed bytes.
+    pub(super) diff_ids: Vec<String>,
+    /// The variables that commands get.
+    pub(super) env: BTreeMap<String, String>,
+    /// Why others are left out.
+    pub(super) left_out: Vec<String>,
+}
+
+impl Configuration {
+    /// Reads that of an image with this many layers.
+    pub(super) fn parse(config: &[u8], layers: usize, platform: &Platform) -> Result<Self> {
+        #[derive(Deserialize)]
+        struct Raw {
+            #[serde(default)]
+            os: String,
+            #[serde(default)]
+            architecture: String,
+            config: Option<Run>,
+            rootfs: RootFs,
+        }
+        #[derive(Deserialize)]
+        #[serde(rename_all = "PascalCase")]
+        struct Run {
+            env: Option<Vec<String>>,
+        }
+        #[derive(Deserialize)]
+        struct RootFs {
+            diff_ids: Vec<String>,
+        }
+        let raw: Raw = serde_json::from_slice(config)
+            .map_err(|error| refused("its configuration is not one".into()).source(error))?;
+        // Some tools leave them out; what they say is believed.
+        let differs = |said: &str, wanted: &str| !said.is_empty() && said != wanted;
+        if differs(&raw.os, &platform.os) || differs(&raw.architecture, &platform.architecture) {
+            let there = format!("{}/{}", raw.os, raw.architecture);
+            let there = there.escape_debug();
+            return Err(Error::not_found(format!(
+                "the image is for {there}, not for {}",
+                named(platform)
+            ))
+            .help(format!("platform = \"{there}\"")));
+        }
+        if raw.rootfs.diff_ids.len() != layers {
+            return Err(refused(format!(
+                "its manifest has {layers} layers, its configuration {}",
+                raw.rootfs.diff_ids.len()
+            )));
+        }
+        let diff_ids = raw.rootfs.diff_ids.iter().map(|digest| {
             sha256(digest).map(str::to_owned).ok_or_else(|| {
                 refused(format!(
                     "layer `{}` is not named by a SHA-256",
                     digest.escape_debug()
                 ))
             })
-        })
-        .collect()
+        });
+        let mut found = Self {
+            diff_ids: diff_ids.collect::<Result<_>>()?,
+            env: BTreeMap::new(),
+            left_out: Vec::new(),
+        };
+        let env = raw.config.and_then(|run| run.env).unwrap_or_default();
+        found.variables(&env)?;
+        Ok(found)
+    }
+
+    /// Takes the variables that a profile could set as well.
+    fn variables(&mut self, entries: &[String]) -> Result<()> {
+        let size: usize = entries.iter().map(String::len).sum();
+        if size > MAX_ENVIRONMENT {
+            return Err(refused(format!(
+                "its environment has {size} bytes (limit {MAX_ENVIRONMENT})"
+            )));
+        }
+        for entry in entries {
+            // The last one counts, as in a container of any engine.
+            match entry.split_once('=') {
+                Some((name, text)) if value::variable(name).is_ok() && !text.contains('\0') => {
+                    self.env.insert(name.to_owned(), text.to_owned());
+                }
+                Some((name, _)) if value::variable(name).is_ok() => self.left_out.push(format!(
+                    "variable `{name}` of the image: its value contains a NUL byte"
+                )),
+                _ => {
+                    let name = entry.split('=').next().unwrap_or_default();
+                    let name: String = name.chars().take(64).collect();
+                    self.left_out.push(format!(
+                        "variable `{}` of the image: not a variable name",
+                        name.escape_debug()
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 /// An image that is not made as it should be.

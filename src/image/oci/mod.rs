@@ -2,7 +2,7 @@
 //!
 //! Downloads and extraction overlap: layers arrive a few at a time, in the order in which they are needed. A layer is
 //! extracted once its bytes have the digest that the manifest names; what comes out of it must have the one that the
-//! configuration names. So a manifest's digest decides the whole tree.
+//! configuration names. So a manifest's digest decides the whole tree, and the environment.
 
 mod credentials;
 mod layout;
@@ -25,8 +25,8 @@ use super::unpack::{Options, Report, stop_if};
 use super::{BuildContext, Progress};
 use crate::error::{Error, Result, ResultExt as _};
 use layout::Layout;
+use manifest::{Configuration, Document, MAX_CONFIG, MAX_NESTING, Manifest};
 pub(crate) use manifest::{Descriptor, MAX_MANIFEST, damaged, refused};
-use manifest::{Document, MAX_CONFIG, MAX_NESTING, Manifest};
 pub(super) use reference::Platform;
 pub(crate) use reference::{Reference, sha256};
 pub(crate) use registry::{Access, Part, Registry};
@@ -34,8 +34,16 @@ pub(crate) use registry::{Access, Part, Registry};
 /// Downloads at a time. More of them only share the same line.
 const PARALLEL: usize = 4;
 
-/// Builds an image; returns the digest of what the recipe resolved to.
-pub(super) fn build(table: &Oci, cx: &mut BuildContext<'_>) -> Result<String> {
+/// What a recipe resolved to.
+pub(super) struct Resolved {
+    /// Digest of the manifest, or of the configuration where there is none; `sha256:` included.
+    pub(super) digest: String,
+    /// The variables that the image's configuration gives commands.
+    pub(super) env: BTreeMap<String, String>,
+}
+
+/// Builds an image.
+pub(super) fn build(table: &Oci, cx: &mut BuildContext<'_>) -> Result<Resolved> {
     let platform = Platform::parse(&table.platform)
         .ok_or_else(|| Error::unexpected("a recipe for no platform"))?;
     match (&table.path, &table.reference) {
@@ -54,7 +62,7 @@ fn from_files(
     wanted: Option<&str>,
     platform: &Platform,
     cx: &mut BuildContext<'_>,
-) -> Result<String> {
+) -> Result<Resolved> {
     let cancel = cx.cancel;
     let progress = &mut *cx.progress;
     let mut report = |done| progress(Progress::Bytes { done, total: None });
@@ -75,25 +83,38 @@ fn from_files(
                 )
             })?;
     }
-    tell(&layers.finish()?, progress);
-    Ok(format!("sha256:{}", layout.sha256))
+    let report = layers.finish()?;
+    Ok(resolved(&layout.sha256, layout.config, &report, progress))
 }
 
-fn tell(report: &Report, progress: &mut dyn FnMut(Progress<'_>)) {
+/// Returns what an image is when all of it is there, and tells what is left out.
+fn resolved(
+    sha256: &str,
+    config: Configuration,
+    report: &Report,
+    progress: &mut dyn FnMut(Progress<'_>),
+) -> Resolved {
     for (what, count) in &report.dropped {
         progress(Progress::Line(&format!("left out: {what} ({count})")));
+    }
+    for what in &config.left_out {
+        progress(Progress::Line(&format!("left out: {what}")));
+    }
+    Resolved {
+        digest: format!("sha256:{sha256}"),
+        env: config.env,
     }
 }
 
 /// What the downloading thread says to the extracting one.
 enum News {
-    /// The manifest is there: its SHA-256, and the content digests of the layers.
-    Image(String, Vec<String>),
+    /// The manifest is there: its SHA-256, and the configuration.
+    Image(String, Configuration),
     /// A layer's file is there.
     Layer(usize, PathBuf),
 }
 
-fn pull(reference: &Reference, platform: &Platform, cx: &mut BuildContext<'_>) -> Result<String> {
+fn pull(reference: &Reference, platform: &Platform, cx: &mut BuildContext<'_>) -> Result<Resolved> {
     // Whoever shows the progress looks for signals then.
     let mut access = Access {
         mirrors: cx.mirrors,
@@ -191,7 +212,7 @@ async fn fetch(
     let path = registry
         .obtain(Part::Blob, &config, MAX_CONFIG, blobs, &aside)
         .await?;
-    let diff_ids = manifest::diff_ids(&fs_err::read(path)?, layers.len(), platform)?;
+    let config = Configuration::parse(&fs_err::read(path)?, layers.len(), platform)?;
     let total = layers
         .iter()
         .fold(0_u64, |sum, layer| sum.saturating_add(layer.size));
@@ -200,7 +221,7 @@ async fn fetch(
     }
     meter.total.store(total, Ordering::Relaxed);
     // An error of the other side is told by itself.
-    drop(sender.send(News::Image(sha256, diff_ids)));
+    drop(sender.send(News::Image(sha256, config)));
     futures_util::stream::iter(layers.iter().enumerate())
         .map(async |(index, layer)| {
             let path = registry
@@ -223,16 +244,16 @@ struct Extraction<'a> {
 }
 
 impl Extraction<'_> {
-    fn run(mut self, into: &Path, progress: &mut dyn FnMut(Progress<'_>)) -> Result<String> {
-        let (sha256, diff_ids) = loop {
+    fn run(mut self, into: &Path, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Resolved> {
+        let (sha256, config) = loop {
             match self.next(progress)? {
-                News::Image(sha256, diff_ids) => break (sha256, diff_ids),
+                News::Image(sha256, config) => break (sha256, config),
                 News::Layer(index, path) => drop(self.arrived.insert(index, path)),
             }
         };
         let options = Options::default();
         let mut layers = Layers::new(into, &options)?;
-        for (index, diff_id) in diff_ids.iter().enumerate() {
+        for (index, diff_id) in config.diff_ids.iter().enumerate() {
             let path = loop {
                 match self.arrived.remove(&index) {
                     Some(path) => break path,
@@ -255,13 +276,19 @@ impl Extraction<'_> {
                     self.cancel,
                     &mut report,
                 )
-                .context(|| format!("cannot extract layer {} of {}", index + 1, diff_ids.len()))?;
+                .context(|| {
+                    format!(
+                        "cannot extract layer {} of {}",
+                        index + 1,
+                        config.diff_ids.len()
+                    )
+                })?;
         }
         // A small layer may have come and been extracted between two looks.
         let (done, total) = self.meter.read();
         progress(Progress::Bytes { done, total });
-        tell(&layers.finish()?, progress);
-        Ok(format!("sha256:{sha256}"))
+        let report = layers.finish()?;
+        Ok(resolved(&sha256, config, &report, progress))
     }
 
     /// Waits for the other side, and shows how far it is.

@@ -31,6 +31,7 @@ pub(crate) fn inputs() -> Inputs {
         user: BuildUser::new(1000, 1000),
         host_home: PathBuf::from("/home/me"),
         image_key: "image-1".to_owned(),
+        image_env: BTreeMap::new(),
         file_digests: [("files:run.sh".to_owned(), "d1".to_owned())].into(),
         fingerprints: [("src".to_owned(), "f1".to_owned())].into(),
         prints: BTreeMap::new(),
