@@ -23,6 +23,17 @@ const STAGES: [(&str, StageKind); 11] = [
     ("wsl-rocdxg", StageKind::Generic),
 ];
 
+/// The artifacts that these stages build.
+const ARTIFACTS: &str = "\
+    amd-dbgapi amd-llvm aqlprofile base blas composable-kernel core-amdsmi core-hip core-hipinfo core-hiptests \
+    core-kpack core-ocl core-ocl-icd core-runtime elfio fft fftw3 flatbuffers fmt hipblasltprovider hipdnn \
+    hipdnn-integration-tests hipdnn-samples hipfile hipify hipkernelprovider hiptensor hipthreads host-blas \
+    host-suite-sparse kfdtest libhipcxx miopen miopenprovider mirage nlohmann-json openmpi prim rand rccl rdc \
+    rocalution rocdecode rocgdb rocjitsu rocjitsu-hotswap rocjpeg rocprofiler-compute rocprofiler-sdk \
+    rocprofiler-systems rocprofiler-systems-examples rocr-debug-agent rocr-debug-agent-tests rocrtst rocshmem rocwmma \
+    rpp solver sparse spdlog support sysdeps sysdeps-amd-mesa sysdeps-expat sysdeps-gmp sysdeps-hwloc sysdeps-libmnl \
+    sysdeps-libnl sysdeps-libpciaccess sysdeps-mpfr sysdeps-ncurses sysdeps-util-linux wsl-rocdxg";
+
 /// A way in which a checkout differs from what is compiled in.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "what", rename_all = "kebab-case")]
@@ -100,6 +111,16 @@ pub enum Drift {
         /// As in the checkout.
         now: StageKind,
     },
+    /// An artifact that is not known.
+    NewArtifact {
+        /// Its name.
+        artifact: String,
+    },
+    /// An artifact that the checkout does not have.
+    NoArtifact {
+        /// Its name.
+        artifact: String,
+    },
 }
 
 impl Drift {
@@ -113,7 +134,11 @@ impl Drift {
             | Self::Excluded { target, .. }
             | Self::Included { target, .. }
             | Self::Issue { target, .. } => target == name,
-            Self::NewStage { .. } | Self::NoStage { .. } | Self::Stage { .. } => false,
+            Self::NewStage { .. }
+            | Self::NoStage { .. }
+            | Self::Stage { .. }
+            | Self::NewArtifact { .. }
+            | Self::NoArtifact { .. } => false,
         }
     }
 }
@@ -167,6 +192,8 @@ impl fmt::Display for Drift {
                 StageKind::Generic => write!(f, "stage {stage}: built once for all targets now"),
                 StageKind::PerArch => write!(f, "stage {stage}: built for each target now"),
             },
+            Self::NewArtifact { artifact } => write!(f, "artifact {artifact}: new"),
+            Self::NoArtifact { artifact } => write!(f, "artifact {artifact}: not there"),
         }
     }
 }
@@ -205,6 +232,14 @@ pub fn drift(checkout: &Checkout) -> Vec<Drift> {
                 drift.push(Drift::NewStage { stage });
             }
         }
+        let known: BTreeSet<&str> = ARTIFACTS.split_whitespace().collect();
+        let found: BTreeSet<&str> = topology.artifacts.keys().map(String::as_str).collect();
+        drift.extend(known.difference(&found).map(|name| Drift::NoArtifact {
+            artifact: (*name).to_owned(),
+        }));
+        drift.extend(found.difference(&known).map(|name| Drift::NewArtifact {
+            artifact: (*name).to_owned(),
+        }));
     }
     drift
 }
@@ -287,6 +322,44 @@ mod tests {
     #[test]
     fn what_is_the_same_is_no_drift() {
         assert_eq!(drift(&same()), []);
+    }
+
+    /// A topology of the known stages, with these artifacts.
+    fn topology<'a>(artifacts: impl Iterator<Item = &'a str>) -> super::super::Topology {
+        let mut text = "[metadata]\nversion = '2.0'\n[source_sets]\n".to_owned();
+        for (name, kind) in STAGES {
+            let kind = match kind {
+                StageKind::Generic => "generic",
+                StageKind::PerArch => "per-arch",
+            };
+            let stage = format!("[build_stages.{name}]\nartifact_groups = []\ntype = '{kind}'\n");
+            text.push_str(&stage);
+        }
+        text.push_str("[artifact_groups.all]\ntype = 'generic'\n");
+        for name in artifacts {
+            let of = "artifact_group = 'all'\ntype = 'target-neutral'";
+            let artifact = format!("[artifacts.{name}]\n{of}\n");
+            text.push_str(&artifact);
+        }
+        super::super::topology::parse("t.toml", &text).unwrap()
+    }
+
+    #[test]
+    fn artifacts_that_came_and_went_are_named() {
+        let known = || ARTIFACTS.split_whitespace();
+        assert_eq!(known().count(), 73);
+        let mut checkout = same();
+        checkout.topology = Some(topology(known()));
+        assert_eq!(drift(&checkout), []);
+        let others = known().filter(|name| *name != "rocwmma");
+        checkout.topology = Some(topology(others.chain(["rocnew", "rocnewer"])));
+        let lines: Vec<String> = drift(&checkout).iter().map(ToString::to_string).collect();
+        let expected = [
+            "artifact rocwmma: not there",
+            "artifact rocnew: new",
+            "artifact rocnewer: new",
+        ];
+        assert_eq!(lines, expected);
     }
 
     #[test]
