@@ -210,7 +210,8 @@ impl Reader {
                     CopiedFile::Dir
                 }
                 DirEntry::File(file) => CopiedFile::File {
-                    // The mode is not compiled in; what names its interpreter is meant to run.
+                    // The mode is not compiled in: a file there is executable where it names its interpreter, and a test holds
+                    // those of the repository to it.
                     executable: file.contents().starts_with(b"#!"),
                     bytes: file.contents().to_vec(),
                 },

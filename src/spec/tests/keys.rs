@@ -369,3 +369,21 @@ fn therocks_fingerprints_stand_for_the_source_from_where_it_is_configured() {
     let own = configured("f1", Some("l1"), None);
     assert_ne!(own[4], configured("f2", Some("l1"), None)[4]);
 }
+
+/// A file's mode is not compiled in, and yet is part of the key.
+#[test]
+fn a_profile_that_is_compiled_in_has_the_keys_of_its_file() {
+    let place = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("profiles");
+    let mut count = 0;
+    for listed in crate::profile::list(&[]).unwrap() {
+        let path = place.join(format!("{}.toml", listed.name));
+        let path = path.display().to_string();
+        let [inside, outside] = [listed.name.as_str(), &path].map(|name| {
+            let profile = crate::profile::load(&[], name).unwrap();
+            crate::profile::copy_files(&profile).unwrap()
+        });
+        assert_eq!(inside.digests(), outside.digests(), "{}", listed.name);
+        count += inside.items.len();
+    }
+    assert!(count > 5, "{count}");
+}
