@@ -148,6 +148,23 @@ fn a_failed_build_is_told_as_it_was() {
     let said = store.rockenv(&["report", store.env()]).ok().text();
     let name = format!("{}-report.html", store.env());
     assert_eq!(said.trim(), name);
+
+    // One figure of memory everywhere: what the samples saw, and beside it what there was with page cache.
+    let usage = &report["steps"][0]["cost"]["usage"];
+    let memory = number(&usage["memory_held"]);
+    assert!(memory >= most("memory") && memory < number(&usage["memory_peak"]));
+    let status = store.rockenv(&["status", store.env()]).ok().text();
+    let [titles, row] = ["step ", "hungry "].map(|begin| {
+        let line = status.lines().find(|line| line.starts_with(begin)).unwrap();
+        let cells = line.split("  ").map(str::trim);
+        let cells = cells.filter(|cell| !cell.is_empty());
+        cells.map(str::to_owned).collect::<Vec<_>>()
+    });
+    assert_eq!(titles[4..6], ["memory", "with page cache"], "{status}");
+    let page = fs::read_to_string(store.work().join(&name)).unwrap();
+    for cell in &row[4..6] {
+        assert!(page.contains(&format!(">{cell}<")), "{cell}: {status}");
+    }
     let page = store.work().join(&name);
     let shown = show(&page);
     for id in [

@@ -161,7 +161,15 @@ pub fn status(cx: &Context, args: &StatusArgs) -> Result<u8> {
         record.created.strftime("%Y-%m-%d %H:%M UTC"),
     ));
     let mut table = Table::new([
-        "step", "state", "wall", "cpu", "memory", "read", "written", "disk",
+        "step",
+        "state",
+        "wall",
+        "cpu",
+        "memory",
+        "with page cache",
+        "read",
+        "written",
+        "disk",
     ]);
     for step in &record.steps {
         let word = match step.outcome {
@@ -176,13 +184,14 @@ pub fn status(cx: &Context, args: &StatusArgs) -> Result<u8> {
             cells.extend([
                 size::duration(std::time::Duration::from_millis(cost.wall_ms)),
                 size::duration(std::time::Duration::from_micros(cost.usage.cpu_us)),
+                cost.usage.memory().map(size::bytes).unwrap_or_default(),
                 cost.usage.memory_peak.map(size::bytes).unwrap_or_default(),
                 size::bytes(cost.usage.read_bytes),
                 size::bytes(cost.usage.written_bytes),
                 size::delta(cost.disk_delta),
             ]);
         }
-        cells.resize(8, String::new());
+        cells.resize(9, String::new());
         table.row(cells);
     }
     cx.ui.table(&table);

@@ -114,7 +114,7 @@ pub struct Usage {
     pub cpu_us: u64,
     /// Highest memory use in bytes, page cache included; `None` where no control group counts it.
     pub memory_peak: Option<u64>,
-    /// Highest memory use without page cache, looked at every second; `None` where no control group counts it.
+    /// Highest memory use without page cache, as samples saw it; `None` where no control group counts it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_held: Option<u64>,
     /// Bytes read from block devices.
@@ -123,4 +123,13 @@ pub struct Usage {
     pub written_bytes: u64,
     /// Processes killed for want of memory.
     pub oom_kills: u64,
+}
+
+impl Usage {
+    /// Returns the figure that is called memory everywhere: the highest use without page cache, or with it where only that is known.
+    pub fn memory(&self) -> Option<u64> {
+        self.memory_held
+            .or(self.memory_peak)
+            .filter(|bytes| *bytes > 0)
+    }
 }

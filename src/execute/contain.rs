@@ -192,7 +192,7 @@ impl Execution<'_, '_> {
         meter.take(room.grown());
         let end = running.finish();
         container::clean(self.store, &self.env.run_dir())?;
-        let (ending, usage) = match (attended, end) {
+        let (ending, mut usage) = match (attended, end) {
             // The first error tells more: what happens after it is its consequence.
             (Err(error), _) | (Ok(_), Err(error)) => {
                 return Err(error).context(|| format!("cannot run step `{}`", step.name));
@@ -216,6 +216,8 @@ impl Execution<'_, '_> {
             (Ok(ending), Ok(End::Ended(usage))) => (ending, usage),
             (Ok(ending), Ok(End::Shared)) => (ending, Usage::default()),
         };
+        // The figure of the report's curve, whoever saw more.
+        usage.memory_held = usage.memory_held.max(meter.most_memory());
         let written = self.tree_growth(tree, parent)?;
         let grown = written + self.volume_bytes(step)? - before;
         // Build volumes are in the layer where the store can freeze them; what a service has may be on another disk.

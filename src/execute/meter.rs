@@ -23,6 +23,7 @@ pub struct Meter {
     series: Series,
     begun: Instant,
     due: Instant,
+    most_memory: Option<u64>,
 }
 
 impl Meter {
@@ -38,7 +39,13 @@ impl Meter {
             series: Series::default(),
             begun: now,
             due: now,
+            most_memory: None,
         }
+    }
+
+    /// Returns the most memory without page cache that a sample saw, in bytes.
+    pub fn most_memory(&self) -> Option<u64> {
+        self.most_memory
     }
 
     /// Takes a sample where it is time to; `grown` is what the disk has in use over what it had, in bytes.
@@ -62,6 +69,7 @@ impl Meter {
             jobs: self.jobs.as_ref().and_then(Gauge::used),
             disk: grown,
         };
+        self.most_memory = self.most_memory.max(sample.memory);
         let thinned = self.series.push(sample);
         self.due = Instant::now() + self.series.period();
         let Some(file) = &mut self.file else { return };

@@ -43,8 +43,7 @@ impl Ran {
                 |limit| format!("its limit of {}", bytes(limit)),
             );
             let peak = usage
-                .memory_held
-                .or(usage.memory_peak)
+                .memory()
                 .map_or_else(String::new, |peak| format!(" (it held {})", bytes(peak)));
             let next = match jobs {
                 1 => "a job needs more than that".to_owned(),
@@ -101,7 +100,8 @@ impl From<Cost> for event::Cost {
         Self {
             wall_ms: cost.wall_ms,
             cpu_ms: Some(cost.usage.cpu_us / 1000),
-            peak_memory: cost.usage.memory_peak,
+            peak_memory: cost.usage.memory(),
+            peak_memory_with_cache: cost.usage.memory_peak,
             read_bytes: Some(cost.usage.read_bytes),
             written_bytes: Some(cost.usage.written_bytes),
             disk_delta: Some(cost.disk_delta),

@@ -287,7 +287,7 @@ fn steps(page: &mut String, report: &Report) {
                 row.push(share(cost.wall_ms, longest));
                 row.extend(took(cost).map(Cell::from));
             }
-            None => row.extend((0..5).map(|_| Cell::from(""))),
+            None => row.extend((0..6).map(|_| Cell::from(""))),
         }
         row
     });
@@ -298,6 +298,7 @@ fn steps(page: &mut String, report: &Report) {
         Column::Number("time"),
         Column::Number("processors"),
         Column::Number("memory"),
+        Column::Number("with page cache"),
         Column::Number("disk"),
     ];
     page.push_str(&table(&columns, rows));

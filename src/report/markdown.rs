@@ -85,10 +85,18 @@ pub fn markdown(report: &Report) -> String {
         if let Some(cost) = step.cost {
             row.extend(took(cost));
         }
-        row.resize(6, String::new());
+        row.resize(7, String::new());
         row
     });
-    let titles = ["step", "state", ">time", ">processors", ">memory", ">disk"];
+    let titles = [
+        "step",
+        "state",
+        ">time",
+        ">processors",
+        ">memory",
+        ">with page cache",
+        ">disk",
+    ];
     table(&mut page, &titles, rows);
     if !report.tail.is_empty() {
         page.push_str("\n## The end of the failed step\n\n");

@@ -222,7 +222,7 @@ impl Report {
                 millis(costs().map(|cost| cost.usage.cpu_us).sum::<u64>() / 1000),
             ),
         ];
-        if let Some(memory) = costs().filter_map(memory).max() {
+        if let Some(memory) = costs().filter_map(|cost| cost.usage.memory()).max() {
             totals.push(("most memory", size::bytes(memory)));
         }
         let written = costs().map(|cost| cost.disk_delta).sum();
@@ -246,19 +246,14 @@ fn millis(millis: u64) -> String {
     size::duration(Duration::from_millis(millis))
 }
 
-/// Returns the most memory that a step had, as closely as it is known.
-fn memory(cost: Cost) -> Option<u64> {
-    let usage = cost.usage;
-    let known = usage.memory_held.or(usage.memory_peak);
-    known.filter(|bytes| *bytes > 0)
-}
-
-/// Returns what a step took: time, processor time, memory, disk.
-fn took(cost: Cost) -> [String; 4] {
+/// Returns what a step took: time, processor time, memory without page cache and with it, disk.
+fn took(cost: Cost) -> [String; 5] {
+    let with_cache = cost.usage.memory_peak.filter(|bytes| *bytes > 0);
     [
         millis(cost.wall_ms),
         millis(cost.usage.cpu_us / 1000),
-        memory(cost).map(size::bytes).unwrap_or_default(),
+        cost.usage.memory().map(size::bytes).unwrap_or_default(),
+        with_cache.map(size::bytes).unwrap_or_default(),
         size::delta(cost.disk_delta),
     ]
 }

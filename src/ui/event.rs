@@ -133,8 +133,11 @@ pub struct Cost {
     pub wall_ms: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_ms: Option<u64>,
+    /// Without page cache, where that is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak_memory: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peak_memory_with_cache: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
