@@ -17,6 +17,7 @@ use crate::engine::docker::Contexts;
 use crate::error::{Error, Result};
 use crate::gc::policy;
 use crate::image::Logins;
+use crate::store::history::Reuse;
 use crate::ui::ci::System;
 
 /// The variables that are read and what they mean, for the documentation.
@@ -152,6 +153,8 @@ pub struct File {
     pub pull: Option<bool>,
     /// Whether `up` pushes the snapshots that it made there.
     pub push: Option<bool>,
+    /// Which snapshots are shared between envs and machines: `clean` ones, or `incremental` ones too.
+    pub reuse: Option<Reuse>,
     /// Build user as `UID:GID`, in place of the invoking user.
     pub build_user: Option<String>,
     /// Targets of all envs on this machine: `${machine.targets}` in profiles, so that steps which are built for all of
@@ -219,6 +222,8 @@ pub struct Config {
     pub pull: bool,
     /// Whether `up` pushes what it made.
     pub push: bool,
+    /// Which snapshots are shared between envs and machines.
+    pub reuse: Reuse,
     /// Targets of all envs on this machine.
     pub targets: Vec<String>,
     /// Where profiles are looked for, first match wins.
@@ -393,6 +398,7 @@ impl Config {
                 .or_else(|| first(|file| file.registry.clone())),
             pull: files.iter().find_map(|file| file.pull).unwrap_or(false),
             push: files.iter().find_map(|file| file.push).unwrap_or(false),
+            reuse: files.iter().find_map(|file| file.reuse).unwrap_or_default(),
             targets,
             profile_dirs: directories(|file| &file.profile_dirs, "profiles"),
             image_dirs: directories(|file| &file.image_dirs, "images"),

@@ -9,9 +9,13 @@ use crate::error::Result;
 use crate::plan::{Found, Observed, Wanted};
 use crate::profile::Profile;
 use crate::spec::Spec;
+use crate::store::history::Seeker;
 use crate::store::layer::VolumeState;
 use crate::store::record::Snapshot;
 use crate::store::{Layer, LockedEnv, Record, Store};
+
+/// Why a layer does not serve an env that would take no other wrong with it.
+const REFUSED: &str = "its snapshot is incremental: built on what another build had left";
 
 /// Returns the profile's steps in order, those that this env leaves out with the reason.
 pub fn wanted(profile: &Profile, spec: &Spec) -> Vec<Wanted> {
@@ -46,13 +50,14 @@ pub fn wanted(profile: &Profile, spec: &Spec) -> Vec<Wanted> {
 pub fn observe(
     store: &Store,
     env: Option<&LockedEnv<'_>>,
-    record: Option<&Record>,
     spec: &Spec,
     wanted: &[Wanted],
     image_key: &str,
     service: Option<&Path>,
+    seeker: &Seeker<'_>,
 ) -> Result<Observed> {
     let service = service.map(Service::connect).transpose()?;
+    let record = seeker.record;
     let mut observed = Observed {
         freezes_volumes: store.freezes_volumes(),
         ..Observed::default()
@@ -71,10 +76,19 @@ pub fn observe(
         of_head: None,
     };
     for step in wanted.iter().filter(|step| step.skip.is_none()) {
-        let own = record.and_then(|record| own(record, &step.key));
-        let id = own.map_or(step.key.as_str(), |snapshot| snapshot.layer.as_str());
-        if let Some(layer) = store.layer(id)? {
-            let unusable = elsewhere(&layer, service.as_ref())?
+        let served = store.step_layer(&step.key, seeker)?;
+        let refused = served.is_none();
+        let other = match served {
+            Some(layer) => Some(layer),
+            None => {
+                let own = record.and_then(|record| record.of_step(&step.key));
+                store.layer(own.map_or(step.key.as_str(), |own| own.layer.as_str()))?
+            }
+        };
+        if let Some(layer) = other {
+            let unusable = refused
+                .then(|| REFUSED.to_owned())
+                .map_or_else(|| elsewhere(&layer, service.as_ref()), |why| Ok(Some(why)))?
                 .or_else(|| unusable(store, &layer, record, spec, &step.name))
                 .or_else(|| stand.as_ref()?.outdated(store, &layer, wanted));
             let frozen = |state| matches!(state, &VolumeState::Frozen);
@@ -89,6 +103,7 @@ pub fn observe(
                     brings,
                     layer: layer.id,
                     unusable,
+                    refused,
                 },
             );
         }
@@ -104,6 +119,7 @@ pub fn observe(
                     let found = Found {
                         layer: frozen.key.clone(),
                         unusable: None,
+                        refused: false,
                         holds_volumes: false,
                         brings: BTreeSet::new(),
                     };
@@ -131,12 +147,6 @@ pub fn observe(
     Ok(observed)
 }
 
-/// Returns an env's own snapshot of a step.
-fn own<'a>(record: &'a Record, key: &str) -> Option<&'a Snapshot> {
-    let mut newest_first = record.snapshots.iter().rev();
-    newest_first.find(|snapshot| snapshot.key.as_deref() == Some(key))
-}
-
 /// Where an env stands.
 struct Stand<'a> {
     record: &'a Record,
@@ -157,7 +167,7 @@ impl<'a> Stand<'a> {
             head.extend(store.chain(layer)?.into_iter().map(|layer| layer.id));
         }
         let attempt = store.attempt(env, record);
-        let before = attempt.as_ref().and_then(|key| own(record, key));
+        let before = attempt.as_ref().and_then(|key| record.of_step(key));
         let redone = before.map(|snapshot| snapshot.layer.clone());
         Ok(Self {
             record,
@@ -192,23 +202,29 @@ impl<'a> Stand<'a> {
         if self.head.contains(&layer.id) {
             return None;
         }
-        // Layers that another env made, and that this one never stood on, have a chain of their own.
+        // Layers that another env made, and that this one never stood on, have a chain of their own: this env goes on with its own where
+        // the user asked for that by `--rerun`.
         let snapshots = &self.record.snapshots;
         let is_own = layer.env == self.record.id
             || snapshots.iter().any(|snapshot| snapshot.layer == layer.id);
         // What is missing below is said where it is needed.
         for below in store.chain(&layer.id).ok()? {
-            if self.redone.as_ref() == Some(&below.id) {
+            let key = below.key.as_deref();
+            if self.redone.is_some() && key == self.attempt.as_deref() {
                 return Some("did not finish last time".to_owned());
             }
             // What a step leaves that is in no later one's key, nothing is built on.
             let mut aside = wanted.iter().filter(|step| step.aside);
-            let key = below.key.as_deref();
             let key = key.filter(|key| !aside.any(|step| step.key == *key));
-            let newer = key.and_then(|key| own(self.record, key));
-            let is_newer =
-                |newer: &Snapshot| newer.layer != below.id && newer.created > layer.created;
-            if is_own && newer.is_some_and(is_newer) {
+            let newer = key.and_then(|key| self.record.of_step(key));
+            let is_newer = |newer: &Snapshot| {
+                let than = match is_own {
+                    true => layer.created,
+                    false => below.created,
+                };
+                newer.layer != below.id && newer.created > than && (is_own || newer.again)
+            };
+            if newer.is_some_and(is_newer) {
                 return Some(format!("`{}` was built again since", below.title));
             }
         }

@@ -26,6 +26,8 @@ pub struct Found {
     pub layer: String,
     /// Why this env cannot use it, where it cannot.
     pub unusable: Option<String>,
+    /// It is not what a clean build makes, and so does not count: a registry may have one that does.
+    pub refused: bool,
     /// It holds the build volumes, though the store does not freeze them itself.
     pub holds_volumes: bool,
     /// Keys of the steps up to it whose results are not in this env's output volumes, or are there as an earlier build of this env

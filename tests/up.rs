@@ -4,6 +4,8 @@ mod support;
 
 #[path = "up/again.rs"]
 mod again;
+#[path = "up/histories.rs"]
+mod histories;
 #[path = "up/sources.rs"]
 mod sources;
 

@@ -28,6 +28,7 @@ use crate::profile::Profile;
 use crate::signals::{Cancel, Signals};
 use crate::source;
 use crate::spec::{Spec, VolumeKind, VolumeSource};
+use crate::store::history::Seeker;
 use crate::store::images::Image;
 use crate::store::record::{self, Head, Record};
 use crate::store::{LockedEnv, Store, random_id};
@@ -143,6 +144,7 @@ fn attempt(run: &Run<'_>, asked: &Options, prepared: &mut Prepared) -> Result<At
         }
     }
     pinned::check_steps(prepared)?;
+    prepared.clean = asked.clean;
     let mut spec = prepared.resolve(Some(store))?;
     if let Some(source) = source {
         // With a step that tells the keys of later ones, these can be asked for.
@@ -441,14 +443,19 @@ pub(super) fn plan_for(
         Some(env) => env.record().cloned(),
         None => store.record(&spec.name)?,
     };
+    let seeker = Seeker {
+        record: record.as_ref(),
+        reuse: prepared.reuse,
+        clean: options.clean,
+    };
     let observed = observe(
         store,
         env,
-        record.as_ref(),
         spec,
         &wanted,
         &prepared.inputs.image_key,
         prepared.choice.service.as_deref(),
+        &seeker,
     )?;
     let plan = decide(&wanted, &observed, options);
     Ok((observed, plan))

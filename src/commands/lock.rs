@@ -26,6 +26,7 @@ use crate::signals::{Cancel, Signals};
 use crate::source::{self, Git, Repository};
 use crate::spec::{self, Step, VolumeKind, VolumeSource};
 use crate::store::Store;
+use crate::store::history::Seeker;
 use crate::ui::event::Event;
 use crate::ui::{Format, Reporter};
 
@@ -43,6 +44,9 @@ pub struct LockArgs {
     /// Image or source to lock anew, as it is now, or `all`; may be given again
     #[arg(short, long, value_name = "NAME")]
     update: Vec<String>,
+    /// Lock what steps left too that were built on what another build had left [default: `reuse` in the configuration]
+    #[arg(long)]
+    allow_incremental: bool,
     /// The lock file [default: ENV.lock beside the profile, or here for a built-in one]
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
@@ -71,6 +75,9 @@ pub fn lock(cx: &Context, args: &LockArgs) -> Result<()> {
     }
     let wish = args.select.wish("lock");
     let mut prepared = Prepared::new(cx, &wish)?;
+    prepared.reuse = prepared.reuse.or_asked(args.allow_incremental);
+    // An env's own layers are nobody else's.
+    prepared.own = false;
     let path = match &args.file {
         Some(file) => file.clone(),
         None => pinned::place(&prepared)?,
@@ -246,7 +253,11 @@ impl Work<'_> {
     fn steps(&self, prepared: &mut Prepared, lock: &Lockfile) -> Result<Vec<LockedStep>> {
         let mut left = BTreeMap::new();
         for step in prepared.resolve(Some(self.store))?.steps {
-            if let Some(layer) = self.store.layer(step.key.as_str())? {
+            let seeker = Seeker {
+                reuse: prepared.reuse,
+                ..Seeker::default()
+            };
+            if let Some(layer) = self.store.step_layer(step.key.as_str(), &seeker)? {
                 left.insert(step.name, layer);
             }
         }

@@ -22,6 +22,7 @@ use crate::profile::{self, CopyFiles, Profile};
 use crate::source::{Git, Repository, is_untracked};
 use crate::spec::{self, Inputs, Spec, VolumeKind, VolumeSource};
 use crate::store::Store;
+use crate::store::history::{Reuse, Seeker};
 use crate::store::images::Image;
 use crate::target::Target;
 use crate::therock::Prints;
@@ -82,6 +83,12 @@ pub(super) struct Prepared {
     pub(super) notes: Vec<String>,
     /// The lock file, where everything has to be as it says.
     pub(super) pinned: Option<Pinned>,
+    /// Which layers of other envs serve this one.
+    pub(super) reuse: Reuse,
+    /// It begins clean, whatever it has.
+    pub(super) clean: bool,
+    /// What the env has counts; else what is everybody's alone.
+    pub(super) own: bool,
 }
 
 /// Returns the targets of the configuration.
@@ -211,6 +218,9 @@ impl Prepared {
             gpu,
             notes,
             pinned: None,
+            reuse: cx.config.reuse,
+            clean: false,
+            own: true,
         })
     }
 
@@ -363,7 +373,16 @@ impl Prepared {
             let (Some(step), Some(store)) = (open, store) else {
                 return Ok(spec);
             };
-            let Some(layer) = store.layer(step.key.as_str())? else {
+            let record = match self.own {
+                true => store.record(&spec.name)?,
+                false => None,
+            };
+            let seeker = Seeker {
+                record: record.as_ref(),
+                reuse: self.reuse,
+                clean: self.clean,
+            };
+            let Some(layer) = store.step_layer(step.key.as_str(), &seeker)? else {
                 return Ok(spec);
             };
             let prints = layer.prints.unwrap_or_else(Prints::none);

@@ -212,7 +212,10 @@ pub(super) fn lacking(
     let steps = plan.steps.into_iter();
     let mut keys: Vec<String> = steps
         .take_while(|step| Some(&step.name) != again)
-        .filter(|step| step.action == Action::Run && !observed.layers.contains_key(&step.key))
+        .filter(|step| {
+            let found = observed.layers.get(&step.key);
+            step.action == Action::Run && found.is_none_or(|found| found.refused)
+        })
         .map(|step| step.key)
         .collect();
     keys.reverse();

@@ -38,9 +38,12 @@ pub struct UpArgs {
     /// Run a step again, and all after it
     #[arg(long, value_name = "STEP")]
     rerun: Option<String>,
-    /// Start from the snapshot before, build volumes included
+    /// Begin at the last clean snapshot, and reset build volumes to it
     #[arg(long)]
     clean: bool,
+    /// Start from snapshots of other envs too that were built on what another build had left [default: `reuse` in the configuration]
+    #[arg(long)]
+    allow_incremental: bool,
     /// Most jobs a step may use, of those that the machine has
     #[arg(short, long)]
     jobs: Option<u32>,
@@ -134,6 +137,8 @@ impl UpArgs {
         let wish = self.wish(verb);
         let mut prepared = Prepared::new(cx, &wish)?;
         check_names(&prepared.profile, self)?;
+        prepared.reuse = prepared.reuse.or_asked(self.allow_incremental);
+        prepared.clean = self.clean;
         if self.locked {
             pinned::follow(cx, &mut prepared, &wish, self.lock_file.as_deref())?;
         }

@@ -7,6 +7,7 @@ use crate::context::Context;
 use crate::error::{Error, Kind, Result};
 use crate::execute::Ended;
 use crate::plan::{Action, Plan};
+use crate::store::history::History;
 use crate::ui::Reporter;
 use crate::ui::event::{Event, Outcome};
 
@@ -86,7 +87,13 @@ pub(super) fn say(
                 Fate::Stays => {
                     cx.ui.note(&format!("log: {}", failure.log.display()));
                     cx.ui.note(&format!("look: rockenv shell --failed {name}"));
-                    Err(error.help(format!("mend it, then go on with: {again}")))
+                    Err(error.help(match failure.history {
+                        History::Clean => format!("mend it, then go on with: {again}"),
+                        History::Incremental { .. } => format!(
+                            "mend it, then go on with: {again}; its build volumes hold what another build left: start clean with: \
+                             {again} --clean"
+                        ),
+                    }))
                 }
                 Fate::Removed(_) => {
                     cx.ui.note(&format!("{name}: failed{next}"));

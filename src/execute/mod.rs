@@ -45,6 +45,7 @@ use crate::plan::{Action, Plan, Volumes};
 use crate::profile::CopyFiles;
 use crate::signals::Signals;
 use crate::spec::{Spec, Step};
+use crate::store::history::History;
 use crate::store::layer;
 use crate::store::record::{Cost, Failed, Origin, Outcome, Record, Snapshot, StepRecord};
 use crate::store::snapshot::Freeze;
@@ -131,6 +132,8 @@ pub struct Failure {
     pub message: String,
     /// Its kind.
     pub kind: Kind,
+    /// How the build volumes began that it failed on.
+    pub history: History,
     /// The last lines it wrote.
     pub tail: Vec<String>,
     /// Its log.
@@ -382,11 +385,14 @@ impl Execution<'_, '_> {
                 .iter()
                 .find(|layer| layer.key.as_deref() == Some(&step.key))
             {
+                let known = self.env.known_record()?.snapshots.iter();
+                let mut known = known.filter(|snapshot| snapshot.layer == layer.id);
                 snapshots.push(Snapshot {
                     name: step.name.clone(),
                     layer: layer.id.clone(),
                     key: layer.key.clone(),
                     origin: Origin::Step,
+                    again: known.any(|snapshot| snapshot.again),
                     created: layer.created,
                 });
             }
@@ -455,7 +461,7 @@ impl Execution<'_, '_> {
         let mut jobs = self.sizing.jobs.value;
         let mut log = format!("logs/{run}/{index:02}-{}.log", step.name);
         let mut tree = self.env.thaw(parent.as_deref())?;
-        self.env.begin_attempt(step.key.as_str())?;
+        self.env.begin_step(step.key.as_str())?;
         let before = self.marks(step)?;
         let mut ran = self.contain(index, step, &tree, parent.as_deref(), &log, jobs, &views)?;
         if ran.out_of_memory() && jobs > 1 {
@@ -486,6 +492,11 @@ impl Execution<'_, '_> {
                         name: &step.name,
                         key: Some(step.key.as_str()),
                         origin: Origin::Step,
+                        again: self
+                            .plan
+                            .steps
+                            .iter()
+                            .any(|planned| planned.name == step.name && planned.again),
                         cost: Some(layer::Cost {
                             bytes: ran.frozen,
                             wall_ms: ran.cost.wall_ms,
@@ -537,10 +548,12 @@ impl Execution<'_, '_> {
             other => other?,
         }
         let log = self.env.directory().join(&ran.log);
+        let history = self.env.known_record()?.head.volumes_from().history;
         Ok(Err(Ended::Failed(Box::new(Failure {
             step: step.name.clone(),
             message,
             kind,
+            history,
             tail: ran.tail,
             log,
         }))))

@@ -55,6 +55,7 @@ fn snapshot(name: &str, layer: &str, origin: Origin, hours: i64) -> Snapshot {
         name: name.to_owned(),
         layer: layer.to_owned(),
         key: (origin == Origin::Step).then(|| layer.to_owned()),
+        again: false,
         origin,
         created: hours_ago(hours),
     }
@@ -74,6 +75,7 @@ fn frozen(id: &str, parent: Option<&str>, bytes: u64, seconds: u64) -> Frozen {
             created: hours_ago(100),
             boot: String::new(),
             volumes: BTreeMap::new(),
+            history: None,
             kept: None,
             cost: Some(layer::Cost {
                 bytes,

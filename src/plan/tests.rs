@@ -25,6 +25,7 @@ fn layers(names: &[&str]) -> BTreeMap<String, Found> {
                 Found {
                     layer: format!("l-{name}"),
                     unusable: None,
+                    refused: false,
                     holds_volumes: false,
                     brings: BTreeSet::new(),
                 },

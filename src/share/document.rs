@@ -14,6 +14,7 @@ use crate::error::{Error, Kind, Result};
 use crate::image::hex;
 use crate::image::oci::{Descriptor, refused, sha256};
 use crate::pins::Pins;
+use crate::store::history::History;
 use crate::store::images::Image;
 use crate::store::layer::Cost;
 use crate::store::shared::Blob;
@@ -56,6 +57,9 @@ pub(super) struct Step {
     pub(super) layer: usize,
     /// The build volumes after it.
     pub(super) volumes: BTreeMap<String, Volume>,
+    /// How they began, as a layer of the store has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) history: Option<History>,
     /// Which layer has what it left in output volumes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) results: Option<usize>,

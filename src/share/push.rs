@@ -283,6 +283,7 @@ impl Pushing<'_> {
             pins: layer.pins.clone(),
             layer: index,
             volumes,
+            history: Some(layer.history()),
             results,
         });
         shared.chain = self.document.chains().pop().unwrap_or_default();

@@ -485,6 +485,7 @@ impl<'a> Pull<'a> {
             created: step.created,
             boot: boot_id(),
             volumes,
+            history: step.history.clone(),
             kept: None,
             cost: step.cost,
             prints: step.prints.clone(),

@@ -10,6 +10,7 @@ use jiff::Timestamp;
 
 use super::check::names;
 use super::ephemeral::{Fate, Reaped};
+use super::history::VolumesFrom;
 use super::journal::{self, Entry};
 use super::record::Record;
 use super::snapshot::push_snapshot;
@@ -150,10 +151,10 @@ impl LockedEnv<'_> {
 
     /// Writes down that a step was begun: until it ends well, the build volumes are its.
     ///
-    /// Not synced: after a loss of power nothing is known of the volumes anyway.
-    pub fn begin_attempt(&self, key: &str) -> Result<()> {
+    /// Synced: what the volumes hold after a loss of power must not pass for what the layer below left there.
+    pub(super) fn begin_attempt(&self, key: &str) -> Result<()> {
         let text = attempt_line(key, self.known_record()?);
-        Ok(fs::write(self.directory.join("attempt"), text)?)
+        atomic::write(&self.directory.join("attempt"), text.as_bytes())
     }
 
     /// Forgets the step that was begun.
@@ -254,13 +255,13 @@ impl LockedEnv<'_> {
                     let published = self
                         .store
                         .layer(&snapshot.layer)?
-                        .is_some_and(|layer| layer.tree == tree);
+                        .filter(|layer| layer.tree == tree);
                     if let Some(mut record) = self.record.clone()
-                        && published
+                        && let Some(layer) = published
                         && record.head.tree.as_ref() == Some(&tree)
                     {
                         record.used = record.used.max(snapshot.created);
-                        push_snapshot(&mut record, snapshot);
+                        push_snapshot(&mut record, snapshot, layer.history());
                         self.put(record)?;
                     }
                 }
@@ -360,7 +361,12 @@ impl LockedEnv<'_> {
             nix::unistd::chown(&directory, Some(user.uid.into()), Some(user.gid.into()))?;
             made.insert(name, id);
         }
-        self.update(|record| record.head.volumes.extend(made))
+        self.update(|record| {
+            if record.head.volumes.is_empty() {
+                record.head.volumes_from = Some(VolumesFrom::NOTHING);
+            }
+            record.head.volumes.extend(made);
+        })
     }
 
     pub(super) fn new_volume_id(&self, name: &str) -> Result<String> {

@@ -12,6 +12,7 @@ use fs_err as fs;
 use jiff::Timestamp;
 
 use super::check::names;
+use super::history::History;
 use super::layer::{Layer, boot_id};
 use super::service::objects_below;
 use super::shared::ARRIVING;
@@ -122,6 +123,8 @@ impl LockedEnv<'_> {
                 created: Timestamp::from_second(frozen.created).unwrap_or_default(),
                 boot: boot_id(),
                 volumes: BTreeMap::new(),
+                // Of no other one its image is all there is.
+                history: Some(History::Clean),
                 cost: None,
                 prints: None,
                 pins: crate::pins::Pins::new(),

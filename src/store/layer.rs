@@ -13,6 +13,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::check::names;
+use super::history::History;
 use super::service::Kept;
 use super::{Store, atomic, checked, random_id};
 use crate::engine::Root;
@@ -70,6 +71,9 @@ pub struct Layer {
     /// Build volumes by name.
     #[serde(deserialize_with = "checked::names")]
     pub volumes: BTreeMap<String, VolumeState>,
+    /// How they began; [`Layer::history`] says what it means where it is not written down.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub history: Option<History>,
     /// The image, where a service has the tree.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept: Option<Kept>,
@@ -295,10 +299,11 @@ impl Store {
         }
     }
 
-    /// Returns an id for a layer: its step's key, by which it is looked for, unless another layer has that.
-    pub(super) fn free_id(&self, key: Option<&str>) -> Result<String> {
-        match key {
-            Some(key) if !self.layer_dir(key).exists() => Ok(key.to_owned()),
+    /// Returns an id for a layer: its step's key, by which it is looked for, unless another layer has that. The key stands for what a
+    /// clean build makes: no other one gets it.
+    pub(super) fn free_id(&self, layer: &Layer) -> Result<String> {
+        match &layer.key {
+            Some(key) if layer.is_clean() && !self.layer_dir(key).exists() => Ok(key.clone()),
             _ => Ok(format!("{}{}", random_id()?, random_id()?)),
         }
     }
@@ -364,6 +369,7 @@ mod tests {
             created: Timestamp::now(),
             boot: boot_id(),
             volumes: BTreeMap::new(),
+            history: None,
             kept: None,
             cost: None,
             prints: None,
@@ -374,12 +380,12 @@ mod tests {
             fs::create_dir(tree).unwrap();
         }
         // Both have looked before either is there.
-        let ids = [(); 2].map(|()| store.free_id(Some("key")).unwrap());
+        let ids = [(); 2].map(|()| store.free_id(&layer(String::new())).unwrap());
         assert_eq!(ids, ["key", "key"]);
         assert!(store.place(&trees[0], &layer("key".into())).unwrap());
         assert!(!store.place(&trees[1], &layer("key".into())).unwrap());
         assert!(trees[1].exists());
-        let other = store.free_id(Some("key")).unwrap();
+        let other = store.free_id(&layer(String::new())).unwrap();
         assert!(store.place(&trees[1], &layer(other.clone())).unwrap());
         let found = store.layers().unwrap().into_iter().map(|layer| layer.id);
         let found: std::collections::BTreeSet<String> = found.collect();

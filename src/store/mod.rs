@@ -31,6 +31,7 @@ pub mod env;
 pub mod ephemeral;
 mod expunge;
 mod forgotten;
+pub mod history;
 pub mod images;
 pub mod journal;
 pub mod layer;

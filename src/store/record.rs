@@ -9,6 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::checked;
+use super::history::VolumesFrom;
 use crate::engine::Usage;
 
 /// Version of the record's format; a newer one is refused.
@@ -64,6 +65,9 @@ pub struct Head {
     /// Live volumes of kind `build`: name to directory in `volumes/`.
     #[serde(deserialize_with = "checked::names")]
     pub volumes: BTreeMap<String, String>,
+    /// Where their content comes from; [`Head::volumes_from`] says what it means where it is not written down.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volumes_from: Option<VolumesFrom>,
 }
 
 /// Why a snapshot exists.
@@ -91,6 +95,9 @@ pub struct Snapshot {
     pub key: Option<String>,
     /// Why it exists.
     pub origin: Origin,
+    /// Its step ran although a layer of its key was there: the user asked for that.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub again: bool,
     /// When it was taken.
     pub created: Timestamp,
 }
@@ -165,6 +172,12 @@ impl Record {
     /// Returns the snapshot of that name.
     pub fn snapshot(&self, name: &str) -> Option<&Snapshot> {
         self.snapshots.iter().find(|snapshot| snapshot.name == name)
+    }
+
+    /// Returns the newest snapshot of the step with that key.
+    pub fn of_step(&self, key: &str) -> Option<&Snapshot> {
+        let mut newest_first = self.snapshots.iter().rev();
+        newest_first.find(|snapshot| snapshot.key.as_deref() == Some(key))
     }
 
     /// Returns every layer that the env needs by name; their parents are needed too.

@@ -150,7 +150,7 @@ impl Arrival<'_> {
         for (place, mut layer, _) in layers {
             layer.parent = below.or(layer.parent);
             loop {
-                layer.id = self.store.free_id(layer.key.as_deref())?;
+                layer.id = self.store.free_id(&layer)?;
                 if self.store.place(&place, &layer)? {
                     break;
                 }

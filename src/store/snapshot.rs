@@ -6,6 +6,7 @@ use std::path::Path;
 use fs_err as fs;
 use jiff::Timestamp;
 
+use super::history::{History, VolumesFrom};
 use super::journal::{self, Entry};
 use super::layer::{Layer, VolumeState, boot_id};
 use super::record::{Head, Origin, Record, Snapshot};
@@ -28,6 +29,8 @@ pub struct Freeze<'a> {
     pub key: Option<&'a str>,
     /// Why.
     pub origin: Origin,
+    /// Its step ran although a layer of its key was there.
+    pub again: bool,
     /// What it took to make it, where that is known.
     pub cost: Option<super::layer::Cost>,
     /// Fingerprints that the step found.
@@ -52,10 +55,12 @@ impl LockedEnv<'_> {
         for (name, id) in &record.head.volumes {
             volumes.insert(name.clone(), self.freeze_volume(&directory, name, id)?);
         }
+        let history = self.history_on(freeze.parent)?;
         let kept = match &record.service {
             Some(socket) => {
                 let mut volumes = record.head.volumes.values();
-                let bare = volumes.all(|id| self.store.is_volume_empty(id));
+                let bare =
+                    volumes.all(|id| self.store.is_volume_empty(id)) && history == History::Clean;
                 Some(self.commit_tree(socket, freeze, bare)?)
             }
             None => None,
@@ -73,18 +78,20 @@ impl LockedEnv<'_> {
             created: Timestamp::now(),
             boot: boot_id(),
             volumes,
+            history: Some(history.clone()),
             kept,
             cost: freeze.cost,
             prints: freeze.prints.clone(),
             pins: freeze.pins.clone(),
         };
         let snapshot = loop {
-            layer.id = self.store.free_id(freeze.key)?;
+            layer.id = self.store.free_id(&layer)?;
             let snapshot = Snapshot {
                 name: freeze.name.to_owned(),
                 layer: layer.id.clone(),
                 key: layer.key.clone(),
                 origin: freeze.origin,
+                again: freeze.again,
                 created: layer.created,
             };
             if record.head.tree.as_deref() == Some(freeze.tree) {
@@ -107,7 +114,7 @@ impl LockedEnv<'_> {
             .map(|old| old.layer.clone())
             .filter(|old| *old != id);
         let mut record = record;
-        push_snapshot(&mut record, snapshot);
+        push_snapshot(&mut record, snapshot, history);
         change(&mut record);
         self.commit(record)?;
         drop(shared);
@@ -150,6 +157,13 @@ impl LockedEnv<'_> {
         record.head.layer = Some(layer.to_owned());
         if restore {
             record.head.volumes = self.restored_volumes(&old, &found)?;
+            let frozen = |name: &String| found.volumes.get(name) == Some(&VolumeState::Frozen);
+            if record.head.volumes.keys().all(frozen) {
+                record.head.volumes_from = Some(VolumesFrom {
+                    layer: Some(found.id.clone()),
+                    history: found.history(),
+                });
+            }
         }
         let mut replaced = Vec::new();
         for snapshot in snapshots {
@@ -170,6 +184,7 @@ impl LockedEnv<'_> {
             layer: None,
             tree: None,
             volumes: BTreeMap::new(),
+            volumes_from: None,
         };
         self.commit(record)?;
         self.collect_garbage()
@@ -219,6 +234,7 @@ impl LockedEnv<'_> {
                 name,
                 key: None,
                 origin,
+                again: false,
                 cost: None,
                 prints: None,
                 pins: Pins::new(),
@@ -309,12 +325,22 @@ impl LockedEnv<'_> {
         self.save_spec(&spec)?;
         self.commit(record)?;
         drop(shared);
+        // What a step had begun there when it failed is in the copies too.
+        if self.store.freezes_volumes()
+            && let Some(begun) = from.store.attempt(from.name(), from.known_record()?)
+        {
+            self.begin_attempt(&begun)?;
+        }
         journal::clear(&self.directory)
     }
 }
 
 /// Adds a snapshot and stands the env on it.
-pub(super) fn push_snapshot(record: &mut Record, snapshot: Snapshot) {
+pub(super) fn push_snapshot(record: &mut Record, snapshot: Snapshot, history: History) {
+    record.head.volumes_from = Some(VolumesFrom {
+        layer: Some(snapshot.layer.clone()),
+        history,
+    });
     record.head.layer = Some(snapshot.layer.clone());
     record.head.tree = None;
     record.snapshots.retain(|known| known.name != snapshot.name);

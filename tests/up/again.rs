@@ -240,3 +240,44 @@ fn changes_made_by_hand_are_kept_before_a_step_would_drop_them() {
         store.sh("cat /etc/precious").ok().prints("precious");
     });
 }
+
+#[test]
+fn what_was_run_again_is_what_later_steps_stand_on() {
+    let store = TestStore::new();
+    let flags = store.work().join("flags");
+    fs::create_dir(&flags).unwrap();
+    store.profile(&format!(
+        "[[volume]]\nname = 'flags'\nkind = 'host'\npath = '{}'\ntarget = '/flags'\n\
+         [[step]]\nname = 'one'\nrun = 'date +%s%N > $HOME/one; test ! -e /flags/one'\n\
+         [[step]]\nname = 'two'\nrun = 'test ! -e /flags/two; cp $HOME/one $HOME/two'\n",
+        flags.display()
+    ));
+    let (env, other) = (store.env(), format!("{}-other", store.env()));
+    let both = |name: &str| {
+        let words = ["exec", name, "--", "sh", "-c", "cat $HOME/one $HOME/two"];
+        store.rockenv(&words).ok().text()
+    };
+    store.rockenv(&["up", env, "--name", &other]).ok();
+    store.rockenv(&["up", env, "--until", "one"]).ok();
+    for fails in ["two", "one"] {
+        fs::write(flags.join(fails), "").unwrap();
+        store.rockenv(&["up", env, "--rerun", "one"]).exits(5);
+        fs::remove_file(flags.join(fails)).unwrap();
+        let before = match fails {
+            "two" => store.sh("cat $HOME/one").ok().text(),
+            _ => String::new(),
+        };
+        store.up();
+        let (mine, others) = (both(env), both(&other));
+        let lines: Vec<&str> = mine.lines().collect();
+        assert!(lines[0] == lines[1] && mine != others, "{mine}{others}");
+        assert!(mine.starts_with(&before), "{before}{mine}");
+        store.up().says(&["nothing to do"]);
+        // Another env's has still the first build's.
+        store.rockenv(&["up", env, "--name", &other]).ok();
+        assert_eq!(both(&other), others);
+        store
+            .rockenv(&["up", env, "--until", "one", "--rerun", "one"])
+            .ok();
+    }
+}

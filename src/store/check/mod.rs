@@ -511,6 +511,7 @@ impl Inventory {
                 name,
                 layer: layer.id.clone(),
                 key: layer.key.clone(),
+                again: false,
                 origin: match layer.key {
                     Some(_) => super::record::Origin::Step,
                     None => super::record::Origin::User,

@@ -290,6 +290,7 @@ fn record_from(inventory: &Inventory, name: &str, spec: &Spec) -> Result<Option<
             layer: snapshots.last().map(|(layer, _)| layer.id.clone()),
             tree: None,
             volumes: volumes_of(inventory, &id, spec),
+            volumes_from: None,
         },
         id,
         snapshots: Vec::new(),
@@ -303,6 +304,7 @@ fn record_from(inventory: &Inventory, name: &str, spec: &Spec) -> Result<Option<
             name,
             layer: layer.id.clone(),
             key: layer.key.clone(),
+            again: false,
             origin: match layer.key {
                 Some(_) => Origin::Step,
                 None => Origin::User,
