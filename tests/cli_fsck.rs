@@ -224,6 +224,7 @@ fn freeze(env: &mut LockedEnv<'_>, name: &str, key: Option<&str>) {
             } else {
                 Origin::User
             },
+            again: false,
             cost: None,
             prints: None,
             pins: std::collections::BTreeMap::new(),

@@ -11,6 +11,8 @@ mod faults;
 mod files;
 #[path = "share/full_registry.rs"]
 mod full_registry;
+#[path = "share/histories.rs"]
+mod histories;
 #[path = "share/meanwhile.rs"]
 mod meanwhile;
 #[path = "share/proxy.rs"]

@@ -19,6 +19,7 @@ use crate::lockfile;
 use crate::share::{self, Push, Repository};
 use crate::signals::Signals;
 use crate::spec::Spec;
+use crate::store::history::Reuse;
 use crate::store::record::{Outcome as Step, StepRecord};
 use crate::store::{LockedEnv, Store, results};
 use crate::ui::event::{Event, Outcome};
@@ -49,6 +50,9 @@ pub struct ExportArgs {
     /// Compare exported files with their manifest
     #[arg(long, value_name = "DIR", conflicts_with_all = ["env", "directory", "volume", "snapshots"])]
     check: Option<PathBuf>,
+    /// Hand out too what was built on what another build had left [default: `reuse` in the configuration]
+    #[arg(long)]
+    allow_incremental: bool,
 }
 
 /// Exports, or checks; returns the exit code.
@@ -57,7 +61,8 @@ pub fn export(cx: &Context, args: &ExportArgs) -> Result<u8> {
         return check(cx, directory);
     }
     if let (Some(env), Some(place)) = (&args.env, &args.snapshots) {
-        return snapshots(cx, env, place, args.until.as_deref()).map(|()| 0);
+        let reuse = cx.config.reuse.or_asked(args.allow_incremental);
+        return snapshots(cx, env, place, args.until.as_deref(), reuse).map(|()| 0);
     }
     let (Some(name), Some(directory)) = (&args.env, &args.directory) else {
         return Err(Error::unexpected("neither an env nor a directory to check"));
@@ -66,6 +71,18 @@ pub fn export(cx: &Context, args: &ExportArgs) -> Result<u8> {
     store.known(name)?;
     // Held, so that no step writes while files are read.
     let env = store.lock_known(name, "export", Duration::from_secs(5))?;
+    let incremental = incremental(&store, &env)?;
+    if cx.config.reuse.or_asked(args.allow_incremental) == Reuse::Clean
+        && let Some(step) = incremental.values().next()
+    {
+        return Err(Error::new(
+            Kind::Drift,
+            format!("env `{name}` is incremental: step `{step}` was built on what another build had left"),
+        )
+        .help(format!(
+            "rockenv up {name} --clean makes a clean one; --allow-incremental hands it out as it is"
+        )));
+    }
     let mut spec = store.spec(name)?;
     let until = match env.known_record()?.complete {
         true => None,
@@ -108,6 +125,7 @@ pub fn export(cx: &Context, args: &ExportArgs) -> Result<u8> {
         hooks: &hooks.collect(),
         lock: lock.as_ref().zip(spec.lock.as_deref()),
         until: until.as_deref(),
+        incremental: &incremental,
     };
     let owner = prepare(cx, directory)?;
     let sums = export::copy(&items, directory, owner)?;
@@ -152,8 +170,26 @@ pub fn export(cx: &Context, args: &ExportArgs) -> Result<u8> {
     Ok(0)
 }
 
+/// Returns the keys, with their names, of the steps that the env stands on and that are not what a clean build makes.
+fn incremental(store: &Store, env: &LockedEnv<'_>) -> Result<BTreeMap<String, String>> {
+    let chain = match &env.known_record()?.head.layer {
+        Some(head) => store.chain(head)?,
+        None => Vec::new(),
+    };
+    let incremental = chain.into_iter().filter(|layer| !layer.is_clean());
+    Ok(incremental
+        .filter_map(|layer| Some((layer.key?, layer.title)))
+        .collect())
+}
+
 /// Writes what others can stand on into a file or a directory.
-fn snapshots(cx: &Context, env: &str, place: &Path, until: Option<&str>) -> Result<()> {
+fn snapshots(
+    cx: &Context,
+    env: &str,
+    place: &Path,
+    until: Option<&str>,
+    reuse: Reuse,
+) -> Result<()> {
     #[derive(Serialize)]
     struct Shown<'a> {
         schema: &'static str,
@@ -168,7 +204,7 @@ fn snapshots(cx: &Context, env: &str, place: &Path, until: Option<&str>) -> Resu
     let store = cx.existing_store()?;
     let signals = Signals::take()?;
     let reporter = cx.ui.reporter(Format::Human);
-    let chosen = push::choose(&store, env, until, &reporter)?;
+    let chosen = push::Chosen::of(&store, env, until, reuse, &reporter)?;
     let last = chosen.layers.last();
     // For `podman load`; not every env has a name that an image may have.
     let name = last.map(|layer| format!("localhost/{env}:{}", layer.title));

@@ -20,6 +20,9 @@ pub struct ImportArgs {
     /// What `rockenv export ENV --snapshots FILE` wrote: a tar file or a directory
     #[arg(value_name = "FILE|DIR")]
     from: PathBuf,
+    /// Take snapshots too that were built on what another build had left [default: `reuse` in the configuration]
+    #[arg(long)]
+    allow_incremental: bool,
 }
 
 /// Imports snapshots.
@@ -40,11 +43,15 @@ pub fn import(cx: &Context, args: &ImportArgs) -> Result<()> {
         Subject::Transfer(&shown),
         &signals,
         &reporter,
-        |means| share::import(&store, &args.from, &cx.config.user, means),
+        |means| {
+            let reuse = cx.config.reuse.or_asked(args.allow_incremental);
+            share::import(&store, &args.from, reuse, &cx.config.user, means)
+        },
     );
     cx.settle(&store)?;
     let taken = taken?;
     for pulled in &taken {
+        sharing::said_of_incremental(pulled, &reporter);
         let image = store.image(&pulled.image)?;
         if let Some(image) = image.filter(|image| !store.is_current(image).unwrap_or(false)) {
             cx.ui.warn(&format!(

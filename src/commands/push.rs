@@ -11,6 +11,7 @@ use crate::engine::docker::Service;
 use crate::error::{Error, Kind, Result};
 use crate::share::{self, Kept, Push, Pushed, Repository};
 use crate::signals::Signals;
+use crate::store::history::Reuse;
 use crate::store::images::Image;
 use crate::store::layer::VolumeState;
 use crate::store::record::{Origin, Snapshot};
@@ -29,6 +30,9 @@ pub struct PushArgs {
     /// Last step whose snapshot is pushed
     #[arg(long, value_name = "STEP")]
     until: Option<String>,
+    /// Push snapshots too that were built on what another build had left [default: `reuse` in the configuration]
+    #[arg(long)]
+    allow_incremental: bool,
 }
 
 /// Pushes an env's snapshots.
@@ -39,12 +43,14 @@ pub fn push(cx: &Context, args: &PushArgs) -> Result<()> {
     let signals = Signals::take()?;
     let reporter = cx.ui.reporter(Format::Human);
     let until = args.until.as_deref();
+    let reuse = cx.config.reuse.or_asked(args.allow_incremental);
+    let what = Chosen::of(&store, &args.env, until, reuse, &reporter)?;
     let (pushed, message) = send(
         cx,
         &store,
         &args.env,
         &repository,
-        until,
+        what,
         &signals,
         &reporter,
     )?;
@@ -67,7 +73,7 @@ pub(super) fn send(
     store: &Store,
     env: &str,
     repository: &Repository,
-    until: Option<&str>,
+    what: Chosen,
     signals: &Signals,
     reporter: &Reporter,
 ) -> Result<(Pushed, String)> {
@@ -76,7 +82,7 @@ pub(super) fn send(
         image,
         layers,
         kept,
-    } = choose(store, env, until, reporter)?;
+    } = what;
     let started = Instant::now();
     let what = Push {
         image: &image,
@@ -111,72 +117,90 @@ pub(super) struct Chosen {
     pub(super) kept: Option<Kept>,
 }
 
-/// Chooses it; says what cannot be shared, and why.
-pub(super) fn choose(
-    store: &Store,
-    env: &str,
-    until: Option<&str>,
-    reporter: &Reporter,
-) -> Result<Chosen> {
-    let record = store.known(env)?;
-    let last = match until {
-        Some(until) => steps(&record).rfind(|snapshot| snapshot.name == until),
-        None => last_step(&record),
-    };
-    let last = last.ok_or_else(|| match until {
-        Some(until) => Error::not_found(format!("env `{env}` has no snapshot of a step `{until}`"))
-            .help(format!("rockenv snapshot ls {env}")),
-        None => Error::not_found(format!("no step of env `{env}` has a snapshot yet"))
-            .help(format!("rockenv up {env}")),
-    })?;
-    let mut layers = store.chain(&last.layer)?;
-    layers.reverse();
-    let (kept, limit) = match &record.service {
-        None => (None, None),
-        Some(socket) => {
-            let (kept, why) = Kept::of(&Service::connect(socket)?, &layers)?;
-            let limit = why.map(|why| (kept.len(), why));
-            (Some(kept), limit)
-        }
-    };
-    let shareable = shareable(&layers[..limit.as_ref().map_or(layers.len(), |(count, _)| *count)]);
-    if shareable < layers.len() {
-        let layer = &layers[shareable].title;
-        let (why, help) = match limit {
-            Some((count, why)) if count == shareable => {
-                (why, format!("rockenv up {env} --rerun {layer}"))
-            }
-            _ => (
-                reason(&layers[shareable]),
-                "rockenv setup --store-image SIZE makes a store that freezes them".to_owned(),
-            ),
+impl Chosen {
+    /// Chooses it; says what cannot be shared, and why.
+    pub(super) fn of(
+        store: &Store,
+        env: &str,
+        until: Option<&str>,
+        reuse: Reuse,
+        reporter: &Reporter,
+    ) -> Result<Self> {
+        let record = store.known(env)?;
+        let last = match until {
+            Some(until) => steps(&record).rfind(|snapshot| snapshot.name == until),
+            None => last_step(&record),
         };
-        if shareable == 0 {
-            return Err(Error::new(
-                Kind::Usage,
-                format!("no snapshot of env `{env}` can be shared: {why}"),
-            )
-            .help(help));
+        let last = last.ok_or_else(|| match until {
+            Some(until) => {
+                Error::not_found(format!("env `{env}` has no snapshot of a step `{until}`"))
+                    .help(format!("rockenv snapshot ls {env}"))
+            }
+            None => Error::not_found(format!("no step of env `{env}` has a snapshot yet"))
+                .help(format!("rockenv up {env}")),
+        })?;
+        let mut layers = store.chain(&last.layer)?;
+        layers.reverse();
+        let (kept, limit) = match &record.service {
+            None => (None, None),
+            Some(socket) => {
+                let (kept, why) = Kept::of(&Service::connect(socket)?, &layers)?;
+                let limit = why.map(|why| (kept.len(), why));
+                (Some(kept), limit)
+            }
+        };
+        let first_incremental = match reuse {
+            Reuse::Clean => layers.iter().position(|layer| !layer.is_clean()),
+            Reuse::Incremental => None,
+        };
+        let end = limit.as_ref().map_or(layers.len(), |(count, _)| *count);
+        let shareable = shareable(&layers[..first_incremental.map_or(end, |first| end.min(first))]);
+        if shareable < layers.len() {
+            let layer = &layers[shareable].title;
+            let (why, help) = match limit {
+                _ if first_incremental == Some(shareable) => (
+                    "it is incremental: it was built on what another build had left".to_owned(),
+                    format!(
+                        "rockenv up {env} --clean makes a clean one; --allow-incremental shares it as it is"
+                    ),
+                ),
+                Some((count, why)) if count == shareable => {
+                    (why, format!("rockenv up {env} --rerun {layer}"))
+                }
+                _ => (
+                    reason(&layers[shareable]),
+                    "rockenv setup --store-image SIZE makes a store that freezes them".to_owned(),
+                ),
+            };
+            if shareable == 0 {
+                return Err(Error::new(
+                    Kind::Usage,
+                    format!("no snapshot of env `{env}` can be shared: {why}"),
+                )
+                .help(help));
+            }
+            reporter.emit(&Event::Warning {
+                message: format!(
+                    "snapshot `{layer}` and those after it cannot be shared: {why}; {help}"
+                ),
+            });
+            layers.truncate(shareable);
         }
-        reporter.emit(&Event::Warning {
-            message: format!("snapshot `{layer}` and those after it cannot be shared: {why}"),
-        });
-        layers.truncate(shareable);
+        let image = &record.image_key;
+        let image = layers.first().map_or(image, |layer| &layer.image_key);
+        let image = store.image(image)?.ok_or_else(|| {
+            Error::not_found(format!(
+                "the image of env `{env}` is not described any more"
+            ))
+            .help("rockenv fsck")
+        })?;
+        Ok(Self {
+            record,
+            image,
+            layers,
+            kept,
+        })
     }
-    let image = &record.image_key;
-    let image = layers.first().map_or(image, |layer| &layer.image_key);
-    let image = store.image(image)?.ok_or_else(|| {
-        Error::not_found(format!(
-            "the image of env `{env}` is not described any more"
-        ))
-        .help("rockenv fsck")
-    })?;
-    Ok(Chosen {
-        record,
-        image,
-        layers,
-        kept,
-    })
 }
 
 /// Returns an env's snapshots of steps.

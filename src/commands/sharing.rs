@@ -16,6 +16,7 @@ use crate::share::{self, Pulled, Repository, Wanted};
 use crate::signals::Signals;
 use crate::spec::Spec;
 use crate::store::Store;
+use crate::store::history::Reuse;
 use crate::ui::event::Event;
 use crate::ui::{Reporter, size};
 
@@ -52,10 +53,23 @@ pub(super) fn said(verb: &str, pulled: &Pulled, from: &dyn Display) -> String {
     format!("{verb} {what} from {from} ({})", size::bytes(pulled.bytes))
 }
 
+/// Says what was left out.
+pub(super) fn said_of_incremental(pulled: &Pulled, reporter: &Reporter) {
+    if !pulled.incremental.is_empty() {
+        let steps = pulled.incremental.join(", ");
+        reporter.emit(&Event::Warning {
+            message: format!(
+                "left out, as they are incremental, built on what another build had left: {steps}; `--allow-incremental` takes them"
+            ),
+        });
+    }
+}
+
 /// Where `up` gets what its store lacks.
 pub(super) struct Source<'a> {
     pub(super) cx: &'a Context,
     pub(super) repository: Repository,
+    reuse: Reuse,
     pub(super) signals: &'a Signals,
     pub(super) reporter: &'a Reporter,
     /// It failed, which was said once: it is not asked again.
@@ -76,6 +90,7 @@ impl<'a> Source<'a> {
         Ok(Some(Self {
             cx,
             repository: repository(cx, None)?,
+            reuse: args.reuse(&cx.config),
             signals,
             reporter,
             failed: Cell::new(false),
@@ -97,7 +112,15 @@ impl<'a> Source<'a> {
         let started = Instant::now();
         let user = &self.cx.config.user;
         let pulled = watched(self.cx, shown, self.signals, self.reporter, |means| {
-            share::pull(store, &self.repository, wanted, user, service, means)
+            share::pull(
+                store,
+                &self.repository,
+                wanted,
+                self.reuse,
+                user,
+                service,
+                means,
+            )
         });
         self.reporter.emit(&Event::TransferFinished {
             what,
@@ -110,7 +133,8 @@ impl<'a> Source<'a> {
             Some(pulled) => {
                 self.cx.ui.note(&said("pulled", &pulled, &self.repository));
                 self.cx.settle(store)?;
-                Ok(true)
+                // What was left out is not there, however often it is asked for.
+                Ok(pulled.incremental.is_empty())
             }
             None => Ok(false),
         }
@@ -166,7 +190,7 @@ impl<'a> Source<'a> {
         let what = shown(&self.repository);
         let shown = Subject::Transfer(&what);
         let found = watched(self.cx, shown, self.signals, self.reporter, |means| {
-            share::available(&self.repository, keys, means)
+            share::available(&self.repository, keys, self.reuse, means)
         });
         Ok(self.or_build(found)?.flatten())
     }

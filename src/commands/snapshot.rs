@@ -10,6 +10,7 @@ use super::list::ago;
 use crate::context::Context;
 use crate::error::{Error, Kind, Result};
 use crate::execute::inspect;
+use crate::store::history::History;
 use crate::store::lock;
 use crate::store::record::Origin;
 use crate::ui::table::Table;
@@ -121,6 +122,7 @@ fn ls(cx: &Context, args: &LsArgs) -> Result<()> {
         layer: String,
         key: Option<String>,
         current: bool,
+        history: Option<History>,
     }
     let store = cx.existing_store()?;
     let record = store.known(&args.env)?;
@@ -134,6 +136,11 @@ fn ls(cx: &Context, args: &LsArgs) -> Result<()> {
             layer: snapshot.layer.clone(),
             key: snapshot.key.clone(),
             current: record.head.layer.as_ref() == Some(&snapshot.layer),
+            history: store
+                .layer(&snapshot.layer)
+                .ok()
+                .flatten()
+                .map(|layer| layer.history()),
         })
         .collect();
     if cx.json {
@@ -142,6 +149,9 @@ fn ls(cx: &Context, args: &LsArgs) -> Result<()> {
     let mut table = Table::new(["", "snapshot", "origin", "created", "layer"]);
     for row in rows {
         let origin = match row.origin {
+            Origin::Step if matches!(row.history, Some(History::Incremental { .. })) => {
+                "step, incremental"
+            }
             Origin::Step => "step",
             Origin::User => "user",
             Origin::Auto => "kept",

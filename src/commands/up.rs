@@ -20,6 +20,7 @@ use crate::profile::Profile;
 use crate::signals::Signals;
 use crate::spec::Engine;
 use crate::store::Store;
+use crate::store::history::Reuse;
 use crate::ui::event::Event;
 use crate::ui::{Format, Reporter};
 
@@ -127,6 +128,11 @@ impl UpArgs {
         self.pull.unwrap_or(config.pull) && !self.offline
     }
 
+    /// Says which snapshots of others serve, and which others get.
+    pub(super) fn reuse(&self, config: &Config) -> Reuse {
+        config.reuse.or_asked(self.allow_incremental)
+    }
+
     /// Says whether a registry gets what was made.
     fn pushes(&self, config: &Config) -> bool {
         self.push.unwrap_or(config.push)
@@ -137,7 +143,7 @@ impl UpArgs {
         let wish = self.wish(verb);
         let mut prepared = Prepared::new(cx, &wish)?;
         check_names(&prepared.profile, self)?;
-        prepared.reuse = prepared.reuse.or_asked(self.allow_incremental);
+        prepared.reuse = self.reuse(&cx.config);
         prepared.clean = self.clean;
         if self.locked {
             pinned::follow(cx, &mut prepared, &wish, self.lock_file.as_deref())?;
@@ -192,7 +198,8 @@ pub fn up(cx: &Context, args: UpArgs) -> Result<u8> {
         let is_done = matches!(ended, None | Some(Ended::Complete));
         // Whoever says stop waits for nothing more.
         if args.pushes(&cx.config) && !matches!(ended, Some(Ended::Interrupted(_))) {
-            let handed_on = hand_on(cx, &store, name, &signals, &reporter);
+            let reuse = args.reuse(&cx.config);
+            let handed_on = hand_on(cx, &store, name, reuse, &signals, &reporter);
             // Why a step failed is what the user must know first.
             if is_done && let Err(error) = handed_on {
                 outcome = Err(error);
@@ -231,6 +238,7 @@ fn hand_on(
     cx: &Context,
     store: &Store,
     name: &str,
+    reuse: Reuse,
     signals: &Signals,
     reporter: &Reporter,
 ) -> Result<()> {
@@ -240,7 +248,8 @@ fn hand_on(
             return Ok(None);
         }
         let repository = sharing::repository(cx, None)?;
-        push::send(cx, store, name, &repository, None, signals, reporter).map(Some)
+        let what = push::Chosen::of(store, name, None, reuse, reporter)?;
+        push::send(cx, store, name, &repository, what, signals, reporter).map(Some)
     };
     match send() {
         Ok(sent) => sent.iter().for_each(|(_, message)| cx.ui.note(message)),

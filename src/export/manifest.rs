@@ -54,6 +54,8 @@ pub struct Env<'a> {
     pub lock: Option<(&'a Lockfile, &'a str)>,
     /// The last step, where later ones of the profile were not run.
     pub until: Option<&'a str>,
+    /// Keys of the steps that were built on what another build had left.
+    pub incremental: &'a BTreeMap<String, String>,
 }
 
 /// Makes the manifest for files with their SHA-256, by path.
@@ -82,6 +84,9 @@ pub fn manifest(env: &Env<'_>, files: &BTreeMap<String, String>) -> Manifest {
         let mut shown = json!({ "name": step.name, "key": step.key });
         if !hooks.is_empty() {
             shown["hooks"] = json!(hooks);
+        }
+        if env.incremental.contains_key(step.key.as_str()) {
+            shown["history"] = json!("incremental");
         }
         shown
     });

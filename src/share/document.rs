@@ -26,6 +26,9 @@ const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
 const VOLUME: &str = "application/vnd.rockenv.volume.v1.tar+zstd";
 /// Annotation of a layer: its size without compression, in bytes.
 const UNPACKED: &str = "rockenv.unpacked";
+/// Annotation of a manifest: how the build volumes of its steps began.
+const HISTORY: &str = "rockenv.history";
+const CLEAN: &str = "clean";
 /// Version of what is rockenv's own; a newer one is refused.
 const SCHEMA: u32 = 1;
 pub(super) const MAX_CONFIG: u64 = 16 << 20;
@@ -83,6 +86,14 @@ impl Step {
         match self.volumes.get(name)? {
             Volume::Layer(index) => Some(*index),
             Volume::Empty | Volume::Absent => None,
+        }
+    }
+
+    /// Says whether it is what a clean build makes; an older rockenv did not tell, unless there are no build volumes.
+    fn is_clean(&self) -> bool {
+        match &self.history {
+            Some(history) => *history == History::Clean,
+            None => self.volumes.is_empty(),
         }
     }
 
@@ -149,6 +160,19 @@ impl Document {
     pub(super) fn key(&self) -> &str {
         let last = self.snapshot.steps.last();
         last.map_or(&self.snapshot.image.key, |step| &step.key)
+    }
+
+    /// Says whether all of it is what clean builds make.
+    pub(super) fn is_clean(&self) -> bool {
+        self.snapshot.steps.iter().all(Step::is_clean)
+    }
+
+    /// Leaves out the first step that is not what a clean build makes, and all that stand on it; returns their names.
+    pub(super) fn cut_incremental(&mut self) -> Vec<String> {
+        let steps = &mut self.snapshot.steps;
+        let clean = steps.iter().position(|step| !step.is_clean());
+        let cut = steps.split_off(clean.unwrap_or(steps.len()));
+        cut.into_iter().map(|step| step.name).collect()
     }
 
     /// Returns a name for everything up to each step, which decides every byte of it: equal names, equal trees and volumes.
@@ -227,6 +251,13 @@ impl Document {
                 ("rockenv.profile", profile.to_owned()),
                 ("rockenv.tree", chain.clone()),
                 (
+                    HISTORY,
+                    match self.is_clean() {
+                        true => CLEAN.to_owned(),
+                        false => "incremental".to_owned(),
+                    },
+                ),
+                (
                     "org.opencontainers.image.created",
                     step.created.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
                 ),
@@ -261,6 +292,15 @@ impl Manifest {
     /// Returns the key that it says that it is for.
     pub(super) fn key(&self) -> Option<&str> {
         self.annotations.get("rockenv.key").map(String::as_str)
+    }
+
+    /// Says whether it says that all of it is what clean builds make. One of an image, or of an older rockenv, says nothing: then it is
+    /// that where nothing is in it but a root file system.
+    pub(super) fn is_clean(&self) -> bool {
+        match self.annotations.get(HISTORY) {
+            Some(history) => history == CLEAN,
+            None => self.layers.iter().all(|layer| layer.media_type == LAYER),
+        }
     }
 
     /// Joins it with its configuration. Nothing in either is believed that would lead out of a place in the store.

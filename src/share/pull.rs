@@ -18,6 +18,7 @@ use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::image::download::Meter;
 use crate::image::oci::{Part, Registry, RegistryOperation, sha256};
 use crate::store::Store;
+use crate::store::history::Reuse;
 use crate::store::images::{Image, Means};
 
 /// Downloads at a time.
@@ -82,14 +83,18 @@ pub struct Pulled {
     pub image_pulled: bool,
     /// Names of the steps whose snapshots were pulled.
     pub steps: Vec<String>,
+    /// Names of the steps whose snapshots were left out, as no clean build makes them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub incremental: Vec<String>,
     /// Bytes that were needed, compressed.
     pub bytes: u64,
 }
 
-/// Returns the first of these tags that a registry has.
+/// Returns the first of these tags under which a registry has what serves.
 pub fn available(
     repository: &Repository,
     keys: &[String],
+    reuse: Reuse,
     means: &mut Means<'_>,
 ) -> Result<Option<String>> {
     let registry = repository.open(RegistryOperation::Pull, means)?;
@@ -101,7 +106,17 @@ pub fn available(
             .map(async |key| (key, registry.has(Part::Manifest, key).await))
             .buffered(PARALLEL);
         while let Some((key, has)) = found.next().await {
-            if has? {
+            if !has? {
+                continue;
+            }
+            let serves = match reuse {
+                Reuse::Incremental => true,
+                // What is wrong with a manifest is told when it is pulled.
+                Reuse::Clean => registry.find_tag(key).await?.is_none_or(|(manifest, _)| {
+                    Manifest::parse(&manifest).map_or(true, |manifest| manifest.is_clean())
+                }),
+            };
+            if serves {
                 return Ok(Some(key.clone()));
             }
         }
@@ -136,6 +151,7 @@ pub fn pull(
     store: &Store,
     repository: &Repository,
     wanted: &Wanted,
+    reuse: Reuse,
     user: &BuildUser,
     service: Option<&Service>,
     means: &mut Means<'_>,
@@ -152,19 +168,27 @@ pub fn pull(
         find(&registry, &tag, &blobs).await
     })
     .context(cannot)?;
-    let Some(document) = document else {
+    let Some(mut document) = document else {
         return Ok(None);
     };
     wanted.check(&document).context(cannot)?;
+    let incremental = match reuse {
+        Reuse::Clean => document.cut_incremental(),
+        Reuse::Incremental => Vec::new(),
+    };
     let supply = Supply::Registry(&registry, &blobs);
     let pulled = take(store, supply, &document, user, service, means).context(cannot)?;
-    Ok(Some(pulled))
+    Ok(Some(Pulled {
+        incremental,
+        ..pulled
+    }))
 }
 
 /// Takes all snapshots that are in a file or directory which [`super::export`] made, as far as the store lacks them.
 pub fn import(
     store: &Store,
     path: &Path,
+    reuse: Reuse,
     user: &BuildUser,
     means: &mut Means<'_>,
 ) -> Result<Vec<Pulled>> {
@@ -177,9 +201,17 @@ pub fn import(
         }
         let mut taken = Vec::new();
         for entry in &entries {
-            let document = layout.document(entry)?;
+            let mut document = layout.document(entry)?;
+            let incremental = match reuse {
+                Reuse::Clean => document.cut_incremental(),
+                Reuse::Incremental => Vec::new(),
+            };
             let supply = Supply::Layout(&layout);
-            taken.push(take(store, supply, &document, user, None, means)?);
+            let pulled = take(store, supply, &document, user, None, means)?;
+            taken.push(Pulled {
+                incremental,
+                ..pulled
+            });
         }
         Ok(taken)
     };

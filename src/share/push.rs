@@ -348,7 +348,11 @@ impl Pushing<'_> {
         if let Some((there, sha256)) = registry.find_tag(tag).await? {
             let same_key = || {
                 let manifest = Manifest::parse(&there).ok();
-                manifest.is_some_and(|manifest| manifest.key() == Some(self.document.key()))
+                // One that a clean build makes takes the place of another one.
+                manifest.is_some_and(|manifest| {
+                    manifest.key() == Some(self.document.key())
+                        && (manifest.is_clean() || !self.document.is_clean())
+                })
             };
             if sha256 == hex(&Sha256::digest(&manifest)) || (!moves && same_key()) {
                 return Ok(());

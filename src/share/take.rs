@@ -71,6 +71,7 @@ fn all(
             .iter()
             .map(|step| step.name.clone())
             .collect(),
+        incremental: Vec::new(),
         bytes: pull.bytes(),
     })
 }
