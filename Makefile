@@ -34,6 +34,12 @@ test: ## install what the tests need and run all of them (root)
 	@tests/host test
 	@tests/all
 
+.PHONY: soak
+soak: ## 10,000 kills on stores of each kind; stopped, it goes on where it was (root, an hour)
+	@$(need-root)
+	@tests/host test
+	nice cargo test --locked --test soak -- --nocapture
+
 .PHONY: check
 check: fmt clippy doc deny ## formatting, lints, documentation, dependencies
 
@@ -44,7 +50,7 @@ fmt: ## is everything formatted?
 .PHONY: clippy
 clippy: ## lints; a warning is an error
 	cargo clippy --locked --all-targets -- -D warnings
-	cargo clippy --locked --test services --test vm -- -D warnings
+	cargo clippy --locked --test services --test soak --test vm -- -D warnings
 
 .PHONY: doc
 doc: ## the library's documentation; a warning is an error

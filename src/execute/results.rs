@@ -61,7 +61,7 @@ impl Execution<'_, '_> {
         let Some(top) = top else {
             return Ok(());
         };
-        if self.plan.brings.is_empty() && runs().next().is_none() {
+        if stays && self.plan.brings.is_empty() {
             return Ok(());
         }
         // What a step did before it failed is not told from what somebody did.
