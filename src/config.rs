@@ -21,7 +21,7 @@ use crate::store::history::Reuse;
 use crate::ui::ci::System;
 
 /// The variables that are read and what they mean, for the documentation.
-pub const VARIABLES: [(&str, &str); 28] = [
+pub const VARIABLES: [(&str, &str); 29] = [
     ("ROCKENV_HOME", "the store's root, like `--home`"),
     (
         "ROCKENV_ENGINE",
@@ -30,6 +30,10 @@ pub const VARIABLES: [(&str, &str); 28] = [
     (
         "ROCKENV_DISK_FLOOR",
         "free space below which a step is paused, such as `1G`; `0` never pauses",
+    ),
+    (
+        "ROCKENV_LOG_MAX",
+        "size of a step's log, such as `256M`; of a longer one the middle is left out",
     ),
     (
         "ROCKENV_NINJA",
@@ -127,6 +131,8 @@ const CCACHE_REMOTE: &str = "CCACHE_REMOTE_STORAGE";
 const IDLE: Duration = Duration::from_secs(60);
 /// Free space below which a step is paused, in bytes, where nothing else is configured.
 const DISK_FLOOR: u64 = 1 << 30;
+/// Size of a step's log, in bytes, where nothing else is configured.
+const LOG_MAX: u64 = 256 << 20;
 
 /// A configuration file, exactly as written.
 #[derive(Clone, Debug, Default, Deserialize, schemars::JsonSchema)]
@@ -142,6 +148,8 @@ pub struct File {
     pub idle: Option<String>,
     /// Free space below which a step is paused, such as "1G"; "0" never pauses.
     pub disk_floor: Option<String>,
+    /// Size of a step's log, such as "256M"; of a longer one the middle is left out.
+    pub log_max: Option<String>,
     /// A ninja 1.13 or newer, in place of the one that rockenv fetches.
     pub ninja: Option<PathBuf>,
     /// ccache's storage for several machines, `redis://...` or `http://...`: what profiles get that name
@@ -214,6 +222,8 @@ pub struct Config {
     pub idle: Duration,
     /// Free space below which a step is paused, in bytes.
     pub disk_floor: u64,
+    /// Size of a step's log, in bytes.
+    pub log_max: u64,
     /// A ninja of the user's own.
     pub ninja: Option<PathBuf>,
     /// Repository that snapshots are pushed to and pulled from.
@@ -304,17 +314,20 @@ impl Config {
             })?),
             None => files.iter().find_map(|file| file.jobs),
         };
-        let disk_floor = match set("ROCKENV_DISK_FLOOR")
-            .cloned()
-            .or_else(|| first(|file| file.disk_floor.clone()))
-        {
+        let bytes = |variable: &str, text: Option<String>, otherwise: u64| match text {
             Some(text) => crate::profile::value::size(&text).map_err(|refused| {
-                Error::invalid(format!("disk floor `{text}` is no size"))
+                Error::invalid(format!("{variable}: `{text}` is not a size"))
                     .source(refused.message)
-                    .help("ROCKENV_DISK_FLOOR=1G rockenv up ...")
-            })?,
-            None => DISK_FLOOR,
+                    .help(format!("{variable}=1G rockenv up ..."))
+            }),
+            None => Ok(otherwise),
         };
+        let disk_floor = set("ROCKENV_DISK_FLOOR").cloned();
+        let disk_floor = disk_floor.or_else(|| first(|file| file.disk_floor.clone()));
+        let disk_floor = bytes("ROCKENV_DISK_FLOOR", disk_floor, DISK_FLOOR)?;
+        let log_max = set("ROCKENV_LOG_MAX").cloned();
+        let log_max = log_max.or_else(|| first(|file| file.log_max.clone()));
+        let log_max = bytes("ROCKENV_LOG_MAX", log_max, LOG_MAX)?;
         let files_of_logins = match set("REGISTRY_AUTH_FILE") {
             Some(path) => vec![working.unwrap_or(Path::new("/")).join(path)],
             None => vec![
@@ -390,6 +403,7 @@ impl Config {
             jobs,
             idle: first(|file| file.idle.clone()).map_or(Ok(IDLE), |text| parse_idle(&text))?,
             disk_floor,
+            log_max,
             ninja: set("ROCKENV_NINJA")
                 .map(PathBuf::from)
                 .or_else(|| files.iter().find_map(|file| file.ninja.clone())),

@@ -217,10 +217,12 @@ impl std::error::Error for Error {
     }
 }
 
-/// Classifies an io error: a full disk has its own exit code wherever it happens.
+/// Classifies an io error: a full disk and damaged data have their own exit codes wherever they happen.
 fn io_kind(error: &std::io::Error) -> Kind {
     match error.kind() {
         std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => Kind::OutOfSpace,
+        // Bytes that are not what they should be, such as those of an archive.
+        std::io::ErrorKind::InvalidData => Kind::Invalid,
         _ => Kind::Unexpected,
     }
 }

@@ -113,6 +113,7 @@ fn refused(outcome: Result<Report>, part: &str) {
     let error = outcome.unwrap_err();
     let chain = error.chain().join(": ");
     assert!(chain.contains(part), "{chain}");
+    assert_eq!(error.kind(), rockenv::error::Kind::Invalid, "{chain}");
 }
 
 /// Writes archives byte by byte, so that they may say what no archiver would.

@@ -116,8 +116,8 @@ pub fn gc(cx: &Context, args: &GcArgs) -> Result<()> {
         }
     }
     store.reclaim()?;
-    done.freed =
-        i64::try_from(unused(&store)?).unwrap_or(i64::MAX) - i64::try_from(before).unwrap_or(0);
+    // Others may have written more meanwhile than was freed.
+    done.freed = unused(&store)?.saturating_sub(before);
     drop(ballast);
     store.load_ballast()?;
     let free = free_space(store.root())?;
@@ -184,7 +184,7 @@ struct Done {
     /// Sum of the removed items' bytes.
     estimate: u64,
     /// What the file system says, in bytes.
-    freed: i64,
+    freed: u64,
     notes: Vec<String>,
 }
 
@@ -288,7 +288,7 @@ fn report(cx: &Context, done: &Done, asked: Option<u64>, free: u64) -> Result<()
         cx.ui.data(&format!(
             "removed {}: {} freed, {} were estimated; {} are free now\n",
             things(done.removed.len()),
-            size::delta(done.freed).trim_start_matches('+'),
+            size::bytes(done.freed),
             size::bytes(done.estimate + done.trash),
             size::bytes(free)
         ));
@@ -300,7 +300,7 @@ fn report(cx: &Context, done: &Done, asked: Option<u64>, free: u64) -> Result<()
     for note in &done.notes {
         cx.ui.note(note);
     }
-    let freed = u64::try_from(done.freed).unwrap_or(0);
+    let freed = done.freed;
     match asked {
         Some(asked) if freed < asked => Err(Error::new(
             Kind::OutOfSpace,

@@ -1,7 +1,6 @@
 //! Owns `logs`: a step's output as it was, or as it comes.
 
 use std::collections::BTreeSet;
-use std::io::Read as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -11,7 +10,7 @@ use fs_err as fs;
 use super::exec::holder;
 use crate::context::Context;
 use crate::error::{Error, Result};
-use crate::execute::log::text_of;
+use crate::execute::log::{Reader, text_of};
 use crate::store::Store;
 
 /// How often a log that grows is looked at.
@@ -30,6 +29,9 @@ pub struct LogsArgs {
     /// Show the time and stream of each line
     #[arg(short, long)]
     times: bool,
+    /// Show every byte as the step wrote it, control sequences of terminals too
+    #[arg(long)]
+    raw: bool,
 }
 
 /// Shows a log, and with `--follow` those of the steps after it.
@@ -37,9 +39,7 @@ pub fn logs(cx: &Context, args: &LogsArgs) -> Result<()> {
     let store = cx.existing_store()?;
     store.known(&args.name)?;
     let mut path = all(&store, args)?.pop_last().ok_or_else(|| none(args))?;
-    let mut file = fs::File::open(&path)?;
-    let mut pending = Vec::new();
-    let mut buffer = vec![0u8; 64 << 10];
+    let mut log = Reader::open(&path)?;
     loop {
         // Asked before reading, and in this order: what was written before the end is then read for certain.
         let running =
@@ -48,47 +48,38 @@ pub fn logs(cx: &Context, args: &LogsArgs) -> Result<()> {
             true => all(&store, args)?.into_iter().find(|other| *other > path),
             false => None,
         };
-        loop {
-            let count = file.read(&mut buffer)?;
-            if count == 0 {
-                break;
-            }
-            pending.extend_from_slice(&buffer[..count]);
-            let Some(end) = pending.iter().rposition(|byte| *byte == b'\n') else {
-                continue;
-            };
-            show(cx, &pending[..end], args.times);
-            pending.drain(..=end);
+        while let Some(lines) = log.lines()? {
+            show(cx, &lines, args);
         }
         cx.ui.flush();
         if cx.ui.closed() {
             return Ok(());
         }
-        if let Some(next) = next {
-            if !pending.is_empty() {
-                show(cx, &std::mem::take(&mut pending), args.times);
-            }
-            file = fs::File::open(&next)?;
-            path = next;
-        } else if running {
+        if next.is_none() && running {
             std::thread::sleep(PERIOD);
-        } else {
-            break;
+            continue;
         }
+        if let Some(rest) = log.rest() {
+            show(cx, &rest, args);
+        }
+        let Some(next) = next else {
+            return Ok(());
+        };
+        log = Reader::open(&next)?;
+        path = next;
     }
-    if !pending.is_empty() {
-        show(cx, &pending, args.times);
-    }
-    Ok(())
 }
 
-fn show(cx: &Context, lines: &[u8], times: bool) {
+fn show(cx: &Context, lines: &[u8], args: &LogsArgs) {
     let mut out = Vec::with_capacity(lines.len() + 1);
     for line in lines.split(|byte| *byte == b'\n') {
-        out.extend_from_slice(if times { line } else { text_of(line) });
+        out.extend_from_slice(if args.times { line } else { text_of(line) });
         out.push(b'\n');
     }
-    cx.ui.raw(&out);
+    match args.raw {
+        true => cx.ui.bytes(&out),
+        false => cx.ui.lines(&out),
+    }
 }
 
 /// Returns the logs, of the step if one is named, in the order in which they were begun: each is named by the time

@@ -141,7 +141,7 @@ impl Execution<'_, '_> {
             rootless: !self.host.root,
         };
         let log_path = self.env.directory().join(log);
-        let mut file = log::Log::create(&log_path)?;
+        let mut file = log::Log::create(&log_path, self.config.log_max)?;
         let mut running = Running::start(&hold, self.env.lock_fd(), claim)?;
         let mut output = self.reporter.step_output(index);
         let handed = self.spec.env_from_host.iter();

@@ -1,16 +1,29 @@
-//! Owns a step's log: each line with its time and stream, whatever bytes it has, in constant memory.
+//! Owns a step's log: each line with its time and stream, whatever bytes it has, in constant memory and bounded space.
+//!
+//! A log keeps its first lines and its last ones. While it grows, the middle becomes a hole in the file, so that whoever reads it goes
+//! on where they were; at the end the file is written again without the hole.
 
-use std::io::Write as _;
+mod reader;
+
+use std::collections::VecDeque;
+use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::Path;
 
 use fs_err as fs;
 use jiff::Timestamp;
+use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, fallocate};
 
+pub use self::reader::Reader;
 use crate::error::Result;
 use crate::ui::event::Stream;
+use crate::ui::size;
 
 /// A longer line is written in pieces, in bytes.
 const LONGEST: usize = 64 << 10;
+const BUFFER: usize = 128 << 10;
+/// No log is held to less, in bytes: what is kept of the end has to be larger than what is not in the file yet.
+pub const LEAST: u64 = 1 << 20;
 
 /// A log file being written.
 #[derive(Debug)]
@@ -18,18 +31,34 @@ pub struct Log {
     file: std::io::BufWriter<fs::File>,
     pending: [Vec<u8>; 2],
     stamp: (i64, String),
+    /// What the file may take, in bytes.
+    limit: u64,
+    written: u64,
+    /// Where the first lines end and the last ones begin, as soon as there is something between them.
+    hole: Option<(u64, u64)>,
+    /// Where lines begin of which the hole may become larger.
+    marks: VecDeque<u64>,
+    /// Bytes that were not written, since the file system cannot make holes.
+    dropped: Option<u64>,
     /// Lines were dropped for want of space: the step itself may manage without more of it.
     pub lossy: bool,
 }
 
 impl Log {
     /// Creates the log; only root reads it, since it may hold what a build printed by accident.
-    pub fn create(path: &Path) -> Result<Self> {
+    pub fn create(path: &Path, limit: u64) -> Result<Self> {
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent)?;
         }
+        let mut options = fs::OpenOptions::new();
+        let file = options.read(true).write(true).create(true).truncate(true);
         Ok(Self {
-            file: std::io::BufWriter::with_capacity(128 << 10, fs::File::create(path)?),
+            file: std::io::BufWriter::with_capacity(BUFFER, file.open(path)?),
+            limit: limit.max(LEAST),
+            written: 0,
+            hole: None,
+            marks: VecDeque::new(),
+            dropped: None,
             pending: [Vec::new(), Vec::new()],
             stamp: (i64::MIN, String::new()),
             lossy: false,
@@ -75,7 +104,66 @@ impl Log {
                 self.put(stream, &rest)?;
             }
         }
-        self.flush()
+        if let Some(dropped) = self.dropped.take().filter(|dropped| *dropped > 0) {
+            let line = left_out_line(&self.stamp.1, dropped);
+            let written = self.file.write_all(line.as_bytes());
+            self.unless_full(written)?;
+        }
+        self.flush()?;
+        match self.hole.take() {
+            Some((start, end)) if end > start => {
+                let joined = self.without_hole(start, end);
+                self.unless_full(joined)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes the file again, with a line in place of the hole.
+    fn without_hole(&self, start: u64, end: u64) -> std::io::Result<()> {
+        let mut file = self.file.get_ref().file();
+        let name = self.file.get_ref().path();
+        let path = name.with_extension("log.tmp");
+        let mut write = || {
+            let mut joined = fs::File::create(&path)?.into_parts().0;
+            file.seek(SeekFrom::Start(0))?;
+            std::io::copy(&mut file.take(start), &mut joined)?;
+            joined.write_all(left_out_line(&self.stamp.1, end - start).as_bytes())?;
+            file.seek(SeekFrom::Start(end))?;
+            std::io::copy(&mut file, &mut joined)?;
+            fs::rename(&path, name)
+        };
+        write().inspect_err(|_| drop(fs::remove_file(&path)))
+    }
+
+    /// Makes the hole larger, so that the file does not take more than its limit.
+    fn bound(&mut self) -> Result<()> {
+        let half = self.limit / 2;
+        if self.written < half {
+            return Ok(());
+        }
+        let (start, end) = *self.hole.get_or_insert((self.written, self.written));
+        if self.written - self.marks.back().unwrap_or(&end) >= half / 8 {
+            self.marks.push_back(self.written);
+        }
+        let is_early = |mark: &&u64| self.written - **mark >= half / 4 * 3;
+        if self.marks.front().filter(is_early).is_none() {
+            return Ok(());
+        }
+        let Some(end) = self.marks.pop_front() else {
+            return Ok(());
+        };
+        let signed = |value: u64| i64::try_from(value).map_err(|_| Errno::EFBIG);
+        let how = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        let file = self.file.get_ref().file();
+        match fallocate(file, how, signed(start)?, signed(end - start)?) {
+            Ok(()) => self.hole = Some((start, end)),
+            Err(Errno::EOPNOTSUPP | Errno::ENOSYS) => {
+                (self.hole, self.dropped) = (None, Some(0));
+            }
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
     }
 
     /// Writes buffered lines out, so that `logs -f` sees them.
@@ -95,6 +183,10 @@ impl Log {
     }
 
     fn put(&mut self, stream: Stream, line: &[u8]) -> Result<()> {
+        if let Some(dropped) = &mut self.dropped {
+            *dropped += line.len() as u64;
+            return Ok(());
+        }
         let now = Timestamp::now();
         if now.as_millisecond() != self.stamp.0 {
             self.stamp = (
@@ -107,12 +199,21 @@ impl Log {
         } else {
             b" | "
         };
-        let parts = [self.stamp.1.as_bytes(), mark, line, b"\n"];
-        let written = parts
-            .into_iter()
-            .try_for_each(|part| self.file.write_all(part));
-        self.unless_full(written)
+        // In one piece, so that a full disk takes whole lines.
+        let whole = [self.stamp.1.as_bytes(), mark, line, b"\n"].concat();
+        let written = self.file.write_all(&whole);
+        if written.is_ok() {
+            self.written += whole.len() as u64;
+        }
+        self.unless_full(written)?;
+        self.bound()
     }
+}
+
+/// The line in place of others, in the form of a log's lines.
+fn left_out_line(stamp: &str, bytes: u64) -> String {
+    let bytes = size::bytes(bytes);
+    format!("{stamp:24} ~ [{bytes} left out here: the log reached `log-max`]\n")
 }
 
 fn slot(stream: Stream) -> usize {
@@ -135,7 +236,7 @@ mod tests {
     fn lines_keep_their_bytes_and_pieces_are_joined() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a/log");
-        let mut log = Log::create(&path).unwrap();
+        let mut log = Log::create(&path, 1 << 30).unwrap();
         for (stream, bytes) in [
             (Stream::Stdout, &b"one\ntw"[..]),
             (Stream::Stderr, b"\xff\xfe\n"),
@@ -156,11 +257,123 @@ mod tests {
     #[test]
     fn a_line_without_end_does_not_fill_memory() {
         let directory = tempfile::tempdir().unwrap();
-        let mut log = Log::create(&directory.path().join("log")).unwrap();
+        let mut log = Log::create(&directory.path().join("log"), 1 << 30).unwrap();
         let piece = vec![b'x'; 1 << 16];
         for _ in 0..64 {
             log.write(Stream::Stdout, &piece).unwrap();
             assert!(log.pending[0].capacity() <= 4 * LONGEST);
+        }
+    }
+
+    fn numbered(
+        limit: u64,
+        lines: std::ops::Range<u32>,
+        mut each: impl FnMut(u32, &mut Log),
+    ) -> Log {
+        let directory = tempfile::tempdir().unwrap().keep();
+        let mut log = Log::create(&directory.join("01-step.log"), limit).unwrap();
+        for line in lines {
+            let text = format!("line {line} {}\n", "x".repeat(100));
+            log.write(Stream::Stdout, text.as_bytes()).unwrap();
+            each(line, &mut log);
+        }
+        log
+    }
+
+    fn path(log: &Log) -> std::path::PathBuf {
+        log.file.get_ref().path().to_owned()
+    }
+
+    fn read(path: &Path) -> Vec<String> {
+        let mut reader = Reader::open(path).unwrap();
+        let mut shown = Vec::new();
+        while let Some(lines) = reader.lines().unwrap() {
+            let text = String::from_utf8(lines).unwrap();
+            shown.extend(
+                text.lines()
+                    .map(|line| String::from_utf8(text_of(line.as_bytes()).to_vec()).unwrap()),
+            );
+        }
+        assert!(reader.rest().is_none());
+        shown
+    }
+
+    /// Head and tail in order, and one line in place of what was between them.
+    fn check(shown: &[String], all: u32) {
+        let number = |line: &String| line.split(' ').nth(1).unwrap().parse::<u32>().ok();
+        let gap = shown.iter().position(|line| line.starts_with('[')).unwrap();
+        assert!(shown[gap].contains("left out here"), "{}", shown[gap]);
+        let (head, tail) = (&shown[..gap], &shown[gap + 1..]);
+        let numbers: Vec<_> = head.iter().map_while(number).collect();
+        assert_eq!(
+            numbers,
+            (0..u32::try_from(head.len()).unwrap()).collect::<Vec<_>>()
+        );
+        let numbers: Vec<_> = tail.iter().map_while(number).collect();
+        let first = all - u32::try_from(tail.len()).unwrap();
+        assert_eq!(numbers, (first..all).collect::<Vec<_>>());
+        assert!(head.len() > 3000 && tail.len() > 2000 && first > 4000);
+    }
+
+    #[test]
+    fn a_log_keeps_its_begin_and_its_end() {
+        use std::os::unix::fs::MetadataExt as _;
+        let limit = 1 << 20;
+        let largest = std::cell::Cell::new(0);
+        let mut log = numbered(limit, 0..100_000, |line, log| {
+            if line % 1000 == 0 {
+                let taken = log.file.get_ref().metadata().unwrap().blocks() * 512;
+                largest.set(largest.get().max(taken));
+            }
+        });
+        assert!(largest.get() <= limit + (64 << 10), "{}", largest.get());
+        // As after a kill, and as after the step's end.
+        log.flush().unwrap();
+        let path = path(&log);
+        check(&read(&path), 100_000);
+        log.finish().unwrap();
+        check(&read(&path), 100_000);
+        let whole = fs::read(&path).unwrap();
+        assert!(!whole.contains(&0) && whole.len() as u64 <= limit);
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
+        fs::remove_dir_all(path.parent().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn who_follows_a_log_sees_all_of_it_or_that_something_is_missing() {
+        for every in [1, 500, 20_000] {
+            let mut reader = None;
+            let mut shown = String::new();
+            let mut take = |reader: &mut Option<Reader>| {
+                while let Some(lines) = reader.as_mut().unwrap().lines().unwrap() {
+                    shown.push_str(std::str::from_utf8(&lines).unwrap());
+                    shown.push('\n');
+                }
+            };
+            let mut log = numbered(1 << 20, 0..50_000, |line, log| {
+                if reader.is_none() {
+                    reader = Some(Reader::open(&path(log)).unwrap());
+                }
+                if line % every == 0 {
+                    log.flush().unwrap();
+                    take(&mut reader);
+                }
+            });
+            log.finish().unwrap();
+            take(&mut reader);
+            let (lines, gaps) = shown.lines().fold((0, 0), |(lines, gaps), line| {
+                match line.contains("left out here") {
+                    true => (lines, gaps + 1),
+                    false => (lines + 1, gaps),
+                }
+            });
+            assert_eq!(
+                (lines == 50_000, gaps > 0),
+                (every < 1000, every > 1000),
+                "{every}: {lines} and {gaps}"
+            );
+            assert!(!shown.contains('\0'));
+            fs::remove_dir_all(path(&log).parent().unwrap()).unwrap();
         }
     }
 }

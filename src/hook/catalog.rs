@@ -7,7 +7,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::{Applies, Edit, Hook, Patch, Script, Work, file};
 use crate::catalog::Listed;
-use crate::error::{Error, Result, ResultExt as _};
+use crate::error::{Error, Result};
 use crate::profile::{hex, value};
 use crate::target::{self, Target};
 use crate::{builtin, catalog};
@@ -253,8 +253,11 @@ impl Check<'_> {
                 if name.contains('/') || name.starts_with('.') {
                     return Err(self.error(file, "not the name of a file beside `hook.toml`"));
                 }
-                let bytes = (self.beside)(name)
-                    .context(|| format!("{}: cannot read patch `{name}`", self.shown))?;
+                let bytes = (self.beside)(name).map_err(|cause| {
+                    let name = name.escape_debug();
+                    self.error(file, format!("cannot read patch `{name}`"))
+                        .source(cause)
+                })?;
                 (name.clone(), hex(&Sha256::digest(&bytes)), Some(bytes))
             }
             (None, Some(url), Some(sha256)) => {
@@ -337,6 +340,10 @@ mod tests {
             (
                 "[[edit]]\nfile = \"f\"\nfind = \"a\"\nreplace = \"\"\ncount = 0\n",
                 ":9: a text is there",
+            ),
+            (
+                "[[patch]]\nfile = \"away.patch\"\n",
+                "cannot read patch `away.patch`",
             ),
             (
                 "[[patch]]\nfile = \"../a.patch\"\n",

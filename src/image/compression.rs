@@ -4,7 +4,7 @@
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 
 const CHUNK: usize = 512 << 10;
@@ -37,15 +37,24 @@ impl Compression {
     }
 }
 
+/// What the compressed side is like while the other one is read.
+#[derive(Debug, Default)]
+struct Input {
+    count: AtomicU64,
+    /// It could not be read: what the decoder then says is not the archive's fault.
+    failed: AtomicBool,
+}
+
 struct Counted<R> {
     inner: R,
-    count: Arc<AtomicU64>,
+    input: Arc<Input>,
 }
 
 impl<R: Read> Read for Counted<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let amount = self.inner.read(buffer)?;
-        self.count.fetch_add(amount as u64, Ordering::Relaxed);
+        let failed = |_: &io::Error| self.input.failed.store(true, Ordering::Relaxed);
+        let amount = self.inner.read(buffer).inspect_err(failed)?;
+        self.input.count.fetch_add(amount as u64, Ordering::Relaxed);
         Ok(amount)
     }
 }
@@ -64,10 +73,10 @@ pub(super) fn decompressed<T>(
     if kind == Compression::None {
         return Ok(consume(&mut BufReader::with_capacity(CHUNK, source)));
     }
-    let count = Arc::new(AtomicU64::new(0));
+    let input = Arc::new(Input::default());
     let source = Counted {
         inner: source,
-        count: Arc::clone(&count),
+        input: Arc::clone(&input),
     };
     std::thread::scope(|scope| {
         let (sender, receiver) = sync_channel::<io::Result<Vec<u8>>>(4);
@@ -83,16 +92,17 @@ pub(super) fn decompressed<T>(
                     Ok(0) => break,
                     Ok(amount) => {
                         total += amount as u64;
-                        let compressed = count.load(Ordering::Relaxed).max(1);
+                        let compressed = input.count.load(Ordering::Relaxed).max(1);
                         if total > RATIO_FLOOR && total / compressed > ratio {
-                            Err(io::Error::other(format!(
+                            Err(invalid(format!(
                                 "it grows more than {ratio} times when it is decompressed ({compressed} bytes became {total})"
                             )))
                         } else {
                             Ok(chunk)
                         }
                     }
-                    Err(error) => Err(error),
+                    Err(error) if input.failed.load(Ordering::Relaxed) => Err(error),
+                    Err(error) => Err(invalid(error)),
                 };
                 let stop = outcome.is_err();
                 // The other side stops reading at the archive's end, or because it has refused it.
@@ -110,6 +120,11 @@ pub(super) fn decompressed<T>(
         drop(chunks);
         Ok(outcome)
     })
+}
+
+/// An error of the archive itself.
+fn invalid(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
 /// Returns a stream without its compression, for a service's own archives, which have no limit.

@@ -43,8 +43,35 @@ pub(super) struct Wanted<'a> {
     pub(super) algorithm: Algorithm,
     /// Its digest, in hexadecimal digits.
     pub(super) digest: &'a str,
-    /// More bytes than these are refused.
-    pub(super) limit: u64,
+    pub(super) size: Size,
+}
+
+/// How many bytes a download has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Size {
+    /// What refers to it says so; anything else is refused.
+    Exactly(u64),
+    AtMost(u64),
+}
+
+impl Size {
+    /// Refuses a size that is another one.
+    fn check(self, name: &str, found: u64) -> Result<()> {
+        let wrong = match self {
+            Self::Exactly(size) if found != size => format!("not {size} as the image says"),
+            Self::AtMost(limit) if found > limit => format!("more than the limit of {limit}"),
+            Self::Exactly(_) | Self::AtMost(_) => return Ok(()),
+        };
+        Err(
+            Error::invalid(format!("`{name}` has {found} bytes, {wrong}"))
+                .help("the image is damaged or was tampered with; take another"),
+        )
+    }
+
+    fn most(self) -> u64 {
+        let (Self::Exactly(size) | Self::AtMost(size)) = self;
+        size
+    }
 }
 
 /// Returns the path of the blob with this SHA-256, downloading it if need be.
@@ -71,7 +98,7 @@ fn fetch_by(
         name: url,
         algorithm: Algorithm::Sha256,
         digest: sha256,
-        limit: u64::MAX,
+        size: Size::AtMost(u64::MAX),
     };
     // A thread of its own: the caller's may already be running a tokio runtime.
     std::thread::scope(|scope| {
@@ -193,10 +220,13 @@ pub(super) async fn obtain(
     let found = loop {
         match transfer(wanted, &open, &partial, meter).await {
             Ok(found) => break found,
+            Err(error) if [Kind::Drift, Kind::Invalid].contains(&error.kind()) => {
+                return Err(error);
+            }
             Err(error) => {
                 // A connection that broke is worth another as long as each brings something.
                 let have = fs_err::metadata(&partial).map_or(0, |partial| partial.len());
-                if have <= had || error.kind() == Kind::Drift {
+                if have <= had {
                     return Err(error);
                 }
                 had = have;
@@ -207,6 +237,11 @@ pub(super) async fn obtain(
         let error = mismatch(&partial, wanted.algorithm, &found, wanted.digest);
         fs_err::remove_file(&partial)?;
         return Err(error).context(|| format!("cannot use what `{}` sent", wanted.name));
+    }
+    let size = fs_err::metadata(&partial)?.len();
+    if let Err(error) = wanted.size.check(wanted.name, size) {
+        fs_err::remove_file(&partial)?;
+        return Err(error);
     }
     match wanted.algorithm {
         Algorithm::Sha256 => fs_err::rename(&partial, &blob)?,
@@ -257,6 +292,7 @@ async fn present(blob: &Path, wanted: &Wanted<'_>, meter: &Meter) -> Result<bool
         fs_err::remove_file(blob)?;
         return Ok(false);
     }
+    wanted.size.check(wanted.name, size)?;
     meter.done.fetch_add(size, Ordering::Relaxed);
     Ok(true)
 }
@@ -360,12 +396,14 @@ async fn transfer(
             .map_err(|error| failed(wanted.name, error))?
         {
             let amount = chunk.len() as u64;
-            if counted + amount > wanted.limit {
+            if counted + amount > wanted.size.most() {
                 file.set_len(0)?;
-                return Err(Error::new(
-                    Kind::Drift,
-                    format!("`{}` is longer than {} bytes", wanted.name, wanted.limit),
-                ));
+                let most = wanted.size.most();
+                return Err(Error::invalid(format!(
+                    "`{}` has more than {most} bytes",
+                    wanted.name
+                ))
+                .help("the image is damaged or was tampered with; take another"));
             }
             file.write_all(&chunk)?;
             hash.update(&chunk);

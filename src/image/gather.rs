@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use futures_util::StreamExt as _;
 
 use super::checksum::Checksum;
-use super::download::{self, Meter, POLL, Wanted};
+use super::download::{self, Meter, POLL, Size, Wanted};
 use crate::error::{Error, Kind, Result};
 
 /// Downloads at a time.
@@ -84,7 +84,7 @@ async fn one(
             name: url,
             algorithm: piece.checksum.algorithm,
             digest: &piece.checksum.digits,
-            limit: LARGEST,
+            size: Size::AtMost(LARGEST),
         };
         let open = async |from| {
             let request = download::ranged(client.get(url), from);

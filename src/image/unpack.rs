@@ -459,7 +459,7 @@ impl<'a> Unpacker<'a> {
     fn hard_link(&mut self, name: &[u8], path: &[u8], target: &[u8], entry: &[u8]) -> Result<()> {
         let described = || {
             refused(format!(
-                "hard link `{}` to `{}`, which is not in the archive before it",
+                "hard link `{}` to `{}`, which is not in the archive before it as a file",
                 lossy(entry),
                 lossy(target)
             ))
@@ -497,6 +497,9 @@ impl<'a> Unpacker<'a> {
             ))
         };
         let found = stat(directory.as_fd(), target_name).map_err(|_| described())?;
+        if open_path(directory.as_fd(), target_name).is_ok() {
+            return Err(described());
+        }
         if stat(self.parent(), name) == Ok(found) {
             return Ok(());
         }

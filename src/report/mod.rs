@@ -225,8 +225,9 @@ impl Report {
         if let Some(memory) = costs().filter_map(|cost| cost.usage.memory()).max() {
             totals.push(("most memory", size::bytes(memory)));
         }
-        let written = costs().map(|cost| cost.disk_delta).sum();
-        totals.push(("written to disk", size::delta(written)));
+        // A step that removes more than it writes took nothing.
+        let written = costs().filter_map(|cost| u64::try_from(cost.disk_delta).ok());
+        totals.push(("written to disk", size::bytes(written.sum())));
         totals.push(("freed by removal", size::bytes(self.frees)));
         let lookups = self.caches.iter().filter_map(|cache| cache.lookups);
         let (hits, misses) = lookups.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));

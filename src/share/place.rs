@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::layout::{Draft, Layout, Piece};
 use crate::error::Result;
-use crate::image::download::Meter;
+use crate::image::download::{Meter, Size};
 use crate::image::oci::{Part, Registry};
 use crate::store::shared::{Arrival, Blob};
 
@@ -37,7 +37,13 @@ impl Supply<'_> {
     pub(super) async fn layer(self, blob: &Blob, meter: &Meter) -> Result<Piece> {
         match self {
             Self::Registry(registry, blobs) => registry
-                .obtain_sha256(Part::Blob, &blob.sha256, blob.size, blobs, meter)
+                .obtain_sha256(
+                    Part::Blob,
+                    &blob.sha256,
+                    Size::Exactly(blob.size),
+                    blobs,
+                    meter,
+                )
                 .await
                 .map(Piece::whole),
             Self::Layout(layout) => layout.layer(blob, meter).await,

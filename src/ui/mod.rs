@@ -201,19 +201,29 @@ impl Ui {
         Ok(())
     }
 
-    /// Writes bytes that a program may read, such as logs or shell code: exactly as they are, except to a
-    /// terminal.
+    /// Writes bytes that a program may read, such as shell code: exactly as they are, except to a terminal.
     pub fn raw(&self, bytes: &[u8]) {
         if self.settings.terminals.stdout {
-            for chunk in bytes.utf8_chunks() {
-                self.write_out(text::escape_lines(chunk.valid()).as_bytes());
-                for byte in chunk.invalid() {
-                    self.write_out(format!("\\x{byte:02x}").as_bytes());
-                }
-            }
+            self.lines(bytes);
         } else {
-            self.write_out(bytes);
+            self.bytes(bytes);
         }
+    }
+
+    /// Writes what somebody else wrote, such as logs: control sequences and bytes that are not UTF-8 as escapes, wherever it goes, since
+    /// a pipe often ends at a terminal.
+    pub fn lines(&self, bytes: &[u8]) {
+        for chunk in bytes.utf8_chunks() {
+            self.write_out(text::escape_lines(chunk.valid()).as_bytes());
+            for byte in chunk.invalid() {
+                self.write_out(format!("\\x{byte:02x}").as_bytes());
+            }
+        }
+    }
+
+    /// Writes bytes as they are, because somebody asked for that.
+    pub fn bytes(&self, bytes: &[u8]) {
+        self.write_out(bytes);
     }
 
     /// Makes what was written visible now, for output that follows something.

@@ -182,4 +182,9 @@ fn raw_bytes_are_exact_unless_a_person_sees_them() {
     });
     seen.raw(b"\x1b[31m\xff\n");
     assert_eq!(out.text(), "\\x1b[31m\\xff\n");
+    // What a build wrote is harmless on the other side of a pipe as well, unless somebody wants it as it is.
+    let (piped, out, _) = ui(Settings::default());
+    piped.lines(b"\x1b[31m\xff\n");
+    piped.bytes(b"\x1b[31m\xff\n");
+    assert_eq!(*lock(&out.bytes), b"\\x1b[31m\\xff\n\x1b[31m\xff\n");
 }

@@ -376,7 +376,8 @@ impl Places<'_> {
         usage
             .problems
             .retain(|problem| problem.error.kind() != std::io::ErrorKind::NotFound);
-        usage.unreadable -= (known - usage.problems.len()) as u64;
+        let gone = known - usage.problems.len();
+        usage.unreadable = usage.unreadable.saturating_sub(gone as u64);
         for (row, at) in self.rows.iter_mut().zip(0..) {
             row.size = usage.class(at).into();
         }

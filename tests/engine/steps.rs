@@ -98,7 +98,9 @@ fn a_gigabyte_of_output_is_kept_in_little_memory() {
          for i in 1 2 3 4; do cat ~/many >&2; done
          sha256sum ~/line > ~/sum'''\n",
     ));
-    let mut up = store.start(&["up", store.env()]);
+    let mut up = store.command(&["up", store.env()]);
+    up.env("ROCKENV_LOG_MAX", "4G");
+    let mut up = crate::support::run::Background::start(up);
     let (mut own, mut peak) = (0, 0);
     while up.runs() {
         for pid in children(up.pid()).into_iter().chain([up.pid()]) {
@@ -196,4 +198,32 @@ fn logs_follow_a_step_as_it_runs() {
         times.ends_with("Z | second\n") && times.len() == 34,
         "{times}"
     );
+}
+
+#[test]
+fn a_log_is_bounded_and_harmless_to_show() {
+    let store = TestStore::new();
+    store.profile(
+        "[[step]]\nname = 'loud'\nrun = '''
+         printf 'first \\033]0;title\\007\\n'
+         seq -f '%.0f of many lines that nobody reads' 100000
+         echo last'''\n",
+    );
+    let mut up = store.command(&["up", store.env()]);
+    up.env("ROCKENV_LOG_MAX", "1M");
+    crate::support::run::Background::start(up).wait().ok();
+    let shown = store.rockenv(&["logs", store.env()]).ok().text();
+    let gap = shown
+        .lines()
+        .position(|line| line.contains("left out here"));
+    let gap = gap.expect("a line in place of the middle");
+    assert!(
+        shown.starts_with("first \\x1b]0;title\\x07\n1 of many"),
+        "{}",
+        &shown[..80]
+    );
+    assert!(shown.ends_with("100000 of many lines that nobody reads\nlast\n"));
+    assert!(gap > 5000 && shown.len() < 1 << 20, "{gap}");
+    let raw = store.rockenv(&["logs", "--raw", store.env()]).ok().out;
+    assert!(raw.starts_with(b"first \x1b]0;title\x07\n"));
 }

@@ -111,6 +111,19 @@ fn documents_that_are_not_what_they_should_be_are_refused() {
         "limit 1024",
     );
     refused("size", &|m| m["layers"][0]["size"] = json!(-1), "not one");
+    for (name, size) in [("smaller", 1), ("larger", 1 << 30)] {
+        refused(
+            name,
+            &|m| m["layers"][0]["size"] = json!(size),
+            "as the image says",
+        );
+        let config = format!("{name} config");
+        refused(
+            &config,
+            &|m| m["config"]["size"] = json!(size),
+            "as the image says",
+        );
+    }
 }
 
 #[test]

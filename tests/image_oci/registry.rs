@@ -413,11 +413,11 @@ fn what_a_registry_makes_up_is_refused() {
             response("200 OK", "", &data)
         })
     });
-    refused("endless", Kind::Drift, "is longer than", &|image, head| {
+    refused("endless", Kind::Invalid, "has more than", &|image, head| {
         head.contains(&digest(&image.blobs[0]))
             .then(|| response("200 OK", "", &noise(8_000_000)))
     });
-    refused("huge", Kind::Drift, "is longer than", &|_, head| {
+    refused("huge", Kind::Invalid, "has more than", &|_, head| {
         head.contains("/manifests/")
             .then(|| response("200 OK", "", &noise(8_000_000)))
     });

@@ -36,6 +36,7 @@ pub(super) struct Layer {
     path: String,
     /// Of the file; what `docker save` writes says only that of the content.
     sha256: Option<String>,
+    size: Option<u64>,
     pub(super) diff_id: String,
 }
 
@@ -98,6 +99,9 @@ impl Layout {
             ))
         })?;
         let mut file = fs_err::File::from_parts(file.into(), &layer.path);
+        if let Some(size) = layer.size {
+            same_size(&layer.path, file.metadata()?.len(), size)?;
+        }
         if let Some(sha256) = &layer.sha256 {
             let found = sha256_of(&mut file, cancel)?;
             if found != *sha256 {
@@ -125,9 +129,20 @@ fn document(tree: &Tree, descriptor: &Descriptor, limit: u64) -> Result<Vec<u8>>
     let bytes = read(tree, &blob(sha256), limit)?
         .ok_or_else(|| refused(format!("`{}` is not in it", blob(sha256))))?;
     let found = hex(&Sha256::digest(&bytes));
+    same_size(&blob(sha256), bytes.len() as u64, descriptor.size)?;
     match found == sha256 {
         true => Ok(bytes),
         false => Err(damaged(&format!("`{}`", blob(sha256)), &found, sha256)),
+    }
+}
+
+/// Refuses a file of another size than its descriptor says.
+fn same_size(name: &str, found: u64, size: u64) -> Result<()> {
+    match found == size {
+        true => Ok(()),
+        false => Err(refused(format!(
+            "`{name}` has {found} bytes, not {size} as the image says"
+        ))),
     }
 }
 
@@ -159,6 +174,7 @@ fn from_index(
                     Ok(Layer {
                         path: blob(&sha256),
                         sha256: Some(sha256),
+                        size: Some(layer.size),
                         diff_id: diff_id.clone(),
                     })
                 });
@@ -284,6 +300,7 @@ fn from_docker(
     let layers = layers.map(|(path, diff_id)| Layer {
         path,
         sha256: None,
+        size: None,
         diff_id: diff_id.clone(),
     });
     let layers = layers.collect();

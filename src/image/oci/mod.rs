@@ -18,7 +18,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use futures_util::{StreamExt as _, TryStreamExt as _};
 pub(crate) use oci_client::RegistryOperation;
 
-use super::download::{self, Meter, POLL};
+use super::download::{self, Meter, POLL, Size};
 use super::layers::Layers;
 use super::recipe::Oci;
 use super::unpack::{Options, Report, stop_if};
@@ -181,7 +181,13 @@ async fn fetch(
         // The digest is the promise, and the tag beside it a remark: it may have moved.
         Some(sha256) => {
             let path = registry
-                .obtain_sha256(Part::Manifest, sha256, MAX_MANIFEST, blobs, &aside)
+                .obtain_sha256(
+                    Part::Manifest,
+                    sha256,
+                    Size::AtMost(MAX_MANIFEST),
+                    blobs,
+                    &aside,
+                )
                 .await?;
             (fs_err::read(path)?, sha256.clone())
         }

@@ -18,7 +18,7 @@ use super::manifest::{Descriptor, MANIFEST_TYPES, MAX_MANIFEST, damaged, refused
 use super::reference::{Reference, is_host, is_repository, sha256};
 use crate::error::{Error, Kind, Result};
 use crate::image::checksum::Algorithm;
-use crate::image::download::{self, Meter, Wanted};
+use crate::image::download::{self, Meter, Size, Wanted};
 use crate::image::{Logins, hex};
 
 /// What a request is for.
@@ -291,8 +291,13 @@ impl Registry {
         blobs: &Path,
         meter: &Meter,
     ) -> Result<PathBuf> {
-        let limit = limit.min(descriptor.size);
-        self.obtain_sha256(part, descriptor.sha256()?, limit, blobs, meter)
+        let (sha256, size) = (descriptor.sha256()?, descriptor.size);
+        if size > limit {
+            return Err(refused(format!(
+                "`sha256:{sha256}` has {size} bytes (limit {limit})"
+            )));
+        }
+        self.obtain_sha256(part, sha256, Size::Exactly(size), blobs, meter)
             .await
     }
 
@@ -301,7 +306,7 @@ impl Registry {
         &self,
         part: Part,
         sha256: &str,
-        limit: u64,
+        size: Size,
         blobs: &Path,
         meter: &Meter,
     ) -> Result<PathBuf> {
@@ -311,7 +316,7 @@ impl Registry {
             name: &name,
             algorithm: Algorithm::Sha256,
             digest: sha256,
-            limit,
+            size,
         };
         let open = async |from| self.get(part, &digest, from).await;
         download::obtain(&wanted, open, blobs, meter).await

@@ -15,7 +15,7 @@ use sha2::{Digest as _, Sha256};
 use super::super::document::{Document, MAX_CONFIG, Manifest};
 use super::super::pull::Wanted;
 use super::{INDEX, MARK, blob, is_part};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Result};
 use crate::export;
 use crate::image::archive::{self, Reader, broken, lossy};
 use crate::image::download::Meter;
@@ -207,10 +207,10 @@ impl Layout {
             .find(&name)?
             .ok_or_else(|| refused(format!("`{name}` is not in it")))?;
         if piece.size != size {
-            return Err(Error::new(
-                Kind::Drift,
-                format!("`{name}` has {} bytes, not {size}", piece.size),
-            )
+            return Err(Error::invalid(format!(
+                "`{name}` has {} bytes, not {size} as the image says",
+                piece.size
+            ))
             .help("it is damaged, or was not copied to its end; copy it again"));
         }
         let part = Part {
