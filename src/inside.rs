@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -17,6 +18,8 @@ use crate::export;
 use crate::image::layers::{Deletions, Layers};
 use crate::image::unpack::{Devices, Limits, Options};
 use crate::profile::hex;
+use crate::rootfs::listing::{self, Content, Entry, Place, look};
+use crate::rootfs::write::{Existing, Writer};
 
 /// Name of the manifest that an export writes, in the format of `sha256sum`.
 pub const MANIFEST: &str = "SHA256SUMS";
@@ -185,7 +188,12 @@ fn export_item(target: &Path, source: &Path) -> Result<()> {
         )
         .source(error)
     })?;
-    let mut manifest = Manifest::read(target)?;
+    let mut exporting = Exporting {
+        target,
+        manifest: Manifest::read(target)?,
+        writer: Writer::open(target, None, true)?,
+        first: BTreeMap::new(),
+    };
     let exported = if found.is_dir() {
         if fs::canonicalize(target)?.starts_with(fs::canonicalize(source)?) {
             return Err(Error::new(
@@ -197,111 +205,157 @@ fn export_item(target: &Path, source: &Path) -> Result<()> {
                 ),
             ));
         }
-        export_directory(source, Path::new(name), target, &mut manifest)
+        exporting.directory(source, Path::new(name))
     } else {
-        export_file(source, Path::new(name), target, &mut manifest)
+        exporting.file(source, Path::new(name))
     };
-    manifest.write(target)?;
-    exported
+    exporting.manifest.write(target)?;
+    let finished = exporting.writer.finish();
+    exported.and(finished)
 }
 
-fn export_directory(
-    source: &Path,
-    name: &Path,
-    target: &Path,
-    manifest: &mut Manifest,
-) -> Result<()> {
-    match fs::create_dir(target.join(name)) {
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-        other => other?,
-    }
-    let mut entries = fs::read_dir(source)?.collect::<std::io::Result<Vec<_>>>()?;
-    entries.sort_by_key(fs_err::DirEntry::file_name);
-    for entry in entries {
-        let name = name.join(entry.file_name());
-        if entry.file_type()?.is_dir() {
-            export_directory(&entry.path(), &name, target, manifest)?;
-        } else {
-            export_file(&entry.path(), &name, target, manifest)?;
-        }
-    }
-    Ok(())
+/// One item on its way into an output volume.
+struct Exporting<'a> {
+    target: &'a Path,
+    manifest: Manifest,
+    writer: Writer,
+    /// The first name of each file, by device and inode.
+    first: BTreeMap<(u64, u64), PathBuf>,
 }
 
-/// Copies one file under a temporary name, then renames: a reader of the volume never sees half of it. A file that is there is
-/// replaced if an export left it.
-fn export_file(source: &Path, name: &Path, target: &Path, manifest: &mut Manifest) -> Result<()> {
-    let found = fs::symlink_metadata(source)?;
-    let place = target.join(name);
-    if found.is_symlink() {
-        if fs::symlink_metadata(&place).is_ok_and(|old| !old.is_dir()) {
-            manifest.may_replace(target, name, None)?;
-            fs::remove_file(&place)?;
+impl Exporting<'_> {
+    fn directory(&mut self, source: &Path, name: &Path) -> Result<()> {
+        // One that is there already may be somebody's.
+        if fs::symlink_metadata(self.target.join(name)).is_err() {
+            let entry = entry(source)?;
+            self.writer.put(name, &entry, None, Existing::Refuse)?;
         }
-        fs_err::os::unix::fs::symlink(fs::read_link(source)?, &place)?;
-        return Ok(());
+        let mut entries = fs::read_dir(source)?.collect::<std::io::Result<Vec<_>>>()?;
+        entries.sort_by_key(fs_err::DirEntry::file_name);
+        for entry in entries {
+            let name = name.join(entry.file_name());
+            match entry.file_type()?.is_dir() {
+                true => self.directory(&entry.path(), &name)?,
+                false => self.file(&entry.path(), &name)?,
+            }
+        }
+        Ok(())
     }
-    if !found.is_file() {
-        return Err(Error::new(
+
+    /// Copies one file or link: a reader of the volume never sees half of it. What is there is replaced if an export left it.
+    fn file(&mut self, source: &Path, name: &Path) -> Result<()> {
+        let entry = entry(source)?;
+        let left = match &entry.content {
+            Content::File { .. } => Exported::File(digest(source)?),
+            Content::Symlink { target } => Exported::Link(target.clone()),
+            Content::Directory { .. } | Content::Special(_) => {
+                return Err(Error::new(
+                    Kind::StepFailed,
+                    format!("`{}` is not a file, directory or link", source.display()),
+                ));
+            }
+        };
+        self.manifest.may_replace(self.target, name, &left)?;
+        self.manifest.announce(self.target, name, &left)?;
+        let found = fs::symlink_metadata(source)?;
+        let file = (found.dev(), found.ino());
+        match (&left, self.first.get(&file)) {
+            (Exported::File(_), Some(first)) => {
+                self.writer.link(name, first, Existing::Replace)?;
+            }
+            (Exported::File(_), None) => {
+                let from = fs::File::open(source)?;
+                let from = Some(from.file().as_fd());
+                self.writer.put(name, &entry, from, Existing::Replace)?;
+                self.first.insert(file, name.to_owned());
+            }
+            (Exported::Link(_), _) => {
+                self.writer.put(name, &entry, None, Existing::Replace)?;
+            }
+        }
+        self.manifest.left.insert(name.to_owned(), vec![left]);
+        Ok(())
+    }
+}
+
+fn entry(source: &Path) -> Result<Entry> {
+    let (parent, name) = (source.parent(), source.file_name());
+    let place = look(
+        parent.unwrap_or(Path::new("/")),
+        Path::new(name.unwrap_or_default()),
+    )?;
+    match place {
+        Place::Taken(entry) => Ok(entry),
+        Place::Free | Place::Blocked => Err(Error::new(
             Kind::StepFailed,
-            format!("`{}` is not a file, directory or link", source.display()),
-        ));
+            format!("nothing to export at `{}`", source.display()),
+        )),
     }
-    let parent = place.parent().unwrap_or(target);
-    let mut temporary = tempfile::Builder::new()
-        .prefix(".rockenv-")
-        .tempfile_in(parent)
-        .context(|| format!("cannot write in `{}`", parent.display()))?;
-    let mut hash = Sha256::new();
+}
+
+fn digest(source: &Path) -> Result<String> {
     let mut file = fs::File::open(source)?;
+    let mut hash = Sha256::new();
     let mut buffer = vec![0u8; 256 << 10];
     loop {
         let count = file.read(&mut buffer)?;
         if count == 0 {
-            break;
+            return Ok(hex(&hash.finalize()));
         }
         hash.update(&buffer[..count]);
-        temporary
-            .write_all(&buffer[..count])
-            .context(|| format!("cannot write `{}`", place.display()))?;
     }
-    temporary
-        .as_file()
-        .set_permissions(std::fs::Permissions::from_mode(found.mode() & 0o777))
-        .context(|| format!("cannot write `{}`", place.display()))?;
-    temporary
-        .as_file()
-        .set_modified(
-            std::time::SystemTime::UNIX_EPOCH
-                + std::time::Duration::new(
-                    u64::try_from(found.mtime()).unwrap_or(0),
-                    u32::try_from(found.mtime_nsec()).unwrap_or(0),
-                ),
-        )
-        .context(|| format!("cannot write `{}`", place.display()))?;
-    temporary
-        .as_file()
-        .sync_data()
-        .context(|| format!("cannot write `{}`", place.display()))?;
-    let sum = hex(&hash.finalize());
-    manifest.may_replace(target, name, Some(&sum))?;
-    manifest.announce(target, name, &sum)?;
-    temporary
-        .persist(&place)
-        .map_err(|error| error.error)
-        .context(|| format!("cannot replace `{}`", place.display()))?;
-    manifest
-        .sums
-        .insert(name.to_string_lossy().into_owned(), vec![sum]);
-    Ok(())
+}
+
+/// What an export left at a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Exported {
+    /// A file, with its SHA-256.
+    File(String),
+    /// A link, with its target.
+    Link(PathBuf),
+}
+
+impl Exported {
+    /// Returns its line of a manifest. `sha256sum` reads a link's as a comment.
+    fn line(&self, name: &Path) -> String {
+        match self {
+            Self::File(sum) => format!("{sum}  {}\n", name.to_string_lossy()),
+            Self::Link(target) => format!("# {} -> {}\n", word(name), word(target)),
+        }
+    }
+
+    fn parse(line: &str) -> Option<(PathBuf, Self)> {
+        if let Some(link) = line.strip_prefix("# ") {
+            let (name, target) = link.split_once(" -> ")?;
+            let target = listing::path::decode(target)?;
+            return Some((listing::path::decode(name)?, Self::Link(target)));
+        }
+        let (sum, name) = line.split_once("  ")?;
+        is_sha256(sum).then(|| (name.into(), Self::File(sum.to_owned())))
+    }
+}
+
+/// Writes a path without white space.
+fn word(path: &Path) -> String {
+    let mut word = String::new();
+    for character in listing::path::encode(path).chars() {
+        match character {
+            ' ' | '\t' | '\n' | '\r' => {
+                word.extend(['\\', 'x']);
+                word.push_str(&hex(character.to_string().as_bytes()));
+            }
+            other => word.push(other),
+        }
+    }
+    word
 }
 
 /// The manifest of an output volume: what exports left there.
 struct Manifest {
     /// Lines that no export wrote.
     others: Vec<String>,
-    /// Digests of each file: of one that an export was about to replace when it was killed, two.
-    sums: BTreeMap<String, Vec<String>>,
+    /// What was left by path: where an export was about to replace it when it was killed, both.
+    left: BTreeMap<PathBuf, Vec<Exported>>,
     /// Its last line has no end.
     is_open: bool,
 }
@@ -314,30 +368,28 @@ impl Manifest {
         };
         let mut manifest = Self {
             others: Vec::new(),
-            sums: BTreeMap::new(),
+            left: BTreeMap::new(),
             is_open: !text.is_empty() && !text.ends_with('\n'),
         };
         for line in text.lines() {
-            match line.split_once("  ") {
-                Some((sum, name)) if is_sha256(sum) => {
-                    let sums = manifest.sums.entry(name.to_owned()).or_default();
-                    sums.push(sum.to_owned());
-                }
-                _ => manifest.others.push(line.to_owned()),
+            match Exported::parse(line) {
+                Some((name, left)) => manifest.left.entry(name).or_default().push(left),
+                None => manifest.others.push(line.to_owned()),
             }
         }
         Ok(manifest)
     }
 
-    /// Refuses to replace a file that no export left, or that somebody changed since, unless by the same.
-    fn may_replace(&self, target: &Path, name: &Path, with: Option<&str>) -> Result<()> {
+    /// Refuses to replace what no export left, or what somebody changed since, unless by the same.
+    fn may_replace(&self, target: &Path, name: &Path, with: &Exported) -> Result<()> {
         let place = target.join(name);
-        if !fs::symlink_metadata(&place).is_ok_and(|old| old.is_file()) {
-            return Ok(());
-        }
-        let there = export::digest(target, name)?;
-        let left = self.sums.get(&*name.to_string_lossy());
-        if with == Some(&there) || left.is_some_and(|sums| sums.contains(&there)) {
+        let there = match fs::symlink_metadata(&place) {
+            Ok(old) if old.is_file() => Exported::File(export::digest(target, name)?),
+            Ok(old) if old.is_symlink() => Exported::Link(fs::read_link(&place)?),
+            Ok(_) | Err(_) => return Ok(()),
+        };
+        let left = self.left.get(name);
+        if *with == there || left.is_some_and(|left| left.contains(&there)) {
             return Ok(());
         }
         Err(Error::new(
@@ -351,7 +403,7 @@ impl Manifest {
     }
 
     /// Adds a line before the file is there: one that is in no line is taken for somebody else's the next time.
-    fn announce(&mut self, target: &Path, name: &Path, sum: &str) -> Result<()> {
+    fn announce(&mut self, target: &Path, name: &Path, left: &Exported) -> Result<()> {
         let mut file = fs::OpenOptions::new()
             .create(true)
             .append(true)
@@ -359,18 +411,18 @@ impl Manifest {
             .open(target.join(MANIFEST))?;
         let end = if self.is_open { "\n" } else { "" };
         self.is_open = false;
-        Ok(file.write_all(format!("{end}{sum}  {}\n", name.to_string_lossy()).as_bytes())?)
+        Ok(file.write_all(format!("{end}{}", left.line(name)).as_bytes())?)
     }
 
     /// Writes it: lines of this export replace old ones of the same files, others stay.
     fn write(&self, target: &Path) -> Result<()> {
         let path = target.join(MANIFEST);
         let others = self.others.iter().map(|line| format!("{line}\n"));
-        let sums = self
-            .sums
+        let left = self
+            .left
             .iter()
-            .flat_map(|(name, sums)| sums.iter().map(move |sum| format!("{sum}  {name}\n")));
-        let text: String = others.chain(sums).collect();
+            .flat_map(|(name, left)| left.iter().map(|left| left.line(name)));
+        let text: String = others.chain(left).collect();
         crate::store::atomic::write(&path, text.as_bytes())?;
         fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644))?;
         Ok(())
@@ -394,6 +446,8 @@ fn parse(text: &str) -> Result<u32> {
 
 #[cfg(test)]
 mod tests {
+    use fs_err::os::unix::fs::symlink;
+
     use super::*;
 
     #[test]
@@ -410,7 +464,8 @@ mod tests {
             // Killed before the file had its name, or after it.
             let sum = hex(&Sha256::digest("next"));
             let mut manifest = Manifest::read(&to).unwrap();
-            manifest.announce(&to, Path::new("a"), &sum).unwrap();
+            let next = Exported::File(sum);
+            manifest.announce(&to, Path::new("a"), &next).unwrap();
             if text == "two" {
                 fs::write(to.join("a"), "next").unwrap();
             }
@@ -431,9 +486,40 @@ mod tests {
         fs::create_dir_all(from.join("lib")).unwrap();
         fs::create_dir(&to).unwrap();
         fs::write(from.join("lib/a.so"), "code").unwrap();
+        fs::write(from.join("lib/b.so"), "other").unwrap();
+        fs::hard_link(from.join("lib/b.so"), from.join("lib/c.so")).unwrap();
+        fs::create_dir(from.join("empty")).unwrap();
+        let mode = std::fs::Permissions::from_mode(0o750);
+        fs::set_permissions(from.join("empty"), mode).unwrap();
+        symlink("a.so", from.join("lib/a b -> c")).unwrap();
         fs::write(to.join("kept"), "the user's own").unwrap();
         let arguments = [to.display().to_string(), from.display().to_string()];
         export(&arguments).unwrap();
+        let out = |name: &str| fs::symlink_metadata(to.join("result").join(name)).unwrap();
+        assert_eq!(out("lib/b.so").ino(), out("lib/c.so").ino());
+        assert_eq!(out("empty").mode() & 0o777, 0o750);
+        let made = fs::symlink_metadata(from.join("lib/a.so")).unwrap();
+        assert_eq!(
+            out("lib/a.so").modified().unwrap(),
+            made.modified().unwrap()
+        );
+        let link = to.join("result/lib/a b -> c");
+        assert_eq!(fs::read_link(&link).unwrap(), Path::new("a.so"));
+        let text = fs::read_to_string(to.join(MANIFEST)).unwrap();
+        assert!(
+            text.contains("# result/lib/a\\x20b\\x20->\\x20c -> a.so\n"),
+            "{text}"
+        );
+        // A link that an export left is replaced, and nobody else's.
+        fs::remove_file(from.join("lib/a b -> c")).unwrap();
+        symlink("b.so", from.join("lib/a b -> c")).unwrap();
+        export(&arguments).unwrap();
+        assert_eq!(fs::read_link(&link).unwrap(), Path::new("b.so"));
+        fs::remove_file(&link).unwrap();
+        symlink("/etc/passwd", &link).unwrap();
+        assert_eq!(export(&arguments).unwrap_err().kind(), Kind::StepFailed);
+        assert_eq!(fs::read_link(&link).unwrap(), Path::new("/etc/passwd"));
+        fs::remove_file(&link).unwrap();
         fs::write(from.join("lib/a.so"), "code 2").unwrap();
         export(&arguments).unwrap();
         let status = std::process::Command::new("sha256sum")

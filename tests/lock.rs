@@ -41,9 +41,13 @@ kind = "source"
 git = "git://127.0.0.1:{}/outer"
 rev = "main"
 target = "/v/src"
+[[volume]]
+name = "out"
+kind = "output"
+target = "/v/out"
 [[step]]
 name = "before"
-run = "echo before > $HOME/before"
+run = "echo before > $HOME/before; echo out > /v/out/file"
 [[step]]
 name = "read"
 inputs = ["src"]
@@ -72,6 +76,30 @@ fn user(store: TestStore, name: &str, daemon: &Daemon) -> TestStore {
     )
     .unwrap();
     store
+}
+
+/// A submodule that nobody has checked out is in no manifest, since nothing was made from it.
+fn manifest_names_what_is_checked_out(store: &TestStore, name: &str, outer: &Path) {
+    let named = |to: &str| {
+        store.rockenv(&["export", name, to]).ok();
+        let manifest = store
+            .work()
+            .join(to)
+            .join(format!("{name}.provenance.json"));
+        let text = fs::read_to_string(manifest).unwrap();
+        assert!(text.contains("\"source/src\""), "{text}");
+        text.contains("\"source/src/sub\"")
+    };
+    assert!(!named("without"));
+    let sources = store.home().join("sources");
+    let mut checkouts = fs::read_dir(sources)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    let checkout = checkouts.find(|path| path.join(".git").exists()).unwrap();
+    fs::create_dir_all(checkout.join("sub")).unwrap();
+    fs::copy(outer.join("sub/.git"), checkout.join("sub/.git")).unwrap();
+    assert!(named("with"));
+    fs::remove_file(checkout.join("sub/.git")).unwrap();
 }
 
 #[test]
@@ -112,6 +140,7 @@ fn two_stores_with_one_lock_file_have_equal_step_keys() {
     assert_eq!(fs::read_to_string(&lock).unwrap(), text);
 
     a.rockenv(&["up", &name, "--locked"]).ok();
+    manifest_names_what_is_checked_out(&a, &name, &outer);
     fs::copy(&lock, b.work().join(format!("profiles/{name}.lock"))).unwrap();
     b.rockenv(&["up", &name, "--locked", "--offline"])
         .exits(4)

@@ -23,6 +23,8 @@ mod refused;
 mod results;
 #[path = "share/token.rs"]
 mod token;
+#[path = "share/trees.rs"]
+mod trees;
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;

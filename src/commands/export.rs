@@ -9,19 +9,22 @@ use clap::Args;
 use fs_err as fs;
 use serde::Serialize;
 
+use super::exec::source_directories;
 use super::image::{Subject, watched};
 use super::push;
 use crate::context::Context;
 use crate::error::{Error, Kind, Result};
-use crate::export::{self, Env};
+use crate::export::{self, Env, Named};
 use crate::hook;
-use crate::lockfile;
+use crate::lockfile::{self, Lockfile};
+use crate::rootfs::listing::{Place, look};
 use crate::share::{self, Push, Repository};
 use crate::signals::Signals;
 use crate::spec::Spec;
 use crate::store::history::Reuse;
 use crate::store::record::{Outcome as Step, StepRecord};
-use crate::store::{LockedEnv, Store, results};
+use crate::store::results::{self, ResultState};
+use crate::store::{LockedEnv, Store};
 use crate::ui::event::{Event, Outcome};
 use crate::ui::{Format, size};
 
@@ -123,16 +126,13 @@ pub fn export(cx: &Context, args: &ExportArgs) -> Result<u8> {
         spec: &spec,
         image: &image,
         hooks: &hooks.collect(),
+        submodules: &checked_out(&store, &spec, lock.as_ref()),
         lock: lock.as_ref().zip(spec.lock.as_deref()),
         until: until.as_deref(),
         incremental: &incremental,
     };
     let owner = prepare(cx, directory)?;
-    let sums = export::copy(&items, directory, owner)?;
-    let mut files = BTreeMap::new();
-    for (item, sum) in items.iter().zip(sums) {
-        files.insert(export::names(&item.to)?, sum);
-    }
+    let files = export::copy(&items, directory, owner)?;
     if let Some(text) = &text {
         export::write(directory, &format!("{name}.lock"), text.as_bytes(), owner)?;
     }
@@ -145,28 +145,7 @@ pub fn export(cx: &Context, args: &ExportArgs) -> Result<u8> {
              `rockenv up --locked`"
         ));
     }
-    if cx.json {
-        #[derive(Serialize)]
-        struct Shown<'a> {
-            schema: &'static str,
-            manifest: PathBuf,
-            files: &'a BTreeMap<String, String>,
-        }
-        cx.ui.json(&Shown {
-            schema: "rockenv/export/1",
-            manifest: directory.join(&place),
-            files: &files,
-        })?;
-    } else {
-        let count = match files.len() {
-            1 => "1 file".to_owned(),
-            count => format!("{count} files"),
-        };
-        cx.ui.note(&format!(
-            "exported {count}; {} says what they are",
-            directory.join(&place).display()
-        ));
-    }
+    show(cx, &directory.join(&place), &files)?;
     Ok(0)
 }
 
@@ -180,6 +159,68 @@ fn incremental(store: &Store, env: &LockedEnv<'_>) -> Result<BTreeMap<String, St
     Ok(incremental
         .filter_map(|layer| Some((layer.key?, layer.title)))
         .collect())
+}
+
+fn show(cx: &Context, manifest: &Path, entries: &BTreeMap<String, Named>) -> Result<()> {
+    #[derive(Serialize)]
+    struct Shown<'a> {
+        schema: &'static str,
+        manifest: &'a Path,
+        files: BTreeMap<&'a str, &'a str>,
+        links: BTreeMap<&'a str, &'a str>,
+        directories: Vec<&'a str>,
+    }
+    let mut shown = Shown {
+        schema: "rockenv/export/1",
+        manifest,
+        files: BTreeMap::new(),
+        links: BTreeMap::new(),
+        directories: Vec::new(),
+    };
+    for (name, named) in entries {
+        match named {
+            Named::File(sha256) => drop(shown.files.insert(name, sha256)),
+            Named::Symlink(target) => drop(shown.links.insert(name, target)),
+            Named::Directory => shown.directories.push(name),
+        }
+    }
+    if cx.json {
+        return cx.ui.json(&shown);
+    }
+    let counts = [
+        (shown.files.len(), "file", "files"),
+        (shown.links.len(), "link", "links"),
+        (
+            shown.directories.len(),
+            "empty directory",
+            "empty directories",
+        ),
+    ];
+    let counts = counts.into_iter().filter(|(count, _, _)| *count > 0);
+    let counts: Vec<String> = counts
+        .map(|(count, one, many)| format!("{count} {}", if count == 1 { one } else { many }))
+        .collect();
+    cx.ui.note(&format!(
+        "exported {}; {} says what they are",
+        counts.join(", "),
+        manifest.display()
+    ));
+    Ok(())
+}
+
+/// Returns the submodules that a lock file names and that are checked out: of the others nothing was read.
+fn checked_out(store: &Store, spec: &Spec, lock: Option<&Lockfile>) -> BTreeSet<(String, String)> {
+    let mut found = BTreeSet::new();
+    for (name, directory) in source_directories(store, spec) {
+        let locked = lock.and_then(|lock| lock.source.get(&name));
+        for path in locked.iter().flat_map(|locked| locked.submodules.keys()) {
+            let git = Path::new(path).join(".git");
+            if matches!(look(&directory, &git), Ok(Place::Taken(_))) {
+                found.insert((name.clone(), path.clone()));
+            }
+        }
+    }
+    found
 }
 
 /// Writes what others can stand on into a file or a directory.
@@ -296,44 +337,51 @@ fn as_left(
     let Some(head) = &env.known_record()?.head.layer else {
         return Ok(());
     };
-    let mut left = BTreeMap::new();
     let mut results = store.results(head, spec)?;
     results.retain(|volume, _| volumes.is_empty() || volumes.contains(volume));
-    for (volume, files) in results {
-        for (path, kept) in files {
-            left.insert(Path::new(&volume).join(&path), kept);
-        }
+    let mut left = BTreeSet::new();
+    for (volume, results) in &results {
+        let paths = results.listing.entries.keys();
+        left.extend(paths.map(|path| Path::new(volume).join(path)));
     }
     let name = env.name();
-    for item in items.iter() {
-        if let Some(kept) = left.get(&item.to)
-            && !results::is_same(kept, &item.root, &item.from)?
-        {
-            return Err(Error::new(
-                Kind::Drift,
-                format!(
-                    "`{}` is not what a step of env `{name}` left there",
-                    item.root.join(&item.from).display()
-                ),
-            )
-            .help("move it away: `rockenv up` brings the step's"));
+    for difference in store.differences(head, spec, true)? {
+        let place = Path::new(&difference.volume).join(&difference.path);
+        match (&difference.state, difference.state.words()) {
+            (_, None) => {}
+            _ if !left.contains(&place) => {}
+            (ResultState::Missing, _) => cx.ui.warn(&format!(
+                "`{}`, which a step of env `{name}` left, is not in its output: `rockenv up` brings it back",
+                place.display()
+            )),
+            (ResultState::Unlinked, Some(what)) => cx.ui.warn(&format!(
+                "`{}`, which a step of env `{name}` left, {what}: `rockenv up` links it again",
+                place.display()
+            )),
+            (_, Some(what)) => {
+                let volume = spec.volume(&difference.volume);
+                let directory = volume.map(|volume| store.output_dir(name, volume));
+                return Err(Error::new(
+                    Kind::Drift,
+                    format!(
+                        "`{}` is not what a step of env `{name}` left there: it {what}",
+                        directory.unwrap_or_default().join(&difference.path).display()
+                    ),
+                )
+                .help("move it away: `rockenv up` brings the step's"));
+            }
         }
-    }
-    let there: BTreeSet<&PathBuf> = items.iter().map(|item| &item.to).collect();
-    for path in left.keys().filter(|path| !there.contains(path)) {
-        cx.ui.warn(&format!(
-            "`{}`, which a step of env `{name}` left, is not in its output: `rockenv up` brings it back",
-            path.display()
-        ));
     }
     // Snapshots of an older rockenv do not say what was left.
     if only && !left.is_empty() {
-        items.retain(|item| left.contains_key(&item.to));
+        // Of what is there already, the directories that lead to it.
+        let leads = |item: &export::Item| left.iter().any(|path| path.starts_with(&item.to));
+        items.retain(|item| left.contains(&item.to) || item.entry.is_directory() && leads(item));
     }
     Ok(())
 }
 
-/// Lists the files of the env's output volumes.
+/// Lists what is in the env's output volumes.
 fn items(
     store: &Store,
     env: &LockedEnv<'_>,

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::exec::holder;
 use crate::context::Context;
-use crate::error::Result;
+use crate::error::{Kind, Result};
 use crate::store::record::{Outcome, Record};
 use crate::store::{Store, lock};
 use crate::ui::size;
@@ -21,7 +21,7 @@ pub struct LsArgs {}
 pub struct StatusArgs {
     /// The env
     name: String,
-    /// Exit with 8 unless the env is complete
+    /// Exit with 8 unless the env is complete and its outputs are as the steps left them
     #[arg(long)]
     check: bool,
 }
@@ -121,10 +121,20 @@ pub fn status(cx: &Context, args: &StatusArgs) -> Result<u8> {
     record.used = store.last_use(&args.name, &record);
     let holder = holder(&store, &args.name);
     let image = store.image(&record.image_key)?;
-    let code = if args.check && !record.complete { 8 } else { 0 };
+    let results = match args.check {
+        true => results(&store, &args.name, &record)?,
+        false => Vec::new(),
+    };
+    let is_whole = record.complete && results.is_empty();
+    let code = match args.check && !is_whole {
+        true => Kind::Drift.exit_code(),
+        false => 0,
+    };
     if cx.json {
         #[derive(Serialize)]
         struct Shown<'a> {
+            #[serde(skip_serializing_if = "Vec::is_empty")]
+            results: Vec<Changed>,
             schema: &'static str,
             env: &'a str,
             state: &'static str,
@@ -143,6 +153,7 @@ pub fn status(cx: &Context, args: &StatusArgs) -> Result<u8> {
             store: store.method().to_string(),
             holder,
             record: &record,
+            results,
         })?;
         return Ok(code);
     }
@@ -210,5 +221,41 @@ pub fn status(cx: &Context, args: &StatusArgs) -> Result<u8> {
             failed.step, args.name
         ));
     }
+    for changed in &results {
+        let (volume, path) = (&changed.volume, &changed.path);
+        cx.ui.data(&format!("{volume}: {path} {}\n", changed.what));
+    }
+    if !results.is_empty() {
+        let count = results.len();
+        cx.ui.note(&format!(
+            "{count} of the results in output volumes are not as the steps left them: rockenv up brings back what is missing"
+        ));
+    }
     Ok(code)
+}
+
+/// A result that is not in an output volume as a step left it.
+#[derive(Serialize)]
+struct Changed {
+    volume: String,
+    path: String,
+    step: String,
+    what: String,
+}
+
+fn results(store: &Store, env: &str, record: &Record) -> Result<Vec<Changed>> {
+    let Some(head) = &record.head.layer else {
+        return Ok(Vec::new());
+    };
+    let spec = store.spec(env)?;
+    let differences = store.differences(head, &spec, true)?.into_iter();
+    let shown = differences.filter_map(|one| {
+        Some(Changed {
+            path: one.path.display().to_string(),
+            step: store.title_of(&one.layer),
+            what: one.state.words()?.to_owned(),
+            volume: one.volume,
+        })
+    });
+    Ok(shown.collect())
 }

@@ -16,6 +16,8 @@ use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::host::Host;
 use crate::profile::hex;
 use crate::remote::{LOOKED_AT, Machine, Outcome, Seen, Tree, Way, is_looked_at};
+use crate::rootfs::listing::Listing;
+use crate::rootfs::write::{Existing, Writer};
 
 /// Where the other machine keeps it, below the user's home.
 const PLACE: &str = ".cache/rockenv";
@@ -405,17 +407,53 @@ fn place_below(arriving: &Path, working: &Path) -> Result<()> {
             _ => return Err(in_the_way(&path)),
         }
     }
+    // New directories, empty ones too, keep their permissions and times.
+    let mut writer = Writer::open(working, None, false)?;
+    for (path, entry) in Listing::of(arriving)?.entries {
+        if entry.is_directory() {
+            match to.look(&path)? {
+                Seen::Absent => writer.put(&path, &entry, None, Existing::Refuse)?,
+                Seen::Directory => {}
+                Seen::Is(_) | Seen::Other => return Err(in_the_way(&path)),
+            }
+        }
+    }
     for path in fresh {
         if !from.give(&path, &to, &path)? {
             return Err(in_the_way(&path));
         }
     }
-    Ok(())
+    writer.finish()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_tree_arrives_whole_or_not_at_all() {
+        use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+        let directory = tempfile::tempdir().unwrap();
+        let [from, to] = ["from", "to"].map(|name| directory.path().join(name));
+        {
+            fs::create_dir_all(from.join("out/empty")).unwrap();
+            fs::write(from.join("out/a"), "a").unwrap();
+            fs::hard_link(from.join("out/a"), from.join("out/b")).unwrap();
+            std::os::unix::fs::symlink("a", from.join("out/l")).unwrap();
+            let mode = std::fs::Permissions::from_mode(0o750);
+            fs::set_permissions(from.join("out/empty"), mode).unwrap();
+        }
+        fs::create_dir_all(to.join("out")).unwrap();
+        fs::write(to.join("out/l"), "mine").unwrap();
+        assert!(place_below(&from, &to).is_err());
+        assert_eq!(fs::read_dir(to.join("out")).unwrap().count(), 1);
+        fs::remove_file(to.join("out/l")).unwrap();
+        place_below(&from, &to).unwrap();
+        let found = |name: &str| fs::symlink_metadata(to.join("out").join(name)).unwrap();
+        assert_eq!(found("empty").mode() & 0o777, 0o750);
+        assert_eq!(found("a").ino(), found("b").ino());
+        assert!(found("l").is_symlink());
+    }
 
     #[test]
     fn only_what_is_below_is_sent_and_fetched() {

@@ -462,7 +462,7 @@ impl Execution<'_, '_> {
         let mut log = format!("logs/{run}/{index:02}-{}.log", step.name);
         let mut tree = self.env.thaw(parent.as_deref())?;
         self.env.begin_step(step.key.as_str())?;
-        let before = self.marks(step)?;
+        let before = self.outputs_before(step)?;
         let mut ran = self.contain(index, step, &tree, parent.as_deref(), &log, jobs, &views)?;
         if ran.out_of_memory() && jobs > 1 {
             self.measure(step, Outcome::Failed, jobs, &ran, lookups)?;
@@ -480,11 +480,15 @@ impl Execution<'_, '_> {
             Ending::Exited { code: 0, .. } => self.left(step)?,
             _ => Left::default(),
         };
+        let refused = match ran.ending {
+            Ending::Exited { code: 0, .. } => self.refuse_special(&before).err(),
+            _ => None,
+        };
         let code = match ran.ending {
-            Ending::Exited { code: 0, .. } if left.drift.is_empty() => {
+            Ending::Exited { code: 0, .. } if left.drift.is_empty() && refused.is_none() => {
                 self.measure(step, Outcome::Done, jobs, &ran, lookups)?;
                 let done = ran.record(step, Outcome::Done, None);
-                self.keep_results(&before, &tree)?;
+                self.keep_results(&before, &tree, parent.as_deref())?;
                 let layer = self.env.freeze(
                     &Freeze {
                         tree: &tree,
@@ -519,9 +523,13 @@ impl Execution<'_, '_> {
                 .discard(&self.env.directory().join("trees").join(&tree))?;
             return Ok(Err(Ended::Interrupted(signal)));
         }
-        let (kind, message) = match left.drift.is_empty() {
-            true => ran.explain(step, jobs, step::memory_max(self.spec, self.host)),
-            false => (Kind::Drift, left.explain(step)),
+        let (kind, message) = match (left.drift.is_empty(), refused) {
+            (true, None) => ran.explain(step, jobs, step::memory_max(self.spec, self.host)),
+            (true, Some(error)) => (
+                error.kind(),
+                format!("step `{}`: {}", step.name, error.chain().join(": ")),
+            ),
+            (false, _) => (Kind::Drift, left.explain(step)),
         };
         let message = match self.offline && step.network {
             true => format!("{message}; `--offline` kept the network from it"),

@@ -1,33 +1,52 @@
 //! Owns results in output volumes while a plan is carried out: those of steps that ran are kept with their snapshots, and those of
 //! steps that need not run are put into the env's output, where later steps and people look for them.
 
+use std::collections::BTreeMap;
+
 use super::Execution;
 use crate::error::{Error, Kind, Result};
 use crate::plan::Action;
 use crate::profile::Access;
+use crate::rootfs::listing::Listing;
 use crate::spec::{Step, VolumeSource};
-use crate::store::results::{self, Marks};
+use crate::store::results::{self, Left};
 use crate::ui::event::Event;
 
 /// What the output volumes of a step held before it ran, by name.
-pub(super) type Before = Vec<(String, Marks)>;
+pub(super) type Before = Vec<(String, Listing)>;
 
 impl Execution<'_, '_> {
     /// Looks at the output volumes that a step can write to.
-    pub(super) fn marks(&self, step: &Step) -> Result<Before> {
+    pub(super) fn outputs_before(&self, step: &Step) -> Result<Before> {
         let volumes = results::outputs(self.spec);
         let written = volumes
             .filter(|volume| volume.access != Access::Ro && step.volumes.contains(&volume.name));
         written
             .map(|volume| {
                 let directory = self.store.output_dir(self.env.name(), volume);
-                Ok((volume.name.clone(), Marks::of(&directory)?))
+                Ok((volume.name.clone(), Listing::of(&directory)?))
             })
             .collect()
     }
 
-    /// Keeps what a step wrote to them with the tree that becomes its snapshot.
-    pub(super) fn keep_results(&self, before: &Before, tree: &str) -> Result<()> {
+    /// Refuses what a step left in them that no snapshot can hold.
+    pub(super) fn refuse_special(&self, before: &Before) -> Result<()> {
+        for (name, before) in before {
+            if let Some(volume) = self.spec.volume(name) {
+                let directory = self.store.output_dir(self.env.name(), volume);
+                results::refuse_special(before, &directory)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps what a step left there with the tree that becomes its snapshot; `parent` is the layer below.
+    pub(super) fn keep_results(
+        &self,
+        before: &Before,
+        tree: &str,
+        parent: Option<&str>,
+    ) -> Result<()> {
         let kept = self
             .env
             .directory()
@@ -35,14 +54,21 @@ impl Execution<'_, '_> {
             .join(tree)
             .join("results");
         self.store.discard(&kept)?;
-        for (name, marks) in before {
+        let earlier = match parent {
+            Some(parent) if !before.is_empty() => self.store.results(parent, self.spec)?,
+            _ => BTreeMap::new(),
+        };
+        let mut left = Left::default();
+        for (name, before) in before {
             let Some(volume) = self.spec.volume(name) else {
                 continue;
             };
             let directory = self.store.output_dir(self.env.name(), volume);
-            results::keep(marks, &directory, &kept.join(name))?;
+            let earlier = earlier.get(name).map(|results| &results.listing);
+            let earlier = earlier.cloned().unwrap_or_default();
+            left.keep(&kept, name, &directory, before, &earlier)?;
         }
-        Ok(())
+        left.write(&kept)
     }
 
     /// Puts the results of steps that do not run where they belong. What is there instead stays, and no step takes it for them.

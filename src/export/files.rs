@@ -1,8 +1,8 @@
 //! Owns the exported files: finding them, copying without replacing anything, and comparing them with a manifest.
 //!
-//! What a build wrote is not trusted: no link in it is followed, and none is handed out.
+//! What a build wrote is not trusted: a link in it is handed out as one, and never followed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read as _, Write as _};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
@@ -16,9 +16,13 @@ use tempfile::NamedTempFile;
 use super::Manifest;
 use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::profile::hex;
+use crate::rootfs::listing::{Content, Entry, Listing, Place, look};
 use crate::rootfs::openat2;
+use crate::rootfs::write::{self as tree, Existing, Writer};
 
-/// A file to hand out.
+const ELSEWHERE: &str = "rockenv export ENV NEW-DIRECTORY";
+
+/// An entry to hand out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item {
     /// Directory that it is below.
@@ -27,19 +31,47 @@ pub struct Item {
     pub from: PathBuf,
     /// Path below the directory that it goes to.
     pub to: PathBuf,
+    /// What it is; a hard link names a path below `root`.
+    pub entry: Entry,
 }
 
-/// Lists the regular files below a directory, sorted, as items below `to`. Anything else is refused, links too.
+/// What a manifest says of an entry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Named {
+    /// A regular file, by its SHA-256.
+    File(String),
+    /// A symbolic link, by its target.
+    Symlink(String),
+    /// An empty directory.
+    Directory,
+}
+
+/// Lists what is below a directory, each directory before what is in it, as items below `to`. FIFOs, sockets and devices are refused.
 pub fn list(directory: &Path, to: &Path) -> Result<Vec<Item>> {
     let mut items = Vec::new();
-    for from in regular(directory)? {
+    for (from, entry) in Listing::of(directory)?.entries {
+        if let Content::Special(_) = entry.content {
+            return Err(not_for_a_manifest(&directory.join(&from)));
+        }
         items.push(Item {
             root: directory.to_owned(),
             to: to.join(&from),
             from,
+            entry,
         });
     }
     Ok(items)
+}
+
+fn not_for_a_manifest(path: &Path) -> Error {
+    Error::new(
+        Kind::Invalid,
+        format!(
+            "`{}` is no regular file, and cannot be named with a digest",
+            path.display()
+        ),
+    )
+    .help("let the step that makes it write a file in its place, or remove it")
 }
 
 /// Returns the paths of the regular files below a directory, sorted part by part; anything else is refused.
@@ -59,15 +91,7 @@ fn walk(directory: &Path, below: &Path, found: &mut Vec<PathBuf>) -> Result<()> 
         } else if kind.is_file() {
             found.push(name);
         } else {
-            let path = directory.join(&name);
-            return Err(Error::new(
-                Kind::Invalid,
-                format!(
-                    "`{}` is no regular file, and cannot be named with a digest",
-                    path.display()
-                ),
-            )
-            .help("let the step that makes it write a file in its place, or remove it"));
+            return Err(not_for_a_manifest(&directory.join(&name)));
         }
     }
     Ok(())
@@ -84,31 +108,53 @@ pub fn names(path: &Path) -> Result<String> {
     Ok(name.to_owned())
 }
 
-/// Copies items into a directory, and returns their SHA-256 in the order of the items. A file that is there already with the
-/// same content stays; one with another content is refused before anything is written. With `owner` the new files are theirs.
-pub fn copy(items: &[Item], directory: &Path, owner: Option<(u32, u32)>) -> Result<Vec<String>> {
-    let mut sums = Vec::new();
+/// Copies items into a directory, and returns what a manifest is to say of them. What is there already and the same stays;
+/// anything else is refused before anything is written. With `owner` the new files are theirs.
+pub fn copy(
+    items: &[Item],
+    directory: &Path,
+    owner: Option<(u32, u32)>,
+) -> Result<BTreeMap<String, Named>> {
+    let mut all = BTreeMap::new();
     let mut fresh = Vec::new();
     for item in items {
-        let sum = digest(&item.root, &item.from)?;
-        let place = directory.join(&item.to);
-        match fs::symlink_metadata(&place) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => fresh.push(item),
-            Err(error) => return Err(error.into()),
-            Ok(found) if found.is_file() && digest(directory, &item.to)? == sum => {}
-            Ok(_) => return Err(in_the_way(&place)),
+        let named = item.named()?;
+        match look(directory, &item.to)? {
+            Place::Free => fresh.push(item),
+            Place::Taken(found) if is_same(&named, &found, directory, &item.to)? => {}
+            Place::Taken(_) | Place::Blocked => return Err(in_the_way(&directory.join(&item.to))),
         }
-        sums.push(sum);
+        all.insert(names(&item.to)?, named);
     }
+    let mut writer = Writer::open(directory, owner, true)?;
     for item in fresh {
-        let mut from = open(&item.root, &item.from)?;
-        put(directory, &item.to, owner, 0o644, &mut |to| {
-            std::io::copy(from.file_mut(), to.as_file_mut()).map(drop)
-        })?;
+        let content = &item.entry.content;
+        let outcome = match content {
+            Content::File {
+                hardlink: Some(first),
+                ..
+            } => {
+                let above = item.from.components().count();
+                let volume = item.to.ancestors().nth(above).unwrap_or(Path::new(""));
+                writer.link(&item.to, &volume.join(first), Existing::Refuse)
+            }
+            Content::File { .. } => {
+                let from = open(&item.root, &item.from)?;
+                let from = Some(from.file().as_fd());
+                writer.put(&item.to, &item.entry, from, Existing::Refuse)
+            }
+            Content::Directory { .. } | Content::Symlink { .. } | Content::Special(_) => {
+                writer.put(&item.to, &item.entry, None, Existing::Refuse)
+            }
+        };
+        outcome.map_err(|error| error.help(ELSEWHERE))?;
     }
-    for (item, sum) in items.iter().zip(&sums) {
+    writer.finish()?;
+    for item in items {
         // The build may have gone on writing, and disks lie: what is handed out is what the manifest says.
-        if digest(directory, &item.to)? != *sum {
+        if let Some(Named::File(sum)) = all.get(&names(&item.to)?)
+            && digest(directory, &item.to)? != *sum
+        {
             return Err(Error::new(
                 Kind::Drift,
                 format!(
@@ -119,7 +165,33 @@ pub fn copy(items: &[Item], directory: &Path, owner: Option<(u32, u32)>) -> Resu
             .help("run it again when nothing writes there"));
         }
     }
-    Ok(sums)
+    // One that is not empty is named by what is in it.
+    let full: BTreeSet<String> = items
+        .iter()
+        .filter_map(|item| Some(item.to.parent()?.to_str()?.to_owned()))
+        .collect();
+    all.retain(|name, named| *named != Named::Directory || !full.contains(name));
+    Ok(all)
+}
+
+impl Item {
+    fn named(&self) -> Result<Named> {
+        Ok(match &self.entry.content {
+            Content::File { .. } => Named::File(digest(&self.root, &self.from)?),
+            Content::Symlink { target } => Named::Symlink(names(target)?),
+            Content::Directory { .. } => Named::Directory,
+            Content::Special(_) => return Err(not_for_a_manifest(&self.root.join(&self.from))),
+        })
+    }
+}
+
+fn is_same(named: &Named, found: &Entry, directory: &Path, path: &Path) -> Result<bool> {
+    Ok(match (named, &found.content) {
+        (Named::File(sum), Content::File { .. }) => digest(directory, path)? == *sum,
+        (Named::Symlink(wanted), Content::Symlink { target }) => *target == Path::new(wanted),
+        (Named::Directory, Content::Directory { .. }) => true,
+        (Named::File(_) | Named::Symlink(_) | Named::Directory, _) => false,
+    })
 }
 
 /// Writes a file of `text` unless it is there with that content.
@@ -140,23 +212,6 @@ pub(crate) fn write(
         Ok(found) if found.is_file() && fs::read(&place)? == text => Ok(()),
         Ok(_) => Err(in_the_way(&place)),
     }
-}
-
-/// Copies a file to the same path below another directory, where none is yet, with its mode and times; blocks are shared where the
-/// file system can.
-pub(crate) fn put_copy(
-    root: &Path,
-    path: &Path,
-    directory: &Path,
-    owner: Option<(u32, u32)>,
-) -> Result<()> {
-    let mut from = open(root, path)?;
-    let found = from.metadata()?;
-    let mode = found.mode() & 0o777;
-    put(directory, path, owner, mode, &mut |to| {
-        std::io::copy(from.file_mut(), to.as_file_mut())?;
-        to.as_file().set_modified(found.modified()?)
-    })
 }
 
 /// Makes a file whole or not at all, and never in the place of another.
@@ -220,14 +275,7 @@ pub(crate) fn give(file: impl AsFd, owner: Option<(u32, u32)>) -> std::io::Resul
 }
 
 fn in_the_way(place: &Path) -> Error {
-    Error::new(
-        Kind::Usage,
-        format!(
-            "`{}` is there already, and another; nothing is written over it",
-            place.display()
-        ),
-    )
-    .help("rockenv export ENV NEW-DIRECTORY")
+    tree::in_the_way(place).help(ELSEWHERE)
 }
 
 /// Opens a regular file below a directory; no link on the way is followed, and a pipe not waited for.
@@ -281,28 +329,25 @@ pub fn check(directory: &Path, manifest: &Manifest) -> Result<Vec<String>> {
                 subject.name.escape_debug()
             )));
         }
-        known.insert(path.to_owned(), &subject.digest["sha256"]);
+        known.insert(path.to_owned(), subject.named()?);
     }
     for (path, wanted) in &known {
-        let place = directory.join(path);
-        match fs::symlink_metadata(&place) {
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory
-                ) =>
-            {
-                differences.push(format!("{} is missing", path.display()));
+        let what = match (look(directory, path)?, wanted) {
+            (Place::Free, _) => "is missing".to_owned(),
+            (Place::Blocked, _) => "is behind a link or a file".to_owned(),
+            (Place::Taken(found), _) if is_same(wanted, &found, directory, path)? => continue,
+            (Place::Taken(found), Named::File(_)) => match found.content {
+                Content::File { .. } => "has another content".to_owned(),
+                Content::Directory { .. } | Content::Symlink { .. } | Content::Special(_) => {
+                    "is no regular file".to_owned()
+                }
+            },
+            (Place::Taken(_), Named::Symlink(target)) => {
+                format!("is not a symbolic link to `{target}`")
             }
-            Err(error) => return Err(error.into()),
-            Ok(found) if !found.is_file() => {
-                differences.push(format!("{} is no regular file", path.display()));
-            }
-            Ok(_) if digest(directory, path)? != **wanted => {
-                differences.push(format!("{} has another content", path.display()));
-            }
-            Ok(_) => {}
-        }
+            (Place::Taken(_), Named::Directory) => "is not a directory".to_owned(),
+        };
+        differences.push(format!("{} {what}", path.display()));
     }
     Ok(differences)
 }

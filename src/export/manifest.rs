@@ -1,13 +1,16 @@
 //! Owns the manifest: an in-toto statement (v1) about files, with SLSA provenance (v1) as what it says of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
 
+use super::Named;
 use crate::error::{Error, Result};
 use crate::hook::Hook;
 use crate::lockfile::Lockfile;
+use crate::profile::hex;
 use crate::spec::{Spec, VolumeSource};
 use crate::store::images::Image;
 
@@ -32,13 +35,55 @@ pub struct Manifest {
     pub predicate: Value,
 }
 
-/// A file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// A file, a link or an empty directory.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Subject {
     /// Path below the manifest's directory, parts separated by `/`.
     pub name: String,
-    /// Digests by algorithm; `sha256` always.
+    /// Digests by algorithm; `sha256` always: of a file's content, of a link's target, of nothing for a directory.
     pub digest: BTreeMap<String, String>,
+    /// `type` and, of a link, `target`, for what is no regular file.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, Value>,
+}
+
+impl Subject {
+    fn new(name: &str, named: &Named) -> Self {
+        let text = |text: &str| Value::from(text);
+        let (sha256, annotations) = match named {
+            Named::File(sha256) => (sha256.clone(), BTreeMap::new()),
+            Named::Symlink(target) => (
+                hex(&Sha256::digest(target)),
+                [("type", text("symlink")), ("target", text(target))].into(),
+            ),
+            Named::Directory => (
+                hex(&Sha256::digest("")),
+                [("type", text("directory"))].into(),
+            ),
+        };
+        Self {
+            name: name.to_owned(),
+            digest: BTreeMap::from([("sha256".to_owned(), sha256)]),
+            annotations: annotations
+                .into_iter()
+                .map(|(name, value)| (name.to_owned(), value))
+                .collect(),
+        }
+    }
+
+    /// Returns what it says of the entry.
+    pub(super) fn named(&self) -> Result<Named> {
+        let text = |name: &str| self.annotations.get(name).and_then(Value::as_str);
+        match (text("type"), text("target"), self.digest.get("sha256")) {
+            (Some("symlink"), Some(target), _) => Ok(Named::Symlink(target.to_owned())),
+            (Some("directory"), _, _) => Ok(Named::Directory),
+            (_, _, Some(sha256)) => Ok(Named::File(sha256.clone())),
+            (_, _, None) => Err(Error::invalid(format!(
+                "the manifest has no SHA-256 of `{}`",
+                self.name.escape_debug()
+            ))),
+        }
+    }
 }
 
 /// What is known of an env.
@@ -50,6 +95,8 @@ pub struct Env<'a> {
     pub image: &'a Image,
     /// Its hooks, as far as they are there still.
     pub hooks: &'a BTreeMap<String, Hook>,
+    /// Submodules that are checked out, by source and path.
+    pub submodules: &'a BTreeSet<(String, String)>,
     /// The lock file that it was built from, and the digest of its text.
     pub lock: Option<(&'a Lockfile, &'a str)>,
     /// The last step, where later ones of the profile were not run.
@@ -58,13 +105,10 @@ pub struct Env<'a> {
     pub incremental: &'a BTreeMap<String, String>,
 }
 
-/// Makes the manifest for files with their SHA-256, by path.
-pub fn manifest(env: &Env<'_>, files: &BTreeMap<String, String>) -> Manifest {
+/// Makes the manifest for files, links and empty directories, by path.
+pub fn manifest(env: &Env<'_>, files: &BTreeMap<String, Named>) -> Manifest {
     let spec = env.spec;
-    let subject = files.iter().map(|(name, sha256)| Subject {
-        name: name.clone(),
-        digest: BTreeMap::from([("sha256".to_owned(), sha256.clone())]),
-    });
+    let subject = files.iter().map(|(name, named)| Subject::new(name, named));
     let targets: Vec<String> = spec.targets.iter().map(ToString::to_string).collect();
     let mut external = json!({
         "profile": spec.profile,
@@ -163,7 +207,9 @@ fn dependencies(env: &Env<'_>) -> Vec<Value> {
             .lock
             .and_then(|(lock, _)| lock.source.get(name))
             .map(|source| &source.submodules);
-        for (path, commit) in submodules.into_iter().flatten() {
+        let is_there = |path: &String| env.submodules.contains(&(name.clone(), path.clone()));
+        let submodules = submodules.into_iter().flatten();
+        for (path, commit) in submodules.filter(|(path, _)| is_there(path)) {
             found.push(json!({
                 "name": format!("source/{name}/{path}"),
                 "digest": { "gitCommit": commit },

@@ -32,7 +32,7 @@ pub(super) enum Transfer {
 }
 
 /// Transfers content between one pair of file systems, remembering what they cannot do.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct Transport {
     cannot_share: AtomicBool,
 }

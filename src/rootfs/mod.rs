@@ -8,6 +8,7 @@ mod content;
 pub mod file;
 mod flatten;
 mod inode_flags;
+pub mod listing;
 mod metadata;
 mod mounts;
 pub mod overlay;
@@ -16,6 +17,7 @@ mod reflink;
 mod remove;
 mod take;
 mod work;
+pub mod write;
 mod xattr;
 
 use std::fmt;

@@ -41,6 +41,9 @@ impl Inventory {
         if let Some((name, _)) = unfrozen {
             return own(format!("its frozen volume `{name}` is missing"));
         }
+        if let Some(fault) = item.results.first() {
+            return own(format!("of the results of its step, {fault}"));
+        }
         let parent = layer.parent.as_deref()?;
         match self.layers.get(parent) {
             None => Some(Fault::Parent(format!(

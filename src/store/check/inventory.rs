@@ -12,9 +12,11 @@ use super::ContainerItem;
 use crate::engine::hold::State;
 use crate::error::{Kind, Result};
 use crate::rootfs::Method;
+use crate::spec::{Spec, VolumeSource};
 use crate::store::access::{PRIVATE, SHARED};
 use crate::store::images::Image;
 use crate::store::removal::REMOVED;
+use crate::store::results::{Left, ResultState};
 use crate::store::{Layer, Lock, Record, Store, journal, lock, record};
 
 /// What is part of the name of everything that a repair sets aside.
@@ -110,6 +112,8 @@ pub struct EnvItem {
     pub damaged_spec: Option<String>,
     /// The record that an earlier repair set aside last.
     pub old_record: Option<PathBuf>,
+    /// What its output volumes lack of what its steps left there, in words.
+    pub lost_results: Vec<String>,
 }
 
 impl EnvItem {
@@ -134,6 +138,8 @@ pub struct LayerItem {
     pub volumes: BTreeSet<String>,
     /// Unfinished merges.
     pub merges: Vec<String>,
+    /// What is wrong with the results of its step.
+    pub results: Vec<String>,
 }
 
 /// An image's directory.
@@ -223,6 +229,7 @@ impl Store {
                 _ => is_directory(&directory.join(tree)),
             },
             layer,
+            results: results_faults(&directory.join("results")),
             volumes: names(&directory.join("volumes"))?.into_iter().collect(),
             merges: names(directory)?
                 .into_iter()
@@ -302,13 +309,18 @@ fn env(store: &Store, name: &str, aside: &mut Vec<PathBuf>) -> Result<EnvItem> {
     let directory = &store.env_dir(name);
     let mut own = Vec::new();
     note_aside(directory, &mut own)?;
+    let record = match read::<Record>(&directory.join("record.json")) {
+        Read::Fine(record) if record.version > record::VERSION => {
+            Read::Foreign(format!("its version is {}", record.version))
+        }
+        other => other,
+    };
     let item = EnvItem {
-        record: match read::<Record>(&directory.join("record.json")) {
-            Read::Fine(record) if record.version > record::VERSION => {
-                Read::Foreign(format!("its version is {}", record.version))
-            }
-            other => other,
+        lost_results: match (&record, store.spec(name)) {
+            (Read::Fine(record), Ok(spec)) => lost_results(store, record, &spec),
+            (Read::Fine(_) | Read::Absent | Read::Damaged(_) | Read::Foreign(_), _) => Vec::new(),
         },
+        record,
         busy: is_busy(&lock::env_lock(directory)),
         left: store.is_left(name),
         state: State::path(&directory.join("run")).exists(),
@@ -328,6 +340,35 @@ fn env(store: &Store, name: &str, aside: &mut Vec<PathBuf>) -> Result<EnvItem> {
     };
     aside.extend(own);
     Ok(item)
+}
+
+/// Says what is wrong with the results that a layer keeps.
+fn results_faults(results: &Path) -> Vec<String> {
+    let found = Left::read(results).and_then(|left| left.check(results));
+    found.unwrap_or_else(|error| vec![error.chain().join(": ")])
+}
+
+/// Says what of its results an env has lost. What is in a directory of the user's may be another env's by now, and what a
+/// user changed is the user's.
+fn lost_results(store: &Store, record: &Record, spec: &Spec) -> Vec<String> {
+    let Some(head) = record.head.layer.as_ref().filter(|_| record.complete) else {
+        return Vec::new();
+    };
+    // What is wrong with the layers is said of them.
+    let differences = store.differences(head, spec, false).unwrap_or_default();
+    let is_ours = |name: &str| {
+        let volume = spec.volume(name);
+        volume.is_some_and(|volume| volume.source == VolumeSource::Store)
+    };
+    let lost = differences.into_iter().filter(|one| {
+        is_ours(&one.volume) && matches!(one.state, ResultState::Missing | ResultState::Unlinked)
+    });
+    lost.filter_map(|one| {
+        let what = one.state.words()?;
+        let (path, volume) = (one.path.display(), &one.volume);
+        Some(format!("`{path}` {what} in its output volume `{volume}`"))
+    })
+    .collect()
 }
 
 /// Says whether what was set aside is a record.

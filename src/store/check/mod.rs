@@ -283,6 +283,14 @@ impl Judge<'_> {
                         self.problem(object.clone(), message, Mend::Forget(name.to_owned()));
                     }
                 }
+                for message in env.lost_results.iter().filter(|_| !env.busy) {
+                    self.found.problems.push(Problem {
+                        object: object.clone(),
+                        message: message.clone(),
+                        help: format!("rockenv up ... --name {name}"),
+                        mend: Mend::Nothing,
+                    });
+                }
                 self.missing_image(&object, record);
                 if let Some(why) = &env.damaged_spec {
                     self.problem(

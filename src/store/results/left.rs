@@ -1,0 +1,179 @@
+//! Owns what a layer remembers of its step's results: their listing, `results/.listing.json`, beside a tree of them for each output
+//! volume. Both may come from another machine, so nothing there is followed.
+
+use std::collections::BTreeMap;
+use std::io::Read as _;
+use std::os::fd::AsFd as _;
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+use serde::{Deserialize, Serialize};
+
+use super::compare;
+use crate::error::{Error, Kind, Result, ResultExt as _};
+use crate::export;
+use crate::rootfs::file;
+use crate::rootfs::listing::{Content, Listing, Paths, Place, look};
+
+use crate::rootfs::write::{Existing, Writer};
+
+/// No volume can have this name.
+const LISTING: &str = ".listing.json";
+
+/// What a step left in its output volumes.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Left {
+    /// By the volume's name.
+    #[serde(default)]
+    volumes: BTreeMap<String, LeftIn>,
+}
+
+/// What a step left in one of them.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct LeftIn {
+    /// What is new, or was written to.
+    pub entries: Listing,
+    /// Results of earlier steps that it removed.
+    #[serde(default)]
+    pub removed: Paths,
+}
+
+impl Left {
+    /// Reads what is in the directory `results` of a layer.
+    pub fn read(results: &Path) -> Result<Self> {
+        if !results.is_dir() {
+            return Ok(Self::default());
+        }
+        let path = results.join(LISTING);
+        if let Some(mut file) = file::open(results, Path::new(LISTING))? {
+            let mut text = String::new();
+            file.read_to_string(&mut text)
+                .context(|| format!("cannot read `{}`", path.display()))?;
+            return serde_json::from_str(&text).map_err(|error| {
+                Error::unexpected(format!("`{}` is damaged", path.display()))
+                    .source(error)
+                    .help("rockenv fsck")
+            });
+        }
+        // An older rockenv kept regular files alone, without a listing, and made the directories on the way.
+        let mut left = Self::default();
+        for (path, mut entry) in Listing::of(results)?.entries {
+            let mut parts = path.iter();
+            let volume = parts.next().and_then(|name| name.to_str());
+            if let (Some(volume), Content::File { hardlink, .. }) = (volume, &mut entry.content) {
+                *hardlink = None;
+                let left = left.volumes.entry(volume.to_owned()).or_default();
+                let below = parts.as_path().to_owned();
+                left.entries.entries.insert(below, entry);
+            }
+        }
+        Ok(left)
+    }
+
+    /// Returns what it left in an output volume.
+    pub fn take(&mut self, volume: &str) -> LeftIn {
+        self.volumes.remove(volume).unwrap_or_default()
+    }
+
+    /// Keeps a copy of what a step left in the output volume `volume`, whose directory is `output` and was like `before`; `earlier`
+    /// are results of the steps that it stands on.
+    pub fn keep(
+        &mut self,
+        results: &Path,
+        volume: &str,
+        output: &Path,
+        before: &Listing,
+        earlier: &Listing,
+    ) -> Result<()> {
+        let now = Listing::of(output)?;
+        let removed = |path: &&PathBuf| {
+            before.entries.contains_key(*path) && !now.entries.contains_key(*path)
+        };
+        let removed = earlier.entries.keys().filter(removed).cloned().collect();
+        let mut left = LeftIn {
+            removed: Paths(removed),
+            entries: now.since(before),
+        };
+        if left.entries.entries.is_empty() && left.removed.0.is_empty() {
+            return Ok(());
+        }
+        fs::create_dir_all(results)?;
+        let mut writer = Writer::open(results, None, false)?;
+        let mut sums: BTreeMap<PathBuf, Option<String>> = BTreeMap::new();
+        for (path, entry) in &mut left.entries.entries {
+            let place = Path::new(volume).join(path);
+            match &mut entry.content {
+                Content::File {
+                    sha256,
+                    hardlink: Some(first),
+                    ..
+                } => {
+                    writer.link(&place, &Path::new(volume).join(&*first), Existing::Refuse)?;
+                    *sha256 = sums.get(first).cloned().flatten();
+                }
+                Content::File { .. } => {
+                    let from = export::open(output, path)?;
+                    writer.put(&place, entry, Some(from.file().as_fd()), Existing::Refuse)?;
+                    let sum = Some(export::digest(results, &place)?);
+                    sums.insert(path.clone(), sum.clone());
+                    if let Content::File { sha256, .. } = &mut entry.content {
+                        *sha256 = sum;
+                    }
+                }
+                Content::Directory { .. } | Content::Symlink { .. } | Content::Special(_) => {
+                    writer.put(&place, entry, None, Existing::Refuse)?;
+                }
+            }
+        }
+        self.volumes.insert(volume.to_owned(), left);
+        writer.finish()
+    }
+
+    /// Writes the listing, if there is anything in it.
+    pub fn write(&self, results: &Path) -> Result<()> {
+        match self.volumes.is_empty() {
+            true => Ok(()),
+            false => crate::store::atomic::write_json(&results.join(LISTING), self),
+        }
+    }
+
+    /// Compares the copies with the listing; returns what is wrong with them, in words.
+    pub fn check(&self, results: &Path) -> Result<Vec<String>> {
+        let mut faults = Vec::new();
+        for (volume, left) in &self.volumes {
+            match look(results, Path::new(volume))? {
+                Place::Taken(found) if found.is_directory() => {}
+                Place::Taken(_) | Place::Free | Place::Blocked => {
+                    let nothing = left.entries.entries.is_empty();
+                    faults.extend((!nothing).then(|| format!("`{volume}` is missing")));
+                    continue;
+                }
+            }
+            for (path, entry) in &left.entries.entries {
+                let state = compare(entry, &results.join(volume), path, false)?;
+                if let Some(what) = state.words() {
+                    let place = Path::new(volume).join(path);
+                    faults.push(format!("`{}` {what}", place.display()));
+                }
+            }
+        }
+        Ok(faults)
+    }
+}
+
+/// Refuses what no snapshot can hold, if a step left it in an output volume that was like `before`.
+pub fn refuse_special(before: &Listing, output: &Path) -> Result<()> {
+    for (path, entry) in Listing::of(output)?.since(before).entries {
+        if let Content::Special(_) = entry.content {
+            return Err(Error::new(
+                Kind::StepFailed,
+                format!(
+                    "`{}` is {}, which cannot be kept as a result",
+                    output.join(path).display(),
+                    entry.content.name()
+                ),
+            ));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,474 @@
+//! Owns what steps leave in output volumes, which are part of no snapshot: the layer of a step has a copy of it,
+//! `results/<volume>`, and every env that stands on the layer gets it.
+//!
+//! Whatever else is in an output directory is somebody's. A link is kept as its text, and never followed.
+
+mod left;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::AsFd as _;
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+
+pub use left::{Left, LeftIn, refuse_special};
+
+use super::Store;
+use crate::error::{Error, Result};
+use crate::export;
+use crate::rootfs::file;
+use crate::rootfs::listing::{Content, Entry, Listing, Place, look};
+use crate::rootfs::write::{Existing, Writer};
+use crate::spec::{Spec, Volume, VolumeKind, VolumeSource};
+
+/// The results in one output volume, of several steps.
+#[derive(Clone, Debug, Default)]
+pub struct Results {
+    /// What they left.
+    pub listing: Listing,
+    /// The layer that has each of them.
+    layers: BTreeMap<PathBuf, String>,
+}
+
+/// How an output directory differs from a result.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ResultState {
+    /// Not at all.
+    Same,
+    /// It is not there.
+    Missing,
+    /// Something that is no directory is on the way to it.
+    Blocked,
+    /// It is another file than the one that it is a hard link to, with the same content.
+    Unlinked,
+    /// It has other permissions, as a phrase.
+    Mode(String),
+    /// Something else is there, as a phrase.
+    Other(String),
+}
+
+impl ResultState {
+    /// Returns what differs, as a phrase.
+    pub fn words(&self) -> Option<&str> {
+        match self {
+            Self::Same => None,
+            Self::Missing => Some("is missing"),
+            Self::Blocked => Some("is behind a link or a file"),
+            Self::Unlinked => Some("is no longer a hard link to the same file"),
+            Self::Mode(what) | Self::Other(what) => Some(what),
+        }
+    }
+}
+
+/// A result that is not in an env's output as a step left it.
+#[derive(Clone, Debug)]
+pub struct Difference {
+    /// The output volume.
+    pub volume: String,
+    /// The path below it.
+    pub path: PathBuf,
+    /// The layer that has the result.
+    pub layer: String,
+    /// What is there.
+    pub state: ResultState,
+}
+
+/// A result that could not be put where it belongs: another file is there.
+#[derive(Debug)]
+pub struct InTheWay {
+    /// The output volume.
+    pub volume: String,
+    /// The file that is there.
+    pub path: PathBuf,
+    /// The step whose result it is not.
+    pub step: String,
+}
+
+/// A result to write.
+#[derive(Debug)]
+struct Item {
+    path: PathBuf,
+    entry: Entry,
+    layer: String,
+    /// What is there is a result too, and is replaced.
+    replaces: bool,
+    /// The same for what is in the directory that is there, the innermost first.
+    clears: Vec<(PathBuf, bool)>,
+}
+
+/// What is to be written to one output volume.
+#[derive(Debug)]
+struct BringingTo {
+    volume: String,
+    directory: PathBuf,
+    items: Vec<Item>,
+    /// All its results.
+    listing: Listing,
+}
+
+/// What is to be done about results that are not in an env's output.
+#[derive(Debug, Default)]
+pub struct Bringing {
+    volumes: Vec<BringingTo>,
+    /// Those that cannot be.
+    pub in_the_way: Vec<InTheWay>,
+}
+
+impl Bringing {
+    /// Returns the layers that have what is to be written.
+    pub fn layers(&self) -> BTreeSet<String> {
+        let items = self.volumes.iter().flat_map(|volume| &volume.items);
+        items.map(|item| item.layer.clone()).collect()
+    }
+}
+
+/// Returns the output volumes of an env.
+pub fn outputs(spec: &Spec) -> impl Iterator<Item = &Volume> {
+    let volumes = spec.volumes.iter();
+    volumes.filter(|volume| volume.kind == VolumeKind::Output)
+}
+
+impl Store {
+    /// Returns the directory of an output volume.
+    pub fn output_dir(&self, env: &str, volume: &Volume) -> PathBuf {
+        match &volume.source {
+            VolumeSource::Path(path) => path.clone(),
+            _ => self.root.join("outputs").join(env).join(&volume.name),
+        }
+    }
+
+    /// Returns where a layer has its step's results, a directory for each output volume.
+    pub fn results_dir(&self, layer: &str) -> PathBuf {
+        self.layer_dir(layer).join("results")
+    }
+
+    /// Returns the results of the steps up to a layer, by output volume: of what several steps wrote, the last one's.
+    pub fn results(&self, top: &str, spec: &Spec) -> Result<BTreeMap<String, Results>> {
+        let mut found: BTreeMap<String, Results> = outputs(spec)
+            .map(|volume| (volume.name.clone(), Results::default()))
+            .collect();
+        for layer in self.chain(top)?.into_iter().rev() {
+            let mut left = Left::read(&self.results_dir(&layer.id))?;
+            for (volume, results) in &mut found {
+                let LeftIn { entries, removed } = left.take(volume);
+                for path in &removed.0 {
+                    results.listing.remove(path);
+                }
+                let paths = entries.entries.keys();
+                let paths = paths.map(|path| (path.clone(), layer.id.clone()));
+                results.layers.extend(paths);
+                results.listing.extend(entries);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Compares an env's output volumes with what the steps up to a layer left there. `exactly`: by content, also where size
+    /// and time are the same.
+    pub fn differences(&self, top: &str, spec: &Spec, exactly: bool) -> Result<Vec<Difference>> {
+        let mut differences = Vec::new();
+        for (volume, results) in self.results(top, spec)? {
+            let Some(directory) = spec.volume(&volume) else {
+                continue;
+            };
+            let directory = self.output_dir(&spec.name, directory);
+            for (path, entry) in &results.listing.entries {
+                let state = compare(entry, &directory, path, exactly)?;
+                if state != ResultState::Same {
+                    differences.push(Difference {
+                        volume: volume.clone(),
+                        path: path.clone(),
+                        layer: results.layer(path),
+                        state,
+                    });
+                }
+            }
+        }
+        Ok(differences)
+    }
+
+    /// Decides which results of the steps up to a layer go to the env's output. What is in the place of one is replaced if one
+    /// of `known`, layers of the same env, has it; else it is in the way.
+    pub fn results_to_bring(&self, top: &str, spec: &Spec, known: &[String]) -> Result<Bringing> {
+        let mut bringing = Bringing::default();
+        for (name, results) in self.results(top, spec)? {
+            let Some(volume) = spec.volume(&name) else {
+                continue;
+            };
+            let directory = self.output_dir(&spec.name, volume);
+            let mut judge = Judge {
+                ours: self.ours(&name, known)?,
+                directory,
+                items: Vec::new(),
+                stays: BTreeSet::new(),
+                blocked: None,
+            };
+            for (path, entry) in &results.listing.entries {
+                judge.judge(path, entry, results.layer(path))?;
+            }
+            for path in judge.stays {
+                bringing.in_the_way.push(InTheWay {
+                    step: self.title_of(&results.layer(&path)),
+                    volume: name.clone(),
+                    path,
+                });
+            }
+            if !judge.items.is_empty() {
+                bringing.volumes.push(BringingTo {
+                    volume: name,
+                    directory: judge.directory,
+                    items: judge.items,
+                    listing: results.listing,
+                });
+            }
+        }
+        Ok(bringing)
+    }
+
+    /// Returns what layers have of an output volume, each by itself.
+    fn ours(&self, volume: &str, layers: &[String]) -> Result<Vec<Listing>> {
+        let mut found = Vec::new();
+        for layer in layers {
+            let left = Left::read(&self.results_dir(layer))?.take(volume);
+            found.push(left.entries);
+        }
+        Ok(found)
+    }
+
+    /// Puts results where they belong.
+    pub fn bring_results(&self, bringing: Bringing, spec: &Spec) -> Result<()> {
+        for bringing in bringing.volumes {
+            let directory = &bringing.directory;
+            let mut owner = Some((spec.user.uid, spec.user.gid));
+            if directory.exists() {
+                owner = export::owner(directory)?;
+            } else {
+                fs::create_dir_all(directory)?;
+                owner = export::owner(directory)?.and(owner);
+                export::give(fs::File::open(directory)?.file(), owner)?;
+            }
+            let mut writer = Writer::open(directory, owner, true)?;
+            for item in &bringing.items {
+                // The directory that it is in is as old as the step left it, not as this is.
+                let above = item.path.parent().unwrap_or(Path::new(""));
+                if let Some(entry) = bringing.listing.entries.get(above)
+                    && compare(entry, directory, above, false)? == ResultState::Same
+                {
+                    writer.put(above, entry, None, Existing::Refuse)?;
+                }
+                self.bring(&bringing.volume, item, &mut writer)?;
+            }
+            writer.finish()?;
+        }
+        Ok(())
+    }
+
+    fn bring(&self, volume: &str, item: &Item, writer: &mut Writer) -> Result<()> {
+        for (path, is_directory) in &item.clears {
+            writer.remove(path, *is_directory)?;
+        }
+        let existing = match item.replaces {
+            true => Existing::Replace,
+            false => Existing::Refuse,
+        };
+        let (path, entry) = (&item.path, &item.entry);
+        match &entry.content {
+            Content::File {
+                hardlink: Some(first),
+                ..
+            } => writer.link(path, first, existing),
+            Content::File { .. } => {
+                let results = self.results_dir(&item.layer);
+                let kept = Path::new(volume).join(path);
+                let from = file::open(&results, &kept)?.ok_or_else(|| {
+                    Error::not_found(format!("`{}` is missing", results.join(&kept).display()))
+                        .help("rockenv fsck")
+                })?;
+                writer.put(path, entry, Some(from.as_fd()), existing)
+            }
+            Content::Directory { .. } | Content::Symlink { .. } | Content::Special(_) => {
+                writer.put(path, entry, None, existing)
+            }
+        }
+    }
+
+    /// Returns the title of a layer, for messages.
+    pub fn title_of(&self, layer: &str) -> String {
+        let layer = self.layer(layer).ok().flatten();
+        layer.map(|layer| layer.title).unwrap_or_default()
+    }
+}
+
+impl Results {
+    fn layer(&self, path: &Path) -> String {
+        self.layers.get(path).cloned().unwrap_or_default()
+    }
+}
+
+/// Decides about the results in one output volume, each directory before what is in it.
+struct Judge {
+    directory: PathBuf,
+    /// What layers of the same env have.
+    ours: Vec<Listing>,
+    items: Vec<Item>,
+    /// Results in whose place somebody's file stays.
+    stays: BTreeSet<PathBuf>,
+    /// The last of those, which has nothing below it.
+    blocked: Option<PathBuf>,
+}
+
+impl Judge {
+    fn judge(&mut self, path: &Path, entry: &Entry, layer: String) -> Result<()> {
+        if let Some(above) = &self.blocked
+            && path.starts_with(above)
+        {
+            return Ok(());
+        }
+        let state = compare(entry, &self.directory, path, false)?;
+        let mut item = Item {
+            path: path.to_owned(),
+            entry: entry.clone(),
+            layer,
+            replaces: false,
+            clears: Vec::new(),
+        };
+        if let Content::File { hardlink, .. } = &mut item.entry.content
+            && hardlink
+                .take_if(|first| self.stays.contains(first))
+                .is_some()
+            && state == ResultState::Unlinked
+        {
+            return Ok(());
+        }
+        match state {
+            ResultState::Same => return Ok(()),
+            ResultState::Missing => {}
+            ResultState::Unlinked => item.replaces = true,
+            // What is on the way goes before.
+            ResultState::Blocked
+                if self.items.iter().any(|above| path.starts_with(&above.path)) => {}
+            ResultState::Mode(_) | ResultState::Other(_)
+                if self.is_ours(path, entry, &mut item.clears)? =>
+            {
+                item.replaces = item.clears.is_empty();
+            }
+            // Nobody takes it for another, and `status --check` tells.
+            ResultState::Mode(_) if entry.is_directory() => return Ok(()),
+            ResultState::Blocked | ResultState::Mode(_) | ResultState::Other(_) => {
+                self.blocked = Some(item.path.clone());
+                self.stays.insert(item.path);
+                return Ok(());
+            }
+        }
+        self.items.push(item);
+        Ok(())
+    }
+
+    /// Returns whether what is at a path is a result too, and what has to be removed before `entry` can be there.
+    fn is_ours(
+        &self,
+        path: &Path,
+        entry: &Entry,
+        clears: &mut Vec<(PathBuf, bool)>,
+    ) -> Result<bool> {
+        let Place::Taken(there) = look(&self.directory, path)? else {
+            return Ok(false);
+        };
+        if !self.has(path)? {
+            return Ok(false);
+        }
+        if there.is_directory() == entry.is_directory() {
+            return Ok(true);
+        }
+        if there.is_directory() {
+            let inside = Listing::of(&self.directory.join(path))?.entries;
+            for (below, entry) in inside.iter().rev() {
+                let below = path.join(below);
+                if !self.has(&below)? {
+                    return Ok(false);
+                }
+                clears.push((below, entry.is_directory()));
+            }
+        }
+        clears.push((path.to_owned(), there.is_directory()));
+        Ok(true)
+    }
+
+    /// Returns whether a layer of the env has what is at a path.
+    fn has(&self, path: &Path) -> Result<bool> {
+        for ours in &self.ours {
+            if let Some(entry) = ours.entries.get(path) {
+                match compare(entry, &self.directory, path, false)? {
+                    ResultState::Same | ResultState::Unlinked => return Ok(true),
+                    ResultState::Missing
+                    | ResultState::Blocked
+                    | ResultState::Mode(_)
+                    | ResultState::Other(_) => {}
+                }
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// Compares what is at a path below a directory with a result. `exactly`: a file's content, also where size and time are the same.
+pub fn compare(entry: &Entry, directory: &Path, path: &Path, exactly: bool) -> Result<ResultState> {
+    let there = match look(directory, path)? {
+        Place::Free => return Ok(ResultState::Missing),
+        Place::Blocked => return Ok(ResultState::Blocked),
+        Place::Taken(there) => there,
+    };
+    let (sha256, hardlink) = match (&entry.content, &there.content) {
+        (Content::File { size, .. }, Content::File { size: found, .. }) if size != found => {
+            return Ok(ResultState::Other("has another content".to_owned()));
+        }
+        (
+            Content::File {
+                sha256, hardlink, ..
+            },
+            Content::File { .. },
+        ) => (sha256, hardlink),
+        (Content::Directory { .. }, Content::Directory { .. }) => (&None, &None),
+        (Content::Symlink { target }, Content::Symlink { target: found }) => {
+            return Ok(match target == found {
+                true => ResultState::Same,
+                false => ResultState::Other(format!(
+                    "links to `{}`, not to `{}`",
+                    found.display(),
+                    target.display()
+                )),
+            });
+        }
+        (_, found) => {
+            let (found, wanted) = (found.name(), entry.content.name());
+            return Ok(ResultState::Other(format!("is {found}, not {wanted}")));
+        }
+    };
+    let is_file = matches!(entry.content, Content::File { .. });
+    if is_file && (exactly || entry.mtime != there.mtime) {
+        // An older rockenv noted no digest: then the time has to do.
+        let same = match sha256 {
+            Some(sha256) => export::digest(directory, path)? == *sha256,
+            None => entry.mtime == there.mtime,
+        };
+        if !same {
+            return Ok(ResultState::Other("has another content".to_owned()));
+        }
+    }
+    if entry.mode != there.mode {
+        let (found, wanted) = (there.mode, entry.mode);
+        return Ok(ResultState::Mode(format!(
+            "has mode {found:04o}, not {wanted:04o}"
+        )));
+    }
+    match hardlink {
+        Some(first) => match look(directory, first)? {
+            Place::Taken(first) if first.is_same_file(&there) => Ok(ResultState::Same),
+            Place::Taken(_) | Place::Free | Place::Blocked => Ok(ResultState::Unlinked),
+        },
+        None => Ok(ResultState::Same),
+    }
+}
+
+#[cfg(test)]
+mod tests;

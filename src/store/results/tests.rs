@@ -1,0 +1,111 @@
+//! Tests of what is kept of a step's results, and of what is told from them.
+
+use std::os::unix::fs::symlink;
+
+use super::*;
+
+#[test]
+fn what_a_step_left_is_kept_and_nothing_else() {
+    let directory = tempfile::tempdir().unwrap();
+    let (out, results) = (
+        &directory.path().join("out"),
+        &directory.path().join("kept"),
+    );
+    fs::create_dir_all(out.join("sub")).unwrap();
+    for name in ["old", "rewritten", "sub/gone", "theirs"] {
+        fs::write(out.join(name), "before").unwrap();
+    }
+    let before = Listing::of(out).unwrap();
+    let earlier = Listing {
+        entries: [("sub/gone", "sub/gone"), ("theirs", "old")]
+            .map(|(name, of)| (name.into(), before.entries[Path::new(of)].clone()))
+            .into(),
+    };
+    let mut left = Left::default();
+    left.keep(results, "out", out, &before, &earlier).unwrap();
+    left.write(results).unwrap();
+    assert!(!results.exists());
+    fs::write(out.join("rewritten"), "after").unwrap();
+    fs::remove_file(out.join("sub/gone")).unwrap();
+    fs::write(out.join("sub/new"), "after").unwrap();
+    fs::hard_link(out.join("sub/new"), out.join("also")).unwrap();
+    fs::create_dir(out.join("empty")).unwrap();
+    symlink("/etc/passwd", out.join("link")).unwrap();
+    left.keep(results, "out", out, &before, &earlier).unwrap();
+    left.write(results).unwrap();
+    assert_eq!(left.check(results).unwrap(), [""; 0]);
+    let left_in = Left::read(results).unwrap().take("out");
+    let names = left_in.entries.entries.keys().map(PathBuf::as_path);
+    let wanted = ["also", "empty", "link", "rewritten", "sub", "sub/new"].map(Path::new);
+    assert!(names.eq(wanted), "{left_in:?}");
+    assert_eq!(left_in.removed.0, [Path::new("sub/gone")]);
+    let differ = |path: &str| {
+        let path = Path::new(path);
+        let state = compare(&left_in.entries.entries[path], out, path, true).unwrap();
+        state.words().unwrap_or_default().to_owned()
+    };
+    assert_eq!(differ("sub/new"), "");
+    fs::remove_file(out.join("sub/new")).unwrap();
+    fs::write(out.join("sub/new"), "after").unwrap();
+    assert_eq!(
+        differ("sub/new"),
+        "is no longer a hard link to the same file"
+    );
+    fs::write(out.join("sub/new"), "other").unwrap();
+    assert_eq!(differ("sub/new"), "has another content");
+    fs::remove_dir(out.join("empty")).unwrap();
+    symlink("sub", out.join("empty")).unwrap();
+    assert_eq!(differ("empty"), "is a symbolic link, not a directory");
+    // What was kept is checked as well.
+    fs::remove_file(results.join("out/link")).unwrap();
+    symlink("/etc/shadow", results.join("out/link")).unwrap();
+    let faults = left.check(results).unwrap();
+    assert_eq!(
+        faults,
+        ["`out/link` links to `/etc/shadow`, not to `/etc/passwd`"]
+    );
+}
+
+#[test]
+fn results_of_another_machine_lead_nowhere() {
+    let directory = tempfile::tempdir().unwrap();
+    let results = directory.path();
+    // A volume that is a link, with a listing and without one.
+    symlink("/etc", results.join("out")).unwrap();
+    assert!(
+        Left::read(results)
+            .unwrap()
+            .take("out")
+            .entries
+            .entries
+            .is_empty()
+    );
+    let listing = r#"{"volumes": {"out": {"entries": [
+        {"path": "passwd", "type": "file", "size": 1, "mode": 420, "mtime": [0, 0]}]}}}"#;
+    fs::write(results.join(".listing.json"), listing).unwrap();
+    let left = Left::read(results).unwrap();
+    assert_eq!(left.check(results).unwrap(), ["`out` is missing"]);
+    assert!(
+        file::open(results, Path::new("out/passwd"))
+            .unwrap()
+            .is_none()
+    );
+    for bad in ["../passwd", "/etc/passwd", "a/../../b"] {
+        fs::write(
+            results.join(".listing.json"),
+            listing.replace("passwd", bad),
+        )
+        .unwrap();
+        assert!(Left::read(results).is_err(), "{bad}");
+    }
+    fs::remove_file(results.join(".listing.json")).unwrap();
+    symlink("/etc/hostname", results.join(".listing.json")).unwrap();
+    assert!(
+        Left::read(results)
+            .unwrap()
+            .take("out")
+            .entries
+            .entries
+            .is_empty()
+    );
+}
