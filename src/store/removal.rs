@@ -14,6 +14,7 @@ use super::record::Snapshot;
 use super::snapshot::no_snapshot;
 use super::{LockedEnv, Record, Store, atomic, ephemeral};
 use crate::error::Result;
+use crate::rootfs;
 
 /// What the record of an env is called as soon as the env is being removed: it says what is to go with it.
 pub(super) const REMOVED: &str = "removed.json";
@@ -76,13 +77,41 @@ impl LockedEnv<'_> {
             return self.clear_directory();
         }
         // From here on it is gone, whatever happens. No file grows for it, and none is made: the disk may be full.
-        let removed = self.directory.join(REMOVED);
-        fs::rename(self.directory.join("record.json"), &removed)?;
+        let rename = || {
+            let record = self.directory.join("record.json");
+            fs::rename(record, self.directory.join(REMOVED))
+        };
+        match rename() {
+            Err(error) if error.kind() == ErrorKind::StorageFull => {
+                self.empty_trees()?;
+                rename()?;
+            }
+            other => other?,
+        }
         match fs::File::open(&self.directory)?.sync_all() {
             Err(error) if error.kind() != ErrorKind::StorageFull => return Err(error.into()),
             _ => {}
         }
         self.finish_clearing()
+    }
+
+    /// Unlinks what is in the build volumes and live trees of an env that is being removed: on a btrfs whose metadata are full
+    /// there is no room for a name, nor to delete a subvolume, until files are gone.
+    fn empty_trees(&self) -> Result<()> {
+        let record = self.known_record()?;
+        let volumes = record.head.volumes.values();
+        let mut tops: Vec<_> = volumes.map(|id| self.store.volume_dir(id)).collect();
+        for tree in record.trees() {
+            let tree = self.directory.join("trees").join(tree);
+            tops.extend(["root", "diff"].map(|name| tree.join(name)));
+        }
+        for top in tops {
+            for name in names(&top)? {
+                // What cannot go now goes with the rest.
+                drop(rootfs::remove_tree(&top.join(name)));
+            }
+        }
+        Ok(())
     }
 
     /// Goes on with a removal that was begun; says whether one was.

@@ -254,6 +254,35 @@ fn small_disk(kind: Kind) {
 }
 
 #[test]
+fn a_step_may_fill_a_small_btrfs_with_names() {
+    let disk = LoopFs::sized(Kind::Btrfs, 400 << 20);
+    let store = TestStore::on(&disk);
+    store.up_with(
+        "volume = [{ name = 'build', kind = 'build', target = '/v' }]
+        [[step]]\nname = 'one'\nworkdir = '/v'\nrun = 'echo one > one'\n",
+    );
+    let hog = hog(&disk, "hog");
+    let volumes = fs::read_dir(store.home().join("volumes")).unwrap();
+    let volume = volumes.map(|entry| entry.unwrap().path()).next().unwrap();
+    // Links lie in the metadata: when these are full nothing can be renamed any more.
+    for length in [900, 90, 9] {
+        let mut links = (0..1_000_000).map(|number| {
+            let name = volume.join(format!("{length}-{number}"));
+            std::os::unix::fs::symlink("x".repeat(length), name)
+        });
+        assert!(links.any(|link| link.is_err()));
+    }
+    assert!(fs::rename(volume.join("900-0"), volume.join("other")).is_err());
+    store.rockenv(&["rm", "--yes", store.env()]).ok();
+    for what in ["layers", "volumes"] {
+        let left = fs::read_dir(store.home().join(what)).unwrap().count();
+        assert_eq!(left, 0, "{what}");
+    }
+    fs::remove_file(hog).unwrap();
+    store.rockenv(&["fsck"]).ok();
+}
+
+#[test]
 fn a_step_may_fill_a_small_ext4() {
     small_disk(Kind::Ext4);
 }
