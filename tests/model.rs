@@ -142,11 +142,13 @@ impl World {
     fn read(&self, env: &str) -> (Files, Files) {
         let script = "for d in $HOME /b; do cd $d; for f in s1 s2 s3 hand; do [ ! -e $f ] || \
             { echo \"== $d $f\"; cat $f; }; done; done";
-        let text = self
-            .store
-            .rockenv(&["exec", env, "--", "sh", "-c", script])
-            .ok()
-            .text();
+        let ran = self.store.rockenv(&["exec", env, "--", "sh", "-c", script]);
+        // Killed before it was resolved: nothing is in it that a command could read.
+        if ran.code == 7 {
+            drop(ran.says(&["has no spec yet"]));
+            return Default::default();
+        }
+        let text = ran.ok().text();
         let (mut root, mut volume) = (Files::new(), Files::new());
         for part in text.split("== ").skip(1) {
             let (head, content) = part.split_once('\n').unwrap();
@@ -210,12 +212,6 @@ impl World {
             return;
         }
         self.envs.entry(env.to_owned()).or_default();
-        // Killed before it was resolved: nothing is in it that a command could read.
-        let probe = self.store.rockenv(&["exec", env, "--", "true"]);
-        if probe.code == 7 {
-            return;
-        }
-        probe.ok();
         let (root, volume) = self.read(env);
         self.coherent(env, &root);
         let known = self.envs.get_mut(env).unwrap();
