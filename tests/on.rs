@@ -48,12 +48,12 @@ impl Other {
     /// One where an ordinary user logs in, with these rules of sudo's. Only sshd and what it starts see that user.
     fn with_sudo(rules: &str) -> Self {
         let script = r#"
-            etc=$(mktemp -d); mount -t tmpfs none "$etc"
-            cd "$etc"; cp -a /etc/passwd /etc/shadow .
+            # All of it: a mount on one file ends when somebody adds a user to the machine.
+            etc=$(mktemp -d); mount -t tmpfs -o mode=755 none "$etc"
+            cp -a /etc/. "$etc"; cd "$etc"
             echo "$1:x:$2:$2::${4%/*}/home:/bin/sh" >> passwd; echo "$1:*:20000::::::" >> shadow
             (umask 227; printf '%s\n' 'Defaults env_keep += "ROCKENV_HOME"' "$3" > sudoers)
-            for file in passwd shadow sudoers; do mount --bind $file /etc/$file; done
-            cd /; umount -l "$etc"; rmdir "$etc"
+            cd /; mount --bind "$etc" /etc; umount -l "$etc"; rmdir "$etc"
             chown "$2:$2" "${4%/*}/home"; chmod 755 "${4%/*}"
             exec /usr/sbin/sshd -D -f "$4""#;
         let (user, uid) = USER;
