@@ -16,8 +16,8 @@ use super::ordinary::Ordinary;
 use super::run::{Background, Ran, children, finish, hear_signals, processes, wait_for};
 use super::template::{clone_template, directory, lay_out};
 
-/// How long what ends by itself may take to do so, in seconds.
-const PATIENCE: u64 = 10;
+/// How long what ends by itself may take to do so, in seconds: on a busy disk, the trash is emptied for longer than the command took.
+const PATIENCE: u64 = 60;
 
 /// A store and the directories of a user around it.
 #[derive(Debug)]
