@@ -11,6 +11,7 @@ use fs_err as fs;
 use serde::Deserialize;
 
 use crate::account::{home_of, invoking_user};
+use crate::certificates::{self, Authorities};
 use crate::engine::BuildUser;
 use crate::engine::choose::Sockets;
 use crate::engine::docker::Contexts;
@@ -38,6 +39,10 @@ pub const VARIABLES: [(&str, &str); 29] = [
     (
         "ROCKENV_NINJA",
         "a ninja 1.13 or newer, in place of the one that rockenv fetches",
+    ),
+    (
+        "ROCKENV_CA_CERTIFICATES",
+        "certificate authorities that steps and downloads trust too: `host`, or PEM files with colons in between",
     ),
     (
         "ROCKENV_REGISTRY",
@@ -183,6 +188,9 @@ pub struct File {
     /// another host of downloads, by its name: `"registry.example.org" = "https://mirror.example.org/prefix"`.
     #[serde(default)]
     pub mirror: BTreeMap<String, String>,
+    /// Certificate authorities that steps, image builds and downloads trust too: "host", for those of this machine, or a list of PEM
+    /// files. Not from `./rockenv.toml`.
+    pub ca_certificates: Option<certificates::Written>,
     /// What `gc` keeps.
     #[serde(default)]
     pub gc: policy::Table,
@@ -244,6 +252,8 @@ pub struct Config {
     pub hook_dirs: Vec<PathBuf>,
     /// Mirrors by distribution.
     pub mirrors: BTreeMap<String, String>,
+    /// Certificate authorities that are trusted too.
+    pub authorities: Option<Authorities>,
     /// What `gc` keeps: the nearest file that says something wins.
     pub gc: policy::Table,
     /// The user's logins to registries; the files may be there or not.
@@ -287,6 +297,10 @@ impl Config {
         };
         let user_dir = own("XDG_CONFIG_HOME", ".config").join("rockenv");
         let mut files = Vec::new();
+        let here = working.unwrap_or(Path::new("/"));
+        let mut authorities = set("ROCKENV_CA_CERTIFICATES")
+            .map(|text| certificates::Written::variable(text).resolve(here, &host_home))
+            .transpose()?;
         for path in working
             .map(|directory| directory.join("rockenv.toml"))
             .into_iter()
@@ -295,7 +309,18 @@ impl Config {
                 PathBuf::from("/etc/rockenv/config.toml"),
             ])
         {
-            files.extend(read_file(&path)?);
+            let Some(file) = read_file(&path)? else {
+                continue;
+            };
+            // The working directory may be anybody's, and has no say in who is trusted.
+            if authorities.is_none()
+                && path.ends_with("config.toml")
+                && let Some(written) = &file.ca_certificates
+            {
+                let directory = path.parent().unwrap_or(here);
+                authorities = Some(written.resolve(directory, &host_home)?);
+            }
+            files.push(file);
         }
         let first = |pick: fn(&File) -> Option<String>| files.iter().find_map(pick);
         let home = set("ROCKENV_HOME")
@@ -418,6 +443,7 @@ impl Config {
             image_dirs: directories(|file| &file.image_dirs, "images"),
             hook_dirs: directories(|file| &file.hook_dirs, "hooks"),
             mirrors,
+            authorities,
             gc,
             logins: Logins {
                 files: files_of_logins,

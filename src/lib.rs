@@ -11,6 +11,7 @@
 mod account;
 pub mod builtin;
 pub mod catalog;
+pub mod certificates;
 pub mod cli;
 pub mod commands;
 mod complete;

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use clap::Parser as _;
 use nix::unistd::AccessFlags;
 
+use crate::certificates;
 use crate::cli::{Cli, GlobalArgs};
 use crate::config::Config;
 use crate::context::Context;
@@ -41,6 +42,7 @@ pub(crate) fn run() -> ExitCode {
             config.home = std::path::absolute(home)?;
         }
         ui = Ui::new(settings(&cli.global, Some(&config)));
+        certificates::configure(config.authorities.clone());
         let cx = Context {
             config,
             ui: ui.clone(),

@@ -16,7 +16,7 @@ pub struct DoctorArgs {}
 /// Says what this machine can do; returns the exit code.
 pub fn doctor(cx: &Context, _args: &DoctorArgs) -> Result<u8> {
     let host = Host::probe()?;
-    let facts = Facts::probe(&host, &cx.config.home, cx.gpus(), &cx.config.sockets);
+    let facts = Facts::probe(&host, &cx.config, cx.gpus());
     let sections = examine(&facts);
     let abilities = abilities(&facts);
     let fit = is_fit(&sections);

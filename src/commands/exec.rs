@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 
+use crate::certificates;
 use crate::context::Context;
 use crate::engine::budget::Claim;
 use crate::engine::hold::{Hold, State, Tie};
@@ -354,6 +355,7 @@ fn command(cx: &Context, job: &Job, spec: &Spec, host: &Host, devices: &[Device]
             .iter()
             .map(|(name, value)| (name.clone(), crate::spec::finish(value, &facts))),
     );
+    certificates::point(&mut env, &spec.env, &spec.image_env);
     env.extend(job.variables.iter().cloned());
     if job.tty {
         let term = cx.config.terminal.term.as_deref().unwrap_or("dumb");

@@ -3,6 +3,7 @@
 
 mod engines;
 mod gpu;
+mod network;
 pub mod probe;
 mod services;
 #[cfg(test)]
@@ -12,6 +13,7 @@ use std::path::PathBuf;
 
 pub use engines::{Ability, abilities};
 pub use gpu::{GpuFacts, Node};
+pub use network::NetworkFacts;
 use serde::Serialize;
 pub use services::ServiceFacts;
 
@@ -55,6 +57,8 @@ pub struct Facts {
     pub gpu: GpuFacts,
     /// Docker and Podman.
     pub services: Vec<ServiceFacts>,
+    /// Proxies and certificate authorities.
+    pub network: NetworkFacts,
 }
 
 /// Control groups.
@@ -159,6 +163,10 @@ pub fn examine(facts: &Facts) -> Vec<Section> {
         Section {
             title: "images and sources",
             checks: images(facts),
+        },
+        Section {
+            title: "network",
+            checks: network::checks(&facts.network),
         },
         Section {
             title: "limits",

@@ -5,9 +5,9 @@ use std::sync::atomic::AtomicBool;
 
 use fs_err as fs;
 
-use super::{Cgroups, Facts, GpuFacts, Node, ServiceFacts, StoreFacts};
+use super::{Cgroups, Facts, GpuFacts, NetworkFacts, Node, ServiceFacts, StoreFacts};
+use crate::config::Config;
 use crate::engine::cgroup::Hierarchies;
-use crate::engine::choose::Sockets;
 use crate::engine::hold::State;
 use crate::error::Error;
 use crate::gpu;
@@ -18,8 +18,8 @@ use crate::setup::{Manager, TOOLS, fstab};
 use crate::store::{Store, lock};
 
 impl Facts {
-    /// Reads the machine; `home` is the store's root.
-    pub fn probe(host: &Host, home: &Path, gpus: gpu::Machine, sockets: &Sockets) -> Self {
+    /// Reads the machine; what is configured says where its store is.
+    pub fn probe(host: &Host, config: &Config, gpus: gpu::Machine) -> Self {
         let groups = Hierarchies::probe().unwrap_or_default();
         Self {
             root: host.root,
@@ -45,9 +45,10 @@ impl Facts {
             pressure: Path::new("/proc/pressure/memory").exists(),
             user_namespaces: read("/proc/sys/user/max_user_namespaces")
                 .and_then(|text| text.trim().parse().ok()),
-            store: store(host, home),
+            store: store(host, &config.home),
             gpu: GpuFacts::probe(gpus),
-            services: ServiceFacts::probe(sockets),
+            services: ServiceFacts::probe(&config.sockets),
+            network: NetworkFacts::probe(Path::new("/"), config),
         }
     }
 }

@@ -32,6 +32,7 @@ pub(super) fn debian() -> Facts {
         },
         gpu: gpu::tests::nothing(),
         services: Vec::new(),
+        network: NetworkFacts::default(),
     }
 }
 

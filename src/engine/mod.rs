@@ -20,6 +20,7 @@ pub mod wire;
 
 use std::path::PathBuf;
 
+use crate::certificates::Given;
 use serde::{Deserialize, Serialize};
 
 pub use cgroup::Limits;
@@ -103,6 +104,9 @@ pub struct Container {
     pub limits: Limits,
     /// The user to be found in its `/etc/passwd`, where commands run as one.
     pub user: Option<BuildUser>,
+    /// What it trusts beside what its tree does.
+    #[serde(default)]
+    pub certificates: Option<Given>,
 }
 
 /// What a container used, from its start to its end.

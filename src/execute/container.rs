@@ -8,6 +8,7 @@ use fs_err as fs;
 
 use super::step::memory_max;
 use super::view::{Shown, Views};
+use crate::certificates::Given;
 use crate::engine::hold::name_prefix;
 use crate::engine::jobserver;
 use crate::engine::{Bind, Container, Device, Limits, Root};
@@ -55,6 +56,7 @@ pub fn of_step(
             network: step.network,
             devices,
             builder,
+            packages: matches!(step.action, crate::spec::Action::Packages(_)),
         },
     )?;
     container.binds.push(Bind {
@@ -96,6 +98,7 @@ pub fn of_shell(
             network: true,
             devices,
             builder: true,
+            packages: false,
         },
     )
 }
@@ -104,6 +107,7 @@ struct Options {
     network: bool,
     devices: Vec<Device>,
     builder: bool,
+    packages: bool,
 }
 
 #[expect(
@@ -167,6 +171,10 @@ fn build(
             view,
         });
     }
+    let tree = match root {
+        Root::Service(_) => Some(store.image_root(&env.known_record()?.image_key)),
+        Root::Directory(_) | Root::Overlay { .. } => None,
+    };
     Ok(Container {
         id: container_id(env.name())?,
         root,
@@ -179,6 +187,7 @@ fn build(
             tasks_max: spec.resources.tasks_max,
         },
         user: options.builder.then(|| spec.user.clone()),
+        certificates: Given::new(options.packages, tree)?,
     })
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
+use crate::certificates;
 use crate::config::Config;
 use crate::engine::jobserver;
 use crate::engine::nspawn::PROGRAM;
@@ -20,17 +21,20 @@ pub(super) const PATH: &str =
 /// Installs packages with whatever the image has. Lists are refreshed, since an image may be old, and removed
 /// again, since the next step refreshes them anyway.
 const INSTALL: &str = r#"set -eu
+ca=/run/rockenv/ca-certificates.crt
+[ -e $ca ] || ca=
 if command -v apt-get >/dev/null; then
     export DEBIAN_FRONTEND=noninteractive
-    apt-get -q update
-    apt-get -q -y --no-install-recommends install -- "$@"
+    set -- ${ca:+-o Acquire::https::CAInfo=$ca} -- "$@"
+    apt-get -q ${ca:+-o Acquire::https::CAInfo=$ca} update
+    apt-get -q -y --no-install-recommends install "$@"
     apt-get -q clean
     rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin
 elif command -v pacman >/dev/null; then
     pacman -Sy --noconfirm --needed -- "$@"
     pacman -Scc --noconfirm >/dev/null
 elif command -v dnf >/dev/null; then
-    dnf -y --setopt=install_weak_deps=False install -- "$@"
+    dnf -y --setopt=install_weak_deps=False ${ca:+--setopt=sslcacert=$ca} install -- "$@"
     dnf -q clean all
 elif command -v apk >/dev/null; then
     apk add --no-cache -- "$@"
@@ -65,6 +69,7 @@ impl Work {
         if let Action::Run { .. } | Action::Packages(_) = step.action {
             let variables = step.env.iter();
             env.extend(variables.map(|(name, value)| (name.clone(), text(value))));
+            certificates::point(&mut env, &step.env, &spec.image_env);
             for name in &spec.env_from_host {
                 if let Some(value) = config.host_variable(name) {
                     env.insert(name.clone(), value.to_owned());

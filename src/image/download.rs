@@ -14,6 +14,7 @@ use sha2::digest::DynDigest;
 use super::checksum::Algorithm;
 use super::hex;
 use super::unpack::stop_if;
+use crate::certificates::Authorities;
 use crate::error::{Error, Kind, Result, ResultExt as _};
 
 pub(crate) const POLL: Duration = Duration::from_millis(100);
@@ -149,7 +150,7 @@ async fn cancelled(cancel: &AtomicBool) {
 
 /// Makes a client; the user's proxy variables apply.
 pub(super) fn client(https_only: bool) -> Result<reqwest::Client> {
-    built(builder(https_only).read_timeout(Duration::from_secs(60)))
+    built(builder(https_only)?.read_timeout(Duration::from_secs(60)))
 }
 
 /// How long a registry may take nothing, or think about what it has got: some hash all of it again.
@@ -158,16 +159,17 @@ pub(crate) const STALLED: Duration = Duration::from_secs(600);
 /// Makes a client for uploads: nothing is to be read until all is sent, however long that takes, and whoever writes it to a busy disk
 /// takes nothing for a while.
 pub(super) fn upload_client(https_only: bool) -> Result<reqwest::Client> {
-    built(builder(https_only).tcp_user_timeout(STALLED))
+    built(builder(https_only)?.tcp_user_timeout(STALLED))
 }
 
-fn builder(https_only: bool) -> reqwest::ClientBuilder {
+fn builder(https_only: bool) -> Result<reqwest::ClientBuilder> {
     install_cryptography();
-    reqwest::Client::builder()
+    Ok(reqwest::Client::builder()
+        .tls_certs_merge(Authorities::of_clients()?)
         // Holds for redirects too.
         .https_only(https_only)
         .connect_timeout(Duration::from_secs(30))
-        .user_agent(USER_AGENT)
+        .user_agent(USER_AGENT))
 }
 
 fn built(builder: reqwest::ClientBuilder) -> Result<reqwest::Client> {

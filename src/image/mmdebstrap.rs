@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::recipe::{Distribution, Mmdebstrap};
 use super::unpack::{Options, unpack};
 use super::{BuildContext, Progress, WORK};
+use crate::certificates;
 use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::process::{Event, Program};
 
@@ -76,6 +77,15 @@ pub(super) fn build(table: &Mmdebstrap, source_date: i64, cx: &mut BuildContext<
     }
     for option in options {
         program = program.arg(format!("--aptopt={option}"));
+    }
+    if let Some(list) = certificates::list(&work)? {
+        // For apt outside, as long as it builds: in the image the list would not be there.
+        let place = "\"$1/etc/apt/apt.conf.d/00rockenv-authorities\"";
+        let setting = format!("Acquire::https::CAInfo \"{}\";", list.display());
+        let setting = quote(&setting)?;
+        program = program
+            .arg(format!("--setup-hook=echo {setting} > {place}"))
+            .arg(format!("--customize-hook=rm {place}"));
     }
     for (name, value) in cx.env {
         program = program.env(name, value);

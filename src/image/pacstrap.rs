@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::recipe::Pacstrap;
 use super::{BuildContext, Progress, WORK};
+use crate::certificates;
 use crate::error::{Error, Result};
 use crate::process::{Event, Program};
 
@@ -23,7 +24,8 @@ pub(super) fn build(table: &Pacstrap, cx: &mut BuildContext<'_>) -> Result<()> {
         work.join("gnupg")
     };
     let config = work.join("pacman.conf");
-    fs_err::write(&config, server.config(table, &keys))?;
+    let authorities = certificates::list(&work)?;
+    fs_err::write(&config, server.config(table, &keys, authorities.as_deref()))?;
     if keys.starts_with(&work) {
         // Debian's pacman has no keyring until somebody makes one; ours lasts as long as the build.
         fs_err::create_dir(&keys)?;
@@ -144,7 +146,7 @@ impl Server {
         })
     }
 
-    fn config(&self, table: &Pacstrap, keys: &Path) -> String {
+    fn config(&self, table: &Pacstrap, keys: &Path, authorities: Option<&Path>) -> String {
         let level = if self.signed {
             "Required DatabaseOptional"
         } else {
@@ -162,6 +164,13 @@ impl Server {
             .any(|line| line.trim_start().starts_with("Architecture"))
         {
             lines.push("Architecture = auto".into());
+        }
+        if let Some(list) = authorities {
+            // pacman itself knows the machine's list alone.
+            let list = list.display();
+            lines.push(format!(
+                "XferCommand = /usr/bin/curl --silent --show-error --fail --location --cacert {list} --output %o %u"
+            ));
         }
         lines.extend(table.pacman_conf.iter().cloned());
         for repository in &table.repositories {
@@ -208,7 +217,7 @@ mod tests {
             progress: &mut |_| {},
         };
         let server = Server::choose(&table, &cx, Path::new("/nonexistent"))?;
-        Ok(server.config(&table, Path::new("/keys")))
+        Ok(server.config(&table, Path::new("/keys"), None))
     }
 
     #[test]

@@ -12,6 +12,7 @@ use nix::sys::signalfd::SignalFd;
 
 use super::container::AGENT_SOCKET;
 use super::{Place, Service};
+use crate::certificates;
 use crate::engine::cgroup::{Cgroup, Figures};
 use crate::engine::hold::{FromHolder, Hold, State, Watch, check_binds, supervise};
 use crate::engine::session::short_path;
@@ -42,6 +43,9 @@ pub(in crate::engine) fn hold(
     starter: &UnixStream,
 ) -> Result<Usage> {
     let service = Service::connect(&place.socket)?;
+    let mut hold = hold.clone();
+    certificates::bind(&mut hold.container, None, &hold.run)?;
+    let hold = &hold;
     check_binds(&hold.container)?;
     let directory = hold.run.join("agent");
     fs::create_dir_all(&directory)?;

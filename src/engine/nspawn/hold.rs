@@ -15,6 +15,7 @@ use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 use nix::sys::statvfs::FsFlags;
 
+use crate::certificates;
 use crate::engine::cgroup::Figures;
 use crate::engine::hold::{Hold, PATIENCE, State, TreeLock, Watch, check_binds, supervise};
 use crate::engine::wire::{self, ToAgent};
@@ -63,7 +64,9 @@ pub(in crate::engine) fn hold(
         Root::Service(_) => return Err(Error::unexpected("a service mounts its own trees")),
     }
     check_binds(&hold.container)?;
-    let hold = &with_volumes(with_views(hold)?)?;
+    let mut hold = with_volumes(with_views(hold)?)?;
+    certificates::bind(&mut hold.container, Some(&root), &hold.run)?;
+    let hold = &hold;
     state.lock = Some(TreeLock::of(&root)?);
     // Mounts end with this process; what follows outlives it.
     state.save(&hold.run)?;

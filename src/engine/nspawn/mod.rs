@@ -82,11 +82,14 @@ fn escape(path: &Path) -> String {
 }
 
 #[cfg(test)]
+pub(crate) use tests::container as tests_container;
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::engine::{Bind, Device};
 
-    fn container() -> Container {
+    pub(crate) fn container() -> Container {
         Container {
             id: "rockenv-a-1".into(),
             root: super::super::Root::Directory("/tree".into()),
@@ -108,6 +111,7 @@ mod tests {
             network: false,
             limits: Default::default(),
             user: None,
+            certificates: None,
         }
     }
 

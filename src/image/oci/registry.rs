@@ -16,6 +16,7 @@ use sha2::{Digest as _, Sha256};
 use super::credentials::{self, Login};
 use super::manifest::{Descriptor, MANIFEST_TYPES, MAX_MANIFEST, damaged, refused};
 use super::reference::{Reference, is_host, is_repository, sha256};
+use crate::certificates::Authorities;
 use crate::error::{Error, Kind, Result};
 use crate::image::checksum::Algorithm;
 use crate::image::download::{self, Meter, Size, Wanted};
@@ -104,6 +105,7 @@ impl Registry {
             connect_timeout: Some(Duration::from_secs(30)),
             read_timeout: Some(Duration::from_secs(60)),
             user_agent: download::USER_AGENT,
+            extra_root_certificates: Authorities::for_registries()?,
             ..ClientConfig::default()
         })
         .map_err(|error| Error::unexpected("cannot make an HTTP client").source(error))?;
