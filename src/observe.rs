@@ -8,7 +8,7 @@ use crate::engine::docker::Service;
 use crate::error::Result;
 use crate::plan::{Found, Observed, Wanted};
 use crate::profile::Profile;
-use crate::spec::Spec;
+use crate::spec::{self, Spec};
 use crate::store::history::Seeker;
 use crate::store::layer::VolumeState;
 use crate::store::record::Snapshot;
@@ -65,6 +65,7 @@ pub fn observe(
     let stand = record
         .map(|record| Stand::read(store, record, &spec.name, image_key))
         .transpose()?;
+    let before = record.and_then(|_| store.spec(&spec.name).ok());
     let mut results = Results {
         store,
         spec,
@@ -106,6 +107,21 @@ pub fn observe(
                     refused,
                 },
             );
+        } else if let (Some(record), Some(before)) = (record, &before)
+            && let (Some(old), Some(new)) = (before.step(&step.name), spec.step(&step.name))
+            && old.key != new.key
+        {
+            let mut what = spec::changed(old, new);
+            if what.is_empty() {
+                let image = record.image_key != image_key;
+                let above = if image {
+                    "the image"
+                } else {
+                    "a step before it"
+                };
+                what.push(above.to_owned());
+            }
+            observed.changed.insert(step.key.clone(), what.join(", "));
         }
     }
     if let Some(service) = &service {

@@ -46,6 +46,8 @@ pub struct Observed {
     pub outlived: Vec<String>,
     /// Layers by step key.
     pub layers: BTreeMap<String, Found>,
+    /// What changed in steps since the last `up`, by their key.
+    pub changed: BTreeMap<String, String>,
     /// Keys of steps whose snapshots a service has although the store forgot them; those among `layers` can be used.
     pub forgotten: BTreeSet<String>,
     /// The last step's key for which a registry has a layer, and the registry.
@@ -230,6 +232,9 @@ pub fn plan(wanted: &[Wanted], observed: &Observed, options: &Options) -> Plan {
                 }) => why.clone(),
                 _ if observed.attempt.as_ref() == Some(&step.key) => {
                     "did not finish last time".to_owned()
+                }
+                _ if observed.changed.contains_key(&step.key) => {
+                    format!("changed: {}", observed.changed[&step.key])
                 }
                 _ if !observed.exists => "new".to_owned(),
                 _ => "no snapshot with its key: it, or something before it, changed".to_owned(),

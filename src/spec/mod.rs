@@ -4,6 +4,7 @@
 //! because they may change from run to run without changing what is built: see `finish`.
 
 mod chain;
+mod changed;
 mod choose;
 mod chosen;
 pub mod coherent;
@@ -20,6 +21,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use changed::changed;
 pub use choose::{DEFAULT_PROFILE, Request, choose, env_name};
 pub use chosen::{Chosen, choices};
 pub use hooks::HookFacts;

@@ -120,3 +120,39 @@ fn a_step_that_goes_on_after_a_failure_is_as_clean_as_one_that_did_not_fail() {
         assert_eq!(ran(&new), "2", "{method}");
     });
 }
+
+#[test]
+fn plan_says_what_changed_in_a_step() {
+    let store = TestStore::new();
+    let source = store.work().join("source");
+    fs::create_dir(&source).unwrap();
+    fs::write(source.join("file"), "1").unwrap();
+    let step = "name = 'one'\ninputs = ['src']\nenv = { A = '1' }\nrun = 'true'\n";
+    let head = format!(
+        "[[volume]]\nname = 'src'\nkind = 'source'\npath = '{}'\ntarget = '/src'\n[[step]]\n",
+        source.display()
+    );
+    let last = "[[step]]\nname = 'two'\nrun = 'true'\n";
+    let planned = |step: &str| {
+        store.profile(&format!("{head}{step}{last}"));
+        store.rockenv(&["plan", store.env()]).ok().text()
+    };
+    assert!(planned(step).contains("new"));
+    store.up();
+    for (new, what) in [
+        (step.replace("'1'", "'2'"), "changed: variable `A`"),
+        (step.replace("true", "exit 0"), "changed: script"),
+        (
+            format!("network = false\n{step}"),
+            "changed: setting `network`",
+        ),
+    ] {
+        let plan = planned(&new);
+        assert!(plan.contains(what) && !plan.contains("'2'"), "{plan}");
+    }
+    fs::write(source.join("file"), "2").unwrap();
+    let plan = planned(step);
+    assert!(plan.contains("changed: input `src`"), "{plan}");
+    fs::write(source.join("file"), "1").unwrap();
+    assert!(!planned(step).contains("changed"));
+}

@@ -1,0 +1,97 @@
+//! Owns what is different between a step and the same step of an earlier build: the ingredients of its key, by name and without values.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Action, Step};
+
+/// Returns what changed in a step; empty where only something before it did.
+pub fn changed(old: &Step, new: &Step) -> Vec<String> {
+    let mut found = action(&old.action, &new.action);
+    let names = |names: &[String]| names.iter().cloned().collect::<BTreeSet<_>>();
+    let differing: Vec<String> = differing(&old.env, &new.env).collect();
+    found.extend(differing.iter().map(|name| format!("variable `{name}`")));
+    let settings = [
+        ("user", old.user != new.user),
+        ("workdir", old.workdir != new.workdir),
+        ("network", old.network != new.network),
+        ("gpu", old.gpu != new.gpu),
+        ("incremental", old.incremental != new.incremental),
+    ];
+    let settings = settings.iter().filter(|(_, differs)| *differs);
+    found.extend(settings.map(|(name, _)| format!("setting `{name}`")));
+    let (before, after) = (names(&old.volumes), names(&new.volumes));
+    let volumes = before.symmetric_difference(&after);
+    found.extend(volumes.map(|name| format!("volume `{name}`")));
+    found.extend(parts(old, new, before == after));
+    found
+}
+
+/// Returns what only its digest tells of.
+fn parts(old: &Step, new: &Step, same_volumes: bool) -> Vec<String> {
+    // A spec from before they were written down.
+    if old.parts.is_empty() {
+        return Vec::new();
+    }
+    let name = |part: String| {
+        if let Some(input) = part.strip_prefix("input ") {
+            return Some(format!("input `{input}`"));
+        }
+        match part.as_str() {
+            "hooks" => Some("hooks".to_owned()),
+            "fingerprints" => Some("fingerprints of TheRock".to_owned()),
+            "user" if old.user == new.user => Some("the build user".to_owned()),
+            "volumes" if same_volumes => Some("kind or target of a volume".to_owned()),
+            _ => None,
+        }
+    };
+    differing(&old.parts, &new.parts).filter_map(name).collect()
+}
+
+fn action(old: &Action, new: &Action) -> Vec<String> {
+    match (old, new) {
+        (Action::Packages(old), Action::Packages(new)) => {
+            let one_of = |name: &String| {
+                let what = match (old.contains(name), new.contains(name)) {
+                    (false, true) => "added",
+                    (true, false) => "removed",
+                    (true, true) | (false, false) => return None,
+                };
+                Some(format!("package `{name}` {what}"))
+            };
+            let all: BTreeSet<&String> = old.iter().chain(new).collect();
+            let found: Vec<String> = all.into_iter().filter_map(one_of).collect();
+            match found.is_empty() && old != new {
+                true => vec!["order of packages".to_owned()],
+                false => found,
+            }
+        }
+        (Action::Copy(old), Action::Copy(new)) => {
+            let files = |items: &[super::CopyItem]| -> BTreeMap<String, String> {
+                let items = items.iter();
+                items
+                    .map(|item| (item.to.clone(), item.digest.clone()))
+                    .collect()
+            };
+            let names = differing(&files(old), &files(new)).collect::<Vec<_>>();
+            names.iter().map(|name| format!("file `{name}`")).collect()
+        }
+        (old, new) if old == new => Vec::new(),
+        (Action::Run { .. }, Action::Run { .. }) => vec!["script".to_owned()],
+        (Action::Export(_), Action::Export(_)) => vec!["exported paths".to_owned()],
+        (
+            Action::Run { .. } | Action::Packages(_) | Action::Copy(_) | Action::Export(_),
+            Action::Run { .. } | Action::Packages(_) | Action::Copy(_) | Action::Export(_),
+        ) => vec!["action".to_owned()],
+    }
+}
+
+fn differing<'a>(
+    old: &'a BTreeMap<String, String>,
+    new: &'a BTreeMap<String, String>,
+) -> impl Iterator<Item = String> + 'a {
+    let names: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
+    let names = names
+        .into_iter()
+        .filter(|name| old.get(*name) != new.get(*name));
+    names.cloned()
+}
