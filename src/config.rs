@@ -10,7 +10,7 @@ use std::time::Duration;
 use fs_err as fs;
 use serde::Deserialize;
 
-use crate::account::{home_of, invoking_user};
+use crate::account::{self, home_of, invoking_user};
 use crate::certificates::{self, Authorities};
 use crate::engine::BuildUser;
 use crate::engine::choose::Sockets;
@@ -258,6 +258,8 @@ pub struct Config {
     pub gc: policy::Table,
     /// The user's logins to registries; the files may be there or not.
     pub logins: Logins,
+    /// The user who called, by way of `sudo` too.
+    pub invoking_user: BuildUser,
     /// The user that steps run as.
     pub user: BuildUser,
     /// The invoking user's home on the host, for `~`.
@@ -279,7 +281,9 @@ impl Config {
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
             .collect();
         let working = std::env::current_dir().ok();
-        Self::from(environment, working.as_deref())
+        let config = Self::from(environment, working.as_deref())?;
+        account::settle(&config.invoking_user);
+        Ok(config)
     }
 
     fn from(environment: BTreeMap<String, String>, working: Option<&Path>) -> Result<Self> {
@@ -361,6 +365,7 @@ impl Config {
                 own("DOCKER_CONFIG", ".docker").join("config.json"),
             ],
         };
+        let caller = user.clone();
         // An ordinary user is root in the namespace that the store is changed in, and in a rootless container.
         let user = if root { user } else { BuildUser::new(0, 0) };
         let user = match set("ROCKENV_BUILD_USER")
@@ -450,6 +455,7 @@ impl Config {
                 programs: set("PATH").map_or_else(OsString::new, OsString::from),
                 home: host_home.clone(),
             },
+            invoking_user: caller,
             user,
             host_home,
             gpu_root: PathBuf::from(set("ROCKENV_GPU_ROOT").map_or("/", String::as_str)),

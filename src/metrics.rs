@@ -11,6 +11,7 @@ use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::account::{Place, caller};
 use crate::error::{Error, Result, ResultExt as _};
 use crate::spec::Spec;
 use crate::ui::event::{Cost, Outcome};
@@ -81,12 +82,11 @@ pub struct Rows {
 impl Rows {
     /// Opens the file, before anything is built that it should tell of.
     pub fn open(path: &Path) -> Result<Self> {
-        let file = fs::OpenOptions::new().create(true).append(true).open(path);
+        let help = "--metrics FILE, in a directory that is there";
+        let place = Place::new(caller(), path).map_err(|error| error.help(help))?;
         Ok(Self {
             path: path.to_owned(),
-            file: file.map_err(|error| {
-                Error::from(error).help("--metrics FILE, in a directory that is there")
-            })?,
+            file: place.append()?,
             told: Mutex::default(),
         })
     }

@@ -12,7 +12,7 @@ use crate::context::Context;
 use crate::error::{Error, Kind, Result};
 use crate::target::Learned;
 use crate::ui::{Settings, Terminals, Ui};
-use crate::{commands, complete, engine, gpu, inside, remote, shim, target};
+use crate::{account, commands, complete, engine, gpu, inside, remote, shim, target};
 
 /// Runs the program.
 pub(crate) fn run() -> ExitCode {
@@ -117,6 +117,7 @@ fn own_subcommand() -> Option<ExitCode> {
         "__receive" => remote::receive(&rest),
         "__attend" => remote::attend(&rest),
         "__watch" => remote::watch(&rest),
+        account::rights::SUBCOMMAND => account::rights::serve(&rest),
         "__probe-gpu" => gpu::probe::run(&rest),
         _ => Err(Error::new(Kind::Usage, format!("no subcommand `{name}`"))),
     };

@@ -9,6 +9,11 @@ mod setuid;
 mod store;
 mod support;
 
+#[path = "attacks/as_caller.rs"]
+mod as_caller;
+#[path = "attacks/tree.rs"]
+mod tree;
+
 use support::loopfs::{Kind, LoopFs};
 use support::ordinary::MadeUp;
 

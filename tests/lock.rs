@@ -421,6 +421,7 @@ fn a_lock_file_on_a_stick_keeps_what_it_names_while_that_is_unplugged() {
     let stick = LoopFs::in_memory(1 << 20);
     let at = store.work().join("stick");
     fs::create_dir(&at).unwrap();
+    std::os::unix::fs::chown(stick.path(), Some(1234), Some(1234)).unwrap();
     let plugged = bind(stick.path(), &at);
     let file = at.join("one.lock").display().to_string();
     store.profile("[[step]]\nname = \"one\"\nrun = \"true\"\n");

@@ -307,7 +307,7 @@ fn nothing_but_a_report_is_replaced() {
     }
     to("absent/page.html")
         .exits(1)
-        .says(&["cannot write `absent/page.html`"]);
+        .says(&["cannot open directory `absent`"]);
     store.rockenv(&["report", "nobody"]).exits(7);
     // No piece of a page is left.
     let left = fs::read_dir(work).unwrap().flatten();

@@ -289,7 +289,11 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
     let by_hand = ByHand::begin(env.directory())?;
     let code = in_container(&running, &devices, command);
     let noted = by_hand.end();
-    let end = running.finish();
+    let interrupted = match &code {
+        Ok(exit) => exit.is_some_and(|exit| exit.interrupted),
+        Err(error) => matches!(error.kind(), Kind::Signal(_)),
+    };
+    let end = running.finish(interrupted);
     if let Ok(End::Ended(_)) = &end {
         container::clean(store, &env.run_dir())?;
     }

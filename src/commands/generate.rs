@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use fs_err as fs;
 
+use crate::account::become_caller;
 use crate::context::Context;
 use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::store::record::Record;
@@ -89,6 +90,8 @@ pub fn man(cx: &Context, args: &ManArgs) -> Result<()> {
         cx.ui.raw(&reference::main_page(&command)?);
         return Ok(());
     };
+    // Nothing of root's is needed here.
+    become_caller()?;
     fs::create_dir_all(directory)?;
     clap_mangen::generate_to(command.clone(), directory)
         .context(|| format!("cannot write manual pages to `{}`", directory.display()))?;

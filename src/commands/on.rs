@@ -10,6 +10,7 @@ use fs_err as fs;
 use sha2::{Digest as _, Sha256};
 
 use super::select::quoted;
+use crate::account::become_caller;
 use crate::cli::{Cli, Command};
 use crate::context::Context;
 use crate::error::{Error, Kind, Result, ResultExt as _};
@@ -55,6 +56,8 @@ pub fn on(cx: &Context, args: &OnArgs) -> Result<u8> {
     for path in args.send.iter().chain(&args.fetch) {
         check_below(path)?;
     }
+    // Nothing of root's is needed here: the files and the keys are the caller's.
+    become_caller()?;
     let way = Way {
         machine: &args.machine,
         ssh: &cx.config.ssh,

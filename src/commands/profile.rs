@@ -1,22 +1,20 @@
 //! Owns `profile`: listing, showing, checking and beginning profiles.
 
-use std::io::Write as _;
 use std::path::Path;
 
 use clap::{Args, Subcommand};
-use fs_err as fs;
 use serde::Serialize;
 
 use super::prepare::Prepared;
 use super::select::Wish;
+use crate::account::{Existing, Place, caller, make_directories};
 use crate::context::Context;
-use crate::error::{Error, Kind, Result, ResultExt as _};
+use crate::error::{Error, Kind, Result};
 use crate::profile::{self, Origin};
 use crate::spec::{self, Spec};
 use crate::store::Store;
 use crate::target::Target;
 use crate::ui::table::Table;
-use crate::userns;
 
 /// What to do with profiles.
 #[derive(Debug, Subcommand)]
@@ -321,40 +319,18 @@ fn new(cx: &Context, args: &NewArgs) -> Result<()> {
     }
     let directory = Path::new("profiles");
     let path = directory.join(format!("{}.toml", args.name));
-    if !directory.exists() {
-        fs::create_dir(directory)?;
-        give_to_user(cx, directory)?;
+    make_directories(caller(), directory)?;
+    let place = Place::new(caller(), &path)?;
+    if place.open()?.is_some() {
+        return Err(place
+            .exists("and is not replaced")
+            .help(format!("rockenv profile check {}", path.display())));
     }
-    let file = fs::OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .open(&path);
-    let mut file = match file {
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
-            return Err(
-                Error::new(Kind::Usage, format!("`{}` exists already", path.display()))
-                    .help(format!("rockenv profile check {}", path.display())),
-            );
-        }
-        other => other?,
-    };
-    file.write_all(text.as_bytes())?;
-    give_to_user(cx, &path)?;
+    place.put(text.as_bytes(), 0o644, None, Existing::Refuse)?;
     cx.ui.note(&format!(
         "wrote {}; next: rockenv profile check {}",
         path.display(),
         args.name
     ));
-    Ok(())
-}
-
-/// Under sudo, what lands in the user's directory is the user's.
-pub(super) fn give_to_user(cx: &Context, path: &Path) -> Result<()> {
-    let user = &cx.config.user;
-    // The root of a user's namespace writes as that user.
-    if userns::is_root() && user.uid != 0 {
-        nix::unistd::chown(path, Some(user.uid.into()), Some(user.gid.into()))
-            .context(|| format!("cannot give `{}` to its user", path.display()))?;
-    }
     Ok(())
 }

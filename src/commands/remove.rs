@@ -1,5 +1,6 @@
 //! Owns `down` and `rm`.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -80,6 +81,9 @@ pub(super) fn seize<'a>(store: &'a Store, name: &str, verb: &str) -> Result<(Loc
                         state.kill(PATIENCE)?;
                     }
                     asked = Asked::Kernel;
+                } else if asked == Asked::Kernel && waited > POLITE * 8 {
+                    kill_deaf(&store.env_dir(name).join("lock"))?;
+                    asked = Asked::Holder;
                 }
                 std::thread::sleep(Duration::from_millis(20));
             }
@@ -95,6 +99,37 @@ enum Asked {
     Command,
     Container,
     Kernel,
+    Holder,
+}
+
+/// Kills the processes that keep an env locked and answer nobody: holders, whose containers are gone by now, and commands that
+/// were stopped (SIGSTOP). What they leave is cleaned up by whoever locks the env next.
+fn kill_deaf(lock: &Path) -> Result<()> {
+    let lock = fs_err::canonicalize(lock)?;
+    for entry in fs_err::read_dir("/proc")?.flatten() {
+        let name = entry.file_name();
+        let Some(pid) = name.to_str().and_then(|name| name.parse::<i32>().ok()) else {
+            continue;
+        };
+        let open = fs_err::read_dir(entry.path().join("fd"));
+        let mut open = open.into_iter().flatten().flatten();
+        let keeps = open.any(|open| fs_err::read_link(open.path()).is_ok_and(|to| to == lock));
+        if keeps && (is_holder(&entry.path()) || is_rockenv(pid) && is_stopped(&entry.path())) {
+            let _: nix::Result<()> = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+    }
+    Ok(())
+}
+
+fn is_holder(process: &Path) -> bool {
+    let line = fs_err::read(process.join("cmdline")).unwrap_or_default();
+    line.split(|byte| *byte == 0).nth(1) == Some(b"__hold")
+}
+
+fn is_stopped(process: &Path) -> bool {
+    let status = fs_err::read_to_string(process.join("status")).unwrap_or_default();
+    let state = status.lines().find_map(|line| line.strip_prefix("State:"));
+    state.is_some_and(|state| state.trim_start().starts_with('T'))
 }
 
 /// Says whether a process is rockenv: the number may have gone to somebody else.

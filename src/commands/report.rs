@@ -1,14 +1,14 @@
 //! Owns `report`: an env's report as one file, which replaces nothing but another report.
 
-use std::io::{Read as _, Write as _};
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use fs_err as fs;
 
-use super::profile::give_to_user;
+use crate::account::{Existing, Place, caller};
 use crate::context::Context;
-use crate::error::{Error, Kind, Result, ResultExt as _};
+use crate::error::Result;
 use crate::report::{self, MARK, gather::gather};
 use crate::ui::text;
 
@@ -43,7 +43,7 @@ pub fn report(cx: &Context, args: &ReportArgs) -> Result<()> {
     store.known(&args.name)?;
     if !cx.json && !to_stdout {
         // Before the work is done.
-        may_replace(&path, args.force)?;
+        may_replace(&Place::new(caller(), &path)?, args.force)?;
     }
     let report = gather(&store, &args.name)?;
     if cx.json {
@@ -57,64 +57,32 @@ pub fn report(cx: &Context, args: &ReportArgs) -> Result<()> {
         cx.ui.raw(page.as_bytes());
         return Ok(());
     }
-    write(cx, &path, &page, args.force)?;
+    let place = Place::new(caller(), &path)?;
+    may_replace(&place, args.force)?;
+    place.put(page.as_bytes(), 0o644, None, Existing::Replace)?;
     cx.ui.data(&text::path(&path));
     Ok(())
 }
 
 /// Refuses to replace what somebody else wrote, and whatever is no file.
-fn may_replace(path: &Path, force: bool) -> Result<()> {
-    let found = match fs::symlink_metadata(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        other => other?,
-    };
-    if !found.is_file() {
-        return Err(Error::new(
-            Kind::Usage,
-            format!("`{}` is there, and is no file", path.display()),
-        )
-        .help("rockenv report ENV --output FILE; `-` is standard output"));
+fn may_replace(place: &Place<'_>, force: bool) -> Result<()> {
+    let elsewhere = "rockenv report ENV --output FILE; `-` is standard output";
+    let found = place.open().map_err(|error| error.help(elsewhere))?;
+    match found {
+        Some(file) if !force && !is_report(&file)? => Err(place
+            .exists("and is no report")
+            .help("`--force` replaces it; `--output FILE` writes elsewhere")),
+        _ => Ok(()),
     }
-    if force || is_report(path)? {
-        return Ok(());
-    }
-    Err(Error::new(
-        Kind::Usage,
-        format!("`{}` is there, and is no report", path.display()),
-    )
-    .help("`--force` replaces it; `--output FILE` writes elsewhere"))
 }
 
-fn is_report(path: &Path) -> Result<bool> {
+fn is_report(file: &fs::File) -> Result<bool> {
     let mut start = Vec::new();
-    fs::File::open(path)?
-        .take(BEGINNING)
-        .read_to_end(&mut start)?;
+    file.take(BEGINNING).read_to_end(&mut start)?;
     let start = String::from_utf8_lossy(&start);
     let marks = [
         format!("<meta name=\"generator\" content=\"{MARK}\">"),
         format!("<!-- {MARK} -->"),
     ];
     Ok(marks.iter().any(|mark| start.contains(mark)))
-}
-
-/// Puts the page in its place at once: a reader sees the old one or the new one.
-fn write(cx: &Context, path: &Path, page: &str, force: bool) -> Result<()> {
-    let parent = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    let cannot = || format!("cannot write `{}`", path.display());
-    let mut file = tempfile::Builder::new()
-        .prefix(".rockenv-report-")
-        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))
-        .tempfile_in(parent)
-        .context(cannot)?;
-    file.write_all(page.as_bytes()).context(cannot)?;
-    give_to_user(cx, file.path())?;
-    may_replace(path, force)?;
-    file.persist(path)
-        .map_err(|error| error.error)
-        .context(cannot)?;
-    Ok(())
 }

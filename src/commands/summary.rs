@@ -2,8 +2,7 @@
 
 use std::io::Write as _;
 
-use fs_err as fs;
-
+use crate::account::{Place, caller};
 use crate::context::Context;
 use crate::error::{Result, ResultExt as _};
 use crate::report;
@@ -37,10 +36,7 @@ fn add(cx: &Context, page: impl FnOnce() -> Result<String>) {
     };
     let write = || {
         let page = page()?;
-        let mut file = fs::OpenOptions::new()
-            .append(true)
-            .create(true)
-            .open(path)?;
+        let mut file = Place::new(caller(), path)?.append()?;
         Ok(file.write_all(format!("{page}\n").as_bytes())?)
     };
     let written: Result<()> = write();

@@ -5,20 +5,25 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fs_err as fs;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::Usage;
 use super::hold::{FromHolder, Hold, State};
 use super::wire::{self, Command, Reply, Request};
 use crate::error::{Error, Result, ResultExt as _};
+use crate::signals;
 
 /// Name of the listening socket in an env's `run` directory.
 const SOCKET: &str = "control.sock";
 
 /// How long an agent may take to say whether its container is idle.
 const ANSWER: Duration = Duration::from_secs(1);
+
+/// How long the holder may take to end its container once the command was interrupted.
+const FAREWELL: Duration = Duration::from_secs(30);
 
 /// A container that this process started.
 #[derive(Debug)]
@@ -103,12 +108,20 @@ impl Running {
         }
     }
 
-    /// Lets go of the container and waits for what its tie says: its end, or word that others use it.
-    pub fn finish(mut self) -> Result<End> {
+    /// Lets go of the container and waits for what its tie says: its end, or word that others use it. `interrupted`: the
+    /// command was, or is while it waits; a holder that does not answer then is killed.
+    pub fn finish(mut self, interrupted: bool) -> Result<End> {
         if let Some(link) = &self.link {
             link.shutdown(std::net::Shutdown::Write)?;
         }
+        let mut until = interrupted.then(|| Instant::now() + FAREWELL);
         let end = loop {
+            if !self.answers(&mut until)? {
+                self.holder.kill()?;
+                self.holder.wait()?;
+                let _ended = State::recover(&self.run)?;
+                return Ok(End::Ended(Usage::default()));
+            }
             match self.hear() {
                 Ok(FromHolder::Ready(_) | FromHolder::Waits(_)) => {}
                 Ok(FromHolder::Shared) => return Ok(End::Shared),
@@ -126,6 +139,39 @@ impl Running {
         self.holder.wait()?;
         self.link = None;
         end
+    }
+
+    /// Waits for a message of the holder; from a signal on only for so long. Returns whether one is there.
+    fn answers(&self, until: &mut Option<Instant>) -> Result<bool> {
+        let Some(link) = &self.link else {
+            return Ok(true);
+        };
+        let signals = signals::block(&signals::STOP)?;
+        loop {
+            let mut fds = vec![PollFd::new(link.as_fd(), PollFlags::POLLIN)];
+            let timeout = match *until {
+                Some(until) => {
+                    let left = until.saturating_duration_since(Instant::now());
+                    PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
+                }
+                None => {
+                    fds.push(PollFd::new(signals.as_fd(), PollFlags::POLLIN));
+                    PollTimeout::NONE
+                }
+            };
+            match poll(&mut fds, timeout) {
+                Err(nix::Error::EINTR) => continue,
+                other => other?,
+            };
+            if fds[0].any().unwrap_or(true) {
+                return Ok(true);
+            }
+            match until {
+                Some(until) if Instant::now() >= *until => return Ok(false),
+                Some(_) => {}
+                None => *until = Some(Instant::now() + FAREWELL),
+            }
+        }
     }
 }
 

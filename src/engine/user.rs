@@ -10,7 +10,7 @@ use std::path::Path;
 use nix::dir::Dir;
 use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag};
 use nix::sys::stat::{Mode, SFlag, fchmod, fstat, mkdirat};
-use nix::unistd::{Gid, Uid, fchown, fchownat};
+use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, fchownat, unlinkat};
 
 use crate::error::{Error, Result, ResultExt as _};
 use crate::rootfs::openat2;
@@ -190,13 +190,21 @@ fn append_account(
     text.push_str(line);
     text.push('\n');
     let temporary = format!(".{file}.rockenv");
-    let fd = nix::fcntl::openat(
-        etc,
-        temporary.as_str(),
-        OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_TRUNC | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC,
-        mode,
-    )
-    .context(|| format!("cannot write `/etc/{file}` of the image"))?;
+    // Of a command that was killed, or a trap: root of the container may have put a FIFO or a device there.
+    match unlinkat(etc, temporary.as_str(), UnlinkatFlags::NoRemoveDir) {
+        Ok(()) | Err(nix::Error::ENOENT) => {}
+        Err(error) => {
+            return Err(error).context(|| format!("cannot remove `/etc/{temporary}` of the image"));
+        }
+    }
+    let flags = OFlag::O_WRONLY
+        | OFlag::O_CREAT
+        | OFlag::O_EXCL
+        | OFlag::O_NOFOLLOW
+        | OFlag::O_NONBLOCK
+        | OFlag::O_CLOEXEC;
+    let fd = nix::fcntl::openat(etc, temporary.as_str(), flags, mode)
+        .context(|| format!("cannot write `/etc/{file}` of the image"))?;
     fchown(&fd, Some(Uid::from_raw(0)), Some(Gid::from_raw(0)))?;
     fchmod(&fd, mode)?;
     std_file(fd)
@@ -283,6 +291,24 @@ mod tests {
             fs::read_to_string(outside.path().join("passwd")).unwrap(),
             "host\n"
         );
+    }
+
+    #[test]
+    fn what_lies_where_a_file_is_prepared_is_not_opened() {
+        use std::os::unix::fs::FileTypeExt as _;
+        let tree = tree();
+        let etc = tree.path().join("etc");
+        let outside = tree.path().join("outside");
+        fs::write(&outside, "").unwrap();
+        nix::unistd::mkfifo(&etc.join(".passwd.rockenv"), Mode::S_IRWXU).unwrap();
+        fs_err::os::unix::fs::symlink(&outside, etc.join(".group.rockenv")).unwrap();
+        BuildUser::new(1000, 1000).ensure(tree.path()).unwrap();
+        let kind = fs::symlink_metadata(etc.join("passwd"))
+            .unwrap()
+            .file_type();
+        assert!(kind.is_file() && !kind.is_fifo());
+        assert_eq!(fs::read_to_string(outside).unwrap(), "");
+        assert!(!etc.join(".passwd.rockenv").exists());
     }
 
     #[test]

@@ -190,7 +190,8 @@ impl Execution<'_, '_> {
         room.release();
         // While the container is there: its group goes with it.
         meter.take(room.grown());
-        let end = running.finish();
+        let interrupted = matches!(&attended, Ok(Ending::Interrupted(_)));
+        let end = running.finish(interrupted);
         container::clean(self.store, &self.env.run_dir())?;
         let (ending, mut usage) = match (attended, end) {
             // The first error tells more: what happens after it is its consequence.

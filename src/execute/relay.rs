@@ -3,6 +3,7 @@
 
 use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
+use std::time::{Duration, Instant};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -15,6 +16,9 @@ use crate::engine::wire::{Command, Reply};
 use crate::error::{Error, Kind, Result};
 use crate::signals::{self, STOP};
 
+/// How long a container that was asked to end a command may take to answer at all.
+const ANSWER: Duration = Duration::from_secs(10);
+
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exit {
@@ -22,6 +26,8 @@ pub struct Exit {
     pub code: u8,
     /// The container, which another command had started, ends with it.
     pub last: bool,
+    /// It was told to end.
+    pub interrupted: bool,
 }
 
 /// Runs a command and passes input, output, signals and window size; returns how it ended, or `None` when the
@@ -41,10 +47,16 @@ pub fn run(client: &Client, command: Command) -> Result<Option<Exit>> {
     }
     let mut raw = None;
     let mut started = false;
-    let mut asked = false;
+    let mut asked: Option<(i32, Instant)> = None;
     let mut terminal: Option<OwnedFd> = None;
     loop {
-        let (from_client, signalled, ready) = wait(client, &signals, &copies)?;
+        let until = asked.filter(|_| !started).map(|(_, until)| until);
+        let (from_client, signalled, ready) = wait(client, &signals, &copies, until)?;
+        if let Some((number, until)) = asked.filter(|_| !started && !from_client)
+            && Instant::now() >= until
+        {
+            return Err(no_answer(number));
+        }
         for index in ready.into_iter().rev() {
             if !copies[index].step()? {
                 copies.remove(index);
@@ -55,14 +67,9 @@ pub fn run(client: &Client, command: Command) -> Result<Option<Exit>> {
                 match i32::try_from(signal.ssi_signo).unwrap_or(0) {
                     number if number == Signal::SIGWINCH as i32 => resize(terminal.as_ref())?,
                     // A container that somebody stopped (SIGSTOP) never answers: the second Ctrl-C ends the wait.
-                    number if asked && !started => {
-                        return Err(Error::new(
-                            Kind::Signal(number),
-                            "interrupted: the container does not answer",
-                        ));
-                    }
+                    number if asked.is_some() && !started => return Err(no_answer(number)),
                     number => {
-                        asked = true;
+                        asked = Some((number, Instant::now() + ANSWER));
                         drop(client.signal(number));
                     }
                 }
@@ -106,10 +113,21 @@ pub fn run(client: &Client, command: Command) -> Result<Option<Exit>> {
                     copy.flush()?;
                 }
                 drop(raw);
-                return Ok(Some(Exit { code, last }));
+                return Ok(Some(Exit {
+                    code,
+                    last,
+                    interrupted: asked.is_some(),
+                }));
             }
         }
     }
+}
+
+fn no_answer(signal: i32) -> Error {
+    Error::new(
+        Kind::Signal(signal),
+        "interrupted: the container does not answer",
+    )
 }
 
 /// Returns what the command gets as its standard descriptors; those that are terminals are replaced by pipes.
@@ -147,13 +165,22 @@ fn standard_ends(copies: &mut Vec<Copy>) -> Result<[OwnedFd; 3]> {
         .map_err(|_| Error::unexpected("three descriptors became another number"))
 }
 
-fn wait(client: &Client, signals: &SignalFd, copies: &[Copy]) -> Result<(bool, bool, Vec<usize>)> {
+fn wait(
+    client: &Client,
+    signals: &SignalFd,
+    copies: &[Copy],
+    until: Option<Instant>,
+) -> Result<(bool, bool, Vec<usize>)> {
     let mut fds = vec![
         PollFd::new(client.as_fd(), PollFlags::POLLIN),
         PollFd::new(signals.as_fd(), PollFlags::POLLIN),
     ];
     fds.extend(copies.iter().map(Copy::waits_for));
-    match poll(&mut fds, PollTimeout::NONE) {
+    let timeout = until.map_or(PollTimeout::NONE, |until| {
+        let left = until.saturating_duration_since(Instant::now());
+        PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
+    });
+    match poll(&mut fds, timeout) {
         Ok(_) | Err(nix::Error::EINTR) => {}
         Err(error) => return Err(error.into()),
     }

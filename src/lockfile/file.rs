@@ -1,13 +1,16 @@
 //! Owns the lock file on disk: where it is, reading it, and replacing it whole.
 
 use std::collections::BTreeMap;
-use std::io::Write as _;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, ResolveFlag};
+use nix::sys::stat::Mode;
 
 use super::{CacheFile, Lockfile, VERSION};
+use crate::account::{self, Existing, Place, Rights};
 use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::profile::Origin;
 
@@ -27,20 +30,32 @@ pub fn place(profile: &Origin, env: &str) -> PathBuf {
     }
 }
 
-/// Reads a lock file; `None` where there is none.
+/// Reads a lock file with the rights of the person who called; `None` where there is none.
 pub fn read(path: &Path) -> Result<Option<Lockfile>> {
-    match fs::metadata(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error.into()),
-        Ok(found) if !found.is_file() || found.len() > LARGEST => {
-            return Err(Error::invalid(format!(
-                "`{}` is no lock file of rockenv",
-                path.display()
-            )));
-        }
-        Ok(_) => {}
+    read_as(account::caller(), path)
+}
+
+/// Reads a lock file that the store was used with, whoever wrote it.
+pub(crate) fn read_known(path: &Path) -> Result<Option<Lockfile>> {
+    read_as(&Rights::Own, path)
+}
+
+fn read_as(rights: &Rights, path: &Path) -> Result<Option<Lockfile>> {
+    let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK;
+    let file = match rights.open(None, path, flags, Mode::empty(), ResolveFlag::empty()) {
+        Err(Errno::ENOENT) => return Ok(None),
+        other => other.context(|| format!("cannot read `{}`", path.display()))?,
+    };
+    let file = fs::File::from_parts(file.into(), path);
+    let found = file.metadata()?;
+    if !found.is_file() || found.len() > LARGEST {
+        return Err(Error::invalid(format!(
+            "`{}` is no lock file of rockenv",
+            path.display()
+        )));
     }
-    let bytes = fs::read(path)?;
+    let mut bytes = Vec::new();
+    file.take(LARGEST).read_to_end(&mut bytes)?;
     let text = String::from_utf8(bytes)
         .map_err(|_| Error::invalid(format!("`{}` is not UTF-8", path.display())))?;
     parse(&text, &path.display().to_string()).map(Some)
@@ -100,11 +115,9 @@ impl Lockfile {
 ///
 /// What is there and no lock file is left alone.
 pub fn write(path: &Path, lock: &Lockfile) -> Result<()> {
+    let rights = account::caller();
     // A link is followed: what it points to is the user's lock file.
-    let path = &match fs::canonicalize(path) {
-        Ok(path) => path,
-        Err(_) => path.to_owned(),
-    };
+    let path = &account::resolved(rights, path);
     let old = match read(path) {
         Ok(old) => old,
         Err(error) => {
@@ -119,42 +132,19 @@ pub fn write(path: &Path, lock: &Lockfile) -> Result<()> {
     if old.as_ref() == Some(lock) {
         return Ok(());
     }
-    let parent = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
+    let place = Place::new(rights, path)?;
+    let (mode, owner) = match place.open()? {
+        Some(old) => account::mode_and_owner(&old)?,
+        None => (0o644, place.parent_owner()?),
     };
-    let (owner, mode) = match fs::metadata(path) {
-        Ok(found) => (found, None),
-        Err(_) => (fs::metadata(parent)?, Some(0o644)),
-    };
-    let mode = mode.unwrap_or(owner.mode() & 0o777);
-    let cannot = || format!("cannot write `{}`", path.display());
-    let mut file = tempfile::Builder::new()
-        .prefix(".rockenv-")
-        .tempfile_in(parent)
-        .context(cannot)?;
-    file.write_all(lock.text()?.as_bytes()).context(cannot)?;
-    file.as_file()
-        .set_permissions(std::fs::Permissions::from_mode(mode))
-        .context(cannot)?;
-    if nix::unistd::geteuid().is_root() {
-        nix::unistd::fchown(
-            file.as_file(),
-            Some(owner.uid().into()),
-            Some(owner.gid().into()),
-        )
-        .context(cannot)?;
-    }
-    file.as_file().sync_data().context(cannot)?;
-    file.persist(path)
-        .map_err(|error| error.error)
-        .context(cannot)?;
-    fs::File::open(parent)?.sync_data()?;
-    Ok(())
+    let text = lock.text()?;
+    place.put(text.as_bytes(), mode, Some(owner), Existing::Replace)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+
     use super::super::tests::example;
     use super::*;
 

@@ -18,6 +18,7 @@ pub use check::{
     Choices, built, choices, drift, fetched, hooks, image, left, some, source, sources, steps,
 };
 pub use diff::{Change, Verb, changes, told};
+pub(crate) use file::read_known;
 pub use file::{parse, place, read, write};
 
 use crate::image::Package;

@@ -11,7 +11,7 @@ use crate::store::shared::{Arrival, Blob};
 /// Where snapshots go.
 pub(super) enum Destination<'a> {
     Registry(&'a Registry),
-    Layout(Draft),
+    Layout(Box<Draft>),
 }
 
 impl Destination<'_> {

@@ -82,7 +82,7 @@ pub fn export(
     let created = what.layers.last().map(|layer| layer.created.as_second());
     let time = created.and_then(|seconds| u64::try_from(seconds).ok());
     let draft = Draft::new(place, time.unwrap_or_default())?;
-    send_all(store, Destination::Layout(draft), what, means)
+    send_all(store, Destination::Layout(Box::new(draft)), what, means)
         .context(|| format!("cannot export to `{}`", place.display()))
 }
 

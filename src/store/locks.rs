@@ -144,7 +144,7 @@ impl Store {
                 continue;
             };
             let mut file = known.file.display().to_string();
-            let named = match lockfile::read(&known.file) {
+            let named = match lockfile::read_known(&known.file) {
                 Ok(Some(lock)) => names(&lock),
                 Ok(None) if known.is_gone() => continue,
                 unseen => {

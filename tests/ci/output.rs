@@ -255,5 +255,5 @@ run = 'false'
     store
         .rockenv(&up)
         .exits(1)
-        .says(&["none/rows", "help: --metrics FILE"]);
+        .says(&["/none`", "help: --metrics FILE"]);
 }

@@ -1,5 +1,6 @@
 //! Snapshots as files: `export --snapshots` and `import`, what other programs make of them, and commands that are cut off.
 
+use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -43,6 +44,7 @@ fn names(directory: &Path) -> Vec<String> {
 fn empty(store: &TestStore) -> PathBuf {
     let directory = store.work().join("disk");
     fs::create_dir(&directory).unwrap();
+    chown(&directory, Some(1234), Some(1234)).unwrap();
     directory
 }
 
@@ -280,6 +282,7 @@ fn an_import_that_was_killed_leaves_nothing_and_the_next_one_converges() {
 #[test]
 fn a_full_disk_is_said_and_left_as_it_was() {
     let disk = LoopFs::sized(Kind::Ext4, 24 << 20);
+    chown(disk.path(), Some(1234), Some(1234)).unwrap();
     let (one, other) = (TestStore::new(), TestStore::new());
     let name = built(&one, &other, LARGE);
     for file in ["demo.oci.tar", "demo.oci"] {

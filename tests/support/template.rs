@@ -1,6 +1,6 @@
 //! A store with nothing but image `base`, made once for each build of rockenv, and the directories around one.
 
-use std::os::unix::fs::{MetadataExt as _, symlink};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -14,11 +14,13 @@ pub(super) fn directory() -> tempfile::TempDir {
     let ordinary = Ordinary::get();
     let parent = match &ordinary {
         Some(user) => &user.directory,
-        None => Path::new(env!("CARGO_TARGET_TMPDIR")),
+        None => &base(),
     };
     fs::create_dir_all(parent).expect("a directory for tests");
     let directory = tempfile::Builder::new()
         .prefix("store-")
+        // The one whom the tests call rockenv for is not root.
+        .permissions(PermissionsExt::from_mode(0o755))
         .tempdir_in(parent)
         .expect("a temporary directory");
     if let Some(user) = ordinary {
@@ -27,9 +29,22 @@ pub(super) fn directory() -> tempfile::TempDir {
     directory
 }
 
+/// Where the tests' directories are: where others than root may enter too.
+fn base() -> PathBuf {
+    let own = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let is_open = |path: &Path| fs::metadata(path).is_ok_and(|found| found.mode() & 0o001 != 0);
+    match own.ancestors().all(is_open) {
+        true => own.to_owned(),
+        false => PathBuf::from("/var/tmp/rockenv-tests"),
+    }
+}
+
 pub(super) fn lay_out(work: &Path) {
-    fs::create_dir_all(work.join("images")).expect("a directory for images");
-    fs::create_dir_all(work.join("profiles")).expect("a directory for profiles");
+    for directory in [work, &work.join("images"), &work.join("profiles")] {
+        fs::create_dir_all(directory).expect("a directory");
+        // Whom the tests call rockenv for.
+        std::os::unix::fs::chown(directory, Some(1234), Some(1234)).expect("an owner");
+    }
     let base = match Ordinary::get() {
         None => format!(
             "schema = 1\nprovider = \"directory\"\n[directory]\npath = '{}'\n",
@@ -88,7 +103,7 @@ fn template() -> PathBuf {
     let ordinary = Ordinary::get();
     let parent = match &ordinary {
         Some(user) => user.directory.join("template"),
-        None => Path::new(env!("CARGO_TARGET_TMPDIR")).join("template"),
+        None => base().join("template"),
     };
     fs::create_dir_all(&parent).expect("a directory for the template");
     let lock = fs::File::create(parent.join("lock")).expect("a lock file");

@@ -7,13 +7,14 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
 
 use fs_err as fs;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
-use nix::sys::statvfs::FsFlags;
+use nix::sys::statvfs::{FsFlags, statvfs};
 
 use crate::certificates;
 use crate::engine::cgroup::Figures;
@@ -67,6 +68,9 @@ pub(in crate::engine) fn hold(
     let mut hold = with_volumes(with_views(hold)?)?;
     certificates::bind(&mut hold.container, Some(&root), &hold.run)?;
     let hold = &hold;
+    // Root of a container may have made device nodes in it, and systemd-nspawn mounts a `/dev` of its own.
+    add_flags(&root, MsFlags::MS_NODEV)
+        .context(|| format!("cannot mount `{}` without devices", root.display()))?;
     state.lock = Some(TreeLock::of(&root)?);
     // Mounts end with this process; what follows outlives it.
     state.save(&hold.run)?;
@@ -87,6 +91,26 @@ pub(in crate::engine) fn hold(
 
 /// How the mount points of views begin in an env's `run` directory.
 const VIEW: &str = "view-";
+
+/// Adds flags to a mount, for this namespace; what it is mounted with stays.
+fn add_flags(at: &Path, flags: MsFlags) -> nix::Result<()> {
+    let found = statvfs(at)?.flags();
+    let mut flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | flags;
+    for (is, keeps) in [
+        (FsFlags::ST_RDONLY, MsFlags::MS_RDONLY),
+        (FsFlags::ST_NODEV, MsFlags::MS_NODEV),
+        (FsFlags::ST_NOSUID, MsFlags::MS_NOSUID),
+        (FsFlags::ST_NOEXEC, MsFlags::MS_NOEXEC),
+        (FsFlags::ST_NOATIME, MsFlags::MS_NOATIME),
+        (FsFlags::ST_NODIRATIME, MsFlags::MS_NODIRATIME),
+        (FsFlags::ST_RELATIME, MsFlags::MS_RELATIME),
+    ] {
+        if found.contains(is) {
+            flags |= keeps;
+        }
+    }
+    mount(None::<&str>, at, None::<&str>, flags, None::<&str>)
+}
 
 /// Mounts the views of the container's binds in this namespace, and returns the request with these in their place.
 fn with_views(hold: &Hold) -> Result<Hold> {
@@ -136,22 +160,7 @@ fn with_volumes(mut hold: Hold) -> Result<Hold> {
         let none = None::<&str>;
         let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
         mount(Some(&bind.source), &at, none, flags, none).context(wrong)?;
-        let mut flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND;
-        flags |= MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
-        // What it is mounted with stays.
-        let known = nix::sys::statvfs::statvfs(&at).context(wrong)?.flags();
-        for (flag, same) in [
-            (FsFlags::ST_RDONLY, MsFlags::MS_RDONLY),
-            (FsFlags::ST_NOEXEC, MsFlags::MS_NOEXEC),
-            (FsFlags::ST_NOATIME, MsFlags::MS_NOATIME),
-            (FsFlags::ST_NODIRATIME, MsFlags::MS_NODIRATIME),
-            (FsFlags::ST_RELATIME, MsFlags::MS_RELATIME),
-        ] {
-            if known.contains(flag) {
-                flags |= same;
-            }
-        }
-        mount(none, &at, none, flags, none).context(wrong)?;
+        add_flags(&at, MsFlags::MS_NOSUID | MsFlags::MS_NODEV).context(wrong)?;
         bind.source = at;
     }
     Ok(hold)
@@ -205,7 +214,7 @@ fn run_engine(
         oom_kills: last.oom_kills.max(before.oom_kills),
     };
     state.cgroup.kill(PATIENCE)?;
-    child.wait()?;
+    await_end(&mut child)?;
     let memory_held = jobs.finish();
     let own = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_CHILDREN)?;
     let time = |value: nix::sys::time::TimeVal| {
@@ -227,6 +236,20 @@ fn run_engine(
         Ok(false) => Err(engine_error(&mut noise)),
         Err(error) => Err(error),
     }
+}
+
+/// Waits for a process that was killed; one that the kernel does not let go is no reason to wait for ever.
+fn await_end(child: &mut Child) -> Result<()> {
+    let until = Instant::now() + PATIENCE;
+    while child.try_wait()?.is_none() {
+        if Instant::now() > until {
+            return Err(Error::unexpected(
+                "systemd-nspawn was killed and does not end",
+            ));
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Ok(())
 }
 
 /// Makes the error for an engine that ended before the agent answered, from what it wrote.

@@ -4,17 +4,17 @@
 //! Layers are written while they are packed. In a tar file the size stands before the bytes, so it is written when they are there.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs::TryLockError;
-use std::io::{self, ErrorKind, Seek as _, SeekFrom, Write as _};
+use std::io::{self, Seek as _, SeekFrom, Write as _};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use fs_err as fs;
-use fs_err::os::unix::fs::OpenOptionsExt as _;
-use nix::libc;
-use rustix::fs::{CWD, RenameFlags, renameat_with};
-use rustix::io::Errno;
+use nix::fcntl::{OFlag, ResolveFlag};
+use nix::sys::stat::Mode;
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
 use tar::{EntryType, Header};
@@ -22,10 +22,12 @@ use tokio::sync::mpsc::Receiver;
 
 use super::super::document::MANIFEST;
 use super::{BLOBS, Form, INDEX, INDEX_TYPE, MARK, MARK_TEXT, NAME, TAG, blob};
+use crate::account::{self, Rights};
 use crate::error::{Error, Kind, Result, ResultExt as _};
-use crate::export;
 use crate::image::hex;
-use crate::rootfs;
+
+/// How what is in a layout is found: nowhere else.
+const WITHIN: ResolveFlag = ResolveFlag::RESOLVE_BENEATH.union(ResolveFlag::RESOLVE_NO_SYMLINKS);
 
 const BLOCK: u64 = 512;
 /// What a layer is called in a directory before its digest is known.
@@ -36,8 +38,14 @@ const NEXT: &str = "blobs/next";
 pub(in crate::share) struct Draft {
     /// What it will be called.
     place: PathBuf,
-    /// What it is called until then.
-    partial: PathBuf,
+    /// The person's, since the place is.
+    rights: &'static Rights,
+    /// The directory of the place, and in that the name and what it is called until then.
+    parent: OwnedFd,
+    name: OsString,
+    partial: String,
+    /// The directory that it is until then.
+    top: Option<OwnedFd>,
     form: Form,
     /// The tar file, or the mark in the directory: locked, so that nobody takes it for what a killed command left.
     file: fs::File,
@@ -67,25 +75,41 @@ impl Draft {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
         };
-        if !parent.is_dir() {
-            return Err(
-                Error::not_found(format!("there is no directory `{}`", parent.display()))
-                    .help(format!("mkdir {}", parent.display())),
-            );
-        }
-        let owner = export::owner(parent)?;
+        let rights = account::caller();
         let place = parent.join(name);
-        if fs::symlink_metadata(&place).is_ok() {
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
+        let parent = match rights.open(None, parent, flags, Mode::empty(), ResolveFlag::empty()) {
+            Err(nix::Error::ENOENT | nix::Error::ENOTDIR) => {
+                return Err(Error::not_found(format!(
+                    "there is no directory `{}`",
+                    parent.display()
+                ))
+                .help(format!("mkdir {}", parent.display())));
+            }
+            other => other.map_err(|errno| rights.refused(parent, errno))?,
+        };
+        let owner = rights.heir(parent.as_fd())?;
+        if rights.exists(parent.as_fd(), name) {
             return Err(in_the_way(&place));
         }
-        let partial = parent.join(format!(".{}.rockenv-partial", name.to_string_lossy()));
-        let file = match form {
-            Form::Archive => open_archive(&partial)?,
-            Form::Directory => open_directory(&partial)?,
+        let partial = format!(".{}.rockenv-partial", name.to_string_lossy());
+        let spot = Spot {
+            rights,
+            parent: parent.as_fd(),
+            partial: &partial,
+            path: place.with_file_name(&partial),
+        };
+        let (file, top) = match form {
+            Form::Archive => (spot.open_archive()?, None),
+            Form::Directory => spot.open_directory()?,
         };
         let mut draft = Self {
             place,
+            rights,
+            name: name.to_owned(),
             partial,
+            parent,
+            top,
             form,
             file,
             owner,
@@ -98,7 +122,7 @@ impl Draft {
     }
 
     fn begin(&mut self) -> Result<()> {
-        export::give(self.file.file(), self.owner).context(|| self.cannot())?;
+        self.give(self.file.file().as_fd())?;
         match self.form {
             Form::Archive => {
                 self.member(MARK, MARK_TEXT)?;
@@ -110,11 +134,13 @@ impl Draft {
             Form::Directory => {
                 self.file.write_all(MARK_TEXT)?;
                 for directory in ["blobs", BLOBS] {
-                    fs::create_dir(self.partial.join(directory))?;
+                    let mode = Mode::from_bits_truncate(0o777);
+                    self.rights
+                        .make_directory(self.top()?, directory, mode)
+                        .context(|| self.cannot())?;
                 }
-                for directory in ["", "blobs", BLOBS] {
-                    let directory = fs::File::open(self.partial.join(directory))?;
-                    export::give(directory.file(), self.owner).context(|| self.cannot())?;
+                for directory in [".", "blobs", BLOBS] {
+                    self.give(self.directory(directory)?.as_fd())?;
                 }
             }
         }
@@ -150,7 +176,10 @@ impl Draft {
                 self.pad(size)?;
             }
             Form::Directory => {
-                fs::rename(self.partial.join(NEXT), self.partial.join(blob(&sha256)))?;
+                let top = self.top()?;
+                self.rights
+                    .rename(top, NEXT, top, blob(&sha256).as_str(), true)
+                    .context(|| self.cannot())?;
             }
         }
         self.blobs.insert(sha256, size);
@@ -171,8 +200,7 @@ impl Draft {
     }
 
     async fn fill(&mut self, mut chunks: Receiver<io::Result<Bytes>>) -> io::Result<(u64, u64)> {
-        let mut file = fs::File::create(self.partial.join(NEXT))?;
-        export::give(file.file(), self.owner)?;
+        let mut file = self.create(NEXT).map_err(io::Error::other)?;
         let mut size = 0;
         while let Some(chunk) = chunks.recv().await {
             let chunk = chunk?;
@@ -237,13 +265,19 @@ impl Draft {
         }
         self.file.sync_all()?;
         if self.form == Form::Directory {
-            for directory in [BLOBS, "blobs", ""] {
-                fs::File::open(self.partial.join(directory))?.sync_all()?;
+            for directory in [BLOBS, "blobs", "."] {
+                nix::unistd::fsync(self.directory(directory)?)?;
             }
         }
         self.publish()?;
-        if let Some(parent) = self.place.parent() {
-            fs::File::open(parent)?.sync_all()?;
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
+        let none = (Mode::empty(), ResolveFlag::empty());
+        let parent = self
+            .rights
+            .open(Some(self.parent.as_fd()), ".", flags, none.0, none.1);
+        // One may write to a directory and not read it.
+        if let Ok(parent) = parent {
+            nix::unistd::fsync(parent)?;
         }
         Ok(total)
     }
@@ -259,8 +293,7 @@ impl Draft {
                 self.pad(size)
             }
             Form::Directory => {
-                let mut file = fs::File::create(self.partial.join(name))?;
-                export::give(file.file(), self.owner).context(|| self.cannot())?;
+                let mut file = self.create(name)?;
                 file.write_all(bytes)?;
                 Ok(file.sync_data()?)
             }
@@ -290,29 +323,56 @@ impl Draft {
 
     /// Gives it its name, which nothing else may have by now.
     fn publish(&self) -> Result<()> {
-        let taken = |_| in_the_way(&self.place);
-        match renameat_with(CWD, &self.partial, CWD, &self.place, RenameFlags::NOREPLACE) {
+        let (at, partial) = (self.parent.as_fd(), self.partial.as_str());
+        let name = self.name.as_os_str();
+        match self.rights.rename(at, partial, at, name, false) {
             Ok(()) => return Ok(()),
-            Err(Errno::EXIST) => return Err(in_the_way(&self.place)),
-            // A file system that has only the old way: there a new name of a file never replaces anything, and a directory
-            // only an empty one.
-            Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {}
-            Err(error) => return Err(io::Error::from(error)).context(|| self.cannot()),
+            Err(nix::Error::EEXIST) => return Err(in_the_way(&self.place)),
+            // FAT by way of FUSE has neither that nor links; a directory replaces only an empty one.
+            Err(nix::Error::EPERM | nix::Error::EINVAL | nix::Error::ENOTSUP) => {}
+            Err(error) => return Err(error).context(|| self.cannot()),
         }
-        if self.form == Form::Archive {
-            match fs::hard_link(&self.partial, &self.place) {
-                Ok(()) => return Ok(fs::remove_file(&self.partial)?),
-                Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-                    return Err(taken(error));
-                }
-                // FAT by way of FUSE has no links.
-                Err(_) => {}
-            }
-        }
-        if fs::symlink_metadata(&self.place).is_ok() {
+        if self.rights.exists(at, name) {
             return Err(in_the_way(&self.place));
         }
-        fs::rename(&self.partial, &self.place).context(|| self.cannot())
+        self.rights
+            .rename(at, partial, at, name, true)
+            .context(|| self.cannot())
+    }
+
+    fn top(&self) -> Result<BorrowedFd<'_>> {
+        self.top
+            .as_ref()
+            .map(OwnedFd::as_fd)
+            .ok_or_else(|| Error::unexpected("an archive has no directories"))
+    }
+
+    /// Opens a directory of it.
+    fn directory(&self, below: &str) -> Result<OwnedFd> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
+        self.rights
+            .open(Some(self.top()?), below, flags, Mode::empty(), WITHIN)
+            .context(|| self.cannot())
+    }
+
+    /// Makes a file of it, or empties the one that a layer was begun with.
+    fn create(&self, below: &str) -> Result<fs::File> {
+        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_TRUNC | OFlag::O_NOFOLLOW;
+        let mode = Mode::from_bits_truncate(0o666);
+        let file = self
+            .rights
+            .open(Some(self.top()?), below, flags, mode, WITHIN)
+            .context(|| self.cannot())?;
+        self.give(file.as_fd())?;
+        Ok(fs::File::from_parts(file.into(), self.place.join(below)))
+    }
+
+    fn give(&self, made: BorrowedFd<'_>) -> Result<()> {
+        match self.owner {
+            Some((uid, gid)) => nix::unistd::fchown(made, Some(uid.into()), Some(gid.into()))
+                .context(|| self.cannot()),
+            None => Ok(()),
+        }
     }
 
     fn cannot(&self) -> String {
@@ -323,73 +383,118 @@ impl Draft {
 impl Drop for Draft {
     fn drop(&mut self) {
         // Gone already where it has its name; what cannot be removed now, the next one does.
+        let (at, partial) = (self.parent.as_fd(), self.partial.as_str());
         match self.form {
-            Form::Archive => drop(fs::remove_file(&self.partial)),
-            Form::Directory => drop(rootfs::remove_tree(&self.partial)),
+            Form::Archive => drop(self.rights.unlink(at, partial, false)),
+            Form::Directory => drop(self.rights.remove_tree(at, partial)),
         }
     }
 }
 
-fn open_archive(partial: &Path) -> Result<fs::File> {
-    let mut options = fs::OpenOptions::new();
-    options.read(true).write(true).create(true);
-    options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
-    let file = options.open(partial)?;
-    let found = file.metadata()?;
-    if !found.is_file() || found.nlink() > 1 {
-        return Err(in_the_way(partial));
-    }
-    lock(&file)?;
-    // What a killed command left begins as every archive does; anything else is somebody's file.
-    let mut start = [0; MARK.len()];
-    let length = file.file().read_at(&mut start, 0)?;
-    if start[..length] != MARK.as_bytes()[..length] {
-        return Err(in_the_way(partial));
-    }
-    // Whoever had it may have given it its name meanwhile.
-    if !fs::symlink_metadata(partial).is_ok_and(|named| is(&file, &named)) {
-        return Err(busy(partial));
-    }
-    file.set_len(0)?;
-    Ok(file)
+/// Where a layout is begun.
+struct Spot<'a> {
+    rights: &'static Rights,
+    parent: BorrowedFd<'a>,
+    partial: &'a str,
+    /// What messages call it.
+    path: PathBuf,
 }
 
-fn is(file: &fs::File, named: &std::fs::Metadata) -> bool {
-    let open = file.metadata();
-    open.is_ok_and(|open| (open.dev(), open.ino()) == (named.dev(), named.ino()))
-}
-
-/// Makes the directory with its mark, which is locked.
-fn open_directory(partial: &Path) -> Result<fs::File> {
-    let mark = partial.join(MARK);
-    let mut options = fs::OpenOptions::new();
-    options.read(true).write(true);
-    options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
-    // Once for what a killed command left.
-    for _ in 0..2 {
-        match fs::create_dir(partial) {
-            Ok(()) => {
-                let file = options.create_new(true).open(&mark)?;
-                lock(&file)?;
-                return Ok(file);
-            }
-            Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error.into()),
-            Err(_) if !fs::symlink_metadata(partial)?.is_dir() => {
-                return Err(in_the_way(partial));
-            }
-            Err(_) => {}
-        }
-        match options.open(&mark) {
-            Ok(file) => {
-                lock(&file)?;
-                rootfs::remove_tree(partial)?;
-            }
-            // Killed before its first file.
-            Err(error) if error.kind() == ErrorKind::NotFound => fs::remove_dir(partial)?,
-            Err(error) => return Err(error.into()),
-        }
+impl Spot<'_> {
+    fn open(&self, at: BorrowedFd<'_>, name: &str, flags: OFlag) -> nix::Result<OwnedFd> {
+        let mode = match flags.contains(OFlag::O_CREAT) {
+            true => Mode::from_bits_truncate(0o666),
+            false => Mode::empty(),
+        };
+        let flags = flags | OFlag::O_NOFOLLOW;
+        self.rights.open(Some(at), name, flags, mode, WITHIN)
     }
-    Err(busy(partial))
+
+    fn cannot(&self) -> String {
+        format!("cannot write `{}`", self.path.display())
+    }
+
+    fn open_archive(&self) -> Result<fs::File> {
+        let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NONBLOCK;
+        let file = match self.open(self.parent, self.partial, flags) {
+            Err(errno @ (nix::Error::EACCES | nix::Error::EPERM | nix::Error::EROFS)) => {
+                let parent = self.path.parent().unwrap_or(Path::new("."));
+                return Err(self.rights.refused(parent, errno));
+            }
+            other => other.context(|| self.cannot())?,
+        };
+        let file = fs::File::from_parts(file.into(), &self.path);
+        let found = file.metadata()?;
+        if !found.is_file() || found.nlink() > 1 {
+            return Err(in_the_way(&self.path));
+        }
+        lock(&file)?;
+        // What a killed command left begins as every archive does; anything else is somebody's file.
+        let mut start = [0; MARK.len()];
+        let length = file.file().read_at(&mut start, 0)?;
+        if start[..length] != MARK.as_bytes()[..length] {
+            return Err(in_the_way(&self.path));
+        }
+        // Whoever had it may have given it its name meanwhile.
+        let named = self.open(self.parent, self.partial, OFlag::O_PATH);
+        let named = named.and_then(|named| nix::sys::stat::fstat(&named));
+        if !named.is_ok_and(|named| (named.st_dev, named.st_ino) == (found.dev(), found.ino())) {
+            return Err(busy(&self.path));
+        }
+        file.set_len(0)?;
+        Ok(file)
+    }
+
+    /// Makes the directory with its mark, which is locked.
+    fn open_directory(&self) -> Result<(fs::File, Option<OwnedFd>)> {
+        let mode = Mode::from_bits_truncate(0o777);
+        let directory = OFlag::O_PATH | OFlag::O_DIRECTORY;
+        let marked = OFlag::O_RDWR | OFlag::O_NONBLOCK;
+        let file = |mark: OwnedFd| fs::File::from_parts(mark.into(), self.path.join(MARK));
+        // Once for what a killed command left.
+        for _ in 0..2 {
+            let made = self.rights.make_directory(self.parent, self.partial, mode);
+            let top = match made {
+                Ok(()) | Err(nix::Error::EEXIST) => {
+                    match self.open(self.parent, self.partial, directory) {
+                        Err(nix::Error::ELOOP | nix::Error::ENOTDIR) => {
+                            return Err(in_the_way(&self.path));
+                        }
+                        other => other.context(|| self.cannot())?,
+                    }
+                }
+                Err(errno) => {
+                    let parent = self.path.parent().unwrap_or(Path::new("."));
+                    return Err(self.rights.refused(parent, errno));
+                }
+            };
+            if made.is_ok() {
+                let new = marked | OFlag::O_CREAT | OFlag::O_EXCL;
+                let mark = self
+                    .open(top.as_fd(), MARK, new)
+                    .context(|| self.cannot())?;
+                let mark = file(mark);
+                lock(&mark)?;
+                return Ok((mark, Some(top)));
+            }
+            match self.open(top.as_fd(), MARK, marked) {
+                Ok(mark) => {
+                    let mark = file(mark);
+                    lock(&mark)?;
+                    self.rights
+                        .remove_tree(self.parent, self.partial)
+                        .context(|| self.cannot())?;
+                }
+                // Killed before its first file.
+                Err(nix::Error::ENOENT) => self
+                    .rights
+                    .unlink(self.parent, self.partial, true)
+                    .context(|| self.cannot())?,
+                Err(error) => return Err(error).context(|| self.cannot()),
+            }
+        }
+        Err(busy(&self.path))
+    }
 }
 
 /// Takes a file for this process; the kernel frees it if the process dies. Not every disk that is carried about can lock.
@@ -417,7 +522,7 @@ fn in_the_way(place: &Path) -> Error {
 }
 
 fn too_large(place: &Path, error: io::Error) -> Error {
-    let large = error.kind() == ErrorKind::FileTooLarge;
+    let large = error.kind() == io::ErrorKind::FileTooLarge;
     let failed: Result<()> = Err(error).context(|| format!("cannot write `{}`", place.display()));
     let error = failed
         .err()

@@ -1,0 +1,262 @@
+//! A path that the caller named leads elsewhere: at once, or from one moment to the next. Root writes for that person there, and must
+//! reach nothing that they may not reach themselves.
+
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt, chown, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use fs_err as fs;
+use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
+use nix::sys::stat::Mode;
+use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
+
+use crate::support::env::TestStore;
+use crate::support::loopfs::{Kind, LoopFs};
+use crate::support::ordinary::MadeUp;
+
+/// On the code before, the racers won after seconds.
+const TRIES: usize = 25;
+
+/// A step that leaves one result.
+const PROFILE: &str = r#"
+[[volume]]
+name = "out"
+kind = "output"
+target = "/v/out"
+[[step]]
+name = "build"
+run = "echo result > /v/out/result"
+"#;
+
+/// A user, an env in a store of root's, and a directory that only root may enter.
+struct Stage {
+    store: TestStore,
+    user: MadeUp,
+    secret: PathBuf,
+    /// Where the user plays: two directories that change places.
+    here: PathBuf,
+    there: PathBuf,
+    _disk: LoopFs,
+}
+
+impl Stage {
+    fn new() -> Self {
+        let disk = LoopFs::new(Kind::Ext4);
+        let user = MadeUp::at(disk.path().join("home"));
+        let store = TestStore::at(&user.store());
+        store.profile(PROFILE);
+        store.up();
+        let secret = disk.path().join("secret");
+        fs::create_dir(&secret).expect("a directory");
+        fs::set_permissions(&secret, PermissionsExt::from_mode(0o700)).expect("a mode");
+        let [here, there] = ["here", "there"].map(|name| user.home.join(name));
+        Self {
+            store,
+            user,
+            secret,
+            here,
+            there,
+            _disk: disk,
+        }
+    }
+
+    fn make_own(&self, path: &Path) {
+        fs::create_dir(path).expect("a directory");
+        chown(path, Some(MadeUp::UID), Some(MadeUp::UID)).expect("an owner");
+    }
+
+    fn sudo(&self, arguments: &[&str]) -> Output {
+        output(self.user.sudo(self.user.program(), arguments))
+    }
+
+    /// Does `work` while the user's `step` is repeated with their own rights.
+    fn race(&self, step: impl Fn() + Sync, mut work: impl FnMut()) {
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                setfsgid(Gid::from_raw(MadeUp::UID));
+                setfsuid(Uid::from_raw(MadeUp::UID));
+                while !done.load(Ordering::Relaxed) {
+                    step();
+                }
+            });
+            for _ in 0..TRIES {
+                work();
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+    }
+
+    fn exchange(&self) {
+        let flags = RenameFlags::RENAME_EXCHANGE;
+        renameat2(AT_FDCWD, &self.here, AT_FDCWD, &self.there, flags).ok();
+    }
+
+    fn has_secrets(&self) -> usize {
+        fs::read_dir(&self.secret).expect("a directory").count()
+    }
+}
+
+fn output(mut command: Command) -> Output {
+    command.output().expect("a command")
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn files_for_the_caller_are_never_written_where_the_caller_may_not() {
+    let stage = Stage::new();
+    let env = stage.store.env();
+    stage.make_own(&stage.here);
+    symlink(&stage.secret, &stage.there).expect("a link");
+    let [here, link] = [&stage.here, &stage.there].map(|path| path.to_str().expect("a path"));
+    // Without a race: the link is in a checkout, and named as any directory.
+    let page = format!("{link}/page.html");
+    let file = format!("{link}/rows");
+    let image = format!("{link}/image.tar");
+    for arguments in [
+        vec!["report", env, "--output", &page],
+        vec!["export", env, "--snapshots", &image],
+        vec!["up", env, "--metrics", &file],
+    ] {
+        let output = stage.sudo(&arguments);
+        assert_eq!(stage.has_secrets(), 0, "{arguments:?}");
+        assert!(!output.status.success(), "{arguments:?}");
+        if arguments[0] != "up" {
+            assert!(said(&output).contains(link), "{}", said(&output));
+            assert_eq!(output.status.code(), Some(3), "{}", said(&output));
+        }
+    }
+    for arguments in [
+        [
+            "report",
+            env,
+            "--output",
+            &format!("{here}/page.html"),
+            "--force",
+        ]
+        .as_slice(),
+        &["export", env, "--snapshots", &format!("{here}/image")],
+    ] {
+        let race = || stage.exchange();
+        stage.race(race, || {
+            drop(stage.sudo(arguments));
+            assert_eq!(stage.has_secrets(), 0, "{arguments:?}");
+        });
+    }
+    stage.store.assert_clean();
+}
+
+#[test]
+fn a_file_of_root_s_never_becomes_the_caller_s() {
+    let stage = Stage::new();
+    let victim = stage.secret.join("victim");
+    fs::write(&victim, "root's\n").expect("a file");
+    stage.make_own(&stage.here);
+    stage.make_own(&stage.there);
+    let page = stage.here.join("page.html");
+    let arguments = [
+        "report",
+        stage.store.env(),
+        "--output",
+        page.to_str().expect("a path"),
+    ];
+    // As soon as the file is there that becomes the page, a link of its name is.
+    let race = || {
+        for entry in fs::read_dir(&stage.here).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            if name.to_string_lossy().starts_with(".rockenv") {
+                symlink(&victim, stage.there.join(name)).ok();
+                stage.exchange();
+            }
+        }
+    };
+    stage.race(race, || {
+        drop(stage.sudo(&arguments));
+        let found = fs::metadata(&victim).expect("root's file");
+        assert_eq!(found.uid(), 0);
+        for directory in [&stage.here, &stage.there] {
+            for entry in fs::read_dir(directory).expect("a directory").flatten() {
+                fs::remove_file(entry.path()).expect("an empty directory");
+            }
+        }
+    });
+    assert_eq!(
+        fs::read_to_string(&victim).expect("root's file"),
+        "root's\n"
+    );
+    stage.store.assert_clean();
+}
+
+#[test]
+fn what_is_written_for_the_caller_is_the_caller_s_and_no_link_or_fifo_is_opened() {
+    let stage = Stage::new();
+    let env = stage.store.env();
+    stage.make_own(&stage.here);
+    let at = |name: &str| stage.here.join(name);
+    let path = |name: &str| at(name).to_str().expect("a path").to_owned();
+    for arguments in [
+        vec!["report", env, "--output", &path("page.html")],
+        vec!["export", env, "--snapshots", &path("image.tar")],
+        vec!["export", env, "--snapshots", &path("image")],
+        vec!["man", "--dir", &path("man")],
+    ] {
+        let output = stage.sudo(&arguments);
+        assert!(output.status.success(), "{arguments:?}: {}", said(&output));
+    }
+    let stranger = "find \"$1\" ! -user 4321 -o ! -group 4321";
+    let found = output_of(
+        Command::new("sh")
+            .args(["-c", stranger, "sh"])
+            .arg(&stage.here),
+    );
+    assert_eq!(found, "");
+    let written = output_of(Command::new("find").arg(&stage.here).args(["-type", "f"]));
+    for name in [
+        "page.html",
+        "image.tar",
+        "image/index.json",
+        "man/rockenv.1",
+    ] {
+        assert!(written.contains(&path(name)), "{name}: {written}");
+    }
+    // Metrics go to the end of a file, and to nothing else.
+    let victim = stage.secret.join("rows");
+    fs::write(&victim, "").expect("a file");
+    symlink(&victim, at("link")).expect("a link");
+    nix::unistd::mkfifo(&at("fifo"), Mode::S_IRWXU).expect("a fifo");
+    fs::create_dir(at("directory")).expect("a directory");
+    for name in ["fifo", "directory"] {
+        chown(at(name), Some(MadeUp::UID), Some(MadeUp::UID)).expect("an owner");
+    }
+    for name in ["link", "fifo", "directory"] {
+        let begun = Instant::now();
+        let mut up = stage.store.command(&["up", env, "--metrics", &path(name)]);
+        up.env("SUDO_UID", "4321").env("SUDO_GID", "4321");
+        let output = output(up);
+        assert_eq!(output.status.code(), Some(2), "{name}: {}", said(&output));
+        assert!(
+            said(&output).contains("no regular file"),
+            "{}",
+            said(&output)
+        );
+        assert!(begun.elapsed() < Duration::from_secs(60));
+    }
+    assert_eq!(fs::metadata(&victim).expect("a file").len(), 0);
+    let mut up = stage
+        .store
+        .command(&["up", env, "--metrics", &path("rows")]);
+    up.env("SUDO_UID", "4321").env("SUDO_GID", "4321");
+    drop(output(up));
+    assert_eq!(fs::metadata(at("rows")).expect("rows").uid(), MadeUp::UID);
+    stage.store.assert_clean();
+}
+
+fn output_of(command: &mut Command) -> String {
+    let output = command.output().expect("a command");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}

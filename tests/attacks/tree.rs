@@ -1,0 +1,116 @@
+//! Root of a container left something in its tree where rockenv writes or reads from outside, or stopped who watches it: no command
+//! hangs, and nothing but the tree changes.
+
+use std::time::{Duration, Instant};
+
+use fs_err as fs;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::support::env::TestStore;
+use crate::support::run::{processes, processes_called, wait_until};
+
+/// Long enough for a busy machine, and far from for ever.
+const LONG: Duration = Duration::from_secs(120);
+
+#[test]
+fn traps_where_accounts_are_written_are_not_opened() {
+    let store = TestStore::new();
+    store.up_with("[[step]]\nname = \"a\"\nrun = \"true\"\n");
+    for trap in [
+        "mkfifo",
+        "ln -s /etc/hostname",
+        "ln -s /proc/self/mem",
+        "mkdir",
+        "truncate -s 1G",
+    ] {
+        store
+            .root_sh(&format!(
+                "sed -i /builder/d /etc/passwd /etc/group; \
+                 for file in passwd group; do rm -rf /etc/.$file.rockenv; {trap} /etc/.$file.rockenv; done"
+            ))
+            .ok();
+        let begun = Instant::now();
+        let ran = store.sh("id -un");
+        assert!(begun.elapsed() < LONG, "{trap}");
+        match trap {
+            "mkdir" => {
+                assert_ne!(ran.code, 0);
+                ran.says(&["group.rockenv"]);
+                store.rockenv(&["up", store.env(), "--rerun", "a"]).ok();
+            }
+            _ => assert_eq!(ran.ok().text().trim(), "builder", "{trap}"),
+        }
+    }
+    for trap in [
+        "mkfifo /etc/passwd",
+        "truncate -s 2G /etc/passwd",
+        "ln -s /dev/zero /etc/passwd",
+    ] {
+        store.rockenv(&["up", store.env(), "--rerun", "a"]).ok();
+        store.root_sh(&format!("rm /etc/passwd; {trap}")).ok();
+        let begun = Instant::now();
+        let ran = store.sh("true");
+        assert_ne!(ran.code, 0);
+        ran.says(&["passwd"]);
+        assert!(begun.elapsed() < LONG, "{trap}");
+    }
+    store.assert_clean();
+}
+
+/// Stops the holder of the store's containers, as a test's only.
+fn stop_holder(store: &TestStore) -> Pid {
+    let home = store.home().to_string_lossy().into_owned();
+    let is_ours = |pid: i32| {
+        let open = fs::read_dir(format!("/proc/{pid}/fd"))
+            .into_iter()
+            .flatten();
+        open.flatten().any(|open| {
+            fs::read_link(open.path()).is_ok_and(|to| to.to_string_lossy().starts_with(&home))
+        })
+    };
+    let mut all = processes().into_iter();
+    let (pid, _) = all
+        .find(|(pid, line)| line.contains("__hold") && is_ours(*pid))
+        .expect("a holder");
+    let pid = Pid::from_raw(pid);
+    kill(pid, Signal::SIGSTOP).expect("a stopped holder");
+    pid
+}
+
+#[test]
+fn a_holder_that_does_not_answer_is_ended() {
+    let store = TestStore::new();
+    store.up_with("[[step]]\nname = \"a\"\nrun = \"true\"\n");
+    for arguments in [
+        ["down", store.env()].as_slice(),
+        &["rm", "--force", store.env()],
+    ] {
+        let job = store.start(&["exec", store.env(), "--", "sleep", "6007"]);
+        wait_until("the command runs", || {
+            !processes_called("sleep 6007").is_empty()
+        });
+        stop_holder(&store);
+        let begun = Instant::now();
+        store.rockenv(arguments).ok();
+        assert!(begun.elapsed() < LONG, "{arguments:?}");
+        drop(job);
+    }
+    store.assert_clean();
+}
+
+#[test]
+fn a_command_that_waits_for_a_stopped_holder_ends_when_it_is_told_to() {
+    let store = TestStore::new();
+    store.up_with("[[step]]\nname = \"a\"\nrun = \"true\"\n");
+    let job = store.start(&["exec", store.env(), "--", "sleep", "6008"]);
+    wait_until("the command runs", || {
+        !processes_called("sleep 6008").is_empty()
+    });
+    stop_holder(&store);
+    let begun = Instant::now();
+    job.signal(Signal::SIGTERM);
+    job.wait();
+    assert!(begun.elapsed() < LONG);
+    store.assert_clean();
+}
