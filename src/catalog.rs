@@ -5,6 +5,22 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, Result};
 use crate::suggest;
 
+/// A directory that is searched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Directory {
+    /// Where it is.
+    pub path: PathBuf,
+    /// It is one of the current directory's: what is compiled in comes before.
+    pub current: bool,
+}
+
+impl From<PathBuf> for Directory {
+    fn from(path: PathBuf) -> Self {
+        let current = false;
+        Self { path, current }
+    }
+}
+
 /// Something that can be named.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
@@ -17,23 +33,26 @@ pub struct Listed {
 /// Returns everything that can be named, sorted; the first of several with one name counts, and directories may be absent.
 /// `of` says what an entry of a directory is called and which file it is; nothing where it is none.
 pub fn list<'a>(
-    directories: &[PathBuf],
+    directories: &[Directory],
     builtin: impl IntoIterator<Item = &'a str>,
     of: impl Fn(&Path) -> Option<(String, PathBuf)>,
 ) -> Result<Vec<Listed>> {
     let mut found: Vec<Listed> = Vec::new();
+    let builtin: Vec<&str> = builtin.into_iter().collect();
     let mut add = |name: String, path: Option<PathBuf>| {
         if !found.iter().any(|known| known.name == name) {
             found.push(Listed { name, path });
         }
     };
     for directory in directories {
-        let entries = match fs_err::read_dir(directory) {
+        let entries = match fs_err::read_dir(&directory.path) {
             Err(error) if is_absent(&error) => continue,
             other => other?,
         };
         for entry in entries {
-            if let Some((name, path)) = of(&entry?.path()) {
+            if let Some((name, path)) = of(&entry?.path())
+                && !(directory.current && builtin.contains(&name.as_str()))
+            {
                 add(name, Some(path));
             }
         }
@@ -83,11 +102,12 @@ mod tests {
         for name in ["b.toml", "a.toml", "c.txt"] {
             fs_err::write(directory.path().join(name), "").unwrap();
         }
-        let directories = [
+        let mut directories = [
             directory.path().join("none"),
             directory.path().join("c.txt"),
             directory.path().to_owned(),
-        ];
+        ]
+        .map(Directory::from);
         let found = list(&directories, ["a", "z"], toml_file).unwrap();
         let shown: Vec<_> = found
             .iter()
@@ -95,6 +115,10 @@ mod tests {
             .collect();
         assert_eq!(shown, [("a", true), ("b", true), ("z", false)]);
         assert_eq!(named(&found, "image", "z").unwrap().path, None);
+        directories[2].current = true;
+        let found = list(&directories, ["a", "z"], toml_file).unwrap();
+        assert_eq!(named(&found, "image", "a").unwrap().path, None);
+        assert!(named(&found, "image", "b").unwrap().path.is_some());
         let error = named(&found, "image", "quite another").unwrap_err();
         assert_eq!(error.help_text(), Some("rockenv image ls"));
     }

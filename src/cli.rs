@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::commands::{
     cache, doctor, du, exec, export, fsck, gc, generate, hook, image, import, list, lock, logs,
-    matrix, on, profile, pull, push, remove, report, runtime, setup, snapshot, target, up,
+    matrix, on, profile, pull, push, remove, report, runtime, setup, snapshot, target, trust, up,
 };
 
 /// Reproducible build environments for ROCm, in systemd-nspawn and containers.
@@ -111,6 +111,8 @@ pub enum Command {
     Export(export::ExportArgs),
     /// Take snapshots that another machine exported, for `up` to find
     Import(import::ImportArgs),
+    /// Let the files of a directory count: rockenv.toml, profiles/, images/ and hooks/
+    Trust(trust::TrustArgs),
     /// Install what the host needs
     Setup(setup::SetupArgs),
     /// Say what this machine can do and what is missing

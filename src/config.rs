@@ -1,6 +1,6 @@
 //! Owns configuration: the only reader of the process's environment, and of the configuration files.
 //!
-//! Flags win over `ROCKENV_*`, then `./rockenv.toml`, the user's `rockenv/config.toml`, `/etc/rockenv/config.toml`.
+//! Flags win over `ROCKENV_*`, then `./rockenv.toml` as far as `trust` lets it, the user's `rockenv/config.toml`, `/etc/rockenv/config.toml`.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -10,7 +10,8 @@ use std::time::Duration;
 use fs_err as fs;
 use serde::Deserialize;
 
-use crate::account::{self, home_of, invoking_user};
+use crate::account::{self, home_of};
+use crate::catalog::Directory;
 use crate::certificates::{self, Authorities};
 use crate::engine::BuildUser;
 use crate::engine::choose::Sockets;
@@ -19,10 +20,11 @@ use crate::error::{Error, Result};
 use crate::gc::policy;
 use crate::image::Logins;
 use crate::store::history::Reuse;
+use crate::trust::{self, Current};
 use crate::ui::ci::System;
 
 /// The variables that are read and what they mean, for the documentation.
-pub const VARIABLES: [(&str, &str); 29] = [
+pub const VARIABLES: [(&str, &str); 31] = [
     ("ROCKENV_HOME", "the store's root, like `--home`"),
     (
         "ROCKENV_ENGINE",
@@ -43,6 +45,10 @@ pub const VARIABLES: [(&str, &str); 29] = [
     (
         "ROCKENV_CA_CERTIFICATES",
         "certificate authorities that steps and downloads trust too: `host`, or PEM files with colons in between",
+    ),
+    (
+        trust::VARIABLE,
+        "directories, with `:` between them, whose `rockenv.toml`, `profiles/`, `images/` and `hooks/` count without `rockenv trust`, as do those below",
     ),
     (
         "ROCKENV_REGISTRY",
@@ -134,6 +140,8 @@ pub const VARIABLES: [(&str, &str); 29] = [
 const CCACHE_REMOTE: &str = "CCACHE_REMOTE_STORAGE";
 /// How long a container stays for the next `exec`, where nothing else is configured: somebody at work, not somebody who left.
 const IDLE: Duration = Duration::from_secs(60);
+/// More than any configuration has, in bytes.
+const MAX_FILE: u64 = 1 << 20;
 /// Free space below which a step is paused, in bytes, where nothing else is configured.
 const DISK_FLOOR: u64 = 1 << 30;
 /// Size of a step's log, in bytes, where nothing else is configured.
@@ -245,11 +253,17 @@ pub struct Config {
     /// Targets of all envs on this machine.
     pub targets: Vec<String>,
     /// Where profiles are looked for, first match wins.
-    pub profile_dirs: Vec<PathBuf>,
+    pub profile_dirs: Vec<Directory>,
     /// Where image recipes are looked for.
-    pub image_dirs: Vec<PathBuf>,
+    pub image_dirs: Vec<Directory>,
     /// Where hooks are looked for.
-    pub hook_dirs: Vec<PathBuf>,
+    pub hook_dirs: Vec<Directory>,
+    /// The current directory, and what of it counts.
+    pub current: Current,
+    /// Directory of the invoking user's configuration.
+    pub user_dir: PathBuf,
+    /// Directories that are trusted without being asked for.
+    pub trusted_dirs: Option<String>,
     /// Mirrors by distribution.
     pub mirrors: BTreeMap<String, String>,
     /// Certificate authorities that are trusted too.
@@ -289,7 +303,7 @@ impl Config {
     fn from(environment: BTreeMap<String, String>, working: Option<&Path>) -> Result<Self> {
         let set = |name: &str| environment.get(name).filter(|value| !value.is_empty());
         let root = nix::unistd::geteuid().is_root();
-        let user = invoking_user(set("SUDO_UID"), set("SUDO_GID"), set("PKEXEC_UID"))?;
+        let user = account::invoking_user(set("SUDO_UID"), set("SUDO_GID"), set("PKEXEC_UID"))?;
         let host_home = match home_of(user.uid) {
             Some(home) => home,
             None => set("HOME").map_or_else(|| PathBuf::from("/"), PathBuf::from),
@@ -305,20 +319,23 @@ impl Config {
         let mut authorities = set("ROCKENV_CA_CERTIFICATES")
             .map(|text| certificates::Written::variable(text).resolve(here, &host_home))
             .transpose()?;
-        for path in working
-            .map(|directory| directory.join("rockenv.toml"))
-            .into_iter()
-            .chain([
-                user_dir.join("config.toml"),
-                PathBuf::from("/etc/rockenv/config.toml"),
-            ])
-        {
+        let trusted_dirs = set(trust::VARIABLE).cloned();
+        let mut current = match working {
+            Some(working) => Current::look(working, &user_dir, trusted_dirs.as_deref()),
+            None => Current::default(),
+        };
+        if let Some(working) = working {
+            files.extend(read_current(working, &mut current)?);
+        }
+        for path in [
+            user_dir.join("config.toml"),
+            PathBuf::from("/etc/rockenv/config.toml"),
+        ] {
             let Some(file) = read_file(&path)? else {
                 continue;
             };
-            // The working directory may be anybody's, and has no say in who is trusted.
+            // The working directory may be anybody's, and has no say in which authorities are trusted.
             if authorities.is_none()
-                && path.ends_with("config.toml")
                 && let Some(written) = &file.ca_certificates
             {
                 let directory = path.parent().unwrap_or(here);
@@ -365,7 +382,7 @@ impl Config {
                 own("DOCKER_CONFIG", ".docker").join("config.json"),
             ],
         };
-        let caller = user.clone();
+        let invoking_user = user.clone();
         // An ordinary user is root in the namespace that the store is changed in, and in a rootless container.
         let user = if root { user } else { BuildUser::new(0, 0) };
         let user = match set("ROCKENV_BUILD_USER")
@@ -400,11 +417,21 @@ impl Config {
                 .map(|_| System::Gitlab),
         };
         let directories = |pick: fn(&File) -> &Vec<PathBuf>, name: &str| {
-            let mut found: Vec<PathBuf> =
-                files.iter().flat_map(|file| pick(file).clone()).collect();
-            found.extend(working.map(|directory| directory.join(name)));
-            found.push(user_dir.join(name));
-            found.push(Path::new("/etc/rockenv").join(name));
+            let mut found: Vec<Directory> = files
+                .iter()
+                .flat_map(|file| pick(file).clone())
+                .map(Directory::from)
+                .collect();
+            found.extend(
+                working
+                    .filter(|_| current.counts())
+                    .map(|directory| Directory {
+                        path: directory.join(name),
+                        current: true,
+                    }),
+            );
+            found.push(user_dir.join(name).into());
+            found.push(Path::new("/etc/rockenv").join(name).into());
             found
         };
         Ok(Self {
@@ -447,6 +474,10 @@ impl Config {
             profile_dirs: directories(|file| &file.profile_dirs, "profiles"),
             image_dirs: directories(|file| &file.image_dirs, "images"),
             hook_dirs: directories(|file| &file.hook_dirs, "hooks"),
+            current,
+            user_dir,
+            trusted_dirs,
+            invoking_user,
             mirrors,
             authorities,
             gc,
@@ -455,7 +486,6 @@ impl Config {
                 programs: set("PATH").map_or_else(OsString::new, OsString::from),
                 home: host_home.clone(),
             },
-            invoking_user: caller,
             user,
             host_home,
             gpu_root: PathBuf::from(set("ROCKENV_GPU_ROOT").map_or("/", String::as_str)),
@@ -498,6 +528,26 @@ fn podman_socket(runtime: Option<&String>) -> String {
     }
     let runtime = runtime.map_or_else(|| format!("/run/user/{user}"), String::clone);
     format!("{runtime}/podman/podman.sock")
+}
+
+/// Reads the configuration of the current directory, as far as it counts.
+fn read_current(working: &Path, current: &mut Current) -> Result<Option<File>> {
+    let path = working.join(trust::CONFIGURATION);
+    if fs::symlink_metadata(&path).is_err() {
+        return Ok(None);
+    }
+    let invalid = |error| {
+        Error::invalid(format!("configuration `{}` is invalid", path.display())).source(error)
+    };
+    let bytes = trust::read(&path, MAX_FILE)?
+        .ok_or_else(|| Error::invalid(format!("`{}` is not a regular file", path.display())))?;
+    let text = String::from_utf8_lossy(&bytes);
+    if current.counts() {
+        // What does not count is checked all the same.
+        toml::from_str::<File>(&text).map_err(invalid)?;
+    }
+    let table = text.parse::<toml::Table>().map_err(invalid)?;
+    current.keep(table).try_into().map(Some).map_err(invalid)
 }
 
 fn read_file(path: &Path) -> Result<Option<File>> {
@@ -548,15 +598,14 @@ mod tests {
 
     fn read(variables: &[(&str, &str)], file: &str) -> Result<Config> {
         let directory = tempfile::tempdir().unwrap();
-        fs::write(directory.path().join("rockenv.toml"), file).unwrap();
+        let user = directory.path().join("user");
+        fs::create_dir_all(user.join("rockenv")).unwrap();
+        fs::write(user.join("rockenv/config.toml"), file).unwrap();
         let mut environment: BTreeMap<String, String> = variables
             .iter()
             .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
             .collect();
-        environment.insert(
-            "XDG_CONFIG_HOME".into(),
-            directory.path().join("none").display().to_string(),
-        );
+        environment.insert("XDG_CONFIG_HOME".into(), user.display().to_string());
         Config::from(environment, Some(directory.path()))
     }
 
@@ -578,6 +627,72 @@ mod tests {
             (Path::new("/srv/b"), Some(7), true)
         );
         assert_eq!(config.mirrors["debian"], "file:///m");
+    }
+
+    #[test]
+    fn the_current_directory_counts_as_far_as_it_is_trusted() {
+        let place = tempfile::tempdir().unwrap();
+        let work = fs::canonicalize(place.path()).unwrap().join("work");
+        fs::create_dir_all(work.join("profiles")).unwrap();
+        let file = "home = '/srv/evil'\nninja = '/srv/evil'\njobs = 3\ntargets = ['gfx1103']\nidle = 'never'\n[mirror]\ndebian = 'file:///evil'\n";
+        fs::write(work.join("rockenv.toml"), file).unwrap();
+        fs::write(work.join("profiles/own.toml"), "schema = 1\n").unwrap();
+        let user = place.path().join("user");
+        let read = |listed: Option<&Path>| {
+            let mut environment: BTreeMap<String, String> =
+                [("XDG_CONFIG_HOME".into(), user.display().to_string())].into();
+            if let Some(listed) = listed {
+                let listed = format!("/nowhere:{}", listed.display());
+                environment.insert(trust::VARIABLE.into(), listed);
+            }
+            Config::from(environment, Some(&work)).unwrap()
+        };
+        let own = |config: &Config| config.profile_dirs.iter().any(|one| one.current);
+        let never = |config: &Config| {
+            assert!(config.home != Path::new("/srv/evil") && config.ninja.is_none());
+            assert!(config.mirrors.is_empty());
+            assert_eq!((config.jobs, config.targets.len()), (Some(3), 1));
+        };
+        let config = read(None);
+        never(&config);
+        assert!(!own(&config) && config.idle == IDLE);
+        let notice = config.current.notice().unwrap();
+        for part in ["profiles/", "`home`", "`idle`", "`mirror`", "rockenv trust"] {
+            assert!(notice.contains(part), "{notice}");
+        }
+        assert!(!notice.contains("`jobs`"), "{notice}");
+
+        let me = BuildUser::new(
+            nix::unistd::getuid().as_raw(),
+            nix::unistd::getgid().as_raw(),
+        );
+        let trusted = trust::Trusted {
+            path: work.clone(),
+            digest: Some(trust::digest(&work).unwrap()),
+            writes: Vec::new(),
+        };
+        trusted.write(&config.user_dir, &me).unwrap();
+        let config = read(None);
+        never(&config);
+        assert!(own(&config) && config.idle == Duration::ZERO);
+        let notice = config.current.notice().unwrap();
+        assert!(
+            notice.contains("`ninja`") && !notice.contains("`idle`"),
+            "{notice}"
+        );
+
+        fs::write(work.join("profiles/new.sh"), "").unwrap();
+        let config = read(None);
+        assert!(!own(&config) && config.current.notice().unwrap().contains("has changed"));
+        assert!(own(&read(Some(&work))) && own(&read(work.parent())));
+        assert!(!own(&read(Some(&work.join("profiles")))));
+        assert!(trust::Trusted::forget(&config.user_dir, &me, &work).unwrap());
+        assert!(!own(&read(None)));
+        fs::remove_file(work.join("rockenv.toml")).unwrap();
+        nix::unistd::mkfifo(&work.join("rockenv.toml"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let environment = BTreeMap::new();
+        let error = Config::from(environment, Some(&work)).unwrap_err();
+        assert!(error.message().contains("not a regular file"), "{error}");
     }
 
     #[test]
@@ -609,7 +724,7 @@ mod tests {
     #[test]
     fn an_unknown_key_is_an_error_that_names_the_file() {
         let error = read(&[], "hmoe = '/x'").unwrap_err();
-        assert!(error.chain().join(" ").contains("rockenv.toml"));
+        assert!(error.chain().join(" ").contains("config.toml"));
         assert!(error.chain().join(" ").contains("hmoe"));
         assert_eq!(error.kind().exit_code(), 3);
     }

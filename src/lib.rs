@@ -56,6 +56,7 @@ pub mod store;
 mod suggest;
 pub mod target;
 pub mod therock;
+mod trust;
 pub mod ui;
 pub mod usage;
 pub mod userns;

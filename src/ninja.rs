@@ -10,14 +10,13 @@ use fs_err as fs;
 use sha2::{Digest as _, Sha256};
 
 use crate::error::{Error, Kind, Result, ResultExt as _};
-use crate::process::Program;
 use crate::profile::hex;
 
 /// The release that is fetched where nothing else is configured.
 const URL: &str = "https://github.com/ninja-build/ninja/releases/download/v1.13.2/ninja-linux.zip";
 const SHA256: &str = "5749cbc4e668273514150a80e387a957f933c6ed3f5f11e03fb30955e2bbead6";
-/// The first version that is a client of a jobserver.
-const NEEDED: (u32, u32) = (1, 13);
+/// What a client of a jobserver looks for in its environment, and so has as text: ninja since version 1.13.
+const CLIENT: &[u8] = b"--jobserver-auth=";
 /// More than any release unpacks to, in bytes.
 const LIMIT: u64 = 64 << 20;
 
@@ -37,7 +36,7 @@ pub fn place(
     let program = match own {
         Some(path) => {
             let program = fs::read(path)?;
-            check(path, cancel)?;
+            check(path, &program)?;
             program
         }
         None => {
@@ -82,19 +81,13 @@ pub fn identity(own: Option<&Path>) -> Result<(Option<&'static str>, String)> {
     }
 }
 
-/// Refuses a ninja that takes part in nothing.
-fn check(path: &Path, cancel: &AtomicBool) -> Result<()> {
-    let said = Program::at(path)
-        .arg("--version")
-        .output(1 << 10, cancel, &mut |_| {})?;
-    let said = String::from_utf8_lossy(&said);
-    let mut parts = said.trim().split('.').map(|part| part.parse::<u32>().ok());
-    match (parts.next().flatten(), parts.next().flatten()) {
-        (Some(major), Some(minor)) if (major, minor) >= NEEDED => Ok(()),
-        _ => Err(Error::invalid(format!(
-            "`{}` is ninja {}, and the first that takes part in the machine's jobs is 1.13",
-            path.display(),
-            said.trim()
+/// Refuses a ninja that takes part in nothing. It is not run to be asked for its version: here it would have root's rights.
+fn check(path: &Path, program: &[u8]) -> Result<()> {
+    match program.windows(CLIENT.len()).any(|part| part == CLIENT) {
+        true => Ok(()),
+        false => Err(Error::invalid(format!(
+            "`{}` takes no part in the machine's jobs: it is not ninja 1.13 or newer",
+            path.display()
         ))
         .help("pip download --no-deps ninja, or remove `ninja` from the configuration")),
     }
@@ -204,6 +197,14 @@ mod tests {
         all.extend(directory.to_le_bytes());
         all.extend([0, 0]);
         all
+    }
+
+    #[test]
+    fn a_ninja_is_known_without_running_it() {
+        let path = Path::new("/srv/ninja");
+        assert!(check(path, b"\x7fELF --jobserver-auth=\0").is_ok());
+        let error = check(path, b"#!/bin/sh\necho 1.13.0\n").unwrap_err();
+        assert_eq!(error.kind(), Kind::Invalid);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::context::Context;
 use crate::error::{Error, Kind, Result};
 use crate::target::Learned;
 use crate::ui::{Settings, Terminals, Ui};
-use crate::{account, commands, complete, engine, gpu, inside, remote, shim, target};
+use crate::{account, commands, complete, engine, gpu, inside, remote, shim, target, trust};
 
 /// Runs the program.
 pub(crate) fn run() -> ExitCode {
@@ -48,6 +48,7 @@ pub(crate) fn run() -> ExitCode {
             ui: ui.clone(),
             json: cli.global.json,
         };
+        let cx = commands::trust::ask(cx, &cli)?;
         heed_learned(&cx);
         let code = commands::run(&cx, cli.command)?;
         cx.ui.finish()?;
@@ -118,6 +119,7 @@ fn own_subcommand() -> Option<ExitCode> {
         "__attend" => remote::attend(&rest),
         "__watch" => remote::watch(&rest),
         account::rights::SUBCOMMAND => account::rights::serve(&rest),
+        trust::SUBCOMMAND => trust::run(&rest),
         "__probe-gpu" => gpu::probe::run(&rest),
         _ => Err(Error::new(Kind::Usage, format!("no subcommand `{name}`"))),
     };

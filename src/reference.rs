@@ -22,7 +22,7 @@ pub fn markdown() -> String {
         "# Command line\n\n<!-- Made from the program itself by `ROCKENV_UPDATE=1 cargo test --test cli_reference`: edit the doc comments in src/. -->\n\n",
     );
     text.push_str("Results go to stdout, everything else to stderr. Configuration: flags, then `ROCKENV_*`, then `./rockenv.toml`,\n");
-    text.push_str("then `~/.config/rockenv/config.toml`, then `/etc/rockenv/config.toml`.\n\n");
+    text.push_str("then `~/.config/rockenv/config.toml`, then `/etc/rockenv/config.toml`.\nFiles of the current directory count after [`rockenv trust`](security.md#the-current-directory).\n\n");
     text.push_str("## Commands\n\n| command | what it does |\n| --- | --- |\n");
     each(&command, "", &mut |path, command| {
         if does_something(command) {

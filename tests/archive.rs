@@ -43,7 +43,7 @@ fn mirrors(store: &TestStore, archive: &Archive, present: &str) {
          debian-snapshot = 'http://{host}/archive/debian/@SNAPSHOTID@/'\ndebian-signed-by = '{}'\n",
         key.display()
     );
-    fs::write(store.work().join("rockenv.toml"), text).unwrap();
+    store.configure(&text);
 }
 
 /// Returns the digests of the trees of the store's images.

@@ -1,6 +1,8 @@
 //! Attacks that have to fail: each as an ordinary user of the machine, beside root who comes by sudo. One file an attack.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "attacks/directory.rs"]
+mod directory;
 #[path = "attacks/git.rs"]
 mod git;
 #[path = "attacks/setuid.rs"]

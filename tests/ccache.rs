@@ -120,7 +120,7 @@ fn machine(storage: &str) -> TestStore {
 
 fn know(store: &TestStore, storage: &str) {
     let text = format!("ccache-remote = '{storage}'\n");
-    fs::write(store.work().join("rockenv.toml"), text).unwrap();
+    store.configure(&text);
 }
 
 /// Returns how often something was counted.

@@ -35,6 +35,7 @@ impl Place {
             .env_clear()
             .env("HOME", self.path())
             .env("ROCKENV_HOME", self.path().join("store"))
+            .env("ROCKENV_TRUSTED_DIRS", self.path())
             .env("XDG_CONFIG_HOME", self.path().join("config"))
             .current_dir(self.path());
         command

@@ -197,7 +197,7 @@ fn what_cannot_be_had_is_named_and_mirrors_are_asked() {
         "[mirror]\n\"far.invalid\" = \"http://{}/mirror/\"\n",
         web.host
     );
-    fs::write(store.work().join("rockenv.toml"), mirror).unwrap();
+    store.configure(&mirror);
     let address = format!("http://{}/mirror/x/one-1.0.tar.gz", web.host);
     store.rockenv(&["up", name]).exits(1).says(&[
         &format!("cannot fetch `one-1.0.tar.gz` from `{address}`"),

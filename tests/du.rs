@@ -77,6 +77,7 @@ impl Ground {
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
             .env("HOME", self.user.path())
             .env("ROCKENV_HOME", &self.store)
+            .env("ROCKENV_TRUSTED_DIRS", self.user.path())
             .env("ROCKENV_BUILD_USER", "1000:1000")
             .current_dir(self.user.path())
             .stdin(Stdio::null());

@@ -233,7 +233,7 @@ fn toml_is_valid() {
                 let hook = directory.path().join("example");
                 fs_err::create_dir_all(&hook).unwrap();
                 fs_err::write(hook.join("hook.toml"), text).unwrap();
-                hook::load(&[directory.path().to_owned()], "example")
+                hook::load(&[directory.path().to_owned().into()], "example")
                     .map(drop)
                     .map_err(|error| error.chain().join("\n"))
             } else if text.contains("provider = ") {

@@ -71,12 +71,15 @@ impl Case {
             upstream.commit,
             work.join("ci").display()
         );
-        fs::write(work.join("profiles/therock.toml"), profile).unwrap();
+        // A name that is built in is the user's to change, not the current directory's.
+        let profiles = store.user_config().join("profiles");
+        fs::create_dir_all(&profiles).unwrap();
+        fs::write(profiles.join("therock.toml"), profile).unwrap();
         let machine = format!(
             "targets = [\"gfx1103\", \"gfx1201\"]\nninja = \"{}\"\n",
             support::wheels::ninja().display()
         );
-        fs::write(work.join("rockenv.toml"), machine).unwrap();
+        store.configure(&machine);
         run(Command::new("chown").arg("1234:1234").arg(work.join("ci")));
         Self {
             store,

@@ -39,8 +39,10 @@ mod sharing;
 pub mod snapshot;
 mod summary;
 pub mod target;
+pub mod trust;
 pub mod up;
 mod verdict;
+mod writes;
 
 use crate::cli::Command;
 use crate::context::Context;
@@ -78,6 +80,7 @@ pub fn run(cx: &Context, command: Command) -> Result<u8> {
         Command::Export(args) => export::export(cx, &args),
         Command::Import(args) => done(import::import(cx, &args)),
         Command::Lock(args) => done(lock::lock(cx, &args)),
+        Command::Trust(args) => done(trust::trust(cx, &args)),
         Command::Setup(args) => done(setup::setup(cx, &args)),
         Command::Doctor(args) => doctor::doctor(cx, &args),
         Command::Fsck(args) => fsck::fsck(cx, &args),

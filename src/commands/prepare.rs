@@ -2,7 +2,7 @@
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
@@ -67,6 +67,8 @@ pub(super) struct Prepared {
     /// Name of the env.
     pub(super) name: String,
     pub(super) profile: Profile,
+    /// The profile's file, where that was named.
+    pub(super) file: Option<PathBuf>,
     pub(super) files: CopyFiles,
     /// The profile's hooks, by name.
     pub(super) hooks: BTreeMap<String, Hook>,
@@ -139,6 +141,7 @@ impl Prepared {
             listed.iter().map(|profile| profile.name.as_str()),
         )?;
         let profile = profile::load(&cx.config.profile_dirs, &request.profile)?;
+        let file = profile::is_path(&request.profile).then(|| PathBuf::from(&request.profile));
         let files = profile::copy_files(&profile)?;
         let chosen = spec::Chosen::new(&profile, wish.variant, wish.from)?;
         let hooks = hooks::read(cx, &profile, &chosen.hooks())?;
@@ -207,6 +210,7 @@ impl Prepared {
         Ok(Self {
             name,
             profile,
+            file,
             files,
             hooks,
             recipe,

@@ -161,6 +161,7 @@ pub fn up(cx: &Context, args: UpArgs) -> Result<u8> {
         super::setup::install_missing(cx)?;
     }
     let mut prepared = args.prepare(cx, "up")?;
+    super::writes::agree(cx, &prepared)?;
     if prepared.choice.engine == Engine::Nspawn && !prepared.host.root {
         return Err(
             Error::unavailable("building an env with systemd-nspawn needs root")

@@ -6,7 +6,7 @@ use serde_spanned::Spanned;
 use sha2::{Digest as _, Sha256};
 
 use super::{Applies, Edit, Hook, Patch, Script, Work, file};
-use crate::catalog::Listed;
+use crate::catalog::{Directory, Listed};
 use crate::error::{Error, Result};
 use crate::profile::{hex, value};
 use crate::target::{self, Target};
@@ -16,7 +16,7 @@ use crate::{builtin, catalog};
 const LARGEST: u64 = 16 << 20;
 
 /// Returns every hook, sorted; the user's before a built-in one of the same name.
-pub fn list(directories: &[PathBuf]) -> Result<Vec<Listed>> {
+pub fn list(directories: &[Directory]) -> Result<Vec<Listed>> {
     let builtin = builtin::HOOKS.dirs();
     let names = builtin.filter_map(|directory| directory.path().to_str());
     catalog::list(directories, names, |directory| {
@@ -27,7 +27,7 @@ pub fn list(directories: &[PathBuf]) -> Result<Vec<Listed>> {
 }
 
 /// Reads the hook of that name, with the patches beside it.
-pub fn load(directories: &[PathBuf], name: &str) -> Result<Hook> {
+pub fn load(directories: &[Directory], name: &str) -> Result<Hook> {
     let listed = list(directories)?;
     let found = catalog::named(&listed, "hook", name)?;
     match &found.path {

@@ -1,21 +1,21 @@
 //! Owns finding recipes by name, and reading them.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::Recipe;
-use crate::catalog::Listed;
+use crate::catalog::{Directory, Listed};
 use crate::error::{Error, Result};
 use crate::{builtin, catalog};
 
 /// Returns every recipe, the user's before the built-in ones of the same name.
-pub fn list(directories: &[PathBuf]) -> Result<Vec<Listed>> {
+pub fn list(directories: &[Directory]) -> Result<Vec<Listed>> {
     let builtin = builtin::toml_files(&builtin::IMAGES);
     let names = builtin.into_iter().map(|(name, _)| name);
     catalog::list(directories, names, catalog::toml_file)
 }
 
 /// Loads the recipe of that name.
-pub fn find(directories: &[PathBuf], name: &str) -> Result<Recipe> {
+pub fn find(directories: &[Directory], name: &str) -> Result<Recipe> {
     match &catalog::named(&list(directories)?, "image", name)?.path {
         Some(path) => Recipe::load(path),
         None => {
@@ -56,7 +56,7 @@ mod tests {
             "schema = 1\nprovider = \"directory\"\n[directory]\npath = \"/srv/tree\"\n",
         )
         .unwrap();
-        let directories = [directory.path().to_path_buf()];
+        let directories = [directory.path().to_path_buf().into()];
         assert_eq!(
             find(&directories, "debian-trixie").unwrap().provider(),
             "directory"

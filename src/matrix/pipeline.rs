@@ -159,6 +159,8 @@ impl Pipeline {
     /// Returns the lines that come before an `up`.
     pub(super) fn before(&self) -> Vec<String> {
         let mut lines: Vec<String> = self.calls.setup.iter().cloned().collect();
+        // Nobody is there to be asked: what the job has checked out is what it is to build.
+        lines.push("export ROCKENV_TRUSTED_DIRS=\"$PWD\"".to_owned());
         if let Share::Registry(registry) = &self.share {
             lines.push(format!("export ROCKENV_REGISTRY={}", quote(registry)));
         }
@@ -382,6 +384,7 @@ pub(super) mod tests {
             lines,
             [
                 "./install rockenv",
+                "export ROCKENV_TRUSTED_DIRS=\"$PWD\"",
                 "export ROCKENV_REGISTRY='registry.example.org/a b'",
                 "sudo -E rockenv -v up a --until compiler --pull --push --offline",
                 "sudo -E rockenv push a",

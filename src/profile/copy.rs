@@ -365,7 +365,7 @@ mod tests {
             "schema = 1\nimage = \"debian\"\n[[step]]\nname = \"files\"\ncopy = [{{ from = \"{from}\", to = \"/opt/x\" }}]\n"
         );
         fs_err::write(dir.join("p.toml"), text).unwrap();
-        super::super::load(&[dir.to_owned()], "p").unwrap()
+        super::super::load(&[dir.to_owned().into()], "p").unwrap()
     }
 
     fn read_one(dir: &Path, from: &str) -> Result<CopiedItem> {

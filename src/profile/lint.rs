@@ -1,14 +1,13 @@
 //! Owns what `rockenv profile check` says beyond errors: what is allowed and probably not meant.
 
-use std::path::PathBuf;
-
 use super::load::load;
 use super::text::{Piece, pieces};
 use super::{Profile, VolumeKind, copy_files};
+use crate::catalog::Directory;
 use crate::error::Result;
 
 /// Loads a profile, reads what it copies, and returns advice, one sentence each.
-pub fn check(dirs: &[PathBuf], name_or_path: &str) -> Result<(Profile, Vec<String>)> {
+pub fn check(dirs: &[Directory], name_or_path: &str) -> Result<(Profile, Vec<String>)> {
     let profile = load(dirs, name_or_path)?;
     copy_files(&profile)?;
     let advice = advice(&profile);

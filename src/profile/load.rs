@@ -13,6 +13,7 @@ use super::merge::Draft;
 use super::report::{At, Place, Problem, SourceFile, Sources, invalid};
 use super::shape::shorten;
 use super::{Profile, check, shape, value};
+use crate::catalog::Directory;
 use crate::error::{Error, Result, ResultExt as _};
 use crate::suggest;
 use crate::{builtin, catalog};
@@ -56,7 +57,7 @@ pub struct Listed {
 }
 
 /// Reads a profile by name or path, with all that it extends, and checks it.
-pub fn load(dirs: &[PathBuf], name_or_path: &str) -> Result<Profile> {
+pub fn load(dirs: &[Directory], name_or_path: &str) -> Result<Profile> {
     let found = match is_path(name_or_path) {
         true => Origin::File(PathBuf::from(name_or_path)),
         false => find(dirs, name_or_path, None)?.ok_or_else(|| unknown(dirs, name_or_path))?,
@@ -94,7 +95,7 @@ pub fn is_path(argument: &str) -> bool {
 }
 
 /// Returns every profile that `load` finds by name, sorted; the first of several with one name counts.
-pub fn list(dirs: &[PathBuf]) -> Result<Vec<Listed>> {
+pub fn list(dirs: &[Directory]) -> Result<Vec<Listed>> {
     let builtin = builtin::toml_files(&builtin::PROFILES);
     let names = builtin.iter().map(|(name, _)| *name);
     let found = catalog::list(dirs, names, catalog::toml_file)?;
@@ -139,7 +140,7 @@ fn listed(name: String, origin: Origin, text: Result<String>) -> Listed {
 }
 
 /// Looks a name up; `behind` continues the search after that one, so that a profile can extend the one it shadows.
-fn find(dirs: &[PathBuf], name: &str, behind: Option<&Origin>) -> Result<Option<Origin>> {
+fn find(dirs: &[Directory], name: &str, behind: Option<&Origin>) -> Result<Option<Origin>> {
     if let Err(refused) = value::name("profile", name) {
         let error = Error::invalid(refused.message);
         return Err(match refused.help {
@@ -149,15 +150,16 @@ fn find(dirs: &[PathBuf], name: &str, behind: Option<&Origin>) -> Result<Option<
     }
     let file = format!("{name}.toml");
     let mut candidates = Vec::new();
-    for dir in dirs {
-        let path = dir.join(&file);
+    let builtin = builtin::PROFILES.get_file(&file).is_some();
+    for dir in dirs.iter().filter(|dir| !(dir.current && builtin)) {
+        let path = dir.path.join(&file);
         match fs_err::symlink_metadata(&path) {
             Ok(_) => candidates.push(Origin::File(path)),
             Err(error) if catalog::is_absent(&error) => {}
             Err(error) => return Err(error.into()),
         }
     }
-    if builtin::PROFILES.get_file(&file).is_some() {
+    if builtin {
         candidates.push(Origin::Builtin(file));
     }
     let skip = behind.and_then(|behind| {
@@ -183,7 +185,7 @@ fn same(a: &Origin, b: &Origin) -> bool {
     }
 }
 
-fn unknown(dirs: &[PathBuf], name: &str) -> Error {
+fn unknown(dirs: &[Directory], name: &str) -> Error {
     let error = Error::not_found(format!("no profile `{}`", shorten(name)));
     let known = list(dirs).unwrap_or_default();
     match suggest::closest(name, known.iter().map(|listed| listed.name.as_str())) {
@@ -255,7 +257,7 @@ struct Chain {
     files: Vec<File>,
 }
 
-fn chain(dirs: &[PathBuf], name: &str, first: Origin) -> Result<Chain> {
+fn chain(dirs: &[Directory], name: &str, first: Origin) -> Result<Chain> {
     let mut chain = Chain {
         sources: Vec::new(),
         files: Vec::new(),
@@ -297,7 +299,7 @@ fn open(origin: Origin) -> Result<(Origin, String)> {
 }
 
 fn parent(
-    dirs: &[PathBuf],
+    dirs: &[Directory],
     sources: &Sources,
     extends: &At<String>,
 ) -> std::result::Result<Origin, Box<Problem>> {

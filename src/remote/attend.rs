@@ -13,10 +13,14 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::host::Host;
+use crate::trust;
 
-/// `__attend PID ARGUMENT...`: becomes rockenv with these arguments, which gets SIGTERM when the process ends.
+/// `__attend PID TRUSTED ARGUMENT...`: becomes rockenv with these arguments, which gets SIGTERM when the process ends. Where TRUSTED is
+/// not empty, the files that were sent count: they did where they came from.
 pub(crate) fn attend(arguments: &[String]) -> Result<()> {
-    let (session, arguments) = arguments.split_first().ok_or_else(usage)?;
+    let [session, trusted, arguments @ ..] = arguments else {
+        return Err(usage());
+    };
     let program = Host::probe()?.program;
     let own = std::process::id().to_string();
     Command::new(&program)
@@ -26,11 +30,12 @@ pub(crate) fn attend(arguments: &[String]) -> Result<()> {
         .spawn()
         .context(|| "cannot start rockenv".to_owned())?;
     // The process stays the same, so signals, the terminal and the exit code are its own.
-    Err(Command::new(&program)
-        .arg0("rockenv")
-        .args(arguments)
-        .exec())
-    .context(|| "cannot start rockenv".to_owned())
+    let mut command = Command::new(&program);
+    command.arg0("rockenv").args(arguments);
+    if !trusted.is_empty() {
+        command.env(trust::VARIABLE, std::env::current_dir()?);
+    }
+    Err(command.exec()).context(|| "cannot start rockenv".to_owned())
 }
 
 /// `__watch SESSION PID`: sends SIGTERM to process PID when process SESSION ends, or nobody reads our standard error.

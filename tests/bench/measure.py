@@ -25,6 +25,7 @@ def env(store):
         "PATH": f"{TOOLS}/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "HOME": str(WORK / "user"),
         "ROCKENV_HOME": str(store),
+        "ROCKENV_TRUSTED_DIRS": str(Path.cwd()),
         "ROCKENV_BUILD_USER": "1000:1000",
         "ROCKENV_NINJA": str(TOOLS / "bin/ninja"),
         "LC_ALL": "C",

@@ -18,7 +18,7 @@ fn user(disk: &LoopFs) -> MadeUp {
     fs::set_permissions(above, std::fs::Permissions::from_mode(0o755)).unwrap();
     let user = MadeUp::at(disk.join("home"));
     let tree = user.home.join("tree");
-    let make = "mkdir -p $1/etc $1/bin images; echo ID=tiny > $1/etc/os-release; cp /bin/true $1/bin/sh; tar -C $1 -cf tiny.tar .";
+    let make = "mkdir -p $1/etc $1/bin; echo ID=tiny > $1/etc/os-release; cp /bin/true $1/bin/sh; tar -C $1 -cf tiny.tar .";
     let tree = tree.display().to_string();
     run(&mut user.command("sh", &["-euc", make, "sh", &tree]));
     let archive = user.home.join("tiny.tar");
@@ -27,7 +27,9 @@ fn user(disk: &LoopFs) -> MadeUp {
         archive.display(),
         sha256(&archive)
     );
-    fs::write(user.home.join("images/tiny.toml"), recipe).unwrap();
+    let images = user.home.join(".config/rockenv/images");
+    fs::create_dir_all(&images).unwrap();
+    fs::write(images.join("tiny.toml"), recipe).unwrap();
     user.rockenv(&["image", "build", "tiny"]);
     user
 }

@@ -152,6 +152,7 @@ changes = ["d2/f2", "d3/f3", "d3/f7", "d3/f11", "linked"]
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
             .env("HOME", &self.user)
             .env("ROCKENV_HOME", &self.store)
+            .env("ROCKENV_TRUSTED_DIRS", &self.user)
             .env("ROCKENV_BUILD_USER", "1000:1000")
             .current_dir(&self.user)
             .stdin(Stdio::null());

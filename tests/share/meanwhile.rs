@@ -151,7 +151,7 @@ fn an_image_build_that_waits_for_another_one_can_be_stopped() {
     let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let store = TestStore::at(&place.path().join("store"));
     drop(Store::open(store.home()).unwrap());
-    let recipe = catalog::find(&[store.work().join("images")], "base").unwrap();
+    let recipe = catalog::find(&[store.work().join("images").into()], "base").unwrap();
     let refs = store.home().join("images/refs");
     fs::create_dir_all(&refs).unwrap();
     let lock = refs.join(format!("{}.lock", recipe.digest()));

@@ -82,6 +82,18 @@ impl TestStore {
         &self.work
     }
 
+    /// Returns the directory of the user's own configuration, profiles, images and hooks.
+    pub(crate) fn user_config(&self) -> PathBuf {
+        let directory = self.work.join(".config/rockenv");
+        fs::create_dir_all(&directory).expect("a directory");
+        directory
+    }
+
+    /// Writes the user's configuration: what names programs, paths and hosts counts there only.
+    pub(crate) fn configure(&self, text: &str) {
+        fs::write(self.user_config().join("config.toml"), text).expect("a configuration");
+    }
+
     /// Returns the env's directory in the store.
     pub(crate) fn env_dir(&self) -> PathBuf {
         self.home.join("envs").join(&self.name)
@@ -147,6 +159,8 @@ impl TestStore {
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
             .env("HOME", &self.work)
             .env("ROCKENV_HOME", &self.home)
+            .env("ROCKENV_TRUSTED_DIRS", &self.work)
+            .env("XDG_CONFIG_HOME", self.work.join(".config"))
             .current_dir(&self.work)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

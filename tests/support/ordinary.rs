@@ -144,6 +144,7 @@ impl MadeUp {
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
             .env("HOME", &self.home)
             .env("ROCKENV_HOME", self.store())
+            .env("XDG_CONFIG_HOME", self.home.join(".config"))
             .current_dir(&self.home)
             .uid(Self::UID)
             .gid(Self::UID);

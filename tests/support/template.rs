@@ -133,6 +133,7 @@ fn template() -> PathBuf {
         .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
         .env("HOME", &work)
         .env("ROCKENV_HOME", current.join("store"))
+        .env("ROCKENV_TRUSTED_DIRS", &work)
         .current_dir(&work));
     symlink(&version, &link).expect("the template's name");
     current.join("store")

@@ -190,7 +190,7 @@ fn chains_end() {
         "{}",
         message("gone")
     );
-    let path = dirs[0].join("sub/down.toml");
+    let path = dirs[0].path.join("sub/down.toml");
     assert_eq!(load(&dirs, path.to_str().unwrap()).unwrap().name, "down");
 
     let names: Vec<String> = (0..20).map(|number| format!("n{number}.toml")).collect();

@@ -29,14 +29,14 @@ fn sentences(text: &str) -> Vec<String> {
 const HEAD: &str = "schema = 1\nimage = \"debian\"\n";
 
 /// A directory of profiles, each `name` with its text.
-fn dir(files: &[(&str, &str)]) -> (tempfile::TempDir, Vec<PathBuf>) {
+fn dir(files: &[(&str, &str)]) -> (tempfile::TempDir, Vec<crate::catalog::Directory>) {
     let dir = tempfile::tempdir().unwrap();
     for (name, text) in files {
         let path = dir.path().join(name);
         fs_err::create_dir_all(path.parent().unwrap()).unwrap();
         fs_err::write(path, format!("schema = 1\n{text}")).unwrap();
     }
-    let dirs = vec![dir.path().to_owned()];
+    let dirs = vec![dir.path().to_owned().into()];
     (dir, dirs)
 }
 
@@ -48,7 +48,7 @@ fn lists_say_what_is_broken() {
         ("Bad Name.toml", ""),
         ("other.txt", ""),
     ]);
-    let dirs = [dirs, vec![PathBuf::from("/nonexistent")]].concat();
+    let dirs = [dirs, vec![PathBuf::from("/nonexistent").into()]].concat();
     let listed = list(&dirs).unwrap();
     let find = |name: &str| listed.iter().find(|listed| listed.name == name);
     assert_eq!(find("good").unwrap().description, "fine");
@@ -185,7 +185,7 @@ fn reference_is_right() {
     let blocks = blocks(&text);
     assert!(blocks.len() > 10);
     let dir = tempfile::tempdir().unwrap();
-    let dirs = [dir.path().to_owned()];
+    let dirs = [dir.path().to_owned().into()];
     let write = |name: &str, text: &str| fs_err::write(dir.path().join(name), text).unwrap();
     // The first block is the one that a later one extends.
     write("mylib.toml", &blocks[0]);

@@ -1,0 +1,246 @@
+//! The current directory is a stranger's: what it has of rockenv's counts for nothing that runs with privileges until somebody trusts it.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use fs_err as fs;
+
+use crate::support::loopfs::{Kind, LoopFs, run};
+use crate::support::ordinary::MadeUp;
+
+/// A user who stands in a directory that a stranger prepared.
+struct Place {
+    user: MadeUp,
+    work: PathBuf,
+    mark: PathBuf,
+    _disk: LoopFs,
+}
+
+impl Place {
+    fn new() -> Self {
+        let disk = LoopFs::new(Kind::Ext4);
+        let above = disk.path().parent().unwrap();
+        fs::set_permissions(above, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let user = MadeUp::at(disk.join("home"));
+        // So that what the user trusts is theirs by sudo too.
+        let (id, home) = (MadeUp::UID, user.home.display());
+        let line = format!("rockenv-made-up:x:{id}:{id}::");
+        let users = fs::read_to_string("/etc/passwd").unwrap();
+        fs::write(
+            "/etc/passwd",
+            users.replace(&format!("{line}/:"), &format!("{line}{home}:")),
+        )
+        .unwrap();
+        let (work, mark) = (disk.join("work"), disk.join("mark"));
+        for name in ["profiles", "images", "hooks/evil", "store"] {
+            fs::create_dir_all(work.join(name)).unwrap();
+        }
+        let program = work.join("program");
+        fs::write(
+            &program,
+            format!("#!/bin/sh\nid -u >> {}\necho 1.13.0\n", mark.display()),
+        )
+        .unwrap();
+        fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let evil = work.join("store").display().to_string();
+        let configuration = format!(
+            "home = '{evil}'\nninja = '{}'\nbuild-user = '0:0'\nregistry = 'evil.invalid/x'\npull = true\n\
+             profile-dirs = ['{evil}']\njobs = 3\n[mirror]\ndebian = 'http://evil.invalid/'\n",
+            program.display()
+        );
+        fs::write(work.join("rockenv.toml"), configuration).unwrap();
+        let profile = "schema = 1\nimage = 'debian-trixie'\ndescription = 'evil'\n[[step]]\nname = 'a'\nrun = 'true'\n";
+        for name in ["own", "hip-smoke"] {
+            fs::write(work.join(format!("profiles/{name}.toml")), profile).unwrap();
+        }
+        let recipe = "schema = 1\nprovider = 'directory'\n[directory]\npath = '/'\n";
+        for name in ["own", "debian-trixie"] {
+            fs::write(work.join(format!("images/{name}.toml")), recipe).unwrap();
+        }
+        fs::write(work.join("hooks/evil/hook.toml"), "schema = 1\n").unwrap();
+        Self {
+            user,
+            work,
+            mark,
+            _disk: disk,
+        }
+    }
+
+    fn command(&self, sudo: bool, arguments: &[&str]) -> Command {
+        let mut command = match sudo {
+            true => self.user.sudo(self.user.program(), arguments),
+            false => self.user.command(self.user.program(), arguments),
+        };
+        command.current_dir(&self.work).env_remove("ROCKENV_HOME");
+        command
+    }
+
+    fn look(&self, sudo: bool, arguments: &[&str]) -> (i32, String, String) {
+        let Output {
+            status,
+            stdout,
+            stderr,
+        } = self.command(sudo, arguments).output().unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        (status.code().unwrap(), text(stdout), text(stderr))
+    }
+}
+
+#[test]
+fn what_nobody_trusted_is_not_read_and_said() {
+    let place = Place::new();
+    for sudo in [true, false] {
+        let (code, listed, said) = place.look(sudo, &["profile", "ls"]);
+        assert_eq!(code, 0, "{said}");
+        assert!(
+            !listed.contains("own") && !listed.contains("evil"),
+            "{listed}"
+        );
+        let notice: Vec<&str> = said.lines().collect();
+        assert_eq!(notice.len(), 1, "{said}");
+        for part in [
+            "is not trusted",
+            "profiles/",
+            "`home`",
+            "`ninja`",
+            "rockenv trust",
+        ] {
+            assert!(said.contains(part), "{said}");
+        }
+        assert!(!said.contains("`jobs`"), "{said}");
+        let (_, images, _) = place.look(sudo, &["image", "ls"]);
+        assert!(!images.contains(place.work.to_str().unwrap()), "{images}");
+        let (code, _, said) = place.look(sudo, &["up", "own"]);
+        assert_eq!(code, 7, "{said}");
+        // Nothing of theirs is offered either.
+        let mut shell = place.command(sudo, &["--", "rockenv", "up", ""]);
+        let offered = shell.env("COMPLETE", "fish").output().unwrap();
+        let offered = String::from_utf8_lossy(&offered.stdout).into_owned();
+        let is_theirs = |line: &str| line.split_whitespace().next() == Some("own");
+        assert!(!offered.lines().any(is_theirs), "{offered}");
+    }
+    assert_eq!(fs::read_dir(place.work.join("store")).unwrap().count(), 0);
+    assert!(!place.mark.exists());
+}
+
+#[test]
+fn trust_is_the_callers_for_files_as_they_are_and_never_for_programs_or_hosts() {
+    let place = Place::new();
+    let (code, _, said) = place.look(true, &["trust"]);
+    assert_eq!(code, 0, "{said}");
+    // Kept by the person behind sudo, as one of their files.
+    let kept = place.user.home.join(".config/rockenv/trusted");
+    let file = fs::read_dir(&kept).unwrap().next().unwrap().unwrap().path();
+    let owner = std::os::unix::fs::MetadataExt::uid(&fs::metadata(&file).unwrap());
+    assert_eq!(owner, MadeUp::UID);
+    for sudo in [true, false] {
+        let (_, listed, said) = place.look(sudo, &["profile", "ls"]);
+        assert!(listed.contains("own"), "{said}");
+        assert!(
+            said.contains("`home`") && said.contains("`mirror`"),
+            "{said}"
+        );
+        // A built-in name stays what it is.
+        let (_, shown, _) = place.look(sudo, &["profile", "show", "hip-smoke"]);
+        assert!(!shown.contains("evil"), "{shown}");
+        let (_, shown, said) = place.look(sudo, &["profile", "show", "./profiles/hip-smoke.toml"]);
+        assert!(shown.contains("evil"), "{said}");
+        let (_, images, _) = place.look(sudo, &["image", "ls", "--json"]);
+        let images: serde_json::Value = serde_json::from_str(&images).unwrap();
+        let of = |name: &str| {
+            let mut rows = images.as_array().unwrap().iter();
+            rows.find(|row| row["name"] == name).unwrap()["provider"].clone()
+        };
+        assert_eq!(
+            (of("own"), of("debian-trixie")),
+            ("directory".into(), "mmdebstrap".into())
+        );
+    }
+    assert_eq!(fs::read_dir(place.work.join("store")).unwrap().count(), 0);
+    let (_, listed, _) = place.look(false, &["trust", "--show", "--json"]);
+    assert!(listed.contains("\"trusted\""), "{listed}");
+    // A changed file is a new one.
+    fs::write(
+        place.work.join("profiles/own.toml"),
+        "schema = 1\nimage = 'x'\n",
+    )
+    .unwrap();
+    let (_, listed, said) = place.look(true, &["profile", "ls"]);
+    assert!(
+        !listed.contains("own") && said.contains("has changed"),
+        "{said}"
+    );
+    let (_, listed, _) = place.look(false, &["trust", "--show"]);
+    assert!(listed.contains("changed"), "{listed}");
+    assert_eq!(place.look(true, &["trust", "--revoke"]).0, 0);
+    assert_eq!(place.look(true, &["trust", "--revoke"]).0, 7);
+    assert_eq!(fs::read_dir(&kept).unwrap().count(), 0);
+    // Named, as a service does that nobody can ask.
+    let mut listed = place.command(false, &["profile", "ls"]);
+    let listed = run(listed.env("ROCKENV_TRUSTED_DIRS", &place.work));
+    assert!(listed.contains("own"), "{listed}");
+    assert!(!place.mark.exists());
+}
+
+/// A file that was named runs its own steps; where these write outside of its directory and the user's home, somebody has to agree.
+#[test]
+fn a_file_says_what_its_steps_can_write_to() {
+    let place = Place::new();
+    let victim = place.work.parent().unwrap().join("victim");
+    fs::create_dir(&victim).unwrap();
+    std::os::unix::fs::symlink(&victim, place.work.join("link")).unwrap();
+    for path in [victim.clone(), place.work.join("link")] {
+        let profile = format!(
+            "schema = 1\nimage = 'debian-trixie'\n[[volume]]\nname = 'v'\nkind = 'host'\naccess = 'rw'\ntarget = '/v'\npath = '{}'\n\
+             [[step]]\nname = 'a'\nrun = 'touch /v/it'\n",
+            path.display()
+        );
+        fs::write(place.work.join("x.toml"), profile).unwrap();
+        let (code, _, said) = place.look(true, &["up", "./x.toml"]);
+        assert_eq!(code, 2, "{said}");
+        for part in [
+            "can write to",
+            "outside of its directory",
+            victim.to_str().unwrap(),
+            "--yes",
+        ] {
+            assert!(said.contains(part), "{said}");
+        }
+    }
+    assert!(!place.user.home.join(".config/rockenv/trusted").exists());
+    assert_eq!(fs::read_dir(&victim).unwrap().count(), 0);
+}
+
+/// It was asked for its version, as root.
+#[test]
+fn a_ninja_of_the_users_own_is_not_run_on_the_host() {
+    let place = Place::new();
+    let configuration = place.user.home.join(".config/rockenv");
+    for name in ["images", "profiles"] {
+        fs::create_dir_all(configuration.join(name)).unwrap();
+    }
+    let recipe = format!(
+        "schema = 1\nprovider = \"directory\"\n[directory]\npath = '{}'\n",
+        crate::support::rootfs().display()
+    );
+    fs::write(configuration.join("images/base.toml"), recipe).unwrap();
+    let profile = "schema = 1\nimage = 'base'\nresources = { ninja = true }\n[[step]]\nname = 'a'\nrun = 'true'\n";
+    fs::write(configuration.join("profiles/p.toml"), profile).unwrap();
+    let ninja = format!("ninja = '{}'\n", place.work.join("program").display());
+    fs::write(configuration.join("config.toml"), ninja).unwrap();
+    let home = place
+        .work
+        .parent()
+        .unwrap()
+        .join("roots")
+        .display()
+        .to_string();
+    let (code, _, said) = place.look(true, &["--home", &home, "up", "p"]);
+    assert_eq!(code, 3, "{said}");
+    assert!(
+        said.contains("takes no part in the machine's jobs"),
+        "{said}"
+    );
+    assert!(!place.mark.exists());
+}
