@@ -122,7 +122,8 @@ pub fn copy(
         match look(directory, &item.to)? {
             Place::Free => fresh.push(item),
             Place::Taken(found) if is_same(&named, &found, directory, &item.to)? => {}
-            Place::Taken(_) | Place::Blocked => return Err(in_the_way(&directory.join(&item.to))),
+            Place::Taken(_) => return Err(in_the_way(&directory.join(&item.to))),
+            Place::Blocked => return Err(in_the_way(&on_the_way(directory, &item.to)?)),
         }
         all.insert(names(&item.to)?, named);
     }
@@ -172,6 +173,19 @@ pub fn copy(
         .collect();
     all.retain(|name, named| *named != Named::Directory || !full.contains(name));
     Ok(all)
+}
+
+/// Returns what is no directory on the way to a path.
+fn on_the_way(directory: &Path, path: &Path) -> Result<PathBuf> {
+    let mut above: Vec<&Path> = path.ancestors().skip(1).collect();
+    above.pop();
+    for above in above.into_iter().rev() {
+        match look(directory, above)? {
+            Place::Taken(found) if found.is_directory() => {}
+            Place::Taken(_) | Place::Free | Place::Blocked => return Ok(directory.join(above)),
+        }
+    }
+    Ok(directory.join(path))
 }
 
 impl Item {
