@@ -175,6 +175,9 @@ mod tests {
         snapshot = "20260101T000000Z"
         source-date = 1767225600
 
+        [image.env]
+        LANG = "C"
+
         [image.packages]
         bash = "5.2.37-2 amd64"
         zlib1g = "1.3-1 amd64"

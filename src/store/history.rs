@@ -200,7 +200,7 @@ mod tests {
     fn what_is_not_written_down_counts_as_clean_only_without_volumes() {
         let text = |more: &str| {
             format!(
-                r#"{{"id": "i", "key": null, "parent": null, "env": "", "image_key": "", "tree": "", "title": "one",
+                r#"{{"id": "i", "key": null, "parent": null, "env": "e", "image_key": "k", "tree": "t", "title": "one",
                 "created": "2026-01-02T03:04:05Z", "boot": "", {more}}}"#
             )
         };
