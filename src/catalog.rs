@@ -71,7 +71,7 @@ pub fn toml_file(path: &Path) -> Option<(String, PathBuf)> {
     is_toml.then(|| (name, path.to_owned()))
 }
 
-/// Says whether a directory, or what should be one, is not there.
+/// Returns whether a directory, or what should be one, is not there.
 pub fn is_absent(error: &std::io::Error) -> bool {
     matches!(
         error.kind(),

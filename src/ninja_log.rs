@@ -53,7 +53,7 @@ pub fn parse(text: &str) -> Option<Vec<Command>> {
     Some(commands.into_iter().map(command).collect())
 }
 
-/// Says whether an output is only a mark that something else was done: a whole sub-project, built by a ninja of its own.
+/// Returns whether an output is only a mark that something else was done: a whole sub-project, built by a ninja of its own.
 pub fn is_stamp(output: &str) -> bool {
     output.ends_with(".stamp") || output.contains("/stamp/")
 }

@@ -137,7 +137,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Says whether there is nothing to do.
+    /// Returns whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
         let work = [Action::Run, Action::Pull];
         !self.moves

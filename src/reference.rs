@@ -65,7 +65,7 @@ fn each(command: &Command, path: &str, with: &mut dyn FnMut(&str, &Command)) {
     }
 }
 
-/// Says whether a command is more than the name that others begin with.
+/// Returns whether a command is more than the name that others begin with.
 fn does_something(command: &Command) -> bool {
     command.is_args_conflicts_with_subcommands_set()
         || command.get_subcommands().all(Command::is_hide_set)

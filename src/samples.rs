@@ -89,7 +89,7 @@ impl Default for Series {
 }
 
 impl Series {
-    /// Adds a sample; says whether those before it were made fewer.
+    /// Adds a sample; returns whether those before it were made fewer.
     pub fn push(&mut self, sample: Sample) -> bool {
         let thinned = self.kept.len() >= MOST;
         if thinned {

@@ -41,7 +41,7 @@ pub fn install() {
     }
 }
 
-/// Says whether the program was started as make.
+/// Returns whether the program was started as make.
 pub fn is_meant(program: &OsStr) -> bool {
     Path::new(program)
         .file_name()

@@ -13,7 +13,7 @@ use crate::error::{Error, Kind, Result};
 #[derive(Debug)]
 pub struct Signals(SignalFd);
 
-/// Says whether this process was started with the signal ignored, as `nohup` does.
+/// Returns whether this process was started with the signal ignored, as `nohup` does.
 fn is_ignored(signal: Signal) -> bool {
     let status = fs_err::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -109,7 +109,7 @@ impl Current {
         current
     }
 
-    /// Says whether its files count.
+    /// Returns whether its files count.
     pub(crate) fn counts(&self) -> bool {
         self.state == State::Trusted
     }
@@ -151,7 +151,7 @@ impl Current {
     }
 }
 
-/// Says whether the files of a directory count.
+/// Returns whether the files of a directory count.
 fn state(directory: &Path, user: &Path, listed: Option<&str>) -> State {
     if is_listed(directory, listed) {
         return State::Trusted;
@@ -166,7 +166,7 @@ fn state(directory: &Path, user: &Path, listed: Option<&str>) -> State {
     }
 }
 
-/// Says whether a path is in a directory that [`VARIABLE`] names, or is one.
+/// Returns whether a path is in a directory that [`VARIABLE`] names, or is one.
 pub(crate) fn is_listed(path: &Path, listed: Option<&str>) -> bool {
     let listed = listed.unwrap_or_default().split(':').map(Path::new);
     listed
@@ -309,7 +309,7 @@ impl Trusted {
         write_as(person, &Self::file(user, &self.path), text)
     }
 
-    /// Forgets a path; says whether it was known.
+    /// Forgets a path; returns whether it was known.
     pub(crate) fn forget(user: &Path, person: &BuildUser, path: &Path) -> Result<bool> {
         let known = Self::read(user, path).is_some();
         if known {

@@ -21,7 +21,7 @@ struct Range {
     count: u32,
 }
 
-/// Says whether this process is root of the machine, and not only of a namespace that it entered.
+/// Returns whether this process is root of the machine, and not only of a namespace that it entered.
 pub fn is_root() -> bool {
     nix::unistd::geteuid().is_root() && !ENTERED.load(Ordering::Relaxed)
 }

@@ -126,7 +126,7 @@ fn used(path: &Path) -> u64 {
     (found.blocks() - found.blocks_free()) * found.fragment_size()
 }
 
-/// Runs a command and kills it when it is about to make a system call for the `nth` time; says whether it came to that.
+/// Runs a command and kills it when it is about to make a system call for the `nth` time; returns whether it came to that.
 fn killed_at(store: &TestStore, words: &[&str], call: &str, nth: usize) -> bool {
     let command = store.command(words);
     let mut traced = Command::new("strace");

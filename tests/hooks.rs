@@ -82,7 +82,7 @@ fn hook(store: &TestStore, name: &str, rest: &str) {
     fs::write(directory.join("hook.toml"), format!("{head}{rest}")).unwrap();
 }
 
-/// Says whether `tests/service` runs the tests.
+/// Returns whether `tests/service` runs the tests.
 fn is_at_service() -> bool {
     std::env::vars_os().any(|(name, _)| name == "ROCKENV_TEST_ENGINE")
 }

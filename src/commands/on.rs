@@ -354,7 +354,7 @@ fn check_sudo(way: &Way<'_>, options: &[&str], program: &str) -> Result<()> {
     ))
 }
 
-/// Says whether a command of rockenv's hands its input on to another.
+/// Returns whether a command of rockenv's hands its input on to another.
 fn reads_input(words: &[String]) -> bool {
     let words = std::iter::once("rockenv").chain(words.iter().map(String::as_str));
     let parsed = Cli::try_parse_from(words);

@@ -47,7 +47,7 @@ pub fn down(cx: &Context, args: &DownArgs) -> Result<()> {
     cx.tidy(&store)
 }
 
-/// Locks an env: asks whoever holds it to stop, ever less politely, and waits until nothing runs in it. Says whether
+/// Locks an env: asks whoever holds it to stop, ever less politely, and waits until nothing runs in it. Returns whether
 /// anything did.
 pub(super) fn seize<'a>(store: &'a Store, name: &str, verb: &str) -> Result<(LockedEnv<'a>, bool)> {
     let started = Instant::now();
@@ -132,7 +132,7 @@ fn is_stopped(process: &Path) -> bool {
     state.is_some_and(|state| state.trim_start().starts_with('T'))
 }
 
-/// Says whether a process is rockenv: the number may have gone to somebody else.
+/// Returns whether a process is rockenv: the number may have gone to somebody else.
 fn is_rockenv(pid: i32) -> bool {
     let ours = std::env::current_exe().ok();
     match fs_err::read_link(format!("/proc/{pid}/exe")) {

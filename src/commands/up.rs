@@ -123,7 +123,7 @@ impl UpArgs {
         text
     }
 
-    /// Says whether a registry is asked for what the store lacks.
+    /// Returns whether a registry is asked for what the store lacks.
     pub(super) fn pulls(&self, config: &Config) -> bool {
         self.pull.unwrap_or(config.pull) && !self.offline
     }
@@ -133,7 +133,7 @@ impl UpArgs {
         config.reuse.or_asked(self.allow_incremental)
     }
 
-    /// Says whether a registry gets what was made.
+    /// Returns whether a registry gets what was made.
     fn pushes(&self, config: &Config) -> bool {
         self.push.unwrap_or(config.push)
     }

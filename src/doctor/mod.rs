@@ -71,7 +71,7 @@ pub struct Cgroups {
 }
 
 impl Cgroups {
-    /// Says whether there is a controller, of either version.
+    /// Returns whether there is a controller, of either version.
     fn has(&self, name: &str) -> bool {
         let mut all = self.v1.iter().chain(self.v2.iter().flatten());
         all.any(|one| one == name)
@@ -137,7 +137,7 @@ pub struct Section {
     pub checks: Vec<Check>,
 }
 
-/// Says whether envs can be built with the default engine.
+/// Returns whether envs can be built with the default engine.
 pub fn is_fit(sections: &[Section]) -> bool {
     !sections
         .iter()

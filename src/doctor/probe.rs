@@ -83,7 +83,7 @@ fn parse_version(text: &str) -> Option<u32> {
     digits.parse().ok()
 }
 
-/// Says whether overlays can be mounted: built in or loaded, or a module of this kernel.
+/// Returns whether overlays can be mounted: built in or loaded, or a module of this kernel.
 fn has_overlay() -> bool {
     let listed = read("/proc/filesystems").is_some_and(|text| {
         text.lines()

@@ -176,7 +176,7 @@ struct Rest {
 }
 
 impl Rest {
-    /// Says whether the next command would find what it finds in a fresh container.
+    /// Returns whether the next command would find what it finds in a fresh container.
     fn is_possible(&self) -> bool {
         !self.limit.is_zero() && traces() == self.fresh
     }

@@ -216,7 +216,7 @@ pub(super) fn held(file: &fs::File, env: &str) -> Result<Option<u32>> {
     Ok(sum)
 }
 
-/// Locks a byte of the file for as long as this open file lives; says whether it was free.
+/// Locks a byte of the file for as long as this open file lives; returns whether it was free.
 fn lock(file: &fs::File, at: u64) -> Result<bool> {
     set_lock(file, at, libc::F_WRLCK)
 }
@@ -229,7 +229,7 @@ fn set_lock(file: &fs::File, at: u64, kind: i32) -> Result<bool> {
     }
 }
 
-/// Says whether somebody else has the byte.
+/// Returns whether somebody else has the byte.
 fn is_locked(file: &fs::File, at: u64) -> Result<bool> {
     let mut range = range(at, libc::F_WRLCK);
     fcntl(file.file().as_fd(), FcntlArg::F_OFD_GETLK(&mut range))

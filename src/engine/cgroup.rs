@@ -104,7 +104,7 @@ impl Hierarchies {
         found
     }
 
-    /// Says whether a memory limit can be set without systemd.
+    /// Returns whether a memory limit can be set without systemd.
     pub fn can_limit_memory(&self) -> bool {
         let v2 = self
             .v2
@@ -176,14 +176,14 @@ impl Cgroup {
         })
     }
 
-    /// Says whether it is what [`Cgroup::plan`] names for `id`: what was written down is only used where it names nothing else.
+    /// Returns whether it is what [`Cgroup::plan`] names for `id`: what was written down is only used where it names nothing else.
     pub(super) fn is_of(&self, id: &str) -> bool {
         let scope = format!("{id}.scope");
         self.unit.as_ref().is_none_or(|unit| *unit == scope)
             && self.lie_in_hierarchies(|name| name == id || name == scope)
     }
 
-    /// Says whether it is a group that a service made for one container.
+    /// Returns whether it is a group that a service made for one container.
     pub(super) fn is_of_service(&self) -> bool {
         let of_one = |name: &str| {
             let mut words = name.split(|c: char| !c.is_ascii_hexdigit());
@@ -192,7 +192,7 @@ impl Cgroup {
         self.unit.is_none() && self.lie_in_hierarchies(of_one)
     }
 
-    /// Says whether all directories lie below mounted hierarchies, in groups for one container by their name.
+    /// Returns whether all directories lie below mounted hierarchies, in groups for one container by their name.
     fn lie_in_hierarchies(&self, of_one: impl Fn(&str) -> bool) -> bool {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let mut found = Hierarchies::parse(&mounts, "");
@@ -314,7 +314,7 @@ impl Cgroup {
             .collect()
     }
 
-    /// Writes `value` into the first of `files` that exists; says whether one did.
+    /// Writes `value` into the first of `files` that exists; returns whether one did.
     fn set(&self, files: &[&str], value: u64) -> Result<bool> {
         for (_, directory) in &self.directories {
             for file in files {
@@ -378,7 +378,7 @@ impl Cgroup {
         found
     }
 
-    /// Stops every process in the group where it is, or lets them go on; says whether this machine can.
+    /// Stops every process in the group where it is, or lets them go on; returns whether this machine can.
     pub fn freeze(&self, frozen: bool) -> bool {
         let (old, new) = if frozen {
             ("FROZEN", "1")

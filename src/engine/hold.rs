@@ -340,7 +340,7 @@ impl Ended {
     }
 }
 
-/// Says whether a process has a node of a GPU open.
+/// Returns whether a process has a node of a GPU open.
 fn has_gpu(pid: i32) -> bool {
     let open = fs::read_dir(format!("/proc/{pid}/fd"));
     let targets = open.into_iter().flatten().flatten();

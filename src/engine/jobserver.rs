@@ -272,7 +272,7 @@ impl Env {
         Ok(())
     }
 
-    /// Says whether no process in the container has the FIFO open: then nobody is left who could give a token back.
+    /// Returns whether no process in the container has the FIFO open: then nobody is left who could give a token back.
     fn nobody_holds(&self) -> Result<bool> {
         let own = self.fifo.metadata()?;
         let processes = self.cgroup.processes();

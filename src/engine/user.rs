@@ -99,7 +99,7 @@ fn enter<P: nix::NixPath + ?Sized>(parent: impl AsFd, name: &P) -> nix::Result<O
     openat2(parent, name, how)
 }
 
-/// Says whether a directory holds nothing but directories of root's, and what is mounted there.
+/// Returns whether a directory holds nothing but directories of root's, and what is mounted there.
 fn is_bare(directory: OwnedFd, depth: usize) -> bool {
     let Ok(mut directory) = Dir::from_fd(directory) else {
         return false;

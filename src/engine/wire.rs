@@ -139,7 +139,7 @@ fn not_sent(error: std::io::Error) -> Error {
     }
 }
 
-/// Says whether the peer has closed its end, or was killed, in the middle of a frame too.
+/// Returns whether the peer has closed its end, or was killed, in the middle of a frame too.
 fn is_gone(error: &std::io::Error) -> bool {
     use std::io::ErrorKind::{BrokenPipe, ConnectionReset, NotConnected, UnexpectedEof};
     matches!(
@@ -197,7 +197,7 @@ pub fn receive<T: DeserializeOwned>(socket: &UnixStream) -> Result<Option<(T, Ve
     Ok(Some((body, fds)))
 }
 
-/// Reads the rest of a frame; says whether it came.
+/// Reads the rest of a frame; returns whether it came.
 fn fill(mut socket: &UnixStream, buffer: &mut [u8]) -> Result<bool> {
     match socket.read_exact(buffer) {
         Err(error) if is_gone(&error) => Ok(false),

@@ -13,7 +13,7 @@ use crate::spec::Step;
 use crate::ui::event::Event;
 
 impl Execution<'_, '_> {
-    /// Says whether a source became another, so that the keys from `step` on are to be computed anew before it runs.
+    /// Returns whether a source became another, so that the keys from `step` on are to be computed anew before it runs.
     ///
     /// Where a step before it has the source as well, its key would become another too, and what was just built would be built
     /// again: then the run goes on, and says so at its end. What is locked stays as it is.

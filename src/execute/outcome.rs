@@ -27,7 +27,7 @@ pub(super) struct Ran {
 }
 
 impl Ran {
-    /// Says whether it failed for want of memory.
+    /// Returns whether it failed for want of memory.
     pub(super) fn out_of_memory(&self) -> bool {
         let ended = matches!(self.ending, Ending::Exited { code: 1.., .. });
         ended && self.cost.usage.oom_kills > 0

@@ -51,7 +51,7 @@ impl Entries {
     }
 }
 
-/// Says whether what is in a directory of this name tells of the tool.
+/// Returns whether what is in a directory of this name tells of the tool.
 pub fn tells(name: &str) -> bool {
     matches!(name, "archives" | "http" | "http-v2") || is_digit(name)
 }
@@ -142,7 +142,7 @@ impl Kind {
         }
     }
 
-    /// Says whether root's files are in it.
+    /// Returns whether root's files are in it.
     pub fn is_root(self) -> bool {
         matches!(self, Self::Pacman | Self::Apt)
     }

@@ -241,7 +241,7 @@ impl Rule {
         }
     }
 
-    /// Says whether enough free space ends it.
+    /// Returns whether enough free space ends it.
     pub fn wants_space(self) -> bool {
         matches!(self, Self::MinFree | Self::Free)
     }

@@ -206,7 +206,7 @@ impl Who {
         }
     }
 
-    /// Says whether owner, group and mode let this process read and write.
+    /// Returns whether owner, group and mode let this process read and write.
     fn may_open(&self, node: &Node) -> bool {
         // Root of a user namespace is root of what has numbers in it.
         if self.uid == 0 && !(self.mapped && [node.uid, node.gid].contains(&NOBODY)) {

@@ -227,7 +227,7 @@ impl<W: Write> Walk<'_, W> {
         Ok(())
     }
 
-    /// Says whether an entry that is no directory is what the old tree has under this name.
+    /// Returns whether an entry that is no directory is what the old tree has under this name.
     fn same(
         &self,
         old: Option<&OwnedFd>,

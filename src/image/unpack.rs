@@ -264,7 +264,7 @@ impl<'a> Unpacker<'a> {
         }
     }
 
-    /// Says whether an entry, or the deletion that it stands for, is of something that stays as it is.
+    /// Returns whether an entry, or the deletion that it stands for, is of something that stays as it is.
     fn is_left_out(&self, components: &[&[u8]]) -> bool {
         let mut path = components.to_vec();
         if let Some(last) = path.last_mut()

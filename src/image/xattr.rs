@@ -46,7 +46,7 @@ pub(super) fn read_at(
 /// What overlayfs calls a directory in which nothing of lower layers shows.
 const OPAQUE: &str = "trusted.overlay.opaque";
 
-/// Says whether a directory of an overlay's layer hides what lower layers have in it.
+/// Returns whether a directory of an overlay's layer hides what lower layers have in it.
 pub(super) fn is_opaque(directory: impl AsFd) -> std::io::Result<bool> {
     let mut value = [0_u8; 8];
     match rustix::fs::fgetxattr(directory, OPAQUE, &mut value) {

@@ -162,7 +162,7 @@ pub enum VolumeKind {
 }
 
 impl VolumeKind {
-    /// Says whether the files in such a volume are the user's, and nothing that `copy` replaces.
+    /// Returns whether the files in such a volume are the user's, and nothing that `copy` replaces.
     pub fn is_theirs(self) -> bool {
         matches!(self, Self::Source | Self::Output | Self::Host)
     }

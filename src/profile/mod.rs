@@ -212,7 +212,7 @@ pub struct Downloads {
 }
 
 impl Downloads {
-    /// Says whether a step needs them.
+    /// Returns whether a step needs them.
     pub fn needed_by(&self, step: &str) -> bool {
         let steps = self.needed_by.as_ref();
         steps.is_none_or(|steps| steps.iter().any(|name| name == step))

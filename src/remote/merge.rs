@@ -113,7 +113,7 @@ fn in_the_way(path: &Path, there: &dyn There) -> Result<Option<PathBuf>> {
 }
 
 impl Merge {
-    /// Says whether nothing is to be done.
+    /// Returns whether nothing is to be done.
     pub(super) fn changes_nothing(&self) -> bool {
         self.conflicts.is_empty() && self.remove.is_empty() && self.send.is_empty()
     }

@@ -39,7 +39,7 @@ pub(crate) struct Outcome {
     pub(crate) aside: Vec<(PathBuf, PathBuf)>,
 }
 
-/// Says whether rockenv looks at what is at `path` below the working directory.
+/// Returns whether rockenv looks at what is at `path` below the working directory.
 pub(crate) fn is_looked_at(path: &Path) -> bool {
     let ending = path.extension();
     LOOKED_AT

@@ -119,7 +119,7 @@ impl Way<'_> {
         })
     }
 
-    /// Says whether ssh itself failed, or a signal ended it.
+    /// Returns whether ssh itself failed, or a signal ended it.
     pub(crate) fn is_failure(status: ExitStatus) -> bool {
         matches!(status.code(), Some(SSH_FAILED) | None)
     }

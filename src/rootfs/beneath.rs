@@ -85,7 +85,7 @@ pub(super) fn kind(stat: &FileStat) -> SFlag {
     SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT
 }
 
-/// Says whether `name` is a real entry, not `.` or `..`.
+/// Returns whether `name` is a real entry, not `.` or `..`.
 pub(super) fn is_entry(name: &CStr) -> bool {
     !matches!(name.to_bytes(), b"." | b"..")
 }

@@ -116,18 +116,18 @@ mod ioctl {
     nix::ioctl_write_ptr!(destroy_v2, 0x94, 63, ArgsV2);
 }
 
-/// Says whether `fd` lies on btrfs.
+/// Returns whether `fd` lies on btrfs.
 pub fn is_btrfs(fd: impl AsFd) -> nix::Result<bool> {
     Ok(fstatfs(fd)?.filesystem_type() == BTRFS_SUPER_MAGIC)
 }
 
-/// Says whether `fd` is the root directory of a subvolume.
+/// Returns whether `fd` is the root directory of a subvolume.
 pub fn is_subvolume_fd(fd: impl AsFd) -> nix::Result<bool> {
     let stat = nix::sys::stat::fstat(&fd)?;
     Ok(stat.st_ino == SUBVOLUME_ROOT && is_btrfs(fd)?)
 }
 
-/// Says whether `path` is a subvolume.
+/// Returns whether `path` is a subvolume.
 pub fn is_subvolume(path: &Path) -> Result<bool> {
     is_subvolume_fd(beneath::open_path(path)?)
         .context(|| format!("cannot examine `{}`", path.display()))
@@ -168,7 +168,7 @@ pub fn snapshot(from: &Path, to: &Path, read_only: bool) -> Result<()> {
     Ok(())
 }
 
-/// Says whether the subvolume is read-only.
+/// Returns whether the subvolume is read-only.
 pub fn is_read_only(path: &Path) -> Result<bool> {
     let fd = beneath::open_path(path)?;
     flags(fd.as_fd())
@@ -183,7 +183,7 @@ pub fn set_read_only(path: &Path, read_only: bool) -> Result<()> {
         .context(|| format!("cannot change the btrfs subvolume `{}`", path.display()))
 }
 
-/// Says whether a subvolume holds anything else than another one, of which it is a snapshot, or which is a snapshot of it and
+/// Returns whether a subvolume holds anything else than another one, of which it is a snapshot, or which is a snapshot of it and
 /// read-only since. Access times do not count.
 ///
 /// Every change of a file, its content, names or attributes, changes its inode; the kernel finds the inodes that were written
@@ -243,7 +243,7 @@ const INODE_ITEM: u32 = 1;
 /// Transaction, object, offset, kind and length before each item that is found.
 const HEADER: usize = 32;
 
-/// Says whether an inode of a subvolume that is younger than the generation is another one in the other subvolume, or none.
+/// Returns whether an inode of a subvolume that is younger than the generation is another one in the other subvolume, or none.
 fn inodes_differ(fd: BorrowedFd<'_>, generation: u64, other: BorrowedFd<'_>) -> nix::Result<bool> {
     let mut search = Box::new(Search {
         key: SearchKey {
@@ -448,7 +448,7 @@ pub fn wait_for_deleted(fd: impl AsFd, patience: Duration) -> Result<()> {
     outcome.context(|| "cannot wait for btrfs to free deleted subvolumes".to_owned())
 }
 
-/// Says whether a subvolume of the file system is deleted and not yet freed; an ordinary user is not told.
+/// Returns whether a subvolume of the file system is deleted and not yet freed; an ordinary user is not told.
 fn has_deleted(fd: BorrowedFd<'_>) -> nix::Result<bool> {
     const ROOT_TREE: u64 = 1;
     const ORPHANS: u64 = u64::MAX - 4;

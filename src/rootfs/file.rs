@@ -64,7 +64,7 @@ pub fn read(root: &Path, below: &Path) -> Result<Entry> {
     })
 }
 
-/// Says whether the nearest directory on the way to what is absent has anything in it.
+/// Returns whether the nearest directory on the way to what is absent has anything in it.
 fn absent(top: &OwnedFd, parent: &Path) -> Result<Entry> {
     for directory in parent.ancestors() {
         if let Ok(found) = beneath::open_below(top, directory) {

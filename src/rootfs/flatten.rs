@@ -315,7 +315,7 @@ fn kind_of(directory: BorrowedFd<'_>, entry: &nix::dir::Entry) -> nix::Result<Ki
     }
 }
 
-/// Says whether the directories, top first, show something of this name.
+/// Returns whether the directories, top first, show something of this name.
 fn shown(directories: &[(usize, OwnedFd)], name: &CStr) -> nix::Result<bool> {
     for (_, directory) in directories {
         match beneath::stat(directory, name) {
@@ -343,7 +343,7 @@ fn directories(parents: &[(usize, OwnedFd)], name: &CStr) -> nix::Result<Vec<usi
     Ok(layers)
 }
 
-/// Says whether the layer's directory hides those below. A layer that refers to others cannot be merged: `EUCLEAN`.
+/// Returns whether the layer's directory hides those below. A layer that refers to others cannot be merged: `EUCLEAN`.
 pub(super) fn is_opaque(
     directory: BorrowedFd<'_>,
     attributes: &mut Attributes,
@@ -378,7 +378,7 @@ fn finish(
     Ok(())
 }
 
-/// Says whether an attribute belongs to the tree, not to the layer's place in a stack.
+/// Returns whether an attribute belongs to the tree, not to the layer's place in a stack.
 ///
 /// `overlay.overlay` is what an overlay inside the env has written, `protattr` a `chattr` flag.
 pub(super) fn is_content(name: &CStr) -> bool {

@@ -21,7 +21,7 @@ pub(super) fn file_system(fd: BorrowedFd<'_>) -> Option<String> {
     described(fd)?.split(' ').next().map(str::to_owned)
 }
 
-/// Says whether files below `path` may take less of the disk than they have bytes.
+/// Returns whether files below `path` may take less of the disk than they have bytes.
 pub(crate) fn compresses(path: &Path) -> bool {
     let described = super::beneath::open_path(path)
         .ok()

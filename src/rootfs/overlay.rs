@@ -203,7 +203,7 @@ pub fn create_upper(upper: Upper<'_>, below: &Path) -> Result<()> {
     })
 }
 
-/// Says whether the upper directory has nothing in it, so that freezing it would record no change.
+/// Returns whether the upper directory has nothing in it, so that freezing it would record no change.
 ///
 /// Changes of the root directory itself (its mode, owner or extended attributes) do not count.
 pub fn is_clean(upper: &Path) -> Result<bool> {
@@ -213,7 +213,7 @@ pub fn is_clean(upper: &Path) -> Result<bool> {
     }
 }
 
-/// Says whether a directory of a layer shows nothing of those below it.
+/// Returns whether a directory of a layer shows nothing of those below it.
 pub fn is_opaque(directory: &Path) -> Result<bool> {
     let open = beneath::open_path(directory)?;
     let found = flatten::is_opaque(open.as_fd(), &mut Attributes::default());

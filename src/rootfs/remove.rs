@@ -317,7 +317,7 @@ impl Removal<'_> {
         }
     }
 
-    /// Moves the directory to the top of the tree, where it is near again. Says whether it has moved.
+    /// Moves the directory to the top of the tree, where it is near again. Returns whether it has moved.
     fn hoist(&self, parent: &Arc<Directory>, name: &CStr) -> bool {
         let mut top = parent;
         while top.depth > 1 {

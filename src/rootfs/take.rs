@@ -32,7 +32,7 @@ pub fn take_below(root: &Path, below: &Path, to: &Path) -> Result<()> {
     }
 }
 
-/// Says whether there is a directory at `below` in the directory `root`, without a link or a mount point on the way.
+/// Returns whether there is a directory at `below` in the directory `root`, without a link or a mount point on the way.
 pub fn is_directory_below(root: &Path, below: &Path) -> bool {
     beneath::open_path(root).is_ok_and(|top| beneath::open_below(&top, below).is_ok())
 }

@@ -46,7 +46,7 @@ pub fn with(table: &[u8], line: &str) -> Vec<u8> {
     text
 }
 
-/// Says whether the table mounts something at `at`.
+/// Returns whether the table mounts something at `at`.
 pub fn mounts(table: &[u8], at: &Path) -> bool {
     let at = escape(at);
     String::from_utf8_lossy(table).lines().any(|line| {

@@ -70,7 +70,7 @@ impl Timer {
         steps
     }
 
-    /// Writes the units, and switches the timer on where systemd runs. Says whether it does.
+    /// Writes the units, and switches the timer on where systemd runs. Returns whether it does.
     pub fn install(&self, systemd: bool) -> Result<bool> {
         fs::create_dir_all(UNITS)?;
         for (path, text) in &self.files {

@@ -89,7 +89,7 @@ impl Step {
         }
     }
 
-    /// Says whether it is what a clean build makes; an older rockenv did not tell, unless there are no build volumes.
+    /// Returns whether it is what a clean build makes; an older rockenv did not tell, unless there are no build volumes.
     fn is_clean(&self) -> bool {
         match &self.history {
             Some(history) => *history == History::Clean,
@@ -162,7 +162,7 @@ impl Document {
         last.map_or(&self.snapshot.image.key, |step| &step.key)
     }
 
-    /// Says whether all of it is what clean builds make.
+    /// Returns whether all of it is what clean builds make.
     pub(super) fn is_clean(&self) -> bool {
         self.snapshot.steps.iter().all(Step::is_clean)
     }
@@ -294,7 +294,7 @@ impl Manifest {
         self.annotations.get("rockenv.key").map(String::as_str)
     }
 
-    /// Says whether it says that all of it is what clean builds make. One of an image, or of an older rockenv, says nothing: then it is
+    /// Returns whether it says that all of it is what clean builds make. One of an image, or of an older rockenv, says nothing: then it is
     /// that where nothing is in it but a root file system.
     pub(super) fn is_clean(&self) -> bool {
         match self.annotations.get(HISTORY) {

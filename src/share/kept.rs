@@ -85,7 +85,7 @@ impl Kept {
         self.changes.len()
     }
 
-    /// Says whether it has none.
+    /// Returns whether it has none.
     pub fn is_empty(&self) -> bool {
         self.changes.is_empty()
     }

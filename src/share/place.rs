@@ -15,7 +15,7 @@ pub(super) enum Destination<'a> {
 }
 
 impl Destination<'_> {
-    /// Says whether a layer is there.
+    /// Returns whether a layer is there.
     pub(super) async fn has(&self, sha256: &str) -> Result<bool> {
         match self {
             Self::Registry(registry) => registry.has(Part::Blob, &format!("sha256:{sha256}")).await,

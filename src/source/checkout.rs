@@ -380,7 +380,7 @@ fn remove_left() {
     }
 }
 
-/// Says whether a directory is of this user, and no command uses it.
+/// Returns whether a directory is of this user, and no command uses it.
 fn is_left(path: &Path) -> bool {
     let file = fs::OpenOptions::new()
         .read(true)

@@ -166,7 +166,7 @@ impl Git<'_> {
     }
 }
 
-/// Says whether a fingerprint is of a checkout with files that git does not track, its submodules' included.
+/// Returns whether a fingerprint is of a checkout with files that git does not track, its submodules' included.
 pub fn is_untracked(fingerprint: &str) -> bool {
     fingerprint.ends_with(UNTRACKED)
 }

@@ -70,7 +70,7 @@ impl<'a> Git<'a> {
         }
     }
 
-    /// Says whether a commit is in the history of what is checked out; nothing where the commit is not known here, as in
+    /// Returns whether a commit is in the history of what is checked out; nothing where the commit is not known here, as in
     /// a clone without history.
     pub fn contains(&self, directory: &Path, commit: &str) -> Result<Option<bool>> {
         if !directory.join(".git").exists() {

@@ -128,14 +128,14 @@ impl Stamp {
         })
     }
 
-    /// Says whether its last change is so long ago that another one now would have another time.
+    /// Returns whether its last change is so long ago that another one now would have another time.
     pub(super) fn is_settled(&self) -> bool {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let newest = Duration::from_secs(u64::try_from(self.newest).unwrap_or(0));
         now.is_ok_and(|now| now > newest + SETTLED)
     }
 
-    /// Says whether nothing below a directory was touched since.
+    /// Returns whether nothing below a directory was touched since.
     pub(super) fn holds(&self, root: &Path) -> bool {
         holds(&self.records, root)
     }
@@ -163,7 +163,7 @@ pub(super) fn recall(file: &Path, root: &Path) -> Option<String> {
     holds(records, root).then(|| fingerprint.to_owned())
 }
 
-/// Says whether all directories are as their records say. One that is not recorded is a new name in one that is.
+/// Returns whether all directories are as their records say. One that is not recorded is a new name in one that is.
 fn holds(records: &[u8], root: &Path) -> bool {
     let (Some(records), Some(top)) = (split(records), open(root)) else {
         return false;
@@ -220,7 +220,7 @@ impl<'a> Record<'a> {
         })
     }
 
-    /// Says whether the directory is as it was; nothing where that could not be seen.
+    /// Returns whether the directory is as it was; nothing where that could not be seen.
     fn holds(&self, root: &Path, top: &OwnedFd) -> Option<bool> {
         let fd = openat(top, self.path, DIRECTORY | OFlags::PATH, Mode::empty()).ok()?;
         let stat = statx(&fd, c"", AtFlags::EMPTY_PATH, WANTED).ok()?;
@@ -367,7 +367,7 @@ fn changed(stat: &Statx) -> [u8; 12] {
     bytes
 }
 
-/// Says whether the file `.git` in a directory names a directory below `root`.
+/// Returns whether the file `.git` in a directory names a directory below `root`.
 fn leads_inside(root: &Path, directory: &[u8]) -> bool {
     use std::os::unix::ffi::OsStrExt as _;
     let directory = root.join(std::ffi::OsStr::from_bytes(directory));

@@ -7,7 +7,7 @@ use crate::profile::text;
 /// Directory of rockenv's own programs inside, which begins every `PATH` but a profile's.
 const BIN: &str = "/run/rockenv/bin";
 
-/// Says whether a variable is rockenv's to set. An image is not asked who the user is, nor for the jobs of a build.
+/// Returns whether a variable is rockenv's to set. An image is not asked who the user is, nor for the jobs of a build.
 fn is_own(name: &str) -> bool {
     let own = [
         "HOME",

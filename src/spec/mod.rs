@@ -260,7 +260,7 @@ pub struct Step {
 }
 
 impl Step {
-    /// Says whether it is in no later step's key: one that needs a GPU is left out where there is none, and what comes after it is
+    /// Returns whether it is in no later step's key: one that needs a GPU is left out where there is none, and what comes after it is
     /// the same on every machine. What was configured decides over later keys wherever it was.
     pub fn is_aside(&self) -> bool {
         self.gpu && self.fingerprints.is_none()

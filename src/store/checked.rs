@@ -12,7 +12,7 @@ const LONGEST: usize = 255;
 /// Why a file with such a name is not used.
 pub(crate) const LEADS_OUT: &str = "a name in it is empty or leads out of its directory";
 
-/// Says whether a text can be the name of something below a directory: one component, of letters, digits and `. _ - +`.
+/// Returns whether a text can be the name of something below a directory: one component, of letters, digits and `. _ - +`.
 pub(crate) fn is_name(text: &str) -> bool {
     let fine = |byte: u8| byte.is_ascii_alphanumeric() || b"._-+".contains(&byte);
     !text.is_empty()
@@ -22,7 +22,7 @@ pub(crate) fn is_name(text: &str) -> bool {
         && !text.contains("..")
 }
 
-/// Says whether a path stays below the directory that it is joined to.
+/// Returns whether a path stays below the directory that it is joined to.
 fn is_below(path: &Path) -> bool {
     let mut parts = path.components();
     path.components().next().is_some() && parts.all(|part| matches!(part, Component::Normal(_)))

@@ -41,7 +41,7 @@ impl Owner {
         }
     }
 
-    /// Says whether it is this process or the one that started it.
+    /// Returns whether it is this process or the one that started it.
     fn is_ours(&self) -> bool {
         let parent = nix::unistd::getppid().as_raw().cast_unsigned();
         let near = self.pid == std::process::id() || self.pid == parent;
@@ -166,7 +166,7 @@ impl Store {
         Ok(Claim(file))
     }
 
-    /// Says whether an env is still there although the command that it should have ended with is gone.
+    /// Returns whether an env is still there although the command that it should have ended with is gone.
     pub fn is_left(&self, name: &str) -> bool {
         matches!(fate(&self.env_dir(name)), Ok(Fate::Left(_)))
     }
@@ -209,7 +209,7 @@ impl LockedEnv<'_> {
         .help("wait for its end, or: rockenv up ... --name NEW"))
     }
 
-    /// Says whether the env ends with this command: somebody may have removed it, and even made another of its name.
+    /// Returns whether the env ends with this command: somebody may have removed it, and even made another of its name.
     pub fn is_owned(&self) -> Result<bool> {
         Ok(matches!(self.fate()?, Fate::Owned(Some(owner)) if owner.is_ours()))
     }

@@ -104,7 +104,7 @@ impl Layer {
         }
     }
 
-    /// Says whether it is what a clean build makes.
+    /// Returns whether it is what a clean build makes.
     pub fn is_clean(&self) -> bool {
         self.history() == History::Clean
     }
@@ -140,7 +140,7 @@ impl Store {
         Ok(of_key.max_by_key(|layer| (layer.is_clean(), layer.created)))
     }
 
-    /// Says whether the build volumes of a layer, or of the image, are all empty.
+    /// Returns whether the build volumes of a layer, or of the image, are all empty.
     fn is_bare(&self, layer: Option<&str>) -> Result<bool> {
         let Some(layer) = layer else { return Ok(true) };
         let found = self.layer(layer)?;
@@ -166,7 +166,7 @@ impl LockedEnv<'_> {
         self.begin_attempt(key)
     }
 
-    /// Says whether the live build volumes hold nothing but what the layers below left there, and the same step before it failed.
+    /// Returns whether the live build volumes hold nothing but what the layers below left there, and the same step before it failed.
     fn begins_clean(&self, from: &VolumesFrom, key: &str) -> Result<bool> {
         let record = self.known_record()?;
         let head = &record.head;

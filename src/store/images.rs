@@ -165,7 +165,7 @@ impl Store {
         }
     }
 
-    /// Says whether its recipe stands for this image at present.
+    /// Returns whether its recipe stands for this image at present.
     pub fn is_current(&self, image: &Image) -> Result<bool> {
         let reference: Option<Reference> =
             atomic::read_json(&self.reference(&image.recipe, "json"))?;

@@ -131,7 +131,7 @@ impl Store {
         Ok(made.map(|layer| layer.id).collect())
     }
 
-    /// Says whether a layer may be built upon: it is on disk for good, or no power was lost since it was made.
+    /// Returns whether a layer may be built upon: it is on disk for good, or no power was lost since it was made.
     pub fn is_sound(&self, layer: &Layer) -> bool {
         layer.boot == boot_id() || self.layer_dir(&layer.id).join("durable").exists()
     }
@@ -184,7 +184,7 @@ impl Store {
         Ok(chain)
     }
 
-    /// Says whether `top` is `below` or stands on it.
+    /// Returns whether `top` is `below` or stands on it.
     pub fn descends(&self, top: Option<&str>, below: &str) -> Result<bool> {
         match top {
             None => Ok(false),

@@ -14,7 +14,7 @@ use crate::gc::Lease;
 const LEASE: &str = "lease";
 
 impl LockedEnv<'_> {
-    /// Keeps layers and an image until the lock is given back. Says whether all of them are there still.
+    /// Keeps layers and an image until the lock is given back. Returns whether all of them are there still.
     pub fn lease(&self, lease: &Lease) -> Result<bool> {
         let shared = self.store.lock_shared()?;
         let mut there = self.store.image(&lease.image)?.is_some();

@@ -30,7 +30,7 @@ struct Known {
 }
 
 impl Known {
-    /// Says whether the file was removed. Where its directory is not there either, or on another file system than the file
+    /// Returns whether the file was removed. Where its directory is not there either, or on another file system than the file
     /// was, that one may just not be mounted: a home directory, a stick.
     fn is_gone(&self) -> bool {
         let missing = |error: std::io::Error| error.kind() == std::io::ErrorKind::NotFound;

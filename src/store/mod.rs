@@ -82,7 +82,7 @@ fn not_ours(root: &Path) -> Error {
     .help("sudo rockenv ...; ROCKENV_HOME=DIR names another store")
 }
 
-/// Says whether a store may be made beside this entry of a directory. What is in a directory that will be the store's own is
+/// Returns whether a store may be made beside this entry of a directory. What is in a directory that will be the store's own is
 /// the store's to delete, so nothing may be in there.
 fn may_be_there(entry: &fs::DirEntry) -> Result<bool> {
     let name = entry.file_name();
@@ -273,7 +273,7 @@ impl Store {
         self.method
     }
 
-    /// Says whether build volumes are frozen with a snapshot.
+    /// Returns whether build volumes are frozen with a snapshot.
     pub fn freezes_volumes(&self) -> bool {
         self.method != Method::Overlay
     }
@@ -288,7 +288,7 @@ impl Store {
         self.root.join("volumes").join(id)
     }
 
-    /// Says whether there is nothing in a live build volume.
+    /// Returns whether there is nothing in a live build volume.
     pub fn is_volume_empty(&self, id: &str) -> bool {
         fs::read_dir(self.volume_dir(id)).is_ok_and(|mut entries| entries.next().is_none())
     }

@@ -114,7 +114,7 @@ impl LockedEnv<'_> {
         Ok(())
     }
 
-    /// Goes on with a removal that was begun; says whether one was.
+    /// Goes on with a removal that was begun; returns whether one was.
     pub(super) fn go_on_clearing(&mut self) -> Result<bool> {
         let begun = fs::symlink_metadata(self.directory.join(REMOVED)).is_ok();
         if begun {

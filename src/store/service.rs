@@ -120,7 +120,7 @@ impl Store {
         })
     }
 
-    /// Removes what the lists in a directory name, before its files are deleted for good. Says whether all of it
+    /// Removes what the lists in a directory name, before its files are deleted for good. Returns whether all of it
     /// could be.
     pub(super) fn remove_objects(&self, directory: &Path) -> bool {
         let mut clean = true;
@@ -200,7 +200,7 @@ impl LockedEnv<'_> {
         format!("rockenv-{}-{tree}", readable.trim_matches('-'))
     }
 
-    /// Says whether a live tree at a service was changed since its snapshot.
+    /// Returns whether a live tree at a service was changed since its snapshot.
     pub(super) fn is_changed_at(&self, service: &Service, tree: &str) -> Result<bool> {
         let name = self.container_name(tree);
         // What was carried over into a container is no change of that container.

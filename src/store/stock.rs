@@ -205,18 +205,18 @@ impl Store {
         Ok(())
     }
 
-    /// Says whether a command holds an env, or runs in it.
+    /// Returns whether a command holds an env, or runs in it.
     pub fn is_env_busy(&self, name: &str) -> bool {
         is_busy(&lock::env_lock(&self.env_dir(name))) && !self.only_waits(name)
     }
 
-    /// Says whether nothing but a container that waits for another command has an env: who takes the lock ends it.
+    /// Returns whether nothing but a container that waits for another command has an env: who takes the lock ends it.
     pub fn only_waits(&self, name: &str) -> bool {
         State::read(&self.env_dir(name).join("run")).is_some_and(|state| state.idle)
     }
 }
 
-/// Says whether a file of this name is a download, or what is left of one: any other somebody else put there.
+/// Returns whether a file of this name is a download, or what is left of one: any other somebody else put there.
 fn is_download(name: &str) -> bool {
     let is_digest = name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
     is_digest || name.starts_with('.')

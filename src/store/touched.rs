@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::rootfs::{self, Method};
 
 impl LockedEnv<'_> {
-    /// Says whether the live tree may hold changes since its snapshot, or a build volume that goes back with it.
+    /// Returns whether the live tree may hold changes since its snapshot, or a build volume that goes back with it.
     ///
     /// With shared extents nothing tells: a clone's inodes are all new, and their times are as good as the clock. Whatever
     /// ran counts as a change there, since a snapshot too many is better than a file too few.
@@ -33,7 +33,7 @@ impl LockedEnv<'_> {
         }
     }
 
-    /// Says whether a build volume is not what its layer froze.
+    /// Returns whether a build volume is not what its layer froze.
     fn are_volumes_touched(&self, record: &Record) -> Result<bool> {
         for (name, id) in &record.head.volumes {
             let frozen = record

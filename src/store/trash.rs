@@ -39,14 +39,14 @@ impl Store {
             .context(|| format!("cannot remove `{}`", path.display()))
     }
 
-    /// Says whether something waits to be unlinked.
+    /// Returns whether something waits to be unlinked.
     pub fn has_trash(&self) -> bool {
         fs::read_dir(self.root.join("trash")).is_ok_and(|mut entries| {
             entries.any(|entry| entry.is_ok_and(|entry| entry.file_name() != "lock"))
         })
     }
 
-    /// Unlinks what is in the trash, unless somebody else is at it. Says whether nobody was: what is left then is kept.
+    /// Unlinks what is in the trash, unless somebody else is at it. Returns whether nobody was: what is left then is kept.
     pub fn empty_trash(&self) -> Result<bool> {
         let trash = self.root.join("trash");
         loop {

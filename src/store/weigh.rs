@@ -86,7 +86,7 @@ impl Store {
         Ok(())
     }
 
-    /// Measures all that may go against all else in the store, where what is remembered may be wrong. Says whether it was.
+    /// Measures all that may go against all else in the store, where what is remembered may be wrong. Returns whether it was.
     ///
     /// What stands on a thing goes before it: a block that only these share counts for the lowest of them, and so the sum
     /// over a thing and all that stands on it is what removing these gives back.
@@ -174,7 +174,7 @@ impl Store {
         Ok(usage::scan(&roots, &options).total().exclusive)
     }
 
-    /// Says whether what is remembered of a layer need not be what its removal gives back.
+    /// Returns whether what is remembered of a layer need not be what its removal gives back.
     fn is_unsure(&self, item: &Frozen) -> bool {
         let mut volumes = item.layer.volumes.values();
         // By how much a clone was larger than its parent is not what was written in it; btrfs knows that. Live volumes, and

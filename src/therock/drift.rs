@@ -124,7 +124,7 @@ pub enum Drift {
 }
 
 impl Drift {
-    /// Says whether it is one of this target.
+    /// Returns whether it is one of this target.
     pub fn is_of(&self, name: &str) -> bool {
         match self {
             Self::NewTarget { target, .. }

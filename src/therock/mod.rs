@@ -41,7 +41,7 @@ pub struct Checkout {
 }
 
 impl Checkout {
-    /// Says whether a directory looks like a checkout of TheRock.
+    /// Returns whether a directory looks like a checkout of TheRock.
     pub fn is_one(directory: &Path) -> bool {
         directory.join(TARGETS).is_file()
     }

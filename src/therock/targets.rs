@@ -129,7 +129,7 @@ fn declared(
     Ok(declared)
 }
 
-/// Says whether a text looks like the name of an ISA; families have the same form but for an `X`.
+/// Returns whether a text looks like the name of an ISA; families have the same form but for an `X`.
 fn is_target(text: &str) -> bool {
     text.strip_prefix("gfx").is_some_and(|digits| {
         (3..=5).contains(&digits.len())

@@ -11,7 +11,7 @@ const PROJECT: &str = "CMAKE_PROJECT_NAME:STATIC=THEROCK";
 /// would have nothing to do and be wrong.
 pub const EXPUNGED: [&str; 5] = ["stamp", "stage.prebuilt", "build", "stage", "dist"];
 
-/// Says whether this is the `CMakeCache.txt` of TheRock itself.
+/// Returns whether this is the `CMakeCache.txt` of TheRock itself.
 pub fn is_top(cache: &str) -> bool {
     cache.lines().any(|line| line.trim_end() == PROJECT)
 }

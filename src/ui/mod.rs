@@ -328,7 +328,7 @@ impl Ui {
         self.annotate(Level::Error, &text::escape_lines(&message));
     }
 
-    /// Tells the CI system that this is to be seen by whoever looks at the job; says whether there is one.
+    /// Tells the CI system that this is to be seen by whoever looks at the job; returns whether there is one.
     fn annotate(&self, level: Level, message: &str) -> bool {
         let mut err = lock(&self.err);
         let text = err.sections.annotation(level, message);

@@ -54,7 +54,7 @@ pub(super) struct Means {
 }
 
 impl Means {
-    /// Says whether what is of this kind can share its place; btrfs keeps links as it keeps small files.
+    /// Returns whether what is of this kind can share its place; btrfs keeps links as it keeps small files.
     pub(super) fn place(self, kind: FileType) -> bool {
         kind == FileType::RegularFile || (self.btrfs && kind == FileType::Symlink)
     }
@@ -97,7 +97,7 @@ impl Spaces {
     }
 }
 
-/// Says whether this process may look into the trees of a btrfs.
+/// Returns whether this process may look into the trees of a btrfs.
 fn may_search(directory: BorrowedFd<'_>) -> bool {
     let mut answer = Box::new(ioctl::Answer::<ANSWER>::new());
     answer.ask_extents(0, 0);

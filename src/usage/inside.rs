@@ -87,7 +87,7 @@ const DEEPEST: usize = 7;
 /// In these are no sub-projects, and much else.
 const BARREN: [&str; 3] = ["CMakeFiles", "source", "stamp"];
 
-/// Says whether this is the top of TheRock's build tree.
+/// Returns whether this is the top of TheRock's build tree.
 pub(super) fn is_therock(top: &Path) -> bool {
     match file::read(top, Path::new("CMakeCache.txt")) {
         Ok(Entry::File { bytes, .. }) => is_top(&String::from_utf8_lossy(&bytes)),

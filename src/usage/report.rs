@@ -132,7 +132,7 @@ pub struct Row {
 }
 
 impl Class {
-    /// Says whether it stays when the envs that use it are removed.
+    /// Returns whether it stays when the envs that use it are removed.
     pub fn is_kept(self) -> bool {
         matches!(self, Self::Cache | Self::Source | Self::Output)
     }
@@ -152,7 +152,7 @@ impl Row {
         }
     }
 
-    /// Says whether this is no part of something that has a row too.
+    /// Returns whether this is no part of something that has a row too.
     pub fn is_whole(&self) -> bool {
         self.inside.is_none() && self.part.is_none()
     }

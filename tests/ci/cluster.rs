@@ -348,7 +348,7 @@ fn request(
     (200, job.clone())
 }
 
-/// Says whether a rule of a role allows that.
+/// Returns whether a rule of a role allows that.
 fn allows(rule: &Value, verb: &str, name: Option<&str>) -> bool {
     let has = |list: &str, wanted: &str| {
         let list = rule[list].as_array();

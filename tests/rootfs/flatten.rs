@@ -66,7 +66,7 @@ fn change() -> impl Strategy<Value = Change> {
 }
 
 impl Change {
-    /// Says whether it applied.
+    /// Returns whether it applied.
     fn apply(&self, top: &Path) -> bool {
         let at = |path: &Path| top.join(path);
         match self {

@@ -270,13 +270,13 @@ changes = ["d2/f2", "d3/f3", "d3/f7", "d3/f11", "linked"]
             .or_default() += 1;
     }
 
-    /// Says whether a container of that name is one of these envs'.
+    /// Returns whether a container of that name is one of these envs'.
     fn names(&self, container: &str) -> bool {
         let mut envs = self.envs.iter();
         envs.any(|env| container.starts_with(&format!("rockenv-{env}-")))
     }
 
-    /// Says whether a process has something of this store open.
+    /// Returns whether a process has something of this store open.
     fn owns(&self, pid: i32) -> bool {
         let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fd")) else {
             return false;

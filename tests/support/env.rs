@@ -466,7 +466,7 @@ fn find_directories(root: &Path, depth: u32, name: &str, found: &mut Vec<PathBuf
     }
 }
 
-/// Says whether the tests run beside a service (`tests/service`), whose containers are no children of rockenv's.
+/// Returns whether the tests run beside a service (`tests/service`), whose containers are no children of rockenv's.
 pub(crate) fn is_service() -> bool {
     std::env::vars_os().any(|(name, _)| name == "ROCKENV_TEST_ENGINE")
 }

@@ -130,7 +130,7 @@ impl Background {
         child.stdin.take().expect("a pipe")
     }
 
-    /// Says whether it has not ended.
+    /// Returns whether it has not ended.
     pub(crate) fn runs(&mut self) -> bool {
         let child = self.child.as_mut().expect("not waited for");
         child.try_wait().expect("a child").is_none()

@@ -305,7 +305,7 @@ impl Board<'_> {
         }
     }
 
-    /// Says whether these are all envs that may still come to something.
+    /// Returns whether these are all envs that may still come to something.
     fn is_all(&self, envs: &[usize]) -> bool {
         let lost = self.rows.iter().filter(|row| row.outcome == "failed");
         envs.len() + lost.count() == self.rows.len()

@@ -200,7 +200,7 @@ impl Service {
         Ok((bytes(found.size_rw), bytes(found.size_root_fs)))
     }
 
-    /// Says whether something was changed in a container's tree since it was made.
+    /// Returns whether something was changed in a container's tree since it was made.
     pub fn is_changed(&self, name: &str) -> Result<bool> {
         let request = settled(|| self.client.container_changes(name));
         let changes = self.found(LATE, "look for changes", request)?.flatten();

@@ -39,7 +39,7 @@ impl Service {
         }
     }
 
-    /// Says whether the container of that name is the one that was asked for, by its labels; while it is made there is none.
+    /// Returns whether the container of that name is the one that was asked for, by its labels; while it is made there is none.
     async fn is_made(
         &self,
         name: &str,
@@ -56,13 +56,13 @@ impl Service {
     }
 }
 
-/// Says whether a request was refused because there is a container of that name, or is about to be.
+/// Returns whether a request was refused because there is a container of that name, or is about to be.
 fn is_taken(refusal: &Refusal) -> bool {
     matches!(refusal, Refusal::DockerResponseServerError { status_code, message }
         if *status_code == 409 || message.contains("already in use"))
 }
 
-/// Says whether Podman refused a slice because it does not leave control groups to systemd.
+/// Returns whether Podman refused a slice because it does not leave control groups to systemd.
 fn wants_no_slice(refusal: &Refusal) -> bool {
     matches!(refusal, Refusal::DockerResponseServerError { message, .. }
         if message.contains("systemd slice received as cgroup parent"))

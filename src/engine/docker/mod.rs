@@ -309,7 +309,7 @@ async fn settled<T: DeserializeOwned, F: Future<Output = std::result::Result<T, 
     }
 }
 
-/// Says whether an answer may come from a moment between two states, which Podman does not hide: it looks at a
+/// Returns whether an answer may come from a moment between two states, which Podman does not hide: it looks at a
 /// process that ends meanwhile, or lists first and fails where one of the listed is gone by then.
 fn is_passing(refusal: &Refusal) -> bool {
     match refusal {
@@ -371,7 +371,7 @@ async fn interrupted(starter: Option<&(OwnedFd, Duration)>) {
     }
 }
 
-/// Says whether the service does not have what was asked for.
+/// Returns whether the service does not have what was asked for.
 fn is_absent(refusal: &Refusal) -> bool {
     let Refusal::DockerResponseServerError {
         status_code,

@@ -57,7 +57,7 @@ pub enum What {
 }
 
 impl Object {
-    /// Says whether both are the same thing at the same service.
+    /// Returns whether both are the same thing at the same service.
     pub fn is_same(&self, other: &Self) -> bool {
         (&self.socket, &self.what) == (&other.socket, &other.what)
     }
@@ -390,7 +390,7 @@ impl Service {
     }
 }
 
-/// Says whether a container is being removed already.
+/// Returns whether a container is being removed already.
 fn is_at_it(refusal: &Refusal) -> bool {
     matches!(
         refusal,
@@ -401,7 +401,7 @@ fn is_at_it(refusal: &Refusal) -> bool {
     )
 }
 
-/// Sends a piece as soon as there is room for it; says whether anybody still wants it.
+/// Sends a piece as soon as there is room for it; returns whether anybody still wants it.
 fn hand_over(sender: &Sender<Bytes>, mut piece: Bytes, given_up: &AtomicBool) -> bool {
     while !given_up.load(Ordering::Relaxed) {
         match sender.try_send(piece) {

@@ -69,7 +69,7 @@ fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
     paths.collect()
 }
 
-/// Moves the files of a layer that were changed by hand below `into`, which is made for the first. Says whether there were any.
+/// Moves the files of a layer that were changed by hand below `into`, which is made for the first. Returns whether there were any.
 pub(super) fn keep(commands: &str, layer: &Path, into: &Path) -> Result<bool> {
     let times = times(commands);
     if times.is_empty() || !fs::symlink_metadata(layer)?.is_dir() {

@@ -70,7 +70,7 @@ struct Granted {
 const FRESH: Duration = Duration::from_secs(30);
 
 impl Granted {
-    /// Says whether it may end before a request does that begins now and cannot be sent twice. A password does not.
+    /// Returns whether it may end before a request does that begins now and cannot be sent twice. A password does not.
     fn is_stale(&self, now: Instant) -> bool {
         let is_token = self.header.as_bytes().starts_with(b"Bearer ");
         is_token && now.saturating_duration_since(self.since) >= FRESH
@@ -174,7 +174,7 @@ impl Registry {
         }
     }
 
-    /// Says whether there is a tag, or a blob of that digest.
+    /// Returns whether there is a tag, or a blob of that digest.
     pub(crate) async fn has(&self, part: Part, name: &str) -> Result<bool> {
         let response = self
             .authorized(|| self.request(Method::HEAD, part, name))
@@ -363,7 +363,7 @@ impl Registry {
         granted.map(|granted| granted.header)
     }
 
-    /// Says whether that is the registry itself.
+    /// Returns whether that is the registry itself.
     fn is_own(&self, place: &reqwest::Url) -> bool {
         reqwest::Url::parse(&self.base).is_ok_and(|own| own.origin() == place.origin())
     }

@@ -68,7 +68,7 @@ fn blob(sha256: &str) -> String {
     format!("{BLOBS}/{sha256}")
 }
 
-/// Says whether a file has a place in a layout.
+/// Returns whether a file has a place in a layout.
 fn is_part(name: &str) -> bool {
     let is_digest = |digits: &str| sha256(&format!("sha256:{digits}")) == Some(digits);
     match name.strip_prefix(BLOBS) {

@@ -147,7 +147,7 @@ impl Draft {
         Ok(())
     }
 
-    /// Says whether something is in it.
+    /// Returns whether something is in it.
     pub(in crate::share) fn has(&self, sha256: &str) -> bool {
         self.blobs.contains_key(sha256)
     }

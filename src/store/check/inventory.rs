@@ -371,7 +371,7 @@ fn lost_results(store: &Store, record: &Record, spec: &Spec) -> Vec<String> {
     .collect()
 }
 
-/// Says whether what was set aside is a record.
+/// Returns whether what was set aside is a record.
 fn is_record(aside: &Path) -> bool {
     let name = aside.file_name().and_then(|name| name.to_str());
     name.is_some_and(|name| name.starts_with("record.json"))
@@ -391,7 +391,7 @@ fn is_directory(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir())
 }
 
-/// Says whether somebody holds a lock, without making the file.
+/// Returns whether somebody holds a lock, without making the file.
 pub(in crate::store) fn is_busy(path: &Path) -> bool {
     path.exists() && matches!(Lock::try_exclusive(path), Ok(None))
 }

@@ -418,12 +418,12 @@ impl Judge<'_> {
 }
 
 impl Inventory {
-    /// Says whether any env is held by a command.
+    /// Returns whether any env is held by a command.
     pub(super) fn is_busy(&self) -> bool {
         self.envs.values().any(|env| env.busy)
     }
 
-    /// Says whether there are envs of which nothing reliable is known: a record that was made again may have another id.
+    /// Returns whether there are envs of which nothing reliable is known: a record that was made again may have another id.
     fn lost_records(&self) -> bool {
         self.envs
             .values()

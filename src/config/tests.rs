@@ -1,0 +1,149 @@
+//! What the configuration comes from.
+
+use super::*;
+
+fn read(variables: &[(&str, &str)], file: &str) -> Result<Config> {
+    let directory = tempfile::tempdir().unwrap();
+    let user = directory.path().join("user");
+    fs::create_dir_all(user.join("rockenv")).unwrap();
+    fs::write(user.join("rockenv/config.toml"), file).unwrap();
+    let mut environment: BTreeMap<String, String> = variables
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+        .collect();
+    environment.insert("XDG_CONFIG_HOME".into(), user.display().to_string());
+    Config::from(environment, Some(directory.path()))
+}
+
+#[test]
+fn the_environment_wins_over_a_file() {
+    let file = "home = '/srv/a'\njobs = 3\n[mirror]\ndebian = 'file:///m'\n";
+    assert_eq!(read(&[], file).unwrap().home, Path::new("/srv/a"));
+    let config = read(
+        &[
+            ("ROCKENV_HOME", "/srv/b"),
+            ("ROCKENV_JOBS", "7"),
+            ("CI", "true"),
+        ],
+        file,
+    )
+    .unwrap();
+    assert_eq!(
+        (config.home.as_path(), config.jobs, config.terminal.ci),
+        (Path::new("/srv/b"), Some(7), true)
+    );
+    assert_eq!(config.mirrors["debian"], "file:///m");
+}
+
+#[test]
+fn the_current_directory_counts_as_far_as_it_is_trusted() {
+    let place = tempfile::tempdir().unwrap();
+    let work = fs::canonicalize(place.path()).unwrap().join("work");
+    fs::create_dir_all(work.join("profiles")).unwrap();
+    let file = "home = '/srv/evil'\nninja = '/srv/evil'\njobs = 3\ntargets = ['gfx1103']\nidle = 'never'\n[mirror]\ndebian = 'file:///evil'\n";
+    fs::write(work.join("rockenv.toml"), file).unwrap();
+    fs::write(work.join("profiles/own.toml"), "schema = 1\n").unwrap();
+    let user = place.path().join("user");
+    let read = |listed: Option<&Path>| {
+        let mut environment: BTreeMap<String, String> =
+            [("XDG_CONFIG_HOME".into(), user.display().to_string())].into();
+        if let Some(listed) = listed {
+            let listed = format!("/nowhere:{}", listed.display());
+            environment.insert(trust::VARIABLE.into(), listed);
+        }
+        Config::from(environment, Some(&work)).unwrap()
+    };
+    let own = |config: &Config| config.profile_dirs.iter().any(|one| one.current);
+    let never = |config: &Config| {
+        assert!(config.home != Path::new("/srv/evil") && config.ninja.is_none());
+        assert!(config.mirrors.is_empty());
+        assert_eq!((config.jobs, config.targets.len()), (Some(3), 1));
+    };
+    let config = read(None);
+    never(&config);
+    assert!(!own(&config) && config.idle == IDLE);
+    let notice = config.current.notice().unwrap();
+    for part in ["profiles/", "`home`", "`idle`", "`mirror`", "rockenv trust"] {
+        assert!(notice.contains(part), "{notice}");
+    }
+    assert!(!notice.contains("`jobs`"), "{notice}");
+
+    let me = BuildUser::new(
+        nix::unistd::getuid().as_raw(),
+        nix::unistd::getgid().as_raw(),
+    );
+    let trusted = trust::Trusted {
+        path: work.clone(),
+        digest: Some(trust::digest(&work).unwrap()),
+        writes: Vec::new(),
+    };
+    trusted.write(&config.user_dir, &me).unwrap();
+    let config = read(None);
+    never(&config);
+    assert!(own(&config) && config.idle == Duration::ZERO);
+    let notice = config.current.notice().unwrap();
+    assert!(
+        notice.contains("`ninja`") && !notice.contains("`idle`"),
+        "{notice}"
+    );
+
+    fs::write(work.join("profiles/new.sh"), "").unwrap();
+    let config = read(None);
+    assert!(!own(&config) && config.current.notice().unwrap().contains("has changed"));
+    assert!(own(&read(Some(&work))) && own(&read(work.parent())));
+    assert!(!own(&read(Some(&work.join("profiles")))));
+    assert!(trust::Trusted::forget(&config.user_dir, &me, &work).unwrap());
+    assert!(!own(&read(None)));
+    fs::remove_file(work.join("rockenv.toml")).unwrap();
+    nix::unistd::mkfifo(&work.join("rockenv.toml"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let environment = BTreeMap::new();
+    let error = Config::from(environment, Some(&work)).unwrap_err();
+    assert!(error.message().contains("not a regular file"), "{error}");
+}
+
+#[test]
+fn ci_systems_are_known_by_their_variables() {
+    let of = |variables: &[(&str, &str)]| read(variables, "").unwrap().terminal;
+    let summary = ("GITHUB_STEP_SUMMARY", "/srv/summary");
+    let github = of(&[("GITHUB_ACTIONS", "true"), summary]);
+    assert_eq!(github.ci_system, Some(System::Github));
+    assert!(github.ci && github.step_summary.is_some());
+    let gitlab = of(&[("GITLAB_CI", "true"), summary]);
+    assert_eq!(gitlab.ci_system, Some(System::Gitlab));
+    assert_eq!(gitlab.step_summary, None);
+    // As who starts a rockenv that somebody else speaks for says it.
+    let none = of(&[("GITHUB_ACTIONS", ""), ("GITLAB_CI", "false")]);
+    assert_eq!((none.ci_system, none.ci), (None, false));
+}
+
+#[test]
+fn logins_are_the_invoking_user_s_or_in_the_file_that_is_named() {
+    let config = read(&[("DOCKER_CONFIG", "/srv/docker")], "").unwrap();
+    assert_eq!(
+        config.logins.files.last().unwrap(),
+        Path::new("/srv/docker/config.json")
+    );
+    let config = read(&[("REGISTRY_AUTH_FILE", "/srv/auth.json")], "").unwrap();
+    assert_eq!(config.logins.files, [Path::new("/srv/auth.json")]);
+}
+
+#[test]
+fn an_unknown_key_is_an_error_that_names_the_file() {
+    let error = read(&[], "hmoe = '/x'").unwrap_err();
+    assert!(error.chain().join(" ").contains("config.toml"));
+    assert!(error.chain().join(" ").contains("hmoe"));
+    assert_eq!(error.kind().exit_code(), 3);
+}
+
+#[test]
+fn sudo_names_the_build_user() {
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    let config = read(&[("SUDO_UID", "1234"), ("SUDO_GID", "99")], "").unwrap();
+    assert_eq!(
+        (config.user.uid, config.user.gid, config.user.name.as_str()),
+        (1234, 99, "builder")
+    );
+    assert!(read(&[("SUDO_UID", "nobody")], "").is_err());
+}

@@ -1,0 +1,159 @@
+//! Downloads from servers that lie, stall and break off.
+
+use super::*;
+use sha2::{Digest as _, Sha256};
+use std::io::{BufRead as _, BufReader};
+use std::net::TcpListener;
+
+/// Serves one response per request, with the request's head passed to `answer`.
+fn serve(requests: usize, answer: impl Fn(&str) -> Vec<u8> + Send + 'static) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/file", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for _ in 0..requests {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut head = String::new();
+            let mut reader = BufReader::new(stream.try_clone().unwrap());
+            while !head.ends_with("\r\n\r\n") {
+                reader.read_line(&mut head).unwrap();
+            }
+            stream.write_all(&answer(&head.to_lowercase())).unwrap();
+        }
+    });
+    url
+}
+
+fn ok(body: &[u8]) -> Vec<u8> {
+    [
+        format!(
+            "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        )
+        .as_bytes(),
+        body,
+    ]
+    .concat()
+}
+
+fn get(url: &str, body: &[u8], blobs: &Path) -> Result<PathBuf> {
+    let sha256 = hex(&Sha256::digest(body));
+    fetch_by(
+        url,
+        &sha256,
+        blobs,
+        false,
+        &AtomicBool::new(false),
+        &mut |_, _| {},
+    )
+}
+
+#[test]
+fn a_download_is_verified_and_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = serve(1, |_| ok(b"content"));
+    for _ in 0..2 {
+        let blob = get(&url, b"content", dir.path()).unwrap();
+        assert_eq!(fs_err::read(blob).unwrap(), b"content");
+    }
+    assert_eq!(
+        fs_err::read_dir(dir.path().join("sha256")).unwrap().count(),
+        1
+    );
+}
+
+#[test]
+fn an_interrupted_download_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = serve(2, |head| {
+        if head.contains("range: bytes=3-") {
+            return b"HTTP/1.1 206 x\r\nconnection: close\r\ncontent-range: bytes 3-6/7\r\ncontent-length: 4\r\n\r\ntent".to_vec();
+        }
+        b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 7\r\n\r\ncon".to_vec()
+    });
+    // The connection breaks after three bytes; the next goes on there by itself.
+    let blob = get(&url, b"content", dir.path()).unwrap();
+    assert_eq!(fs_err::read(blob).unwrap(), b"content");
+}
+
+#[test]
+fn a_download_goes_on_in_another_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let cut = || b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 7\r\n\r\ncon".to_vec();
+    let url = serve(1, move |_| cut());
+    assert!(get(&url, b"content", dir.path()).is_err());
+    let url = serve(1, |head| {
+        assert!(head.contains("range: bytes=3-"), "{head}");
+        b"HTTP/1.1 206 x\r\nconnection: close\r\ncontent-range: bytes 3-6/7\r\ncontent-length: 4\r\n\r\ntent".to_vec()
+    });
+    get(&url, b"content", dir.path()).unwrap();
+}
+
+#[test]
+fn a_damaged_blob_is_fetched_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = serve(2, |_| ok(b"content"));
+    let blob = get(&url, b"content", dir.path()).unwrap();
+    fs_err::write(&blob, "rotten!").unwrap();
+    let blob = get(&url, b"content", dir.path()).unwrap();
+    assert_eq!(fs_err::read(blob).unwrap(), b"content");
+}
+
+#[test]
+fn a_server_without_ranges_starts_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = serve(1, |_| ok(b"content"));
+    let partial = dir
+        .path()
+        .join("sha256")
+        .join(format!(".{}.partial", hex(&Sha256::digest(b"content"))));
+    fs_err::create_dir_all(partial.parent().unwrap()).unwrap();
+    fs_err::write(&partial, "garbage that is longer").unwrap();
+    get(&url, b"content", dir.path()).unwrap();
+}
+
+#[test]
+fn another_content_is_refused_and_forgotten() {
+    let dir = tempfile::tempdir().unwrap();
+    let url = serve(1, |_| ok(b"<html>please log in</html>"));
+    let error = get(&url, b"content", dir.path()).unwrap_err();
+    assert_eq!(error.kind(), Kind::Drift);
+    assert!(error.chain().join(" ").contains("web page"));
+    assert_eq!(
+        fs_err::read_dir(dir.path().join("sha256")).unwrap().count(),
+        0
+    );
+}
+
+#[test]
+fn plain_http_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let cancel = AtomicBool::new(false);
+    let outcome = fetch(
+        "http://127.0.0.1:9/x",
+        &"0".repeat(64),
+        dir.path(),
+        &cancel,
+        &mut |_, _| {},
+    );
+    let chain = outcome.unwrap_err().chain().join(": ");
+    assert!(chain.contains("scheme"), "{chain}");
+}
+
+#[test]
+fn cancel_stops_a_server_that_is_silent() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/x", listener.local_addr().unwrap());
+    let dir = tempfile::tempdir().unwrap();
+    let cancel = AtomicBool::new(false);
+    let outcome = fetch_by(
+        &url,
+        &"0".repeat(64),
+        dir.path(),
+        false,
+        &cancel,
+        &mut |_, _| {
+            cancel.store(true, Ordering::Relaxed);
+        },
+    );
+    assert_eq!(outcome.unwrap_err().kind(), Kind::Signal(2));
+}
