@@ -156,9 +156,8 @@ fn state(directory: &Path, user: &Path, listed: Option<&str>) -> State {
     if is_listed(directory, listed) {
         return State::Trusted;
     }
-    let known = match Trusted::read(user, directory) {
-        None => return State::Untrusted,
-        Some(known) => known,
+    let Some(known) = Trusted::read(user, directory) else {
+        return State::Untrusted;
     };
     match (known.digest, digest(directory)) {
         (Some(known), Ok(now)) if known == now => State::Trusted,
