@@ -243,7 +243,7 @@ fn a_new_profile_is_valid_and_nothing_is_overwritten() {
     fs::write(&path, "precious").unwrap();
     place
         .run(&["profile", "new", "mine"])
-        .fails(2, "profiles/mine.toml` exists already");
+        .fails(2, "profiles/mine.toml` already exists");
     assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
     place.run(&["profile", "new", "../x"]).fails(3, "../x");
 }

@@ -293,6 +293,7 @@ fn links_are_not_followed_and_an_unfinished_env_is_refused() {
     // A link in the user's own directory leads nowhere either.
     let to = store.work().join("to");
     fs::create_dir(&to).unwrap();
+    std::os::unix::fs::chown(&to, Some(1234), Some(1234)).unwrap();
     fs_err::os::unix::fs::symlink("/tmp", to.join("out")).unwrap();
     store
         .rockenv(&["export", env, "to"])

@@ -281,9 +281,10 @@ fn nothing_but_a_report_is_replaced() {
     assert_ne!(fs::read_to_string(&first).unwrap(), before);
 
     fs::write(work.join("thesis.html"), "years of work").unwrap();
-    to("thesis.html")
-        .exits(2)
-        .says(&["`thesis.html` is there, and is no report", "--force"]);
+    to("thesis.html").exits(2).says(&[
+        "`thesis.html` already exists and is not a report",
+        "--force",
+    ]);
     assert_eq!(
         fs::read_to_string(work.join("thesis.html")).unwrap(),
         "years of work"

@@ -118,7 +118,7 @@ impl<'a> Place<'a> {
             file.sync_data()?;
             let (at, replace) = (self.parent.as_fd(), existing == Existing::Replace);
             match self.rights.rename(at, &part, at, &self.name, replace) {
-                Err(Errno::EEXIST) => Err(self.exists("and is not replaced")),
+                Err(Errno::EEXIST) => Err(self.exists("")),
                 other => other.context(cannot),
             }
         };
@@ -130,9 +130,9 @@ impl<'a> Place<'a> {
         written
     }
 
-    /// Says that a file is in the way, and why.
+    /// Makes the error for a file that is in the way; `why` completes the sentence.
     pub(crate) fn exists(&self, why: &str) -> Error {
-        let message = format!("`{}` is there, {why}", self.path.display());
+        let message = format!("`{}` already exists{why}", self.path.display());
         Error::new(Kind::Usage, message)
     }
 
@@ -161,7 +161,7 @@ impl<'a> Place<'a> {
     }
 
     fn no_file(&self) -> Error {
-        self.exists("and is no regular file")
+        self.exists(" and is not a regular file")
     }
 
     fn refused(&self, errno: Errno) -> Error {
@@ -196,7 +196,7 @@ pub(crate) fn make_directories(rights: &Rights, path: &Path) -> Result<()> {
     let place = Place::new(rights, path)?;
     let mode = Mode::from_bits_truncate(0o777);
     match rights.make_directory(place.parent.as_fd(), &place.name, mode) {
-        Err(Errno::EEXIST) => Err(place.exists("and is no directory")),
+        Err(Errno::EEXIST) => Err(place.exists(" and is not a directory")),
         other => other.map_err(|errno| place.refused(errno)),
     }
 }

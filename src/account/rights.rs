@@ -16,7 +16,8 @@ use std::sync::{Mutex, PoisonError};
 use nix::NixPath;
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, OpenHow, RenameFlags, ResolveFlag};
-use nix::sys::stat::Mode;
+use nix::sys::stat::{Mode, UtimensatFlags, utimensat};
+use nix::sys::time::TimeSpec;
 use nix::unistd::{Gid, Uid, UnlinkatFlags};
 use serde::{Deserialize, Serialize};
 
@@ -47,6 +48,22 @@ enum Call {
         resolve: u64,
     },
     MakeDirectory {
+        path: Vec<u8>,
+        mode: u32,
+    },
+    Symlink {
+        target: Vec<u8>,
+        path: Vec<u8>,
+    },
+    Link {
+        from: Vec<u8>,
+        to: Vec<u8>,
+    },
+    SetTime {
+        path: Vec<u8>,
+        mtime: (i64, i64),
+    },
+    SetMode {
         path: Vec<u8>,
         mode: u32,
     },
@@ -111,6 +128,35 @@ impl Rights {
         self.make(&call, &[at]).map(drop)
     }
 
+    /// Makes a symbolic link with this text.
+    pub(crate) fn symlink<T: ?Sized + NixPath, P: ?Sized + NixPath>(
+        &self,
+        target: &T,
+        at: BorrowedFd<'_>,
+        path: &P,
+    ) -> nix::Result<()> {
+        let call = Call::Symlink {
+            target: bytes(target)?,
+            path: bytes(path)?,
+        };
+        self.make(&call, &[at]).map(drop)
+    }
+
+    /// Gives a file another name.
+    pub(crate) fn link<F: ?Sized + NixPath, T: ?Sized + NixPath>(
+        &self,
+        at: BorrowedFd<'_>,
+        from: &F,
+        below: BorrowedFd<'_>,
+        to: &T,
+    ) -> nix::Result<()> {
+        let call = Call::Link {
+            from: bytes(from)?,
+            to: bytes(to)?,
+        };
+        self.make(&call, &[at, below]).map(drop)
+    }
+
     /// Renames a file or directory; without `replace` never over another, on any file system.
     pub(crate) fn rename<F: ?Sized + NixPath, T: ?Sized + NixPath>(
         &self,
@@ -126,6 +172,28 @@ impl Rights {
             replace,
         };
         self.make(&call, &[at, below]).map(drop)
+    }
+
+    /// Sets when an entry was changed; of a link, not of what it points to.
+    pub(crate) fn set_time<P: ?Sized + NixPath>(
+        &self,
+        at: BorrowedFd<'_>,
+        path: &P,
+        mtime: (i64, i64),
+    ) -> nix::Result<()> {
+        let path = bytes(path)?;
+        self.make(&Call::SetTime { path, mtime }, &[at]).map(drop)
+    }
+
+    /// Sets the mode of a directory.
+    pub(crate) fn set_mode<P: ?Sized + NixPath>(
+        &self,
+        at: BorrowedFd<'_>,
+        path: &P,
+        mode: u32,
+    ) -> nix::Result<()> {
+        let path = bytes(path)?;
+        self.make(&Call::SetMode { path, mode }, &[at]).map(drop)
     }
 
     /// Removes a file, or an empty directory.
@@ -237,6 +305,28 @@ impl Call {
                 name(path)?.as_c_str(),
                 Mode::from_bits_truncate(*mode),
             )?,
+            Self::Symlink { target, path } => {
+                nix::unistd::symlinkat(name(target)?.as_c_str(), at, name(path)?.as_c_str())?;
+            }
+            Self::Link { from, to } => nix::unistd::linkat(
+                at,
+                name(from)?.as_c_str(),
+                below,
+                name(to)?.as_c_str(),
+                AtFlags::empty(),
+            )?,
+            Self::SetTime { path, mtime } => {
+                let time = TimeSpec::new(mtime.0, mtime.1);
+                let follow = UtimensatFlags::NoFollowSymlink;
+                utimensat(at, name(path)?.as_c_str(), &time, &time, follow)?;
+            }
+            Self::SetMode { path, mode } => {
+                let how = OpenHow::new()
+                    .flags(OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC)
+                    .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS);
+                let directory = openat2(at, name(path)?.as_c_str(), how)?;
+                nix::sys::stat::fchmod(&directory, Mode::from_bits_truncate(*mode))?;
+            }
             Self::Rename { from, to, replace } => {
                 let (from, to) = (name(from)?, name(to)?);
                 match replace {

@@ -12,6 +12,7 @@ use serde::Serialize;
 use super::exec::source_directories;
 use super::image::{Subject, watched};
 use super::push;
+use crate::account;
 use crate::context::Context;
 use crate::error::{Error, Kind, Result};
 use crate::export::{self, Env, Named};
@@ -131,7 +132,7 @@ pub fn export(cx: &Context, args: &ExportArgs) -> Result<u8> {
         until: until.as_deref(),
         incremental: &incremental,
     };
-    let owner = prepare(cx, directory)?;
+    let owner = prepare(directory)?;
     let files = export::copy(&items, directory, owner)?;
     if let Some(text) = &text {
         export::write(directory, &format!("{name}.lock"), text.as_bytes(), owner)?;
@@ -416,15 +417,9 @@ fn items(
     }
 }
 
-/// Makes the directory, the user's own under sudo; returns whom new files are to belong to.
-fn prepare(cx: &Context, directory: &Path) -> Result<Option<(u32, u32)>> {
-    if !directory.exists() {
-        fs::create_dir(directory)?;
-        let user = &cx.config.user;
-        if nix::unistd::geteuid().is_root() && user.uid != 0 {
-            nix::unistd::chown(directory, Some(user.uid.into()), Some(user.gid.into()))?;
-        }
-    }
+/// Makes the directory; returns whom new files are to belong to where root writes for itself.
+fn prepare(directory: &Path) -> Result<Option<(u32, u32)>> {
+    account::make_directories(account::caller(), directory)?;
     export::owner(directory)
 }
 

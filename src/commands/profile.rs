@@ -323,7 +323,7 @@ fn new(cx: &Context, args: &NewArgs) -> Result<()> {
     let place = Place::new(caller(), &path)?;
     if place.open()?.is_some() {
         return Err(place
-            .exists("and is not replaced")
+            .exists("")
             .help(format!("rockenv profile check {}", path.display())));
     }
     place.put(text.as_bytes(), 0o644, None, Existing::Refuse)?;

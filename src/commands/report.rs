@@ -70,7 +70,7 @@ fn may_replace(place: &Place<'_>, force: bool) -> Result<()> {
     let found = place.open().map_err(|error| error.help(elsewhere))?;
     match found {
         Some(file) if !force && !is_report(&file)? => Err(place
-            .exists("and is no report")
+            .exists(" and is not a report")
             .help("`--force` replaces it; `--output FILE` writes elsewhere")),
         _ => Ok(()),
     }

@@ -3,17 +3,17 @@
 //! What a build wrote is not trusted: a link in it is handed out as one, and never followed.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{Read as _, Write as _};
+use std::io::Read as _;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Component, Path, PathBuf};
 
 use fs_err as fs;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag};
 use sha2::{Digest as _, Sha256};
-use tempfile::NamedTempFile;
 
 use super::Manifest;
+use crate::account::{self, caller};
 use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::profile::hex;
 use crate::rootfs::listing::{Content, Entry, Listing, Place, look};
@@ -127,7 +127,7 @@ pub fn copy(
         }
         all.insert(names(&item.to)?, named);
     }
-    let mut writer = Writer::open(directory, owner, true)?;
+    let mut writer = Writer::for_caller(directory, owner, true)?;
     for item in fresh {
         let content = &item.entry.content;
         let outcome = match content {
@@ -215,65 +215,20 @@ pub(crate) fn write(
     text: &[u8],
     owner: Option<(u32, u32)>,
 ) -> Result<()> {
-    let place = directory.join(name);
-    match fs::symlink_metadata(&place) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            put(directory, Path::new(name), owner, 0o644, &mut |to| {
-                to.write_all(text)
-            })
-        }
-        Err(error) => Err(error.into()),
-        Ok(found) if found.is_file() && fs::read(&place)? == text => Ok(()),
-        Ok(_) => Err(in_the_way(&place)),
-    }
-}
-
-/// Makes a file whole or not at all, and never in the place of another.
-fn put(
-    directory: &Path,
-    name: &Path,
-    owner: Option<(u32, u32)>,
-    mode: u32,
-    fill: &mut dyn FnMut(&mut NamedTempFile) -> std::io::Result<()>,
-) -> Result<()> {
-    let parent = make(directory, name.parent().unwrap_or(Path::new("")), owner)?;
-    let place = directory.join(name);
-    let cannot = || format!("cannot write `{}`", place.display());
-    let mut file = tempfile::Builder::new()
-        .prefix(".rockenv-")
-        .tempfile_in(parent)
-        .context(cannot)?;
-    fill(&mut file).context(cannot)?;
-    file.as_file()
-        .set_permissions(std::fs::Permissions::from_mode(mode))
-        .context(cannot)?;
-    give(file.as_file(), owner).context(cannot)?;
-    file.as_file().sync_data().context(cannot)?;
-    match file.persist_noclobber(&place) {
-        Ok(_) => Ok(()),
-        Err(error) if error.error.kind() == std::io::ErrorKind::AlreadyExists => {
-            Err(in_the_way(&place))
-        }
-        Err(error) => Err(error.error).context(cannot),
-    }
-}
-
-/// Makes a directory below another, part by part; a link on the way could lead out of it.
-fn make(directory: &Path, below: &Path, owner: Option<(u32, u32)>) -> Result<PathBuf> {
-    let mut at = directory.to_owned();
-    for part in below.components() {
-        at.push(part);
-        match fs::create_dir(&at) {
-            Ok(()) => give(fs::File::open(&at)?.file(), owner)?,
-            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
-                if !fs::symlink_metadata(&at)?.is_dir() {
-                    return Err(in_the_way(&at));
-                }
+    let path = directory.join(name);
+    let place = account::Place::new(caller(), &path)?;
+    match place.open() {
+        Ok(None) => place.put(text, 0o644, owner, account::Existing::Refuse),
+        Ok(Some(mut there)) => {
+            let mut old = Vec::new();
+            there.read_to_end(&mut old)?;
+            match old == text {
+                true => Ok(()),
+                false => Err(in_the_way(&path)),
             }
-            Err(error) => return Err(error.into()),
         }
+        Err(_) => Err(in_the_way(&path)),
     }
-    Ok(at)
 }
 
 /// Gives a new file to whom it belongs.

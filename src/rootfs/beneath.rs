@@ -15,7 +15,7 @@ use crate::error::{Error, Result, ResultExt as _};
 
 /// What `RESOLVE_NO_XDEV` compares is the mount, not `st_dev`: a bind mount of the same file system is refused
 /// too (`EXDEV`), and a btrfs subvolume, which is no mount, is entered.
-fn resolve() -> ResolveFlag {
+pub(super) fn resolve() -> ResolveFlag {
     ResolveFlag::RESOLVE_BENEATH
         | ResolveFlag::RESOLVE_NO_XDEV
         | ResolveFlag::RESOLVE_NO_MAGICLINKS

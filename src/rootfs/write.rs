@@ -8,14 +8,15 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, RenameFlags, openat, renameat, renameat2};
-use nix::sys::stat::{Mode, UtimensatFlags, fchmod, fstat, futimens, mkdirat, utimensat};
+use nix::fcntl::{AtFlags, OFlag, ResolveFlag};
+use nix::sys::stat::{Mode, fchmod, fstat, futimens};
 use nix::sys::time::TimeSpec;
-use nix::unistd::{UnlinkatFlags, fchownat, linkat, symlinkat, unlinkat};
+use nix::unistd::fchownat;
 
 use super::beneath;
 use super::content::Transport;
 use super::listing::{Content, Entry, split};
+use crate::account::{Rights, caller};
 use crate::error::{Error, Kind, Result, ResultExt as _};
 
 /// What is done where something is already.
@@ -30,6 +31,7 @@ pub enum Existing {
 /// Writes entries below one directory.
 #[derive(Debug)]
 pub struct Writer {
+    rights: &'static Rights,
     root: OwnedFd,
     shown: PathBuf,
     /// Whom new entries belong to, where that is not who makes them.
@@ -42,12 +44,36 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Opens a directory; links on the way to it are the caller's own and are followed.
+    /// Opens a directory of the store, or of this process's otherwise.
     pub fn open(directory: &Path, owner: Option<(u32, u32)>, synced: bool) -> Result<Self> {
+        Self::with(&Rights::Own, directory, owner, synced)
+    }
+
+    /// Opens a directory of the person who called; links on the way to it are theirs and are followed, with their rights.
+    pub(crate) fn for_caller(
+        directory: &Path,
+        owner: Option<(u32, u32)>,
+        synced: bool,
+    ) -> Result<Self> {
+        Self::with(caller(), directory, owner, synced)
+    }
+
+    fn with(
+        rights: &'static Rights,
+        directory: &Path,
+        owner: Option<(u32, u32)>,
+        synced: bool,
+    ) -> Result<Self> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
+        let root = rights
+            .open(None, directory, flags, Mode::empty(), ResolveFlag::empty())
+            .map_err(|errno| rights.refused(directory, errno))?;
         Ok(Self {
-            root: beneath::open_path(directory)?,
+            // Whoever makes something for themselves has it.
+            owner: owner.filter(|_| matches!(rights, Rights::Own)),
+            rights,
+            root,
             shown: directory.to_owned(),
-            owner,
             transport: Transport::default(),
             synced,
             directories: BTreeMap::new(),
@@ -68,10 +94,9 @@ impl Writer {
                 this.file(to, name, from, entry)
             }),
             (Content::Symlink { target }, _) => self.place(path, existing, |this, to, name| {
-                symlinkat(target.as_path(), to, name)?;
+                this.rights.symlink(target.as_path(), to, name)?;
                 this.give(to, name)?;
-                let time = TimeSpec::new(entry.mtime.0, entry.mtime.1);
-                utimensat(to, name, &time, &time, UtimensatFlags::NoFollowSymlink)
+                this.rights.set_time(to, name, entry.mtime)
             }),
             (Content::File { .. } | Content::Special(_), _) => Err(Errno::EINVAL),
         };
@@ -81,9 +106,10 @@ impl Writer {
     /// Makes another name of the file at `first`, which is below the same directory.
     pub fn link(&mut self, path: &Path, first: &Path, existing: Existing) -> Result<()> {
         let (parent, source) = split(first)?;
-        let outcome = beneath::open_below(&self.root, parent).and_then(|parent| {
-            self.place(path, existing, |_, to, name| {
-                linkat(&parent, source.as_c_str(), to, name, AtFlags::empty())
+        let outcome = self.open_below(parent).and_then(|parent| {
+            self.place(path, existing, |this, to, name| {
+                this.rights
+                    .link(parent.as_fd(), source.as_c_str(), to, name)
             })
         });
         self.explain(path, outcome)
@@ -92,12 +118,11 @@ impl Writer {
     /// Removes the entry at a path; a directory has to be empty.
     pub fn remove(&mut self, path: &Path, is_directory: bool) -> Result<()> {
         let (parent, name) = split(path)?;
-        let flags = match is_directory {
-            true => UnlinkatFlags::RemoveDir,
-            false => UnlinkatFlags::NoRemoveDir,
-        };
-        beneath::open_below(&self.root, parent)
-            .and_then(|parent| unlinkat(&parent, name.as_c_str(), flags))
+        self.open_below(parent)
+            .and_then(|parent| {
+                self.rights
+                    .unlink(parent.as_fd(), name.as_c_str(), is_directory)
+            })
             .context(|| format!("cannot remove `{}`", self.shown.join(path).display()))
     }
 
@@ -106,12 +131,11 @@ impl Writer {
         // What is in a directory first, since that may need a mode that it does not keep.
         for (path, (mode, mtime)) in self.directories.iter().rev() {
             let finish = || -> nix::Result<()> {
-                let directory = beneath::open_below(&self.root, path)?;
-                if let Some((seconds, nanoseconds)) = *mtime {
-                    let time = TimeSpec::new(seconds, nanoseconds);
-                    futimens(&directory, &time, &time)?;
+                let directory = self.open_below(path)?;
+                if let Some(mtime) = *mtime {
+                    self.rights.set_time(directory.as_fd(), ".", mtime)?;
                 }
-                fchmod(&directory, Mode::from_bits_truncate(*mode))
+                self.rights.set_mode(directory.as_fd(), ".", *mode)
             };
             finish().context(|| format!("cannot write `{}`", self.shown.join(path).display()))?;
         }
@@ -128,21 +152,22 @@ impl Writer {
 
     /// Makes a directory, and those above it; returns it open.
     fn make(&mut self, path: &Path) -> nix::Result<OwnedFd> {
-        match beneath::open_below(&self.root, path) {
+        match self.open_below(path) {
             Err(Errno::ENOENT) => {}
             other => return other,
         }
-        let mut at = beneath::open_dir(&self.root, c".")?;
+        let mut at = self.open_dir(self.root.as_fd(), c".")?;
         let mut below = PathBuf::new();
         for part in path {
             below.push(part);
             let name = CString::new(part.as_bytes()).map_err(|_| Errno::EINVAL)?;
-            at = match beneath::open_dir(&at, &name) {
+            at = match self.open_dir(at.as_fd(), &name) {
                 Err(Errno::ENOENT) => {
-                    mkdirat(&at, name.as_c_str(), Mode::S_IRWXU)?;
+                    self.rights
+                        .make_directory(at.as_fd(), name.as_c_str(), Mode::S_IRWXU)?;
                     self.give(at.as_fd(), &name)?;
                     self.directories.insert(below.clone(), (0o755, None));
-                    beneath::open_dir(&at, &name)?
+                    self.open_dir(at.as_fd(), &name)?
                 }
                 other => other?,
             };
@@ -162,13 +187,15 @@ impl Writer {
         // Not another command's, which may write the same.
         let part = format!(".rockenv-{:016x}", RandomState::new().hash_one(0));
         let part = CString::new(part).map_err(|_| Errno::EINVAL)?;
-        let outcome = make(self, parent.as_fd(), &part).and_then(|()| match existing {
-            Existing::Replace => renameat(&parent, part.as_c_str(), &parent, name.as_c_str()),
-            Existing::Refuse => rename_new(parent.as_fd(), &part, &name),
+        let at = parent.as_fd();
+        let outcome = make(self, at, &part).and_then(|()| {
+            let replaces = existing == Existing::Replace;
+            self.rights
+                .rename(at, part.as_c_str(), at, name.as_c_str(), replaces)
         });
         if outcome.is_err() {
             // Why it failed is what counts.
-            unlinkat(&parent, part.as_c_str(), UnlinkatFlags::NoRemoveDir).ok();
+            self.rights.unlink(at, part.as_c_str(), false).ok();
         }
         outcome
     }
@@ -180,9 +207,15 @@ impl Writer {
         from: BorrowedFd<'_>,
         entry: &Entry,
     ) -> nix::Result<()> {
-        let flags =
-            OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        let file = openat(to, name, flags, Mode::S_IRUSR | Mode::S_IWUSR)?;
+        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW;
+        let mode = Mode::S_IRUSR | Mode::S_IWUSR;
+        let file = self.rights.open(
+            Some(to),
+            name,
+            flags,
+            mode,
+            ResolveFlag::RESOLVE_NO_SYMLINKS,
+        )?;
         let size = fstat(from)?.st_size;
         if size > 0 {
             self.transport.transfer(from, file.as_fd(), size)?;
@@ -197,6 +230,22 @@ impl Writer {
             true => nix::unistd::fdatasync(&file),
             false => Ok(()),
         }
+    }
+
+    /// Opens a directory at a path below, by the rules of [`beneath`].
+    fn open_below(&self, below: &Path) -> nix::Result<OwnedFd> {
+        let mut at = self.open_dir(self.root.as_fd(), c".")?;
+        for part in below {
+            let name = CString::new(part.as_bytes()).map_err(|_| Errno::EINVAL)?;
+            at = self.open_dir(at.as_fd(), &name)?;
+        }
+        Ok(at)
+    }
+
+    fn open_dir(&self, at: BorrowedFd<'_>, name: &CStr) -> nix::Result<OwnedFd> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW;
+        self.rights
+            .open(Some(at), name, flags, Mode::empty(), beneath::resolve())
     }
 
     fn give(&self, directory: BorrowedFd<'_>, name: &CStr) -> nix::Result<()> {
@@ -216,26 +265,12 @@ impl Writer {
         let place = self.shown.join(path);
         match outcome {
             Err(Errno::EEXIST | Errno::ENOTDIR | Errno::ELOOP) => Err(in_the_way(&place)),
+            Err(errno @ (Errno::EACCES | Errno::EPERM | Errno::EROFS)) => {
+                let parent = place.parent().unwrap_or(&self.shown);
+                Err(self.rights.refused(parent, errno))
+            }
             other => other.context(|| format!("cannot write `{}`", place.display())),
         }
-    }
-}
-
-/// Renames an entry of a directory to a name that is free.
-fn rename_new(directory: BorrowedFd<'_>, from: &CStr, to: &CStr) -> nix::Result<()> {
-    match renameat2(
-        directory,
-        from,
-        directory,
-        to,
-        RenameFlags::RENAME_NOREPLACE,
-    ) {
-        // NFS and others cannot; a second name, which cannot replace anything either, and then one less.
-        Err(Errno::EINVAL) => {
-            linkat(directory, from, directory, to, AtFlags::empty())?;
-            unlinkat(directory, from, UnlinkatFlags::NoRemoveDir)
-        }
-        other => other,
     }
 }
 

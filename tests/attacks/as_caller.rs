@@ -121,6 +121,7 @@ fn files_for_the_caller_are_never_written_where_the_caller_may_not() {
     for arguments in [
         vec!["report", env, "--output", &page],
         vec!["export", env, "--snapshots", &image],
+        vec!["export", env, link],
         vec!["up", env, "--metrics", &file],
     ] {
         let output = stage.sudo(&arguments);
@@ -141,6 +142,7 @@ fn files_for_the_caller_are_never_written_where_the_caller_may_not() {
         ]
         .as_slice(),
         &["export", env, "--snapshots", &format!("{here}/image")],
+        &["export", env, &format!("{here}/results")],
     ] {
         let race = || stage.exchange();
         stage.race(race, || {
@@ -203,6 +205,7 @@ fn what_is_written_for_the_caller_is_the_caller_s_and_no_link_or_fifo_is_opened(
         vec!["report", env, "--output", &path("page.html")],
         vec!["export", env, "--snapshots", &path("image.tar")],
         vec!["export", env, "--snapshots", &path("image")],
+        vec!["export", env, &path("results/of")],
         vec!["man", "--dir", &path("man")],
     ] {
         let output = stage.sudo(&arguments);
@@ -220,6 +223,7 @@ fn what_is_written_for_the_caller_is_the_caller_s_and_no_link_or_fifo_is_opened(
         "page.html",
         "image.tar",
         "image/index.json",
+        "results/of/out/result",
         "man/rockenv.1",
     ] {
         assert!(written.contains(&path(name)), "{name}: {written}");
@@ -240,7 +244,7 @@ fn what_is_written_for_the_caller_is_the_caller_s_and_no_link_or_fifo_is_opened(
         let output = output(up);
         assert_eq!(output.status.code(), Some(2), "{name}: {}", said(&output));
         assert!(
-            said(&output).contains("no regular file"),
+            said(&output).contains("not a regular file"),
             "{}",
             said(&output)
         );

@@ -14,6 +14,7 @@ use fs_err as fs;
 pub use left::{Left, LeftIn, refuse_special};
 
 use super::Store;
+use crate::account::{self, Rights};
 use crate::error::{Error, Result};
 use crate::export;
 use crate::rootfs::file;
@@ -239,15 +240,14 @@ impl Store {
     pub fn bring_results(&self, bringing: Bringing, spec: &Spec) -> Result<()> {
         for bringing in bringing.volumes {
             let directory = &bringing.directory;
-            let mut owner = Some((spec.user.uid, spec.user.gid));
-            if directory.exists() {
-                owner = export::owner(directory)?;
-            } else {
-                fs::create_dir_all(directory)?;
-                owner = export::owner(directory)?.and(owner);
-                export::give(fs::File::open(directory)?.file(), owner)?;
-            }
-            let mut writer = Writer::open(directory, owner, true)?;
+            let mut writer = match account::caller() {
+                // The person's own directory: what they may not write there, root does not write for them.
+                rights @ Rights::Of(..) if !directory.starts_with(&self.root) => {
+                    account::make_directories(rights, directory)?;
+                    Writer::for_caller(directory, None, true)?
+                }
+                Rights::Own | Rights::Of(..) => output_writer(directory, spec)?,
+            };
             for item in &bringing.items {
                 // The directory that it is in is as old as the step left it, not as this is.
                 let above = item.path.parent().unwrap_or(Path::new(""));
@@ -468,6 +468,17 @@ pub fn compare(entry: &Entry, directory: &Path, path: &Path, exactly: bool) -> R
         },
         None => Ok(ResultState::Same),
     }
+}
+
+/// Opens an output directory, made if it is not there.
+fn output_writer(directory: &Path, spec: &Spec) -> Result<Writer> {
+    if directory.exists() {
+        return Writer::open(directory, export::owner(directory)?, true);
+    }
+    fs::create_dir_all(directory)?;
+    let owner = export::owner(directory)?.and(Some((spec.user.uid, spec.user.gid)));
+    export::give(fs::File::open(directory)?.file(), owner)?;
+    Writer::open(directory, owner, true)
 }
 
 #[cfg(test)]
