@@ -33,9 +33,10 @@ fn what_root_steps_leave_gives_nobody_else_rights() {
         rootfs().display()
     );
     fs::write(images.join("base.toml"), base).unwrap();
-    let leave = "for v in /v/*; do cp /usr/bin/id $v/mine; chmod 4755 $v/mine; chmod 755 $v; mknod -m 666 $v/null c 1 3; done";
+    let leave = "for v in /v/*; do cp /usr/bin/id $v/mine; chmod 4755 $v/mine; chmod 755 $v; done; for v in build cache; do mknod -m 666 /v/$v/null c 1 3; done";
     // As the build user: neither the owner's rights nor a device.
-    let use_them = "for v in /v/*; do test $($v/mine -u) != 0; ! true > $v/null; done";
+    let use_them = "for v in /v/*; do test $($v/mine -u) != 0; done; \
+                    for v in build cache; do if true > /v/$v/null; then exit 1; fi; done";
     let profile = format!(
         "schema = 1\nimage = 'base'\nvolume = [
          {{ name = 'build', kind = 'build', target = '/v/build' }},

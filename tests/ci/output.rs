@@ -67,6 +67,8 @@ fn github_folds_steps_and_obeys_nobody_else() {
     let store = TestStore::new();
     let summary = store.work().join("summary");
     fs::write(&summary, "before\n").unwrap();
+    // As a runner's is: of the user who calls.
+    std::os::unix::fs::chown(&summary, Some(1234), Some(1234)).unwrap();
     let github = [
         ("GITHUB_ACTIONS", "true"),
         ("GITHUB_STEP_SUMMARY", summary.to_str().unwrap()),

@@ -116,7 +116,7 @@ fn whoever_is_killed_leaves_no_process() {
         let ran = up.wait();
         assert_eq!(
             ran.code,
-            if who == "up" { 137 } else { 1 },
+            if who == "up" { 137 } else { 4 },
             "{who}: {ran:?}"
         );
         gone(&format!("payload is left after killing {who}"), &sleeper);
