@@ -113,6 +113,8 @@ impl Other {
         let mut all = vec!["on", machine.as_str()];
         all.extend(words);
         let mut command = self.here.command(&all);
+        // Root by itself: under sudo the keys of the person who called would be used.
+        command.env_remove("SUDO_UID").env_remove("SUDO_GID");
         command.env(
             "ROCKENV_SSH",
             format!(

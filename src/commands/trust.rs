@@ -73,7 +73,10 @@ pub fn trust(cx: &Context, args: &TrustArgs) -> Result<()> {
     // Before the question: what changes while it is asked has not been agreed to.
     let digest = trust::digest(&path)?;
     cx.confirm(&question(&path, &names))?;
-    remember(config, path, digest)
+    let said = format!("`{}` is trusted: {}", path.display(), names.join(", "));
+    remember(config, path, digest)?;
+    cx.ui.note(&said);
+    Ok(())
 }
 
 fn question(path: &std::path::Path, names: &[&str]) -> String {

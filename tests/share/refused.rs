@@ -42,6 +42,7 @@ fn nothing_is_written_over() {
     assert_eq!(fs::read_to_string(work.join("mine.tar")).unwrap(), "mine");
     let own = work.join(".y.tar.rockenv-partial");
     fs::write(&own, "mine").unwrap();
+    std::os::unix::fs::chown(&own, Some(1234), Some(1234)).unwrap();
     export("y.tar").exits(2).says(&["is there already"]);
     assert_eq!(fs::read_to_string(own).unwrap(), "mine");
     one.rockenv(&["export", &name, "--snapshots", "x.oci", "--until", "none"])
@@ -226,7 +227,7 @@ const CASES: [Case; 17] = [
             let bytes = fs::read(&layer).unwrap();
             fs::write(layer, &bytes[..bytes.len() / 2]).unwrap();
         },
-        8,
+        3,
         "not copied to its end",
     ),
     (
