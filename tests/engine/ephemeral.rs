@@ -9,6 +9,7 @@ use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
 use crate::support::env::{TestStore, is_service, patience};
+use crate::support::ordinary::Ordinary;
 use crate::support::random::Random;
 use crate::support::run::{
     Background, children, processes, processes_called, wait_for, wait_until,
@@ -140,6 +141,13 @@ fn nobody_takes_it_while_its_command_lives_and_it_takes_no_other() {
     store.rockenv(&["rm", "--yes", store.env(), &other]).ok();
 }
 
+/// Gives an env's files to the user whose store it is.
+fn own(store: &TestStore) {
+    if let Some(user) = Ordinary::get() {
+        user.own_all(&store.env_dir());
+    }
+}
+
 #[test]
 fn killed_at_any_moment_it_is_removed_by_the_next_command() {
     let store = TestStore::new();
@@ -151,11 +159,13 @@ fn killed_at_any_moment_it_is_removed_by_the_next_command() {
     for half in [".tmp-ephemeral", ".tmp-x1Y2z3"] {
         fs::create_dir_all(store.env_dir()).unwrap();
         fs::write(store.env_dir().join(half), "{").unwrap();
+        own(&store);
         store.rockenv(&["gc", "--yes"]).ok();
         assert_eq!(left(&store), [""; 0]);
     }
     // And what it is about to stand on: nobody's reason to fail.
     fs::write(store.env_dir().join("lease"), "{\"ima").unwrap();
+    own(&store);
     store.rockenv(&["gc", "--yes"]).ok();
     assert_eq!(left(&store), [""; 0]);
     for _ in 0..5 {
