@@ -32,7 +32,7 @@ pub(crate) fn settle(user: &BuildUser) {
             gid: user.gid,
             groups: groups_of(user.uid, user.gid),
         };
-        // Whoever came second read the same environment.
+        // The second caller read the same environment.
         drop(CALLER.set(Rights::of(person)));
     }
 }

@@ -304,7 +304,7 @@ mod tests {
         fs::create_dir_all(at("etc/ssl/certs")).unwrap();
         fs::create_dir_all(at("etc/pki/tls/certs")).unwrap();
         fs::write(at(PLACES[0]), format!("{BEGIN}\nOWN\n{END}\n")).unwrap();
-        // Whoever followed it would show the list over a file of the host's.
+        // A reader that follows it would show the list over a file of the host's.
         fs_err::os::unix::fs::symlink("/etc/passwd", at(PLACES[2])).unwrap();
         for (packages, expected) in [
             (false, vec![INSIDE, "/etc/ssl/certs/ca-certificates.crt"]),

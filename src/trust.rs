@@ -216,15 +216,8 @@ impl Walk {
     fn add(&mut self, top: &Path, name: &Path, level: usize) -> Result<()> {
         let path = top.join(name);
         self.files += 1;
-        if self.files > MOST_FILES || level > MOST_LEVELS || self.bytes > MOST_BYTES {
-            return Err(Error::invalid(format!(
-                "`{}` has too much in its profiles, images and hooks to be trusted",
-                top.display()
-            ))
-            .help(format!(
-                "name the profile's file: rockenv up {}/NAME.toml",
-                top.display()
-            )));
+        if self.files > MOST_FILES || level > MOST_LEVELS {
+            return Err(too_much(top));
         }
         self.hash.update(name.as_os_str().as_bytes());
         let Ok(found) = fs::metadata(&path) else {
@@ -240,8 +233,12 @@ impl Walk {
             for below in names {
                 self.add(top, &name.join(below), level + 1)?;
             }
-        } else if let Some(bytes) = read(&path, MOST_BYTES)? {
+        } else if let Some(bytes) = read(&path, MOST_BYTES + 1)? {
             self.bytes += bytes.len() as u64;
+            // What is not read could change unseen.
+            if self.bytes > MOST_BYTES {
+                return Err(too_much(top));
+            }
             let executable = found.permissions().mode() & 0o111 != 0;
             self.hash.update([0, u8::from(executable)]);
             self.hash.update(Sha256::digest(bytes));
@@ -250,6 +247,17 @@ impl Walk {
         }
         Ok(())
     }
+}
+
+fn too_much(top: &Path) -> Error {
+    Error::invalid(format!(
+        "`{}` has too much in its profiles, images and hooks to be trusted",
+        top.display()
+    ))
+    .help(format!(
+        "name the profile's file: rockenv up {}/NAME.toml",
+        top.display()
+    ))
 }
 
 /// Reads a regular file, at most so many bytes of it; nothing where it is none. Nobody is waited for who should write to it.
@@ -351,4 +359,22 @@ fn put(file: &Path, bytes: &[u8]) -> Result<()> {
         fs::create_dir_all(parent)?;
     }
     atomic::write(file, bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_too_long_to_be_read_whole_is_not_trusted() {
+        let directory = tempfile::tempdir().unwrap();
+        let profiles = directory.path().join("profiles");
+        fs::create_dir(&profiles).unwrap();
+        let file = fs::File::create(profiles.join("last")).unwrap();
+        file.set_len(MOST_BYTES).unwrap();
+        assert!(digest(directory.path()).is_ok());
+        file.set_len(MOST_BYTES + 1).unwrap();
+        let error = digest(directory.path()).unwrap_err();
+        assert!(error.help_text().is_some());
+    }
 }

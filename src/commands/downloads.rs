@@ -111,7 +111,7 @@ impl Fetching<'_> {
         Ok(notes)
     }
 
-    /// Returns whether a cache has a file already, whoever put it there.
+    /// Returns whether a cache has a file already.
     fn holds(&self, cache: &Path, wanted: &Wanted) -> Result<bool> {
         let Some(mut there) = file::open(cache, Path::new(&wanted.path))? else {
             return Ok(false);

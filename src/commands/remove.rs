@@ -47,7 +47,7 @@ pub fn down(cx: &Context, args: &DownArgs) -> Result<()> {
     cx.tidy(&store)
 }
 
-/// Locks an env: asks whoever holds it to stop, ever less politely, and waits until nothing runs in it. Returns whether
+/// Locks an env: asks its holder to stop, ever less politely, and waits until nothing runs in it. Returns whether
 /// anything did.
 pub(super) fn seize<'a>(store: &'a Store, name: &str, verb: &str) -> Result<(LockedEnv<'a>, bool)> {
     let started = Instant::now();
@@ -103,7 +103,7 @@ enum Asked {
 }
 
 /// Kills the processes that keep an env locked and answer nobody: holders, whose containers are gone by now, and commands that
-/// were stopped (SIGSTOP). What they leave is cleaned up by whoever locks the env next.
+/// were stopped (SIGSTOP). The next command that locks the env cleans up what they leave.
 fn kill_deaf(lock: &Path) -> Result<()> {
     let lock = fs_err::canonicalize(lock)?;
     for entry in fs_err::read_dir("/proc")?.flatten() {

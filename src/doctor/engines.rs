@@ -99,7 +99,7 @@ fn yes(can: bool) -> String {
 }
 
 impl Facts {
-    /// Returns whether an engine can be used, by whoever asks.
+    /// Returns whether an engine can be used.
     fn usable(&self, engine: Engine) -> bool {
         match engine {
             Engine::Nspawn => self.root && self.nspawn.is_some_and(|is| is >= super::NSPAWN),

@@ -433,7 +433,7 @@ fn hold_container(hold: &Hold, fds: Vec<OwnedFd>, starter: &UnixStream) -> Resul
             nspawn::hold(hold, &mut state, listener.into(), jobs, &signals, starter)
         }
     };
-    // Where something is left, its state is too: whoever takes the lock next goes on with it.
+    // Where something is left, its state is too: the next command that takes the lock goes on with it.
     let cleared = state
         .clear()
         .and_then(|()| match fs::remove_file(State::path(&hold.run)) {

@@ -69,7 +69,7 @@ impl Writer {
             .open(None, directory, flags, Mode::empty(), ResolveFlag::empty())
             .map_err(|errno| rights.refused(directory, errno))?;
         Ok(Self {
-            // Whoever makes something for themselves has it.
+            // A process owns what it makes.
             owner: owner.filter(|_| matches!(rights, Rights::Own)),
             rights,
             root,

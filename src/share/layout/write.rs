@@ -435,7 +435,7 @@ impl Spot<'_> {
         if start[..length] != MARK.as_bytes()[..length] {
             return Err(in_the_way(&self.path));
         }
-        // Whoever had it may have given it its name meanwhile.
+        // The command that had it may have given it its name meanwhile.
         let named = self.open(self.parent, self.partial, OFlag::O_PATH);
         let named = named.and_then(|named| nix::sys::stat::fstat(&named));
         if !named.is_ok_and(|named| (named.st_dev, named.st_ino) == (found.dev(), found.ino())) {
