@@ -11,10 +11,10 @@ mod therock;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use fs_err as fs;
 use serde_json::Value;
+use support::background::while_repeating;
 use support::git::{Daemon, repository};
 use support::loopfs::{Kind, LoopFs, run};
 use support::random::Random;
@@ -310,25 +310,21 @@ fn what_vanishes_meanwhile_is_no_error() {
         .tempdir_in(env!("CARGO_TARGET_TMPDIR"))
         .unwrap();
     let ground = Ground::new(directory.path().join("store"));
-    let (busy, stop) = (ground.store.join("caches/busy"), AtomicBool::new(false));
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !stop.load(Ordering::Relaxed) {
-                for number in 0..50 {
-                    let inner = busy.join(format!("d{number}"));
-                    fs::create_dir_all(&inner).unwrap();
-                    fs::write(inner.join("file"), "x").unwrap();
-                }
-                run(Command::new("rm").arg("-rf").arg(&busy));
-            }
-        });
-        let reports: Vec<String> = (0..20).map(|_| ground.ok(&["du", "--json"])).collect();
-        stop.store(true, Ordering::Relaxed);
-        for report in reports {
-            let report: Value = serde_json::from_str(&report).unwrap();
-            assert_eq!(number(&report["unreadable"]), 0, "{report}");
+    let busy = ground.store.join("caches/busy");
+    let come_and_go = || {
+        for number in 0..50 {
+            let inner = busy.join(format!("d{number}"));
+            fs::create_dir_all(&inner).unwrap();
+            fs::write(inner.join("file"), "x").unwrap();
         }
-    });
+        run(Command::new("rm").arg("-rf").arg(&busy));
+    };
+    let measure = || (0..20).map(|_| ground.ok(&["du", "--json"]));
+    let reports: Vec<String> = while_repeating(come_and_go, || measure().collect());
+    for report in reports {
+        let report: Value = serde_json::from_str(&report).unwrap();
+        assert_eq!(number(&report["unreadable"]), 0, "{report}");
+    }
 }
 
 /// Whatever was done to a store: the parts are no more than what the file system has in use.

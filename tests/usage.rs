@@ -15,6 +15,7 @@ use nix::fcntl::{OFlag, openat};
 use nix::mount::{MsFlags, mount};
 use nix::sys::stat::{Mode, mkdirat};
 use rockenv::usage::{Options, Root, Sums, Usage, scan, scan_one};
+use support::background::while_repeating;
 use support::loopfs::private_mounts;
 use tempfile::TempDir;
 
@@ -192,31 +193,27 @@ fn a_deep_tree_needs_few_descriptors() {
 #[test]
 fn a_tree_that_shrinks_and_grows_is_no_error() {
     let dir = dir();
-    let stop = std::sync::atomic::AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-                for number in 0..40 {
-                    let sub = dir.path().join(format!("d{number}/e"));
-                    fs::create_dir_all(&sub).unwrap();
-                    fs::write(sub.join("f"), "x").unwrap();
-                }
-                for number in 0..40 {
-                    let sub = dir.path().join(format!("d{number}"));
-                    fs::remove_file(sub.join("e/f")).unwrap();
-                    fs::remove_dir(sub.join("e")).unwrap();
-                    fs::remove_dir(&sub).unwrap();
-                    // A file in the place of a directory.
-                    fs::write(&sub, "").unwrap();
-                    fs::remove_file(&sub).unwrap();
-                }
-            }
-        });
+    let come_and_go = || {
+        for number in 0..40 {
+            let sub = dir.path().join(format!("d{number}/e"));
+            fs::create_dir_all(&sub).unwrap();
+            fs::write(sub.join("f"), "x").unwrap();
+        }
+        for number in 0..40 {
+            let sub = dir.path().join(format!("d{number}"));
+            fs::remove_file(sub.join("e/f")).unwrap();
+            fs::remove_dir(sub.join("e")).unwrap();
+            fs::remove_dir(&sub).unwrap();
+            // A file in the place of a directory.
+            fs::write(&sub, "").unwrap();
+            fs::remove_file(&sub).unwrap();
+        }
+    };
+    while_repeating(come_and_go, || {
         for _ in 0..500 {
             let usage = scan(&[Root::new(dir.path(), 0)], &threads(2));
             assert_eq!(usage.unreadable, 0, "{usage:?}");
         }
-        stop.store(true, std::sync::atomic::Ordering::Relaxed);
     });
 }
 
