@@ -8,7 +8,6 @@ use std::sync::OnceLock;
 use fs_err as fs;
 use serde::{Deserialize, Serialize};
 
-use crate::engine::{Bind, Container};
 use crate::error::{Error, Result, ResultExt as _};
 use crate::rootfs::file;
 
@@ -210,43 +209,32 @@ impl Given {
             packages,
         }))
     }
-}
 
-/// Gives a container's list a place in it, and shows it read-only over the lists of the tree. Nothing is made in the tree.
-pub(crate) fn bind(container: &mut Container, tree: Option<&Path>, run: &Path) -> Result<()> {
-    let Some(given) = container.certificates.take() else {
-        return Ok(());
-    };
-    let tree = tree.or(given.tree.as_deref());
-    let mut own = String::new();
-    let mut targets = vec![INSIDE.to_owned()];
-    for place in PLACES {
-        // What cannot be read is not where programs find anything, or an attack.
-        if let Some(tree) = tree
-            && let Ok(file::Entry::File { bytes, .. }) = file::read(tree, Path::new(place))
-        {
-            own.push_str(&certificates(&String::from_utf8_lossy(&bytes)));
-            // Arch's hook takes it when a list cannot be replaced; the others are told by an option.
-            if !given.packages || place.starts_with("etc/ca-certificates/") {
-                targets.push(format!("/{place}"));
+    /// Writes a container's list into its directory of run time data; returns the file, and where it is to be shown read-only.
+    pub(crate) fn install(self, tree: Option<&Path>, run: &Path) -> Result<(PathBuf, Vec<String>)> {
+        let tree = tree.or(self.tree.as_deref());
+        let mut own = String::new();
+        let mut targets = vec![INSIDE.to_owned()];
+        for place in PLACES {
+            // What cannot be read is not where programs find anything, or an attack.
+            if let Some(tree) = tree
+                && let Ok(file::Entry::File { bytes, .. }) = file::read(tree, Path::new(place))
+            {
+                own.push_str(&certificates(&String::from_utf8_lossy(&bytes)));
+                // Arch's hook takes it when a list cannot be replaced; the others are told by an option.
+                if !self.packages || place.starts_with("etc/ca-certificates/") {
+                    targets.push(format!("/{place}"));
+                }
             }
         }
+        if own.is_empty() {
+            own = host().unwrap_or_default();
+        }
+        let source = run.join("ca-certificates.crt");
+        fs::write(&source, own + &self.pem)?;
+        fs::set_permissions(&source, std::os::unix::fs::PermissionsExt::from_mode(0o644))?;
+        Ok((source, targets))
     }
-    if own.is_empty() {
-        own = host().unwrap_or_default();
-    }
-    let source = run.join("ca-certificates.crt");
-    fs::write(&source, own + &given.pem)?;
-    fs::set_permissions(&source, std::os::unix::fs::PermissionsExt::from_mode(0o644))?;
-    container
-        .binds
-        .extend(targets.into_iter().map(|target| Bind {
-            source: source.clone(),
-            target,
-            read_only: true,
-            view: None,
-        }));
-    Ok(())
 }
 
 /// Writes what programs of the host's are to trust into a directory; nothing where they do anyway.
@@ -310,24 +298,14 @@ mod tests {
             (false, vec![INSIDE, "/etc/ssl/certs/ca-certificates.crt"]),
             (true, vec![INSIDE]),
         ] {
-            let mut container = crate::engine::Container {
-                certificates: Some(Given {
-                    pem: format!("{BEGIN}\nMORE\n{END}\n"),
-                    tree: None,
-                    packages,
-                }),
-                ..crate::engine::nspawn::tests_container()
+            let given = Given {
+                pem: format!("{BEGIN}\nMORE\n{END}\n"),
+                tree: None,
+                packages,
             };
-            container.binds.clear();
-            bind(&mut container, Some(tree.path()), run.path()).unwrap();
-            let targets: Vec<&str> = container
-                .binds
-                .iter()
-                .map(|bind| bind.target.as_str())
-                .collect();
+            let (source, targets) = given.install(Some(tree.path()), run.path()).unwrap();
             assert_eq!(targets, expected);
-            assert!(container.binds.iter().all(|bind| bind.read_only));
-            let list = fs::read_to_string(&container.binds[0].source).unwrap();
+            let list = fs::read_to_string(&source).unwrap();
             assert!(list.contains("OWN") && list.contains("MORE"), "{list}");
         }
     }

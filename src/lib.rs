@@ -22,6 +22,7 @@ pub mod engine;
 pub mod error;
 pub mod execute;
 pub mod export;
+mod frames;
 pub mod gc;
 pub mod gpu;
 pub mod hook;

@@ -12,10 +12,11 @@ use std::time::Duration;
 use fs_err as fs;
 use jiff::Timestamp;
 use rockenv::spec::{BuildUser, Spec};
+use rockenv::store::atomic::random_id;
 use rockenv::store::images::Image;
 use rockenv::store::record::{self, Head, Origin, Record};
 use rockenv::store::snapshot::Freeze;
-use rockenv::store::{LockedEnv, Store, random_id};
+use rockenv::store::{LockedEnv, Store};
 use support::loopfs::{Kind, LoopFs};
 
 const KEY: &str = "1111111111111111111111111111111111111111111111111111111111111111";

@@ -95,7 +95,7 @@ impl<'a> Place<'a> {
         existing: Existing,
     ) -> Result<()> {
         let cannot = || format!("cannot write `{}`", self.path.display());
-        let id = crate::store::random_id()?;
+        let id = crate::store::atomic::random_id()?;
         let part = PathBuf::from(format!(".rockenv-{id}"));
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW;
         let file = self

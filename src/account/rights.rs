@@ -22,9 +22,10 @@ use nix::unistd::{Gid, Uid, UnlinkatFlags};
 use serde::{Deserialize, Serialize};
 
 use super::Person;
-use crate::engine::wire;
+
 use crate::error::{Error, Kind, Result, ResultExt as _};
-use crate::rootfs::{openat2, remove_tree};
+use crate::frames;
+use crate::rootfs::beneath::openat2;
 
 /// The hidden subcommand of the process that runs as the person.
 pub(crate) const SUBCOMMAND: &str = "__as-caller";
@@ -244,8 +245,8 @@ impl Rights {
                     none => none.insert(start(person).map_err(|_| Errno::ECHILD)?),
                 };
                 let numbers: Vec<RawFd> = directories.iter().map(AsRawFd::as_raw_fd).collect();
-                wire::send(way, call, &numbers).map_err(|_| Errno::EPIPE)?;
-                match wire::receive::<Answer>(way) {
+                frames::send(way, call, &numbers).map_err(|_| Errno::EPIPE)?;
+                match frames::receive::<Answer>(way) {
                     Ok(Some((0, descriptors))) => Ok(descriptors.into_iter().next()),
                     Ok(Some((errno, _))) => Err(Errno::from_raw(errno)),
                     Ok(None) | Err(_) => Err(Errno::EPIPE),
@@ -344,7 +345,11 @@ impl Call {
             Self::RemoveTree { path } => {
                 let directory = format!("/proc/self/fd/{}", at.as_raw_fd());
                 let path = Path::new(&directory).join(OsStr::from_bytes(path));
-                remove_tree(&path).map_err(|_| Errno::EIO)?;
+                #[expect(
+                    clippy::disallowed_methods,
+                    reason = "a new directory of rockenv's, with no more than the person's own rights"
+                )]
+                std::fs::remove_dir_all(&path).map_err(|_| Errno::EIO)?;
             }
         }
         Ok(None)
@@ -414,14 +419,14 @@ pub(crate) fn serve(arguments: &[String]) -> Result<()> {
         groups: groups.to_vec(),
     })?;
     let way = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
-    while let Some((call, descriptors)) = wire::receive::<Call>(&way)? {
+    while let Some((call, descriptors)) = frames::receive::<Call>(&way)? {
         let directories: Vec<_> = descriptors.iter().map(OwnedFd::as_fd).collect();
         let (answer, descriptor): (Answer, _) = match call.make(&directories) {
             Ok(descriptor) => (0, descriptor),
             Err(errno) => (errno as Answer, None),
         };
         let numbers: Vec<RawFd> = descriptor.iter().map(AsRawFd::as_raw_fd).collect();
-        wire::send(&way, &answer, &numbers)?;
+        frames::send(&way, &answer, &numbers)?;
     }
     Ok(())
 }

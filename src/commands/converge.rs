@@ -28,10 +28,11 @@ use crate::profile::Profile;
 use crate::signals::{Cancel, Signals};
 use crate::source;
 use crate::spec::{Spec, VolumeKind, VolumeSource};
+use crate::store::atomic::random_id;
 use crate::store::history::Seeker;
 use crate::store::images::Image;
 use crate::store::record::{self, Head, Record};
-use crate::store::{LockedEnv, Store, random_id};
+use crate::store::{LockedEnv, Store};
 use crate::ui::Reporter;
 use crate::ui::event::{Chosen, Event, Outcome, Planned};
 

@@ -23,8 +23,9 @@ use nix::sys::stat::Mode;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Gid, Pid, Uid};
 
-use super::wire::{self, Command, FromAgent, Reply, Request, ToAgent};
+use super::wire::{Command, FromAgent, Reply, Request, ToAgent};
 use crate::error::{Error, Result};
+use crate::frames;
 
 /// How long commands may take to end after the agent was asked to.
 const GRACE: Duration = Duration::from_secs(5);
@@ -44,7 +45,7 @@ pub fn run(path: Option<&Path>) -> Result<()> {
         Some(path) => UnixStream::connect(path)?,
         None => UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?),
     };
-    let Some((ToAgent::Listen { user }, fds)) = wire::receive::<ToAgent>(&holder)? else {
+    let Some((ToAgent::Listen { user }, fds)) = frames::receive::<ToAgent>(&holder)? else {
         return Err(Error::unexpected(
             "the agent is started by `rockenv`, not by hand",
         ));
@@ -68,7 +69,7 @@ pub fn run(path: Option<&Path>) -> Result<()> {
         until: None,
         fresh: traces(),
     };
-    wire::send(&holder, &FromAgent::Ready, &[])?;
+    frames::send(&holder, &FromAgent::Ready, &[])?;
 
     let mut sessions: Vec<Session> = Vec::new();
     let mut draining = false;
@@ -82,7 +83,7 @@ pub fn run(path: Option<&Path>) -> Result<()> {
             match rest.until {
                 None if rest.is_possible() => {
                     rest.until = Some(now + rest.limit);
-                    wire::send(&holder, &FromAgent::Idle, &[])?;
+                    frames::send(&holder, &FromAgent::Idle, &[])?;
                 }
                 Some(until) if now < until => {}
                 _ => break,
@@ -129,12 +130,12 @@ pub fn run(path: Option<&Path>) -> Result<()> {
             reap(&mut sessions, &|| draining && !rest.is_possible())?;
         }
         if ready[0] {
-            match wire::receive::<ToAgent>(&holder)? {
+            match frames::receive::<ToAgent>(&holder)? {
                 None => break,
                 Some((ToAgent::Drain(limit), _)) => {
                     draining = true;
                     rest.limit = limit;
-                    wire::send(&holder, &FromAgent::Remaining(sessions.len()), &[])?;
+                    frames::send(&holder, &FromAgent::Remaining(sessions.len()), &[])?;
                 }
                 Some((ToAgent::Listen { .. }, _)) => {}
             }
@@ -146,7 +147,7 @@ pub fn run(path: Option<&Path>) -> Result<()> {
         }
         if rest.until.is_some() && sessions.iter().any(|session| session.pid.is_some()) {
             rest.until = None;
-            wire::send(&holder, &FromAgent::Remaining(sessions.len()), &[])?;
+            frames::send(&holder, &FromAgent::Remaining(sessions.len()), &[])?;
         }
         sessions.retain(|session| session.socket.is_some() || session.pid.is_some());
         if ready[1] {
@@ -209,19 +210,19 @@ fn serve(session: &mut Session, rest: &mut Rest) {
     let Some(socket) = &session.socket else {
         return;
     };
-    match wire::receive::<Request>(socket) {
+    match frames::receive::<Request>(socket) {
         Ok(Some((Request::Run(command), fds))) if session.pid.is_none() => {
             match start(&command, fds) {
                 Ok((pid, terminal)) => {
                     session.pid = Some(pid);
                     let fds: Vec<_> = terminal.iter().map(|fd| fd.as_raw_fd()).collect();
-                    if wire::send(socket, &Reply::Started, &fds).is_err() {
+                    if frames::send(socket, &Reply::Started, &fds).is_err() {
                         hang_up(session);
                     }
                 }
                 Err(not_started) => {
                     // A client that is gone needs no answer.
-                    drop(wire::send(socket, &not_started, &[]));
+                    drop(frames::send(socket, &not_started, &[]));
                     // Nothing more to say: a drain must not wait until the client has closed its end.
                     hang_up(session);
                 }
@@ -234,7 +235,7 @@ fn serve(session: &mut Session, rest: &mut Rest) {
             }
         }
         Ok(Some((Request::Retire, _))) => {
-            drop(wire::send(socket, &rest.until.is_some(), &[]));
+            drop(frames::send(socket, &rest.until.is_some(), &[]));
             rest.retire();
             hang_up(session);
         }
@@ -334,7 +335,7 @@ fn reap(sessions: &mut [Session], ends: &dyn Fn() -> bool) -> Result<()> {
             session.pid = None;
             if let Some(socket) = session.socket.take() {
                 // A client that is gone needs no answer.
-                drop(wire::send(
+                drop(frames::send(
                     &socket,
                     &Reply::Exited { code, signal, last },
                     &[],

@@ -20,9 +20,10 @@ use serde::{Deserialize, Serialize};
 use super::budget::Ticket;
 use super::cgroup::{Cgroup, Hierarchies};
 use super::jobserver::Server;
-use super::wire::{self, FromAgent, ToAgent};
+use super::wire::{FromAgent, ToAgent};
 use super::{Container, Device, Root, Usage, docker, nspawn};
 use crate::error::{Error, Kind, Result, ResultExt as _};
+use crate::frames;
 use crate::userns;
 
 /// How long a killed container may take to end before the holder reports it.
@@ -372,7 +373,7 @@ fn remove_lock(path: &Path) -> Result<()> {
 /// Runs the holder; its standard input is the starter's socket.
 pub fn run() -> Result<()> {
     let starter = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
-    let Some((hold, fds)) = wire::receive::<Hold>(&starter)? else {
+    let Some((hold, fds)) = frames::receive::<Hold>(&starter)? else {
         return Ok(());
     };
     if hold.rootless {
@@ -385,7 +386,7 @@ pub fn run() -> Result<()> {
         },
     };
     // A starter that was killed needs no answer.
-    drop(wire::send(&starter, &outcome, &[]));
+    drop(frames::send(&starter, &outcome, &[]));
     Ok(())
 }
 
@@ -509,11 +510,11 @@ pub(super) fn supervise(
             return Ok(ready);
         }
         if from_agent && let Some(socket) = &agent {
-            match wire::receive::<FromAgent>(socket) {
+            match frames::receive::<FromAgent>(socket) {
                 Ok(Some((FromAgent::Ready, _))) => {
                     ready = true;
                     if starter_open {
-                        drop(wire::send(
+                        drop(frames::send(
                             starter,
                             &FromHolder::Ready(missing.take().unwrap_or_default()),
                             &[],
@@ -523,12 +524,12 @@ pub(super) fn supervise(
                 Ok(Some((FromAgent::Remaining(count), _))) => {
                     (watch.idle)(false);
                     if count > 0 {
-                        drop(wire::send(starter, &FromHolder::Shared, &[]));
+                        drop(frames::send(starter, &FromHolder::Shared, &[]));
                     }
                 }
                 Ok(Some((FromAgent::Idle, _))) => {
                     (watch.idle)(true);
-                    drop(wire::send(starter, &FromHolder::Shared, &[]));
+                    drop(frames::send(starter, &FromHolder::Shared, &[]));
                 }
                 Ok(None) | Err(_) => {
                     (watch.dismiss)();
@@ -541,7 +542,7 @@ pub(super) fn supervise(
             starter_open = false;
             match (watch.tie, &agent) {
                 (Tie::Drain(idle), Some(socket)) => {
-                    drop(wire::send(socket, &ToAgent::Drain(idle), &[]));
+                    drop(frames::send(socket, &ToAgent::Drain(idle), &[]));
                 }
                 _ => {
                     (watch.dismiss)();

@@ -18,10 +18,12 @@ pub mod session;
 pub mod user;
 pub mod wire;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
 
 use crate::certificates::Given;
-use serde::{Deserialize, Serialize};
+use crate::error::Result;
 
 pub use cgroup::Limits;
 pub use user::BuildUser;
@@ -107,6 +109,23 @@ pub struct Container {
     /// What it trusts beside what its tree does.
     #[serde(default)]
     pub certificates: Option<Given>,
+}
+
+impl Container {
+    /// Shows the authorities that are configured over the lists of its tree; nothing is made in the tree.
+    pub(crate) fn show_certificates(&mut self, tree: Option<&Path>, run: &Path) -> Result<()> {
+        let Some(given) = self.certificates.take() else {
+            return Ok(());
+        };
+        let (source, targets) = given.install(tree, run)?;
+        self.binds.extend(targets.into_iter().map(|target| Bind {
+            source: source.clone(),
+            target,
+            read_only: true,
+            view: None,
+        }));
+        Ok(())
+    }
 }
 
 /// What a container used, from its start to its end.

@@ -12,8 +12,9 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::Usage;
 use super::hold::{FromHolder, Hold, State};
-use super::wire::{self, Command, Reply, Request};
+use super::wire::{Command, Reply, Request};
 use crate::error::{Error, Result, ResultExt as _};
+use crate::frames;
 use crate::signals;
 
 /// Name of the listening socket in an env's `run` directory.
@@ -68,7 +69,7 @@ impl Running {
         let holder = command
             .spawn()
             .context(|| format!("cannot start `{}`", hold.program.display()))?;
-        wire::send(
+        frames::send(
             &ours,
             hold,
             &[
@@ -99,7 +100,7 @@ impl Running {
         let Some(link) = &self.link else {
             return Err(Error::unexpected("the holder was already dismissed"));
         };
-        match wire::receive::<FromHolder>(link)? {
+        match frames::receive::<FromHolder>(link)? {
             Some((message, _)) => Ok(message),
             None => Err(
                 Error::unavailable("the process that held the container was killed")
@@ -220,17 +221,17 @@ impl Client {
     /// Asks for a command; `fds` are its stdin, stdout and stderr, absent where it wants a terminal.
     pub fn run(&self, command: Command, fds: &[BorrowedFd<'_>]) -> Result<()> {
         let fds: Vec<_> = fds.iter().map(|fd| fd.as_raw_fd()).collect();
-        wire::send(&self.socket, &Request::Run(command), &fds)
+        frames::send(&self.socket, &Request::Run(command), &fds)
     }
 
     /// Sends a signal to the command's process group.
     pub fn signal(&self, number: i32) -> Result<()> {
-        wire::send(&self.socket, &Request::Signal(number), &[])
+        frames::send(&self.socket, &Request::Signal(number), &[])
     }
 
     /// Receives the next answer; `None` when the container is gone.
     pub fn hear(&self) -> Result<Option<(Reply, Vec<OwnedFd>)>> {
-        wire::receive(&self.socket)
+        frames::receive(&self.socket)
     }
 
     /// Returns the socket, to be polled.
@@ -248,8 +249,8 @@ pub fn retire(run: &Path) -> Result<bool> {
     // A container that somebody stopped (SIGSTOP) does not answer.
     client.socket.set_read_timeout(Some(ANSWER))?;
     // It may end just now.
-    Ok(wire::send(&client.socket, &Request::Retire, &[]).is_ok()
-        && matches!(wire::receive(&client.socket), Ok(Some((true, _)))))
+    Ok(frames::send(&client.socket, &Request::Retire, &[]).is_ok()
+        && matches!(frames::receive(&client.socket), Ok(Some((true, _)))))
 }
 
 /// Returns a path to the socket `name` in `directory` that fits into a socket address (108 bytes) whatever the store's path, and the

@@ -17,7 +17,8 @@ use crate::host::Host;
 use crate::ninja;
 use crate::pins;
 use crate::spec::{Access, Spec, Step, Volume, VolumeKind, VolumeSource};
-use crate::store::{LockedEnv, Store, random_id};
+use crate::store::atomic::random_id;
+use crate::store::{LockedEnv, Store};
 
 /// Directories on disk that every container gets fresh, and that no snapshot holds.
 const TEMPORARY: [(&str, &str); 2] = [("tmp", "/tmp"), ("var-tmp", "/var/tmp")];

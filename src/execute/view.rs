@@ -26,7 +26,8 @@ use crate::plan;
 use crate::profile::hex;
 use crate::rootfs::{self, file, overlay};
 use crate::spec::{self, Access, Step, Volume, VolumeKind};
-use crate::store::{LockedEnv, Store, atomic, random_id};
+use crate::store::atomic::random_id;
+use crate::store::{LockedEnv, Store, atomic};
 use crate::ui::event::Event;
 
 fn directory(env: &LockedEnv<'_>, volume: &str) -> PathBuf {

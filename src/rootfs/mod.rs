@@ -2,7 +2,7 @@
 //! methods the file system of the store allows.
 
 pub(crate) mod acl;
-mod beneath;
+pub(crate) mod beneath;
 pub mod btrfs;
 mod content;
 pub mod file;

@@ -25,11 +25,12 @@ use crate::image::layers::{Deletions, Layers};
 use crate::image::unpack::{Devices, Limits, Options};
 use crate::image::{self, Progress};
 use crate::rootfs::{self, Method};
+use crate::store::atomic::random_id;
 use crate::store::images::{Image, Means};
 use crate::store::layer::{VolumeState, boot_id};
 use crate::store::service::Kept;
 use crate::store::shared::{Arrival, Shared};
-use crate::store::{Layer, Store, random_id};
+use crate::store::{Layer, Store};
 use crate::ui::size;
 
 /// Takes what the store lacks of a document, to where a service keeps the trees of steps, else into the store.

@@ -54,3 +54,11 @@ pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
             .help("rockenv fsck")
     })
 }
+
+/// Returns 64 random bits in hexadecimal.
+pub fn random_id() -> Result<String> {
+    use std::io::Read as _;
+    let mut bytes = [0u8; 8];
+    fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(format!("{:016x}", u64::from_be_bytes(bytes)))
+}

@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 use fs_err as fs;
 use jiff::Timestamp;
 
+use super::atomic::random_id;
 use super::check::names;
 use super::ephemeral::{Fate, Reaped};
 use super::history::VolumesFrom;
 use super::journal::{self, Entry};
 use super::record::Record;
 use super::snapshot::push_snapshot;
-use super::{Lock, Store, atomic, check_name, checked, random_id};
+use super::{Lock, Store, atomic, check_name, checked};
 use crate::engine::hold::State;
 use crate::engine::{BuildUser, Root, session};
 use crate::error::{Error, Kind, Result, ResultExt as _};

@@ -7,10 +7,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use super::atomic::random_id;
 use super::check::names;
 use super::journal;
 use super::sweep::Swept;
-use super::{LockedEnv, Store, random_id};
+use super::{LockedEnv, Store};
 use crate::error::Result;
 use crate::gc::{Inventory, Project};
 use crate::ninja_log;

@@ -14,8 +14,9 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
+use super::atomic::random_id;
 use super::check::names;
-use super::{Lock, Store, atomic, checked, random_id};
+use super::{Lock, Store, atomic, checked};
 use crate::error::{Error, Result, ResultExt as _};
 use crate::image::recipe::Pin;
 use crate::image::unpack::stop_if;

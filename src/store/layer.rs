@@ -12,10 +12,11 @@ use fs_err as fs;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use super::atomic::random_id;
 use super::check::names;
 use super::history::History;
 use super::service::Kept;
-use super::{Store, atomic, checked, random_id};
+use super::{Store, atomic, checked};
 use crate::engine::Root;
 use crate::error::{Error, Result, ResultExt as _};
 use crate::pins::Pins;

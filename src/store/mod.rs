@@ -65,6 +65,7 @@ pub use layer::Layer;
 pub use lock::Lock;
 pub use record::Record;
 
+use self::atomic::random_id;
 use crate::error::{Error, Result};
 use crate::jobs::Past;
 use crate::profile::hex;
@@ -358,14 +359,6 @@ pub fn check_name(name: &str) -> Result<()> {
         format!("`{}` is not a name", name.escape_debug()),
     )
     .help("use up to 64 of a-z 0-9 . _ -, beginning with a letter or digit"))
-}
-
-/// Returns 64 random bits in hexadecimal.
-pub fn random_id() -> Result<String> {
-    use std::io::Read as _;
-    let mut bytes = [0u8; 8];
-    fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(format!("{:016x}", u64::from_be_bytes(bytes)))
 }
 
 #[cfg(test)]

@@ -6,11 +6,12 @@ use std::path::Path;
 use fs_err as fs;
 use jiff::Timestamp;
 
+use super::atomic::random_id;
 use super::history::{History, VolumesFrom};
 use super::journal::{self, Entry};
 use super::layer::{Layer, VolumeState, boot_id};
 use super::record::{Head, Origin, Record, Snapshot};
-use super::{LockedEnv, check_name, random_id};
+use super::{LockedEnv, check_name};
 use crate::error::{Error, Kind, Result};
 use crate::pins::Pins;
 use crate::rootfs;

@@ -7,7 +7,8 @@ use std::process::Stdio;
 
 use fs_err as fs;
 
-use super::{Lock, Store, random_id};
+use super::atomic::random_id;
+use super::{Lock, Store};
 use crate::error::{Result, ResultExt as _};
 use crate::rootfs;
 

@@ -12,13 +12,13 @@ use nix::sys::signalfd::SignalFd;
 
 use super::container::AGENT_SOCKET;
 use super::{Place, Service};
-use crate::certificates;
 use crate::engine::cgroup::{Cgroup, Figures};
 use crate::engine::hold::{FromHolder, Hold, State, Watch, check_binds, supervise};
 use crate::engine::session::short_path;
-use crate::engine::wire::{self, ToAgent};
+use crate::engine::wire::ToAgent;
 use crate::engine::{Container, Usage};
 use crate::error::{Error, Kind, Result, ResultExt as _};
+use crate::frames;
 use crate::gpu::probe::Layer;
 
 /// How long a container may take from its start until the agent in it answers.
@@ -44,7 +44,7 @@ pub(in crate::engine) fn hold(
 ) -> Result<Usage> {
     let service = Service::connect(&place.socket)?;
     let mut hold = hold.clone();
-    certificates::bind(&mut hold.container, None, &hold.run)?;
+    hold.container.show_certificates(None, &hold.run)?;
     let hold = &hold;
     check_binds(&hold.container)?;
     let directory = hold.run.join("agent");
@@ -65,7 +65,7 @@ pub(in crate::engine) fn hold(
     service.heed(Some((gone()?, ANSWER)));
     let told = UnixStream::from(gone()?);
     // A starter that is gone needs no word.
-    service.tell(move |text| drop(wire::send(&told, &FromHolder::Waits(text), &[])));
+    service.tell(move |text| drop(frames::send(&told, &FromHolder::Waits(text), &[])));
     let missing = service.prepare(
         place,
         &hold.container,
@@ -90,7 +90,7 @@ pub(in crate::engine) fn hold(
     let listen = ToAgent::Listen {
         user: hold.container.user.clone(),
     };
-    wire::send(&agent, &listen, &[listener.as_fd().as_raw_fd()])?;
+    frames::send(&agent, &listen, &[listener.as_fd().as_raw_fd()])?;
     drop(listener);
     let mut figures = Figures::default();
     let cgroup = state.cgroup.clone();

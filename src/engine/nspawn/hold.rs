@@ -16,12 +16,12 @@ use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 use nix::sys::statvfs::{FsFlags, statvfs};
 
-use crate::certificates;
 use crate::engine::cgroup::Figures;
 use crate::engine::hold::{Hold, PATIENCE, State, TreeLock, Watch, check_binds, supervise};
-use crate::engine::wire::{self, ToAgent};
+use crate::engine::wire::ToAgent;
 use crate::engine::{Root, Usage};
 use crate::error::{Error, Result, ResultExt as _};
+use crate::frames;
 
 /// Makes the container's mounts, runs it and waits until it has ended; returns what it used.
 pub(in crate::engine) fn hold(
@@ -66,7 +66,7 @@ pub(in crate::engine) fn hold(
     }
     check_binds(&hold.container)?;
     let mut hold = with_volumes(with_views(hold)?)?;
-    certificates::bind(&mut hold.container, Some(&root), &hold.run)?;
+    hold.container.show_certificates(Some(&root), &hold.run)?;
     let hold = &hold;
     // Root of a container may have made device nodes in it, and systemd-nspawn mounts a `/dev` of its own.
     add_flags(&root, MsFlags::MS_NODEV)
@@ -186,7 +186,7 @@ fn run_engine(
     let mut child = spawn(hold, state, root, theirs, &noise)?;
     // A thread of its own, so not before the fork.
     let jobs = hold.serve_jobs(jobs, &state.cgroup)?;
-    wire::send(
+    frames::send(
         &ours,
         &ToAgent::Listen { user: None },
         &[listener.as_raw_fd()],

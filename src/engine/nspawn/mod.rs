@@ -82,9 +82,6 @@ fn escape(path: &Path) -> String {
 }
 
 #[cfg(test)]
-pub(crate) use tests::container as tests_container;
-
-#[cfg(test)]
 mod tests {
     use super::*;
     use crate::engine::{Bind, Device};

@@ -13,7 +13,8 @@ use crate::error::Result;
 use crate::execute::Execution;
 use crate::rootfs;
 use crate::spec;
-use crate::store::{atomic, random_id};
+use crate::store::atomic;
+use crate::store::atomic::random_id;
 use crate::ui::event::Event;
 
 impl Execution<'_, '_> {
