@@ -5,66 +5,29 @@
 //! should be; an *env* is one built instance; a *step* is one unit of work in it and ends in a *snapshot*; a
 //! *volume* is a directory mounted into an env; an *engine* runs containers; the *store* is what is on disk.
 //!
-//! `rockenv up` goes: parse [`profile`], probe [`host`], resolve [`spec`], lock the env in the [`store`],
-//! observe, [`plan`], [`execute`], record.
+//! A room, which is a folder here, imports only from rooms below it: `cli`, `up`, `matrix`, `remote`, `execute`, `share`,
+//! `store`, `engine`, `plan`, `profile`, `image`, `rocm`, `tree`, `ui`, `sys`. `docs/architecture.md` has the map.
 
-mod account;
-pub mod builtin;
-pub mod catalog;
-pub mod certificates;
+pub mod rocm;
+pub mod sys;
+pub mod up;
+
 pub mod cli;
-pub mod commands;
-mod complete;
-pub mod config;
-pub mod context;
-pub mod doctor;
 pub mod engine;
-pub mod error;
 pub mod execute;
-pub mod export;
-mod frames;
-pub mod gc;
-pub mod gpu;
-pub mod hook;
-pub mod host;
 pub mod image;
-pub mod inside;
-pub mod jobs;
-pub mod lockfile;
 pub mod matrix;
-pub mod metrics;
-pub mod ninja;
-pub mod ninja_log;
-pub mod observe;
-pub mod pins;
 pub mod plan;
-pub mod process;
 pub mod profile;
-mod program;
-pub mod reference;
 mod remote;
-pub mod report;
-pub mod rootfs;
-pub mod samples;
-pub mod savings;
-pub mod setup;
 pub mod share;
-pub mod shim;
-pub mod signals;
-pub mod source;
-pub mod spec;
 pub mod store;
-mod suggest;
-pub mod target;
-pub mod therock;
-mod trust;
+pub mod tree;
 pub mod ui;
-pub mod usage;
-pub mod userns;
 
 use std::process::ExitCode;
 
 /// Runs the program; the process ends with the returned code.
 pub fn run() -> ExitCode {
-    program::run()
+    cli::program::run()
 }

@@ -11,12 +11,13 @@ use std::time::Duration;
 
 use fs_err as fs;
 use jiff::Timestamp;
-use rockenv::spec::{BuildUser, Spec};
-use rockenv::store::atomic::random_id;
+use rockenv::plan::record;
+use rockenv::plan::record::{Head, Origin, Record};
+use rockenv::plan::resolve::{BuildUser, Spec};
 use rockenv::store::images::Image;
-use rockenv::store::record::{self, Head, Origin, Record};
 use rockenv::store::snapshot::Freeze;
 use rockenv::store::{LockedEnv, Store};
+use rockenv::sys::atomic::random_id;
 use support::loopfs::{Kind, LoopFs};
 
 const KEY: &str = "1111111111111111111111111111111111111111111111111111111111111111";
@@ -496,7 +497,7 @@ fn a_missing_layer_costs_only_the_snapshots_that_stand_on_it() {
 fn trees_that_are_whole_do_not_need_the_layer_they_were_made_from() {
     let lab = Lab::on(LoopFs::new(Kind::Btrfs));
     let old = lab.record();
-    rockenv::rootfs::remove_tree(&lab.layer(0)).unwrap();
+    rockenv::tree::remove_tree(&lab.layer(0)).unwrap();
     lab.finds_and_mends(&["stands on layer", "is missing"]);
     let new = lab.record();
     assert_eq!(new.snapshots, old.snapshots[1..]);

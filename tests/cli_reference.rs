@@ -1,11 +1,11 @@
 //! `docs/cli.md` is what the program says of itself; `ROCKENV_UPDATE=1 cargo test --test cli_reference` writes it anew.
 
-use rockenv::error::{EXIT_CODES, Kind};
+use rockenv::sys::error::{EXIT_CODES, Kind};
 
 #[test]
 fn docs_cli_md_is_up_to_date() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/cli.md");
-    let text = rockenv::reference::markdown();
+    let text = rockenv::cli::reference::markdown();
     #[expect(
         clippy::disallowed_methods,
         reason = "a switch of the test, not of the program"

@@ -10,9 +10,9 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rockenv::error::{Kind, Result};
-use rockenv::image::digest::compare;
 use rockenv::image::{BuildContext, Built, Progress, Recipe, build};
+use rockenv::sys::error::{Kind, Result};
+use rockenv::tree::digest::compare;
 
 struct Place {
     dir: tempfile::TempDir,

@@ -18,8 +18,8 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
-use rockenv::error::Result;
-use rockenv::image::unpack::{Options, Report, unpack};
+use rockenv::image::tar::unpack::{Options, Report, unpack};
+use rockenv::sys::error::Result;
 
 /// A directory to extract into, beside one that must never change.
 struct Place {
@@ -113,7 +113,7 @@ fn refused(outcome: Result<Report>, part: &str) {
     let error = outcome.unwrap_err();
     let chain = error.chain().join(": ");
     assert!(chain.contains(part), "{chain}");
-    assert_eq!(error.kind(), rockenv::error::Kind::Invalid, "{chain}");
+    assert_eq!(error.kind(), rockenv::sys::error::Kind::Invalid, "{chain}");
 }
 
 /// Writes archives byte by byte, so that they may say what no archiver would.

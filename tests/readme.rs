@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser as _};
 use rockenv::cli::Cli;
-use rockenv::config;
-use rockenv::hook;
 use rockenv::image::Recipe;
 use rockenv::matrix::jobs::Runners;
 use rockenv::profile;
+use rockenv::profile::hook;
+use rockenv::store::config;
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
@@ -304,7 +304,7 @@ fn the_readme_lists_every_command() {
 fn the_readme_lists_every_exit_code() {
     let readme = Document::read("README.md");
     let rows = readme.section("## Exit codes");
-    for (code, meaning) in rockenv::error::EXIT_CODES {
+    for (code, meaning) in rockenv::sys::error::EXIT_CODES {
         let row = format!("| {code} | {meaning} |");
         assert!(rows.contains(&row.as_str()), "missing: {row}");
     }
@@ -316,9 +316,9 @@ fn the_readme_is_short() {
 }
 
 #[test]
-fn every_module_has_its_line() {
+fn every_room_has_its_line() {
     let document = Document::read("docs/architecture.md");
-    let rows = document.section("## Modules").join("\n");
+    let rows = document.section("## Rooms").join("\n");
     let lib = fs_err::read_to_string(Path::new(ROOT).join("src/lib.rs")).unwrap();
     for line in lib.lines() {
         let line = line.trim_start_matches("pub ");

@@ -30,9 +30,9 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use fs_err as fs;
-use rockenv::image::digest::digest;
-use rockenv::rootfs::{Method, overlay};
 use rockenv::store::Store;
+use rockenv::tree::digest::digest;
+use rockenv::tree::{Method, overlay};
 use support::env::TestStore;
 use support::loopfs::{Kind, LoopFs};
 use support::registry::{LOGIN, Registry};

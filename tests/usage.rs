@@ -14,7 +14,7 @@ use fs_err as fs;
 use nix::fcntl::{OFlag, openat};
 use nix::mount::{MsFlags, mount};
 use nix::sys::stat::{Mode, mkdirat};
-use rockenv::usage::{Options, Root, Sums, Usage, scan, scan_one};
+use rockenv::tree::measure::{Options, Root, Sums, Usage, scan, scan_one};
 use support::background::while_repeating;
 use support::loopfs::private_mounts;
 use tempfile::TempDir;

@@ -24,8 +24,8 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Gid, Pid, Uid};
 
 use super::wire::{Command, FromAgent, Reply, Request, ToAgent};
-use crate::error::{Error, Result};
-use crate::frames;
+use crate::sys::error::{Error, Result};
+use crate::sys::frames;
 
 /// How long commands may take to end after the agent was asked to.
 const GRACE: Duration = Duration::from_secs(5);
@@ -58,7 +58,7 @@ pub fn run(path: Option<&Path>) -> Result<()> {
     if let Some(user) = user {
         user.ensure(Path::new("/"))?;
     }
-    crate::shim::install();
+    crate::engine::shim::install();
     let mut mask = SigSet::empty();
     mask.add(Signal::SIGCHLD);
     mask.add(Signal::SIGTERM);

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Device;
 use super::hold::PATIENCE;
-use crate::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Error, Result, ResultExt as _};
 
 /// The slice that holds every container where systemd is PID 1.
 pub const SLICE: &str = "rockenv.slice";

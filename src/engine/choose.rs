@@ -8,9 +8,9 @@ use std::path::PathBuf;
 use fs_err as fs;
 
 use super::docker::{Contexts, Flavour, Service};
-use crate::error::{Error, Kind, Result};
-use crate::spec::Engine;
-use crate::userns;
+use crate::plan::resolve::Engine;
+use crate::sys::error::{Error, Kind, Result};
+use crate::sys::userns;
 
 /// Docker's own socket.
 const DOCKER: &str = "/run/docker.sock";

@@ -17,14 +17,14 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use serde::{Deserialize, Serialize};
 
-use super::budget::Ticket;
 use super::cgroup::{Cgroup, Hierarchies};
 use super::jobserver::Server;
 use super::wire::{FromAgent, ToAgent};
 use super::{Container, Device, Root, Usage, docker, nspawn};
-use crate::error::{Error, Kind, Result, ResultExt as _};
-use crate::frames;
-use crate::userns;
+use crate::engine::job_slots::Ticket;
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::frames;
+use crate::sys::userns;
 
 /// How long a killed container may take to end before the holder reports it.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);

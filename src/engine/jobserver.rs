@@ -4,7 +4,7 @@
 //! without asking. So the tokens of a killed client are lost at most until the container ends, and an env that writes tokens
 //! of its own gains nothing from the others.
 //!
-//! [`budget`]: super::budget
+//! [`budget`]: crate::engine::job_slots
 
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
@@ -18,10 +18,10 @@ use nix::fcntl::OFlag;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, poll};
 
-use super::budget::{Claim, Mine, Need, Ticket, held, target};
 use super::cgroup::Cgroup;
 use super::pressure::{self, Throttle};
-use crate::error::{Result, ResultExt as _};
+use crate::engine::job_slots::{Claim, Mine, Need, Ticket, held, target};
+use crate::sys::error::{Result, ResultExt as _};
 
 /// Where the FIFO is inside every env.
 pub const INSIDE: &str = "/run/rockenv/jobserver";
@@ -219,7 +219,7 @@ impl Env {
             self.memory_seen = Some(now);
             let used = self.cgroup.anonymous();
             self.peak = self.peak.max(used);
-            let level = pressure::level(&crate::host::memory_now(), used, self.memory_max);
+            let level = pressure::level(&crate::sys::host::memory_now(), used, self.memory_max);
             self.throttle
                 .observe(level, self.claim.count() - idle.min(granted));
         }

@@ -5,12 +5,15 @@
 //! inside, an *agent* ([`agent`]) starts commands for clients ([`session`]). Whoever dies, the others see a
 //! closed socket and end the container.
 
+pub mod ninja;
+pub mod shim;
+
 pub mod agent;
-pub mod budget;
 pub mod cgroup;
 pub mod choose;
 pub mod docker;
 pub mod hold;
+pub mod job_slots;
 pub mod jobserver;
 pub mod nspawn;
 mod pressure;
@@ -22,8 +25,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::certificates::Given;
-use crate::error::Result;
+use crate::image::certificates::Given;
+use crate::sys::error::Result;
 
 pub use cgroup::Limits;
 pub use user::BuildUser;

@@ -1,6 +1,6 @@
 //! Owns the decision how many jobs the memory bears at the moment: pure, fed with what the host and the control group say.
 
-use crate::host::MemoryNow;
+use crate::sys::host::MemoryNow;
 
 /// How short memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

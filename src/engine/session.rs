@@ -13,9 +13,9 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use super::Usage;
 use super::hold::{FromHolder, Hold, State};
 use super::wire::{Command, Reply, Request};
-use crate::error::{Error, Result, ResultExt as _};
-use crate::frames;
-use crate::signals;
+use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::frames;
+use crate::sys::signals;
 
 /// Name of the listening socket in an env's `run` directory.
 const SOCKET: &str = "control.sock";

@@ -12,9 +12,9 @@ use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag};
 use nix::sys::stat::{Mode, SFlag, fchmod, fstat, mkdirat};
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, fchownat, unlinkat};
 
-use crate::error::{Error, Result, ResultExt as _};
-use crate::rootfs::openat2;
-pub use crate::spec::BuildUser;
+pub use crate::plan::resolve::BuildUser;
+use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::tree::openat2;
 
 /// The longest account file read, in bytes; longer is an attack or an accident.
 const MAX_ACCOUNT_FILE: u64 = 1 << 20;

@@ -8,17 +8,17 @@ use fs_err as fs;
 
 use super::step::memory_max;
 use super::view::{Shown, Views};
-use crate::certificates::Given;
 use crate::engine::hold::name_prefix;
 use crate::engine::jobserver;
+use crate::engine::ninja;
 use crate::engine::{Bind, Container, Device, Limits, Root};
-use crate::error::{Error, Kind, Result};
-use crate::host::Host;
-use crate::ninja;
-use crate::pins;
-use crate::spec::{Access, Spec, Step, Volume, VolumeKind, VolumeSource};
-use crate::store::atomic::random_id;
+use crate::image::certificates::Given;
+use crate::plan::pins;
+use crate::plan::resolve::{Access, Spec, Step, Volume, VolumeKind, VolumeSource};
 use crate::store::{LockedEnv, Store};
+use crate::sys::atomic::random_id;
+use crate::sys::error::{Error, Kind, Result};
+use crate::sys::host::Host;
 
 /// Directories on disk that every container gets fresh, and that no snapshot holds.
 const TEMPORARY: [(&str, &str); 2] = [("tmp", "/tmp"), ("var-tmp", "/var/tmp")];
@@ -42,7 +42,7 @@ pub fn of_step(
     host: &Host,
     devices: Vec<Device>,
 ) -> Result<Container> {
-    let builder = matches!(step.user, crate::spec::User::Builder);
+    let builder = matches!(step.user, crate::plan::resolve::User::Builder);
     let volumes = spec.visible(step).collect::<Vec<_>>();
     let mut container = build(
         env,
@@ -57,7 +57,7 @@ pub fn of_step(
             network: step.network,
             devices,
             builder,
-            packages: matches!(step.action, crate::spec::Action::Packages(_)),
+            packages: matches!(step.action, crate::plan::resolve::Action::Packages(_)),
         },
     )?;
     container.binds.push(Bind {

@@ -5,8 +5,8 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::error::{Error, Result};
 use crate::store::Store;
+use crate::sys::error::{Error, Result};
 
 /// How long layers are gathered before they are written out together: a sync makes the next step wait, and short
 /// steps need none of their own.

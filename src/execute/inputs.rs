@@ -4,12 +4,12 @@
 use std::collections::BTreeSet;
 
 use super::Execution;
-use crate::error::{Error, Result};
 use crate::plan::Action;
+use crate::plan::resolve::Step;
 use crate::profile;
-use crate::signals::Cancel;
-use crate::source::Git;
-use crate::spec::Step;
+use crate::store::source::Git;
+use crate::sys::error::{Error, Result};
+use crate::sys::signals::Cancel;
 use crate::ui::event::Event;
 
 impl Execution<'_, '_> {

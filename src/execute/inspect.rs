@@ -11,10 +11,10 @@ use nix::sched::{CloneFlags, unshare};
 use serde::Serialize;
 
 use crate::engine::docker::Service;
-use crate::error::{Error, Result, ResultExt as _};
-use crate::rootfs::{Method, overlay};
-use crate::store::record::Snapshot;
+use crate::plan::record::Snapshot;
 use crate::store::{LockedEnv, Store};
+use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::tree::{Method, overlay};
 
 /// What happened to a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

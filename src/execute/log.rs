@@ -15,7 +15,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 
 pub use self::reader::Reader;
-use crate::error::Result;
+use crate::sys::error::Result;
 use crate::ui::event::Stream;
 use crate::ui::size;
 

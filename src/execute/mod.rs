@@ -3,55 +3,57 @@
 //! Each step gets a tree of its own on its parent's snapshot and a container of its own; if it succeeds, the tree
 //! becomes its snapshot by one rename. Whatever happens in between, the env stands where it stood.
 
-mod admit;
-pub mod attend;
-mod contain;
+pub mod inside;
+
 pub mod container;
+pub mod disk_guard;
 mod durable;
+pub mod gpu_check;
 mod inputs;
 pub mod inspect;
-mod left;
 pub mod log;
-pub mod mask;
-mod meter;
 mod outcome;
-pub mod prove;
-pub mod relay;
+pub mod redact;
 mod results;
-pub mod room;
+mod run_container;
+mod sampler;
 mod step;
+mod step_outputs;
+pub mod supervise;
+pub mod terminal;
 mod view;
+mod wait_for_slot;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 
-pub use attend::Ending;
-use left::Left;
+use crate::execute::step_outputs::Left;
+pub use crate::execute::supervise::Ending;
 use outcome::Ran;
 pub use step::{base_environment, memory_max};
 pub use view::{ByHand, Shown, look};
 
-use crate::config::Config;
-use crate::error::{Error, Kind, Result};
-use crate::gpu::Grant;
-use crate::hook::Hook;
-use crate::host::Host;
-use crate::jobs::Sizing;
-use crate::lockfile::Lockfile;
-use crate::metrics::Row;
+use crate::plan::jobs::Sizing;
+use crate::plan::lockfile::Lockfile;
+use crate::plan::record::{Cost, Failed, Origin, Outcome, Record, Snapshot, StepRecord};
+use crate::plan::resolve::{Spec, Step};
 use crate::plan::{Action, Plan, Volumes};
 use crate::profile::CopyFiles;
-use crate::signals::Signals;
-use crate::spec::{Spec, Step};
+use crate::profile::hook::Hook;
+use crate::rocm::gpu::Grant;
+use crate::store::config::Config;
 use crate::store::history::History;
 use crate::store::layer;
-use crate::store::record::{Cost, Failed, Origin, Outcome, Record, Snapshot, StepRecord};
 use crate::store::snapshot::Freeze;
 use crate::store::{LockedEnv, Store};
+use crate::sys::error::{Error, Kind, Result};
+use crate::sys::host::Host;
+use crate::sys::signals::Signals;
 use crate::ui::Reporter;
 use crate::ui::event::{self, Event};
+use crate::ui::metrics::Row;
 
 /// What executing a plan needs.
 #[derive(Debug)]
@@ -163,7 +165,7 @@ impl Execution<'_, '_> {
             .spec
             .volumes
             .iter()
-            .filter(|volume| volume.kind == crate::spec::VolumeKind::Build)
+            .filter(|volume| volume.kind == crate::plan::resolve::VolumeKind::Build)
             .map(|volume| volume.name.clone())
             .collect();
         self.env.ensure_volumes(&volumes, &self.spec.user)?;
@@ -273,7 +275,8 @@ impl Execution<'_, '_> {
             return None;
         }
         let volumes = self.spec.volumes.iter();
-        let caches = volumes.filter(|volume| volume.kind == crate::spec::VolumeKind::Cache);
+        let caches =
+            volumes.filter(|volume| volume.kind == crate::plan::resolve::VolumeKind::Cache);
         caches
             .filter_map(|volume| self.store.cache_lookups(&volume.name))
             .reduce(|(hits, misses), (more, others)| (hits + more, misses + others))

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use super::Ending;
-use crate::error::Kind;
-use crate::spec::Step;
-use crate::store::record::{Cost, Outcome, StepRecord};
+use crate::plan::record::{Cost, Outcome, StepRecord};
+use crate::plan::resolve::Step;
+use crate::sys::error::Kind;
 use crate::ui::event;
 use crate::ui::size::{bytes, duration};
 

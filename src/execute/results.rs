@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 
 use super::Execution;
-use crate::error::{Error, Kind, Result};
 use crate::plan::Action;
+use crate::plan::resolve::{Step, VolumeSource};
 use crate::profile::Access;
-use crate::rootfs::listing::Listing;
-use crate::spec::{Step, VolumeSource};
 use crate::store::results::{self, Left};
+use crate::sys::error::{Error, Kind, Result};
+use crate::tree::listing::Listing;
 use crate::ui::event::Event;
 
 /// What the output volumes of a step held before it ran, by name.

@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use crate::certificates;
-use crate::config::Config;
 use crate::engine::jobserver;
 use crate::engine::nspawn::PROGRAM;
 use crate::engine::wire::Command;
-use crate::error::{Error, Result, ResultExt as _};
-use crate::host::Host;
+use crate::image::certificates;
+use crate::plan::resolve::{Action, CopyItem, Facts, Spec, Step, User, finish};
 use crate::profile::{CopiedFile, CopyFiles};
-use crate::spec::{Action, CopyItem, Facts, Spec, Step, User, finish};
+use crate::store::config::Config;
+use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::host::Host;
 
 /// Where programs are looked for inside.
 pub(super) const PATH: &str =
@@ -159,7 +159,7 @@ pub fn base_environment(spec: &Spec, root: bool) -> BTreeMap<String, String> {
 
 /// Returns the env's memory limit in bytes.
 pub fn memory_max(spec: &Spec, host: &Host) -> Option<u64> {
-    crate::jobs::memory_limit(spec.resources.memory_max, host.memory)
+    crate::plan::jobs::memory_limit(spec.resources.memory_max, host.memory)
 }
 
 /// Writes the files of a `copy` step as an archive, in a file without a name.

@@ -6,28 +6,32 @@
 //! an overlay: they get a copy, see `copied`. Hooks' scripts run on either, see `script`.
 
 mod copied;
-mod hand;
+mod manual_edits;
 mod script;
 mod stack;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+pub use crate::execute::view::manual_edits::ByHand;
 use fs_err as fs;
-pub use hand::ByHand;
 use sha2::{Digest as _, Sha256};
 use stack::{Layer, Stack, Time};
 
 use super::Execution;
 use crate::engine::View;
-use crate::error::{Error, Result, ResultExt as _};
-use crate::hook::{self, Change, Changes, Found, Hook};
 use crate::plan;
+use crate::plan::resolve;
+use crate::plan::resolve::{Access, Step, Volume, VolumeKind};
 use crate::profile::hex;
-use crate::rootfs::{self, file, overlay};
-use crate::spec::{self, Access, Step, Volume, VolumeKind};
-use crate::store::atomic::random_id;
-use crate::store::{LockedEnv, Store, atomic};
+use crate::profile::hook;
+use crate::profile::hook::{Change, Changes, Found, Hook};
+use crate::store::{LockedEnv, Store};
+use crate::sys::atomic;
+use crate::sys::atomic::random_id;
+use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::tree;
+use crate::tree::{file, overlay};
 use crate::ui::event::Event;
 
 fn directory(env: &LockedEnv<'_>, volume: &str) -> PathBuf {
@@ -105,7 +109,7 @@ impl<'a> Execution<'a, '_> {
         let spec = self.spec;
         let mut views = BTreeMap::new();
         for volume in spec.visible(step) {
-            let hooks: Vec<&spec::Hook> = spec.hooks_at(step, &volume.name).collect();
+            let hooks: Vec<&resolve::Hook> = spec.hooks_at(step, &volume.name).collect();
             if volume.kind == VolumeKind::Source && !hooks.is_empty() {
                 let sight = Sight {
                     step,
@@ -120,7 +124,7 @@ impl<'a> Execution<'a, '_> {
         Ok(views)
     }
 
-    fn view(&mut self, sight: &Sight<'_>, hooks: &[&spec::Hook]) -> Result<Shown> {
+    fn view(&mut self, sight: &Sight<'_>, hooks: &[&resolve::Hook]) -> Result<Shown> {
         let volume = sight.volume;
         let directory = directory(self.env, &volume.name);
         fs::create_dir_all(&directory)?;
@@ -232,7 +236,7 @@ impl<'a> Execution<'a, '_> {
         Ok(changes)
     }
 
-    fn hook(&self, wanted: &spec::Hook) -> Result<&'a Hook> {
+    fn hook(&self, wanted: &resolve::Hook) -> Result<&'a Hook> {
         self.hooks
             .get(&wanted.name)
             .ok_or_else(|| Error::unexpected(format!("the hook `{}` was not read", wanted.name)))
@@ -242,7 +246,7 @@ impl<'a> Execution<'a, '_> {
     /// there by hand.
     fn collect(&self, directory: &Path, stack: &Stack) -> Result<()> {
         let names = stack.names();
-        let commands = match fs::read_to_string(directory.join(hand::COMMANDS)) {
+        let commands = match fs::read_to_string(directory.join(manual_edits::COMMANDS)) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
             other => other?,
         };
@@ -251,14 +255,14 @@ impl<'a> Execution<'a, '_> {
             let name = entry.file_name();
             let kept = name.to_str().is_some_and(|name| {
                 names.contains(name)
-                    || name.starts_with(hand::KEPT)
-                    || [STACK, WORK, AT, hand::COMMANDS].contains(&name)
+                    || name.starts_with(manual_edits::KEPT)
+                    || [STACK, WORK, AT, manual_edits::COMMANDS].contains(&name)
             });
             if kept {
                 continue;
             }
-            let aside = directory.join(format!("{}{}", hand::KEPT, name.to_string_lossy()));
-            if hand::keep(&commands, &entry.path(), &aside)? {
+            let aside = directory.join(format!("{}{}", manual_edits::KEPT, name.to_string_lossy()));
+            if manual_edits::keep(&commands, &entry.path(), &aside)? {
                 let message = format!(
                     "its source or an earlier hook changed: files that were changed by hand in the view are now in `{}`",
                     aside.display()
@@ -332,7 +336,7 @@ fn make_upper(store: &Store, directory: &Path, id: &str, source: &Path) -> Resul
 
 /// An overlay does not show what is mounted below its lowest layer.
 fn no_mounts_inside(volume: &Volume, source: &Path) -> Result<()> {
-    let inside = rootfs::mounts_at_or_below(source)?
+    let inside = tree::mounts_at_or_below(source)?
         .into_iter()
         .find(|point| point != source);
     match inside {

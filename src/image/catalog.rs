@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use super::Recipe;
-use crate::catalog::{Directory, Listed};
-use crate::error::{Error, Result};
-use crate::{builtin, catalog};
+use crate::sys::catalog::{Directory, Listed};
+use crate::sys::error::{Error, Result};
+use crate::sys::{builtin, catalog};
 
 /// Returns every recipe, the user's before the built-in ones of the same name.
 pub fn list(directories: &[Directory]) -> Result<Vec<Listed>> {

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use super::oci::{Platform, Reference};
 use super::recipe::{Mmdebstrap, Oci, Pacstrap, Source, Tarball, snapshot_time};
-use crate::error::Error;
+use crate::sys::error::Error;
 
 /// apt options a recipe may set. Left out on purpose: whatever runs a program (`DPkg::*`, `*::Pre-Invoke`,
 /// `Proxy-Auto-Detect`, `Apt::Key::gpgvcommand`), moves a directory (`Dir::*`) or weakens signatures.

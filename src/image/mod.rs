@@ -3,29 +3,19 @@
 //!
 //! Everything here blocks: call it from a thread in which waiting is allowed.
 
-mod apply;
-pub(crate) mod archive;
-pub mod catalog;
-pub(crate) mod changes;
-mod check;
-pub mod checksum;
-pub(crate) mod compression;
-mod copy;
+pub mod certificates;
 pub mod digest;
-pub(crate) mod download;
-pub(crate) mod gather;
-pub(crate) mod layers;
-mod mmdebstrap;
+pub mod provider;
+
+pub mod catalog;
+mod check;
+pub(crate) mod compression;
+pub(crate) mod fetch;
 mod normalise;
 pub(crate) mod oci;
-mod pack;
 mod packages;
-mod pacstrap;
-mod pax;
 pub mod recipe;
-mod tree;
-pub mod unpack;
-mod xattr;
+pub mod tar;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -36,9 +26,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub use packages::{OsRelease, Package};
 pub use recipe::Recipe;
 
-use crate::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::tree::root_fs::Tree;
 use recipe::{Source, Tarball};
-use tree::Tree;
 
 /// The tools' scratch directory, inside the tree being built: who removes a half-built tree removes it as well.
 const WORK: &str = ".rockenv-build";
@@ -132,11 +122,13 @@ pub fn build(recipe: &Recipe, cx: &mut BuildContext<'_>) -> Result<Built> {
     let mut resolved = None;
     match &recipe.source {
         Source::Mmdebstrap(table) => {
-            with_work_directory(cx, &tree, |cx| mmdebstrap::build(table, source_date, cx))?;
+            with_work_directory(cx, &tree, |cx| {
+                provider::mmdebstrap::build(table, source_date, cx)
+            })?;
             normalise::normalise(&tree, source_date, true)?;
         }
         Source::Pacstrap(table) => {
-            with_work_directory(cx, &tree, |cx| pacstrap::build(table, cx))?;
+            with_work_directory(cx, &tree, |cx| provider::pacstrap::build(table, cx))?;
             normalise::normalise(&tree, source_date, false)?;
         }
         // These are somebody's exact bytes: nothing in them is ours to change.
@@ -145,10 +137,10 @@ pub fn build(recipe: &Recipe, cx: &mut BuildContext<'_>) -> Result<Built> {
         Source::Directory(table) => {
             let progress = &mut *cx.progress;
             let mut report = |done| progress(Progress::Bytes { done, total: None });
-            copy::copy(&table.path, cx.into, cx.cancel, &mut report)?;
+            crate::tree::copy_tree::copy(&table.path, cx.into, cx.cancel, &mut report)?;
         }
     }
-    let summary = digest::digest(cx.into, cx.cancel)?;
+    let summary = crate::tree::digest::digest(cx.into, cx.cancel)?;
     let (resolved, env) = resolved.map(|image| (image.digest, image.env)).unzip();
     Ok(Built {
         source_date,
@@ -204,8 +196,8 @@ fn with_work_directory(
 
 /// Returns the file at `url` from the download cache, fetching it if need be; it has this SHA-256.
 pub(crate) fn blob(url: &str, sha256: &str, blobs: &Path, cancel: &AtomicBool) -> Result<PathBuf> {
-    let path = download::fetch(url, sha256, blobs, cancel, &mut |_, _| {})?;
-    download::verify(&path, sha256, cancel)?;
+    let path = fetch::fetch(url, sha256, blobs, cancel, &mut |_, _| {})?;
+    fetch::verify(&path, sha256, cancel)?;
     Ok(path)
 }
 
@@ -215,18 +207,18 @@ fn tarball(table: &Tarball, cx: &mut BuildContext<'_>) -> Result<()> {
         (Some(path), _) => path.clone(),
         (None, Some(url)) => {
             let mut report = |done, total| progress(Progress::Bytes { done, total });
-            download::fetch(url, &table.sha256, cx.blobs, cx.cancel, &mut report)?
+            fetch::fetch(url, &table.sha256, cx.blobs, cx.cancel, &mut report)?
         }
         (None, None) => return Err(Error::unexpected("a tarball recipe without path and url")),
     };
     // The cache too: disks rot, and the extraction must not see one unverified byte.
-    download::verify(&path, &table.sha256, cx.cancel)?;
-    let options = unpack::Options {
+    fetch::verify(&path, &table.sha256, cx.cancel)?;
+    let options = tar::unpack::Options {
         strip_components: table.strip_components,
-        ..unpack::Options::default()
+        ..tar::unpack::Options::default()
     };
     let mut report = |done| progress(Progress::Bytes { done, total: None });
-    let report = unpack::unpack(
+    let report = tar::unpack::unpack(
         fs_err::File::open(&path)?.into_file(),
         cx.into,
         &options,

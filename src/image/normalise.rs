@@ -9,8 +9,9 @@ use nix::fcntl::AtFlags;
 use nix::sys::stat::{SFlag, UtimensatFlags};
 use nix::sys::time::TimeSpec;
 
-use super::tree::{self, Tree};
-use crate::error::{Result, ResultExt as _};
+use crate::sys::error::{Result, ResultExt as _};
+use crate::tree::root_fs;
+use crate::tree::root_fs::Tree;
 
 /// Logs, caches, backups and keys: absent from a fresh system, or made again when they are missed.
 const REMOVED: [&str; 24] = [
@@ -154,11 +155,11 @@ fn pacman(tree: &Tree, source_date: i64) -> Result<()> {
 }
 
 fn clamp(directory: BorrowedFd<'_>, time: &TimeSpec) -> Result<()> {
-    for name in tree::names(tree::open_directory(directory, b".")?)? {
+    for name in root_fs::names(root_fs::open_directory(directory, b".")?)? {
         let stat =
             nix::sys::stat::fstatat(directory, name.as_slice(), AtFlags::AT_SYMLINK_NOFOLLOW)?;
-        if tree::file_type(&stat) == SFlag::S_IFDIR {
-            clamp(tree::open_directory(directory, &name)?.as_fd(), time)?;
+        if root_fs::file_type(&stat) == SFlag::S_IFDIR {
+            clamp(root_fs::open_directory(directory, &name)?.as_fd(), time)?;
         }
         if (stat.st_mtime, stat.st_mtime_nsec) > (time.tv_sec(), 0) {
             clamp_one(directory, &name, time)?;
@@ -293,11 +294,8 @@ mod tests {
             symlink(host.join(target), root.join(link)).unwrap();
         }
         let cancel = std::sync::atomic::AtomicBool::new(false);
-        let before = super::super::digest::digest(&host, &cancel).unwrap();
+        let before = crate::tree::digest::digest(&host, &cancel).unwrap();
         normalise(&Tree::open(&root).unwrap(), 0, true).unwrap();
-        assert_eq!(
-            super::super::digest::digest(&host, &cancel).unwrap(),
-            before
-        );
+        assert_eq!(crate::tree::digest::digest(&host, &cancel).unwrap(), before);
     }
 }

@@ -1,7 +1,7 @@
 //! Owns reading what a root file system says about itself: its distribution and its installed packages.
 
-use super::tree::Tree;
-use crate::error::Result;
+use crate::sys::error::Result;
+use crate::tree::root_fs::Tree;
 
 /// dpkg's status file of a full desktop has 10 MB.
 const MAX_DATABASE: usize = 256 << 20;

@@ -11,7 +11,7 @@ use sha2::{Digest as _, Sha256};
 use super::check::{Bad, nearest};
 use super::hex;
 use super::oci::Platform;
-use crate::error::{Error, Result};
+use crate::sys::error::{Error, Result};
 
 const PROVIDERS: [&str; 5] = ["mmdebstrap", "pacstrap", "oci", "tarball", "directory"];
 

@@ -8,9 +8,10 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use super::Cell;
-use crate::error::{Error, Kind, Result};
-use crate::suggest;
-use crate::target::{self, Target};
+use crate::rocm::target;
+use crate::rocm::target::Target;
+use crate::sys::error::{Error, Kind, Result};
+use crate::sys::suggest;
 
 /// How many jobs GitHub takes in one matrix.
 pub const MOST: usize = 256;

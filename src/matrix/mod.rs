@@ -6,15 +6,16 @@ pub mod gitlab;
 pub mod jobs;
 pub mod kubernetes;
 pub mod pipeline;
+pub mod scheduler;
 pub mod slurm;
-pub mod turns;
 
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use crate::error::{Error, Kind, Result};
-use crate::target::{self, Target};
+use crate::rocm::target;
+use crate::rocm::target::Target;
+use crate::sys::error::{Error, Kind, Result};
 
 /// One env of a matrix.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@
 use std::str::FromStr;
 
 use super::jobs::Job;
-use crate::error::{Error, Kind, Result};
+use crate::sys::error::{Error, Kind, Result};
 
 /// How rockenv is called on the machines that run jobs.
 #[derive(Clone, Debug)]

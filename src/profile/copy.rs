@@ -19,9 +19,9 @@ use super::load::Origin;
 use super::report::{Problem, invalid};
 use super::shape::shorten;
 use super::{Action, CopyItem, Profile};
-use crate::builtin;
-use crate::error::Result;
-use crate::rootfs::openat2;
+use crate::sys::builtin;
+use crate::sys::error::Result;
+use crate::tree::openat2;
 
 /// All files of a profile together: they are held in memory until the steps have run.
 const MOST_BYTES: u64 = 64 << 20;

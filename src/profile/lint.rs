@@ -3,8 +3,8 @@
 use super::load::load;
 use super::text::{Piece, pieces};
 use super::{Profile, VolumeKind, copy_files};
-use crate::catalog::Directory;
-use crate::error::Result;
+use crate::sys::catalog::Directory;
+use crate::sys::error::Result;
 
 /// Loads a profile, reads what it copies, and returns advice, one sentence each.
 pub fn check(dirs: &[Directory], name_or_path: &str) -> Result<(Profile, Vec<String>)> {

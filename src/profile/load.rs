@@ -13,10 +13,10 @@ use super::merge::Draft;
 use super::report::{At, Place, Problem, SourceFile, Sources, invalid};
 use super::shape::shorten;
 use super::{Profile, check, shape, value};
-use crate::catalog::Directory;
-use crate::error::{Error, Result, ResultExt as _};
-use crate::suggest;
-use crate::{builtin, catalog};
+use crate::sys::catalog::Directory;
+use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::suggest;
+use crate::sys::{builtin, catalog};
 
 /// A profile is written by hand: a larger file is a mistake, or an attack on the parser.
 const LARGEST: u64 = 256 * 1024;

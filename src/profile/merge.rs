@@ -9,7 +9,7 @@ use serde_spanned::Spanned;
 use super::file::{self, Access, Engine, File, User, VolumeKind};
 use super::report::{At, Place, Problem};
 use super::shape::shorten;
-use crate::suggest;
+use crate::sys::suggest;
 
 /// A profile as written, with what it extends merged in.
 #[derive(Debug, Default)]

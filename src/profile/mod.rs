@@ -3,6 +3,8 @@
 //! `load` finds and reads, `shape` checks the structure, `merge` applies `extends`, `check` gives values their meaning.
 //! What is still open in a `Profile` (targets, parameters, `${...}`) is for `spec`.
 
+pub mod hook;
+
 mod check;
 mod copy;
 mod file;
@@ -35,8 +37,8 @@ pub(crate) use shape::shorten;
 pub use template::template;
 pub use value::MemoryMax;
 
-use crate::gpu::Extras;
-use crate::target::Target;
+use crate::rocm::gpu::Extras;
+use crate::rocm::target::Target;
 
 /// A profile with all that it extends, checked.
 #[derive(Clone, Debug)]

@@ -11,7 +11,7 @@ use miette::{
 };
 
 use super::load::Origin;
-use crate::error::{Error, Kind};
+use crate::sys::error::{Error, Kind};
 
 /// One file that a profile was read from.
 #[derive(Debug)]

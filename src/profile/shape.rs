@@ -11,7 +11,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::file;
 use super::report::{Place, Problem};
-use crate::suggest;
+use crate::sys::suggest;
 
 static SCHEMA: LazyLock<Json> = LazyLock::new(file::schema);
 

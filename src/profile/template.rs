@@ -1,7 +1,7 @@
 //! Owns what `rockenv profile new` writes: a complete example with the reason for each line.
 
 use super::value;
-use crate::error::{Error, Result};
+use crate::sys::error::{Error, Result};
 
 /// Returns the text of a new profile.
 pub fn template(name: &str) -> Result<String> {

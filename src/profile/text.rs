@@ -9,8 +9,8 @@ use std::ops::Range;
 
 use super::report::{Place, Problem, Sources};
 use super::shape::shorten;
-use crate::suggest;
-use crate::target::Target;
+use crate::rocm::target::Target;
+use crate::sys::suggest;
 
 /// Names that stand for facts; a parameter cannot have them.
 pub(crate) const FACTS: [&str; 8] = [

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::shape::shorten;
-use crate::target::Target;
+use crate::rocm::target::Target;
 
 /// Says why a value was refused, and what to write instead if that is known.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use super::tree::{Seen, State};
-use crate::error::Result;
+use crate::sys::error::Result;
 
 /// What was sent, by path: more than one state where a sender was killed before it knew which of them arrived.
 pub(super) type Sent = BTreeMap<PathBuf, Vec<State>>;

@@ -14,10 +14,10 @@ use serde::{Deserialize, Serialize};
 
 use super::merge::{Here, Merge, Sent, There, merge};
 use super::tree::{Seen, Tree};
-use crate::error::{Error, Kind, Result, ResultExt as _};
-use crate::rootfs::remove_tree;
-use crate::store::atomic;
 use crate::store::lock::Lock;
+use crate::sys::atomic;
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::tree::remove_tree;
 
 /// What of a working directory rockenv looks at, and so is always sent.
 pub(crate) const LOOKED_AT: [&str; 3] = ["profiles", "images", "hooks"];

@@ -15,9 +15,9 @@ use nix::unistd::{LinkatFlags, UnlinkatFlags, linkat, unlinkat};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use crate::error::{Result, ResultExt as _};
 use crate::profile::hex;
-use crate::rootfs::openat2;
+use crate::sys::error::{Result, ResultExt as _};
+use crate::tree::openat2;
 
 /// What decides whether two files are the same.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -10,15 +10,15 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
-use crate::error::{Error, Kind, Result};
 use crate::image::hex;
 use crate::image::oci::{Descriptor, refused, sha256};
-use crate::pins::Pins;
+use crate::plan::pins::Pins;
+use crate::rocm::therock::Prints;
 use crate::store::history::History;
 use crate::store::images::Image;
 use crate::store::layer::Cost;
 use crate::store::shared::Blob;
-use crate::therock::Prints;
+use crate::sys::error::{Error, Kind, Result};
 
 pub(super) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";

@@ -4,25 +4,26 @@
 //! up to this one changed. So what two snapshots have in common is there once, and "is it built?" is "is there such a tag?".
 
 mod document;
-mod kept;
+mod import_layers;
 mod layout;
 mod place;
 mod pull;
 mod push;
-mod take;
+mod service_image;
 mod upload;
 
-pub use kept::Kept;
+pub use crate::share::service_image::Kept;
 pub use layout::Form;
 pub use pull::{Pulled, Wanted, available, image, import, pull};
 pub use push::{Push, Pushed, export, push};
 
 use std::sync::atomic::AtomicBool;
 
-use crate::error::{Error, Kind, Result};
-use crate::image::download::{self, Meter};
+use crate::image::fetch;
+use crate::image::fetch::Meter;
 use crate::image::oci::{Access, Reference, Registry, RegistryOperation};
 use crate::store::images::Means;
+use crate::sys::error::{Error, Kind, Result};
 
 /// A repository of a registry, in which snapshots are found by tags.
 #[derive(Clone, Debug)]
@@ -94,11 +95,11 @@ fn watched<T: Send>(
     work: impl AsyncFnOnce() -> Result<T> + Send,
 ) -> Result<T> {
     std::thread::scope(|scope| {
-        let worker = scope.spawn(|| download::run(cancel, work()));
+        let worker = scope.spawn(|| fetch::run(cancel, work()));
         while !worker.is_finished() {
             let (done, total) = meter.read();
             progress(crate::image::Progress::Bytes { done, total });
-            std::thread::sleep(download::POLL);
+            std::thread::sleep(fetch::POLL);
         }
         worker
             .join()

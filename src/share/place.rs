@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use super::layout::{Draft, Layout, Piece};
-use crate::error::Result;
-use crate::image::download::{Meter, Size};
+use crate::image::fetch::{Meter, Size};
 use crate::image::oci::{Part, Registry};
 use crate::store::shared::{Arrival, Blob};
+use crate::sys::error::Result;
 
 /// Where snapshots go.
 pub(super) enum Destination<'a> {

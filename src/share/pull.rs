@@ -10,16 +10,16 @@ use serde::Serialize;
 use super::document::{Document, MAX_CONFIG, Manifest};
 use super::layout::Layout;
 use super::place::Supply;
-use super::take::take;
 use super::{RECIPE, Repository, recipe_tag, watched};
 use crate::engine::BuildUser;
 use crate::engine::docker::Service;
-use crate::error::{Error, Kind, Result, ResultExt as _};
-use crate::image::download::Meter;
+use crate::image::fetch::Meter;
 use crate::image::oci::{Part, Registry, RegistryOperation, sha256};
+use crate::share::import_layers::take;
 use crate::store::Store;
 use crate::store::history::Reuse;
 use crate::store::images::{Image, Means};
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 
 /// Downloads at a time.
 pub(super) const PARALLEL: usize = 4;

@@ -12,22 +12,23 @@ use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
 use super::document::{Document, MANIFEST, Manifest, Snapshot, Step, Volume};
-use super::kept::{self, Kept};
 use super::layout::Draft;
 use super::place::Destination;
 use super::pull::find;
 use super::upload::send;
 use super::{Repository, recipe_tag, watched};
-use crate::error::{Error, Kind, Result, ResultExt as _};
-use crate::image::changes::Changes;
-use crate::image::download::Meter;
+use crate::image::fetch::Meter;
 use crate::image::hex;
 use crate::image::oci::RegistryOperation;
-use crate::rootfs::Method;
+use crate::image::oci::changes::Changes;
+use crate::share::service_image;
+use crate::share::service_image::Kept;
 use crate::store::images::{Image, Means};
 use crate::store::layer::VolumeState;
 use crate::store::shared::{Blob, Shared};
 use crate::store::{Layer, Store};
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::tree::Method;
 
 /// What is to be pushed.
 #[derive(Debug)]
@@ -144,7 +145,8 @@ impl Pushing<'_> {
         if let Some(kept) = self.what.kept {
             let (layers, pushed) = (self.what.layers, &mut self.pushed);
             self.trees =
-                kept::send(self.store, &mut self.to, kept, layers, &self.done, pushed).await?;
+                service_image::send(self.store, &mut self.to, kept, layers, &self.done, pushed)
+                    .await?;
         }
         for at in 0..self.what.layers.len() {
             self.layer(at).await?;

@@ -11,11 +11,11 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 use zstd::zstd_safe::CParameter;
 
 use super::place::Destination;
-use crate::error::{Error, Result};
-use crate::image::changes::{Changes, pack};
-use crate::image::download::STALLED;
+use crate::image::fetch::STALLED;
 use crate::image::hex;
+use crate::image::oci::changes::{Changes, pack};
 use crate::store::shared::Blob;
+use crate::sys::error::{Error, Result};
 
 const CHUNK: usize = 256 << 10;
 /// Chunks between the compressing thread and who takes them.

@@ -13,8 +13,9 @@ use nix::unistd::geteuid;
 
 use super::Store;
 use super::check::names;
-use crate::error::{Error, Result};
-use crate::{rootfs, userns};
+use crate::sys::error::{Error, Result};
+use crate::sys::userns;
+use crate::tree;
 
 /// Directories that only the store's owner may enter.
 pub(super) const PRIVATE: [&str; 6] = ["envs", "images", "layers", "trash", "blobs", "volumes"];
@@ -92,7 +93,7 @@ impl Store {
             let Some(mode) = mode(&path)? else {
                 continue;
             };
-            let mut people = rootfs::acl::people(&path)?;
+            let mut people = tree::acl::people(&path)?;
             let mut new = user != geteuid().as_raw() && people.insert(user);
             if mode & 0o077 != 0o050 {
                 new = true;
@@ -100,7 +101,7 @@ impl Store {
                 people.remove(&geteuid().as_raw());
             }
             if new {
-                rootfs::acl::admit(&path, &people)?;
+                tree::acl::admit(&path, &people)?;
             }
         }
         Ok(())

@@ -7,8 +7,8 @@ use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 
 use super::Store;
-use crate::error::Result;
-use crate::host::{free_space, space};
+use crate::sys::error::Result;
+use crate::sys::host::{free_space, space};
 
 const NAME: &str = ".ballast";
 /// Its most and least size in bytes: records, journals and directories of any number of removals, and of a few.

@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 
 use super::check::names;
-use super::stock::allocated;
 use super::{Store, check_name};
-use crate::error::{Error, Result};
-use crate::gc::Inventory;
-use crate::gc::cache::{self, Entries, Kind};
-use crate::spec::VolumeKind;
+use crate::plan::gc::Inventory;
+use crate::plan::gc::cache;
+use crate::plan::gc::cache::{Entries, Kind};
+use crate::plan::resolve::VolumeKind;
+use crate::store::inventory::allocated;
+use crate::sys::error::{Error, Result};
 
 /// A cache.
 #[derive(Clone, Debug)]
@@ -159,7 +160,7 @@ impl Store {
                 None => users.find(|(env, _)| stock.envs.contains_key(env)),
                 Some(_) => None,
             };
-            let cache = crate::gc::Cache {
+            let cache = crate::plan::gc::Cache {
                 busy,
                 bytes: self.cache_bytes(&name),
                 max,

@@ -5,7 +5,7 @@ use std::fmt;
 use super::Store;
 use super::check::{is_busy, names};
 use super::lock;
-use crate::error::{Error, Result};
+use crate::sys::error::{Error, Result};
 
 /// Something whose description cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,7 +51,7 @@ impl Store {
         let mut found = self.unreadable_envs()?;
         for id in names(&self.root.join("layers"))? {
             // What a repair set aside is used by nobody.
-            if super::checked::is_name(&id) && !id.contains(super::check::ASIDE) {
+            if crate::plan::checked::is_name(&id) && !id.contains(super::check::ASIDE) {
                 let error = self.layer(&id).err();
                 found.extend(error.map(|error| Unreadable::new(format!("layer `{id}`"), &error)));
             }

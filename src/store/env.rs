@@ -8,19 +8,21 @@ use std::time::{Duration, Instant};
 use fs_err as fs;
 use jiff::Timestamp;
 
-use super::atomic::random_id;
 use super::check::names;
 use super::ephemeral::{Fate, Reaped};
 use super::history::VolumesFrom;
 use super::journal::{self, Entry};
-use super::record::Record;
 use super::snapshot::push_snapshot;
-use super::{Lock, Store, atomic, check_name, checked};
+use super::{Lock, Store, check_name};
 use crate::engine::hold::State;
 use crate::engine::{BuildUser, Root, session};
-use crate::error::{Error, Kind, Result, ResultExt as _};
-use crate::rootfs;
-use crate::spec::Spec;
+use crate::plan::checked;
+use crate::plan::record::Record;
+use crate::plan::resolve::Spec;
+use crate::sys::atomic;
+use crate::sys::atomic::random_id;
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::tree;
 
 /// An env that nobody else can change.
 #[derive(Debug)]
@@ -358,7 +360,7 @@ impl LockedEnv<'_> {
         for name in missing {
             let id = self.new_volume_id(&name)?;
             let directory = self.store.volume_dir(&id);
-            rootfs::create_tree(self.store.method(), &directory)?;
+            tree::create_tree(self.store.method(), &directory)?;
             nix::unistd::chown(&directory, Some(user.uid.into()), Some(user.gid.into()))?;
             made.insert(name, id);
         }

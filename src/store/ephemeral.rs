@@ -13,9 +13,10 @@ use serde::{Deserialize, Serialize};
 
 use super::check::names;
 use super::layer::boot_id;
-use super::{LockedEnv, Store, atomic, lock};
+use super::{LockedEnv, Store, lock};
 use crate::engine::hold::Ended;
-use crate::error::{Error, Kind, Result};
+use crate::sys::atomic;
+use crate::sys::error::{Error, Kind, Result};
 
 /// Name of the file in an env's directory.
 pub(super) const FILE: &str = "ephemeral";

@@ -7,10 +7,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::layer::{Layer, VolumeState};
-use super::record::{Head, Record};
-use super::{LockedEnv, Store, checked};
-use crate::error::Result;
-use crate::rootfs::Method;
+use super::{LockedEnv, Store};
+use crate::plan::checked;
+use crate::plan::record::{Head, Record};
+use crate::sys::error::Result;
+use crate::tree::Method;
 
 /// How the build volumes of a layer began.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

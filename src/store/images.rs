@@ -14,14 +14,16 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::atomic::random_id;
 use super::check::names;
-use super::{Lock, Store, atomic, checked};
-use crate::error::{Error, Result, ResultExt as _};
+use super::{Lock, Store};
 use crate::image::recipe::Pin;
-use crate::image::unpack::stop_if;
+use crate::image::tar::unpack::stop_if;
 use crate::image::{self, BuildContext, Built, Logins, Package, Progress, Recipe};
-use crate::rootfs;
+use crate::plan::checked;
+use crate::sys::atomic;
+use crate::sys::atomic::random_id;
+use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::tree;
 
 /// How long `gc` may take with downloads, which it renames one after the other.
 const SWEEP_WAIT: Duration = Duration::from_secs(60);
@@ -307,7 +309,7 @@ impl Store {
         name: &str,
         recipe: &Recipe,
         means: &mut Means<'_>,
-    ) -> Result<(Image, Vec<image::digest::Difference>)> {
+    ) -> Result<(Image, Vec<crate::tree::digest::Difference>)> {
         let image = self.image_of(recipe)?.ok_or_else(|| {
             Error::not_found(format!("image `{name}` is not built"))
                 .help(format!("rockenv image build {name}"))
@@ -320,7 +322,7 @@ impl Store {
             .context(|| format!("cannot build image `{name}` again"))?;
         let mut differences = Vec::new();
         if built.digest != image.digest {
-            differences = image::digest::compare(
+            differences = crate::tree::digest::compare(
                 &self.image_root(&image.key),
                 &work.join("root"),
                 20,
@@ -357,7 +359,7 @@ impl Store {
         // Downloads stay while somebody may be about to read them.
         let _downloads = self.keep_downloads()?;
         let root = work.join("root");
-        rootfs::create_tree(self.method, &root)?;
+        tree::create_tree(self.method, &root)?;
         image::build(
             recipe,
             &mut BuildContext {

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 use serde::{Deserialize, Serialize};
 
-use super::checked;
-use super::record::Snapshot;
-use crate::error::{Error, Result};
+use crate::plan::checked;
+use crate::plan::record::Snapshot;
+use crate::sys::error::{Error, Result};
 
 /// Something begun.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

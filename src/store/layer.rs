@@ -12,16 +12,19 @@ use fs_err as fs;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::atomic::random_id;
+use super::Store;
 use super::check::names;
 use super::history::History;
 use super::service::Kept;
-use super::{Store, atomic, checked};
 use crate::engine::Root;
-use crate::error::{Error, Result, ResultExt as _};
-use crate::pins::Pins;
-use crate::rootfs::{self, Method};
-use crate::therock::Prints;
+use crate::plan::checked;
+use crate::plan::pins::Pins;
+use crate::rocm::therock::Prints;
+use crate::sys::atomic;
+use crate::sys::atomic::random_id;
+use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::tree;
+use crate::tree::Method;
 
 /// What a layer remembers of a build volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -220,7 +223,7 @@ impl Store {
             next = found.parent;
         }
         let image = self.image_root(&self.image_below(layer, image_key)?);
-        if lowers.len() >= rootfs::overlay::MAX_LAYERS
+        if lowers.len() >= tree::overlay::MAX_LAYERS
             && let Some(top) = layer
         {
             self.flatten(top, &lowers, &image)?;
@@ -235,7 +238,7 @@ impl Store {
         let mut bottom_up = lowers.to_vec();
         bottom_up.reverse();
         let temporary = self.layer_dir(top).join(format!("flat-{}", random_id()?));
-        rootfs::flatten(&[image.to_path_buf()], &bottom_up, &temporary)
+        tree::flatten(&[image.to_path_buf()], &bottom_up, &temporary)
             .map(drop)
             .context(|| format!("cannot merge the {} layers below `{top}`", lowers.len()))?;
         match fs::rename(&temporary, self.layer_dir(top).join("flat")) {
@@ -257,8 +260,8 @@ impl Store {
                     None => self.image_root(image_key),
                 };
                 let (diff, work) = (directory.join("diff"), directory.join("work"));
-                rootfs::overlay::create_upper(
-                    rootfs::overlay::Upper {
+                tree::overlay::create_upper(
+                    tree::overlay::Upper {
                         diff: &diff,
                         work: &work,
                     },
@@ -270,7 +273,7 @@ impl Store {
                     Some(layer) => self.layer_dir(layer).join("root"),
                     None => self.image_root(image_key),
                 };
-                rootfs::clone_tree(method, &from, &directory.join("root"))?;
+                tree::clone_tree(method, &from, &directory.join("root"))?;
             }
         }
         Ok(id)

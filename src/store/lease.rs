@@ -8,8 +8,8 @@ use fs_err as fs;
 
 use super::check::{is_busy, names};
 use super::{LockedEnv, Store, lock};
-use crate::error::{Error, Result};
-use crate::gc::Lease;
+use crate::plan::gc::Lease;
+use crate::sys::error::{Error, Result};
 
 const LEASE: &str = "lease";
 
@@ -57,6 +57,6 @@ impl Store {
 
     /// Reads what a command keeps, or kept when it ran.
     pub(super) fn lease_of(&self, env: &str) -> Result<Option<Lease>> {
-        super::atomic::read_json(&self.env_dir(env).join(LEASE))
+        crate::sys::atomic::read_json(&self.env_dir(env).join(LEASE))
     }
 }

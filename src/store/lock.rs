@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use fs_err as fs;
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
+use crate::sys::error::{Error, Result};
 
 /// How long a lock that others hold is waited for before the command gives up.
 pub const WAIT: Duration = Duration::from_secs(5);

@@ -10,12 +10,14 @@ use fs_err as fs;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::{LockedEnv, Store, atomic, check};
-use crate::error::{Error, Result};
-use crate::export;
-use crate::lockfile::{self, Lockfile};
+use super::{LockedEnv, Store, check};
+use crate::plan::lockfile;
+use crate::plan::lockfile::Lockfile;
+use crate::plan::resolve::Spec;
 use crate::profile::hex;
-use crate::spec::Spec;
+use crate::store::export;
+use crate::sys::atomic;
+use crate::sys::error::{Error, Result};
 
 /// A lock file that was written or followed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -20,36 +20,38 @@
 //! Publish: write under a temporary name, then rename; the record is written last. Delete: rename to `trash/`,
 //! then unlink. Whatever an env's record does not name is garbage that its next command collects.
 
+pub mod config;
+pub mod export;
+pub mod source;
+pub mod usage;
+
 mod access;
-pub mod atomic;
 pub mod ballast;
 pub mod caches;
 pub mod check;
-pub(crate) mod checked;
 pub mod damage;
 pub mod env;
 pub mod ephemeral;
-mod expunge;
-mod forgotten;
+mod estimate_freed;
+pub mod gc_apply;
 pub mod history;
 pub mod images;
+pub mod inventory;
+pub mod is_modified;
 pub mod journal;
 pub mod layer;
 mod lease;
 pub mod lock;
 mod locks;
-pub mod record;
+mod orphan_snapshots;
+mod prune_build_tree;
 pub mod removal;
 pub mod results;
 pub mod service;
 pub mod shared;
 pub mod snapshot;
-pub mod stock;
-pub mod sweep;
-pub mod touched;
 mod trash;
 pub mod used;
-mod weigh;
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -59,17 +61,18 @@ use nix::unistd::AccessFlags;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
+pub use crate::plan::record::Record;
 use access::{MODE, PRIVATE, SHARED};
 pub use env::LockedEnv;
 pub use layer::Layer;
 pub use lock::Lock;
-pub use record::Record;
 
-use self::atomic::random_id;
-use crate::error::{Error, Result};
-use crate::jobs::Past;
+use crate::plan::jobs::Past;
 use crate::profile::hex;
-use crate::rootfs::{self, Method};
+use crate::sys::atomic::random_id;
+use crate::sys::error::{Error, Result};
+use crate::tree;
+use crate::tree::Method;
 
 /// Version of the layout; a newer one is refused, never migrated silently.
 const VERSION: u32 = 1;
@@ -150,7 +153,7 @@ impl Store {
             return Ok(None);
         }
         access::check_owner(root)?;
-        let Some(format) = atomic::read_json::<Format>(&format)? else {
+        let Some(format) = crate::sys::atomic::read_json::<Format>(&format)? else {
             return Ok(None);
         };
         if format.version > VERSION {
@@ -243,9 +246,9 @@ impl Store {
             root.join("CACHEDIR.TAG"),
             "Signature: 8a477f597d28d172789f06886806bc55\n# Written by rockenv: back up what you export, not this.\n",
         )?;
-        let method = rootfs::probe(&root)?.method;
+        let method = tree::probe(&root)?.method;
         fs::write(root.join("id"), random_id()?)?;
-        atomic::write_json(
+        crate::sys::atomic::write_json(
             &root.join("format"),
             &Format {
                 version: VERSION,
@@ -311,11 +314,12 @@ impl Store {
 
     /// Reads an env's record without its lock: what the last finished command left.
     pub fn record(&self, name: &str) -> Result<Option<Record>> {
-        let Some(record) = atomic::read_json::<Record>(&self.env_dir(name).join("record.json"))?
+        let Some(record) =
+            crate::sys::atomic::read_json::<Record>(&self.env_dir(name).join("record.json"))?
         else {
             return Ok(None);
         };
-        if record.version > record::VERSION {
+        if record.version > crate::plan::record::VERSION {
             return Err(
                 Error::unexpected(format!("env `{name}` was made by a newer rockenv"))
                     .help("use the newer rockenv that made it"),
@@ -355,7 +359,7 @@ pub fn check_name(name: &str) -> Result<()> {
         return Ok(());
     }
     Err(Error::new(
-        crate::error::Kind::Usage,
+        crate::sys::error::Kind::Usage,
         format!("`{}` is not a name", name.escape_debug()),
     )
     .help("use up to 64 of a-z 0-9 . _ -, beginning with a letter or digit"))

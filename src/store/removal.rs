@@ -10,11 +10,12 @@ use fs_err as fs;
 
 use super::check::names;
 use super::journal::{self, Entry};
-use super::record::Snapshot;
 use super::snapshot::no_snapshot;
-use super::{LockedEnv, Record, Store, atomic, ephemeral};
-use crate::error::Result;
-use crate::rootfs;
+use super::{LockedEnv, Record, Store, ephemeral};
+use crate::plan::record::Snapshot;
+use crate::sys::atomic;
+use crate::sys::error::Result;
+use crate::tree;
 
 /// What the record of an env is called as soon as the env is being removed: it says what is to go with it.
 pub(super) const REMOVED: &str = "removed.json";
@@ -108,7 +109,7 @@ impl LockedEnv<'_> {
         for top in tops {
             for name in names(&top)? {
                 // What cannot go now goes with the rest.
-                drop(rootfs::remove_tree(&top.join(name)));
+                drop(tree::remove_tree(&top.join(name)));
             }
         }
         Ok(())

@@ -11,9 +11,10 @@ use fs_err as fs;
 use serde::{Deserialize, Serialize};
 
 use super::snapshot::Freeze;
-use super::{LockedEnv, Store, atomic};
+use super::{LockedEnv, Store};
 use crate::engine::docker::{Image, Object, Place, Service, What};
-use crate::error::{Error, Result};
+use crate::sys::atomic;
+use crate::sys::error::{Error, Result};
 
 /// Name of the list of objects.
 const OBJECTS: &str = "objects.json";

@@ -12,8 +12,10 @@ use serde::{Deserialize, Serialize};
 
 use super::images::{Image, Means};
 use super::layer::Layer;
-use super::{Lock, Store, atomic, checked, random_id};
-use crate::error::{Error, Result};
+use super::{Lock, Store, random_id};
+use crate::plan::checked;
+use crate::sys::atomic;
+use crate::sys::error::{Error, Result};
 
 const FILE: &str = "shared.json";
 /// How directories begin in which something arrives.

@@ -6,16 +6,16 @@ use std::path::Path;
 use fs_err as fs;
 use jiff::Timestamp;
 
-use super::atomic::random_id;
 use super::history::{History, VolumesFrom};
 use super::journal::{self, Entry};
 use super::layer::{Layer, VolumeState, boot_id};
-use super::record::{Head, Origin, Record, Snapshot};
 use super::{LockedEnv, check_name};
-use crate::error::{Error, Kind, Result};
-use crate::pins::Pins;
-use crate::rootfs;
-use crate::therock::Prints;
+use crate::plan::pins::Pins;
+use crate::plan::record::{Head, Origin, Record, Snapshot};
+use crate::rocm::therock::Prints;
+use crate::sys::atomic::random_id;
+use crate::sys::error::{Error, Kind, Result};
+use crate::tree;
 
 /// What to freeze as a snapshot.
 #[derive(Debug)]
@@ -134,7 +134,7 @@ impl LockedEnv<'_> {
         let live = self.store.volume_dir(id);
         if self.store.freezes_volumes() {
             fs::create_dir_all(tree.join("volumes"))?;
-            rootfs::clone_tree(self.store.method(), &live, &tree.join("volumes").join(name))?;
+            tree::clone_tree(self.store.method(), &live, &tree.join("volumes").join(name))?;
             return Ok(VolumeState::Frozen);
         }
         Ok(if self.store.is_volume_empty(id) {
@@ -210,7 +210,7 @@ impl LockedEnv<'_> {
         for (name, _) in layer.volumes.iter().filter(|(_, state)| frozen(state)) {
             let id = self.new_volume_id(name)?;
             let frozen = self.store.layer_dir(&layer.id).join("volumes").join(name);
-            rootfs::clone_tree(self.store.method(), &frozen, &self.store.volume_dir(&id))?;
+            tree::clone_tree(self.store.method(), &frozen, &self.store.volume_dir(&id))?;
             volumes.insert(name.clone(), id);
         }
         Ok(volumes)
@@ -305,7 +305,7 @@ impl LockedEnv<'_> {
         if self.store.freezes_volumes() {
             for (name, live) in &from.known_record()?.head.volumes {
                 let id = self.new_volume_id(name)?;
-                rootfs::clone_tree(
+                tree::clone_tree(
                     self.store.method(),
                     &self.store.volume_dir(live),
                     &self.store.volume_dir(&id),
@@ -319,7 +319,7 @@ impl LockedEnv<'_> {
         if views.exists() {
             let own = self.directory.join("views");
             self.store.discard(&own)?;
-            rootfs::copy_tree(&views, &own)?;
+            tree::copy_tree(&views, &own)?;
         }
         let mut spec = from.store.spec(from.name())?;
         self.name().clone_into(&mut spec.name);

@@ -7,10 +7,10 @@ use std::process::Stdio;
 
 use fs_err as fs;
 
-use super::atomic::random_id;
 use super::{Lock, Store};
-use crate::error::{Result, ResultExt as _};
-use crate::rootfs;
+use crate::sys::atomic::random_id;
+use crate::sys::error::{Result, ResultExt as _};
+use crate::tree;
 
 impl Store {
     /// Moves a file or tree of the store to the trash.
@@ -35,7 +35,7 @@ impl Store {
                 _ => {}
             }
         }
-        rootfs::remove_tree(path)
+        tree::remove_tree(path)
             .map(drop)
             .context(|| format!("cannot remove `{}`", path.display()))
     }
@@ -63,7 +63,7 @@ impl Store {
                 // The files stay as long as the service does not answer: they are all that names its objects.
                 if self.remove_objects(&entry.path()) {
                     gone = true;
-                    rootfs::remove_tree(&entry.path())
+                    tree::remove_tree(&entry.path())
                         .context(|| "cannot empty the trash".to_owned())?;
                 } else {
                     kept = true;

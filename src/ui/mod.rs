@@ -2,6 +2,8 @@
 //!
 //! Nothing else prints, and nothing here reads the environment: [`Settings`] come from `config`.
 
+pub mod metrics;
+
 pub mod ci;
 pub mod event;
 mod json;
@@ -22,7 +24,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use ci::{Level, Sections};
 pub use report::{Format, Reporter, StepOutput};
 use table::Table;

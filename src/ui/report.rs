@@ -13,7 +13,7 @@ use super::tail::Tail;
 use super::term::Bars;
 use super::text::escape;
 use super::{Ui, json, lock};
-use crate::metrics::{Row, Rows};
+use crate::ui::metrics::{Row, Rows};
 
 /// How a run is reported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use fs_err as fs;
-use rockenv::gc::cache::Kind;
+use rockenv::plan::gc::cache::Kind;
 use rockenv::store::caches::entries;
 
 use crate::support::loopfs::{bind, run};

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::AtomicBool;
 
-use rockenv::error::Kind;
-use rockenv::image::digest::compare;
+use rockenv::sys::error::Kind;
+use rockenv::tree::digest::compare;
 use serde_json::json;
 
 use crate::make::{self, Image, Tar, digest, gzip, index, noise, write_index};

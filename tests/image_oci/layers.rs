@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt as _;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
-use rockenv::error::Kind;
+use rockenv::sys::error::Kind;
 
 use crate::make::{Image, Tar};
 use crate::place::{Place, fails};

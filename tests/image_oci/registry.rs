@@ -5,8 +5,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use fs_err::os::unix::fs::chown;
-use rockenv::error::Kind;
 use rockenv::image::{Logins, Progress};
+use rockenv::sys::error::Kind;
 use serde_json::json;
 
 use crate::make::{

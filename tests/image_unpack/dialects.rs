@@ -4,8 +4,8 @@ use std::os::unix::fs::MetadataExt as _;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use rockenv::image::digest::{compare, digest};
-use rockenv::image::unpack::{Devices, Options};
+use rockenv::image::tar::unpack::{Devices, Options};
+use rockenv::tree::digest::{compare, digest};
 
 use crate::compared::gnu_tar;
 use crate::{Place, Tar, tar};

@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::MetadataExt as _;
 
-use rockenv::image::unpack::{Limits, Options};
+use rockenv::image::tar::unpack::{Limits, Options};
 
 use crate::{Place, Tar, refused, tar};
 

@@ -5,7 +5,7 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::process::Command;
 use std::sync::atomic::AtomicBool;
 
-use rockenv::image::unpack::{Devices, Limits, Options, unpack};
+use rockenv::image::tar::unpack::{Devices, Limits, Options, unpack};
 
 use crate::{Place, refused, tar};
 
@@ -207,7 +207,10 @@ fn cancel_stops_the_extraction() {
         &AtomicBool::new(true),
         &mut |_| {},
     );
-    assert_eq!(outcome.unwrap_err().kind(), rockenv::error::Kind::Signal(2));
+    assert_eq!(
+        outcome.unwrap_err().kind(),
+        rockenv::sys::error::Kind::Signal(2)
+    );
 }
 
 #[test]

@@ -4,8 +4,8 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use rockenv::error::Kind as ErrorKind;
-use rockenv::rootfs::{Method, btrfs, create_tree, overlay, probe, remove_tree};
+use rockenv::sys::error::Kind as ErrorKind;
+use rockenv::tree::{Method, btrfs, create_tree, overlay, probe, remove_tree};
 
 use crate::support::loopfs::{Kind, LoopFs, Mount, private_mounts};
 
@@ -181,7 +181,7 @@ fn btrfs_tells_what_was_written_since_the_snapshot() {
     fs_err::write(tree.join("new"), vec![1; 5 << 20]).unwrap();
     fs_err::write(tree.join("whole2"), [9; 8192]).unwrap();
     fs_err::hard_link(tree.join("new"), tree.join("same")).unwrap();
-    rockenv::rootfs::copy_tree(&tree, &fs.join("copy")).unwrap();
+    rockenv::tree::copy_tree(&tree, &fs.join("copy")).unwrap();
     assert_eq!(btrfs::written(&tree).unwrap(), (5 << 20) + 8192);
     assert_eq!(btrfs::written(&from).unwrap(), 3000 * (100 + 8192));
     // Written again, or cut short: what is held counts.

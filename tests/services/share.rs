@@ -5,8 +5,8 @@ use std::sync::atomic::AtomicBool;
 
 use fs_err as fs;
 use rockenv::engine::docker::Service;
-use rockenv::image::digest::digest;
 use rockenv::store::Store;
+use rockenv::tree::digest::digest;
 
 use crate::restart::Own;
 use crate::support::env::TestStore;

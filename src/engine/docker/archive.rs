@@ -11,7 +11,7 @@ use futures_util::StreamExt as _;
 use serde::Deserialize;
 
 use super::{LATE, SOON, Service, settled};
-use crate::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Error, Result, ResultExt as _};
 
 const MANIFEST: &str = "manifest.json";
 const MAX_MANIFEST: u64 = 16 << 20;

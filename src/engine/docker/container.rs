@@ -19,7 +19,7 @@ use super::listing::MADE;
 use super::{Flavour, Image, LATE, Labels, SLOW, SOON, Service, settled};
 use crate::engine::cgroup::SLICE;
 use crate::engine::{Bind, Container, Device, nspawn};
-use crate::error::{Error, Result};
+use crate::sys::error::{Error, Result};
 
 /// How often a container that was killed is looked at.
 const PERIOD: Duration = Duration::from_millis(10);

@@ -8,8 +8,8 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
 
-use crate::error::{Error, Result};
 use crate::profile::hex;
+use crate::sys::error::{Error, Result};
 
 /// The context that is none: the machine's own socket.
 const DEFAULT: &str = "default";

@@ -4,9 +4,9 @@ use bollard::errors::Error as Refusal;
 use bollard::models::ContainerCreateBody;
 use bollard::query_parameters::CreateContainerOptionsBuilder;
 
-use super::again::again;
 use super::{LATE, Service, is_absent, settled};
-use crate::error::Result;
+use crate::engine::docker::retry::again;
+use crate::sys::error::Result;
 
 impl Service {
     /// Makes a container, and returns what the service warned of; `None` where it does not have its image.

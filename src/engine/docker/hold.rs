@@ -17,9 +17,9 @@ use crate::engine::hold::{FromHolder, Hold, State, Watch, check_binds, supervise
 use crate::engine::session::short_path;
 use crate::engine::wire::ToAgent;
 use crate::engine::{Container, Usage};
-use crate::error::{Error, Kind, Result, ResultExt as _};
-use crate::frames;
-use crate::gpu::probe::Layer;
+use crate::rocm::gpu::probe::Layer;
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::frames;
 
 /// How long a container may take from its start until the agent in it answers.
 const START: Duration = Duration::from_secs(60);

@@ -14,7 +14,7 @@ use futures_util::stream::BoxStream;
 use sha2::{Digest as _, Sha256};
 
 use super::{LATE, Labels, Place, Service};
-use crate::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Error, Result, ResultExt as _};
 
 /// What the service itself makes in every container, anew each time.
 pub(super) const MADE: [&str; 9] = [

@@ -3,20 +3,20 @@
 //!
 //! What rockenv makes there carries the labels of [`Labels`], so that it is found again by what it is, not by memory.
 
-mod again;
 mod archive;
 mod container;
 mod context;
 mod create;
-mod greeting;
 mod hold;
 mod listing;
 mod objects;
+mod ping;
+mod retry;
 mod unpack;
 
+use crate::engine::docker::ping::greet;
 pub use container::{Place, State};
 pub use context::Contexts;
-use greeting::greet;
 pub(super) use hold::hold;
 pub use listing::Entry;
 pub use objects::{Frozen, Image, Object, What};
@@ -38,8 +38,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::runtime::Runtime;
 
-use crate::error::{Error, Kind, Result, ResultExt as _};
-use crate::{signals, userns};
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::{signals, userns};
 
 /// How long an answer may take that needs no work.
 const SOON: Duration = Duration::from_secs(30);

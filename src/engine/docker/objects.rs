@@ -18,10 +18,10 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::TrySendError;
 
-use super::again::again;
 use super::{AGAIN, LATE, SETTLE, SOON, Service, settled};
-use crate::error::{Error, Result};
-use crate::process::Program;
+use crate::engine::docker::retry::again;
+use crate::sys::error::{Error, Result};
+use crate::sys::process::Program;
 
 /// The label of a store's image, and of all that was built upon it: its key.
 const IMAGE: &str = "rockenv.image";

@@ -13,8 +13,8 @@ use bollard::query_parameters::CreateContainerOptionsBuilder;
 use super::container::{mount, ulimits};
 use super::{LATE, Place, Service};
 use crate::engine::{Bind, nspawn};
-use crate::error::{Error, Kind, Result};
-use crate::inside;
+use crate::execute::inside;
+use crate::sys::error::{Error, Kind, Result};
 
 /// Where the layer is inside.
 const LAYER: &str = "/run/rockenv/layer";

@@ -20,8 +20,8 @@ use crate::engine::cgroup::Figures;
 use crate::engine::hold::{Hold, PATIENCE, State, TreeLock, Watch, check_binds, supervise};
 use crate::engine::wire::ToAgent;
 use crate::engine::{Root, Usage};
-use crate::error::{Error, Result, ResultExt as _};
-use crate::frames;
+use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::frames;
 
 /// Makes the container's mounts, runs it and waits until it has ended; returns what it used.
 pub(in crate::engine) fn hold(
@@ -59,8 +59,8 @@ pub(in crate::engine) fn hold(
             upper,
             work,
         } => {
-            let upper = crate::rootfs::overlay::Upper { diff: upper, work };
-            crate::rootfs::overlay::mount(lowers, Some(upper), &root, false)?;
+            let upper = crate::tree::overlay::Upper { diff: upper, work };
+            crate::tree::overlay::mount(lowers, Some(upper), &root, false)?;
         }
         Root::Service(_) => return Err(Error::unexpected("a service mounts its own trees")),
     }
@@ -123,11 +123,11 @@ fn with_views(hold: &Hold) -> Result<Hold> {
         fs::create_dir_all(&at)?;
         let mut lowers = view.layers;
         lowers.push(std::mem::replace(&mut bind.source, at.clone()));
-        let upper = crate::rootfs::overlay::Upper {
+        let upper = crate::tree::overlay::Upper {
             diff: &view.upper,
             work: &view.work,
         };
-        crate::rootfs::overlay::mount(&lowers, Some(upper), &at, false)
+        crate::tree::overlay::mount(&lowers, Some(upper), &at, false)
             .context(|| format!("cannot show `{}` with its hooks", bind.target))?;
     }
     Ok(hold)

@@ -8,7 +8,7 @@ use nix::errno::Errno;
 use nix::unistd::Whence;
 
 use super::left_out_line;
-use crate::error::Result;
+use crate::sys::error::Result;
 
 /// Reads lines from where it is on.
 #[derive(Debug)]

@@ -9,12 +9,12 @@ use std::path::Path;
 use super::script::Look;
 use super::stack::{Layer, Stack};
 use super::{Shown, Sight, change, stack_file};
-use crate::error::Result;
 use crate::execute::Execution;
-use crate::rootfs;
-use crate::spec;
-use crate::store::atomic;
-use crate::store::atomic::random_id;
+use crate::plan::resolve;
+use crate::sys::atomic;
+use crate::sys::atomic::random_id;
+use crate::sys::error::Result;
+use crate::tree;
 use crate::ui::event::Event;
 
 impl Execution<'_, '_> {
@@ -25,7 +25,7 @@ impl Execution<'_, '_> {
         directory: &Path,
         stack: &mut Stack,
         source: &Path,
-        hooks: &[&spec::Hook],
+        hooks: &[&resolve::Hook],
         mut there: usize,
     ) -> Result<Shown> {
         if let (Some(upper), true) = (&stack.upper, there == hooks.len()) {
@@ -49,7 +49,7 @@ impl Execution<'_, '_> {
         self.collect(directory, stack)?;
         let id = random_id()?;
         let copy = directory.join(&id);
-        let made = rootfs::copy_tree(&from, &copy)?;
+        let made = tree::copy_tree(&from, &copy)?;
         if made.copied_bytes > 0 {
             self.reporter.emit(&Event::Warning {
                 message: format!(

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 
 use super::{Shown, Sight, Views};
-use crate::error::{Error, Kind, Result};
 use crate::execute::{Ending, Execution};
-use crate::hook::{Change, Changes, Hook, Script};
-use crate::rootfs::{file, overlay};
-use crate::spec::{Action, Step, User};
+use crate::plan::resolve::{Action, Step, User};
+use crate::profile::hook::{Change, Changes, Hook, Script};
+use crate::sys::error::{Error, Kind, Result};
+use crate::tree::{file, overlay};
 
 impl Execution<'_, '_> {
     /// Runs a hook's script in a container of the step's kind, with `shown` in the place of the volume.

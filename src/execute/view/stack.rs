@@ -13,7 +13,7 @@ pub(super) struct Stack {
     /// From the bottom up.
     pub(super) layers: Vec<Layer>,
     /// The layer that takes what steps write; always the topmost.
-    #[serde(default, deserialize_with = "crate::store::checked::names")]
+    #[serde(default, deserialize_with = "crate::plan::checked::names")]
     pub(super) upper: Option<String>,
     /// When files were first given the content that hooks gave them: made again, they look as old, and nothing that was
     /// built from them is built again.
@@ -23,7 +23,7 @@ pub(super) struct Stack {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Layer {
     /// Its directory.
-    #[serde(deserialize_with = "crate::store::checked::names")]
+    #[serde(deserialize_with = "crate::plan::checked::names")]
     pub(super) id: String,
     /// Digest of the hook that made it; nothing where steps did.
     pub(super) hook: Option<String>,

@@ -8,13 +8,13 @@ use nix::fcntl::{OFlag, OpenHow};
 use nix::unistd::Whence;
 use sha2::{Digest as _, Sha256};
 
-use crate::error::Result;
-use crate::image::tree;
-use crate::image::unpack::stop_if;
-use crate::rootfs::openat2;
+use crate::image::tar::unpack::stop_if;
+use crate::sys::error::Result;
+use crate::tree::openat2;
+use crate::tree::root_fs;
 
 /// What is read at once of a file, and what is passed over where all of it is zeros.
-pub(super) const BLOCK: usize = 256 << 10;
+pub(crate) const BLOCK: usize = 256 << 10;
 /// From this size on, a file that is mostly zeros is hashed without them: an archive of a few KiB can hold one that is larger than
 /// any disk.
 const LARGE: u64 = 1 << 30;
@@ -22,7 +22,7 @@ const LARGE: u64 = 1 << 30;
 static ZEROS: [u8; BLOCK] = [0; BLOCK];
 
 /// Returns the SHA-256 of a file's content; of one that is large and mostly zeros, of its other blocks and where they are.
-pub(super) fn hash(
+pub(crate) fn hash(
     root: BorrowedFd<'_>,
     path: &[u8],
     buffer: &mut [u8],
@@ -32,7 +32,7 @@ pub(super) fn hash(
     let file = openat2(
         root,
         path,
-        OpenHow::new().flags(flags).resolve(tree::STRICT),
+        OpenHow::new().flags(flags).resolve(root_fs::STRICT),
     )?;
     let size = u64::try_from(nix::sys::stat::fstat(&file)?.st_size).unwrap_or(0);
     let mut sha = Sha256::new();

@@ -14,9 +14,9 @@ use base64::engine::general_purpose::STANDARD;
 use serde::Deserialize;
 
 use super::reference::Reference;
-use crate::error::{Error, Result, ResultExt as _};
 use crate::image::Logins;
-use crate::process::{Event, Program};
+use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::process::{Event, Program};
 
 const MAX_FILE: u64 = 1 << 20;
 /// The longest answer of a program, in bytes.

@@ -12,11 +12,12 @@ use super::manifest::{
     damaged, refused,
 };
 use super::reference::{Platform, Reference, sha256};
-use crate::error::{Error, Result, ResultExt as _};
-use crate::image::download::sha256_of;
+use crate::image::fetch::sha256_of;
 use crate::image::hex;
-use crate::image::tree::Tree;
-use crate::image::unpack::{self, unpack};
+use crate::image::tar::unpack;
+use crate::image::tar::unpack::unpack;
+use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::tree::root_fs::Tree;
 
 /// An image in files.
 #[derive(Debug)]

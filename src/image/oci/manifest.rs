@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use super::reference::{Platform, sha256};
-use crate::error::{Error, Kind, Result};
 use crate::profile::value;
+use crate::sys::error::{Error, Kind, Result};
 
 /// A manifest or index of the usual registries has some kilobytes; registries themselves refuse more than this.
 pub(crate) const MAX_MANIFEST: u64 = 4 << 20;

@@ -4,6 +4,9 @@
 //! extracted once its bytes have the digest that the manifest names; what comes out of it must have the one that the
 //! configuration names. So a manifest's digest decides the whole tree, and the environment.
 
+pub(crate) mod changes;
+pub(crate) mod layers;
+
 mod credentials;
 mod layout;
 mod manifest;
@@ -18,12 +21,13 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use futures_util::{StreamExt as _, TryStreamExt as _};
 pub(crate) use oci_client::RegistryOperation;
 
-use super::download::{self, Meter, POLL, Size};
-use super::layers::Layers;
 use super::recipe::Oci;
-use super::unpack::{Options, Report, stop_if};
 use super::{BuildContext, Progress};
-use crate::error::{Error, Result, ResultExt as _};
+use crate::image::fetch;
+use crate::image::fetch::{Meter, POLL, Size};
+use crate::image::oci::layers::Layers;
+use crate::image::tar::unpack::{Options, Report, stop_if};
+use crate::sys::error::{Error, Result, ResultExt as _};
 use layout::Layout;
 use manifest::{Configuration, Document, MAX_CONFIG, MAX_NESTING, Manifest};
 pub(crate) use manifest::{Descriptor, MAX_MANIFEST, damaged, refused};
@@ -137,7 +141,7 @@ fn pull(reference: &Reference, platform: &Platform, cx: &mut BuildContext<'_>) -
     std::thread::scope(|scope| {
         let downloads = scope.spawn(|| {
             let sender = sender;
-            download::run(cancel, async {
+            fetch::run(cancel, async {
                 tokio::select! {
                     outcome = fetch(&registry, reference, platform, blobs, &meter, &sender) => outcome,
                     () = given_up(&failed) => Ok(()),
@@ -194,7 +198,7 @@ async fn fetch(
         None => {
             let tag = reference.tag.as_deref().unwrap_or("latest");
             let (bytes, sha256) = registry.tag(tag).await?;
-            download::keep(&bytes, &sha256, blobs)?;
+            fetch::keep(&bytes, &sha256, blobs)?;
             (bytes, sha256)
         }
     };

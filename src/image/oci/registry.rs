@@ -16,11 +16,12 @@ use sha2::{Digest as _, Sha256};
 use super::credentials::{self, Login};
 use super::manifest::{Descriptor, MANIFEST_TYPES, MAX_MANIFEST, damaged, refused};
 use super::reference::{Reference, is_host, is_repository, sha256};
-use crate::certificates::Authorities;
-use crate::error::{Error, Kind, Result};
-use crate::image::checksum::Algorithm;
-use crate::image::download::{self, Meter, Size, Wanted};
+use crate::image::certificates::Authorities;
+use crate::image::fetch;
+use crate::image::fetch::{Meter, Size, Wanted};
 use crate::image::{Logins, hex};
+use crate::sys::checksum::Algorithm;
+use crate::sys::error::{Error, Kind, Result};
 
 /// What a request is for.
 #[derive(Clone, Copy, Debug)]
@@ -96,7 +97,7 @@ impl Registry {
         let login = credentials::find(reference, &host, &logins.files, &mut |keeper| {
             keeper.ask(logins, access.cancel, &mut *access.tick)
         })?;
-        download::install_cryptography();
+        fetch::install_cryptography();
         let auth = oci_client::Client::try_from(ClientConfig {
             protocol: match https {
                 true => ClientProtocol::Https,
@@ -104,7 +105,7 @@ impl Registry {
             },
             connect_timeout: Some(Duration::from_secs(30)),
             read_timeout: Some(Duration::from_secs(60)),
-            user_agent: download::USER_AGENT,
+            user_agent: fetch::USER_AGENT,
             extra_root_certificates: Authorities::for_registries()?,
             ..ClientConfig::default()
         })
@@ -114,8 +115,8 @@ impl Registry {
             name: format!("{host}/{}", image.repository()),
             base: format!("{scheme}://{host}/v2/{}", image.repository()),
             host,
-            client: download::client(https)?,
-            uploads: download::upload_client(https)?,
+            client: fetch::client(https)?,
+            uploads: fetch::upload_client(https)?,
             login,
             auth,
             image,
@@ -154,7 +155,7 @@ impl Registry {
         while let Some(chunk) = response
             .chunk()
             .await
-            .map_err(|error| download::failed(&what, error))?
+            .map_err(|error| fetch::failed(&what, error))?
         {
             bytes.extend_from_slice(&chunk);
             if bytes.len() as u64 > MAX_MANIFEST {
@@ -321,11 +322,11 @@ impl Registry {
             size,
         };
         let open = async |from| self.get(part, &digest, from).await;
-        download::obtain(&wanted, open, blobs, meter).await
+        fetch::obtain(&wanted, open, blobs, meter).await
     }
 
     async fn get(&self, part: Part, name: &str, from: u64) -> Result<Response> {
-        self.authorized(|| download::ranged(self.request(Method::GET, part, name), from))
+        self.authorized(|| fetch::ranged(self.request(Method::GET, part, name), from))
             .await
     }
 

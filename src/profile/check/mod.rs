@@ -14,9 +14,9 @@ use super::shape::shorten;
 use super::text::{self, Late, Piece};
 use super::value::{self, Refused};
 use super::{Choice, Component, FROM_SOURCE, Profile, Resources, Volume};
-use crate::gpu::Extras;
-use crate::suggest;
-use crate::target::Target;
+use crate::rocm::gpu::Extras;
+use crate::rocm::target::Target;
+use crate::sys::suggest;
 
 /// Returns the profile, or nothing where a missing part left no way to make one; `problems` says which.
 pub(crate) fn finish(

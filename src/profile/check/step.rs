@@ -13,8 +13,9 @@ use crate::profile::{
     Action, Choice, CopyItem, ExportItem, FROM_SOURCE, Fingerprints, Published, Step, When, input,
     value,
 };
-use crate::suggest;
-use crate::target::{self, Target};
+use crate::rocm::target;
+use crate::rocm::target::Target;
+use crate::sys::suggest;
 
 /// Variants, and ways of `--from`, that a `when` can name.
 pub(super) type Choices<'a> = (&'a BTreeMap<String, Choice>, &'a BTreeMap<String, Choice>);

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use super::load::from_text;
 use super::*;
-use crate::error::Kind;
+use crate::sys::error::Kind;
 
 fn message(text: &str) -> String {
     let error = from_text("p", text).unwrap_err();
@@ -29,7 +29,7 @@ fn sentences(text: &str) -> Vec<String> {
 const HEAD: &str = "schema = 1\nimage = \"debian\"\n";
 
 /// A directory of profiles, each `name` with its text.
-fn dir(files: &[(&str, &str)]) -> (tempfile::TempDir, Vec<crate::catalog::Directory>) {
+fn dir(files: &[(&str, &str)]) -> (tempfile::TempDir, Vec<crate::sys::catalog::Directory>) {
     let dir = tempfile::tempdir().unwrap();
     for (name, text) in files {
         let path = dir.path().join(name);

@@ -5,8 +5,8 @@ mod write;
 
 use std::path::Path;
 
-use crate::error::{Error, Kind, Result};
 use crate::image::oci::sha256;
+use crate::sys::error::{Error, Kind, Result};
 
 pub(super) use read::{Layout, Piece};
 pub(super) use write::Draft;

@@ -15,13 +15,14 @@ use sha2::{Digest as _, Sha256};
 use super::super::document::{Document, MAX_CONFIG, Manifest};
 use super::super::pull::Wanted;
 use super::{INDEX, MARK, blob, is_part};
-use crate::error::{Error, Result};
-use crate::export;
-use crate::image::archive::{self, Reader, broken, lossy};
-use crate::image::download::Meter;
+use crate::image::fetch::Meter;
 use crate::image::hex;
 use crate::image::oci::{Descriptor, MAX_MANIFEST, damaged, refused};
+use crate::image::tar;
+use crate::image::tar::{Reader, broken, lossy};
+use crate::store::export;
 use crate::store::shared::Blob;
+use crate::sys::error::{Error, Result};
 
 /// Each image has a manifest and a configuration of its own, and all are looked at before the first is taken.
 const MAX_IMAGES: usize = 256;
@@ -284,9 +285,9 @@ fn scan(file: &fs::File) -> Result<BTreeMap<String, (u64, u64)>> {
         let shown = lossy(&entry.path);
         let name = shown.strip_prefix("./").unwrap_or(&shown);
         match entry.kind {
-            archive::Kind::Directory
+            tar::Kind::Directory
                 if ["", ".", "blobs", super::BLOBS].contains(&name.trim_end_matches('/')) => {}
-            archive::Kind::File { size, map: None } if is_part(name) => {
+            tar::Kind::File { size, map: None } if is_part(name) => {
                 let at = reader.pass()?;
                 if at.checked_add(size).is_none_or(|end| end > length) {
                     return Err(broken(&format!("it ends inside `{name}`")));

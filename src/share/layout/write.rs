@@ -22,9 +22,10 @@ use tokio::sync::mpsc::Receiver;
 
 use super::super::document::MANIFEST;
 use super::{BLOBS, Form, INDEX, INDEX_TYPE, MARK, MARK_TEXT, NAME, TAG, blob};
-use crate::account::{self, Rights};
-use crate::error::{Error, Kind, Result, ResultExt as _};
 use crate::image::hex;
+use crate::sys::account;
+use crate::sys::account::Rights;
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 
 /// How what is in a layout is found: nowhere else.
 const WITHIN: ResolveFlag = ResolveFlag::RESOLVE_BENEATH.union(ResolveFlag::RESOLVE_NO_SYMLINKS);

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use super::inventory::{Inventory, Read};
 use super::short;
-use crate::rootfs::Method;
 use crate::store::layer::VolumeState;
+use crate::tree::Method;
 
 /// Why a layer cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]

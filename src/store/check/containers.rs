@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use super::{Inventory, Judge, Mend, Read};
 use crate::engine::docker::{Flavour, Service};
-use crate::error::Result;
 use crate::store::Store;
+use crate::sys::error::Result;
 
 /// A container at a service.
 #[derive(Clone, Debug)]

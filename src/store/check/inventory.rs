@@ -10,14 +10,15 @@ use serde::de::DeserializeOwned;
 
 use super::ContainerItem;
 use crate::engine::hold::State;
-use crate::error::{Kind, Result};
-use crate::rootfs::Method;
-use crate::spec::{Spec, VolumeSource};
+use crate::plan::record;
+use crate::plan::resolve::{Spec, VolumeSource};
 use crate::store::access::{PRIVATE, SHARED};
 use crate::store::images::Image;
 use crate::store::removal::REMOVED;
 use crate::store::results::{Left, ResultState};
-use crate::store::{Layer, Lock, Record, Store, journal, lock, record};
+use crate::store::{Layer, Lock, Record, Store, journal, lock};
+use crate::sys::error::{Kind, Result};
+use crate::tree::Method;
 
 /// What is part of the name of everything that a repair sets aside.
 pub(in crate::store) const ASIDE: &str = ".damaged-";

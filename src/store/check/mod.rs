@@ -16,8 +16,8 @@ pub(super) use inventory::{ASIDE, is_busy, names};
 pub use inventory::{Directory, EnvItem, ImageItem, Inventory, LayerItem, Read};
 pub use repair::{Attempt, repair, repair_format};
 
-use super::record::Record;
-use crate::rootfs::Method;
+use crate::plan::record::Record;
+use crate::tree::Method;
 
 /// Something wrong.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -515,14 +515,14 @@ impl Inventory {
         {
             let name = record.free_name(&layer.title);
             record.head.layer = Some(layer.id.clone());
-            record.snapshots.push(super::record::Snapshot {
+            record.snapshots.push(crate::plan::record::Snapshot {
                 name,
                 layer: layer.id.clone(),
                 key: layer.key.clone(),
                 again: false,
                 origin: match layer.key {
-                    Some(_) => super::record::Origin::Step,
-                    None => super::record::Origin::User,
+                    Some(_) => crate::plan::record::Origin::Step,
+                    None => crate::plan::record::Origin::User,
                 },
                 created: layer.created,
             });

@@ -12,13 +12,16 @@ use jiff::Timestamp;
 use super::inventory::{ASIDE, Read, is_busy, names};
 use super::{Inventory, Mend, Problem, examine};
 use crate::engine::docker::Service;
-use crate::error::{Error, Kind, Result, ResultExt as _};
-use crate::rootfs::{self, Method};
-use crate::spec::Spec;
+use crate::plan::record;
+use crate::plan::record::{Head, Origin, Record, Snapshot};
+use crate::plan::resolve::Spec;
 use crate::store::access::{self, MODE};
 use crate::store::env::lock_alone;
-use crate::store::record::{self, Head, Origin, Record, Snapshot};
-use crate::store::{Format, Layer, Lock, Store, VERSION, atomic, lock, random_id};
+use crate::store::{Format, Layer, Lock, Store, VERSION, lock, random_id};
+use crate::sys::atomic;
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::tree;
+use crate::tree::Method;
 
 /// What a repair did about something.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -447,11 +450,11 @@ fn method_of(root: &Path) -> Result<Method> {
         }
         let tree = root.join("layers").join(&name).join("root");
         if tree.is_dir() {
-            return Ok(match rootfs::btrfs::is_subvolume(&tree)? {
+            return Ok(match tree::btrfs::is_subvolume(&tree)? {
                 true => Method::Btrfs,
                 false => Method::Reflink,
             });
         }
     }
-    Ok(rootfs::probe(root)?.method)
+    Ok(tree::probe(root)?.method)
 }

@@ -10,12 +10,12 @@ use fs_err as fs;
 use serde::{Deserialize, Serialize};
 
 use super::compare;
-use crate::error::{Error, Kind, Result, ResultExt as _};
-use crate::export;
-use crate::rootfs::file;
-use crate::rootfs::listing::{Content, Listing, Paths, Place, look};
+use crate::store::export;
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::tree::file;
+use crate::tree::listing::{Content, Listing, Paths, Place, look};
 
-use crate::rootfs::write::{Existing, Writer};
+use crate::tree::write::{Existing, Writer};
 
 /// No volume can have this name.
 const LISTING: &str = ".listing.json";
@@ -133,7 +133,7 @@ impl Left {
     pub fn write(&self, results: &Path) -> Result<()> {
         match self.volumes.is_empty() {
             true => Ok(()),
-            false => crate::store::atomic::write_json(&results.join(LISTING), self),
+            false => crate::sys::atomic::write_json(&results.join(LISTING), self),
         }
     }
 

@@ -14,13 +14,14 @@ use fs_err as fs;
 pub use left::{Left, LeftIn, refuse_special};
 
 use super::Store;
-use crate::account::{self, Rights};
-use crate::error::{Error, Result};
-use crate::export;
-use crate::rootfs::file;
-use crate::rootfs::listing::{Content, Entry, Listing, Place, look};
-use crate::rootfs::write::{Existing, Writer};
-use crate::spec::{Spec, Volume, VolumeKind, VolumeSource};
+use crate::plan::resolve::{Spec, Volume, VolumeKind, VolumeSource};
+use crate::store::export;
+use crate::sys::account;
+use crate::sys::account::Rights;
+use crate::sys::error::{Error, Result};
+use crate::tree::file;
+use crate::tree::listing::{Content, Entry, Listing, Place, look};
+use crate::tree::write::{Existing, Writer};
 
 /// The results in one output volume, of several steps.
 #[derive(Clone, Debug, Default)]

@@ -1,0 +1,251 @@
+//! Owns completion in shells: the script a shell sources, and the candidates it then asks for at each key press.
+//!
+//! `COMPLETE=bash rockenv -- WORDS` answers with candidates. It reads and never changes anything, and what it
+//! cannot read has no candidates: nobody wants an error in the middle of a line.
+
+use std::process::ExitCode;
+
+use clap::{Command, CommandFactory as _};
+use clap_complete::CompleteEnv;
+use clap_complete::engine::{ArgValueCandidates, CompletionCandidate, PathCompleter};
+use clap_complete::env::Shells;
+
+use crate::cli::Cli;
+use crate::image::catalog;
+use crate::profile;
+use crate::profile::hook;
+use crate::rocm::target;
+use crate::store::Store;
+use crate::store::config::Config;
+use crate::sys::error::{Error, Kind, Result};
+
+/// What an argument names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Names {
+    Envs,
+    Profiles,
+    ProfilesAndTargets,
+    Targets,
+    Images,
+    Hooks,
+    Snapshots,
+    Steps,
+    Directory,
+}
+
+/// Commands, their arguments, and what those name.
+const ARGUMENTS: &[(&[&str], &str, Names)] = &[
+    (&["up"], "what", Names::ProfilesAndTargets),
+    (&["up"], "target", Names::Targets),
+    (&["plan"], "what", Names::ProfilesAndTargets),
+    (&["plan"], "target", Names::Targets),
+    (&["down"], "name", Names::Envs),
+    (&["rm"], "names", Names::Envs),
+    (&["status"], "name", Names::Envs),
+    (&["shell"], "name", Names::Envs),
+    (&["exec"], "name", Names::Envs),
+    (&["env"], "name", Names::Envs),
+    (&["logs"], "name", Names::Envs),
+    (&["logs"], "step", Names::Steps),
+    (&["snapshot", "create"], "env", Names::Envs),
+    (&["snapshot", "ls"], "env", Names::Envs),
+    (&["snapshot", "diff"], "env", Names::Envs),
+    (&["snapshot", "diff"], "from", Names::Snapshots),
+    (&["snapshot", "diff"], "to", Names::Snapshots),
+    (&["snapshot", "rm"], "env", Names::Envs),
+    (&["snapshot", "rm"], "names", Names::Snapshots),
+    (&["rollback"], "env", Names::Envs),
+    (&["rollback"], "snapshot", Names::Snapshots),
+    (&["fork"], "env", Names::Envs),
+    (&["du"], "name", Names::Envs),
+    (&["image", "build"], "name", Names::Images),
+    (&["image", "verify"], "name", Names::Images),
+    (&["profile", "show"], "what", Names::ProfilesAndTargets),
+    (&["profile", "show"], "target", Names::Targets),
+    (&["profile", "check"], "what", Names::Profiles),
+    (&["profile", "check"], "target", Names::Targets),
+    (&["matrix", "up"], "targets", Names::Targets),
+    (&["matrix", "up"], "profile", Names::Profiles),
+    (&["matrix", "json"], "targets", Names::Targets),
+    (&["matrix", "json"], "profile", Names::Profiles),
+    (&["target", "show"], "target", Names::Targets),
+    (&["hook", "check"], "hook", Names::Hooks),
+    (&["man"], "dir", Names::Directory),
+];
+
+/// Answers a shell that asks for candidates; `None` where the program was started for something else.
+pub(crate) fn answer() -> Option<ExitCode> {
+    let directory = std::env::current_dir().ok();
+    match CompleteEnv::with_factory(command).try_complete(std::env::args_os(), directory.as_deref())
+    {
+        Ok(false) => None,
+        Ok(true) => Some(ExitCode::SUCCESS),
+        // An unknown shell, or a shell that went away.
+        Err(_) => Some(ExitCode::FAILURE),
+    }
+}
+
+/// Returns what a shell sources.
+pub(crate) fn script(shell: &str) -> Result<String> {
+    // Those that can ask at their start, do: what the script and the program agree on changes with versions.
+    match shell {
+        "bash" => return Ok("source <(COMPLETE=bash rockenv)\n".to_owned()),
+        "zsh" => {
+            // Also right as a file `_rockenv` in fpath, which zsh runs at the first completion.
+            return Ok(concat!(
+                "#compdef rockenv\n",
+                "source <(COMPLETE=zsh rockenv)\n",
+                "if [[ \"${funcstack[1]}\" == \"_rockenv\" ]]; then _clap_dynamic_completer_rockenv; fi\n"
+            )
+            .to_owned());
+        }
+        "fish" => return Ok("COMPLETE=fish rockenv | source\n".to_owned()),
+        _ => {}
+    }
+    let shells = Shells::builtins();
+    let completer = shells
+        .completer(shell)
+        .ok_or_else(|| Error::new(Kind::Usage, format!("no completions for `{shell}`")))?;
+    let mut text = Vec::new();
+    completer.write_registration("COMPLETE", "rockenv", "rockenv", "rockenv", &mut text)?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
+}
+
+/// Returns the command line with candidates at its arguments.
+fn command() -> Command {
+    let mut command = Cli::command();
+    for (path, argument, names) in ARGUMENTS {
+        command = attach(command, path, argument, *names);
+    }
+    command
+}
+
+fn attach(command: Command, path: &[&str], argument: &str, names: Names) -> Command {
+    match path.split_first() {
+        Some((first, rest)) if command.find_subcommand(first).is_some() => {
+            command.mut_subcommand(*first, |inner| attach(inner, rest, argument, names))
+        }
+        Some(_) => command,
+        None if command
+            .get_arguments()
+            .any(|known| known.get_id() == argument) =>
+        {
+            command.mut_arg(argument, |known| match names {
+                Names::Directory => known.add(clap_complete::engine::ArgValueCompleter::new(
+                    PathCompleter::dir(),
+                )),
+                _ => known.add(ArgValueCandidates::new(move || candidates(names))),
+            })
+        }
+        None => command,
+    }
+}
+
+fn candidates(names: Names) -> Vec<CompletionCandidate> {
+    let words: Vec<String> = std::env::args().skip_while(|word| word != "--").collect();
+    find(names, &words).unwrap_or_default()
+}
+
+fn find(names: Names, words: &[String]) -> Result<Vec<CompletionCandidate>> {
+    let mut config = Config::read()?;
+    let mut home = words.iter().skip_while(|word| *word != "--home").skip(1);
+    if let Some(home) = home.next() {
+        config.home = std::path::absolute(home)?;
+    }
+    Ok(match names {
+        Names::Directory => Vec::new(),
+        Names::Targets => targets(),
+        Names::Profiles => profiles(&config)?,
+        Names::ProfilesAndTargets => {
+            let mut found = profiles(&config)?;
+            found.extend(targets());
+            found
+        }
+        Names::Images => catalog::list(&config.image_dirs)?
+            .into_iter()
+            .map(|image| CompletionCandidate::new(image.name))
+            .collect(),
+        Names::Hooks => hook::list(&config.hook_dirs)?
+            .into_iter()
+            .map(|hook| CompletionCandidate::new(hook.name))
+            .collect(),
+        Names::Envs => envs(&config)?
+            .1
+            .into_iter()
+            .map(CompletionCandidate::new)
+            .collect(),
+        Names::Snapshots | Names::Steps => {
+            let (store, envs) = envs(&config)?;
+            let mut found = Vec::new();
+            // The env stands before on the same line.
+            for env in envs.iter().filter(|env| words.contains(env)) {
+                let Some(record) = store.record(env)? else {
+                    continue;
+                };
+                if names == Names::Snapshots {
+                    found.extend(record.snapshots.into_iter().map(|one| one.name));
+                } else {
+                    found.extend(record.steps.into_iter().map(|one| one.name));
+                }
+            }
+            found.into_iter().map(CompletionCandidate::new).collect()
+        }
+    })
+}
+
+fn envs(config: &Config) -> Result<(Store, Vec<String>)> {
+    let store =
+        Store::open_existing(&config.home)?.ok_or_else(|| Error::not_found("no store yet"))?;
+    let envs = store.envs()?;
+    Ok((store, envs))
+}
+
+fn profiles(config: &Config) -> Result<Vec<CompletionCandidate>> {
+    Ok(profile::list(&config.profile_dirs)?
+        .into_iter()
+        .map(|profile| {
+            CompletionCandidate::new(profile.name).help(Some(profile.description.into()))
+        })
+        .collect())
+}
+
+fn targets() -> Vec<CompletionCandidate> {
+    target::all()
+        .map(|target| {
+            CompletionCandidate::new(target.name()).help(Some(target.info().product.clone().into()))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_argument_that_is_named_here_exists() {
+        let command = Cli::command();
+        for (path, argument, _) in ARGUMENTS {
+            let found = path
+                .iter()
+                .try_fold(&command, |inner, name| inner.find_subcommand(name));
+            let arguments = found.map(|inner| {
+                inner
+                    .get_arguments()
+                    .map(|known| known.get_id().to_string())
+                    .collect::<Vec<_>>()
+            });
+            assert!(
+                arguments.is_some_and(|all| all.iter().any(|one| one == argument)),
+                "{path:?} has no `{argument}`"
+            );
+        }
+    }
+
+    #[test]
+    fn every_shell_has_a_script() {
+        for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+            assert!(script(shell).unwrap().contains("rockenv"), "{shell}");
+        }
+        assert!(script("csh").is_err());
+    }
+}

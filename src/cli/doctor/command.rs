@@ -1,0 +1,71 @@
+//! Owns `doctor`.
+
+use clap::Args;
+use serde::Serialize;
+
+use crate::cli::doctor::{Ability, Facts, Section, State, abilities, examine, is_fit};
+use crate::sys::error::{Kind, Result};
+use crate::sys::host::Host;
+use crate::ui::table::Table;
+use crate::up::context::Context;
+
+/// Arguments of `doctor`.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {}
+
+/// Says what this machine can do; returns the exit code.
+pub fn doctor(cx: &Context, _args: &DoctorArgs) -> Result<u8> {
+    let host = Host::probe()?;
+    let facts = Facts::probe(&host, &cx.config, cx.gpus());
+    let sections = examine(&facts);
+    let abilities = abilities(&facts);
+    let fit = is_fit(&sections);
+    let code = if fit {
+        0
+    } else {
+        Kind::Unavailable.exit_code()
+    };
+    if cx.json {
+        #[derive(Serialize)]
+        struct Shown<'a> {
+            schema: &'static str,
+            fit: bool,
+            sections: &'a [Section],
+            engines: &'a [Ability],
+            facts: &'a Facts,
+        }
+        cx.ui.json(&Shown {
+            schema: "rockenv/doctor/1",
+            fit,
+            sections: &sections,
+            engines: &abilities,
+            facts: &facts,
+        })?;
+        return Ok(code);
+    }
+    for section in &sections {
+        cx.ui.data(&format!("{}\n", section.title));
+        for check in &section.checks {
+            let word = match check.state {
+                State::Ok => "ok",
+                State::Missing => "missing",
+                State::Note => "note",
+            };
+            cx.ui.data(&format!("  {word:<7}  {}\n", check.message));
+            if let Some(command) = &check.command {
+                cx.ui.data(&format!("{:11}{command}\n", ""));
+            }
+        }
+    }
+    let mut table = Table::new(["engines here", "nspawn", "docker", "podman"]);
+    for row in &abilities {
+        table.row([row.what, &row.nspawn, &row.docker, &row.podman]);
+    }
+    cx.ui.data(&table.render());
+    cx.ui.note(if fit {
+        "envs can be built here"
+    } else {
+        "envs cannot be built here yet: see what is missing above"
+    });
+    Ok(code)
+}

@@ -1,0 +1,177 @@
+//! Owns what each engine can do on this machine: the rows of the table in `docs/engines.md` that depend on it, or that decide
+//! between engines.
+
+use serde::Serialize;
+
+use super::{Facts, State, gpu};
+use crate::plan::resolve::Engine;
+use crate::tree::Method;
+
+/// The engines, as columns.
+const ENGINES: [Engine; 3] = [Engine::Nspawn, Engine::Docker, Engine::Podman];
+
+/// One ability.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Ability {
+    /// What, in the words of the documentation's table.
+    pub what: &'static str,
+    pub nspawn: String,
+    pub docker: String,
+    pub podman: String,
+}
+
+/// Says what each engine can do; an engine that cannot be used can do nothing.
+pub fn abilities(facts: &Facts) -> Vec<Ability> {
+    let row = |what, can: &dyn Fn(Engine) -> String| {
+        let [nspawn, docker, podman] = ENGINES.map(|engine| match facts.usable(engine) {
+            true => can(engine),
+            false => "-".to_owned(),
+        });
+        Ability {
+            what,
+            nspawn,
+            docker,
+            podman,
+        }
+    };
+    let same = |text: &str| {
+        let text = text.to_owned();
+        move |_| text.clone()
+    };
+    let method = facts.store.method;
+    let mut rows = vec![
+        row(
+            "snapshot of the root file system",
+            &|engine| match (engine, method) {
+                (Engine::Nspawn, Some(method)) => format!("a layer, {method}"),
+                (Engine::Nspawn, None) => "a layer".to_owned(),
+                _ => "an image".to_owned(),
+            },
+        ),
+        row(
+            "snapshot of build volumes",
+            &same(&match method {
+                Some(method @ (Method::Btrfs | Method::Reflink)) => method.to_string(),
+                Some(Method::Overlay) => "no: an overlay store".to_owned(),
+                None => "no store".to_owned(),
+            }),
+        ),
+        row("`memory-max`, `tasks-max`, OOM named", &|engine| {
+            match engine {
+                // A user's service has the groups that systemd delegates, which only version 2 can be.
+                Engine::Podman if !facts.root && facts.cgroup.v2.is_none() => "no".to_owned(),
+                _ => yes(facts.cgroup.has("memory") && facts.cgroup.has("pids")),
+            }
+        }),
+        row("bytes read and written by a step", &|engine| {
+            yes(engine == Engine::Nspawn)
+        }),
+        row("one GPU's nodes, proven inside", &|_| {
+            let opens = |node| gpu::node_check(facts, node).state == State::Ok;
+            match facts.gpu.nodes.as_slice() {
+                [] => "no GPU".to_owned(),
+                nodes => yes(nodes.iter().all(opens)),
+            }
+        }),
+        row("commas, quotation marks in mounted paths", &|engine| {
+            yes(engine != Engine::Podman)
+        }),
+        row("`push`, `pull`, `up --pull`: sharing", &|_| yes(true)),
+        row("rootless", &|_| yes(!facts.root)),
+        row("after `exec` the container", &|engine| match engine {
+            Engine::Nspawn => "ends".to_owned(),
+            _ => "waits for the next one".to_owned(),
+        }),
+    ];
+    let [nspawn, docker, podman] = ENGINES.map(|engine| yes(facts.usable(engine)));
+    let usable = Ability {
+        what: "usable here",
+        nspawn,
+        docker,
+        podman,
+    };
+    rows.insert(0, usable);
+    rows
+}
+
+fn yes(can: bool) -> String {
+    if can { "yes" } else { "no" }.to_owned()
+}
+
+impl Facts {
+    /// Returns whether an engine can be used.
+    fn usable(&self, engine: Engine) -> bool {
+        match engine {
+            Engine::Nspawn => self.root && self.nspawn.is_some_and(|is| is >= super::NSPAWN),
+            // Its socket makes root of whoever may open it; rockenv wants to be called as such.
+            Engine::Docker => self.root && self.answers(engine),
+            Engine::Podman => self.answers(engine),
+        }
+    }
+
+    fn answers(&self, engine: Engine) -> bool {
+        let mut services = self.services.iter();
+        services.any(|found| found.engine == engine && found.version.is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::doctor::ServiceFacts;
+    use crate::cli::doctor::tests::debian;
+
+    fn answering(engine: Engine) -> ServiceFacts {
+        ServiceFacts {
+            engine,
+            version: Some("1".to_owned()),
+            problem: None,
+        }
+    }
+
+    fn cells(facts: &Facts, what: &str) -> [String; 3] {
+        let rows = abilities(facts);
+        let row = rows.into_iter().find(|row| row.what.starts_with(what));
+        let row = row.expect("the row");
+        [row.nspawn, row.docker, row.podman]
+    }
+
+    #[test]
+    fn what_is_not_there_can_do_nothing() {
+        let mut facts = debian();
+        facts.services = vec![answering(Engine::Docker)];
+        assert_eq!(cells(&facts, "usable"), ["yes", "yes", "no"]);
+        assert_eq!(cells(&facts, "snapshot of build"), ["btrfs", "btrfs", "-"]);
+        facts.nspawn = Some(248);
+        facts.store.method = Some(Method::Overlay);
+        assert_eq!(cells(&facts, "usable"), ["no", "yes", "no"]);
+        let no = "no: an overlay store";
+        assert_eq!(cells(&facts, "snapshot of build"), ["-", no, "-"]);
+    }
+
+    #[test]
+    fn an_ordinary_user_has_their_own_podman_only() {
+        let mut facts = debian();
+        facts.root = false;
+        facts.services = vec![answering(Engine::Docker), answering(Engine::Podman)];
+        assert_eq!(cells(&facts, "usable"), ["no", "no", "yes"]);
+        assert_eq!(cells(&facts, "rootless"), ["-", "-", "yes"]);
+        assert_eq!(cells(&facts, "`memory-max`")[2], "yes");
+        facts.cgroup.v1 = facts.cgroup.v2.take().expect("controllers");
+        assert_eq!(cells(&facts, "`memory-max`")[2], "no");
+    }
+
+    #[test]
+    fn the_documentation_has_the_same_rows() {
+        let page = include_str!("../../../docs/engines.md");
+        for row in abilities(&debian()).iter().skip(1) {
+            let line = |line: &str| {
+                let cell = line.split('|').nth(1).unwrap_or_default();
+                // A link is its text.
+                let text = cell.replace("[sharing](sharing.md)", "sharing");
+                text.trim() == row.what
+            };
+            assert!(page.lines().any(line), "docs/engines.md: {}", row.what);
+        }
+    }
+}

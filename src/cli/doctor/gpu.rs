@@ -1,0 +1,215 @@
+//! Owns what `doctor` says of GPUs: what the compute driver lists, and whether each device node opens.
+
+use serde::Serialize;
+
+use super::{Check, Facts, missing, note, ok};
+use crate::engine::Device;
+use crate::rocm::gpu::Machine;
+use crate::rocm::gpu::probe::{Finding, Layer};
+
+/// AMD GPUs.
+#[derive(Clone, Debug, Serialize)]
+pub struct GpuFacts {
+    /// What there is.
+    pub machine: Machine,
+    /// The device nodes.
+    pub nodes: Vec<Node>,
+}
+
+/// A device node.
+#[derive(Clone, Debug, Serialize)]
+pub struct Node {
+    /// What it is.
+    pub device: Device,
+    /// What came of opening it.
+    pub finding: Finding,
+}
+
+/// Says what there is of GPUs and what of it works.
+pub(super) fn checks(facts: &Facts) -> Vec<Check> {
+    let GpuFacts { machine, nodes } = &facts.gpu;
+    if !machine.kfd {
+        return vec![match (machine.wsl, machine.on_bus) {
+            (true, _) => note(
+                "WSL has /dev/dxg in place of /dev/kfd: steps with `gpu` are skipped, and reported as skipped",
+            ),
+            (false, true) => missing(
+                "there is an AMD GPU and no /dev/kfd: steps with `gpu` are skipped",
+                facts.sudo("modprobe amdgpu"),
+            ),
+            (false, false) => {
+                note("no AMD GPU: steps with `gpu` are skipped, and reported as skipped")
+            }
+        }];
+    }
+    let mut checks: Vec<Check> = machine
+        .gpus
+        .iter()
+        .map(|gpu| match gpu.target() {
+            Some(target) => ok(format!("GPU {gpu}: {}", target.info().product)),
+            None => {
+                note(format!("GPU {gpu}: TheRock has no such target")).try_("rockenv target ls")
+            }
+        })
+        .collect();
+    if checks.is_empty() {
+        checks.push(
+            note("/dev/kfd is there, and the kernel lists no GPU")
+                .try_(facts.sudo("journalctl -k -g amdgpu")),
+        );
+    }
+    for gpu in &machine.gpus {
+        let path = gpu.render_node();
+        if !nodes.iter().any(|node| node.device.path == path) {
+            checks.push(missing(
+                format!("no {path}, the render node of GPU {}", gpu.pci),
+                facts.sudo("journalctl -k -g amdgpu"),
+            ));
+        }
+    }
+    checks.extend(nodes.iter().map(|node| node_check(facts, node)));
+    checks
+}
+
+/// A node opens for who runs `doctor`; in a container it has to open for the build user, by its group.
+pub(super) fn node_check(facts: &Facts, node: &Node) -> Check {
+    let Node { device, finding } = node;
+    let about = format!(
+        "{} for group {} (mode {:04o})",
+        device.path, device.gid, device.mode
+    );
+    let trigger = facts.sudo(&format!(
+        "udevadm trigger --action=add --name-match={}",
+        device.path
+    ));
+    let by_all = device.mode & 0o006 == 0o006;
+    let by_group = device.mode & 0o060 == 0o060 && device.gid != 0;
+    match (&finding.error, &finding.mend) {
+        // Not root: the build user gets the group, and who looks has it or not.
+        (Some(_), _) if finding.layer == Some(Layer::Group) && by_group && !facts.root => ok(about),
+        (Some(error), Some(mend)) => missing(format!("{}: {error}", device.path), mend.clone()),
+        _ if by_all || by_group => ok(match &finding.driver {
+            Some(driver) => format!("{about}: {driver}"),
+            None => about,
+        }),
+        _ => missing(format!("{about}: only root may open it"), trigger),
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::super::State;
+    use super::super::tests::{debian, of};
+    use super::*;
+
+    /// No GPU.
+    pub(in super::super) fn nothing() -> GpuFacts {
+        GpuFacts {
+            machine: Machine {
+                gpus: Vec::new(),
+                kfd: false,
+                on_bus: false,
+                wsl: false,
+                root: "/".into(),
+            },
+            nodes: Vec::new(),
+        }
+    }
+
+    /// One GPU, whose nodes work.
+    pub(in super::super) fn card() -> GpuFacts {
+        let node = |path: &str, minor| Node {
+            device: Device {
+                path: path.to_owned(),
+                source: path.into(),
+                major: 226,
+                minor,
+                gid: 105,
+                mode: 0o660,
+            },
+            finding: Finding {
+                path: path.to_owned(),
+                ok: true,
+                driver: Some("amdgpu 3.61".to_owned()),
+                layer: None,
+                error: None,
+                mend: None,
+            },
+        };
+        GpuFacts {
+            machine: Machine {
+                gpus: vec![crate::rocm::gpu::Gpu {
+                    index: 0,
+                    isa: "gfx1103".to_owned(),
+                    pci: "0000:c1:00.0".to_owned(),
+                    partition: None,
+                    render: "renderD128".to_owned(),
+                    memory: 4 << 30,
+                    compute_units: 12,
+                }],
+                kfd: true,
+                on_bus: true,
+                wsl: false,
+                root: "/".into(),
+            },
+            nodes: vec![node("/dev/kfd", 0), node("/dev/dri/renderD128", 128)],
+        }
+    }
+
+    #[test]
+    fn each_fault_of_a_gpu_has_its_command() {
+        let check = |change: fn(&mut Facts)| {
+            let mut facts = debian();
+            facts.gpu = card();
+            change(&mut facts);
+            let found = of(&facts, State::Missing).into_iter().next();
+            found.map(|check| (check.message, check.command.unwrap_or_default()))
+        };
+        let fail = |facts: &mut Facts, layer: Layer| {
+            let finding = &mut facts.gpu.nodes[0].finding;
+            finding.ok = false;
+            finding.layer = Some(layer);
+            finding.error = Some("no".to_owned());
+            finding.mend = Some(layer.mend("/dev/kfd", false));
+        };
+        assert_eq!(check(|_| {}), None);
+        let (message, command) = check(|facts| facts.gpu.machine.kfd = false).unwrap();
+        assert!(message.contains("no /dev/kfd"), "{message}");
+        assert_eq!(command, "modprobe amdgpu");
+        let (message, command) = check(|facts| drop(facts.gpu.nodes.pop())).unwrap();
+        assert!(message.contains("no /dev/dri/renderD128"), "{message}");
+        assert_eq!(command, "journalctl -k -g amdgpu");
+        // Root opens everything; the build user inside would not.
+        for change in [
+            (|facts| facts.gpu.nodes[0].device.gid = 0) as fn(&mut Facts),
+            |facts| facts.gpu.nodes[0].device.mode = 0o600,
+        ] {
+            let (message, command) = check(change).unwrap();
+            assert!(message.contains("only root may open it"), "{message}");
+            assert_eq!(
+                command,
+                "udevadm trigger --action=add --name-match=/dev/kfd"
+            );
+        }
+        // Whose account lacks the group is not asked.
+        let mut facts = debian();
+        facts.root = false;
+        facts.gpu = card();
+        fail(&mut facts, Layer::Group);
+        assert!(
+            !of(&facts, State::Missing)
+                .iter()
+                .any(|check| check.message.contains("kfd"))
+        );
+        let mut facts = debian();
+        facts.gpu = card();
+        fail(&mut facts, Layer::DeviceCgroup);
+        let checks = of(&facts, State::Missing);
+        assert_eq!(checks[0].message, "/dev/kfd: no");
+        assert!(checks[0].command.as_ref().unwrap().contains("systemctl"));
+        let mut facts = debian();
+        facts.gpu.machine.wsl = true;
+        let notes = of(&facts, State::Note);
+        assert!(notes.iter().any(|check| check.message.contains("/dev/dxg")));
+    }
+}

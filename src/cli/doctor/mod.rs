@@ -1,0 +1,460 @@
+//! Owns what `doctor` says of a machine: a pure decision over facts that `probe` gathered. What is missing comes
+//! with a command that can be typed.
+
+pub mod command;
+
+mod engines;
+mod gpu;
+mod network;
+pub mod probe;
+mod services;
+#[cfg(test)]
+mod tests;
+
+use std::path::PathBuf;
+
+pub use engines::{Ability, abilities};
+pub use gpu::{GpuFacts, Node};
+pub use network::NetworkFacts;
+use serde::Serialize;
+pub use services::ServiceFacts;
+
+use crate::cli::setup::{Feature, Manager, TOOLS, Tool};
+use crate::tree::Method;
+use crate::ui::size;
+
+/// First kernel that ends a whole control group at once.
+const CGROUP_KILL: (u32, u32) = (5, 14);
+/// First systemd-nspawn that rockenv works with.
+const NSPAWN: u32 = 249;
+/// What a build of all of TheRock takes.
+const THEROCK_DISK: u64 = 230 << 30;
+
+/// What a machine has.
+#[derive(Clone, Debug, Serialize)]
+pub struct Facts {
+    /// This process is root.
+    pub root: bool,
+    /// systemd is PID 1.
+    pub systemd: bool,
+    /// Kernel's major and minor version.
+    pub kernel: (u32, u32),
+    /// Package manager.
+    pub manager: Option<Manager>,
+    /// Names of the tools in `setup`'s table that are not there.
+    pub missing: Vec<String>,
+    /// Version of systemd-nspawn.
+    pub nspawn: Option<u32>,
+    /// The kernel has overlay file systems.
+    pub overlay: bool,
+    /// Control groups.
+    pub cgroup: Cgroups,
+    /// The kernel tells memory pressure.
+    pub pressure: bool,
+    /// Most user namespaces; `None` where the kernel has none.
+    pub user_namespaces: Option<u64>,
+    /// The store.
+    pub store: StoreFacts,
+    /// AMD GPUs.
+    pub gpu: GpuFacts,
+    /// Docker and Podman.
+    pub services: Vec<ServiceFacts>,
+    /// Proxies and certificate authorities.
+    pub network: NetworkFacts,
+}
+
+/// Control groups.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Cgroups {
+    /// Controllers mounted as version 1.
+    pub v1: Vec<String>,
+    /// Controllers of version 2, where it is mounted.
+    pub v2: Option<Vec<String>>,
+}
+
+impl Cgroups {
+    /// Returns whether there is a controller, of either version.
+    fn has(&self, name: &str) -> bool {
+        let mut all = self.v1.iter().chain(self.v2.iter().flatten());
+        all.any(|one| one == name)
+    }
+}
+
+/// The store.
+#[derive(Clone, Debug, Serialize)]
+pub struct StoreFacts {
+    /// Its root.
+    pub path: PathBuf,
+    /// It was made already.
+    pub exists: bool,
+    /// File system at its root, or where that will be.
+    pub file_system: Option<String>,
+    /// How snapshots are, or would be made.
+    pub method: Option<Method>,
+    /// Why not by what btrfs itself offers, on one.
+    pub not_btrfs: Option<String>,
+    /// Why it cannot be used, and what to type.
+    pub problem: Option<(String, String)>,
+    /// Free bytes.
+    pub free: Option<u64>,
+    /// fstab mounts something here, and it is not mounted.
+    pub unmounted: bool,
+    /// Envs in which a killed command left something.
+    pub leftovers: Vec<String>,
+    /// Envs that are there still although their `up --ephemeral` is gone.
+    pub ephemeral: Vec<String>,
+}
+
+/// How a check came out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// Fine.
+    Ok,
+    /// Not there: something does not work.
+    Missing,
+    /// Worth knowing; everything that is asked for works.
+    Note,
+}
+
+/// One line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Check {
+    /// How it came out.
+    pub state: State,
+    /// The sentence.
+    pub message: String,
+    /// What to type to change it.
+    pub command: Option<String>,
+    /// Without it the default engine does not work at all.
+    pub essential: bool,
+}
+
+/// Lines that belong together.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Section {
+    /// What they are about.
+    pub title: &'static str,
+    /// The lines.
+    pub checks: Vec<Check>,
+}
+
+/// Returns whether envs can be built with the default engine.
+pub fn is_fit(sections: &[Section]) -> bool {
+    !sections
+        .iter()
+        .flat_map(|section| &section.checks)
+        .any(|check| check.essential && check.state == State::Missing)
+}
+
+/// Decides what there is to say.
+pub fn examine(facts: &Facts) -> Vec<Section> {
+    vec![
+        Section {
+            title: "engine nspawn (the default)",
+            checks: nspawn(facts),
+        },
+        Section {
+            title: "engines docker and podman",
+            checks: services::checks(facts),
+        },
+        Section {
+            title: "store",
+            checks: store(facts),
+        },
+        Section {
+            title: "images and sources",
+            checks: images(facts),
+        },
+        Section {
+            title: "network",
+            checks: network::checks(&facts.network),
+        },
+        Section {
+            title: "limits",
+            checks: limits(facts),
+        },
+        Section {
+            title: "gpu (no build needs one)",
+            checks: gpu::checks(facts),
+        },
+    ]
+}
+
+fn ok(message: impl Into<String>) -> Check {
+    Check {
+        state: State::Ok,
+        message: message.into(),
+        command: None,
+        essential: false,
+    }
+}
+
+fn missing(message: impl Into<String>, command: impl Into<String>) -> Check {
+    Check {
+        state: State::Missing,
+        message: message.into(),
+        command: Some(command.into()),
+        essential: false,
+    }
+}
+
+fn note(message: impl Into<String>) -> Check {
+    Check {
+        state: State::Note,
+        message: message.into(),
+        command: None,
+        essential: false,
+    }
+}
+
+impl Check {
+    fn essential(mut self) -> Self {
+        self.essential = true;
+        self
+    }
+
+    fn try_(mut self, command: impl Into<String>) -> Self {
+        self.command = Some(command.into());
+        self
+    }
+}
+
+impl Facts {
+    fn sudo(&self, command: &str) -> String {
+        match self.root {
+            true => command.to_owned(),
+            false => format!("sudo {command}"),
+        }
+    }
+
+    fn lacks(&self, tool: &Tool) -> bool {
+        self.missing.iter().any(|name| name == tool.name)
+    }
+
+    /// Returns the command that adds a word to the kernel's command line.
+    fn boot_with(&self, word: &str) -> String {
+        let edit = format!(
+            "sed -i 's/^GRUB_CMDLINE_LINUX=\"/&{word} /' /etc/default/grub && {} && reboot",
+            match self.manager {
+                Some(Manager::Apt) => "update-grub",
+                Some(Manager::Zypper) => "grub2-mkconfig -o /boot/grub2/grub.cfg",
+                _ => "grub-mkconfig -o /boot/grub/grub.cfg",
+            }
+        );
+        match self.manager {
+            Some(Manager::Dnf) => format!("grubby --update-kernel=ALL --args={word} && reboot"),
+            _ => edit,
+        }
+    }
+}
+
+/// One line for a tool; what to type is what gets everything of its feature.
+fn tool(facts: &Facts, tool: &Tool, feature: Feature) -> Check {
+    if !facts.lacks(tool) {
+        return ok(tool.name);
+    }
+    let text = format!("no {}: needed to {}", tool.name, tool.why);
+    let setup = match feature {
+        Feature::Pacman => "rockenv setup --for pacman",
+        _ => "rockenv setup",
+    };
+    let check = missing(text, facts.sudo(setup));
+    match tool.optional || feature == Feature::Pacman {
+        true => Check {
+            state: State::Note,
+            ..check
+        },
+        false => check,
+    }
+}
+
+fn tools(facts: &Facts, feature: Feature) -> impl Iterator<Item = (&'static Tool, Check)> {
+    TOOLS
+        .iter()
+        .filter(move |one| one.features.contains(&feature))
+        .map(move |one| (one, tool(facts, one, feature)))
+}
+
+fn nspawn(facts: &Facts) -> Vec<Check> {
+    let mut checks = vec![match facts.root {
+        true => ok("running as root"),
+        false => missing(
+            "not root: containers, mounts and snapshots need it",
+            "sudo rockenv doctor",
+        )
+        .essential(),
+    }];
+    for (one, check) in tools(facts, Feature::Nspawn) {
+        checks.push(match (one.name, facts.nspawn) {
+            ("systemd-nspawn", Some(version)) if version < NSPAWN => note(format!(
+                "systemd-nspawn {version} is older than {NSPAWN}, the first one rockenv was tried with"
+            )),
+            ("systemd-nspawn", Some(version)) => ok(format!("systemd-nspawn {version}")),
+            _ => check.essential(),
+        });
+    }
+    checks.push(match facts.systemd {
+        true => ok("systemd is PID 1: each container is a scope of its own"),
+        false => {
+            ok("systemd is not PID 1: rockenv makes the control groups itself, which works as well")
+        }
+    });
+    checks
+}
+
+fn store(facts: &Facts) -> Vec<Check> {
+    let store = &facts.store;
+    let at = store.path.display();
+    let mut checks = Vec::new();
+    if store.unmounted {
+        checks.push(
+            missing(
+                format!("fstab has a store for {at}, and it is not mounted"),
+                facts.sudo(&format!("mount {at}")),
+            )
+            .essential(),
+        );
+    }
+    if let Some((problem, command)) = &store.problem {
+        checks.push(missing(problem.clone(), command.clone()).essential());
+    } else if !store.exists {
+        checks.push(ok(format!("{at} will be made by the first `rockenv up`")));
+    }
+    let on = store
+        .file_system
+        .as_ref()
+        .map(|name| format!(" on {name}"))
+        .unwrap_or_default();
+    match store.method {
+        Some(Method::Overlay) => checks.push(
+            note(format!(
+                "{at}{on}: overlay snapshots; build volumes are not frozen with them, so `rollback` and `fork` leave build trees out"
+            ))
+            .try_(facts.sudo("rockenv setup --store-image 300G")),
+        ),
+        Some(method) => {
+            let why = store.not_btrfs.as_ref();
+            let why = why.map(|why| format!("; {why}")).unwrap_or_default();
+            checks.push(ok(format!(
+                "{at}{on}: {method} snapshots, build volumes included{why}"
+            )));
+        }
+        None => {}
+    }
+    if !facts.overlay && matches!(store.method, None | Some(Method::Overlay)) {
+        checks.push(
+            missing(
+                "the kernel has no overlay file system",
+                facts.sudo("modprobe overlay"),
+            )
+            .essential(),
+        );
+    }
+    if let Some(free) = store.free {
+        let text = format!("{} free", size::bytes(free));
+        checks.push(if free < THEROCK_DISK {
+            note(format!(
+                "{text}; all of TheRock takes {}",
+                size::bytes(THEROCK_DISK)
+            ))
+            .try_(match store.exists {
+                true => facts.sudo("rockenv du"),
+                false => facts.sudo("ROCKENV_HOME=/a/larger/disk/rockenv rockenv up hip-smoke"),
+            })
+        } else {
+            ok(text)
+        });
+    }
+    if !store.leftovers.is_empty() {
+        checks.push(
+            note(format!(
+                "a killed command left something in: {}",
+                store.leftovers.join(", ")
+            ))
+            .try_(facts.sudo("rockenv fsck --repair")),
+        );
+    }
+    if !store.ephemeral.is_empty() {
+        checks.push(
+            note(format!(
+                "left of a killed `up --ephemeral`, and removed by the next command that changes the store: {}",
+                store.ephemeral.join(", ")
+            ))
+            .try_(facts.sudo("rockenv gc")),
+        );
+    }
+    checks
+}
+
+fn images(facts: &Facts) -> Vec<Check> {
+    let mut checks: Vec<Check> = Vec::new();
+    for feature in [Feature::Images, Feature::Sources] {
+        for (one, check) in tools(facts, feature) {
+            let told = one.features.contains(&Feature::Nspawn)
+                || (feature == Feature::Sources && one.features.contains(&Feature::Images));
+            if !told {
+                checks.push(check);
+            }
+        }
+    }
+    let arch: Vec<&Tool> = TOOLS
+        .iter()
+        .filter(|one| one.features.contains(&Feature::Pacman) && facts.lacks(one))
+        .collect();
+    checks.push(if arch.is_empty() {
+        ok("pacstrap, for Arch images")
+    } else {
+        let names: Vec<&str> = arch.iter().map(|one| one.name).collect();
+        note(format!("no Arch images without: {}", names.join(", ")))
+            .try_(facts.sudo("rockenv setup --for pacman"))
+    });
+    checks
+}
+
+fn limits(facts: &Facts) -> Vec<Check> {
+    let version = match (&facts.cgroup.v2, facts.cgroup.v1.is_empty()) {
+        (Some(_), true) => "cgroup v2",
+        (Some(_), false) => "cgroup v1 and v2",
+        (None, false) => "cgroup v1",
+        (None, true) => "no cgroups",
+    };
+    let mut checks = Vec::new();
+    for (controller, what, word) in [
+        ("memory", "memory", "cgroup_enable=memory"),
+        (
+            "pids",
+            "the number of processes",
+            "systemd.unified_cgroup_hierarchy=1",
+        ),
+    ] {
+        checks.push(if facts.cgroup.has(controller) {
+            ok(format!("{what} can be limited ({version})"))
+        } else {
+            missing(
+                format!("{what} cannot be limited: no {controller} controller ({version})"),
+                facts.sudo(&facts.boot_with(word)),
+            )
+        });
+    }
+    checks.push(
+        match facts.cgroup.v2.is_some() && facts.kernel >= CGROUP_KILL {
+            true => ok("the kernel ends a container at once (cgroup.kill)"),
+            false => {
+                note("no cgroup.kill: containers are ended process by process, which works as well")
+            }
+        },
+    );
+    checks.push(match facts.pressure {
+        true => ok("the kernel tells memory pressure"),
+        false => note("the kernel does not tell memory pressure: jobs are not held back when memory runs short")
+            .try_(facts.sudo(&facts.boot_with("psi=1"))),
+    });
+    checks.push(match facts.user_namespaces {
+        Some(0) => note("user namespaces are switched off; only rootless engines need them")
+            .try_(facts.sudo("sysctl -w user.max_user_namespaces=15000")),
+        Some(_) => ok("user namespaces"),
+        None => note("the kernel has no user namespaces; only rootless engines need them"),
+    });
+    checks
+}

@@ -1,0 +1,204 @@
+//! Owns gathering the facts that `examine` judges. Nothing is changed: what is tried out leaves nothing behind.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+use fs_err as fs;
+
+use super::{Cgroups, Facts, GpuFacts, NetworkFacts, Node, ServiceFacts, StoreFacts};
+use crate::cli::setup::{Manager, TOOLS, fstab};
+use crate::engine::cgroup::Hierarchies;
+use crate::engine::hold::State;
+use crate::rocm::gpu;
+use crate::store::config::Config;
+use crate::store::{Store, lock};
+use crate::sys::error::Error;
+use crate::sys::host::{Host, free_space};
+use crate::sys::process::Program;
+use crate::tree;
+
+impl Facts {
+    /// Reads the machine; what is configured says where its store is.
+    pub fn probe(host: &Host, config: &Config, gpus: gpu::Machine) -> Self {
+        let groups = Hierarchies::probe().unwrap_or_default();
+        Self {
+            root: host.root,
+            systemd: host.systemd,
+            kernel: kernel(),
+            manager: Manager::detect(),
+            missing: TOOLS
+                .iter()
+                .filter(|tool| !tool.is_there())
+                .map(|tool| tool.name.to_owned())
+                .collect(),
+            nspawn: nspawn_version(),
+            overlay: has_overlay(),
+            cgroup: Cgroups {
+                v1: groups
+                    .v1
+                    .iter()
+                    .map(|(name, _)| name.clone())
+                    .filter(|name| !name.contains('='))
+                    .collect(),
+                v2: groups.v2.map(|(_, controllers)| controllers),
+            },
+            pressure: Path::new("/proc/pressure/memory").exists(),
+            user_namespaces: read("/proc/sys/user/max_user_namespaces")
+                .and_then(|text| text.trim().parse().ok()),
+            store: store(host, &config.home),
+            gpu: GpuFacts::probe(gpus),
+            services: ServiceFacts::probe(&config.sockets),
+            network: NetworkFacts::probe(Path::new("/"), config),
+        }
+    }
+}
+
+fn read(path: impl AsRef<Path>) -> Option<String> {
+    fs::read_to_string(path.as_ref()).ok()
+}
+
+fn kernel() -> (u32, u32) {
+    let release = read("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release
+        .split(['.', '-'])
+        .map_while(|part| part.trim().parse::<u32>().ok());
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+}
+
+fn nspawn_version() -> Option<u32> {
+    let output = Program::find("systemd-nspawn", "containers")
+        .ok()?
+        .arg("--version")
+        .output(1 << 16, &AtomicBool::new(false), &mut |_| {})
+        .ok()?;
+    parse_version(&String::from_utf8_lossy(&output))
+}
+
+/// Parses `systemd 252 (252.39-1~deb12u2)` and `systemd 257~rc1`.
+fn parse_version(text: &str) -> Option<u32> {
+    let version = text.split_whitespace().nth(1)?;
+    let digits = version
+        .split(|letter: char| !letter.is_ascii_digit())
+        .next()?;
+    digits.parse().ok()
+}
+
+/// Returns whether overlays can be mounted: built in or loaded, or a module of this kernel.
+fn has_overlay() -> bool {
+    let listed = read("/proc/filesystems").is_some_and(|text| {
+        text.lines()
+            .any(|line| line.trim_end().ends_with("\toverlay"))
+    });
+    listed || {
+        let release = read("/proc/sys/kernel/osrelease").unwrap_or_default();
+        let modules = Path::new("/lib/modules").join(release.trim());
+        read(modules.join("modules.dep")).is_some_and(|text| text.contains("/overlay.ko"))
+    }
+}
+
+fn store(host: &Host, home: &Path) -> StoreFacts {
+    let mut facts = StoreFacts {
+        path: home.to_owned(),
+        exists: false,
+        file_system: None,
+        method: None,
+        not_btrfs: None,
+        problem: None,
+        free: None,
+        unmounted: is_unmounted(home),
+        leftovers: Vec::new(),
+        ephemeral: Vec::new(),
+    };
+    // Where the store will be is on the file system of what is there of its path.
+    let there: PathBuf = home
+        .ancestors()
+        .find(|path| path.is_dir())
+        .unwrap_or(Path::new("/"))
+        .to_owned();
+    facts.free = free_space(&there).ok();
+    match Store::open_existing(home) {
+        Err(error) => facts.problem = Some(said(&error, "rockenv fsck --repair")),
+        Ok(Some(store)) => {
+            facts.exists = true;
+            facts.method = Some(store.method());
+            facts.leftovers = leftovers(&store);
+            facts.ephemeral = store.abandoned().unwrap_or_default();
+        }
+        Ok(None) => {}
+    }
+    match tree::probe(&there) {
+        Ok(probe) => {
+            facts.method = facts.method.or(Some(probe.method));
+            if probe.file_system == "btrfs" && facts.method != Some(tree::Method::Btrfs) {
+                facts.not_btrfs = probe.reasons.into_iter().next();
+            }
+            facts.file_system = Some(probe.file_system);
+        }
+        // Mounting an overlay to try it out takes root.
+        Err(error) if host.root && !facts.exists && facts.problem.is_none() => {
+            facts.problem = Some(said(&error, "rockenv setup --store-image 300G"));
+        }
+        Err(_) => {}
+    }
+    facts
+}
+
+fn said(error: &Error, otherwise: &str) -> (String, String) {
+    (
+        error.chain().join(": "),
+        error.help_text().unwrap_or(otherwise).to_owned(),
+    )
+}
+
+fn is_unmounted(home: &Path) -> bool {
+    let Ok(table) = fs::read("/etc/fstab") else {
+        return false;
+    };
+    let mounted =
+        tree::mounts_at_or_below(home).is_ok_and(|points| points.iter().any(|point| point == home));
+    fstab::mounts(&table, home) && !mounted
+}
+
+fn leftovers(store: &Store) -> Vec<String> {
+    let mut found = store.envs().unwrap_or_default();
+    found.retain(|name| {
+        let directory = store.env_dir(name);
+        State::path(&directory.join("run")).exists()
+            && lock::holder(&lock::env_lock(&directory)).is_none()
+    });
+    found
+}
+
+impl GpuFacts {
+    /// Tries every node of the machine's GPUs, as whoever runs this.
+    fn probe(machine: gpu::Machine) -> Self {
+        let nodes = gpu::all_devices(&machine)
+            .into_iter()
+            .map(|device| {
+                let outside = device.source.to_string_lossy().into_owned();
+                Node {
+                    finding: gpu::probe::examine(&outside, None),
+                    device,
+                }
+            })
+            .collect();
+        Self { machine, nodes }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read_whatever_follows_them() {
+        for (text, want) in [
+            ("systemd 252 (252.39-1~deb12u2)\n+PAM", Some(252)),
+            ("systemd 257~rc1 (x)", Some(257)),
+            ("systemd v258.1", None),
+            ("", None),
+        ] {
+            assert_eq!(parse_version(text), want, "{text}");
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Owns what there is to say about Docker and Podman.
+
+use serde::Serialize;
+
+use super::{Check, Facts, note, ok};
+use crate::engine::choose::{Sockets, service_at};
+use crate::plan::resolve::Engine;
+use crate::sys::error::Error;
+
+/// One service.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ServiceFacts {
+    /// The engine that it is.
+    pub engine: Engine,
+    /// Its version, where it answers.
+    pub version: Option<String>,
+    /// Why it cannot be used, and what to type.
+    pub problem: Option<(String, String)>,
+}
+
+impl ServiceFacts {
+    /// Asks both services what they are.
+    pub(super) fn probe(sockets: &Sockets) -> Vec<Self> {
+        let ask = |engine| match service_at(engine, sockets) {
+            Ok(service) => Self {
+                engine,
+                version: Some(service.version),
+                problem: None,
+            },
+            Err(error) => Self {
+                engine,
+                version: None,
+                problem: Some(said(&error)),
+            },
+        };
+        vec![ask(Engine::Docker), ask(Engine::Podman)]
+    }
+}
+
+fn said(error: &Error) -> (String, String) {
+    let help = error.help_text().unwrap_or("rockenv doctor").to_owned();
+    (error.chain().join(": "), help)
+}
+
+/// Returns the lines about services: none is needed.
+pub(super) fn checks(facts: &Facts) -> Vec<Check> {
+    facts
+        .services
+        .iter()
+        .map(|found| match (&found.version, &found.problem) {
+            (_, Some((problem, command))) => note(problem.clone()).try_(command.clone()),
+            (version, None) => ok(format!(
+                "{} {} answers: `up --engine {}`",
+                found.engine,
+                version.as_deref().unwrap_or_default(),
+                found.engine
+            )),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::doctor::State;
+    use crate::cli::doctor::tests::debian;
+    use crate::engine::docker::Contexts;
+
+    #[test]
+    fn what_does_not_answer_is_a_note_with_a_command() {
+        let mut facts = debian();
+        facts.services = ServiceFacts::probe(&Sockets {
+            docker: Some("unix:///nowhere/docker.sock".to_owned()),
+            contexts: Contexts::default(),
+            podman: "/nowhere/podman.sock".to_owned(),
+        });
+        facts.services.push(ServiceFacts {
+            engine: Engine::Docker,
+            version: Some("28.1".to_owned()),
+            problem: None,
+        });
+        let checks = checks(&facts);
+        assert_eq!(checks[0].state, State::Note);
+        assert!(
+            checks[0].message.contains("/nowhere/docker.sock"),
+            "{checks:?}"
+        );
+        assert!(
+            checks[1]
+                .command
+                .as_ref()
+                .is_some_and(|command| command.contains("podman.socket"))
+        );
+        assert_eq!(checks[2].state, State::Ok);
+        assert!(checks[2].message.contains("docker 28.1"));
+    }
+}

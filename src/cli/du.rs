@@ -1,0 +1,568 @@
+//! Owns `du`: the report as a table or JSON.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use clap::{Args, ValueEnum};
+
+use crate::store::usage::report::{Class, Inside, Report, Row, Size, count};
+use crate::store::usage::service::Held;
+use crate::sys::error::Result;
+use crate::ui::size;
+use crate::ui::table::Table;
+use crate::up::context::Context;
+
+/// Arguments of `du`.
+#[derive(Debug, Args)]
+pub struct DuArgs {
+    /// Only this env, in detail
+    #[arg(value_name = "ENV")]
+    name: Option<String>,
+    /// Show the directories so deep in build volumes, caches, sources and outputs; without, what TheRock's build trees hold
+    #[arg(long, value_name = "LEVELS")]
+    depth: Option<usize>,
+    /// Order of the rows: as things depend on each other, or the largest first
+    #[arg(long, value_enum, default_value = "kind")]
+    sort: Sort,
+    /// Show how much of it nothing else holds, and how much something else holds as well
+    #[arg(long)]
+    shared: bool,
+}
+
+/// Order of rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Sort {
+    Kind,
+    Size,
+}
+
+/// Shows where the disk space went.
+pub fn du(cx: &Context, args: &DuArgs) -> Result<()> {
+    let store = cx.store_to_read()?;
+    if let Some(name) = &args.name {
+        store.known(name)?;
+    }
+    let inside = args.depth.map_or(Inside::Parts, Inside::Directories);
+    let report = count(&store, args.name.as_deref(), inside)?;
+    if cx.json {
+        cx.ui.json(&report)?;
+    } else {
+        let lines = match &args.name {
+            Some(name) => detail(&report, name),
+            None => overview(&report),
+        };
+        let bars = cx.ui.settings().terminals.stdout;
+        cx.ui.table(&lines.table(args.sort, bars, args.shared));
+        cx.ui.data(&format!(
+            "\nfile system: {} used, {} free of {}\n",
+            size::bytes(report.file_system.used),
+            size::bytes(report.file_system.free),
+            size::bytes(report.file_system.size),
+        ));
+    }
+    for unreadable in store.unreadable()? {
+        cx.ui.warn(&unreadable.to_string());
+    }
+    caveats(cx, &report);
+    Ok(())
+}
+
+/// Says how far the numbers can be trusted.
+fn caveats(cx: &Context, report: &Report) {
+    if report.extents && !cx.json {
+        cx.ui
+            .detail("blocks shared by clones are counted once, where they are oldest");
+    }
+    if report.unshared > 0 {
+        cx.ui.warn(&format!(
+            "{} files do not say which blocks they share, or how small they are compressed: sizes are at most what is shown",
+            report.unshared
+        ));
+    }
+    if report.unreadable > 0 {
+        let first = report.problems.first().map_or("", String::as_str);
+        cx.ui.warn(&format!(
+            "{} paths could not be read, sizes are at least what is shown: {first}",
+            report.unreadable
+        ));
+    }
+    for problem in &report.silent_services {
+        cx.ui.warn(&format!(
+            "what a service holds is not counted, since it does not answer: {problem}"
+        ));
+    }
+    if report.mounts_skipped > 0 {
+        cx.ui.warn(&format!(
+            "{} mounts in the store are not counted",
+            report.mounts_skipped
+        ));
+    }
+}
+
+/// A line, with the lines that it is the sum of, or has as parts.
+struct Line {
+    name: String,
+    size: Size,
+    note: String,
+    below: Vec<Self>,
+    /// For what a service holds: own bytes, and those with what it stands on.
+    at_service: Option<(u64, Option<u64>)>,
+}
+
+impl Line {
+    fn at_service(
+        name: &str,
+        engine: &str,
+        own: u64,
+        total: Option<u64>,
+        note: impl Into<String>,
+    ) -> Self {
+        Self {
+            at_service: Some((own, total)),
+            ..Self::new(format!("{name} at {engine}"), Size::default(), note)
+        }
+    }
+
+    fn held(name: &str, held: &Held, note: String) -> Self {
+        Self::at_service(name, &held.engine, held.own, Some(held.total), note)
+    }
+
+    fn allocated(&self) -> u64 {
+        self.at_service.map_or(self.size.allocated, |(own, _)| own)
+    }
+
+    fn cells(&self, indent: &str) -> Cells {
+        let name = format!("{indent}{}", self.name);
+        match self.at_service {
+            None => Cells::new(name, self.size, self.note.clone()),
+            Some((own, total)) => Cells {
+                name,
+                on_disk: size::bytes(own),
+                apparent: total.map(size::bytes).unwrap_or_default(),
+                note: self.note.clone(),
+                ..Cells::default()
+            },
+        }
+    }
+
+    fn new(name: impl Into<String>, size: Size, note: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            size,
+            note: note.into(),
+            below: Vec::new(),
+            at_service: None,
+        }
+    }
+
+    /// Makes a line of one thing, or of several that are alike, with what they hold below it where that has rows.
+    fn of(name: impl Into<String>, rows: &[&Row]) -> Self {
+        let mut line = Self::inside(name, rows, None);
+        let parts: BTreeSet<_> = rows.iter().filter_map(|row| row.part).collect();
+        for part in parts {
+            let alike = rows.iter().filter(|row| row.part == Some(part));
+            let size: Size = alike.map(|row| row.size).sum();
+            line.size += size;
+            line.below.push(Self::new(part.title(), size, part.note()));
+        }
+        line
+    }
+
+    fn inside(name: impl Into<String>, rows: &[&Row], inside: Option<&Path>) -> Self {
+        let own = || {
+            let own = rows.iter().filter(|row| row.part.is_none());
+            own.filter(|row| row.inside.as_deref() == inside)
+        };
+        let note = own().find_map(|row| row.content.clone());
+        let size = own().map(|row| row.size).sum();
+        let mut line = Self::new(name, size, note.unwrap_or_default());
+        let top = inside.unwrap_or(Path::new(""));
+        let mut seen = BTreeSet::new();
+        for path in rows.iter().filter_map(|row| row.inside.as_deref()) {
+            if path.parent() == Some(top) && seen.insert(path) {
+                let name = path.file_name().unwrap_or_default().to_string_lossy();
+                let part = Self::inside(name, rows, Some(path));
+                line.size += part.size;
+                line.below.push(part);
+            }
+        }
+        line
+    }
+}
+
+/// What a row of the table says.
+#[derive(Clone, Default)]
+struct Cells {
+    name: String,
+    on_disk: String,
+    /// Of that, what nothing else holds, and the rest.
+    exclusive: String,
+    shared: String,
+    apparent: String,
+    note: String,
+}
+
+impl Cells {
+    fn new(name: String, size: Size, note: String) -> Self {
+        Self {
+            name,
+            on_disk: size::bytes(size.allocated),
+            exclusive: size::bytes(size.exclusive),
+            shared: size::bytes(size.shared()),
+            apparent: size::bytes(size.apparent),
+            note,
+        }
+    }
+}
+
+/// What the table shows above its total.
+#[derive(Default)]
+struct Lines {
+    lines: Vec<Line>,
+    /// Rows after the order: totals.
+    last: Vec<Cells>,
+}
+
+impl Lines {
+    /// Makes the table; with `bars`, each line shows its share of the largest one, with `shared` what others hold of it.
+    fn table(mut self, sort: Sort, bars: bool, shared: bool) -> Table {
+        fn gather(
+            rows: &mut Vec<(Cells, String)>,
+            lines: &mut [Line],
+            sort: Sort,
+            indent: &str,
+            whole: u64,
+        ) {
+            if sort == Sort::Size {
+                lines.sort_by_key(|line| std::cmp::Reverse(line.allocated()));
+            }
+            for line in lines {
+                let bar = size::bar(line.allocated(), whole);
+                rows.push((line.cells(indent), bar));
+                gather(rows, &mut line.below, sort, &format!("{indent}  "), whole);
+            }
+        }
+        let whole = self.lines.iter().map(Line::allocated).max();
+        let whole = whole.filter(|_| bars).unwrap_or(0);
+        let mut rows = Vec::new();
+        gather(&mut rows, &mut self.lines, sort, "", whole);
+        rows.extend(self.last.into_iter().map(|cells| (cells, String::new())));
+        let (exclusive, others) = match shared {
+            true => (">exclusive", ">shared"),
+            false => (">", ">"),
+        };
+        let mut table = Table::new(["what", ">on disk", "", exclusive, others, ">apparent", ""]);
+        for (cells, bar) in rows {
+            let of = |text| if shared { text } else { String::new() };
+            table.row([
+                cells.name,
+                cells.on_disk,
+                bar,
+                of(cells.exclusive),
+                of(cells.shared),
+                cells.apparent,
+                cells.note,
+            ]);
+        }
+        table
+    }
+}
+
+/// Returns the rows of one thing: of the whole, and of its parts.
+fn same<'a>(report: &'a Report, row: &Row) -> Vec<&'a Row> {
+    fn what(row: &Row) -> (Class, &str, Option<&str>, &[String]) {
+        (row.class, &row.name, row.snapshot.as_deref(), &row.envs)
+    }
+    let of = |other: &&Row| what(other) == what(row);
+    report.rows.iter().filter(of).collect()
+}
+
+/// Makes a line for each volume of a class that exactly these envs need, whichever snapshots froze it.
+fn volumes(report: &Report, class: Class, envs: &[String]) -> Vec<Line> {
+    let mut volumes: BTreeMap<&str, Vec<&Row>> = BTreeMap::new();
+    for row in &report.rows {
+        if row.class == class && row.envs == envs {
+            volumes.entry(&row.name).or_default().push(row);
+        }
+    }
+    let lines = volumes.into_iter();
+    lines.map(|(name, rows)| Line::of(name, &rows)).collect()
+}
+
+/// The parts of an env, in the order of a life.
+const PARTS: [(Class, &str); 7] = [
+    (Class::Snapshots, "snapshots"),
+    (Class::Frozen, "volumes in snapshots"),
+    (Class::Live, "live tree"),
+    (Class::Build, "build volumes"),
+    (Class::Failed, "failed tree"),
+    (Class::Logs, "logs"),
+    (Class::Records, "records"),
+];
+
+/// The whole store.
+fn overview(report: &Report) -> Lines {
+    let mut lines = Lines::default();
+    for (env, freed) in &report.freed {
+        let own = std::slice::from_ref(env);
+        let held = report.at_services.iter().filter(|held| held.envs == own);
+        let held: Vec<_> = held.filter(|held| held.class != Class::Image).collect();
+        let engine = held.first().map_or("", |held| held.engine.as_str());
+        let mut note = format!("`rockenv rm {env}` frees {}", size::bytes(*freed));
+        if !held.is_empty() {
+            let bytes = held.iter().map(|held| held.own).sum();
+            note = format!("{note}, and {} at {engine}", size::bytes(bytes));
+        }
+        let mut line = Line::new(format!("env {env}"), Size::default(), note);
+        for (class, title) in PARTS {
+            let mut part = Line::new(title, report.own(env, class), "");
+            line.size += part.size;
+            if class == Class::Build {
+                part.below = volumes(report, class, own);
+            }
+            if part.size.entries > 0 {
+                line.below.push(part);
+            }
+        }
+        for (class, title) in PARTS {
+            if held.iter().any(|held| held.class == class) {
+                let bytes = report.held(class, own);
+                line.below
+                    .push(Line::at_service(title, engine, bytes, None, ""));
+            }
+        }
+        lines.lines.push(line);
+    }
+    for (users, size) in shared(report) {
+        let note = format!("needed by {}", users.join(", "));
+        let mut line = Line::new("shared snapshots", size, note);
+        line.below = volumes(report, Class::Frozen, users);
+        for volume in &mut line.below {
+            line.size += volume.size;
+            volume.name = format!("volume {}", volume.name);
+        }
+        lines.lines.push(line);
+    }
+    for row in report.rows.iter().filter(|row| row.is_whole()) {
+        let word = match row.class {
+            Class::Image => "image",
+            Class::Cache => "cache",
+            Class::Source => "source",
+            Class::Output => "output",
+            _ => continue,
+        };
+        let name = match (row.class, row.envs.as_slice()) {
+            (Class::Output, [env]) => format!("output {env}/{}", row.name),
+            _ => format!("{word} {}", row.name),
+        };
+        let mut line = Line::of(name, &same(report, row));
+        if row.class == Class::Image {
+            line = Line::new(line.name, row.size, used_by(row));
+        }
+        lines.lines.push(line);
+    }
+    for (class, title, note) in [
+        (Class::Blobs, "downloads", ""),
+        (
+            Class::Unused,
+            "unused",
+            "no env needs it: `rockenv gc --dry-run` says what goes",
+        ),
+        (Class::Trash, "trash", "being deleted"),
+        (Class::Other, "the store's own", ""),
+    ] {
+        let rows = report.rows.iter().filter(|row| row.class == class);
+        let size: Size = rows.map(|row| row.size).sum();
+        let empty = size.apparent == 0 && class != Class::Other;
+        if !empty {
+            lines.lines.push(Line::new(title, size, note));
+        }
+    }
+    let held = report.at_services.iter().filter(|held| match held.class {
+        Class::Image | Class::Unused => true,
+        _ => held.envs.len() > 1,
+    });
+    for held in held {
+        let name = match held.class {
+            Class::Image => format!("image {}", held.name),
+            Class::Unused => format!("unused snapshot {}", held.name),
+            _ => format!("shared snapshot {}", held.name),
+        };
+        let note = match held.envs.as_slice() {
+            [] => "no env needs it".to_owned(),
+            envs => format!("needed by {}", envs.join(", ")),
+        };
+        lines.lines.push(Line::held(&name, held, note));
+    }
+    let total = Cells::new("total".to_owned(), report.total, String::new());
+    lines.last.push(total);
+    lines.last.extend(totals_at_services(report));
+    lines
+}
+
+/// What services hold is on their disk, which need not be the store's.
+fn totals_at_services(report: &Report) -> Vec<Cells> {
+    let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
+    for held in &report.at_services {
+        *sums.entry(&held.engine).or_default() += held.own;
+    }
+    let note = "in its own storage, not in the total above";
+    sums.into_iter()
+        .map(|(engine, sum)| Line::at_service("total", engine, sum, None, note).cells(""))
+        .collect()
+}
+
+/// One env: each snapshot and volume by name.
+fn detail(report: &Report, env: &str) -> Lines {
+    let mut lines = Lines::default();
+    for row in report.rows.iter().filter(|row| row.is_whole()) {
+        let name = match row.class {
+            Class::Snapshots => format!("snapshot {}", row.name),
+            Class::Frozen => format!(
+                "volume {} in snapshot {}",
+                row.name,
+                row.snapshot.as_deref().unwrap_or_default()
+            ),
+            Class::Live if row.name.is_empty() => "live tree".to_owned(),
+            Class::Live => "tree of a running step".to_owned(),
+            Class::Build => format!("build volume {}", row.name),
+            Class::Failed => format!("failed tree of {}", row.name),
+            Class::Logs => "logs".to_owned(),
+            Class::Records => "records".to_owned(),
+            Class::Image => format!("image {}", row.name),
+            Class::Cache => format!("cache {}", row.name),
+            Class::Source => format!("source {}", row.name),
+            Class::Output => format!("output {}", row.name),
+            Class::Blobs | Class::Trash | Class::Unused | Class::Other => continue,
+        };
+        let others: Vec<&str> = row
+            .envs
+            .iter()
+            .map(String::as_str)
+            .filter(|user| *user != env)
+            .collect();
+        let mut notes = Vec::new();
+        notes.extend(row.content.clone());
+        if !others.is_empty() {
+            notes.push(format!("also needed by {}", others.join(", ")));
+        }
+        if row.class.is_kept() {
+            notes.push("kept by `rm`".to_owned());
+        }
+        let mut line = Line::of(name, &same(report, row));
+        let mut elsewhere = row.size.counted_elsewhere;
+        if row.class == Class::Frozen {
+            // Of most there is nothing left to show: the live volume has it.
+            line.below.retain(|part| part.size.allocated > 0);
+            elsewhere = line.size.counted_elsewhere;
+        }
+        if elsewhere > 0 {
+            notes.push(format!(
+                "and {} of what is counted above or in other envs",
+                size::bytes(elsewhere)
+            ));
+        }
+        line.note = notes.join("; ");
+        lines.lines.push(line);
+    }
+    for held in &report.at_services {
+        let name = match held.class {
+            Class::Image => format!("image {}", held.name),
+            Class::Live => "live tree".to_owned(),
+            Class::Failed => format!("failed tree of {}", held.name),
+            _ => format!("snapshot {}", held.name),
+        };
+        let others = held.envs.iter().map(String::as_str);
+        let others: Vec<&str> = others.filter(|user| *user != env).collect();
+        let note = match others.as_slice() {
+            [] => String::new(),
+            _ => format!("also needed by {}", others.join(", ")),
+        };
+        lines.lines.push(Line::held(&name, held, note));
+    }
+    let total = Cells::new("total".to_owned(), report.total, String::new());
+    let own = report.freed.get(env).copied().unwrap_or_default();
+    let only = Cells {
+        name: "only here".to_owned(),
+        on_disk: size::bytes(own),
+        note: format!("what `rockenv rm {env}` frees"),
+        ..Cells::default()
+    };
+    lines.last.push(total);
+    lines.last.extend(totals_at_services(report));
+    lines.last.push(only);
+    lines
+}
+
+/// Sums the layers that several envs need, by those envs.
+fn shared(report: &Report) -> BTreeMap<&[String], Size> {
+    let mut sums: BTreeMap<&[String], Size> = BTreeMap::new();
+    for row in &report.rows {
+        if row.class == Class::Snapshots && row.envs.len() > 1 {
+            *sums.entry(&row.envs).or_default() += row.size;
+        }
+    }
+    sums
+}
+
+fn used_by(row: &Row) -> String {
+    if row.envs.is_empty() {
+        "no env stands on it".to_owned()
+    } else {
+        format!("needed by {}", row.envs.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(name: &str, allocated: u64, below: Vec<Line>) -> Line {
+        let size = Size {
+            allocated,
+            apparent: allocated,
+            exclusive: 1 << 20,
+            ..Size::default()
+        };
+        Line {
+            below,
+            ..Line::new(name, size, "")
+        }
+    }
+
+    #[test]
+    fn bars_are_shares_of_the_largest_and_only_for_terminals() {
+        let lines = || Lines {
+            lines: vec![
+                line("image", 3 << 20, Vec::new()),
+                line("env", 4 << 20, vec![line("logs", 1 << 20, Vec::new())]),
+            ],
+            last: vec![Cells::new(
+                "total".to_owned(),
+                Size::default(),
+                String::new(),
+            )],
+        };
+        insta::assert_snapshot!(lines().table(Sort::Size, true, false).render(), @r"
+        what    on disk                apparent
+        env     4.0 MiB  ████████████   4.0 MiB
+          logs  1.0 MiB  ███            1.0 MiB
+        image   3.0 MiB  █████████      3.0 MiB
+        total       0 B                     0 B
+        ");
+        insta::assert_snapshot!(lines().table(Sort::Kind, false, false).render(), @r"
+        what    on disk  apparent
+        image   3.0 MiB   3.0 MiB
+        env     4.0 MiB   4.0 MiB
+          logs  1.0 MiB   1.0 MiB
+        total       0 B       0 B
+        ");
+        insta::assert_snapshot!(lines().table(Sort::Kind, false, true).render(), @r"
+        what    on disk  exclusive   shared  apparent
+        image   3.0 MiB    1.0 MiB  2.0 MiB   3.0 MiB
+        env     4.0 MiB    1.0 MiB  3.0 MiB   4.0 MiB
+          logs  1.0 MiB    1.0 MiB      0 B   1.0 MiB
+        total       0 B        0 B      0 B       0 B
+        ");
+    }
+}

@@ -1,0 +1,94 @@
+//! Owns `env`: the variables for using what an env built.
+
+use clap::Args;
+use serde::Serialize;
+
+use crate::sys::error::Result;
+use crate::up::context::Context;
+
+/// Arguments of `env`.
+#[derive(Debug, Args)]
+pub struct EnvArgs {
+    /// The env
+    name: String,
+}
+
+#[derive(Serialize)]
+struct Variable<'a> {
+    name: &'a str,
+    value: &'a str,
+    /// What it is for.
+    note: Option<&'a str>,
+}
+
+/// Prints them, for `eval` in a shell or as JSON.
+pub fn env(cx: &Context, args: &EnvArgs) -> Result<()> {
+    let store = cx.existing_store()?;
+    store.known(&args.name)?;
+    let spec = store.spec(&args.name)?;
+    let variables: Vec<Variable<'_>> = spec
+        .runtime_env
+        .iter()
+        .map(|(name, value)| Variable {
+            name,
+            value,
+            note: spec.runtime_notes.get(name).map(String::as_str),
+        })
+        .collect();
+    if cx.json {
+        #[derive(Serialize)]
+        struct Shown<'a> {
+            schema: &'static str,
+            env: &'a str,
+            profile: &'a str,
+            variables: &'a [Variable<'a>],
+        }
+        return cx.ui.json(&Shown {
+            schema: "rockenv/env/1",
+            env: &args.name,
+            profile: &spec.profile,
+            variables: &variables,
+        });
+    }
+    for variable in &variables {
+        cx.ui.data(&exported(variable));
+    }
+    if variables.is_empty() {
+        cx.ui.note(&format!(
+            "profile `{}` names no runtime variables",
+            spec.profile
+        ));
+    }
+    Ok(())
+}
+
+/// Returns what a POSIX shell reads, whatever is in the value or its note.
+fn exported(variable: &Variable<'_>) -> String {
+    let note = variable.note.map_or_else(String::new, |note| {
+        note.lines().map(|line| format!("# {line}\n")).collect()
+    });
+    let value = variable.value.replace('\'', r"'\''");
+    format!("{note}export {}='{value}'\n", variable.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shell_reads_the_same_value() {
+        for value in ["", "gfx1103;gfx1201", "it's $HOME `id` \\", "two\nlines"] {
+            let text = exported(&Variable {
+                name: "V",
+                value,
+                note: Some("what for\n$(false)"),
+            });
+            let script = format!("set -eu\n{text}printf %s \"$V\"");
+            let shell = std::process::Command::new("sh")
+                .args(["-c", &script])
+                .output()
+                .unwrap();
+            assert_eq!(String::from_utf8(shell.stdout).unwrap(), value, "{text}");
+        }
+    }
+}

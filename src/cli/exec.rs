@@ -1,0 +1,405 @@
+//! Owns `exec` and `shell`: a command in an env, in a container of its own or in the one that runs.
+
+use std::collections::BTreeMap;
+use std::io::IsTerminal as _;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+
+use crate::engine::hold::{Hold, State, Tie};
+use crate::engine::job_slots::Claim;
+use crate::engine::session::{Client, End, Running};
+use crate::engine::wire::Command;
+use crate::engine::{Device, Root};
+use crate::execute::gpu_check::{Proof, prove};
+use crate::execute::{ByHand, container, terminal};
+use crate::image::certificates;
+use crate::plan::jobs;
+use crate::plan::jobs::Sizing;
+use crate::plan::resolve::{Spec, VolumeSource};
+use crate::rocm::gpu;
+use crate::rocm::gpu::{Choice, Selector};
+use crate::store::source::Repository;
+use crate::store::{LockedEnv, Store, lock};
+use crate::sys::error::{Error, Kind, Result};
+use crate::sys::host::Host;
+use crate::up::context::Context;
+
+/// How long a busy env is asked again before the command gives up.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Arguments of `exec`.
+#[derive(Debug, Args)]
+pub struct ExecArgs {
+    /// Run as root inside
+    #[arg(long)]
+    root: bool,
+    /// Pass a GPU in: the one that fits the env, or a PCI address, render node or index
+    #[arg(long, value_name = "WHICH", num_args = 0..=1, require_equals = true, default_missing_value = "auto")]
+    gpu: Option<String>,
+    /// Working directory inside [default: the build user's home]
+    #[arg(short = 'C', long, value_name = "DIR")]
+    workdir: Option<String>,
+    /// Set a variable inside
+    #[arg(short, long, value_name = "NAME=VALUE")]
+    env: Vec<String>,
+    /// In a tree of its own, as the env's snapshot has it, that is dropped afterwards; for `gc`
+    #[arg(long, hide = true)]
+    apart: bool,
+    /// The env
+    name: String,
+    /// The command and its arguments, after `--`
+    #[arg(last = true, required = true, value_name = "CMD")]
+    command: Vec<String>,
+}
+
+/// Arguments of `shell`.
+#[derive(Debug, Args)]
+pub struct ShellArgs {
+    /// Be root inside
+    #[arg(long)]
+    root: bool,
+    /// Pass a GPU in: the one that fits the env, or a PCI address, render node or index
+    #[arg(long, value_name = "WHICH", num_args = 0..=1, require_equals = true, default_missing_value = "auto")]
+    gpu: Option<String>,
+    /// Look at the tree that the failed step left
+    #[arg(long)]
+    failed: bool,
+    /// The env
+    name: String,
+}
+
+/// What to run where.
+struct Job {
+    env: String,
+    root: bool,
+    gpu: Option<String>,
+    failed: bool,
+    /// In a tree that nobody else sees.
+    apart: bool,
+    argv: Vec<String>,
+    workdir: Option<String>,
+    variables: Vec<(String, String)>,
+    tty: bool,
+}
+
+/// Runs a command in an env; returns its exit code.
+pub fn exec(cx: &Context, args: ExecArgs) -> Result<u8> {
+    let mut variables = Vec::new();
+    for text in &args.env {
+        let (name, value) = text.split_once('=').ok_or_else(|| {
+            Error::new(Kind::Usage, format!("`{text}` is not NAME=VALUE"))
+                .help("rockenv exec --env NAME=VALUE ENV -- CMD")
+        })?;
+        variables.push((name.to_owned(), value.to_owned()));
+    }
+    run(
+        cx,
+        &Job {
+            env: args.name,
+            root: args.root,
+            gpu: args.gpu,
+            failed: false,
+            apart: args.apart,
+            argv: args.command,
+            workdir: args.workdir,
+            variables,
+            tty: std::io::stdin().is_terminal() && std::io::stdout().is_terminal(),
+        },
+    )
+}
+
+/// Opens a shell in an env; returns its exit code.
+pub fn shell(cx: &Context, args: ShellArgs) -> Result<u8> {
+    let choose = "if command -v bash >/dev/null; then exec bash -l; else exec sh -l; fi";
+    run(
+        cx,
+        &Job {
+            env: args.name,
+            root: args.root,
+            gpu: args.gpu,
+            failed: args.failed,
+            apart: false,
+            argv: ["/bin/sh", "-c", choose].map(str::to_owned).to_vec(),
+            workdir: None,
+            variables: Vec::new(),
+            tty: std::io::stdin().is_terminal() && std::io::stdout().is_terminal(),
+        },
+    )
+}
+
+fn run(cx: &Context, job: &Job) -> Result<u8> {
+    let host = cx.host_as_root("running commands in an env")?;
+    let store = cx.existing_store()?;
+    cx.reap(&store)?;
+    store.known(&job.env)?;
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        // In a container that waits for a command is another tree than the failed step's, and no device.
+        let locked = if job.failed || job.apart || job.gpu.is_some() {
+            store.lock_known(&job.env, "exec", Duration::ZERO)
+        } else {
+            store.lock_unheld(&job.env, "exec")
+        };
+        match locked {
+            Ok(env) => return own(cx, job, &host, &store, env),
+            Err(error) if error.kind() == Kind::Busy => {
+                if job.failed || job.apart {
+                    return Err(error);
+                }
+                if let Some(exit) = join(cx, job, &store, &host)? {
+                    if exit.last {
+                        // Who started the container is gone: the env is free when we return, and clean.
+                        drop(store.lock_env(&job.env, "exec", PATIENCE)?);
+                        cx.tidy(&store)?;
+                    }
+                    return Ok(exit.code);
+                }
+                // Between two steps there is no container to join, or it ended just now.
+                if Instant::now() > deadline {
+                    return Err(error);
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Runs the job in the container that runs; `None` where there is none any more.
+fn join(cx: &Context, job: &Job, store: &Store, host: &Host) -> Result<Option<terminal::Exit>> {
+    let run = store.env_dir(&job.env).join("run");
+    let Some(client) = Client::join(&run)? else {
+        return Ok(None);
+    };
+    let spec = store.spec(&job.env)?;
+    let devices = devices(cx, job, &spec)?;
+    let mut command = command(cx, job, &spec, host, &devices);
+    // Nodes that a service made belong to the groups of that time.
+    if let Some(groups) = &mut command.groups
+        && let Some(state) = State::read(&run).filter(|_| !devices.is_empty())
+    {
+        let nodes: Vec<Device> = devices.iter().cloned().chain(state.nodes).collect();
+        *groups = gpu::groups(&nodes);
+    }
+    // A connection of its own: ours keeps a container that is about to end.
+    if !devices.is_empty() {
+        let Some(second) = Client::join(&run)? else {
+            return Ok(None);
+        };
+        if prove(&second, &devices, &command, None)? == Proof::Gone {
+            return Ok(None);
+        }
+    }
+    store.use_env(&job.env, &store.known(&job.env)?);
+    let by_hand = ByHand::begin(&store.env_dir(&job.env))?;
+    let exit = terminal::run(&client, command);
+    by_hand.end()?;
+    exit
+}
+
+/// Returns the nodes of the GPU that was asked for, as they are now.
+fn devices(cx: &Context, job: &Job, spec: &Spec) -> Result<Vec<Device>> {
+    let selector = match job.gpu.as_deref() {
+        None | Some("none") => return Ok(Vec::new()),
+        Some(which) => Selector::from(which),
+    };
+    let machine = cx.gpus();
+    match machine.choose(&selector, &spec.targets, spec.gpu)? {
+        Choice::Gpu { grant, note } => {
+            if let Some(note) = note {
+                cx.ui.note(&note);
+            }
+            grant.devices()
+        }
+        Choice::Without { why } => {
+            let error = Error::unavailable(format!("the command {why}"));
+            Err(match machine.gpus.first() {
+                // It is there, and would run code for another target.
+                Some(gpu) if machine.lack().is_none() => error.help(format!(
+                    "rockenv exec --gpu={} {} -- ...",
+                    gpu.render, job.env
+                )),
+                _ => error.help("rockenv doctor"),
+            })
+        }
+    }
+}
+
+/// Runs the job in a container of its own.
+fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'_>) -> Result<u8> {
+    let spec = store.spec(&job.env)?;
+    if !job.apart {
+        env.touch();
+    }
+    let (tree, layer) = if job.failed {
+        let failed = env.known_record()?.failed.clone();
+        let failed = failed.ok_or_else(|| {
+            Error::not_found(format!("no step of env `{}` failed", job.env))
+                .help(format!("rockenv shell {}", job.env))
+        })?;
+        (failed.tree, failed.parent)
+    } else if job.apart {
+        let layer = env.known_record()?.head.layer.clone();
+        (env.thaw(layer.as_deref())?, layer)
+    } else {
+        (env.live_tree()?, env.known_record()?.head.layer.clone())
+    };
+    let volumes: Vec<String> = spec
+        .volumes
+        .iter()
+        .filter(|volume| volume.kind == crate::plan::resolve::VolumeKind::Build)
+        .map(|volume| volume.name.clone())
+        .collect();
+    env.ensure_volumes(&volumes, &spec.user)?;
+    let root = env.root(&tree, layer.as_deref(), None)?;
+    let devices = devices(cx, job, &spec)?;
+    let container = container::of_shell(
+        &env,
+        store,
+        &spec,
+        &source_directories(store, &spec),
+        root,
+        host,
+        devices.clone(),
+    )?;
+    // Nodes get other numbers when a driver is loaded again, and a failed step's tree is looked at once.
+    let stays = matches!(container.root, Root::Service(_))
+        && devices.is_empty()
+        && !job.failed
+        && !job.apart;
+    // People wait for no job: their first one comes on top, and more only as they are free.
+    let sizing = sizing(cx, &spec, host);
+    let claim = Claim::open(&store.jobs_file(), sizing.budget.value, &job.env)?;
+    let (ticket, claim) = claim.pass(sizing.jobs.value, env.run_dir().join(container::FIFO));
+    let hold = Hold {
+        container,
+        jobs: ticket,
+        tie: Tie::Drain(if stays {
+            cx.config.idle
+        } else {
+            Duration::ZERO
+        }),
+        run: env.run_dir(),
+        program: host.program.clone(),
+        systemd: host.systemd && host.root,
+        rootless: !host.root,
+    };
+    let running = Running::start(&hold, env.lock_fd(), claim)?;
+    let command = command(cx, job, &spec, host, &devices);
+    let by_hand = ByHand::begin(env.directory())?;
+    let code = in_container(&running, &devices, command);
+    let noted = by_hand.end();
+    let interrupted = match &code {
+        Ok(exit) => exit.is_some_and(|exit| exit.interrupted),
+        Err(error) => matches!(error.kind(), Kind::Signal(_)),
+    };
+    let end = running.finish(interrupted);
+    if let Ok(End::Ended(_)) = &end {
+        container::clean(store, &env.run_dir())?;
+    }
+    if job.apart {
+        // Whose end was not seen here is cleaned up by the next command, for no record names it.
+        store.discard(&env.directory().join("trees").join(tree))?;
+    } else {
+        // A shell may stay open for days.
+        env.touch();
+    }
+    drop(env);
+    cx.tidy(store)?;
+    let code = match (code, end) {
+        (Err(ended), Err(why)) if matches!(ended.kind(), Kind::Command(_)) => {
+            Err(ended.source(why))
+        }
+        // Where both failed, the holder knows why.
+        (_, Err(why)) => return Err(why),
+        (code, Ok(_)) => code,
+    };
+    noted?;
+    let exit =
+        code?.ok_or_else(|| Error::unavailable("the container ended before the command began"))?;
+    Ok(exit.code)
+}
+
+/// Runs a command in a container that was just started, once its devices are proven; `None` where it did not start.
+fn in_container(
+    running: &Running,
+    devices: &[Device],
+    command: Command,
+) -> Result<Option<terminal::Exit>> {
+    if !devices.is_empty() {
+        match running.connect() {
+            Ok(client) if prove(&client, devices, &command, None)? == Proof::Given => {}
+            // It failed to start: its holder says why.
+            _ => return Ok(None),
+        }
+    }
+    // Not before: a connection without a command would look like somebody else's.
+    let client = running.connect()?;
+    terminal::run(&client, command)
+}
+
+/// Returns what may run at once in a container that belongs to no step.
+fn sizing(cx: &Context, spec: &Spec, host: &Host) -> Sizing {
+    jobs::size(&jobs::Given {
+        resources: &spec.resources,
+        cores: host.cores,
+        memory: host.memory,
+        configured: cx.config.jobs,
+        asked: None,
+        past: &[],
+    })
+}
+
+fn command(cx: &Context, job: &Job, spec: &Spec, host: &Host, devices: &[Device]) -> Command {
+    let mut env = crate::execute::base_environment(spec, job.root);
+    let sizing = sizing(cx, spec, host);
+    let facts = sizing.facts(sizing.jobs.value);
+    env.extend(
+        spec.env
+            .iter()
+            .map(|(name, value)| (name.clone(), crate::plan::resolve::finish(value, &facts))),
+    );
+    certificates::point(&mut env, &spec.env, &spec.image_env);
+    env.extend(job.variables.iter().cloned());
+    if job.tty {
+        let term = cx.config.terminal.term.as_deref().unwrap_or("dumb");
+        env.insert("TERM".to_owned(), term.to_owned());
+    }
+    let home = env.get("HOME").cloned().unwrap_or_else(|| "/".to_owned());
+    let (uid, gid) = if job.root {
+        (0, 0)
+    } else {
+        (spec.user.uid, spec.user.gid)
+    };
+    Command {
+        argv: job.argv.clone(),
+        env: env.into_iter().collect(),
+        cwd: job.workdir.clone().unwrap_or(home),
+        uid,
+        gid,
+        groups: host.root.then(|| gpu::groups(devices)),
+        no_new_privs: !job.root,
+        tty: job.tty,
+    }
+}
+
+/// Returns where the sources of a spec are, as `up` prepared them.
+pub fn source_directories(store: &Store, spec: &Spec) -> BTreeMap<String, PathBuf> {
+    spec.volumes
+        .iter()
+        .filter_map(|volume| match &volume.source {
+            VolumeSource::Git(git) => Some((
+                volume.name.clone(),
+                Repository::new(&volume.name, git).directory(store),
+            )),
+            _ => None,
+        })
+        .collect()
+}
+
+/// Says who holds an env, where anybody does.
+pub fn holder(store: &Store, env: &str) -> Option<lock::Holder> {
+    lock::holder(&lock::env_lock(&store.env_dir(env)))
+}

@@ -1,0 +1,154 @@
+//! Owns `fsck`.
+
+use clap::Args;
+use serde::Serialize;
+
+use crate::engine::choose::{Sockets, service_at};
+use crate::engine::docker::Service;
+use crate::plan::resolve::Engine;
+use crate::store::check::{Attempt, Findings, Problem, examine, repair, repair_format};
+use crate::sys::error::{Error, Result};
+use crate::up::context::Context;
+
+/// Arguments of `fsck`.
+#[derive(Debug, Args)]
+pub struct FsckArgs {
+    /// Mend what can be mended; nothing is lost by it
+    #[arg(long)]
+    repair: bool,
+}
+
+/// A problem, and what became of it.
+#[derive(Debug, Serialize)]
+struct Line {
+    object: String,
+    message: String,
+    help: String,
+    mended: bool,
+    done: Option<String>,
+}
+
+/// Checks the store; returns the exit code.
+pub fn fsck(cx: &Context, args: &FsckArgs) -> Result<u8> {
+    // Before the store, which an ordinary user opens as root of a user namespace.
+    let services = services(&cx.config.sockets);
+    let mut lines = Vec::new();
+    let format = repair_format(&cx.config.home, args.repair).map_err(advised)?;
+    let damaged = format.is_some();
+    if let Some(problem) = format {
+        lines.push(line(problem, args.repair, None));
+    }
+    let mut found = Findings::default();
+    // Nothing else can be read before it is known how.
+    if !damaged || args.repair {
+        let store = cx.existing_store().map_err(advised)?;
+        let mut attempts = Vec::new();
+        // A full disk is no reason not to repair.
+        let ballast = match args.repair {
+            true => store.drop_ballast()?,
+            false => None,
+        };
+        if args.repair {
+            attempts = repair(&store, &services).map_err(advised)?;
+        }
+        drop(ballast);
+        found = examine(&store.inventory_with(&services).map_err(advised)?);
+        for Attempt { problem, done } in attempts {
+            let mended = !found.problems.contains(&problem);
+            let done = match done {
+                Ok(done) => done,
+                Err(why) => Some(why),
+            };
+            found.problems.retain(|left| *left != problem);
+            lines.push(line(problem, mended, done));
+        }
+    }
+    let left = std::mem::take(&mut found.problems);
+    lines.extend(left.into_iter().map(|problem| line(problem, false, None)));
+    let clean = lines.iter().all(|line| line.mended);
+    if cx.json {
+        #[derive(Serialize)]
+        struct Note {
+            message: String,
+            help: String,
+        }
+        #[derive(Serialize)]
+        struct Shown<'a> {
+            schema: &'static str,
+            store: String,
+            clean: bool,
+            problems: &'a [Line],
+            notes: Vec<Note>,
+        }
+        cx.ui.json(&Shown {
+            schema: "rockenv/fsck/1",
+            store: cx.config.home.display().to_string(),
+            clean,
+            problems: &lines,
+            notes: found
+                .notes
+                .into_iter()
+                .map(|(message, help)| Note { message, help })
+                .collect(),
+        })?;
+    } else {
+        show(cx, &lines, &found.notes, args.repair);
+    }
+    Ok(u8::from(!clean))
+}
+
+/// Connects to the services that answer and that rockenv would use.
+fn services(sockets: &Sockets) -> Vec<Service> {
+    [Engine::Docker, Engine::Podman]
+        .into_iter()
+        .filter_map(|engine| service_at(engine, sockets).ok())
+        .collect()
+}
+
+/// Who may not read the store is told how to.
+fn advised(error: Error) -> Error {
+    if nix::unistd::geteuid().is_root() || error.help_text().is_some() {
+        return error;
+    }
+    error.help("sudo rockenv fsck")
+}
+
+fn line(problem: Problem, mended: bool, done: Option<String>) -> Line {
+    Line {
+        object: problem.object,
+        message: problem.message,
+        help: problem.help,
+        mended,
+        done,
+    }
+}
+
+fn show(cx: &Context, lines: &[Line], notes: &[(String, String)], repaired: bool) {
+    for line in lines {
+        let word = if line.mended { "mended: " } else { "" };
+        cx.ui
+            .data(&format!("{word}{}: {}\n", line.object, line.message));
+        if let Some(done) = &line.done {
+            cx.ui.data(&format!("  {done}\n"));
+        }
+    }
+    for (message, help) in notes {
+        cx.ui.data(&format!("note: {message}\n  {help}\n"));
+    }
+    let left: Vec<&Line> = lines.iter().filter(|line| !line.mended).collect();
+    let problems = match left.len() {
+        1 => "1 problem".to_owned(),
+        many => format!("{many} problems"),
+    };
+    let home = cx.config.home.display();
+    match left.first() {
+        None if lines.is_empty() => cx.ui.note(&format!("{home}: no problems")),
+        None => cx.ui.note(&format!("{home}: everything is mended")),
+        Some(first) if repaired && first.help == "rockenv fsck --repair" => cx.ui.note(&format!(
+            "{home}: {problems} left; try again when nothing runs"
+        )),
+        Some(first) => cx
+            .ui
+            .note(&format!("{home}: {problems}\nhelp: {}", first.help)),
+    }
+}

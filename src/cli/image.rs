@@ -1,0 +1,293 @@
+//! Owns `image`: listing, building and verifying base images.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use clap::{Args, Subcommand};
+use jiff::Timestamp;
+use serde::Serialize;
+
+use super::list::ago;
+use crate::image::{Progress, Recipe, catalog};
+use crate::plan::lockfile::LockedImage;
+use crate::store::Store;
+use crate::store::images::{Image, Means};
+use crate::sys::error::{Kind, Result};
+use crate::sys::signals::{Cancel, Signals};
+use crate::ui::event::{Event, Outcome};
+use crate::ui::table::Table;
+use crate::ui::{Format, Reporter, size};
+use crate::up::context::Context;
+
+/// What to do with images.
+#[derive(Debug, Subcommand)]
+pub enum ImageCommand {
+    /// List recipes and what was built from them
+    Ls,
+    /// Build an image
+    Build(BuildArgs),
+    /// Build an image again and compare with the first
+    Verify(VerifyArgs),
+}
+
+/// Arguments of `image build`.
+#[derive(Debug, Args)]
+pub struct BuildArgs {
+    /// The image
+    name: String,
+    /// Build it again with today's packages
+    #[arg(long)]
+    refresh: bool,
+}
+
+/// Arguments of `image verify`.
+#[derive(Debug, Args)]
+pub struct VerifyArgs {
+    /// The image
+    name: String,
+}
+
+/// Works with images.
+pub fn image(cx: &Context, command: ImageCommand) -> Result<u8> {
+    match command {
+        ImageCommand::Ls => ls(cx).map(|()| 0),
+        ImageCommand::Build(args) => build(cx, &args).map(|()| 0),
+        ImageCommand::Verify(args) => verify(cx, &args),
+    }
+}
+
+fn ls(cx: &Context) -> Result<()> {
+    #[derive(Serialize)]
+    struct Row {
+        name: String,
+        provider: &'static str,
+        description: String,
+        built: Option<Timestamp>,
+        packages: Option<usize>,
+        bytes: Option<u64>,
+        digest: Option<String>,
+        resolved: Option<String>,
+        /// What commands get that a profile does not set.
+        env: Option<BTreeMap<String, String>>,
+    }
+    let store = Store::open_existing(&cx.config.home)?;
+    let mut rows = Vec::new();
+    for listed in catalog::list(&cx.config.image_dirs)? {
+        let recipe = catalog::find(&cx.config.image_dirs, &listed.name)?;
+        let image = match &store {
+            Some(store) => store.image_of(&recipe)?,
+            None => None,
+        };
+        rows.push(Row {
+            name: listed.name,
+            provider: recipe.provider(),
+            description: recipe.description.clone(),
+            built: image.as_ref().map(|image| image.built),
+            packages: image.as_ref().map(|image| image.packages.len()),
+            bytes: image.as_ref().map(|image| image.bytes),
+            resolved: image.as_ref().and_then(|image| image.resolved.clone()),
+            env: image.as_ref().and_then(|image| image.env.clone()),
+            digest: image.map(|image| image.digest),
+        });
+    }
+    if cx.json {
+        return cx.ui.json(&rows);
+    }
+    let mut table = Table::new(["image", "provider", "built", "packages", "size", "digest"]);
+    for row in rows {
+        table.row([
+            row.name,
+            row.provider.to_owned(),
+            row.built.map(ago).unwrap_or_default(),
+            row.packages
+                .map(|count| count.to_string())
+                .unwrap_or_default(),
+            row.bytes.map(size::bytes).unwrap_or_default(),
+            row.digest
+                .map(|digest| digest[..12].to_owned())
+                .unwrap_or_default(),
+        ]);
+    }
+    cx.ui.table(&table);
+    Ok(())
+}
+
+fn build(cx: &Context, args: &BuildArgs) -> Result<()> {
+    cx.host_as_root("building an image")?;
+    let store = cx.store()?;
+    let recipe = catalog::find(&cx.config.image_dirs, &args.name)?;
+    let reporter = cx.ui.reporter(Format::Human);
+    let old = store.image_of(&recipe)?;
+    if !args.refresh
+        && let Some(image) = old
+    {
+        store.use_image(&image.key);
+        cx.ui.note(&format!(
+            "{}: built {}; `--refresh` builds it again",
+            args.name,
+            ago(image.built)
+        ));
+        return Ok(());
+    }
+    let image = build_with(
+        cx,
+        &store,
+        &args.name,
+        &recipe,
+        args.refresh,
+        &Signals::take()?,
+        &reporter,
+    )?;
+    let same = old.is_some_and(|old| old.key == image.key);
+    let word = if same { "unchanged" } else { "built" };
+    let mut message = format!(
+        "{}: {word}, {} packages, digest {}",
+        args.name,
+        image.packages.len(),
+        image.digest
+    );
+    // What to write into the recipe for the same image next year.
+    if let Some(resolved) = &image.resolved {
+        message = format!("{message}, from {resolved}");
+    }
+    reporter.emit(&Event::Finished {
+        outcome: Outcome::Done,
+        message,
+    });
+    cx.tidy(&store)
+}
+
+/// Builds an image, shows how far it is, and stops when the user says so.
+pub fn build_with(
+    cx: &Context,
+    store: &Store,
+    name: &str,
+    recipe: &Recipe,
+    refresh: bool,
+    signals: &Signals,
+    reporter: &Reporter,
+) -> Result<Image> {
+    let started = Instant::now();
+    let image = watched(cx, Subject::Image(name), signals, reporter, |means| {
+        store.ensure_image(name, recipe, refresh, means)
+    })?;
+    let wall_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+    reporter.emit(&Event::ImageFinished {
+        image: name.to_owned(),
+        wall_ms,
+    });
+    Ok(image)
+}
+
+/// Returns the image that a lock file names, built if it is not there. What comes out with another key is only described.
+pub(crate) fn locked(
+    cx: &Context,
+    store: &Store,
+    recipe: &Recipe,
+    wanted: &LockedImage,
+    signals: &Signals,
+    reporter: &Reporter,
+) -> Result<Image> {
+    let there = store.image(&wanted.key)?.is_some();
+    let started = Instant::now();
+    let name = &wanted.name;
+    let image = watched(cx, Subject::Image(name), signals, reporter, |means| {
+        store.locked_image(name, recipe, &wanted.key, wanted.source_date, means)
+    })?;
+    if !there {
+        reporter.emit(&Event::ImageFinished {
+            image: name.clone(),
+            wall_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
+        });
+    }
+    Ok(image)
+}
+
+/// What work is on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Subject<'a> {
+    /// An image, by name.
+    Image(&'a str),
+    /// Snapshots on their way: which way, and where.
+    Transfer(&'a str),
+}
+
+/// Runs work with its progress shown; a signal cancels it.
+pub(crate) fn watched<T>(
+    cx: &Context,
+    subject: Subject<'_>,
+    signals: &Signals,
+    reporter: &Reporter,
+    work: impl FnOnce(&mut Means<'_>) -> Result<T>,
+) -> Result<T> {
+    let cancel = Cancel::new(signals);
+    let mut progress = |progress: Progress<'_>| {
+        cancel.look();
+        let (message, done, total) = match progress {
+            Progress::Line(line) => (line.to_owned(), None, None),
+            Progress::Bytes { done, total } => (String::new(), Some(done), total),
+        };
+        reporter.emit(&match subject {
+            Subject::Image(name) => Event::Image {
+                image: name.to_owned(),
+                message,
+                done,
+                total,
+            },
+            Subject::Transfer(what) => Event::Transfer {
+                what: what.to_owned(),
+                message,
+                done: done.unwrap_or(0),
+                total,
+            },
+        });
+    };
+    let mut means = Means {
+        mirrors: &cx.config.mirrors,
+        logins: &cx.config.logins,
+        env: &cx.config.proxies,
+        progress: &mut progress,
+        cancel: cancel.flag(),
+    };
+    let result = work(&mut means);
+    cancel.outcome(result)
+}
+
+fn verify(cx: &Context, args: &VerifyArgs) -> Result<u8> {
+    let store = cx.store_to_change("building an image")?;
+    let recipe = catalog::find(&cx.config.image_dirs, &args.name)?;
+    let reporter = cx.ui.reporter(Format::Human);
+    let (image, differences) = watched(
+        cx,
+        Subject::Image(&args.name),
+        &Signals::take()?,
+        &reporter,
+        |means| store.verify_image(&args.name, &recipe, means),
+    )?;
+    cx.tidy(&store)?;
+    let same = differences.is_empty();
+    let (outcome, message) = if same {
+        (
+            Outcome::Done,
+            format!("{}: the same again, digest {}", args.name, image.digest),
+        )
+    } else {
+        (
+            Outcome::Failed,
+            format!(
+                "{}: differs from the image that was built {}",
+                args.name,
+                ago(image.built)
+            ),
+        )
+    };
+    reporter.emit(&Event::Finished { outcome, message });
+    for difference in &differences {
+        cx.ui.data(&format!(
+            "{}: {}\n",
+            crate::ui::text::path(&difference.path),
+            difference.what
+        ));
+    }
+    Ok(if same { 0 } else { Kind::Drift.exit_code() })
+}

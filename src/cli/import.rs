@@ -1,0 +1,85 @@
+//! Owns `import`: taking snapshots that another machine's `export` wrote into a file or directory.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Serialize;
+
+use super::image::{Subject, watched};
+use crate::share::{self, Pulled};
+use crate::sys::error::Result;
+use crate::sys::signals::Signals;
+use crate::ui::Format;
+use crate::ui::event::{Event, Outcome};
+use crate::up::context::Context;
+use crate::up::registry;
+
+/// Arguments of `import`.
+#[derive(Debug, Args)]
+pub struct ImportArgs {
+    /// What `rockenv export ENV --snapshots FILE` wrote: a tar file or a directory
+    #[arg(value_name = "FILE|DIR")]
+    from: PathBuf,
+    /// Take snapshots too that were built on what another build had left [default: `reuse` in the configuration]
+    #[arg(long)]
+    allow_incremental: bool,
+}
+
+/// Imports snapshots.
+pub fn import(cx: &Context, args: &ImportArgs) -> Result<()> {
+    #[derive(Serialize)]
+    struct Shown<'a> {
+        schema: &'static str,
+        snapshots: &'a [Pulled],
+    }
+    cx.host_as_root("importing snapshots")?;
+    let signals = Signals::take()?;
+    let reporter = cx.ui.reporter(Format::Human);
+    let store = cx.store()?;
+    let from = args.from.display();
+    let shown = format!("import {from}");
+    let taken = watched(
+        cx,
+        Subject::Transfer(&shown),
+        &signals,
+        &reporter,
+        |means| {
+            let reuse = cx.config.reuse.or_asked(args.allow_incremental);
+            share::import(&store, &args.from, reuse, &cx.config.user, means)
+        },
+    );
+    cx.settle(&store)?;
+    let taken = taken?;
+    for pulled in &taken {
+        registry::said_of_incremental(pulled, &reporter);
+        let image = store.image(&pulled.image)?;
+        if let Some(image) = image.filter(|image| !store.is_current(image).unwrap_or(false)) {
+            cx.ui.warn(&format!(
+                "`up` stands on another image of `{}` here, and so finds other keys; on the imported one it stands with the lock file \
+                 of the machine that built it: rockenv up --locked",
+                image.name
+            ));
+        }
+    }
+    let all = taken.iter().fold(Pulled::default(), |mut all, one| {
+        all.image_pulled |= one.image_pulled;
+        all.steps.extend(one.steps.iter().cloned());
+        all.bytes += one.bytes;
+        all
+    });
+    let nothing = all.steps.is_empty() && !all.image_pulled;
+    reporter.emit(&Event::Finished {
+        outcome: if nothing { Outcome::Hit } else { Outcome::Done },
+        message: match nothing {
+            true => "the store has all of it".to_owned(),
+            false => registry::said("imported", &all, &from),
+        },
+    });
+    if cx.json {
+        cx.ui.json(&Shown {
+            schema: "rockenv/import/1",
+            snapshots: &taken,
+        })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,46 @@
+//! Owns the summary of a job in GitHub Actions: what `up` and `matrix up` add to the file that the job has for it.
+
+use std::io::Write as _;
+
+use crate::cli::report;
+use crate::store::Store;
+use crate::sys::account::{Place, caller};
+use crate::sys::error::{Result, ResultExt as _};
+use crate::up::context::Context;
+
+/// Adds an env's report: its steps, and what is on the disk.
+pub(crate) fn of_env(cx: &Context, store: &Store, env: &str) {
+    let page = || Ok(report::markdown(&report::gather::gather(store, env)?));
+    add(cx, page);
+}
+
+/// Adds a table.
+pub(crate) fn of_matrix(cx: &Context, titles: &[&str], rows: &[Vec<String>]) {
+    let page = || {
+        let mut page = "# rockenv matrix up\n".to_owned();
+        let cells = |row: &Vec<String>| {
+            row.iter()
+                .map(|cell| report::markdown::text(cell))
+                .collect()
+        };
+        report::markdown::table(&mut page, titles, rows.iter().map(cells));
+        Ok(page)
+    };
+    add(cx, page);
+}
+
+/// A build is as good as it is, whether or not somebody can be told of it.
+fn add(cx: &Context, page: impl FnOnce() -> Result<String>) {
+    let Some(path) = &cx.config.terminal.step_summary else {
+        return;
+    };
+    let write = || {
+        let page = page()?;
+        let mut file = Place::new(caller(), path)?.append()?;
+        Ok(file.write_all(format!("{page}\n").as_bytes())?)
+    };
+    let written: Result<()> = write();
+    if let Err(error) = written.context(|| "cannot write the job's summary".to_owned()) {
+        cx.ui.warn(&error.chain().join(": "));
+    }
+}

@@ -1,0 +1,261 @@
+//! Owns `ls` and `status`.
+
+use clap::Args;
+use jiff::Timestamp;
+use serde::Serialize;
+
+use super::exec::holder;
+use crate::plan::record::{Outcome, Record};
+use crate::store::{Store, lock};
+use crate::sys::error::{Kind, Result};
+use crate::ui::size;
+use crate::ui::table::Table;
+use crate::up::context::Context;
+
+/// Arguments of `ls`.
+#[derive(Debug, Args)]
+pub struct LsArgs {}
+
+/// Arguments of `status`.
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    /// The env
+    name: String,
+    /// Exit with 8 unless the env is complete and its outputs are as the steps left them
+    #[arg(long)]
+    check: bool,
+}
+
+#[derive(Serialize)]
+struct Row {
+    env: String,
+    state: &'static str,
+    profile: String,
+    targets: Vec<String>,
+    image: String,
+    snapshots: usize,
+    created: Timestamp,
+    used: Timestamp,
+    holder: Option<lock::Holder>,
+}
+
+/// Lists envs.
+pub fn ls(cx: &Context, _args: &LsArgs) -> Result<()> {
+    let mut rows = Vec::new();
+    if let Some(store) = Store::open_existing(&cx.config.home)? {
+        for name in store.envs()? {
+            if let Ok(Some(record)) = store.record(&name) {
+                rows.push(row(&store, name, &record));
+            }
+        }
+        for unreadable in store.unreadable_envs()? {
+            cx.ui.warn(&unreadable.to_string());
+        }
+    }
+    if cx.json {
+        return cx.ui.json(&rows);
+    }
+    if rows.is_empty() {
+        cx.ui.note("no envs yet; begin with: rockenv up hip-smoke");
+        return Ok(());
+    }
+    let mut table = Table::new([
+        "env",
+        "state",
+        "profile",
+        "targets",
+        "image",
+        "snapshots",
+        "used",
+    ]);
+    for row in rows {
+        table.row([
+            row.env,
+            row.state.to_owned(),
+            row.profile,
+            row.targets.join(","),
+            row.image,
+            row.snapshots.to_string(),
+            ago(row.used),
+        ]);
+    }
+    cx.ui.table(&table);
+    Ok(())
+}
+
+fn row(store: &Store, env: String, record: &Record) -> Row {
+    let holder = holder(store, &env);
+    Row {
+        state: state(store, &env, record, holder.as_ref()),
+        profile: record.profile.clone(),
+        targets: record.targets.clone(),
+        image: record.image.clone(),
+        snapshots: record.snapshots.len(),
+        created: record.created,
+        used: store.last_use(&env, record),
+        holder,
+        env,
+    }
+}
+
+fn state(store: &Store, env: &str, record: &Record, holder: Option<&lock::Holder>) -> &'static str {
+    match holder.map(|holder| holder.verb.as_str()) {
+        Some("up") => "building",
+        Some(_) if !store.only_waits(env) => "in use",
+        _ if record.failed.is_some() => "failed",
+        _ if record.complete => "ready",
+        _ => "unfinished",
+    }
+}
+
+/// Says how long ago something was.
+pub fn ago(then: Timestamp) -> String {
+    let since = Timestamp::now().duration_since(then);
+    size::age(since.try_into().unwrap_or_default())
+}
+
+/// Shows an env.
+pub fn status(cx: &Context, args: &StatusArgs) -> Result<u8> {
+    let store = cx.existing_store()?;
+    let mut record = store.known(&args.name)?;
+    record.used = store.last_use(&args.name, &record);
+    let holder = holder(&store, &args.name);
+    let image = store.image(&record.image_key)?;
+    let results = match args.check {
+        true => results(&store, &args.name, &record)?,
+        false => Vec::new(),
+    };
+    let is_whole = record.complete && results.is_empty();
+    let code = match args.check && !is_whole {
+        true => Kind::Drift.exit_code(),
+        false => 0,
+    };
+    if cx.json {
+        #[derive(Serialize)]
+        struct Shown<'a> {
+            #[serde(skip_serializing_if = "Vec::is_empty")]
+            results: Vec<Changed>,
+            schema: &'static str,
+            env: &'a str,
+            state: &'static str,
+            image_built: Option<Timestamp>,
+            image_digest: Option<String>,
+            store: String,
+            holder: Option<lock::Holder>,
+            record: &'a Record,
+        }
+        cx.ui.json(&Shown {
+            schema: "rockenv/status/1",
+            env: &args.name,
+            state: state(&store, &args.name, &record, holder.as_ref()),
+            image_built: image.as_ref().map(|image| image.built),
+            image_digest: image.map(|image| image.digest),
+            store: store.method().to_string(),
+            holder,
+            record: &record,
+            results,
+        })?;
+        return Ok(code);
+    }
+    let image = image.map_or_else(
+        || "missing from the store".to_owned(),
+        |image| format!("{}, built {}", image.distribution, ago(image.built)),
+    );
+    cx.ui.data(&format!(
+        "env      {}\nstate    {}\nprofile  {}\ntargets  {}\nimage    {} ({image})\nstore    {}\ncreated  {}\n",
+        args.name,
+        state(&store, &args.name, &record, holder.as_ref()),
+        record.profile,
+        record.targets.join(", "),
+        record.image,
+        store.method(),
+        record.created.strftime("%Y-%m-%d %H:%M UTC"),
+    ));
+    let mut table = Table::new([
+        "step",
+        "state",
+        "wall",
+        "cpu",
+        "memory",
+        "with page cache",
+        "read",
+        "written",
+        "disk",
+    ]);
+    for step in &record.steps {
+        let word = match step.outcome {
+            Outcome::Done => "done",
+            Outcome::Hit => "from snapshot",
+            Outcome::Failed => "failed",
+            Outcome::Skipped => "skipped",
+            Outcome::Pending => "not done",
+        };
+        let mut cells = vec![step.name.clone(), word.to_owned()];
+        if let Some(cost) = step.cost {
+            cells.extend([
+                size::duration(std::time::Duration::from_millis(cost.wall_ms)),
+                size::duration(std::time::Duration::from_micros(cost.usage.cpu_us)),
+                cost.usage.memory().map(size::bytes).unwrap_or_default(),
+                cost.usage.memory_peak.map(size::bytes).unwrap_or_default(),
+                size::bytes(cost.usage.read_bytes),
+                size::bytes(cost.usage.written_bytes),
+                size::delta(cost.disk_delta),
+            ]);
+        }
+        cells.resize(9, String::new());
+        table.row(cells);
+    }
+    cx.ui.table(&table);
+    for step in record
+        .steps
+        .iter()
+        .filter(|step| matches!(step.outcome, Outcome::Skipped | Outcome::Failed))
+    {
+        if let Some(reason) = &step.reason {
+            cx.ui.note(&format!("{}: {reason}", step.name));
+        }
+    }
+    if let Some(failed) = &record.failed {
+        cx.ui.note(&format!(
+            "the failed tree of `{}` is kept: rockenv shell --failed {}",
+            failed.step, args.name
+        ));
+    }
+    for changed in &results {
+        let (volume, path) = (&changed.volume, &changed.path);
+        cx.ui.data(&format!("{volume}: {path} {}\n", changed.what));
+    }
+    if !results.is_empty() {
+        let count = results.len();
+        cx.ui.note(&format!(
+            "{count} of the results in output volumes are not as the steps left them: rockenv up brings back what is missing"
+        ));
+    }
+    Ok(code)
+}
+
+/// A result that is not in an output volume as a step left it.
+#[derive(Serialize)]
+struct Changed {
+    volume: String,
+    path: String,
+    step: String,
+    what: String,
+}
+
+fn results(store: &Store, env: &str, record: &Record) -> Result<Vec<Changed>> {
+    let Some(head) = &record.head.layer else {
+        return Ok(Vec::new());
+    };
+    let spec = store.spec(env)?;
+    let differences = store.differences(head, &spec, true)?.into_iter();
+    let shown = differences.filter_map(|one| {
+        Some(Changed {
+            path: one.path.display().to_string(),
+            step: store.title_of(&one.layer),
+            what: one.state.words()?.to_owned(),
+            volume: one.volume,
+        })
+    });
+    Ok(shown.collect())
+}

@@ -1,0 +1,565 @@
+//! Owns `lock`: writing down what a profile stands for, and saying what changed between two lock files.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand};
+use jiff::Timestamp;
+use serde::Serialize;
+
+use crate::image::Recipe;
+use crate::image::recipe::{Pin, snapshot_id};
+use crate::plan::lockfile;
+use crate::plan::lockfile::{
+    CacheFile, Change, LockedImage, LockedPrints, LockedSource, LockedStep, Lockfile, Observed,
+    VERSION,
+};
+use crate::plan::pins::Pins;
+use crate::plan::resolve;
+use crate::plan::resolve::{Step, VolumeKind, VolumeSource};
+use crate::store::Store;
+use crate::store::history::Seeker;
+use crate::store::source;
+use crate::store::source::{Git, Repository};
+use crate::sys::error::{Error, Kind, Result};
+use crate::sys::host;
+use crate::sys::signals::{Cancel, Signals};
+use crate::ui::event::Event;
+use crate::ui::{Format, Reporter};
+use crate::up::context::Context;
+use crate::up::downloads::Fetching;
+use crate::up::locked;
+use crate::up::locked::Pinned;
+use crate::up::resolve::Prepared;
+use crate::up::select::SelectArgs;
+use crate::up::sources;
+
+/// What `--update` calls everything.
+const ALL: &str = "all";
+
+/// Arguments of `lock`.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct LockArgs {
+    #[command(subcommand)]
+    command: Option<LockCommand>,
+    #[command(flatten)]
+    select: SelectArgs,
+    /// Image or source to lock anew, as it is now, or `all`; may be given again
+    #[arg(short, long, value_name = "NAME")]
+    update: Vec<String>,
+    /// Lock what steps left too that were built on what another build had left [default: `reuse` in the configuration]
+    #[arg(long)]
+    allow_incremental: bool,
+    /// The lock file [default: ENV.lock beside the profile, or here for a built-in one]
+    #[arg(long, value_name = "FILE")]
+    file: Option<PathBuf>,
+}
+
+/// What else to do with lock files.
+#[derive(Debug, Subcommand)]
+pub enum LockCommand {
+    /// Say what changed from one lock file to another
+    Diff(DiffArgs),
+}
+
+/// Arguments of `lock diff`.
+#[derive(Debug, Args)]
+pub struct DiffArgs {
+    /// The older lock file
+    old: PathBuf,
+    /// The newer lock file
+    new: PathBuf,
+}
+
+/// Writes a lock file, or compares two.
+pub fn lock(cx: &Context, args: &LockArgs) -> Result<()> {
+    if let Some(LockCommand::Diff(args)) = &args.command {
+        return diff(cx, args);
+    }
+    let wish = args.select.wish("lock");
+    let mut prepared = Prepared::new(cx, &wish)?;
+    prepared.reuse = prepared.reuse.or_asked(args.allow_incremental);
+    // An env's own layers are nobody else's.
+    prepared.own = false;
+    let path = match &args.file {
+        Some(file) => file.clone(),
+        None => locked::place(&prepared)?,
+    };
+    let old = lockfile::read(&path)?;
+    if let Some(old) = &old {
+        fits(&path, old, &mut prepared)?;
+    }
+    check_names(args, &prepared)?;
+    cx.host_as_root("building an image")?;
+    let store = cx.store()?;
+    let signals = Signals::take()?;
+    let reporter = cx.ui.reporter(Format::Human);
+    let work = Work {
+        cx,
+        args,
+        store: &store,
+        signals: &signals,
+        reporter: &reporter,
+        old: old.as_ref(),
+    };
+    let command = locked::command(&wish, args.file.as_deref());
+    let outcome = work.lock(&mut prepared, &path, command);
+    cx.tidy(&store)?;
+    let lock = match (outcome, signals.pending()?) {
+        (Err(_), Some(signal)) => return Err(Error::new(Kind::Signal(signal), "interrupted")),
+        (outcome, _) => outcome?,
+    };
+    let changes = old.as_ref().map(|old| lockfile::changes(old, &lock));
+    // What a machine was is no reason to touch a file that says the same.
+    let is_older = old.as_ref().is_some_and(|old| old.version < VERSION);
+    if is_older || changes.as_ref().is_none_or(|changes| !changes.is_empty()) {
+        lockfile::write(&path, &lock)?;
+    }
+    store.remember_lock(&path, &lock)?;
+    say(cx, &path, &lock, changes, is_older)
+}
+
+/// Refuses to write over the lock file of something else; without parameters, those of the lock file are meant.
+fn fits(path: &Path, old: &Lockfile, prepared: &mut Prepared) -> Result<()> {
+    let mut now = locked::choices(prepared);
+    let none = BTreeMap::new();
+    now.params = &none;
+    let differences = lockfile::choices(old, &now);
+    if let Some(first) = differences.first() {
+        return Err(Error::new(
+            Kind::Usage,
+            format!(
+                "`{}` is the lock file of something else: {first}",
+                path.display()
+            ),
+        )
+        .help("rockenv lock ... --file OTHER.lock"));
+    }
+    if prepared.inputs.params.is_empty() {
+        prepared.inputs.params.clone_from(&old.params);
+    }
+    Ok(())
+}
+
+fn check_names(args: &LockArgs, prepared: &Prepared) -> Result<()> {
+    let mut known = vec![prepared.profile.image.value.clone()];
+    let sources = prepared.profile.volumes.iter();
+    known.extend(
+        sources
+            .filter(|volume| volume.kind == VolumeKind::Source)
+            .map(|volume| volume.name.clone()),
+    );
+    known.push(ALL.to_owned());
+    match args.update.iter().find(|name| !known.contains(name)) {
+        None => Ok(()),
+        Some(name) => Err(Error::not_found(format!(
+            "profile `{}` has no image or source `{name}` to update",
+            prepared.profile.name
+        ))
+        .help(format!("there is {}", known.join(", ")))),
+    }
+}
+
+struct Work<'a> {
+    cx: &'a Context,
+    args: &'a LockArgs,
+    store: &'a Store,
+    signals: &'a Signals,
+    reporter: &'a Reporter,
+    old: Option<&'a Lockfile>,
+}
+
+impl Work<'_> {
+    fn updates(&self, name: &str) -> bool {
+        let asked = &self.args.update;
+        asked.iter().any(|asked| asked == name || asked == ALL)
+    }
+
+    fn warn(&self, message: String) {
+        self.reporter.emit(&Event::Warning { message });
+    }
+
+    fn lock(&self, prepared: &mut Prepared, path: &Path, command: String) -> Result<Lockfile> {
+        for message in std::mem::take(&mut prepared.notes) {
+            self.warn(message);
+        }
+        let image = self.image(prepared)?;
+        let source = self.sources(prepared)?;
+        let choices = locked::choices(prepared);
+        let user = &prepared.inputs.user;
+        let hooks = prepared.inputs.hooks.iter();
+        let lock = Lockfile {
+            version: VERSION,
+            profile: choices.profile.to_owned(),
+            targets: choices.targets.iter().map(ToString::to_string).collect(),
+            machine_targets: self.machine_targets(prepared),
+            variant: choices.variant.map(str::to_owned),
+            from: choices.from.to_owned(),
+            build_user: match self.old {
+                Some(old) => old.build_user.clone(),
+                None => format!("{}:{}", user.uid, user.gid),
+            },
+            params: prepared.inputs.params.clone(),
+            image,
+            source,
+            hooks: hooks
+                .map(|(name, facts)| (name.clone(), facts.digest.clone()))
+                .collect(),
+            fetched: locked::fetched(self.cx, prepared)?,
+            files: self.files(prepared)?,
+            steps: Vec::new(),
+            observed: Observed {
+                time: Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default(),
+                rockenv: env!("CARGO_PKG_VERSION").to_owned(),
+                engine: prepared.inputs.engine.name().to_owned(),
+                kernel: host::kernel().unwrap_or_default(),
+                amdgpu: host::amdgpu(),
+            },
+        };
+        let pinned = Pinned {
+            path: path.to_owned(),
+            lock: lock.clone(),
+            command,
+        };
+        // From here on the way of `up --locked`, so that what it would refuse is not written down.
+        locked::adopt(self.cx, prepared, pinned)?;
+        let (sources, notes) =
+            sources::prepare(prepared, self.store, false, self.signals, self.reporter)?;
+        for message in notes {
+            self.warn(message);
+        }
+        let mut lock = lock;
+        let git = self.git(prepared);
+        for volume in resolve::volumes(&prepared.profile, &prepared.inputs)? {
+            let inside = matches!(&volume.source, VolumeSource::Git(git) if git.submodules);
+            if let (Some(locked), Some(directory)) =
+                (lock.source.get_mut(&volume.name), sources.get(&volume.name))
+                && locked.commit.is_some()
+            {
+                locked.submodules = git.submodules(directory, inside)?;
+            }
+        }
+        lock.steps = self.steps(prepared, &lock)?;
+        let fetching = Fetching {
+            cx: self.cx,
+            store: self.store,
+            offline: false,
+            signals: self.signals,
+            reporter: self.reporter,
+        };
+        let notes = fetching.lock(prepared, &sources, &mut lock)?;
+        notes.into_iter().for_each(|message| self.warn(message));
+        Ok(lock)
+    }
+
+    /// Returns the steps, with what those that have run here have left, or had when they were locked.
+    fn steps(&self, prepared: &mut Prepared, lock: &Lockfile) -> Result<Vec<LockedStep>> {
+        let mut left = BTreeMap::new();
+        for step in prepared.resolve(Some(self.store))?.steps {
+            let seeker = Seeker {
+                reuse: prepared.reuse,
+                ..Seeker::default()
+            };
+            if let Some(layer) = self.store.step_layer(step.key.as_str(), &seeker)? {
+                left.insert(step.name, layer);
+            }
+        }
+        // As with all the rest, what is locked stays.
+        let old = self.old.filter(|_| !self.updates(ALL));
+        let prints = |step: &Step| {
+            old.and_then(|old| locked::locked_prints(old, step))
+                .or_else(|| left.get(&step.name)?.prints.clone())
+        };
+        let spec = locked::whole(prepared, lock, &prints)?;
+        let locked = spec.steps.into_iter().map(|step| {
+            let layer = left.get(&step.name);
+            let old = old.and_then(|old| old.step(&step.name));
+            let old = old.filter(|old| old.key == step.key && !old.pins.is_empty());
+            LockedStep {
+                prints: step
+                    .fingerprints
+                    .as_ref()
+                    .and_then(|_| Some(LockedPrints::new(&prints(&step)?))),
+                pins: match (old, layer) {
+                    (Some(old), _) => old.pins.clone(),
+                    (None, Some(layer)) => layer.pins.clone(),
+                    (None, None) => Pins::new(),
+                },
+                name: step.name,
+                key: step.key,
+                parts: step.parts,
+            }
+        });
+        Ok(locked.collect())
+    }
+
+    fn git<'a>(&self, prepared: &'a Prepared) -> Git<'a> {
+        Git::new(&prepared.inputs.user)
+    }
+
+    /// The machine's list may grow; what is locked stays as it is until everything is locked anew.
+    fn machine_targets(&self, prepared: &Prepared) -> Vec<String> {
+        match self.old {
+            Some(old) if !self.updates(ALL) => old.machine_targets.clone(),
+            _ => prepared
+                .inputs
+                .machine_targets
+                .iter()
+                .map(ToString::to_string)
+                .collect(),
+        }
+    }
+
+    /// Returns the image as it was locked, or builds it and describes it.
+    fn image(&self, prepared: &Prepared) -> Result<LockedImage> {
+        let name = &prepared.profile.image.value;
+        let recipe = &prepared.recipe;
+        let digest = recipe.digest();
+        let update = self.updates(name);
+        if let Some(old) = self.old
+            && !update
+            && (&old.image.name, &old.image.recipe) == (name, &digest)
+        {
+            return Ok(old.image.clone());
+        }
+        let snapshot = recipe
+            .dated_mirror()
+            .filter(|mirror| self.cx.config.mirrors.contains_key(mirror))
+            .and_then(|_| snapshot_id(Timestamp::now().as_second()));
+        let pin = Pin {
+            snapshot: snapshot.as_deref(),
+            resolved: None,
+        };
+        let dated = recipe.pinned(pin);
+        let ensure = |recipe: &Recipe, refresh: bool| match self.store.image_of(recipe)? {
+            Some(image) if !refresh => Ok(image),
+            _ => super::image::build_with(
+                self.cx,
+                self.store,
+                name,
+                recipe,
+                refresh,
+                self.signals,
+                self.reporter,
+            ),
+        };
+        let mut image = ensure(&dated, update)?;
+        let resolved = dated.pinned(Pin {
+            snapshot: None,
+            resolved: image.resolved.as_deref(),
+        });
+        if resolved != dated {
+            image = ensure(&resolved, false)?;
+        }
+        if let Some(mirror) = dated.dated_mirror() {
+            self.warn(format!(
+                "the packages of image `{name}` are locked by version, and their archive will move on: with a dated archive \
+                 configured as mirror `{mirror}` they could be had again"
+            ));
+        }
+        Ok(LockedImage::new(&digest, dated.snapshot(), &image))
+    }
+
+    /// Returns each source as it was locked, or as it is now.
+    fn sources(&self, prepared: &Prepared) -> Result<BTreeMap<String, LockedSource>> {
+        let cancel = Cancel::new(self.signals);
+        let look = || cancel.look();
+        let git = Git {
+            user: &prepared.inputs.user,
+            cancel: cancel.flag(),
+            tick: &look,
+        };
+        let mut sources = BTreeMap::new();
+        for volume in resolve::volumes(&prepared.profile, &prepared.inputs)? {
+            if volume.kind != VolumeKind::Source {
+                continue;
+            }
+            let locked = match &volume.source {
+                VolumeSource::Git(source) => {
+                    let repository = Repository::new(&volume.name, source);
+                    cancel.outcome(self.repository(&repository, &git))?
+                }
+                VolumeSource::Path(path) => {
+                    source::is_there(&volume.name, path)?;
+                    let print = cancel.outcome(git.fingerprint(path))?;
+                    by_fingerprint(&volume.name, path, &print)?
+                }
+                VolumeSource::Store => continue,
+            };
+            sources.insert(volume.name, locked);
+        }
+        Ok(sources)
+    }
+
+    /// Returns the files of caches that the profile locks: those that were locked, and what came since.
+    fn files(&self, prepared: &Prepared) -> Result<BTreeMap<String, BTreeMap<String, CacheFile>>> {
+        let mut all = BTreeMap::new();
+        for volume in prepared
+            .profile
+            .volumes
+            .iter()
+            .filter(|volume| volume.locked)
+        {
+            let found = self.store.cache_files(&volume.name)?.into_iter();
+            let mut files: BTreeMap<_, _> = found
+                .map(|(path, sha256)| (path, CacheFile::Sha256(sha256)))
+                .collect();
+            if let Some(old) = self.old.and_then(|old| old.files.get(&volume.name))
+                && !self.updates(ALL)
+            {
+                // What rockenv fetches is looked up anew: it is as the source says.
+                let old = old.iter().filter(|(_, file)| file.url().is_none());
+                files.extend(old.map(|(path, file)| (path.clone(), file.clone())));
+            }
+            if !files.is_empty() {
+                all.insert(volume.name.clone(), files);
+            }
+        }
+        Ok(all)
+    }
+
+    fn repository(&self, repository: &Repository, git: &Git<'_>) -> Result<LockedSource> {
+        let place = (Some(&repository.url), repository.rev.as_ref());
+        let update = self.updates(&repository.name);
+        if let Some(old) = self
+            .old
+            .and_then(|old| old.source.get(&repository.name))
+            .filter(|old| !update && (old.git.as_ref(), old.rev.as_ref()) == place)
+        {
+            return Ok(old.clone());
+        }
+        let newest = match update {
+            true => git.newest(&repository.url, repository.rev.as_deref())?,
+            false => None,
+        };
+        let mut locked = match newest {
+            Some(commit) => LockedSource {
+                git: None,
+                rev: None,
+                commit: Some(commit),
+                content: None,
+                submodules: BTreeMap::new(),
+            },
+            // A commit is what it was, and one that the store has is what envs are built from.
+            None => {
+                let mut say = |message: &str| {
+                    self.reporter.emit(&Event::Note {
+                        message: message.to_owned(),
+                    });
+                };
+                let directory = repository.prepare(self.store, git, false, &mut say)?;
+                let print = git.fingerprint(&directory)?;
+                by_fingerprint(&repository.name, &directory, &print)?
+            }
+        };
+        locked.git = Some(repository.url.clone());
+        locked.rev.clone_from(&repository.rev);
+        Ok(locked)
+    }
+}
+
+/// Locks what a fingerprint says; changes that are in no commit could be had by nobody else.
+fn by_fingerprint(name: &str, directory: &Path, print: &str) -> Result<LockedSource> {
+    let (kind, rest) = print.split_once(':').unwrap_or_default();
+    if rest.contains('+') {
+        return Err(Error::new(
+            Kind::Drift,
+            format!(
+                "source `{name}` in `{}` has changes that are in no commit: a lock file could not name them",
+                directory.display()
+            ),
+        )
+        .help(format!("git -C {} status", directory.display())));
+    }
+    let only = |wanted: &str| (kind == wanted).then(|| rest.to_owned());
+    Ok(LockedSource {
+        git: None,
+        rev: None,
+        commit: only("git"),
+        content: only("content"),
+        submodules: BTreeMap::new(),
+    })
+}
+
+fn say(
+    cx: &Context,
+    path: &Path,
+    lock: &Lockfile,
+    changes: Option<Vec<Change>>,
+    was_older: bool,
+) -> Result<()> {
+    let is_new = changes.is_none();
+    let changes = changes.unwrap_or_default();
+    if cx.json {
+        #[derive(Serialize)]
+        struct Shown<'a> {
+            schema: &'static str,
+            file: &'a Path,
+            new: bool,
+            changes: &'a [Change],
+        }
+        return cx.ui.json(&Shown {
+            schema: "rockenv/lock/1",
+            file: path,
+            new: is_new,
+            changes: &changes,
+        });
+    }
+    tell(cx, &changes);
+    let count = |number: usize, what: &str| match number {
+        1 => format!("1 {what}"),
+        _ => format!("{number} {what}s"),
+    };
+    let file = path.display();
+    cx.ui.note(&match (is_new, changes.is_empty()) {
+        (true, _) => format!(
+            "wrote {file}: image {} with {}, {}, {}, {}",
+            lock.image.name,
+            count(lock.image.packages.len(), "package"),
+            count(lock.source.len(), "source"),
+            count(lock.hooks.len(), "hook"),
+            count(lock.steps.len(), "step")
+        ),
+        (false, true) if was_older => format!("wrote {file}: nothing changed but its format"),
+        (false, true) => format!("{file}: nothing changed"),
+        (false, false) => {
+            // What only follows is no change of its own.
+            let own = changes.iter().filter(|change| change.follows.is_none());
+            format!("wrote {file}: {}", count(own.count().max(1), "change"))
+        }
+    });
+    Ok(())
+}
+
+fn tell(cx: &Context, changes: &[Change]) {
+    for line in lockfile::told(changes) {
+        cx.ui.data(&format!("{line}\n"));
+    }
+}
+
+fn diff(cx: &Context, args: &DiffArgs) -> Result<()> {
+    let read = |path: &Path| {
+        lockfile::read(path)?.ok_or_else(|| {
+            Error::not_found(format!("there is no lock file `{}`", path.display()))
+                .help("rockenv lock PROFILE --file FILE")
+        })
+    };
+    let changes = lockfile::changes(&read(&args.old)?, &read(&args.new)?);
+    if cx.json {
+        #[derive(Serialize)]
+        struct Shown<'a> {
+            schema: &'static str,
+            changes: &'a [Change],
+        }
+        return cx.ui.json(&Shown {
+            schema: "rockenv/lock-diff/1",
+            changes: &changes,
+        });
+    }
+    tell(cx, &changes);
+    if changes.is_empty() {
+        cx.ui.note("nothing changed");
+    }
+    Ok(())
+}

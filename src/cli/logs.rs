@@ -1,0 +1,114 @@
+//! Owns `logs`: a step's output as it was, or as it comes.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use fs_err as fs;
+
+use super::exec::holder;
+use crate::execute::log::{Reader, text_of};
+use crate::store::Store;
+use crate::sys::error::{Error, Result};
+use crate::up::context::Context;
+
+/// How often a log that grows is looked at.
+const PERIOD: Duration = Duration::from_millis(100);
+
+/// Arguments of `logs`.
+#[derive(Debug, Args)]
+pub struct LogsArgs {
+    /// The env
+    name: String,
+    /// The step [default: the last one that ran]
+    step: Option<String>,
+    /// Go on as long as the step runs
+    #[arg(short, long)]
+    follow: bool,
+    /// Show the time and stream of each line
+    #[arg(short, long)]
+    times: bool,
+    /// Show every byte as the step wrote it, control sequences of terminals too
+    #[arg(long)]
+    raw: bool,
+}
+
+/// Shows a log, and with `--follow` those of the steps after it.
+pub fn logs(cx: &Context, args: &LogsArgs) -> Result<()> {
+    let store = cx.existing_store()?;
+    store.known(&args.name)?;
+    let mut path = all(&store, args)?.pop_last().ok_or_else(|| none(args))?;
+    let mut log = Reader::open(&path)?;
+    loop {
+        // Asked before reading, and in this order: what was written before the end is then read for certain.
+        let running =
+            args.follow && holder(&store, &args.name).is_some_and(|holder| holder.verb == "up");
+        let next = match args.follow {
+            true => all(&store, args)?.into_iter().find(|other| *other > path),
+            false => None,
+        };
+        while let Some(lines) = log.lines()? {
+            show(cx, &lines, args);
+        }
+        cx.ui.flush();
+        if cx.ui.closed() {
+            return Ok(());
+        }
+        if next.is_none() && running {
+            std::thread::sleep(PERIOD);
+            continue;
+        }
+        if let Some(rest) = log.rest() {
+            show(cx, &rest, args);
+        }
+        let Some(next) = next else {
+            return Ok(());
+        };
+        log = Reader::open(&next)?;
+        path = next;
+    }
+}
+
+fn show(cx: &Context, lines: &[u8], args: &LogsArgs) {
+    let mut out = Vec::with_capacity(lines.len() + 1);
+    for line in lines.split(|byte| *byte == b'\n') {
+        out.extend_from_slice(if args.times { line } else { text_of(line) });
+        out.push(b'\n');
+    }
+    match args.raw {
+        true => cx.ui.bytes(&out),
+        false => cx.ui.lines(&out),
+    }
+}
+
+/// Returns the logs, of the step if one is named, in the order in which they were begun: each is named by the time
+/// of its `up` and the number of its step.
+fn all(store: &Store, args: &LogsArgs) -> Result<BTreeSet<PathBuf>> {
+    let mut found = BTreeSet::new();
+    let runs = match fs::read_dir(store.env_dir(&args.name).join("logs")) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(found),
+        other => other?,
+    };
+    for run in runs {
+        for entry in fs::read_dir(run?.path())? {
+            let entry = entry?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            // NN-step.log
+            let step = name.get(3..).and_then(|rest| rest.strip_suffix(".log"));
+            if step.is_some() && (args.step.is_none() || step == args.step.as_deref()) {
+                found.insert(entry.path());
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn none(args: &LogsArgs) -> Error {
+    let what = args
+        .step
+        .as_ref()
+        .map_or_else(|| "any step".to_owned(), |step| format!("step `{step}`"));
+    Error::not_found(format!("env `{}` has no log of {what}", args.name))
+        .help(format!("rockenv status {}", args.name))
+}

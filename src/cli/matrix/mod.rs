@@ -1,0 +1,223 @@
+//! Owns `matrix`: several envs with one command. Each is built by a `rockenv up` of its own, so that none can take another
+//! down, and all of them keep to the machine's one budget of jobs and memory.
+
+mod up;
+mod write;
+
+use std::io::{BufRead as _, BufReader};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use serde::Deserialize;
+
+use crate::matrix::{Cell, Foreseen};
+use crate::sys::error::{Error, Kind, Result};
+use crate::sys::host::Host;
+use crate::sys::process;
+use crate::sys::process::Program;
+use crate::sys::signals::Cancel;
+use crate::ui::event::{Event, Outcome};
+use crate::ui::size;
+use crate::up::context::Context;
+
+/// How long an env may take to stop what runs in it, as long as `up` gives a step, and some more; or Slurm to take jobs back.
+const GRACE: Duration = Duration::from_secs(30);
+/// More than any plan.
+const PLAN_LIMIT: u64 = 64 << 20;
+
+/// Work with several targets at once.
+#[derive(Debug, Subcommand)]
+pub enum MatrixCommand {
+    /// Bring an env up for each target; what they have in common is built once
+    Up(up::MatrixUpArgs),
+    #[command(flatten)]
+    Write(Box<write::For>),
+}
+
+/// Which envs.
+#[derive(Debug, Args)]
+pub struct Which {
+    /// Targets, and families of them [default: those that each profile names]
+    #[arg(
+        index = 1,
+        value_name = "TARGET|FAMILY",
+        required_unless_present = "profile"
+    )]
+    targets: Vec<String>,
+    /// Profile or profile file; may be given again [default: therock]
+    #[arg(short, long)]
+    profile: Vec<String>,
+}
+
+/// Does what was asked for; returns the exit code.
+pub fn matrix(cx: &Context, command: &MatrixCommand) -> Result<u8> {
+    match command {
+        MatrixCommand::Up(args) => up::up(cx, args),
+        MatrixCommand::Write(form) => write::write(cx, form).map(|()| 0),
+    }
+}
+
+/// What an `up` said while it ran.
+#[derive(Debug, Default)]
+struct Told {
+    outcome: Option<Outcome>,
+    disk_delta: i64,
+    /// The step that failed.
+    failed: Option<String>,
+}
+
+impl Told {
+    /// Returns the step that this ended in, as it would end in all who run it. Else it is the env alone that could not be built:
+    /// held by somebody, refused by preflight, interrupted.
+    fn failed_for_all(&self, error: &Error) -> Option<&str> {
+        let kinds = [Kind::StepFailed, Kind::Drift, Kind::OutOfSpace];
+        let failed = self.failed.as_deref();
+        failed.filter(|_| kinds.contains(&error.kind()))
+    }
+}
+
+/// What `plan --json` says, as far as it matters here.
+#[derive(Debug, Deserialize)]
+struct Shown {
+    env: String,
+    needs: Needs,
+    plan: Steps,
+}
+
+#[derive(Debug, Deserialize)]
+struct Steps {
+    steps: Vec<Foreseen>,
+}
+
+/// What an env needs of a machine.
+#[derive(Debug, Deserialize)]
+struct Needs {
+    sizing: Sizing,
+    memory: Option<u64>,
+    disk: Vec<Disk>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Sizing {
+    jobs: Jobs,
+}
+
+#[derive(Debug, Deserialize)]
+struct Jobs {
+    value: u32,
+}
+
+#[derive(Debug, Deserialize)]
+struct Disk {
+    needed: u64,
+}
+
+/// What every `up` is started with.
+struct Starter<'a> {
+    cx: &'a Context,
+    host: Host,
+    options: &'a [String],
+    cancel: &'a Cancel<'a>,
+}
+
+impl Starter<'_> {
+    fn program(&self, verb: &str, cell: &Cell) -> Result<Program> {
+        let directory = std::env::current_dir()?;
+        Ok(Program::at(&self.host.program)
+            .inherit_env()
+            // What CI systems read is said here, for all of them.
+            .env("GITHUB_ACTIONS", "")
+            .env("GITLAB_CI", "")
+            .directory(directory)
+            .grace(GRACE)
+            .own_codes()
+            .arg("--home")
+            .arg(&self.cx.config.home)
+            .args([verb])
+            .args(&cell.args)
+            .args(self.options))
+    }
+
+    /// Asks what `up` would do: the env's name, and its steps.
+    fn plan(&self, cell: &Cell) -> Result<Shown> {
+        let program = self.program("plan", cell)?.arg("--json");
+        let text = program.output(PLAN_LIMIT, self.cancel.flag(), &mut |event| {
+            if let process::Event::Tick = event {
+                self.cancel.look();
+            }
+        })?;
+        serde_json::from_slice(&text)
+            .map_err(|error| Error::unexpected("cannot read a plan").source(error))
+    }
+
+    /// Runs one `up` and shows what it says, each line with the env's name.
+    fn up(&self, cell: &Cell, env: &str, until: Option<&str>) -> (Told, Result<()>) {
+        let told = Mutex::new(Told::default());
+        let run = || {
+            let mut program = self.program("up", cell)?.args(["--progress", "json"]);
+            if let Some(until) = until {
+                program = program.args(["--until", until]);
+            }
+            let mut on = |event: process::Event<'_>| match event {
+                process::Event::Line(line) => self.cx.ui.note(&format!("{env}: {line}")),
+                process::Event::Tick => self.cancel.look(),
+            };
+            program.stream(self.cancel.flag(), &mut on, |stdout| {
+                for line in BufReader::new(stdout).lines() {
+                    // Of a later rockenv, at most: nothing depends on it.
+                    if let Ok(event) = serde_json::from_str::<Event>(&line?) {
+                        let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
+                        self.show(env, &event, &mut told);
+                    }
+                }
+                Ok(())
+            })
+        };
+        let result = run();
+        (
+            told.into_inner().unwrap_or_else(PoisonError::into_inner),
+            result,
+        )
+    }
+
+    fn show(&self, env: &str, event: &Event, told: &mut Told) {
+        let say = |text: String| self.cx.ui.note(&format!("{env}: {text}"));
+        match event {
+            Event::StepStarted {
+                index,
+                total,
+                name,
+                cached: false,
+                ..
+            } => say(format!("step {index}/{total} {name}")),
+            Event::StepFinished {
+                name,
+                outcome,
+                cost,
+                ..
+            } => {
+                told.disk_delta += cost.disk_delta.unwrap_or(0);
+                if *outcome == Outcome::Failed {
+                    told.failed = Some(name.clone());
+                }
+                if *outcome == Outcome::Done {
+                    let time = size::duration(Duration::from_millis(cost.wall_ms));
+                    say(format!("{name} done in {time}"));
+                }
+            }
+            Event::Image { message, done, .. } if done.is_none() && !message.is_empty() => {
+                say(message.clone());
+            }
+            Event::Note { message } | Event::Warning { message } => say(message.clone()),
+            Event::Finished { outcome, message } => {
+                told.outcome = Some(*outcome);
+                if !message.is_empty() {
+                    self.cx.ui.note(message);
+                }
+            }
+            Event::Output { line, .. } => self.cx.ui.detail(&format!("{env}: {line}")),
+            _ => {}
+        }
+    }
+}

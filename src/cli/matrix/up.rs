@@ -1,0 +1,422 @@
+//! Owns `matrix up`: each env by an `up` of its own, in turns; what became of them.
+
+use std::collections::BTreeSet;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use serde::Serialize;
+
+use super::{Shown, Starter, Told, Which};
+use crate::cli::job_summary;
+use crate::matrix::scheduler::{Turn, Turns};
+use crate::matrix::{Cell, cells, check_names};
+use crate::profile;
+use crate::store::Store;
+use crate::store::ephemeral::Claim;
+use crate::sys::error::{Error, Kind, Result};
+use crate::sys::host::Host;
+use crate::sys::signals::{Cancel, Signals};
+use crate::ui::event::Outcome;
+use crate::ui::size;
+use crate::ui::table::Table;
+use crate::up::context::Context;
+use crate::up::ephemeral;
+
+/// Columns of the table of envs.
+const TITLES: [&str; 6] = ["target", "env", "outcome", ">time", ">disk", "why"];
+
+/// Arguments of `matrix up`.
+#[derive(Debug, Args)]
+pub struct MatrixUpArgs {
+    #[command(flatten)]
+    which: Which,
+    /// Envs to build at once; all share one budget of jobs
+    #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
+    parallel: u8,
+    /// Remove all of them when this command ends, in whatever way; outputs, caches and sources stay
+    #[arg(long)]
+    ephemeral: bool,
+    /// Options for each `up`, after `--`
+    #[arg(index = 2, last = true, value_name = "OPTION")]
+    options: Vec<String>,
+}
+
+/// What became of an env.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct Row {
+    /// What it is built for: targets that its profile names are joined by commas.
+    target: String,
+    /// Its name, once that is known.
+    env: Option<String>,
+    /// `done`, `hit` (there was nothing to do), `failed`, or `not-run` because a step failed that it shares.
+    outcome: &'static str,
+    /// Milliseconds that its `up` took, without what it built for others.
+    wall_ms: u64,
+    /// Bytes by which the disk got fuller.
+    disk_delta: i64,
+    /// Why it failed, or was not run.
+    why: Option<String>,
+}
+
+impl Row {
+    fn new(cx: &Context, cell: &Cell) -> Result<Self> {
+        let own = match (cell.target, &cell.profile) {
+            (None, Some(name)) => profile::load(&cx.config.profile_dirs, name)?.targets,
+            _ => Vec::new(),
+        };
+        let targets = cell.targets(&own)?;
+        let names: Vec<&str> = targets.iter().map(|target| target.name()).collect();
+        Ok(Self {
+            target: names.join(","),
+            env: None,
+            outcome: "not-run",
+            wall_ms: 0,
+            disk_delta: 0,
+            why: None,
+        })
+    }
+
+    fn name(&self) -> &str {
+        self.env.as_deref().unwrap_or(&self.target)
+    }
+
+    /// Writes down why an `up` failed: what it said itself, where it said something.
+    fn fail(&mut self, error: &Error) {
+        let chain = error.chain();
+        let said = chain.iter().flat_map(|text| text.lines());
+        let own = said
+            .filter_map(|line| line.strip_prefix("error: "))
+            .next_back();
+        self.outcome = "failed";
+        self.why = Some(own.unwrap_or_else(|| error.message()).to_owned());
+    }
+}
+
+/// Steps that several envs share, and that one of them has built.
+#[derive(Clone, Debug, Serialize)]
+struct Common {
+    /// The env that built them.
+    env: String,
+    /// All that share them.
+    envs: Vec<String>,
+    /// The last of them.
+    until: String,
+    steps: usize,
+    wall_ms: u64,
+    disk_delta: i64,
+}
+
+/// How a turn ended.
+struct End {
+    turn: Turn,
+    wall_ms: u64,
+    told: Told,
+    result: Result<()>,
+}
+
+/// What is known of all of them.
+struct Board<'a> {
+    cx: &'a Context,
+    rows: Vec<Row>,
+    common: Vec<Common>,
+    /// Whether a CI system's section is open for envs that are built side by side.
+    beside: bool,
+}
+
+/// Brings all of them up; returns the exit code.
+pub(super) fn up(cx: &Context, args: &MatrixUpArgs) -> Result<u8> {
+    let cells = cells(&args.which.profile, &args.which.targets)?;
+    let signals = Signals::take()?;
+    let cancel = Cancel::new(&signals);
+    let starter = Starter {
+        cx,
+        host: Host::probe()?,
+        options: &args.options,
+        cancel: &cancel,
+    };
+    let mut board = Board {
+        cx,
+        rows: cells
+            .iter()
+            .map(|cell| Row::new(cx, cell))
+            .collect::<Result<_>>()?,
+        common: Vec::new(),
+        beside: false,
+    };
+    let mut plans = Vec::new();
+    let mut told = BTreeSet::new();
+    for (row, cell) in board.rows.iter_mut().zip(&cells) {
+        plans.push(match cancel.outcome(starter.plan(cell)) {
+            Ok(Shown { env, plan, .. }) => {
+                row.env = Some(env);
+                Some(plan.steps)
+            }
+            Err(error) if matches!(error.kind(), Kind::Signal(_)) => return Err(error),
+            Err(error) => {
+                row.fail(&error);
+                // Where a profile is wrong, it is for all of its targets.
+                for text in error.chain().into_iter().skip(1) {
+                    if told.insert(text.clone()) {
+                        let lines = text.lines().map(|line| format!("{}: {line}", row.name()));
+                        lines.for_each(|line| cx.ui.note(&line));
+                    }
+                }
+                None
+            }
+        });
+    }
+    let named = board.rows.iter().zip(&cells);
+    check_names(named.filter_map(|(row, cell)| Some((row.env.as_deref()?, cell))))?;
+    // Until the last of them has ended: each stands on what another built.
+    let claims = match args.ephemeral {
+        true => claim(cx, &board.rows)?,
+        false => Vec::new(),
+    };
+    build(
+        &starter,
+        &cells,
+        &mut board,
+        Turns::new(&plans),
+        args.parallel,
+    );
+    let mut wrong = None;
+    for (store, env, claim) in claims {
+        if let Err(error) = ephemeral::end(&store, &env, claim) {
+            cx.ui.warn(&error.chain().join(": "));
+            wrong = Some(error.help("rockenv gc removes what is left"));
+        }
+    }
+    if let Some(signal) = cancel.caught() {
+        let kept = match args.ephemeral {
+            true => "the same command again",
+            false => "the same command again: finished steps are kept",
+        };
+        return Err(Error::new(Kind::Signal(signal), "interrupted").help(kept));
+    }
+    let failed = |row: &&Row| row.outcome == "failed";
+    for row in board.rows.iter().filter(failed) {
+        cx.ui
+            .annotate_failure(row.name(), row.why.as_deref().unwrap_or_default());
+    }
+    job_summary::of_matrix(cx, &TITLES, &board.lines());
+    board.show()?;
+    if let Some(error) = wrong {
+        return Err(error);
+    }
+    Ok(match board.rows.iter().any(|row| failed(&row)) {
+        true => Kind::StepFailed.exit_code(),
+        false => 0,
+    })
+}
+
+/// Makes the envs that can be built end with this command.
+fn claim(cx: &Context, rows: &[Row]) -> Result<Vec<(Store, String, Claim)>> {
+    // Without root each `up` is root of a namespace of its own.
+    if !nix::unistd::geteuid().is_root() {
+        return Err(Error::unavailable("`matrix up --ephemeral` needs root")
+            .help("sudo rockenv matrix up ..."));
+    }
+    let store = cx.store()?;
+    rows.iter()
+        .filter_map(|row| row.env.clone())
+        .map(|env| {
+            let claim = store.claim(&env)?;
+            Ok((store.clone(), env, claim))
+        })
+        .collect()
+}
+
+/// Builds them in turns, so many at once.
+fn build(
+    starter: &Starter<'_>,
+    cells: &[Cell],
+    board: &mut Board<'_>,
+    mut turns: Turns,
+    parallel: u8,
+) {
+    std::thread::scope(|scope| {
+        let (ended, ends) = mpsc::channel();
+        let mut running = 0;
+        loop {
+            while running < parallel
+                && starter.cancel.caught().is_none()
+                && let Some(turn) = turns.take()
+            {
+                board.begin(&turn);
+                running += 1;
+                let env = board.rows[turn.env].name().to_owned();
+                let ended = ended.clone();
+                scope.spawn(move || {
+                    let began = Instant::now();
+                    let until = turn.shared.as_ref().map(|shared| shared.until.as_str());
+                    let (told, result) = starter.up(&cells[turn.env], &env, until);
+                    let wall_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+                    let end = End {
+                        turn,
+                        wall_ms,
+                        told,
+                        result,
+                    };
+                    // Nobody listens any more only where all is over.
+                    drop(ended.send(end));
+                });
+            }
+            if running == 0 {
+                break;
+            }
+            let Ok(end) = ends.recv() else { break };
+            running -= 1;
+            board.end(end, &mut turns);
+        }
+    });
+    starter.cx.ui.end_section();
+}
+
+impl Board<'_> {
+    /// Says what begins. What is the same for all that are left is built alone, and folds by itself; what is built side by side
+    /// folds together.
+    fn begin(&mut self, turn: &Turn) {
+        let ui = &self.cx.ui;
+        let shared = turn.shared.as_ref();
+        let title = shared.map(|shared| {
+            let whose = match self.is_all(&shared.envs) {
+                true => "all".to_owned(),
+                false => self.names(&shared.envs).join(", "),
+            };
+            let env = self.rows[turn.env].name();
+            let until = &shared.until;
+            format!("the same for {whose}, up to step `{until}`: env {env} builds it")
+        });
+        let alone = shared.is_some_and(|shared| self.is_all(&shared.envs));
+        if let (true, Some(title)) = (alone, &title) {
+            ui.end_section();
+            return ui.begin_section(title);
+        }
+        if self.cx.config.terminal.ci_system.is_some() && !self.beside {
+            ui.end_section();
+            ui.begin_section(&match self.rows.len() {
+                1 => "1 env".to_owned(),
+                count => format!("{count} envs"),
+            });
+            self.beside = true;
+        }
+        if let Some(title) = title {
+            ui.note(&title);
+        }
+    }
+
+    /// Returns whether these are all envs that may still come to something.
+    fn is_all(&self, envs: &[usize]) -> bool {
+        let lost = self.rows.iter().filter(|row| row.outcome == "failed");
+        envs.len() + lost.count() == self.rows.len()
+    }
+
+    fn names(&self, envs: &[usize]) -> Vec<String> {
+        let rows = envs.iter().map(|env| &self.rows[*env]);
+        rows.map(|row| row.name().to_owned()).collect()
+    }
+
+    /// Writes down how a turn ended, and what that means for those who share it.
+    fn end(&mut self, end: End, turns: &mut Turns) {
+        let End {
+            turn,
+            wall_ms,
+            told,
+            result,
+        } = end;
+        let env = self.rows[turn.env].name().to_owned();
+        if let (Some(shared), Ok(())) = (&turn.shared, &result) {
+            turns.done(&turn);
+            self.common.push(Common {
+                env,
+                envs: self.names(&shared.envs),
+                until: shared.until.clone(),
+                steps: shared.steps,
+                wall_ms,
+                disk_delta: told.disk_delta,
+            });
+            return;
+        }
+        let row = &mut self.rows[turn.env];
+        row.wall_ms = wall_ms;
+        row.disk_delta = told.disk_delta;
+        match result {
+            Ok(()) => {
+                turns.done(&turn);
+                row.outcome = match told.outcome {
+                    Some(Outcome::Hit) => "hit",
+                    _ => "done",
+                };
+            }
+            Err(error) => {
+                row.fail(&error);
+                match told.failed_for_all(&error) {
+                    None => turns.dropped(&turn),
+                    Some(step) => {
+                        for other in turns.failed(&turn) {
+                            self.rows[other].why =
+                                Some(format!("step `{step}` failed in env {env}"));
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn show(&self) -> Result<()> {
+        if self.cx.json {
+            #[derive(Serialize)]
+            struct Shown<'a> {
+                schema: &'static str,
+                common: &'a [Common],
+                envs: &'a [Row],
+            }
+            return self.cx.ui.json(&Shown {
+                schema: "rockenv/matrix/1",
+                common: &self.common,
+                envs: &self.rows,
+            });
+        }
+        let mut table = Table::new(TITLES);
+        for line in self.lines() {
+            table.row(line);
+        }
+        self.cx.ui.table(&table);
+        Ok(())
+    }
+
+    /// Returns the table's rows.
+    fn lines(&self) -> Vec<Vec<String>> {
+        let time = |ms| size::duration(Duration::from_millis(ms));
+        let all = self.rows.len();
+        let common = self.common.iter().map(|common| {
+            let whose = match common.envs.len() {
+                count if count == all => "all".to_owned(),
+                count => format!("{count} of {all}"),
+            };
+            vec![
+                whose,
+                common.env.clone(),
+                "done".to_owned(),
+                time(common.wall_ms),
+                size::delta(common.disk_delta),
+                match common.envs.len() {
+                    count if count == all => "what they have in common".to_owned(),
+                    _ => format!("what {} have in common", common.envs.join(", ")),
+                },
+            ]
+        });
+        let rows = self.rows.iter().map(|row| {
+            vec![
+                row.target.clone(),
+                row.env.clone().unwrap_or_default(),
+                row.outcome.replace('-', " "),
+                time(row.wall_ms),
+                size::delta(row.disk_delta),
+                row.why.clone().unwrap_or_default(),
+            ]
+        });
+        common.chain(rows).collect()
+    }
+}

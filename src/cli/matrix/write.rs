@@ -1,0 +1,431 @@
+//! Owns `matrix json`, `github` and their neighbours: the jobs that several envs are, written for whoever runs them.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand};
+use fs_err as fs;
+use serde::Serialize;
+
+use super::{GRACE, Shown, Starter, Which};
+use crate::matrix::jobs::{Env, Job, NEEDED, Runners, Shard, gpu_option, jobs};
+use crate::matrix::kubernetes::{self, Cluster};
+use crate::matrix::pipeline::{Calls, Common, Pipeline, Secret, Share, Size, whole, words};
+use crate::matrix::slurm::{self, Site};
+use crate::matrix::{Cell, cells, check_names, common, github, gitlab};
+use crate::plan::resolve;
+use crate::profile;
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::host::Host;
+use crate::sys::process;
+use crate::sys::process::Program;
+use crate::sys::signals::{Cancel, Signals};
+use crate::up::context::Context;
+
+/// More than the ids of any submission.
+const IDS_LIMIT: u64 = 1 << 20;
+
+/// Whom the jobs are written for.
+#[derive(Debug, Subcommand)]
+pub enum For {
+    /// Print the jobs of a CI system: one for each env, and one for its steps with a GPU
+    Json(JsonArgs),
+    /// Print a workflow for GitHub Actions
+    Github(PipelineArgs),
+    /// Print a pipeline for GitLab
+    Gitlab(GitlabArgs),
+    /// Print a script that submits the envs to Slurm, or run it
+    Slurm(SlurmArgs),
+    /// Print jobs for Kubernetes
+    Kubernetes(KubernetesArgs),
+}
+
+/// Which envs.
+#[derive(Debug, Args)]
+pub(super) struct Part {
+    #[command(flatten)]
+    which: Which,
+    /// Only this part of the envs, such as 2/4
+    #[arg(long, value_name = "I/N")]
+    shard: Option<Shard>,
+}
+
+/// Arguments of `matrix json`.
+#[derive(Debug, Args)]
+pub struct JsonArgs {
+    #[command(flatten)]
+    part: Part,
+    /// File that says which machines build and which have a GPU
+    #[arg(long, value_name = "FILE")]
+    runners: Option<PathBuf>,
+}
+
+/// How rockenv is called in the jobs.
+#[derive(Debug, Args)]
+pub(super) struct Call {
+    /// How rockenv is called there, such as `sudo -E rockenv`
+    #[arg(long, value_name = "COMMAND", default_value = "rockenv")]
+    rockenv: String,
+    /// Line of shell that each shell of a job begins with, such as one that installs rockenv
+    #[arg(long, value_name = "COMMAND")]
+    setup: Option<String>,
+    /// Repository of a registry that jobs push snapshots to and pull them from
+    #[arg(long, value_name = "REPOSITORY")]
+    registry: Option<String>,
+    /// Variable of the jobs, and what the CI system calls the secret that it gets; may be given again
+    #[arg(long = "secret", value_name = "ENV=NAME")]
+    secrets: Vec<Secret>,
+    /// Minutes that a job may take
+    #[arg(long, value_name = "MINUTES", default_value_t = 1440, value_parser = clap::value_parser!(u32).range(1..))]
+    timeout: u32,
+    /// Options for each `up`, after `--`
+    #[arg(index = 2, last = true, value_name = "OPTION")]
+    options: Vec<String>,
+}
+
+/// Arguments of `matrix github` and `matrix gitlab`.
+#[derive(Debug, Args)]
+pub struct PipelineArgs {
+    #[command(flatten)]
+    part: Part,
+    /// File that says which machines build and which have a GPU
+    #[arg(long, value_name = "FILE")]
+    runners: Option<PathBuf>,
+    #[command(flatten)]
+    call: Call,
+    /// All machines use one store: what envs have in common is built before them, and steps with a GPU are jobs of their own
+    #[arg(long, conflicts_with = "registry")]
+    one_store: bool,
+}
+
+/// Arguments of `matrix gitlab` alone.
+#[derive(Debug, Args)]
+pub struct GitlabArgs {
+    #[command(flatten)]
+    pipeline: PipelineArgs,
+    /// Where the file will be in the repository: with `--one-store` the pipeline runs it once more
+    #[arg(long, value_name = "PATH", default_value = ".gitlab-ci.yml", value_parser = yaml_path)]
+    path: String,
+}
+
+/// Reads the name of a file that GitLab takes for a pipeline.
+fn yaml_path(text: &str) -> std::result::Result<String, String> {
+    let yaml = text.ends_with(".yml") || text.ends_with(".yaml");
+    match yaml && !text.chars().any(|c| c.is_whitespace() || c.is_control()) {
+        true => Ok(text.to_owned()),
+        false => Err("GitLab takes a file whose name ends in .yml, without spaces".to_owned()),
+    }
+}
+
+/// Arguments of `matrix slurm`.
+#[derive(Debug, Args)]
+pub struct SlurmArgs {
+    #[command(flatten)]
+    part: Part,
+    #[command(flatten)]
+    call: Call,
+    /// Run steps with a GPU as jobs of their own, which ask for this resource, such as `gpu:1` or `gpu:{target}:1`
+    #[arg(long, value_name = "GRES")]
+    gres: Option<String>,
+    /// Option of each `sbatch`, such as `--partition=build`; may be given again
+    #[arg(long, value_name = "OPTION", allow_hyphen_values = true)]
+    sbatch: Vec<String>,
+    /// Submit the jobs, and print their ids
+    #[arg(long)]
+    submit: bool,
+}
+
+/// Arguments of `matrix kubernetes`.
+#[derive(Debug, Args)]
+pub struct KubernetesArgs {
+    #[command(flatten)]
+    part: Part,
+    #[command(flatten)]
+    call: Call,
+    /// Container image that has rockenv in it
+    #[arg(long, value_name = "IMAGE")]
+    image: String,
+    /// Claim on the volume that the store is on [default: each job has a store of its own]
+    #[arg(long, value_name = "NAME", required_unless_present = "registry")]
+    claim: Option<String>,
+    /// Secret with logins to registries, as `kubectl create secret docker-registry` makes it: for the image and for `--registry`
+    #[arg(long, value_name = "NAME")]
+    registry_secret: Option<String>,
+    /// Container image with kubectl and a shell, which starts each job when what it stands on is done
+    #[arg(long, value_name = "IMAGE", default_value = kubernetes::KUBECTL)]
+    kubectl_image: String,
+}
+
+/// Prints the jobs, or what came of submitting them.
+pub(super) fn write(cx: &Context, form: &For) -> Result<()> {
+    let text = match form {
+        For::Json(args) => args.line(cx)?,
+        For::Github(args) => github::workflow(&args.pipeline(cx, Runners::default)?),
+        For::Gitlab(args) => {
+            gitlab::pipeline(&args.pipeline.pipeline(cx, Runners::any)?, &args.path)
+        }
+        For::Slurm(args) if args.submit => submit(cx, &args.script(cx)?)?,
+        For::Slurm(args) => args.script(cx)?,
+        For::Kubernetes(args) => {
+            let pipeline = scheduled(cx, &args.part, &args.call, NEEDED)?;
+            kubernetes::manifest(&pipeline, &args.cluster())
+        }
+    };
+    cx.ui.data(&text);
+    Ok(())
+}
+
+impl JsonArgs {
+    /// Returns the jobs on one line, which is what CI systems read from an output.
+    fn line(&self, cx: &Context) -> Result<String> {
+        let runners = runners(self.runners.as_deref())?.unwrap_or_default();
+        let envs = self.part.envs(cx, &self.part.cells()?, &runners)?;
+        let include = jobs_for(cx, &envs, &runners, NEEDED)?;
+        #[derive(Serialize)]
+        struct Matrix {
+            include: Vec<Job>,
+        }
+        serde_json::to_string(&Matrix { include })
+            .map_err(|error| Error::unexpected("cannot write the matrix").source(error))
+    }
+}
+
+impl Call {
+    /// Refuses secrets where nobody keeps any.
+    fn without_secrets(&self, help: &str) -> Result<()> {
+        match self.secrets.first() {
+            None => Ok(()),
+            Some(secret) => Err(Error::new(
+                Kind::Usage,
+                format!(
+                    "`--secret {}={}`: jobs there get no secrets",
+                    secret.variable, secret.name
+                ),
+            )
+            .help(help)),
+        }
+    }
+}
+
+impl SlurmArgs {
+    fn script(&self, cx: &Context) -> Result<String> {
+        let site = Site {
+            gres: self.gres.clone(),
+            options: self.sbatch.clone(),
+        };
+        self.call.without_secrets(
+            "export the variable before you submit: `sbatch` hands on the environment that it is called in",
+        )?;
+        // Where no GPU is asked for, a task may get a node without.
+        let gpu = match site.gres {
+            Some(_) => NEEDED,
+            None => "auto",
+        };
+        let mut pipeline = scheduled(cx, &self.part, &self.call, gpu)?;
+        if site.gres.is_none() {
+            pipeline.jobs = whole(pipeline.jobs);
+        }
+        Ok(slurm::script(&pipeline, &site))
+    }
+}
+
+/// Runs a script that submits the jobs, and returns their ids.
+fn submit(cx: &Context, script: &str) -> Result<String> {
+    let path = cx.config.host_variable("PATH").unwrap_or_default();
+    let signals = Signals::take()?;
+    let cancel = Cancel::new(&signals);
+    let submitted = Program::at("/bin/sh")
+        .inherit_env()
+        .env("PATH", path)
+        .directory(std::env::current_dir()?)
+        .grace(GRACE)
+        .arg("-c")
+        .arg(script)
+        .output(IDS_LIMIT, cancel.flag(), &mut |event| match event {
+            process::Event::Line(line) => cx.ui.note(line),
+            process::Event::Tick => cancel.look(),
+        });
+    let submitted = cancel
+        .outcome(submitted)
+        .context(|| "cannot submit the jobs to Slurm".to_owned())?;
+    Ok(String::from_utf8_lossy(&submitted).into_owned())
+}
+
+impl KubernetesArgs {
+    fn cluster(&self) -> Cluster {
+        Cluster {
+            image: self.image.clone(),
+            claim: self.claim.clone(),
+            login: self.registry_secret.clone(),
+            kubectl: self.kubectl_image.clone(),
+        }
+    }
+}
+
+impl PipelineArgs {
+    fn pipeline(&self, cx: &Context, without_file: fn() -> Runners) -> Result<Pipeline> {
+        let runners = runners(self.runners.as_deref())?.unwrap_or_else(without_file);
+        let share = match self.one_store {
+            true => Share::Store,
+            false => Share::Nothing,
+        };
+        pipeline(cx, &self.part, &self.call, &runners, NEEDED, share)
+    }
+}
+
+/// Decides what the jobs do where a scheduler chooses the machines, which see one store.
+fn scheduled(cx: &Context, part: &Part, call: &Call, gpu: &str) -> Result<Pipeline> {
+    pipeline(cx, part, call, &Runners::scheduled(), gpu, Share::Store)
+}
+
+fn runners(path: Option<&Path>) -> Result<Option<Runners>> {
+    let Some(path) = path else {
+        return Ok(None);
+    };
+    fs::read_to_string(path)
+        .map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => Error::not_found("there is no such file")
+                .help("--runners takes the file that says which machines build: `build = [\"self-hosted\"]`"),
+            _ => error.into(),
+        })
+        .and_then(|text| Runners::parse(&text))
+        .context(|| format!("cannot read `{}`", path.display()))
+        .map(Some)
+}
+
+impl Part {
+    /// Returns the envs of the part: there may be none.
+    fn cells(&self) -> Result<Vec<Cell>> {
+        let cells = self.all()?;
+        Ok(match self.shard {
+            Some(shard) => shard.of(cells),
+            None => cells,
+        })
+    }
+
+    /// Returns the envs of the part, of which there has to be one: a file without jobs is none, and who submits nothing has made a mistake.
+    fn some_cells(&self) -> Result<Vec<Cell>> {
+        if let Some(shard) = self.shard {
+            shard.check(self.all()?.len())?;
+        }
+        self.cells()
+    }
+
+    fn all(&self) -> Result<Vec<Cell>> {
+        cells(&self.which.profile, &self.which.targets)
+    }
+
+    /// Returns the envs, called as `up` calls them where it is told nothing else.
+    fn envs(&self, cx: &Context, cells: &[Cell], runners: &Runners) -> Result<Vec<Env>> {
+        cells
+            .iter()
+            .map(|cell| {
+                let name = cell.profile.as_deref().unwrap_or(resolve::DEFAULT_PROFILE);
+                let profile = profile::load(&cx.config.profile_dirs, name)?;
+                let stem = cell.target.filter(|_| cell.profile.is_none());
+                let targets = cell.targets(&profile.targets)?;
+                let asked = cell.target.as_slice();
+                Ok(Env {
+                    name: resolve::env_name(
+                        None,
+                        stem.map(|target| target.name()),
+                        &profile.name,
+                        asked,
+                        &[],
+                    )?,
+                    target: runners
+                        .choose(&targets)
+                        .ok_or_else(|| Error::unexpected("an env has no target"))?,
+                    gpu: profile.steps.iter().any(|step| step.gpu),
+                    cell: cell.clone(),
+                })
+            })
+            .collect()
+    }
+}
+
+/// Returns the jobs, and says which steps none of them runs.
+fn jobs_for(cx: &Context, envs: &[Env], runners: &Runners, gpu: &str) -> Result<Vec<Job>> {
+    check_names(envs.iter().map(|env| (env.name.as_str(), &env.cell)))?;
+    let (jobs, homeless) = jobs(envs, runners, gpu)?;
+    if !homeless.is_empty() {
+        cx.ui.note(&format!(
+            "steps with a GPU are run by no job for {}: no runner has one",
+            homeless.join(", ")
+        ));
+    }
+    Ok(jobs)
+}
+
+/// Decides what the jobs do, by the plans that there are for the envs here and now. `gpu` is what jobs that have a GPU tell `up` of it,
+/// unless the options say something else.
+fn pipeline(
+    cx: &Context,
+    part: &Part,
+    call: &Call,
+    runners: &Runners,
+    gpu: &str,
+    otherwise: Share,
+) -> Result<Pipeline> {
+    let cells = part.some_cells()?;
+    let (options, asked) = gpu_option(&call.options);
+    let plans = plans(cx, &cells, &options)?;
+    let mut envs = part.envs(cx, &cells, runners)?;
+    for (env, plan) in envs.iter_mut().zip(&plans) {
+        // The options have a say in it, and `rm` has to find it.
+        env.name.clone_from(&plan.env);
+    }
+    let jobs = jobs_for(cx, &envs, runners, asked.as_deref().unwrap_or(gpu))?;
+    let steps: Vec<_> = plans.iter().map(|plan| plan.plan.steps.clone()).collect();
+    let common = match (common(&steps), cells.first(), plans.first()) {
+        (1.., Some(cell), Some(plan)) => Some(Common {
+            env: plan.env.clone(),
+            up: [&cell.args[..], &["--gpu".to_owned(), "none".to_owned()]].concat(),
+            until: steps[0][common(&steps) - 1].name.clone(),
+            runner: runners.build().to_vec(),
+        }),
+        _ => None,
+    };
+    let needs = || plans.iter().map(|plan| &plan.needs);
+    let size = Size {
+        cpus: needs()
+            .map(|needs| needs.sizing.jobs.value)
+            .max()
+            .unwrap_or(1),
+        memory: needs().filter_map(|needs| needs.memory).max(),
+        disk: needs()
+            .filter_map(|needs| needs.disk.first())
+            .map(|disk| disk.needed)
+            .max()
+            .filter(|needed| *needed > 0),
+    };
+    let calls = Calls {
+        written_by: words(
+            &["rockenv".to_owned()]
+                .into_iter()
+                .chain(std::env::args().skip(1))
+                .collect::<Vec<_>>(),
+        ),
+        rockenv: call.rockenv.clone(),
+        setup: call.setup.clone(),
+        secrets: call.secrets.clone(),
+        options,
+        minutes: call.timeout,
+    };
+    let share = call.registry.clone().map_or(otherwise, Share::Registry);
+    Pipeline::new(calls, size, common, jobs, share)
+}
+
+fn plans(cx: &Context, cells: &[Cell], options: &[String]) -> Result<Vec<Shown>> {
+    let signals = Signals::take()?;
+    let cancel = Cancel::new(&signals);
+    let starter = Starter {
+        cx,
+        host: Host::probe()?,
+        options,
+        cancel: &cancel,
+    };
+    cells
+        .iter()
+        .map(|cell| cancel.outcome(starter.plan(cell)))
+        .collect()
+}

@@ -1,0 +1,157 @@
+//! Owns the command line's shape; what a command does is in `commands`.
+
+pub mod cache;
+pub(crate) mod completions;
+pub mod dispatch;
+pub mod doctor;
+pub mod du;
+pub mod env;
+pub mod exec;
+pub mod export;
+pub mod fsck;
+pub mod gc;
+pub mod generate;
+pub mod hook;
+pub mod image;
+pub mod import;
+pub(crate) mod job_summary;
+pub mod list;
+pub mod lock;
+pub mod logs;
+pub mod matrix;
+pub mod on;
+pub mod plan;
+pub mod profile;
+pub(crate) mod program;
+pub mod pull;
+pub mod push;
+pub mod reference;
+pub mod remove;
+pub mod report;
+pub mod setup;
+pub mod snapshot;
+pub mod target;
+pub mod trust;
+pub mod up;
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+/// Reproducible build environments for ROCm, in systemd-nspawn and containers.
+#[derive(Debug, Parser)]
+#[command(
+    name = "rockenv",
+    version,
+    propagate_version = true,
+    max_term_width = 100,
+    disable_help_subcommand = true
+)]
+pub struct Cli {
+    #[command(flatten)]
+    pub global: GlobalArgs,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Flags of every command.
+#[derive(Clone, Debug, Default, Args)]
+pub struct GlobalArgs {
+    /// Say more; twice for more still
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+    /// Say only what went wrong
+    #[arg(short, long, global = true)]
+    pub quiet: bool,
+    /// Answer questions with yes
+    #[arg(short, long, global = true)]
+    pub yes: bool,
+    /// Print results as JSON
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// The store's root [default: /var/lib/rockenv for root]
+    #[arg(long, global = true, value_name = "DIR")]
+    pub home: Option<PathBuf>,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Build an env, or bring it up to date
+    Up(up::UpArgs),
+    /// Show what `up` would do
+    Plan(up::UpArgs),
+    /// Stop what runs in an env; everything is kept
+    Down(remove::DownArgs),
+    /// Remove an env; never a source, cache, output or host directory
+    Rm(remove::RmArgs),
+    /// List envs
+    Ls(list::LsArgs),
+    /// Show an env: its steps, snapshots, image and age
+    Status(list::StatusArgs),
+    /// Open a shell in an env
+    Shell(exec::ShellArgs),
+    /// Run a command in an env
+    Exec(exec::ExecArgs),
+    /// Print the variables for using what an env built
+    Env(env::EnvArgs),
+    /// Show a step's log
+    Logs(logs::LogsArgs),
+    /// Work with snapshots
+    #[command(subcommand)]
+    Snapshot(snapshot::SnapshotCommand),
+    /// Go back to a snapshot
+    Rollback(snapshot::RollbackArgs),
+    /// Make a new env from an env's present state
+    Fork(snapshot::ForkArgs),
+    /// Push an env's snapshots to a registry, for other machines
+    Push(push::PushArgs),
+    /// Pull snapshots from a registry, for `up` to find
+    Pull(pull::PullArgs),
+    /// Show where the disk space went
+    Du(du::DuArgs),
+    /// Write what an env's steps took and used, as one page
+    Report(report::command::ReportArgs),
+    /// Remove what nobody needs, and what the policy gives up
+    Gc(gc::GcArgs),
+    /// Work with caches
+    #[command(subcommand)]
+    Cache(cache::CacheCommand),
+    /// Work with base images
+    #[command(subcommand)]
+    Image(image::ImageCommand),
+    /// Work with profiles
+    #[command(subcommand)]
+    Profile(profile::ProfileCommand),
+    /// Work with hooks: checked changes of sources
+    #[command(subcommand)]
+    Hook(hook::HookCommand),
+    /// Run a command of rockenv on another machine, by ssh
+    On(on::OnArgs),
+    /// Work with several targets at once
+    #[command(subcommand)]
+    Matrix(matrix::MatrixCommand),
+    /// Show GPU targets
+    #[command(subcommand)]
+    Target(target::TargetCommand),
+    /// Write down exactly what an env is built from, for `up --locked`
+    Lock(lock::LockArgs),
+    /// Hand out what an env built, with a manifest of what it was made from; or its snapshots, as a file
+    Export(export::ExportArgs),
+    /// Take snapshots that another machine exported, for `up` to find
+    Import(import::ImportArgs),
+    /// Let the files of a directory count: rockenv.toml, profiles/, images/ and hooks/
+    Trust(trust::TrustArgs),
+    /// Install what the host needs
+    Setup(setup::command::SetupArgs),
+    /// Say what this machine can do and what is missing
+    Doctor(doctor::command::DoctorArgs),
+    /// Check the store, and mend what can be mended
+    Fsck(fsck::FsckArgs),
+    /// Print a completion script
+    Completions(generate::CompletionsArgs),
+    /// Print the manual page, or write one for each command
+    Man(generate::ManArgs),
+    /// Print a JSON schema
+    Schema(generate::SchemaArgs),
+}

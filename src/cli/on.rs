@@ -1,0 +1,474 @@
+//! Owns `on`: a command of rockenv's on another machine, by ssh. Everything is there: store, sources, caches, containers.
+//! This machine sends the program and what it has configured, shows what is said, and fetches results.
+
+use std::io::Write as _;
+use std::path::{Component, Path, PathBuf};
+use std::process::Stdio;
+
+use clap::{Args, Parser as _};
+use fs_err as fs;
+use sha2::{Digest as _, Sha256};
+
+use crate::cli::{Cli, Command};
+use crate::profile::hex;
+use crate::remote::{LOOKED_AT, Machine, Outcome, Seen, Tree, Way, is_looked_at};
+use crate::sys::account::become_caller;
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::host::Host;
+use crate::tree::listing::Listing;
+use crate::tree::write::{Existing, Writer};
+use crate::up::context::Context;
+use crate::up::select::quoted;
+
+/// Where the other machine keeps it, below the user's home.
+const PLACE: &str = ".cache/rockenv";
+
+/// Arguments of `on`.
+#[derive(Debug, Args)]
+pub struct OnArgs {
+    /// The machine
+    #[arg(value_name = "ssh://[USER@]HOST[:PORT]")]
+    machine: Machine,
+    /// Run it there with `sudo -n`
+    #[arg(long)]
+    sudo: bool,
+    /// Send a file or directory below the working directory too; may be given again
+    #[arg(long, value_name = "PATH")]
+    send: Vec<PathBuf>,
+    /// Send also what was changed on both machines: the other's becomes `PATH.~1~` there
+    #[arg(long)]
+    backup: bool,
+    /// Fetch a file or directory after success, below the working directory on both machines; no file here is replaced
+    #[arg(long, value_name = "PATH")]
+    fetch: Vec<PathBuf>,
+    /// What rockenv is to do there, such as `up gfx1103`
+    #[arg(
+        value_name = "COMMAND",
+        required_unless_present_any = ["send", "fetch"],
+        trailing_var_arg = true,
+        allow_hyphen_values = true
+    )]
+    command: Vec<String>,
+}
+
+/// Runs the command there; returns its exit code.
+pub fn on(cx: &Context, args: &OnArgs) -> Result<u8> {
+    for path in args.send.iter().chain(&args.fetch) {
+        check_below(path)?;
+    }
+    // Nothing of root's is needed here: the files and the keys are the caller's.
+    become_caller()?;
+    let way = Way {
+        machine: &args.machine,
+        ssh: &cx.config.ssh,
+    };
+    let working = std::env::current_dir()?;
+    let files = files(&working, &args.send)?;
+    let program = send_program(cx, &way)?;
+    let place = format!(
+        "{PLACE}/on/{}",
+        short(working.as_os_str().as_encoded_bytes())
+    );
+    let outcome = send_files(&way, &working, &place, &program, &files, args)?;
+    say(cx, &outcome, args)?;
+    let code = match args.command.is_empty() {
+        true => 0,
+        false => run(cx, &way, &place, &program, args)?,
+    };
+    if code == 0 {
+        for path in &args.fetch {
+            fetch(&way, &place, &working, path)?;
+        }
+    }
+    Ok(code)
+}
+
+/// Refuses what is not below the working directory.
+fn check_below(path: &Path) -> Result<()> {
+    let below = path
+        .components()
+        .all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
+    if below
+        && path
+            .components()
+            .any(|part| matches!(part, Component::Normal(_)))
+    {
+        return Ok(());
+    }
+    Err(Error::new(
+        Kind::Usage,
+        format!("`{}` is not below the working directory", path.display()),
+    )
+    .help("name it relative to the working directory, without `..`"))
+}
+
+fn short(bytes: &[u8]) -> String {
+    hex(&Sha256::digest(bytes))[..16].to_owned()
+}
+
+/// Makes sure that this very program is there; returns its path below the home.
+fn send_program(cx: &Context, way: &Way<'_>) -> Result<String> {
+    let bytes = fs::read(Host::probe()?.program)?;
+    let digest = hex(&Sha256::digest(&bytes));
+    let path = format!("{PLACE}/bin/{digest}");
+    let mut look = way.script(
+        r#"[ "$(uname -m)" = x86_64 ] || exit 3; test -x "$HOME/$1" || exit 4"#,
+        &[&path],
+    )?;
+    look.stdin(Stdio::null());
+    let status = way.start(look)?.wait()?;
+    match status.code() {
+        Some(0) => return Ok(path),
+        Some(3) => {
+            return Err(Error::unavailable(format!(
+                "{} is no x86_64 machine",
+                way.machine
+            )));
+        }
+        Some(4) => {}
+        _ => return way.judge("look for rockenv", status).map(|()| path),
+    }
+    cx.ui.note(&format!("sending rockenv to {}", way.machine));
+    let script = r#"set -e
+umask 077
+mkdir -p "$HOME/${1%/*}"
+new=$(mktemp "$HOME/$1.XXXXXX")
+trap 'rm -f "$new"' EXIT
+cat >"$new"
+[ "$(sha256sum <"$new")" = "$2  -" ]
+chmod 755 "$new"
+mv "$new" "$HOME/$1""#;
+    way.exchange("store rockenv", script, &[&path, &digest], |pipe| {
+        pipe.write_all(&bytes)
+    })?;
+    Ok(path)
+}
+
+/// Lists what is here of configuration, profiles, images and hooks, and of `more`, with the directories that they are in.
+fn files(working: &Path, more: &[PathBuf]) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(working)? {
+        let name = PathBuf::from(entry?.file_name());
+        if is_looked_at(&name)
+            || LOOKED_AT
+                .iter()
+                .any(|looked_at| name == Path::new(looked_at))
+        {
+            list(working, &name, &mut found)?;
+        }
+    }
+    for path in more {
+        let path: PathBuf = path
+            .components()
+            .filter(|part| *part != Component::CurDir)
+            .collect();
+        if let Err(error) = fs::symlink_metadata(working.join(&path)) {
+            let error = Error::not_found(format!("cannot send `{}`", path.display())).source(error);
+            return Err(error.help("--send takes a path below the working directory"));
+        }
+        list(working, &path, &mut found)?;
+    }
+    found.sort();
+    found.dedup();
+    Ok(found)
+}
+
+fn list(working: &Path, path: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
+    let refuse = |why: &str| {
+        Err(
+            Error::invalid(format!("cannot send `{}`: {why}", path.display()))
+                .help("move it out of the directory that is sent"),
+        )
+    };
+    if path.to_str().is_none() {
+        return refuse("its name is not UTF-8");
+    }
+    let place = working.join(path);
+    let kind = fs::symlink_metadata(&place)?.file_type();
+    found.push(path.to_owned());
+    if kind.is_dir() {
+        for entry in fs::read_dir(&place)? {
+            list(working, &path.join(entry?.file_name()), found)?;
+        }
+    } else if !kind.is_file() && !kind.is_symlink() {
+        return refuse("it is no file, directory or link");
+    }
+    Ok(())
+}
+
+/// Makes the directory there have these files, unless they were changed there.
+fn send_files(
+    way: &Way<'_>,
+    working: &Path,
+    place: &str,
+    program: &str,
+    files: &[PathBuf],
+    args: &OnArgs,
+) -> Result<Outcome> {
+    let script =
+        r#"place=$HOME/$1 program=$HOME/$2; shift 2; exec "$program" __receive "$place" "$@""#;
+    let conflicts = if args.backup { "backup" } else { "refuse" };
+    let more: Vec<_> = args
+        .send
+        .iter()
+        .map(|path| path.to_string_lossy())
+        .collect();
+    let mut words = vec![place, program, conflicts];
+    words.extend(more.iter().map(|path| &**path));
+    let said = way.exchange("store files", script, &words, |pipe| {
+        let mut pipe = std::io::BufWriter::new(pipe);
+        // An archive that was cut off looks like one that has an end.
+        writeln!(pipe, "{}", files.len())?;
+        let mut archive = tar::Builder::new(pipe);
+        archive.follow_symlinks(false);
+        for path in files {
+            archive.append_path_with_name(working.join(path), path)?;
+        }
+        archive.into_inner()?.flush()
+    })?;
+    serde_json::from_slice(&said).map_err(|error| {
+        Error::unexpected(format!("{} does not say what it did", way.machine)).source(error)
+    })
+}
+
+/// Says what became of files that were changed there; an error where they were changed here too.
+fn say(cx: &Context, outcome: &Outcome, args: &OnArgs) -> Result<()> {
+    let (machine, url) = (&args.machine, args.machine.url());
+    for path in &outcome.kept {
+        let path = path.display();
+        cx.ui.note(&format!(
+            "`{path}` was changed on {machine} and not here: it stays as it is there"
+        ));
+    }
+    for path in &outcome.left {
+        let path = path.display();
+        cx.ui.note(&format!(
+            "`{path}` is gone here, but was changed on {machine}: it stays there"
+        ));
+    }
+    for (path, name) in &outcome.aside {
+        let (path, name) = (path.display(), name.display());
+        cx.ui
+            .note(&format!("`{path}` of {machine} is `{name}` there now"));
+    }
+    let Some(first) = outcome.conflicts.first() else {
+        return Ok(());
+    };
+    let names: Vec<String> = outcome
+        .conflicts
+        .iter()
+        .map(|path| format!("`{}`", path.display()))
+        .collect();
+    let quoted = |path: &Path| quoted(&path.to_string_lossy()).into_owned();
+    let (theirs, mut mine) = (quoted(first), first.as_os_str().to_owned());
+    mine.push(".mine");
+    let mine = quoted(Path::new(&mine));
+    Err(Error::new(
+        Kind::Drift,
+        format!(
+            "{} changed on {machine} and here since it was sent; nothing was done",
+            names.join(", ")
+        ),
+    )
+    .help(format!(
+        "`mv {theirs} {mine} && rockenv on {url} --fetch {theirs}` brings the other one; `{}` sends this one, and keeps the other \
+         one there as `{theirs}.~1~`",
+        with_backup(args)
+    )))
+}
+
+/// Returns what to type for the same with `--backup`.
+fn with_backup(args: &OnArgs) -> String {
+    let mut words = vec!["rockenv".into(), "on".into(), args.machine.url()];
+    words.extend(args.sudo.then(|| "--sudo".to_owned()));
+    for (option, paths) in [("--send", &args.send), ("--fetch", &args.fetch)] {
+        for path in paths {
+            words.extend([option.to_owned(), path.to_string_lossy().into_owned()]);
+        }
+    }
+    words.push("--backup".to_owned());
+    words.extend(args.command.iter().cloned());
+    let words: Vec<_> = words.iter().map(|word| quoted(word)).collect();
+    words.join(" ")
+}
+
+/// Runs rockenv there, at a terminal where we are at one. It ends with the connection: nobody would see how it goes on.
+fn run(cx: &Context, way: &Way<'_>, place: &str, program: &str, args: &OnArgs) -> Result<u8> {
+    // The shell makes an exit code of a signal, which ssh would take for a failure of its own; Ctrl-C is not for the shell.
+    let script = r#"cd "$HOME/$1/work" || exit 1
+program=$HOME/$2 sudo=$3 trusted=$4
+shift 4
+trap : HUP INT QUIT TERM
+$sudo "$program" __attend $PPID "$trusted" "$@"
+exit $?"#;
+    let sudo = if args.sudo { "sudo -n" } else { "" };
+    let trusted = match cx.config.current.counts() {
+        true => "trusted",
+        false => "",
+    };
+    let mut words = vec![place, program, sudo, trusted];
+    words.extend(args.command.iter().map(String::as_str));
+    let terminals = cx.ui.settings().terminals;
+    let reads = reads_input(&args.command);
+    // A terminal there has one output: what is told apart here has to stay apart.
+    let at_terminal = terminals.stdin && terminals.stdout && (terminals.stderr || reads);
+    let options: &[&str] = match at_terminal {
+        // Without ssh's own last words.
+        true => &["-t", "-o", "LogLevel=ERROR"],
+        false => &[],
+    };
+    let mut command = way.script_with(options, script, &words)?;
+    if !at_terminal && !reads {
+        // It would take what is meant for whoever comes after us.
+        command.stdin(Stdio::null());
+    }
+    let status = way.start(command)?.wait()?;
+    match status.code() {
+        // What sudo ends with that refuses, and a shell that finds none.
+        Some(1 | 126 | 127) if args.sudo => check_sudo(way, options, program)?,
+        _ => {}
+    }
+    match status.code() {
+        Some(code) if !Way::is_failure(status) => Ok(u8::try_from(code).unwrap_or(1)),
+        _ => way.judge("run rockenv", status).map(|()| 0),
+    }
+}
+
+/// Tells a sudo that refuses from a command that failed: it has said why.
+fn check_sudo(way: &Way<'_>, options: &[&str], program: &str) -> Result<()> {
+    let script = r#"exec sudo -n "$HOME/$1" --version >/dev/null 2>&1"#;
+    let mut command = way.script_with(options, script, &[program])?;
+    if options.is_empty() {
+        command.stdin(Stdio::null());
+    }
+    let status = way.start(command)?.wait()?;
+    if status.success() || Way::is_failure(status) {
+        return Ok(());
+    }
+    Err(Error::unavailable(format!(
+        "`sudo -n` does not run rockenv on {}",
+        way.machine
+    ))
+    .help(
+        "a line `USER ALL=(root) NOPASSWD: ALL` in a file of /etc/sudoers.d there, or ssh://root@HOST without --sudo",
+    ))
+}
+
+/// Returns whether a command of rockenv's hands its input on to another.
+fn reads_input(words: &[String]) -> bool {
+    let words = std::iter::once("rockenv").chain(words.iter().map(String::as_str));
+    let parsed = Cli::try_parse_from(words);
+    parsed.is_ok_and(|cli| matches!(cli.command, Command::Exec(_) | Command::Shell(_)))
+}
+
+/// Fetches a file or directory from there, whole or not at all.
+fn fetch(way: &Way<'_>, place: &str, working: &Path, path: &Path) -> Result<()> {
+    let name = path.to_string_lossy();
+    let cannot = || format!("cannot fetch `{name}` from {}", way.machine);
+    let arriving = tempfile::Builder::new()
+        .prefix(".rockenv-fetch-")
+        .tempdir_in(working)
+        .context(cannot)?;
+    let mut command = way.script(
+        r#"cd "$HOME/$1/work" && { [ -e "$2" ] || [ -L "$2" ] || exit 7; } && exec tar -c -f - -- "$2""#,
+        &[place, &name],
+    )?;
+    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut child = way.start(command)?;
+    let unpacked = match child.stdout.take() {
+        Some(pipe) => unpack(pipe, arriving.path()),
+        None => Ok(()),
+    };
+    let status = child.wait()?;
+    if status.code() == Some(7) {
+        return Err(Error::not_found(cannot()).source("there is no such file").help(
+            format!("--fetch takes a path below ~/{place}/work there, which stands for the working directory"),
+        ));
+    }
+    unpacked.context(cannot)?;
+    way.judge(&format!("read `{name}`"), status)?;
+    place_below(arriving.path(), working).context(cannot)
+}
+
+fn unpack(pipe: impl std::io::Read, directory: &Path) -> std::io::Result<()> {
+    let mut archive = tar::Archive::new(pipe);
+    archive.set_preserve_mtime(true);
+    archive.unpack(directory)
+}
+
+/// Moves files below `working`. One that is there already with the same content stays; where one has another, nothing is moved.
+fn place_below(arriving: &Path, working: &Path) -> Result<()> {
+    let (from, to) = (Tree::open(arriving)?, Tree::open(working)?);
+    let in_the_way = |path: &Path| {
+        Error::new(
+            Kind::Usage,
+            format!("`{}` is here already, and another", path.display()),
+        )
+        .help(format!("mv {0} {0}.mine", quoted(&path.to_string_lossy())))
+    };
+    let mut fresh = Vec::new();
+    for path in from.leaves(Path::new(""))? {
+        match to.look(&path)? {
+            Seen::Absent => fresh.push(path),
+            found if found == from.look(&path)? => {}
+            _ => return Err(in_the_way(&path)),
+        }
+    }
+    // New directories, empty ones too, keep their permissions and times.
+    let mut writer = Writer::open(working, None, false)?;
+    for (path, entry) in Listing::of(arriving)?.entries {
+        if entry.is_directory() {
+            match to.look(&path)? {
+                Seen::Absent => writer.put(&path, &entry, None, Existing::Refuse)?,
+                Seen::Directory => {}
+                Seen::Is(_) | Seen::Other => return Err(in_the_way(&path)),
+            }
+        }
+    }
+    for path in fresh {
+        if !from.give(&path, &to, &path)? {
+            return Err(in_the_way(&path));
+        }
+    }
+    writer.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tree_arrives_whole_or_not_at_all() {
+        use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+        let directory = tempfile::tempdir().unwrap();
+        let [from, to] = ["from", "to"].map(|name| directory.path().join(name));
+        {
+            fs::create_dir_all(from.join("out/empty")).unwrap();
+            fs::write(from.join("out/a"), "a").unwrap();
+            fs::hard_link(from.join("out/a"), from.join("out/b")).unwrap();
+            std::os::unix::fs::symlink("a", from.join("out/l")).unwrap();
+            let mode = std::fs::Permissions::from_mode(0o750);
+            fs::set_permissions(from.join("out/empty"), mode).unwrap();
+        }
+        fs::create_dir_all(to.join("out")).unwrap();
+        fs::write(to.join("out/l"), "mine").unwrap();
+        assert!(place_below(&from, &to).is_err());
+        assert_eq!(fs::read_dir(to.join("out")).unwrap().count(), 1);
+        fs::remove_file(to.join("out/l")).unwrap();
+        place_below(&from, &to).unwrap();
+        let found = |name: &str| fs::symlink_metadata(to.join("out").join(name)).unwrap();
+        assert_eq!(found("empty").mode() & 0o777, 0o750);
+        assert_eq!(found("a").ino(), found("b").ino());
+        assert!(found("l").is_symlink());
+    }
+
+    #[test]
+    fn only_what_is_below_is_sent_and_fetched() {
+        for path in ["out", "./out/a", "a/b"] {
+            check_below(path.as_ref()).unwrap();
+        }
+        for path in ["/etc", "../x", "a/../../b", ".", ""] {
+            assert!(check_below(path.as_ref()).is_err(), "{path}");
+        }
+    }
+}

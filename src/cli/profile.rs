@@ -1,0 +1,337 @@
+//! Owns `profile`: listing, showing, checking and beginning profiles.
+
+use std::path::Path;
+
+use clap::{Args, Subcommand};
+use serde::Serialize;
+
+use crate::plan::resolve;
+use crate::plan::resolve::Spec;
+use crate::profile::{self, Origin};
+use crate::rocm::target::Target;
+use crate::store::Store;
+use crate::sys::account::{Existing, Place, caller, make_directories};
+use crate::sys::error::{Error, Kind, Result};
+use crate::ui::table::Table;
+use crate::up::context::Context;
+use crate::up::resolve::Prepared;
+use crate::up::select::Wish;
+
+/// What to do with profiles.
+#[derive(Debug, Subcommand)]
+pub enum ProfileCommand {
+    /// List profiles
+    Ls,
+    /// Show a profile's files, or what they come to
+    Show(ShowArgs),
+    /// Check profiles for mistakes
+    Check(CheckArgs),
+    /// Begin a new profile
+    New(NewArgs),
+}
+
+/// Arguments of `profile show`.
+#[derive(Debug, Args)]
+pub struct ShowArgs {
+    /// Profile, target or profile file
+    #[arg(value_name = "PROFILE|TARGET|FILE.toml")]
+    what: String,
+    /// Show the spec: nothing left to decide, a key for each step
+    #[arg(short, long)]
+    resolved: bool,
+    /// Target to resolve for; may be given again
+    #[arg(short, long, value_name = "GFX", requires = "resolved")]
+    target: Vec<String>,
+    /// Set a parameter of the profile
+    #[arg(short, long, value_name = "NAME=VALUE", requires = "resolved")]
+    param: Vec<String>,
+}
+
+/// Arguments of `profile check`.
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    /// Profiles or files [default: every profile there is]
+    #[arg(value_name = "PROFILE|FILE.toml")]
+    what: Vec<String>,
+    /// Target to resolve for instead of the profile's own; may be given again
+    #[arg(short, long, value_name = "GFX")]
+    target: Vec<String>,
+}
+
+/// Arguments of `profile new`.
+#[derive(Debug, Args)]
+pub struct NewArgs {
+    /// Its name
+    name: String,
+    /// Print it instead of writing `profiles/NAME.toml`
+    #[arg(long)]
+    print: bool,
+}
+
+/// Works with profiles; returns the exit code.
+pub fn profile(cx: &Context, command: ProfileCommand) -> Result<u8> {
+    match command {
+        ProfileCommand::Ls => ls(cx).map(|()| 0),
+        ProfileCommand::Show(args) => show(cx, &args).map(|()| 0),
+        ProfileCommand::Check(args) => check(cx, &args),
+        ProfileCommand::New(args) => new(cx, &args).map(|()| 0),
+    }
+}
+
+fn ls(cx: &Context) -> Result<()> {
+    let listed = profile::list(&cx.config.profile_dirs)?;
+    if cx.json {
+        #[derive(Serialize)]
+        struct Row<'a> {
+            name: &'a str,
+            description: &'a str,
+            origin: String,
+            built_in: bool,
+            problem: Option<&'a str>,
+        }
+        let rows: Vec<_> = listed
+            .iter()
+            .map(|profile| Row {
+                name: &profile.name,
+                description: &profile.description,
+                origin: profile.origin.to_string(),
+                built_in: matches!(profile.origin, Origin::Builtin(_)),
+                problem: profile.problem.as_deref(),
+            })
+            .collect();
+        return cx.ui.json(&rows);
+    }
+    let mut table = Table::new(["profile", "description", "where"]);
+    for profile in &listed {
+        let place = match &profile.origin {
+            Origin::Builtin(_) => "built in".to_owned(),
+            Origin::File(path) => path.display().to_string(),
+        };
+        let description = match &profile.problem {
+            Some(problem) => format!("invalid: {}", problem.lines().next().unwrap_or_default()),
+            None => profile.description.clone(),
+        };
+        table.row([profile.name.clone(), description, place]);
+    }
+    cx.ui.table(&table);
+    Ok(())
+}
+
+fn show(cx: &Context, args: &ShowArgs) -> Result<()> {
+    if args.resolved {
+        return show_resolved(cx, args);
+    }
+    let listed = profile::list(&cx.config.profile_dirs)?;
+    let names = listed.iter().map(|profile| profile.name.as_str());
+    let request = resolve::choose(&args.what, &[], None, names)?;
+    let profile = profile::load(&cx.config.profile_dirs, &request.profile)?;
+    if cx.json {
+        #[derive(Serialize)]
+        struct File<'a> {
+            origin: String,
+            text: &'a str,
+        }
+        #[derive(Serialize)]
+        struct Shown<'a> {
+            schema: &'static str,
+            name: &'a str,
+            description: &'a str,
+            files: Vec<File<'a>>,
+        }
+        return cx.ui.json(&Shown {
+            schema: "rockenv/profile/1",
+            name: &profile.name,
+            description: &profile.description,
+            files: profile
+                .files()
+                .map(|(origin, text)| File {
+                    origin: origin.to_string(),
+                    text,
+                })
+                .collect(),
+        });
+    }
+    let count = profile.files().count();
+    for (index, (origin, text)) in profile.files().enumerate() {
+        if count > 1 {
+            let word = if index == 0 { "" } else { "which extends " };
+            cx.ui.data(&format!("# {word}{origin}\n"));
+        }
+        cx.ui.data(text);
+        if index + 1 < count {
+            cx.ui.data("\n");
+        }
+    }
+    Ok(())
+}
+
+fn show_resolved(cx: &Context, args: &ShowArgs) -> Result<()> {
+    let mut prepared = Prepared::new(cx, &wish(&args.what, &args.target, &args.param))?;
+    let store = Store::open_existing(&cx.config.home)?;
+    let notes = prepared.predict(cx, store.as_ref())?;
+    let spec = prepared.resolve(store.as_ref())?;
+    if cx.json {
+        cx.ui.json(&spec)?;
+    } else {
+        let text = toml::to_string_pretty(&spec)
+            .map_err(|error| Error::unexpected("cannot write the spec as toml").source(error))?;
+        cx.ui.data(&text);
+    }
+    for note in notes {
+        cx.ui.note(&format!("{note}: keys will differ when it is"));
+    }
+    Ok(())
+}
+
+fn wish<'a>(what: &'a str, targets: &'a [String], params: &'a [String]) -> Wish<'a> {
+    Wish {
+        verb: "plan",
+        what: Some(what),
+        targets,
+        name: None,
+        variant: None,
+        from: None,
+        params,
+        engine: None,
+        jobs: None,
+        gpu: "auto",
+    }
+}
+
+/// What `profile check` says of one profile.
+#[derive(Debug, Serialize)]
+struct Checked {
+    profile: String,
+    ok: bool,
+    targets: Vec<String>,
+    steps: usize,
+    advice: Vec<String>,
+    error: Option<String>,
+    help: Option<String>,
+}
+
+fn check(cx: &Context, args: &CheckArgs) -> Result<u8> {
+    let mut all = args.what.clone();
+    if all.is_empty() {
+        let listed = profile::list(&cx.config.profile_dirs)?;
+        all.extend(listed.into_iter().map(|profile| profile.name));
+    }
+    let mut code = 0;
+    let mut reports = Vec::new();
+    for what in all {
+        let report = match check_one(cx, &what, &args.target) {
+            Ok((spec, advice)) => {
+                let report = Checked {
+                    profile: what,
+                    ok: true,
+                    targets: spec.targets.iter().map(ToString::to_string).collect(),
+                    steps: spec.steps.len() + spec.skipped.len(),
+                    advice,
+                    error: None,
+                    help: None,
+                };
+                if !cx.json {
+                    shown_ok(cx, &report);
+                }
+                report
+            }
+            Err(error) => {
+                // An invalid profile says more than one that is not there.
+                if code != Kind::Invalid.exit_code() {
+                    code = error.kind().exit_code();
+                }
+                if !cx.json {
+                    cx.ui.error(&error);
+                }
+                Checked {
+                    profile: what,
+                    ok: false,
+                    targets: Vec::new(),
+                    steps: 0,
+                    advice: Vec::new(),
+                    error: Some(error.chain().join("\n")),
+                    help: error.help_text().map(str::to_owned),
+                }
+            }
+        };
+        reports.push(report);
+    }
+    if cx.json {
+        cx.ui.json(&reports)?;
+    }
+    Ok(code)
+}
+
+fn shown_ok(cx: &Context, report: &Checked) {
+    let targets = match report.targets.as_slice() {
+        [] => String::new(),
+        some => format!(", for {}", some.join(" ")),
+    };
+    let steps = match report.steps {
+        1 => "1 step".to_owned(),
+        count => format!("{count} steps"),
+    };
+    cx.ui
+        .data(&format!("{}: ok, {steps}{targets}\n", report.profile));
+    for advice in &report.advice {
+        cx.ui.data(&format!("  advice: {advice}\n"));
+    }
+}
+
+fn check_one(cx: &Context, what: &str, targets: &[String]) -> Result<(Spec, Vec<String>)> {
+    let (profile, mut advice) = profile::check(&cx.config.profile_dirs, what)?;
+    let spec = match resolve_unseen(cx, what, targets) {
+        Err(error) if profile.targets.is_empty() && targets.is_empty() => {
+            // It may only want a target, which it leaves to the command line.
+            let Some(example) = Target::parse("gfx1103")
+                .ok()
+                .map(|target| target.to_string())
+            else {
+                return Err(error);
+            };
+            let spec =
+                resolve_unseen(cx, what, std::slice::from_ref(&example)).map_err(|_| error)?;
+            advice.push(format!(
+                "it names no targets: checked for {example}, and `up` will want `--target`"
+            ));
+            spec
+        }
+        other => other?,
+    };
+    Ok((spec, advice))
+}
+
+/// Resolves without a look at the store or at any source.
+fn resolve_unseen(cx: &Context, what: &str, targets: &[String]) -> Result<Spec> {
+    let mut prepared = Prepared::new(cx, &wish(what, targets, &[]))?;
+    "unseen".clone_into(&mut prepared.inputs.image_key);
+    for input in prepared.profile.steps.iter().flat_map(|step| &step.inputs) {
+        let print = "unseen".to_owned();
+        prepared.inputs.fingerprints.insert(input.clone(), print);
+    }
+    resolve::resolve(&prepared.profile, &prepared.inputs)
+}
+
+fn new(cx: &Context, args: &NewArgs) -> Result<()> {
+    let text = profile::template(&args.name)?;
+    if args.print {
+        cx.ui.data(&text);
+        return Ok(());
+    }
+    let directory = Path::new("profiles");
+    let path = directory.join(format!("{}.toml", args.name));
+    make_directories(caller(), directory)?;
+    let place = Place::new(caller(), &path)?;
+    if place.open()?.is_some() {
+        return Err(place
+            .exists("")
+            .help(format!("rockenv profile check {}", path.display())));
+    }
+    place.put(text.as_bytes(), 0o644, None, Existing::Refuse)?;
+    cx.ui.note(&format!(
+        "wrote {}; next: rockenv profile check {}",
+        path.display(),
+        args.name
+    ));
+    Ok(())
+}

@@ -1,0 +1,152 @@
+//! Owns the way from the process's arguments to an exit code.
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use nix::unistd::AccessFlags;
+
+use crate::cli::{Cli, GlobalArgs};
+use crate::cli::{completions, dispatch};
+use crate::engine::shim;
+use crate::execute::inside;
+use crate::image::certificates;
+use crate::rocm::target::Learned;
+use crate::rocm::{gpu, target};
+use crate::store::config::Config;
+use crate::sys::error::{Error, Kind, Result};
+use crate::sys::{account, trust};
+use crate::ui::{Settings, Terminals, Ui};
+use crate::up::context::Context;
+use crate::{engine, remote};
+
+/// Runs the program.
+pub(crate) fn run() -> ExitCode {
+    let mut arguments = std::env::args_os();
+    if let Some(program) = arguments.next().filter(|program| shim::is_meant(program)) {
+        return shim::run(&program, &arguments.collect::<Vec<_>>());
+    }
+    if let Some(code) = own_subcommand().or_else(completions::answer) {
+        return code;
+    }
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are results; the rest is a usage error. A closed pipe is nobody's problem.
+            let code = if error.use_stderr() {
+                Kind::Usage.exit_code()
+            } else {
+                0
+            };
+            drop(error.print());
+            return ExitCode::from(code);
+        }
+    };
+    let mut ui = Ui::new(settings(&cli.global, None));
+    let result = Config::read().and_then(|mut config| {
+        if let Some(home) = &cli.global.home {
+            config.home = std::path::absolute(home)?;
+        }
+        ui = Ui::new(settings(&cli.global, Some(&config)));
+        certificates::configure(config.authorities.clone());
+        let cx = Context {
+            config,
+            ui: ui.clone(),
+            json: cli.global.json,
+        };
+        let cx = crate::cli::trust::ask(cx, &cli)?;
+        heed_learned(&cx);
+        let code = dispatch::run(&cx, cli.command)?;
+        cx.ui.finish()?;
+        Ok(code)
+    });
+    match result {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            ui.error(&error);
+            ExitCode::from(error.kind().exit_code())
+        }
+    }
+}
+
+/// Goes by the targets that the store learned.
+fn heed_learned(cx: &Context) {
+    let home = &cx.config.home;
+    // A store of somebody else's is refused by whoever opens it.
+    if nix::unistd::access(&target::learned_file(home), AccessFlags::R_OK).is_err() {
+        return;
+    }
+    match Learned::read(home) {
+        Ok(Some(learned)) => learned.install(),
+        Ok(None) => {}
+        Err(error) => cx.ui.warn(&format!(
+            "{}; only the targets that are compiled in are known: `rockenv target learn --source DIR` writes it again",
+            error.chain().join(": ")
+        )),
+    }
+}
+
+fn settings(global: &GlobalArgs, config: Option<&Config>) -> Settings {
+    let terminal = config
+        .map(|config| config.terminal.clone())
+        .unwrap_or_default();
+    Settings {
+        quiet: global.quiet,
+        verbose: global.verbose,
+        yes: global.yes,
+        no_color: terminal.no_color,
+        force_color: terminal.force_color,
+        dumb: terminal.term.as_deref().is_none_or(|term| term == "dumb"),
+        ci: terminal.ci,
+        ci_system: terminal.ci_system,
+        terminals: Terminals::detect(),
+    }
+}
+
+/// Runs what rockenv starts itself with: holder, agent, the trash's reaper, and the helpers inside an env
+/// and on another machine.
+fn own_subcommand() -> Option<ExitCode> {
+    let mut arguments = std::env::args_os().skip(1);
+    let name = arguments.next()?.into_string().ok()?;
+    if !name.starts_with("__") {
+        return None;
+    }
+    let rest: Vec<String> = arguments
+        .filter_map(|argument| argument.into_string().ok())
+        .collect();
+    let result: Result<()> = match name.as_str() {
+        "__hold" => engine::hold::run(),
+        "__agent" => engine::agent::run(rest.first().map(std::path::Path::new)),
+        "__reap" => reap(&rest),
+        "__copy" => inside::copy(&rest),
+        "__export" => inside::export(&rest),
+        inside::LAYER => inside::layer(&rest),
+        "__receive" => remote::receive(&rest),
+        "__attend" => remote::attend(&rest),
+        "__watch" => remote::watch(&rest),
+        account::rights::SUBCOMMAND => account::rights::serve(&rest),
+        trust::SUBCOMMAND => trust::run(&rest),
+        "__probe-gpu" => gpu::probe::run(&rest),
+        _ => Err(Error::new(Kind::Usage, format!("no subcommand `{name}`"))),
+    };
+    Some(match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            Ui::new(Settings::default()).error(&error);
+            ExitCode::from(error.kind().exit_code())
+        }
+    })
+}
+
+fn reap(arguments: &[String]) -> Result<()> {
+    let root = arguments
+        .first()
+        .ok_or_else(|| Error::new(Kind::Usage, "no store given"))?;
+    // A terminal's Ctrl-C is not for a process that only cleans up.
+    let _: nix::Result<nix::unistd::Pid> = nix::unistd::setsid();
+    match crate::store::Store::open_existing(root.as_ref())? {
+        Some(store) => store
+            .make_all_durable()
+            .and_then(|()| store.empty_trash().map(drop)),
+        None => Ok(()),
+    }
+}

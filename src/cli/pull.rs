@@ -1,0 +1,137 @@
+//! Owns `pull`: snapshots from a registry, by their name there, or those of an env that the store lost.
+
+use clap::Args;
+
+use super::image::{Subject, watched};
+use crate::engine::docker::Service;
+use crate::share::{self, Pulled, Repository, Wanted};
+use crate::store::Store;
+use crate::store::history::Reuse;
+use crate::sys::error::{Error, Kind, Result};
+use crate::sys::signals::Signals;
+use crate::ui::event::{Event, Outcome};
+use crate::ui::{Format, Reporter};
+use crate::up::context::Context;
+use crate::up::registry;
+
+/// Arguments of `pull`.
+#[derive(Debug, Args)]
+pub struct PullArgs {
+    /// The snapshot, as `HOST/NAME:TAG` where the tag is a step's key or one that `push` was given; or an env whose snapshots are gone
+    #[arg(value_name = "REF|ENV")]
+    what: String,
+    /// Take snapshots too that were built on what another build had left [default: `reuse` in the configuration]
+    #[arg(long)]
+    allow_incremental: bool,
+}
+
+/// Pulls snapshots.
+pub fn pull(cx: &Context, args: &PullArgs) -> Result<()> {
+    cx.host_as_root("pulling snapshots")?;
+    let signals = Signals::take()?;
+    let reporter = cx.ui.reporter(Format::Human);
+    let asking = Asking {
+        cx,
+        reuse: cx.config.reuse.or_asked(args.allow_incremental),
+        signals: &signals,
+        reporter: &reporter,
+    };
+    let pulled = match args.what.contains('/') {
+        true => asking.by_name(&cx.store()?, &args.what)?,
+        false => asking.of_env(&cx.existing_store()?, &args.what)?,
+    };
+    if cx.json {
+        return cx.ui.json(&pulled);
+    }
+    Ok(())
+}
+
+/// Whoever pulls.
+struct Asking<'a> {
+    cx: &'a Context,
+    reuse: Reuse,
+    signals: &'a Signals,
+    reporter: &'a Reporter,
+}
+
+impl Asking<'_> {
+    fn by_name(&self, store: &Store, text: &str) -> Result<Pulled> {
+        let repository = Repository::parse(text)?;
+        let name = repository.names_one().ok_or_else(|| {
+            Error::new(Kind::Usage, format!("`{text}` names no snapshot"))
+                .help(format!("rockenv pull {text}:TAG"))
+        })?;
+        let is_key = name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let wanted = match is_key {
+            true => Wanted::Key(name.clone()),
+            false => Wanted::Named(name.clone()),
+        };
+        self.one(store, &repository, &wanted, None)?.ok_or_else(|| {
+            Error::not_found(format!("there is no snapshot `{name}` at `{repository}`"))
+                .help(format!("rockenv push ENV {text}, where it was built"))
+        })
+    }
+
+    /// Pulls the last of an env's steps that the registry has.
+    fn of_env(&self, store: &Store, env: &str) -> Result<Pulled> {
+        let repository = registry::repository(self.cx, None)?;
+        let record = store.known(env).map_err(|error| {
+            let help = format!("rockenv up {env} --pull, or rockenv pull {repository}:TAG");
+            Error::new(error.kind(), error.message()).help(help)
+        })?;
+        let keys = record.steps.iter().rev().map(|step| step.key.clone());
+        let keys: Vec<String> = keys.filter(|key| !key.is_empty()).collect();
+        let shown = registry::shown(&repository);
+        let found = watched(
+            self.cx,
+            Subject::Transfer(&shown),
+            self.signals,
+            self.reporter,
+            |means| share::available(&repository, &keys, self.reuse, means),
+        )?;
+        let nothing = || {
+            Error::not_found(format!("`{repository}` has no snapshot of env `{env}`"))
+                .help(format!("rockenv push {env}, where it was built"))
+        };
+        let wanted = Wanted::Key(found.ok_or_else(nothing)?);
+        let service = record.service.as_deref();
+        let service = service.map(Service::connect).transpose()?;
+        let service = service.as_ref();
+        self.one(store, &repository, &wanted, service)?
+            .ok_or_else(nothing)
+    }
+
+    fn one(
+        &self,
+        store: &Store,
+        repository: &Repository,
+        wanted: &Wanted,
+        service: Option<&Service>,
+    ) -> Result<Option<Pulled>> {
+        let shown = registry::shown(repository);
+        let pulled = watched(
+            self.cx,
+            Subject::Transfer(&shown),
+            self.signals,
+            self.reporter,
+            |means| {
+                let user = &self.cx.config.user;
+                share::pull(store, repository, wanted, self.reuse, user, service, means)
+            },
+        );
+        self.cx.settle(store)?;
+        let Some(pulled) = pulled? else {
+            return Ok(None);
+        };
+        let nothing = pulled.steps.is_empty() && !pulled.image_pulled;
+        registry::said_of_incremental(&pulled, self.reporter);
+        self.reporter.emit(&Event::Finished {
+            outcome: if nothing { Outcome::Hit } else { Outcome::Done },
+            message: match nothing {
+                true => "the store has all of it".to_owned(),
+                false => registry::said("pulled", &pulled, repository),
+            },
+        });
+        Ok(Some(pulled))
+    }
+}

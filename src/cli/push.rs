@@ -1,0 +1,253 @@
+//! Owns `push`: which of an env's snapshots others can stand on, and sending them.
+
+use std::time::Instant;
+
+use clap::Args;
+
+use super::image::{Subject, watched};
+use crate::engine::docker::Service;
+use crate::plan::record::{Origin, Snapshot};
+use crate::share::{self, Kept, Push, Pushed, Repository};
+use crate::store::history::Reuse;
+use crate::store::images::Image;
+use crate::store::layer::VolumeState;
+use crate::store::{Layer, Record, Store};
+use crate::sys::error::{Error, Kind, Result};
+use crate::sys::signals::Signals;
+use crate::ui::event::{Event, Outcome};
+use crate::ui::{Format, Reporter, size};
+use crate::up::context::Context;
+use crate::up::registry;
+
+/// Arguments of `push`.
+#[derive(Debug, Args)]
+pub struct PushArgs {
+    /// The env
+    env: String,
+    /// Where to: `HOST/NAME`, and `:TAG` for one more name of the last snapshot [default: `registry` in the configuration]
+    #[arg(value_name = "REF")]
+    reference: Option<String>,
+    /// Last step whose snapshot is pushed
+    #[arg(long, value_name = "STEP")]
+    until: Option<String>,
+    /// Push snapshots too that were built on what another build had left [default: `reuse` in the configuration]
+    #[arg(long)]
+    allow_incremental: bool,
+}
+
+/// Pushes an env's snapshots.
+pub fn push(cx: &Context, args: &PushArgs) -> Result<()> {
+    cx.host_as_root("pushing snapshots")?;
+    let repository = registry::repository(cx, args.reference.as_deref())?;
+    let store = cx.existing_store()?;
+    let signals = Signals::take()?;
+    let reporter = cx.ui.reporter(Format::Human);
+    let until = args.until.as_deref();
+    let reuse = cx.config.reuse.or_asked(args.allow_incremental);
+    let what = Chosen::of(&store, &args.env, until, reuse, &reporter)?;
+    let (pushed, message) = send(
+        cx,
+        &store,
+        &args.env,
+        &repository,
+        what,
+        &signals,
+        &reporter,
+    )?;
+    reporter.emit(&Event::Finished {
+        outcome: match pushed.tags {
+            0 => Outcome::Hit,
+            _ => Outcome::Done,
+        },
+        message,
+    });
+    if cx.json {
+        return cx.ui.json(&pushed);
+    }
+    Ok(())
+}
+
+/// Pushes what others can use; returns what to say of it.
+pub(crate) fn send(
+    cx: &Context,
+    store: &Store,
+    env: &str,
+    repository: &Repository,
+    what: Chosen,
+    signals: &Signals,
+    reporter: &Reporter,
+) -> Result<(Pushed, String)> {
+    let Chosen {
+        record,
+        image,
+        layers,
+        kept,
+    } = what;
+    let started = Instant::now();
+    let what = Push {
+        image: &image,
+        layers: &layers,
+        kept: kept.as_ref(),
+        profile: &record.profile,
+        tag: repository.tag(),
+    };
+    let shown = format!("push to {repository}");
+    let pushed = watched(cx, Subject::Transfer(&shown), signals, reporter, |means| {
+        share::push(store, repository, &what, means)
+    })?;
+    said_of_sockets(&pushed, reporter);
+    let message = format!(
+        "{env}: {} snapshots are at {repository}; {} layers sent ({}), {} were there, in {}",
+        layers.len(),
+        pushed.sent,
+        size::bytes(pushed.sent_bytes),
+        pushed.there,
+        size::duration(started.elapsed()),
+    );
+    Ok((pushed, message))
+}
+
+/// What of an env others can stand on.
+pub(crate) struct Chosen {
+    pub(crate) record: Record,
+    pub(crate) image: Image,
+    /// The lowest first.
+    pub(crate) layers: Vec<Layer>,
+    /// Where their trees are at a service.
+    pub(crate) kept: Option<Kept>,
+}
+
+impl Chosen {
+    /// Chooses it; says what cannot be shared, and why.
+    pub(crate) fn of(
+        store: &Store,
+        env: &str,
+        until: Option<&str>,
+        reuse: Reuse,
+        reporter: &Reporter,
+    ) -> Result<Self> {
+        let record = store.known(env)?;
+        let last = match until {
+            Some(until) => steps(&record).rfind(|snapshot| snapshot.name == until),
+            None => last_step(&record),
+        };
+        let last = last.ok_or_else(|| match until {
+            Some(until) => {
+                Error::not_found(format!("env `{env}` has no snapshot of a step `{until}`"))
+                    .help(format!("rockenv snapshot ls {env}"))
+            }
+            None => Error::not_found(format!("no step of env `{env}` has a snapshot yet"))
+                .help(format!("rockenv up {env}")),
+        })?;
+        let mut layers = store.chain(&last.layer)?;
+        layers.reverse();
+        let (kept, limit) = match &record.service {
+            None => (None, None),
+            Some(socket) => {
+                let (kept, why) = Kept::of(&Service::connect(socket)?, &layers)?;
+                let limit = why.map(|why| (kept.len(), why));
+                (Some(kept), limit)
+            }
+        };
+        let first_incremental = match reuse {
+            Reuse::Clean => layers.iter().position(|layer| !layer.is_clean()),
+            Reuse::Incremental => None,
+        };
+        let end = limit.as_ref().map_or(layers.len(), |(count, _)| *count);
+        let shareable = shareable(&layers[..first_incremental.map_or(end, |first| end.min(first))]);
+        if shareable < layers.len() {
+            let layer = &layers[shareable].title;
+            let (why, help) = match limit {
+                _ if first_incremental == Some(shareable) => (
+                    "it is incremental: it was built on what another build had left".to_owned(),
+                    format!(
+                        "rockenv up {env} --clean makes a clean one; --allow-incremental shares it as it is"
+                    ),
+                ),
+                Some((count, why)) if count == shareable => {
+                    (why, format!("rockenv up {env} --rerun {layer}"))
+                }
+                _ => (
+                    reason(&layers[shareable]),
+                    "rockenv setup --store-image SIZE makes a store that freezes them".to_owned(),
+                ),
+            };
+            if shareable == 0 {
+                return Err(Error::new(
+                    Kind::Usage,
+                    format!("no snapshot of env `{env}` can be shared: {why}"),
+                )
+                .help(help));
+            }
+            reporter.emit(&Event::Warning {
+                message: format!(
+                    "snapshot `{layer}` and those after it cannot be shared: {why}; {help}"
+                ),
+            });
+            layers.truncate(shareable);
+        }
+        let image = &record.image_key;
+        let image = layers.first().map_or(image, |layer| &layer.image_key);
+        let image = store.image(image)?.ok_or_else(|| {
+            Error::not_found(format!(
+                "the image of env `{env}` is not described any more"
+            ))
+            .help("rockenv fsck")
+        })?;
+        Ok(Self {
+            record,
+            image,
+            layers,
+            kept,
+        })
+    }
+}
+
+/// Returns an env's snapshots of steps.
+fn steps(record: &Record) -> impl DoubleEndedIterator<Item = &Snapshot> {
+    let snapshots = record.snapshots.iter();
+    snapshots.filter(|snapshot| snapshot.origin == Origin::Step)
+}
+
+/// Returns the snapshot of the last step that has one, in the order of the steps: it may be younger than one that stands on it.
+pub(crate) fn last_step(record: &Record) -> Option<&Snapshot> {
+    record
+        .steps
+        .iter()
+        .rev()
+        .find_map(|step| steps(record).find(|snapshot| snapshot.key.as_ref() == Some(&step.key)))
+}
+
+/// Says what no archive can hold.
+pub(crate) fn said_of_sockets(pushed: &Pushed, reporter: &Reporter) {
+    if pushed.left_out > 0 {
+        reporter.emit(&Event::Warning {
+            message: format!("{} sockets are left out", pushed.left_out),
+        });
+    }
+}
+
+/// Returns how many layers, from below, are whole without this store.
+fn shareable(layers: &[Layer]) -> usize {
+    let live = |layer: &Layer| {
+        let mut states = layer.volumes.values();
+        states.any(|state| matches!(state, VolumeState::Live(_)))
+    };
+    // On a volume that was not kept nobody else can stand; a later snapshot that has it again says all of it.
+    let whole = |layer: &Layer| layer.key.is_some() && !live(layer);
+    match layers.iter().position(|layer| layer.key.is_none()) {
+        Some(made_by_hand) => layers[..made_by_hand].iter().rposition(whole),
+        None => layers.iter().rposition(whole),
+    }
+    .map_or(0, |last| last + 1)
+}
+
+fn reason(layer: &Layer) -> String {
+    let mut volumes = layer.volumes.iter();
+    match volumes.find(|(_, state)| matches!(state, VolumeState::Live(_))) {
+        Some((name, _)) => {
+            format!("its build volume `{name}` was not frozen with it, as this is an overlay store")
+        }
+        None => "it was made by hand, and has no key".to_owned(),
+    }
+}

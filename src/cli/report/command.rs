@@ -1,0 +1,90 @@
+//! Owns `report`: an env's report as one file, which replaces nothing but another report.
+
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use fs_err as fs;
+
+use crate::cli::report;
+use crate::cli::report::MARK;
+use crate::cli::report::gather::gather;
+use crate::sys::account::{Existing, Place, caller};
+use crate::sys::error::Result;
+use crate::ui::text;
+use crate::up::context::Context;
+
+/// So far into a file its mark is looked for, in bytes.
+const BEGINNING: u64 = 512;
+
+/// Arguments of `report`.
+#[derive(Debug, Args)]
+pub struct ReportArgs {
+    /// The env
+    #[arg(value_name = "ENV")]
+    name: String,
+    /// Markdown instead of HTML
+    #[arg(long, conflicts_with = "json")]
+    markdown: bool,
+    /// Where to write it, `-` for standard output [default: ENV-report.html or .md]
+    #[arg(short, long, value_name = "FILE", conflicts_with = "json")]
+    output: Option<PathBuf>,
+    /// Replace a file that is no report
+    #[arg(short, long)]
+    force: bool,
+}
+
+/// Writes a report.
+pub fn report(cx: &Context, args: &ReportArgs) -> Result<()> {
+    let store = cx.store_to_read()?;
+    let path = args.output.clone().unwrap_or_else(|| {
+        let end = if args.markdown { "md" } else { "html" };
+        PathBuf::from(format!("{}-report.{end}", args.name))
+    });
+    let to_stdout = path == Path::new("-");
+    store.known(&args.name)?;
+    if !cx.json && !to_stdout {
+        // Before the work is done.
+        may_replace(&Place::new(caller(), &path)?, args.force)?;
+    }
+    let report = gather(&store, &args.name)?;
+    if cx.json {
+        return cx.ui.json(&report);
+    }
+    let page = match args.markdown {
+        true => report::markdown(&report),
+        false => report::html(&report),
+    };
+    if to_stdout {
+        cx.ui.raw(page.as_bytes());
+        return Ok(());
+    }
+    let place = Place::new(caller(), &path)?;
+    may_replace(&place, args.force)?;
+    place.put(page.as_bytes(), 0o644, None, Existing::Replace)?;
+    cx.ui.data(&text::path(&path));
+    Ok(())
+}
+
+/// Refuses to replace what somebody else wrote, and whatever is no file.
+fn may_replace(place: &Place<'_>, force: bool) -> Result<()> {
+    let elsewhere = "rockenv report ENV --output FILE; `-` is standard output";
+    let found = place.open().map_err(|error| error.help(elsewhere))?;
+    match found {
+        Some(file) if !force && !is_report(&file)? => Err(place
+            .exists(" and is not a report")
+            .help("`--force` replaces it; `--output FILE` writes elsewhere")),
+        _ => Ok(()),
+    }
+}
+
+fn is_report(file: &fs::File) -> Result<bool> {
+    let mut start = Vec::new();
+    file.take(BEGINNING).read_to_end(&mut start)?;
+    let start = String::from_utf8_lossy(&start);
+    let marks = [
+        format!("<meta name=\"generator\" content=\"{MARK}\">"),
+        format!("<!-- {MARK} -->"),
+    ];
+    Ok(marks.iter().any(|mark| start.contains(mark)))
+}

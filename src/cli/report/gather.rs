@@ -1,0 +1,430 @@
+//! Owns reading the store for a report. Everything that builds wrote is somebody else's: it is read through no link, and only
+//! so much of it.
+
+use std::collections::BTreeMap;
+use std::io::{Read as _, Seek as _, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+use jiff::Timestamp;
+use serde::Deserialize;
+
+use super::{Build, Cache, Edge, Fact, Report, Run, Space, Step, Verdict, locked};
+use crate::execute::log::text_of;
+use crate::execute::samples_beside;
+use crate::plan::jobs;
+use crate::plan::ninja_log;
+use crate::plan::record::{Cost, Outcome, Record};
+use crate::plan::resolve::{Spec, VolumeKind, VolumeSource};
+use crate::plan::samples;
+use crate::store::Store;
+use crate::store::usage::report::Class;
+use crate::sys::error::Result;
+use crate::sys::host;
+use crate::sys::host::Host;
+use crate::tree::file;
+use crate::tree::file::Entry;
+use crate::ui::size;
+
+/// Lines of the failed step's log that are shown.
+const TAIL: usize = 20;
+/// Rows of each of the long tables.
+const ROWS: usize = 20;
+/// Logs of ninjas are looked for so deep: TheRock's builds are four levels down, LLVM's own in them two more.
+const DEPTH: usize = 8;
+
+/// A row of `metrics.jsonl`; rows of older versions have no log.
+#[derive(Debug, Deserialize)]
+struct Past {
+    time: Timestamp,
+    key: String,
+    outcome: Outcome,
+    jobs: u32,
+    cost: Cost,
+    #[serde(default)]
+    log: Option<PathBuf>,
+}
+
+/// Reads what there is to tell of an env.
+pub fn gather(store: &Store, env: &str) -> Result<Report> {
+    let record = store.known(env)?;
+    // An env whose first `up` did not come so far has none.
+    let spec = store.spec(env).ok();
+    let host = Host::probe()?;
+    let verdict = match &record {
+        record if record.failed.is_some() => Verdict::Failed,
+        record if record.complete => Verdict::Complete,
+        _ => Verdict::Unfinished,
+    };
+    let mut report = Report {
+        schema: "rockenv/report/1",
+        version: env!("CARGO_PKG_VERSION"),
+        written: Timestamp::now(),
+        env: env.to_owned(),
+        profile: record.profile.clone(),
+        targets: record.targets.clone(),
+        verdict,
+        summary: summary(&record),
+        cores: host.cores,
+        memory_max: spec
+            .as_ref()
+            .and_then(|spec| jobs::memory_limit(spec.resources.memory_max, host.memory)),
+        steps: steps(&record),
+        runs: runs(store, env, &record),
+        tail: tail(&store.env_dir(env), &record),
+        ..Report::default()
+    };
+    builds(store, &record, &mut report);
+    if let Some(spec) = &spec {
+        report.caches = caches(store, spec)?;
+        report.left_out = left_out(spec, &record);
+        report.lock = locked::facts(store, &record, spec)?;
+    }
+    let space = crate::store::usage::report::report(store, Some(env), 2)?;
+    report.frees = space.freed.get(env).copied().unwrap_or(0) + space.freed_at_services(env);
+    report.space = spaces(&space);
+    report.facts = facts(store, &record, spec.as_ref(), &host)?;
+    Ok(report)
+}
+
+fn summary(record: &Record) -> String {
+    let steps = record.steps.iter();
+    let left = steps.filter(|step| step.outcome == Outcome::Pending);
+    match (&record.failed, left.count()) {
+        (Some(failed), _) => {
+            let step = record.steps.iter().find(|step| step.name == failed.step);
+            step.and_then(|step| step.reason.clone())
+                .unwrap_or_else(|| format!("step `{}` failed", failed.step))
+        }
+        (None, _) if record.complete => "every step is done".to_owned(),
+        (None, 1) => "1 step is left to do".to_owned(),
+        (None, left) => format!("{left} steps are left to do"),
+    }
+}
+
+fn steps(record: &Record) -> Vec<Step> {
+    let steps = record.steps.iter().map(|step| Step {
+        name: step.name.clone(),
+        outcome: step.outcome,
+        reason: step.reason.clone(),
+        cost: step.cost,
+    });
+    steps.collect()
+}
+
+/// Reads the history of the env's steps as they are now: what ran under another key was another step.
+fn runs(store: &Store, env: &str, record: &Record) -> Vec<Run> {
+    let places: BTreeMap<&str, usize> = record
+        .steps
+        .iter()
+        .enumerate()
+        .map(|(at, step)| (step.key.as_str(), at))
+        .collect();
+    let directory = store.env_dir(env);
+    let text = fs::read_to_string(directory.join("metrics.jsonl")).unwrap_or_default();
+    // A line cut short by a crash is left out.
+    let rows = text
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Past>(line).ok());
+    let mut runs: Vec<Run> = rows
+        .filter_map(|row| {
+            let samples = row.log.map(|log| directory.join(samples_beside(&log)));
+            let samples = samples.and_then(|path| fs::read_to_string(path).ok());
+            Some(Run {
+                step: *places.get(row.key.as_str())?,
+                ended: row.time,
+                wall_ms: row.cost.wall_ms,
+                done: row.outcome == Outcome::Done,
+                jobs: row.jobs,
+                disk_delta: row.cost.disk_delta,
+                samples: samples.as_deref().map(samples::parse).unwrap_or_default(),
+            })
+        })
+        .collect();
+    runs.sort_by_key(|run| run.ended);
+    runs
+}
+
+/// Reads the end of the failed step's log.
+fn tail(directory: &Path, record: &Record) -> Vec<String> {
+    const MOST: u64 = 64 << 10;
+    let Some(failed) = &record.failed else {
+        return Vec::new();
+    };
+    let read = || -> std::io::Result<Vec<u8>> {
+        let mut file = fs::File::open(directory.join(&failed.log))?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(MOST)))?;
+        let mut bytes = Vec::new();
+        file.take(MOST).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    let bytes = read().unwrap_or_default();
+    let lines: Vec<&[u8]> = bytes.split(|byte| *byte == b'\n').collect();
+    let lines = lines.iter().filter(|line| !line.is_empty());
+    let shown = lines.clone().count().saturating_sub(TAIL);
+    lines
+        .skip(shown)
+        .map(|line| String::from_utf8_lossy(text_of(line)).into_owned())
+        .collect()
+}
+
+/// Reads the logs that ninjas left in the env's build volumes.
+fn builds(store: &Store, record: &Record, report: &mut Report) {
+    for (volume, id) in &record.head.volumes {
+        let top = store.volume_dir(id);
+        let mut found = Vec::new();
+        find_logs(&top, Path::new(""), 0, &mut found);
+        for below in found {
+            let Ok(Entry::File { bytes, .. }) = file::read(&top, &below.join(".ninja_log")) else {
+                continue;
+            };
+            let Some(commands) = ninja_log::parse(&String::from_utf8_lossy(&bytes)) else {
+                continue;
+            };
+            let directory = Path::new(volume).join(&below).display().to_string();
+            report.builds.push(Build {
+                directory: directory.clone(),
+                edges: commands.len(),
+                busy_ms: commands.iter().map(|command| command.took_ms).sum(),
+            });
+            let single = commands
+                .into_iter()
+                .filter(|command| !ninja_log::is_stamp(&command.output));
+            report.slowest.extend(single.map(|command| Edge {
+                directory: directory.clone(),
+                output: command.output,
+                took_ms: command.took_ms,
+            }));
+            // There are a million in a build of everything.
+            shorten(&mut report.slowest, |edge| edge.took_ms);
+        }
+    }
+    shorten(&mut report.builds, |build| build.busy_ms);
+}
+
+/// Keeps the largest, largest first.
+fn shorten<T>(rows: &mut Vec<T>, size: impl Fn(&T) -> u64) {
+    rows.sort_by_key(|row| std::cmp::Reverse(size(row)));
+    rows.truncate(ROWS);
+}
+
+/// Finds directories in which a ninja ran, without those that only hold what was built.
+fn find_logs(top: &Path, below: &Path, depth: usize, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(top.join(below))
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        let Ok(kind) = entry.file_type() else {
+            continue;
+        };
+        let built = matches!(&*name, "stage" | "dist" | "stamp" | "CMakeFiles");
+        if kind.is_file() && name == ".ninja_log" {
+            found.push(below.to_owned());
+        } else if kind.is_dir()
+            && depth < DEPTH
+            && !built
+            && !name.starts_with('.')
+            && !name.starts_with("artifacts")
+        {
+            find_logs(top, &below.join(entry.file_name()), depth + 1, found);
+        }
+    }
+}
+
+fn caches(store: &Store, spec: &Spec) -> Result<Vec<Cache>> {
+    let mut shelves = store.caches()?;
+    let mounted = spec
+        .volumes
+        .iter()
+        .filter(|volume| volume.kind == VolumeKind::Cache);
+    let caches = mounted.filter_map(|volume| {
+        let shelf = shelves.remove(&volume.name)?;
+        Some(Cache {
+            content: store.cache_content(&volume.name),
+            bytes: store.cache_bytes(&volume.name),
+            max: shelf.max,
+            lookups: store.cache_lookups(&volume.name),
+            name: volume.name.clone(),
+        })
+    });
+    Ok(caches.collect())
+}
+
+/// Returns what is not even in the list of steps.
+fn left_out(spec: &Spec, record: &Record) -> Vec<Fact> {
+    let listed = |name: &str| record.steps.iter().any(|step| step.name == name);
+    let steps = spec.skipped.iter().filter(|step| !listed(&step.name));
+    let steps = steps.map(|step| ("step", step));
+    let hooks = spec.hooks_left_out.iter().map(|hook| ("hook", hook));
+    steps
+        .chain(hooks)
+        .map(|(kind, left)| Fact::new(format!("{kind} {}", left.name), &left.reason))
+        .collect()
+}
+
+/// Names what a row is about.
+fn word(class: Class) -> &'static str {
+    match class {
+        Class::Snapshots => "snapshot",
+        Class::Frozen => "frozen volume",
+        Class::Live => "live tree",
+        Class::Build => "build volume",
+        Class::Failed => "failed tree of",
+        Class::Logs => "logs",
+        Class::Records => "records",
+        Class::Image => "image",
+        Class::Cache => "cache",
+        Class::Source => "source",
+        Class::Output => "output",
+        Class::Blobs | Class::Trash | Class::Unused | Class::Other => "store",
+    }
+}
+
+/// Returns what is largest, in the store and at services.
+fn spaces(found: &crate::store::usage::report::Report) -> Vec<Space> {
+    let shared = |envs: &[String]| match envs.len() {
+        0 | 1 => None,
+        many => Some(format!("shared by {many} envs")),
+    };
+    let rows = found.rows.iter().map(|row| {
+        let mut name = format!("{} {}", word(row.class), row.name);
+        if let Some(inside) = &row.inside {
+            name = format!("{name}/{}", inside.display());
+        }
+        let mut notes: Vec<String> = row.content.clone().into_iter().collect();
+        notes.extend(shared(&row.envs));
+        if row.class.is_kept() {
+            notes.push("kept by `rm`".to_owned());
+        }
+        Space {
+            name: name.trim_end().to_owned(),
+            note: notes.join("; "),
+            bytes: row.size.allocated,
+        }
+    });
+    let held = found.at_services.iter().map(|held| Space {
+        name: format!("{} {}", word(held.class), held.name)
+            .trim_end()
+            .to_owned()
+            + " at "
+            + &held.engine,
+        note: shared(&held.envs).unwrap_or_default(),
+        bytes: held.own,
+    });
+    let mut spaces: Vec<Space> = rows.chain(held).filter(|space| space.bytes > 0).collect();
+    shorten(&mut spaces, |space| space.bytes);
+    spaces
+}
+
+fn facts(store: &Store, record: &Record, spec: Option<&Spec>, host: &Host) -> Result<Vec<Fact>> {
+    let mut facts = vec![
+        Fact::new(
+            "machine",
+            format!(
+                "{}, {} threads, {} of memory",
+                host::processor().unwrap_or_else(|| "unknown processor".to_owned()),
+                host.cores,
+                size::bytes(host.memory)
+            ),
+        ),
+        Fact::new(
+            "kernel",
+            host::kernel().unwrap_or_else(|| "unknown".to_owned()),
+        ),
+        Fact::new(
+            "engine",
+            format!("{}, store by {}", record.engine, store.method()),
+        ),
+    ];
+    facts.push(match store.image(&record.image_key)? {
+        Some(image) => Fact::new(
+            "image",
+            format!(
+                "{} ({}), {} packages, built {}, {}",
+                image.name,
+                image.distribution,
+                image.packages.len(),
+                image.built.strftime("%Y-%m-%d"),
+                image.digest
+            ),
+        ),
+        None => Fact::new("image", &record.image),
+    });
+    let Some(spec) = spec else {
+        return Ok(facts);
+    };
+    if let Some(variant) = &spec.variant {
+        facts.push(Fact::new("variant", variant));
+    }
+    facts.push(Fact::new("begins with", &spec.from));
+    for volume in &spec.volumes {
+        let value = match &volume.source {
+            VolumeSource::Git(git) => match &git.rev {
+                Some(rev) => format!("{} at {rev}", without_login(&git.url)),
+                None => without_login(&git.url),
+            },
+            // Where it is on this machine is nobody else's business.
+            VolumeSource::Path(_) if volume.kind == VolumeKind::Source => {
+                "a directory of the user's".to_owned()
+            }
+            _ => continue,
+        };
+        facts.push(Fact::new(format!("source {}", volume.name), value));
+    }
+    for hook in &spec.hooks {
+        facts.push(Fact::new(format!("hook {}", hook.name), &hook.digest));
+    }
+    Ok(facts)
+}
+
+/// Returns a repository's location without what somebody logs in with.
+fn without_login(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else {
+        return url.to_owned();
+    };
+    let end = rest.find('/').unwrap_or(rest.len());
+    let host = rest[..end].rsplit('@').next().unwrap_or_default();
+    format!("{scheme}://{host}{}", &rest[end..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_login_is_not_shown() {
+        for (url, shown) in [
+            ("https://me:token@host/a/b@c", "https://host/a/b@c"),
+            ("https://host/a", "https://host/a"),
+            ("https://token@host", "https://host"),
+            ("git@host:a/b", "git@host:a/b"),
+        ] {
+            assert_eq!(without_login(url), shown);
+        }
+    }
+
+    #[test]
+    fn logs_of_ninjas_are_found_where_builds_are_and_through_no_link() {
+        let top = tempfile::tempdir().unwrap();
+        for path in [
+            "",
+            "core/hip/build",
+            "core/hip/stage",
+            "core/hip/build/CMakeFiles",
+        ] {
+            fs::create_dir_all(top.path().join(path)).unwrap();
+            fs::write(top.path().join(path).join(".ninja_log"), "").unwrap();
+        }
+        fs_err::os::unix::fs::symlink("core", top.path().join("link")).unwrap();
+        let elsewhere = top.path().join("core/.ninja_log");
+        fs_err::os::unix::fs::symlink("/etc/passwd", elsewhere).unwrap();
+        let mut found = Vec::new();
+        find_logs(top.path(), Path::new(""), 0, &mut found);
+        found.sort();
+        assert_eq!(found, [Path::new(""), Path::new("core/hip/build")]);
+    }
+}

@@ -1,0 +1,93 @@
+//! Owns what a report tells of an env's lock file: the one that it was built from, or the one beside its profile, and what of the
+//! env is not as it says.
+
+use sha2::{Digest as _, Sha256};
+
+use super::Fact;
+use crate::plan::lockfile;
+use crate::plan::lockfile::Lockfile;
+use crate::plan::resolve::Spec;
+use crate::profile::hex;
+use crate::store::{Record, Store};
+use crate::sys::error::Result;
+
+/// Tells of the lock file; nothing where there is none.
+pub(super) fn facts(store: &Store, record: &Record, spec: &Spec) -> Result<Vec<Fact>> {
+    let beside = lockfile::place(&spec.origin, &spec.name);
+    // One that cannot be read may be anybody's, and the env was not built from it.
+    let beside = || lockfile::read(&beside).unwrap_or_default();
+    let copy = store.locked_text(spec).and_then(|text| {
+        let parsed = text.map(|text| lockfile::parse(&text, "the env's lock file"));
+        parsed.transpose()
+    });
+    let (lock, followed) = match copy {
+        Ok(Some(lock)) => (lock, true),
+        Ok(None) => match beside() {
+            Some(lock) => (lock, false),
+            None => return Ok(Vec::new()),
+        },
+        // No reason to tell nothing of the rest; the error would name a path on this machine.
+        Err(_) => {
+            let lost = "the copy of what the env was built from is lost or damaged";
+            return Ok(vec![Fact::new("lock file", lost)]);
+        }
+    };
+    let mut facts = describe(&lock, followed)?;
+    let mut drift = lockfile::built(&lock, spec, &record.image_key);
+    if followed
+        && let Some(newer) = beside()
+        && newer != lock
+    {
+        drift.push("the lock file was made anew since the env was built from it".to_owned());
+    }
+    match drift.is_empty() {
+        true => facts.push(Fact::new("drifted", "nothing: the env is as it says")),
+        false => facts.extend(drift.into_iter().map(|said| Fact::new("drifted", said))),
+    }
+    Ok(facts)
+}
+
+fn describe(lock: &Lockfile, followed: bool) -> Result<Vec<Fact>> {
+    let digest = hex(&Sha256::digest(lock.text()?));
+    let seen = &lock.observed;
+    let mut facts = vec![
+        Fact::new("lock file", format!("sha256:{digest}")),
+        Fact::new(
+            "built from it",
+            match followed {
+                true => "yes",
+                false => "no: the last `up` was without `--locked`",
+            },
+        ),
+        Fact::new(
+            "locked",
+            format!(
+                "{} by rockenv {} with {}, kernel {}",
+                seen.time.strftime("%Y-%m-%d %H:%M UTC"),
+                seen.rockenv,
+                seen.engine,
+                seen.kernel
+            ),
+        ),
+        Fact::new(
+            "image",
+            format!(
+                "{}, {} packages, {}",
+                lock.image.name,
+                lock.image.packages.len(),
+                lock.image.digest
+            ),
+        ),
+    ];
+    facts.extend(lock.source.iter().map(|(name, source)| {
+        let below = match source.submodules.len() {
+            0 => String::new(),
+            count => format!(", {count} submodules"),
+        };
+        Fact::new(
+            format!("source {name}"),
+            format!("{}{below}", source.fingerprint()),
+        )
+    }));
+    Ok(facts)
+}

@@ -1,0 +1,174 @@
+//! Owns the report as Markdown: for an issue, a merge request, or a terminal.
+
+use std::fmt::Write as _;
+
+use super::{Fact, MARK, Report, millis, took, word};
+use crate::ui::size;
+use crate::ui::text::escape;
+
+/// Returns text that Markdown takes for nothing but text, on one line and in a cell of a table.
+pub fn text(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for c in escape(text).chars() {
+        match c {
+            '&' => safe.push_str("&amp;"),
+            '<' => safe.push_str("&lt;"),
+            // Who is called so gets no word of it.
+            '@' => safe.push_str("&#64;"),
+            '\\' | '|' | '`' | '*' | '_' | '[' | ']' | '#' | '~' | '>' | '!' => {
+                safe.push('\\');
+                safe.push(c);
+            }
+            c => safe.push(c),
+        }
+    }
+    safe
+}
+
+/// Adds a table; a title that begins with `>` is of a column of numbers.
+pub fn table(page: &mut String, titles: &[&str], rows: impl IntoIterator<Item = Vec<String>>) {
+    let cells: Vec<&str> = titles
+        .iter()
+        .map(|title| title.trim_start_matches('>'))
+        .collect();
+    let rules: Vec<&str> = titles
+        .iter()
+        .map(|title| {
+            if title.starts_with('>') {
+                "---:"
+            } else {
+                "---"
+            }
+        })
+        .collect();
+    write!(
+        page,
+        "\n| {} |\n| {} |\n",
+        cells.join(" | "),
+        rules.join(" | ")
+    )
+    .expect("a string");
+    for row in rows {
+        writeln!(page, "| {} |", row.join(" | ")).expect("a string");
+    }
+}
+
+fn facts(page: &mut String, title: &str, facts: &[Fact]) {
+    if facts.is_empty() {
+        return;
+    }
+    write!(page, "\n## {title}\n").expect("a string");
+    let rows = facts
+        .iter()
+        .map(|fact| vec![text(&fact.name), text(&fact.value)]);
+    table(page, &["what", ""], rows);
+}
+
+/// Writes the report.
+pub fn markdown(report: &Report) -> String {
+    let totals = report.totals().into_iter();
+    let totals: Vec<String> = totals
+        .map(|(name, value)| format!("{name} {value}"))
+        .collect();
+    let mut page = format!(
+        "<!-- {MARK} -->\n# {}: {}\n\n{}\n\nProfile {}, {}: {}.\n",
+        text(&report.env),
+        report.verdict.name(),
+        text(&report.summary),
+        text(&report.profile),
+        text(&report.targets()),
+        totals.join(", ")
+    );
+    page.push_str("\n## Steps\n");
+    let rows = report.steps.iter().map(|step| {
+        let mut row = vec![text(&step.name), word(step.outcome).to_owned()];
+        if let Some(cost) = step.cost {
+            row.extend(took(cost));
+        }
+        row.resize(7, String::new());
+        row
+    });
+    let titles = [
+        "step",
+        "state",
+        ">time",
+        ">processors",
+        ">memory",
+        ">with page cache",
+        ">disk",
+    ];
+    table(&mut page, &titles, rows);
+    if !report.tail.is_empty() {
+        page.push_str("\n## The end of the failed step\n\n");
+        // An indented block: no fence that a line of the log could close.
+        for line in &report.tail {
+            writeln!(page, "    {}", escape(line)).expect("a string");
+        }
+    }
+    facts(&mut page, "Left out", &report.left_out);
+    if !report.builds.is_empty() {
+        page.push_str("\n## Builds by ninja\n");
+        let rows = report.builds.iter().map(|build| {
+            let busy = millis(build.busy_ms);
+            vec![text(&build.directory), busy, build.edges.to_string()]
+        });
+        table(
+            &mut page,
+            &["directory", ">sum of commands", ">commands"],
+            rows,
+        );
+    }
+    if !report.slowest.is_empty() {
+        page.push_str("\n## Longest commands\n");
+        let rows = report.slowest.iter().map(|edge| {
+            vec![
+                text(&edge.output),
+                text(&edge.directory),
+                millis(edge.took_ms),
+            ]
+        });
+        table(&mut page, &["makes", "in", ">time"], rows);
+    }
+    if !report.caches.is_empty() {
+        page.push_str("\n## Caches\n");
+        let rows = report.caches.iter().map(|cache| {
+            let content = text(cache.content.as_deref().unwrap_or(""));
+            vec![text(&cache.name), content, size::bytes(cache.bytes)]
+        });
+        table(&mut page, &["cache", "content", ">on disk"], rows);
+    }
+    if !report.space.is_empty() {
+        page.push_str("\n## Largest on disk\n");
+        let rows = report.space.iter().map(|space| {
+            vec![
+                text(&space.name),
+                text(&space.note),
+                size::bytes(space.bytes),
+            ]
+        });
+        table(&mut page, &["what", "", ">on disk"], rows);
+    }
+    facts(&mut page, "Built where and of what", &report.facts);
+    facts(&mut page, "Locked", &report.lock);
+    write!(page, "\n{}\n", text(&report.written_by())).expect("a string");
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::report::Fact;
+
+    #[test]
+    fn whatever_a_name_is_it_is_text_in_its_cell() {
+        let report = Report {
+            facts: vec![Fact::new("a|b\n# c", "<script> `x` **y** @somebody")],
+            tail: vec!["```".to_owned(), "</pre>".to_owned()],
+            ..Report::default()
+        };
+        let page = markdown(&report);
+        let row = "| a\\|b\\\\n\\# c | &lt;script\\> \\`x\\` \\*\\*y\\*\\* &#64;somebody |\n";
+        assert!(page.contains(row), "{page}");
+        assert!(page.contains("\n    ```\n    </pre>\n"));
+    }
+}

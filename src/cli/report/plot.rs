@@ -1,0 +1,327 @@
+//! Owns the plots of a report: which points there are on the common axis, and the SVG that shows them. Words stay outside of
+//! the SVG, which is stretched to whatever width the page has.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use super::timeline::Axis;
+use super::{Report, Run};
+use crate::plan::samples::Sample;
+use crate::ui::size;
+
+/// Width of the coordinates of every plot.
+const WIDTH: f64 = 1000.0;
+/// Height of those with a curve.
+const HEIGHT: f64 = 100.0;
+/// More points than this are not drawn: a screen has no more.
+const POINTS: usize = 1000;
+/// What is shorter than this cannot be seen, in coordinates.
+const VISIBLE: f64 = 3.0;
+
+/// What a curve shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Quantity {
+    Memory,
+    Processors,
+    Jobs,
+    Disk,
+}
+
+impl Quantity {
+    pub(super) const ALL: [Self; 4] = [Self::Memory, Self::Processors, Self::Jobs, Self::Disk];
+
+    pub(super) fn title(self) -> &'static str {
+        match self {
+            Self::Memory => "Memory",
+            Self::Processors => "Processors",
+            Self::Jobs => "Jobs",
+            Self::Disk => "Disk",
+        }
+    }
+
+    /// Returns what the curve counts, for who wonders.
+    pub(super) fn explanation(self) -> &'static str {
+        match self {
+            Self::Memory => "held by the step, without page cache",
+            Self::Processors => "busy on average since the last sample",
+            Self::Jobs => "slots of the machine's budget in use",
+            Self::Disk => "more in use than when the first step began, by whomever",
+        }
+    }
+
+    pub(super) fn class(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Processors => "processors",
+            Self::Jobs => "jobs",
+            Self::Disk => "disk",
+        }
+    }
+
+    pub(super) fn show(self, value: f64) -> String {
+        match self {
+            Self::Memory => size::bytes(value.max(0.0) as u64),
+            Self::Disk => size::delta(value as i64),
+            Self::Processors => format!("{value:.1}"),
+            Self::Jobs => format!("{value:.0}"),
+        }
+    }
+
+    /// Returns the curve of one run: when, in milliseconds since it began, and how much. `before` is what runs before it wrote.
+    fn values(self, run: &Run, before: i64) -> Vec<(u64, f64)> {
+        let samples = run.samples.iter();
+        match self {
+            Self::Memory => samples
+                .filter_map(|sample| Some((sample.at_ms, sample.memory? as f64)))
+                .collect(),
+            Self::Jobs => samples
+                .filter_map(|sample| Some((sample.at_ms, f64::from(sample.jobs?))))
+                .collect(),
+            Self::Disk => samples
+                .map(|sample| (sample.at_ms, (before + sample.disk) as f64))
+                .collect(),
+            Self::Processors => run
+                .samples
+                .windows(2)
+                .filter_map(|pair| Some((pair[1].at_ms, rate(pair[0], pair[1])?)))
+                .collect(),
+        }
+    }
+}
+
+/// Returns how many processors were busy between two samples.
+fn rate(from: Sample, to: Sample) -> Option<f64> {
+    let used = to.cpu_ms?.checked_sub(from.cpu_ms?)?;
+    let time = to.at_ms.checked_sub(from.at_ms).filter(|time| *time > 0)?;
+    Some(used as f64 / time as f64)
+}
+
+/// A curve: for each run its points, across from 0 to 1, and how much.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Curve {
+    pub(super) runs: Vec<Vec<(f64, f64)>>,
+    /// The most, and what it must not exceed, where that is near enough to be shown.
+    pub(super) peak: f64,
+    pub(super) limit: Option<f64>,
+}
+
+impl Curve {
+    /// Returns the curve, or nothing where nobody counted.
+    pub(super) fn of(quantity: Quantity, report: &Report, axis: &Axis) -> Option<Self> {
+        let mut curve = Self::default();
+        let mut before = 0;
+        for run in &report.runs {
+            let began = run.began_ms();
+            let points: Vec<(f64, f64)> = quantity
+                .values(run, before)
+                .into_iter()
+                .map(|(at, value)| {
+                    let at = i64::try_from(at).unwrap_or(i64::MAX);
+                    (axis.place(began.saturating_add(at)), value)
+                })
+                .collect();
+            // What was seen once was so all the time, as far as anybody knows.
+            let points = match points.as_slice() {
+                [(_, value)] => vec![
+                    (axis.place(began), *value),
+                    (axis.place(run.ended.as_millisecond()), *value),
+                ],
+                _ => points,
+            };
+            before += run.disk_delta;
+            if !points.is_empty() {
+                curve
+                    .runs
+                    .push(thin(&points, POINTS / report.runs.len().clamp(1, 50)));
+            }
+        }
+        let values = curve.runs.iter().flatten().map(|(_, value)| *value);
+        curve.peak = values.reduce(f64::max)?;
+        let limit = match quantity {
+            Quantity::Memory => report.memory_max.map(|bytes| bytes as f64),
+            Quantity::Processors => Some(f64::from(report.cores)),
+            Quantity::Jobs => report
+                .runs
+                .iter()
+                .map(|run| f64::from(run.jobs))
+                .reduce(f64::max),
+            Quantity::Disk => None,
+        };
+        // One far above would press the curve flat.
+        curve.limit = limit.filter(|limit| *limit > 0.0 && *limit <= curve.peak * 4.0);
+        Some(curve)
+    }
+
+    /// Returns the value at the top of the plot.
+    pub(super) fn top(&self) -> f64 {
+        let most = self.peak.max(self.limit.unwrap_or(0.0));
+        if most > 0.0 { most * 1.08 } else { 1.0 }
+    }
+}
+
+/// Makes points fewer, and keeps the highest of those that become one.
+fn thin(points: &[(f64, f64)], most: usize) -> Vec<(f64, f64)> {
+    let each = points.len().div_ceil(most.max(1)).max(1);
+    points
+        .chunks(each)
+        .map(|chunk| {
+            let higher = |a: (f64, f64), b: &(f64, f64)| if b.1 > a.1 { *b } else { a };
+            chunk.iter().fold(chunk[0], higher)
+        })
+        .collect()
+}
+
+/// Returns the vertical lines that all plots share.
+fn grid(axis: &Axis, height: f64) -> String {
+    let mut svg = String::new();
+    let lines = axis.ticks().into_iter().map(|(at, _)| (at, "tick"));
+    let cuts = axis.cuts().into_iter().map(|at| (at, "cut"));
+    for (at, class) in lines.chain(cuts) {
+        let x = at * WIDTH;
+        write!(svg, "<path class=\"{class}\" d=\"M{x:.1} 0V{height}\"/>").expect("a string");
+    }
+    svg
+}
+
+/// Returns the lane of one step: a bar for each of its runs.
+pub(super) fn lane(report: &Report, step: usize, axis: &Axis) -> String {
+    let mut svg = format!(
+        "<svg class=\"lane\" viewBox=\"0 0 {WIDTH} 20\" preserveAspectRatio=\"none\" role=\"img\">{}",
+        grid(axis, 20.0)
+    );
+    for run in report.runs.iter().filter(|run| run.step == step) {
+        let from = axis.place(run.began_ms()) * WIDTH;
+        let to = axis.place(run.ended.as_millisecond()) * WIDTH;
+        let width = (to - from).max(VISIBLE);
+        let x = from.min(WIDTH - width);
+        let (class, word) = if run.done {
+            ("done", "took")
+        } else {
+            ("failed", "failed after")
+        };
+        let took = size::duration(Duration::from_millis(run.wall_ms));
+        write!(
+            svg,
+            "<rect class=\"{class}\" x=\"{x:.1}\" y=\"2\" width=\"{width:.1}\" height=\"16\"><title>{word} {took}, {} jobs, disk {}</title></rect>",
+            run.jobs,
+            size::delta(run.disk_delta)
+        )
+        .expect("a string");
+    }
+    svg + "</svg>"
+}
+
+/// Returns the plot of a curve. `data-points` is what the page shows where the pointer is.
+pub(super) fn chart(quantity: Quantity, curve: &Curve, axis: &Axis) -> String {
+    let top = curve.top();
+    let y = |value: f64| (HEIGHT - (value / top).clamp(0.0, 1.0) * HEIGHT).clamp(0.0, HEIGHT);
+    let (mut area, mut line, mut points) = (String::new(), String::new(), String::new());
+    for run in &curve.runs {
+        let mut last = 0.0;
+        for (index, (at, value)) in run.iter().enumerate() {
+            let (x, y) = (at * WIDTH, y(*value));
+            let first = index == 0;
+            if first {
+                write!(area, "M{x:.1} {HEIGHT}L{x:.1} {y:.1}").expect("a string");
+            } else {
+                write!(area, "L{x:.1} {y:.1}").expect("a string");
+            }
+            write!(line, "{}{x:.1} {y:.1}", if first { 'M' } else { 'L' }).expect("a string");
+            let separator = if points.is_empty() { "" } else { ";" };
+            write!(points, "{separator}{at:.4}|{}", quantity.show(*value)).expect("a string");
+            last = x;
+        }
+        write!(area, "L{last:.1} {HEIGHT}Z").expect("a string");
+    }
+    let limit = curve.limit.map_or_else(String::new, |limit| {
+        format!("<path class=\"limit\" d=\"M0 {:.1}H{WIDTH}\"/>", y(limit))
+    });
+    format!(
+        "<svg class=\"chart\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" preserveAspectRatio=\"none\" role=\"img\" \
+         aria-label=\"{} over time, at most {}\" data-points=\"{points}\">{}<path class=\"area\" d=\"{area}\"/>\
+         <path class=\"line\" d=\"{line}\"/>{limit}</svg>",
+        quantity.title(),
+        quantity.show(curve.peak),
+        grid(axis, HEIGHT),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+
+    use super::*;
+
+    fn run(ended_s: i64, samples: &[(u64, u64, u64, i64)]) -> Run {
+        let sample = |(at_ms, memory, cpu_ms, disk): &(u64, u64, u64, i64)| Sample {
+            at_ms: *at_ms,
+            memory: Some(*memory),
+            cpu_ms: Some(*cpu_ms),
+            jobs: None,
+            disk: *disk,
+        };
+        Run {
+            step: 0,
+            ended: Timestamp::from_second(ended_s).unwrap(),
+            wall_ms: 1000,
+            done: true,
+            jobs: 4,
+            disk_delta: 500,
+            samples: samples.iter().map(sample).collect(),
+        }
+    }
+
+    fn report() -> Report {
+        Report {
+            cores: 8,
+            memory_max: Some(1 << 40),
+            runs: vec![
+                run(10, &[(0, 100, 0, 0), (1000, 300, 3000, 700)]),
+                run(11, &[(0, 200, 0, 0), (1000, 250, 500, 100)]),
+            ],
+            ..Report::default()
+        }
+    }
+
+    #[test]
+    fn curves_are_rates_sums_and_peaks() {
+        let report = report();
+        let axis = Axis::new([(9000, 11_000)]);
+        let curve = |quantity| Curve::of(quantity, &report, &axis);
+        let memory = curve(Quantity::Memory).unwrap();
+        assert_eq!(memory.runs[0], [(0.0, 100.0), (0.5, 300.0)]);
+        // A limit that is never near is no line.
+        assert_eq!((memory.peak, memory.limit), (300.0, None));
+        let processors = curve(Quantity::Processors).unwrap();
+        assert_eq!(
+            processors.runs,
+            [[(0.0, 3.0), (0.5, 3.0)], [(0.5, 0.5), (1.0, 0.5)]]
+        );
+        assert_eq!(processors.limit, Some(8.0));
+        // The second run stands on what the first one left, not on its peak.
+        let disk = curve(Quantity::Disk).unwrap();
+        assert_eq!(disk.runs[1], [(0.5, 500.0), (1.0, 600.0)]);
+        assert_eq!(curve(Quantity::Jobs), None);
+        let svg = chart(Quantity::Memory, &memory, &axis);
+        assert!(svg.contains("data-points=\"0.0000|100 B;0.5000|300 B;0.5000|200 B;"));
+    }
+
+    #[test]
+    fn thinning_keeps_the_peak() {
+        let points: Vec<_> = (0..5000)
+            .map(|n| (f64::from(n), f64::from(n % 777)))
+            .collect();
+        let few = thin(&points, 100);
+        assert!(few.len() <= 100);
+        assert!(few.iter().any(|point| point.1 > 775.5));
+        assert_eq!(thin(&points[..2], 100), points[..2]);
+    }
+
+    #[test]
+    fn a_bar_can_always_be_seen() {
+        let mut report = report();
+        report.runs[1].wall_ms = 0;
+        let svg = lane(&report, 0, &Axis::new([(9000, 11_000)]));
+        assert!(svg.contains("x=\"997.0\" y=\"2\" width=\"3.0\""), "{svg}");
+    }
+}

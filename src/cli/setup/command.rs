@@ -1,0 +1,264 @@
+//! Owns `setup`: installing what the host needs, and making a btrfs store in a file.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use clap::Args;
+use serde::Serialize;
+
+use crate::cli::setup::store_image::StoreImage;
+use crate::cli::setup::timer::Timer;
+use crate::cli::setup::{DEFAULT, Feature, Manager, Tool, install, missing, packages};
+use crate::plan::gc::policy::Preset;
+use crate::profile::value;
+use crate::sys::error::{Error, Kind, Result};
+use crate::sys::host::Host;
+use crate::sys::signals::Signals;
+use crate::ui::table::Table;
+use crate::up::context::Context;
+
+/// Arguments of `setup`.
+#[derive(Debug, Args)]
+pub struct SetupArgs {
+    /// Say what would be done and do nothing
+    #[arg(short = 'd', long)]
+    dry_run: bool,
+    /// What to install for; may be given again [default: nspawn, images, sources]
+    #[arg(long = "for", value_name = "FEATURE")]
+    features: Vec<Feature>,
+    /// Make a btrfs store of at most this size in a file beside the store's directory, and mount it there
+    #[arg(long, value_name = "SIZE")]
+    store_image: Option<String>,
+    /// Install a systemd timer that runs `gc` every day by this policy
+    #[arg(long, value_name = "PRESET", num_args = 0..=1, require_equals = true, default_missing_value = "workstation")]
+    timer: Option<Preset>,
+}
+
+fn parse_size(text: &str) -> Result<u64> {
+    value::size(text).map_err(|refused| {
+        Error::new(Kind::Usage, refused.message).help("rockenv setup --store-image 300G")
+    })
+}
+
+/// Installs what is missing, and makes the store's image where it is asked for.
+pub fn setup(cx: &Context, args: &SetupArgs) -> Result<()> {
+    let mut features = args.features.clone();
+    if features.is_empty() {
+        features.extend(DEFAULT);
+    }
+    let image = match &args.store_image {
+        Some(text) => {
+            features.push(Feature::Btrfs);
+            Some(StoreImage::plan(&cx.config.home, parse_size(text)?)?)
+        }
+        None => None,
+    };
+    let timer = match args.timer {
+        Some(preset) => {
+            let program = Host::probe()?.program;
+            Some(Timer::plan(&program, &cx.config.home, preset)?)
+        }
+        None => None,
+    };
+    // A timer alone is for a machine that works already.
+    let tools = if timer.is_some() && args.features.is_empty() && image.is_none() {
+        Vec::new()
+    } else {
+        missing(&features, Tool::is_there)
+    };
+    if args.dry_run {
+        return show(cx, &tools, image.as_ref(), timer.as_ref());
+    }
+    if tools.is_empty() && image.is_none() && timer.is_none() {
+        cx.ui.note("nothing is missing");
+        return Ok(());
+    }
+    // Once for all: who says yes to the packages and no to the image is asked in vain.
+    if !tools.is_empty() {
+        announce(cx, &tools);
+    }
+    if let Some(image) = &image {
+        cx.ui.note("a btrfs store in a file:");
+        for step in image.steps() {
+            cx.ui.note(&format!("  {step}"));
+        }
+        for warning in &image.warnings {
+            cx.ui.warn(warning);
+        }
+    }
+    if let Some(timer) = &timer {
+        cx.ui.note("a timer that runs `gc`:");
+        for step in timer.steps() {
+            cx.ui.note(&format!("  {step}"));
+        }
+    }
+    need_root(match (tools.is_empty(), &image) {
+        (false, _) => "installing packages",
+        (true, Some(_)) => "mounting a store",
+        (true, None) => "installing a timer",
+    })?;
+    if !cx.ui.confirm("go ahead?")? {
+        return Err(Error::new(Kind::Usage, "nothing changed").help("rockenv setup --yes"));
+    }
+    let signals = Signals::take()?;
+    if !tools.is_empty() {
+        get(cx, &features, &tools, &signals)?;
+    }
+    if let Some(image) = image {
+        image.make(&cx.ui, &signals)?;
+        cx.ui.note(&format!(
+            "the store at {} is btrfs now, and mounted at each start",
+            image.at.display()
+        ));
+        cx.ui.note(&image.undo_text());
+    }
+    if let Some(timer) = timer {
+        if timer.install(Host::probe()?.systemd)? {
+            cx.ui
+                .note("`gc` runs every day now; undo: systemctl disable --now rockenv-gc.timer");
+        } else {
+            cx.ui
+                .warn("the units are written, but systemd does not run here: nothing starts them");
+        }
+    }
+    Ok(())
+}
+
+/// Installs what an env needs, for `up --setup`: the flag was the answer to the question.
+pub fn install_missing(cx: &Context) -> Result<()> {
+    let tools = missing(&DEFAULT, Tool::is_there);
+    if tools.is_empty() {
+        return Ok(());
+    }
+    announce(cx, &tools);
+    need_root("installing packages")?;
+    get(cx, &DEFAULT, &tools, &Signals::take()?)
+}
+
+fn need_root(what: &str) -> Result<()> {
+    if crate::sys::userns::is_root() {
+        return Ok(());
+    }
+    Err(Error::unavailable(format!("{what} needs root")).help("sudo rockenv setup"))
+}
+
+fn announce(cx: &Context, tools: &[&Tool]) {
+    cx.ui.note("missing on this host:");
+    cx.ui.note(table(tools).render().trim_end());
+}
+
+fn table(tools: &[&Tool]) -> Table {
+    let manager = Manager::detect();
+    let mut table = Table::new(["what", "package", "needed to"]);
+    for tool in tools {
+        let package = manager.and_then(|manager| tool.package(manager));
+        table.row([tool.name, package.unwrap_or("-"), tool.why]);
+    }
+    table
+}
+
+/// Installs, then looks whether it helped.
+fn get(cx: &Context, features: &[Feature], tools: &[&Tool], signals: &Signals) -> Result<()> {
+    let Some(manager) = Manager::detect() else {
+        return Err(still_missing(
+            tools,
+            "no package manager that rockenv knows (apt-get, pacman, dnf, zypper)",
+        ));
+    };
+    let packages = packages(tools, manager);
+    if !packages.is_empty() {
+        cx.ui
+            .note(&format!("installing with {}", manager.program()));
+        install::install(&cx.ui, manager, tools, &cx.config.proxies)?;
+    }
+    if let Some(number) = signals.pending()? {
+        return Err(Error::new(Kind::Signal(number), "interrupted"));
+    }
+    let left = missing(features, |tool| tool.optional || tool.is_there());
+    if left.is_empty() {
+        cx.ui.note("everything that is needed is there now");
+        return Ok(());
+    }
+    Err(still_missing(
+        &left,
+        "no package of this distribution has them",
+    ))
+}
+
+fn still_missing(tools: &[&Tool], why: &str) -> Error {
+    let names: Vec<&str> = tools.iter().map(|tool| tool.name).collect();
+    Error::unavailable(format!("still missing: {}", names.join(", ")))
+        .source(why.to_owned())
+        .help("install them by hand, then: rockenv doctor")
+}
+
+fn show(
+    cx: &Context,
+    tools: &[&Tool],
+    image: Option<&StoreImage>,
+    timer: Option<&Timer>,
+) -> Result<()> {
+    let manager = Manager::detect();
+    let packages = manager.map_or_else(Vec::new, |manager| packages(tools, manager));
+    let command = manager
+        .filter(|_| !packages.is_empty())
+        .map(|manager| manager.command(&packages).join(" "));
+    if cx.json {
+        #[derive(Serialize)]
+        struct Missing<'a> {
+            name: &'a str,
+            package: Option<&'a str>,
+            why: &'a str,
+            optional: bool,
+        }
+        #[derive(Serialize)]
+        struct Shown<'a> {
+            schema: &'static str,
+            manager: Option<Manager>,
+            missing: Vec<Missing<'a>>,
+            command: Option<String>,
+            store_image: Vec<String>,
+            units: BTreeMap<&'a Path, &'a str>,
+        }
+        return cx.ui.json(&Shown {
+            schema: "rockenv/setup/1",
+            manager,
+            missing: tools
+                .iter()
+                .map(|tool| Missing {
+                    name: tool.name,
+                    package: manager.and_then(|manager| tool.package(manager)),
+                    why: tool.why,
+                    optional: tool.optional,
+                })
+                .collect(),
+            command,
+            store_image: image.map(StoreImage::steps).unwrap_or_default(),
+            units: timer
+                .iter()
+                .flat_map(|timer| &timer.files)
+                .map(|(path, text)| (path.as_path(), text.as_str()))
+                .collect(),
+        });
+    }
+    if !tools.is_empty() {
+        cx.ui.table(&table(tools));
+    } else if image.is_none() && timer.is_none() {
+        cx.ui.note("nothing is missing");
+    }
+    if let Some(command) = command {
+        cx.ui.data(&format!("would run: {command}\n"));
+    }
+    if let Some(image) = image {
+        for step in image.steps() {
+            cx.ui.data(&format!("would {step}\n"));
+        }
+        for warning in &image.warnings {
+            cx.ui.warn(warning);
+        }
+    }
+    for step in timer.map(Timer::steps).unwrap_or_default() {
+        cx.ui.data(&format!("would {step}\n"));
+    }
+    Ok(())
+}

@@ -1,0 +1,132 @@
+//! Owns the one line that rockenv may have in `/etc/fstab`.
+
+use std::io::Write as _;
+use std::os::unix::fs::{MetadataExt as _, fchown};
+use std::path::Path;
+
+use fs_err as fs;
+
+use crate::sys::error::{Error, Result, ResultExt as _};
+
+/// Marks our line. Options that begin with `x-` are for people and programs, not for the kernel.
+pub const MARK: &str = "x-rockenv.store";
+
+/// Returns the line that mounts the file `image` at `at`.
+pub fn line(image: &Path, at: &Path) -> String {
+    format!(
+        "{} {} btrfs loop,nofail,noatime,discard=async,{MARK} 0 0\n",
+        escape(image),
+        escape(at)
+    )
+}
+
+/// Blanks separate fields, `#` begins a comment.
+fn escape(path: &Path) -> String {
+    let mut text = String::new();
+    for letter in path.to_string_lossy().chars() {
+        match letter {
+            ' ' => text.push_str("\\040"),
+            '\t' => text.push_str("\\011"),
+            '\n' => text.push_str("\\012"),
+            '#' => text.push_str("\\043"),
+            '\\' => text.push_str("\\134"),
+            other => text.push(other),
+        }
+    }
+    text
+}
+
+/// Returns the table with `line` at its end, every other byte as it was.
+pub fn with(table: &[u8], line: &str) -> Vec<u8> {
+    let mut text = table.to_vec();
+    if text.last().is_some_and(|last| *last != b'\n') {
+        text.push(b'\n');
+    }
+    text.extend_from_slice(line.as_bytes());
+    text
+}
+
+/// Returns whether the table mounts something at `at`.
+pub fn mounts(table: &[u8], at: &Path) -> bool {
+    let at = escape(at);
+    String::from_utf8_lossy(table).lines().any(|line| {
+        let mut fields = line.split_whitespace();
+        let comment = fields.next().is_none_or(|first| first.starts_with('#'));
+        !comment && fields.next() == Some(at.as_str())
+    })
+}
+
+/// Replaces the table, owner and mode as they were: temporary file, sync, rename.
+pub fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
+    let path = match fs::canonicalize(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => path.to_owned(),
+        other => other?,
+    };
+    let parent = path
+        .parent()
+        .ok_or_else(|| Error::unexpected("a file needs a directory"))?;
+    let failed = || format!("cannot write `{}`", path.display());
+    let mut file = tempfile::Builder::new()
+        .prefix(".fstab-")
+        .tempfile_in(parent)
+        .context(failed)?;
+    file.write_all(bytes).context(failed)?;
+    let (mode, owner) = match fs::metadata(&path) {
+        Ok(old) => (old.permissions(), (old.uid(), old.gid())),
+        Err(_) => (std::os::unix::fs::PermissionsExt::from_mode(0o644), (0, 0)),
+    };
+    file.as_file().set_permissions(mode).context(failed)?;
+    fchown(file.as_file(), Some(owner.0), Some(owner.1)).context(failed)?;
+    file.as_file().sync_all().context(failed)?;
+    file.persist(&path)
+        .map_err(|error| error.error)
+        .context(failed)?;
+    fs::File::open(parent)?.sync_all()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    #[test]
+    fn every_other_byte_stays() {
+        let line = line(Path::new("/srv/my store.img"), Path::new("/srv/my store"));
+        assert_eq!(
+            line,
+            "/srv/my\\040store.img /srv/my\\040store btrfs loop,nofail,noatime,discard=async,x-rockenv.store 0 0\n"
+        );
+        for table in [
+            &b""[..],
+            b"# a\n",
+            b"/dev/sda1 / ext4 defaults 0 1",
+            b"\xff\xfe\n",
+        ] {
+            let new = with(table, &line);
+            assert!(new.starts_with(table) && new.ends_with(line.as_bytes()));
+            assert!(mounts(&new, Path::new("/srv/my store")));
+            assert!(!mounts(table, Path::new("/srv/my store")));
+        }
+        assert!(!mounts(b"# /a /b btrfs\n", Path::new("/b")));
+    }
+
+    #[test]
+    fn mode_stays_and_a_link_is_followed() {
+        let directory = tempfile::tempdir().unwrap();
+        let (real, link) = (
+            directory.path().join("real"),
+            directory.path().join("fstab"),
+        );
+        fs::write(&real, "old\n").unwrap();
+        fs::set_permissions(&real, std::fs::Permissions::from_mode(0o640)).unwrap();
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        replace(&link, b"new\n").unwrap();
+        assert_eq!(fs::read_to_string(&real).unwrap(), "new\n");
+        assert_eq!(
+            fs::metadata(&real).unwrap().permissions().mode() & 0o777,
+            0o640
+        );
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    }
+}

@@ -1,0 +1,161 @@
+//! Owns running the distribution's package manager.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader};
+use std::process::ChildStdout;
+use std::sync::atomic::AtomicBool;
+
+use super::{Manager, Tool, packages};
+use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::process::{Event, Program};
+use crate::ui::Ui;
+
+/// Installs the packages that have `tools`; what it says goes to `-v`. Optional ones may be in no archive.
+pub fn install(
+    ui: &Ui,
+    manager: Manager,
+    tools: &[&Tool],
+    proxies: &BTreeMap<String, String>,
+) -> Result<()> {
+    let run = Run {
+        ui,
+        manager,
+        proxies,
+    };
+    let needed: Vec<&Tool> = tools
+        .iter()
+        .copied()
+        .filter(|tool| !tool.optional)
+        .collect();
+    let mut wanted = packages(&needed, manager);
+    if manager == Manager::Apt {
+        return run.apt(&mut wanted, tools);
+    }
+    if !wanted.is_empty() {
+        run.go(&manager.command(&wanted)).map_err(|error| {
+            if manager == Manager::Pacman {
+                error.help("pacman -Syu, then rockenv setup")
+            } else {
+                error
+            }
+        })?;
+    }
+    for tool in tools.iter().filter(|tool| tool.optional) {
+        run.optional(tool);
+    }
+    Ok(())
+}
+
+/// Lists of this hour know what there is; asking again for a package that no archive has would only take time.
+fn lists_are_fresh() -> bool {
+    let lists = std::path::Path::new("/var/lib/apt/lists");
+    let entries = fs_err::read_dir(lists).map_or(0, Iterator::count);
+    let age = fs_err::metadata(lists)
+        .and_then(|lists| lists.modified())
+        .ok()
+        .and_then(|time| time.elapsed().ok());
+    // `lock` and `partial` alone are no lists.
+    entries > 4 && age.is_some_and(|age| age < std::time::Duration::from_secs(3600))
+}
+
+struct Run<'a> {
+    ui: &'a Ui,
+    manager: Manager,
+    proxies: &'a BTreeMap<String, String>,
+}
+
+impl Run<'_> {
+    fn go(&self, argv: &[String]) -> Result<()> {
+        let Some((name, arguments)) = argv.split_first() else {
+            return Ok(());
+        };
+        let mut program = Program::find(name, "installing packages")?
+            .args(arguments)
+            .env("DEBIAN_FRONTEND", "noninteractive");
+        for (name, value) in self.proxies {
+            program = program.env(name, value);
+        }
+        self.ui.detail(&argv.join(" "));
+        let show = |stdout: ChildStdout| {
+            for line in BufReader::new(stdout).split(b'\n') {
+                let line = line.context(|| "cannot read from the package manager".to_owned())?;
+                self.ui.detail(&String::from_utf8_lossy(&line));
+            }
+            Ok(())
+        };
+        // Never stopped half way: a package manager that is killed leaves the host to be mended.
+        program.stream(
+            &AtomicBool::new(false),
+            &mut |event| {
+                if let Event::Line(line) = event {
+                    self.ui.detail(line);
+                }
+            },
+            show,
+        )
+    }
+
+    fn apt(&self, wanted: &mut Vec<&'static str>, tools: &[&Tool]) -> Result<()> {
+        let optional: Vec<&Tool> = tools.iter().copied().filter(|tool| tool.optional).collect();
+        let all = packages(tools, self.manager);
+        let mut fresh = false;
+        if !self.apt_knows(&all) && !lists_are_fresh() {
+            self.refresh()?;
+            fresh = true;
+        }
+        for tool in optional {
+            match tool.package(self.manager) {
+                Some(package) if self.apt_knows(&[package]) => wanted.push(package),
+                _ => self.gone(tool),
+            }
+        }
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        let mut argv = self.manager.command(wanted);
+        argv.insert(1, "-oDPkg::Lock::Timeout=120".to_owned());
+        argv.insert(1, "-oDpkg::Use-Pty=0".to_owned());
+        match self.go(&argv) {
+            // Old lists name versions that the archive has no more.
+            Err(_) if !fresh => {
+                self.refresh()?;
+                self.go(&argv)
+            }
+            other => other,
+        }
+    }
+
+    fn refresh(&self) -> Result<()> {
+        self.ui.note("refreshing the package lists");
+        let argv = ["apt-get", "-oDPkg::Lock::Timeout=120", "update"].map(str::to_owned);
+        self.go(&argv)
+            .context(|| "cannot refresh the package lists".to_owned())
+    }
+
+    fn apt_knows(&self, packages: &[&str]) -> bool {
+        let argv = ["apt-get", "install", "--simulate", "--quiet"];
+        let argv: Vec<String> = argv
+            .iter()
+            .chain(packages)
+            .map(|word| (*word).to_owned())
+            .collect();
+        self.go(&argv).is_ok()
+    }
+
+    fn optional(&self, tool: &Tool) {
+        let done = match tool.package(self.manager) {
+            Some(package) => self.go(&self.manager.command(&[package])),
+            None => Err(Error::unavailable("no package")),
+        };
+        if done.is_err() {
+            self.gone(tool);
+        }
+    }
+
+    fn gone(&self, tool: &Tool) {
+        self.ui.warn(&format!(
+            "{} could not be installed: no package here has what is needed to {}",
+            tool.name, tool.why
+        ));
+    }
+}

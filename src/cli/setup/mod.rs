@@ -1,0 +1,417 @@
+//! Owns what rockenv needs of the host: which tools for which feature, the package that has them in each
+//! distribution, and getting them there.
+
+pub mod command;
+
+pub mod fstab;
+pub mod install;
+pub mod store_image;
+pub mod timer;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+use crate::sys::process::Program;
+
+/// What tools are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Feature {
+    /// Run steps under systemd-nspawn
+    Nspawn,
+    /// Build Debian and Ubuntu images
+    Images,
+    /// Clone sources
+    Sources,
+    /// Build Arch images
+    Pacman,
+    /// Make a btrfs store in a file (`--store-image`)
+    Btrfs,
+    /// Run rockenv's own tests
+    Tests,
+}
+
+/// What a plain `rockenv setup` sees to.
+pub const DEFAULT: [Feature; 3] = [Feature::Nspawn, Feature::Images, Feature::Sources];
+
+/// A package manager.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Manager {
+    /// Debian, Ubuntu.
+    Apt,
+    /// Arch.
+    Pacman,
+    /// Fedora.
+    Dnf,
+    /// openSUSE.
+    Zypper,
+}
+
+impl Manager {
+    const ALL: [Self; 4] = [Self::Apt, Self::Dnf, Self::Zypper, Self::Pacman];
+
+    /// Returns its program.
+    pub fn program(self) -> &'static str {
+        match self {
+            Self::Apt => "apt-get",
+            Self::Pacman => "pacman",
+            Self::Dnf => "dnf",
+            Self::Zypper => "zypper",
+        }
+    }
+
+    /// Finds this machine's.
+    pub fn detect() -> Option<Self> {
+        let os = ["/etc/os-release", "/usr/lib/os-release"]
+            .iter()
+            .find_map(|path| fs_err::read_to_string(path).ok())
+            .unwrap_or_default();
+        let there: Vec<_> = Self::ALL
+            .into_iter()
+            .filter(|manager| Program::find(manager.program(), "installing packages").is_ok())
+            .collect();
+        Self::choose(&os, &there)
+    }
+
+    /// Chooses among those that are there: a distribution may carry another's package manager.
+    fn choose(os_release: &str, there: &[Self]) -> Option<Self> {
+        let ids = ["ID=", "ID_LIKE="].into_iter().flat_map(|key| {
+            os_release
+                .lines()
+                .filter_map(move |line| line.strip_prefix(key))
+                .flat_map(|value| value.trim_matches(['"', '\'']).split(' '))
+        });
+        let own = ids.filter_map(|id| match id {
+            "debian" | "ubuntu" => Some(Self::Apt),
+            "arch" => Some(Self::Pacman),
+            "fedora" | "rhel" => Some(Self::Dnf),
+            "suse" | "opensuse" => Some(Self::Zypper),
+            _ => None,
+        });
+        own.chain(there.iter().copied())
+            .find(|manager| there.contains(manager))
+    }
+
+    /// Returns the command that installs `packages`, to be typed or run.
+    pub fn command(self, packages: &[&str]) -> Vec<String> {
+        let front: &[&str] = match self {
+            Self::Apt => &["apt-get", "install", "--yes", "--no-install-recommends"],
+            Self::Pacman => &["pacman", "-S", "--needed", "--noconfirm"],
+            Self::Dnf => &["dnf", "install", "--assumeyes"],
+            Self::Zypper => &["zypper", "--non-interactive", "install"],
+        };
+        front
+            .iter()
+            .chain(packages)
+            .map(|word| (*word).to_owned())
+            .collect()
+    }
+}
+
+/// Something the host should have.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Tool {
+    /// Program in the system's directories, or what `files` are called.
+    pub name: &'static str,
+    /// Where it is not a program: any of these shows that it is there.
+    pub files: &'static [&'static str],
+    /// What it is for.
+    pub features: &'static [Feature],
+    /// Why, as the rest of "needed to".
+    pub why: &'static str,
+    /// Missing it stops only a part of the feature.
+    pub optional: bool,
+    /// Packages: apt, pacman, dnf, zypper. `None` where it is in no package there.
+    packages: [Option<&'static str>; 4],
+}
+
+/// Everything, with its package in each distribution.
+pub const TOOLS: &[Tool] = {
+    use Feature::{Btrfs, Images, Nspawn, Pacman, Sources, Tests};
+    const fn program(
+        name: &'static str,
+        features: &'static [Feature],
+        why: &'static str,
+        packages: [Option<&'static str>; 4],
+    ) -> Tool {
+        Tool {
+            name,
+            files: &[],
+            features,
+            why,
+            optional: false,
+            packages,
+        }
+    }
+    const fn all(name: &'static str) -> [Option<&'static str>; 4] {
+        [Some(name); 4]
+    }
+    &[
+        program(
+            "systemd-nspawn",
+            &[Nspawn, Tests],
+            "run each step in a container",
+            [
+                Some("systemd-container"),
+                Some("systemd"),
+                Some("systemd-container"),
+                Some("systemd-container"),
+            ],
+        ),
+        program(
+            "unshare",
+            &[Nspawn, Images, Tests],
+            "keep image builders to themselves",
+            all("util-linux"),
+        ),
+        program(
+            "mmdebstrap",
+            &[Images, Tests],
+            "build Debian and Ubuntu images",
+            [Some("mmdebstrap"), None, None, None],
+        ),
+        program(
+            "gpg",
+            &[Images, Tests],
+            "find the key that signed an archive",
+            [Some("gpg"), Some("gnupg"), Some("gnupg2"), Some("gpg2")],
+        ),
+        Tool {
+            name: "Debian's archive keys",
+            files: &[
+                "/usr/share/keyrings/debian-archive-keyring.gpg",
+                "/usr/share/keyrings/debian-archive-keyring.pgp",
+            ],
+            features: &[Images, Tests],
+            why: "check what Debian images are built from",
+            optional: true,
+            packages: [
+                Some("debian-archive-keyring"),
+                Some("debian-archive-keyring"),
+                Some("debian-keyring"),
+                None,
+            ],
+        },
+        Tool {
+            name: "Ubuntu's archive keys",
+            files: &[
+                "/usr/share/keyrings/ubuntu-archive-keyring.gpg",
+                "/usr/share/keyrings/ubuntu-archive-keyring.pgp",
+            ],
+            features: &[Images],
+            why: "check what Ubuntu images are built from",
+            optional: true,
+            packages: [
+                Some("ubuntu-keyring"),
+                Some("ubuntu-keyring"),
+                Some("ubu-keyring"),
+                None,
+            ],
+        },
+        Tool {
+            name: "CA certificates",
+            files: &[
+                "/etc/ssl/certs/ca-certificates.crt",
+                "/etc/pki/tls/certs/ca-bundle.crt",
+                "/etc/ssl/ca-bundle.pem",
+            ],
+            features: &[Images, Sources, Tests],
+            why: "fetch over https",
+            optional: false,
+            packages: all("ca-certificates"),
+        },
+        program("git", &[Sources, Tests], "clone sources", all("git")),
+        program(
+            "pacstrap",
+            &[Pacman, Tests],
+            "build Arch images",
+            all("arch-install-scripts"),
+        ),
+        program(
+            "pacman-key",
+            &[Pacman, Tests],
+            "check Arch packages",
+            [
+                Some("pacman-package-manager"),
+                Some("pacman"),
+                Some("pacman"),
+                Some("pacman"),
+            ],
+        ),
+        Tool {
+            name: "Arch's package keys",
+            files: &[
+                "/usr/share/pacman/keyrings/archlinux.gpg",
+                "/usr/share/keyrings/archlinux.gpg",
+            ],
+            features: &[Pacman],
+            why: "check what Arch images are built from",
+            optional: true,
+            packages: [
+                Some("archlinux-keyring"),
+                Some("archlinux-keyring"),
+                Some("archlinux-keyring"),
+                None,
+            ],
+        },
+        program(
+            "makepkg",
+            &[Tests],
+            "make packages for a repository of the tests' own",
+            [
+                Some("makepkg"),
+                Some("pacman"),
+                Some("pacman"),
+                Some("pacman"),
+            ],
+        ),
+        program(
+            "mkfs.btrfs",
+            &[Btrfs, Tests],
+            "make a btrfs store",
+            [
+                Some("btrfs-progs"),
+                Some("btrfs-progs"),
+                Some("btrfs-progs"),
+                Some("btrfsprogs"),
+            ],
+        ),
+        program("mkfs.ext4", &[Tests], "test on ext4", all("e2fsprogs")),
+        program("mkfs.xfs", &[Tests], "test on xfs", all("xfsprogs")),
+        program(
+            "setfattr",
+            &[Tests],
+            "test extended attributes",
+            all("attr"),
+        ),
+        program("setfacl", &[Tests], "test access lists", all("acl")),
+        program(
+            "setcap",
+            &[Tests],
+            "test capabilities",
+            [
+                Some("libcap2-bin"),
+                Some("libcap"),
+                Some("libcap"),
+                Some("libcap-progs"),
+            ],
+        ),
+        program(
+            "ninja",
+            &[Tests],
+            "test that a build finds nothing to do",
+            [
+                Some("ninja-build"),
+                Some("ninja"),
+                Some("ninja-build"),
+                Some("ninja"),
+            ],
+        ),
+        program("cc", &[Tests], "build test programs", all("gcc")),
+    ]
+};
+
+impl Tool {
+    /// Looks for it on this machine.
+    pub fn is_there(&self) -> bool {
+        if self.files.is_empty() {
+            return Program::find(self.name, self.why).is_ok();
+        }
+        self.files.iter().any(|path| Path::new(path).exists())
+    }
+
+    /// Returns the package that has it.
+    pub fn package(&self, manager: Manager) -> Option<&'static str> {
+        self.packages[match manager {
+            Manager::Apt => 0,
+            Manager::Pacman => 1,
+            Manager::Dnf => 2,
+            Manager::Zypper => 3,
+        }]
+    }
+}
+
+/// Returns what of `features` is not there.
+pub fn missing(features: &[Feature], is_there: impl Fn(&Tool) -> bool) -> Vec<&'static Tool> {
+    TOOLS
+        .iter()
+        .filter(|tool| tool.features.iter().any(|one| features.contains(one)))
+        .filter(|tool| !is_there(tool))
+        .collect()
+}
+
+/// Returns the packages that have `tools`, each once.
+pub fn packages(tools: &[&Tool], manager: Manager) -> Vec<&'static str> {
+    let packages: BTreeSet<_> = tools
+        .iter()
+        .filter_map(|tool| tool.package(manager))
+        .collect();
+    packages.into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_distribution_is_known_by_its_name_not_by_what_is_installed() {
+        let both = [Manager::Apt, Manager::Pacman];
+        for (os, there, want) in [
+            ("ID=debian\n", &both[..], Some(Manager::Apt)),
+            ("NAME=x\nID=arch\n", &both, Some(Manager::Pacman)),
+            (
+                "ID=linuxmint\nID_LIKE=\"ubuntu debian\"\n",
+                &both,
+                Some(Manager::Apt),
+            ),
+            (
+                "ID=\"opensuse-tumbleweed\"\nID_LIKE=\"opensuse suse\"\n",
+                &[Manager::Zypper],
+                Some(Manager::Zypper),
+            ),
+            (
+                "ID=nobara\nID_LIKE=fedora",
+                &[Manager::Dnf],
+                Some(Manager::Dnf),
+            ),
+            ("", &[Manager::Dnf], Some(Manager::Dnf)),
+            ("ID=debian", &[], None),
+            ("ID=nixos", &[], None),
+        ] {
+            assert_eq!(Manager::choose(os, there), want, "{os}");
+        }
+    }
+
+    #[test]
+    fn a_bare_debian_needs_these() {
+        let tools = missing(&DEFAULT, |tool| {
+            matches!(tool.name, "unshare" | "Debian's archive keys" | "gpg")
+        });
+        assert_eq!(
+            packages(&tools, Manager::Apt),
+            [
+                "ca-certificates",
+                "git",
+                "mmdebstrap",
+                "systemd-container",
+                "ubuntu-keyring"
+            ]
+        );
+        assert!(missing(&DEFAULT, |_| true).is_empty());
+    }
+
+    #[test]
+    fn every_feature_has_tools_and_debian_has_them_all() {
+        for feature in Feature::value_variants() {
+            let tools = missing(&[*feature], |_| false);
+            assert!(!tools.is_empty(), "{feature:?}");
+            for tool in tools {
+                assert!(tool.package(Manager::Apt).is_some(), "{}", tool.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! Owns the store in a file: a sparse btrfs image mounted at the store's root, now and at each start of the
+//! machine. What was done is undone when a later step fails.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+use fs_err as fs;
+use nix::mount::{MntFlags, umount2};
+
+use super::fstab;
+use crate::store::Store;
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::host::free_space;
+use crate::sys::process::Program;
+use crate::sys::signals::Signals;
+use crate::tree;
+use crate::tree::Method;
+use crate::ui::{Ui, size};
+
+/// btrfs in less has no room for what it keeps of itself.
+const SMALLEST: u64 = 1 << 30;
+
+const FSTAB: &str = "/etc/fstab";
+
+/// A store image to make.
+#[derive(Debug)]
+pub struct StoreImage {
+    /// Where it is mounted: the store's root.
+    pub at: PathBuf,
+    /// The file.
+    pub file: PathBuf,
+    /// Its size in bytes.
+    pub size: u64,
+    /// Sentences to know before it is made.
+    pub warnings: Vec<String>,
+}
+
+impl StoreImage {
+    /// Checks that one can be made at `home`, and changes nothing.
+    pub fn plan(home: &Path, size: u64) -> Result<Self> {
+        let (Some(parent), Some(name)) = (home.parent(), home.file_name()) else {
+            return Err(Error::new(
+                Kind::Usage,
+                format!("no store can be at `{}`", home.display()),
+            )
+            .help("ROCKENV_HOME=/var/lib/rockenv rockenv setup --store-image 300G"));
+        };
+        if size < SMALLEST {
+            return Err(Error::new(
+                Kind::Usage,
+                format!("{} is too small for a store", crate::ui::size::bytes(size)),
+            )
+            .help("rockenv setup --store-image 300G"));
+        }
+        if !parent.is_dir() {
+            return Err(
+                Error::not_found(format!("no directory `{}`", parent.display()))
+                    .help(format!("mkdir -p {}", parent.display())),
+            );
+        }
+        let at = fs::canonicalize(parent)?.join(name);
+        let mut file = at.clone().into_os_string();
+        file.push(".img");
+        let file = PathBuf::from(file);
+        refuse_unfit(&at, &file)?;
+        let free = free_space(&fs::canonicalize(parent)?)?;
+        let mut warnings = Vec::new();
+        if size > free {
+            warnings.push(format!(
+                "the file may grow to {} and only {} are free: keep an eye on `{}`, a store that cannot grow any more loses what it is writing",
+                size::bytes(size),
+                size::bytes(free),
+                parent.display()
+            ));
+        }
+        Ok(Self {
+            at,
+            file,
+            size,
+            warnings,
+        })
+    }
+
+    /// Says what will be done, a line each.
+    pub fn steps(&self) -> Vec<String> {
+        let (file, at) = (self.file.display(), self.at.display());
+        vec![
+            format!(
+                "make {file}: {}, which takes space only as it fills",
+                size::bytes(self.size)
+            ),
+            format!("make a btrfs file system in it (label `rockenv`)"),
+            format!(
+                "add to {FSTAB}: {}",
+                fstab::line(&self.file, &self.at).trim_end()
+            ),
+            format!("mount it at {at}"),
+        ]
+    }
+
+    /// Returns the commands that take it all back.
+    pub fn undo_text(&self) -> String {
+        let (file, at) = (self.file.display(), self.at.display());
+        format!(
+            "to undo (what is in the store is lost): umount {at} && sed -i '\\|{} |d' {FSTAB} && rm {file}",
+            fstab::line(&self.file, &self.at)
+                .split(' ')
+                .next()
+                .unwrap_or_default()
+        )
+    }
+
+    /// Makes it; on failure, or when a signal comes, takes back what was done.
+    pub fn make(&self, ui: &Ui, signals: &Signals) -> Result<()> {
+        let mut done = Vec::new();
+        let result = self.make_steps(ui, signals, &mut done);
+        if result.is_err() {
+            for step in done.into_iter().rev() {
+                let what = format!("{step:?}");
+                if let Err(error) = step.undo() {
+                    ui.warn(&format!("cannot undo {what}: {}", error.chain().join(": ")));
+                }
+            }
+        }
+        result
+    }
+
+    fn make_steps(&self, ui: &Ui, signals: &Signals, done: &mut Vec<Done>) -> Result<()> {
+        let go_on = || match signals.pending()? {
+            Some(number) => Err(Error::new(
+                Kind::Signal(number),
+                "interrupted, nothing was changed",
+            )),
+            None => Ok(()),
+        };
+        {
+            use fs_err::os::unix::fs::OpenOptionsExt as _;
+            let file = fs::OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .mode(0o600)
+                .open(&self.file)?;
+            done.push(Done::File(self.file.clone()));
+            file.set_len(self.size)?;
+        }
+        go_on()?;
+        ui.note(&format!("making a file system in {}", self.file.display()));
+        run(
+            "mkfs.btrfs",
+            &[
+                "--quiet".as_ref(),
+                "--label".as_ref(),
+                "rockenv".as_ref(),
+                self.file.as_os_str(),
+            ],
+        )?;
+        go_on()?;
+        if !self.at.exists() {
+            fs::create_dir(&self.at)?;
+            done.push(Done::Directory(self.at.clone()));
+        }
+        let before = read_table()?;
+        let after = fstab::with(
+            before.as_deref().unwrap_or_default(),
+            &fstab::line(&self.file, &self.at),
+        );
+        fstab::replace(Path::new(FSTAB), &after)?;
+        done.push(Done::Table { before, after });
+        go_on()?;
+        // By the table's own line: what works now works at the next start.
+        run("mount", &[self.at.as_os_str()]).context(|| {
+            format!(
+                "cannot mount `{}` at `{}`",
+                self.file.display(),
+                self.at.display()
+            )
+        })?;
+        done.push(Done::Mount(self.at.clone()));
+        go_on()?;
+        let store = Store::open(&self.at)?;
+        if store.method() != Method::Btrfs {
+            return Err(Error::unexpected(format!(
+                "the store at `{}` is {}, not btrfs",
+                self.at.display(),
+                store.method()
+            )));
+        }
+        if Path::new("/run/systemd/system").is_dir()
+            && let Err(error) = run("systemctl", &["daemon-reload".as_ref()])
+        {
+            // It reads the table at the next start anyway.
+            ui.warn(&error.chain().join(": "));
+        }
+        Ok(())
+    }
+}
+
+/// Refuses where a store image would hide something, or is not needed.
+fn refuse_unfit(at: &Path, file: &Path) -> Result<()> {
+    let elsewhere =
+        "or choose another place: ROCKENV_HOME=/somewhere/else rockenv setup --store-image ...";
+    if tree::mounts_at_or_below(at)?
+        .iter()
+        .any(|point| point == at)
+    {
+        return Err(Error::new(
+            Kind::Usage,
+            format!("something is mounted at `{}` already", at.display()),
+        )
+        .help(format!("umount {0}, {elsewhere}", at.display())));
+    }
+    match fs::read_dir(at) {
+        Ok(mut entries) => {
+            if entries.next().is_some() {
+                return Err(Error::new(
+                    Kind::Usage,
+                    format!(
+                        "`{}` is not empty: a file system mounted there would hide what is in it",
+                        at.display()
+                    ),
+                )
+                .help(format!("mv {0} {0}.old, {elsewhere}", at.display())));
+            }
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error.into()),
+    }
+    if fstab::mounts(&read_table()?.unwrap_or_default(), at) {
+        return Err(Error::new(
+            Kind::Usage,
+            format!("{FSTAB} mounts something at `{}` already", at.display()),
+        )
+        .help(format!("mount {}, {elsewhere}", at.display())));
+    }
+    if fs::symlink_metadata(file).is_ok() {
+        return Err(
+            Error::new(Kind::Usage, format!("`{}` exists already", file.display()))
+                .help(format!("mv {0} {0}.old, {elsewhere}", file.display())),
+        );
+    }
+    let parent = at.parent().unwrap_or(Path::new("/"));
+    if tree::btrfs::is_btrfs(fs::File::open(parent)?.file())? {
+        return Err(Error::new(
+            Kind::Usage,
+            format!(
+                "`{}` is on btrfs already: the store needs no file system of its own",
+                parent.display()
+            ),
+        )
+        .help("rockenv up hip-smoke"));
+    }
+    Ok(())
+}
+
+fn read_table() -> Result<Option<Vec<u8>>> {
+    match fs::read(FSTAB) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        other => Ok(Some(other?)),
+    }
+}
+
+fn run(name: &str, arguments: &[&std::ffi::OsStr]) -> Result<()> {
+    Program::find(name, "a store in a file")?
+        .args(arguments)
+        .output(1 << 20, &AtomicBool::new(false), &mut |_| {})
+        .map(drop)
+}
+
+/// Something done that can be taken back.
+enum Done {
+    File(PathBuf),
+    Directory(PathBuf),
+    Mount(PathBuf),
+    Table {
+        before: Option<Vec<u8>>,
+        after: Vec<u8>,
+    },
+}
+
+impl std::fmt::Debug for Done {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::File(path) => write!(f, "the file `{}`", path.display()),
+            Self::Directory(path) => write!(f, "the directory `{}`", path.display()),
+            Self::Mount(path) => write!(f, "the mount at `{}`", path.display()),
+            Self::Table { .. } => write!(f, "the line in {FSTAB}"),
+        }
+    }
+}
+
+impl Done {
+    fn undo(self) -> Result<()> {
+        match self {
+            Self::File(path) => fs::remove_file(path)?,
+            Self::Directory(path) => fs::remove_dir(path)?,
+            Self::Mount(path) => umount2(&path, MntFlags::empty())
+                .context(|| format!("cannot unmount `{}`", path.display()))?,
+            Self::Table { before, after } => {
+                if read_table()?.as_deref() != Some(&after) {
+                    return Err(Error::busy("somebody else changed it meanwhile")
+                        .help(format!("remove the line with {} by hand", fstab::MARK)));
+                }
+                match before {
+                    Some(before) => fstab::replace(Path::new(FSTAB), &before)?,
+                    None => fs::remove_file(FSTAB)?,
+                }
+            }
+        }
+        Ok(())
+    }
+}

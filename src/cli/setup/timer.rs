@@ -1,0 +1,136 @@
+//! Owns the systemd timer that runs `gc`: its two unit files, and switching it on.
+
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+
+use crate::plan::gc::policy::Preset;
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::process::Program;
+
+/// Where an administrator's units are.
+const UNITS: &str = "/etc/systemd/system";
+const NAME: &str = "rockenv-gc";
+
+/// A timer to install.
+#[derive(Debug)]
+pub struct Timer {
+    /// Files with their content.
+    pub files: [(PathBuf, String); 2],
+}
+
+impl Timer {
+    /// Decides what the units say.
+    pub fn plan(program: &Path, home: &Path, preset: Preset) -> Result<Self> {
+        let preset = clap::ValueEnum::to_possible_value(&preset)
+            .map(|value| value.get_name().to_owned())
+            .unwrap_or_default();
+        let (program, home) = (quote(program)?, quote(home)?);
+        let service = format!(
+            "# Written by `rockenv setup --timer`.\n\
+             [Unit]\n\
+             Description=Remove what rockenv does not need\n\
+             Documentation=man:rockenv-gc(1)\n\
+             ConditionPathExists={home}/format\n\
+             RequiresMountsFor={home}\n\
+             \n\
+             [Service]\n\
+             Type=oneshot\n\
+             ExecStart={program} --quiet --yes --home {home} gc --preset {preset}\n\
+             Nice=19\n\
+             IOSchedulingClass=idle\n"
+        );
+        let timer = "# Written by `rockenv setup --timer`.\n\
+             [Unit]\n\
+             Description=Remove what rockenv does not need, every day\n\
+             Documentation=man:rockenv-gc(1)\n\
+             \n\
+             [Timer]\n\
+             OnCalendar=daily\n\
+             RandomizedDelaySec=1h\n\
+             Persistent=true\n\
+             \n\
+             [Install]\n\
+             WantedBy=timers.target\n"
+            .to_owned();
+        let place = |kind: &str| Path::new(UNITS).join(format!("{NAME}.{kind}"));
+        Ok(Self {
+            files: [(place("service"), service), (place("timer"), timer)],
+        })
+    }
+
+    /// Says what will be done, one sentence each.
+    pub fn steps(&self) -> Vec<String> {
+        let mut steps: Vec<String> = self
+            .files
+            .iter()
+            .map(|(path, _)| format!("write {}", path.display()))
+            .collect();
+        steps.push(format!("run: systemctl enable --now {NAME}.timer"));
+        steps
+    }
+
+    /// Writes the units, and switches the timer on where systemd runs. Returns whether it does.
+    pub fn install(&self, systemd: bool) -> Result<bool> {
+        fs::create_dir_all(UNITS)?;
+        for (path, text) in &self.files {
+            crate::sys::atomic::write(path, text.as_bytes())?;
+            fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o644))?;
+        }
+        if systemd {
+            let timer = format!("{NAME}.timer");
+            for arguments in [&["daemon-reload"][..], &["enable", "--now", &timer]] {
+                Program::find("systemctl", "switching the timer on")?
+                    .args(arguments)
+                    .output(1 << 20, &false.into(), &mut |_| {})
+                    .context(|| format!("cannot switch `{timer}` on"))?;
+            }
+        }
+        Ok(systemd)
+    }
+}
+
+/// Writes a path so that systemd reads it back: its own escapes and specifiers would change it.
+fn quote(path: &Path) -> Result<String> {
+    let text = path.to_string_lossy();
+    let plain = |letter: char| letter.is_ascii_alphanumeric() || "/._-+@:,".contains(letter);
+    if path.is_absolute() && text.chars().all(plain) {
+        return Ok(text.into_owned());
+    }
+    Err(Error::new(
+        Kind::Usage,
+        format!("a unit cannot name `{}` safely", path.display()),
+    )
+    .help("use a path of letters, digits, `/`, `.`, `_` and `-`"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_preset_and_the_store_are_in_the_service() {
+        let timer = Timer::plan(
+            Path::new("/usr/local/bin/rockenv"),
+            Path::new("/srv/store"),
+            Preset::Ci,
+        )
+        .unwrap();
+        let (path, service) = &timer.files[0];
+        assert_eq!(path, Path::new("/etc/systemd/system/rockenv-gc.service"));
+        assert!(service.contains(
+            "ExecStart=/usr/local/bin/rockenv --quiet --yes --home /srv/store gc --preset ci\n"
+        ));
+        assert!(service.contains("ConditionPathExists=/srv/store/format\n"));
+        for bad in [
+            "/srv/%h",
+            "/srv/a b",
+            "relative",
+            "/srv/$HOME",
+            "/a\nExecStart=/b",
+        ] {
+            let refused = Timer::plan(Path::new("/r"), Path::new(bad), Preset::Ci);
+            assert!(refused.is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! Owns `snapshot`, `rollback` and `fork`.
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use jiff::Timestamp;
+use serde::Serialize;
+
+use super::list::ago;
+use crate::execute::inspect;
+use crate::plan::record::Origin;
+use crate::store::history::History;
+use crate::store::lock;
+use crate::sys::error::{Error, Kind, Result};
+use crate::ui::table::Table;
+use crate::up::context::Context;
+
+/// What to do with snapshots.
+#[derive(Debug, Subcommand)]
+pub enum SnapshotCommand {
+    /// Freeze an env as it is now
+    Create(CreateArgs),
+    /// List an env's snapshots
+    Ls(LsArgs),
+    /// Show what changed between two snapshots, or since one
+    Diff(DiffArgs),
+    /// Remove a snapshot
+    Rm(RmArgs),
+}
+
+/// Arguments of `snapshot create`.
+#[derive(Debug, Args)]
+pub struct CreateArgs {
+    /// The env
+    env: String,
+    /// The snapshot's name
+    name: String,
+}
+
+/// Arguments of `snapshot ls`.
+#[derive(Debug, Args)]
+pub struct LsArgs {
+    /// The env
+    env: String,
+}
+
+/// Arguments of `snapshot diff`.
+#[derive(Debug, Args)]
+pub struct DiffArgs {
+    /// The env
+    env: String,
+    /// The older snapshot
+    from: String,
+    /// The newer snapshot [default: the env as it is now]
+    to: Option<String>,
+}
+
+/// Arguments of `snapshot rm`.
+#[derive(Debug, Args)]
+pub struct RmArgs {
+    /// The env
+    env: String,
+    /// The snapshots
+    #[arg(required = true)]
+    names: Vec<String>,
+}
+
+/// Arguments of `rollback`.
+#[derive(Debug, Args)]
+pub struct RollbackArgs {
+    /// The env
+    env: String,
+    /// The snapshot
+    snapshot: String,
+}
+
+/// Arguments of `fork`.
+#[derive(Debug, Args)]
+pub struct ForkArgs {
+    /// The env
+    env: String,
+    /// Name of the new env
+    new: String,
+}
+
+/// Works with snapshots.
+pub fn snapshot(cx: &Context, command: SnapshotCommand) -> Result<()> {
+    match command {
+        SnapshotCommand::Create(args) => {
+            let store = cx.store_to_change("taking a snapshot")?;
+            let mut env = store.lock_known(&args.env, "snapshot", lock::WAIT)?;
+            env.snapshot(&args.name, Origin::User)?;
+            cx.ui
+                .note(&format!("{}: snapshot `{}`", args.env, args.name));
+            if !store.freezes_volumes() && !env.known_record()?.head.volumes.is_empty() {
+                cx.ui.warn("the build volumes are not in it: an overlay store freezes the root file system only");
+            }
+            cx.tidy(&store)
+        }
+        SnapshotCommand::Ls(args) => ls(cx, &args),
+        SnapshotCommand::Diff(args) => diff(cx, &args),
+        SnapshotCommand::Rm(args) => {
+            let (store, ballast) = cx.store_to_free("removing a snapshot")?;
+            let mut env = store.lock_known(&args.env, "snapshot rm", lock::WAIT)?;
+            for name in &args.names {
+                env.remove_snapshot(name)?;
+                cx.ui
+                    .note(&format!("{}: snapshot `{name}` removed", args.env));
+            }
+            drop(env);
+            cx.tidy_full(&store, ballast)
+        }
+    }
+}
+
+fn ls(cx: &Context, args: &LsArgs) -> Result<()> {
+    #[derive(Serialize)]
+    struct Row {
+        name: String,
+        origin: Origin,
+        created: Timestamp,
+        layer: String,
+        key: Option<String>,
+        current: bool,
+        history: Option<History>,
+    }
+    let store = cx.existing_store()?;
+    let record = store.known(&args.env)?;
+    let rows: Vec<Row> = record
+        .snapshots
+        .iter()
+        .map(|snapshot| Row {
+            name: snapshot.name.clone(),
+            origin: snapshot.origin,
+            created: snapshot.created,
+            layer: snapshot.layer.clone(),
+            key: snapshot.key.clone(),
+            current: record.head.layer.as_ref() == Some(&snapshot.layer),
+            history: store
+                .layer(&snapshot.layer)
+                .ok()
+                .flatten()
+                .map(|layer| layer.history()),
+        })
+        .collect();
+    if cx.json {
+        return cx.ui.json(&rows);
+    }
+    let mut table = Table::new(["", "snapshot", "origin", "created", "layer"]);
+    for row in rows {
+        let origin = match row.origin {
+            Origin::Step if matches!(row.history, Some(History::Incremental { .. })) => {
+                "step, incremental"
+            }
+            Origin::Step => "step",
+            Origin::User => "user",
+            Origin::Auto => "kept",
+        };
+        table.row([
+            if row.current { "*" } else { "" },
+            &row.name,
+            origin,
+            &ago(row.created),
+            &row.layer[..12],
+        ]);
+    }
+    cx.ui.table(&table);
+    Ok(())
+}
+
+fn diff(cx: &Context, args: &DiffArgs) -> Result<()> {
+    let store = cx.store_to_change("comparing snapshots")?;
+    let mut env = store.lock_known(&args.env, "snapshot diff", lock::WAIT)?;
+    let changes = inspect::diff(&store, &mut env, &args.from, args.to.as_deref())?;
+    if cx.json {
+        return cx.ui.json(&changes);
+    }
+    for change in &changes {
+        cx.ui.data(&format!(
+            "{} {}\n",
+            change.kind.mark(),
+            crate::ui::text::path(&change.path)
+        ));
+    }
+    Ok(())
+}
+
+/// Goes back to a snapshot.
+pub fn rollback(cx: &Context, args: &RollbackArgs) -> Result<()> {
+    let store = cx.store_to_change("going back to a snapshot")?;
+    let record = store.known(&args.env)?;
+    if record.snapshot(&args.snapshot).is_none() {
+        return Err(Error::not_found(format!(
+            "env `{}` has no snapshot `{}`",
+            args.env, args.snapshot
+        ))
+        .help(format!("rockenv snapshot ls {}", args.env)));
+    }
+    let question = format!(
+        "go back to snapshot `{}` of {}? Changes since its last snapshot are dropped.",
+        args.snapshot, args.env
+    );
+    cx.confirm(&question)?;
+    let mut env = store.lock_known(&args.env, "rollback", lock::WAIT)?;
+    env.rollback(&args.snapshot)?;
+    cx.ui
+        .note(&format!("{}: at snapshot `{}`", args.env, args.snapshot));
+    if !store.freezes_volumes() && !env.known_record()?.head.volumes.is_empty() {
+        cx.ui
+            .warn("the build volumes stay as they are: an overlay store cannot restore them");
+    }
+    drop(env);
+    cx.tidy(&store)
+}
+
+/// Makes a new env from an env's present state.
+pub fn fork(cx: &Context, args: &ForkArgs) -> Result<()> {
+    let store = cx.store_to_change("forking an env")?;
+    let mut from = store.lock_known(&args.env, "fork", lock::WAIT)?;
+    let mut new = store.lock_env(&args.new, "fork", Duration::ZERO)?;
+    new.heed_owner()?;
+    if new.record().is_some() {
+        return Err(
+            Error::new(Kind::Usage, format!("env `{}` exists already", args.new))
+                .help(format!("rockenv rm {}", args.new)),
+        );
+    }
+    new.fork_from(&mut from)?;
+    cx.ui.note(&format!("{}: a copy of {}", args.new, args.env));
+    if !store.freezes_volumes() && !from.known_record()?.head.volumes.is_empty() {
+        cx.ui
+            .warn("its build volumes start empty: an overlay store cannot copy them");
+    }
+    drop((from, new));
+    cx.settle(&store)
+}

@@ -1,0 +1,191 @@
+//! Owns `trust`: letting the files of a directory count, and asking for it where they would.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Serialize;
+
+use crate::cli::{Cli, Command};
+use crate::store::config::Config;
+use crate::sys::error::{Error, Kind, Result};
+use crate::sys::trust;
+use crate::sys::trust::{State, Trusted};
+use crate::ui::table::Table;
+use crate::up::context::Context;
+
+/// Arguments of `trust`.
+#[derive(Debug, Args)]
+pub struct TrustArgs {
+    /// The directory, or with --revoke a profile's file too [default: the current one]
+    #[arg(value_name = "DIR")]
+    directory: Option<PathBuf>,
+    /// List what is trusted, and whether it has changed since
+    #[arg(long, conflicts_with_all = ["directory", "revoke"])]
+    show: bool,
+    /// Trust it no longer
+    #[arg(long)]
+    revoke: bool,
+}
+
+/// A trusted path, as it is shown.
+#[derive(Debug, Serialize)]
+struct TrustRow {
+    path: PathBuf,
+    state: State,
+    writes: Vec<PathBuf>,
+}
+
+/// Trusts a directory, forgets one, or lists them.
+pub fn trust(cx: &Context, args: &TrustArgs) -> Result<()> {
+    if args.show {
+        return show(cx);
+    }
+    let config = &cx.config;
+    let given = match &args.directory {
+        Some(directory) => std::path::absolute(directory)?,
+        None => std::env::current_dir()?,
+    };
+    // What is gone can still be forgotten.
+    let path = match fs_err::canonicalize(&given) {
+        Err(_) if args.revoke => given,
+        other => other?,
+    };
+    if args.revoke {
+        if !Trusted::forget(&config.user_dir, &config.invoking_user, &path)? {
+            let message = format!("`{}` is not trusted", path.display());
+            return Err(Error::not_found(message).help("rockenv trust --show"));
+        }
+        cx.ui
+            .note(&format!("`{}` is no longer trusted", path.display()));
+        return Ok(());
+    }
+    if !path.is_dir() {
+        let message = format!("`{}` is not a directory", path.display());
+        return Err(Error::new(Kind::Usage, message).help("rockenv trust DIR"));
+    }
+    let names = trust::present(&path);
+    if names.is_empty() {
+        let message = format!(
+            "`{}` has no rockenv.toml, profiles/, images/ or hooks/",
+            path.display()
+        );
+        return Err(Error::not_found(message).help("rockenv trust DIR"));
+    }
+    // Before the question: what changes while it is asked has not been agreed to.
+    let digest = trust::digest(&path)?;
+    cx.confirm(&question(&path, &names))?;
+    let said = format!("`{}` is trusted: {}", path.display(), names.join(", "));
+    remember(config, path, digest)?;
+    cx.ui.note(&said);
+    Ok(())
+}
+
+fn question(path: &std::path::Path, names: &[&str]) -> String {
+    format!(
+        "trust {} of `{}`? Its profiles can build with your rights",
+        names.join(", "),
+        path.display()
+    )
+}
+
+fn remember(config: &Config, path: PathBuf, digest: String) -> Result<()> {
+    let trusted = Trusted {
+        path,
+        digest: Some(digest),
+        writes: Vec::new(),
+    };
+    trusted.write(&config.user_dir, &config.invoking_user)
+}
+
+fn show(cx: &Context) -> Result<()> {
+    let mut rows = Vec::new();
+    for known in Trusted::all(&cx.config.user_dir)? {
+        let state = match &known.digest {
+            None => State::Trusted,
+            Some(digest) if trust::digest(&known.path).is_ok_and(|now| now == *digest) => {
+                State::Trusted
+            }
+            Some(_) => State::Changed,
+        };
+        rows.push(TrustRow {
+            path: known.path,
+            state,
+            writes: known.writes,
+        });
+    }
+    if cx.json {
+        return cx.ui.json(&rows);
+    }
+    let mut table = Table::new(["path", "state"]);
+    for row in &rows {
+        let state = match row.state {
+            State::Changed => "changed",
+            State::Trusted | State::Empty | State::Untrusted => "trusted",
+        };
+        table.row([row.path.display().to_string(), state.to_owned()]);
+    }
+    cx.ui.table(&table);
+    Ok(())
+}
+
+/// Says which files of the current directory do not count; on a terminal, asks whether they should for a command that looks for them.
+pub(crate) fn ask(cx: Context, cli: &Cli) -> Result<Context> {
+    let looks = match cli.command {
+        Command::Trust(_) | Command::Completions(_) | Command::Man(_) | Command::Schema(_) => {
+            return Ok(cx);
+        }
+        Command::Up(_)
+        | Command::Plan(_)
+        | Command::Image(_)
+        | Command::Profile(_)
+        | Command::Hook(_)
+        | Command::On(_)
+        | Command::Matrix(_)
+        | Command::Lock(_) => true,
+        Command::Down(_)
+        | Command::Rm(_)
+        | Command::Ls(_)
+        | Command::Status(_)
+        | Command::Shell(_)
+        | Command::Exec(_)
+        | Command::Env(_)
+        | Command::Logs(_)
+        | Command::Snapshot(_)
+        | Command::Rollback(_)
+        | Command::Fork(_)
+        | Command::Push(_)
+        | Command::Pull(_)
+        | Command::Du(_)
+        | Command::Report(_)
+        | Command::Gc(_)
+        | Command::Cache(_)
+        | Command::Target(_)
+        | Command::Export(_)
+        | Command::Import(_)
+        | Command::Setup(_)
+        | Command::Doctor(_)
+        | Command::Fsck(_) => false,
+    };
+    let Some(notice) = cx.config.current.notice() else {
+        return Ok(cx);
+    };
+    let terminals = cx.ui.settings().terminals;
+    let can_ask = looks && terminals.stdin && terminals.stderr && !cli.global.yes;
+    let current = &cx.config.current;
+    if !can_ask || current.counts() || current.state == State::Empty {
+        cx.ui.warn(&notice);
+        return Ok(cx);
+    }
+    let digest = trust::digest(&current.directory)?;
+    let names = trust::present(&current.directory);
+    if !cx.ui.confirm(&question(&current.directory, &names))? {
+        cx.ui.warn(&notice);
+        return Ok(cx);
+    }
+    remember(&cx.config, current.directory.clone(), digest)?;
+    let mut config = Config::read()?;
+    if cli.global.home.is_some() {
+        config.home.clone_from(&cx.config.home);
+    }
+    Ok(Context { config, ..cx })
+}

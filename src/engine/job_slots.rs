@@ -1,0 +1,411 @@
+//! Owns the machine's budget of jobs: which env may use how many at once.
+//!
+//! A slot of the budget is a byte of the store's file `jobs`, and who has it locked has the slot: the kernel gives it back
+//! whatever happens to its owner, so there is no broker that could die, and nothing to recover. The holders agree by the
+//! same file: each has a seat in it, a locked record of how many slots it has and whether it could use more, and each
+//! decides for itself, by the same rule (`target`).
+
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc;
+use serde::{Deserialize, Serialize};
+
+use crate::sys::error::{Error, Result, ResultExt as _};
+
+/// Length of a seat's record: slots, need, name.
+const SEAT: u64 = 64;
+/// More seats than envs can run at once.
+const SEATS: u32 = 4096;
+/// Where the bytes of slots begin: behind every seat.
+const SLOTS: u64 = 1 << 40;
+
+/// What another seat says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Other {
+    /// Its env.
+    pub env: String,
+    held: u32,
+    need: Need,
+}
+
+/// What an env could do with more slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Need {
+    /// It has tokens lying.
+    None,
+    /// It uses all it has, and may not have more.
+    Enough,
+    /// It uses all it has.
+    More,
+}
+
+/// A seat at the budget, and the slots taken.
+#[derive(Debug)]
+pub struct Claim {
+    file: fs::File,
+    seat: u32,
+    total: u32,
+    held: Vec<u32>,
+    env: String,
+}
+
+/// A [`Claim`] on its way to another process, beside the file's descriptor, which carries the locks.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Ticket {
+    seat: u32,
+    total: u32,
+    held: Vec<u32>,
+    env: String,
+    /// Most slots the env may have.
+    pub(super) cap: u32,
+    /// The FIFO outside.
+    pub(super) fifo: PathBuf,
+}
+
+impl Claim {
+    /// Takes a seat for `env` at the budget in the store's file `path`, of `total` slots.
+    pub fn open(path: &Path, total: u32, env: &str) -> Result<Self> {
+        let file = fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path)?;
+        for seat in 0..SEATS {
+            if lock(&file, u64::from(seat) * SEAT)? {
+                let claim = Self {
+                    file,
+                    seat,
+                    total: total.max(1),
+                    held: Vec::new(),
+                    env: env.to_owned(),
+                };
+                claim.say(Need::More)?;
+                return Ok(claim);
+            }
+        }
+        Err(Error::busy(format!(
+            "all {SEATS} seats of `{}` are taken",
+            path.display()
+        )))
+    }
+
+    /// Takes over what [`Claim::pass`] handed on.
+    #[expect(
+        clippy::disallowed_types,
+        reason = "it came by a socket, without a name"
+    )]
+    pub(super) fn adopt(ticket: Ticket, file: OwnedFd) -> Self {
+        Self {
+            file: fs::File::from_parts(std::fs::File::from(file), "jobs"),
+            seat: ticket.seat,
+            total: ticket.total,
+            held: ticket.held,
+            env: ticket.env,
+        }
+    }
+
+    /// Returns how many slots there are in all.
+    pub(super) fn total(&self) -> u32 {
+        self.total
+    }
+
+    /// Takes one slot more, where one is free.
+    pub fn take(&mut self) -> Result<bool> {
+        for slot in (0..self.total)
+            .filter(|slot| !self.held.contains(slot))
+            .collect::<Vec<_>>()
+        {
+            if lock(&self.file, SLOTS + u64::from(slot))? {
+                self.held.push(slot);
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Gives one slot back.
+    pub(super) fn give(&mut self) -> Result<()> {
+        if let Some(slot) = self.held.pop() {
+            set_lock(&self.file, SLOTS + u64::from(slot), libc::F_UNLCK)?;
+        }
+        Ok(())
+    }
+
+    /// Returns how many slots are taken.
+    pub(super) fn count(&self) -> u32 {
+        u32::try_from(self.held.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Tells the others.
+    pub(super) fn say(&self, need: Need) -> Result<()> {
+        let mut record = [0; SEAT as usize];
+        record[..4].copy_from_slice(&self.count().to_le_bytes());
+        record[4] = need as u8;
+        let name = self.env.as_bytes();
+        let length = name.len().min(record.len() - 5);
+        record[5..5 + length].copy_from_slice(&name[..length]);
+        self.file
+            .file()
+            .write_all_at(&record, u64::from(self.seat) * SEAT)?;
+        Ok(())
+    }
+
+    /// Returns what the other seats that are taken say.
+    pub fn others(&self) -> Result<Vec<Other>> {
+        let mut others = Vec::new();
+        for seat in 0..self.file.metadata()?.len() / SEAT {
+            if seat != u64::from(self.seat) {
+                others.extend(seated(&self.file, seat)?);
+            }
+        }
+        Ok(others)
+    }
+
+    /// Hands the claim to another process: what it is, and the descriptor to send along.
+    pub fn pass(self, cap: u32, fifo: PathBuf) -> (Ticket, OwnedFd) {
+        let ticket = Ticket {
+            seat: self.seat,
+            total: self.total,
+            held: self.held,
+            env: self.env,
+            cap: cap.max(1),
+            fifo,
+        };
+        (ticket, self.file.into_parts().0.into())
+    }
+}
+
+/// Returns what a seat of the budget in `file` says, where it is taken.
+fn seated(file: &fs::File, seat: u64) -> Result<Option<Other>> {
+    if !is_locked(file, seat * SEAT)? {
+        return Ok(None);
+    }
+    let mut record = [0; SEAT as usize];
+    file.file().read_exact_at(&mut record, seat * SEAT)?;
+    let [a, b, c, d, need, name @ ..] = record;
+    let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+    Ok(Some(Other {
+        env: String::from_utf8_lossy(name).into_owned(),
+        held: u32::from_le_bytes([a, b, c, d]),
+        need: match need {
+            0 => Need::None,
+            1 => Need::Enough,
+            _ => Need::More,
+        },
+    }))
+}
+
+/// Returns how many slots of the budget in `file` an env has, where it has a seat.
+pub(super) fn held(file: &fs::File, env: &str) -> Result<Option<u32>> {
+    // As much of the name as a seat has room for.
+    let end = env.len().min(SEAT as usize - 5);
+    let mut sum = None;
+    for seat in 0..file.metadata()?.len() / SEAT {
+        if let Some(found) = seated(file, seat)?
+            && found.env.as_bytes() == &env.as_bytes()[..end]
+        {
+            sum = Some(sum.unwrap_or(0) + found.held);
+        }
+    }
+    Ok(sum)
+}
+
+/// Locks a byte of the file for as long as this open file lives; returns whether it was free.
+fn lock(file: &fs::File, at: u64) -> Result<bool> {
+    set_lock(file, at, libc::F_WRLCK)
+}
+
+fn set_lock(file: &fs::File, at: u64, kind: i32) -> Result<bool> {
+    match fcntl(file.file().as_fd(), FcntlArg::F_OFD_SETLK(&range(at, kind))) {
+        Ok(_) => Ok(true),
+        Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
+        Err(error) => Err(error).context(|| format!("cannot lock `{}`", file.path().display())),
+    }
+}
+
+/// Returns whether somebody else has the byte.
+fn is_locked(file: &fs::File, at: u64) -> Result<bool> {
+    let mut range = range(at, libc::F_WRLCK);
+    fcntl(file.file().as_fd(), FcntlArg::F_OFD_GETLK(&mut range))
+        .context(|| format!("cannot look at `{}`", file.path().display()))?;
+    Ok(i32::from(range.l_type) != libc::F_UNLCK)
+}
+
+fn range(at: u64, kind: i32) -> libc::flock {
+    libc::flock {
+        l_type: i16::try_from(kind).unwrap_or_default(),
+        l_whence: 0,
+        l_start: i64::try_from(at).unwrap_or(i64::MAX),
+        l_len: 1,
+        l_pid: 0,
+    }
+}
+
+/// Where an env stands, for [`target`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mine {
+    /// Slots it has.
+    pub(super) held: u32,
+    /// Slots it keeps whatever happens.
+    pub(super) base: u32,
+    /// Slots it may have.
+    pub(super) limit: u32,
+    /// Tokens that nobody took.
+    pub(super) idle: u32,
+    /// What it could do with more.
+    pub(super) need: Need,
+}
+
+/// Returns how many slots an env should have, for a budget of `total`.
+///
+/// Where nobody asks for more, free slots lie ready wherever they are. Else tokens that lie unused go to who asks, and
+/// whoever has more than an equal share gives the rest as its jobs end.
+pub(super) fn target(total: u32, mine: Mine, others: &[Other]) -> u32 {
+    let Mine {
+        held,
+        base,
+        limit,
+        idle,
+        need,
+    } = mine;
+    let limit = limit.max(base);
+    if held > limit {
+        return limit;
+    }
+    let taken: u32 = others.iter().map(|other| other.held).sum();
+    let free = total.saturating_sub(held + taken);
+    let poorest = others
+        .iter()
+        .filter(|other| other.need == Need::More)
+        .map(|other| other.held)
+        .min();
+    let Some(poorest) = poorest else {
+        // Nobody asks: what lies here is found at once when it is needed.
+        return limit.min(held + free);
+    };
+    if need == Need::None {
+        return held.saturating_sub(idle).max(base);
+    }
+    let (spare, busy): (Vec<&Other>, Vec<&Other>) =
+        others.iter().partition(|other| other.need == Need::None);
+    let rest = total.saturating_sub(spare.iter().map(|other| other.held).sum());
+    let share = (rest / (1 + u32::try_from(busy.len()).unwrap_or(u32::MAX - 1))).max(1);
+    if held > share && poorest < share {
+        return share.max(base);
+    }
+    if need == Need::More && free > 0 && held <= poorest {
+        return limit.min(held + 1);
+    }
+    held
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn other(held: u32, need: Need) -> Other {
+        Other {
+            env: "b".into(),
+            held,
+            need,
+        }
+    }
+
+    fn mine(held: u32, idle: u32, need: Need) -> Mine {
+        Mine {
+            held,
+            base: 1,
+            limit: 8,
+            idle,
+            need,
+        }
+    }
+
+    #[test]
+    fn alone_an_env_has_all_it_may() {
+        assert_eq!(target(8, mine(1, 0, Need::More), &[]), 8);
+        assert_eq!(target(16, mine(1, 0, Need::More), &[]), 8);
+        assert_eq!(target(8, mine(8, 5, Need::None), &[]), 8);
+    }
+
+    #[test]
+    fn two_that_are_busy_come_to_equal_shares() {
+        let (mut a, mut b) = (8, 1);
+        for _ in 0..20 {
+            let to = target(8, mine(a, 0, Need::Enough), &[other(b, Need::More)]);
+            // A token comes back now and then.
+            a = to.max(a - 1);
+            b = target(8, mine(b, 0, Need::More), &[other(a, Need::Enough)]);
+        }
+        assert_eq!((a, b), (4, 4));
+    }
+
+    #[test]
+    fn what_lies_unused_goes_to_who_could_use_it() {
+        let busy = [other(4, Need::More)];
+        assert_eq!(target(8, mine(4, 2, Need::None), &busy), 2);
+        assert_eq!(target(8, mine(4, 4, Need::None), &busy), 1);
+        // It stays where nobody asks.
+        let content = [other(2, Need::Enough)];
+        assert_eq!(target(8, mine(4, 2, Need::None), &content), 6);
+        let idle = [other(1, Need::None)];
+        assert_eq!(target(8, mine(4, 0, Need::More), &idle), 7);
+    }
+
+    #[test]
+    fn who_waits_for_its_first_slot_gets_it_before_others_get_more() {
+        let waits = [other(0, Need::More)];
+        assert_eq!(target(4, mine(3, 0, Need::More), &waits), 2);
+        assert_eq!(target(4, mine(2, 0, Need::More), &waits), 2);
+        assert_eq!(
+            target(
+                2,
+                mine(1, 0, Need::More),
+                &[other(1, Need::Enough), other(0, Need::More)]
+            ),
+            1
+        );
+    }
+
+    #[test]
+    fn a_limit_that_fell_takes_slots_back() {
+        let mut mine = mine(6, 0, Need::Enough);
+        mine.limit = 2;
+        assert_eq!(target(8, mine, &[]), 2);
+        mine.limit = 0;
+        assert_eq!(target(8, mine, &[]), 1);
+    }
+
+    #[test]
+    fn a_slot_is_somebodys_until_its_file_is_closed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("jobs");
+        let mut a = Claim::open(&path, 2, "a").unwrap();
+        let mut b = Claim::open(&path, 2, "b").unwrap();
+        assert!(a.take().unwrap() && a.take().unwrap());
+        assert!(!a.take().unwrap() && !b.take().unwrap());
+        a.say(Need::Enough).unwrap();
+        let seen = b.others().unwrap();
+        assert_eq!(
+            (seen[0].env.as_str(), seen[0].held, seen[0].need),
+            ("a", 2, Need::Enough)
+        );
+        a.give().unwrap();
+        assert!(b.take().unwrap());
+        // Handed on, it is still taken; a descriptor that is closed, by whatever end of its process, frees it.
+        let (_, fd) = b.pass(2, PathBuf::new());
+        let mut c = Claim::open(&path, 2, "c").unwrap();
+        assert!(!c.take().unwrap());
+        drop(fd);
+        assert!(c.take().unwrap());
+        drop(a);
+        assert!(c.take().unwrap());
+        assert!(c.others().unwrap().is_empty());
+    }
+}

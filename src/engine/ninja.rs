@@ -1,0 +1,224 @@
+//! Owns the ninja that rockenv puts into envs: one that takes part in the machine's jobs, which those in distributions
+//! before 2026 do not.
+
+use std::io::Read as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+use fs_err as fs;
+use sha2::{Digest as _, Sha256};
+
+use crate::profile::hex;
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+
+/// The release that is fetched where nothing else is configured.
+const URL: &str = "https://github.com/ninja-build/ninja/releases/download/v1.13.2/ninja-linux.zip";
+const SHA256: &str = "5749cbc4e668273514150a80e387a957f933c6ed3f5f11e03fb30955e2bbead6";
+/// What a client of a jobserver looks for in its environment, and so has as text: ninja since version 1.13.
+const CLIENT: &[u8] = b"--jobserver-auth=";
+/// More than any release unpacks to, in bytes.
+const LIMIT: u64 = 64 << 20;
+
+/// Name of the program in an env's `run` directory.
+pub const NAME: &str = "ninja";
+/// Where it is inside.
+pub const INSIDE: &str = "/run/rockenv/bin/ninja";
+
+/// Puts ninja into an env's `run` directory: the user's `own`, or the release, from the store's `blobs` or the network.
+pub fn place(
+    run: &Path,
+    own: Option<&Path>,
+    blobs: &Path,
+    offline: bool,
+    cancel: &AtomicBool,
+) -> Result<()> {
+    let program = match own {
+        Some(path) => {
+            let program = fs::read(path)?;
+            check(path, &program)?;
+            program
+        }
+        None => {
+            let there = blobs.join("sha256").join(SHA256).exists();
+            if offline && !there {
+                return Err(Error::new(
+                    Kind::Unavailable,
+                    "ninja is not in the store yet and `--offline` forbids to fetch it",
+                )
+                .help("ROCKENV_NINJA=/usr/bin/ninja rockenv up ... --offline, with ninja 1.13 or newer"));
+            }
+            let zip = crate::image::blob(URL, SHA256, blobs, cancel)
+                .context(|| "cannot fetch ninja".to_owned())
+                .map_err(|error| match error.kind() {
+                    Kind::Signal(_) => error,
+                    _ => error.help(
+                        "ROCKENV_NINJA=/usr/bin/ninja rockenv up ..., with ninja 1.13 or newer",
+                    ),
+                })?;
+            unzip(&fs::read(&zip)?, NAME).ok_or_else(|| {
+                Error::unexpected(format!("`{}` has no program `{NAME}`", zip.display()))
+            })?
+        }
+    };
+    let path = run.join(NAME);
+    if fs::read(&path).is_ok_and(|there| there == program) {
+        return Ok(());
+    }
+    fs::create_dir_all(run)?;
+    // By another name first: the one before may be running.
+    let part = run.join("ninja.part");
+    fs::write(&part, &program)?;
+    fs::set_permissions(&part, std::fs::Permissions::from_mode(0o755))?;
+    Ok(fs::rename(part, path)?)
+}
+
+/// Returns where ninja comes from, nothing for the user's `own`, and the digest of what is there.
+pub fn identity(own: Option<&Path>) -> Result<(Option<&'static str>, String)> {
+    match own {
+        Some(path) => Ok((None, hex(&Sha256::digest(fs::read(path)?)))),
+        None => Ok((Some(URL), SHA256.to_owned())),
+    }
+}
+
+/// Refuses a ninja that takes part in nothing. It is not run to be asked for its version: here it would have root's rights.
+fn check(path: &Path, program: &[u8]) -> Result<()> {
+    match program.windows(CLIENT.len()).any(|part| part == CLIENT) {
+        true => Ok(()),
+        false => Err(Error::invalid(format!(
+            "`{}` takes no part in the machine's jobs: it is not ninja 1.13 or newer",
+            path.display()
+        ))
+        .help("pip download --no-deps ninja, or remove `ninja` from the configuration")),
+    }
+}
+
+/// Returns a file of a zip archive by the last part of its name; `None` where there is none, or the archive is broken.
+fn unzip(zip: &[u8], name: &str) -> Option<Vec<u8>> {
+    let number = |at: usize, length: usize| {
+        let bytes = zip.get(at..at.checked_add(length)?)?;
+        bytes
+            .iter()
+            .rev()
+            .try_fold(0usize, |sum, byte| Some(sum << 8 | usize::from(*byte)))
+    };
+    // The end record, behind which a comment may be.
+    let end = (0..=zip.len().checked_sub(22)?)
+        .rev()
+        .find(|at| zip[*at..].starts_with(b"PK\x05\x06"))?;
+    let mut at = number(end + 16, 4)?;
+    for _ in 0..number(end + 10, 2)? {
+        if !zip.get(at..)?.starts_with(b"PK\x01\x02") {
+            return None;
+        }
+        let [names, extra, comment] = [
+            number(at + 28, 2)?,
+            number(at + 30, 2)?,
+            number(at + 32, 2)?,
+        ];
+        let path = std::str::from_utf8(zip.get(at + 46..at + 46 + names)?).ok()?;
+        if PathBuf::from(path)
+            .file_name()
+            .is_some_and(|last| last == name)
+            && !path.ends_with('/')
+        {
+            let (method, length, local) = (
+                number(at + 10, 2)?,
+                number(at + 20, 4)?,
+                number(at + 42, 4)?,
+            );
+            let start = local + 30 + number(local + 26, 2)? + number(local + 28, 2)?;
+            let body = zip.get(start..start.checked_add(length)?)?;
+            return match method {
+                0 => Some(body.to_vec()),
+                8 => {
+                    let mut whole = Vec::new();
+                    let decoder = flate2::read::DeflateDecoder::new(body);
+                    decoder.take(LIMIT).read_to_end(&mut whole).ok()?;
+                    Some(whole)
+                }
+                _ => None,
+            };
+        }
+        at += 46 + names + extra + comment;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write as _;
+
+    /// Makes an archive of one file.
+    fn zip(path: &str, content: &[u8], deflate: bool) -> Vec<u8> {
+        let body = if deflate {
+            let mut encoder =
+                flate2::write::DeflateEncoder::new(Vec::new(), flate2::Compression::best());
+            encoder.write_all(content).unwrap();
+            encoder.finish().unwrap()
+        } else {
+            content.to_vec()
+        };
+        let common = |into: &mut Vec<u8>| {
+            into.extend([
+                20,
+                0,
+                0,
+                0,
+                if deflate { 8 } else { 0 },
+                0,
+                0,
+                0,
+                0,
+                0,
+                0,
+                0,
+                0,
+                0,
+            ]);
+            into.extend((body.len() as u32).to_le_bytes());
+            into.extend((content.len() as u32).to_le_bytes());
+            into.extend((path.len() as u16).to_le_bytes());
+            into.extend([0, 0]);
+        };
+        let mut all = b"PK\x03\x04".to_vec();
+        common(&mut all);
+        all.extend(path.as_bytes());
+        all.extend(&body);
+        let directory = all.len() as u32;
+        all.extend(b"PK\x01\x02\x14\0");
+        common(&mut all);
+        all.extend([0; 14]);
+        all.extend(path.as_bytes());
+        let length = all.len() as u32 - directory;
+        all.extend(b"PK\x05\x06\0\0\0\0\x01\0\x01\0");
+        all.extend(length.to_le_bytes());
+        all.extend(directory.to_le_bytes());
+        all.extend([0, 0]);
+        all
+    }
+
+    #[test]
+    fn a_ninja_is_known_without_running_it() {
+        let path = Path::new("/srv/ninja");
+        assert!(check(path, b"\x7fELF --jobserver-auth=\0").is_ok());
+        let error = check(path, b"#!/bin/sh\necho 1.13.0\n").unwrap_err();
+        assert_eq!(error.kind(), Kind::Invalid);
+    }
+
+    #[test]
+    fn a_program_is_found_in_an_archive() {
+        let content = b"ninja ".repeat(100);
+        for deflate in [false, true] {
+            let archive = zip("bin/ninja", &content, deflate);
+            assert_eq!(unzip(&archive, "ninja").unwrap(), content);
+            assert_eq!(unzip(&archive, "other"), None);
+            for cut in 0..archive.len() {
+                // Whatever is cut off, nothing panics.
+                drop(unzip(&archive[..cut], "ninja"));
+                drop(unzip(&archive[cut..], "ninja"));
+            }
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! Owns looking after disk space while a step runs: a warning when it gets short, and a pause before it is gone, so that
+//! hours of work do not end in a full disk.
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use fs_err as fs;
+
+use crate::engine::hold::State;
+use crate::plan::gc;
+use crate::plan::gc::policy::Policy;
+use crate::store::Store;
+use crate::store::config::Config;
+use crate::store::inventory::Look;
+use crate::sys::error::Result;
+use crate::sys::host::{Space, space};
+use crate::ui::size;
+
+/// How often the file systems are looked at.
+const PERIOD: Duration = Duration::from_millis(250);
+/// The same, where space is short.
+const SOON: Duration = Duration::from_millis(50);
+
+/// Less free space than this is taken for the cause of a failure, in bytes.
+const FULL: u64 = 32 << 20;
+
+/// When to act, in bytes that are free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Marks {
+    /// Below this the step is paused.
+    floor: u64,
+    /// From here on it goes on.
+    resume: u64,
+    /// Below this the user is warned.
+    warn: u64,
+}
+
+impl Marks {
+    /// Decides them for a file system of `total` bytes: what was configured, and no more than a fiftieth of it.
+    fn new(floor: u64, total: u64) -> Self {
+        let floor = floor.min(total / 50);
+        Self {
+            floor,
+            resume: floor * 2,
+            warn: floor * 5,
+        }
+    }
+}
+
+/// A file system that the step may write to.
+#[derive(Debug)]
+struct Place {
+    path: PathBuf,
+    marks: Marks,
+    before: u64,
+    now: u64,
+    lowest: u64,
+    warned: bool,
+}
+
+impl Place {
+    /// Returns how much is free.
+    fn look(&mut self) -> Result<u64> {
+        self.now = space(&self.path)?.free;
+        self.lowest = self.lowest.min(self.now);
+        Ok(self.now)
+    }
+}
+
+/// The disk space of one step.
+#[derive(Debug)]
+pub struct Room {
+    step: String,
+    run: PathBuf,
+    places: Vec<Place>,
+    paused: bool,
+    seen: Option<Instant>,
+}
+
+impl Room {
+    /// Watches the file systems of `paths`, the store's first, for a step whose container has its state in `run`.
+    pub fn new<'a>(
+        step: &str,
+        run: &Path,
+        paths: impl Iterator<Item = &'a Path>,
+        floor: u64,
+    ) -> Result<Self> {
+        let mut devices = BTreeSet::new();
+        let mut places = Vec::new();
+        for path in paths {
+            if devices.insert(fs::metadata(path)?.dev()) {
+                let Space { free, total } = space(path)?;
+                places.push(Place {
+                    path: path.to_owned(),
+                    marks: Marks::new(floor, total),
+                    before: free,
+                    now: free,
+                    lowest: free,
+                    warned: false,
+                });
+            }
+        }
+        Ok(Self {
+            step: step.to_owned(),
+            run: run.to_owned(),
+            places,
+            paused: false,
+            seen: None,
+        })
+    }
+
+    /// Looks, where it is time to; pauses the step or lets it go on. Returns whether it is paused. `advice` says what to do
+    /// about too little space.
+    pub fn look(
+        &mut self,
+        advice: &dyn Fn() -> String,
+        warn: &mut dyn FnMut(String),
+    ) -> Result<bool> {
+        if self.seen.is_some_and(|seen| seen.elapsed() < self.period()) {
+            return Ok(self.paused);
+        }
+        self.seen = Some(Instant::now());
+        let mut short = None;
+        let mut resumes = true;
+        for place in &mut self.places {
+            let free = place.look()?;
+            let marks = place.marks;
+            if free < marks.floor {
+                short = Some((place.path.clone(), free, marks));
+            }
+            resumes &= free >= marks.resume;
+            if free < marks.warn && !place.warned {
+                place.warned = true;
+                warn(format!(
+                    "`{}` has {} left; {}",
+                    place.path.display(),
+                    size::bytes(free),
+                    advice()
+                ));
+            } else if free > marks.warn * 2 {
+                place.warned = false;
+            }
+        }
+        match short {
+            Some((path, free, marks)) if !self.paused && self.freeze(true) => {
+                self.paused = true;
+                warn(format!(
+                    "step `{}` is paused: `{}` has {} left; it goes on by itself once there are {}; {}",
+                    self.step,
+                    path.display(),
+                    size::bytes(free),
+                    size::bytes(marks.resume),
+                    advice()
+                ));
+            }
+            None if self.paused && resumes => {
+                self.release();
+                warn(format!("step `{}` goes on", self.step));
+            }
+            _ => {}
+        }
+        Ok(self.paused)
+    }
+
+    /// Returns how long to wait until the next look.
+    pub fn period(&self) -> Duration {
+        let short = self
+            .places
+            .iter()
+            .any(|place| place.lowest < place.marks.warn * 2);
+        if short { SOON } else { PERIOD }
+    }
+
+    /// Lets a paused step go on, whatever space there is: to end, for one.
+    pub fn release(&mut self) {
+        if std::mem::take(&mut self.paused) {
+            self.freeze(false);
+        }
+    }
+
+    /// Returns the most that was written over what was there at the start, in bytes, by whomever.
+    pub fn taken(&self) -> u64 {
+        self.places
+            .iter()
+            .map(|place| place.before - place.lowest)
+            .sum()
+    }
+
+    /// Returns what was in use at the last look over what was in use at the start, in bytes, whoever wrote it.
+    pub fn grown(&self) -> i64 {
+        let bytes = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+        self.places
+            .iter()
+            .map(|place| bytes(place.before) - bytes(place.now))
+            .sum()
+    }
+
+    /// Returns the file system that the step filled, by what was free at some time, or by the last lines it wrote: what took
+    /// the space may be gone before anybody looks.
+    pub fn filled<'a>(&self, mut tail: impl Iterator<Item = &'a str>) -> Option<PathBuf> {
+        let says = tail.any(|line| line.contains("No space left on device"));
+        let full = |place: &&Place| {
+            let mark = if says { place.marks.warn } else { 0 };
+            place.lowest < mark.max(FULL)
+        };
+        self.places
+            .iter()
+            .find(full)
+            .map(|place| place.path.clone())
+    }
+
+    /// Looks how much is free, and does nothing about it.
+    pub fn measure(&mut self) -> Result<()> {
+        for place in &mut self.places {
+            place.look()?;
+        }
+        Ok(())
+    }
+
+    fn freeze(&self, frozen: bool) -> bool {
+        State::read(&self.run).is_some_and(|state| state.cgroup.freeze(frozen))
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+/// Says what `gc` could free of a store.
+pub fn advice(store: &Store, config: &Config) -> String {
+    let found = || -> Result<gc::Plan> {
+        let policy = Policy::new(&config.gc, None)?;
+        let limits = policy.limits(space(store.root())?.total);
+        let look = Look {
+            caches: true,
+            cache_max: policy.cache_max,
+            ..Look::default()
+        };
+        Ok(gc::plan(
+            &store.stock(&look, limits.keep_last)?,
+            &limits,
+            None,
+        ))
+    };
+    // A store that cannot be read is no reason to end a step.
+    match found() {
+        Ok(plan) if plan.estimate + plan.spare > 0 => format!(
+            "`rockenv gc` could free {}, and with `--free` {} more",
+            size::bytes(plan.estimate),
+            size::bytes(plan.spare)
+        ),
+        _ => "there is nothing that `rockenv gc` could free, `rockenv du` shows what rockenv holds"
+            .to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_fit_the_file_system() {
+        let gib = 1 << 30;
+        let large = Marks::new(gib, 1000 * gib);
+        assert_eq!(
+            (large.floor, large.resume, large.warn),
+            (gib, 2 * gib, 5 * gib)
+        );
+        assert_eq!(Marks::new(gib, 5 * gib).floor, gib / 10);
+        let off = Marks::new(0, gib);
+        assert_eq!((off.floor, off.warn), (0, 0));
+    }
+}

@@ -1,0 +1,201 @@
+//! Owns the proof that a command will be able to use its devices: rockenv's own probe runs in the container first, as
+//! the same user with the same groups, and what it finds decides.
+
+use std::io::Read as _;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::time::{Duration, Instant};
+
+use nix::fcntl::OFlag;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::Ending;
+use crate::engine::Device;
+use crate::engine::hold::FromHolder;
+use crate::engine::nspawn::PROGRAM;
+use crate::engine::session::{Client, Running};
+use crate::engine::wire::{Command, Reply};
+use crate::rocm::gpu::probe;
+use crate::rocm::gpu::probe::{Finding, Layer};
+use crate::sys::error::{Error, Result};
+use crate::sys::signals::Signals;
+
+/// How long container and probe may take. A driver that hangs would hang the command too.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The longest report read, in bytes.
+const MAX_REPORT: u64 = 1 << 16;
+
+/// What came of it, where nothing failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Proof {
+    /// Every device works.
+    Given,
+    /// The container is gone.
+    Gone,
+    /// The user asked to stop.
+    Interrupted(i32),
+}
+
+/// Proves that `command` will be able to use `devices`; a device that it cannot use is an error that names the layer
+/// which said no and what mends it.
+pub fn prove(
+    client: &Client,
+    devices: &[Device],
+    command: &Command,
+    signals: Option<&Signals>,
+) -> Result<Proof> {
+    let mut argv = vec![PROGRAM.to_owned(), "__probe-gpu".to_owned()];
+    argv.extend(probe::arguments(devices));
+    let probe = Command {
+        argv,
+        env: Vec::new(),
+        cwd: "/".to_owned(),
+        tty: false,
+        ..command.clone()
+    };
+    let nothing = OwnedFd::from(fs_err::File::open("/dev/null")?.into_parts().0);
+    let (report, report_end) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
+    let sent = client.run(
+        probe,
+        &[nothing.as_fd(), report_end.as_fd(), nothing.as_fd()],
+    );
+    drop(report_end);
+    if sent.is_err() {
+        return Ok(Proof::Gone);
+    }
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(Error::unavailable(
+                "the GPU's driver does not answer: opening its device nodes takes for ever",
+            )
+            .help("sudo journalctl -k -g amdgpu"));
+        }
+        let mut fds = vec![PollFd::new(client.as_fd(), PollFlags::POLLIN)];
+        fds.extend(signals.map(|signals| PollFd::new(signals.as_fd(), PollFlags::POLLIN)));
+        let timeout = PollTimeout::try_from(left + Duration::from_millis(1));
+        match poll(&mut fds, timeout.unwrap_or(PollTimeout::MAX)) {
+            Ok(_) | Err(nix::Error::EINTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let ready: Vec<bool> = fds.iter().map(|fd| fd.any().unwrap_or(false)).collect();
+        if ready.get(1) == Some(&true)
+            && let Some(signals) = signals
+            && let Some(number) = signals.pending()?
+        {
+            return Ok(Proof::Interrupted(number));
+        }
+        if !ready[0] {
+            continue;
+        }
+        match client.hear()? {
+            Some((Reply::Started, _)) => {}
+            Some((Reply::Exited { .. }, _)) => return judge(&read(report)?),
+            Some((Reply::NotStarted { message, .. }, _)) => {
+                return Err(Error::unexpected("cannot look at the GPU inside").source(message));
+            }
+            None => return Ok(Proof::Gone),
+        }
+    }
+}
+
+/// Proves it for a step, whose container was just started; returns an ending where the step must not begin.
+pub fn step(
+    running: &mut Running,
+    devices: &[Device],
+    command: &Command,
+    signals: &Signals,
+    warn: &mut dyn FnMut(String),
+) -> Result<Option<Ending>> {
+    if devices.is_empty() {
+        return Ok(None);
+    }
+    let proof = match running.connect() {
+        Ok(client) => prove(&client, devices, command, Some(signals))?,
+        Err(_) => Proof::Gone,
+    };
+    match proof {
+        Proof::Given => return Ok(None),
+        Proof::Interrupted(signal) => return Ok(Some(Ending::Interrupted(signal))),
+        Proof::Gone => {}
+    }
+    // It ended, or never started: its holder says why.
+    loop {
+        match running.hear()? {
+            FromHolder::Ready(missing) => missing.into_iter().for_each(&mut *warn),
+            FromHolder::Waits(text) => warn(text),
+            FromHolder::Failed { reason } => return Err(reason.into()),
+            FromHolder::Ended(_) | FromHolder::Shared => {
+                return Err(Error::unavailable("the container ended before its step"));
+            }
+        }
+    }
+}
+
+/// Reads the report of a probe that has ended: a few hundred bytes, which fit into the pipe.
+#[expect(clippy::disallowed_types, reason = "a pipe has no path")]
+fn read(report: OwnedFd) -> Result<Vec<u8>> {
+    let mut text = Vec::new();
+    std::fs::File::from(report)
+        .take(MAX_REPORT)
+        .read_to_end(&mut text)?;
+    Ok(text)
+}
+
+fn judge(report: &[u8]) -> Result<Proof> {
+    let findings: Vec<Finding> = serde_json::from_slice(report).map_err(|error| {
+        Error::unexpected("the look at the GPU inside did not end well").source(error)
+    })?;
+    let failed: Vec<&Finding> = findings.iter().filter(|finding| !finding.ok).collect();
+    let Some(first) = failed.first() else {
+        return Ok(Proof::Given);
+    };
+    let each: Vec<String> = failed
+        .iter()
+        .map(|finding| {
+            let error = finding.error.as_deref().unwrap_or("it does not work");
+            format!("`{}`: {error}", finding.path)
+        })
+        .collect();
+    let error = Error::unavailable("the GPU cannot be used inside").source(each.join("; "));
+    let absent = |finding: &&Finding| finding.layer == Some(Layer::Absent);
+    Err(match &first.mend {
+        // The nodes were there when the container was described.
+        _ if failed.iter().all(absent) => error.help(
+            "the container runs without the GPU; end what runs in the env, then run it again",
+        ),
+        Some(mend) => error.help(mend.clone()),
+        None => error,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::error::Kind;
+
+    #[test]
+    fn a_report_is_judged_by_what_failed_first() {
+        let ok = r#"{"path":"/dev/kfd","ok":true,"driver":"kfd 1.17"}"#;
+        let group =
+            r#"{"path":"/dev/dri/renderD128","ok":false,"layer":"group","error":"no","mend":"do"}"#;
+        let absent =
+            r#"{"path":"/dev/kfd","ok":false,"layer":"absent","error":"gone","mend":"load"}"#;
+        let judge = |findings: &[&str]| judge(format!("[{}]", findings.join(",")).as_bytes());
+        assert_eq!(judge(&[ok, ok]).unwrap(), Proof::Given);
+        let error = judge(&[ok, group]).unwrap_err();
+        assert_eq!(error.kind(), Kind::Unavailable);
+        assert_eq!(error.help_text(), Some("do"));
+        assert_eq!(error.chain()[1], "`/dev/dri/renderD128`: no");
+        assert_eq!(
+            judge(&[absent, group]).unwrap_err().help_text(),
+            Some("load")
+        );
+        let error = judge(&[absent, absent]).unwrap_err();
+        assert!(error.help_text().unwrap().contains("without the GPU"));
+        assert_eq!(
+            super::judge(b"Segmentation fault").unwrap_err().kind(),
+            Kind::Unexpected
+        );
+    }
+}

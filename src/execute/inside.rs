@@ -1,0 +1,568 @@
+//! Owns what rockenv does inside an env, as hidden subcommands of the binary that is mounted there: files of
+//! `copy` steps are unpacked and results of `export` steps are gathered where links can lead nowhere else.
+
+use std::collections::BTreeMap;
+use std::io::{Read as _, Write as _};
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+use fs_err as fs;
+use fs_err::os::unix::fs::OpenOptionsExt as _;
+use nix::fcntl::AtFlags;
+use sha2::{Digest as _, Sha256};
+
+use crate::image::oci::layers::{Deletions, Layers};
+use crate::image::tar::unpack::{Devices, Limits, Options};
+use crate::profile::hex;
+use crate::store::export;
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::tree::listing;
+use crate::tree::listing::{Content, Entry, Place, look};
+use crate::tree::write::{Existing, Writer};
+
+/// Name of the manifest that an export writes, in the format of `sha256sum`.
+pub const MANIFEST: &str = "SHA256SUMS";
+
+/// Name of the subcommand that unpacks a layer.
+pub const LAYER: &str = "__layer";
+
+/// What a service makes in every container by itself: none of it gets into a snapshot.
+const MADE: [&str; 8] = [
+    ".dockerenv",
+    "dev",
+    "etc/hostname",
+    "etc/hosts",
+    "etc/resolv.conf",
+    "proc",
+    "run",
+    "sys",
+];
+
+/// `__layer ARCHIVE SHA256 REPORT`: unpacks a layer on the root file system; what goes wrong is written to the file `REPORT`.
+pub fn layer(arguments: &[String]) -> Result<()> {
+    let [archive, diff_id, report] = arguments else {
+        return Err(usage());
+    };
+    let options = Options {
+        devices: Devices::Make,
+        limits: Limits::SNAPSHOT,
+        left_out: &MADE,
+        ..Options::default()
+    };
+    let unpack = || {
+        let archive = fs::File::open(archive)?.into_file();
+        let mut layers = Layers::upon(Path::new("/"), &options, Deletions::Apply)?;
+        layers.apply(archive, diff_id, &AtomicBool::new(false), &mut |_| {})?;
+        layers.finish()
+    };
+    let outcome = unpack();
+    if let Err(error) = &outcome {
+        fs::write(report, error.chain().join(": "))?;
+    }
+    outcome.map(drop)
+}
+
+/// `__copy UID GID [THEIRS]...`: unpacks the archive on standard input; everything made belongs to the build user. Nothing is
+/// written below `THEIRS`, wherever links lead.
+pub fn copy(arguments: &[String]) -> Result<()> {
+    let [uid, gid, theirs @ ..] = arguments else {
+        return Err(usage());
+    };
+    let (uid, gid): (u32, u32) = (parse(uid)?, parse(gid)?);
+    let theirs: Vec<_> = theirs
+        .iter()
+        .map(fs::canonicalize)
+        .collect::<std::io::Result<_>>()?;
+    let mut archive = tar::Archive::new(std::io::stdin().lock());
+    for entry in archive.entries()? {
+        let mut entry = entry?;
+        let target = Path::new("/").join(entry.path()?);
+        refuse_theirs(&target, &theirs)?;
+        make_parents(&target, uid, gid)?;
+        match entry.header().entry_type() {
+            tar::EntryType::Directory => match fs::create_dir(&target) {
+                Err(error)
+                    if error.kind() == std::io::ErrorKind::AlreadyExists && target.is_dir() => {}
+                other => other?,
+            },
+            tar::EntryType::Symlink => {
+                remove_old(&target)?;
+                let to = entry
+                    .link_name()?
+                    .ok_or_else(|| Error::unexpected("a link without target"))?;
+                fs_err::os::unix::fs::symlink(to, &target)?;
+            }
+            _ => {
+                remove_old(&target)?;
+                let mut file = fs::File::create(&target)?;
+                std::io::copy(&mut entry, &mut file)?;
+                file.set_permissions(std::fs::Permissions::from_mode(
+                    entry.header().mode()? & 0o777,
+                ))?;
+            }
+        }
+        own(&target, uid, gid)?;
+    }
+    Ok(())
+}
+
+/// Refuses a path that is below a directory of the user's when the links on its way are followed.
+fn refuse_theirs(target: &Path, theirs: &[PathBuf]) -> Result<()> {
+    // From below: what is not there yet is made where the last directory is that is there.
+    for above in target.ancestors().skip(1) {
+        let Ok(real) = fs::canonicalize(above) else {
+            continue;
+        };
+        let rest = target.strip_prefix(above).unwrap_or(target);
+        let place = real.join(rest);
+        let Some(volume) = theirs.iter().find(|volume| place.starts_with(volume)) else {
+            return Ok(());
+        };
+        return Err(Error::new(
+            Kind::StepFailed,
+            format!(
+                "`copy` does not write to `{}`: what is in `{}` is not rockenv's",
+                target.display(),
+                volume.display()
+            ),
+        )
+        .help("copy to another path, and let a `run` step put it there if it must"));
+    }
+    Ok(())
+}
+
+/// A new file takes the name; a directory in its place is not thrown away.
+fn remove_old(path: &Path) -> Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(found) if found.is_dir() => Err(Error::new(
+            Kind::StepFailed,
+            format!("`{}` is a directory", path.display()),
+        )
+        .help("copy to a path that is free, or remove the directory in a step before")),
+        Ok(_) => Ok(fs::remove_file(path)?),
+        Err(_) => Ok(()),
+    }
+}
+
+fn make_parents(path: &Path, uid: u32, gid: u32) -> Result<()> {
+    let Some(parent) = path.parent() else {
+        return Ok(());
+    };
+    if !parent.exists() {
+        make_parents(parent, uid, gid)?;
+        fs::create_dir(parent)?;
+        own(parent, uid, gid)?;
+    }
+    Ok(())
+}
+
+fn own(path: &Path, uid: u32, gid: u32) -> Result<()> {
+    nix::unistd::fchownat(
+        nix::fcntl::AT_FDCWD,
+        path,
+        Some(uid.into()),
+        Some(gid.into()),
+        AtFlags::AT_SYMLINK_NOFOLLOW,
+    )
+    .context(|| format!("cannot give `{}` to the build user", path.display()))
+}
+
+/// `__export [TARGET FROM]...`: copies files and directories into output volumes and writes their manifests.
+pub fn export(arguments: &[String]) -> Result<()> {
+    let (pairs, []) = arguments.as_chunks::<2>() else {
+        return Err(usage());
+    };
+    for [target, source] in pairs {
+        export_item(Path::new(target), Path::new(source))?;
+    }
+    Ok(())
+}
+
+fn export_item(target: &Path, source: &Path) -> Result<()> {
+    let name = source.file_name().ok_or_else(usage)?;
+    let found = fs::symlink_metadata(source).map_err(|error| {
+        Error::new(
+            Kind::StepFailed,
+            format!("nothing to export at `{}`", source.display()),
+        )
+        .source(error)
+    })?;
+    let mut exporting = Exporting {
+        target,
+        manifest: Manifest::read(target)?,
+        writer: Writer::open(target, None, true)?,
+        first: BTreeMap::new(),
+    };
+    let exported = if found.is_dir() {
+        if fs::canonicalize(target)?.starts_with(fs::canonicalize(source)?) {
+            return Err(Error::new(
+                Kind::StepFailed,
+                format!(
+                    "cannot export `{}`: the output volume `{}` is inside it",
+                    source.display(),
+                    target.display()
+                ),
+            ));
+        }
+        exporting.directory(source, Path::new(name))
+    } else {
+        exporting.file(source, Path::new(name))
+    };
+    exporting.manifest.write(target)?;
+    let finished = exporting.writer.finish();
+    exported.and(finished)
+}
+
+/// One item on its way into an output volume.
+struct Exporting<'a> {
+    target: &'a Path,
+    manifest: Manifest,
+    writer: Writer,
+    /// The first name of each file, by device and inode.
+    first: BTreeMap<(u64, u64), PathBuf>,
+}
+
+impl Exporting<'_> {
+    fn directory(&mut self, source: &Path, name: &Path) -> Result<()> {
+        // One that is there already may be somebody's.
+        if fs::symlink_metadata(self.target.join(name)).is_err() {
+            let entry = entry(source)?;
+            self.writer.put(name, &entry, None, Existing::Refuse)?;
+        }
+        let mut entries = fs::read_dir(source)?.collect::<std::io::Result<Vec<_>>>()?;
+        entries.sort_by_key(fs_err::DirEntry::file_name);
+        for entry in entries {
+            let name = name.join(entry.file_name());
+            match entry.file_type()?.is_dir() {
+                true => self.directory(&entry.path(), &name)?,
+                false => self.file(&entry.path(), &name)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies one file or link: a reader of the volume never sees half of it. What is there is replaced if an export left it.
+    fn file(&mut self, source: &Path, name: &Path) -> Result<()> {
+        let entry = entry(source)?;
+        let left = match &entry.content {
+            Content::File { .. } => Exported::File(digest(source)?),
+            Content::Symlink { target } => Exported::Link(target.clone()),
+            Content::Directory { .. } | Content::Special(_) => {
+                return Err(Error::new(
+                    Kind::StepFailed,
+                    format!("`{}` is not a file, directory or link", source.display()),
+                ));
+            }
+        };
+        self.manifest.may_replace(self.target, name, &left)?;
+        self.manifest.announce(self.target, name, &left)?;
+        let found = fs::symlink_metadata(source)?;
+        let file = (found.dev(), found.ino());
+        match (&left, self.first.get(&file)) {
+            (Exported::File(_), Some(first)) => {
+                self.writer.link(name, first, Existing::Replace)?;
+            }
+            (Exported::File(_), None) => {
+                let from = fs::File::open(source)?;
+                let from = Some(from.file().as_fd());
+                self.writer.put(name, &entry, from, Existing::Replace)?;
+                self.first.insert(file, name.to_owned());
+            }
+            (Exported::Link(_), _) => {
+                self.writer.put(name, &entry, None, Existing::Replace)?;
+            }
+        }
+        self.manifest.left.insert(name.to_owned(), vec![left]);
+        Ok(())
+    }
+}
+
+fn entry(source: &Path) -> Result<Entry> {
+    let (parent, name) = (source.parent(), source.file_name());
+    let place = look(
+        parent.unwrap_or(Path::new("/")),
+        Path::new(name.unwrap_or_default()),
+    )?;
+    match place {
+        Place::Taken(entry) => Ok(entry),
+        Place::Free | Place::Blocked => Err(Error::new(
+            Kind::StepFailed,
+            format!("nothing to export at `{}`", source.display()),
+        )),
+    }
+}
+
+fn digest(source: &Path) -> Result<String> {
+    let mut file = fs::File::open(source)?;
+    let mut hash = Sha256::new();
+    let mut buffer = vec![0u8; 256 << 10];
+    loop {
+        let count = file.read(&mut buffer)?;
+        if count == 0 {
+            return Ok(hex(&hash.finalize()));
+        }
+        hash.update(&buffer[..count]);
+    }
+}
+
+/// What an export left at a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Exported {
+    /// A file, with its SHA-256.
+    File(String),
+    /// A link, with its target.
+    Link(PathBuf),
+}
+
+impl Exported {
+    /// Returns its line of a manifest. `sha256sum` reads a link's as a comment.
+    fn line(&self, name: &Path) -> String {
+        match self {
+            Self::File(sum) => format!("{sum}  {}\n", name.to_string_lossy()),
+            Self::Link(target) => format!("# {} -> {}\n", word(name), word(target)),
+        }
+    }
+
+    fn parse(line: &str) -> Option<(PathBuf, Self)> {
+        if let Some(link) = line.strip_prefix("# ") {
+            let (name, target) = link.split_once(" -> ")?;
+            let target = listing::path::decode(target)?;
+            return Some((listing::path::decode(name)?, Self::Link(target)));
+        }
+        let (sum, name) = line.split_once("  ")?;
+        is_sha256(sum).then(|| (name.into(), Self::File(sum.to_owned())))
+    }
+}
+
+/// Writes a path without white space.
+fn word(path: &Path) -> String {
+    let mut word = String::new();
+    for character in listing::path::encode(path).chars() {
+        match character {
+            ' ' | '\t' | '\n' | '\r' => {
+                word.extend(['\\', 'x']);
+                word.push_str(&hex(character.to_string().as_bytes()));
+            }
+            other => word.push(other),
+        }
+    }
+    word
+}
+
+/// The manifest of an output volume: what exports left there.
+struct Manifest {
+    /// Lines that no export wrote.
+    others: Vec<String>,
+    /// What was left by path: where an export was about to replace it when it was killed, both.
+    left: BTreeMap<PathBuf, Vec<Exported>>,
+    /// Its last line has no end.
+    is_open: bool,
+}
+
+impl Manifest {
+    fn read(target: &Path) -> Result<Self> {
+        let text = match fs::read_to_string(target.join(MANIFEST)) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+            other => other?,
+        };
+        let mut manifest = Self {
+            others: Vec::new(),
+            left: BTreeMap::new(),
+            is_open: !text.is_empty() && !text.ends_with('\n'),
+        };
+        for line in text.lines() {
+            match Exported::parse(line) {
+                Some((name, left)) => manifest.left.entry(name).or_default().push(left),
+                None => manifest.others.push(line.to_owned()),
+            }
+        }
+        Ok(manifest)
+    }
+
+    /// Refuses to replace what no export left, or what somebody changed since, unless by the same.
+    fn may_replace(&self, target: &Path, name: &Path, with: &Exported) -> Result<()> {
+        let place = target.join(name);
+        let there = match fs::symlink_metadata(&place) {
+            Ok(old) if old.is_file() => Exported::File(export::digest(target, name)?),
+            Ok(old) if old.is_symlink() => Exported::Link(fs::read_link(&place)?),
+            Ok(_) | Err(_) => return Ok(()),
+        };
+        let left = self.left.get(name);
+        if *with == there || left.is_some_and(|left| left.contains(&there)) {
+            return Ok(());
+        }
+        Err(Error::new(
+            Kind::StepFailed,
+            format!(
+                "`{}` is there already, and is not what an export left: nothing is written over it",
+                place.display()
+            ),
+        )
+        .help("move it away in the output volume, and run `up` again"))
+    }
+
+    /// Adds a line before the file is there: one that is in no line is taken for somebody else's the next time.
+    fn announce(&mut self, target: &Path, name: &Path, left: &Exported) -> Result<()> {
+        let mut file = fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .custom_flags(nix::libc::O_NOFOLLOW)
+            .open(target.join(MANIFEST))?;
+        let end = if self.is_open { "\n" } else { "" };
+        self.is_open = false;
+        Ok(file.write_all(format!("{end}{}", left.line(name)).as_bytes())?)
+    }
+
+    /// Writes it: lines of this export replace old ones of the same files, others stay.
+    fn write(&self, target: &Path) -> Result<()> {
+        let path = target.join(MANIFEST);
+        let others = self.others.iter().map(|line| format!("{line}\n"));
+        let left = self
+            .left
+            .iter()
+            .flat_map(|(name, left)| left.iter().map(|left| left.line(name)));
+        let text: String = others.chain(left).collect();
+        crate::sys::atomic::write(&path, text.as_bytes())?;
+        fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644))?;
+        Ok(())
+    }
+}
+
+fn is_sha256(text: &str) -> bool {
+    text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+fn usage() -> Error {
+    Error::new(
+        Kind::Usage,
+        "this subcommand is rockenv's own, inside an env",
+    )
+}
+
+fn parse(text: &str) -> Result<u32> {
+    text.parse().map_err(|_| usage())
+}
+
+#[cfg(test)]
+mod tests {
+    use fs_err::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn a_killed_export_owns_what_it_had_written_and_what_it_had_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let (from, to) = (directory.path().join("a"), directory.path().join("out"));
+        fs::create_dir(&to).unwrap();
+        fs::write(to.join(MANIFEST), "somebody's").unwrap();
+        let arguments = [to.display().to_string(), from.display().to_string()];
+        for text in ["one", "two", "three"] {
+            fs::write(&from, text).unwrap();
+            export(&arguments).unwrap();
+            assert_eq!(fs::read_to_string(to.join("a")).unwrap(), text);
+            // Killed before the file had its name, or after it.
+            let sum = hex(&Sha256::digest("next"));
+            let mut manifest = Manifest::read(&to).unwrap();
+            let next = Exported::File(sum);
+            manifest.announce(&to, Path::new("a"), &next).unwrap();
+            if text == "two" {
+                fs::write(to.join("a"), "next").unwrap();
+            }
+        }
+        export(&arguments).unwrap();
+        let text = fs::read_to_string(to.join(MANIFEST)).unwrap();
+        let sum = hex(&Sha256::digest("three"));
+        assert_eq!(text, format!("somebody's\n{sum}  a\n"));
+    }
+
+    #[test]
+    fn an_export_has_a_manifest_that_sha256sum_accepts() {
+        let directory = tempfile::tempdir().unwrap();
+        let (from, to) = (
+            directory.path().join("result"),
+            directory.path().join("out"),
+        );
+        fs::create_dir_all(from.join("lib")).unwrap();
+        fs::create_dir(&to).unwrap();
+        fs::write(from.join("lib/a.so"), "code").unwrap();
+        fs::write(from.join("lib/b.so"), "other").unwrap();
+        fs::hard_link(from.join("lib/b.so"), from.join("lib/c.so")).unwrap();
+        fs::create_dir(from.join("empty")).unwrap();
+        let mode = std::fs::Permissions::from_mode(0o750);
+        fs::set_permissions(from.join("empty"), mode).unwrap();
+        symlink("a.so", from.join("lib/a b -> c")).unwrap();
+        fs::write(to.join("kept"), "the user's own").unwrap();
+        let arguments = [to.display().to_string(), from.display().to_string()];
+        export(&arguments).unwrap();
+        let out = |name: &str| fs::symlink_metadata(to.join("result").join(name)).unwrap();
+        assert_eq!(out("lib/b.so").ino(), out("lib/c.so").ino());
+        assert_eq!(out("empty").mode() & 0o777, 0o750);
+        let made = fs::symlink_metadata(from.join("lib/a.so")).unwrap();
+        assert_eq!(
+            out("lib/a.so").modified().unwrap(),
+            made.modified().unwrap()
+        );
+        let link = to.join("result/lib/a b -> c");
+        assert_eq!(fs::read_link(&link).unwrap(), Path::new("a.so"));
+        let text = fs::read_to_string(to.join(MANIFEST)).unwrap();
+        assert!(
+            text.contains("# result/lib/a\\x20b\\x20->\\x20c -> a.so\n"),
+            "{text}"
+        );
+        // A link that an export left is replaced, and nobody else's.
+        fs::remove_file(from.join("lib/a b -> c")).unwrap();
+        symlink("b.so", from.join("lib/a b -> c")).unwrap();
+        export(&arguments).unwrap();
+        assert_eq!(fs::read_link(&link).unwrap(), Path::new("b.so"));
+        fs::remove_file(&link).unwrap();
+        symlink("/etc/passwd", &link).unwrap();
+        assert_eq!(export(&arguments).unwrap_err().kind(), Kind::StepFailed);
+        assert_eq!(fs::read_link(&link).unwrap(), Path::new("/etc/passwd"));
+        fs::remove_file(&link).unwrap();
+        fs::write(from.join("lib/a.so"), "code 2").unwrap();
+        export(&arguments).unwrap();
+        let status = std::process::Command::new("sha256sum")
+            .arg("-c")
+            .arg(MANIFEST)
+            .current_dir(&to)
+            .output()
+            .unwrap();
+        assert!(status.status.success());
+        assert_eq!(
+            fs::read_to_string(to.join("result/lib/a.so")).unwrap(),
+            "code 2"
+        );
+        assert_eq!(
+            fs::read_to_string(to.join("kept")).unwrap(),
+            "the user's own"
+        );
+    }
+
+    #[test]
+    fn each_item_has_its_own_volume_and_none_contains_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name).display().to_string();
+        for name in ["one", "two", "from/out"] {
+            fs::create_dir_all(at(name)).unwrap();
+        }
+        fs::write(at("from/a"), "a").unwrap();
+        export(&[at("one"), at("from/a"), at("two"), at("from")]).unwrap();
+        assert!(Path::new(&at("one/a")).exists() && !Path::new(&at("one/two")).exists());
+        assert!(Path::new(&at("two/from/a")).exists());
+        let error = export(&[at("from/out"), at("from")]).unwrap_err();
+        assert!(error.message().contains("is inside it"), "{error}");
+    }
+
+    #[test]
+    fn nothing_to_export_fails_the_step() {
+        let directory = tempfile::tempdir().unwrap();
+        let error = export(&[
+            directory.path().display().to_string(),
+            "/nowhere/at/all".into(),
+        ])
+        .unwrap_err();
+        assert_eq!(error.kind(), Kind::StepFailed);
+    }
+}

@@ -1,0 +1,255 @@
+//! Owns one run of a step: its container from the first job that is free to what it used.
+
+use std::path::Path;
+use std::time::Instant;
+
+use super::outcome::Ran;
+use super::view::Views;
+use super::{Execution, container, log, samples_beside, step};
+use crate::engine::jobserver::Gauge;
+use crate::engine::session::{End, Running};
+use crate::engine::{Device, Usage, hold};
+use crate::execute::disk_guard;
+use crate::execute::disk_guard::Room;
+use crate::execute::redact::Mask;
+use crate::execute::supervise;
+use crate::execute::supervise::Ending;
+use crate::execute::wait_for_slot::Admitted;
+use crate::execute::{gpu_check, sampler, wait_for_slot};
+use crate::plan::record::Cost;
+use crate::plan::resolve::Step;
+use crate::rocm::gpu;
+use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::tree;
+use crate::tree::Method;
+use crate::tree::measure;
+use crate::ui::event::Event;
+
+impl Execution<'_, '_> {
+    /// Returns by how much a step's tree is larger than what it stands on, in allocated bytes.
+    fn tree_growth(&self, tree: &str, parent: Option<&str>) -> Result<i64> {
+        if let Some(written) = self.env.written_at_service(tree)? {
+            return Ok(i64::try_from(written).unwrap_or(i64::MAX));
+        }
+        let directory = self.env.directory().join("trees").join(tree);
+        if self.store.method() == Method::Overlay {
+            return Ok(allocated(&directory.join("diff")));
+        }
+        if self.store.method() == Method::Btrfs {
+            let written = tree::btrfs::written(&directory.join("root"))?;
+            return Ok(i64::try_from(written).unwrap_or(i64::MAX));
+        }
+        // The clone looks as large as its parent: only the difference was written.
+        let below = match parent {
+            Some(layer) => self.store.layer_dir(layer).join("root"),
+            None => self.store.image_root(&self.env.known_record()?.image_key),
+        };
+        Ok(allocated(&directory.join("root")) - allocated(&below))
+    }
+
+    /// Returns what the build volumes that a step sees hold, in allocated bytes.
+    fn volume_bytes(&self, step: &Step) -> Result<i64> {
+        let volumes = &self.env.known_record()?.head.volumes;
+        let seen = volumes
+            .iter()
+            .filter(|(name, _)| step.volumes.contains(*name));
+        Ok(seen
+            .map(|(_, id)| allocated(&self.store.volume_dir(id)))
+            .sum())
+    }
+
+    /// Returns the device nodes that a step gets, as they are now.
+    fn devices(&self, step: &Step) -> Result<Vec<Device>> {
+        match (step.gpu, self.gpu) {
+            (false, _) => Ok(Vec::new()),
+            (true, Some(grant)) => grant.devices(),
+            (true, None) => Err(Error::unexpected(format!(
+                "step `{}` needs a GPU, and the plan has none",
+                step.name
+            ))),
+        }
+    }
+
+    /// Runs the step's command in a container on `tree`, from its start to its end.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one private function with everything that a run of a step is made of"
+    )]
+    pub(super) fn contain(
+        &mut self,
+        index: u32,
+        step: &Step,
+        tree: &str,
+        parent: Option<&str>,
+        log: &str,
+        jobs: u32,
+        views: &Views,
+    ) -> Result<Ran> {
+        let reporter = self.reporter;
+        let mut warn = |message| reporter.emit(&Event::Warning { message });
+        let admitted = wait_for_slot::admit(
+            &self.store.jobs_file(),
+            self.sizing.budget.value,
+            self.env.name(),
+            self.signals,
+            &mut |waits| warn(format!("step `{}` {waits}", step.name)),
+        )?;
+        let claim = match admitted {
+            Admitted::Yes(claim) => claim,
+            Admitted::Interrupted(signal) => {
+                return Ok(Ran {
+                    ending: Ending::Interrupted(signal),
+                    cost: Cost::default(),
+                    frozen: 0,
+                    tail: Vec::new(),
+                    log: log.to_owned(),
+                    full: None,
+                });
+            }
+        };
+        let started = Instant::now();
+        let before = self.volume_bytes(step)?;
+        let root = self.env.root(tree, parent, Some(step.key.as_str()))?;
+        let devices = self.devices(step)?;
+        let work = step::Work::prepare(
+            step,
+            self.spec,
+            self.files,
+            self.config,
+            &self.sizing.facts(jobs),
+            self.host.root.then(|| gpu::groups(&devices)),
+        )?;
+        self.offer(step)?;
+        let mut container = container::of_step(
+            self.env,
+            self.store,
+            self.spec,
+            step,
+            self.sources,
+            views,
+            root,
+            self.host,
+            devices,
+        )?;
+        container.network &= !self.offline;
+        let fifo = self.env.run_dir().join(container::FIFO);
+        let gauge = Gauge::open(&self.store.jobs_file(), &fifo, self.env.name());
+        let (ticket, claim) = claim.pass(jobs, fifo);
+        let hold = hold::Hold {
+            container,
+            jobs: ticket,
+            tie: hold::Tie::Kill,
+            run: self.env.run_dir(),
+            program: self.host.program.clone(),
+            systemd: self.host.systemd && self.host.root,
+            rootless: !self.host.root,
+        };
+        let log_path = self.env.directory().join(log);
+        let mut file = log::Log::create(&log_path, self.config.log_max)?;
+        let mut running = Running::start(&hold, self.env.lock_fd(), claim)?;
+        let mut output = self.reporter.step_output(index);
+        let handed = self.spec.env_from_host.iter();
+        let mut mask = Mask::of(handed.filter_map(|name| self.config.host_variable(name)));
+        let written = hold.container.binds.iter().filter(|bind| !bind.read_only);
+        let (store, config) = (self.store, self.config);
+        let mut room = Room::new(
+            &step.name,
+            &self.env.run_dir(),
+            std::iter::once(self.store.root()).chain(
+                written
+                    .map(|bind| bind.source.as_path())
+                    .filter(|path| path.is_dir()),
+            ),
+            self.config.disk_floor,
+        )?;
+        let mut meter =
+            sampler::Meter::start(&samples_beside(&log_path), &self.env.run_dir(), gauge);
+        let proven = gpu_check::step(
+            &mut running,
+            &hold.container.devices,
+            &work.command,
+            self.signals,
+            &mut warn,
+        );
+        let attended = match proven {
+            Err(error) => Err(error),
+            Ok(Some(ending)) => Ok(ending),
+            Ok(None) => supervise::attend(
+                &mut running,
+                self.signals,
+                supervise::Attended {
+                    command: work.command,
+                    stdin: std::os::fd::AsFd::as_fd(&work.stdin),
+                    timeout: step.timeout,
+                    mask: &mut mask,
+                    log: &mut file,
+                    output: &mut output,
+                    room: &mut room,
+                    meter: &mut meter,
+                    advice: &|| disk_guard::advice(store, config),
+                    warn: &mut warn,
+                },
+            ),
+        };
+        room.measure()?;
+        room.release();
+        // While the container is there: its group goes with it.
+        meter.take(room.grown());
+        let interrupted = matches!(&attended, Ok(Ending::Interrupted(_)));
+        let end = running.finish(interrupted);
+        container::clean(self.store, &self.env.run_dir())?;
+        let (ending, mut usage) = match (attended, end) {
+            // The first error tells more: what happens after it is its consequence.
+            (Err(error), _) | (Ok(_), Err(error)) => {
+                return Err(error).context(|| format!("cannot run step `{}`", step.name));
+            }
+            (Ok(Ending::Lost), Ok(End::Ended(usage))) if usage.oom_kills > 0 => {
+                // The kernel chose the container's first process.
+                let killed = Ending::Exited {
+                    code: 137,
+                    signal: Some(9),
+                };
+                (killed, usage)
+            }
+            (Ok(Ending::Lost), Ok(_)) => {
+                let message = format!(
+                    "the container of step `{}` was ended from outside",
+                    step.name
+                );
+                return Err(Error::unavailable(message)
+                    .help("rockenv up ...: it starts again, on its build volumes as they are"));
+            }
+            (Ok(ending), Ok(End::Ended(usage))) => (ending, usage),
+            (Ok(ending), Ok(End::Shared)) => (ending, Usage::default()),
+        };
+        // The figure of the report's curve, whoever saw more.
+        usage.memory_held = usage.memory_held.max(meter.most_memory());
+        let written = self.tree_growth(tree, parent)?;
+        let grown = written + self.volume_bytes(step)? - before;
+        // Build volumes are in the layer where the store can freeze them; what a service has may be on another disk.
+        let apart = self.env.known_record()?.service.is_some();
+        let frozen = if self.store.freezes_volumes() && !apart {
+            grown
+        } else {
+            written
+        };
+        let wall_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        Ok(Ran {
+            ending,
+            cost: Cost {
+                wall_ms,
+                usage,
+                disk_delta: grown,
+                disk_peak: room.taken(),
+            },
+            frozen: u64::try_from(frozen).unwrap_or(0),
+            full: room.filled(output.tail().last()),
+            tail: output.tail().why(),
+            log: log.to_owned(),
+        })
+    }
+}
+
+fn allocated(path: &Path) -> i64 {
+    i64::try_from(measure::scan_one(path).total().allocated).unwrap_or(i64::MAX)
+}

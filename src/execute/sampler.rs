@@ -1,0 +1,103 @@
+//! Owns recording what a step uses while it runs: a few numbers every now and then, beside its log. What cannot be recorded
+//! is left out, and never a reason for anything else to fail.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use fs_err as fs;
+
+use crate::engine::cgroup::Cgroup;
+use crate::engine::hold::State;
+use crate::engine::jobserver::Gauge;
+use crate::plan::samples::{Sample, Series};
+
+/// The samples of one step.
+#[derive(Debug)]
+pub struct Meter {
+    path: PathBuf,
+    file: Option<fs::File>,
+    run: PathBuf,
+    jobs: Option<Gauge>,
+    cgroup: Option<Cgroup>,
+    series: Series,
+    begun: Instant,
+    due: Instant,
+    most_memory: Option<u64>,
+}
+
+impl Meter {
+    /// Begins a file at `path` for a step whose container has its state in `run`, and its jobs at `jobs`.
+    pub fn start(path: &Path, run: &Path, jobs: Option<Gauge>) -> Self {
+        let now = Instant::now();
+        Self {
+            path: path.to_owned(),
+            file: fs::File::create(path).ok(),
+            run: run.to_owned(),
+            jobs,
+            cgroup: None,
+            series: Series::default(),
+            begun: now,
+            due: now,
+            most_memory: None,
+        }
+    }
+
+    /// Returns the most memory without page cache that a sample saw, in bytes.
+    pub fn most_memory(&self) -> Option<u64> {
+        self.most_memory
+    }
+
+    /// Takes a sample where it is time to; `grown` is what the disk has in use over what it had, in bytes.
+    pub fn look(&mut self, grown: i64) {
+        if Instant::now() >= self.due {
+            self.take(grown);
+        }
+    }
+
+    /// Takes a sample now.
+    pub fn take(&mut self, grown: i64) {
+        if self.cgroup.is_none() {
+            self.find_group();
+        }
+        let figures = self.cgroup.as_ref().map(Cgroup::figures);
+        let cpu_us = figures.and_then(|figures| figures.cpu_us);
+        let sample = Sample {
+            at_ms: u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX),
+            memory: self.cgroup.as_ref().and_then(Cgroup::anonymous),
+            cpu_ms: cpu_us.map(|us| us / 1000),
+            jobs: self.jobs.as_ref().and_then(Gauge::used),
+            disk: grown,
+        };
+        self.most_memory = self.most_memory.max(sample.memory);
+        let thinned = self.series.push(sample);
+        self.due = Instant::now() + self.series.period();
+        let Some(file) = &mut self.file else { return };
+        let written = if thinned {
+            self.rewrite()
+        } else {
+            file.write_all(sample.to_string().as_bytes())
+        };
+        if written.is_err() {
+            self.file = None;
+        }
+    }
+
+    /// The group is known once the container runs, which without root may have none.
+    fn find_group(&mut self) {
+        let state = State::read(&self.run);
+        self.cgroup = state
+            .map(|state| state.cgroup)
+            .filter(|cgroup| !cgroup.directories.is_empty());
+    }
+
+    /// Writes all samples anew, beside the old ones first: whoever reads meanwhile sees either.
+    fn rewrite(&mut self) -> std::io::Result<()> {
+        let new = self.path.with_extension("samples.new");
+        let mut file = fs::File::create(&new)?;
+        file.write_all(self.series.to_string().as_bytes())?;
+        fs::rename(&new, &self.path)?;
+        self.file = Some(file);
+        Ok(())
+    }
+}

@@ -1,0 +1,83 @@
+//! Owns what a step leaves beside its snapshot: fingerprints for the keys of later ones, and what it fetched by itself. Where there
+//! is a lock file, both are as it says.
+
+use super::{Execution, container};
+use crate::plan::lockfile;
+use crate::plan::pins;
+use crate::plan::pins::Pins;
+use crate::plan::resolve::Step;
+use crate::rocm::therock::{Checkout, Prints};
+use crate::sys::error::Result;
+use crate::ui::event::Event;
+
+/// What a step left.
+#[derive(Debug, Default)]
+pub(super) struct Left {
+    pub(super) prints: Option<Prints>,
+    pub(super) pins: Pins,
+    /// How that differs from the lock file.
+    pub(super) drift: Vec<String>,
+}
+
+impl Left {
+    /// Says why its step failed.
+    pub(super) fn explain(&self, step: &Step) -> String {
+        format!(
+            "step `{}` did not come out as it is locked: {}",
+            step.name,
+            lockfile::some(&self.drift)
+        )
+    }
+}
+
+impl Execution<'_, '_> {
+    /// Hands a step what the lock file has of what it fetches by itself.
+    pub(super) fn offer(&self, step: &Step) -> Result<()> {
+        let directory = self.env.run_dir().join(pins::NAME);
+        container::discard(self.store, &directory)?;
+        let locked = self.locked.and_then(|lock| lock.step(&step.name));
+        let locked = locked.map(|locked| &locked.pins);
+        pins::offer(&directory, locked.filter(|pins| !pins.is_empty()))
+    }
+
+    /// Reads what a step that succeeded has left.
+    pub(super) fn left(&self, step: &Step) -> Result<Left> {
+        let directory = self.env.run_dir().join(pins::NAME);
+        let (prints, pins) = (self.prints(step)?, pins::read(&directory, &step.name)?);
+        container::discard(self.store, &directory)?;
+        let locked = self.locked.and_then(|lock| lock.step(&step.name));
+        let drift = locked.map_or_else(Vec::new, |locked| {
+            lockfile::left(locked, prints.as_ref(), &pins)
+        });
+        Ok(Left {
+            prints,
+            pins,
+            drift,
+        })
+    }
+
+    /// Reads the fingerprints that a step has left for the keys of later ones.
+    fn prints(&self, step: &Step) -> Result<Option<Prints>> {
+        let Some(at) = &step.fingerprints else {
+            return Ok(None);
+        };
+        let volumes = &self.env.known_record()?.head.volumes;
+        let Some(id) = volumes.get(&at.volume) else {
+            return Ok(None);
+        };
+        let source = step.inputs.iter().find_map(|name| {
+            let source = self.sources.get(name)?;
+            Checkout::is_one(source).then_some(source.as_path())
+        });
+        let read = Prints::read(&self.store.volume_dir(id).join(&at.path), source);
+        Ok(Some(read.unwrap_or_else(|error| {
+            let message = format!(
+                "step `{}` left no fingerprints of TheRock ({}): that of the source stands in",
+                step.name,
+                error.chain().join(": ")
+            );
+            self.reporter.emit(&Event::Warning { message });
+            Prints::none()
+        })))
+    }
+}

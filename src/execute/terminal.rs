@@ -1,0 +1,333 @@
+//! Owns the terminal of `exec` and `shell`: descriptors go to the command as they are where that is safe, and
+//! through a copy where they are the user's terminal, which must not be handed into a container.
+
+use std::io::{Read as _, Write as _};
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
+use std::time::{Duration, Instant};
+
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::Signal;
+use nix::sys::signalfd::SignalFd;
+use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
+
+use crate::engine::session::Client;
+use crate::engine::wire::{Command, Reply};
+use crate::sys::error::{Error, Kind, Result};
+use crate::sys::signals;
+use crate::sys::signals::STOP;
+
+/// How long a container that was asked to end a command may take to answer at all.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// How a command ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exit {
+    /// Its exit code.
+    pub code: u8,
+    /// The container, which another command had started, ends with it.
+    pub last: bool,
+    /// It was told to end.
+    pub interrupted: bool,
+}
+
+/// Runs a command and passes input, output, signals and window size; returns how it ended, or `None` when the
+/// container was gone before it started.
+pub fn run(client: &Client, command: Command) -> Result<Option<Exit>> {
+    let signals = signals::block(&[&STOP[..], &[Signal::SIGWINCH]].concat())?;
+    let mut copies = Vec::new();
+    let sent = if command.tty {
+        client.run(command, &[])
+    } else {
+        let ends = standard_ends(&mut copies)?;
+        client.run(command, &ends.each_ref().map(AsFd::as_fd))
+    };
+    match sent {
+        Err(error) if error.kind() == Kind::Unavailable => return Ok(None),
+        other => other?,
+    }
+    let mut raw = None;
+    let mut started = false;
+    let mut asked: Option<(i32, Instant)> = None;
+    let mut terminal: Option<OwnedFd> = None;
+    loop {
+        let until = asked.filter(|_| !started).map(|(_, until)| until);
+        let (from_client, signalled, ready) = wait(client, &signals, &copies, until)?;
+        if let Some((number, until)) = asked.filter(|_| !started && !from_client)
+            && Instant::now() >= until
+        {
+            return Err(no_answer(number));
+        }
+        for index in ready.into_iter().rev() {
+            if !copies[index].step()? {
+                copies.remove(index);
+            }
+        }
+        if signalled {
+            while let Some(signal) = signals.read_signal()? {
+                match i32::try_from(signal.ssi_signo).unwrap_or(0) {
+                    number if number == Signal::SIGWINCH as i32 => resize(terminal.as_ref())?,
+                    // A container that somebody stopped (SIGSTOP) never answers: the second Ctrl-C ends the wait.
+                    number if asked.is_some() && !started => return Err(no_answer(number)),
+                    number => {
+                        asked = Some((number, Instant::now() + ANSWER));
+                        drop(client.signal(number));
+                    }
+                }
+            }
+        }
+        if !from_client {
+            continue;
+        }
+        match client.hear()? {
+            None if started => {
+                drop(raw);
+                return Err(Error::new(
+                    Kind::Command(137),
+                    "the container ended, and the command in it",
+                ));
+            }
+            None => return Ok(None),
+            Some((Reply::Started, fds)) => {
+                started = true;
+                if let Some(outer) = fds.into_iter().next() {
+                    raw = Some(Raw::enter()?);
+                    copies.push(Copy::input(
+                        std::io::stdin().as_fd().try_clone_to_owned()?,
+                        outer.try_clone()?,
+                    )?);
+                    copies.push(Copy::output(
+                        outer.try_clone()?,
+                        std::io::stdout().as_fd().try_clone_to_owned()?,
+                    ));
+                    resize(Some(&outer))?;
+                    terminal = Some(outer);
+                }
+            }
+            Some((Reply::NotStarted { code, message }, _)) => {
+                drop(raw);
+                return Err(Error::new(Kind::Command(code), message));
+            }
+            Some((Reply::Exited { code, last, .. }, _)) => {
+                // What it wrote last is still on the way; input is no longer wanted.
+                for copy in copies.iter_mut().filter(|copy| copy.is_output) {
+                    copy.flush()?;
+                }
+                drop(raw);
+                return Ok(Some(Exit {
+                    code,
+                    last,
+                    interrupted: asked.is_some(),
+                }));
+            }
+        }
+    }
+}
+
+fn no_answer(signal: i32) -> Error {
+    Error::new(
+        Kind::Signal(signal),
+        "interrupted: the container does not answer",
+    )
+}
+
+/// Returns what the command gets as its standard descriptors; those that are terminals are replaced by pipes.
+fn standard_ends(copies: &mut Vec<Copy>) -> Result<[OwnedFd; 3]> {
+    let own = [
+        std::io::stdin().as_fd().try_clone_to_owned()?,
+        std::io::stdout().as_fd().try_clone_to_owned()?,
+        std::io::stderr().as_fd().try_clone_to_owned()?,
+    ];
+    let mut ends = Vec::new();
+    for (number, fd) in own.into_iter().enumerate() {
+        let kind = nix::sys::stat::SFlag::from_bits_truncate(nix::sys::stat::fstat(&fd)?.st_mode)
+            & nix::sys::stat::SFlag::S_IFMT;
+        if kind == nix::sys::stat::SFlag::S_IFDIR {
+            // A directory of the host inside would be a way out.
+            return Err(
+                Error::new(Kind::Usage, "standard input or output is a directory")
+                    .help("rockenv exec ENV -- CMD </dev/null"),
+            );
+        }
+        if nix::unistd::isatty(&fd)? {
+            let (read, write) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC)?;
+            if number == 0 {
+                copies.push(Copy::input(fd, write)?);
+                ends.push(read);
+            } else {
+                copies.push(Copy::output(read, fd));
+                ends.push(write);
+            }
+        } else {
+            ends.push(fd);
+        }
+    }
+    ends.try_into()
+        .map_err(|_| Error::unexpected("three descriptors became another number"))
+}
+
+fn wait(
+    client: &Client,
+    signals: &SignalFd,
+    copies: &[Copy],
+    until: Option<Instant>,
+) -> Result<(bool, bool, Vec<usize>)> {
+    let mut fds = vec![
+        PollFd::new(client.as_fd(), PollFlags::POLLIN),
+        PollFd::new(signals.as_fd(), PollFlags::POLLIN),
+    ];
+    fds.extend(copies.iter().map(Copy::waits_for));
+    let timeout = until.map_or(PollTimeout::NONE, |until| {
+        let left = until.saturating_duration_since(Instant::now());
+        PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
+    });
+    match poll(&mut fds, timeout) {
+        Ok(_) | Err(nix::Error::EINTR) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let ready: Vec<bool> = fds.iter().map(|fd| fd.any().unwrap_or(false)).collect();
+    let copies = (2..ready.len())
+        .filter(|&at| ready[at])
+        .map(|at| at - 2)
+        .collect();
+    Ok((ready[0], ready[1], copies))
+}
+
+/// Bytes from one descriptor to another.
+#[derive(Debug)]
+struct Copy {
+    from: fs_err::File,
+    to: fs_err::File,
+    /// What was read and could not be written yet.
+    pending: Vec<u8>,
+    is_output: bool,
+}
+
+impl Copy {
+    /// Copies to the command. A program that does not read must not keep us from showing what it writes, so this
+    /// end, which is ours alone, does not block.
+    fn input(from: OwnedFd, to: OwnedFd) -> Result<Self> {
+        fcntl(&to, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+        Ok(Self {
+            from: file(from),
+            to: file(to),
+            pending: Vec::new(),
+            is_output: false,
+        })
+    }
+
+    /// Copies to the user's terminal, which other programs have open too: its mode is not ours to change.
+    fn output(from: OwnedFd, to: OwnedFd) -> Self {
+        Self {
+            from: file(from),
+            to: file(to),
+            pending: Vec::new(),
+            is_output: true,
+        }
+    }
+
+    fn waits_for(&self) -> PollFd<'_> {
+        if self.pending.is_empty() {
+            PollFd::new(self.from.file().as_fd(), PollFlags::POLLIN)
+        } else {
+            PollFd::new(self.to.file().as_fd(), PollFlags::POLLOUT)
+        }
+    }
+
+    /// Copies what is there, as far as it is taken; returns whether there can be more.
+    fn step(&mut self) -> Result<bool> {
+        if self.pending.is_empty() {
+            let mut buffer = [0u8; 16 << 10];
+            // Not by `fs_err`, whose errors have no number.
+            match self.from.file().read(&mut buffer) {
+                Ok(0) => return Ok(false),
+                // The other end of a terminal whose last program ended.
+                Err(error) if error.raw_os_error() == Some(nix::libc::EIO) => return Ok(false),
+                Err(error) if is_momentary(&error) => return Ok(true),
+                Err(error) => return Err(error.into()),
+                Ok(count) => self.pending.extend_from_slice(&buffer[..count]),
+            }
+        }
+        while !self.pending.is_empty() {
+            match self.to.file().write(&self.pending) {
+                Ok(count) => drop(self.pending.drain(..count)),
+                Err(error) if is_momentary(&error) => return Ok(true),
+                // Nobody reads any more.
+                Err(error)
+                    if matches!(
+                        error.raw_os_error(),
+                        Some(nix::libc::EPIPE | nix::libc::EIO)
+                    ) =>
+                {
+                    return Ok(false);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Copies the rest of a finished command's output.
+    fn flush(&mut self) -> Result<()> {
+        loop {
+            let ready = poll(&mut [self.waits_for()], PollTimeout::ZERO)? > 0;
+            if !ready || !self.step()? {
+                return Ok(());
+            }
+        }
+    }
+}
+
+fn is_momentary(error: &std::io::Error) -> bool {
+    matches!(
+        error.kind(),
+        std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted
+    )
+}
+
+#[expect(clippy::disallowed_types, reason = "a standard stream has no path")]
+fn file(fd: OwnedFd) -> fs_err::File {
+    fs_err::File::from_parts(std::fs::File::from(fd), "a standard stream")
+}
+
+/// The user's terminal in raw mode, put back when dropped.
+struct Raw(Termios);
+
+impl Raw {
+    fn enter() -> Result<Self> {
+        let before = tcgetattr(std::io::stdin().as_fd())?;
+        let mut raw = before.clone();
+        cfmakeraw(&mut raw);
+        tcsetattr(std::io::stdin().as_fd(), SetArg::TCSANOW, &raw)?;
+        Ok(Self(before))
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        let _: nix::Result<()> = tcsetattr(std::io::stdin().as_fd(), SetArg::TCSANOW, &self.0);
+    }
+}
+
+/// Gives the inner terminal the size of the outer.
+#[expect(unsafe_code, reason = "the window size ioctls have no safe wrapper")]
+fn resize(terminal: Option<&OwnedFd>) -> Result<()> {
+    nix::ioctl_read_bad!(get_size, nix::libc::TIOCGWINSZ, nix::libc::winsize);
+    nix::ioctl_write_ptr_bad!(set_size, nix::libc::TIOCSWINSZ, nix::libc::winsize);
+    let Some(terminal) = terminal else {
+        return Ok(());
+    };
+    let mut size = nix::libc::winsize {
+        ws_row: 24,
+        ws_col: 80,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    // SAFETY: both calls read or write exactly the one `winsize` they are given.
+    unsafe {
+        if get_size(std::io::stdin().as_fd().as_raw_fd(), &raw mut size).is_ok() {
+            set_size(terminal.as_raw_fd(), &raw const size)?;
+        }
+    }
+    Ok(())
+}

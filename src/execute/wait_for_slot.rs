@@ -1,0 +1,61 @@
+//! Owns the wait for an env's first job: a step does not start while all of the machine's are in use.
+
+use std::path::Path;
+
+use nix::poll::{PollFd, PollFlags, poll};
+
+use crate::engine::job_slots::Claim;
+use crate::sys::error::Result;
+use crate::sys::signals::Signals;
+
+/// How often a slot is tried for, in ms.
+const PERIOD: u16 = 100;
+
+/// Whether the step may start.
+#[derive(Debug)]
+pub(super) enum Admitted {
+    /// With its first job.
+    Yes(Claim),
+    /// The user stopped the wait.
+    Interrupted(i32),
+}
+
+/// Waits for one of the `total` jobs of the budget in `path`; `say` is told once who has them.
+pub(super) fn admit(
+    path: &Path,
+    total: u32,
+    env: &str,
+    signals: &Signals,
+    say: &mut dyn FnMut(String),
+) -> Result<Admitted> {
+    let mut claim = Claim::open(path, total, env)?;
+    let mut told = false;
+    while !claim.take()? {
+        if !told {
+            told = true;
+            let others = claim.others()?;
+            let names: Vec<String> = others
+                .iter()
+                .map(|other| format!("`{}`", other.env))
+                .collect();
+            say(format!(
+                "waits for a job: all {total} of this machine are in use by {}",
+                names.join(", ")
+            ));
+        }
+        match poll(
+            &mut [PollFd::new(
+                std::os::fd::AsFd::as_fd(signals),
+                PollFlags::POLLIN,
+            )],
+            PERIOD,
+        ) {
+            Ok(_) | Err(nix::Error::EINTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        if let Some(signal) = signals.pending()? {
+            return Ok(Admitted::Interrupted(signal));
+        }
+    }
+    Ok(Admitted::Yes(claim))
+}

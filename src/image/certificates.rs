@@ -1,0 +1,329 @@
+//! Owns the authorities that are trusted beside those of an image and of the machine: what is configured, as one PEM file, and where
+//! programs inside look for it. None of it is in a key, nor in a tree.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use fs_err as fs;
+use serde::{Deserialize, Serialize};
+
+use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::tree::file;
+
+/// Where steps find all that they are to trust.
+pub(crate) const INSIDE: &str = "/run/rockenv/ca-certificates.crt";
+
+/// What programs have in place of their own list: OpenSSL and Go, requests, pip, curl, Node and git.
+const VARIABLES: [&str; 6] = [
+    "SSL_CERT_FILE",
+    "REQUESTS_CA_BUNDLE",
+    "PIP_CERT",
+    "CURL_CA_BUNDLE",
+    "NODE_EXTRA_CA_CERTS",
+    "GIT_SSL_CAINFO",
+];
+
+/// Where distributions have the list, as it is without links: Debian, Ubuntu and Alpine; Fedora and RHEL; older ones; Arch; openSUSE.
+const PLACES: [&str; 5] = [
+    "etc/ssl/certs/ca-certificates.crt",
+    "etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+    "etc/pki/tls/certs/ca-bundle.crt",
+    "etc/ca-certificates/extracted/tls-ca-bundle.pem",
+    "var/lib/ca-certificates/ca-bundle.pem",
+];
+
+const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
+const END: &str = "-----END CERTIFICATE-----";
+
+/// Authorities to trust.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Authorities {
+    /// Those of this machine.
+    Host,
+    /// Those in PEM files, in addition.
+    Files(Vec<PathBuf>),
+}
+
+/// The same as written in a configuration: `"host"`, or paths.
+#[derive(Clone, Debug, Deserialize, schemars::JsonSchema)]
+#[serde(untagged)]
+pub enum Written {
+    /// One word.
+    Word(String),
+    /// Paths.
+    Files(Vec<PathBuf>),
+}
+
+impl Written {
+    /// Reads what a variable says: `host`, or paths with colons in between.
+    pub(crate) fn variable(text: &str) -> Self {
+        match text {
+            "host" => Self::Word(text.to_owned()),
+            paths => Self::Files(paths.split(':').map(PathBuf::from).collect()),
+        }
+    }
+
+    /// Gives it its meaning; paths are taken from `directory`, and `~` is `home`.
+    pub(crate) fn resolve(&self, directory: &Path, home: &Path) -> Result<Authorities> {
+        let paths = match self {
+            Self::Word(word) if word == "host" => return Ok(Authorities::Host),
+            Self::Word(word) => {
+                let word = word.escape_debug();
+                return Err(Error::invalid(format!(
+                    "`ca-certificates` is `{word}` in the configuration"
+                ))
+                .help("ca-certificates = \"host\", or a list of PEM files"));
+            }
+            Self::Files(paths) => paths,
+        };
+        let full = |path: &PathBuf| match path.strip_prefix("~") {
+            Ok(rest) => home.join(rest),
+            Err(_) => directory.join(path),
+        };
+        Ok(Authorities::Files(paths.iter().map(full).collect()))
+    }
+}
+
+static CONFIGURED: OnceLock<Option<Authorities>> = OnceLock::new();
+
+/// Says once for this process what is configured.
+pub(crate) fn configure(authorities: Option<Authorities>) {
+    // A second word in one process is a test's, and says the same.
+    drop(CONFIGURED.set(authorities));
+}
+
+/// Returns what is configured.
+pub(crate) fn configured() -> Option<&'static Authorities> {
+    CONFIGURED.get()?.as_ref()
+}
+
+impl Authorities {
+    /// Returns the certificates in PEM form, and nothing else of the files.
+    pub(crate) fn pem(&self) -> Result<String> {
+        match self {
+            Self::Host => host().ok_or_else(|| {
+                Error::unavailable("this machine has no list of certificate authorities")
+                    .help("install ca-certificates")
+            }),
+            Self::Files(paths) => {
+                let mut pem = String::new();
+                for path in paths {
+                    let bytes = fs::read(path)
+                        .context(|| "`ca-certificates` in the configuration".to_owned())?;
+                    let found = certificates(&String::from_utf8_lossy(&bytes));
+                    if found.is_empty() {
+                        let path = path.display();
+                        return Err(Error::invalid(format!(
+                            "`{path}` has no certificate in PEM form"
+                        ))
+                        .help(format!(
+                            "openssl x509 -inform der -in {path} -out {path}.pem"
+                        )));
+                    }
+                    pem.push_str(&found);
+                }
+                Ok(pem)
+            }
+        }
+    }
+
+    /// Returns what a program of the host's is to be told: nothing where it trusts the machine's authorities anyway.
+    pub(crate) fn for_host(&self) -> Result<Option<String>> {
+        match self {
+            Self::Host => Ok(None),
+            Self::Files(_) => Ok(Some(host().unwrap_or_default() + &self.pem()?)),
+        }
+    }
+
+    /// Returns the certificates for rockenv's own connections, which trust the machine's authorities as well.
+    pub(crate) fn of_clients() -> Result<Vec<reqwest::Certificate>> {
+        match configured() {
+            None | Some(Self::Host) => Ok(Vec::new()),
+            Some(files @ Self::Files(_)) => {
+                reqwest::Certificate::from_pem_bundle(files.pem()?.as_bytes()).map_err(|error| {
+                    Error::invalid("a file of `ca-certificates` in the configuration is damaged")
+                        .source(error)
+                })
+            }
+        }
+    }
+}
+
+impl Authorities {
+    /// Returns the same for logging in to registries, one by one.
+    pub(crate) fn for_registries() -> Result<Vec<oci_client::client::Certificate>> {
+        let pem = match configured() {
+            None | Some(Self::Host) => return Ok(Vec::new()),
+            Some(files @ Self::Files(_)) => files.pem()?,
+        };
+        let all = pem.split_inclusive(END).filter(|one| one.contains(BEGIN));
+        let certificate = |one: &str| oci_client::client::Certificate {
+            encoding: oci_client::client::CertificateEncoding::Pem,
+            data: one.as_bytes().to_vec(),
+        };
+        Ok(all.map(certificate).collect())
+    }
+}
+
+/// Returns the machine's own list.
+fn host() -> Option<String> {
+    let read = |place| fs::read_to_string(Path::new("/").join(place)).ok();
+    let mut found = PLACES.into_iter().filter_map(read);
+    found.find_map(|text| Some(certificates(&text)).filter(|pem| !pem.is_empty()))
+}
+
+/// Returns the certificates in a text, without what is around them.
+fn certificates(text: &str) -> String {
+    let mut found = String::new();
+    let mut rest = text;
+    while let Some((_, after)) = rest.split_once(BEGIN) {
+        let Some((body, behind)) = after.split_once(END) else {
+            break;
+        };
+        found.extend([BEGIN, body, END, "\n"]);
+        rest = behind;
+    }
+    found
+}
+
+/// What a container is to trust beside what its tree does.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Given {
+    /// The certificates, in PEM form.
+    pem: String,
+    /// The tree to look into, where a service keeps the container's own.
+    tree: Option<PathBuf>,
+    /// A package manager runs: it replaces its distribution's list, on which nothing can be mounted then, and is told otherwise.
+    packages: bool,
+}
+
+impl Given {
+    /// Returns what is configured for a container in which a package manager runs, or none does; `tree` is that of the image, where
+    /// a service keeps the container's own.
+    pub(crate) fn new(packages: bool, tree: Option<PathBuf>) -> Result<Option<Self>> {
+        let pem = configured().map(Authorities::pem).transpose()?;
+        Ok(pem.map(|pem| Self {
+            pem,
+            tree,
+            packages,
+        }))
+    }
+
+    /// Writes a container's list into its directory of run time data; returns the file, and where it is to be shown read-only.
+    pub(crate) fn install(self, tree: Option<&Path>, run: &Path) -> Result<(PathBuf, Vec<String>)> {
+        let tree = tree.or(self.tree.as_deref());
+        let mut own = String::new();
+        let mut targets = vec![INSIDE.to_owned()];
+        for place in PLACES {
+            // What cannot be read is not where programs find anything, or an attack.
+            if let Some(tree) = tree
+                && let Ok(file::Entry::File { bytes, .. }) = file::read(tree, Path::new(place))
+            {
+                own.push_str(&certificates(&String::from_utf8_lossy(&bytes)));
+                // Arch's hook takes it when a list cannot be replaced; the others are told by an option.
+                if !self.packages || place.starts_with("etc/ca-certificates/") {
+                    targets.push(format!("/{place}"));
+                }
+            }
+        }
+        if own.is_empty() {
+            own = host().unwrap_or_default();
+        }
+        let source = run.join("ca-certificates.crt");
+        fs::write(&source, own + &self.pem)?;
+        fs::set_permissions(&source, std::os::unix::fs::PermissionsExt::from_mode(0o644))?;
+        Ok((source, targets))
+    }
+}
+
+/// Writes what programs of the host's are to trust into a directory; nothing where they do anyway.
+pub(crate) fn list(directory: &Path) -> Result<Option<PathBuf>> {
+    let Some(pem) = configured()
+        .map(Authorities::for_host)
+        .transpose()?
+        .flatten()
+    else {
+        return Ok(None);
+    };
+    let path = directory.join("ca-certificates.crt");
+    fs::write(&path, pem)?;
+    // apt fetches as a user of its own.
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+    fs::set_permissions(&path, mode)?;
+    Ok(Some(path))
+}
+
+/// Points programs to the list, where the profile does not point them elsewhere: `env` has its variables and the image's, `image`
+/// the latter.
+pub(crate) fn point(
+    variables: &mut BTreeMap<String, String>,
+    env: &BTreeMap<String, String>,
+    image: &BTreeMap<String, String>,
+) {
+    if configured().is_none() {
+        return;
+    }
+    for name in VARIABLES {
+        if env.get(name) == image.get(name) {
+            variables.insert(name.to_owned(), INSIDE.to_owned());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_certificates_are_taken_of_a_file() {
+        let text = format!(
+            "key\n# CA\n{BEGIN}\nAAAA\n{END}\n-----BEGIN PRIVATE KEY-----\nBBBB\n{BEGIN}\nCCCC\n{END}{BEGIN}\nDD"
+        );
+        let expected = format!("{BEGIN}\nAAAA\n{END}\n{BEGIN}\nCCCC\n{END}\n");
+        assert_eq!(certificates(&text), expected);
+    }
+
+    #[test]
+    fn a_list_is_shown_where_the_tree_has_one_and_nowhere_else() {
+        let tree = tempfile::tempdir().unwrap();
+        let run = tempfile::tempdir().unwrap();
+        let at = |path: &str| tree.path().join(path);
+        fs::create_dir_all(at("etc/ssl/certs")).unwrap();
+        fs::create_dir_all(at("etc/pki/tls/certs")).unwrap();
+        fs::write(at(PLACES[0]), format!("{BEGIN}\nOWN\n{END}\n")).unwrap();
+        // A reader that follows it would show the list over a file of the host's.
+        fs_err::os::unix::fs::symlink("/etc/passwd", at(PLACES[2])).unwrap();
+        for (packages, expected) in [
+            (false, vec![INSIDE, "/etc/ssl/certs/ca-certificates.crt"]),
+            (true, vec![INSIDE]),
+        ] {
+            let given = Given {
+                pem: format!("{BEGIN}\nMORE\n{END}\n"),
+                tree: None,
+                packages,
+            };
+            let (source, targets) = given.install(Some(tree.path()), run.path()).unwrap();
+            assert_eq!(targets, expected);
+            let list = fs::read_to_string(&source).unwrap();
+            assert!(list.contains("OWN") && list.contains("MORE"), "{list}");
+        }
+    }
+
+    #[test]
+    fn a_profile_that_says_otherwise_wins_and_an_image_does_not() {
+        let written = Written::Files(vec!["ca.pem".into(), "~/b.pem".into(), "/c.pem".into()]);
+        let found = written.resolve(Path::new("/etc/rockenv"), Path::new("/home/me"));
+        let paths = ["/etc/rockenv/ca.pem", "/home/me/b.pem", "/c.pem"];
+        assert_eq!(
+            found.unwrap(),
+            Authorities::Files(paths.map(PathBuf::from).into())
+        );
+        let none = Path::new("/");
+        assert!(Written::Word("hots".into()).resolve(none, none).is_err());
+        assert_eq!(
+            Written::variable("host").resolve(none, none).unwrap(),
+            Authorities::Host
+        );
+    }
+}

@@ -1,0 +1,3 @@
+//!
+
+pub(crate) mod content;

@@ -1,0 +1,250 @@
+//! Owns fetching several files at once into the download cache, each from the first of its addresses, or their mirrors, that
+//! has it.
+//!
+//! Plain `http` is taken as well: what a file must be is decided by its digest, and by nobody who sends it.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use futures_util::StreamExt as _;
+
+use crate::image::fetch;
+use crate::image::fetch::{Meter, POLL, Size, Wanted};
+use crate::sys::checksum::Checksum;
+use crate::sys::error::{Error, Kind, Result};
+
+/// Downloads at a time.
+const PARALLEL: usize = 6;
+/// More bytes than these are no source code.
+const LARGEST: u64 = 4 << 30;
+
+/// A file to fetch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    /// What messages call it.
+    pub(crate) name: String,
+    /// Where it can be had.
+    pub(crate) urls: Vec<String>,
+    /// What it must be.
+    pub(crate) checksum: Checksum,
+}
+
+/// Fetches those that are not there; returns the paths, in the order of the pieces.
+pub(crate) fn gather(
+    pieces: &[Piece],
+    blobs: &Path,
+    mirrors: &BTreeMap<String, String>,
+    cancel: &AtomicBool,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Vec<PathBuf>> {
+    let meter = Meter::default();
+    // A thread of its own: the caller's may already be running a tokio runtime.
+    std::thread::scope(|scope| {
+        let worker = scope.spawn(|| {
+            fetch::run(cancel, async {
+                let client = fetch::client(false)?;
+                // Where one cannot be had, none is begun any more; those under way come to their end.
+                let failed = AtomicBool::new(false);
+                let found: Vec<Option<Result<PathBuf>>> = futures_util::stream::iter(pieces)
+                    .map(async |piece| {
+                        if failed.load(Ordering::Relaxed) {
+                            return None;
+                        }
+                        let found = one(piece, &client, blobs, mirrors, &meter).await;
+                        failed.fetch_or(found.is_err(), Ordering::Relaxed);
+                        Some(found)
+                    })
+                    .buffered(PARALLEL)
+                    .collect()
+                    .await;
+                found.into_iter().flatten().collect()
+            })
+        });
+        while !worker.is_finished() {
+            progress(meter.done.load(Ordering::Relaxed));
+            std::thread::sleep(POLL);
+        }
+        worker
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+async fn one(
+    piece: &Piece,
+    client: &reqwest::Client,
+    blobs: &Path,
+    mirrors: &BTreeMap<String, String>,
+    meter: &Meter,
+) -> Result<PathBuf> {
+    let mut last = None;
+    for url in &piece.urls {
+        let url = &mirrored(url, mirrors);
+        let wanted = Wanted {
+            name: url,
+            algorithm: piece.checksum.algorithm,
+            digest: &piece.checksum.digits,
+            size: Size::AtMost(LARGEST),
+        };
+        let open = async |from| {
+            let request = fetch::ranged(client.get(url), from);
+            request
+                .send()
+                .await
+                .map_err(|error| fetch::failed(url, error))
+        };
+        match fetch::obtain(&wanted, open, blobs, meter).await {
+            Ok(path) => return Ok(path),
+            Err(error) => last = Some((url.clone(), error)),
+        }
+    }
+    let Some((url, error)) = last else {
+        return Err(Error::unexpected(format!(
+            "`{}` has no address",
+            piece.name
+        )));
+    };
+    let (kind, help) = match error.kind() {
+        Kind::Drift => (
+            Kind::Drift,
+            "a mirror of that host in the configuration may have the right one: [mirror]",
+        ),
+        kind => (
+            kind,
+            "run the same command again, and it goes on; [mirror] in the configuration names another place for that host",
+        ),
+    };
+    let what = format!("cannot fetch `{}` from `{url}`", piece.name);
+    Err(Error::new(kind, what).source(error).help(help))
+}
+
+/// Returns the address at the user's mirror of the host, where there is one.
+fn mirrored(url: &str, mirrors: &BTreeMap<String, String>) -> String {
+    let parts = url.split_once("://").map(|(_, rest)| rest);
+    let parts = parts.map(|rest| rest.split_once('/').unwrap_or((rest, "")));
+    match parts.and_then(|(host, path)| Some((mirrors.get(host)?, path))) {
+        Some((mirror, path)) => format!("{}/{path}", mirror.trim_end_matches('/')),
+        None => url.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead as _, BufReader, Write as _};
+    use std::net::TcpListener;
+    use std::sync::{Arc, Mutex};
+
+    use sha2::{Digest as _, Sha256, Sha512};
+
+    use super::*;
+    use crate::image::hex;
+
+    /// Serves `/a` and `/b` with their own names as content, and nothing else; notes what was asked for.
+    fn serve() -> (String, Arc<Mutex<Vec<String>>>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let host = listener.local_addr().unwrap().to_string();
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let notes = seen.clone();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.unwrap();
+                let mut reader = BufReader::new(stream.try_clone().unwrap());
+                let mut head = String::new();
+                while !head.ends_with("\r\n\r\n") {
+                    reader.read_line(&mut head).unwrap();
+                }
+                let path = head.split(' ').nth(1).unwrap().to_owned();
+                let (status, body) = match path.rsplit_once('/').unwrap().1 {
+                    name @ ("a" | "b") => ("200 OK", name),
+                    _ => ("404 Not Found", ""),
+                };
+                notes.lock().unwrap().push(path.clone());
+                write!(
+                    stream,
+                    "HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+                    body.len()
+                )
+                .unwrap();
+            }
+        });
+        (host, seen)
+    }
+
+    fn piece(url: String, algorithm: &str, content: &str) -> Piece {
+        let digits = match algorithm {
+            "SHA256" => hex(&Sha256::digest(content)),
+            _ => hex(&Sha512::digest(content)),
+        };
+        Piece {
+            name: "n".to_owned(),
+            urls: vec![url],
+            checksum: Checksum::new(algorithm, &digits).unwrap(),
+        }
+    }
+
+    fn fetch(pieces: &[Piece], blobs: &Path, mirror: Option<(&str, &str)>) -> Result<Vec<PathBuf>> {
+        let mirrors = mirror.into_iter().map(|(k, v)| (k.into(), v.into()));
+        gather(
+            pieces,
+            blobs,
+            &mirrors.collect(),
+            &AtomicBool::new(false),
+            &mut |_| {},
+        )
+    }
+
+    #[test]
+    fn files_are_fetched_once_and_known_by_sha256() {
+        let (host, seen) = serve();
+        let blobs = tempfile::tempdir().unwrap();
+        let pieces = [
+            piece(format!("http://{host}/a"), "SHA256", "a"),
+            piece(format!("http://{host}/b"), "SHA512", "b"),
+        ];
+        for _ in 0..2 {
+            let paths = fetch(&pieces, blobs.path(), None).unwrap();
+            assert_eq!(fs_err::read_to_string(&paths[0]).unwrap(), "a");
+            assert_eq!(fs_err::read_to_string(&paths[1]).unwrap(), "b");
+        }
+        assert_eq!(seen.lock().unwrap().len(), 2);
+        let known = blobs.path().join("sha256").join(hex(&Sha256::digest("b")));
+        assert_eq!(fs_err::read_to_string(&known).unwrap(), "b");
+        // What `gc` took is fetched again, whatever still leads to it.
+        fs_err::remove_file(&known).unwrap();
+        fetch(&pieces, blobs.path(), None).unwrap();
+        assert_eq!(seen.lock().unwrap().len(), 3);
+        assert!(known.is_file());
+    }
+
+    #[test]
+    fn other_addresses_and_mirrors_are_tried() {
+        let (host, seen) = serve();
+        let blobs = tempfile::tempdir().unwrap();
+        let mut twice = piece(format!("http://{host}/gone"), "SHA256", "a");
+        twice.urls.push(format!("http://{host}/a"));
+        fetch(&[twice], blobs.path(), None).unwrap();
+        let far = piece("https://far.invalid/x/b".to_owned(), "SHA256", "b");
+        let mirror = format!("http://{host}/m/");
+        let mirror = ("far.invalid", mirror.as_str());
+        fetch(&[far], blobs.path(), Some(mirror)).unwrap();
+        assert_eq!(*seen.lock().unwrap(), ["/gone", "/a", "/m/x/b"]);
+    }
+
+    #[test]
+    fn what_cannot_be_had_is_named_with_its_address() {
+        let (host, _) = serve();
+        let blobs = tempfile::tempdir().unwrap();
+        let gone = piece(format!("http://{host}/gone"), "SHA256", "a");
+        let error = fetch(&[gone], blobs.path(), None).unwrap_err();
+        assert_eq!(
+            error.message(),
+            format!("cannot fetch `n` from `http://{host}/gone`")
+        );
+        assert!(error.chain().join(" ").contains("404"), "{error}");
+        let other = piece(format!("http://{host}/a"), "SHA512", "other");
+        let error = fetch(&[other], blobs.path(), None).unwrap_err();
+        assert_eq!(error.kind(), Kind::Drift);
+        assert!(error.chain().join(" ").contains("has SHA-512"), "{error}");
+    }
+}

@@ -1,0 +1,478 @@
+//! Owns the download cache `blobs/sha256/<digest>`: what is there under its digest had it when it was put there, and is
+//! verified again before it is used, because disks rot. What is being downloaded has another name, from which an
+//! interrupted download goes on. What is asked for by another digest is there under that one as a link.
+
+pub(crate) mod fetch_all;
+
+use std::io::{Read, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use nix::fcntl::{Flock, FlockArg};
+use reqwest::{Response, StatusCode};
+use sha2::digest::DynDigest;
+
+use super::hex;
+use crate::image::certificates::Authorities;
+use crate::image::tar::unpack::stop_if;
+use crate::sys::checksum::Algorithm;
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+
+pub(crate) const POLL: Duration = Duration::from_millis(100);
+
+/// How far downloads are; shared with the thread that waits for them.
+#[derive(Debug, Default)]
+pub(crate) struct Meter {
+    pub(crate) done: AtomicU64,
+    /// 0: not known.
+    pub(crate) total: AtomicU64,
+}
+
+impl Meter {
+    /// Returns what was downloaded so far, and how much there is in all if that is known.
+    pub(crate) fn read(&self) -> (u64, Option<u64>) {
+        let total = Some(self.total.load(Ordering::Relaxed)).filter(|total| *total > 0);
+        (self.done.load(Ordering::Relaxed), total)
+    }
+}
+
+/// What is to be downloaded.
+#[derive(Debug)]
+pub(super) struct Wanted<'a> {
+    /// What messages call it.
+    pub(super) name: &'a str,
+    /// How its digest is computed.
+    pub(super) algorithm: Algorithm,
+    /// Its digest, in hexadecimal digits.
+    pub(super) digest: &'a str,
+    pub(super) size: Size,
+}
+
+/// How many bytes a download has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Size {
+    /// What refers to it says so; anything else is refused.
+    Exactly(u64),
+    AtMost(u64),
+}
+
+impl Size {
+    /// Refuses a size that is another one.
+    fn check(self, name: &str, found: u64) -> Result<()> {
+        let wrong = match self {
+            Self::Exactly(size) if found != size => format!("not {size} as the image says"),
+            Self::AtMost(limit) if found > limit => format!("more than the limit of {limit}"),
+            Self::Exactly(_) | Self::AtMost(_) => return Ok(()),
+        };
+        Err(
+            Error::invalid(format!("`{name}` has {found} bytes, {wrong}"))
+                .help("the image is damaged or was tampered with; take another"),
+        )
+    }
+
+    fn most(self) -> u64 {
+        let (Self::Exactly(size) | Self::AtMost(size)) = self;
+        size
+    }
+}
+
+/// Returns the path of the blob with this SHA-256, downloading it if need be.
+pub(crate) fn fetch(
+    url: &str,
+    sha256: &str,
+    blobs: &Path,
+    cancel: &AtomicBool,
+    progress: &mut dyn FnMut(u64, Option<u64>),
+) -> Result<PathBuf> {
+    fetch_by(url, sha256, blobs, true, cancel, progress)
+}
+
+fn fetch_by(
+    url: &str,
+    sha256: &str,
+    blobs: &Path,
+    https_only: bool,
+    cancel: &AtomicBool,
+    progress: &mut dyn FnMut(u64, Option<u64>),
+) -> Result<PathBuf> {
+    let meter = Meter::default();
+    let wanted = Wanted {
+        name: url,
+        algorithm: Algorithm::Sha256,
+        digest: sha256,
+        size: Size::AtMost(u64::MAX),
+    };
+    // A thread of its own: the caller's may already be running a tokio runtime.
+    std::thread::scope(|scope| {
+        let worker = scope.spawn(|| {
+            run(cancel, async {
+                let client = client(https_only)?;
+                let open = async |from| {
+                    let response = ranged(client.get(url), from)
+                        .send()
+                        .await
+                        .map_err(|error| failed(url, error))?;
+                    let total = response.content_length().map_or(0, |length| from + length);
+                    meter.total.store(total, Ordering::Relaxed);
+                    Ok(response)
+                };
+                obtain(&wanted, open, blobs, &meter).await
+            })
+        });
+        while !worker.is_finished() {
+            let (done, total) = meter.read();
+            progress(done, total);
+            std::thread::sleep(POLL);
+        }
+        worker
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// Runs network work to its end, or until it is cancelled.
+pub(crate) fn run<T>(cancel: &AtomicBool, work: impl Future<Output = Result<T>>) -> Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        tokio::select! {
+            outcome = work => outcome,
+            () = cancelled(cancel) => Err(Error::new(Kind::Signal(2), "interrupted")),
+        }
+    })
+}
+
+async fn cancelled(cancel: &AtomicBool) {
+    while !cancel.load(Ordering::Relaxed) {
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+/// Makes a client; the user's proxy variables apply.
+pub(super) fn client(https_only: bool) -> Result<reqwest::Client> {
+    built(builder(https_only)?.read_timeout(Duration::from_secs(60)))
+}
+
+/// How long a registry may take nothing, or think about what it has got: some hash all of it again.
+pub(crate) const STALLED: Duration = Duration::from_secs(600);
+
+/// Makes a client for uploads: nothing is to be read until all is sent, however long that takes, and whoever writes it to a busy disk
+/// takes nothing for a while.
+pub(super) fn upload_client(https_only: bool) -> Result<reqwest::Client> {
+    built(builder(https_only)?.tcp_user_timeout(STALLED))
+}
+
+fn builder(https_only: bool) -> Result<reqwest::ClientBuilder> {
+    install_cryptography();
+    Ok(reqwest::Client::builder()
+        .tls_certs_merge(Authorities::of_clients()?)
+        // Holds for redirects too.
+        .https_only(https_only)
+        .connect_timeout(Duration::from_secs(30))
+        .user_agent(USER_AGENT))
+}
+
+fn built(builder: reqwest::ClientBuilder) -> Result<reqwest::Client> {
+    builder
+        .build()
+        .map_err(|error| Error::unexpected("cannot make an HTTP client").source(error))
+}
+
+pub(super) const USER_AGENT: &str = concat!("rockenv/", env!("CARGO_PKG_VERSION"));
+
+/// Gives rustls its cryptography, without which no client can be made.
+pub(super) fn install_cryptography() {
+    // Fails only if somebody else has installed one already, which is as good.
+    drop(rustls::crypto::ring::default_provider().install_default());
+}
+
+/// Asks for what follows the first `from` bytes.
+pub(super) fn ranged(request: reqwest::RequestBuilder, from: u64) -> reqwest::RequestBuilder {
+    match from {
+        0 => request,
+        from => request.header(reqwest::header::RANGE, format!("bytes={from}-")),
+    }
+}
+
+pub(super) fn failed(name: &str, error: reqwest::Error) -> Error {
+    Error::unexpected(format!("cannot download `{name}`")).source(error.without_url())
+}
+
+/// Returns the path of a blob, downloading it if need be; `open` sends the request for what follows a number of bytes.
+pub(super) async fn obtain(
+    wanted: &Wanted<'_>,
+    open: impl AsyncFn(u64) -> Result<Response>,
+    blobs: &Path,
+    meter: &Meter,
+) -> Result<PathBuf> {
+    let directory = blobs.join(wanted.algorithm.name());
+    fs_err::create_dir_all(&directory)?;
+    let blob = directory.join(wanted.digest);
+    if present(&blob, wanted, meter).await? {
+        return Ok(blob);
+    }
+    let partial = directory.join(format!(".{}.partial", wanted.digest));
+    let file = lock(&partial).await?;
+    // Another process may have finished it while this one waited.
+    if present(&blob, wanted, meter).await? {
+        fs_err::remove_file(&partial)?;
+        return Ok(blob);
+    }
+    let mut had = 0;
+    let found = loop {
+        match transfer(wanted, &open, &partial, meter).await {
+            Ok(found) => break found,
+            Err(error) if [Kind::Drift, Kind::Invalid].contains(&error.kind()) => {
+                return Err(error);
+            }
+            Err(error) => {
+                // A connection that broke is worth another as long as each brings something.
+                let have = fs_err::metadata(&partial).map_or(0, |partial| partial.len());
+                if have <= had {
+                    return Err(error);
+                }
+                had = have;
+            }
+        }
+    };
+    if found != wanted.digest {
+        let error = mismatch(&partial, wanted.algorithm, &found, wanted.digest);
+        fs_err::remove_file(&partial)?;
+        return Err(error).context(|| format!("cannot use what `{}` sent", wanted.name));
+    }
+    let size = fs_err::metadata(&partial)?.len();
+    if let Err(error) = wanted.size.check(wanted.name, size) {
+        fs_err::remove_file(&partial)?;
+        return Err(error);
+    }
+    match wanted.algorithm {
+        Algorithm::Sha256 => fs_err::rename(&partial, &blob)?,
+        _ => file_under_sha256(&partial, &blob, blobs).await?,
+    }
+    drop(file);
+    Ok(blob)
+}
+
+/// Puts a finished download among those known by SHA-256, and a link to it where it was asked for.
+async fn file_under_sha256(partial: &Path, blob: &Path, blobs: &Path) -> Result<()> {
+    let mut hash = Algorithm::Sha256.hasher();
+    hash_on(&mut fs_err::File::open(partial)?, &mut *hash).await?;
+    let sha256 = hex(&hash.finalize());
+    fs_err::create_dir_all(blobs.join("sha256"))?;
+    fs_err::rename(partial, blobs.join("sha256").join(&sha256))?;
+    // It leads nowhere where `gc` has removed what it led to.
+    if fs_err::symlink_metadata(blob).is_ok() {
+        fs_err::remove_file(blob)?;
+    }
+    Ok(fs_err::os::unix::fs::symlink(
+        Path::new("../sha256").join(sha256),
+        blob,
+    )?)
+}
+
+/// Puts bytes that have this SHA-256 among the blobs.
+pub(super) fn keep(bytes: &[u8], sha256: &str, blobs: &Path) -> Result<()> {
+    let directory = blobs.join("sha256");
+    fs_err::create_dir_all(&directory)?;
+    let mut file = tempfile::NamedTempFile::new_in(&directory)?;
+    file.write_all(bytes)?;
+    file.persist(directory.join(sha256))
+        .map_err(|error| error.error)
+        .context(|| format!("cannot write into `{}`", directory.display()))?;
+    Ok(())
+}
+
+/// Returns whether a blob is there, undamaged; a damaged one is removed.
+async fn present(blob: &Path, wanted: &Wanted<'_>, meter: &Meter) -> Result<bool> {
+    let mut file = match fs_err::File::open(blob) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+        other => other?,
+    };
+    let mut hash = wanted.algorithm.hasher();
+    let size = hash_on(&mut file, &mut *hash).await?;
+    if hex(&hash.finalize()) != wanted.digest {
+        fs_err::remove_file(blob)?;
+        return Ok(false);
+    }
+    wanted.size.check(wanted.name, size)?;
+    meter.done.fetch_add(size, Ordering::Relaxed);
+    Ok(true)
+}
+
+/// Hashes a file, letting other work of this thread go on; returns its size.
+async fn hash_on(file: &mut impl Read, hash: &mut dyn DynDigest) -> Result<u64> {
+    let mut buffer = vec![0; 256 << 10];
+    let mut size = 0;
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(size),
+            amount => {
+                hash.update(&buffer[..amount]);
+                size += amount as u64;
+            }
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Takes the partial file for this process; the kernel frees it if the process dies.
+async fn lock(partial: &Path) -> Result<Flock<std::os::fd::OwnedFd>> {
+    loop {
+        let file = fs_err::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(partial)?;
+        match Flock::lock(
+            std::os::fd::OwnedFd::from(file.into_file()),
+            FlockArg::LockExclusiveNonblock,
+        ) {
+            // Unless whoever had it has renamed or removed it meanwhile.
+            Ok(lock) if names(partial, &lock)? => return Ok(lock),
+            Ok(_) => {}
+            Err((_, nix::errno::Errno::EWOULDBLOCK)) => tokio::time::sleep(POLL).await,
+            Err((_, error)) => {
+                return Err(error).context(|| format!("cannot lock `{}`", partial.display()));
+            }
+        }
+    }
+}
+
+fn names(path: &Path, file: &Flock<std::os::fd::OwnedFd>) -> Result<bool> {
+    use std::os::unix::fs::MetadataExt as _;
+    let open = nix::sys::stat::fstat(&**file)?;
+    let named = fs_err::metadata(path);
+    Ok(named.is_ok_and(|named| (named.dev(), named.ino()) == (open.st_dev, open.st_ino)))
+}
+
+/// Brings the partial file to its end and returns the digest of all of it.
+async fn transfer(
+    wanted: &Wanted<'_>,
+    open: &impl AsyncFn(u64) -> Result<Response>,
+    partial: &Path,
+    meter: &Meter,
+) -> Result<String> {
+    let mut hash = wanted.algorithm.hasher();
+    let mut have = hash_on(&mut fs_err::File::open(partial)?, &mut *hash).await?;
+    // Killed between the last byte and the rename.
+    if have > 0 && hex(&hash.box_clone().finalize()) == wanted.digest {
+        meter.done.fetch_add(have, Ordering::Relaxed);
+        return Ok(wanted.digest.to_owned());
+    }
+    let mut response = open(have).await?;
+    let resumes = response.status() == StatusCode::PARTIAL_CONTENT && {
+        let range = response
+            .headers()
+            .get(reqwest::header::CONTENT_RANGE)
+            .and_then(|range| range.to_str().ok());
+        range.is_some_and(|range| range.starts_with(&format!("bytes {have}-")))
+    };
+    let starts_again = match response.status() {
+        StatusCode::PARTIAL_CONTENT => !resumes,
+        // What is there is longer than what the server has, or the server cannot send a part.
+        status => status == StatusCode::RANGE_NOT_SATISFIABLE || status.is_success(),
+    };
+    if have > 0 && starts_again {
+        have = 0;
+        hash.reset();
+        fs_err::OpenOptions::new()
+            .write(true)
+            .open(partial)?
+            .set_len(0)?;
+        if !response.status().is_success() || response.status() == StatusCode::PARTIAL_CONTENT {
+            response = open(0).await?;
+        }
+    }
+    if !response.status().is_success() {
+        return Err(
+            Error::unexpected(format!("cannot download `{}`", wanted.name))
+                .source(format!("the server answered {}", response.status())),
+        );
+    }
+    let mut counted = have;
+    meter.done.fetch_add(have, Ordering::Relaxed);
+    let outcome = async {
+        let mut file = fs_err::OpenOptions::new().append(true).open(partial)?;
+        while let Some(chunk) = response
+            .chunk()
+            .await
+            .map_err(|error| failed(wanted.name, error))?
+        {
+            let amount = chunk.len() as u64;
+            if counted + amount > wanted.size.most() {
+                file.set_len(0)?;
+                let most = wanted.size.most();
+                return Err(Error::invalid(format!(
+                    "`{}` has more than {most} bytes",
+                    wanted.name
+                ))
+                .help("the image is damaged or was tampered with; take another"));
+            }
+            file.write_all(&chunk)?;
+            hash.update(&chunk);
+            counted += amount;
+            meter.done.fetch_add(amount, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+    .await;
+    if outcome.is_err() {
+        // The next attempt counts what is there anew.
+        meter.done.fetch_sub(counted, Ordering::Relaxed);
+    }
+    outcome.map(|()| hex(&hash.finalize()))
+}
+
+/// Fails with `Kind::Drift` unless the file has this SHA-256.
+pub(crate) fn verify(path: &Path, sha256: &str, cancel: &AtomicBool) -> Result<()> {
+    let found = sha256_of(fs_err::File::open(path)?, cancel)?;
+    match found == sha256 {
+        true => Ok(()),
+        false => Err(mismatch(path, Algorithm::Sha256, &found, sha256)),
+    }
+}
+
+/// Returns the SHA-256 of what is left to read.
+pub(crate) fn sha256_of(mut file: impl Read, cancel: &AtomicBool) -> Result<String> {
+    digest_of(&mut file, Algorithm::Sha256, cancel)
+}
+
+/// Returns the digest of what is left to read.
+pub(crate) fn digest_of(
+    file: &mut impl Read,
+    algorithm: Algorithm,
+    cancel: &AtomicBool,
+) -> Result<String> {
+    let mut hash = algorithm.hasher();
+    let mut buffer = vec![0; 256 << 10];
+    loop {
+        stop_if(cancel)?;
+        match file.read(&mut buffer)? {
+            0 => return Ok(hex(&hash.finalize())),
+            amount => hash.update(&buffer[..amount]),
+        }
+    }
+}
+
+fn mismatch(path: &Path, algorithm: Algorithm, found: &str, wanted: &str) -> Error {
+    let mut start = [0; 64];
+    let amount = fs_err::File::open(path).and_then(|mut file| file.read(&mut start));
+    let start = &start[..amount.unwrap_or(0)];
+    let page = if start.trim_ascii_start().starts_with(b"<") {
+        " (it is a web page)"
+    } else {
+        ""
+    };
+    Error::new(
+        Kind::Drift,
+        format!(
+            "`{}` has {algorithm} {found}, not {wanted}{page}",
+            path.display()
+        ),
+    )
+    .help("check where the file comes from; if the change is wanted, write its sha256 into the recipe")
+}
+
+#[cfg(test)]
+mod tests;

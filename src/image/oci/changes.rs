@@ -1,0 +1,390 @@
+//! Owns what a layer of an OCI image has to hold of a tree: all of it, what an overlay's upper directory has, or what is
+//! different from the tree that it was cloned from.
+//!
+//! The directories on the way to what changed are in it as well, with what they are now: whoever stacks layers shows the topmost
+//! one's. Files with several names go together: if one of the names changed, all are written, so that they are one file again.
+
+use std::collections::HashMap;
+use std::io::Write;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+
+use nix::errno::Errno;
+use nix::fcntl::AtFlags;
+use nix::sys::stat::{FileStat, SFlag, fstat, fstatat};
+
+use crate::image::tar::pack::{Packer, cannot, join, open_file};
+use crate::image::tar::unpack::{Limits, stop_if};
+use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::tree::root_fs;
+use crate::tree::root_fs::Tree;
+use crate::tree::xattr_names;
+
+/// What goes into a layer.
+#[derive(Clone, Debug)]
+pub(crate) enum Changes {
+    /// All of a tree.
+    Whole(PathBuf),
+    /// An overlay's upper directory, with the kernel's marks for what is deleted.
+    Upper(PathBuf),
+    /// What is different from another tree.
+    Between {
+        /// The tree that it was cloned from.
+        old: PathBuf,
+        /// The tree.
+        new: PathBuf,
+        /// A file that nobody touched has the same number and the same change time in both: they are btrfs snapshots.
+        inodes: bool,
+    },
+}
+
+/// Writes the archive; returns what it was written to, and how many sockets were left out.
+pub(crate) fn pack<W: Write>(
+    changes: &Changes,
+    out: W,
+    cancel: &AtomicBool,
+    progress: &mut (dyn FnMut(u64) + Send),
+) -> Result<(W, u64)> {
+    let packer = Packer::new(out, cancel, progress);
+    let (new, old, upper, inodes) = match changes {
+        Changes::Whole(new) => (new, None, false, false),
+        Changes::Upper(new) => (new, None, true, false),
+        Changes::Between { old, new, inodes } => (new, Some(old), false, *inodes),
+    };
+    let new = Tree::open(new)?;
+    let old = old.map(|old| Tree::open(old)).transpose()?;
+    let mut walk = Walk {
+        packer,
+        cancel,
+        upper,
+        inodes,
+        groups: HashMap::new(),
+        pending: Vec::new(),
+    };
+    let below = |tree: &Tree| root_fs::open_directory(tree.fd(), b".");
+    let root = below(&new).context(|| cannot(b""))?;
+    let old = old
+        .as_ref()
+        .map(below)
+        .transpose()
+        .context(|| cannot(b""))?;
+    if let Some(old) = &old {
+        walk.group(old, &root, b"", 0)?;
+    }
+    // The root is in every layer: so none is empty, and what it is now is said.
+    walk.enter(&root, b"", None)?;
+    walk.flush()?;
+    walk.inside(old.as_ref(), &root, b"", 0)?;
+    let left_out = walk.packer.left_out;
+    Ok((walk.packer.finish()?, left_out))
+}
+
+/// A file with several names, seen from the new tree.
+struct Group {
+    /// Its number in the old tree, if it has one.
+    old: Option<u64>,
+    changed: bool,
+}
+
+struct Walk<'a, W> {
+    packer: Packer<'a, W>,
+    cancel: &'a AtomicBool,
+    upper: bool,
+    inodes: bool,
+    /// By number, files with several names of which not all are what the old tree has.
+    groups: HashMap<u64, Group>,
+    /// Directories on the way to the present one that are not written yet.
+    pending: Vec<Option<(OwnedFd, Vec<u8>, FileStat)>>,
+}
+
+fn look(parent: BorrowedFd<'_>, name: &[u8]) -> nix::Result<Option<FileStat>> {
+    match fstatat(parent, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
+        Err(Errno::ENOENT) => Ok(None),
+        other => other.map(Some),
+    }
+}
+
+/// Returns what an entry is that is there: frozen trees do not change.
+fn known(parent: BorrowedFd<'_>, name: &[u8]) -> nix::Result<FileStat> {
+    fstatat(parent, name, AtFlags::AT_SYMLINK_NOFOLLOW)
+}
+
+fn names(directory: &OwnedFd) -> Result<Vec<Vec<u8>>> {
+    // A descriptor of its own: where one reads in a directory belongs to all duplicates.
+    root_fs::names(root_fs::open_directory(directory.as_fd(), b".")?)
+}
+
+fn is_directory(stat: &FileStat) -> bool {
+    root_fs::file_type(stat) == SFlag::S_IFDIR
+}
+
+impl<W: Write> Walk<'_, W> {
+    fn deeper(&self, path: &[u8], depth: usize) -> Result<usize> {
+        stop_if(self.cancel)?;
+        let limit = Limits::default().depth;
+        if depth >= limit {
+            return Err(Error::invalid(format!(
+                "`/{}...` cannot be shared: it is more than {limit} directories deep",
+                String::from_utf8_lossy(&path[..64.min(path.len())])
+            )));
+        }
+        Ok(depth + 1)
+    }
+
+    /// Notes a directory, to be written with the first thing in it; at once where it is new or not what it was.
+    fn enter(&mut self, directory: &OwnedFd, path: &[u8], old: Option<&OwnedFd>) -> Result<()> {
+        let stat = fstat(directory).context(|| cannot(path))?;
+        self.pending
+            .push(Some((directory.try_clone()?, path.to_vec(), stat)));
+        let same = match old {
+            Some(old) => self.same_directory(old, directory, &stat, path)?,
+            None => false,
+        };
+        match same {
+            true => Ok(()),
+            false => self.flush(),
+        }
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        for place in &mut self.pending {
+            if let Some((directory, path, stat)) = place.take() {
+                self.packer.directory(directory.as_fd(), &path, &stat)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn same_directory(
+        &self,
+        old: &OwnedFd,
+        new: &OwnedFd,
+        stat: &FileStat,
+        path: &[u8],
+    ) -> Result<bool> {
+        let before = fstat(old).context(|| cannot(path))?;
+        if self.untouched(&before, stat) {
+            return Ok(true);
+        }
+        Ok(same_attributes(&before, stat)
+            && xattr_names::read(old).context(|| cannot(path))?
+                == xattr_names::read(new).context(|| cannot(path))?)
+    }
+
+    fn untouched(&self, old: &FileStat, new: &FileStat) -> bool {
+        self.inodes
+            && (old.st_ino, old.st_ctime, old.st_ctime_nsec)
+                == (new.st_ino, new.st_ctime, new.st_ctime_nsec)
+    }
+
+    /// Writes what is in a directory.
+    fn inside(
+        &mut self,
+        old: Option<&OwnedFd>,
+        new: &OwnedFd,
+        path: &[u8],
+        depth: usize,
+    ) -> Result<()> {
+        let depth = self.deeper(path, depth)?;
+        if self.upper && xattr_names::is_opaque(new).context(|| cannot(path))? {
+            self.packer.opaque(path)?;
+        }
+        let present = names(new)?;
+        if let Some(old) = old {
+            for name in names(old)? {
+                if present.binary_search(&name).is_err() {
+                    self.flush()?;
+                    self.packer.deletion(path, &name)?;
+                }
+            }
+        }
+        for name in present {
+            let below = join(path, &name);
+            let stat = known(new.as_fd(), &name).context(|| cannot(&below))?;
+            let before = match old {
+                Some(old) => look(old.as_fd(), &name).context(|| cannot(&below))?,
+                None => None,
+            };
+            if self.upper && root_fs::file_type(&stat) == SFlag::S_IFCHR && stat.st_rdev == 0 {
+                self.packer.deletion(path, &name)?;
+            } else if is_directory(&stat) {
+                let open = |parent: &OwnedFd| {
+                    root_fs::open_directory(parent.as_fd(), &name).context(|| cannot(&below))
+                };
+                let directory = open(new)?;
+                let counterpart = match (old, &before) {
+                    (Some(old), Some(before)) if is_directory(before) => Some(open(old)?),
+                    _ => None,
+                };
+                self.enter(&directory, &below, counterpart.as_ref())?;
+                self.inside(counterpart.as_ref(), &directory, &below, depth)?;
+                self.pending.pop();
+            } else if !self.same(old, before.as_ref(), new, &name, &stat, &below)? {
+                self.flush()?;
+                self.packer.entry(new.as_fd(), &name, &below, &stat)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns whether an entry that is no directory is what the old tree has under this name.
+    fn same(
+        &self,
+        old: Option<&OwnedFd>,
+        before: Option<&FileStat>,
+        new: &OwnedFd,
+        name: &[u8],
+        stat: &FileStat,
+        path: &[u8],
+    ) -> Result<bool> {
+        let (Some(old), Some(before)) = (old, before) else {
+            return Ok(false);
+        };
+        if self.untouched(before, stat) {
+            return Ok(true);
+        }
+        match self.groups.get(&stat.st_ino).filter(|_| stat.st_nlink > 1) {
+            Some(group) => Ok(!group.changed),
+            None => self.equal(old, before, new, name, stat, path),
+        }
+    }
+
+    /// Compares two entries by all that a tree's digest holds.
+    fn equal(
+        &self,
+        old: &OwnedFd,
+        before: &FileStat,
+        new: &OwnedFd,
+        name: &[u8],
+        stat: &FileStat,
+        path: &[u8],
+    ) -> Result<bool> {
+        // Names that were one file and are not any more would be one again.
+        if !same_attributes(before, stat)
+            || before.st_nlink != stat.st_nlink
+            || before.st_rdev != stat.st_rdev
+            || before.st_size != stat.st_size
+        {
+            return Ok(false);
+        }
+        let (old, new) = (old.as_fd(), new.as_fd());
+        let read = |parent| xattr_names::read_at(parent, name).context(|| cannot(path));
+        if read(old)? != read(new)? {
+            return Ok(false);
+        }
+        match root_fs::file_type(stat) {
+            SFlag::S_IFLNK => {
+                let target = |parent| nix::fcntl::readlinkat(parent, name).context(|| cannot(path));
+                Ok(target(old)? == target(new)?)
+            }
+            SFlag::S_IFREG => {
+                let open = |parent| open_file(parent, name).context(|| cannot(path));
+                self.same_content(&open(old)?, &open(new)?)
+            }
+            _ => Ok(true),
+        }
+    }
+
+    fn same_content(&self, old: &OwnedFd, new: &OwnedFd) -> Result<bool> {
+        let (mut one, mut other) = (vec![0; 128 << 10], vec![0; 128 << 10]);
+        let mut at = 0_i64;
+        loop {
+            stop_if(self.cancel)?;
+            let amount = full_read(old, &mut one, at)?;
+            if full_read(new, &mut other, at)? != amount || one[..amount] != other[..amount] {
+                return Ok(false);
+            }
+            if amount < one.len() {
+                return Ok(true);
+            }
+            at += i64::try_from(amount).unwrap_or(0);
+        }
+    }
+
+    /// Finds the files with several names, and whether all of the names are as they were.
+    fn group(&mut self, old: &OwnedFd, new: &OwnedFd, path: &[u8], depth: usize) -> Result<()> {
+        let depth = self.deeper(path, depth)?;
+        for name in names(new)? {
+            let below = join(path, &name);
+            let stat = known(new.as_fd(), &name).context(|| cannot(&below))?;
+            let before = look(old.as_fd(), &name).context(|| cannot(&below))?;
+            if is_directory(&stat) {
+                let directory =
+                    root_fs::open_directory(new.as_fd(), &name).context(|| cannot(&below))?;
+                match before.filter(is_directory) {
+                    Some(_) => {
+                        let counterpart = root_fs::open_directory(old.as_fd(), &name)
+                            .context(|| cannot(&below))?;
+                        self.group(&counterpart, &directory, &below, depth)?;
+                    }
+                    None => self.group_new(&directory, &below, depth)?,
+                }
+                continue;
+            }
+            if stat.st_nlink < 2 || before.is_some_and(|before| self.untouched(&before, &stat)) {
+                continue;
+            }
+            let known = self.groups.get(&stat.st_ino);
+            let changed = match (&before, known) {
+                (None, _) => true,
+                (Some(before), Some(group)) => {
+                    group.changed
+                        || group.old != Some(before.st_ino)
+                        || before.st_nlink != stat.st_nlink
+                }
+                (Some(before), None) => !self.equal(old, before, new, &name, &stat, &below)?,
+            };
+            self.note(&stat, before.map(|before| before.st_ino), changed);
+        }
+        Ok(())
+    }
+
+    fn group_new(&mut self, new: &OwnedFd, path: &[u8], depth: usize) -> Result<()> {
+        let depth = self.deeper(path, depth)?;
+        for name in names(new)? {
+            let below = join(path, &name);
+            let stat = known(new.as_fd(), &name).context(|| cannot(&below))?;
+            if is_directory(&stat) {
+                let directory =
+                    root_fs::open_directory(new.as_fd(), &name).context(|| cannot(&below))?;
+                self.group_new(&directory, &below, depth)?;
+            } else if stat.st_nlink > 1 {
+                self.note(&stat, None, true);
+            }
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, stat: &FileStat, old: Option<u64>, changed: bool) {
+        let group = self
+            .groups
+            .entry(stat.st_ino)
+            .or_insert(Group { old, changed });
+        group.changed |= changed;
+    }
+}
+
+fn same_attributes(old: &FileStat, new: &FileStat) -> bool {
+    let of = |stat: &FileStat| {
+        (
+            (stat.st_mode, stat.st_uid, stat.st_gid),
+            (stat.st_mtime, stat.st_mtime_nsec),
+        )
+    };
+    of(old) == of(new)
+}
+
+fn full_read(file: &OwnedFd, buffer: &mut [u8], at: i64) -> Result<usize> {
+    let mut have = 0;
+    while have < buffer.len() {
+        let place = at + i64::try_from(have).unwrap_or(0);
+        match nix::sys::uio::pread(file, &mut buffer[have..], place) {
+            Ok(0) => break,
+            Ok(amount) => have += amount,
+            Err(Errno::EINTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(have)
+}

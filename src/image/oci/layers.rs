@@ -1,0 +1,361 @@
+//! Owns the layers of a container image: archives extracted over each other, each of which may delete what those before
+//! it made.
+//!
+//! A deletion ("whiteout") is an entry `.wh.NAME`, or `.wh..wh..opq` for all that is in a directory. It means the layers
+//! below and never its own, wherever in the layer it stands; so what the current layer made has to be known.
+
+use std::collections::HashSet;
+use std::hash::{BuildHasher as _, RandomState};
+use std::io::{self, BufRead, Read};
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+use nix::errno::Errno;
+use nix::sys::stat::{Mode, SFlag};
+use nix::unistd::UnlinkatFlags;
+use sha2::{Digest as _, Sha256};
+
+use crate::image::compression::decompressed;
+use crate::image::hex;
+use crate::image::tar::lossy;
+use crate::image::tar::unpack::{Options, Report, Unpacker, cannot, open_path, refused};
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::tree::{root_fs, xattr_names};
+
+pub(crate) const WHITEOUT: &[u8] = b".wh.";
+/// aufs kept its own files under such names, and some old images still carry them.
+const AUFS: &[u8] = b".wh..wh.";
+const OPAQUE: &[u8] = b".wh..wh..opq";
+
+/// What becomes of deletions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Deletions {
+    /// They are carried out.
+    #[default]
+    Apply,
+    /// They become overlayfs's: the directory is one layer of an overlay, and what is deleted lies in those below.
+    Keep,
+}
+
+/// What the layer being extracted has made so far.
+#[derive(Debug, Default)]
+pub(crate) struct Layer {
+    deletions: Deletions,
+    /// Whether there are layers below; the lowest one has nothing to delete.
+    is_upper: bool,
+    /// Hashes of paths: eight bytes for each, as an image has hundreds of thousands.
+    touched: HashSet<u64>,
+    hasher: RandomState,
+}
+
+/// A tree into which layers are extracted, the lowest first.
+pub(crate) struct Layers<'a> {
+    unpacker: Unpacker<'a>,
+}
+
+impl<'a> Layers<'a> {
+    /// Starts with an existing empty directory.
+    pub(crate) fn new(into: &Path, options: &'a Options) -> Result<Self> {
+        let mut unpacker = Unpacker::new(into, options)?;
+        unpacker.layer = Some(Layer::default());
+        Ok(Self { unpacker })
+    }
+
+    /// Starts with what lower layers made: a tree, or an empty directory that an overlay shows above theirs.
+    pub(crate) fn upon(into: &Path, options: &'a Options, deletions: Deletions) -> Result<Self> {
+        let mut layers = Self::new(into, options)?;
+        layers.unpacker.layer = Some(Layer {
+            deletions,
+            is_upper: true,
+            ..Layer::default()
+        });
+        for path in options.left_out {
+            // Nor does it go when a directory around it is emptied.
+            for (at, _) in path.match_indices('/') {
+                layers.unpacker.touch(&path.as_bytes()[..at]);
+            }
+            layers.unpacker.touch(path.as_bytes());
+        }
+        Ok(layers)
+    }
+
+    /// Extracts the next layer, whose uncompressed bytes must have this SHA-256.
+    pub(crate) fn apply(
+        &mut self,
+        archive: impl Read + Send,
+        sha256: &str,
+        cancel: &AtomicBool,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<()> {
+        let unpacker = &mut self.unpacker;
+        let found = decompressed(archive, unpacker.options.limits.ratio, |stream| {
+            let mut stream = Hashed {
+                inner: stream,
+                sha256: Sha256::new(),
+            };
+            unpacker.archive(&mut stream, cancel, progress)?;
+            stream.finish()
+        })
+        .context(|| "cannot read the layer".into())??;
+        if found != sha256 {
+            return Err(Error::new(
+                Kind::Drift,
+                format!(
+                    "the layer's content has SHA-256 {found}, and the image's configuration says {sha256}"
+                ),
+            )
+            .help("the image is damaged or was tampered with; take another"));
+        }
+        // Directories stay open by name from the root, and what they are called may change with each layer.
+        unpacker.stack.clear();
+        if let Some(layer) = &mut unpacker.layer {
+            layer.is_upper = true;
+            layer.touched = HashSet::new();
+        }
+        Ok(())
+    }
+
+    /// Gives directories their attributes.
+    pub(crate) fn finish(mut self) -> Result<Report> {
+        self.unpacker.finish()?;
+        Ok(self.unpacker.report)
+    }
+}
+
+/// Hashes what is read through it.
+struct Hashed<R> {
+    inner: R,
+    sha256: Sha256,
+}
+
+impl<R: BufRead> Hashed<R> {
+    /// Reads what follows the archive's end, which is hashed too, and returns the digest of all.
+    fn finish(mut self) -> Result<String> {
+        loop {
+            let amount = self
+                .fill_buf()
+                .context(|| "cannot read the layer to its end".into())?
+                .len();
+            if amount == 0 {
+                return Ok(hex(&self.sha256.finalize()));
+            }
+            self.consume(amount);
+        }
+    }
+}
+
+impl<R: BufRead> Read for Hashed<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let amount = self.inner.read(buffer)?;
+        self.sha256.update(&buffer[..amount]);
+        Ok(amount)
+    }
+}
+
+impl<R: BufRead> BufRead for Hashed<R> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        self.inner.fill_buf()
+    }
+
+    fn consume(&mut self, amount: usize) {
+        // What is consumed was in the buffer already, so this reads nothing and cannot fail.
+        if amount > 0
+            && let Ok(buffer) = self.inner.fill_buf()
+        {
+            self.sha256.update(&buffer[..amount.min(buffer.len())]);
+        }
+        self.inner.consume(amount);
+    }
+}
+
+impl Unpacker<'_> {
+    /// Notes that the current layer made this path, or something below it.
+    pub(crate) fn touch(&mut self, path: &[u8]) {
+        if let Some(layer) = &mut self.layer
+            && layer.is_upper
+        {
+            layer.touched.insert(layer.hasher.hash_one(path));
+        }
+    }
+
+    /// Whether there are layers below the current one.
+    pub(crate) fn is_upper(&self) -> bool {
+        self.layer.as_ref().is_some_and(|layer| layer.is_upper)
+    }
+
+    fn is_touched(&self, path: &[u8]) -> bool {
+        self.layer
+            .as_ref()
+            .is_none_or(|layer| layer.touched.contains(&layer.hasher.hash_one(path)))
+    }
+
+    /// Carries out the deletion that an entry stands for; false if it is an ordinary entry.
+    pub(crate) fn whiteout(&mut self, components: &[&[u8]], entry: &[u8]) -> Result<bool> {
+        let Some((name, parents)) = components.split_last() else {
+            return Ok(false);
+        };
+        if parents.iter().any(|part| part.starts_with(WHITEOUT)) {
+            return Err(refused(format!(
+                "entry `{}` lies in a directory that is a deletion",
+                lossy(entry)
+            )));
+        }
+        let Some(deleted) = name.strip_prefix(WHITEOUT) else {
+            return Ok(false);
+        };
+        if *name != OPAQUE && name.starts_with(AUFS) {
+            self.report.drop(entry, "aufs's own file".into());
+            return Ok(true);
+        }
+        if matches!(deleted, b"" | b"." | b"..") {
+            return Err(refused(format!(
+                "entry `{}` deletes nothing that can be named",
+                lossy(entry)
+            )));
+        }
+        if !self.is_upper() {
+            return Ok(true);
+        }
+        if self
+            .layer
+            .as_ref()
+            .is_some_and(|layer| layer.deletions == Deletions::Keep)
+        {
+            self.enter(parents, entry)?;
+            return self.keep_deletion(name, deleted, entry).map(|()| true);
+        }
+        let path = parents.join(&b'/');
+        let parent = match path.as_slice() {
+            b"" => self.root.try_clone()?,
+            path => match open_path(self.root.as_fd(), path) {
+                Ok(parent) => parent,
+                // There is nothing to delete.
+                Err(Errno::ENOENT) => return Ok(true),
+                // Whoever followed a link here would delete something else.
+                Err(Errno::ENOTDIR | Errno::ELOOP | Errno::EXDEV) => {
+                    return Err(refused(format!(
+                        "entry `{}` deletes through `{}`, which is not a directory",
+                        lossy(entry),
+                        lossy(path)
+                    )));
+                }
+                Err(error) => return Err(error).context(|| cannot("apply", entry)),
+            },
+        };
+        if *name != OPAQUE {
+            self.remove_lower(parent.as_fd(), deleted, &join(&path, deleted))?;
+            return Ok(true);
+        }
+        let directory = root_fs::open_directory(parent.as_fd(), b".")?;
+        for name in root_fs::names(directory)? {
+            self.remove_lower(parent.as_fd(), &name, &join(&path, &name))?;
+        }
+        Ok(true)
+    }
+
+    /// Makes the kernel's mark for a deletion, in the directory that was entered.
+    fn keep_deletion(&mut self, name: &[u8], deleted: &[u8], entry: &[u8]) -> Result<()> {
+        let fail = || cannot("keep the deletion", entry);
+        let parent = self.parent();
+        if name == OPAQUE {
+            let directory = root_fs::open_directory(parent, b".").context(fail)?;
+            return xattr_names::make_opaque(directory).context(fail);
+        }
+        match nix::sys::stat::mknodat(parent, deleted, SFlag::S_IFCHR, Mode::empty(), 0) {
+            Err(Errno::EEXIST) => Err(refused(format!(
+                "entry `{}` deletes what its own layer has made",
+                lossy(entry)
+            ))),
+            other => other.context(fail),
+        }
+    }
+
+    /// Removes what lower layers have under this name. What the current layer made stays, with the way to it.
+    pub(crate) fn remove_lower(
+        &mut self,
+        parent: BorrowedFd<'_>,
+        name: &[u8],
+        path: &[u8],
+    ) -> Result<()> {
+        let fail = || cannot("remove", path);
+        let stays = self.is_touched(path);
+        if !stays {
+            match nix::unistd::unlinkat(parent, name, UnlinkatFlags::NoRemoveDir) {
+                Ok(()) | Err(Errno::ENOENT) => return Ok(()),
+                Err(Errno::EISDIR) => {}
+                Err(error) => return Err(error).context(fail),
+            }
+        }
+        let directory = match root_fs::open_directory(parent, name) {
+            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) if stays => return Ok(()),
+            other => other.context(fail)?,
+        };
+        for name in root_fs::names(directory.try_clone()?)? {
+            self.remove_lower(directory.as_fd(), &name, &join(path, &name))?;
+        }
+        if !stays {
+            nix::unistd::unlinkat(parent, name, UnlinkatFlags::RemoveDir).context(fail)?;
+            self.directories.remove(path);
+        }
+        Ok(())
+    }
+}
+
+fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
+    match directory {
+        b"" => name.to_vec(),
+        _ => [directory, b"/", name].concat(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_out_stays_whatever_a_layer_does_around_it() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |path: &str| root.path().join(path);
+        fs_err::create_dir_all(at("etc")).unwrap();
+        for name in ["etc/hosts", "etc/old"] {
+            fs_err::write(at(name), "own").unwrap();
+        }
+        let mut archive = tar::Builder::new(Vec::new());
+        let names = [
+            "etc/.wh..wh..opq",
+            "etc/.wh.hosts",
+            "etc/hosts",
+            "etc/new",
+            "run/a/b",
+        ];
+        for name in names {
+            let mut header = tar::Header::new_ustar();
+            header.set_size(4);
+            header.set_mode(0o644);
+            archive
+                .append_data(&mut header, name, b"that".as_slice())
+                .unwrap();
+        }
+        let archive = archive.into_inner().unwrap();
+        let options = Options {
+            left_out: &["etc/hosts", "run"],
+            ..Options::default()
+        };
+        let mut layers = Layers::upon(root.path(), &options, Deletions::Apply).unwrap();
+        let digest = hex(&Sha256::digest(&archive));
+        layers
+            .apply(
+                archive.as_slice(),
+                &digest,
+                &AtomicBool::new(false),
+                &mut |_| {},
+            )
+            .unwrap();
+        layers.finish().unwrap();
+        let read = |name: &str| fs_err::read_to_string(at(name)).ok();
+        let found = ["etc/hosts", "etc/old", "etc/new", "run/a/b"].map(read);
+        let own = |text: &str| Some(text.to_owned());
+        assert_eq!(found, [own("own"), None, own("that"), None]);
+    }
+}

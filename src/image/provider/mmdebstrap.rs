@@ -1,0 +1,388 @@
+//! Owns building Debian and Ubuntu images with mmdebstrap, whose tar stream goes through our own extraction.
+//!
+//! No mirror is named here: it is mmdebstrap's default, or what the user has configured.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::image::certificates;
+use crate::image::recipe::{Distribution, Mmdebstrap};
+use crate::image::tar::unpack::{Options, unpack};
+use crate::image::{BuildContext, Progress, WORK};
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::process::{Event, Program};
+
+/// First apt that knows snapshots (`APT::Snapshot`) without further configuration.
+const APT_WITH_SNAPSHOTS: (u32, u32) = (2, 9);
+
+pub(crate) fn build(table: &Mmdebstrap, source_date: i64, cx: &mut BuildContext<'_>) -> Result<()> {
+    let program = Program::find("mmdebstrap", "Debian and Ubuntu images")?;
+    let name = table.distribution.name();
+    let mut options: Vec<String> = table.apt_options.clone();
+    let lines = match &table.snapshot {
+        None => sources(table, cx, "", None)?,
+        Some(id) => match sources(table, cx, "-snapshot", Some(id))? {
+            lines if !lines.is_empty() => lines,
+            _ => {
+                let version = apt_version(cx)?;
+                if version < APT_WITH_SNAPSHOTS {
+                    let (major, minor) = version;
+                    return Err(Error::unavailable(format!(
+                        "snapshot {id} of {name} needs apt 2.9 or a configured archive; this host has apt {major}.{minor}"
+                    ))
+                    .help(format!("set `{name}-snapshot = \"https://.../@SNAPSHOTID@/\"` under [mirror] in config.toml")));
+                }
+                // Stays in the image, so that packages installed later come from the same moment.
+                options.push(format!("APT::Snapshot \"{id}\""));
+                sources(table, cx, "", None)?
+            }
+        },
+    };
+    if table.snapshot.is_some() {
+        // A past Release file has expired by definition.
+        options.push("Acquire::Check-Valid-Until \"false\"".into());
+    }
+    let work = cx.into.join(WORK);
+    // A key is for the mirrors that are configured, not for the tool's own.
+    let keys = match lines.is_empty() {
+        true => None,
+        false => keys(name, cx.mirrors, &work)?,
+    };
+    if keys.is_none() {
+        check_keyring(table.distribution, Path::new("/"))?;
+    }
+    let mut program = program
+        .isolated()
+        .args(["--mode=root", "--format=tar"])
+        .arg(format!("--variant={}", table.variant))
+        .arg(format!("--components={}", table.components.join(",")))
+        .env("TMPDIR", &work)
+        .env("SOURCE_DATE_EPOCH", source_date.to_string());
+    if !table.packages.is_empty() {
+        program = program.arg(format!("--include={}", table.packages.join(",")));
+    }
+    if let Some(architecture) = &table.architecture {
+        program = program.arg(format!("--architectures={architecture}"));
+    }
+    if let Some(keys) = &keys {
+        // The image's own apt is to trust the mirror too, when steps install packages.
+        program = program.arg(format!("--keyring={keys}")).arg(format!(
+            "--customize-hook=copy-in {} /etc/apt",
+            quote(keys)?
+        ));
+    }
+    for option in options {
+        program = program.arg(format!("--aptopt={option}"));
+    }
+    if let Some(list) = certificates::list(&work)? {
+        // For apt outside, as long as it builds: in the image the list would not be there.
+        let place = "\"$1/etc/apt/apt.conf.d/00rockenv-authorities\"";
+        let setting = format!("Acquire::https::CAInfo \"{}\";", list.display());
+        let setting = quote(&setting)?;
+        program = program
+            .arg(format!("--setup-hook=echo {setting} > {place}"))
+            .arg(format!("--customize-hook=rm {place}"));
+    }
+    for (name, value) in cx.env {
+        program = program.env(name, value);
+    }
+    program = program.args(["--", table.suite.as_str(), "-"]).args(lines);
+
+    let written = AtomicU64::new(0);
+    let (into, cancel, progress) = (cx.into, cx.cancel, &mut *cx.progress);
+    let mut seen = 0;
+    let mut refusal = None;
+    let outcome = program.stream(
+        cancel,
+        &mut |event| match event {
+            Event::Line(line) => {
+                refusal = refusal.take().or_else(|| refused(line).map(str::to_owned));
+                progress(Progress::Line(line));
+            }
+            Event::Tick => {
+                let done = written.load(Ordering::Relaxed);
+                if done != seen {
+                    seen = done;
+                    progress(Progress::Bytes { done, total: None });
+                }
+            }
+        },
+        |stdout| {
+            unpack(stdout, into, &Options::default(), cancel, &mut |done| {
+                written.store(done, Ordering::Relaxed);
+            })
+            .map(|_| ())
+        },
+    );
+    outcome.map_err(|error| match refusal {
+        Some(refusal) if !matches!(error.kind(), Kind::Signal(_)) => explain(name, &refusal, error),
+        _ => error,
+    })
+}
+
+/// Returns what apt says is wrong, if a line says so: what follows it may be longer than what is kept of the output.
+fn refused(line: &str) -> Option<&str> {
+    let said = line.strip_prefix("E: ").or_else(|| {
+        line.strip_prefix("W: ")
+            .filter(|said| said.starts_with("GPG error"))
+    })?;
+    // mmdebstrap's own messages, of which none is the cause.
+    let is_apt = !["apt", "mmdebstrap", "setup"]
+        .iter()
+        .any(|own| said.starts_with(own));
+    is_apt.then_some(said)
+}
+
+fn explain(name: &str, refusal: &str, error: Error) -> Error {
+    let explained = Error::new(error.kind(), format!("apt says: {refusal}")).source(error);
+    match refusal.contains("NO_PUBKEY") {
+        true => explained.help(format!(
+            "set `{name}-signed-by = \"/etc/apt/keyrings/....gpg\"` under [mirror] in config.toml, if it is your mirror's key"
+        )),
+        false => explained,
+    }
+}
+
+/// Lays the key of the user's mirrors into a directory such as apt has, and returns it; none without one.
+fn keys(name: &str, mirrors: &BTreeMap<String, String>, work: &Path) -> Result<Option<String>> {
+    let setting = format!("{name}-signed-by");
+    let Some(path) = mirrors.get(&setting).map(Path::new) else {
+        return Ok(None);
+    };
+    let cannot = || format!("cannot read the key that `{setting}` under [mirror] names");
+    if !path.is_absolute() {
+        return Err(Error::invalid(format!(
+            "`{setting}` under [mirror] is no absolute path: `{}`",
+            path.display()
+        ))
+        .help(format!("{setting} = \"/etc/apt/keyrings/....gpg\"")));
+    }
+    let key = fs_err::read(path).context(cannot)?;
+    // By the name apt knows which form it has.
+    let form = match key.starts_with(b"-----BEGIN PGP") {
+        true => "asc",
+        false => "gpg",
+    };
+    let directory = work.join("trusted.gpg.d");
+    fs_err::create_dir(&directory)?;
+    let file = directory.join(format!("rockenv-{name}.{form}"));
+    fs_err::write(&file, key)?;
+    for (path, mode) in [(&directory, 0o755), (&file, 0o644)] {
+        fs_err::set_permissions(path, Permissions::from_mode(mode))?;
+    }
+    match directory.to_str() {
+        Some(directory) => Ok(Some(directory.to_owned())),
+        None => Err(Error::unavailable(format!(
+            "the store's path is no text: `{}`",
+            directory.display()
+        ))),
+    }
+}
+
+fn quote(word: &str) -> Result<Cow<'_, str>> {
+    shlex::try_quote(word).map_err(|error| Error::unexpected("a path with NUL").source(error))
+}
+
+/// Returns sources.list lines for the configured mirrors; none without one, for the tool's default.
+fn sources(
+    table: &Mmdebstrap,
+    cx: &BuildContext<'_>,
+    kind: &str,
+    id: Option<&str>,
+) -> Result<Vec<String>> {
+    let name = table.distribution.name();
+    let mirror = |key: String| cx.mirrors.get(&key).map(|mirror| (key, mirror));
+    let line = |(key, mirror): (String, &String), suite: &str| -> Result<String> {
+        let mirror = match id {
+            Some(id) => mirror.replace("@SNAPSHOTID@", id),
+            None => mirror.clone(),
+        };
+        if mirror
+            .contains(|character: char| character.is_whitespace() || "[]\"".contains(character))
+        {
+            return Err(Error::invalid(format!(
+                "mirror `{key}` is not an address: `{mirror}`"
+            )));
+        }
+        let option = if id.is_some() {
+            "[check-valid-until=no] "
+        } else {
+            ""
+        };
+        Ok(format!(
+            "deb {option}{mirror} {suite} {}",
+            table.components.join(" ")
+        ))
+    };
+    let Some(main) = mirror(format!("{name}{kind}")) else {
+        return Ok(Vec::new());
+    };
+    let suite = &table.suite;
+    let mut lines = vec![line(main.clone(), suite)?];
+    // Debian's unstable has no pockets, and its testing none that matter.
+    if ["sid", "unstable", "testing", "experimental", "devel"].contains(&suite.as_str()) {
+        return Ok(lines);
+    }
+    lines.push(line(main.clone(), &format!("{suite}-updates"))?);
+    match table.distribution {
+        Distribution::Ubuntu => lines.push(line(main, &format!("{suite}-security"))?),
+        // Debian keeps security updates in an archive of its own.
+        Distribution::Debian => {
+            if let Some(security) = mirror(format!("debian-security{kind}")) {
+                lines.push(line(security, &format!("{suite}-security"))?);
+            }
+        }
+    }
+    Ok(lines)
+}
+
+fn apt_version(cx: &mut BuildContext<'_>) -> Result<(u32, u32)> {
+    let program = Program::find("apt-get", "Debian and Ubuntu images")?.arg("--version");
+    let text = program.output(64 << 10, cx.cancel, &mut |_| {})?;
+    parse_version(&String::from_utf8_lossy(&text))
+        .ok_or_else(|| Error::unexpected("cannot read apt's version"))
+}
+
+/// Reads `apt 2.9.8 (amd64)`.
+fn parse_version(text: &str) -> Option<(u32, u32)> {
+    let mut numbers = text.split_whitespace().nth(1)?.split('.');
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+/// A foreign host has not the distribution's keys, and apt's own message does not say which package has.
+fn check_keyring(distribution: Distribution, host: &Path) -> Result<()> {
+    let (package, file) = match distribution {
+        Distribution::Debian => ("debian-archive-keyring", "debian-archive-keyring"),
+        Distribution::Ubuntu => ("ubuntu-keyring", "ubuntu-archive-keyring"),
+    };
+    let directory = host.join("usr/share/keyrings");
+    if ["gpg", "pgp"]
+        .iter()
+        .any(|end| directory.join(format!("{file}.{end}")).exists())
+    {
+        return Ok(());
+    }
+    Err(Error::unavailable(format!(
+        "the signing keys of {} are missing (`{}`, package `{package}`)",
+        distribution.name(),
+        directory.join(format!("{file}.gpg")).display()
+    ))
+    .help("rockenv setup"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::error::Kind;
+    use std::sync::atomic::AtomicBool;
+
+    fn lines(recipe: &str, mirrors: &[(&str, &str)], kind: &str, id: Option<&str>) -> Vec<String> {
+        let text = format!("schema=1\nprovider=\"mmdebstrap\"\n[mmdebstrap]\n{recipe}");
+        let recipe = crate::image::Recipe::parse(&text, "x", Path::new("/")).unwrap();
+        let crate::image::recipe::Source::Mmdebstrap(table) = recipe.source else {
+            panic!()
+        };
+        let mirrors: BTreeMap<String, String> = mirrors
+            .iter()
+            .map(|(k, v)| ((*k).into(), (*v).into()))
+            .collect();
+        let cx = BuildContext {
+            into: Path::new("/"),
+            blobs: Path::new("/"),
+            mirrors: &mirrors,
+            logins: &crate::image::Logins::default(),
+            env: &BTreeMap::new(),
+            source_date: None,
+            cancel: &AtomicBool::new(false),
+            progress: &mut |_| {},
+        };
+        sources(&table, &cx, kind, id).unwrap()
+    }
+
+    #[test]
+    fn without_a_configured_mirror_the_tool_chooses() {
+        assert!(
+            lines(
+                "distribution=\"debian\"\nsuite=\"trixie\"",
+                &[("ubuntu", "http://u.invalid")],
+                "",
+                None
+            )
+            .is_empty()
+        );
+    }
+
+    #[test]
+    fn configured_mirrors_and_snapshots() {
+        let debian = "distribution=\"debian\"\nsuite=\"trixie\"\ncomponents=[\"main\",\"contrib\"]";
+        assert_eq!(
+            lines(
+                debian,
+                &[
+                    ("debian", "http://m.invalid/debian"),
+                    ("debian-security", "http://s.invalid")
+                ],
+                "",
+                None
+            ),
+            [
+                "deb http://m.invalid/debian trixie main contrib",
+                "deb http://m.invalid/debian trixie-updates main contrib",
+                "deb http://s.invalid trixie-security main contrib",
+            ]
+        );
+        let ubuntu = "distribution=\"ubuntu\"\nsuite=\"noble\"";
+        let mirrors = [("ubuntu-snapshot", "https://m.invalid/@SNAPSHOTID@/")];
+        assert_eq!(
+            lines(ubuntu, &mirrors, "-snapshot", Some("20260101T000000Z"))[2],
+            "deb [check-valid-until=no] https://m.invalid/20260101T000000Z/ noble-security main"
+        );
+        assert_eq!(
+            lines(
+                "distribution=\"debian\"\nsuite=\"sid\"",
+                &[("debian", "file:/x")],
+                "",
+                None
+            )
+            .len(),
+            1
+        );
+    }
+
+    #[test]
+    fn apt_versions() {
+        assert_eq!(parse_version("apt 2.9.8 (amd64)\nSupported"), Some((2, 9)));
+        assert_eq!(parse_version("apt 3.0"), Some((3, 0)));
+    }
+
+    #[test]
+    fn apt_s_reason_is_told_from_mmdebstrap_s_messages() {
+        let lines = [
+            "E: Failed to fetch http://m.invalid/a.deb  Hash Sum mismatch",
+            "W: GPG error: http://m.invalid trixie InRelease: BADSIG",
+        ];
+        for line in lines {
+            assert_eq!(refused(line), Some(&line[3..]));
+        }
+        for line in [
+            "I: running apt-get update...",
+            "W: Download is performed unsandboxed",
+            "E: apt-get update --error-on=any failed",
+            "E: mmdebstrap failed to run",
+        ] {
+            assert_eq!(refused(line), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn missing_keys_name_the_package() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = check_keyring(Distribution::Ubuntu, dir.path()).unwrap_err();
+        assert_eq!(error.kind(), Kind::Unavailable);
+        assert!(error.message().contains("`ubuntu-keyring`"));
+    }
+}

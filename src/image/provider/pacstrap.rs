@@ -1,0 +1,260 @@
+//! Owns building Arch Linux images with pacstrap, on Arch and on hosts that package pacman.
+//!
+//! pacman reads a configuration made here and nothing of the host's but its keys. Signatures are required;
+//! only the user's own configuration may waive them, and only for a repository on this machine's disk.
+
+use std::path::{Path, PathBuf};
+
+use crate::image::certificates;
+use crate::image::recipe::Pacstrap;
+use crate::image::{BuildContext, Progress, WORK};
+use crate::sys::error::{Error, Result};
+use crate::sys::process::{Event, Program};
+
+const HOST_KEYS: &str = "/etc/pacman.d/gnupg";
+const HOST_MIRRORS: &str = "/etc/pacman.d/mirrorlist";
+
+pub(crate) fn build(table: &Pacstrap, cx: &mut BuildContext<'_>) -> Result<()> {
+    let program = Program::find("pacstrap", "Arch images")?;
+    let work = cx.into.join(WORK);
+    let server = Server::choose(table, cx, Path::new(HOST_MIRRORS))?;
+    let keys = if !server.signed || Path::new(HOST_KEYS).join("pubring.gpg").exists() {
+        PathBuf::from(HOST_KEYS)
+    } else {
+        work.join("gnupg")
+    };
+    let config = work.join("pacman.conf");
+    let authorities = certificates::list(&work)?;
+    fs_err::write(&config, server.config(table, &keys, authorities.as_deref()))?;
+    if keys.starts_with(&work) {
+        // Debian's pacman has no keyring until somebody makes one; ours lasts as long as the build.
+        fs_err::create_dir(&keys)?;
+        for arguments in [&["--init"][..], &["--populate", "archlinux"]] {
+            let program = Program::find("pacman-key", "the signatures of Arch packages")?
+                .isolated()
+                .arg("--config")
+                .arg(&config)
+                .arg("--gpgdir")
+                .arg(&keys)
+                .args(arguments);
+            run(&program, cx)?;
+        }
+    }
+    let mut program = program
+        .isolated()
+        .args(["-G", "-M", "-C"])
+        .arg(&config)
+        .arg(cx.into)
+        .args(&table.packages);
+    for (name, value) in cx.env {
+        program = program.env(name, value);
+    }
+    run(&program, cx)?;
+    // The package that owns the list has every line commented out; later installations need one.
+    if let Some(line) = &server.line {
+        let tree = crate::tree::root_fs::Tree::open(cx.into)?;
+        tree.rewrite(
+            "etc/pacman.d/mirrorlist",
+            format!("Server = {line}\n").as_bytes(),
+        )?;
+    }
+    Ok(())
+}
+
+fn run(program: &Program, cx: &mut BuildContext<'_>) -> Result<()> {
+    let progress = &mut *cx.progress;
+    program.stream(
+        cx.cancel,
+        &mut |event| {
+            if let Event::Line(line) = event {
+                progress(Progress::Line(line));
+            }
+        },
+        // Their stdout is for people too, but only stderr can hold what went wrong.
+        |mut stdout| {
+            drop(std::io::copy(&mut stdout, &mut std::io::sink()));
+            Ok(())
+        },
+    )
+}
+
+/// Where packages come from.
+struct Server {
+    /// `None`: the host's own list.
+    line: Option<String>,
+    signed: bool,
+}
+
+impl Server {
+    fn choose(table: &Pacstrap, cx: &BuildContext<'_>, host_mirrors: &Path) -> Result<Self> {
+        let (key, example) = match &table.snapshot {
+            Some(_) => ("arch-snapshot", "https://.../@DATE@"),
+            None => ("arch", "https://.../archlinux"),
+        };
+        let help = format!("set `{key} = \"{example}\"` under [mirror] in config.toml");
+        let mirror = match (cx.mirrors.get(key), &table.snapshot) {
+            (Some(mirror), Some(id)) => expand(mirror, id),
+            (Some(mirror), None) => mirror.clone(),
+            (None, None) if host_mirrors.exists() => {
+                return Ok(Self {
+                    line: None,
+                    signed: true,
+                });
+            }
+            (None, Some(id)) => {
+                return Err(Error::unavailable(format!(
+                    "snapshot {id} of Arch needs a configured archive"
+                ))
+                .help(help));
+            }
+            (None, None) => {
+                return Err(
+                    Error::unavailable("no mirror for Arch packages is configured").help(help),
+                );
+            }
+        };
+        if mirror.contains(char::is_whitespace) {
+            return Err(
+                Error::invalid(format!("mirror `{key}` is not an address: `{mirror}`")).help(help),
+            );
+        }
+        let signed = match cx.mirrors.get("arch-signatures").map(String::as_str) {
+            None | Some("required") => true,
+            Some("never") if mirror.starts_with("file://") => false,
+            Some("never") => {
+                return Err(Error::invalid(
+                    "`arch-signatures = \"never\"` is for file:// mirrors only",
+                )
+                .help(format!(
+                    "remove it, or set `{key}` to a directory of this machine"
+                )));
+            }
+            Some(other) => {
+                return Err(Error::invalid(format!(
+                    "`arch-signatures = \"{other}\"` is not known"
+                ))
+                .help("required, never"));
+            }
+        };
+        let line = match mirror.contains("$repo") {
+            true => mirror,
+            false => format!("{}/$repo/os/$arch", mirror.trim_end_matches('/')),
+        };
+        Ok(Self {
+            line: Some(line),
+            signed,
+        })
+    }
+
+    fn config(&self, table: &Pacstrap, keys: &Path, authorities: Option<&Path>) -> String {
+        let level = if self.signed {
+            "Required DatabaseOptional"
+        } else {
+            "Never"
+        };
+        let mut lines = vec![
+            "[options]".to_string(),
+            "HoldPkg = pacman glibc".into(),
+            format!("SigLevel = {level}"),
+            format!("GPGDir = {}", keys.display()),
+        ];
+        if !table
+            .pacman_conf
+            .iter()
+            .any(|line| line.trim_start().starts_with("Architecture"))
+        {
+            lines.push("Architecture = auto".into());
+        }
+        if let Some(list) = authorities {
+            // pacman itself knows the machine's list alone.
+            let list = list.display();
+            lines.push(format!(
+                "XferCommand = /usr/bin/curl --silent --show-error --fail --location --cacert {list} --output %o %u"
+            ));
+        }
+        lines.extend(table.pacman_conf.iter().cloned());
+        for repository in &table.repositories {
+            lines.push(format!("[{repository}]"));
+            lines.push(match &self.line {
+                Some(line) => format!("Server = {line}"),
+                None => format!("Include = {HOST_MIRRORS}"),
+            });
+        }
+        lines.join("\n") + "\n"
+    }
+}
+
+/// Arch's archive has a directory per day: `@DATE@` is that path; `@SNAPSHOTID@` the id as it is.
+fn expand(mirror: &str, id: &str) -> String {
+    let date = format!("{}/{}/{}", &id[..4], &id[4..6], &id[6..8]);
+    mirror.replace("@DATE@", &date).replace("@SNAPSHOTID@", id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+    use std::sync::atomic::AtomicBool;
+
+    fn choose(recipe: &str, mirrors: &[(&str, &str)]) -> Result<String> {
+        let text = format!("schema=1\nprovider=\"pacstrap\"\n[pacstrap]\n{recipe}");
+        let recipe = crate::image::Recipe::parse(&text, "x", Path::new("/")).unwrap();
+        let crate::image::recipe::Source::Pacstrap(table) = recipe.source else {
+            panic!()
+        };
+        let mirrors: BTreeMap<String, String> = mirrors
+            .iter()
+            .map(|(k, v)| ((*k).into(), (*v).into()))
+            .collect();
+        let cx = BuildContext {
+            into: Path::new("/"),
+            blobs: Path::new("/"),
+            mirrors: &mirrors,
+            logins: &crate::image::Logins::default(),
+            env: &BTreeMap::new(),
+            source_date: None,
+            cancel: &AtomicBool::new(false),
+            progress: &mut |_| {},
+        };
+        let server = Server::choose(&table, &cx, Path::new("/nonexistent"))?;
+        Ok(server.config(&table, Path::new("/keys"), None))
+    }
+
+    #[test]
+    fn signatures_are_required_unless_a_local_mirror_waives_them() {
+        let config = choose("", &[("arch", "https://m.invalid/arch/")]).unwrap();
+        assert!(config.contains(
+            "SigLevel = Required DatabaseOptional\nGPGDir = /keys\nArchitecture = auto\n[core]\n"
+        ));
+        assert!(config.contains("Server = https://m.invalid/arch/$repo/os/$arch\n[extra]\n"));
+        let never = ("arch-signatures", "never");
+        assert!(
+            choose("", &[("arch", "file:///srv"), never])
+                .unwrap()
+                .contains("SigLevel = Never")
+        );
+        assert!(choose("", &[("arch", "https://m.invalid"), never]).is_err());
+    }
+
+    #[test]
+    fn a_missing_mirror_says_what_to_configure() {
+        let error = choose("", &[]).unwrap_err();
+        assert!(error.help_text().unwrap().contains("`arch = "));
+        let error = choose(
+            "snapshot = \"20260102T000000Z\"",
+            &[("arch", "https://m.invalid")],
+        )
+        .unwrap_err();
+        assert!(error.help_text().unwrap().contains("`arch-snapshot = "));
+    }
+
+    #[test]
+    fn snapshots_become_the_archive_s_path() {
+        let mirrors = [(
+            "arch-snapshot",
+            "https://m.invalid/repos/@DATE@/$repo/os/$arch",
+        )];
+        let config = choose("snapshot = \"20260102T000000Z\"", &mirrors).unwrap();
+        assert!(config.contains("Server = https://m.invalid/repos/2026/01/02/$repo/os/$arch\n"));
+    }
+}

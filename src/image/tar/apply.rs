@@ -1,0 +1,208 @@
+//! Owns what is done to a file once its name exists: data, owner, mode, attributes and times, in an order in which none
+//! undoes another.
+
+use std::io::BufRead;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::atomic::AtomicBool;
+
+use nix::errno::Errno;
+use nix::fcntl::AtFlags;
+use nix::sys::stat::{FchmodatFlags, Mode, UtimensatFlags};
+use nix::sys::time::TimeSpec;
+use nix::unistd::{Gid, Uid};
+
+use super::unpack::{Unpacker, cannot, refused, stop_if};
+use crate::image::tar::{Entry, Kind, Reader, lossy};
+use crate::sys::error::{Result, ResultExt as _};
+use crate::tree::{root_fs, xattr_names};
+
+/// Attributes a directory gets at the end.
+#[derive(Debug)]
+pub(crate) struct Attributes {
+    pub(crate) mode: u32,
+    pub(crate) owner: (u32, u32),
+    /// `None`: the archive has no entry for it.
+    pub(crate) mtime: Option<(i64, u32)>,
+    pub(crate) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+impl Unpacker<'_> {
+    pub(crate) fn finish_file(&mut self, file: &OwnedFd, entry: &Entry) -> Result<()> {
+        let fail = || cannot("set the attributes of", &entry.path);
+        // The order matters: a change of owner clears setuid bits and capabilities.
+        if self.options.ownership {
+            nix::unistd::fchown(
+                file,
+                Some(Uid::from_raw(entry.uid)),
+                Some(Gid::from_raw(entry.gid)),
+            )
+            .context(fail)?;
+        }
+        if self.is_upper()
+            && !entry
+                .xattrs
+                .iter()
+                .any(|(name, _)| name == b"system.posix_acl_access")
+        {
+            // Inherited from a directory of lower layers.
+            xattr_names::remove(file, b"system.posix_acl_access").context(fail)?;
+        }
+        nix::sys::stat::fchmod(file, Mode::from_bits_truncate(entry.mode)).context(fail)?;
+        self.set_xattrs(&entry.path, &entry.xattrs, |name, value| {
+            xattr_names::write(file, name, value)
+        })?;
+        nix::sys::stat::futimens(file, &TimeSpec::UTIME_OMIT, &timespec(entry.mtime)).context(fail)
+    }
+
+    pub(crate) fn finish_by_name(&mut self, name: &[u8], entry: &Entry) -> Result<()> {
+        let fail = || cannot("set the attributes of", &entry.path);
+        // The file was made exclusively a moment ago, so its name is no link unless it was to be one.
+        let is_link = matches!(entry.kind, Kind::Symlink(_));
+        let parent = self.parent().try_clone_to_owned().context(fail)?;
+        if self.options.ownership {
+            let (owner, group) = (Uid::from_raw(entry.uid), Gid::from_raw(entry.gid));
+            nix::unistd::fchownat(
+                &parent,
+                name,
+                Some(owner),
+                Some(group),
+                AtFlags::AT_SYMLINK_NOFOLLOW,
+            )
+            .context(fail)?;
+        }
+        if !is_link {
+            let mode = Mode::from_bits_truncate(entry.mode);
+            nix::sys::stat::fchmodat(&parent, name, mode, FchmodatFlags::FollowSymlink)
+                .context(fail)?;
+        }
+        self.set_xattrs(&entry.path, &entry.xattrs, |attribute, value| {
+            xattr_names::write_at(parent.as_fd(), name, attribute, value)
+        })?;
+        let times = (TimeSpec::UTIME_OMIT, timespec(entry.mtime));
+        nix::sys::stat::utimensat(
+            &parent,
+            name,
+            &times.0,
+            &times.1,
+            UtimensatFlags::NoFollowSymlink,
+        )
+        .context(fail)
+    }
+
+    fn set_xattrs(
+        &mut self,
+        path: &[u8],
+        xattrs: &[(Vec<u8>, Vec<u8>)],
+        set: impl Fn(&[u8], &[u8]) -> std::io::Result<()>,
+    ) -> Result<()> {
+        for (name, value) in xattrs {
+            let Err(error) = set(name, value) else {
+                continue;
+            };
+            // The file system has none, or not for this kind of file, or they need root.
+            match error.raw_os_error().map(Errno::from_raw) {
+                Some(Errno::EOPNOTSUPP | Errno::EPERM | Errno::EINVAL) => {
+                    self.report.drop(path, format!("xattr {}", lossy(name)));
+                }
+                _ => return Err(error).context(|| cannot("set an attribute of", path)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Applies the directories' attributes, innermost first.
+    pub(crate) fn finish(&mut self) -> Result<()> {
+        self.stack.clear();
+        let newest = self.newest;
+        // Without an entry of its own the root gets the time of the newest one, as made directories do: any
+        // other choice would differ from one extraction to the next.
+        self.directories.entry(Vec::new()).or_insert(Attributes {
+            mode: 0o755,
+            owner: (0, 0),
+            mtime: None,
+            xattrs: Vec::new(),
+        });
+        let mut directories: Vec<_> = std::mem::take(&mut self.directories).into_iter().collect();
+        directories.sort_unstable_by(|a, b| b.0.cmp(&a.0));
+        for (path, attributes) in directories {
+            let fail = || cannot("set the attributes of", &path);
+            let directory = match path.as_slice() {
+                b"" => self.root.try_clone().context(fail)?,
+                _ => root_fs::open_directory(self.root.as_fd(), &path).context(fail)?,
+            };
+            if self.options.ownership {
+                let (owner, group) = attributes.owner;
+                nix::unistd::fchown(
+                    &directory,
+                    Some(Uid::from_raw(owner)),
+                    Some(Gid::from_raw(group)),
+                )
+                .context(fail)?;
+            }
+            if self.is_upper() {
+                // A directory of lower layers, which may have had others.
+                let mut had = xattr_names::read(&directory).context(fail)?;
+                had.retain(|(had, _)| attributes.xattrs.iter().all(|(name, _)| name != had));
+                for (name, _) in had {
+                    xattr_names::remove(&directory, &name).context(fail)?;
+                }
+            }
+            self.set_xattrs(&path, &attributes.xattrs, |name, value| {
+                xattr_names::write(&directory, name, value)
+            })?;
+            nix::sys::stat::fchmod(&directory, Mode::from_bits_truncate(attributes.mode))
+                .context(fail)?;
+            let mtime = timespec(attributes.mtime.unwrap_or((newest, 0)));
+            nix::sys::stat::futimens(&directory, &TimeSpec::UTIME_OMIT, &mtime).context(fail)?;
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn copy_data<R: BufRead>(
+    reader: &mut Reader<R>,
+    file: &OwnedFd,
+    size: u64,
+    map: Option<&[(u64, u64)]>,
+    path: &[u8],
+    cancel: &AtomicBool,
+) -> Result<()> {
+    let whole = [(0, size)];
+    for (offset, length) in map.unwrap_or(&whole).iter().copied() {
+        let mut at = offset;
+        let end = offset.saturating_add(length);
+        while at < end {
+            let chunk = reader.chunk()?;
+            let amount = chunk
+                .len()
+                .min(usize::try_from(end - at).unwrap_or(usize::MAX));
+            if amount == 0 {
+                return Err(refused(format!(
+                    "the data of entry `{}` is cut short",
+                    lossy(path)
+                )));
+            }
+            let written = match nix::sys::uio::pwrite(
+                file,
+                &chunk[..amount],
+                i64::try_from(at).unwrap_or(i64::MAX),
+            ) {
+                Err(Errno::EINTR) => continue,
+                other => other.context(|| cannot("write", path))?,
+            };
+            reader.consume(written);
+            at += written as u64;
+            stop_if(cancel)?;
+        }
+    }
+    if map.is_some() {
+        // The last hole has no data to extend the file.
+        nix::unistd::ftruncate(file, i64::try_from(size).unwrap_or(i64::MAX))
+            .context(|| cannot("write", path))?;
+    }
+    Ok(())
+}
+
+fn timespec((seconds, nanoseconds): (i64, u32)) -> TimeSpec {
+    TimeSpec::new(seconds, i64::from(nanoseconds))
+}

@@ -1,0 +1,519 @@
+//! Owns reading a tar stream: from blocks to entries with everything an extended header says already applied.
+//!
+//! The `tar` crate's own iterator cannot be used here: it keeps extended headers of any size in memory, leaves PAX
+//! sparse files as their condensed form and ignores global headers. Its header accessors are used.
+//! An archive becomes the tree that GNU tar makes of it. Archives that GNU tar does not take either, and those that contradict
+//! themselves (a long name beside another PAX path, a map of a sparse file that does not fit its data), are refused.
+
+pub(crate) mod apply;
+pub(crate) mod pack;
+pub(crate) mod pax;
+pub mod unpack;
+
+mod sparse;
+
+use std::io::{BufRead, Seek};
+
+use sparse::check_map;
+use tar::{EntryType, Header};
+
+use crate::image::tar::pax::Pax;
+use crate::sys::error::{Error, Result, ResultExt as _};
+
+const BLOCK: u64 = 512;
+/// An extended header holds names and attributes; the kernel's own limit for one attribute is 64 KiB.
+const MAX_EXTENSION: u64 = 1 << 20;
+
+/// What an entry is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A regular file of `size` bytes; `map` lists what the archive holds of a sparse one, as offset and length.
+    File {
+        size: u64,
+        map: Option<Vec<(u64, u64)>>,
+    },
+    Directory,
+    Symlink(Vec<u8>),
+    HardLink(Vec<u8>),
+    Character(u64, u64),
+    Block(u64, u64),
+    Fifo,
+}
+
+/// One entry, names as in the archive and not yet trusted.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub(crate) path: Vec<u8>,
+    pub(crate) kind: Kind,
+    pub(super) mode: u32,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    pub(super) mtime: (i64, u32),
+    pub(super) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    /// Things the format can say and this reader does not apply, to be reported.
+    pub(super) ignored: Vec<&'static str>,
+}
+
+/// Reads entries from a tar stream.
+#[derive(Debug)]
+pub(crate) struct Reader<R> {
+    input: R,
+    /// Bytes of the current entry's data not read yet, and of the padding after them.
+    remaining: u64,
+    padding: u64,
+    globals: Pax,
+    started: bool,
+    max_path: usize,
+}
+
+impl<R: BufRead> Reader<R> {
+    pub(crate) fn new(input: R, max_path: usize) -> Self {
+        Self {
+            input,
+            remaining: 0,
+            padding: 0,
+            globals: Pax::default(),
+            started: false,
+            max_path,
+        }
+    }
+
+    /// Returns the next entry, skipping what is left of the current one.
+    pub(crate) fn next_entry(&mut self) -> Result<Option<Entry>> {
+        // Of several headers of one kind before an entry, the last one counts.
+        let mut pax: Option<Pax> = None;
+        let mut long_name = None;
+        let mut long_link = None;
+        loop {
+            self.skip_rest()?;
+            let Some(header) = self.header()? else {
+                if pax.is_some() || long_name.is_some() || long_link.is_some() {
+                    return Err(broken(
+                        "an extended header describes an entry that does not follow",
+                    ));
+                }
+                return Ok(None);
+            };
+            let kind = header.entry_type();
+            let size = number(&header.as_old().size, "size")?;
+            let Some(extension) = Extension::of(kind) else {
+                let names = (long_name, long_link);
+                return self
+                    .entry(&header, size, pax.unwrap_or_default(), names)
+                    .map(Some);
+            };
+            // The label of a volume names nothing in the file system.
+            if extension == Extension::Label {
+                self.start(size);
+                continue;
+            }
+            if size > MAX_EXTENSION {
+                return Err(broken(&format!("an extended header has {size} bytes")));
+            }
+            self.start(size);
+            let data = self.read_all()?;
+            match extension {
+                Extension::Global => self.globals.parse_global(&data)?,
+                Extension::Pax => pax = Some(Pax::parse(&data)?),
+                Extension::LongName => long_name = Some(until_nul(&data)),
+                Extension::LongLink => long_link = Some(until_nul(&data)),
+                Extension::Label => {}
+            }
+        }
+    }
+
+    /// Returns some of the current entry's data; empty at its end.
+    pub(super) fn chunk(&mut self) -> Result<&[u8]> {
+        if self.remaining == 0 {
+            return Ok(&[]);
+        }
+        let remaining = usize::try_from(self.remaining).unwrap_or(usize::MAX);
+        let buffer = fill(&mut self.input)?;
+        if buffer.is_empty() {
+            return Err(broken("it ends inside the data of an entry"));
+        }
+        Ok(&buffer[..buffer.len().min(remaining)])
+    }
+
+    /// Marks `amount` bytes of the last chunk as used.
+    pub(super) fn consume(&mut self, amount: usize) {
+        self.input.consume(amount);
+        self.remaining = self.remaining.saturating_sub(amount as u64);
+    }
+
+    fn start(&mut self, size: u64) {
+        self.remaining = size;
+        self.padding = (BLOCK - size % BLOCK) % BLOCK;
+    }
+
+    fn skip_rest(&mut self) -> Result<()> {
+        self.remaining += std::mem::take(&mut self.padding);
+        while self.remaining > 0 {
+            let amount = self.chunk()?.len();
+            self.consume(amount);
+        }
+        Ok(())
+    }
+
+    fn read_all(&mut self) -> Result<Vec<u8>> {
+        let mut data = Vec::new();
+        loop {
+            let chunk = self.chunk()?;
+            if chunk.is_empty() {
+                return Ok(data);
+            }
+            data.extend_from_slice(chunk);
+            let amount = chunk.len();
+            self.consume(amount);
+        }
+    }
+
+    /// Fills one block; false at the end of the stream, which some writers use as the end of the archive.
+    fn block(&mut self, block: &mut [u8; 512]) -> Result<bool> {
+        let mut filled = 0;
+        while filled < block.len() {
+            let buffer = fill(&mut self.input)?;
+            if buffer.is_empty() {
+                return match filled {
+                    0 => Ok(false),
+                    _ => Err(broken("it ends inside a block")),
+                };
+            }
+            let amount = buffer.len().min(block.len() - filled);
+            block[filled..filled + amount].copy_from_slice(&buffer[..amount]);
+            self.input.consume(amount);
+            filled += amount;
+        }
+        Ok(true)
+    }
+
+    fn header(&mut self) -> Result<Option<Header>> {
+        let mut header = Header::new_old();
+        if !self.block(header.as_mut_bytes())? {
+            return if self.started {
+                Ok(None)
+            } else {
+                Err(broken("it is empty"))
+            };
+        }
+        self.started = true;
+        let bytes = header.as_bytes();
+        if bytes.iter().all(|byte| *byte == 0) {
+            return Ok(None);
+        }
+        // The checksum is over the header with its own field blank. Some old archivers added the bytes as signed numbers.
+        let sum = |value: fn(u8) -> i64| -> i64 {
+            let (before, after) = (&bytes[..148], &bytes[156..]);
+            let blank = 8 * i64::from(b' ');
+            blank
+                + before
+                    .iter()
+                    .chain(after)
+                    .map(|byte| value(*byte))
+                    .sum::<i64>()
+        };
+        let sums = [sum(i64::from), sum(|byte| i64::from(byte.cast_signed()))];
+        if !signed(&header.as_old().cksum, "checksum").is_ok_and(|stated| sums.contains(&stated)) {
+            return Err(broken(
+                "a header has the wrong checksum: damaged, or not a tar archive",
+            ));
+        }
+        Ok(Some(header))
+    }
+
+    fn entry(
+        &mut self,
+        header: &Header,
+        size: u64,
+        pax: Pax,
+        long: (Option<Vec<u8>>, Option<Vec<u8>>),
+    ) -> Result<Entry> {
+        let (path, link) = self.names(header, &pax, long)?;
+        let size = pax.size.unwrap_or(size);
+        if i64::try_from(size).is_err() {
+            return Err(broken(&format!(
+                "entry `{}`: its size does not fit a file",
+                lossy(&path)
+            )));
+        }
+        let old = header.as_old();
+        Ok(Entry {
+            kind: self.kind(header, size, &pax, &path, link)?,
+            mode: u32::try_from(number(&old.mode, "mode")? & 0o7777).unwrap_or(0),
+            uid: owner(pax.uid.or(self.globals.uid), &old.uid, &path)?,
+            gid: owner(pax.gid.or(self.globals.gid), &old.gid, &path)?,
+            mtime: match pax.mtime.or(self.globals.mtime) {
+                Some(time) => time,
+                None => (signed(&old.mtime, "mtime")?, 0),
+            },
+            xattrs: pax.xattrs,
+            ignored: pax.ignored,
+            path,
+        })
+    }
+
+    /// The name of an entry, and what it links to.
+    fn names(
+        &self,
+        header: &Header,
+        pax: &Pax,
+        (long_name, long_link): (Option<Vec<u8>>, Option<Vec<u8>>),
+    ) -> Result<(Vec<u8>, Vec<u8>)> {
+        let field = |pax: Option<&Vec<u8>>, long: Option<Vec<u8>>, what: &str| match (pax, long) {
+            (Some(pax), Some(long)) if *pax != long => Err(broken(&format!(
+                "an entry has two different {what}s: `{}` and `{}`",
+                lossy(pax),
+                lossy(&long)
+            ))),
+            (Some(pax), _) => Ok(Some(pax.clone())),
+            (None, long) => Ok(long),
+        };
+        let long_name = field(pax.path.as_ref(), long_name, "name")?;
+        let path = match (&pax.sparse.name, long_name) {
+            (Some(name), _) => name.clone(),
+            (None, Some(path)) => path,
+            (None, None) => header.path_bytes().into_owned(),
+        };
+        let link = match field(pax.link.as_ref(), long_link, "link target")? {
+            Some(link) => link,
+            None => header
+                .link_name_bytes()
+                .map(std::borrow::Cow::into_owned)
+                .unwrap_or_default(),
+        };
+        for (name, what) in [(&path, "name"), (&link, "link target")] {
+            if name.contains(&0) {
+                return Err(broken(&format!(
+                    "entry `{}`: its {what} contains a NUL byte",
+                    lossy(&path)
+                )));
+            }
+            if name.len() > self.max_path {
+                return Err(broken(&format!(
+                    "an entry has a {what} of {} bytes (limit {}): `{}...`",
+                    name.len(),
+                    self.max_path,
+                    lossy(&name[..64.min(name.len())])
+                )));
+            }
+        }
+        Ok((path, link))
+    }
+
+    /// What an entry is; its data begin afterwards.
+    fn kind(
+        &mut self,
+        header: &Header,
+        size: u64,
+        pax: &Pax,
+        path: &[u8],
+        link: Vec<u8>,
+    ) -> Result<Kind> {
+        let refuse = |what: &str| Err(broken(&format!("entry `{}`: {what}", lossy(path))));
+        let kind = header.entry_type();
+        let is_file = matches!(
+            kind,
+            EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse
+        );
+        if is_file && (pax.sparse.is_used || kind == EntryType::GNUSparse) {
+            self.start(size);
+            let (real, map) = if kind == EntryType::GNUSparse {
+                self.old_sparse(header, size)?
+            } else {
+                self.pax_sparse(&pax.sparse)?
+            };
+            return match check_map(&map, real, self.remaining) {
+                Err(what) => refuse(what),
+                Ok(()) => Ok(Kind::File {
+                    size: real,
+                    map: Some(map),
+                }),
+            };
+        }
+        // Before ustar there was no type for directories: a slash at the end said it.
+        if is_file && !path.ends_with(b"/") {
+            self.start(size);
+            return Ok(Kind::File { size, map: None });
+        }
+        // A directory of an incremental archive has the list of its files as data.
+        let is_dump = kind.as_byte() == b'D';
+        // Nothing else has data. A size in such a header means nothing: whatever follows is the next header, or is refused as none.
+        self.start(if is_dump { size } else { 0 });
+        Ok(match kind {
+            EntryType::Directory | EntryType::Regular | EntryType::Continuous => Kind::Directory,
+            _ if is_dump => Kind::Directory,
+            EntryType::Symlink if link.is_empty() => {
+                return refuse("a symbolic link to nothing");
+            }
+            EntryType::Symlink => Kind::Symlink(link),
+            EntryType::Link => Kind::HardLink(link),
+            EntryType::Char => {
+                device(header).map(|(major, minor)| Kind::Character(major, minor))?
+            }
+            EntryType::Block => device(header).map(|(major, minor)| Kind::Block(major, minor))?,
+            EntryType::Fifo => Kind::Fifo,
+            other => {
+                return refuse(&format!(
+                    "entry type {:?} is not known",
+                    char::from(other.as_byte())
+                ));
+            }
+        })
+    }
+}
+
+/// A header that is no entry.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Extension {
+    Global,
+    Pax,
+    LongName,
+    LongLink,
+    Label,
+}
+
+impl Extension {
+    fn of(kind: EntryType) -> Option<Self> {
+        match kind {
+            EntryType::XGlobalHeader => Some(Self::Global),
+            EntryType::XHeader => Some(Self::Pax),
+            EntryType::GNULongName => Some(Self::LongName),
+            EntryType::GNULongLink => Some(Self::LongLink),
+            // Before POSIX had extended headers, Solaris did.
+            _ if kind.as_byte() == b'X' => Some(Self::Pax),
+            _ if kind.as_byte() == b'V' => Some(Self::Label),
+            _ => None,
+        }
+    }
+}
+
+/// A user's or group's number. The last one means "leave unchanged" to `chown`, so what an archive gives to it stays ours: root's.
+fn owner(pax: Option<u64>, field: &[u8], path: &[u8]) -> Result<u32> {
+    let id = match pax {
+        Some(id) => id,
+        None => number(field, "owner")?,
+    };
+    match u32::try_from(id) {
+        Ok(u32::MAX) => Ok(0),
+        Ok(id) => Ok(id),
+        Err(_) => Err(broken(&format!(
+            "entry `{}`: owner {id} is not a user or group number",
+            lossy(path)
+        ))),
+    }
+}
+
+fn device(header: &Header) -> Result<(u64, u64)> {
+    let (major, minor) = match (header.as_ustar(), header.as_gnu()) {
+        (Some(ustar), _) => (&ustar.dev_major, &ustar.dev_minor),
+        (_, Some(gnu)) => (&gnu.dev_major, &gnu.dev_minor),
+        _ => return Ok((0, 0)),
+    };
+    Ok((number(major, "device")?, number(minor, "device")?))
+}
+
+impl<R: BufRead + Seek> Reader<R> {
+    /// Passes over the current entry's data without reading them; returns where in the archive they begin. Whether all of them are
+    /// there is for the caller to see.
+    pub(crate) fn pass(&mut self) -> Result<u64> {
+        let cannot = || "cannot read the archive".to_owned();
+        let at = self.input.stream_position().context(cannot)?;
+        let over = self.remaining.saturating_add(self.padding);
+        let over = i64::try_from(over).map_err(|_| broken("an entry is larger than any file"))?;
+        self.input.seek_relative(over).context(cannot)?;
+        (self.remaining, self.padding) = (0, 0);
+        Ok(at)
+    }
+}
+
+fn fill(input: &mut impl BufRead) -> Result<&[u8]> {
+    // The borrow of a successful `fill_buf` would have to outlive the loop; so ask again once it has succeeded.
+    loop {
+        match input.fill_buf() {
+            Ok(_) => break,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error).context(|| "cannot read the archive".into()),
+        }
+    }
+    input
+        .fill_buf()
+        .context(|| "cannot read the archive".into())
+}
+
+pub(crate) fn broken(what: &str) -> Error {
+    Error::invalid(format!("refused archive: {what}"))
+}
+
+pub(crate) fn lossy(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn until_nul(data: &[u8]) -> Vec<u8> {
+    data.split(|byte| *byte == 0)
+        .next()
+        .unwrap_or_default()
+        .to_vec()
+}
+
+/// Reads a header's number: octal digits, or 0x80 and big-endian bytes.
+fn number(field: &[u8], what: &str) -> Result<u64> {
+    u64::try_from(signed(field, what)?)
+        .map_err(|_| broken(&format!("a header has a negative {what}")))
+}
+
+fn signed(field: &[u8], what: &str) -> Result<i64> {
+    let fail = || broken(&format!("a header's {what} is not a number"));
+    if let Some(first) = field.first().filter(|first| **first & 0x80 != 0) {
+        // 0xff starts a negative number, in two's complement.
+        let start = if *first == 0xff {
+            -1_i128
+        } else {
+            i128::from(first & 0x7f)
+        };
+        let value = field[1..].iter().try_fold(start, |value, byte| {
+            value
+                .checked_mul(256)
+                .map(|value| value | i128::from(*byte))
+        });
+        return i64::try_from(value.ok_or_else(fail)?).map_err(|_| fail());
+    }
+    let text = field
+        .split(|byte| *byte == 0)
+        .next()
+        .unwrap_or_default()
+        .trim_ascii();
+    if text.len() > 12 || !text.iter().all(|byte| (b'0'..=b'7').contains(byte)) {
+        return Err(fail());
+    }
+    Ok(text
+        .iter()
+        .fold(0_i64, |value, byte| value * 8 + i64::from(byte - b'0')))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn header_numbers() {
+        assert_eq!(signed(b"0000644\0", "x").unwrap(), 0o644);
+        assert_eq!(signed(b"  644 \0\0", "x").unwrap(), 0o644);
+        assert_eq!(signed(b"\0\0\0\0", "x").unwrap(), 0);
+        assert_eq!(
+            signed(b"\x80\0\0\0\0\0\0\x01\0\0\0\0", "x").unwrap(),
+            1 << 32
+        );
+        assert_eq!(signed(&[0xff; 12], "x").unwrap(), -1);
+        assert!(number(&[0xff; 12], "x").is_err());
+        assert!(signed(b"12x\0", "x").is_err() && signed(b"-12\0", "x").is_err());
+        assert!(
+            signed(
+                &[
+                    0xbf, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0
+                ],
+                "x"
+            )
+            .is_err()
+        );
+    }
+}

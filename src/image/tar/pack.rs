@@ -1,0 +1,444 @@
+//! Owns writing a tar stream: the entries that `archive` reads, with extended headers for whatever the plain ones cannot say.
+//!
+//! Times are written to the nanosecond, attributes as `SCHILY.xattr`, holes in GNU's sparse format 1.0: what Docker, GNU tar and
+//! libarchive read as well. The same tree gives the same bytes, whoever packs it.
+
+use std::collections::HashMap;
+use std::io::Write;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::sync::atomic::AtomicBool;
+
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::sys::stat::{FileStat, Mode, SFlag};
+use nix::unistd::Whence;
+use tar::{EntryType, Header};
+
+use super::unpack::{Limits, stop_if};
+use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::tree::{root_fs, xattr_names};
+
+const BLOCK: u64 = 512;
+/// The largest number in an octal field of eleven digits: what is more goes into an extended header.
+const MAX_OCTAL: u64 = 0o777_7777_7777;
+const MAX_ID: u32 = 0o777_7777;
+/// A file with more pieces than these is written whole.
+const MAX_SEGMENTS: usize = 4096;
+const CHUNK: usize = 256 << 10;
+/// What an OCI layer calls a deletion: no file of a tree may be called so.
+const WHITEOUT: &[u8] = b".wh.";
+
+/// Writes one archive.
+pub(crate) struct Packer<'a, W> {
+    out: W,
+    /// The first name of each file that has several.
+    links: HashMap<(u64, u64), Vec<u8>>,
+    buffer: Vec<u8>,
+    cancel: &'a AtomicBool,
+    /// Bytes of files written so far, told as they are.
+    done: u64,
+    progress: &'a mut (dyn FnMut(u64) + Send),
+    /// Sockets, which no archive can hold and which mean nothing without their process.
+    pub(crate) left_out: u64,
+}
+
+impl<'a, W: Write> Packer<'a, W> {
+    pub(crate) fn new(
+        out: W,
+        cancel: &'a AtomicBool,
+        progress: &'a mut (dyn FnMut(u64) + Send),
+    ) -> Self {
+        Self {
+            out,
+            links: HashMap::new(),
+            buffer: vec![0; CHUNK],
+            cancel,
+            done: 0,
+            progress,
+            left_out: 0,
+        }
+    }
+
+    /// Writes a directory, which is open; the root's path is empty.
+    pub(crate) fn directory(
+        &mut self,
+        directory: BorrowedFd<'_>,
+        path: &[u8],
+        stat: &FileStat,
+    ) -> Result<()> {
+        stop_if(self.cancel)?;
+        let mut name = if path.is_empty() { b"." } else { path }.to_vec();
+        name.push(b'/');
+        let mut extended = Extended::default();
+        extended.attributes(xattr_names::read(directory).context(|| cannot(path))?);
+        self.header(EntryType::Directory, &name, b"", stat, 0, extended)
+    }
+
+    /// Writes an entry that is no directory.
+    pub(crate) fn entry(
+        &mut self,
+        parent: BorrowedFd<'_>,
+        name: &[u8],
+        path: &[u8],
+        stat: &FileStat,
+    ) -> Result<()> {
+        stop_if(self.cancel)?;
+        if name.starts_with(WHITEOUT) {
+            return Err(Error::invalid(format!(
+                "`/{}` cannot be shared: in a layer its name means a deletion",
+                String::from_utf8_lossy(path)
+            ))
+            .help("remove or rename it in the step that makes it"));
+        }
+        let limits = Limits::default();
+        if path.len() > limits.path {
+            return Err(Error::invalid(format!(
+                "`/{}...` cannot be shared: its path has {} bytes (limit {})",
+                String::from_utf8_lossy(&path[..64]),
+                path.len(),
+                limits.path
+            )));
+        }
+        let kind = root_fs::file_type(stat);
+        if kind == SFlag::S_IFSOCK {
+            self.left_out += 1;
+            return Ok(());
+        }
+        if stat.st_nlink > 1 {
+            let inode = (stat.st_dev, stat.st_ino);
+            if let Some(first) = self.links.get(&inode).cloned() {
+                return self.header(EntryType::Link, path, &first, stat, 0, Extended::default());
+            }
+            self.links.insert(inode, path.to_vec());
+        }
+        if kind == SFlag::S_IFREG {
+            return self.file(parent, name, path, stat);
+        }
+        let mut extended = Extended::default();
+        extended.attributes(xattr_names::read_at(parent, name).context(|| cannot(path))?);
+        let target;
+        let (kind, link): (_, &[u8]) = match kind {
+            SFlag::S_IFLNK => {
+                use std::os::unix::ffi::OsStringExt as _;
+                target = nix::fcntl::readlinkat(parent, name)
+                    .context(|| cannot(path))?
+                    .into_vec();
+                (EntryType::Symlink, &target)
+            }
+            SFlag::S_IFIFO => (EntryType::Fifo, b""),
+            SFlag::S_IFCHR => (EntryType::Char, b""),
+            _ => (EntryType::Block, b""),
+        };
+        self.header(kind, path, link, stat, 0, extended)
+    }
+
+    /// Writes that what lower layers have under this name is gone.
+    pub(crate) fn deletion(&mut self, parent: &[u8], name: &[u8]) -> Result<()> {
+        self.mark(parent, &[WHITEOUT, name].concat())
+    }
+
+    /// Writes that nothing of lower layers shows in a directory.
+    pub(crate) fn opaque(&mut self, directory: &[u8]) -> Result<()> {
+        self.mark(directory, b".wh..wh..opq")
+    }
+
+    fn mark(&mut self, parent: &[u8], name: &[u8]) -> Result<()> {
+        let path = join(parent, name);
+        let mut extended = Extended::default();
+        let mut header = Header::new_ustar();
+        fill(&mut header, EntryType::Regular, &path, b"", &mut extended);
+        header.set_mode(0);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_mtime(0);
+        header.set_size(0);
+        self.write_header(&extended, &mut header)
+    }
+
+    fn header(
+        &mut self,
+        kind: EntryType,
+        path: &[u8],
+        link: &[u8],
+        stat: &FileStat,
+        size: u64,
+        mut extended: Extended,
+    ) -> Result<()> {
+        let mut header = Header::new_ustar();
+        fill(&mut header, kind, path, link, &mut extended);
+        header.set_mode(stat.st_mode & 0o7777);
+        for (id, key, set) in [
+            (stat.st_uid, "uid", Header::set_uid as fn(&mut Header, u64)),
+            (stat.st_gid, "gid", Header::set_gid),
+        ] {
+            if id > MAX_ID {
+                extended.add(key.as_bytes(), id.to_string().as_bytes());
+            }
+            set(&mut header, u64::from(if id > MAX_ID { 0 } else { id }));
+        }
+        if kind != EntryType::Link {
+            extended.time(stat.st_mtime, stat.st_mtime_nsec);
+        }
+        let seconds = u64::try_from(stat.st_mtime).unwrap_or(0);
+        header.set_mtime(if seconds > MAX_OCTAL { 0 } else { seconds });
+        if size > MAX_OCTAL {
+            extended.add(b"size", size.to_string().as_bytes());
+        }
+        header.set_size(if size > MAX_OCTAL { 0 } else { size });
+        if matches!(kind, EntryType::Char | EntryType::Block) {
+            let number = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
+            let (major, minor) = (
+                nix::sys::stat::major(stat.st_rdev),
+                nix::sys::stat::minor(stat.st_rdev),
+            );
+            for outcome in [
+                header.set_device_major(number(major)),
+                header.set_device_minor(number(minor)),
+            ] {
+                outcome.context(|| cannot(path))?;
+            }
+        }
+        self.write_header(&extended, &mut header)
+    }
+
+    fn write_header(&mut self, extended: &Extended, header: &mut Header) -> Result<()> {
+        if !extended.0.is_empty() {
+            let mut before = Header::new_ustar();
+            let mut none = Extended::default();
+            fill(
+                &mut before,
+                EntryType::XHeader,
+                b"PaxHeader",
+                b"",
+                &mut none,
+            );
+            before.set_mode(0o644);
+            before.set_uid(0);
+            before.set_gid(0);
+            before.set_mtime(0);
+            before.set_size(extended.0.len() as u64);
+            before.set_cksum();
+            self.write(before.as_bytes())?;
+            self.write(&extended.0)?;
+            self.pad(extended.0.len() as u64)?;
+        }
+        header.set_cksum();
+        self.write(header.as_bytes())
+    }
+
+    fn file(
+        &mut self,
+        parent: BorrowedFd<'_>,
+        name: &[u8],
+        path: &[u8],
+        stat: &FileStat,
+    ) -> Result<()> {
+        let file = open_file(parent, name).context(|| cannot(path))?;
+        let mut extended = Extended::default();
+        extended.attributes(xattr_names::read(&file).context(|| cannot(path))?);
+        let size = u64::try_from(stat.st_size).unwrap_or(0);
+        let Some(segments) = segments(&file, stat).context(|| cannot(path))? else {
+            self.header(EntryType::Regular, path, b"", stat, size, extended)?;
+            return self.data(&file, 0, size, path);
+        };
+        let mut map = format!("{}\n", segments.len()).into_bytes();
+        for (offset, length) in &segments {
+            map.extend_from_slice(format!("{offset}\n{length}\n").as_bytes());
+        }
+        map.resize(map.len().next_multiple_of(BLOCK as usize), 0);
+        let held: u64 = segments.iter().map(|(_, length)| length).sum();
+        extended.add(b"GNU.sparse.major", b"1");
+        extended.add(b"GNU.sparse.minor", b"0");
+        extended.add(b"GNU.sparse.name", path);
+        extended.add(b"GNU.sparse.realsize", size.to_string().as_bytes());
+        let held_with_map = held + map.len() as u64;
+        self.header(EntryType::Regular, path, b"", stat, held_with_map, extended)?;
+        self.write(&map)?;
+        for (offset, length) in segments {
+            self.copy(&file, offset, length, path)?;
+        }
+        self.pad(held)
+    }
+
+    fn data(&mut self, file: &OwnedFd, offset: u64, length: u64, path: &[u8]) -> Result<()> {
+        self.copy(file, offset, length, path)?;
+        self.pad(length)
+    }
+
+    fn copy(&mut self, file: &OwnedFd, offset: u64, length: u64, path: &[u8]) -> Result<()> {
+        let (mut at, end) = (offset, offset + length);
+        while at < end {
+            stop_if(self.cancel)?;
+            let wanted = usize::try_from(end - at)
+                .unwrap_or(CHUNK)
+                .min(self.buffer.len());
+            let place = i64::try_from(at).unwrap_or(i64::MAX);
+            let amount = match nix::sys::uio::pread(file, &mut self.buffer[..wanted], place) {
+                Err(Errno::EINTR) => continue,
+                other => other.context(|| cannot(path))?,
+            };
+            if amount == 0 {
+                return Err(Error::unexpected(format!(
+                    "`/{}` became shorter while it was read",
+                    String::from_utf8_lossy(path)
+                )));
+            }
+            self.out.write_all(&self.buffer[..amount])?;
+            at += amount as u64;
+            self.done += amount as u64;
+            (self.progress)(self.done);
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        Ok(self.out.write_all(bytes)?)
+    }
+
+    fn pad(&mut self, length: u64) -> Result<()> {
+        let rest = (BLOCK - length % BLOCK) % BLOCK;
+        self.write(&[0; BLOCK as usize][..usize::try_from(rest).unwrap_or(0)])
+    }
+
+    /// Ends the archive and returns what it was written to.
+    pub(crate) fn finish(mut self) -> Result<W> {
+        self.write(&[0; 2 * BLOCK as usize])?;
+        Ok(self.out)
+    }
+}
+
+/// Joins a path of an archive.
+pub(crate) fn join(directory: &[u8], name: &[u8]) -> Vec<u8> {
+    match directory {
+        b"" => name.to_vec(),
+        _ => [directory, b"/", name].concat(),
+    }
+}
+
+pub(crate) fn cannot(path: &[u8]) -> String {
+    format!("cannot read `/{}`", String::from_utf8_lossy(path))
+}
+
+/// Opens a file for reading; never what a link points to.
+pub(crate) fn open_file(parent: BorrowedFd<'_>, name: &[u8]) -> nix::Result<OwnedFd> {
+    let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+    nix::fcntl::openat(parent, name, flags, Mode::empty())
+}
+
+/// Returns where a file with holes has data; nothing for one without.
+fn segments(file: &OwnedFd, stat: &FileStat) -> nix::Result<Option<Vec<(u64, u64)>>> {
+    let size = stat.st_size;
+    if stat.st_blocks * 512 >= size {
+        return Ok(None);
+    }
+    let mut found = Vec::new();
+    let mut at = 0;
+    while at < size {
+        let (start, end) = match nix::unistd::lseek(file.as_fd(), at, Whence::SeekData) {
+            Ok(start) => (
+                start,
+                nix::unistd::lseek(file.as_fd(), start, Whence::SeekHole)?.min(size),
+            ),
+            Err(Errno::ENXIO) => break,
+            Err(Errno::EINVAL | Errno::EOPNOTSUPP) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let whole = |value: i64| u64::try_from(value).unwrap_or(0);
+        let piece = (whole(start), whole(end) - whole(start));
+        // Which reader pads where is a known disagreement: only whole blocks, but at the end.
+        if found.len() == MAX_SEGMENTS || (end < size && !piece.1.is_multiple_of(BLOCK)) {
+            return Ok(None);
+        }
+        found.push(piece);
+        at = end;
+    }
+    // Small, or compressed by the file system.
+    let is_whole = found == [(0, u64::try_from(size).unwrap_or(0))];
+    Ok((!is_whole).then_some(found))
+}
+
+/// Writes names into a header, and into the extended one where they do not fit.
+fn fill(header: &mut Header, kind: EntryType, path: &[u8], link: &[u8], extended: &mut Extended) {
+    header.set_entry_type(kind);
+    let bytes = header.as_old_mut();
+    for (value, field, key) in [
+        (path, &mut bytes.name, b"path".as_slice()),
+        (link, &mut bytes.linkname, b"linkpath".as_slice()),
+    ] {
+        let fits = value.len().min(field.len());
+        field[..fits].copy_from_slice(&value[..fits]);
+        if value.len() > field.len() {
+            extended.add(key, value);
+        }
+    }
+}
+
+/// An extended header: records of a key and a value, each after its own length.
+#[derive(Default)]
+struct Extended(Vec<u8>);
+
+impl Extended {
+    fn add(&mut self, key: &[u8], value: &[u8]) {
+        let rest = key.len() + value.len() + 3;
+        let mut length = rest + 1;
+        // The digits count themselves.
+        while rest + length.to_string().len() != length {
+            length = rest + length.to_string().len();
+        }
+        self.0.extend_from_slice(length.to_string().as_bytes());
+        for part in [b" ", key, b"=", value, b"\n"] {
+            self.0.extend_from_slice(part);
+        }
+    }
+
+    fn attributes(&mut self, attributes: Vec<(Vec<u8>, Vec<u8>)>) {
+        for (name, value) in attributes {
+            self.add(&[b"SCHILY.xattr.".as_slice(), &name].concat(), &value);
+        }
+    }
+
+    fn time(&mut self, seconds: i64, nanoseconds: i64) {
+        let text = match (seconds, nanoseconds) {
+            (0.., 0) if u64::try_from(seconds).is_ok_and(|seconds| seconds <= MAX_OCTAL) => return,
+            (0.., _) => format!("{seconds}.{nanoseconds:09}"),
+            (_, 0) => seconds.to_string(),
+            // The fraction of a negative time counts down too.
+            (-1, _) => format!("-0.{:09}", 1_000_000_000 - nanoseconds),
+            _ => format!("{}.{:09}", seconds + 1, 1_000_000_000 - nanoseconds),
+        };
+        self.add(b"mtime", text.as_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::tar::pax::Pax;
+
+    #[test]
+    fn times_before_1970_come_back() {
+        for time in [
+            (0, 1),
+            (1_700_000_000, 123_456_789),
+            (-1, 250_000_000),
+            (-2, 750_000_000),
+            (-5, 0),
+        ] {
+            let mut extended = Extended::default();
+            extended.time(time.0, i64::from(time.1));
+            assert_eq!(Pax::parse(&extended.0).unwrap().mtime, Some(time));
+        }
+    }
+
+    #[test]
+    fn a_record_counts_its_own_digits() {
+        for length in 1..1100 {
+            let mut extended = Extended::default();
+            extended.add(b"path", &vec![b'x'; length]);
+            assert_eq!(
+                Pax::parse(&extended.0).unwrap().path.map(|path| path.len()),
+                Some(length)
+            );
+        }
+    }
+}

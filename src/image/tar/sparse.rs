@@ -1,0 +1,153 @@
+//! Owns the maps of sparse files, in each of the formats that tar has had for them.
+
+use std::io::BufRead;
+
+use tar::{GnuExtSparseHeader, GnuSparseHeader, Header};
+
+use super::{BLOCK, Reader, broken, number};
+use crate::image::tar::pax::Sparse;
+use crate::sys::error::Result;
+
+/// 24 bytes of memory each; a file with more fragments is an attack or a defragmentation emergency.
+const MAX_SEGMENTS: usize = 1 << 20;
+
+impl<R: BufRead> Reader<R> {
+    /// GNU's first sparse format: a map of four in the header, 21 more in each block that follows it.
+    pub(super) fn old_sparse(
+        &mut self,
+        header: &Header,
+        size: u64,
+    ) -> Result<(u64, Vec<(u64, u64)>)> {
+        let gnu = header
+            .as_gnu()
+            .ok_or_else(|| broken("a sparse entry without a GNU header"))?;
+        let mut map = Vec::new();
+        let mut add = |blocks: &[GnuSparseHeader]| -> Result<()> {
+            for block in blocks
+                .iter()
+                .filter(|block| block.offset[0] != 0 || block.numbytes[0] != 0)
+            {
+                map.push((
+                    number(&block.offset, "sparse offset")?,
+                    number(&block.numbytes, "sparse length")?,
+                ));
+            }
+            if map.len() > MAX_SEGMENTS {
+                return Err(broken("a sparse entry has too many fragments"));
+            }
+            Ok(())
+        };
+        add(&gnu.sparse)?;
+        let mut more = gnu.is_extended();
+        while more {
+            let mut next = GnuExtSparseHeader::new();
+            if !self.block(next.as_mut_bytes())? {
+                return Err(broken("it ends inside a sparse map"));
+            }
+            add(next.sparse())?;
+            more = next.is_extended();
+        }
+        // The map's blocks are outside of the entry's size.
+        self.start(size);
+        Ok((number(&gnu.realsize, "size")?, map))
+    }
+
+    /// The PAX sparse formats: 0.0 and 0.1 have the map in the header, 1.0 as lines before the data.
+    pub(super) fn pax_sparse(&mut self, sparse: &Sparse) -> Result<(u64, Vec<(u64, u64)>)> {
+        let real = sparse
+            .real_size
+            .ok_or_else(|| broken("a sparse entry does not say its size"))?;
+        match (sparse.major, sparse.minor) {
+            (None | Some(0), _) => {
+                if !sparse.numbers.len().is_multiple_of(2) {
+                    return Err(broken("a sparse map has an odd number of fields"));
+                }
+                Ok((
+                    real,
+                    sparse
+                        .numbers
+                        .chunks_exact(2)
+                        .map(|pair| (pair[0], pair[1]))
+                        .collect(),
+                ))
+            }
+            (Some(1), Some(0)) => {
+                let mut used = 0_u64;
+                let count = self.decimal_line(&mut used)?;
+                if count > MAX_SEGMENTS as u64 {
+                    return Err(broken("a sparse entry has too many fragments"));
+                }
+                let mut map = Vec::new();
+                for _ in 0..count {
+                    map.push((self.decimal_line(&mut used)?, self.decimal_line(&mut used)?));
+                }
+                let mut pad = (BLOCK - used % BLOCK) % BLOCK;
+                while pad > 0 {
+                    let amount = usize::try_from(pad).unwrap_or(0).min(self.chunk()?.len());
+                    if amount == 0 {
+                        return Err(broken("a sparse map is cut short"));
+                    }
+                    self.consume(amount);
+                    pad -= amount as u64;
+                }
+                Ok((real, map))
+            }
+            (major, minor) => Err(broken(&format!(
+                "sparse format {major:?}.{minor:?} is not known"
+            ))),
+        }
+    }
+
+    fn decimal_line(&mut self, used: &mut u64) -> Result<u64> {
+        let mut value = 0_u64;
+        let mut digits = 0;
+        loop {
+            let Some(byte) = self.chunk()?.first().copied() else {
+                return Err(broken("a sparse map is cut short"));
+            };
+            self.consume(1);
+            *used += 1;
+            match byte {
+                b'0'..=b'9' if digits < 20 => {
+                    digits += 1;
+                    value = value
+                        .checked_mul(10)
+                        .and_then(|value| value.checked_add(u64::from(byte - b'0')))
+                        .ok_or_else(|| broken("a number in a sparse map is too large"))?;
+                }
+                b'\n' if digits > 0 => return Ok(value),
+                _ => return Err(broken("a sparse map holds something that is not a number")),
+            }
+        }
+    }
+}
+
+pub(super) fn check_map(
+    map: &[(u64, u64)],
+    real: u64,
+    data: u64,
+) -> std::result::Result<(), &'static str> {
+    if i64::try_from(real).is_err() {
+        return Err("its size does not fit a file");
+    }
+    let mut end = 0_u64;
+    let mut total = 0_u64;
+    for (offset, length) in map.iter().filter(|(_, length)| *length > 0) {
+        if *offset < end {
+            return Err("the fragments of a sparse file overlap or are out of order");
+        }
+        // Fragments start on block boundaries; which reader pads where is a known disagreement.
+        if !total.is_multiple_of(BLOCK) {
+            return Err("a fragment of a sparse file is not a whole number of blocks");
+        }
+        end = offset
+            .checked_add(*length)
+            .ok_or("a sparse map is too large")?;
+        total += length;
+    }
+    match (end <= real, total == data) {
+        (true, true) => Ok(()),
+        (false, _) => Err("a sparse map reaches beyond the file's size"),
+        (_, false) => Err("a sparse map does not match the data that follows"),
+    }
+}

@@ -1,0 +1,599 @@
+//! Owns extraction: turns archive entries into files below one directory, and nowhere else.
+//!
+//! Every call names one component relative to an open directory, and directories are opened with `openat2`
+//! without following anything. Attributes of directories are applied at the end: until then a read-only
+//! directory could not be filled, and its times would not last.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::{BufRead, Read};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, OpenHow};
+use nix::sys::stat::{Mode, SFlag};
+use nix::unistd::UnlinkatFlags;
+
+use super::apply::{Attributes, copy_data};
+use crate::image::compression::decompressed;
+use crate::image::oci::layers::{Layer, WHITEOUT};
+use crate::image::tar::{Entry, Kind, Reader, lossy};
+use crate::sys::error::{Error, Kind as ErrorKind, Result, ResultExt as _};
+use crate::tree::openat2;
+use crate::tree::{root_fs, xattr_names};
+
+/// What an archive may use up. An archive beyond a limit is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Sum of file sizes, holes included.
+    pub bytes: u64,
+    /// Number of entries.
+    pub entries: u64,
+    /// Components in a path.
+    pub depth: usize,
+    /// Bytes in a path or link target.
+    pub path: usize,
+    /// Decompressed size over compressed size.
+    pub ratio: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self::ARCHIVE
+    }
+}
+
+impl Limits {
+    /// For snapshots: what a step made may compress as well as it likes, and whoever pushes it runs code here anyway.
+    pub const SNAPSHOT: Self = Self {
+        ratio: u64::MAX,
+        ..Self::ARCHIVE
+    };
+
+    /// Ten times the largest ROCm image, and what the kernel accepts as a path.
+    const ARCHIVE: Self = Self {
+        bytes: 512 << 30,
+        entries: 8_000_000,
+        depth: 256,
+        path: 4095,
+        ratio: 250,
+    };
+}
+
+/// Which device nodes are made. Engines bring their own `/dev`, so an image needs none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Devices {
+    /// None; each is reported.
+    Skip,
+    /// All, except the character device 0:0: to overlayfs it says that a file is deleted.
+    Make,
+}
+
+/// How to extract.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// What the archive may use up.
+    pub limits: Limits,
+    /// Leading path components to drop; entries with nothing left are skipped.
+    pub strip_components: u32,
+    /// Give files the owners the archive names (needs root); otherwise they are ours, without setuid bits.
+    pub ownership: bool,
+    /// Which device nodes are made.
+    pub devices: Devices,
+    /// Paths that are not the tree's: what an archive says of them, and of all below, is passed over.
+    pub left_out: &'static [&'static str],
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            limits: Limits::default(),
+            strip_components: 0,
+            ownership: nix::unistd::geteuid().is_root(),
+            devices: Devices::Skip,
+            left_out: &[],
+        }
+    }
+}
+
+/// What was extracted, and what was left out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Entries made.
+    pub entries: u64,
+    /// Sum of the files' sizes.
+    pub bytes: u64,
+    /// What was dropped, and how often: `device node`, `xattr trusted.x`, ...
+    pub dropped: BTreeMap<String, u64>,
+    /// The first paths that something was dropped from.
+    pub examples: Vec<(String, String)>,
+}
+
+impl Report {
+    pub(crate) fn drop(&mut self, path: &[u8], what: String) {
+        if self.examples.len() < 20 {
+            self.examples.push((lossy(path), what.clone()));
+        }
+        *self.dropped.entry(what).or_default() += 1;
+    }
+}
+
+/// Extracts an archive (tar, plain or compressed by gzip, zstd or xz) into an existing directory.
+///
+/// `progress` gets the bytes written so far. What is already in the directory stays.
+pub fn unpack(
+    archive: impl Read + Send,
+    into: &Path,
+    options: &Options,
+    cancel: &AtomicBool,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Report> {
+    let mut unpacker = Unpacker::new(into, options)?;
+    decompressed(archive, options.limits.ratio, |mut stream| {
+        unpacker.archive(&mut stream, cancel, progress)?;
+        // A program that pipes into us must not die of SIGPIPE over its last padding.
+        drain(stream);
+        unpacker.finish()
+    })
+    .context(|| "cannot read the archive".into())??;
+    Ok(unpacker.report)
+}
+
+fn drain(mut stream: impl BufRead) {
+    let mut left = 1_usize << 20;
+    while let Ok(buffer) = stream.fill_buf() {
+        let amount = buffer.len();
+        if amount == 0 || amount > left {
+            break;
+        }
+        left -= amount;
+        stream.consume(amount);
+    }
+}
+
+pub(crate) struct Unpacker<'a> {
+    pub(crate) root: OwnedFd,
+    /// The open directories from the root to the last parent: archives are mostly in the order of a walk.
+    pub(crate) stack: Vec<(Vec<u8>, OwnedFd)>,
+    pub(crate) directories: HashMap<Vec<u8>, Attributes>,
+    pub(crate) newest: i64,
+    pub(crate) options: &'a Options,
+    pub(crate) report: Report,
+    /// Set while archives are extracted over each other, as the layers of a container image.
+    pub(crate) layer: Option<Layer>,
+}
+
+impl<'a> Unpacker<'a> {
+    pub(crate) fn new(into: &Path, options: &'a Options) -> Result<Self> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let root = nix::fcntl::open(into, flags, Mode::empty())
+            .context(|| format!("cannot open directory `{}`", into.display()))?;
+        Ok(Self {
+            root,
+            stack: Vec::new(),
+            directories: HashMap::new(),
+            newest: 0,
+            options,
+            report: Report::default(),
+            layer: None,
+        })
+    }
+
+    /// Makes everything that one archive holds; directories get their attributes from [`Self::finish`].
+    pub(crate) fn archive(
+        &mut self,
+        stream: impl BufRead,
+        cancel: &AtomicBool,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<()> {
+        let mut reader = Reader::new(stream, self.options.limits.path);
+        while let Some(entry) = reader.next_entry()? {
+            stop_if(cancel)?;
+            self.entry(&mut reader, entry, cancel, progress)?;
+        }
+        Ok(())
+    }
+
+    fn entry<R: BufRead>(
+        &mut self,
+        reader: &mut Reader<R>,
+        mut entry: Entry,
+        cancel: &AtomicBool,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<()> {
+        let limits = &self.options.limits;
+        self.report.entries += 1;
+        if self.report.entries > limits.entries {
+            return Err(refused(format!(
+                "it has more than {} entries",
+                limits.entries
+            )));
+        }
+        if let Kind::File { size, .. } = entry.kind {
+            self.report.bytes = self.report.bytes.saturating_add(size);
+            if self.report.bytes > limits.bytes {
+                return Err(refused(format!(
+                    "its files have more than {} bytes",
+                    limits.bytes
+                )));
+            }
+        }
+        let spelled = entry.path.clone();
+        let Some(components) = self.components(&spelled, &spelled)? else {
+            return Ok(());
+        };
+        if self.is_left_out(&components) {
+            return Ok(());
+        }
+        if self.layer.is_some() && self.whiteout(&components, &spelled)? {
+            return Ok(());
+        }
+        for what in std::mem::take(&mut entry.ignored) {
+            self.report.drop(&entry.path, what.into());
+        }
+        let report = &mut self.report;
+        entry.xattrs.retain(|(name, _)| {
+            let keep = xattr_names::is_content(name);
+            if !keep {
+                report.drop(&entry.path, format!("xattr {}", lossy(name)));
+            }
+            keep
+        });
+        if !self.options.ownership {
+            let kept = entry.mode & 0o1777;
+            if kept != entry.mode && entry.kind != Kind::Directory {
+                self.report.drop(&entry.path, "setuid or setgid bit".into());
+            }
+            entry.mode = kept;
+        }
+        self.newest = self.newest.max(entry.mtime.0);
+        let Some((name, parents)) = components.split_last() else {
+            return self.root_entry(entry);
+        };
+        self.enter(parents, &entry.path)?;
+        let path = components.join(&b'/');
+        self.touch(&path);
+        match &entry.kind {
+            Kind::Directory => self.directory(name, path, entry),
+            Kind::HardLink(target) => {
+                let target = target.clone();
+                self.hard_link(name, &path, &target, &entry.path)
+            }
+            _ => self.file(reader, name, &path, &entry, cancel, progress),
+        }
+    }
+
+    /// Returns whether an entry, or the deletion that it stands for, is of something that stays as it is.
+    fn is_left_out(&self, components: &[&[u8]]) -> bool {
+        let mut path = components.to_vec();
+        if let Some(last) = path.last_mut()
+            && self.layer.is_some()
+        {
+            *last = last.strip_prefix(WHITEOUT).unwrap_or(last);
+        }
+        self.options.left_out.iter().any(|left_out| {
+            let mut parts = left_out.as_bytes().split(|byte| *byte == b'/');
+            let mut names = path.iter();
+            parts.all(|part| names.next() == Some(&part))
+        })
+    }
+
+    /// An entry `./`: attributes for the directory that was given.
+    fn root_entry(&mut self, entry: Entry) -> Result<()> {
+        match entry.kind {
+            Kind::Directory => {
+                self.remember(Vec::new(), entry);
+                Ok(())
+            }
+            _ => Err(refused(format!(
+                "entry `{}` would replace the root directory",
+                lossy(&entry.path)
+            ))),
+        }
+    }
+
+    /// Splits a path as the archive spells it; `None` if stripping leaves nothing.
+    fn components<'p>(&self, path: &'p [u8], entry: &[u8]) -> Result<Option<Vec<&'p [u8]>>> {
+        if path.is_empty() {
+            return Err(refused(format!(
+                "entry `{}` has an empty name",
+                lossy(entry)
+            )));
+        }
+        let mut components = Vec::new();
+        for part in path.split(|byte| *byte == b'/') {
+            match part {
+                b"" | b"." => {}
+                b".." => {
+                    return Err(refused(format!(
+                        "entry `{}` leaves the directory",
+                        lossy(entry)
+                    )));
+                }
+                part if part.len() > 255 => {
+                    return Err(refused(format!(
+                        "entry `{}...` has a name of {} bytes (limit 255)",
+                        lossy(&part[..32]),
+                        part.len()
+                    )));
+                }
+                part => components.push(part),
+            }
+        }
+        if components.len() > self.options.limits.depth {
+            return Err(refused(format!(
+                "entry `{}...` is {} directories deep (limit {})",
+                lossy(&path[..64.min(path.len())]),
+                components.len(),
+                self.options.limits.depth
+            )));
+        }
+        let strip = self.options.strip_components as usize;
+        if strip == 0 {
+            return Ok(Some(components));
+        }
+        Ok((components.len() > strip).then(|| components.split_off(strip)))
+    }
+
+    /// Makes the stack end at the directory of these components, making what is missing.
+    pub(crate) fn enter(&mut self, components: &[&[u8]], entry: &[u8]) -> Result<()> {
+        let common = self
+            .stack
+            .iter()
+            .zip(components)
+            .take_while(|((name, _), want)| name == *want)
+            .count();
+        self.stack.truncate(common);
+        for (depth, name) in components.iter().enumerate().skip(common) {
+            let parent = self.parent();
+            let fd = match open_path(parent, name) {
+                Err(Errno::ENOENT) => {
+                    nix::sys::stat::mkdirat(parent, *name, Mode::S_IRWXU)
+                        .context(|| cannot("make the directory of", entry))?;
+                    let opened = open_path(parent, name);
+                    self.directories.insert(
+                        components[..=depth].join(&b'/'),
+                        Attributes {
+                            mode: 0o755,
+                            owner: (0, 0),
+                            mtime: None,
+                            xattrs: Vec::new(),
+                        },
+                    );
+                    opened
+                }
+                other => other,
+            };
+            let fd = fd.map_err(|error| match error {
+                Errno::ELOOP | Errno::ENOTDIR | Errno::EXDEV => refused(format!(
+                    "entry `{}` goes through `{}`, which is {}",
+                    lossy(entry),
+                    lossy(&components[..=depth].join(&b'/')),
+                    if error == Errno::EXDEV {
+                        "on another file system"
+                    } else {
+                        "not a directory"
+                    }
+                )),
+                error => Error::from(std::io::Error::from(error)),
+            })?;
+            self.touch(&components[..=depth].join(&b'/'));
+            self.stack.push((name.to_vec(), fd));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn parent(&self) -> BorrowedFd<'_> {
+        self.stack
+            .last()
+            .map_or(self.root.as_fd(), |(_, fd)| fd.as_fd())
+    }
+
+    fn remember(&mut self, path: Vec<u8>, entry: Entry) {
+        self.directories.insert(
+            path,
+            Attributes {
+                mode: entry.mode,
+                owner: (entry.uid, entry.gid),
+                mtime: Some(entry.mtime),
+                xattrs: entry.xattrs,
+            },
+        );
+    }
+
+    fn directory(&mut self, name: &[u8], path: Vec<u8>, entry: Entry) -> Result<()> {
+        match nix::sys::stat::mkdirat(self.parent(), name, Mode::S_IRWXU) {
+            // An existing directory stays, with new attributes; a link to one is replaced, never followed.
+            Err(Errno::EEXIST) if open_path(self.parent(), name).is_ok() => {}
+            Err(Errno::EEXIST) => {
+                self.clear(name, &path)?;
+                nix::sys::stat::mkdirat(self.parent(), name, Mode::S_IRWXU)
+                    .context(|| cannot("make", &entry.path))?;
+            }
+            other => other.context(|| cannot("make", &entry.path))?,
+        }
+        self.remember(path, entry);
+        Ok(())
+    }
+
+    /// Removes what a new entry replaces: a file, a directory that is empty, or one that lower layers filled.
+    fn clear(&mut self, name: &[u8], path: &[u8]) -> Result<()> {
+        match nix::unistd::unlinkat(self.parent(), name, UnlinkatFlags::NoRemoveDir) {
+            Err(Errno::EISDIR) => {}
+            other => return other.context(|| cannot("replace", path)),
+        }
+        if self.is_upper() {
+            let parent = self.parent().try_clone_to_owned()?;
+            self.remove_lower(parent.as_fd(), name, path)?;
+        }
+        match nix::unistd::unlinkat(self.parent(), name, UnlinkatFlags::RemoveDir) {
+            Ok(()) => {
+                self.directories.remove(path);
+                Ok(())
+            }
+            Err(Errno::ENOTEMPTY | Errno::EEXIST) => Err(refused(format!(
+                "entry `{}` would replace a directory that is not empty",
+                lossy(path)
+            ))),
+            Err(error) => Err(error).context(|| cannot("replace", path)),
+        }
+    }
+
+    /// Calls `make`, which fails where something exists; then again with that out of the way.
+    fn replacing<T>(
+        &mut self,
+        name: &[u8],
+        path: &[u8],
+        make: impl Fn(BorrowedFd<'_>) -> nix::Result<T>,
+    ) -> Result<T> {
+        match make(self.parent()) {
+            Err(Errno::EEXIST) => {
+                self.clear(name, path)?;
+                make(self.parent()).context(|| cannot("make", path))
+            }
+            other => other.context(|| cannot("make", path)),
+        }
+    }
+
+    fn hard_link(&mut self, name: &[u8], path: &[u8], target: &[u8], entry: &[u8]) -> Result<()> {
+        let described = || {
+            refused(format!(
+                "hard link `{}` to `{}`, which is not in the archive before it as a file",
+                lossy(entry),
+                lossy(target)
+            ))
+        };
+        let Some(components) = self.components(target, entry)? else {
+            return Err(described());
+        };
+        let Some((target_name, parents)) = components.split_last() else {
+            return Err(described());
+        };
+        // A link to itself is valid, and would be destroyed by making room for it.
+        if components.join(&b'/') == path {
+            return Ok(());
+        }
+        let parents = parents.join(&b'/');
+        let opened = if parents.is_empty() {
+            self.root.try_clone().map_err(|_| Errno::EMFILE)
+        } else {
+            open_path(self.root.as_fd(), &parents)
+        };
+        let directory = match opened {
+            Err(Errno::ENOENT | Errno::ELOOP | Errno::ENOTDIR | Errno::EXDEV) => {
+                return Err(described());
+            }
+            other => other.context(|| cannot("find the target of", entry))?,
+        };
+        let same = |stat: nix::Result<nix::sys::stat::FileStat>| {
+            stat.map(|stat| (stat.st_dev, stat.st_ino))
+        };
+        let stat = |fd: BorrowedFd<'_>, name: &[u8]| {
+            same(nix::sys::stat::fstatat(
+                fd,
+                name,
+                AtFlags::AT_SYMLINK_NOFOLLOW,
+            ))
+        };
+        let found = stat(directory.as_fd(), target_name).map_err(|_| described())?;
+        if open_path(directory.as_fd(), target_name).is_ok() {
+            return Err(described());
+        }
+        if stat(self.parent(), name) == Ok(found) {
+            return Ok(());
+        }
+        self.replacing(name, path, |parent| {
+            nix::unistd::linkat(&directory, *target_name, parent, name, AtFlags::empty())
+        })
+    }
+
+    /// Makes anything that is not a directory and has attributes of its own.
+    fn file<R: BufRead>(
+        &mut self,
+        reader: &mut Reader<R>,
+        name: &[u8],
+        path: &[u8],
+        entry: &Entry,
+        cancel: &AtomicBool,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<()> {
+        match &entry.kind {
+            Kind::File { size, map } => {
+                let flags = OFlag::O_WRONLY
+                    | OFlag::O_CREAT
+                    | OFlag::O_EXCL
+                    | OFlag::O_NOFOLLOW
+                    | OFlag::O_CLOEXEC;
+                let mode = Mode::S_IRUSR | Mode::S_IWUSR;
+                let file = self.replacing(name, path, |parent| {
+                    nix::fcntl::openat(parent, name, flags, mode)
+                })?;
+                copy_data(reader, &file, *size, map.as_deref(), &entry.path, cancel)?;
+                self.finish_file(&file, entry)?;
+                progress(self.report.bytes);
+                return Ok(());
+            }
+            Kind::Symlink(target) => {
+                self.replacing(name, path, |parent| {
+                    nix::unistd::symlinkat(target.as_slice(), parent, name)
+                })?;
+            }
+            Kind::Fifo => {
+                self.replacing(name, path, |parent| {
+                    nix::unistd::mkfifoat(parent, name, Mode::S_IRUSR)
+                })?;
+            }
+            Kind::Character(major, minor) | Kind::Block(major, minor) => {
+                let is_whiteout = matches!(entry.kind, Kind::Character(0, 0));
+                if self.options.devices == Devices::Skip || is_whiteout {
+                    self.report.drop(&entry.path, "device node".into());
+                    return Ok(());
+                }
+                let kind = if matches!(entry.kind, Kind::Block(..)) {
+                    SFlag::S_IFBLK
+                } else {
+                    SFlag::S_IFCHR
+                };
+                let device = nix::sys::stat::makedev(*major, *minor);
+                let made = self.replacing(name, path, |parent| {
+                    match nix::sys::stat::mknodat(parent, name, kind, Mode::S_IRUSR, device) {
+                        Err(Errno::EPERM) => Ok(false),
+                        other => other.map(|()| true),
+                    }
+                })?;
+                if !made {
+                    self.report.drop(&entry.path, "device node".into());
+                    return Ok(());
+                }
+            }
+            Kind::Directory | Kind::HardLink(_) => {}
+        }
+        self.finish_by_name(name, entry)
+    }
+}
+
+/// Opens a directory without reading rights being needed; `path` may have several components.
+pub(crate) fn open_path(parent: BorrowedFd<'_>, path: &[u8]) -> nix::Result<OwnedFd> {
+    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    openat2(
+        parent,
+        path,
+        OpenHow::new().flags(flags).resolve(root_fs::STRICT),
+    )
+}
+
+pub(crate) fn stop_if(cancel: &AtomicBool) -> Result<()> {
+    if cancel.load(Ordering::Relaxed) {
+        return Err(Error::new(ErrorKind::Signal(2), "interrupted"));
+    }
+    Ok(())
+}
+
+pub(crate) fn refused(what: String) -> Error {
+    Error::invalid(format!("refused archive: {what}"))
+}
+
+pub(crate) fn cannot(what: &str, path: &[u8]) -> String {
+    format!("cannot {what} `{}`", lossy(path))
+}

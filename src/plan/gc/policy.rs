@@ -1,0 +1,306 @@
+//! Owns what `gc` is told to keep: the `[gc]` table of the configuration, the presets, and both as plain numbers.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+use crate::profile::value;
+use crate::sys::error::{Error, Result};
+
+/// A named policy.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    Serialize,
+    Deserialize,
+    ValueEnum,
+    schemars::JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Preset {
+    /// Little disk: what was not used for a month goes, and a fifth stays free
+    Laptop,
+    /// Much disk: the last three snapshots stay, what was not used for three months goes, and a tenth stays free
+    #[default]
+    Workstation,
+    /// Built once: what was not used for a week goes, and a quarter stays free
+    Ci,
+}
+
+/// The `[gc]` table, exactly as written; what is not said is the preset's.
+#[derive(Clone, Debug, Default, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct Table {
+    /// Where the other values come from: `laptop`, `workstation` or `ci`.
+    pub preset: Option<Preset>,
+    /// Most that the store may hold: a size, or a part of the file system such as `60%`.
+    pub keep_at_most: Option<String>,
+    /// What stays of what could be removed, however full the disk is: a size, or a part of the file system.
+    pub keep_at_least: Option<String>,
+    /// What should be free on the file system for ordinary users: a size, or a part of it.
+    pub min_free: Option<String>,
+    /// Age without use after which a thing goes although there is room: `90d`, or `never`.
+    pub older_than: Option<String>,
+    /// Newest snapshots of steps that each env keeps.
+    pub keep_last: Option<usize>,
+    /// Sub-projects of TheRock in build volumes may be given up too, where an artifact holds what they install.
+    pub expunge: Option<bool>,
+    /// Caches by name.
+    pub cache: BTreeMap<String, CacheTable>,
+}
+
+/// What is said of one cache.
+#[derive(Clone, Debug, Default, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct CacheTable {
+    /// Size above which the cache is shrunk; wins over that of profiles.
+    pub max: Option<String>,
+}
+
+impl Table {
+    /// Fills what is not said from a table of lower rank.
+    pub fn fill(&mut self, lower: &Self) {
+        fn or<T: Clone>(value: &mut Option<T>, lower: Option<&T>) {
+            if value.is_none() {
+                *value = lower.cloned();
+            }
+        }
+        or(&mut self.preset, lower.preset.as_ref());
+        or(&mut self.keep_at_most, lower.keep_at_most.as_ref());
+        or(&mut self.keep_at_least, lower.keep_at_least.as_ref());
+        or(&mut self.min_free, lower.min_free.as_ref());
+        or(&mut self.older_than, lower.older_than.as_ref());
+        or(&mut self.keep_last, lower.keep_last.as_ref());
+        or(&mut self.expunge, lower.expunge.as_ref());
+        for (name, cache) in &lower.cache {
+            self.cache
+                .entry(name.clone())
+                .or_insert_with(|| cache.clone());
+        }
+    }
+}
+
+/// A size, or a part of the file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Amount {
+    /// Bytes.
+    Bytes(u64),
+    /// Percent.
+    Part(u8),
+}
+
+impl Amount {
+    fn of(self, size: u64) -> u64 {
+        match self {
+            Self::Bytes(bytes) => bytes,
+            Self::Part(percent) => {
+                u64::try_from(u128::from(size) * u128::from(percent) / 100).unwrap_or(u64::MAX)
+            }
+        }
+    }
+}
+
+/// What to keep.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// The preset that it began with.
+    pub preset: Preset,
+    /// Most that the store may hold.
+    pub keep_at_most: Option<Amount>,
+    /// What stays of what could be removed.
+    pub keep_at_least: Amount,
+    /// What should be free.
+    pub min_free: Amount,
+    /// Age without use after which a thing goes.
+    pub older_than: Option<Duration>,
+    /// Newest snapshots of steps that each env keeps.
+    pub keep_last: usize,
+    /// Sub-projects of TheRock may be given up too.
+    pub expunge: bool,
+    /// Most bytes by cache.
+    pub cache_max: BTreeMap<String, u64>,
+}
+
+const GIB: u64 = 1 << 30;
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+impl Preset {
+    fn policy(self) -> Policy {
+        let (least, free, days, last) = match self {
+            Self::Laptop => (5 * GIB, 20, 30, 1),
+            Self::Workstation => (50 * GIB, 10, 90, 3),
+            Self::Ci => (0, 25, 7, 0),
+        };
+        Policy {
+            preset: self,
+            keep_at_most: None,
+            keep_at_least: Amount::Bytes(least),
+            min_free: Amount::Part(free),
+            older_than: Some(DAY * days),
+            keep_last: last,
+            expunge: false,
+            cache_max: BTreeMap::new(),
+        }
+    }
+}
+
+impl Policy {
+    /// Reads a table; `preset` wins over the table's own.
+    pub fn new(table: &Table, preset: Option<Preset>) -> Result<Self> {
+        let mut policy = preset.or(table.preset).unwrap_or_default().policy();
+        if let Some(text) = &table.keep_at_most {
+            policy.keep_at_most = Some(amount("keep-at-most", text)?);
+        }
+        if let Some(text) = &table.keep_at_least {
+            policy.keep_at_least = amount("keep-at-least", text)?;
+        }
+        if let Some(text) = &table.min_free {
+            policy.min_free = amount("min-free", text)?;
+        }
+        if let Some(text) = &table.older_than {
+            policy.older_than = age(text)?;
+        }
+        if let Some(count) = table.keep_last {
+            policy.keep_last = count;
+        }
+        policy.expunge = table.expunge.unwrap_or(policy.expunge);
+        for (name, cache) in &table.cache {
+            if let Some(text) = &cache.max {
+                let max = value::size(text)
+                    .map_err(|why| bad(&format!("cache.{name}.max"), text, &why.message))?;
+                policy.cache_max.insert(name.clone(), max);
+            }
+        }
+        Ok(policy)
+    }
+
+    /// Turns parts of the file system into bytes; `size` is the file system's.
+    pub fn limits(&self, size: u64) -> Limits {
+        Limits {
+            keep_at_most: self.keep_at_most.map(|amount| amount.of(size)),
+            keep_at_least: self.keep_at_least.of(size),
+            min_free: self.min_free.of(size),
+            older_than: self.older_than,
+            keep_last: self.keep_last,
+        }
+    }
+}
+
+/// A policy in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Limits {
+    /// Most bytes that the store may hold.
+    pub keep_at_most: Option<u64>,
+    /// Bytes that stay of what could be removed.
+    pub keep_at_least: u64,
+    /// Bytes that should be free.
+    pub min_free: u64,
+    /// Age without use after which a thing goes.
+    #[serde(serialize_with = "seconds")]
+    pub older_than: Option<Duration>,
+    /// Newest snapshots of steps that each env keeps.
+    pub keep_last: usize,
+}
+
+#[expect(clippy::ref_option, reason = "serde's signature")]
+fn seconds<S: serde::Serializer>(
+    age: &Option<Duration>,
+    serializer: S,
+) -> std::result::Result<S::Ok, S::Error> {
+    age.map(|age| age.as_secs()).serialize(serializer)
+}
+
+fn bad(key: &str, text: &str, why: &str) -> Error {
+    Error::invalid(format!("`{key} = \"{text}\"` in the `gc` table: {why}"))
+        .help("keep-at-least = \"20G\", min-free = \"10%\", older-than = \"90d\"")
+}
+
+fn amount(key: &str, text: &str) -> Result<Amount> {
+    if let Some(number) = text.trim().strip_suffix('%') {
+        return match number.trim().parse() {
+            Ok(percent) if percent <= 100 => Ok(Amount::Part(percent)),
+            _ => Err(bad(key, text, "not a part of 100")),
+        };
+    }
+    value::size(text)
+        .map(Amount::Bytes)
+        .map_err(|why| bad(key, text, &why.message))
+}
+
+fn age(text: &str) -> Result<Option<Duration>> {
+    if text == "never" {
+        return Ok(None);
+    }
+    value::duration(text)
+        .map(Some)
+        .map_err(|why| bad("older-than", text, &why.message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Policy> {
+        Policy::new(&toml::from_str(text).unwrap(), None)
+    }
+
+    #[test]
+    fn a_table_changes_what_it_names_of_a_preset() {
+        let policy =
+            read("preset = 'ci'\nmin-free = '30G'\nkeep-at-most = '60%'\ncache.ccache.max = '20G'")
+                .unwrap();
+        assert_eq!(policy.preset, Preset::Ci);
+        assert_eq!(policy.older_than, Some(DAY * 7));
+        assert_eq!(policy.cache_max["ccache"], 20 * GIB);
+        let limits = policy.limits(1000 * GIB);
+        assert_eq!(limits.min_free, 30 * GIB);
+        assert_eq!(limits.keep_at_most, Some(600 * GIB));
+        assert_eq!(read("").unwrap(), Preset::Workstation.policy());
+        assert_eq!(read("older-than = 'never'").unwrap().older_than, None);
+        let own = Table {
+            preset: Some(Preset::Ci),
+            ..Table::default()
+        };
+        assert_eq!(
+            Policy::new(&own, Some(Preset::Laptop)).unwrap().preset,
+            Preset::Laptop
+        );
+    }
+
+    #[test]
+    fn the_nearer_file_wins() {
+        let mut near: Table = toml::from_str("min-free = '1G'\ncache.a.max = '1G'").unwrap();
+        near.fill(
+            &toml::from_str(
+                "min-free = '2G'\nkeep-last = 7\ncache.a.max = '2G'\ncache.b.max = '3G'",
+            )
+            .unwrap(),
+        );
+        let policy = Policy::new(&near, None).unwrap();
+        assert_eq!(policy.min_free, Amount::Bytes(GIB));
+        assert_eq!(policy.keep_last, 7);
+        assert_eq!(policy.cache_max["a"], GIB);
+        assert_eq!(policy.cache_max["b"], 3 * GIB);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_named() {
+        for (text, part) in [
+            ("min-free = '101%'", "min-free"),
+            ("keep-at-least = 'much'", "keep-at-least"),
+            ("older-than = '3w'", "older-than"),
+            ("older-than = ''", "older-than"),
+            ("cache.x.max = '1Q'", "cache.x.max"),
+        ] {
+            let error = read(text).unwrap_err();
+            assert!(error.message().contains(part), "{text}: {error}");
+            assert_eq!(error.kind().exit_code(), 3);
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! Owns what `gc` must not remove, and why: everything that an env stands on, that somebody named, or that a running
+//! command counts on.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use super::Inventory;
+use crate::plan::record::{Origin, Record, Snapshot};
+
+/// Why something stays.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Why {
+    /// A command runs in an env that needs it.
+    Running(String),
+    /// A command that runs is about to stand on it.
+    Lease(String),
+    /// An env is in this state.
+    Head(String),
+    /// The newest snapshot of an env.
+    Newest(String, String),
+    /// Somebody asked for this snapshot of an env.
+    Pinned(String, String),
+    /// A snapshot that holds changes made by hand.
+    Changes(String, String),
+    /// One of the newest snapshots of an env, of which the policy keeps some.
+    Last(String, String),
+    /// A killed `up` finished it for this env and could not say so.
+    Unrecorded(String),
+    /// No step makes it again and no env names it: its env may have lost its record.
+    Nameless,
+    /// A lock file names it.
+    Locked(String),
+    /// Something that cannot be read may need it.
+    Unreadable(String),
+    /// It was built a moment ago: whoever did may be about to use it.
+    Fresh,
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Running(env) => write!(f, "a command runs in env {env}"),
+            Self::Lease(env) => write!(f, "a running command builds env {env} on it"),
+            Self::Head(env) => write!(f, "env {env} stands on it"),
+            Self::Newest(env, name) => write!(f, "newest snapshot of env {env}: {name}"),
+            Self::Pinned(env, name) => write!(f, "snapshot {name} of env {env} was asked for"),
+            Self::Changes(env, name) => {
+                write!(f, "snapshot {name} of env {env} holds changes made by hand")
+            }
+            Self::Last(env, name) => write!(f, "`keep-last`: snapshot {name} of env {env}"),
+            Self::Unrecorded(env) => write!(f, "the next `up` of env {env} goes on from it"),
+            Self::Nameless => {
+                f.write_str("no env names it and no step makes it again: an env may have lost it")
+            }
+            Self::Locked(file) => write!(f, "lock file {file} names it"),
+            Self::Unreadable(object) => {
+                write!(
+                    f,
+                    "{object} cannot be read, and may need it: rockenv fsck --repair"
+                )
+            }
+            Self::Fresh => f.write_str("built within the last hour"),
+        }
+    }
+}
+
+/// What stays, with the reasons.
+#[derive(Clone, Debug, Default)]
+pub struct Roots {
+    /// Layers by id, those below the ones that are named included.
+    pub layers: BTreeMap<String, BTreeSet<Why>>,
+    /// Images by key.
+    pub images: BTreeMap<String, BTreeSet<Why>>,
+    /// Downloads by name.
+    pub blobs: BTreeMap<String, BTreeSet<Why>>,
+}
+
+/// Returns the topmost layers that an idle env keeps, with the reason for each.
+pub fn tops(env: &str, record: &Record, keep_last: usize) -> Vec<(String, Why)> {
+    let mut tops = Vec::new();
+    let mut add = |layer: &str, why: Why| tops.push((layer.to_owned(), why));
+    let name = || env.to_owned();
+    if let Some(head) = &record.head.layer {
+        add(head, Why::Head(name()));
+    }
+    let mut steps: Vec<&Snapshot> = Vec::new();
+    for snapshot in &record.snapshots {
+        let title = snapshot.name.clone();
+        match snapshot.origin {
+            Origin::User => add(&snapshot.layer, Why::Pinned(name(), title)),
+            Origin::Auto => add(&snapshot.layer, Why::Changes(name(), title)),
+            Origin::Step => steps.push(snapshot),
+        }
+    }
+    // The order of the record breaks ties: a clock may have stood still, or gone back.
+    steps.reverse();
+    steps.sort_by_key(|snapshot| std::cmp::Reverse(snapshot.created));
+    for (at, snapshot) in steps.into_iter().enumerate() {
+        if at == 0 {
+            let why = Why::Newest(name(), snapshot.name.clone());
+            add(&snapshot.layer, why);
+        } else if at < keep_last {
+            add(&snapshot.layer, Why::Last(name(), snapshot.name.clone()));
+        }
+    }
+    tops
+}
+
+impl Roots {
+    /// Finds what stays.
+    pub fn of(stock: &Inventory, keep_last: usize) -> Self {
+        let mut roots = Self::default();
+        for (name, env) in &stock.envs {
+            let record = &env.record;
+            if env.busy {
+                for layer in record.layers() {
+                    roots.layer(stock, layer, &Why::Running(name.clone()));
+                }
+                roots.image(&record.image_key, Why::Running(name.clone()));
+            }
+            for (layer, why) in tops(name, record, keep_last) {
+                roots.layer(stock, &layer, &why);
+            }
+            roots.image(&record.image_key, Why::Head(name.clone()));
+        }
+        for (env, lease) in &stock.leases {
+            for layer in &lease.layers {
+                roots.layer(stock, layer, &Why::Lease(env.clone()));
+            }
+            roots.image(&lease.image, Why::Lease(env.clone()));
+        }
+        for (key, file) in &stock.locked {
+            let why = Why::Locked(file.clone());
+            roots.layer(stock, key, &why);
+            roots.image(key, why.clone());
+            roots.blobs.entry(key.clone()).or_default().insert(why);
+        }
+        let recorded: BTreeSet<&str> = stock
+            .envs
+            .values()
+            .flat_map(|env| env.record.layers())
+            .collect();
+        for (id, item) in &stock.layers {
+            let maker = stock
+                .envs
+                .iter()
+                .find(|(_, env)| env.record.id == item.layer.env);
+            if let Some((name, env)) = maker
+                && !recorded.contains(id.as_str())
+                && (env.busy || env.unsettled || !env.record.complete)
+            {
+                roots.layer(stock, id, &Why::Unrecorded(name.clone()));
+            }
+        }
+        // What a snapshot stands on that somebody took goes with that one.
+        let mut named = BTreeSet::new();
+        for top in recorded {
+            let mut next = Some(top);
+            while let Some(id) = next
+                && named.insert(id)
+            {
+                let item = stock.layers.get(id);
+                next = item.and_then(|item| item.layer.parent.as_deref());
+            }
+        }
+        for (id, item) in &stock.layers {
+            if item.layer.key.is_none() && !named.contains(id.as_str()) {
+                roots.layer(stock, id, &Why::Nameless);
+            }
+        }
+        for object in &stock.unreadable {
+            let why = Why::Unreadable(object.clone());
+            for id in stock.layers.keys() {
+                roots.layer(stock, id, &why);
+            }
+            for key in stock.images.keys() {
+                roots.image(key, why.clone());
+            }
+        }
+        for (key, image) in &stock.images {
+            if super::age(stock.now, image.built) < super::FRESH {
+                roots.image(key, Why::Fresh);
+            }
+        }
+        roots
+    }
+
+    /// Keeps a layer, what it stands on, and the image at the bottom.
+    fn layer(&mut self, stock: &Inventory, top: &str, why: &Why) {
+        let mut next = Some(top);
+        while let Some(id) = next
+            && let Some(item) = stock.layers.get(id)
+        {
+            let reasons = self.layers.entry(id.to_owned()).or_default();
+            let known = !reasons.is_empty();
+            // Below the first one, one reason is enough.
+            if !known || id == top {
+                reasons.insert(why.clone());
+            }
+            if known {
+                return;
+            }
+            self.image(&item.layer.image_key, why.clone());
+            next = item.layer.parent.as_deref();
+        }
+    }
+
+    fn image(&mut self, key: &str, why: Why) {
+        self.images.entry(key.to_owned()).or_default().insert(why);
+    }
+}

@@ -1,0 +1,638 @@
+//! Properties of the decision over random stores, and what single rules do.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use proptest::prelude::*;
+
+use super::cache::Kind;
+use super::policy::Limits;
+use super::{Base, Cache, Env, Frozen, Inventory, Kept, Lease, Plan, Rule, What, plan, rooted};
+use crate::plan::record::{Failed, Head, Origin, Record, Snapshot};
+use crate::store::{self, Layer, layer};
+
+const DAY: i64 = 24;
+const MIB: u64 = 1 << 20;
+
+fn now() -> Timestamp {
+    Timestamp::from_second(1_800_000_000).unwrap()
+}
+
+fn hours_ago(hours: i64) -> Timestamp {
+    now() - SignedDuration::from_hours(hours)
+}
+
+fn env(id: &str) -> Env {
+    Env {
+        record: Record {
+            version: 1,
+            id: id.to_owned(),
+            created: hours_ago(1000),
+            used: hours_ago(1),
+            profile: "p".to_owned(),
+            targets: Vec::new(),
+            image: "base".to_owned(),
+            image_key: "image".to_owned(),
+            engine: "nspawn".to_owned(),
+            service: None,
+            head: Head::default(),
+            snapshots: Vec::new(),
+            steps: Vec::new(),
+            failed: None,
+            complete: true,
+        },
+        used: hours_ago(1),
+        busy: false,
+        unsettled: false,
+        failed: 0,
+        logs: BTreeMap::new(),
+    }
+}
+
+fn snapshot(name: &str, layer: &str, origin: Origin, hours: i64) -> Snapshot {
+    Snapshot {
+        name: name.to_owned(),
+        layer: layer.to_owned(),
+        key: (origin == Origin::Step).then(|| layer.to_owned()),
+        again: false,
+        origin,
+        created: hours_ago(hours),
+    }
+}
+
+/// A layer of env `e` that took `seconds` to make.
+fn frozen(id: &str, parent: Option<&str>, bytes: u64, seconds: u64) -> Frozen {
+    Frozen {
+        layer: Layer {
+            id: id.to_owned(),
+            key: Some(id.to_owned()),
+            parent: parent.map(str::to_owned),
+            env: "e".to_owned(),
+            image_key: "image".to_owned(),
+            tree: String::new(),
+            title: id.to_owned(),
+            created: hours_ago(100),
+            boot: String::new(),
+            volumes: BTreeMap::new(),
+            history: None,
+            kept: None,
+            cost: Some(layer::Cost {
+                bytes,
+                wall_ms: seconds * 1000,
+            }),
+            prints: None,
+            pins: crate::plan::pins::Pins::new(),
+        },
+        bytes,
+        at_service: 0,
+    }
+}
+
+/// One env `e` that stands on `head`, with snapshots of steps `a`, `b` and `c`, each on the bare image.
+fn stock() -> Inventory {
+    let mut one = env("e");
+    one.record.head.layer = Some("head".to_owned());
+    let mut layers = BTreeMap::new();
+    for (name, bytes, seconds, hours) in [
+        ("a", 100 * MIB, 3600, 30 * DAY),
+        ("b", 50 * MIB, 10, 20 * DAY),
+        ("c", 10 * MIB, 1, 10 * DAY),
+        ("head", 500 * MIB, 1, 2),
+    ] {
+        layers.insert(name.to_owned(), frozen(name, None, bytes, seconds));
+        one.record
+            .snapshots
+            .push(snapshot(name, name, Origin::Step, hours));
+    }
+    Inventory {
+        now: now(),
+        size: 1000 * MIB,
+        free: 100 * MIB,
+        envs: BTreeMap::from([("one".to_owned(), one)]),
+        layers,
+        images: BTreeMap::from([(
+            "image".to_owned(),
+            Base {
+                name: "base".to_owned(),
+                built: hours_ago(1000),
+                used: hours_ago(1000),
+                current: true,
+                bytes: 80 * MIB,
+                took_ms: Some(30_000),
+            },
+        )]),
+        ..Inventory::default()
+    }
+}
+
+fn names(plan: &Plan) -> Vec<&str> {
+    plan.items.iter().map(|item| item.name.as_str()).collect()
+}
+
+#[test]
+fn nothing_goes_without_a_reason() {
+    assert!(plan(&stock(), &Limits::default(), None).items.is_empty());
+}
+
+#[test]
+fn the_most_bytes_for_the_least_time_go_first_not_the_oldest() {
+    let found = plan(&stock(), &Limits::default(), Some(55 * MIB));
+    assert_eq!(names(&found), ["snapshot one/c", "snapshot one/b"]);
+    assert!(found.items.iter().all(|item| item.rule == Rule::Free));
+    assert_eq!(found.spare, 100 * MIB);
+    let all = plan(&stock(), &Limits::default(), Some(1 << 40));
+    assert_eq!(names(&all).len(), 3);
+    assert_eq!(all.missing, (1 << 40) - 160 * MIB);
+    assert_eq!(all.notes.len(), 1);
+}
+
+#[test]
+fn the_floor_stays_when_others_fill_the_disk_and_somebody_may_go_below_it() {
+    let limits = Limits {
+        min_free: 900 * MIB,
+        keep_at_least: 100 * MIB,
+        ..Limits::default()
+    };
+    let found = plan(&stock(), &limits, None);
+    assert_eq!(names(&found), ["snapshot one/c", "snapshot one/b"]);
+    assert_eq!(found.spare, 100 * MIB);
+    assert_eq!(found.missing, 740 * MIB);
+    assert!(
+        found.notes[0].contains("keep-at-least"),
+        "{:?}",
+        found.notes
+    );
+    let asked = plan(&stock(), &limits, Some(150 * MIB));
+    assert_eq!(asked.spare, 0);
+    let limits = Limits {
+        keep_at_most: Some(0),
+        min_free: 0,
+        ..limits
+    };
+    let mut large = stock();
+    large.used = Some(1 << 40);
+    let found = plan(&large, &limits, None);
+    assert_eq!(found.spare, 100 * MIB);
+    let note = &found.notes[0];
+    assert!(
+        note.contains("keep-at-most") && note.contains("keep-at-least"),
+        "{note}"
+    );
+}
+
+#[test]
+fn age_counts_from_the_last_use_and_a_future_date_is_no_age() {
+    let limits = Limits {
+        older_than: Some(Duration::from_secs(15 * 24 * 3600)),
+        ..Limits::default()
+    };
+    let mut stock = stock();
+    assert!(
+        plan(&stock, &limits, None).items.is_empty(),
+        "the env is in use"
+    );
+    stock.envs.get_mut("one").unwrap().used = hours_ago(16 * DAY);
+    for item in stock.layers.values_mut() {
+        item.layer.created = hours_ago(16 * DAY);
+    }
+    let found = plan(&stock, &limits, None);
+    assert_eq!(found.items.len(), 3);
+    assert!(found.items.iter().all(|item| item.rule == Rule::OlderThan));
+    stock.envs.get_mut("one").unwrap().used = hours_ago(-1000);
+    assert!(plan(&stock, &limits, None).items.is_empty());
+}
+
+#[test]
+fn what_is_large_and_cheap_goes_with_what_stands_on_it() {
+    let mut stock = stock();
+    stock
+        .layers
+        .insert("b".to_owned(), frozen("b", Some("c"), 1, 5));
+    stock
+        .layers
+        .insert("c".to_owned(), frozen("c", None, 200 * MIB, 10));
+    let found = plan(&stock, &Limits::default(), Some(100 * MIB));
+    assert_eq!(names(&found), ["snapshot one/b", "snapshot one/c"]);
+}
+
+#[test]
+fn what_gives_nothing_back_goes_for_other_reasons_than_space() {
+    let mut stock = stock();
+    for item in stock.layers.values_mut() {
+        item.layer.kept = Some(store::service::Kept {
+            socket: "/run/docker.sock".into(),
+            image: "sha256:0".to_owned(),
+        });
+        item.bytes = 0;
+    }
+    let found = plan(&stock, &Limits::default(), Some(1 << 40));
+    assert!(found.items.is_empty(), "{:?}", names(&found));
+    let note = found.notes.last().unwrap();
+    assert!(note.contains("another file system: 3"), "{note}");
+    stock.envs.get_mut("one").unwrap().used = hours_ago(90 * DAY);
+    let limits = Limits {
+        older_than: Some(Duration::from_secs(24 * 3600)),
+        keep_at_least: 1 << 40,
+        ..Limits::default()
+    };
+    assert_eq!(plan(&stock, &limits, None).items.len(), 3);
+}
+
+#[test]
+fn pins_changes_leases_and_lock_files_hold() {
+    let wish = Some(1 << 40);
+    let count = |stock: &Inventory| plan(stock, &Limits::default(), wish).items.len();
+    let mut pinned = stock();
+    for (name, origin) in [("a", Origin::User), ("b", Origin::Auto)] {
+        let record = &mut pinned.envs.get_mut("one").unwrap().record;
+        let own = snapshot(&format!("my-{name}"), name, origin, 900 * DAY);
+        record.snapshots.push(own);
+    }
+    assert_eq!(count(&pinned), 1);
+    let mut leased = stock();
+    let lease = Lease {
+        layers: vec!["a".to_owned()],
+        image: "image".to_owned(),
+    };
+    leased.leases.insert("two".to_owned(), lease);
+    assert_eq!(count(&leased), 2);
+    let mut locked = stock();
+    locked.locked.insert("b".to_owned(), "p.lock".to_owned());
+    assert_eq!(count(&locked), 2);
+    let why = rooted(&locked, &Limits::default());
+    let b = why.iter().find(|row| row.id == "b").unwrap();
+    assert_eq!(b.because, ["lock file p.lock names it"]);
+    let mut fetched = stock();
+    let kept = Kept {
+        bytes: 1 << 40,
+        used: fetched.now,
+    };
+    fetched.blobs.insert("blob".to_owned(), kept);
+    let unlocked = count(&fetched);
+    fetched
+        .locked
+        .insert("blob".to_owned(), "p.lock".to_owned());
+    assert_eq!(count(&fetched), count(&stock()));
+    assert_ne!(unlocked, 0);
+    let why = rooted(&fetched, &Limits::default());
+    assert!(
+        why.iter()
+            .any(|row| row.id == "blob" && row.bytes == 1 << 40)
+    );
+    let mut busy = stock();
+    busy.envs.get_mut("one").unwrap().busy = true;
+    assert_eq!(count(&busy), 0);
+    let last = Limits {
+        keep_last: 3,
+        ..Limits::default()
+    };
+    assert_eq!(names(&plan(&stock(), &last, wish)), ["snapshot one/a"]);
+}
+
+#[test]
+fn a_killed_command_s_work_is_kept_for_the_next_one_and_garbage_goes() {
+    let mut stock = stock();
+    stock
+        .layers
+        .insert("lost".to_owned(), frozen("lost", Some("a"), MIB, 9000));
+    let limits = Limits::default();
+    let found = plan(&stock, &limits, None);
+    assert_eq!(found.items.len(), 1);
+    assert_eq!(found.items[0].rule, Rule::Garbage);
+    stock.envs.get_mut("one").unwrap().record.complete = false;
+    assert!(plan(&stock, &limits, None).items.is_empty());
+    // Nor does it go with what it stands on.
+    assert_eq!(names(&plan(&stock, &limits, Some(1 << 40))).len(), 2);
+}
+
+#[test]
+fn an_image_goes_with_the_last_that_stands_on_it() {
+    let mut stock = stock();
+    let mut old = stock.images["image"].clone();
+    stock.images.insert("old".to_owned(), old.clone());
+    let limits = Limits::default();
+    assert_eq!(names(&plan(&stock, &limits, Some(1 << 40))).len(), 4);
+    for id in ["a", "b"] {
+        stock.layers.get_mut(id).unwrap().layer.image_key = "old".to_owned();
+    }
+    let all = plan(&stock, &limits, Some(1 << 40));
+    assert_eq!(names(&all).last(), Some(&"image base"));
+    old.current = false;
+    stock.images.insert("superseded".to_owned(), old.clone());
+    let found = plan(&stock, &limits, None);
+    assert_eq!(names(&found), ["image base"]);
+    assert_eq!(found.items[0].rule, Rule::Garbage);
+    old.built = hours_ago(0);
+    stock.images.insert("superseded".to_owned(), old);
+    assert!(plan(&stock, &limits, None).items.is_empty());
+}
+
+#[test]
+fn logs_go_by_age_alone_and_never_those_that_a_step_names() {
+    let mut stock = stock();
+    let one = stock.envs.get_mut("one").unwrap();
+    one.record.failed = Some(Failed {
+        step: "c".to_owned(),
+        tree: "t".to_owned(),
+        parent: None,
+        log: "logs/20200101T000000Z/01-c.log".to_owned(),
+        code: Some(1),
+    });
+    one.failed = 7 * MIB;
+    for run in ["20200101T000000Z", "20200102T000000Z", "what is this"] {
+        one.logs.insert(run.to_owned(), MIB);
+    }
+    let all = plan(&stock, &Limits::default(), Some(1 << 40));
+    assert_eq!(names(&all)[0], "tree of failed step one/c");
+    assert!(!names(&all).iter().any(|name| name.starts_with("logs")));
+    let limits = Limits {
+        older_than: Some(Duration::from_secs(24 * 3600)),
+        ..Limits::default()
+    };
+    let found = plan(&stock, &limits, None);
+    assert_eq!(names(&found), ["logs one/20200102T000000Z"]);
+}
+
+#[test]
+fn a_cache_that_its_tool_empties_counts_as_a_whole() {
+    let sizes = |kind| {
+        let mut stock = stock();
+        let cache = Cache {
+            bytes: 21 * MIB,
+            max: 20 * MIB,
+            kind: Some(kind),
+            at: Some(("one".to_owned(), "/cache".to_owned())),
+            busy: None,
+        };
+        stock.caches.insert("c".to_owned(), cache);
+        let found = plan(&stock, &Limits::default(), None);
+        assert_eq!(found.estimate, found.items[0].bytes);
+        (found.items[0].bytes / MIB, found.items[0].reason.clone())
+    };
+    for kind in [Kind::Pip, Kind::Apt, Kind::Uv] {
+        let (size, reason) = sizes(kind);
+        assert_eq!(size, 21, "{kind:?}");
+        assert!(reason.starts_with("1.0 MiB over its maximum"), "{reason}");
+    }
+    for kind in [Kind::Ccache, Kind::Pacman] {
+        assert_eq!(sizes(kind).0, 1, "{kind:?}");
+    }
+}
+
+/// Random stores: layers below one another, several envs with all kinds of snapshots, downloads.
+fn stocks() -> impl Strategy<Value = Inventory> {
+    let layer = (
+        any::<prop::sample::Index>(),
+        any::<bool>(),
+        0..200u64,
+        0..100u64,
+        0..400i64,
+        0..2usize,
+    );
+    let snap = (any::<prop::sample::Index>(), 0..4u8, 0..400i64);
+    let one = (
+        prop::collection::vec(snap, 0..6),
+        any::<prop::sample::Index>(),
+        0..10u8,
+        0..400i64,
+    );
+    (
+        prop::collection::vec(layer, 1..25),
+        prop::collection::vec(one, 1..4),
+        prop::collection::vec(0..50u64, 0..4),
+        0..500u64,
+    )
+        .prop_map(|(layers, envs, blobs, free)| {
+            let id = |at: usize| format!("l{at:02}");
+            let mut stock = Inventory {
+                now: now(),
+                size: 1000 * MIB,
+                free: free * MIB,
+                used: Some(900 * MIB),
+                ..stock()
+            };
+            stock.layers.clear();
+            stock.envs.clear();
+            stock
+                .images
+                .insert("other".to_owned(), stock.images["image"].clone());
+            for (at, (parent, bottom, bytes, seconds, hours, image)) in layers.iter().enumerate() {
+                let parent = (!bottom && at > 0).then(|| id(parent.index(at)));
+                let mut item = frozen(&id(at), parent.as_deref(), bytes * MIB, *seconds);
+                item.layer.created = hours_ago(*hours * DAY);
+                item.layer.image_key = match &parent {
+                    Some(parent) => stock.layers[parent].layer.image_key.clone(),
+                    None => ["image", "other"][*image].to_owned(),
+                };
+                stock.layers.insert(id(at), item);
+            }
+            for (number, (snaps, head, state, hours)) in envs.iter().enumerate() {
+                let mut one = env(&format!("e{number}"));
+                one.busy = *state == 0;
+                one.unsettled = *state == 1;
+                one.record.complete = *state > 4;
+                one.used = hours_ago(*hours * DAY);
+                one.record.head.layer = (*state > 2).then(|| id(head.index(layers.len())));
+                one.failed = 3 * MIB;
+                if *state == 5 {
+                    one.record.failed = Some(Failed {
+                        step: "f".to_owned(),
+                        tree: "t".to_owned(),
+                        parent: Some(id(head.index(layers.len()))),
+                        log: String::new(),
+                        code: None,
+                    });
+                }
+                for (at, (layer, origin, hours)) in snaps.iter().enumerate() {
+                    let origin = match origin {
+                        0 => Origin::User,
+                        1 => Origin::Auto,
+                        _ => Origin::Step,
+                    };
+                    let layer = id(layer.index(layers.len()));
+                    one.record.snapshots.push(snapshot(
+                        &format!("s{at}"),
+                        &layer,
+                        origin,
+                        *hours * DAY,
+                    ));
+                }
+                stock.envs.insert(format!("env{number}"), one);
+            }
+            for (at, bytes) in blobs.iter().enumerate() {
+                let kept = Kept {
+                    bytes: bytes * MIB,
+                    used: hours_ago(3),
+                };
+                stock.blobs.insert(format!("b{at}"), kept);
+            }
+            stock
+        })
+}
+
+fn limits() -> impl Strategy<Value = (Limits, Option<u64>)> {
+    (
+        prop::option::of(0..1000u64),
+        0..400u64,
+        0..1000u64,
+        prop::option::of(0..400u64),
+        0..4usize,
+        prop::option::of(0..2000u64),
+    )
+        .prop_map(|(most, least, free, days, last, asked)| {
+            let limits = Limits {
+                keep_at_most: most.map(|mib| mib * MIB),
+                keep_at_least: least * MIB,
+                min_free: free * MIB,
+                older_than: days.map(|days| Duration::from_secs(days * 24 * 3600)),
+                keep_last: last,
+            };
+            (limits, asked.map(|mib| mib * MIB))
+        })
+}
+
+/// Returns the layers below each of `tops`, themselves included.
+fn below<'a>(stock: &'a Inventory, tops: impl IntoIterator<Item = &'a str>) -> BTreeSet<&'a str> {
+    let mut found = BTreeSet::new();
+    for top in tops {
+        let mut next = Some(top);
+        while let Some(id) = next {
+            found.insert(id);
+            next = stock.layers[id].layer.parent.as_deref();
+        }
+    }
+    found
+}
+
+fn layer_of(what: &What) -> Option<&str> {
+    match what {
+        What::Snapshot { layer } | What::Layer { layer } => Some(layer),
+        _ => None,
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn nothing_that_is_needed_goes((limits, asked) in limits(), stock in stocks()) {
+        let found = plan(&stock, &limits, asked);
+        let gone: Vec<&What> = found.items.iter().map(|item| &item.what).collect();
+        let unique: BTreeSet<&&What> = gone.iter().collect();
+        prop_assert_eq!(unique.len(), gone.len(), "something goes twice");
+        let layers: Vec<&str> = gone.iter().copied().filter_map(layer_of).collect();
+        // Said again in other words than the decision's own.
+        let mut tops: Vec<&str> = Vec::new();
+        for env in stock.envs.values() {
+            tops.extend(env.record.head.layer.as_deref());
+            let snapshots = env.record.snapshots.iter();
+            tops.extend(
+                snapshots
+                    .clone()
+                    .filter(|snapshot| env.busy || snapshot.origin != Origin::Step)
+                    .map(|snapshot| snapshot.layer.as_str()),
+            );
+            let newest = snapshots
+                .filter(|snapshot| snapshot.origin == Origin::Step)
+                .map(|snapshot| snapshot.created)
+                .max();
+            if let Some(newest) = newest {
+                let mut of_that_time = env.record.snapshots.iter().filter(|snapshot| {
+                    snapshot.origin == Origin::Step && snapshot.created == newest
+                });
+                prop_assert!(
+                    of_that_time.any(|snapshot| !layers.contains(&snapshot.layer.as_str())),
+                    "the newest of an env goes"
+                );
+            }
+        }
+        let kept = below(&stock, tops);
+        for layer in &layers {
+            prop_assert!(!kept.contains(layer), "{layer} is needed");
+        }
+        // What stays never stands on what goes, and what goes is gone before what it stands on.
+        let going: BTreeSet<&str> = layers.iter().copied().collect();
+        for (id, item) in &stock.layers {
+            if let Some(parent) = item.layer.parent.as_deref()
+                && going.contains(parent)
+            {
+                prop_assert!(going.contains(id.as_str()), "{id} stands on {parent}");
+                let at = |wanted: &str| layers.iter().position(|layer| *layer == wanted);
+                prop_assert!(at(id) < at(parent));
+            }
+        }
+        for what in &gone {
+            match what {
+                What::Image { image } => {
+                    prop_assert!(stock.envs.values().all(|env| env.record.image_key != *image));
+                    for (id, item) in &stock.layers {
+                        prop_assert!(item.layer.image_key != *image || going.contains(id.as_str()));
+                    }
+                }
+                What::Failed { env } => prop_assert!(!stock.envs[env].busy),
+                _ => {}
+            }
+        }
+        for (name, env) in &stock.envs {
+            let stands = env.record.failed.as_ref().and_then(|failed| failed.parent.as_deref());
+            if let Some(parent) = stands && going.contains(parent) {
+                let failed = What::Failed { env: name.clone() };
+                prop_assert!(gone.contains(&&failed));
+            }
+        }
+    }
+
+    #[test]
+    fn limits_hold_and_what_is_left_is_counted((limits, asked) in limits(), stock in stocks()) {
+        let found = plan(&stock, &limits, asked);
+        prop_assert_eq!(found.estimate, found.items.iter().map(|item| item.bytes).sum::<u64>());
+        let mut free = stock.free;
+        for item in &found.items {
+            if item.rule == Rule::MinFree {
+                prop_assert!(free < limits.min_free, "more goes than is needed");
+            }
+            free += item.bytes;
+        }
+        let everything = plan(&stock, &limits, Some(1 << 50));
+        prop_assert!(everything.spare <= found.spare);
+        let for_space = |item: &super::Item| matches!(item.rule, Rule::MinFree | Rule::KeepAtMost);
+        if found.items.iter().any(for_space) && asked.is_none() {
+            prop_assert!(found.spare >= limits.keep_at_least);
+        }
+        if let Some(asked) = asked {
+            prop_assert!(found.estimate >= asked || found.spare == everything.spare);
+        }
+        if found.missing == 0 {
+            prop_assert!(stock.free + found.estimate >= limits.min_free);
+        }
+    }
+
+    #[test]
+    fn a_second_plan_after_the_first_asks_for_nothing((limits, _) in limits(), stock in stocks()) {
+        let first = plan(&stock, &limits, None);
+        let mut after = stock.clone();
+        after.free += first.estimate;
+        after.used = after.used.map(|used| used.saturating_sub(first.estimate));
+        for item in &first.items {
+            match &item.what {
+                What::Snapshot { layer } | What::Layer { layer } => {
+                    after.layers.remove(layer);
+                    for env in after.envs.values_mut() {
+                        env.record.snapshots.retain(|snapshot| snapshot.layer != *layer);
+                    }
+                }
+                What::Failed { env } => after.envs.get_mut(env).unwrap().record.failed = None,
+                What::Image { image } => {
+                    after.images.remove(image);
+                }
+                What::Download { blob } => {
+                    after.blobs.remove(blob);
+                }
+                other => prop_assert!(false, "{other:?}"),
+            }
+        }
+        let second = plan(&after, &limits, None);
+        prop_assert!(second.items.is_empty(), "{:?}", second.items);
+    }
+}

@@ -1,0 +1,380 @@
+//! Owns the decision how much of the machine an env's steps use at once, and what they will need: a pure function of the
+//! profile, the machine, and what steps cost before. Each number comes with its reason.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::plan::resolve::Facts;
+use crate::profile::{MemoryMax, Resources};
+use crate::ui::size;
+
+/// What decides.
+#[derive(Clone, Copy, Debug)]
+pub struct Given<'a> {
+    /// The profile's needs and limits.
+    pub resources: &'a Resources,
+    /// Processors.
+    pub cores: u32,
+    /// The machine's memory, in bytes.
+    pub memory: u64,
+    /// Most jobs on this machine, as configured.
+    pub configured: Option<u32>,
+    /// Most jobs of this env, as asked for on the command line.
+    pub asked: Option<u32>,
+    /// What the env's steps cost before.
+    pub past: &'a [Past],
+}
+
+/// One run of a step: a row of an env's `metrics.jsonl`, as far as it matters here.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct Past {
+    /// When it ended.
+    pub time: jiff::Timestamp,
+    /// The step.
+    pub step: String,
+    /// Its key.
+    pub key: String,
+    /// `done` or `failed`.
+    pub outcome: String,
+    /// The jobs it had.
+    pub jobs: u32,
+    /// What it took.
+    pub cost: Spent,
+}
+
+/// What a step took.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+pub struct Spent {
+    /// Wall clock, in milliseconds.
+    pub wall_ms: u64,
+    /// Growth on disk, in bytes.
+    #[serde(default)]
+    pub disk_delta: i64,
+    /// Most disk in use over what was in use at its start, in bytes.
+    #[serde(default)]
+    pub disk_peak: u64,
+    /// Of its container.
+    pub usage: Used,
+}
+
+/// What a step's container used.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+pub struct Used {
+    /// Processor time, in microseconds.
+    #[serde(default)]
+    pub cpu_us: u64,
+    /// Most memory that was no cache, in bytes.
+    #[serde(default)]
+    pub memory_held: Option<u64>,
+    /// Processes killed for want of memory.
+    #[serde(default)]
+    pub oom_kills: u64,
+}
+
+/// A number and why it is that.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Figure<T = u32> {
+    /// The number.
+    pub value: T,
+    /// Why, as the rest of "because".
+    pub why: String,
+}
+
+/// What an env may use.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Sizing {
+    /// Jobs at once on this machine, in all envs together.
+    pub budget: Figure,
+    /// Jobs at once in this env.
+    pub jobs: Figure,
+    /// Links at once.
+    pub link_jobs: Figure,
+    /// Processes of TensileLite at once.
+    pub tensile_jobs: Figure,
+    /// Limit of the env's memory, in bytes.
+    pub memory_max: Option<Figure<u64>>,
+    #[serde(skip)]
+    memory: u64,
+}
+
+impl Sizing {
+    /// Returns the facts for a step that may use `jobs` at once: all of them, or fewer where it ran out of memory.
+    pub fn facts(&self, jobs: u32) -> Facts {
+        Facts {
+            jobs,
+            link_jobs: self.link_jobs.value.min(jobs),
+            tensile_jobs: self.tensile_jobs.value.min(jobs),
+            memory: self.memory,
+        }
+    }
+}
+
+/// Returns a limit in bytes on a machine with `memory` bytes.
+pub fn memory_limit(limit: Option<MemoryMax>, memory: u64) -> Option<u64> {
+    match limit? {
+        MemoryMax::Percent(percent) => {
+            let percent = u64::from(percent);
+            Some(memory / 100 * percent + memory % 100 * percent / 100)
+        }
+        MemoryMax::Bytes(bytes) => Some(bytes),
+    }
+}
+
+/// Decides how much may run at once.
+pub fn size(given: &Given<'_>) -> Sizing {
+    let limit = memory_limit(given.resources.memory_max, given.memory);
+    let memory = limit.unwrap_or(given.memory);
+    let memory_max = limit.map(|value| Figure {
+        value,
+        why: match given.resources.memory_max {
+            Some(MemoryMax::Percent(percent)) => {
+                format!("{percent} % of {}", size::bytes(given.memory))
+            }
+            _ => "the profile says so".to_owned(),
+        },
+    });
+    let budget = match given.configured {
+        Some(value) => Figure {
+            value: value.max(1),
+            why: "configured".to_owned(),
+        },
+        None => Figure {
+            value: given.cores.max(1),
+            why: format!("{} cores", given.cores),
+        },
+    };
+    let jobs = jobs(given, &budget, memory);
+    let by = |per: Option<u64>, what: &str| match per.filter(|bytes| *bytes > 0) {
+        Some(per) => least(
+            &jobs,
+            fitting(memory, per),
+            format!("{} at {} a {what}", size::bytes(memory), size::bytes(per)),
+        ),
+        None => Figure {
+            value: jobs.value,
+            why: "as many as jobs".to_owned(),
+        },
+    };
+    Sizing {
+        link_jobs: by(given.resources.memory_per_link_job, "link"),
+        tensile_jobs: by(given.resources.memory_per_tensile_job, "process"),
+        jobs,
+        budget,
+        memory_max,
+        memory,
+    }
+}
+
+fn jobs(given: &Given<'_>, budget: &Figure, memory: u64) -> Figure {
+    let mut jobs = budget.clone();
+    if let Some(per) = given.resources.memory_per_job.filter(|bytes| *bytes > 0) {
+        let why = format!("{} at {} a job", size::bytes(memory), size::bytes(per));
+        jobs = least(&jobs, fitting(memory, per), why);
+    }
+    if let Some(asked) = given.asked {
+        return least(&jobs, asked.max(1), "asked for".to_owned());
+    }
+    for (step, run) in last_runs(given.past) {
+        if run.cost.usage.oom_kills > 0 && run.outcome != "done" {
+            let why = format!("step `{step}` ran out of memory with {}", run.jobs);
+            jobs = least(&jobs, run.jobs / 2, why);
+        } else if let Some(held) = run.cost.usage.memory_held
+            && held > 0
+        {
+            let per = held / u64::from(run.jobs.max(1));
+            let why = format!(
+                "step `{step}` held {} a job the last time",
+                size::bytes(per)
+            );
+            jobs = least(&jobs, fitting(memory, per.max(1)), why);
+        }
+    }
+    jobs
+}
+
+fn fitting(memory: u64, per: u64) -> u32 {
+    u32::try_from(memory / per).unwrap_or(u32::MAX)
+}
+
+fn least(so_far: &Figure, value: u32, why: String) -> Figure {
+    let value = value.max(1);
+    if value < so_far.value {
+        Figure { value, why }
+    } else {
+        so_far.clone()
+    }
+}
+
+/// Returns the last run of each step, by name.
+fn last_runs(past: &[Past]) -> BTreeMap<&str, &Past> {
+    past.iter().map(|run| (run.step.as_str(), run)).collect()
+}
+
+/// What a step will probably take.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Forecast {
+    /// The step.
+    pub step: String,
+    /// Wall clock, in milliseconds.
+    pub wall_ms: u64,
+    /// Most memory, in bytes, where it is known.
+    pub memory: Option<u64>,
+    /// Disk at its peak, in bytes.
+    pub disk: u64,
+    /// Whether exactly this step ran before, and not just one of its name.
+    pub exact: bool,
+}
+
+/// Foretells what `steps` (name and key) will take with `jobs` at once, from the last time that each succeeded.
+pub fn forecast<'a>(
+    steps: impl Iterator<Item = (&'a str, &'a str)>,
+    past: &[Past],
+    jobs: u32,
+) -> Vec<Forecast> {
+    let find = |wanted: &dyn Fn(&Past) -> bool| {
+        past.iter()
+            .rev()
+            .find(|run| run.outcome == "done" && wanted(run))
+    };
+    steps
+        .filter_map(|(step, key)| {
+            let same = find(&|run| run.key == key);
+            let run = same.or_else(|| find(&|run| run.step == step))?;
+            let cost = &run.cost;
+            // What the processors did is spread over other jobs now, the rest takes as long as it did.
+            let spread = |jobs: u32| cost.usage.cpu_us / 1000 / u64::from(jobs.max(1));
+            let rest = cost.wall_ms.saturating_sub(spread(run.jobs));
+            Some(Forecast {
+                step: step.to_owned(),
+                wall_ms: rest + spread(jobs).min(cost.usage.cpu_us / 1000),
+                memory: cost.usage.memory_held,
+                disk: cost
+                    .disk_peak
+                    .max(u64::try_from(cost.disk_delta).unwrap_or(0)),
+                exact: same.is_some(),
+            })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn run(step: &str, jobs: u32, outcome: &str) -> Past {
+        Past {
+            time: jiff::Timestamp::UNIX_EPOCH,
+            step: step.into(),
+            key: format!("k-{step}"),
+            outcome: outcome.into(),
+            jobs,
+            cost: Spent::default(),
+        }
+    }
+
+    fn sized(resources: &Resources, asked: Option<u32>, past: &[Past]) -> Sizing {
+        size(&Given {
+            resources,
+            cores: 16,
+            memory: 64 * GIB,
+            configured: None,
+            asked,
+            past,
+        })
+    }
+
+    #[test]
+    fn jobs_are_bounded_by_cores_memory_and_what_is_asked() {
+        let none = Resources::default();
+        let plain = sized(&none, None, &[]);
+        assert_eq!(
+            (plain.jobs.value, plain.jobs.why.as_str()),
+            (16, "16 cores")
+        );
+        assert_eq!((plain.link_jobs.value, plain.memory_max), (16, None));
+        assert_eq!(sized(&none, Some(3), &[]).jobs.value, 3);
+        assert_eq!(sized(&none, Some(99), &[]).jobs.value, 16);
+        let some = Resources {
+            memory_per_job: Some(8 * GIB),
+            memory_per_link_job: Some(30 * GIB),
+            memory_per_tensile_job: Some(GIB),
+            memory_max: Some(MemoryMax::Percent(50)),
+            ..Resources::default()
+        };
+        let sizing = sized(&some, None, &[]);
+        assert_eq!(
+            (sizing.jobs.value, sizing.jobs.why.as_str()),
+            (4, "32.0 GiB at 8.0 GiB a job")
+        );
+        assert_eq!((sizing.link_jobs.value, sizing.tensile_jobs.value), (1, 4));
+        assert_eq!(sizing.memory_max.as_ref().unwrap().why, "50 % of 64.0 GiB");
+        assert_eq!(
+            sizing.facts(2),
+            Facts {
+                jobs: 2,
+                link_jobs: 1,
+                tensile_jobs: 2,
+                memory: 32 * GIB
+            }
+        );
+    }
+
+    #[test]
+    fn a_configured_budget_replaces_the_cores() {
+        let given = Given {
+            resources: &Resources::default(),
+            cores: 2,
+            memory: GIB,
+            configured: Some(6),
+            asked: None,
+            past: &[],
+        };
+        assert_eq!(size(&given).jobs.value, 6);
+    }
+
+    #[test]
+    fn what_happened_before_lowers_jobs_unless_they_are_asked_for() {
+        let none = Resources::default();
+        let mut killed = run("math", 16, "failed");
+        killed.cost.usage.oom_kills = 1;
+        let sizing = sized(&none, None, std::slice::from_ref(&killed));
+        assert_eq!(
+            (sizing.jobs.value, sizing.jobs.why.as_str()),
+            (8, "step `math` ran out of memory with 16")
+        );
+        assert_eq!(
+            sized(&none, Some(16), std::slice::from_ref(&killed))
+                .jobs
+                .value,
+            16
+        );
+        let mut done = run("math", 8, "done");
+        done.cost.usage.memory_held = Some(48 * GIB);
+        let sizing = sized(&none, None, &[killed, done]);
+        assert_eq!(
+            (sizing.jobs.value, sizing.jobs.why.as_str()),
+            (10, "step `math` held 6.0 GiB a job the last time")
+        );
+    }
+
+    #[test]
+    fn time_is_foretold_for_other_jobs() {
+        let mut past = run("math", 4, "done");
+        past.cost.wall_ms = 11_000;
+        past.cost.usage.cpu_us = 40_000_000;
+        past.cost.disk_delta = 5;
+        past.cost.disk_peak = 9;
+        let past = [past, run("math", 4, "failed")];
+        let steps = || [("math", "k-new"), ("other", "k")].into_iter();
+        let told = forecast(steps(), &past, 8);
+        assert_eq!(told.len(), 1);
+        assert_eq!(
+            (told[0].wall_ms, told[0].disk, told[0].exact),
+            (6_000, 9, false)
+        );
+        assert_eq!(forecast(steps(), &past, 4)[0].wall_ms, 11_000);
+    }
+}

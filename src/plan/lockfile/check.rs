@@ -1,0 +1,477 @@
+//! Owns the comparison of a lock file with what is: pure, and in words that name the thing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use super::steps::{differing, words};
+use super::{Fetched, LockedImage, LockedPrints, LockedSource, LockedStep, Lockfile};
+use crate::plan::pins;
+use crate::plan::pins::Pins;
+use crate::plan::resolve::{Spec, VolumeKind, VolumeSource};
+use crate::rocm::target::Target;
+use crate::rocm::therock::Prints;
+use crate::store::images::Image;
+use crate::sys::error::{Error, Kind};
+
+/// How many differences an error tells of.
+const SHOWN: usize = 5;
+
+/// Makes the error for what differs from the lock file at `path`; `command` makes the file anew.
+pub fn drift(path: &Path, differences: &[String], command: &str) -> Error {
+    let shown = some(differences);
+    Error::new(
+        Kind::Drift,
+        format!("`{}` is not met: {shown}", path.display()),
+    )
+    .help(command)
+}
+
+/// Returns the first differences, and how many more there are.
+pub fn some(differences: &[String]) -> String {
+    let mut shown: Vec<&str> = differences.iter().take(SHOWN).map(String::as_str).collect();
+    let more = format!("and {} more", differences.len().saturating_sub(SHOWN));
+    if differences.len() > SHOWN {
+        shown.push(&more);
+    }
+    shown.join("; ")
+}
+
+/// Compares what a step left with what is locked of it.
+pub fn left(locked: &LockedStep, found: Option<&Prints>, pins: &Pins) -> Vec<String> {
+    let mut differences = match locked.pins.is_empty() {
+        true => Vec::new(),
+        false => pins::differences(&locked.name, &locked.pins, pins),
+    };
+    let found = found.map(LockedPrints::new);
+    if let (Some(prints), Some(found)) = (&locked.prints, found) {
+        let (old, new) = (&prints.artifacts, &found.artifacts);
+        let names: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
+        let other = names
+            .into_iter()
+            .filter(|name| old.get(*name) != new.get(*name));
+        differences.extend(other.map(|name| {
+            format!(
+                "TheRock's fingerprint of `{name}` after step `{}` is another than the locked one",
+                locked.name
+            )
+        }));
+        if prints.stages != found.stages {
+            differences.push(format!(
+                "TheRock's stages after step `{}` are others than the locked ones",
+                locked.name
+            ));
+        }
+    }
+    differences
+}
+
+/// Compares what is built for: profile, targets, variant, way and the parameters that were given.
+pub fn choices(lock: &Lockfile, now: &Choices<'_>) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut differs = |what: &str, locked: &str, now: &str| {
+        if locked != now {
+            let shown = |text: &str| match text {
+                "" => "none".to_owned(),
+                text => format!("`{text}`"),
+            };
+            found.push(format!(
+                "{what} is {} in it, and {} here",
+                shown(locked),
+                shown(now)
+            ));
+        }
+    };
+    let targets: Vec<&str> = now.targets.iter().map(Target::name).collect();
+    differs("the profile", &lock.profile, now.profile);
+    differs("the target", &lock.targets.join(" "), &targets.join(" "));
+    differs(
+        "the variant",
+        lock.variant.as_deref().unwrap_or_default(),
+        now.variant.unwrap_or_default(),
+    );
+    differs("the way (`--from`)", &lock.from, now.from);
+    // Without any, those of the lock file are meant.
+    if !now.params.is_empty() {
+        let names: BTreeSet<&String> = lock.params.keys().chain(now.params.keys()).collect();
+        for name in names {
+            let value =
+                |params: &BTreeMap<String, String>| params.get(name).cloned().unwrap_or_default();
+            differs(
+                &format!("parameter `{name}`"),
+                &value(&lock.params),
+                &value(now.params),
+            );
+        }
+    }
+    found
+}
+
+/// What `up` was asked to build.
+#[derive(Clone, Copy, Debug)]
+pub struct Choices<'a> {
+    /// Profile's name.
+    pub profile: &'a str,
+    /// Targets.
+    pub targets: &'a [Target],
+    /// Variant.
+    pub variant: Option<&'a str>,
+    /// Where the work begins.
+    pub from: &'a str,
+    /// Parameters from the command line.
+    pub params: &'a BTreeMap<String, String>,
+}
+
+/// Compares which source volumes there are and what the profile says of them.
+pub fn sources(lock: &Lockfile, volumes: &[crate::plan::resolve::Volume]) -> Vec<String> {
+    let mut found = Vec::new();
+    let is_source = |volume: &&crate::plan::resolve::Volume| volume.kind == VolumeKind::Source;
+    let mut left: BTreeSet<&str> = lock.source.keys().map(String::as_str).collect();
+    for volume in volumes.iter().filter(is_source) {
+        left.remove(volume.name.as_str());
+        let Some(locked) = lock.source.get(&volume.name) else {
+            found.push(format!("source `{}` is not in it", volume.name));
+            continue;
+        };
+        let (git, rev) = match &volume.source {
+            VolumeSource::Git(git) => (Some(&git.url), git.rev.as_ref()),
+            _ => (None, None),
+        };
+        if (locked.git.as_ref(), locked.rev.as_ref()) != (git, rev) {
+            let shown = |git: Option<&String>, rev: Option<&String>| match (git, rev) {
+                (None, _) => "a directory".to_owned(),
+                (Some(git), None) => format!("`{git}`"),
+                (Some(git), Some(rev)) => format!("`{rev}` of `{git}`"),
+            };
+            found.push(format!(
+                "source `{}` is {} in it, and {} in the profile",
+                volume.name,
+                shown(locked.git.as_ref(), locked.rev.as_ref()),
+                shown(git, rev)
+            ));
+        }
+    }
+    found.extend(
+        left.into_iter()
+            .map(|name| format!("source `{name}` is in it, and not in the profile")),
+    );
+    found
+}
+
+/// Compares a source as it lies there, by its fingerprint, with what is locked.
+pub fn source(name: &str, locked: &LockedSource, directory: &Path, print: &str) -> Option<String> {
+    let wanted = locked.fingerprint();
+    if print == wanted {
+        return None;
+    }
+    let place = directory.display();
+    let (head, dirty) = match print.strip_prefix("git:") {
+        Some(rest) => match rest.split_once('+') {
+            Some((head, _)) => (head, true),
+            None => (rest, false),
+        },
+        None => {
+            return Some(format!(
+                "source `{name}` in `{place}` has another content than the locked one"
+            ));
+        }
+    };
+    Some(match &locked.commit {
+        Some(commit) if head == commit && dirty => format!(
+            "source `{name}` in `{place}` is at the locked commit and was changed (`git -C {place} status` shows it)"
+        ),
+        Some(commit) => format!(
+            "source `{name}` in `{place}` is at commit {head}, and {commit} is locked (`git -C {place} checkout {commit}` goes there)"
+        ),
+        None => format!("source `{name}` in `{place}` was a plain directory, and is a repository"),
+    })
+}
+
+/// Says how an image that was built from a locked recipe is not the locked one.
+pub fn image(locked: &LockedImage, image: &Image) -> Vec<String> {
+    let now = super::packages(&image.packages);
+    let names: BTreeSet<&String> = locked.packages.keys().chain(now.keys()).collect();
+    let shown = |version: Option<&String>| version.map_or("none", String::as_str).to_owned();
+    let mut found = Vec::new();
+    for name in names {
+        let (old, new) = (locked.packages.get(name), now.get(name));
+        if old != new {
+            found.push(format!(
+                "package `{name}` of image `{}` is {} in it, and can be had as {}",
+                locked.name,
+                shown(old),
+                shown(new)
+            ));
+        }
+    }
+    if found.is_empty() {
+        found.push(format!(
+            "image `{}` came out with another content: {} instead of {}",
+            locked.name, image.digest, locked.digest
+        ));
+    }
+    found
+}
+
+/// Compares digests of hooks.
+pub fn hooks(lock: &Lockfile, now: &BTreeMap<String, String>) -> Vec<String> {
+    named("hook", &lock.hooks, now)
+}
+
+/// Compares what rockenv fetches itself.
+pub fn fetched(lock: &Lockfile, now: &BTreeMap<String, Fetched>) -> Vec<String> {
+    let sums = |files: &BTreeMap<String, Fetched>| {
+        let sums = files.iter();
+        sums.map(|(name, file)| (name.clone(), file.sha256.clone()))
+            .collect::<BTreeMap<_, _>>()
+    };
+    named("fetched file", &sums(&lock.fetched), &sums(now))
+}
+
+fn named(
+    what: &str,
+    locked: &BTreeMap<String, String>,
+    now: &BTreeMap<String, String>,
+) -> Vec<String> {
+    let names: BTreeSet<&String> = locked.keys().chain(now.keys()).collect();
+    let differs = |name: &String| match (locked.get(name), now.get(name)) {
+        (Some(locked), Some(now)) if locked == now => None,
+        (Some(_), Some(_)) => Some(format!("{what} `{name}` is another than the locked one")),
+        (Some(_), None) => Some(format!("{what} `{name}` is in it, and not in use")),
+        (None, _) => Some(format!("{what} `{name}` is not in it")),
+    };
+    names.into_iter().filter_map(differs).collect()
+}
+
+/// Compares the steps of a spec that was resolved with everything as locked. The first that differs is named: those after
+/// it differ with it.
+pub fn steps(lock: &Lockfile, spec: &Spec) -> Vec<String> {
+    let names: BTreeSet<&str> = lock.steps.iter().map(|step| step.name.as_str()).collect();
+    for (at, step) in spec.steps.iter().enumerate() {
+        let locked = lock.steps.get(at);
+        let message = match locked {
+            Some(locked) if locked.name == step.name && locked.key == step.key => continue,
+            Some(locked) if locked.name == step.name => {
+                let own = differing(&locked.parts, &step.parts);
+                let what = match own.is_empty() {
+                    true => "the profile, a parameter or a file that it copies has".to_owned(),
+                    false if own.len() == 1 => words(&own) + " has",
+                    false => words(&own) + " have",
+                };
+                format!(
+                    "step `{}` is another than the locked one: {what} changed",
+                    step.name
+                )
+            }
+            _ if !names.contains(step.name.as_str()) => {
+                format!("step `{}` is not in it", step.name)
+            }
+            Some(locked) => format!(
+                "step `{}` comes where `{}` is locked",
+                step.name, locked.name
+            ),
+            None => format!("step `{}` comes again", step.name),
+        };
+        return vec![message];
+    }
+    match lock.steps.get(spec.steps.len()) {
+        Some(missing) => vec![format!(
+            "step `{}` is in it, and not in the profile",
+            missing.name
+        )],
+        None => Vec::new(),
+    }
+}
+
+/// Says what of an env is not as the lock file has it: what it was built for, on which image, from which sources, and its steps.
+pub fn built(lock: &Lockfile, spec: &Spec, image_key: &str) -> Vec<String> {
+    let now = Choices {
+        profile: &spec.profile,
+        targets: &spec.targets,
+        variant: spec.variant.as_deref(),
+        from: &spec.from,
+        params: &BTreeMap::new(),
+    };
+    let mut found = choices(lock, &now);
+    if lock.image.key != image_key {
+        let name = &lock.image.name;
+        found.push(format!("image `{name}` is another than the locked one"));
+    }
+    for (name, locked) in &lock.source {
+        // A part of a source that has its own fingerprint is in its step's key.
+        if let Some(print) = spec.fingerprints.get(name)
+            && *print != locked.fingerprint()
+        {
+            found.push(format!(
+                "source `{name}` is {} in it, and {print} here",
+                locked.fingerprint()
+            ));
+        }
+    }
+    let user = format!("{}:{}", spec.user.uid, spec.user.gid);
+    if user != lock.build_user {
+        // It is in the keys of nearly all steps.
+        found.push(format!(
+            "the build user is {} in it, and {user} here",
+            lock.build_user
+        ));
+        return found;
+    }
+    let left_out = |name: &str| spec.skipped.iter().any(|step| step.name == name);
+    let mut steps = spec.steps.iter();
+    // What follows a step that is left out has another key, and so has what is built on TheRock's own fingerprints.
+    let mut comparable = true;
+    for locked in &lock.steps {
+        if left_out(&locked.name) {
+            comparable = false;
+            continue;
+        }
+        let name = &locked.name;
+        found.push(match steps.next() {
+            None => format!("step `{name}` is in it, and not in the env"),
+            Some(step) if step.name != *name => {
+                format!("step `{}` comes where `{name}` is locked", step.name)
+            }
+            Some(step) if comparable && step.key != locked.key => {
+                format!("step `{name}` is another than the locked one")
+            }
+            Some(step) => {
+                comparable &= step.fingerprints.is_none();
+                continue;
+            }
+        });
+        return found;
+    }
+    found.extend(
+        steps
+            .next()
+            .map(|step| format!("step `{}` is not in it", step.name)),
+    );
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::example;
+    use super::*;
+
+    fn one(found: &[String]) -> &str {
+        let [one] = found else {
+            panic!("{found:?}");
+        };
+        one
+    }
+
+    #[test]
+    fn what_was_asked_for_is_compared_by_name() {
+        let lock = example();
+        let targets = [Target::parse("gfx1103").unwrap()];
+        let none = BTreeMap::new();
+        let now = Choices {
+            profile: "p",
+            targets: &targets,
+            variant: Some("lean"),
+            from: "source",
+            params: &none,
+        };
+        assert!(choices(&lock, &now).is_empty());
+        let found = choices(
+            &lock,
+            &Choices {
+                variant: None,
+                ..now
+            },
+        );
+        assert_eq!(one(&found), "the variant is `lean` in it, and none here");
+        let found = choices(
+            &lock,
+            &Choices {
+                targets: &[],
+                ..now
+            },
+        );
+        assert_eq!(one(&found), "the target is `gfx1103` in it, and none here");
+        let params = BTreeMap::from([("jobs".to_owned(), "8".to_owned())]);
+        let found = choices(
+            &lock,
+            &Choices {
+                params: &params,
+                ..now
+            },
+        );
+        assert_eq!(one(&found), "parameter `jobs` is `4` in it, and `8` here");
+    }
+
+    #[test]
+    fn a_moved_and_a_changed_source_are_told_apart() {
+        let lock = example();
+        let locked = &lock.source["therock"];
+        let place = Path::new("/s");
+        let commit = "a".repeat(40);
+        let is = |print: &str| source("therock", locked, place, print);
+        assert_eq!(is(&format!("git:{commit}")), None);
+        assert!(
+            is(&format!("git:{commit}+00"))
+                .unwrap()
+                .contains("was changed")
+        );
+        let moved = is(&format!("git:{}", "c".repeat(40))).unwrap();
+        assert!(
+            moved.contains(&format!("git -C /s checkout {commit}")),
+            "{moved}"
+        );
+        assert!(is("content:00").unwrap().contains("another content"));
+    }
+
+    #[test]
+    fn hooks_are_missing_new_or_other() {
+        let lock = example();
+        let mut now = lock.hooks.clone();
+        assert!(hooks(&lock, &now).is_empty());
+        now.insert("h".to_owned(), "0".to_owned());
+        assert_eq!(
+            one(&hooks(&lock, &now)),
+            "hook `h` is another than the locked one"
+        );
+        now.clear();
+        now.insert("i".to_owned(), "0".to_owned());
+        assert_eq!(
+            hooks(&lock, &now),
+            ["hook `h` is in it, and not in use", "hook `i` is not in it"]
+        );
+    }
+
+    #[test]
+    fn what_a_step_left_is_compared_as_far_as_it_is_locked() {
+        let lock = example();
+        let none = Pins::new();
+        // What was not known when it was locked is not compared.
+        let first = lock.step("z-first").unwrap();
+        assert!(left(first, Some(&Prints::none()), &first.pins).is_empty());
+        assert_eq!(
+            one(&left(first, None, &none)),
+            "`meson` of step `z-first` is 1.7.0 in it, and nothing was installed"
+        );
+        let second = lock.step("a-second").unwrap();
+        let mut prints = second.prints.as_ref().unwrap().prints();
+        assert_eq!(prints.artifacts["blas"], None);
+        assert!(left(second, Some(&prints), &none).is_empty());
+        prints
+            .artifacts
+            .insert("blas".to_owned(), Some("0".to_owned()));
+        assert_eq!(
+            one(&left(second, Some(&prints), &none)),
+            "TheRock's fingerprint of `blas` after step `a-second` is another than the locked one"
+        );
+    }
+
+    #[test]
+    fn an_error_tells_of_some_and_counts_the_rest() {
+        let many: Vec<String> = (0..7).map(|number| format!("d{number}")).collect();
+        let error = drift(Path::new("p.lock"), &many, "rockenv lock p");
+        assert_eq!(error.kind(), Kind::Drift);
+        assert_eq!(
+            error.message(),
+            "`p.lock` is not met: d0; d1; d2; d3; d4; and 2 more"
+        );
+    }
+}

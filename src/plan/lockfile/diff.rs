@@ -1,0 +1,282 @@
+//! Owns the comparison of two lock files: what changed from one to the other, for people and as data.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use serde::Serialize;
+
+use super::{Lockfile, steps};
+
+/// What happened to a thing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Verb {
+    /// It is in the second file only.
+    Added,
+    /// It is in the first file only.
+    Removed,
+    /// It is in both, and not the same.
+    Changed,
+}
+
+/// One change.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Change {
+    /// What kind of thing: `package`, `source`, `submodule`, ...
+    pub kind: &'static str,
+    /// Its name; a submodule's is `source/path`.
+    pub name: String,
+    /// What happened.
+    pub change: Verb,
+    /// As it was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+    /// As it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub to: Option<String>,
+    /// Of a step: what of its own is another.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub own: Vec<String>,
+    /// Of a step of which nothing else is known: the step before or the image, as `step NAME`, that it changed with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub follows: Option<String>,
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kind, name, .. } = self;
+        let shown = |value: &Option<String>| match value.as_deref() {
+            // Digests and commits are told apart by their beginning.
+            Some(value)
+                if value.len() >= 40 && value.bytes().all(|byte| byte.is_ascii_hexdigit()) =>
+            {
+                value[..12].to_owned()
+            }
+            Some("") | None => "none".to_owned(),
+            Some(value) => value.to_owned(),
+        };
+        match self.change {
+            Verb::Added => write!(f, "{kind} {name} added: {}", shown(&self.to)),
+            Verb::Removed => write!(f, "{kind} {name} removed: {}", shown(&self.from)),
+            Verb::Changed if !self.own.is_empty() => {
+                write!(f, "{kind} {name}: {} changed", steps::words(&self.own))
+            }
+            Verb::Changed => write!(
+                f,
+                "{kind} {name}: {} -> {}",
+                shown(&self.from),
+                shown(&self.to)
+            ),
+        }
+    }
+}
+
+/// Returns changes in lines for people: steps that only follow others are counted, not listed.
+pub fn told(changes: &[Change]) -> Vec<String> {
+    let own = changes.iter().filter(|change| change.follows.is_none());
+    let lines = own.map(ToString::to_string);
+    lines.chain(steps::followers(changes)).collect()
+}
+
+/// Returns what changed from `a` to `b`, in the order of the file. What was only observed of a machine is no change.
+pub fn changes(a: &Lockfile, b: &Lockfile) -> Vec<Change> {
+    let mut found = Vec::new();
+    let pairs = |pairs: &[(&str, String)]| {
+        pairs
+            .iter()
+            .filter(|(_, value)| !value.is_empty())
+            .map(|(name, value)| ((*name).to_owned(), value.clone()))
+            .collect::<BTreeMap<_, _>>()
+    };
+    let chosen = |lock: &Lockfile| {
+        pairs(&[
+            ("profile", lock.profile.clone()),
+            ("targets", lock.targets.join(" ")),
+            ("machine-targets", lock.machine_targets.join(" ")),
+            ("variant", lock.variant.clone().unwrap_or_default()),
+            ("from", lock.from.clone()),
+            ("build-user", lock.build_user.clone()),
+        ])
+    };
+    compare(&mut found, "choice", &chosen(a), &chosen(b));
+    compare(&mut found, "parameter", &a.params, &b.params);
+    let image = |lock: &Lockfile| {
+        pairs(&[
+            ("name", lock.image.name.clone()),
+            ("recipe", lock.image.recipe.clone()),
+            ("digest", lock.image.digest.clone()),
+            ("resolved", lock.image.resolved.clone().unwrap_or_default()),
+            ("snapshot", lock.image.snapshot.clone().unwrap_or_default()),
+        ])
+    };
+    compare(&mut found, "image", &image(a), &image(b));
+    compare(&mut found, "image variable", &a.image.env, &b.image.env);
+    compare(&mut found, "package", &a.image.packages, &b.image.packages);
+    let sources = |lock: &Lockfile| {
+        let sources = lock.source.iter().map(|(name, source)| {
+            let at = source.commit.clone().or_else(|| source.content.clone());
+            (name.clone(), at.unwrap_or_default())
+        });
+        sources.collect::<BTreeMap<_, _>>()
+    };
+    compare(&mut found, "source", &sources(a), &sources(b));
+    let places = |lock: &Lockfile| {
+        let sources = lock.source.iter().map(|(name, source)| {
+            let rev = source.rev.as_ref().map(|rev| format!(" {rev}"));
+            let git = source
+                .git
+                .clone()
+                .unwrap_or_else(|| "a directory".to_owned());
+            (name.clone(), git + &rev.unwrap_or_default())
+        });
+        sources.collect::<BTreeMap<_, _>>()
+    };
+    let (old, new) = (places(a), places(b));
+    // Of those in both files only: what came or went was said.
+    let both = |these: &BTreeMap<String, String>, those: &BTreeMap<String, String>| {
+        let mut these = these.clone();
+        these.retain(|name, _| those.contains_key(name));
+        these
+    };
+    compare(
+        &mut found,
+        "source from",
+        &both(&old, &new),
+        &both(&new, &old),
+    );
+    let submodules = |lock: &Lockfile| {
+        flat(
+            lock.source
+                .iter()
+                .map(|(name, source)| (name, &source.submodules)),
+        )
+    };
+    compare(&mut found, "submodule", &submodules(a), &submodules(b));
+    compare(&mut found, "hook", &a.hooks, &b.hooks);
+    let fetched = |lock: &Lockfile| {
+        let files = lock.fetched.iter();
+        files
+            .map(|(name, file)| (name.clone(), file.sha256.clone()))
+            .collect::<BTreeMap<_, _>>()
+    };
+    compare(&mut found, "fetched", &fetched(a), &fetched(b));
+    let files = |lock: &Lockfile| {
+        let files = lock.files.iter().flat_map(|(cache, files)| {
+            files
+                .iter()
+                .map(move |(path, file)| (format!("{cache}/{path}"), file.sha256().clone()))
+        });
+        files.collect::<BTreeMap<_, _>>()
+    };
+    compare(&mut found, "file", &files(a), &files(b));
+    let pins = |lock: &Lockfile| flat(lock.steps.iter().map(|step| (&step.name, &step.pins)));
+    compare(&mut found, "installed", &pins(a), &pins(b));
+    let prints = |lock: &Lockfile| {
+        let left = lock.steps.iter();
+        flat(left.filter_map(|step| Some((&step.name, &step.prints.as_ref()?.artifacts))))
+    };
+    compare(&mut found, "fingerprint", &prints(a), &prints(b));
+    found.extend(steps::changes(a, b));
+    found
+}
+
+fn flat<'a>(
+    tables: impl Iterator<Item = (&'a String, &'a BTreeMap<String, String>)>,
+) -> BTreeMap<String, String> {
+    let entries = tables.flat_map(|(first, table)| {
+        table
+            .iter()
+            .map(move |(name, value)| (format!("{first}/{name}"), value.clone()))
+    });
+    entries.collect()
+}
+
+fn compare(
+    found: &mut Vec<Change>,
+    kind: &'static str,
+    old: &BTreeMap<String, String>,
+    new: &BTreeMap<String, String>,
+) {
+    let names: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
+    for name in names {
+        let (from, to) = (old.get(name), new.get(name));
+        if from == to {
+            continue;
+        }
+        found.push(Change {
+            kind,
+            name: name.clone(),
+            change: match (from, to) {
+                (None, _) => Verb::Added,
+                (_, None) => Verb::Removed,
+                _ => Verb::Changed,
+            },
+            from: from.cloned(),
+            to: to.cloned(),
+            own: Vec::new(),
+            follows: None,
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::CacheFile;
+    use super::super::tests::example;
+    use super::*;
+    use crate::plan::resolve::StepKey;
+
+    #[test]
+    fn every_change_is_said_in_words() {
+        let a = example();
+        assert!(changes(&a, &a).is_empty());
+        let mut b = example();
+        b.observed.kernel = "7.0".to_owned();
+        assert!(changes(&a, &b).is_empty());
+        b.targets = vec!["gfx1201".to_owned()];
+        b.params.clear();
+        b.image.snapshot = None;
+        b.image
+            .packages
+            .insert("bash".to_owned(), "5.3-1 amd64".to_owned());
+        b.image.packages.remove("zlib1g");
+        b.image
+            .packages
+            .insert("gcc".to_owned(), "15-1 amd64".to_owned());
+        let source = b.source.get_mut("therock").unwrap();
+        source.commit = Some("c".repeat(40));
+        source.rev = None;
+        source
+            .submodules
+            .insert("base/half".to_owned(), "d".repeat(40));
+        b.hooks.clear();
+        b.files
+            .get_mut("tarballs")
+            .unwrap()
+            .insert("new.tgz".to_owned(), CacheFile::Sha256("7".repeat(64)));
+        for step in &mut b.steps {
+            step.key = StepKey::base(&format!("new {}", step.name));
+        }
+        b.steps[0]
+            .parts
+            .insert("input therock".to_owned(), "0".repeat(12));
+        assert_eq!(
+            told(&changes(&a, &b)),
+            [
+                "choice targets: gfx1103 -> gfx1201",
+                "parameter jobs removed: 4",
+                "image snapshot removed: 20260101T000000Z",
+                "package bash: 5.2.37-2 amd64 -> 5.3-1 amd64",
+                "package gcc added: 15-1 amd64",
+                "package zlib1g removed: 1.3-1 amd64",
+                "source therock: aaaaaaaaaaaa -> cccccccccccc",
+                "source from therock: https://example.org/therock main -> https://example.org/therock",
+                "submodule therock/base/half: bbbbbbbbbbbb -> dddddddddddd",
+                "hook h removed: 444444444444",
+                "file tarballs/new.tgz added: 777777777777",
+                "step z-first: its input `therock` changed",
+                "and the step after `z-first`: `a-second`",
+            ]
+        );
+    }
+}

@@ -1,0 +1,291 @@
+//! Owns the lock file on disk: where it is, reading it, and replacing it whole.
+
+use std::collections::BTreeMap;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, ResolveFlag};
+use nix::sys::stat::Mode;
+
+use super::{CacheFile, Lockfile, VERSION};
+use crate::profile::Origin;
+use crate::sys::account;
+use crate::sys::account::{Existing, Place, Rights};
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+
+/// More than any lock file has: a larger file is something else.
+const LARGEST: u64 = 16 << 20;
+
+const HEADER: &str = "\
+# What `rockenv up --locked` builds from. Made by `rockenv lock`: keep it with the profile, do not edit it.
+";
+
+/// Returns where the lock file of an env is: beside its profile, in the working directory for a built-in one.
+pub fn place(profile: &Origin, env: &str) -> PathBuf {
+    let name = format!("{env}.lock");
+    match profile {
+        Origin::File(path) => path.with_file_name(name),
+        Origin::Builtin(_) => PathBuf::from(name),
+    }
+}
+
+/// Reads a lock file with the rights of the person who called; `None` where there is none.
+pub fn read(path: &Path) -> Result<Option<Lockfile>> {
+    read_as(account::caller(), path)
+}
+
+/// Reads a lock file that the store was used with, whoever wrote it.
+pub(crate) fn read_known(path: &Path) -> Result<Option<Lockfile>> {
+    read_as(&Rights::Own, path)
+}
+
+fn read_as(rights: &Rights, path: &Path) -> Result<Option<Lockfile>> {
+    let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK;
+    let file = match rights.open(None, path, flags, Mode::empty(), ResolveFlag::empty()) {
+        Err(Errno::ENOENT) => return Ok(None),
+        other => other.context(|| format!("cannot read `{}`", path.display()))?,
+    };
+    let file = fs::File::from_parts(file.into(), path);
+    let found = file.metadata()?;
+    if !found.is_file() || found.len() > LARGEST {
+        return Err(Error::invalid(format!(
+            "`{}` is no lock file of rockenv",
+            path.display()
+        )));
+    }
+    let mut bytes = Vec::new();
+    file.take(LARGEST).read_to_end(&mut bytes)?;
+    let text = String::from_utf8(bytes)
+        .map_err(|_| Error::invalid(format!("`{}` is not UTF-8", path.display())))?;
+    parse(&text, &path.display().to_string()).map(Some)
+}
+
+/// Reads the text of a lock file; `name` is what errors call it.
+pub fn parse(text: &str, name: &str) -> Result<Lockfile> {
+    let bad = |cause: &dyn std::fmt::Display| {
+        Error::invalid(format!("`{name}` is no lock file of rockenv"))
+            .source(cause.to_string().trim_end().to_owned())
+            .help("rockenv lock PROFILE makes one where nothing is in the way; `--file` names another place for it")
+    };
+    let table: toml::Table = text.parse().map_err(|error| bad(&error))?;
+    // Before anything else: what a later version calls things is not known here.
+    let version = table.get("version").and_then(toml::Value::as_integer);
+    match version {
+        Some(version) if version > i64::from(VERSION) => {
+            return Err(Error::invalid(format!(
+                "`{name}` has format {version}, and this rockenv knows up to {VERSION}"
+            ))
+            .help("use the rockenv that made it, or a newer one"));
+        }
+        Some(1..) => {}
+        _ => return Err(bad(&"it has no `version`")),
+    }
+    let file: Lockfile = toml::from_str(text).map_err(|error| bad(&error))?;
+    if let Some(digest) = file.digests().find(|digest| !is_sha256(digest)) {
+        return Err(bad(&format!("`{}` is no SHA-256", digest.escape_debug())));
+    }
+    Ok(file)
+}
+
+fn is_sha256(text: &str) -> bool {
+    let digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    text.len() == 64 && text.bytes().all(digit)
+}
+
+impl Lockfile {
+    /// Returns what becomes names of files and directories.
+    fn digests(&self) -> impl Iterator<Item = &String> {
+        let image = [&self.image.key, &self.image.digest, &self.image.recipe];
+        let fetched = self.fetched.values().map(|file| &file.sha256);
+        let files = self.files.values().flat_map(BTreeMap::values);
+        let files = files.map(CacheFile::sha256);
+        image.into_iter().chain(fetched).chain(files)
+    }
+
+    /// Returns the text of the file: the same content is always the same text.
+    pub fn text(&self) -> Result<String> {
+        let text = toml::to_string(self)
+            .map_err(|error| Error::unexpected("cannot encode a lock file").source(error))?;
+        Ok(format!("{HEADER}{text}"))
+    }
+}
+
+/// Replaces the file at `path`, or makes it; it belongs to who owns the one before, or the directory.
+///
+/// What is there and no lock file is left alone.
+pub fn write(path: &Path, lock: &Lockfile) -> Result<()> {
+    let rights = account::caller();
+    // A link is followed: what it points to is the user's lock file.
+    let path = &account::resolved(rights, path);
+    let old = match read(path) {
+        Ok(old) => old,
+        Err(error) => {
+            return Err(Error::new(
+                Kind::Invalid,
+                format!("`{}` is in the way, and is left as it is", path.display()),
+            )
+            .source(error)
+            .help("rockenv lock PROFILE --file OTHER.lock"));
+        }
+    };
+    if old.as_ref() == Some(lock) {
+        return Ok(());
+    }
+    let place = Place::new(rights, path)?;
+    let (mode, owner) = match place.open()? {
+        Some(old) => account::mode_and_owner(&old)?,
+        None => (0o644, place.parent_owner()?),
+    };
+    let text = lock.text()?;
+    place.put(text.as_bytes(), mode, Some(owner), Existing::Replace)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+
+    use super::super::tests::example;
+    use super::*;
+
+    #[test]
+    fn the_text_is_stable_and_read_back() {
+        let lock = example();
+        let text = lock.text().unwrap();
+        let again = parse(&text, "x").unwrap();
+        assert_eq!(again, lock);
+        assert_eq!(again.text().unwrap(), text);
+        insta::assert_snapshot!(text, @r#"
+        # What `rockenv up --locked` builds from. Made by `rockenv lock`: keep it with the profile, do not edit it.
+        version = 2
+        profile = "p"
+        targets = ["gfx1103"]
+        variant = "lean"
+        from = "source"
+        build-user = "1000:1000"
+
+        [params]
+        jobs = "4"
+
+        [image]
+        name = "debian"
+        recipe = "1111111111111111111111111111111111111111111111111111111111111111"
+        key = "2222222222222222222222222222222222222222222222222222222222222222"
+        digest = "3333333333333333333333333333333333333333333333333333333333333333"
+        snapshot = "20260101T000000Z"
+        source-date = 1767225600
+
+        [image.env]
+        LANG = "C"
+
+        [image.packages]
+        bash = "5.2.37-2 amd64"
+        zlib1g = "1.3-1 amd64"
+
+        [source.therock]
+        git = "https://example.org/therock"
+        rev = "main"
+        commit = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+
+        [source.therock.submodules]
+        "base/half" = "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb"
+
+        [hooks]
+        h = "4444444444444444444444444444444444444444444444444444444444444444"
+
+        [fetched.ninja]
+        url = "https://example.org/ninja.zip"
+        sha256 = "5555555555555555555555555555555555555555555555555555555555555555"
+
+        [files.tarballs]
+        "zlib/zlib.tar.gz" = "6666666666666666666666666666666666666666666666666666666666666666"
+
+        [files.tarballs."xz/xz.tar.gz"]
+        url = "https://example.org/xz.tar.gz"
+        sha256 = "9999999999999999999999999999999999999999999999999999999999999999"
+
+        [[step]]
+        name = "z-first"
+        key = "6cff91b4516e742a98cc06077fbfda396384d0eb3085b3b7f44d6cfc335f2d5f"
+
+        [step.parts]
+        "input therock" = "999999999999"
+        script = "999999999999"
+        settings = "999999999999"
+
+        [step.pins]
+        meson = "1.7.0 sha256:7777777777777777777777777777777777777777777777777777777777777777"
+
+        [[step]]
+        name = "a-second"
+        key = "55565a698aa3e80704d6179f1be0fd48ef5663140ec730993fbd74e30544414f"
+
+        [step.parts]
+        script = "999999999999"
+        settings = "999999999999"
+
+        [step.prints.artifacts]
+        base = "8888888888888888888888888888888888888888888888888888888888888888"
+        blas = ""
+
+        [step.prints.stages]
+        math = ["blas"]
+
+        [observed]
+        time = "2026-01-02T03:04:05Z"
+        rockenv = "0.1.0"
+        engine = "nspawn"
+        kernel = "6.18.0"
+        "#);
+    }
+
+    #[test]
+    fn what_is_no_lock_file_is_refused_and_never_replaced() {
+        let text = example().text().unwrap();
+        for (text, words) in [
+            (text.replace("version = 2", "version = 3"), "knows up to 2"),
+            (text.replace("version = 2", "version = 0"), "no lock file"),
+            (text.replace("version = 2\n", ""), "no lock file"),
+            (text.replace("[observed]", "[seen]"), "no lock file"),
+            (text.replace(&"5".repeat(64), "../../etc"), "no lock file"),
+        ] {
+            let error = parse(&text, "p.lock").unwrap_err();
+            assert!(error.message().contains(words), "{text}{error}");
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("p.lock");
+        fs::write(&path, "[package]\nname = \"precious\"\n").unwrap();
+        let error = write(&path, &example()).unwrap_err();
+        assert!(error.message().contains("left as it is"), "{error}");
+        assert!(fs::read_to_string(&path).unwrap().contains("precious"));
+    }
+
+    #[test]
+    fn a_file_is_replaced_whole_and_keeps_its_mode_and_link() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("real.lock");
+        let link = directory.path().join("p.lock");
+        write(&path, &example()).unwrap();
+        fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
+        fs_err::os::unix::fs::symlink(&path, &link).unwrap();
+        let mut other = example();
+        other.targets.push("gfx1201".to_owned());
+        write(&link, &other).unwrap();
+        assert_eq!(read(&path).unwrap().unwrap(), other);
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o640);
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn a_lock_file_is_beside_its_profile() {
+        let own = Origin::File("/home/me/p/x.toml".into());
+        assert_eq!(
+            place(&own, "x-gfx1103"),
+            Path::new("/home/me/p/x-gfx1103.lock")
+        );
+        let built_in = Origin::Builtin("x.toml".to_owned());
+        assert_eq!(place(&built_in, "x"), Path::new("x.lock"));
+    }
+}

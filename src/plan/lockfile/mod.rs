@@ -1,0 +1,422 @@
+//! Owns the lock file, `ENV.lock`: what a profile stood for when it was locked, as a file that a person can review.
+//!
+//! `up --locked` builds from what it names and refuses what differs. `check` says what differs (pure), `diff` what changed
+//! between two of them (pure), `steps` which of their steps changed by themselves (pure), `file` reads and writes. Times and places of one machine are in no part of it but `observed`,
+//! which nothing is compared with.
+
+mod check;
+mod diff;
+mod file;
+mod steps;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+pub use check::{
+    Choices, built, choices, drift, fetched, hooks, image, left, some, source, sources, steps,
+};
+pub use diff::{Change, Verb, changes, told};
+pub(crate) use file::read_known;
+pub use file::{parse, place, read, write};
+
+use crate::image::Package;
+use crate::image::recipe::Pin;
+use crate::plan::pins::Pins;
+use crate::plan::resolve::StepKey;
+use crate::rocm::therock::Prints;
+use crate::store::images::Image;
+
+/// Version of the format. A file of a newer one is refused, one of an older one always read.
+///
+/// 2 has the parts of steps.
+pub const VERSION: u32 = 2;
+
+/// A lock file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Lockfile {
+    /// Version of the format.
+    pub version: u32,
+    /// Profile's name.
+    pub profile: String,
+    /// Targets built for, in the order of the table.
+    pub targets: Vec<String>,
+    /// Targets of the machine that it was locked on, which generic steps are built for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub machine_targets: Vec<String>,
+    /// Variant of the profile, where it has any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub variant: Option<String>,
+    /// Where the work begins.
+    pub from: String,
+    /// Build user as `UID:GID`: the numbers own files of the result, so step keys have them.
+    pub build_user: String,
+    /// Parameters from the command line.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub params: BTreeMap<String, String>,
+    /// The image.
+    pub image: LockedImage,
+    /// Source volumes by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub source: BTreeMap<String, LockedSource>,
+    /// Digests of what the profile's hooks do, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub hooks: BTreeMap<String, String>,
+    /// Files that rockenv itself fetches, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub fetched: BTreeMap<String, Fetched>,
+    /// Files in caches whose content the profile locks, by volume, then path.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub files: BTreeMap<String, BTreeMap<String, CacheFile>>,
+    /// Steps in order, those with a GPU included wherever it was locked.
+    #[serde(default, rename = "step")]
+    pub steps: Vec<LockedStep>,
+    /// What the machine was that it was locked on.
+    pub observed: Observed,
+}
+
+impl Lockfile {
+    /// Returns the step of a name.
+    pub fn step(&self, name: &str) -> Option<&LockedStep> {
+        self.steps.iter().find(|step| step.name == name)
+    }
+}
+
+/// An image as it was built.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct LockedImage {
+    /// Recipe's name.
+    pub name: String,
+    /// Digest of the recipe as it is written.
+    pub recipe: String,
+    /// Names the image in a store: the pinned recipe, packages and content.
+    pub key: String,
+    /// Digest of the tree.
+    pub digest: String,
+    /// Digest of the container image's manifest, `sha256:` included.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resolved: Option<String>,
+    /// Variables that the container image gives commands.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
+    /// Moment of the distribution's dated archive, `YYYYMMDDTHHMMSSZ`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<String>,
+    /// Time that files made by the build have, in seconds since 1970.
+    pub source_date: i64,
+    /// Versions and architectures of its packages, by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub packages: BTreeMap<String, String>,
+}
+
+impl LockedImage {
+    /// Describes an image that was built from the recipe of this digest, pinned to a moment or not.
+    pub fn new(recipe: &str, snapshot: Option<&str>, image: &Image) -> Self {
+        Self {
+            name: image.name.clone(),
+            recipe: recipe.to_owned(),
+            key: image.key.clone(),
+            digest: image.digest.clone(),
+            resolved: image.resolved.clone(),
+            env: image.env.clone().unwrap_or_default(),
+            snapshot: snapshot.map(str::to_owned),
+            source_date: image.source_date,
+            packages: packages(&image.packages),
+        }
+    }
+
+    /// Returns what makes the recipe mean this image and no later one.
+    pub fn pin(&self) -> Pin<'_> {
+        Pin {
+            snapshot: self.snapshot.as_deref(),
+            resolved: self.resolved.as_deref(),
+        }
+    }
+}
+
+/// Returns packages by name, and by `name:architecture` where there are several of one name.
+pub(crate) fn packages(list: &[Package]) -> BTreeMap<String, String> {
+    let mut count: BTreeMap<&str, usize> = BTreeMap::new();
+    for package in list {
+        *count.entry(&package.name).or_default() += 1;
+    }
+    let named = list.iter().map(|package| {
+        let name = match count.get(package.name.as_str()) {
+            Some(1) => package.name.clone(),
+            _ => format!("{}:{}", package.name, package.architecture),
+        };
+        let version = format!("{} {}", package.version, package.architecture);
+        (name, version.trim_end().to_owned())
+    });
+    named.collect()
+}
+
+/// A source volume at a commit, or by its content.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct LockedSource {
+    /// Repository that the profile names; none for a directory of the user's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub git: Option<String>,
+    /// Commit, tag or branch that the profile names.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rev: Option<String>,
+    /// The commit; none for a directory that is no repository.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commit: Option<String>,
+    /// Digest of the content, where there is no commit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub content: Option<String>,
+    /// Commits of submodules, by path.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub submodules: BTreeMap<String, String>,
+}
+
+impl LockedSource {
+    /// Returns the fingerprint that the source has when it is as locked, as `source::Git::fingerprint` writes it.
+    pub fn fingerprint(&self) -> String {
+        match (&self.commit, &self.content) {
+            (Some(commit), _) => format!("git:{commit}"),
+            (None, Some(content)) => format!("content:{content}"),
+            (None, None) => "nothing".to_owned(),
+        }
+    }
+}
+
+/// A file that rockenv fetches for an env and keeps in the store.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fetched {
+    /// Where it comes from; none for a file of the user's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
+    /// Digest of its content.
+    pub sha256: String,
+}
+
+/// A file in a cache: one that rockenv fetches, or one that a step put there, of which only the digest is known.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum CacheFile {
+    /// Digest of its content.
+    Sha256(String),
+    /// With where it comes from.
+    Fetched(Fetched),
+}
+
+impl CacheFile {
+    /// Returns the digest of its content.
+    pub fn sha256(&self) -> &String {
+        match self {
+            Self::Sha256(sha256) => sha256,
+            Self::Fetched(file) => &file.sha256,
+        }
+    }
+
+    /// Returns where rockenv fetches it from.
+    pub fn url(&self) -> Option<&String> {
+        match self {
+            Self::Sha256(_) => None,
+            Self::Fetched(file) => file.url.as_ref(),
+        }
+    }
+}
+
+/// A step.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LockedStep {
+    /// Name.
+    pub name: String,
+    /// Key of its snapshot.
+    pub key: StepKey,
+    /// What the key is made of beside the step before, as [`crate::plan::resolve::Step::parts`]; nothing is refused by them, they are
+    /// there to say what changed.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub parts: BTreeMap<String, String>,
+    /// What it fetched by itself: versions and digests, as far as it said so and had run when this was written.
+    #[serde(default, skip_serializing_if = "Pins::is_empty")]
+    pub pins: Pins,
+    /// TheRock's fingerprints that it left for the keys of later steps, if it had run when this was written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prints: Option<LockedPrints>,
+}
+
+/// TheRock's fingerprints after a step that configures it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LockedPrints {
+    /// Artifacts with their fingerprints, empty where TheRock has none.
+    pub artifacts: BTreeMap<String, String>,
+    /// The artifacts of each stage.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub stages: BTreeMap<String, BTreeSet<String>>,
+}
+
+impl LockedPrints {
+    /// Describes what a step left.
+    pub fn new(prints: &Prints) -> Self {
+        let artifacts = prints.artifacts.iter();
+        Self {
+            artifacts: artifacts
+                .map(|(name, print)| (name.clone(), print.clone().unwrap_or_default()))
+                .collect(),
+            stages: prints.stages.clone(),
+        }
+    }
+
+    /// Returns them as a step leaves them.
+    pub fn prints(&self) -> Prints {
+        let artifacts = self.artifacts.iter();
+        Prints {
+            artifacts: artifacts
+                .map(|(name, print)| (name.clone(), (!print.is_empty()).then(|| print.clone())))
+                .collect(),
+            stages: self.stages.clone(),
+        }
+    }
+}
+
+/// A machine, as it was seen.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Observed {
+    /// When it was locked.
+    pub time: Timestamp,
+    /// Version of rockenv.
+    pub rockenv: String,
+    /// Engine.
+    pub engine: String,
+    /// Release of the kernel.
+    pub kernel: String,
+    /// Version of the GPU's driver, where it is one of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub amdgpu: Option<String>,
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    fn parts(names: &[&str]) -> BTreeMap<String, String> {
+        let parts = names.iter();
+        parts
+            .map(|name| ((*name).to_owned(), "9".repeat(12)))
+            .collect()
+    }
+
+    /// A lock file with something in every part.
+    pub(crate) fn example() -> Lockfile {
+        let digest = |digit: &str| digit.repeat(64);
+        Lockfile {
+            version: VERSION,
+            profile: "p".to_owned(),
+            targets: vec!["gfx1103".to_owned()],
+            machine_targets: Vec::new(),
+            variant: Some("lean".to_owned()),
+            from: "source".to_owned(),
+            build_user: "1000:1000".to_owned(),
+            params: BTreeMap::from([("jobs".to_owned(), "4".to_owned())]),
+            image: LockedImage {
+                name: "debian".to_owned(),
+                recipe: digest("1"),
+                key: digest("2"),
+                digest: digest("3"),
+                resolved: None,
+                env: BTreeMap::from([("LANG".to_owned(), "C".to_owned())]),
+                snapshot: Some("20260101T000000Z".to_owned()),
+                source_date: 1_767_225_600,
+                packages: BTreeMap::from([
+                    ("bash".to_owned(), "5.2.37-2 amd64".to_owned()),
+                    ("zlib1g".to_owned(), "1.3-1 amd64".to_owned()),
+                ]),
+            },
+            source: BTreeMap::from([(
+                "therock".to_owned(),
+                LockedSource {
+                    git: Some("https://example.org/therock".to_owned()),
+                    rev: Some("main".to_owned()),
+                    commit: Some("a".repeat(40)),
+                    content: None,
+                    submodules: BTreeMap::from([("base/half".to_owned(), "b".repeat(40))]),
+                },
+            )]),
+            hooks: BTreeMap::from([("h".to_owned(), digest("4"))]),
+            fetched: BTreeMap::from([(
+                "ninja".to_owned(),
+                Fetched {
+                    url: Some("https://example.org/ninja.zip".to_owned()),
+                    sha256: digest("5"),
+                },
+            )]),
+            files: BTreeMap::from([(
+                "tarballs".to_owned(),
+                BTreeMap::from([
+                    (
+                        "xz/xz.tar.gz".to_owned(),
+                        CacheFile::Fetched(Fetched {
+                            url: Some("https://example.org/xz.tar.gz".to_owned()),
+                            sha256: digest("9"),
+                        }),
+                    ),
+                    (
+                        "zlib/zlib.tar.gz".to_owned(),
+                        CacheFile::Sha256(digest("6")),
+                    ),
+                ]),
+            )]),
+            steps: vec![
+                LockedStep {
+                    name: "z-first".to_owned(),
+                    key: StepKey::base("one"),
+                    parts: parts(&["script", "settings", "input therock"]),
+                    pins: BTreeMap::from([(
+                        "meson".to_owned(),
+                        format!("1.7.0 sha256:{}", digest("7")),
+                    )]),
+                    prints: None,
+                },
+                LockedStep {
+                    name: "a-second".to_owned(),
+                    key: StepKey::base("two"),
+                    parts: parts(&["script", "settings"]),
+                    pins: Pins::new(),
+                    prints: Some(LockedPrints {
+                        artifacts: BTreeMap::from([
+                            ("blas".to_owned(), String::new()),
+                            ("base".to_owned(), digest("8")),
+                        ]),
+                        stages: BTreeMap::from([("math".to_owned(), ["blas".to_owned()].into())]),
+                    }),
+                },
+            ],
+            observed: Observed {
+                time: "2026-01-02T03:04:05Z".parse().unwrap(),
+                rockenv: "0.1.0".to_owned(),
+                engine: "nspawn".to_owned(),
+                kernel: "6.18.0".to_owned(),
+                amdgpu: None,
+            },
+        }
+    }
+
+    #[test]
+    fn two_architectures_of_a_package_have_two_names() {
+        let package = |name: &str, architecture: &str| Package {
+            name: name.to_owned(),
+            version: "1".to_owned(),
+            architecture: architecture.to_owned(),
+        };
+        let found = packages(&[
+            package("libc6", "amd64"),
+            package("libc6", "i386"),
+            package("bash", "amd64"),
+        ]);
+        let names: Vec<&str> = found.keys().map(String::as_str).collect();
+        assert_eq!(names, ["bash", "libc6:amd64", "libc6:i386"]);
+        assert_eq!(found["libc6:i386"], "1 i386");
+    }
+}

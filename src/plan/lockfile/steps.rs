@@ -1,0 +1,243 @@
+//! Owns what changed of a lock file's steps: which by themselves, which only with one before them or with the image, in words.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::diff::{Change, Verb};
+use super::{LockedStep, Lockfile};
+
+/// Returns the steps that are in one file only or have other keys: those that went first, then the others in their order.
+pub(super) fn changes(a: &Lockfile, b: &Lockfile) -> Vec<Change> {
+    let change = |name: &str, old: Option<&LockedStep>, new: Option<&LockedStep>| {
+        let key = |step: Option<&LockedStep>| step.map(|step| step.key.as_str().to_owned());
+        Change {
+            kind: "step",
+            name: name.to_owned(),
+            change: match (old, new) {
+                (None, _) => Verb::Added,
+                (_, None) => Verb::Removed,
+                _ => Verb::Changed,
+            },
+            from: key(old),
+            to: key(new),
+            own: Vec::new(),
+            follows: None,
+        }
+    };
+    let gone = a.steps.iter().filter(|step| b.step(&step.name).is_none());
+    let mut found: Vec<Change> = gone
+        .map(|step| change(&step.name, Some(step), None))
+        .collect();
+    // What a step that is as it was changed with.
+    let mut cause = (a.image.key != b.image.key).then(|| format!("image {}", b.image.name));
+    let mut before = None;
+    for step in &b.steps {
+        let old = a.step(&step.name);
+        let mut one = change(&step.name, old, Some(step));
+        if let Some(old) = old {
+            // Another one before it, or none any more.
+            if let Some(other) = moved(a, old, before, b) {
+                cause.get_or_insert(format!("step {other}"));
+            }
+            if old.key != step.key {
+                one.own = differing(&old.parts, &step.parts);
+                if one.own.is_empty() {
+                    one.follows.clone_from(&cause);
+                }
+            }
+        }
+        before = Some(step.name.as_str());
+        if old.is_some_and(|old| old.key == step.key) {
+            continue;
+        }
+        if one.follows.is_none() {
+            cause = Some(format!("step {}", step.name));
+        }
+        found.push(one);
+    }
+    found
+}
+
+/// Returns the step that stood before this one and has gone, or that stands there now and stood elsewhere.
+fn moved<'a>(
+    a: &'a Lockfile,
+    old: &LockedStep,
+    before: Option<&'a str>,
+    b: &Lockfile,
+) -> Option<&'a str> {
+    let at = a.steps.iter().position(|step| step.name == old.name)?;
+    let stood = at.checked_sub(1).map(|at| a.steps[at].name.as_str());
+    match stood {
+        stood if stood == before => None,
+        Some(gone) if b.step(gone).is_none() => Some(gone),
+        _ => before.or(stood),
+    }
+}
+
+/// Returns the names of the parts that differ; none where one of the files is from before they were written down.
+pub(super) fn differing(
+    old: &BTreeMap<String, String>,
+    new: &BTreeMap<String, String>,
+) -> Vec<String> {
+    if old.is_empty() || new.is_empty() {
+        return Vec::new();
+    }
+    let names: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
+    let differs = names
+        .into_iter()
+        .filter(|name| old.get(*name) != new.get(*name));
+    differs.cloned().collect()
+}
+
+/// Names parts of a step: "its script and its input `src`".
+pub(super) fn words(parts: &[String]) -> String {
+    let word = |part: &String| match part.as_str() {
+        "fingerprints" => "TheRock's fingerprints".to_owned(),
+        "user" => "its build user".to_owned(),
+        "settings" => "its working directory, network or GPU".to_owned(),
+        part => match part.split_once(' ') {
+            Some((kind, name)) => format!("its {kind} `{name}`"),
+            None => format!("its {part}"),
+        },
+    };
+    let words: Vec<String> = parts.iter().map(word).collect();
+    match words.split_last() {
+        Some((last, rest)) if !rest.is_empty() => format!("{} and {last}", rest.join(", ")),
+        _ => words.concat(),
+    }
+}
+
+/// Sums up in one line the steps that only follow others; none where there are none.
+pub(super) fn followers(changes: &[Change]) -> Option<String> {
+    let mut causes = BTreeSet::new();
+    let mut names = Vec::new();
+    for change in changes {
+        if let Some(cause) = &change.follows {
+            causes.insert(cause.as_str());
+            names.push(change.name.as_str());
+        }
+    }
+    let causes: Vec<&str> = causes.into_iter().collect();
+    let place = match causes[..] {
+        [] => return None,
+        [one] => match one.split_once(' ') {
+            Some(("image", name)) => format!("on image `{name}`"),
+            _ => format!("after `{}`", one.trim_start_matches("step ")),
+        },
+        _ => "after these".to_owned(),
+    };
+    Some(match names[..] {
+        [one] => format!("and the step {place}: `{one}`"),
+        _ => format!("and the {} steps {place}", names.len()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::example;
+    use super::super::{changes, told};
+    use super::*;
+    use crate::plan::resolve::StepKey;
+
+    /// A file with these steps; a step's part is its script, and its key is made of those before it too.
+    fn with(image: &str, steps: &[(&str, &str)]) -> Lockfile {
+        let mut lock = example();
+        lock.image.key = image.repeat(64);
+        let mut all = image.to_owned();
+        let step = |(name, script): &(&str, &str)| {
+            all = format!("{all} {script}");
+            LockedStep {
+                name: (*name).to_owned(),
+                key: StepKey::base(&all),
+                parts: BTreeMap::from([
+                    ("script".to_owned(), (*script).to_owned()),
+                    ("settings".to_owned(), "0".to_owned()),
+                ]),
+                pins: crate::plan::pins::Pins::new(),
+                prints: None,
+            }
+        };
+        lock.steps = steps.iter().map(step).collect();
+        lock
+    }
+
+    fn said(a: &Lockfile, b: &Lockfile) -> Vec<String> {
+        told(&changes(a, b))
+    }
+
+    #[test]
+    fn what_changed_by_itself_is_told_from_what_follows() {
+        let old = with("1", &[("a", "1"), ("b", "1"), ("c", "1"), ("d", "1")]);
+        let one = with("1", &[("a", "1"), ("b", "2"), ("c", "1"), ("d", "1")]);
+        assert_eq!(
+            said(&old, &one),
+            ["step b: its script changed", "and the 2 steps after `b`"]
+        );
+        let two = with("1", &[("a", "1"), ("b", "2"), ("c", "2"), ("d", "1")]);
+        assert_eq!(
+            said(&old, &two),
+            [
+                "step b: its script changed",
+                "step c: its script changed",
+                "and the step after `c`: `d`"
+            ]
+        );
+        let apart = with("1", &[("a", "2"), ("b", "1"), ("c", "2"), ("d", "1")]);
+        assert_eq!(said(&old, &apart)[2], "and the 2 steps after these");
+        let image = with("2", &[("a", "1"), ("b", "1"), ("c", "1"), ("d", "1")]);
+        assert_eq!(said(&old, &image), ["and the 4 steps on image `debian`"]);
+    }
+
+    #[test]
+    fn steps_that_came_went_or_moved_are_what_others_follow() {
+        let old = with("1", &[("a", "1"), ("b", "2"), ("c", "3")]);
+        let key = |lock: &Lockfile, name: &str| lock.step(name).unwrap().key.short().to_owned();
+        let gone = with("1", &[("a", "1"), ("c", "3")]);
+        assert_eq!(
+            said(&old, &gone),
+            [
+                format!("step b removed: {}", key(&old, "b")),
+                "and the step after `b`: `c`".to_owned()
+            ]
+        );
+        assert_eq!(
+            said(&gone, &old),
+            [
+                format!("step b added: {}", key(&old, "b")),
+                "and the step after `b`: `c`".to_owned()
+            ]
+        );
+        let moved = with("1", &[("b", "2"), ("a", "1"), ("c", "3")]);
+        let changes = changes(&old, &moved);
+        assert!(
+            changes.iter().all(|change| change.follows.is_some()),
+            "{changes:?}"
+        );
+    }
+
+    #[test]
+    fn a_file_without_parts_names_the_first_step() {
+        let mut old = with("1", &[("a", "1"), ("b", "1")]);
+        let new = with("1", &[("a", "2"), ("b", "1")]);
+        for step in &mut old.steps {
+            step.parts.clear();
+        }
+        let keys = [&old, &new].map(|lock| lock.step("a").unwrap().key.short().to_owned());
+        assert_eq!(
+            said(&old, &new),
+            [
+                format!("step a: {} -> {}", keys[0], keys[1]),
+                "and the step after `a`: `b`".to_owned()
+            ]
+        );
+    }
+
+    #[test]
+    fn parts_have_names_for_people() {
+        let parts = ["fingerprints", "input src", "variables"].map(str::to_owned);
+        assert_eq!(
+            words(&parts),
+            "TheRock's fingerprints, its input `src` and its variables"
+        );
+        assert_eq!(words(&parts[2..]), "its variables");
+    }
+}

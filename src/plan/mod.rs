@@ -1,0 +1,340 @@
+//! Owns the decision what `up` does: a pure function of the wanted steps and what was observed.
+
+pub(crate) mod checked;
+pub mod gc;
+pub mod jobs;
+pub mod lockfile;
+pub mod ninja_log;
+pub mod pins;
+pub mod record;
+pub mod resolve;
+pub mod samples;
+pub mod savings;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Serialize;
+
+/// A step of the spec, as far as planning needs it.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// Name in the profile.
+    pub name: String,
+    /// Its key.
+    pub key: String,
+    /// Keeps build volumes live when its key changed.
+    pub incremental: bool,
+    /// Why it is not run here, for a step that is skipped; such a step is in nobody's key.
+    pub skip: Option<String>,
+    /// It is in no later step's key.
+    pub aside: bool,
+}
+
+/// A layer found for a step's key.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// Its id.
+    pub layer: String,
+    /// Why this env cannot use it, where it cannot.
+    pub unusable: Option<String>,
+    /// It is not what a clean build makes, and so does not count: a registry may have one that does.
+    pub refused: bool,
+    /// It holds the build volumes, though the store does not freeze them itself.
+    pub holds_volumes: bool,
+    /// Keys of the steps up to it whose results are not in this env's output volumes, or are there as an earlier build of this env
+    /// left them.
+    pub brings: BTreeSet<String>,
+}
+
+/// What there is.
+#[derive(Clone, Debug, Default)]
+pub struct Observed {
+    /// Whether the env has a record.
+    pub exists: bool,
+    /// Layers the env's head stands on, topmost first; empty on the bare image.
+    pub head: Vec<String>,
+    /// Those of them that steps made which are not in the profile any more, or are other ones there.
+    pub outlived: Vec<String>,
+    /// Layers by step key.
+    pub layers: BTreeMap<String, Found>,
+    /// What changed in steps since the last `up`, by their key.
+    pub changed: BTreeMap<String, String>,
+    /// Keys of steps whose snapshots a service has although the store forgot them; those among `layers` can be used.
+    pub forgotten: BTreeSet<String>,
+    /// The last step's key for which a registry has a layer, and the registry.
+    pub remote: Option<(String, String)>,
+    /// Key of the step that was begun last and did not end well.
+    pub attempt: Option<String>,
+    /// Whether the live tree holds changes since its snapshot.
+    pub touched: bool,
+    /// Whether the env has build volumes with something in them.
+    pub has_volumes: bool,
+    /// Whether the store freezes build volumes.
+    pub freezes_volumes: bool,
+}
+
+/// What the user asked for beyond the profile.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Last step to run.
+    pub until: Option<String>,
+    /// Step to run again, with all after it.
+    pub rerun: Option<String>,
+    /// Start each step from its parent's state, volumes included.
+    pub clean: bool,
+}
+
+/// What happens to one step.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Action {
+    /// Its layer is there.
+    Hit,
+    /// Its layer comes from a registry.
+    Pull,
+    /// It runs.
+    Run,
+    /// It is not run, and not passed.
+    Skip,
+    /// It comes after `--until`.
+    Later,
+}
+
+/// One step of the plan.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Planned {
+    /// Name.
+    pub name: String,
+    /// Key.
+    pub key: String,
+    /// What happens.
+    pub action: Action,
+    /// Why, in a few words.
+    pub why: String,
+    /// It runs whether or not its snapshot is there, so that another env's is of no use.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub again: bool,
+}
+
+/// Where the build volumes come from when the first step runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Volumes {
+    /// They stay as they are.
+    Live,
+    /// They are restored from the snapshot that the step starts on.
+    Restored,
+    /// They are emptied.
+    Fresh,
+}
+
+/// What `up` does.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Plan {
+    /// The steps in order.
+    pub steps: Vec<Planned>,
+    /// Layer on which the env stands when the first step runs, or in the end; `None` is the image.
+    pub start: Option<String>,
+    /// Whether the env must first be moved to `start`.
+    pub moves: bool,
+    /// What happens to the build volumes.
+    pub volumes: Volumes,
+    /// Whether changes in the live tree are kept as a snapshot first.
+    pub keep_changes: bool,
+    /// Steps whose snapshots are there, and whose results are to be put into the env's output.
+    pub brings: Vec<String>,
+    /// What the user should know.
+    pub notes: Vec<String>,
+}
+
+impl Plan {
+    /// Returns whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        let work = [Action::Run, Action::Pull];
+        !self.moves
+            && self.brings.is_empty()
+            && !self.steps.iter().any(|step| work.contains(&step.action))
+    }
+
+    /// Returns how many steps run.
+    pub fn runs(&self) -> usize {
+        self.steps
+            .iter()
+            .filter(|step| step.action == Action::Run)
+            .count()
+    }
+}
+
+/// Decides what to do. `options` name steps that exist.
+pub fn plan(wanted: &[Wanted], observed: &Observed, options: &Options) -> Plan {
+    let mut notes = Vec::new();
+    let last = options
+        .until
+        .as_ref()
+        .and_then(|until| wanted.iter().position(|step| step.name == *until))
+        .unwrap_or_else(|| wanted.len().saturating_sub(1));
+    let rerun = options
+        .rerun
+        .as_ref()
+        .and_then(|name| wanted.iter().position(|step| step.name == *name));
+    // Live volumes that cannot be restored can only be clean when they are made again from the first step on.
+    let afresh = options.clean && !observed.freezes_volumes && observed.has_volumes;
+
+    // A layer holds everything below it: the last usable one decides, gaps before it do not matter.
+    let usable = |index: usize| {
+        let found = observed.layers.get(&wanted[index].key)?;
+        (found.unusable.is_none() && rerun.is_none_or(|rerun| index < rerun) && !afresh)
+            .then_some(&found.layer)
+    };
+    let reached =
+        || (0..wanted.len()).filter(|&index| index <= last && wanted[index].skip.is_none());
+    // Later layers say nothing of a step that is in no key of theirs: it runs, and they are made again on it.
+    let first_lacking = reached().find(|&index| wanted[index].aside && usable(index).is_none());
+    let base = reached()
+        .filter(|&index| first_lacking.is_none_or(|lacking| index < lacking))
+        .filter_map(|index| Some((index, usable(index)?.clone())))
+        .next_back();
+    let start = base.as_ref().map(|(_, layer)| layer.clone());
+    let restores = observed.freezes_volumes
+        || base.as_ref().is_some_and(|(index, _)| {
+            let found = observed.layers.get(&wanted[*index].key);
+            found.is_some_and(|found| found.holds_volumes)
+        });
+
+    let brought = base.as_ref().and_then(|(index, _)| {
+        let found = observed.layers.get(&wanted[*index].key);
+        found.map(|found| &found.brings)
+    });
+
+    let remote = observed.remote.as_ref();
+    let pulled = remote.and_then(|(key, _)| {
+        reached().find(|index| wanted[*index].key == *key && rerun.is_none_or(|at| *index < at))
+    });
+
+    let mut steps = Vec::new();
+    let mut brings = Vec::new();
+    let mut first_run: Option<&Wanted> = None;
+    for (index, step) in wanted.iter().enumerate() {
+        let (action, why) = if index > last {
+            (
+                Action::Later,
+                format!("after `--until {}`", wanted[last].name),
+            )
+        } else if let Some(reason) = &step.skip {
+            (Action::Skip, reason.clone())
+        } else if base.as_ref().is_some_and(|(base, _)| index <= *base) {
+            if brought.is_some_and(|brought| brought.contains(&step.key)) {
+                brings.push(step.name.clone());
+                let why = "snapshot is there; its results go to this env's output";
+                (Action::Hit, why.to_owned())
+            } else {
+                (Action::Hit, "snapshot is there".to_owned())
+            }
+        } else if let (Some((_, registry)), true) = (remote, pulled >= Some(index)) {
+            (Action::Pull, format!("pulled from {registry}"))
+        } else {
+            let why = match observed.layers.get(&step.key) {
+                _ if first_run.is_some() => "a step before it runs".to_owned(),
+                _ if rerun == Some(index) => "asked for by `--rerun`".to_owned(),
+                _ if afresh => "asked for by `--clean`".to_owned(),
+                Some(Found {
+                    unusable: Some(why),
+                    ..
+                }) => why.clone(),
+                _ if observed.attempt.as_ref() == Some(&step.key) => {
+                    "did not finish last time".to_owned()
+                }
+                _ if observed.changed.contains_key(&step.key) => {
+                    format!("changed: {}", observed.changed[&step.key])
+                }
+                _ if !observed.exists => "new".to_owned(),
+                _ => "no snapshot with its key: it, or something before it, changed".to_owned(),
+            };
+            first_run.get_or_insert(step);
+            (Action::Run, why)
+        };
+        steps.push(Planned {
+            name: step.name.clone(),
+            key: step.key.clone(),
+            again: action == Action::Run && (afresh || rerun.is_some_and(|rerun| index >= rerun)),
+            action,
+            why,
+        });
+    }
+
+    let on_start = match &start {
+        Some(layer) => observed.head.contains(layer),
+        None => observed.exists && observed.head.is_empty(),
+    };
+    let (moves, volumes) = match first_run {
+        // Everything is there: an env that went on from its last step (by `exec` or a snapshot) stays where it is,
+        // unless it did so by a step that is not wanted any more, or one was at its volumes.
+        None => {
+            let dirty = observed.attempt.is_some() && restores;
+            let mut above = observed
+                .head
+                .iter()
+                .take_while(|id| Some(*id) != start.as_ref());
+            // Before the end, what comes after it may be wanted.
+            let outlived =
+                options.until.is_none() && above.any(|id| observed.outlived.contains(id));
+            let stays = on_start && !dirty && !outlived;
+            (
+                start.is_some() && !stays,
+                if stays {
+                    Volumes::Live
+                } else {
+                    Volumes::Restored
+                },
+            )
+        }
+        Some(step) => {
+            let at_start = observed.head.first() == start.as_ref();
+            let resumes = observed.attempt.as_ref() == Some(&step.key);
+            let volumes = if afresh {
+                Volumes::Fresh
+            } else if !options.clean && (resumes || step.incremental && observed.has_volumes)
+                || (at_start && observed.attempt.is_none() && !observed.touched)
+            {
+                Volumes::Live
+            } else if start.is_some() {
+                Volumes::Restored
+            } else {
+                Volumes::Fresh
+            };
+            // It starts from its parent's snapshot, not from what was changed by hand since.
+            let as_it_is = at_start && !observed.touched && volumes == Volumes::Live;
+            (!as_it_is || !observed.exists, volumes)
+        }
+    };
+    let volumes = if restores || afresh || volumes == Volumes::Live {
+        volumes
+    } else {
+        if observed.has_volumes && first_run.is_some() {
+            notes.push(
+                "this store cannot restore build volumes (overlay): the step goes on with them as they are; \
+                 `--clean` empties them and runs every step again"
+                    .to_owned(),
+            );
+        }
+        Volumes::Live
+    };
+    let moves = moves
+        && (first_run.is_none()
+            || observed.touched
+            || observed.head.first() != start.as_ref()
+            || volumes != Volumes::Live);
+    let keep_changes = observed.touched && (moves || first_run.is_some());
+    Plan {
+        steps,
+        start,
+        moves,
+        volumes,
+        keep_changes,
+        brings,
+        notes,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,157 @@
+//! Owns what a step says that it fetched by itself: names, versions and digests, one a line. A lock file has it, and hands it back.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+
+use fs_err as fs;
+
+use crate::sys::error::{Error, Result};
+
+/// Directory inside: a step reads `locked`, which is there if a lock file has something for it, and writes `installed`.
+pub const INSIDE: &str = "/run/rockenv/pins";
+/// Its name in an env's `run` directory.
+pub const NAME: &str = "pins";
+const LOCKED: &str = "locked";
+const INSTALLED: &str = "installed";
+/// The longest file that is read, in bytes.
+const MAX: u64 = 1 << 20;
+
+/// Version and `sha256:DIGEST` by name.
+pub type Pins = BTreeMap<String, String>;
+
+/// Makes the directory for one run of a step, with what is locked in it.
+pub fn offer(directory: &Path, locked: Option<&Pins>) -> Result<()> {
+    fs::create_dir_all(directory)?;
+    // Who the step runs as is not always somebody that exists outside.
+    fs::set_permissions(directory, std::fs::Permissions::from_mode(0o777))?;
+    if let Some(locked) = locked {
+        let lines = locked.iter().map(|(name, is)| format!("{name} {is}\n"));
+        fs::write(directory.join(LOCKED), lines.collect::<String>())?;
+    }
+    Ok(())
+}
+
+/// Reads what a step wrote; nothing where it wrote nothing.
+pub fn read(directory: &Path, step: &str) -> Result<Pins> {
+    let path = directory.join(INSTALLED);
+    let found = match fs::symlink_metadata(&path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Pins::new()),
+        other => other?,
+    };
+    let bad = |what: &str| {
+        let message = format!("what step `{step}` wrote to `{INSIDE}/{INSTALLED}` {what}");
+        Error::invalid(message).help("a line of it is `NAME VERSION sha256:DIGEST`")
+    };
+    // A link could lead anywhere on the host.
+    if !found.is_file() || found.len() > MAX {
+        return Err(bad("is no file, or too long"));
+    }
+    let text = fs::read_to_string(&path)?;
+    let lines = text.lines().map(|line| {
+        let words: Vec<&str> = line.split(' ').collect();
+        match words[..] {
+            [name, version, digest] if is_digest(digest) && !name.is_empty() => {
+                Ok((name.to_owned(), format!("{version} {digest}")))
+            }
+            _ => Err(bad(&format!("has a line `{}`", line.escape_debug()))),
+        }
+    });
+    lines.collect()
+}
+
+fn is_digest(text: &str) -> bool {
+    let digest = text.strip_prefix("sha256:");
+    digest.is_some_and(|hex| hex.len() == 64 && hex.bytes().all(|byte| byte.is_ascii_hexdigit()))
+}
+
+/// Says how what a step fetched differs from what is locked.
+pub fn differences(step: &str, locked: &Pins, found: &Pins) -> Vec<String> {
+    let names: BTreeSet<&String> = locked.keys().chain(found.keys()).collect();
+    let differs = |name: &String| {
+        let (was, is) = (locked.get(name), found.get(name));
+        let version = |text: &String| text.split(' ').next().unwrap_or_default().to_owned();
+        match (was, is) {
+            (Some(was), Some(is)) if was == is => None,
+            (Some(was), Some(is)) if version(was) == version(is) => Some(format!(
+                "`{name}` {} of step `{step}` has another content than the locked one",
+                version(is)
+            )),
+            (was, is) => Some(format!(
+                "`{name}` of step `{step}` is {} in it, and {} was installed",
+                was.map_or_else(|| "not".to_owned(), version),
+                is.map_or_else(|| "nothing".to_owned(), version)
+            )),
+        }
+    };
+    names.into_iter().filter_map(differs).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pins(list: &[(&str, &str, &str)]) -> Pins {
+        let pin = |(name, version, digit): &(&str, &str, &str)| {
+            let digest = digit.repeat(64);
+            ((*name).to_owned(), format!("{version} sha256:{digest}"))
+        };
+        list.iter().map(pin).collect()
+    }
+
+    #[test]
+    fn what_was_locked_is_offered_and_what_was_written_is_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = directory.path().join(NAME);
+        let locked = pins(&[("lit", "18.1", "a"), ("meson", "1.7", "b")]);
+        offer(&place, Some(&locked)).unwrap();
+        assert_eq!(read(&place, "s").unwrap(), Pins::new());
+        fs::copy(place.join(LOCKED), place.join(INSTALLED)).unwrap();
+        assert_eq!(read(&place, "s").unwrap(), locked);
+    }
+
+    #[test]
+    fn what_is_no_list_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join(INSTALLED);
+        for text in [
+            "lit",
+            "lit 18.1",
+            "lit 18.1 sha256:12",
+            "lit  sha256:12",
+            "\0",
+        ] {
+            fs::write(&file, text).unwrap();
+            let error = read(directory.path(), "tools").unwrap_err();
+            assert!(error.message().contains("step `tools`"), "{error}");
+        }
+        fs::remove_file(&file).unwrap();
+        fs_err::os::unix::fs::symlink("/etc/hostname", &file).unwrap();
+        let error = read(directory.path(), "tools").unwrap_err();
+        assert!(error.message().contains("is no file"), "{error}");
+    }
+
+    #[test]
+    fn differences_name_the_thing() {
+        let locked = pins(&[
+            ("lit", "18.1", "a"),
+            ("meson", "1.7", "b"),
+            ("six", "1", "c"),
+        ]);
+        assert!(differences("tools", &locked, &locked).is_empty());
+        let found = pins(&[
+            ("lit", "18.2", "a"),
+            ("meson", "1.7", "d"),
+            ("mako", "1", "c"),
+        ]);
+        assert_eq!(
+            differences("tools", &locked, &found),
+            [
+                "`lit` of step `tools` is 18.1 in it, and 18.2 was installed",
+                "`mako` of step `tools` is not in it, and 1 was installed",
+                "`meson` 1.7 of step `tools` has another content than the locked one",
+                "`six` of step `tools` is 1 in it, and nothing was installed",
+            ]
+        );
+    }
+}

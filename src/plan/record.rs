@@ -1,0 +1,215 @@
+//! Owns what the store remembers of an env: `envs/<name>/record.json`, written last and by rename, so that it
+//! is the one place that decides which trees, volumes and layers are alive.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use jiff::Timestamp;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::checked;
+use crate::engine::Usage;
+use crate::store::history::VolumesFrom;
+
+/// Version of the record's format; a newer one is refused.
+pub const VERSION: u32 = 1;
+
+/// What is known of an env.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Record {
+    /// Format version.
+    pub version: u32,
+    /// Random, never used again: names the env's volumes.
+    #[serde(deserialize_with = "checked::names")]
+    pub id: String,
+    /// When it was made.
+    pub created: Timestamp,
+    /// When a command last changed it, other than to clean up.
+    pub used: Timestamp,
+    /// Profile it came from.
+    pub profile: String,
+    /// Targets it builds for.
+    pub targets: Vec<String>,
+    /// Image recipe's name.
+    pub image: String,
+    /// Key of the image it stands on.
+    #[serde(deserialize_with = "checked::names")]
+    pub image_key: String,
+    /// Engine it was made with.
+    pub engine: String,
+    /// Socket of the service that has its trees; none with systemd-nspawn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<PathBuf>,
+    /// What it is now.
+    pub head: Head,
+    /// Frozen states, oldest first.
+    pub snapshots: Vec<Snapshot>,
+    /// What the last `up` knew of each step, in order.
+    pub steps: Vec<StepRecord>,
+    /// The tree of a failed step, kept for inspection.
+    pub failed: Option<Failed>,
+    /// Whether `up` came to its end.
+    pub complete: bool,
+}
+
+/// The env's present state.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Head {
+    /// Layer it stands on; `None` is the bare image.
+    #[serde(default, deserialize_with = "checked::names")]
+    pub layer: Option<String>,
+    /// Live tree, made when something first writes.
+    #[serde(default, deserialize_with = "checked::names")]
+    pub tree: Option<String>,
+    /// Live volumes of kind `build`: name to directory in `volumes/`.
+    #[serde(deserialize_with = "checked::names")]
+    pub volumes: BTreeMap<String, String>,
+    /// Where their content comes from; [`Head::volumes_from`] says what it means where it is not written down.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volumes_from: Option<VolumesFrom>,
+}
+
+/// Why a snapshot exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Origin {
+    /// A step ended.
+    Step,
+    /// Somebody asked for it.
+    User,
+    /// rockenv kept changes that a command would have dropped.
+    Auto,
+}
+
+/// A frozen state of the env.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Snapshot {
+    /// Name, unique in the env.
+    pub name: String,
+    /// Directory in `layers/`.
+    #[serde(deserialize_with = "checked::names")]
+    pub layer: String,
+    /// Step key, for a step's.
+    #[serde(default, deserialize_with = "checked::names")]
+    pub key: Option<String>,
+    /// Why it exists.
+    pub origin: Origin,
+    /// Its step ran although a layer of its key was there: the user asked for that.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub again: bool,
+    /// When it was taken.
+    pub created: Timestamp,
+}
+
+/// How a step ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Outcome {
+    /// It ran and succeeded.
+    Done,
+    /// Its layer was there already.
+    Hit,
+    /// It failed.
+    Failed,
+    /// It was not run, and not passed.
+    Skipped,
+    /// It was stopped or never reached.
+    Pending,
+}
+
+/// What the last `up` knew of a step.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct StepRecord {
+    /// Name in the profile.
+    pub name: String,
+    /// Its key.
+    pub key: String,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Why, in a sentence, where that needs saying.
+    pub reason: Option<String>,
+    /// Its log, relative to the env's directory.
+    #[serde(default, deserialize_with = "checked::below")]
+    pub log: Option<String>,
+    /// What it cost.
+    pub cost: Option<Cost>,
+}
+
+/// What a step cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Cost {
+    /// Wall clock, in milliseconds.
+    pub wall_ms: u64,
+    /// What its container used.
+    pub usage: Usage,
+    /// Growth of the tree and of the build volumes it sees, in allocated bytes.
+    pub disk_delta: i64,
+    /// Most disk in use over what was in use when it began, in bytes; what others wrote meanwhile counts too.
+    #[serde(default)]
+    pub disk_peak: u64,
+}
+
+/// A failed step's remains.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Failed {
+    /// The step.
+    pub step: String,
+    /// Its tree.
+    #[serde(deserialize_with = "checked::names")]
+    pub tree: String,
+    /// The layer that the tree stands on.
+    #[serde(default, deserialize_with = "checked::names")]
+    pub parent: Option<String>,
+    /// Its log, relative to the env's directory.
+    #[serde(deserialize_with = "checked::below")]
+    pub log: String,
+    /// Exit code of its script.
+    pub code: Option<u8>,
+}
+
+impl Record {
+    /// Returns the snapshot of that name.
+    pub fn snapshot(&self, name: &str) -> Option<&Snapshot> {
+        self.snapshots.iter().find(|snapshot| snapshot.name == name)
+    }
+
+    /// Returns the newest snapshot of the step with that key.
+    pub fn of_step(&self, key: &str) -> Option<&Snapshot> {
+        let mut newest_first = self.snapshots.iter().rev();
+        newest_first.find(|snapshot| snapshot.key.as_deref() == Some(key))
+    }
+
+    /// Returns every layer that the env needs by name; their parents are needed too.
+    pub fn layers(&self) -> impl Iterator<Item = &str> {
+        let failed = self
+            .failed
+            .iter()
+            .filter_map(|failed| failed.parent.as_deref());
+        self.snapshots
+            .iter()
+            .map(|snapshot| snapshot.layer.as_str())
+            .chain(self.head.layer.as_deref())
+            .chain(failed)
+    }
+
+    /// Returns every live tree.
+    pub fn trees(&self) -> impl Iterator<Item = &str> {
+        self.head
+            .tree
+            .as_deref()
+            .into_iter()
+            .chain(self.failed.iter().map(|failed| failed.tree.as_str()))
+    }
+
+    /// Returns a snapshot name made from `base` that is not taken.
+    pub fn free_name(&self, base: &str) -> String {
+        let mut name = base.to_owned();
+        let mut number = 2;
+        while self.snapshot(&name).is_some() {
+            name = format!("{base}-{number}");
+            number += 1;
+        }
+        name
+    }
+}

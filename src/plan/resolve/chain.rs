@@ -1,0 +1,92 @@
+//! Owns the chain of keys: each step's on the one before that any machine runs, up to a step whose fingerprints by TheRock are not known.
+
+use super::key::{StepKey, Surroundings, key, parts};
+use super::{Hook, Step, Volume};
+use crate::plan::resolve::spec::Inputs;
+use crate::profile::Profile;
+use crate::rocm::therock::Prints;
+use crate::store::source::is_untracked;
+use crate::sys::error::{Error, Result};
+
+/// Gives the steps their keys; returns the step that has to run before those of later ones are what they will be.
+pub(super) fn chain(
+    steps: &mut [Step],
+    base: &StepKey,
+    profile: &Profile,
+    inputs: &Inputs,
+    volumes: &[Volume],
+    hooks: &[Hook],
+) -> Result<Option<String>> {
+    let mut parent = base.clone();
+    let standing_in: Vec<String> = steps
+        .iter()
+        .filter(|step| step.fingerprints.is_some())
+        .flat_map(|step| step.inputs.clone())
+        .collect();
+    // The parent as it is without what TheRock's fingerprints stand for.
+    let mut bare = base.clone();
+    let (mut prints, mut own, mut open) = (None, String::new(), None);
+    // TheRock asks git whether a source is changed, and git's answer leaves out files that it does not track.
+    let mut blind = false;
+    // Steps that are in no later one's key, and what begins at them is in the next one's.
+    let mut aside: Vec<String> = Vec::new();
+    for step in steps {
+        let content = fingerprints(step, inputs)?;
+        let rest: Vec<_> = content
+            .iter()
+            .filter(|(name, _)| !standing_in.contains(name))
+            .cloned()
+            .collect();
+        let uses = prints.map_or_else(Vec::new, |prints: &Prints| {
+            prints.of(&step.stages, &own, blind)
+        });
+        let around = |inputs_of: &[(String, String)], parent: &StepKey| {
+            let surroundings = Surroundings {
+                volumes,
+                inputs: inputs_of,
+                prints: &uses,
+                hooks: hooks
+                    .iter()
+                    .filter(|hook| hook.from == step.name || aside.contains(&hook.from))
+                    .map(|hook| hook.digest.as_str())
+                    .collect(),
+                user: &inputs.user,
+                gpu: profile.gpu,
+            };
+            (key(parent, step, &surroundings), parts(step, &surroundings))
+        };
+        let ((own_key, parts), (without, _)) = (around(&content, &parent), around(&rest, &bare));
+        step.parts = parts;
+        if step.is_aside() {
+            aside.push(step.name.clone());
+            step.key = own_key;
+            continue;
+        }
+        aside.clear();
+        bare = without;
+        parent = own_key.clone();
+        if step.fingerprints.is_some() && open.is_none() {
+            match inputs.prints.get(&own_key) {
+                Some(known) => {
+                    blind = content.iter().any(|(_, print)| is_untracked(print));
+                    own = content.into_iter().map(|(_, print)| print).collect();
+                    prints = Some(known);
+                    parent = bare.clone();
+                }
+                None => open = Some(step.name.clone()),
+            }
+        }
+        step.key = own_key;
+    }
+    Ok(open)
+}
+
+fn fingerprints(step: &Step, inputs: &Inputs) -> Result<Vec<(String, String)>> {
+    let print = |name: &String| match inputs.fingerprints.get(name) {
+        Some(print) => Ok((name.clone(), print.clone())),
+        None => Err(Error::unexpected(format!(
+            "no fingerprint of the volume `{name}`"
+        ))),
+    };
+    step.inputs.iter().map(print).collect()
+}

@@ -1,0 +1,236 @@
+//! Owns what `up X` means: a file, a profile or a target; and what the env is called.
+
+use std::borrow::Cow;
+
+use crate::profile::{is_path, value};
+use crate::rocm::target;
+use crate::rocm::target::Target;
+use crate::sys::error::{Error, Kind, Result};
+use crate::sys::suggest;
+
+/// Profile that `up gfx1103` uses.
+pub const DEFAULT_PROFILE: &str = "therock";
+
+/// What was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Name or path for `profile::load`.
+    pub profile: String,
+    /// Targets that replace the profile's, in the order of the table.
+    pub targets: Vec<Target>,
+    /// Name of the env, where it was given.
+    pub env_name: Option<String>,
+    /// What the env is called in place of the profile and its targets.
+    pub stem: Option<String>,
+}
+
+/// Decides what `up ARGUMENT --target T... --name N` means; `profiles` are the names that can be loaded.
+pub fn choose<'a>(
+    argument: &str,
+    targets: &[Target],
+    name: Option<&str>,
+    profiles: impl IntoIterator<Item = &'a str>,
+) -> Result<Request> {
+    let profiles: Vec<&str> = profiles.into_iter().collect();
+    let mut request = Request {
+        profile: argument.to_owned(),
+        targets: targets.to_vec(),
+        env_name: name.map(str::to_owned),
+        stem: None,
+    };
+    request.targets.sort_unstable();
+    request.targets.dedup();
+    if is_path(argument) || profiles.contains(&argument) {
+        return Ok(request);
+    }
+    match Target::parse(argument) {
+        Ok(target) if request.targets.is_empty() => Ok(Request {
+            profile: DEFAULT_PROFILE.to_owned(),
+            targets: vec![target],
+            stem: Some(target.name().to_owned()),
+            ..request
+        }),
+        Ok(target) => {
+            let flags: Vec<_> = targets
+                .iter()
+                .map(|target| format!("--target {target}"))
+                .collect();
+            let message = format!(
+                "`{target}` is a target already, and so is {}",
+                flags.join(" ")
+            );
+            let help = format!(
+                "rockenv up {DEFAULT_PROFILE} --target {target} {}",
+                flags.join(" ")
+            );
+            Err(Error::new(Kind::Usage, message).help(help))
+        }
+        Err(error) => {
+            if target::family(argument).is_some() {
+                return Err(error);
+            }
+            let shown = argument.escape_debug().take(80).collect::<String>();
+            let error = Error::not_found(format!("no profile and no target `{shown}`"));
+            let known = profiles
+                .into_iter()
+                .chain(target::all().map(|target| target.name()));
+            Err(error.help(match suggest::closest(argument, known) {
+                Some(close) => Cow::Owned(format!("did you mean `{close}`?")),
+                None => Cow::Borrowed("`rockenv profile ls` and `rockenv target ls` show them all"),
+            }))
+        }
+    }
+}
+
+/// Returns the name of an env: the given one; or `stem`, or else the profile's with the targets that were asked for, and
+/// what else was chosen.
+///
+/// All of them: `up p --target A` and `up p --target A --target B` are different envs.
+pub fn env_name(
+    given: Option<&str>,
+    stem: Option<&str>,
+    profile: &str,
+    targets: &[Target],
+    choices: &[String],
+) -> Result<String> {
+    let name = match given {
+        Some(name) => name.to_owned(),
+        None => {
+            let mut name = stem.unwrap_or(profile).to_owned();
+            let targets = targets.iter().filter(|_| stem.is_none());
+            for part in targets.map(ToString::to_string).chain(choices.to_vec()) {
+                name.push('-');
+                name.push_str(&part);
+            }
+            name
+        }
+    };
+    match value::name("env", &name) {
+        Ok(()) => Ok(name),
+        Err(refused) if given.is_none() => {
+            Err(Error::new(Kind::Usage, refused.message).help("choose one: --name NAME"))
+        }
+        Err(refused) => {
+            Err(Error::new(Kind::Usage, refused.message).help(refused.help.unwrap_or_default()))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PROFILES: [&str; 3] = ["hip-smoke", "therock", "gfx900"];
+
+    fn targets(names: &[&str]) -> Vec<Target> {
+        names
+            .iter()
+            .map(|name| Target::parse(name).unwrap())
+            .collect()
+    }
+
+    fn ask(
+        argument: &str,
+        flags: &[&str],
+        name: Option<&str>,
+    ) -> Result<(String, String, Option<String>)> {
+        let request = choose(argument, &targets(flags), name, PROFILES)?;
+        Ok((
+            request.profile,
+            format!("{:?}", request.targets),
+            request.env_name.or(request.stem),
+        ))
+    }
+
+    #[test]
+    fn arguments() {
+        let some = |name: &str| Some(name.to_owned());
+        for (argument, flags, name, want) in [
+            ("./p.toml", &[][..], None, ("./p.toml", "[]", None)),
+            ("p.toml", &[], None, ("p.toml", "[]", None)),
+            ("dir/p", &[], None, ("dir/p", "[]", None)),
+            ("hip-smoke", &[], None, ("hip-smoke", "[]", None)),
+            (
+                "hip-smoke",
+                &["gfx1103", "gfx90a", "gfx1103"],
+                Some("x"),
+                ("hip-smoke", "[gfx90a, gfx1103]", some("x")),
+            ),
+            (
+                "gfx1103",
+                &[],
+                None,
+                ("therock", "[gfx1103]", some("gfx1103")),
+            ),
+            (
+                "gfx1103",
+                &[],
+                Some("mine"),
+                ("therock", "[gfx1103]", some("mine")),
+            ),
+            // A profile of that name comes first.
+            ("gfx900", &[], None, ("gfx900", "[]", None)),
+        ] {
+            let (profile, targets, env) = ask(argument, flags, name).unwrap();
+            assert_eq!(
+                (profile.as_str(), targets.as_str(), env),
+                want,
+                "{argument}"
+            );
+        }
+    }
+
+    #[test]
+    fn wrong_arguments() {
+        let fail = |argument: &str, flags: &[&str]| {
+            let error = ask(argument, flags, None).unwrap_err();
+            (error.kind(), error.help_text().unwrap().to_owned())
+        };
+        assert_eq!(
+            fail("hip-smok", &[]),
+            (Kind::NotFound, "did you mean `hip-smoke`?".to_owned())
+        );
+        assert_eq!(fail("gfx1113", &[]).1, "did you mean `gfx1103`?");
+        assert_eq!(
+            fail("nonsense", &[]).1,
+            "`rockenv profile ls` and `rockenv target ls` show them all"
+        );
+        assert!(fail("gfx110X-all", &[]).1.contains("is a family"));
+        assert_eq!(fail("gfx1103", &["gfx1100"]).0, Kind::Usage);
+        assert_eq!(fail("a\0\u{1b}", &[]).0, Kind::NotFound);
+    }
+
+    #[test]
+    fn env_names() {
+        let name = |given, flags: &[&str]| env_name(given, None, "therock", &targets(flags), &[]);
+        assert_eq!(name(None, &[]).unwrap(), "therock");
+        assert_eq!(name(None, &["gfx1103"]).unwrap(), "therock-gfx1103");
+        assert_eq!(
+            name(None, &["gfx1100", "gfx1103"]).unwrap(),
+            "therock-gfx1100-gfx1103"
+        );
+        assert_eq!(name(Some("x"), &["gfx1103"]).unwrap(), "x");
+        let chosen = ["full-torch".to_owned(), "from-rocm".to_owned()];
+        let long = |given, stem| env_name(given, stem, "p", &targets(&["gfx1103"]), &chosen);
+        assert_eq!(long(None, None).unwrap(), "p-gfx1103-full-torch-from-rocm");
+        assert_eq!(
+            long(None, Some("gfx1103")).unwrap(),
+            "gfx1103-full-torch-from-rocm"
+        );
+        assert_eq!(long(Some("x"), Some("gfx1103")).unwrap(), "x");
+        for bad in ["", "../x", "X", "a b", "a\0"] {
+            assert_eq!(
+                name(Some(bad), &[]).unwrap_err().kind(),
+                Kind::Usage,
+                "{bad:?}"
+            );
+        }
+        let all: Vec<_> = target::all().collect();
+        assert_eq!(
+            env_name(None, None, "therock", &all, &[])
+                .unwrap_err()
+                .help_text(),
+            Some("choose one: --name NAME")
+        );
+    }
+}

@@ -1,0 +1,119 @@
+//! Owns the decision which hooks an env gets, and from which of its steps on.
+
+use super::{Hook, Skipped, Step};
+use crate::plan::resolve::spec::Inputs;
+use crate::profile::hook::Applies;
+use crate::profile::{self, Profile, VolumeKind};
+use crate::rocm::target::Target;
+use crate::sys::error::{Error, Result};
+
+/// What `resolve` has to know of a hook.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HookFacts {
+    /// Digest of what it does.
+    pub digest: String,
+    /// The volume that it changes.
+    pub volume: String,
+    /// The step that it asks to be applied from.
+    pub from_step: Option<String>,
+    /// Where it applies.
+    pub applies: Applies,
+    /// Why the source's revision needs it not, where that is known.
+    pub not_now: Option<String>,
+}
+
+/// Decides which hooks there are and from which step on, and which are left out.
+pub(super) fn hooks(
+    profile: &Profile,
+    inputs: &Inputs,
+    targets: &[Target],
+    steps: &[Step],
+    names: &[String],
+) -> Result<(Vec<Hook>, Vec<Skipped>)> {
+    let (mut hooks, mut left_out) = (Vec::new(), Vec::new());
+    for name in names {
+        let facts = inputs
+            .hooks
+            .get(name)
+            .ok_or_else(|| Error::unexpected(format!("nothing is known of the hook `{name}`")))?;
+        let refuse = |message: String, help: String| {
+            Error::invalid(format!(
+                "profile `{}`: hook `{name}` {message}",
+                profile.name
+            ))
+            .help(help)
+        };
+        let meant = &facts.applies.profiles;
+        if !meant.is_empty() && !profile.names().any(|own| meant.contains(&own)) {
+            return Err(refuse(
+                format!("is only for {}", meant.join(", ")),
+                "take it out of `hooks`, or extend one of these profiles".to_owned(),
+            ));
+        }
+        let is_source = |volume: &&profile::Volume| {
+            volume.name == facts.volume && volume.kind == VolumeKind::Source
+        };
+        if !profile.volumes.iter().any(|volume| is_source(&volume)) {
+            return Err(refuse(
+                format!(
+                    "changes `{}`, which is no volume of kind `source`",
+                    facts.volume
+                ),
+                "rockenv hook ls".to_owned(),
+            ));
+        }
+        let first = match &facts.from_step {
+            Some(step) => profile.steps.iter().position(|own| own.name == *step),
+            None => {
+                let reads = |step: &profile::Step| {
+                    let mut volumes = step.inputs.iter().map(|name| profile::input(name).0);
+                    volumes.any(|volume| volume == facts.volume)
+                };
+                profile.steps.iter().position(reads)
+            }
+        };
+        let Some(first) = first else {
+            return Err(match &facts.from_step {
+                Some(step) => refuse(
+                    format!("is applied from step `{step}` on, which there is not"),
+                    "rockenv hook ls".to_owned(),
+                ),
+                None => refuse(
+                    format!(
+                        "would never be applied: no step has `{}` among its `inputs`",
+                        facts.volume
+                    ),
+                    format!(
+                        "add `inputs = [\"{}\"]` to the first step that reads it",
+                        facts.volume
+                    ),
+                ),
+            });
+        };
+        // The first one there is: conditions may leave out the one that was named.
+        let from = profile.steps[first..]
+            .iter()
+            .find_map(|own| steps.iter().find(|step| step.name == own.name));
+        let reason = facts
+            .not_now
+            .clone()
+            .or_else(|| facts.applies.not_for(targets));
+        match (from, reason) {
+            (_, Some(reason)) => left_out.push(Skipped {
+                name: name.clone(),
+                reason,
+            }),
+            (None, None) => left_out.push(Skipped {
+                name: name.clone(),
+                reason: "the steps that it is for are left out".to_owned(),
+            }),
+            (Some(from), None) => hooks.push(Hook {
+                name: name.clone(),
+                digest: facts.digest.clone(),
+                volume: facts.volume.clone(),
+                from: from.name.clone(),
+            }),
+        }
+    }
+    Ok((hooks, left_out))
+}

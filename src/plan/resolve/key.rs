@@ -1,0 +1,225 @@
+//! Owns keys: what is part of a step's identity, and in which bytes.
+//!
+//! A key says what is in a snapshot. So a step's name, time limit, the host paths behind volumes, the engine, limits and
+//! variables from the host are not in it, while everything that a step can see or say is. There is no target in it
+//! unless the step mentions one: up to there, all targets share their snapshots.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use super::{Action, BuildUser, Step, User, Volume, VolumeKind};
+use crate::profile::hex;
+use crate::rocm::gpu::Extras;
+
+/// Starts every base key. Another number gives every key a new value: all envs are built again.
+const FORMAT: &str = "rockenv-1";
+
+/// Names what a snapshot holds: a sha256 in lower-case hexadecimal.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct StepKey(String);
+
+impl StepKey {
+    /// Returns the key of the image, the parent of the first step.
+    pub fn base(image_key: &str) -> Self {
+        Self::hash(FORMAT, image_key)
+    }
+
+    /// Returns all 64 digits.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Returns the 12 digits shown to people.
+    pub fn short(&self) -> &str {
+        &self.0[..12]
+    }
+
+    // A parent has no NUL, so no two pairs are hashed alike.
+    fn hash(parent: &str, content: &str) -> Self {
+        let mut hash = Sha256::new();
+        hash.update(parent);
+        hash.update([0]);
+        hash.update(content);
+        Self(hex(&hash.finalize()))
+    }
+}
+
+impl fmt::Display for StepKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for StepKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.short())
+    }
+}
+
+impl From<StepKey> for String {
+    fn from(key: StepKey) -> Self {
+        key.0
+    }
+}
+
+// A key becomes the name of a directory, so a saved one is not trusted.
+impl TryFrom<String> for StepKey {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+        match text.len() == 64 && text.bytes().all(digit) {
+            true => Ok(Self(text)),
+            false => Err("a key is 64 hexadecimal digits".to_owned()),
+        }
+    }
+}
+
+/// What a key is made of, beside the parent. The order of fields is part of the format.
+#[derive(Serialize)]
+struct Content<'a> {
+    action: Act<'a>,
+    /// Nothing for root. Ownership is content, so the numbers of a step that runs as the build user count.
+    builder: Option<&'a BuildUser>,
+    workdir: Option<&'a str>,
+    network: bool,
+    gpu: bool,
+    // Absent where nothing is asked for: keys from before there was such a thing stay what they were.
+    #[serde(skip_serializing_if = "Extras::is_none")]
+    gpu_extras: Extras,
+    // A snapshot made on top of what an earlier attempt left is not one made from scratch.
+    incremental: bool,
+    env: &'a BTreeMap<String, String>,
+    volumes: Vec<(&'a str, VolumeKind, &'a str)>,
+    inputs: &'a [(String, String)],
+    hooks: Vec<&'a str>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    prints: &'a [(String, String)],
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Act<'a> {
+    Run {
+        shell: &'a [String],
+        script: &'a str,
+    },
+    Packages(&'a [String]),
+    Copy(Vec<(&'a str, &'a str)>),
+    Export(Vec<(&'a str, &'a str)>),
+}
+
+/// What is around a step and part of its key as far as the step sees it.
+pub(super) struct Surroundings<'a> {
+    pub(super) volumes: &'a [Volume],
+    /// The step's `inputs` with their fingerprints.
+    pub(super) inputs: &'a [(String, String)],
+    /// Fingerprints by TheRock of what the step builds, by artifact.
+    pub(super) prints: &'a [(String, String)],
+    /// Digests of the hooks whose change this step is the first to see.
+    pub(super) hooks: Vec<&'a str>,
+    pub(super) user: &'a BuildUser,
+    pub(super) gpu: Extras,
+}
+
+/// Returns the key of a step whose own is not set yet.
+pub(super) fn key(parent: &StepKey, step: &Step, around: &Surroundings<'_>) -> StepKey {
+    StepKey::hash(parent.as_str(), &json(&content(step, around)))
+}
+
+/// Returns the beginnings of digests of what a step's key is made of beside its parent, by the part's name.
+pub(super) fn parts(step: &Step, around: &Surroundings<'_>) -> BTreeMap<String, String> {
+    let content = content(step, around);
+    let mut parts = BTreeMap::new();
+    let mut add = |name: &str, text: String| {
+        let digest = hex(&Sha256::digest(text));
+        parts.insert(name.to_owned(), digest[..12].to_owned());
+    };
+    let action = match content.action {
+        Act::Run { .. } => "script",
+        Act::Packages(_) => "packages",
+        Act::Copy(_) => "files",
+        Act::Export(_) => "export",
+    };
+    add(action, json(&content.action));
+    let settings = (
+        content.workdir,
+        content.network,
+        content.gpu,
+        content.gpu_extras,
+        content.incremental,
+    );
+    add("settings", json(&settings));
+    if let Some(builder) = content.builder {
+        add("user", json(builder));
+    }
+    if !content.env.is_empty() {
+        add("variables", json(content.env));
+    }
+    if !content.volumes.is_empty() {
+        add("volumes", json(&content.volumes));
+    }
+    for (name, print) in content.inputs {
+        add(&format!("input {name}"), json(print));
+    }
+    if !content.hooks.is_empty() {
+        add("hooks", json(&content.hooks));
+    }
+    if !content.prints.is_empty() {
+        add("fingerprints", json(content.prints));
+    }
+    parts
+}
+
+fn content<'a>(step: &'a Step, around: &'a Surroundings<'_>) -> Content<'a> {
+    let action = match &step.action {
+        Action::Run { shell, script } => Act::Run { shell, script },
+        Action::Packages(packages) => Act::Packages(packages),
+        Action::Copy(items) => Act::Copy(
+            items
+                .iter()
+                .map(|item| (item.to.as_str(), item.digest.as_str()))
+                .collect(),
+        ),
+        Action::Export(items) => Act::Export(
+            items
+                .iter()
+                .map(|item| (item.from.as_str(), item.to.as_str()))
+                .collect(),
+        ),
+    };
+    let visible = around.volumes.iter().filter(|volume| step.sees(volume));
+    Content {
+        builder: (step.user == User::Builder).then_some(around.user),
+        // Only scripts start anywhere; elsewhere it would be the build user's home without any meaning.
+        workdir: matches!(action, Act::Run { .. }).then_some(&step.workdir),
+        action,
+        network: step.network,
+        gpu: step.gpu,
+        gpu_extras: match step.gpu {
+            true => around.gpu,
+            false => Extras::default(),
+        },
+        incremental: step.incremental,
+        env: &step.env,
+        volumes: visible
+            .map(|volume| (volume.name.as_str(), volume.kind, volume.target.as_str()))
+            .collect(),
+        inputs: around.inputs,
+        // Later steps have them by their parent's key.
+        hooks: around.hooks.clone(),
+        prints: around.prints,
+    }
+}
+
+#[expect(
+    clippy::expect_used,
+    reason = "strings, numbers and maps with string keys always serialize"
+)]
+fn json(content: &(impl Serialize + ?Sized)) -> String {
+    serde_json::to_string(content).expect("key content is JSON")
+}

@@ -1,0 +1,348 @@
+//! The spec: a profile with nothing left to decide. What `plan` compares and `execute` acts on; saved with the env.
+//!
+//! `resolve` is pure: what it needs of the machine comes in `Inputs`. Only the number of jobs and the memory stay open,
+//! because they may change from run to run without changing what is built: see `finish`.
+
+mod chain;
+mod changed;
+mod choose;
+mod chosen;
+pub mod coherent;
+mod hooks;
+mod image_env;
+mod key;
+mod spec;
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+pub(crate) use tests::inputs as tests_inputs;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub use crate::plan::resolve::spec::{Inputs, resolve, volumes};
+pub use changed::changed;
+pub use choose::{DEFAULT_PROFILE, Request, choose, env_name};
+pub use chosen::{Chosen, choices};
+pub use hooks::HookFacts;
+pub use key::StepKey;
+use serde::{Deserialize, Serialize};
+
+pub use crate::profile::text::{Facts, finish};
+pub use crate::profile::{
+    Access, Engine, Fingerprints, MemoryMax, Origin, Resources, User, VolumeKind,
+};
+use crate::rocm::gpu::Extras;
+use crate::rocm::target::Target;
+
+/// Version of the saved form.
+pub const VERSION: u32 = 1;
+
+/// An environment, decided.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spec {
+    /// Version of this form.
+    pub version: u32,
+    /// Name of the env.
+    pub name: String,
+    /// Name of the profile.
+    pub profile: String,
+    /// Where the profile is.
+    pub origin: Origin,
+    /// Variant of the profile, where it has any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub variant: Option<String>,
+    /// Where the work begins.
+    #[serde(default = "from_source")]
+    pub from: String,
+    /// Targets, in the order of the table; may be empty.
+    pub targets: Vec<Target>,
+    /// Name of the image.
+    pub image: String,
+    /// What runs the steps.
+    pub engine: Engine,
+    /// Parent key of the first step.
+    pub base_key: StepKey,
+    /// Names of variables to take from the host when a step starts. Their values are nowhere in here.
+    pub env_from_host: Vec<String>,
+    /// Who `User::Builder` is.
+    pub user: BuildUser,
+    /// Needs and limits.
+    pub resources: Resources,
+    /// What steps with the GPU get beside it.
+    #[serde(default, skip_serializing_if = "Extras::is_none")]
+    pub gpu: Extras,
+    /// Fingerprints of sources, by volume, as far as they were asked for.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub fingerprints: BTreeMap<String, String>,
+    /// SHA-256 of the lock file that everything was taken from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lock: Option<String>,
+    /// The image's share of `env`, in late form.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub image_env: BTreeMap<String, String>,
+    /// Variables of every step, the image's below the profile's, in late form: see `finish`.
+    pub env: BTreeMap<String, String>,
+    /// Variables of what was built.
+    pub runtime_env: BTreeMap<String, String>,
+    /// What they are for.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub runtime_notes: BTreeMap<String, String>,
+    /// Hooks, in order.
+    pub hooks: Vec<Hook>,
+    /// Hooks of the profile that are not for this env.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hooks_left_out: Vec<Skipped>,
+    /// Volumes, a parent directory before what is mounted in it.
+    pub volumes: Vec<Volume>,
+    /// Steps in order.
+    pub steps: Vec<Step>,
+    /// Steps that `when` or a missing GPU leaves out.
+    pub skipped: Vec<Skipped>,
+    /// The first step whose fingerprints are not known: it has to run before the keys of later ones can be told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub open: Option<String>,
+}
+
+impl Spec {
+    /// Returns the volume of that name.
+    pub fn volume(&self, name: &str) -> Option<&Volume> {
+        self.volumes.iter().find(|volume| volume.name == name)
+    }
+
+    /// Returns the step of that name.
+    pub fn step(&self, name: &str) -> Option<&Step> {
+        self.steps.iter().find(|step| step.name == name)
+    }
+
+    /// Returns the hooks that are applied to `volume` when `step` runs, in order.
+    pub fn hooks_at<'a>(&'a self, step: &Step, volume: &'a str) -> impl Iterator<Item = &'a Hook> {
+        let position = |name: &str| self.steps.iter().position(|step| step.name == name);
+        let now = position(&step.name);
+        self.hooks
+            .iter()
+            .filter(move |hook| hook.volume == volume && position(&hook.from) <= now)
+    }
+
+    /// Returns the volumes that a step sees, in the order to mount them.
+    pub fn visible(&self, step: &Step) -> impl Iterator<Item = &Volume> {
+        self.volumes.iter().filter(|volume| step.sees(volume))
+    }
+}
+
+/// The user that steps run as, and that owns what they make.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BuildUser {
+    /// Name in the env.
+    pub name: String,
+    /// Number, the invoking user's.
+    pub uid: u32,
+    /// Number of the group.
+    pub gid: u32,
+    /// Home in the env.
+    pub home: String,
+}
+
+impl BuildUser {
+    /// Returns the user every env has, with the invoking user's numbers.
+    pub fn new(uid: u32, gid: u32) -> Self {
+        Self {
+            name: "builder".to_owned(),
+            uid,
+            gid,
+            home: "/home/builder".to_owned(),
+        }
+    }
+}
+
+/// A hook to apply.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hook {
+    /// Its name.
+    pub name: String,
+    /// Digest of what it does.
+    pub digest: String,
+    /// The source volume that it changes.
+    pub volume: String,
+    /// The first step that sees the change, and has its digest in its key.
+    pub from: String,
+}
+
+/// A directory to mount.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Volume {
+    /// Name.
+    pub name: String,
+    /// What it is for.
+    pub kind: VolumeKind,
+    /// Absolute path in the env.
+    pub target: String,
+    /// Whether steps may write.
+    pub access: Access,
+    /// Size above which `gc` shrinks a cache, in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max: Option<u64>,
+    /// The lock file names its files.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub locked: bool,
+    /// Size it grows to, in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk: Option<u64>,
+    /// What is mounted.
+    pub source: VolumeSource,
+}
+
+/// What a volume shows.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum VolumeSource {
+    /// A directory of the host, absolute.
+    Path(PathBuf),
+    /// A repository, cloned into the store.
+    Git(Git),
+    /// A directory of the store.
+    Store,
+}
+
+/// A repository and what to check out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Git {
+    /// Its location.
+    pub url: String,
+    /// Commit, tag or branch; the repository's default branch without.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rev: Option<String>,
+    /// Commits to fetch; all without.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub depth: Option<u32>,
+    /// With submodules.
+    pub submodules: bool,
+}
+
+/// One unit of work.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Step {
+    /// Name.
+    pub name: String,
+    /// Key of the snapshot it ends in.
+    pub key: StepKey,
+    /// What the key is made of beside the step before: beginnings of digests, by names such as `script` and `input NAME`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub parts: BTreeMap<String, String>,
+    /// Who it runs as.
+    pub user: User,
+    /// Directory it starts in.
+    pub workdir: String,
+    /// With a network.
+    pub network: bool,
+    /// With the GPU.
+    pub gpu: bool,
+    /// Build volumes stay as they are when it runs again.
+    pub incremental: bool,
+    /// Time limit, in seconds when saved.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "seconds")]
+    pub timeout: Option<Duration>,
+    /// Volumes, and paths in them, whose content is part of the key.
+    pub inputs: Vec<String>,
+    /// Where TheRock's fingerprints are found when it has run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fingerprints: Option<Fingerprints>,
+    /// Stages of TheRock whose fingerprints are part of the key, of those that there are.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stages: Vec<String>,
+    /// Names of the volumes it sees.
+    pub volumes: Vec<String>,
+    /// All its variables but those from the host, in late form: see `finish`.
+    pub env: BTreeMap<String, String>,
+    /// What it does.
+    pub action: Action,
+}
+
+impl Step {
+    /// Returns whether it is in no later step's key: one that needs a GPU is left out where there is none, and what comes after it is
+    /// the same on every machine. What was configured decides over later keys wherever it was.
+    pub fn is_aside(&self) -> bool {
+        self.gpu && self.fingerprints.is_none()
+    }
+
+    fn sees(&self, volume: &Volume) -> bool {
+        self.volumes.contains(&volume.name)
+    }
+}
+
+/// What a step does.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Action {
+    /// Runs a script.
+    Run {
+        /// Program and arguments that come before the script.
+        shell: Vec<String>,
+        /// The script, in late form: see `finish`.
+        script: String,
+    },
+    /// Installs packages.
+    Packages(Vec<String>),
+    /// Brings files in.
+    Copy(Vec<CopyItem>),
+    /// Hands results out.
+    Export(Vec<ExportItem>),
+}
+
+/// A file or directory to bring in; `profile::copy_files` has its content.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CopyItem {
+    /// Path beside the profile, as written there.
+    pub from: String,
+    /// Absolute path in the env.
+    pub to: String,
+    /// Digest of the content.
+    pub digest: String,
+}
+
+/// A file or directory to hand out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExportItem {
+    /// Absolute path in the env.
+    pub from: String,
+    /// Name of an output volume.
+    pub to: String,
+}
+
+/// A step or hook that is not part of this env.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Skipped {
+    /// Its name.
+    pub name: String,
+    /// Why, as the rest of "skipped: ...".
+    pub reason: String,
+}
+
+fn from_source() -> String {
+    crate::profile::FROM_SOURCE.to_owned()
+}
+
+mod seconds {
+    use std::time::Duration;
+
+    use serde::{Deserialize as _, Deserializer, Serializer};
+
+    #[expect(clippy::ref_option, reason = "serde's signature")]
+    pub(super) fn serialize<S: Serializer>(
+        duration: &Option<Duration>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        match duration {
+            Some(duration) => serializer.serialize_u64(duration.as_secs()),
+            None => serializer.serialize_none(),
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<Duration>, D::Error> {
+        let seconds = Option::<u64>::deserialize(deserializer)?;
+        Ok(seconds.map(Duration::from_secs))
+    }
+}

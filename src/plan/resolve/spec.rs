@@ -1,0 +1,589 @@
+//! Owns the way from a profile to a spec: targets, parameters and conditions applied, keys computed.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use super::chain::chain;
+use super::chosen::{Chosen, choices, unknown_param};
+use super::coherent::{self, Excluded};
+use super::hooks::{HookFacts, hooks};
+use super::image_env;
+use super::key::StepKey;
+use super::{
+    Action, BuildUser, CopyItem, Engine, ExportItem, Git, Origin, Resources, Skipped, Spec, Step,
+    User, VERSION, Volume, VolumeKind, VolumeSource, env_name,
+};
+use crate::profile::text::{Fault, Scope};
+use crate::profile::value::{self, Refused};
+use crate::profile::{self, At, Problem, Profile, When, copy_key, host_path, invalid};
+use crate::rocm::target::Target;
+use crate::rocm::therock::Prints;
+use crate::sys::error::{Error, Kind, Result};
+
+/// What `resolve` needs beside the profile, gathered before.
+#[derive(Clone, Debug)]
+pub struct Inputs {
+    /// Name of the env, where it was given.
+    pub env_name: Option<String>,
+    /// What the env is called in place of `<profile>` or `<profile>-<targets>`.
+    pub stem: Option<String>,
+    /// Targets instead of the profile's.
+    pub targets: Vec<Target>,
+    /// Targets of all envs on this machine, as configured: what `${machine.targets}` has beside the env's own.
+    pub machine_targets: Vec<Target>,
+    /// Variant instead of the profile's.
+    pub variant: Option<String>,
+    /// Where the work begins; from source without.
+    pub from: Option<String>,
+    /// Values instead of the profile's defaults.
+    pub params: BTreeMap<String, String>,
+    /// What will run the steps.
+    pub engine: Engine,
+    /// Why the env gets no GPU, where it gets none. Steps with `gpu` are left out then: not passed.
+    pub without_gpu: Option<String>,
+    /// Who the steps run as.
+    pub user: BuildUser,
+    /// What `~` stands for: the invoking user's home, also under sudo.
+    pub host_home: PathBuf,
+    /// Identity of the image: recipe and what it resolved to.
+    pub image_key: String,
+    /// Variables that the image gives commands.
+    pub image_env: BTreeMap<String, String>,
+    /// Digests of copied files: `profile::copy_files(..)?.digests()`.
+    pub file_digests: BTreeMap<String, String>,
+    /// Fingerprints of the source volumes that steps have as `inputs`, by volume.
+    pub fingerprints: BTreeMap<String, String>,
+    /// Fingerprints by TheRock, by the key of the step that made them.
+    pub prints: BTreeMap<StepKey, Prints>,
+    /// What the source says is left out, by target and project, with the issue behind it; what is compiled in without.
+    pub excluded: Option<BTreeMap<String, BTreeMap<String, Option<String>>>>,
+    /// What the profile's hooks are, by name.
+    pub hooks: BTreeMap<String, HookFacts>,
+}
+
+/// Returns the volumes of an env. They are needed before `resolve`, to find the fingerprints it asks for.
+pub fn volumes(profile: &Profile, inputs: &Inputs) -> Result<Vec<Volume>> {
+    let mut resolver = Resolver::new(profile, inputs)?;
+    let volumes = resolver.volumes();
+    resolver.finished()?;
+    Ok(volumes)
+}
+
+/// Decides everything. Pure: the same arguments give the same spec.
+pub fn resolve(profile: &Profile, inputs: &Inputs) -> Result<Spec> {
+    let mut resolver = Resolver::new(profile, inputs)?;
+    let name = env_name(
+        inputs.env_name.as_deref(),
+        inputs.stem.as_deref(),
+        &profile.name,
+        &resolver.asked,
+        &choices(profile, inputs.variant.as_deref(), inputs.from.as_deref()),
+    )?;
+    let volumes = resolver.volumes();
+    let image_env = image_env::defaults(&inputs.image_env);
+    let mut env = image_env.clone();
+    env.extend(resolver.late_env(&profile.env));
+    let runtime_env = profile
+        .runtime_env
+        .iter()
+        .filter_map(|(name, value)| Some((name.clone(), resolver.text(value, |_| Ok(()))?)))
+        .collect();
+    let mut steps = Vec::new();
+    let mut skipped = Vec::new();
+    for step in &profile.steps {
+        match resolver.excluded(step) {
+            Some(reason) => skipped.push(Skipped {
+                name: step.name.clone(),
+                reason,
+            }),
+            None => steps.extend(resolver.step(step, &env, &volumes)?),
+        }
+    }
+    resolver.fit();
+    let targets = resolver.scope.targets.clone();
+    let resources = resolver.resources();
+    let chosen = &resolver.chosen;
+    let (variant, from) = (chosen.variant.map(str::to_owned), chosen.from.to_owned());
+    let names = chosen.hooks();
+    resolver.finished()?;
+    let (hooks, hooks_left_out) = hooks(profile, inputs, &targets, &steps, &names)?;
+    let base_key = StepKey::base(&inputs.image_key);
+    let open = chain(&mut steps, &base_key, profile, inputs, &volumes, &hooks)?;
+    Ok(Spec {
+        version: VERSION,
+        name,
+        profile: profile.name.clone(),
+        origin: profile.origin().clone(),
+        variant,
+        from,
+        targets,
+        image: profile.image.to_string(),
+        engine: inputs.engine,
+        base_key,
+        env_from_host: profile.env_from_host.clone(),
+        user: inputs.user.clone(),
+        resources,
+        gpu: profile.gpu,
+        fingerprints: inputs.fingerprints.clone(),
+        lock: None,
+        image_env,
+        env,
+        runtime_env,
+        runtime_notes: profile.runtime_notes.clone(),
+        hooks,
+        hooks_left_out,
+        volumes,
+        steps,
+        skipped,
+        open,
+    })
+}
+
+struct Resolver<'a> {
+    profile: &'a Profile,
+    inputs: &'a Inputs,
+    scope: Scope,
+    /// Targets from the command line, which become part of the env's name.
+    asked: Vec<Target>,
+    chosen: Chosen<'a>,
+    problems: Vec<Problem>,
+}
+
+impl<'a> Resolver<'a> {
+    fn new(profile: &'a Profile, inputs: &'a Inputs) -> Result<Self> {
+        let chosen = Chosen::new(profile, inputs.variant.as_deref(), inputs.from.as_deref())?;
+        let mut params = profile.params.clone();
+        for choice in chosen.parts() {
+            params.extend(choice.params.clone());
+        }
+        for (name, value) in &inputs.params {
+            if params.insert(name.clone(), value.clone()).is_none() {
+                return Err(unknown_param(profile, name));
+            }
+            if value.contains('\0') {
+                return Err(Error::new(
+                    Kind::Usage,
+                    format!("the value of `{name}` contains a NUL byte"),
+                ));
+            }
+        }
+        let mut asked = inputs.targets.clone();
+        asked.sort_unstable();
+        asked.dedup();
+        let targets = match asked.is_empty() {
+            true => profile.targets.clone(),
+            false => asked.clone(),
+        };
+        Ok(Self {
+            profile,
+            inputs,
+            scope: Scope {
+                targets,
+                machine: inputs.machine_targets.clone(),
+                params,
+            },
+            asked,
+            chosen,
+            problems: Vec::new(),
+        })
+    }
+
+    /// Returns the profile's needs with what the variant, and then the way of `--from`, say instead.
+    fn resources(&self) -> Resources {
+        let mut resources = self.profile.resources.clone();
+        for choice in self.chosen.parts() {
+            resources.disk = choice.disk.or(resources.disk);
+        }
+        resources
+    }
+
+    fn finished(self) -> Result<()> {
+        match self.problems.is_empty() {
+            true => Ok(()),
+            false => Err(invalid(
+                &self.profile.name,
+                &self.profile.sources,
+                self.problems,
+            )),
+        }
+    }
+
+    fn fault(&mut self, text: &At<String>, fault: Fault) {
+        self.problems
+            .push(fault.problem(&text.place, &self.profile.sources));
+    }
+
+    /// Returns the final text. What it means is checked again: a parameter may have changed it.
+    fn text(
+        &mut self,
+        text: &At<String>,
+        meaning: impl Fn(&str) -> std::result::Result<(), Refused>,
+    ) -> Option<String> {
+        let expanded = match self.scope.expand(text) {
+            Ok(expanded) => expanded,
+            Err(fault) => {
+                self.fault(text, fault);
+                return None;
+            }
+        };
+        match meaning(&expanded) {
+            Ok(()) => Some(expanded),
+            Err(refused) => {
+                let problem = Problem::new(&text.place, refused.message, "after expansion");
+                self.problems.push(match refused.help {
+                    Some(help) => problem.help(help),
+                    None => problem,
+                });
+                None
+            }
+        }
+    }
+
+    fn late(&mut self, text: &At<String>) -> Option<String> {
+        match self.scope.expand_late(text) {
+            Ok(expanded) => Some(expanded),
+            Err(fault) => {
+                self.fault(text, fault);
+                None
+            }
+        }
+    }
+
+    fn late_env(&mut self, env: &BTreeMap<String, At<String>>) -> BTreeMap<String, String> {
+        env.iter()
+            .filter_map(|(name, value)| Some((name.clone(), self.late(value)?)))
+            .collect()
+    }
+
+    fn volumes(&mut self) -> Vec<Volume> {
+        let profile = self.profile;
+        let mut volumes: Vec<Volume> = profile
+            .volumes
+            .iter()
+            .filter_map(|volume| self.volume(volume))
+            .collect();
+        // By components: a directory before what is mounted in it, however the profile lists them.
+        volumes.sort_by(|a, b| Path::new(&a.target).cmp(Path::new(&b.target)));
+        volumes
+    }
+
+    fn volume(&mut self, volume: &profile::Volume) -> Option<Volume> {
+        let source = match &volume.source {
+            profile::VolumeSource::Store => VolumeSource::Store,
+            profile::VolumeSource::Path(path) => VolumeSource::Path(self.host_path(path)?),
+            profile::VolumeSource::Git {
+                url,
+                rev,
+                depth,
+                submodules,
+            } => {
+                let url = self.text(url, value::git_url);
+                let rev = match rev {
+                    Some(rev) => Some(self.text(rev, value::git_rev)?),
+                    None => None,
+                };
+                VolumeSource::Git(Git {
+                    url: url?,
+                    rev,
+                    depth: *depth,
+                    submodules: *submodules,
+                })
+            }
+        };
+        // What a variant or a way needs in all says nothing of its parts.
+        let whole = self.chosen.parts().any(|choice| choice.disk.is_some());
+        Some(Volume {
+            name: volume.name.clone(),
+            kind: volume.kind,
+            target: volume.target.clone(),
+            access: volume.access,
+            max: volume.max,
+            locked: volume.locked,
+            disk: volume
+                .disk
+                .filter(|_| !whole || matches!(source, VolumeSource::Path(_))),
+            source,
+        })
+    }
+
+    fn host_path(&mut self, path: &At<String>) -> Option<PathBuf> {
+        let text = self.text(path, host_path)?;
+        let beside = &self.profile.sources[path.place.source].origin;
+        let full = if text == "~" {
+            self.inputs.host_home.clone()
+        } else if let Some(rest) = text.strip_prefix("~/") {
+            self.inputs.host_home.join(rest.trim_start_matches('/'))
+        } else if text.starts_with('/') {
+            PathBuf::from(text)
+        } else if let Origin::File(file) = beside {
+            file.with_file_name("").join(text.trim_start_matches("./"))
+        } else {
+            let problem = Problem::new(
+                &path.place,
+                "a built-in profile has no directory of its own",
+                "relative",
+            );
+            self.problems
+                .push(problem.help("an absolute path or `~/...`"));
+            return None;
+        };
+        if full.is_absolute() && full.to_str().is_some() {
+            return Some(full);
+        }
+        let message = format!("`{}` is no absolute UTF-8 path", full.display());
+        self.problems
+            .push(Problem::new(&path.place, message, "here"));
+        None
+    }
+
+    /// Refuses components that are built for fewer targets than what links them.
+    fn fit(&mut self) {
+        let profile = self.profile;
+        let mut components = Vec::new();
+        for component in &profile.components {
+            if self.unmet(&component.when).is_none() {
+                components.push(self.component(component));
+            }
+        }
+        let inputs = self.inputs;
+        let excluded = |target: &str, project: &str| match &inputs.excluded {
+            Some(table) => table.get(target)?.get(project).map(|issue| Excluded {
+                issue: issue.clone(),
+            }),
+            None => {
+                let info = Target::parse(target).ok()?.info();
+                let is_out = info.excluded_projects.iter().any(|one| one == project);
+                is_out.then(|| Excluded {
+                    issue: info.exclusion_issues.get(project).cloned().flatten(),
+                })
+            }
+        };
+        for misfit in coherent::misfits(&components, &self.scope.targets, &excluded) {
+            let name = &misfit.component;
+            let missing: Vec<_> = misfit.missing.iter().map(Target::name).collect();
+            let missing = missing.join(", ");
+            let message = match &misfit.linked_by {
+                Some(user) => {
+                    format!("`{name}` is not built for {missing}, and `{user}`, which links it, is")
+                }
+                None => format!(
+                    "`{name}` would be built for no target: TheRock leaves it out of {missing}"
+                ),
+            };
+            let issues: String = misfit
+                .issues
+                .iter()
+                .map(|issue| format!("{issue}\n"))
+                .collect();
+            let found = profile
+                .components
+                .iter()
+                .find(|component| component.name.value == *name);
+            let Some(component) = found else { continue };
+            let without = component.when.variant.iter().flat_map(|with| {
+                let all = profile.variants.keys();
+                all.filter(|variant| !with.contains(variant))
+            });
+            // The profile's own is what is meant, if it is one of them; the others build more or differ in something else.
+            let own = without
+                .clone()
+                .find(|variant| Some(*variant) == profile.variant.as_ref());
+            let without: String = without
+                .filter(|variant| own.is_none_or(|own| own == *variant))
+                .map(|variant| format!("build variant `{variant}`, which does without it, "))
+                .collect();
+            let help = format!(
+                "{issues}{without}leave it out (take it out of `links`, or `remove = true`, and build without it), let a stub stand in \
+                 (`stub = true`), or build it for a throwaway target too (`extra-targets = [\"gfx1250\"]`)"
+            );
+            let problem = Problem::new(&component.name.place, message, "too few targets");
+            self.problems.push(problem.help(help));
+        }
+    }
+
+    fn component(&mut self, component: &profile::Component) -> coherent::Component {
+        let mut extra = Vec::new();
+        for text in &component.extra {
+            let text = self.text(text, |text| value::targets(text).map(drop));
+            extra.extend(
+                text.and_then(|text| value::targets(&text).ok())
+                    .unwrap_or_default(),
+            );
+        }
+        coherent::Component {
+            name: component.name.value.clone(),
+            project: component.project.clone(),
+            links: component.links.clone(),
+            extra,
+            stub: component.stub,
+        }
+    }
+
+    /// Says why a step is not part of this env.
+    fn excluded(&self, step: &profile::Step) -> Option<String> {
+        let gpu = || self.inputs.without_gpu.clone().filter(|_| step.gpu);
+        self.unmet(&step.when).or_else(gpu)
+    }
+
+    /// Says which condition does not hold.
+    fn unmet(&self, when: &When) -> Option<String> {
+        let targets = &self.scope.targets;
+        let names: Vec<_> = targets.iter().map(Target::name).collect();
+        let shown = match names.is_empty() {
+            true => "no target".to_owned(),
+            false => names.join(", "),
+        };
+        if let Some(families) = &when.family {
+            let inside = |target: &Target| families.iter().any(|family| target.is_in(family));
+            if !targets.iter().any(inside) {
+                return Some(format!("only for {}, not for {shown}", families.join(", ")));
+            }
+        }
+        if let Some(wanted) = &when.target
+            && !targets.iter().any(|target| wanted.contains(target))
+        {
+            let wanted: Vec<_> = wanted.iter().map(Target::name).collect();
+            return Some(format!("only for {}, not for {shown}", wanted.join(", ")));
+        }
+        if let Some(engines) = &when.engine
+            && !engines.contains(&self.inputs.engine)
+        {
+            let engines: Vec<_> = engines.iter().map(Engine::name).collect();
+            return Some(format!(
+                "only with {}, not with {}",
+                engines.join(", "),
+                self.inputs.engine
+            ));
+        }
+        if let Some(variants) = &when.variant
+            && !variants
+                .iter()
+                .any(|name| Some(name.as_str()) == self.chosen.variant)
+        {
+            return Some(format!(
+                "only in variant {}, not in {}",
+                variants.join(", "),
+                self.chosen.variant.unwrap_or("none")
+            ));
+        }
+        if let Some(from) = &when.from
+            && !from.iter().any(|name| name == self.chosen.from)
+        {
+            return Some(format!(
+                "only from {}, not from {}",
+                from.join(", "),
+                self.chosen.from
+            ));
+        }
+        None
+    }
+
+    /// Returns nothing for a step with a problem; its key is the base's until all steps are there.
+    fn step(
+        &mut self,
+        step: &profile::Step,
+        env: &BTreeMap<String, String>,
+        volumes: &[Volume],
+    ) -> Result<Option<Step>> {
+        let mut merged = env.clone();
+        merged.extend(self.late_env(&step.env));
+        let workdir = match (&step.workdir, step.user) {
+            (Some(workdir), _) => self.text(workdir, value::inside),
+            (None, User::Builder) => Some(self.inputs.user.home.clone()),
+            (None, User::Root) => Some("/".to_owned()),
+        };
+        let action = self.action(step, volumes)?;
+        let (Some(action), Some(workdir)) = (action, workdir) else {
+            return Ok(None);
+        };
+        // A package manager has no business in anything but a cache, and without the rest, profiles share its step.
+        let visible = |volume: &&Volume| match action {
+            Action::Packages(_) => volume.kind == VolumeKind::Cache,
+            _ => true,
+        };
+        let visible = volumes
+            .iter()
+            .filter(visible)
+            .map(|volume| volume.name.clone())
+            .collect();
+        Ok(Some(Step {
+            name: step.name.clone(),
+            key: StepKey::base(&self.inputs.image_key),
+            parts: BTreeMap::new(),
+            user: step.user,
+            workdir,
+            network: step.network,
+            gpu: step.gpu,
+            incremental: step.incremental,
+            timeout: step.timeout,
+            inputs: step.inputs.clone(),
+            fingerprints: step.fingerprints.clone(),
+            stages: step.stages.clone(),
+            volumes: visible,
+            env: merged,
+            action,
+        }))
+    }
+
+    fn action(&mut self, step: &profile::Step, volumes: &[Volume]) -> Result<Option<Action>> {
+        Ok(match &step.action {
+            profile::Action::Run { script, shell } => self.late(script).map(|script| Action::Run {
+                shell: shell.clone(),
+                script,
+            }),
+            profile::Action::Packages(packages) => {
+                let packages: Vec<_> = packages
+                    .iter()
+                    .map(|name| self.text(name, value::package))
+                    .collect();
+                packages
+                    .into_iter()
+                    .collect::<Option<_>>()
+                    .map(Action::Packages)
+            }
+            profile::Action::Copy(items) => {
+                let mut copies = Vec::new();
+                for item in items {
+                    let digest = self
+                        .inputs
+                        .file_digests
+                        .get(&copy_key(&step.name, &item.from));
+                    let missing =
+                        || Error::unexpected(format!("no digest of `{}`", item.from.value));
+                    let digest = digest.ok_or_else(missing)?.clone();
+                    if let Some(to) = self.text(&item.to, |to| copy_destination(to, volumes)) {
+                        let from = item.from.value.clone();
+                        copies.push(CopyItem { from, to, digest });
+                    }
+                }
+                Some(Action::Copy(copies))
+            }
+            profile::Action::Export(items) => {
+                let mut exports = Vec::new();
+                for item in items {
+                    if let Some(from) = self.text(&item.from, value::inside) {
+                        let to = item.to.clone();
+                        exports.push(ExportItem { from, to });
+                    }
+                }
+                Some(Action::Export(exports))
+            }
+        })
+    }
+}
+
+/// Refuses to copy over files of the user's: what `copy` writes replaces what was there.
+fn copy_destination(to: &str, volumes: &[Volume]) -> std::result::Result<(), Refused> {
+    value::destination(to)?;
+    let theirs = volumes
+        .iter()
+        .find(|volume| volume.kind.is_theirs() && Path::new(to).starts_with(&volume.target));
+    match theirs {
+        None => Ok(()),
+        Some(volume) => Err(Refused::new(format!(
+            "`copy` does not write into volume `{}`: what is there is not rockenv's",
+            volume.name
+        ))
+        .help("copy to another path, and let a `run` step put it there if it must")),
+    }
+}

@@ -1,0 +1,302 @@
+//! Variants, ways, conditions.
+
+use super::*;
+
+const CHOICES: &str = r#"
+variant = "lean"
+params = { flags = "" }
+[resources]
+disk = "10G"
+[variants.lean]
+params = { flags = "-l" }
+[variants.full]
+disk = "20G"
+[from.rocm]
+params = { flags = "-r" }
+disk = "2G"
+[[step]]
+name = "generic"
+when = { from = ["source"] }
+run = "make ${machine.targets}"
+[[step]]
+name = "own"
+run = "make ${flags}"
+[[step]]
+name = "tests"
+when = { variant = ["full"] }
+run = "make test"
+"#;
+
+/// Resolves [`CHOICES`] into its name, its steps with their scripts, and the disk it asks for.
+fn chosen(
+    variant: Option<&str>,
+    from: Option<&str>,
+) -> crate::sys::error::Result<(String, String, Option<u64>)> {
+    let text = format!("schema = 1\nimage = \"x\"\ntargets = [\"gfx1103\"]\n{CHOICES}");
+    let inputs = Inputs {
+        variant: variant.map(str::to_owned),
+        from: from.map(str::to_owned),
+        ..inputs()
+    };
+    let spec = resolve(&profile(&text), &inputs)?;
+    let steps = spec.steps.iter().map(|step| match &step.action {
+        Action::Run { script, .. } => format!("{}: {script}", step.name),
+        _ => unreachable!("they all run"),
+    });
+    let steps = steps.collect::<Vec<_>>().join(", ");
+    Ok((spec.name, steps, spec.resources.disk.map(|disk| disk >> 30)))
+}
+
+#[test]
+fn a_variant_and_a_way_choose_steps_parameters_and_disk() {
+    for (variant, from, name, steps, disk) in [
+        (None, None, "p", "generic: make gfx1103, own: make -l", 10),
+        (
+            Some("lean"),
+            Some("source"),
+            "p",
+            "generic: make gfx1103, own: make -l",
+            10,
+        ),
+        (
+            Some("full"),
+            None,
+            "p-full",
+            "generic: make gfx1103, own: make , tests: make test",
+            20,
+        ),
+        (
+            Some("full"),
+            Some("rocm"),
+            "p-full-from-rocm",
+            "own: make -r, tests: make test",
+            2,
+        ),
+    ] {
+        let got = chosen(variant, from).unwrap();
+        assert_eq!(got, (name.to_owned(), steps.to_owned(), Some(disk)));
+    }
+    for (variant, from, message, help) in [
+        (
+            Some("ful"),
+            None,
+            "profile `p` has no variant `ful`",
+            "did you mean `full`?",
+        ),
+        (
+            None,
+            Some("wheels"),
+            "profile `p` has no way `wheels`",
+            "there is source, rocm",
+        ),
+    ] {
+        let error = chosen(variant, from).unwrap_err();
+        assert_eq!(
+            (error.message(), error.help_text()),
+            (message, Some(help)),
+            "{variant:?} {from:?}"
+        );
+    }
+}
+
+#[test]
+fn targets_of_one_machine_share_what_is_built_for_all_of_them() {
+    let text = format!("schema = 1\nimage = \"x\"\n{CHOICES}")
+        .replace("run = \"make ${flags}\"", "run = \"make ${target}\"");
+    let of = |target: &str, machine: &[&str]| {
+        let inputs = Inputs {
+            targets: targets(&[target]),
+            machine_targets: targets(machine),
+            ..inputs()
+        };
+        keys(&text, &inputs)
+    };
+    let both = ["gfx1201", "gfx1103"];
+    assert_eq!(shared(&of("gfx1103", &both), &of("gfx1201", &both)), 1);
+    assert_eq!(shared(&of("gfx1103", &[]), &of("gfx1201", &[])), 0);
+    // The env's own target is one of the machine's, listed or not.
+    assert_eq!(of("gfx1103", &["gfx1201"]), of("gfx1103", &both));
+}
+
+#[test]
+fn conditions() {
+    let text = r#"
+schema = 1
+image = "debian"
+[[step]]
+name = "all"
+run = "a"
+[[step]]
+name = "igpu"
+when = { family = ["igpu-all"] }
+run = "b"
+[[step]]
+name = "one"
+when = { target = ["gfx1100"], engine = ["nspawn"] }
+run = "c"
+[[step]]
+name = "docker"
+when = { engine = ["docker", "podman"] }
+run = "d"
+"#;
+    let run = |names: &[&str], engine| {
+        let spec = spec(
+            text,
+            &Inputs {
+                targets: targets(names),
+                engine,
+                ..inputs()
+            },
+        );
+        let steps: Vec<_> = spec.steps.into_iter().map(|step| step.name).collect();
+        let skipped: Vec<_> = spec
+            .skipped
+            .into_iter()
+            .map(|skipped| format!("{}: {}", skipped.name, skipped.reason))
+            .collect();
+        (steps.join(" "), skipped)
+    };
+    let (steps, skipped) = run(&["gfx1103"], Engine::Nspawn);
+    assert_eq!(steps, "all igpu");
+    assert_eq!(
+        skipped,
+        [
+            "one: only for gfx1100, not for gfx1103",
+            "docker: only with docker, podman, not with nspawn"
+        ]
+    );
+    assert_eq!(
+        run(&["gfx1103", "gfx1100"], Engine::Nspawn).0,
+        "all igpu one"
+    );
+    assert_eq!(run(&["gfx1100"], Engine::Docker).0, "all docker");
+    let (steps, skipped) = run(&[], Engine::Nspawn);
+    assert_eq!(steps, "all");
+    assert_eq!(skipped[0], "igpu: only for igpu-all, not for no target");
+    // A step that is left out leaves no trace in the keys of the others.
+    let without = text.replace(
+        "[[step]]\nname = \"igpu\"\nwhen = { family = [\"igpu-all\"] }\nrun = \"b\"\n",
+        "",
+    );
+    let docker = Inputs {
+        targets: targets(&["gfx1100"]),
+        engine: Engine::Docker,
+        ..inputs()
+    };
+    assert_eq!(keys(text, &docker), keys(&without, &docker));
+}
+
+// So that one lock file has the keys of every machine. The plan sees to it that an env that was made without a GPU does not
+// count as tested when one is there.
+
+#[test]
+fn without_a_gpu_its_steps_are_left_out_and_later_keys_are_the_same() {
+    let with = spec(TEXT, &inputs());
+    let without = spec(
+        TEXT,
+        &Inputs {
+            without_gpu: Some("needs a GPU, and there is none".to_owned()),
+            ..inputs()
+        },
+    );
+    assert_eq!(without.skipped.len(), 1);
+    assert_eq!(without.skipped[0].reason, "needs a GPU, and there is none");
+    assert!(without.step("test").is_none());
+    assert_eq!(without.step("build"), with.step("build"));
+    assert_eq!(without.step("export"), with.step("export"));
+    // A hook that begins at such a step is in the key of the next one, wherever that is the first to see it.
+    let at_test = |fix: &str, without_gpu: Option<&str>| {
+        let mut facts = super::fix(fix);
+        facts.from_step = Some("test".to_owned());
+        let inputs = Inputs {
+            hooks: [("fix".to_owned(), facts)].into(),
+            without_gpu: without_gpu.map(str::to_owned),
+            ..inputs()
+        };
+        spec(TEXT, &inputs).step("export").unwrap().key.clone()
+    };
+    assert_eq!(at_test("h1", None), at_test("h1", Some("none here")));
+    assert_ne!(at_test("h1", None), at_test("h2", None));
+}
+
+// They can be seen by a script; and keys of profiles that ask for none are what they were.
+
+const PARTS: &str = r#"
+schema = 1
+image = "x"
+variant = "lean"
+params = { more = "" }
+hooks = ["fix"]
+[variants.also]
+[variants.lean]
+hooks = ["two", "fix"]
+[variants.full]
+params = { more = ";gfx1250" }
+disk = "20G"
+[from.wheels]
+[[component]]
+name = "rccl"
+extra-targets = ["${more}"]
+when = { variant = ["full"], from = ["source"] }
+[[component]]
+name = "torch"
+links = ["rccl"]
+[[volume]]
+name = "src"
+kind = "source"
+path = "/src"
+target = "/src"
+disk = "1G"
+[[volume]]
+name = "build"
+kind = "build"
+target = "/build"
+disk = "9G"
+[[step]]
+name = "build"
+inputs = ["src"]
+run = "make"
+"#;
+
+#[test]
+fn a_variant_brings_hooks_parts_and_an_amount_of_disk() {
+    let of = |variant: &str, from: Option<&str>, more: Option<&str>| {
+        let given = more.map(|more| ("more".to_owned(), more.to_owned()));
+        let inputs = Inputs {
+            targets: targets(&["gfx1103"]),
+            variant: Some(variant.to_owned()),
+            from: from.map(str::to_owned),
+            params: given.into_iter().collect(),
+            hooks: [("fix".to_owned(), fix("h1")), ("two".to_owned(), fix("h2"))].into(),
+            ..inputs()
+        };
+        resolve(&profile(PARTS), &inputs)
+    };
+    let hooks = |spec: &Spec| {
+        let names = spec.hooks.iter().map(|hook| hook.name.clone());
+        names.collect::<Vec<_>>()
+    };
+    let disk = |spec: &Spec| spec.volume("build").unwrap().disk.map(|disk| disk >> 30);
+    let lean = of("lean", None, None).unwrap();
+    assert_eq!(
+        (hooks(&lean), disk(&lean)),
+        (vec!["fix".into(), "two".into()], Some(9))
+    );
+    // The whole is said, so the parts are not; those of directories that the user named stay.
+    let full = of("full", None, None).unwrap();
+    assert_eq!((hooks(&full), disk(&full)), (vec!["fix".into()], None));
+    assert!(full.volume("src").unwrap().disk.is_some());
+    // RCCL is not built for gfx1103, and nothing stands in for it.
+    let error = of("full", None, Some("")).unwrap_err();
+    assert!(
+        error
+            .message()
+            .contains("`rccl` is not built for gfx1103, and `torch`")
+            && error
+                .message()
+                .contains("build variant `lean`, which does without it, leave it out"),
+        "{error:?}"
+    );
+    assert!(of("full", Some("wheels"), Some("")).is_ok());
+    assert!(of("full", None, Some("gfx12500")).is_err());
+}

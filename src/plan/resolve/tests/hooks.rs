@@ -1,0 +1,109 @@
+//! Which hooks an env gets, and from which step on.
+
+use super::*;
+
+const HOOKED: &str = r#"
+schema = 1
+image = "debian"
+targets = ["gfx1103"]
+hooks = ["one", "two"]
+volume = [{ name = "src", kind = "source", path = "/src", target = "/src" }]
+step = [
+  { name = "tools", run = "a" },
+  { name = "configure", run = "b", inputs = ["src"] },
+  { name = "extra", run = "c", when = { target = ["gfx900"] } },
+  { name = "build", run = "d" },
+]
+"#;
+
+fn hooked(one: HookFacts, two: HookFacts) -> crate::sys::error::Result<Spec> {
+    let inputs = Inputs {
+        hooks: [("one".to_owned(), one), ("two".to_owned(), two)].into(),
+        ..inputs()
+    };
+    resolve(&profile(HOOKED), &inputs)
+}
+
+#[test]
+fn a_hook_counts_from_the_first_step_that_sees_it() {
+    let late = |digest: &str| HookFacts {
+        from_step: Some("extra".to_owned()),
+        ..fix(digest)
+    };
+    let spec = hooked(fix("h1"), late("h2")).unwrap();
+    let from: Vec<_> = spec.hooks.iter().map(|hook| hook.from.as_str()).collect();
+    // The second one's own step is left out: the next one is the first to see it.
+    assert_eq!(from, ["configure", "build"]);
+    let at = |step: usize| {
+        let names = spec
+            .hooks_at(&spec.steps[step], "src")
+            .map(|hook| hook.name.as_str());
+        names.collect::<Vec<_>>()
+    };
+    assert_eq!(
+        (at(0), at(1), at(2)),
+        (vec![], vec!["one"], vec!["one", "two"])
+    );
+    assert_eq!(spec.hooks_at(&spec.steps[2], "other").count(), 0);
+
+    let keys = |spec: &Spec| {
+        spec.steps
+            .iter()
+            .map(|step| step.key.clone())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        shared(&keys(&spec), &keys(&hooked(fix("x"), late("h2")).unwrap())),
+        1
+    );
+    assert_eq!(
+        shared(&keys(&spec), &keys(&hooked(fix("h1"), late("x")).unwrap())),
+        2
+    );
+}
+
+#[test]
+fn hooks_are_left_out_or_refused() {
+    let only = |targets: &[&str]| HookFacts {
+        applies: Applies {
+            targets: targets.iter().map(|name| (*name).to_owned()).collect(),
+            ..Applies::default()
+        },
+        ..fix("h")
+    };
+    let spec = hooked(only(&["igpu-all"]), only(&["gfx1201", "dcgpu-all"])).unwrap();
+    assert_eq!(spec.hooks.len(), 1);
+    assert_eq!(spec.hooks_left_out[0].name, "two");
+    assert_eq!(
+        spec.hooks_left_out[0].reason,
+        "only for gfx1201, dcgpu-all, not for gfx1103"
+    );
+
+    let with = |change: fn(&mut HookFacts)| {
+        let mut facts = fix("h");
+        change(&mut facts);
+        hooked(facts, fix("h")).unwrap_err().message().to_owned()
+    };
+    let error = with(|facts| "elsewhere".clone_into(&mut facts.volume));
+    assert!(
+        error.contains("changes `elsewhere`, which is no volume of kind `source`"),
+        "{error}"
+    );
+    let error = with(|facts| facts.from_step = Some("elsewhere".to_owned()));
+    assert!(
+        error.contains("from step `elsewhere` on, which there is not"),
+        "{error}"
+    );
+    let error = with(|facts| facts.applies.profiles = vec!["therock".to_owned()]);
+    assert!(error.contains("is only for therock"), "{error}");
+    let unread = HOOKED.replace(", inputs = [\"src\"]", "");
+    let inputs = Inputs {
+        hooks: [("one".to_owned(), fix("h")), ("two".to_owned(), fix("h"))].into(),
+        ..inputs()
+    };
+    let error = resolve(&profile(&unread), &inputs).unwrap_err();
+    assert!(
+        error.message().contains("would never be applied"),
+        "{error}"
+    );
+}

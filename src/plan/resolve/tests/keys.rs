@@ -1,0 +1,389 @@
+//! What is in a key and what is not.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::rocm::therock::Prints;
+
+#[test]
+fn keys_stay_what_they_are() {
+    let keys: Vec<_> = keys(TEXT, &inputs())
+        .iter()
+        .map(|key| key.short().to_owned())
+        .collect();
+    assert_eq!(
+        keys,
+        [
+            "4e46817415e5",
+            "acb1752b307f",
+            "2baeeae9559e",
+            "207fac1500fe",
+            "30d47c09fe9d",
+            "9db5e8bdc4a5"
+        ]
+    );
+}
+
+#[test]
+fn targets_share_up_to_the_first_mention() {
+    let with = |name: &str| {
+        keys(
+            TEXT,
+            &Inputs {
+                targets: targets(&[name]),
+                ..inputs()
+            },
+        )
+    };
+    let (a, b) = (with("gfx1103"), with("gfx90a"));
+    assert_eq!(shared(&a, &b), 2, "tools and files, but not configure");
+    assert_eq!(
+        a,
+        keys(TEXT, &inputs()),
+        "a target from the command line is the profile's"
+    );
+    let silent = TEXT.replace("GFX = \"${target}\"", "GFX = \"x\"");
+    let with = |name: &str| {
+        keys(
+            &silent,
+            &Inputs {
+                targets: targets(&[name]),
+                ..inputs()
+            },
+        )
+    };
+    assert_eq!(
+        with("gfx1103"),
+        with("gfx90a"),
+        "the runtime variables are in no key"
+    );
+    let early = TEXT.replace(
+        "CCACHE_DIR = \"/cache/ccache\"",
+        "CCACHE_DIR = \"/cache/${target}\"",
+    );
+    let with = |name: &str| {
+        keys(
+            &early,
+            &Inputs {
+                targets: targets(&[name]),
+                ..inputs()
+            },
+        )
+    };
+    assert_eq!(shared(&with("gfx1103"), &with("gfx90a")), 0);
+}
+
+#[test]
+fn what_is_not_content_is_in_no_key() {
+    let before = keys(TEXT, &inputs());
+    for (old, new) in [
+        ("for tests", "another description"),
+        ("timeout = \"2h\"", "timeout = \"3h\""),
+        ("timeout = \"2h\"\n", ""),
+        ("disk = \"10G\"", "disk = \"11G\""),
+        ("memory-per-job = \"2G\"", "memory-per-job = \"3G\""),
+        ("memory-max = \"90%\"", "memory-max = \"80%\""),
+        ("tasks-max = 1000", "tasks-max = 2000"),
+        ("[\"TOKEN\"]", "[\"OTHER\"]"),
+        ("HSA_OVERRIDE_GFX_VERSION", "SOMETHING"),
+        ("path = \"~/src\"", "git = \"https://example.org/x\""),
+        ("max = \"5G\"", "max = \"6G\""),
+        ("name = \"configure\"", "name = \"cmake\""),
+        ("[\"test\"]", "[\"test\", \"test\"]"),
+        (
+            "[[step]]\nname = \"tools\"",
+            "# a comment\n[[step]]\nname = \"tools\"",
+        ),
+    ] {
+        let text = TEXT.replace(old, new);
+        assert_ne!(text, TEXT, "{old}");
+        assert_eq!(keys(&text, &inputs()), before, "{new}");
+    }
+    for other in [
+        Inputs {
+            engine: Engine::Podman,
+            ..inputs()
+        },
+        Inputs {
+            host_home: "/root".into(),
+            ..inputs()
+        },
+        Inputs {
+            env_name: Some("other".to_owned()),
+            ..inputs()
+        },
+    ] {
+        assert_eq!(keys(TEXT, &other), before, "{other:?}");
+    }
+}
+
+#[test]
+fn what_is_content_changes_the_key_from_there_on() {
+    let before = keys(TEXT, &inputs());
+    // What is changed, and how many steps before it keep their keys.
+    for (old, new, kept) in [
+        ("\"cmake\"]", "\"cmake\", \"ninja\"]", 0),
+        (
+            "CCACHE_DIR = \"/cache/ccache\"",
+            "CCACHE_DIR = \"/other\"",
+            0,
+        ),
+        ("target = \"/cache/ccache\"", "target = \"/cache/x\"", 0),
+        ("target = \"/out\"", "target = \"/result\"", 1),
+        ("to = \"/opt/run.sh\"", "to = \"/opt/go.sh\"", 1),
+        ("workdir = \"/work/src\"", "workdir = \"/work\"", 2),
+        ("network = false\n", "", 2),
+        ("GFX =", "GPU =", 2),
+        ("cmake -DP=", "cmake -DQ=", 2),
+        ("inputs = [\"src\"]\nenv", "env", 2),
+        ("prefix = \"/opt/x\"", "prefix = \"/opt/y\"", 2),
+        ("incremental = true\n", "", 3),
+        ("-j${jobs}", "-j ${jobs}", 3),
+        ("-j${jobs}", "-j8", 3),
+        ("needed-by = [\"test\"]", "", 4),
+        (
+            "export = [{ from = \"${prefix}\"",
+            "export = [{ from = \"/opt\"",
+            5,
+        ),
+    ] {
+        let text = TEXT.replace(old, new);
+        assert_ne!(text, TEXT, "{old}");
+        let after = keys(&text, &inputs());
+        assert_eq!(shared(&before, &after), kept, "{new}");
+        assert!(
+            after[kept..].iter().all(|key| !before.contains(key)),
+            "{new}"
+        );
+    }
+    // A step with the GPU is in no key but its own.
+    for more in ["user = \"root\"", "shell = [\"/bin/bash\", \"-c\"]"] {
+        let text = TEXT.replace("run = \"ctest\"", &format!("run = \"ctest\"\n{more}"));
+        let after = keys(&text, &inputs());
+        let same: Vec<bool> = before.iter().zip(&after).map(|(a, b)| a == b).collect();
+        assert_eq!(same, [true, true, true, true, false, true], "{more}");
+    }
+    let some = |name: &str, value: &str| BTreeMap::from([(name.to_owned(), value.to_owned())]);
+    for (other, kept) in [
+        (
+            Inputs {
+                image_key: "image-2".to_owned(),
+                ..inputs()
+            },
+            0,
+        ),
+        (
+            Inputs {
+                file_digests: some("files:run.sh", "d2"),
+                ..inputs()
+            },
+            1,
+        ),
+        (
+            Inputs {
+                user: BuildUser::new(1001, 1000),
+                ..inputs()
+            },
+            1,
+        ),
+        (
+            Inputs {
+                user: BuildUser::new(1000, 1001),
+                ..inputs()
+            },
+            1,
+        ),
+        (
+            Inputs {
+                fingerprints: some("src", "f2"),
+                ..inputs()
+            },
+            2,
+        ),
+        (
+            Inputs {
+                hooks: [("fix".to_owned(), fix("h2"))].into(),
+                ..inputs()
+            },
+            2,
+        ),
+        (
+            Inputs {
+                params: some("prefix", "/usr"),
+                ..inputs()
+            },
+            2,
+        ),
+    ] {
+        assert_eq!(shared(&before, &keys(TEXT, &other)), kept, "{other:?}");
+    }
+}
+
+#[test]
+fn other_devices_are_in_the_keys_of_steps_with_the_gpu() {
+    let without = spec(TEXT, &inputs());
+    let with = spec(
+        &TEXT.replace("[gpu]", "[gpu]\naccel = true\ndma-heap = false"),
+        &inputs(),
+    );
+    assert!(with.gpu.accel && !with.gpu.dma_heap);
+    assert_eq!(with.step("build"), without.step("build"));
+    assert_ne!(
+        with.step("test").unwrap().key,
+        without.step("test").unwrap().key
+    );
+    let saved = serde_json::to_string(&without).unwrap();
+    assert!(!saved.contains("accel"), "{saved}");
+}
+
+proptest! {
+    #[test]
+    fn keys_depend_on_the_script_only_through_its_meaning(script in "[a-z $]{1,20}", other in "[a-z $]{1,20}") {
+        let with = |script: &str| {
+            let text = format!("schema = 1\nimage = \"d\"\nparams = {{ p = '{script}' }}\n[[step]]\nname = \"s\"\nrun = \"x${{p}}\"\n");
+            keys(&text, &inputs())
+        };
+        let plain = |script: &str| {
+            keys(&format!("schema = 1\nimage = \"d\"\n[[step]]\nname = \"s\"\nrun = 'x{script}'\n"), &inputs())
+        };
+        prop_assert_eq!(with(&script), plain(&script));
+        prop_assert_eq!(with(&script) == with(&other), script == other);
+    }
+
+    #[test]
+    fn neighbours_are_not_confused(a in "[a-z]{1,4}", b in "[a-z]{1,4}", c in "[a-z]{1,4}", d in "[a-z]{1,4}") {
+        let with = |a: &str, b: &str| {
+            keys(&format!("schema = 1\nimage = \"d\"\n[[step]]\nname = \"s\"\npackages = [\"{a}\", \"{b}\"]\n"), &inputs())
+        };
+        prop_assert_eq!(with(&a, &b) == with(&c, &d), (&a, &b) == (&c, &d));
+    }
+}
+
+const CONFIGURED: &str = r#"
+schema = 1
+image = "x"
+[[volume]]
+name = "src"
+kind = "source"
+path = "/src"
+target = "/src"
+[[volume]]
+name = "build"
+kind = "build"
+target = "/build"
+[[step]]
+name = "tools"
+inputs = ["src/requirements.txt"]
+run = "a"
+[[step]]
+name = "sources"
+inputs = ["src"]
+run = "b"
+[[step]]
+name = "configure"
+inputs = ["src"]
+fingerprints = "/build/therock"
+run = "c"
+[[step]]
+name = "compiler"
+stages = ["compiler"]
+run = "d"
+[[step]]
+name = "math"
+run = "e"
+[[step]]
+name = "wheels"
+inputs = ["src"]
+run = "f"
+"#;
+
+/// Resolves [`CONFIGURED`] for a source, with what TheRock says of its two artifacts.
+fn configured(source: &str, llvm: Option<&str>, blas: Option<&str>) -> Vec<StepKey> {
+    let print = |print: Option<&str>| print.map(str::to_owned);
+    let mut inputs = Inputs {
+        fingerprints: [
+            ("src".to_owned(), source.to_owned()),
+            ("src/requirements.txt".to_owned(), "r1".to_owned()),
+        ]
+        .into(),
+        ..inputs()
+    };
+    let spec = resolve(&profile(CONFIGURED), &inputs).unwrap();
+    assert_eq!(spec.open.as_deref(), Some("configure"));
+    let step = spec.step("configure").unwrap();
+    let fingerprints = step.fingerprints.as_ref().unwrap();
+    assert_eq!(
+        (fingerprints.volume.as_str(), fingerprints.path.to_str()),
+        ("build", Some("therock"))
+    );
+    let prints = Prints {
+        artifacts: [
+            ("amd-llvm".to_owned(), print(llvm)),
+            ("blas".to_owned(), print(blas)),
+        ]
+        .into(),
+        stages: [("compiler".to_owned(), ["amd-llvm".to_owned()].into())].into(),
+    };
+    inputs.prints.insert(step.key.clone(), prints);
+    let spec = resolve(&profile(CONFIGURED), &inputs).unwrap();
+    assert_eq!(spec.open, None);
+    spec.steps.into_iter().map(|step| step.key).collect()
+}
+
+#[test]
+fn therocks_fingerprints_stand_for_the_source_from_where_it_is_configured() {
+    let before = configured("f1", Some("l1"), Some("b1"));
+    let same = |other: &[StepKey]| {
+        let pairs = before.iter().zip(other);
+        pairs.map(|(a, b)| a == b).collect::<Vec<_>>()
+    };
+    // tools, sources, configure, compiler, math, wheels
+    for (other, expected) in [
+        // Another commit, and nothing that is built is of it.
+        (
+            ("f2", Some("l1"), Some("b1")),
+            [true, false, false, true, true, false],
+        ),
+        (
+            ("f2", Some("l1"), Some("b2")),
+            [true, false, false, true, false, false],
+        ),
+        (
+            ("f2", Some("l2"), Some("b1")),
+            [true, false, false, false, false, false],
+        ),
+        (
+            ("f2", Some("l1"), None),
+            [true, false, false, true, false, false],
+        ),
+        // TheRock cannot know of files that git does not track.
+        (
+            ("f2?", Some("l1"), Some("b1")),
+            [true, false, false, false, false, false],
+        ),
+    ] {
+        let (source, llvm, blas) = other;
+        assert_eq!(same(&configured(source, llvm, blas)), expected, "{other:?}");
+    }
+    // What stands in is the source's own, and changes with it.
+    let own = configured("f1", Some("l1"), None);
+    assert_ne!(own[4], configured("f2", Some("l1"), None)[4]);
+}
+
+/// A file's mode is not compiled in, and yet is part of the key.
+#[test]
+fn a_profile_that_is_compiled_in_has_the_keys_of_its_file() {
+    let place = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("profiles");
+    let mut count = 0;
+    for listed in crate::profile::list(&[]).unwrap() {
+        let path = place.join(format!("{}.toml", listed.name));
+        let path = path.display().to_string();
+        let [inside, outside] = [listed.name.as_str(), &path].map(|name| {
+            let profile = crate::profile::load(&[], name).unwrap();
+            crate::profile::copy_files(&profile).unwrap()
+        });
+        assert_eq!(inside.digests(), outside.digests(), "{}", listed.name);
+        count += inside.items.len();
+    }
+    assert!(count > 5, "{count}");
+}

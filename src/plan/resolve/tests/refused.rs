@@ -1,0 +1,181 @@
+//! What is refused, and where the message points.
+
+use super::*;
+use crate::sys::error::Kind;
+
+#[test]
+fn errors_point_into_the_profile() {
+    let many = Inputs {
+        targets: targets(&["gfx1100", "gfx1103"]),
+        ..inputs()
+    };
+    let error = resolve(&profile(TEXT), &many).unwrap_err();
+    assert_eq!(error.kind(), Kind::Invalid);
+    insta::assert_snapshot!(error.message(), @r#"
+    profile `p` is invalid: 2 errors
+      × `${target.override}` stands for one target, and there are gfx1100, gfx1103
+        ╭─[/p/p.toml:19:29]
+     18 │ [runtime-env]
+     19 │ HSA_OVERRIDE_GFX_VERSION = "${target.override}"
+        ·                             ─────────┬────────
+        ·                                      ╰── here
+     20 │ [[volume]]
+        ╰────
+      help: `${targets}` is all of them, separated by `;`
+      × `${target}` stands for one target, and there are gfx1100, gfx1103
+        ╭─[/p/p.toml:49:16]
+     48 │ inputs = ["src"]
+     49 │ env = { GFX = "${target}" }
+        ·                ────┬────
+        ·                    ╰── here
+     50 │ run = "cmake -DP=${prefix} $${HOME}"
+        ╰────
+      help: `${targets}` is all of them, separated by `;`
+    "#);
+
+    let some = |value: &str| BTreeMap::from([("prefix".to_owned(), value.to_owned())]);
+    let error = resolve(
+        &profile(TEXT),
+        &Inputs {
+            params: some("opt/../x"),
+            ..inputs()
+        },
+    )
+    .unwrap_err();
+    assert!(
+        error
+            .message()
+            .contains("`opt/../x` is not an absolute path"),
+        "{}",
+        error.message()
+    );
+    let error = resolve(
+        &profile(TEXT),
+        &Inputs {
+            params: [("perfix".to_owned(), String::new())].into(),
+            ..inputs()
+        },
+    );
+    let error = error.unwrap_err();
+    assert_eq!(error.message(), "profile `p` has no parameter `perfix`");
+    assert_eq!(error.help_text(), Some("did you mean `prefix`?"));
+    assert_eq!(error.kind(), Kind::Usage);
+
+    for other in [
+        Inputs {
+            fingerprints: BTreeMap::new(),
+            ..inputs()
+        },
+        Inputs {
+            hooks: BTreeMap::new(),
+            ..inputs()
+        },
+        Inputs {
+            file_digests: BTreeMap::new(),
+            ..inputs()
+        },
+    ] {
+        assert_eq!(
+            resolve(&profile(TEXT), &other).unwrap_err().kind(),
+            Kind::Unexpected
+        );
+    }
+    // Volumes are known before the fingerprints that depend on them.
+    assert_eq!(
+        volumes(
+            &profile(TEXT),
+            &Inputs {
+                fingerprints: BTreeMap::new(),
+                ..inputs()
+            }
+        )
+        .unwrap()
+        .len(),
+        4
+    );
+}
+
+#[test]
+fn params_cannot_smuggle() {
+    let text = r#"
+schema = 1
+image = "debian"
+params = { url = "https://example.org/x", rev = "main", pkg = "cmake" }
+[[volume]]
+name = "v"
+kind = "source"
+git = "${url}"
+rev = "${rev}"
+target = "/v"
+[[step]]
+name = "s"
+packages = ["${pkg}"]
+"#;
+    for (name, value) in [
+        ("url", "ext::sh -c id"),
+        ("url", "--upload-pack=id"),
+        ("rev", "--orphan"),
+        ("pkg", "-o=Dpkg::Pre-Invoke::=id"),
+        ("pkg", "a b"),
+        ("pkg", ""),
+        ("rev", "a\0b"),
+    ] {
+        let params = BTreeMap::from([(name.to_owned(), value.to_owned())]);
+        assert!(
+            resolve(&profile(text), &Inputs { params, ..inputs() }).is_err(),
+            "{name} {value}"
+        );
+    }
+    // A value that looks like a reference stays text.
+    let params = BTreeMap::from([("prefix".to_owned(), "/${jobs}$".to_owned())]);
+    let spec = spec(TEXT, &Inputs { params, ..inputs() });
+    let Action::Run { script, .. } = &spec.step("configure").unwrap().action else {
+        panic!();
+    };
+    assert_eq!(finish(script, &facts(4, 4)), "cmake -DP=/${jobs}$ ${HOME}");
+}
+
+#[test]
+fn host_paths() {
+    let at = |path: &str| {
+        let text = TEXT.replace("~/src", path);
+        let volumes = volumes(&profile(&text), &inputs());
+        volumes.map(|volumes| {
+            match &volumes
+                .iter()
+                .find(|volume| volume.name == "src")
+                .unwrap()
+                .source
+            {
+                VolumeSource::Path(path) => path.to_str().unwrap().to_owned(),
+                other => panic!("{other:?}"),
+            }
+        })
+    };
+    assert_eq!(at("~").unwrap(), "/home/me");
+    assert_eq!(at("~/a b").unwrap(), "/home/me/a b");
+    assert_eq!(at("~//etc").unwrap(), "/home/me/etc");
+    assert_eq!(at("/srv").unwrap(), "/srv");
+    // Beside the file, wherever rockenv was started.
+    assert_eq!(at("./a").unwrap(), "/p/a");
+    assert_eq!(at("../a").unwrap(), "/p/../a");
+    assert_eq!(at("/srv/${target}").unwrap(), "/srv/gfx1103");
+}
+
+#[test]
+fn a_copy_does_not_write_over_the_users_files() {
+    for (to, fine) in [
+        ("/work/src/run.sh", false),
+        ("/work/src", false),
+        ("/work/srcs/run.sh", true),
+        ("/work/run.sh", true),
+    ] {
+        let text = TEXT.replace("to = \"/opt/run.sh\"", &format!("to = \"{to}\""));
+        let result = resolve(&profile(&text), &inputs());
+        assert_eq!(result.is_ok(), fine, "{to}: {result:?}");
+        if let Err(error) = result {
+            let said = error.chain().join("\n");
+            assert!(said.contains("does not write into volume `src`"), "{said}");
+        }
+    }
+}

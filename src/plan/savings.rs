@@ -1,0 +1,160 @@
+//! Owns what beginning with finished parts saves: a pure function of the profile, what was resolved, and what is known of its
+//! steps. Figures come from this machine, or from somebody who published them; nothing is guessed.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::plan::resolve::Spec;
+use crate::profile::{FROM_SOURCE, Profile, Step};
+
+/// What a step cost, by who says so.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Figure {
+    /// The step.
+    pub step: String,
+    /// How long it takes, in seconds.
+    pub seconds: Option<u64>,
+    /// Disk that it fills, in bytes.
+    pub disk: Option<u64>,
+    /// Who says so.
+    pub source: String,
+}
+
+/// One way of `--from`, against building everything.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Way {
+    /// What `--from` takes.
+    pub name: String,
+    /// One line for people.
+    pub description: String,
+    /// Steps that only the others have.
+    pub leaves_out: Vec<String>,
+    /// What is known of those: not of all of them, and what is fetched in their place is not counted.
+    pub figures: Vec<Figure>,
+}
+
+impl Way {
+    /// Returns the known seconds and bytes of the steps left out.
+    pub fn sums(&self) -> (u64, u64) {
+        let seconds = self.figures.iter().filter_map(|figure| figure.seconds);
+        let disk = self.figures.iter().filter_map(|figure| figure.disk);
+        (seconds.sum(), disk.sum())
+    }
+}
+
+/// Compares every way of a profile with building from source; `recorded` are this machine's figures, by step.
+pub fn ways(profile: &Profile, spec: &Spec, recorded: &BTreeMap<String, Figure>) -> Vec<Way> {
+    let mut ways = Vec::new();
+    for (name, choice) in &profile.from {
+        let without: Vec<&Step> = profile
+            .steps
+            .iter()
+            .filter(|step| in_variant(step, spec.variant.as_deref()))
+            .filter(|step| is_of(step, FROM_SOURCE) && !is_of(step, name))
+            .collect();
+        ways.push(Way {
+            name: name.clone(),
+            description: choice.description.clone(),
+            leaves_out: without.iter().map(|step| step.name.clone()).collect(),
+            figures: without
+                .iter()
+                .filter_map(|step| figure(step, recorded))
+                .collect(),
+        });
+    }
+    // What leaves out least comes first: that is how far from the sources it is.
+    ways.sort_by_key(|way| way.leaves_out.len());
+    ways
+}
+
+fn is_of(step: &Step, way: &str) -> bool {
+    let from = step.when.from.as_ref();
+    from.is_none_or(|from| from.iter().any(|name| name == way))
+}
+
+fn in_variant(step: &Step, variant: Option<&str>) -> bool {
+    let variants = step.when.variant.as_ref();
+    variants.is_none_or(|names| names.iter().any(|name| Some(name.as_str()) == variant))
+}
+
+/// What happened here says more than what was published of another machine.
+fn figure(step: &Step, recorded: &BTreeMap<String, Figure>) -> Option<Figure> {
+    let published = step.published.as_ref().map(|published| Figure {
+        step: step.name.clone(),
+        seconds: published.time.as_ref().map(Duration::as_secs),
+        disk: published.disk,
+        source: published.source.clone(),
+    });
+    recorded.get(&step.name).cloned().or(published)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::from_text;
+
+    const TEXT: &str = r#"
+schema = 1
+image = "x"
+variant = "a"
+[variants.a]
+[variants.b]
+[from.wheels]
+description = "wheels"
+[from.compiler]
+[[step]]
+name = "compiler"
+when = { from = ["source"] }
+published = { time = "8h", source = "them" }
+run = "x"
+[[step]]
+name = "libs"
+when = { from = ["source", "compiler"] }
+published = { time = "2h", disk = "1G", source = "them" }
+run = "x"
+[[step]]
+name = "only-b"
+when = { from = ["source"], variant = ["b"] }
+published = { time = "100h", source = "them" }
+run = "x"
+[[step]]
+name = "fetch"
+when = { from = ["wheels"] }
+run = "x"
+[[step]]
+name = "all"
+run = "x"
+"#;
+
+    #[test]
+    fn what_is_left_out_counts_and_what_happened_here_before_what_was_published() {
+        let profile = from_text("p", TEXT).unwrap();
+        let spec =
+            crate::plan::resolve::resolve(&profile, &crate::plan::resolve::tests_inputs()).unwrap();
+        let recorded = [(
+            "libs".to_owned(),
+            Figure {
+                step: "libs".to_owned(),
+                seconds: Some(60),
+                disk: Some(5),
+                source: "env x on this machine".to_owned(),
+            },
+        )];
+        let ways = ways(&profile, &spec, &recorded.into());
+        let shown: Vec<_> = ways
+            .iter()
+            .map(|way| (way.name.as_str(), way.leaves_out.join(" "), way.sums()))
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                ("compiler", "compiler".to_owned(), (8 * 3600, 0)),
+                ("wheels", "compiler libs".to_owned(), (8 * 3600 + 60, 5)),
+            ]
+        );
+        assert_eq!(ways[1].figures[1].source, "env x on this machine");
+        assert_eq!(ways[0].figures[0].source, "them");
+    }
+}

@@ -1,0 +1,360 @@
+//! Owns the decision what a hook changes: pure, from what is in the files to what shall be in them.
+
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use super::patch::Replayed;
+use super::{Edit, FilePatch, Hook, parse_patch};
+use crate::sys::error::{Error, Result};
+
+/// What is at a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// A regular file.
+    File {
+        /// Content.
+        bytes: Vec<u8>,
+        /// Whether somebody may execute it.
+        executable: bool,
+    },
+    /// Nothing.
+    Absent,
+    /// Nothing, and the directory on the way to it is empty: a submodule that was not fetched.
+    Unfetched,
+}
+
+/// What shall be at a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A regular file.
+    Write {
+        /// Content.
+        bytes: Vec<u8>,
+        /// Whether it may be executed; as it was unless given.
+        executable: Option<bool>,
+    },
+    /// Nothing.
+    Remove,
+}
+
+/// What a hook changes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// By path below the volume.
+    pub files: BTreeMap<PathBuf, Change>,
+    /// Patches that the source has already, by name.
+    pub already: Vec<String>,
+}
+
+/// Decides what the patches and edits of `hook` change; `read` tells what is at a path below the volume. The script
+/// is not part of it.
+///
+/// Each patch and edit sees what those before it did. A source that they do not fit is an error of kind `Invalid`.
+pub fn apply(hook: &Hook, read: &dyn Fn(&Path) -> Result<Found>) -> Result<Changes> {
+    let mut changes = Changes::default();
+    for patch in &hook.work.patches {
+        let bytes = patch
+            .bytes
+            .as_ref()
+            .ok_or_else(|| Error::unexpected(format!("patch `{}` was not fetched", patch.name)))?;
+        let files = parse_patch(bytes, patch.strip)
+            .map_err(|error| hook.refuses(format!("`{}`: {}", patch.name, error.message())))?;
+        let mut outcomes = Vec::new();
+        for file in &files {
+            let path = patch.directory.join(&file.path);
+            let found = changes.look(&path, read)?;
+            if found == Found::Unfetched {
+                return Err(unfetched(hook, &path));
+            }
+            let outcome = file.apply(&found).map_err(|why| {
+                hook.refuses(format!("`{}`: `{}`: {why}", patch.name, path.display()))
+            })?;
+            outcomes.push((path, outcome));
+        }
+        let missing: Vec<&PathBuf> = outcomes
+            .iter()
+            .filter(|(_, outcome)| outcome.is_none())
+            .map(|(path, _)| path)
+            .collect();
+        match missing[..] {
+            [] => {}
+            _ if missing.len() == outcomes.len() => changes.already.push(patch.name.clone()),
+            [first, ..] => {
+                return Err(hook.refuses(format!(
+                    "`{}` is in the source by half: `{}` has it already",
+                    patch.name,
+                    first.display()
+                )));
+            }
+        }
+        for (path, outcome) in outcomes {
+            if let Some(change) = outcome {
+                changes.files.insert(path, change);
+            }
+        }
+    }
+    for edit in &hook.work.edits {
+        let bytes = match changes.look(&edit.file, read)? {
+            Found::File { bytes, .. } => bytes,
+            Found::Unfetched => return Err(unfetched(hook, &edit.file)),
+            Found::Absent => {
+                return Err(hook.refuses(format!("there is no `{}`", edit.file.display())));
+            }
+        };
+        let bytes = replaced(edit, &bytes).map_err(|found| {
+            let times = |count: usize| match count {
+                0 => "not there".to_owned(),
+                1 => "there once".to_owned(),
+                more => format!("there {more} times"),
+            };
+            hook.refuses(format!(
+                "`{}` in `{}` should be {}, and is {}: upstream has moved",
+                crate::profile::shorten(&edit.find),
+                edit.file.display(),
+                times(edit.count),
+                times(found)
+            ))
+        })?;
+        changes.write(&edit.file, bytes);
+    }
+    Ok(changes)
+}
+
+fn unfetched(hook: &Hook, path: &Path) -> Error {
+    hook.refuses(format!(
+        "`{}` is in a submodule that is not there yet",
+        path.display()
+    ))
+    .help("from-step = \"STEP\" in its hook.toml names a step after the one that fetches it")
+}
+
+impl Changes {
+    /// Returns what is at a path after these changes.
+    pub fn look(&self, path: &Path, read: &dyn Fn(&Path) -> Result<Found>) -> Result<Found> {
+        Ok(match self.files.get(path) {
+            Some(Change::Remove) => Found::Absent,
+            Some(Change::Write { bytes, executable }) => Found::File {
+                bytes: bytes.clone(),
+                executable: executable.unwrap_or(false),
+            },
+            None => read(path)?,
+        })
+    }
+
+    fn write(&mut self, path: &Path, bytes: Vec<u8>) {
+        let executable = match self.files.get(path) {
+            Some(Change::Write { executable, .. }) => *executable,
+            _ => None,
+        };
+        self.files
+            .insert(path.to_owned(), Change::Write { bytes, executable });
+    }
+}
+
+/// Replaces every occurrence, or says how many there are.
+fn replaced(edit: &Edit, bytes: &[u8]) -> std::result::Result<Vec<u8>, usize> {
+    let find = edit.find.as_bytes();
+    let (mut out, mut rest, mut found) = (Vec::with_capacity(bytes.len()), bytes, 0);
+    while let Some(at) = rest.windows(find.len()).position(|window| window == find) {
+        out.extend_from_slice(&rest[..at]);
+        out.extend_from_slice(edit.replace.as_bytes());
+        rest = &rest[at + find.len()..];
+        found += 1;
+    }
+    out.extend_from_slice(rest);
+    match found == edit.count {
+        true => Ok(out),
+        false => Err(found),
+    }
+}
+
+impl FilePatch {
+    /// Returns what this part of a patch makes of a file; nothing where the file has it already.
+    fn apply(&self, found: &Found) -> std::result::Result<Option<Change>, String> {
+        let (bytes, executable) = match (found, self.creates) {
+            (Found::File { bytes, executable }, _) => (bytes.as_slice(), *executable),
+            (Found::Absent, true) => {
+                return Ok(Some(Change::Write {
+                    bytes: self.forward(b"")?.bytes,
+                    executable: self.executable,
+                }));
+            }
+            (Found::Absent, false) if self.removes => return Ok(None),
+            (Found::Absent | Found::Unfetched, _) => return Err("there is no such file".to_owned()),
+        };
+        if self.creates {
+            return match self.backward(bytes).is_ok_and(|rest| rest.bytes.is_empty()) {
+                true => Ok(None),
+                false => Err("it makes this file, and there is another one".to_owned()),
+            };
+        }
+        let forward = self.forward(bytes);
+        if self.removes {
+            return match forward?.bytes.is_empty() {
+                true => Ok(Some(Change::Remove)),
+                false => Err("it removes this file, and there is more in it".to_owned()),
+            };
+        }
+        if self.hunks.is_empty() {
+            // A change of the mode alone.
+            return Ok(
+                (self.executable != Some(executable)).then(|| Change::Write {
+                    bytes: bytes.to_vec(),
+                    executable: self.executable,
+                }),
+            );
+        }
+        // What a patch adds often leaves a place where it would fit once more: which of the two it is must be clear.
+        let weight = |replayed: &Replayed| (replayed.in_place, replayed.matched);
+        match (forward, self.backward(bytes)) {
+            (Ok(with), Ok(without)) => match weight(&with).cmp(&weight(&without)) {
+                Ordering::Greater => Ok(Some(with)),
+                Ordering::Less => Ok(None),
+                Ordering::Equal => Err("it may be there already, or not".to_owned()),
+            },
+            (Ok(with), Err(_)) => Ok(Some(with)),
+            (Err(_), Ok(_)) => Ok(None),
+            (Err(why), Err(_)) => Err(why),
+        }
+        .map(|with| {
+            with.map(|with| Change::Write {
+                bytes: with.bytes,
+                executable: self.executable,
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::hook::{Applies, Patch, Work};
+
+    fn hook(edits: Vec<Edit>, patches: &[&str]) -> Hook {
+        let patches = patches.iter().enumerate().map(|(index, text)| Patch {
+            name: format!("{index}.patch"),
+            sha256: String::new(),
+            directory: PathBuf::new(),
+            strip: 1,
+            bytes: Some(text.as_bytes().to_vec()),
+        });
+        Hook {
+            name: "h".into(),
+            description: String::new(),
+            why: String::new(),
+            links: Vec::new(),
+            path: None,
+            applies: Applies::default(),
+            work: Work {
+                volume: "src".into(),
+                from_step: None,
+                patches: patches.collect(),
+                edits,
+                script: None,
+            },
+        }
+    }
+
+    fn edit(find: &str, replace: &str, count: usize) -> Edit {
+        Edit {
+            file: "f".into(),
+            find: find.into(),
+            replace: replace.into(),
+            count,
+        }
+    }
+
+    fn on(hook: &Hook, text: &str) -> Result<Option<String>> {
+        let read = |path: &Path| {
+            Ok(match path == Path::new("f") {
+                true => Found::File {
+                    bytes: text.as_bytes().to_vec(),
+                    executable: false,
+                },
+                false => Found::Absent,
+            })
+        };
+        let changes = apply(hook, &read)?;
+        Ok(changes
+            .files
+            .get(Path::new("f"))
+            .map(|change| match change {
+                Change::Write { bytes, .. } => String::from_utf8(bytes.clone()).unwrap(),
+                Change::Remove => "removed".to_owned(),
+            }))
+    }
+
+    #[test]
+    fn an_edit_is_made_as_often_as_it_says_or_not_at_all() {
+        let one = hook(vec![edit("a", "bb", 2)], &[]);
+        assert_eq!(on(&one, "a-a").unwrap().unwrap(), "bb-bb");
+        for (text, words) in [
+            ("-", "should be there 2 times, and is not there"),
+            ("a", "and is there once"),
+            ("aaa", "and is there 3 times"),
+        ] {
+            let error = on(&one, text).unwrap_err();
+            assert!(error.message().contains(words), "{error}");
+            assert!(error.help_text().unwrap().contains("hook check"));
+        }
+    }
+
+    #[test]
+    fn edits_see_what_those_before_them_did() {
+        let two = hook(vec![edit("a", "b", 1), edit("b", "c", 2)], &[]);
+        assert_eq!(on(&two, "a b").unwrap().unwrap(), "c c");
+    }
+
+    const PATCH: &str = "--- a/f\n+++ b/f\n@@ -1,3 +1,3 @@\n one\n-two\n+TWO\n three\n";
+
+    #[test]
+    fn a_patch_applies_elsewhere_in_the_file_and_is_known_when_it_is_there() {
+        let patch = hook(Vec::new(), &[PATCH]);
+        assert_eq!(
+            on(&patch, "zero\none\ntwo\nthree\n").unwrap().unwrap(),
+            "zero\none\nTWO\nthree\n"
+        );
+        assert_eq!(on(&patch, "one\nTWO\nthree\n").unwrap(), None);
+        let error = on(&patch, "one\n2\nthree\n").unwrap_err();
+        assert!(error.message().contains("hunk 1"), "{error}");
+    }
+
+    #[test]
+    fn what_a_patch_added_is_not_added_once_more_elsewhere() {
+        // The same three lines come again further down.
+        let insert = "--- a/f\n+++ b/f\n@@ -1,3 +1,4 @@\n a\n+new\n b\n c\n";
+        let patch = hook(Vec::new(), &[insert]);
+        let (without, with) = ("a\nb\nc\n-\na\nb\nc\n", "a\nnew\nb\nc\n-\na\nb\nc\n");
+        assert_eq!(on(&patch, without).unwrap().unwrap(), with);
+        assert_eq!(on(&patch, with).unwrap(), None);
+        // Moved as a whole, too.
+        assert_eq!(on(&patch, &format!("0\n{with}")).unwrap(), None);
+        let error = on(&patch, &format!("0\n{without}")).unwrap_err();
+        let said = error.chain().join(": ");
+        assert!(said.contains("fits at line 2 as well as 6"), "{said}");
+        // One that takes a line out is not there already where that line is.
+        let remove = "--- a/f\n+++ b/f\n@@ -1,2 +1 @@\n a\n-b\n";
+        let patch = hook(Vec::new(), &[remove]);
+        assert_eq!(on(&patch, "a\nb\n").unwrap().unwrap(), "a\n");
+        assert_eq!(on(&patch, "a\nc\n").unwrap(), None);
+    }
+
+    #[test]
+    fn half_a_patch_in_the_source_is_refused() {
+        let both =
+            "--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n+b\n--- /dev/null\n+++ b/g\n@@ -0,0 +1 @@\n+new\n";
+        let hook = hook(Vec::new(), &[both]);
+        let error = on(&hook, "b\n").unwrap_err();
+        assert!(error.message().contains("by half"), "{error}");
+        assert_eq!(on(&hook, "a\n").unwrap().unwrap(), "b\n");
+    }
+
+    #[test]
+    fn a_patch_removes_only_what_it_knows() {
+        let remove = "--- a/f\n+++ /dev/null\n@@ -1 +0,0 @@\n-a\n";
+        let hook = hook(Vec::new(), &[remove]);
+        assert_eq!(on(&hook, "a\n").unwrap().unwrap(), "removed");
+        assert!(on(&hook, "a\nb\n").is_err());
+    }
+}

@@ -1,0 +1,393 @@
+//! Owns finding hooks by name, and reading them.
+
+use std::path::{Component, Path, PathBuf};
+
+use serde_spanned::Spanned;
+use sha2::{Digest as _, Sha256};
+
+use super::{Applies, Edit, Hook, Patch, Script, Work, file};
+use crate::profile::{hex, value};
+use crate::rocm::target;
+use crate::rocm::target::Target;
+use crate::sys::catalog::{Directory, Listed};
+use crate::sys::error::{Error, Result};
+use crate::sys::{builtin, catalog};
+
+/// A patch of a hook is text that people read: a larger one is a mistake.
+const LARGEST: u64 = 16 << 20;
+
+/// Returns every hook, sorted; the user's before a built-in one of the same name.
+pub fn list(directories: &[Directory]) -> Result<Vec<Listed>> {
+    let builtin = builtin::HOOKS.dirs();
+    let names = builtin.filter_map(|directory| directory.path().to_str());
+    catalog::list(directories, names, |directory| {
+        let path = directory.join("hook.toml");
+        let name = directory.file_name()?.to_str()?;
+        path.is_file().then(|| (name.to_owned(), path))
+    })
+}
+
+/// Reads the hook of that name, with the patches beside it.
+pub fn load(directories: &[Directory], name: &str) -> Result<Hook> {
+    let listed = list(directories)?;
+    let found = catalog::named(&listed, "hook", name)?;
+    match &found.path {
+        Some(path) => {
+            let text = read(path)?;
+            let text = String::from_utf8(text)
+                .map_err(|_| Error::invalid(format!("{} is not UTF-8", path.display())))?;
+            let directory = path.parent().unwrap_or(Path::new("."));
+            let beside = |file: &str| read(&directory.join(file));
+            let mut hook = parse(name, &text, &path.display().to_string(), &beside)?;
+            hook.path = Some(path.clone());
+            Ok(hook)
+        }
+        None => {
+            let at = format!("{name}/hook.toml");
+            let text = builtin::HOOKS
+                .get_file(&at)
+                .and_then(|file| file.contents_utf8())
+                .ok_or_else(|| Error::unexpected("a compiled-in hook is gone"))?;
+            let beside = |file: &str| {
+                let found = builtin::HOOKS.get_file(format!("{name}/{file}"));
+                let found = found.map(|file| file.contents().to_vec());
+                found.ok_or_else(|| Error::not_found(format!("no file `{file}` beside it")))
+            };
+            parse(name, text, &format!("hooks/{at} (built in)"), &beside)
+        }
+    }
+}
+
+/// Reads a regular file of limited size; anything else, a link too, is refused.
+fn read(path: &Path) -> Result<Vec<u8>> {
+    let found = fs_err::symlink_metadata(path)?;
+    if !found.is_file() || found.len() > LARGEST {
+        return Err(Error::invalid(format!(
+            "`{}` is not a regular file of at most {LARGEST} bytes",
+            path.display()
+        )));
+    }
+    Ok(fs_err::read(path)?)
+}
+
+/// Reads a path below a volume: relative, and out of it by no part. The words complete "`PATH` ...".
+pub(super) fn below(text: &str) -> std::result::Result<PathBuf, &'static str> {
+    let path = PathBuf::from(text);
+    if text.is_empty() || text.ends_with('/') || text.contains('\0') {
+        return Err("names no file");
+    }
+    if path
+        .components()
+        .any(|part| !matches!(part, Component::Normal(_)))
+    {
+        return Err("leaves the volume");
+    }
+    if path.components().any(|part| part.as_os_str() == ".git") {
+        return Err("is git's own");
+    }
+    Ok(path)
+}
+
+/// Checks a hook's text; `shown` is what errors call it, `beside` reads a file of its directory.
+fn parse(
+    name: &str,
+    text: &str,
+    shown: &str,
+    beside: &dyn Fn(&str) -> Result<Vec<u8>>,
+) -> Result<Hook> {
+    let raw: file::File = toml::from_str(text).map_err(|error| {
+        Error::invalid(format!("{shown} is not a valid hook"))
+            .source(error.to_string().trim_end().to_owned())
+            .help("rockenv schema hook")
+    })?;
+    let check = Check {
+        text,
+        shown,
+        beside,
+    };
+    check.name("hook", &Spanned::new(0..0, name.to_owned()))?;
+    if *raw.schema.get_ref() != 1 {
+        let message = format!(
+            "schema {} is not known to this rockenv",
+            raw.schema.get_ref()
+        );
+        return Err(check.error(&raw.schema, message));
+    }
+    check.name("volume", &raw.volume)?;
+    if let Some(step) = &raw.from_step {
+        check.name("step", step)?;
+    }
+    for target in &raw.applies.targets {
+        let known = target::family(target.get_ref()).is_some();
+        if !known && let Err(error) = Target::parse(target.get_ref()) {
+            let message = format!("{}, nor a family", error.message());
+            return Err(check.error(target, message));
+        }
+    }
+    for commit in [&raw.applies.since, &raw.applies.until]
+        .into_iter()
+        .flatten()
+    {
+        check.digits(commit, 40)?;
+    }
+    let edits = raw.edit.iter().map(|edit| check.edit(edit));
+    let edits = edits.collect::<Result<Vec<_>>>()?;
+    let patches = raw.patch.iter().map(|patch| check.patch(patch));
+    let patches = patches.collect::<Result<Vec<_>>>()?;
+    let script = match raw.script {
+        Some(script) => {
+            let changes = script.changes.iter().map(|path| check.below(path));
+            let mut changes = changes.collect::<Result<Vec<_>>>()?;
+            if changes.is_empty() {
+                return Err(check.error(&raw.volume, "a script has to say which files it changes"));
+            }
+            changes.sort();
+            let default = || ["/bin/sh", "-eu", "-c"].map(str::to_owned).to_vec();
+            Some(Script {
+                run: script.run,
+                shell: script
+                    .shell
+                    .filter(|shell| !shell.is_empty())
+                    .unwrap_or_else(default),
+                changes,
+            })
+        }
+        None => None,
+    };
+    if edits.is_empty() && patches.is_empty() && script.is_none() {
+        return Err(check.error(&raw.volume, "it changes nothing: no edit, patch or script"));
+    }
+    Ok(Hook {
+        name: name.to_owned(),
+        description: raw.description,
+        why: raw.why,
+        links: raw.links,
+        path: None,
+        applies: Applies {
+            profiles: raw.applies.profiles,
+            targets: raw
+                .applies
+                .targets
+                .into_iter()
+                .map(Spanned::into_inner)
+                .collect(),
+            since: raw.applies.since.map(Spanned::into_inner),
+            until: raw.applies.until.map(Spanned::into_inner),
+        },
+        work: Work {
+            volume: raw.volume.into_inner(),
+            from_step: raw.from_step.map(Spanned::into_inner),
+            patches,
+            edits,
+            script,
+        },
+    })
+}
+
+struct Check<'a> {
+    text: &'a str,
+    shown: &'a str,
+    beside: &'a dyn Fn(&str) -> Result<Vec<u8>>,
+}
+
+impl Check<'_> {
+    fn error<T>(&self, at: &Spanned<T>, message: impl std::fmt::Display) -> Error {
+        let before = self.text.get(..at.span().start).unwrap_or_default();
+        let line = 1 + before.matches('\n').count();
+        Error::invalid(format!("{}:{line}: {message}", self.shown)).help("rockenv schema hook")
+    }
+
+    fn name(&self, what: &str, name: &Spanned<String>) -> Result<()> {
+        value::name(what, name.get_ref()).map_err(|refused| self.error(name, refused.message))
+    }
+
+    fn digits(&self, text: &Spanned<String>, count: usize) -> Result<()> {
+        let digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+        match text.get_ref().len() == count && text.get_ref().bytes().all(digit) {
+            true => Ok(()),
+            false => Err(self.error(text, format!("not {count} lower-case hexadecimal digits"))),
+        }
+    }
+
+    fn below(&self, path: &Spanned<String>) -> Result<PathBuf> {
+        below(path.get_ref())
+            .map_err(|why| self.error(path, format!("`{}` {why}", path.get_ref().escape_debug())))
+    }
+
+    fn edit(&self, edit: &file::Edit) -> Result<Edit> {
+        if edit.find.get_ref().is_empty() {
+            return Err(self.error(&edit.find, "an empty text is everywhere"));
+        }
+        if *edit.find.get_ref() == edit.replace {
+            return Err(self.error(&edit.find, "the edit changes nothing"));
+        }
+        let count = match &edit.count {
+            None => 1,
+            Some(count) => usize::try_from(*count.get_ref())
+                .ok()
+                .filter(|count| *count > 0)
+                .ok_or_else(|| self.error(count, "a text is there at least once"))?,
+        };
+        Ok(Edit {
+            file: self.below(&edit.file)?,
+            find: edit.find.get_ref().clone(),
+            replace: edit.replace.clone(),
+            count,
+        })
+    }
+
+    fn patch(&self, patch: &file::Patch) -> Result<Patch> {
+        let directory = match &patch.directory {
+            Some(directory) => self.below(directory)?,
+            None => PathBuf::new(),
+        };
+        let strip = match &patch.strip {
+            None => 1,
+            Some(strip) => usize::try_from(*strip.get_ref())
+                .ok()
+                .filter(|strip| *strip <= 16)
+                .ok_or_else(|| self.error(strip, "0 to 16 parts can be stripped"))?,
+        };
+        let (name, sha256, bytes) = match (&patch.file, &patch.url, &patch.sha256) {
+            (Some(file), None, None) => {
+                let name = file.get_ref();
+                if name.contains('/') || name.starts_with('.') {
+                    return Err(self.error(file, "not the name of a file beside `hook.toml`"));
+                }
+                let bytes = (self.beside)(name).map_err(|cause| {
+                    let name = name.escape_debug();
+                    self.error(file, format!("cannot read patch `{name}`"))
+                        .source(cause)
+                })?;
+                (name.clone(), hex(&Sha256::digest(&bytes)), Some(bytes))
+            }
+            (None, Some(url), Some(sha256)) => {
+                if !url.get_ref().starts_with("https://") {
+                    return Err(self.error(url, "an address begins with `https://`"));
+                }
+                self.digits(sha256, 64)?;
+                (url.get_ref().clone(), sha256.get_ref().clone(), None)
+            }
+            (Some(at), ..) => {
+                return Err(self.error(at, "a patch has either `file`, or `url` with `sha256`"));
+            }
+            (None, Some(at), _) => return Err(self.error(at, "an address needs a `sha256`")),
+            (None, None, _) => {
+                let top = Spanned::new(0..0, ());
+                return Err(self.error(&top, "a patch has either `file`, or `url` with `sha256`"));
+            }
+        };
+        Ok(Patch {
+            name,
+            sha256,
+            directory,
+            strip,
+            bytes,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEAD: &str = "schema = 1\ndescription = \"d\"\nwhy = \"w\"\nvolume = \"src\"\n";
+
+    fn read_text(text: &str) -> Result<Hook> {
+        parse("h", text, "hooks/h/hook.toml", &|name| match name {
+            "a.patch" => Ok(b"content".to_vec()),
+            _ => Err(Error::not_found("no such file")),
+        })
+    }
+
+    #[test]
+    fn every_built_in_hook_is_valid() {
+        let names: Vec<String> = list(&[])
+            .unwrap()
+            .into_iter()
+            .map(|hook| hook.name)
+            .collect();
+        assert_eq!(names, ["torch-without-rccl"]);
+        for name in names {
+            let hook = load(&[], &name).unwrap();
+            assert!(!hook.why.is_empty() && hook.digest().unwrap().len() == 64);
+        }
+    }
+
+    #[test]
+    fn mistakes_have_a_line() {
+        for (rest, words) in [
+            ("", ":4: it changes nothing"),
+            (
+                "[[edit]]\nfile = \"../f\"\nfind = \"a\"\nreplace = \"\"\n",
+                ":6: `../f` leaves the volume",
+            ),
+            (
+                "[[edit]]\nfile = \"/f\"\nfind = \"a\"\nreplace = \"\"\n",
+                ":6: `/f` leaves the volume",
+            ),
+            (
+                "[[edit]]\nfile = \"a/.git/config\"\nfind = \"a\"\nreplace = \"\"\n",
+                ":6: `a/.git/config` is git's own",
+            ),
+            (
+                "[[edit]]\nfile = \"f\"\nfind = \"\"\nreplace = \"\"\n",
+                ":7: an empty text",
+            ),
+            (
+                "[[edit]]\nfile = \"f\"\nfind = \"a\"\nreplace = \"a\"\n",
+                ":7: the edit changes nothing",
+            ),
+            (
+                "[[edit]]\nfile = \"f\"\nfind = \"a\"\nreplace = \"\"\ncount = 0\n",
+                ":9: a text is there",
+            ),
+            (
+                "[[patch]]\nfile = \"away.patch\"\n",
+                "cannot read patch `away.patch`",
+            ),
+            (
+                "[[patch]]\nfile = \"../a.patch\"\n",
+                ":6: not the name of a file",
+            ),
+            (
+                "[[patch]]\nurl = \"https://example.org/p\"\n",
+                ":6: an address needs",
+            ),
+            (
+                "[[patch]]\nurl = \"http://example.org/p\"\nsha256 = \"0\"\n",
+                ":6: an address begins",
+            ),
+            (
+                "[applies]\ntargets = [\"gfx9999\"]\n",
+                ":6: unknown target `gfx9999`, nor a family",
+            ),
+            ("[applies]\nsince = \"main\"\n", ":6: not 40"),
+            (
+                "[script]\nrun = \"x\"\nchanges = []\n",
+                "which files it changes",
+            ),
+        ] {
+            let error = read_text(&format!("{HEAD}{rest}")).unwrap_err();
+            assert!(error.message().contains(words), "{rest}: {error}");
+        }
+        let error = read_text(&format!("{HEAD}edits = 1\n")).unwrap_err();
+        assert!(error.chain().join("\n").contains("unknown field `edits`"));
+    }
+
+    #[test]
+    fn the_digest_is_of_what_it_does() {
+        let one = format!("{HEAD}[[patch]]\nfile = \"a.patch\"\n");
+        let digest = |text: &str| read_text(text).unwrap().digest().unwrap();
+        assert_eq!(
+            digest(&one),
+            digest(&one.replace("\"d\"", "\"other words\""))
+        );
+        assert_eq!(
+            digest(&one),
+            digest(&format!("{one}[applies]\ntargets = [\"gfx1103\"]\n"))
+        );
+        assert_ne!(digest(&one), digest(&format!("{one}strip = 0\n")));
+        assert_ne!(digest(&one), digest(&one.replace("\"src\"", "\"other\"")));
+    }
+}

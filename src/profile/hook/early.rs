@@ -1,0 +1,83 @@
+//! Owns asking the sources whether hooks will apply, before anything is built: pure but for `read`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use super::{Change, Changes, Found, Hook, apply};
+use crate::sys::error::Result;
+
+/// What there is to say of hooks that were asked early.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Early {
+    /// Patches that the source has already, as `(hook, patch)`.
+    pub already: Vec<(String, String)>,
+    /// Hooks of which nothing can be said yet: they follow a script, or are for submodules that are not there.
+    pub later: Vec<String>,
+}
+
+/// Decides in memory what `hooks` would do one after the other; `read` tells what is at a path of a volume.
+///
+/// A hook that does not fit is an error now, and not after hours.
+pub fn early(hooks: &[&Hook], read: &dyn Fn(&str, &Path) -> Result<Found>) -> Result<Early> {
+    let mut early = Early::default();
+    let mut states: BTreeMap<&str, Changes> = BTreeMap::new();
+    let mut scripted = BTreeSet::new();
+    for hook in hooks {
+        let volume = hook.work.volume.as_str();
+        let fetched = hook.work.patches.iter().all(|patch| patch.bytes.is_some());
+        if scripted.contains(volume) || !fetched || unfetched(hook, read)? {
+            early.later.push(hook.name.clone());
+            scripted.insert(volume);
+            continue;
+        }
+        let state = states.entry(volume).or_default();
+        let below = |path: &Path| read(volume, path);
+        let changes = apply(hook, &|path| state.look(path, &below))?;
+        early.already.extend(
+            changes
+                .already
+                .into_iter()
+                .map(|patch| (hook.name.clone(), patch)),
+        );
+        for (path, change) in changes.files {
+            // What a file was allowed is not asked again here.
+            let change = match change {
+                Change::Write { bytes, .. } => Change::Write {
+                    bytes,
+                    executable: None,
+                },
+                Change::Remove => Change::Remove,
+            };
+            state.files.insert(path, change);
+        }
+        if hook.work.script.is_some() {
+            scripted.insert(volume);
+        }
+    }
+    Ok(early)
+}
+
+fn unfetched(hook: &Hook, read: &dyn Fn(&str, &Path) -> Result<Found>) -> Result<bool> {
+    for path in files(hook)? {
+        if read(&hook.work.volume, &path)? == Found::Unfetched {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Returns the files that a hook's patches and edits name.
+pub(crate) fn files(hook: &Hook) -> Result<BTreeSet<std::path::PathBuf>> {
+    let mut files: BTreeSet<_> = hook
+        .work
+        .edits
+        .iter()
+        .map(|edit| edit.file.clone())
+        .collect();
+    for patch in &hook.work.patches {
+        let parts = super::parse_patch(patch.bytes.as_deref().unwrap_or_default(), patch.strip)
+            .map_err(|error| hook.refuses(format!("`{}`: {}", patch.name, error.message())))?;
+        files.extend(parts.iter().map(|part| patch.directory.join(&part.path)));
+    }
+    Ok(files)
+}

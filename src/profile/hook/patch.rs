@@ -1,0 +1,418 @@
+//! Owns unified diffs: what `diff -u` and `git diff` write, applied exactly. A hunk may have moved; its lines may not differ.
+
+use std::path::PathBuf;
+
+use crate::sys::error::{Error, Result};
+
+/// What a patch does to one file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FilePatch {
+    /// Path, after stripping.
+    pub path: PathBuf,
+    /// The file must not be there.
+    pub creates: bool,
+    /// Nothing of the file remains.
+    pub removes: bool,
+    /// The permission that it gets, where the patch says so.
+    pub executable: Option<bool>,
+    /// Changes, from top to bottom.
+    pub hunks: Vec<Hunk>,
+}
+
+/// Lines that replace others. Each line has its end with it, unless it is the file's last and has none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hunk {
+    /// Number of the first line before, from 0.
+    pub old_start: usize,
+    /// Number of the first line after, from 0.
+    pub new_start: usize,
+    /// Lines before.
+    pub old: Vec<Vec<u8>>,
+    /// Lines after.
+    pub new: Vec<Vec<u8>>,
+}
+
+/// What a file becomes by a patch, and how sure that is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Replayed {
+    /// The content.
+    pub bytes: Vec<u8>,
+    /// Each hunk was where it says.
+    pub in_place: bool,
+    /// Lines that were found.
+    pub matched: usize,
+}
+
+impl FilePatch {
+    /// Returns the content with the patch.
+    pub fn forward(&self, bytes: &[u8]) -> std::result::Result<Replayed, String> {
+        let hunks = self.hunks.iter();
+        replay(
+            bytes,
+            hunks.map(|hunk| (hunk.old_start, &hunk.old, &hunk.new)),
+        )
+    }
+
+    /// Returns the content without the patch, of one that has it.
+    pub fn backward(&self, bytes: &[u8]) -> std::result::Result<Replayed, String> {
+        let hunks = self.hunks.iter();
+        replay(
+            bytes,
+            hunks.map(|hunk| (hunk.new_start, &hunk.new, &hunk.old)),
+        )
+    }
+}
+
+type Lines = Vec<Vec<u8>>;
+
+fn replay<'a>(
+    bytes: &[u8],
+    hunks: impl Iterator<Item = (usize, &'a Lines, &'a Lines)>,
+) -> std::result::Result<Replayed, String> {
+    let lines: Vec<&[u8]> = bytes.split_inclusive(|byte| *byte == b'\n').collect();
+    let mut replayed = Replayed {
+        bytes: Vec::with_capacity(bytes.len()),
+        in_place: true,
+        matched: 0,
+    };
+    let (mut next, mut moved) = (0_usize, 0_isize);
+    for (index, (start, old, new)) in hunks.enumerate() {
+        let wanted = start.saturating_add_signed(moved);
+        let fits = |at: &usize| {
+            lines
+                .get(*at..*at + old.len())
+                .is_some_and(|found| found.iter().zip(old).all(|(a, b)| *a == b.as_slice()))
+        };
+        let number = index + 1;
+        let at = if wanted >= next && fits(&wanted) {
+            wanted
+        } else {
+            // A hunk without old lines fits anywhere: only where it says is right. Nor may it be guessed which of two places is meant.
+            let mut places = (next..=lines.len()).filter(|at| !old.is_empty() && fits(at));
+            match (places.next(), places.next()) {
+                (Some(at), None) => at,
+                (Some(one), Some(other)) => {
+                    return Err(format!(
+                        "hunk {number} is not where it says, and fits at line {} as well as {}",
+                        one + 1,
+                        other + 1
+                    ));
+                }
+                (None, _) => return Err(format!("hunk {number} does not fit")),
+            }
+        };
+        for line in &lines[next..at] {
+            replayed.bytes.extend_from_slice(line);
+        }
+        for line in new {
+            replayed.bytes.extend_from_slice(line);
+        }
+        let offset = at.cast_signed() - wanted.cast_signed();
+        replayed.in_place &= offset == 0;
+        replayed.matched += old.len();
+        moved += offset;
+        next = at + old.len();
+    }
+    for line in &lines[next..] {
+        replayed.bytes.extend_from_slice(line);
+    }
+    Ok(replayed)
+}
+
+/// Reads a patch; `strip` leading parts of its paths do not count.
+pub fn parse(bytes: &[u8], strip: usize) -> Result<Vec<FilePatch>> {
+    let mut parser = Parser {
+        lines: bytes.split_inclusive(|byte| *byte == b'\n').collect(),
+        at: 0,
+        strip,
+    };
+    let mut files = Vec::new();
+    while parser.at < parser.lines.len() {
+        files.extend(parser.file()?);
+    }
+    match files.is_empty() {
+        true => Err(Error::invalid("no patch in unified form")),
+        false => Ok(files),
+    }
+}
+
+struct Parser<'a> {
+    lines: Vec<&'a [u8]>,
+    at: usize,
+    strip: usize,
+}
+
+impl<'a> Parser<'a> {
+    fn wrong(&self, what: impl std::fmt::Display) -> Error {
+        Error::invalid(format!("line {}: {what}", self.at + 1))
+    }
+
+    fn line(&self) -> Option<&'a [u8]> {
+        self.lines.get(self.at).copied()
+    }
+
+    /// Reads on to the end of one file's part; nothing where only other text follows.
+    fn file(&mut self) -> Result<Option<FilePatch>> {
+        let mut mode = None;
+        let mut git: Option<(PathBuf, bool)> = None;
+        while let Some(line) = self.line() {
+            let text = String::from_utf8_lossy(line);
+            let text = text.trim_end_matches(['\n', '\r']);
+            if let Some(names) = text.strip_prefix("diff --git ") {
+                // A change of the mode alone has no other line with the path.
+                if let Some((path, true)) = git.take() {
+                    return Ok(Some(mode_only(path, mode)));
+                }
+                let path = names
+                    .split(" b/")
+                    .nth(1)
+                    .map(|path| self.path(&format!("b/{path}")))
+                    .transpose()?;
+                git = path.map(|path| (path, false));
+                mode = None;
+            } else if let Some(bits) = text
+                .strip_prefix("new file mode ")
+                .or_else(|| text.strip_prefix("new mode "))
+            {
+                mode = Some(match bits.trim() {
+                    "100644" => false,
+                    "100755" => true,
+                    other => return Err(self.wrong(format!("a file of mode {other}"))),
+                });
+                if let (Some((_, only)), true) = (&mut git, text.starts_with("new mode")) {
+                    *only = true;
+                }
+            } else if [
+                "rename from",
+                "copy from",
+                "GIT binary patch",
+                "Binary files",
+            ]
+            .iter()
+            .any(|word| text.starts_with(word))
+            {
+                return Err(self.wrong(format!("`{text}` is not applied by rockenv")));
+            } else if text.starts_with("--- ") && self.next_starts(b"+++ ") {
+                return self.body(mode).map(Some);
+            }
+            self.at += 1;
+        }
+        Ok(match git {
+            Some((path, true)) => Some(mode_only(path, mode)),
+            _ => None,
+        })
+    }
+
+    fn next_starts(&self, with: &[u8]) -> bool {
+        self.lines
+            .get(self.at + 1)
+            .is_some_and(|line| line.starts_with(with))
+    }
+
+    fn body(&mut self, executable: Option<bool>) -> Result<FilePatch> {
+        let old = self.name(b"--- ")?;
+        self.at += 1;
+        let new = self.name(b"+++ ")?;
+        self.at += 1;
+        let path = match (&old, &new) {
+            (_, Some(new)) => new.clone(),
+            (Some(old), None) => old.clone(),
+            (None, None) => return Err(self.wrong("a file without a name")),
+        };
+        let mut hunks = Vec::new();
+        while self.line().is_some_and(|line| line.starts_with(b"@@ ")) {
+            hunks.push(self.hunk()?);
+        }
+        if hunks.is_empty() {
+            return Err(self.wrong("a file without changes"));
+        }
+        Ok(FilePatch {
+            path,
+            creates: old.is_none(),
+            removes: new.is_none(),
+            executable,
+            hunks,
+        })
+    }
+
+    /// Returns the path of a `---` or `+++` line; nothing for `/dev/null`.
+    fn name(&self, word: &[u8]) -> Result<Option<PathBuf>> {
+        let line = self.line().and_then(|line| line.strip_prefix(word));
+        let text = line.and_then(|line| std::str::from_utf8(line).ok());
+        let text = text.ok_or_else(|| self.wrong("a name that is not UTF-8"))?;
+        // `diff` adds the time behind a tab.
+        let text = text.split(['\t', '\n', '\r']).next().unwrap_or_default();
+        match text {
+            "/dev/null" => Ok(None),
+            text => self.path(text).map(Some),
+        }
+    }
+
+    fn path(&self, text: &str) -> Result<PathBuf> {
+        if text.starts_with('"') {
+            return Err(self.wrong(format!("a quoted name, {text}")));
+        }
+        let parts: Vec<&str> = text.split('/').skip(self.strip).collect();
+        let path = parts.join("/");
+        super::catalog::below(&path).map_err(|why| self.wrong(format!("`{text}` {why}")))
+    }
+
+    fn hunk(&mut self) -> Result<Hunk> {
+        let line = String::from_utf8_lossy(self.line().unwrap_or_default()).into_owned();
+        let ranges = line
+            .strip_prefix("@@ -")
+            .and_then(|rest| rest.split_once(" @@"))
+            .and_then(|(ranges, _)| ranges.split_once(" +"))
+            .and_then(|(old, new)| Some((range(old)?, range(new)?)));
+        let Some(((old_at, mut old_left), (new_at, mut new_left))) = ranges else {
+            return Err(self.wrong("not the head of a hunk"));
+        };
+        // A range of no lines names the line before it.
+        let start = |at: usize, count: usize| if count == 0 { at } else { at.saturating_sub(1) };
+        let mut hunk = Hunk {
+            old_start: start(old_at, old_left),
+            new_start: start(new_at, new_left),
+            ..Hunk::default()
+        };
+        self.at += 1;
+        while old_left > 0 || new_left > 0 {
+            let line = self
+                .line()
+                .ok_or_else(|| self.wrong("the patch is cut off"))?;
+            let (sign, rest) = line.split_first().unwrap_or((&b' ', b""));
+            // Some mailers strip the blank from an empty line of context.
+            let (sign, rest) = if line == b"\n" {
+                (&b' ', line)
+            } else {
+                (sign, rest)
+            };
+            let (in_old, in_new) = match sign {
+                b' ' => (true, true),
+                b'-' => (true, false),
+                b'+' => (false, true),
+                _ => return Err(self.wrong("neither ` `, `-` nor `+`")),
+            };
+            if (in_old && old_left == 0) || (in_new && new_left == 0) {
+                return Err(self.wrong("more lines than the hunk says"));
+            }
+            self.at += 1;
+            let mut text = rest.to_vec();
+            if self.line().is_some_and(|next| next.starts_with(b"\\")) {
+                self.at += 1;
+                text.pop();
+            }
+            if in_old {
+                old_left -= 1;
+                hunk.old.push(text.clone());
+            }
+            if in_new {
+                new_left -= 1;
+                hunk.new.push(text);
+            }
+        }
+        Ok(hunk)
+    }
+}
+
+fn mode_only(path: PathBuf, executable: Option<bool>) -> FilePatch {
+    FilePatch {
+        path,
+        creates: false,
+        removes: false,
+        executable,
+        hunks: Vec::new(),
+    }
+}
+
+/// Reads `START` or `START,COUNT`.
+fn range(text: &str) -> Option<(usize, usize)> {
+    match text.split_once(',') {
+        Some((start, count)) => Some((start.parse().ok()?, count.parse().ok()?)),
+        None => Some((text.parse().ok()?, 1)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn one(text: &str) -> FilePatch {
+        let mut files = parse(text.as_bytes(), 1).unwrap();
+        assert_eq!(files.len(), 1);
+        files.remove(0)
+    }
+
+    #[test]
+    fn git_and_diff_are_read() {
+        let git = one(
+            "From: somebody\n\ndiff --git a/x/y b/x/y\nindex 1..2 100644\n--- a/x/y\n+++ b/x/y\n@@ -2 +2,2 @@ fn\n-b\n+B\n+C\n",
+        );
+        assert_eq!(git.path, PathBuf::from("x/y"));
+        assert_eq!(git.forward(b"a\nb\nc\n").unwrap().bytes, b"a\nB\nC\nc\n");
+        assert_eq!(git.backward(b"a\nB\nC\nc\n").unwrap().bytes, b"a\nb\nc\n");
+        let diff = one("--- old/y\t2026-01-01\n+++ new/y\t2026-01-02\n@@ -1,0 +2 @@\n+b\n");
+        assert_eq!(diff.forward(b"a\nc\n").unwrap().bytes, b"a\nb\nc\n");
+        let mode = one("diff --git a/run b/run\nold mode 100644\nnew mode 100755\n");
+        assert_eq!((mode.executable, mode.hunks.len()), (Some(true), 0));
+    }
+
+    #[test]
+    fn the_end_of_the_file_may_have_no_line_break() {
+        let patch = one("--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n\\ No newline at end of file\n+a\n");
+        assert_eq!(patch.forward(b"a").unwrap().bytes, b"a\n");
+        assert!(patch.forward(b"a\n").is_err());
+    }
+
+    #[test]
+    fn what_is_not_understood_is_refused() {
+        for (text, words) in [
+            ("hello\n", "no patch"),
+            ("--- a/f\n+++ b/f\n@@ -1,2 +1 @@\n-a\n", "cut off"),
+            ("--- a/f\n+++ b/f\n@@ -1 +1 @@\n*a\n", "neither"),
+            ("--- a/f\n+++ b/f\n@@ nonsense @@\n", "head of a hunk"),
+            ("--- a/../f\n+++ b/../f\n@@ -1 +1 @@\n-a\n+b\n", "leaves"),
+            (
+                "--- a/.git/config\n+++ b/.git/config\n@@ -1 +1 @@\n-a\n+b\n",
+                "git's own",
+            ),
+            (
+                "diff --git a/f b/g\nrename from f\nrename to g\n",
+                "not applied",
+            ),
+            (
+                "diff --git a/f b/f\nBinary files a/f and b/f differ\n",
+                "not applied",
+            ),
+            ("diff --git a/l b/l\nnew file mode 120000\n", "mode 120000"),
+        ] {
+            let error = parse(text.as_bytes(), 1).unwrap_err();
+            assert!(error.message().contains(words), "{text}: {error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            drop(parse(&bytes, 1));
+        }
+
+        // What `diff -U0`-like hunks say of two texts turns one into the other, both ways.
+        #[test]
+        fn forward_and_backward_are_inverse(
+            old in proptest::collection::vec("[ab]{0,2}", 1..12),
+            new in proptest::collection::vec("[ab]{0,2}", 1..12),
+        ) {
+            let body = |sign: &str, lines: &[String]| lines.iter().map(|line| format!("{sign}{line}\n")).collect::<String>();
+            let text = format!(
+                "--- a/f\n+++ b/f\n@@ -1,{} +1,{} @@\n{}{}",
+                old.len(), new.len(), body("-", &old), body("+", &new)
+            );
+            let patch = one(&text);
+            let (before, after) = (body("", &old), body("", &new));
+            prop_assert_eq!(patch.forward(before.as_bytes()).unwrap().bytes, after.as_bytes());
+            prop_assert_eq!(patch.backward(after.as_bytes()).unwrap().bytes, before.as_bytes());
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Owns the way to another machine: ssh, as the user has configured it.
+
+use std::fmt;
+use std::io::{Read as _, Write};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::str::FromStr;
+
+use crate::sys::error::{Error, Result, ResultExt as _};
+
+/// What ssh itself ends with where it could not connect.
+const SSH_FAILED: i32 = 255;
+
+/// A machine that ssh knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Machine {
+    /// `HOST` or `USER@HOST`.
+    host: String,
+    port: Option<u16>,
+}
+
+impl FromStr for Machine {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let rest = text.strip_prefix("ssh://").unwrap_or(text);
+        let rest = rest.strip_suffix('/').unwrap_or(rest);
+        let (host, port) = match rest.rsplit_once(':') {
+            // An address of version 6 has colons of its own, in brackets.
+            Some((host, port)) if !port.contains(']') => {
+                let port = port
+                    .parse()
+                    .map_err(|_| format!("`{port}` is not a port"))?;
+                (host, Some(port))
+            }
+            _ => (rest, None),
+        };
+        let host = host.replace(['[', ']'], "");
+        // One that begins with `-` would be an option of ssh's.
+        let bad = |c: char| c.is_whitespace() || c.is_control() || matches!(c, '/' | '\'' | '"');
+        if host.is_empty() || host.starts_with('-') || host.contains(bad) {
+            return Err("not ssh://[USER@]HOST[:PORT]".to_owned());
+        }
+        Ok(Self { host, port })
+    }
+}
+
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.host)
+    }
+}
+
+fn quoted(word: &str) -> std::borrow::Cow<'_, str> {
+    // No argument of a process can hold the one character that cannot be quoted.
+    shlex::try_quote(word).unwrap_or(std::borrow::Cow::Borrowed(word))
+}
+
+/// The way there.
+#[derive(Debug)]
+pub(crate) struct Way<'a> {
+    pub(crate) machine: &'a Machine,
+    /// The program and its options.
+    pub(crate) ssh: &'a [String],
+}
+
+impl Machine {
+    /// Returns what to type for it.
+    pub(crate) fn url(&self) -> String {
+        let (user, host) = match self.host.rsplit_once('@') {
+            Some((user, host)) => (format!("{user}@"), host),
+            None => (String::new(), self.host.as_str()),
+        };
+        let host = match host.contains(':') {
+            true => format!("[{host}]"),
+            false => host.to_owned(),
+        };
+        let port = self.port.map(|port| format!(":{port}"));
+        format!("ssh://{user}{host}{}", port.unwrap_or_default())
+    }
+}
+
+impl Way<'_> {
+    /// Prepares a shell script to be run there; `words` are its arguments.
+    pub(crate) fn script(&self, script: &str, words: &[&str]) -> Result<Command> {
+        self.script_with(&[], script, words)
+    }
+
+    /// The same with more options of ssh's.
+    pub(crate) fn script_with(
+        &self,
+        more: &[&str],
+        script: &str,
+        words: &[&str],
+    ) -> Result<Command> {
+        let (program, options) = self.ssh.split_first().ok_or_else(|| {
+            Error::invalid("ROCKENV_SSH names no program").help("unset ROCKENV_SSH")
+        })?;
+        let mut command = Command::new(program);
+        command.args(options).args(more);
+        if let Some(port) = self.machine.port {
+            command.arg("-p").arg(port.to_string());
+        }
+        // Whatever shell the user has there, this is for a plain one.
+        let mut text = format!("exec sh -c {} sh", quoted(script));
+        for word in words {
+            text.push(' ');
+            text.push_str(&quoted(word));
+        }
+        command.arg("--").arg(&self.machine.host).arg(text);
+        Ok(command)
+    }
+
+    /// Starts it.
+    pub(crate) fn start(&self, mut command: Command) -> Result<Child> {
+        command.spawn().map_err(|error| {
+            Error::unavailable(format!("cannot start ssh to {}", self.machine))
+                .source(error)
+                .help("apt install openssh-client")
+        })
+    }
+
+    /// Returns whether ssh itself failed, or a signal ended it.
+    pub(crate) fn is_failure(status: ExitStatus) -> bool {
+        matches!(status.code(), Some(SSH_FAILED) | None)
+    }
+
+    /// Makes an error of ssh's own end.
+    pub(crate) fn judge(&self, what: &str, status: ExitStatus) -> Result<()> {
+        match status.code() {
+            Some(0) => Ok(()),
+            Some(SSH_FAILED) => Err(Error::unavailable(format!(
+                "cannot reach {} by ssh, or the connection was lost",
+                self.machine
+            ))
+            .help(format!("ssh {} true", self.machine.url()))),
+            _ => Err(Error::unavailable(format!(
+                "cannot {what} on {}",
+                self.machine
+            ))),
+        }
+    }
+
+    /// Runs a script that reads what `write` writes; returns what it prints.
+    pub(crate) fn exchange(
+        &self,
+        what: &str,
+        script: &str,
+        words: &[&str],
+        write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>,
+    ) -> Result<Vec<u8>> {
+        let mut command = self.script(script, words)?;
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = self.start(command)?;
+        let mut pipe = child.stdin.take();
+        let written = pipe.as_mut().map_or(Ok(()), |pipe| write(pipe));
+        if written.is_err() {
+            // Or what has arrived would be taken for all of it.
+            child.kill()?;
+        }
+        drop(pipe);
+        let mut said = Vec::new();
+        let read = child.stdout.take();
+        let read = read.map_or(Ok(0), |mut pipe| pipe.read_to_end(&mut said));
+        let status = child.wait()?;
+        match written {
+            // What ssh says comes first: a broken pipe is its consequence.
+            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+                return Err(error).context(|| format!("cannot {what} on {}", self.machine));
+            }
+            _ => self.judge(what, status)?,
+        }
+        read.context(|| format!("cannot {what} on {}", self.machine))?;
+        Ok(said)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn machines_are_written_as_for_docker_or_ssh() {
+        let of = |text: &str| text.parse::<Machine>();
+        let machine = |host: &str, port| {
+            Ok(Machine {
+                host: host.to_owned(),
+                port,
+            })
+        };
+        assert_eq!(of("ssh://root@big"), machine("root@big", None));
+        assert_eq!(of("ssh://me@big:2222/"), machine("me@big", Some(2222)));
+        assert_eq!(of("big"), machine("big", None));
+        assert_eq!(
+            of("ssh://[2001:db8::1]:22"),
+            machine("2001:db8::1", Some(22))
+        );
+        assert_eq!(
+            of("ssh://me@[2001:db8::1]"),
+            machine("me@2001:db8::1", None)
+        );
+        for text in [
+            "ssh://me@big:2222",
+            "ssh://me@[2001:db8::1]",
+            "ssh://[2001:db8::1]:22",
+        ] {
+            assert_eq!(text.parse::<Machine>().unwrap().url(), text);
+        }
+        for text in [
+            "",
+            "ssh://",
+            "-oProxyCommand=x",
+            "ssh://-x",
+            "a b",
+            "big:x",
+            "ssh://big/store",
+        ] {
+            assert!(of(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! Owns the GPUs of this machine: what the compute driver lists, which device nodes belong to each, which one an env
+//! gets, and the proof inside that it can be used.
+//!
+//! Everything is read below a root directory, so that a test can be another machine.
+
+pub mod probe;
+pub mod select;
+#[cfg(test)]
+mod tests;
+mod topology;
+
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+use serde::{Deserialize, Serialize};
+
+pub use select::{Choice, Selector};
+
+use crate::engine::Device;
+use crate::rocm::target::Target;
+use crate::sys::error::{Error, Result};
+
+/// The node of the compute driver, which all GPUs share.
+pub const KFD: &str = "/dev/kfd";
+/// Where render nodes are.
+const DRI: &str = "/dev/dri";
+
+/// A GPU as the compute driver lists it; each partition of an accelerator is one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Gpu {
+    /// Position in the driver's list, which is how HIP counts.
+    pub index: usize,
+    /// Name of the ISA such as `gfx1103`, whether TheRock knows it or not.
+    pub isa: String,
+    /// PCI address, such as `0000:03:00.0`.
+    pub pci: String,
+    /// Number of the partition, where the device is divided.
+    pub partition: Option<u32>,
+    /// Name of the render node, such as `renderD128`.
+    pub render: String,
+    /// Memory of its own, in bytes; for a GPU in a processor what the firmware sets aside.
+    pub memory: u64,
+    /// Compute units.
+    pub compute_units: u32,
+}
+
+impl Gpu {
+    /// Returns the target to build for, if TheRock has it.
+    pub fn target(&self) -> Option<Target> {
+        Target::parse(&self.isa).ok()
+    }
+
+    /// Returns the path of the render node.
+    pub fn render_node(&self) -> String {
+        format!("{DRI}/{}", self.render)
+    }
+}
+
+/// `0000:03:00.0 (gfx1100, renderD128)`.
+impl std::fmt::Display for Gpu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} ({}, {})", self.pci, self.isa, self.render)
+    }
+}
+
+/// Device nodes that a profile can ask for beside the GPU's own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Extras {
+    /// `/dev/accel/*`: accelerators for inference beside the GPU.
+    #[serde(default)]
+    pub accel: bool,
+    /// `/dev/dma_heap/*`: buffers shared between devices.
+    #[serde(default)]
+    pub dma_heap: bool,
+}
+
+impl Extras {
+    /// Returns true when nothing is asked for.
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+
+    fn directories(self) -> impl Iterator<Item = &'static str> {
+        let all = [(self.accel, "/dev/accel"), (self.dma_heap, "/dev/dma_heap")];
+        all.into_iter()
+            .filter_map(|(wanted, path)| wanted.then_some(path))
+    }
+}
+
+/// What this machine has of GPUs.
+#[derive(Clone, Debug, Serialize)]
+pub struct Machine {
+    /// The GPUs that the compute driver lists, in its order.
+    pub gpus: Vec<Gpu>,
+    /// `/dev/kfd` is there.
+    pub kfd: bool,
+    /// An AMD display device or accelerator is on the bus, with or without a driver.
+    pub on_bus: bool,
+    /// This is Linux in Windows, which has `/dev/dxg` in place of `/dev/kfd`.
+    pub wsl: bool,
+    /// Where it was looked for.
+    #[serde(skip)]
+    pub root: PathBuf,
+}
+
+impl Machine {
+    /// Reads the machine whose root directory is `root`.
+    pub fn detect(root: &Path) -> Self {
+        let there = |path: &str| below(root, path).exists();
+        Self {
+            gpus: topology::read(&root.join("sys/class/kfd/kfd/topology/nodes")),
+            kfd: there(KFD),
+            on_bus: amd_on_bus(&root.join("sys/bus/pci/devices")),
+            wsl: there("/dev/dxg"),
+            root: root.to_owned(),
+        }
+    }
+
+    /// Returns the one target of the machine's GPUs, for who asks for "this machine's"; `command` is what names another one.
+    pub fn target(&self, command: impl Fn(&str) -> String) -> Result<Target> {
+        let mut isas: Vec<&str> = self.gpus.iter().map(|gpu| gpu.isa.as_str()).collect();
+        isas.sort_unstable();
+        isas.dedup();
+        match isas[..] {
+            [] => Err(Error::unavailable(
+                "nothing to build for was named, and there is no AMD GPU in this machine",
+            )
+            .help(format!(
+                "{}, or another one of `rockenv target ls`",
+                command("gfx1103")
+            ))),
+            [one] => Target::parse(one),
+            [..] => Err(Error::new(
+                crate::sys::error::Kind::Usage,
+                format!("the GPUs in this machine differ: {}", isas.join(", ")),
+            )
+            .help(command(&self.gpus[0].isa))),
+        }
+    }
+
+    /// Says why nothing here can run GPU code, after "needs a GPU, and"; `None` where something can.
+    pub fn lack(&self) -> Option<&'static str> {
+        match (self.kfd, self.gpus.is_empty()) {
+            (true, false) => None,
+            (false, _) if self.wsl => Some("WSL has no /dev/kfd"),
+            (false, false) => Some("there is no /dev/kfd"),
+            (false, true) if self.on_bus => Some("its driver is not loaded: `modprobe amdgpu`"),
+            _ => Some("there is none"),
+        }
+    }
+
+    /// Returns every device node of `directory` with its path inside, sorted.
+    fn nodes_in(&self, directory: &str) -> Vec<String> {
+        let Ok(entries) = fs::read_dir(below(&self.root, directory)) else {
+            return Vec::new();
+        };
+        let mut paths: Vec<String> = entries
+            .flatten()
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .map(|name| format!("{directory}/{name}"))
+            .collect();
+        paths.sort();
+        paths
+    }
+}
+
+/// What an env is given: one GPU, and what the profile asks for beside.
+#[derive(Clone, Debug)]
+pub struct Grant {
+    machine: Machine,
+    /// The GPU.
+    pub gpu: Gpu,
+    extras: Extras,
+}
+
+impl Grant {
+    /// Returns the device nodes as they are now. Asked at each start: groups differ between machines, and the major
+    /// number of `/dev/kfd` changes when the driver is loaded again.
+    pub fn devices(&self) -> Result<Vec<Device>> {
+        let mut paths = vec![KFD.to_owned(), self.gpu.render_node()];
+        for directory in self.extras.directories() {
+            paths.extend(self.machine.nodes_in(directory));
+        }
+        paths
+            .iter()
+            .map(|path| device(&self.machine.root, path))
+            .collect()
+    }
+}
+
+/// Returns the groups that open `devices`. Never root's: a node that only root may open is to be mended, see `probe`.
+pub fn groups(devices: &[Device]) -> Vec<u32> {
+    let mut groups: Vec<u32> = devices.iter().map(|device| device.gid).collect();
+    groups.retain(|gid| *gid != 0);
+    groups.sort_unstable();
+    groups.dedup();
+    groups
+}
+
+/// Looks at one node. What it is called on the host may be another name for it; inside it has its own.
+fn device(root: &Path, path: &str) -> Result<Device> {
+    let place = below(root, path);
+    let found = fs::canonicalize(&place).and_then(|source| {
+        let found = fs::metadata(&source)?;
+        Ok((source, found))
+    });
+    let (source, found) = found.map_err(|error| {
+        Error::unavailable(format!("the GPU's device node `{path}` is gone"))
+            .source(error)
+            .help(probe::Layer::Absent.mend(path, false))
+    })?;
+    if !found.file_type().is_char_device() {
+        return Err(
+            Error::unavailable(format!("`{}` is not a device node", place.display()))
+                .help(probe::Layer::Absent.mend(path, false)),
+        );
+    }
+    Ok(Device {
+        path: path.to_owned(),
+        source,
+        major: nix::sys::stat::major(found.rdev()),
+        minor: nix::sys::stat::minor(found.rdev()),
+        gid: found.gid(),
+        mode: found.mode() & 0o7777,
+    })
+}
+
+/// Returns every GPU device node of a machine that is there, for a look at all of them.
+pub fn all_devices(machine: &Machine) -> Vec<Device> {
+    let mut paths = vec![KFD.to_owned()];
+    paths.extend(machine.gpus.iter().map(Gpu::render_node));
+    paths
+        .iter()
+        .filter_map(|path| device(&machine.root, path).ok())
+        .collect()
+}
+
+/// Returns where an absolute path of the machine is below its root.
+fn below(root: &Path, path: &str) -> PathBuf {
+    root.join(path.trim_start_matches('/'))
+}
+
+fn amd_on_bus(devices: &Path) -> bool {
+    let Ok(devices) = fs::read_dir(devices) else {
+        return false;
+    };
+    devices.flatten().any(|device| {
+        let is = |file: &str, start: &str| {
+            fs::read_to_string(device.path().join(file)).is_ok_and(|text| text.starts_with(start))
+        };
+        // Display controllers, and processing accelerators such as the MI series.
+        is("vendor", "0x1002") && (is("class", "0x03") || is("class", "0x12"))
+    })
+}

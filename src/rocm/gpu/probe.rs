@@ -1,0 +1,565 @@
+//! Owns the proof that device nodes can be used: `__probe-gpu`, which opens each as the user it runs as and asks the
+//! driver behind it for its version; and what a failure means.
+//!
+//! What is wrong is named by the layer that said no, since each is mended in another place: the node is not there, a
+//! group, the device rules of a control group, a driver that was loaded again, a user namespace, SELinux.
+
+use std::io::Write as _;
+use std::os::fd::AsRawFd as _;
+
+use fs_err as fs;
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::sys::stat::{Mode, SFlag};
+use serde::{Deserialize, Serialize};
+
+use super::KFD;
+use crate::engine::Device;
+use crate::sys::error::{Error, Kind, Result};
+
+/// What said no.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Layer {
+    /// The node is not there.
+    Absent,
+    /// Owner, group and mode of the node.
+    Group,
+    /// The device rules of a control group.
+    DeviceCgroup,
+    /// No driver has the node's number any more.
+    Stale,
+    /// The node's group has no name in this user namespace.
+    UserNamespace,
+    /// SELinux.
+    Selinux,
+    /// Something else: see the error.
+    Other,
+}
+
+/// What came of one node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finding {
+    /// The node.
+    pub path: String,
+    /// It can be used.
+    pub ok: bool,
+    /// The driver and its version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver: Option<String>,
+    /// What said no.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layer: Option<Layer>,
+    /// What it said, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// What to type on the host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mend: Option<String>,
+}
+
+/// `__probe-gpu PATH=MAJOR:MINOR...`: prints a finding for each node as JSON; fails if one cannot be used.
+pub fn run(arguments: &[String]) -> Result<()> {
+    let nodes: Vec<(&str, (u64, u64))> = arguments
+        .iter()
+        .filter_map(|argument| {
+            let (path, number) = argument.split_once('=')?;
+            let (major, minor) = number.split_once(':')?;
+            Some((path, (major.parse().ok()?, minor.parse().ok()?)))
+        })
+        .collect();
+    if nodes.is_empty() || nodes.len() != arguments.len() {
+        return Err(Error::new(
+            Kind::Usage,
+            "this subcommand is rockenv's own, inside an env",
+        ));
+    }
+    let findings: Vec<Finding> = nodes
+        .iter()
+        .map(|(path, number)| examine(path, Some(*number)))
+        .collect();
+    let mut text = serde_json::to_vec(&findings)
+        .map_err(|error| Error::unexpected("cannot write the findings").source(error))?;
+    text.push(b'\n');
+    std::io::stdout().write_all(&text)?;
+    match findings.iter().all(|finding| finding.ok) {
+        true => Ok(()),
+        false => Err(Error::unavailable("a device node cannot be used")),
+    }
+}
+
+/// Returns the arguments that make [`run`] look at `devices`.
+pub fn arguments(devices: &[Device]) -> Vec<String> {
+    devices
+        .iter()
+        .map(|device| format!("{}={}:{}", device.path, device.major, device.minor))
+        .collect()
+}
+
+/// What owners and groups without a number in a user namespace look like there.
+const NOBODY: u32 = 65_534;
+
+/// What is known of a node after an attempt to use it.
+#[derive(Clone, Debug)]
+struct Attempt {
+    node: std::result::Result<Node, Errno>,
+    /// Major and minor number that it should have.
+    expected: Option<(u64, u64)>,
+    /// How opening failed.
+    open: Option<Errno>,
+    /// How asking the driver failed.
+    ask: Option<Errno>,
+    who: Who,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Node {
+    device: bool,
+    number: (u64, u64),
+    uid: u32,
+    gid: u32,
+    mode: u32,
+}
+
+/// What the kernel knows of the process.
+#[derive(Clone, Debug)]
+struct Who {
+    uid: u32,
+    groups: Vec<u32>,
+    /// Groups of the host have other numbers here, or none.
+    mapped: bool,
+    /// The SELinux context, if there is one.
+    selinux: Option<String>,
+}
+
+/// Tries one node; `expected` is the number it has on the host.
+pub fn examine(path: &str, expected: Option<(u64, u64)>) -> Finding {
+    // By nix: an error of `fs_err` has no number.
+    let node = nix::sys::stat::stat(path).map(|found| {
+        let kind = SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT;
+        Node {
+            device: kind == SFlag::S_IFCHR,
+            number: (
+                nix::sys::stat::major(found.st_rdev),
+                nix::sys::stat::minor(found.st_rdev),
+            ),
+            uid: found.st_uid,
+            gid: found.st_gid,
+            mode: found.st_mode & 0o7777,
+        }
+    });
+    let mut attempt = Attempt {
+        expected,
+        open: None,
+        ask: None,
+        who: Who::me(),
+        node,
+    };
+    let mut driver = None;
+    // Opening what is not a device could wait for ever.
+    if matches!(attempt.node, Ok(Node { device: true, .. })) {
+        let flags = OFlag::O_RDWR | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+        match nix::fcntl::open(path, flags, Mode::empty()) {
+            Err(error) => attempt.open = Some(error),
+            Ok(file) => match ask(path, file.as_raw_fd()) {
+                Ok(answer) => driver = answer,
+                Err(error) => attempt.ask = Some(error),
+            },
+        }
+    }
+    let rootless = attempt.who.mapped;
+    match attempt.verdict() {
+        None => Finding {
+            path: path.to_owned(),
+            ok: true,
+            driver,
+            layer: None,
+            error: None,
+            mend: None,
+        },
+        Some((layer, error)) => Finding {
+            path: path.to_owned(),
+            ok: false,
+            driver: None,
+            layer: Some(layer),
+            error: Some(error),
+            mend: Some(layer.mend(path, rootless)),
+        },
+    }
+}
+
+impl Who {
+    fn me() -> Self {
+        let groups = nix::unistd::getgroups().unwrap_or_default();
+        let mut groups: Vec<u32> = groups.into_iter().map(nix::unistd::Gid::as_raw).collect();
+        groups.push(nix::unistd::getegid().as_raw());
+        let map = fs::read_to_string("/proc/self/gid_map").unwrap_or_default();
+        let whole = map.split_whitespace().eq(["0", "0", "4294967295"]);
+        // AppArmor has this file too; only a context of SELinux has colons.
+        let context = fs::read_to_string("/proc/self/attr/current").unwrap_or_default();
+        let context = context.trim_end_matches(['\0', '\n']);
+        Self {
+            uid: nix::unistd::geteuid().as_raw(),
+            groups,
+            mapped: !map.is_empty() && !whole,
+            selinux: context.contains(':').then(|| context.to_owned()),
+        }
+    }
+
+    /// Returns whether owner, group and mode let this process read and write.
+    fn may_open(&self, node: &Node) -> bool {
+        // Root of a user namespace is root of what has numbers in it.
+        if self.uid == 0 && !(self.mapped && [node.uid, node.gid].contains(&NOBODY)) {
+            return true;
+        }
+        let bits = if self.uid == node.uid {
+            node.mode >> 6
+        } else if self.groups.contains(&node.gid) {
+            node.mode >> 3
+        } else {
+            node.mode
+        };
+        bits & 0o6 == 0o6
+    }
+}
+
+impl Attempt {
+    /// Names the layer that said no, and what it said; `None` where the node can be used.
+    fn verdict(&self) -> Option<(Layer, String)> {
+        let words = |error: Errno| error.desc().to_lowercase();
+        let node = match &self.node {
+            Err(Errno::ENOENT | Errno::ENOTDIR) => {
+                return Some((Layer::Absent, "it is not there".to_owned()));
+            }
+            Err(error) => return Some((Layer::Other, words(*error))),
+            Ok(node) if !node.device => {
+                return Some((Layer::Absent, "it is not a device node".to_owned()));
+            }
+            Ok(node) => node,
+        };
+        if let Some((major, minor)) = self.expected.filter(|number| *number != node.number) {
+            let (here, here_minor) = node.number;
+            return Some((
+                Layer::Stale,
+                format!("its number is {here}:{here_minor}, on the host it is {major}:{minor} now"),
+            ));
+        }
+        match (self.open, self.ask) {
+            (None, None) => None,
+            (Some(Errno::EACCES), _) => Some(self.denied(node)),
+            (Some(error @ Errno::EPERM), _) => Some((
+                Layer::DeviceCgroup,
+                format!(
+                    "{}: device rules of a control group exclude it",
+                    words(error)
+                ),
+            )),
+            (Some(error @ (Errno::ENXIO | Errno::ENODEV)), _) => Some((
+                Layer::Stale,
+                format!(
+                    "{}: no driver has number {}:{}",
+                    words(error),
+                    node.number.0,
+                    node.number.1
+                ),
+            )),
+            // The words for these would be about terminals and arguments.
+            (None, Some(Errno::ENOTTY | Errno::EINVAL | Errno::ENOSYS | Errno::ENODEV)) => Some((
+                Layer::Stale,
+                format!(
+                    "number {}:{} belongs to another driver",
+                    node.number.0, node.number.1
+                ),
+            )),
+            (Some(error), _) | (None, Some(error)) => Some((Layer::Other, words(error))),
+        }
+    }
+
+    fn denied(&self, node: &Node) -> (Layer, String) {
+        let about = format!("group {}, mode {:04o}", node.gid, node.mode);
+        // Before its members: all groups without a number have the same one here.
+        if self.who.mapped
+            && node.gid == NOBODY
+            && node.mode & 0o060 == 0o060
+            && node.mode & 0o006 != 0o006
+        {
+            return (
+                Layer::UserNamespace,
+                format!(
+                    "permission denied ({about}): its group has no number in this user namespace"
+                ),
+            );
+        }
+        if self.who.may_open(node) {
+            return match &self.who.selinux {
+                Some(context) => (
+                    Layer::Selinux,
+                    format!("permission denied in the SELinux context {context}"),
+                ),
+                None => (
+                    Layer::Other,
+                    "permission denied, although its mode allows it: see `journalctl -k -g DENIED`"
+                        .to_owned(),
+                ),
+            };
+        }
+        let reason = match (node.gid, node.mode & 0o060) {
+            (0, _) => "it is root's alone",
+            (_, 0o060) => "the user is not in its group",
+            _ => "its group may not open it",
+        };
+        (
+            Layer::Group,
+            format!("permission denied ({about}): {reason}"),
+        )
+    }
+}
+
+impl Layer {
+    /// Returns what to type on the host; a sentence where there is no command. `rootless`: for a container of an ordinary
+    /// user.
+    pub fn mend(self, path: &str, rootless: bool) -> String {
+        match self {
+            Self::Absent if path == KFD => "sudo modprobe amdgpu".to_owned(),
+            Self::Absent => "sudo journalctl -k -g amdgpu".to_owned(),
+            // udev's own rules give the nodes to group `render`, when they are added.
+            Self::Group => format!("sudo udevadm trigger --action=add --name-match={path}"),
+            Self::DeviceCgroup if rootless => {
+                "sudo systemctl revert \"user-$(id -u).slice\", then log in again; where this machine is a \
+                 container itself, its own engine has to allow the device"
+                    .to_owned()
+            }
+            Self::DeviceCgroup => {
+                "sudo systemctl revert rockenv.slice; where this machine is a container itself, \
+                 its own engine has to allow the device"
+                    .to_owned()
+            }
+            Self::Stale => "the driver was loaded again: end what runs in the env, then run it again; where this machine is a \
+                 container itself, start that again"
+                .to_owned(),
+            // Which group it is cannot be seen inside; by udev's rules it is `render`, of which users may be members.
+            Self::UserNamespace => format!(
+                "sudo udevadm trigger --settle --action=add --name-match={path} && \
+                 sudo usermod -aG \"$(stat -c %G {path})\" \"$USER\", then log in again; crun is needed, not runc"
+            ),
+            Self::Selinux => "sudo setsebool -P container_use_devices 1".to_owned(),
+            Self::Other => "rockenv doctor".to_owned(),
+        }
+    }
+}
+
+/// Asks the driver behind an open node for its version; `None` for a node that has no such question.
+fn ask(path: &str, fd: i32) -> std::result::Result<Option<String>, Errno> {
+    if path == KFD {
+        let mut version = KfdVersion::default();
+        kfd_version(fd, &mut version)?;
+        return Ok(Some(format!("kfd {}.{}", version.major, version.minor)));
+    }
+    if path.starts_with("/dev/dri/") || path.starts_with("/dev/accel/") {
+        return drm_driver(fd).map(Some);
+    }
+    Ok(None)
+}
+
+/// `struct kfd_ioctl_get_version_args`.
+#[repr(C)]
+#[derive(Debug, Default)]
+struct KfdVersion {
+    major: u32,
+    minor: u32,
+}
+
+/// `struct drm_version`.
+#[repr(C)]
+#[derive(Debug)]
+struct DrmVersion {
+    major: i32,
+    minor: i32,
+    patch: i32,
+    name_length: usize,
+    name: *mut u8,
+    date_length: usize,
+    date: *mut u8,
+    description_length: usize,
+    description: *mut u8,
+}
+
+#[expect(unsafe_code, reason = "AMDKFD_IOC_GET_VERSION has no safe wrapper")]
+fn kfd_version(fd: i32, version: &mut KfdVersion) -> std::result::Result<(), Errno> {
+    nix::ioctl_read!(get_version, b'K', 0x01, KfdVersion);
+    // SAFETY: the driver writes the two numbers of the struct it is given.
+    unsafe { get_version(fd, version) }.map(drop)
+}
+
+#[expect(unsafe_code, reason = "DRM_IOCTL_VERSION has no safe wrapper")]
+fn drm_driver(fd: i32) -> std::result::Result<String, Errno> {
+    nix::ioctl_readwrite!(get_version, b'd', 0x00, DrmVersion);
+    let mut name = [0u8; 32];
+    let mut version = DrmVersion {
+        major: 0,
+        minor: 0,
+        patch: 0,
+        name_length: name.len(),
+        name: name.as_mut_ptr(),
+        date_length: 0,
+        date: std::ptr::null_mut(),
+        description_length: 0,
+        description: std::ptr::null_mut(),
+    };
+    // SAFETY: the driver writes at most the lengths given, and `name` lives longer than the call.
+    unsafe { get_version(fd, &raw mut version) }?;
+    let length = version.name_length.min(name.len());
+    Ok(format!(
+        "{} {}.{}",
+        String::from_utf8_lossy(&name[..length]),
+        version.major,
+        version.minor
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attempt() -> Attempt {
+        Attempt {
+            node: Ok(Node {
+                device: true,
+                number: (511, 0),
+                uid: 0,
+                gid: 105,
+                mode: 0o660,
+            }),
+            expected: Some((511, 0)),
+            open: None,
+            ask: None,
+            who: Who {
+                uid: 1000,
+                groups: vec![1000, 105],
+                mapped: false,
+                selinux: None,
+            },
+        }
+    }
+
+    fn layer(change: impl FnOnce(&mut Attempt)) -> Option<Layer> {
+        let mut attempt = attempt();
+        change(&mut attempt);
+        attempt.verdict().map(|(layer, _)| layer)
+    }
+
+    fn change_node(attempt: &mut Attempt, change: impl FnOnce(&mut Node)) {
+        if let Ok(node) = &mut attempt.node {
+            change(node);
+        }
+    }
+
+    #[test]
+    fn each_failure_names_its_layer() {
+        assert_eq!(layer(|_| {}), None);
+        assert_eq!(
+            layer(|it| it.node = Err(Errno::ENOENT)),
+            Some(Layer::Absent)
+        );
+        assert_eq!(
+            layer(|it| change_node(it, |node| node.device = false)),
+            Some(Layer::Absent)
+        );
+        assert_eq!(layer(|it| it.node = Err(Errno::EACCES)), Some(Layer::Other));
+        assert_eq!(
+            layer(|it| it.open = Some(Errno::EPERM)),
+            Some(Layer::DeviceCgroup)
+        );
+        for gone in [Errno::ENXIO, Errno::ENODEV] {
+            assert_eq!(layer(|it| it.open = Some(gone)), Some(Layer::Stale));
+        }
+        for foreign in [Errno::ENOTTY, Errno::EINVAL, Errno::ENOSYS] {
+            assert_eq!(layer(|it| it.ask = Some(foreign)), Some(Layer::Stale));
+        }
+        // Even one that opens: the number belongs to something else by now.
+        assert_eq!(layer(|it| it.expected = Some((510, 0))), Some(Layer::Stale));
+        assert_eq!(layer(|it| it.open = Some(Errno::EIO)), Some(Layer::Other));
+    }
+
+    #[test]
+    fn permission_denied_is_told_apart() {
+        let denied = |change: &dyn Fn(&mut Attempt)| {
+            let mut attempt = attempt();
+            attempt.open = Some(Errno::EACCES);
+            change(&mut attempt);
+            attempt.verdict().unwrap()
+        };
+        let (layer, words) = denied(&|it| it.who.groups = vec![1000]);
+        assert_eq!(layer, Layer::Group);
+        assert!(words.contains("group 105, mode 0660"), "{words}");
+        let (layer, words) = denied(&|it| change_node(it, |node| node.mode = 0o600));
+        assert_eq!(layer, Layer::Group);
+        assert!(words.contains("its group may not"), "{words}");
+        let (layer, words) = denied(&|it| change_node(it, |node| node.gid = 0));
+        assert_eq!(layer, Layer::Group);
+        assert!(words.contains("root's alone"), "{words}");
+        // Also for root there, and for who has other groups without a number.
+        for (uid, groups) in [(1000, vec![1000]), (0, vec![0]), (0, vec![0, NOBODY])] {
+            let mapped = |it: &mut Attempt| {
+                it.who = Who {
+                    uid,
+                    groups: groups.clone(),
+                    mapped: true,
+                    selinux: None,
+                };
+                change_node(it, |node| (node.uid, node.gid) = (NOBODY, NOBODY));
+            };
+            assert_eq!(denied(&mapped).0, Layer::UserNamespace);
+            let (layer, _) = denied(&|it| {
+                mapped(it);
+                change_node(it, |node| node.mode = 0o600);
+            });
+            assert_eq!(layer, Layer::Group);
+        }
+        // The mode allows it, so it was something that does not look at modes.
+        let (layer, words) = denied(&|it| it.who.selinux = Some("u:r:container_t:s0".into()));
+        assert_eq!(layer, Layer::Selinux);
+        assert!(words.contains("container_t"), "{words}");
+        assert_eq!(denied(&|_| {}).0, Layer::Other);
+        // World-writable, as some distributions have it: the groups do not matter.
+        let (layer, _) = denied(&|it| {
+            it.who.groups.clear();
+            change_node(it, |node| node.mode = 0o666);
+        });
+        assert_eq!(layer, Layer::Other);
+    }
+
+    #[test]
+    fn real_nodes_are_tried() {
+        let finding = examine("/nowhere/kfd", None);
+        assert_eq!(finding.layer, Some(Layer::Absent));
+        // A device of another driver: it opens, and does not know the question.
+        let null = examine("/dev/null", None);
+        assert!(null.ok && null.driver.is_none(), "{null:?}");
+        assert_eq!(
+            ask(KFD, fs::File::open("/dev/null").unwrap().as_raw_fd()),
+            Err(Errno::ENOTTY)
+        );
+        let stale = examine("/dev/null", Some((511, 0)));
+        assert_eq!(stale.layer, Some(Layer::Stale));
+        assert!(
+            stale
+                .error
+                .unwrap()
+                .contains("1:3, on the host it is 511:0")
+        );
+    }
+
+    #[test]
+    fn what_is_not_a_node_is_refused() {
+        for arguments in [
+            &[][..],
+            &["/dev/kfd"],
+            &["/dev/kfd=a:0"],
+            &["/dev/null=1:3", ""],
+        ] {
+            let arguments: Vec<String> = arguments.iter().map(|&text| text.to_owned()).collect();
+            assert_eq!(run(&arguments).unwrap_err().kind(), Kind::Usage);
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Owns the choice of one GPU: what `--gpu` means on this machine, for these targets. Pure, but for a look whether
+//! what the profile asks for beside is there.
+
+use super::{Extras, Gpu, Grant, Machine};
+use crate::rocm::target::Target;
+use crate::sys::error::{Error, Kind, Result};
+
+/// What `--gpu` said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Selector {
+    /// No GPU.
+    None,
+    /// The first one that runs code for the env's targets, if there is one.
+    Auto,
+    /// The same, and there has to be one.
+    Required,
+    /// An index, a PCI address or a render node.
+    Named(String),
+}
+
+impl From<&str> for Selector {
+    fn from(text: &str) -> Self {
+        match text {
+            "none" => Self::None,
+            "auto" => Self::Auto,
+            "required" => Self::Required,
+            other => Self::Named(other.to_owned()),
+        }
+    }
+}
+
+/// What came of it.
+#[derive(Clone, Debug)]
+pub enum Choice {
+    /// This one.
+    Gpu {
+        /// What the env gets.
+        grant: Box<Grant>,
+        /// What the user may want to know of the choice.
+        note: Option<String>,
+    },
+    /// None, and steps with `gpu` are left out.
+    Without {
+        /// Why, as the reason of such a step.
+        why: String,
+    },
+}
+
+impl Machine {
+    /// Chooses the GPU of an env that builds for `targets`; without targets any will do.
+    pub fn choose(
+        &self,
+        selector: &Selector,
+        targets: &[Target],
+        extras: Extras,
+    ) -> Result<Choice> {
+        let without = |why: String| match selector {
+            Selector::Required => Err(Error::unavailable(format!("the env {why}")).help(
+                "`rockenv doctor` says more; with `--gpu auto` steps with a GPU are skipped",
+            )),
+            _ => Ok(Choice::Without { why }),
+        };
+        let (gpu, note) = match selector {
+            Selector::None => return without("needs a GPU, and `--gpu none` was said".to_owned()),
+            Selector::Named(name) => {
+                let gpu = self.named(name)?;
+                if let Some(lack) = self.lack() {
+                    return Err(
+                        Error::unavailable(format!("GPU {gpu} cannot be used: {lack}"))
+                            .help("rockenv doctor"),
+                    );
+                }
+                let note = (!fits(gpu, targets))
+                    .then(|| format!("GPU {gpu} does not run code for {}", list(targets)));
+                (gpu, note)
+            }
+            Selector::Auto | Selector::Required => {
+                if let Some(lack) = self.lack() {
+                    return without(format!("needs a GPU, and {lack}"));
+                }
+                let mut fitting = self.gpus.iter().filter(|gpu| fits(gpu, targets));
+                let Some(gpu) = fitting.next() else {
+                    let mut here: Vec<&str> =
+                        self.gpus.iter().map(|gpu| gpu.isa.as_str()).collect();
+                    here.dedup();
+                    return without(format!(
+                        "needs a GPU of {}, and here is {}",
+                        list(targets),
+                        here.join(", ")
+                    ));
+                };
+                let note = fitting.next().map(|other| {
+                    format!(
+                        "GPU {gpu} is taken; `--gpu {}` takes another one",
+                        other.render
+                    )
+                });
+                (gpu, note)
+            }
+        };
+        for directory in extras.directories() {
+            if self.nodes_in(directory).is_empty() {
+                let why = format!("needs {directory}, and there is none");
+                return match selector {
+                    Selector::Named(_) => {
+                        Err(Error::unavailable(format!("the profile {why}")).help("rockenv doctor"))
+                    }
+                    _ => without(why),
+                };
+            }
+        }
+        Ok(Choice::Gpu {
+            grant: Box::new(Grant {
+                machine: self.clone(),
+                gpu: gpu.clone(),
+                extras,
+            }),
+            note,
+        })
+    }
+
+    /// Finds the one GPU that an index, a PCI address or a render node names.
+    fn named(&self, name: &str) -> Result<&Gpu> {
+        let render = name.strip_prefix("/dev/dri/").unwrap_or(name);
+        let pci = name.to_ascii_lowercase();
+        let found: Vec<&Gpu> = self
+            .gpus
+            .iter()
+            .filter(|gpu| {
+                gpu.render == render
+                    || gpu.index.to_string() == name
+                    || gpu.pci == pci
+                    || gpu.pci.strip_prefix("0000:") == Some(&pci)
+            })
+            .collect();
+        match found[..] {
+            [one] => Ok(one),
+            [] => {
+                let error = Error::unavailable(format!("no GPU `{name}` in this machine"));
+                Err(match (self.gpus.is_empty(), self.lack()) {
+                    (false, _) => error.help(choices(self.gpus.iter())),
+                    (true, Some(lack)) => error.source(lack).help("rockenv doctor"),
+                    (true, None) => error.help("rockenv doctor"),
+                })
+            }
+            [..] => Err(Error::new(
+                Kind::Usage,
+                format!(
+                    "`--gpu {name}` means {} partitions of one device",
+                    found.len()
+                ),
+            )
+            .help(choices(found.into_iter()))),
+        }
+    }
+}
+
+/// Says how each GPU is named: the index, the address and the node are all accepted.
+fn choices<'a>(gpus: impl Iterator<Item = &'a Gpu>) -> String {
+    let each: Vec<String> = gpus
+        .map(|gpu| format!("`--gpu {}` is {} at {}", gpu.render, gpu.isa, gpu.pci))
+        .collect();
+    each.join(", ")
+}
+
+fn fits(gpu: &Gpu, targets: &[Target]) -> bool {
+    targets.is_empty() || targets.iter().any(|target| target.name() == gpu.isa)
+}
+
+fn list(targets: &[Target]) -> String {
+    let names: Vec<&str> = targets.iter().map(Target::name).collect();
+    names.join(" or ")
+}

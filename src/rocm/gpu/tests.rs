@@ -1,0 +1,316 @@
+//! Detection and choice on other machines, whose files are in `tests/gpu`.
+
+use fs_err as fs;
+
+use super::*;
+use crate::sys::error::Kind;
+
+/// Lays a machine out and reads it; the directory lives as long as the first value.
+fn machine(text: &str) -> (tempfile::TempDir, Machine) {
+    let root = tempfile::tempdir().unwrap();
+    for part in text.split(">>> ").skip(1) {
+        let (path, content) = part.split_once('\n').unwrap();
+        let path = root.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, content).unwrap();
+    }
+    let machine = Machine::detect(root.path());
+    (root, machine)
+}
+
+macro_rules! machine {
+    ($name:literal) => {
+        machine(include_str!(concat!("../../../tests/gpu/", $name)))
+    };
+}
+
+fn targets(names: &[&str]) -> Vec<Target> {
+    names
+        .iter()
+        .map(|name| Target::parse(name).unwrap())
+        .collect()
+}
+
+/// The command for another target.
+fn named(isa: &str) -> String {
+    format!("rockenv lock {isa}")
+}
+
+/// What `--gpu SELECTOR` comes to for these targets: render node and note, or why there is none.
+fn chosen(machine: &Machine, selector: &str, names: &[&str]) -> Result<String> {
+    let choice = machine.choose(&selector.into(), &targets(names), Extras::default())?;
+    Ok(match choice {
+        Choice::Gpu { grant, note: None } => grant.gpu.render,
+        Choice::Gpu { grant, note } => format!("{}: {}", grant.gpu.render, note.unwrap()),
+        Choice::Without { why } => why,
+    })
+}
+
+fn shown(machine: &Machine) -> Vec<String> {
+    machine
+        .gpus
+        .iter()
+        .map(|gpu| {
+            format!(
+                "{} {gpu} {:?} {}",
+                gpu.index, gpu.partition, gpu.compute_units
+            )
+        })
+        .collect()
+}
+
+#[test]
+fn a_gpu_in_a_processor() {
+    let (_root, machine) = machine!("780m");
+    assert_eq!(
+        shown(&machine),
+        ["0 0000:c1:00.0 (gfx1103, renderD128) None 12"]
+    );
+    assert_eq!(machine.gpus[0].memory, 4 << 30);
+    assert_eq!(machine.target(named).unwrap().name(), "gfx1103");
+    for selector in [
+        "auto",
+        "required",
+        "0",
+        "renderD128",
+        "/dev/dri/renderD128",
+        "0000:c1:00.0",
+        "0000:C1:00.0",
+        "c1:00.0",
+    ] {
+        assert_eq!(
+            chosen(&machine, selector, &["gfx1103"]).unwrap(),
+            "renderD128"
+        );
+        assert_eq!(chosen(&machine, selector, &[]).unwrap(), "renderD128");
+    }
+    // What was built for another one does not run, unless somebody insists.
+    assert_eq!(
+        chosen(&machine, "auto", &["gfx90a", "gfx1100"]).unwrap(),
+        "needs a GPU of gfx90a or gfx1100, and here is gfx1103"
+    );
+    let error = chosen(&machine, "required", &["gfx90a"]).unwrap_err();
+    assert_eq!(
+        error.message(),
+        "the env needs a GPU of gfx90a, and here is gfx1103"
+    );
+    assert!(
+        chosen(&machine, "0", &["gfx90a"])
+            .unwrap()
+            .ends_with("does not run code for gfx90a")
+    );
+    assert_eq!(
+        chosen(&machine, "none", &["gfx1103"]).unwrap(),
+        "needs a GPU, and `--gpu none` was said"
+    );
+}
+
+#[test]
+fn a_wrong_name_is_answered_with_the_right_ones() {
+    let (_root, machine) = machine!("7900xtx-igpu");
+    for name in ["2", "renderD130", "card0", "0000:03:00.1", "", "gfx1100"] {
+        let error = chosen(&machine, name, &[]).unwrap_err();
+        assert_eq!(error.kind(), Kind::Unavailable);
+        assert_eq!(error.message(), format!("no GPU `{name}` in this machine"));
+        assert_eq!(
+            error.help_text(),
+            Some(
+                "`--gpu renderD129` is gfx1100 at 0000:03:00.0, `--gpu renderD128` is gfx1036 at 0000:15:00.0"
+            )
+        );
+    }
+}
+
+#[test]
+fn a_card_beside_a_gpu_in_the_processor() {
+    let (_root, machine) = machine!("7900xtx-igpu");
+    assert_eq!(
+        shown(&machine),
+        [
+            "0 0000:03:00.0 (gfx1100, renderD129) None 96",
+            "1 0000:15:00.0 (gfx1036, renderD128) None 2"
+        ]
+    );
+    // The target decides, and neither the order nor the number of the node.
+    assert_eq!(
+        chosen(&machine, "auto", &["gfx1100"]).unwrap(),
+        "renderD129"
+    );
+    assert_eq!(
+        chosen(&machine, "auto", &["gfx1036"]).unwrap(),
+        "renderD128"
+    );
+    let error = machine.target(named).unwrap_err();
+    assert_eq!(error.kind(), Kind::Usage);
+    assert!(error.message().contains("gfx1036, gfx1100"), "{error}");
+    assert_eq!(error.help_text(), Some("rockenv lock gfx1100"));
+}
+
+#[test]
+fn of_two_equal_cards_the_first_is_taken_and_the_other_can_be() {
+    let (_root, machine) = machine!("two-equal");
+    assert_eq!(machine.target(named).unwrap().name(), "gfx1100");
+    assert_eq!(
+        chosen(&machine, "auto", &["gfx1100"]).unwrap(),
+        "renderD128: GPU 0000:03:00.0 (gfx1100, renderD128) is taken; `--gpu renderD129` takes another one"
+    );
+    assert_eq!(
+        chosen(&machine, "43:00.0", &["gfx1100"]).unwrap(),
+        "renderD129"
+    );
+    assert_eq!(chosen(&machine, "1", &["gfx1100"]).unwrap(), "renderD129");
+}
+
+#[test]
+fn partitions_share_an_address() {
+    let (_root, machine) = machine!("mi300x-partitions");
+    assert_eq!(machine.gpus.len(), 8);
+    let third = &machine.gpus[6];
+    assert_eq!(
+        (third.pci.as_str(), third.partition, third.isa.as_str()),
+        ("0001:26:00.0", Some(2), "gfx942")
+    );
+    assert_eq!(
+        chosen(&machine, "renderD134", &["gfx942"]).unwrap(),
+        "renderD134"
+    );
+    assert_eq!(chosen(&machine, "6", &["gfx942"]).unwrap(), "renderD134");
+    let error = chosen(&machine, "0001:26:00.0", &["gfx942"]).unwrap_err();
+    assert_eq!(error.kind(), Kind::Usage);
+    assert_eq!(
+        error.message(),
+        "`--gpu 0001:26:00.0` means 4 partitions of one device"
+    );
+    let help = error.help_text().unwrap();
+    assert!(
+        help.contains("renderD132") && !help.contains("renderD128"),
+        "{help}"
+    );
+}
+
+#[test]
+fn machines_without_one_say_why() {
+    for (text, why) in [
+        (include_str!("../../../tests/gpu/none"), "there is none"),
+        (
+            include_str!("../../../tests/gpu/no-driver"),
+            "its driver is not loaded: `modprobe amdgpu`",
+        ),
+        (
+            include_str!("../../../tests/gpu/wsl"),
+            "WSL has no /dev/kfd",
+        ),
+    ] {
+        let (_root, machine) = machine(text);
+        assert_eq!(machine.gpus, []);
+        assert_eq!(
+            chosen(&machine, "auto", &["gfx1103"]).unwrap(),
+            format!("needs a GPU, and {why}")
+        );
+        let error = chosen(&machine, "required", &["gfx1103"]).unwrap_err();
+        assert_eq!(error.kind(), Kind::Unavailable);
+        assert_eq!(error.message(), format!("the env needs a GPU, and {why}"));
+        assert!(error.help_text().unwrap().contains("rockenv doctor"));
+        // The render node of another maker's GPU is none of ours.
+        let error = chosen(&machine, "renderD128", &[]).unwrap_err();
+        assert_eq!(error.chain(), ["no GPU `renderD128` in this machine", why]);
+        assert_eq!(machine.target(named).unwrap_err().kind(), Kind::Unavailable);
+    }
+    // In a container that got no devices, `/sys` is the host's.
+    let (root, _) = machine!("780m");
+    fs::remove_file(root.path().join("dev/kfd")).unwrap();
+    let machine = Machine::detect(root.path());
+    assert_eq!(
+        chosen(&machine, "auto", &[]).unwrap(),
+        "needs a GPU, and there is no /dev/kfd"
+    );
+    assert_eq!(
+        chosen(&machine, "0", &[]).unwrap_err().kind(),
+        Kind::Unavailable
+    );
+}
+
+#[test]
+fn other_nodes_enter_only_where_the_profile_asks() {
+    let (root, machine) = machine!("780m");
+    // Links to a device that is there stand for the nodes.
+    for path in ["kfd", "dri/renderD128", "accel/accel0", "dma_heap/system"] {
+        let path = root.path().join("dev").join(path);
+        fs::remove_file(&path).unwrap();
+        fs_err::os::unix::fs::symlink("/dev/null", &path).unwrap();
+    }
+    let paths = |extras| {
+        let choice = machine.choose(&Selector::Auto, &[], extras).unwrap();
+        let Choice::Gpu { grant, .. } = choice else {
+            panic!("{choice:?}");
+        };
+        let devices = grant.devices().unwrap();
+        assert!(
+            devices
+                .iter()
+                .all(|device| (device.major, device.minor) == (1, 3))
+        );
+        assert!(
+            devices
+                .iter()
+                .all(|device| device.source == Path::new("/dev/null"))
+        );
+        // Root's group is nobody's.
+        assert!(groups(&devices).is_empty());
+        devices
+            .into_iter()
+            .map(|device| device.path)
+            .collect::<Vec<_>>()
+    };
+    let all = Extras {
+        accel: true,
+        dma_heap: true,
+    };
+    assert_eq!(
+        paths(Extras::default()),
+        ["/dev/kfd", "/dev/dri/renderD128"]
+    );
+    assert_eq!(
+        paths(all),
+        [
+            "/dev/kfd",
+            "/dev/dri/renderD128",
+            "/dev/accel/accel0",
+            "/dev/dma_heap/system"
+        ]
+    );
+    fs::remove_file(root.path().join("dev/accel/accel0")).unwrap();
+    let choice = machine.choose(&Selector::Auto, &[], all).unwrap();
+    assert!(
+        matches!(choice, Choice::Without { why } if why == "needs /dev/accel, and there is none")
+    );
+    let error = machine.choose(&Selector::Required, &[], all).unwrap_err();
+    assert_eq!(
+        error.message(),
+        "the env needs /dev/accel, and there is none"
+    );
+}
+
+#[test]
+fn a_node_that_is_gone_or_no_device_is_said_before_the_start() {
+    let (root, machine) = machine!("780m");
+    let devices = || {
+        let choice = machine.choose(&Selector::Auto, &[], Extras::default());
+        match choice.unwrap() {
+            Choice::Gpu { grant, .. } => grant.devices(),
+            Choice::Without { why } => panic!("{why}"),
+        }
+    };
+    let error = devices().unwrap_err();
+    assert!(error.message().ends_with("is not a device node"), "{error}");
+    fs::remove_file(root.path().join("dev/dri/renderD128")).unwrap();
+    fs::remove_file(root.path().join("dev/kfd")).unwrap();
+    fs_err::os::unix::fs::symlink("/dev/null", root.path().join("dev/kfd")).unwrap();
+    let error = devices().unwrap_err();
+    assert_eq!(error.kind(), Kind::Unavailable);
+    assert_eq!(
+        error.message(),
+        "the GPU's device node `/dev/dri/renderD128` is gone"
+    );
+    assert_eq!(error.help_text(), Some("sudo journalctl -k -g amdgpu"));
+}

@@ -1,0 +1,142 @@
+//! Owns reading the compute driver's list of GPUs: `/sys/class/kfd/kfd/topology/nodes`.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use fs_err as fs;
+
+use super::Gpu;
+use crate::rocm::target;
+
+/// Reads the directory `nodes`; what cannot be read is not listed, as in a container that may not see a GPU.
+pub(super) fn read(nodes: &Path) -> Vec<Gpu> {
+    let mut found: Vec<(u32, Node)> = children(nodes)
+        .into_iter()
+        .filter_map(|number| {
+            let directory = nodes.join(number.to_string());
+            let properties = fs::read_to_string(directory.join("properties")).ok()?;
+            let banks = directory.join("mem_banks");
+            let memory = children(&banks).into_iter().filter_map(|bank| {
+                let path = banks.join(bank.to_string()).join("properties");
+                own_memory(&fs::read_to_string(path).ok()?)
+            });
+            let mut node = Node::parse(&properties)?;
+            node.memory = memory.sum();
+            Some((number, node))
+        })
+        .collect();
+    found.sort_by_key(|(number, _)| *number);
+    let nodes: Vec<Node> = found.into_iter().map(|(_, node)| node).collect();
+    let parts = |pci: &str| nodes.iter().filter(|node| node.pci == pci).count();
+    nodes
+        .iter()
+        .enumerate()
+        .map(|(index, node)| Gpu {
+            index,
+            isa: target::isa_name(node.version),
+            pci: node.pci.clone(),
+            partition: (parts(&node.pci) > 1).then_some(node.partition),
+            render: format!("renderD{}", node.render_minor),
+            memory: node.memory,
+            compute_units: node.compute_units,
+        })
+        .collect()
+}
+
+/// Returns the entries of a directory whose names are numbers.
+fn children(directory: &Path) -> Vec<u32> {
+    let Ok(entries) = fs::read_dir(directory) else {
+        return Vec::new();
+    };
+    entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect()
+}
+
+/// A GPU's `properties`.
+#[derive(Debug, PartialEq, Eq)]
+struct Node {
+    version: u32,
+    pci: String,
+    partition: u32,
+    render_minor: u32,
+    compute_units: u32,
+    memory: u64,
+}
+
+impl Node {
+    /// Parses lines of a name and a number; `None` for a processor, which is a node too.
+    fn parse(properties: &str) -> Option<Self> {
+        let values = values(properties);
+        let value = |name: &str| values.get(name).copied().unwrap_or(0);
+        let small = |name: &str| u32::try_from(value(name)).ok();
+        let version = small("gfx_target_version").filter(|version| *version != 0)?;
+        // Bus, device and function as PCI packs them; above them the number of the partition.
+        let location = small("location_id")?;
+        let (bus, slot, function) = (location >> 8 & 0xff, location >> 3 & 0x1f, location & 0x7);
+        Some(Self {
+            version,
+            pci: format!("{:04x}:{bus:02x}:{slot:02x}.{function}", value("domain")),
+            partition: location >> 28,
+            render_minor: small("drm_render_minor")?,
+            compute_units: small("simd_count")? / small("simd_per_cu")?.max(1),
+            memory: 0,
+        })
+    }
+}
+
+/// Returns the size of a memory bank if it is the GPU's own: heap types 1 and 2, visible and invisible to the processor.
+fn own_memory(properties: &str) -> Option<u64> {
+    let values = values(properties);
+    matches!(values.get("heap_type"), Some(1 | 2))
+        .then(|| values.get("size_in_bytes").copied())
+        .flatten()
+}
+
+fn values(text: &str) -> BTreeMap<&str, u64> {
+    text.lines()
+        .filter_map(|line| {
+            let (name, value) = line.split_once(' ')?;
+            Some((name, value.trim().parse().ok()?))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn properties_are_a_gpus_or_a_processors() {
+        let text = "simd_count 24\nsimd_per_cu 2\ngfx_target_version 110003\nlocation_id 25344\n\
+                    domain 0\ndrm_render_minor 128\nunknown words here\nhive_id 18446744073709551615\n";
+        let node = Node::parse(text).unwrap();
+        assert_eq!(
+            (node.pci.as_str(), node.compute_units, node.partition),
+            ("0000:63:00.0", 12, 0)
+        );
+        assert_eq!(
+            Node::parse("cpu_cores_count 16\ngfx_target_version 0\n"),
+            None
+        );
+        for nonsense in [
+            "",
+            "gfx_target_version",
+            "gfx_target_version -1\n",
+            "\0\n \n",
+        ] {
+            assert_eq!(Node::parse(nonsense), None);
+        }
+        // A domain of a virtual bus has more than four digits.
+        let far = text.replace("domain 0", "domain 65536");
+        assert_eq!(Node::parse(&far).unwrap().pci, "10000:63:00.0");
+    }
+
+    #[test]
+    fn only_the_gpus_own_memory_counts() {
+        assert_eq!(own_memory("heap_type 1\nsize_in_bytes 5\n"), Some(5));
+        assert_eq!(own_memory("heap_type 0\nsize_in_bytes 5\n"), None);
+        assert_eq!(own_memory("heap_type 4\nsize_in_bytes 5\n"), None);
+    }
+}

@@ -1,0 +1,230 @@
+//! Owns what a store learned of targets from a checkout of TheRock: its rows stand in front of those that are compiled in.
+//!
+//! A newer TheRock builds for GPUs that this program was not told of. Its table is taken over by name and on purpose
+//! (`target learn`), so that a name means the same before any source is fetched.
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Info, Kind, Platforms, Table};
+use crate::rocm::therock::Declared;
+use crate::sys::atomic;
+use crate::sys::error::{Error, Result, ResultExt as _};
+
+const SCHEMA: &str = "rockenv/targets/1";
+
+/// What this process goes by; set once, before anybody asks for a target.
+static LEARNED: OnceLock<Learned> = OnceLock::new();
+
+/// The table of a checkout.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Learned {
+    schema: String,
+    /// The checkout's directory.
+    pub source: PathBuf,
+    /// When it was read.
+    pub time: jiff::Timestamp,
+    targets: Vec<Declared>,
+}
+
+impl Learned {
+    /// Takes the table of a checkout.
+    pub fn of(source: &Path, targets: &[Declared]) -> Self {
+        Self {
+            schema: SCHEMA.to_owned(),
+            source: source.to_owned(),
+            time: jiff::Timestamp::now(),
+            targets: targets.to_vec(),
+        }
+    }
+
+    /// Reads what the store at `home` learned; nothing where it learned nothing.
+    pub fn read(home: &Path) -> Result<Option<Self>> {
+        let path = file(home);
+        let wrong = || format!("`{}` cannot be read", path.display());
+        let found: Option<Self> = atomic::read_json(&path).context(wrong)?;
+        if let Some(learned) = &found
+            && learned.schema != SCHEMA
+        {
+            return Err(Error::unexpected(format!(
+                "`{}` has schema {}, this rockenv knows {SCHEMA}",
+                path.display(),
+                learned.schema
+            ))
+            .help("rockenv target forget"));
+        }
+        Ok(found)
+    }
+
+    /// Writes it for the store at `home`.
+    pub fn save(&self, home: &Path) -> Result<()> {
+        atomic::write_json(&file(home), self)
+    }
+
+    /// Makes this process go by it.
+    pub fn install(self) {
+        // A second one is not heard: names mean one thing in one process.
+        drop(LEARNED.set(self));
+    }
+
+    /// Returns what this process goes by, beside what is compiled in.
+    pub fn installed() -> Option<&'static Self> {
+        LEARNED.get()
+    }
+
+    /// Puts its rows in front of the table's.
+    pub(super) fn join(&self, table: &mut Table) {
+        for declared in &self.targets {
+            let known = table
+                .targets
+                .iter()
+                .position(|row| row.name == declared.name);
+            let row = row(known.map(|at| &table.targets[at]), declared);
+            match known {
+                Some(at) => table.targets[at] = row,
+                None => table.targets.push(row),
+            }
+        }
+        table.families.clear();
+        for row in &table.targets {
+            let own = std::iter::once(&row.name).filter(|name| !row.families.contains(name));
+            for family in own.chain(&row.families) {
+                let members = table.families.entry(family.clone()).or_default();
+                members.push(row.name.clone());
+            }
+        }
+    }
+}
+
+/// Returns where the store at `home` keeps it.
+pub fn file(home: &Path) -> PathBuf {
+    home.join("targets.json")
+}
+
+/// Returns the row of a target as a checkout declares it; what only releases say stays as it was known.
+pub(super) fn row(known: Option<&Info>, declared: &Declared) -> Info {
+    let is_in = |family: &str| declared.families.iter().any(|name| name == family);
+    let kind = match known {
+        Some(known) => known.kind,
+        None if is_in("dcgpu-all") => Kind::Dcgpu,
+        None if is_in("igpu-all") => Kind::Igpu,
+        None => Kind::Dgpu,
+    };
+    let excluded = declared.excluded.iter();
+    Info {
+        name: declared.name.clone(),
+        product: declared.product.clone(),
+        kind,
+        families: declared.families.clone(),
+        excluded_projects: excluded.clone().map(|one| one.project.clone()).collect(),
+        exclusion_issues: excluded
+            .map(|one| (one.project.clone(), one.issue.clone()))
+            .collect(),
+        rccl_buildable: !declared.excluded.iter().any(|one| one.project == "rccl"),
+        release_products: known.and_then(|known| known.release_products.clone()),
+        marketing_names: known.map_or_else(Vec::new, |known| known.marketing_names.clone()),
+        support: known.map_or_else(Platforms::default, |known| known.support.clone()),
+    }
+}
+
+/// Returns a row that says nothing but a name.
+pub(super) fn bare(name: String) -> Info {
+    let declared = Declared {
+        product: name.clone(),
+        families: vec![name.clone()],
+        excluded: Vec::new(),
+        name,
+    };
+    row(None, &declared)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rocm::target::compiled_in;
+    use crate::rocm::therock::Excluded;
+
+    fn declared(name: &str, families: &[&str], excluded: &[&str]) -> Declared {
+        Declared {
+            name: name.to_owned(),
+            product: "A product".to_owned(),
+            families: families.iter().map(|name| (*name).to_owned()).collect(),
+            excluded: excluded
+                .iter()
+                .map(|project| Excluded {
+                    project: (*project).to_owned(),
+                    issue: None,
+                })
+                .collect(),
+        }
+    }
+
+    #[test]
+    fn rows_of_a_checkout_stand_in_front() {
+        let mut table = compiled_in();
+        let count = table.targets.len();
+        let learned = Learned::of(
+            Path::new("/src"),
+            &[
+                declared("gfx1103", &["gfx1103", "igpu-all", "gfx1-new"], &[]),
+                declared("gfx1310", &["gfx1310", "dcgpu-all"], &["rccl"]),
+            ],
+        );
+        learned.join(&mut table);
+        assert_eq!(table.targets.len(), count + 1);
+        let find = |name: &str| table.targets.iter().find(|row| row.name == name).unwrap();
+        let laptop = find("gfx1103");
+        assert_eq!(
+            (laptop.product.as_str(), laptop.rccl_buildable),
+            ("A product", true)
+        );
+        // What a checkout does not say.
+        assert_eq!(laptop.marketing_names, ["AMD Radeon 780M"]);
+        let new = find("gfx1310");
+        assert_eq!((new.kind, new.rccl_buildable), (Kind::Dcgpu, false));
+        assert_eq!(table.families["gfx1-new"], ["gfx1103"]);
+        assert!(!table.families["gfx110X-all"].contains(&"gfx1103".to_owned()));
+        assert!(table.families["dcgpu-all"].contains(&"gfx1310".to_owned()));
+    }
+
+    #[test]
+    fn what_is_compiled_in_joined_with_itself_is_the_same() {
+        let table = compiled_in();
+        let rows: Vec<Declared> = table
+            .targets
+            .iter()
+            .map(|row| Declared {
+                name: row.name.clone(),
+                product: row.product.clone(),
+                families: row.families.clone(),
+                excluded: row
+                    .excluded_projects
+                    .iter()
+                    .map(|project| Excluded {
+                        project: project.clone(),
+                        issue: row.exclusion_issues.get(project).cloned().flatten(),
+                    })
+                    .collect(),
+            })
+            .collect();
+        let mut joined = compiled_in();
+        Learned::of(Path::new("/src"), &rows).join(&mut joined);
+        assert_eq!(joined.families, table.families);
+        for (one, other) in joined.targets.iter().zip(&table.targets) {
+            assert_eq!(format!("{one:?}"), format!("{other:?}"));
+        }
+    }
+
+    #[test]
+    fn it_is_kept_by_the_store() {
+        let home = tempfile::tempdir().unwrap();
+        assert_eq!(Learned::read(home.path()).unwrap(), None);
+        let learned = Learned::of(Path::new("/src"), &[declared("gfx1310", &["gfx1310"], &[])]);
+        learned.save(home.path()).unwrap();
+        assert_eq!(Learned::read(home.path()).unwrap(), Some(learned));
+        fs_err::write(file(home.path()), "{").unwrap();
+        assert!(Learned::read(home.path()).is_err());
+    }
+}

@@ -1,0 +1,352 @@
+//! Owns what is known of a target: product, kind, families, projects that TheRock does not build for it.
+//!
+//! The table is `target/gpu_targets.json`, taken from one commit of TheRock (named in the file) and compiled in, so that
+//! a name is checked before anything is downloaded. What the store learned from a newer checkout stands in front of it.
+
+mod learned;
+mod runs;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::LazyLock;
+
+pub use learned::{Learned, file as learned_file};
+pub use runs::{How, Runs, advised_variant, runs, without};
+use serde::{Deserialize, Serialize};
+
+use crate::rocm::therock::Declared;
+use crate::sys::error::{Error, Result};
+use crate::sys::suggest;
+
+/// Where a GPU sits; decides what a person expects of its memory and drivers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// A graphics card.
+    Dgpu,
+    /// Part of a processor.
+    Igpu,
+    /// An accelerator for servers.
+    Dcgpu,
+}
+
+/// What TheRock says about a target on Linux.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Support {
+    /// The marketing name of the architecture, such as `RDNA3`.
+    pub architecture: String,
+    /// Packages are produced.
+    pub build_passing: bool,
+    /// A short test on hardware passes.
+    pub sanity_tested: bool,
+    /// Meant for use.
+    pub release_ready: bool,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+struct Platforms {
+    linux: Option<Support>,
+}
+
+/// One row of the table.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Info {
+    #[serde(rename = "target")]
+    name: String,
+    /// The product as TheRock's CMake files call it.
+    pub product: String,
+    /// Where the GPU sits.
+    pub kind: Kind,
+    /// Every family that contains the target, its own name first.
+    pub families: Vec<String>,
+    /// Projects that TheRock leaves out for this target.
+    pub excluded_projects: Vec<String>,
+    /// The upstream issue behind an exclusion, by project, where there is one.
+    pub exclusion_issues: BTreeMap<String, Option<String>>,
+    /// RCCL can be built for this target alone.
+    pub rccl_buildable: bool,
+    /// The products that releases are made for.
+    pub release_products: Option<String>,
+    /// Names on the box.
+    pub marketing_names: Vec<String>,
+    #[serde(default)]
+    support: Platforms,
+}
+
+#[derive(Debug, Deserialize)]
+struct Source {
+    commit: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct Table {
+    source: Source,
+    families: BTreeMap<String, Vec<String>>,
+    targets: Vec<Info>,
+}
+
+static TABLE: LazyLock<Table> = LazyLock::new(|| {
+    let mut table = compiled_in();
+    if let Some(learned) = Learned::installed() {
+        learned.join(&mut table);
+    }
+    table
+});
+
+fn compiled_in() -> Table {
+    // A table that does not parse is caught by the first test that runs.
+    #[expect(clippy::expect_used, reason = "the table is a constant of the program")]
+    serde_json::from_str(include_str!("gpu_targets.json")).expect("gpu_targets.json")
+}
+
+/// A GPU ISA that TheRock knows, such as `gfx1103`.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Target(&'static Info);
+
+const ALL: &str = "`rockenv target ls` shows them all, `rockenv target learn --source DIR` takes over those of a newer TheRock";
+
+impl Target {
+    /// Parses a name, which must be in the table.
+    pub fn parse(name: &str) -> Result<Self> {
+        if let Some(info) = TABLE.targets.iter().find(|info| info.name == name) {
+            return Ok(Self(info));
+        }
+        let error = Error::invalid(format!("unknown target `{}`", name.escape_debug()));
+        Err(error.help(Self::advice(name)))
+    }
+
+    /// Returns the same target as a checkout declares it.
+    pub fn declared(self, declared: &Declared) -> Self {
+        // A few hundred bytes, once for each target of one command.
+        Self(Box::leak(Box::new(learned::row(Some(self.0), declared))))
+    }
+
+    /// Returns what to write instead of an unknown name.
+    pub(crate) fn advice(name: &str) -> String {
+        if let Some(members) = family(name) {
+            let members: Vec<_> = members.iter().map(Self::name).collect();
+            return format!(
+                "`{name}` is a family, name one or more of its targets: {}",
+                members.join(", ")
+            );
+        }
+        match suggest::closest(name, all().map(|target| target.name())) {
+            Some(close) => format!("did you mean `{close}`? {ALL}"),
+            None => ALL.to_owned(),
+        }
+    }
+
+    /// Returns the name.
+    pub fn name(&self) -> &'static str {
+        &self.0.name
+    }
+
+    /// Returns the row of the table.
+    pub fn info(&self) -> &'static Info {
+        self.0
+    }
+
+    /// Returns what upstream says of Linux support, if it says anything.
+    pub fn support(&self) -> Option<&'static Support> {
+        self.0.support.linux.as_ref()
+    }
+
+    /// Returns true when the target is in `family`; every target is in the family of its own name.
+    pub fn is_in(&self, family: &str) -> bool {
+        self.name() == family || self.0.families.iter().any(|name| name == family)
+    }
+
+    /// Returns the value of `HSA_OVERRIDE_GFX_VERSION` that makes a runtime load code built for this target.
+    ///
+    /// ROCr wants decimal numbers, while the last two digits of a name are hexadecimal: gfx90a is 9.0.10.
+    pub fn override_version(&self) -> String {
+        let digits = self.name().trim_start_matches("gfx");
+        let (major, rest) = digits.split_at(digits.len().saturating_sub(2));
+        let mut parts = rest.chars().map(|digit| digit.to_digit(16).unwrap_or(0));
+        let (minor, stepping) = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
+        format!("{major}.{minor}.{stepping}")
+    }
+}
+
+/// Returns the ISA name of a KFD `gfx_target_version`, known to TheRock or not.
+pub fn isa_name(version: u32) -> String {
+    let (major, minor, stepping) = (version / 10_000, version / 100 % 100, version % 100);
+    format!("gfx{major}{minor:x}{stepping:x}")
+}
+
+/// Returns every target in the order of the table, which is TheRock's.
+pub fn all() -> impl Iterator<Item = Target> {
+    TABLE.targets.iter().map(Target)
+}
+
+/// Returns the targets of a family, or nothing if TheRock has no family of that name.
+pub fn family(name: &str) -> Option<Vec<Target>> {
+    let members = TABLE.families.get(name)?;
+    Some(
+        all()
+            .filter(|target| members.iter().any(|member| member == target.name()))
+            .collect(),
+    )
+}
+
+/// Returns the names of all families.
+pub fn families() -> impl Iterator<Item = &'static str> {
+    TABLE.families.keys().map(String::as_str)
+}
+
+/// Returns the commit of TheRock that the table was taken from.
+pub fn table_commit() -> &'static str {
+    &TABLE.source.commit
+}
+
+fn position(target: &Target) -> usize {
+    all()
+        .position(|other| other == *target)
+        .unwrap_or(usize::MAX)
+}
+
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl PartialEq for Target {
+    fn eq(&self, other: &Self) -> bool {
+        self.name() == other.name()
+    }
+}
+
+impl Eq for Target {}
+
+// By table, not by name: gfx90a comes before gfx1030, as people expect.
+impl Ord for Target {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        position(self).cmp(&position(other))
+    }
+}
+
+impl PartialOrd for Target {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl std::hash::Hash for Target {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.name().hash(state);
+    }
+}
+
+impl FromStr for Target {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Self::parse(name)
+    }
+}
+
+impl TryFrom<String> for Target {
+    type Error = Error;
+
+    /// Takes a name that was written down when it was known; it may have been forgotten since.
+    fn try_from(name: String) -> Result<Self> {
+        let digits = name.strip_prefix("gfx").unwrap_or_default();
+        let is_name = digits.len() >= 3 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+        match Self::parse(&name) {
+            Err(_) if is_name => Ok(Self(Box::leak(Box::new(learned::bare(name))))),
+            other => other,
+        }
+    }
+}
+
+impl From<Target> for String {
+    fn from(target: Target) -> Self {
+        target.name().to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn table_is_consistent() {
+        assert_eq!(all().count(), 28);
+        assert_eq!(families().count(), 53);
+        assert_eq!(table_commit().len(), 40);
+        for target in all() {
+            assert_eq!(Target::parse(target.name()).unwrap(), target);
+            for name in &target.info().families {
+                assert!(family(name).unwrap().contains(&target), "{target} {name}");
+            }
+        }
+        for name in families() {
+            for target in family(name).unwrap() {
+                assert!(target.is_in(name), "{target} {name}");
+            }
+        }
+    }
+
+    #[test]
+    fn unknown_names_get_advice() {
+        let help = |name: &str| {
+            Target::parse(name)
+                .unwrap_err()
+                .help_text()
+                .unwrap()
+                .to_owned()
+        };
+        assert!(help("gfx1013").contains("`gfx1"), "{}", help("gfx1013"));
+        assert!(help("GFX1103").contains("`gfx1103`"));
+        assert!(help("gfx110X-igpu").ends_with("one or more of its targets: gfx1103"));
+        assert!(help("radeon").starts_with("`rockenv target ls` shows them all"));
+    }
+
+    #[test]
+    fn versions_are_decimal() {
+        for (name, version, kfd) in [
+            ("gfx1103", "11.0.3", 110_003),
+            ("gfx90a", "9.0.10", 90_010),
+            ("gfx90c", "9.0.12", 90_012),
+            ("gfx942", "9.4.2", 90_402),
+            ("gfx1151", "11.5.1", 110_501),
+            ("gfx1201", "12.0.1", 120_001),
+        ] {
+            let target = Target::parse(name).unwrap();
+            assert_eq!(target.override_version(), version);
+            assert_eq!(isa_name(kfd), name);
+        }
+        assert_eq!(isa_name(110_004), "gfx1104");
+        assert!(Target::parse(&isa_name(110_004)).is_err());
+    }
+
+    #[test]
+    fn order_is_the_tables() {
+        assert!(Target::parse("gfx90a").unwrap() < Target::parse("gfx1030").unwrap());
+    }
+
+    #[test]
+    fn serde_is_the_name() {
+        let target = Target::parse("gfx1103").unwrap();
+        assert_eq!(serde_json::to_string(&target).unwrap(), "\"gfx1103\"");
+        assert_eq!(
+            serde_json::from_str::<Target>("\"gfx1103\"").unwrap(),
+            target
+        );
+        assert!(serde_json::from_str::<Target>("\"gfx1\"").is_err());
+        assert!(serde_json::from_str::<Target>("\"radeon\"").is_err());
+        // What was written down stays readable.
+        let forgotten: Target = serde_json::from_str("\"gfx1310\"").unwrap();
+        assert_eq!(forgotten.name(), "gfx1310");
+        assert!(Target::parse("gfx1310").is_err());
+    }
+}

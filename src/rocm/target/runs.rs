@@ -1,0 +1,244 @@
+//! Owns what else is known of a target: which other code runs on it, and what a project that is not built for it means.
+//!
+//! Every sentence has its source. None of it was tried on hardware by this project.
+
+use serde::Serialize;
+
+use super::{Info, Kind, Target};
+
+/// How code that was not built for a target comes to run on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum How {
+    /// It was built for a generic ISA that the compiler defines.
+    Generic,
+    /// The runtime is told that the GPU is another one: `HSA_OVERRIDE_GFX_VERSION`.
+    Override,
+    /// The runtime has a distribution's patches, which let it load code of an ISA that is the same or a part.
+    Extended,
+}
+
+/// Other code that runs on a target.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Runs {
+    /// What it was built for.
+    pub code: String,
+    /// How.
+    pub how: How,
+    /// What to know of it.
+    pub note: String,
+    /// Where that is from.
+    pub sources: Vec<&'static str>,
+}
+
+const LLVM: &str = "https://llvm.org/docs/AMDGPUUsage.html";
+const DEBIAN: &str = "https://lists.debian.org/debian-ai/2023/05/msg00010.html";
+const DEBIAN_PATCH: &str = "https://salsa.debian.org/rocm-team/rocm-hipamd";
+const SOLUS: &str = "https://github.com/NixOS/nixpkgs/pull/298388";
+const SAME_MAJOR: &str = "https://github.com/ROCm/rocm-systems/pull/5686";
+
+/// LLVM's generic ISAs and the targets that run them.
+const GENERIC: [(&str, &[&str]); 6] = [
+    ("gfx9-generic", &["gfx900", "gfx906", "gfx90c"]),
+    ("gfx9-4-generic", &["gfx942", "gfx950"]),
+    ("gfx10-1-generic", &["gfx1010", "gfx1011", "gfx1012"]),
+    (
+        "gfx10-3-generic",
+        &[
+            "gfx1030", "gfx1031", "gfx1032", "gfx1033", "gfx1034", "gfx1035", "gfx1036",
+        ],
+    ),
+    (
+        "gfx11-generic",
+        &[
+            "gfx1100", "gfx1101", "gfx1102", "gfx1103", "gfx1150", "gfx1151", "gfx1152", "gfx1153",
+        ],
+    ),
+    ("gfx12-generic", &["gfx1200", "gfx1201"]),
+];
+
+/// Which code the patches of Debian load: on any of the first, that of any of the second.
+const EXTENDED: [(&[&str], &[&str]); 3] = [
+    (&["gfx900", "gfx906", "gfx90c"], &["gfx900", "gfx90c"]),
+    (&["gfx1010", "gfx1011", "gfx1012"], &["gfx1010"]),
+    (
+        &[
+            "gfx1030", "gfx1031", "gfx1032", "gfx1033", "gfx1034", "gfx1035", "gfx1036",
+        ],
+        &[
+            "gfx1030", "gfx1031", "gfx1032", "gfx1033", "gfx1034", "gfx1035", "gfx1036",
+        ],
+    ),
+];
+
+/// What is said to work by override: targets, whose code, where it is said, and what else.
+const OVERRIDES: [(&[&str], &str, &str, &str); 2] = [
+    (
+        &[
+            "gfx1031", "gfx1032", "gfx1033", "gfx1034", "gfx1035", "gfx1036",
+        ],
+        "gfx1030",
+        "https://github.com/ROCm/Tensile/issues/1907",
+        "the ISA is the same; not official",
+    ),
+    (
+        &["gfx1103"],
+        "gfx1100",
+        "https://github.com/ROCm/rocBLAS/issues/1536",
+        "some have success with it; not official, and not needed for code built for gfx1103",
+    ),
+];
+
+/// Returns which other code runs on a target.
+pub fn runs(target: Target) -> Vec<Runs> {
+    let name = target.name();
+    let mut runs = Vec::new();
+    for (code, _) in GENERIC
+        .iter()
+        .filter(|(_, members)| members.contains(&name))
+    {
+        runs.push(Runs {
+            code: (*code).to_owned(),
+            how: How::Generic,
+            note: format!("built with --offload-arch={code}, in code objects of version 6"),
+            sources: vec![LLVM],
+        });
+    }
+    for (_, code, source, note) in OVERRIDES.iter().filter(|(on, ..)| on.contains(&name)) {
+        let value = Target::parse(code).map(|code| code.override_version());
+        runs.push(Runs {
+            code: (*code).to_owned(),
+            how: How::Override,
+            note: format!(
+                "HSA_OVERRIDE_GFX_VERSION={}: {note}",
+                value.unwrap_or_default()
+            ),
+            sources: vec![source, SAME_MAJOR],
+        });
+    }
+    for (_, codes) in EXTENDED.iter().filter(|(on, _)| on.contains(&name)) {
+        for code in codes.iter().filter(|code| **code != name) {
+            runs.push(Runs {
+                code: (*code).to_owned(),
+                how: How::Extended,
+                note: "where comgr and the HIP runtime have the patches of Debian, which Gentoo, Solus and nixpkgs took over"
+                    .to_owned(),
+                sources: vec![DEBIAN, DEBIAN_PATCH, SOLUS],
+            });
+        }
+    }
+    runs
+}
+
+/// Says what it means that a project is not built, where that is known.
+pub fn without(project: &str) -> Option<&'static str> {
+    Some(match project {
+        "rccl" => {
+            "no communication between GPUs: PyTorch is built without nccl (hook `torch-without-rccl`)"
+        }
+        "rccl-tests" => "the tests of rccl",
+        "hipSPARSELt" => "no products with structured sparsity; PyTorch does without",
+        "hipBLASLt" => "matrix products by rocBLAS alone",
+        "composable_kernel" => "MIOpen without its kernels",
+        "rocWMMA" => "a library of headers; what is written with it is not built",
+        "hipTensor" => "no tensor contractions; nothing else needs it",
+        "rocprofiler-compute" => "a tool for profiles; the rest of the profiler is built",
+        _ => return None,
+    })
+}
+
+/// Returns the variant of the profile for TheRock that fits, and why.
+pub fn advised_variant(info: &Info) -> (&'static str, &'static str) {
+    match (info.rccl_buildable, info.kind) {
+        (false, _) => (
+            "lean",
+            "RCCL cannot be built for this target, and PyTorch does without",
+        ),
+        (true, Kind::Igpu) => ("lean", "one GPU in a processor has no other one to talk to"),
+        (true, Kind::Dgpu) => (
+            "lean",
+            "RCCL is for several cards; with these: `--variant full-torch`",
+        ),
+        (true, Kind::Dcgpu) => (
+            "full-torch",
+            "these come as several, and RCCL lets them talk to each other",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rocm::target;
+    use crate::sys::builtin;
+
+    #[test]
+    fn tables_name_targets() {
+        let names = GENERIC.iter().flat_map(|(_, members)| members.iter());
+        let names = names.chain(
+            EXTENDED
+                .iter()
+                .flat_map(|(on, codes)| on.iter().chain(*codes)),
+        );
+        let names = names.chain(
+            OVERRIDES
+                .iter()
+                .flat_map(|(on, code, ..)| on.iter().chain([code])),
+        );
+        for name in names {
+            Target::parse(name).unwrap();
+        }
+    }
+
+    #[test]
+    fn every_excluded_project_is_explained() {
+        for target in target::all() {
+            for project in &target.info().excluded_projects {
+                assert!(without(project).is_some(), "{target} {project}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_runs_where() {
+        let codes = |name: &str| {
+            let runs = runs(Target::parse(name).unwrap());
+            runs.iter()
+                .map(|one| format!("{} {:?}", one.code, one.how))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            codes("gfx1103"),
+            ["gfx11-generic Generic", "gfx1100 Override"]
+        );
+        let gfx1031 = codes("gfx1031");
+        assert!(gfx1031.contains(&"gfx1030 Override".to_owned()));
+        assert!(gfx1031.contains(&"gfx1030 Extended".to_owned()));
+        assert!(!gfx1031.iter().any(|one| one.starts_with("gfx1031")));
+        // gfx1010 has fewer instructions than its siblings: it runs only its own code.
+        assert_eq!(codes("gfx1010"), ["gfx10-1-generic Generic"]);
+        assert_eq!(
+            codes("gfx1012"),
+            ["gfx10-1-generic Generic", "gfx1010 Extended"]
+        );
+        assert!(codes("gfx1250").is_empty());
+    }
+
+    #[test]
+    fn variants_are_those_of_the_shipped_profiles() {
+        let mut seen = 0;
+        let profiles = builtin::toml_files(&builtin::PROFILES);
+        for (name, text) in profiles {
+            let profile: toml::Table = toml::from_str(text).unwrap();
+            let Ok(target) = Target::parse(name) else {
+                continue;
+            };
+            // What they extend has `lean`.
+            let variant = profile.get("variant").and_then(toml::Value::as_str);
+            let advised = advised_variant(target.info()).0;
+            assert_eq!(variant.unwrap_or("lean"), advised, "{name}");
+            seen += 1;
+        }
+        assert!(seen >= 6, "{seen}");
+    }
+}

@@ -1,0 +1,329 @@
+//! Owns reading CMake's syntax: a file is a list of commands with arguments. Nothing is evaluated.
+
+use std::ops::Range;
+
+use super::error_at;
+use crate::sys::error::{Error, Result};
+
+/// A command with its arguments.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Command {
+    /// Name, in lower case: CMake does not tell them apart.
+    pub(super) name: String,
+    /// Where the name is.
+    pub(super) span: Range<usize>,
+    /// What is between the parentheses.
+    pub(super) arguments: Vec<Argument>,
+}
+
+/// An argument of a command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Argument {
+    /// Its text, escapes resolved.
+    pub(super) text: String,
+    /// Where it is.
+    pub(super) span: Range<usize>,
+    /// Written in quotation marks or brackets: never a keyword.
+    pub(super) quoted: bool,
+    /// Has a reference to a variable, which is not evaluated here.
+    pub(super) variable: bool,
+    /// The comment behind it on its line.
+    pub(super) comment: Option<String>,
+}
+
+/// Reads a file's commands in order.
+pub(super) fn parse(file: &str, text: &str) -> Result<Vec<Command>> {
+    let mut reader = Reader { file, text, at: 0 };
+    let mut commands = Vec::new();
+    loop {
+        reader.space()?;
+        if reader.rest().is_empty() {
+            return Ok(commands);
+        }
+        commands.push(reader.command()?);
+    }
+}
+
+struct Reader<'a> {
+    file: &'a str,
+    text: &'a str,
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn rest(&self) -> &'a str {
+        &self.text[self.at..]
+    }
+
+    fn wrong(&self, span: Range<usize>, message: &str) -> Error {
+        error_at(self.file, self.text, span, message)
+    }
+
+    fn take(&mut self, accept: impl Fn(char) -> bool) -> &'a str {
+        let rest = self.rest();
+        let end = rest.find(|c| !accept(c)).unwrap_or(rest.len());
+        self.at += end;
+        &rest[..end]
+    }
+
+    /// Passes blanks and comments; returns the text of the last comment, where there was one.
+    fn space(&mut self) -> Result<Option<String>> {
+        let mut comment = None;
+        loop {
+            self.take(char::is_whitespace);
+            if !self.rest().starts_with('#') {
+                return Ok(comment);
+            }
+            comment = Some(self.comment()?);
+        }
+    }
+
+    /// Passes a comment that begins here.
+    fn comment(&mut self) -> Result<String> {
+        let start = self.at;
+        self.at += 1;
+        if let Some(length) = bracket(self.rest()) {
+            let text = self.bracketed(start, length)?;
+            return Ok(text.trim().to_owned());
+        }
+        Ok(self.take(|c| c != '\n').trim().to_owned())
+    }
+
+    /// Passes `[==[ ... ]==]` with `length` equals signs, and returns what is in it.
+    fn bracketed(&mut self, start: usize, length: usize) -> Result<&'a str> {
+        let close = format!("]{}]", "=".repeat(length));
+        self.at += length + 2;
+        let rest = self.rest();
+        let Some(end) = rest.find(&close) else {
+            return Err(self.wrong(start..self.at, &format!("no `{close}` ends this")));
+        };
+        self.at += end + close.len();
+        Ok(&rest[..end])
+    }
+
+    fn command(&mut self) -> Result<Command> {
+        let start = self.at;
+        let name = self.take(|c| c.is_ascii_alphanumeric() || c == '_');
+        let span = start..self.at;
+        if name.is_empty() {
+            return Err(self.wrong(start..start + 1, "a command should begin here"));
+        }
+        self.take(|c| c == ' ' || c == '\t');
+        if !self.rest().starts_with('(') {
+            return Err(self.wrong(span, "a command without parentheses"));
+        }
+        self.at += 1;
+        let mut arguments: Vec<Argument> = Vec::new();
+        let mut depth = 0;
+        loop {
+            // A comment belongs to the argument before it on the same line.
+            self.take(|c| c == ' ' || c == '\t');
+            if self.rest().starts_with('#') {
+                let comment = self.comment()?;
+                if let Some(last) = arguments.last_mut() {
+                    last.comment.get_or_insert(comment);
+                }
+                self.take(|c| c.is_whitespace());
+                while self.rest().starts_with('#') {
+                    self.comment()?;
+                    self.take(|c| c.is_whitespace());
+                }
+                continue;
+            }
+            let Some(next) = self.rest().chars().next() else {
+                return Err(self.wrong(span, "no `)` ends this command"));
+            };
+            match next {
+                ')' if depth == 0 => {
+                    self.at += 1;
+                    return Ok(Command {
+                        name: name.to_ascii_lowercase(),
+                        span,
+                        arguments,
+                    });
+                }
+                // Conditions have parentheses of their own.
+                '(' | ')' => {
+                    depth += if next == '(' { 1 } else { -1 };
+                    self.at += 1;
+                }
+                _ if next.is_whitespace() => {
+                    self.take(|c| c.is_whitespace());
+                    while self.rest().starts_with('#') {
+                        self.comment()?;
+                        self.take(|c| c.is_whitespace());
+                    }
+                }
+                _ => arguments.push(self.argument()?),
+            }
+        }
+    }
+
+    fn argument(&mut self) -> Result<Argument> {
+        let start = self.at;
+        let (raw, quoted, literal) = if let Some(length) = bracket(self.rest()) {
+            (self.bracketed(start, length)?.to_owned(), true, true)
+        } else if self.rest().starts_with('"') {
+            (self.string()?, true, false)
+        } else {
+            (self.word()?, false, false)
+        };
+        let variable =
+            !literal && (raw.contains("${") || raw.contains("$<") || raw.contains("$ENV{"));
+        Ok(Argument {
+            text: if literal { raw } else { unescape(&raw) },
+            span: start..self.at,
+            quoted,
+            variable,
+            comment: None,
+        })
+    }
+
+    fn string(&mut self) -> Result<String> {
+        let start = self.at;
+        self.at += 1;
+        let rest = self.rest();
+        let mut escaped = false;
+        for (index, c) in rest.char_indices() {
+            match c {
+                _ if escaped => escaped = false,
+                '\\' => escaped = true,
+                '"' => {
+                    self.at += index + 1;
+                    return Ok(rest[..index].to_owned());
+                }
+                _ => {}
+            }
+        }
+        Err(self.wrong(start..start + 1, "no quotation mark ends this"))
+    }
+
+    fn word(&mut self) -> Result<String> {
+        let start = self.at;
+        let rest = self.rest();
+        let mut escaped = false;
+        let mut end = rest.len();
+        for (index, c) in rest.char_indices() {
+            match c {
+                _ if escaped => escaped = false,
+                '\\' => escaped = true,
+                // Old CMake allows quotation marks inside a word: `-DX="a b"`.
+                '"' => {
+                    self.at = start + index;
+                    self.string()?;
+                    let tail =
+                        self.text[self.at..].find(|c: char| c.is_whitespace() || "()#".contains(c));
+                    end = self.at - start + tail.unwrap_or(self.text.len() - self.at);
+                    break;
+                }
+                '(' | ')' | '#' => {
+                    end = index;
+                    break;
+                }
+                _ if c.is_whitespace() => {
+                    end = index;
+                    break;
+                }
+                _ => {}
+            }
+        }
+        self.at = start + end;
+        Ok(rest[..end].to_owned())
+    }
+}
+
+/// Returns the number of equals signs of an opening bracket.
+fn bracket(text: &str) -> Option<usize> {
+    let rest = text.strip_prefix('[')?;
+    let length = rest.len() - rest.trim_start_matches('=').len();
+    rest[length..].starts_with('[').then_some(length)
+}
+
+fn unescape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut escaped = false;
+    for c in text.chars() {
+        match (escaped, c) {
+            (false, '\\') => escaped = true,
+            (true, 'n') => {
+                out.push('\n');
+                escaped = false;
+            }
+            (true, 't') => {
+                out.push('\t');
+                escaped = false;
+            }
+            // A line that goes on.
+            (true, '\n') => escaped = false,
+            (_, c) => {
+                out.push(c);
+                escaped = false;
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn words(text: &str) -> Vec<String> {
+        let commands = parse("f.cmake", text).unwrap();
+        let words = commands.iter().flat_map(|command| {
+            let arguments = command
+                .arguments
+                .iter()
+                .map(|argument| argument.text.clone());
+            std::iter::once(command.name.clone()).chain(arguments)
+        });
+        words.collect()
+    }
+
+    #[test]
+    fn commands_and_arguments() {
+        assert_eq!(
+            words("# c\nSet(A \"b \\\"c\\\" d\" e\\ f) # x\n"),
+            ["set", "A", "b \"c\" d", "e f"]
+        );
+        assert_eq!(words("#[[ a\n( ]] set(A [=[x]]y]=])"), ["set", "A", "x]]y"]);
+        assert_eq!(
+            words("if((A OR B) AND C)\nendif()"),
+            ["if", "A", "OR", "B", "AND", "C", "endif"]
+        );
+        assert_eq!(words("f(-DX=\"a b\"c)"), ["f", "-DX=\"a b\"c"]);
+        let commands = parse("f", "f(a # one\n  # not of b\n  b\n  ${c})").unwrap();
+        let comments: Vec<_> = commands[0]
+            .arguments
+            .iter()
+            .map(|one| one.comment.as_deref())
+            .collect();
+        assert_eq!(comments, [Some("one"), None, None]);
+        assert!(commands[0].arguments[2].variable);
+    }
+
+    #[test]
+    fn mistakes_have_a_place() {
+        for (text, place, words) in [
+            ("\n  f(a", "f:2:3: ", "no `)`"),
+            ("f(\"a\n)", "f:1:3: ", "quotation mark"),
+            ("set A)", "f:1:1: ", "without parentheses"),
+            ("set(A)\n!", "f:2:1: ", "should begin"),
+            ("f([[a)", "f:1:3: ", "no `]]`"),
+        ] {
+            let error = parse("f", text).unwrap_err();
+            assert!(error.message().starts_with(place), "{error}");
+            assert!(error.message().contains(words), "{error}");
+            assert!(error.chain().join("\n").contains('^'));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in "[a-z()\"#\\[\\]=\\\\$\\{\\} \n\t\u{e4}]{0,60}") {
+            drop(parse("f", &text));
+        }
+    }
+}

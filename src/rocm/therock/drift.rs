@@ -1,0 +1,404 @@
+//! Owns the comparison of a checkout of TheRock with what is compiled in: pure.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use serde::Serialize;
+
+use super::{Checkout, Excluded, StageKind};
+use crate::rocm::target;
+use crate::rocm::target::Target;
+
+/// The stages that profiles build on, and how often each is built.
+const STAGES: [(&str, StageKind); 11] = [
+    ("comm-libs", StageKind::Generic),
+    ("compiler-runtime", StageKind::Generic),
+    ("cv-libs", StageKind::Generic),
+    ("dctools-core", StageKind::Generic),
+    ("debug-tools", StageKind::Generic),
+    ("math-libs", StageKind::PerArch),
+    ("media-libs", StageKind::Generic),
+    ("profiler-apps", StageKind::Generic),
+    ("runtime-tests", StageKind::Generic),
+    ("storage-libs", StageKind::Generic),
+    ("wsl-rocdxg", StageKind::Generic),
+];
+
+/// The artifacts that these stages build.
+const ARTIFACTS: &str = "\
+    amd-dbgapi amd-llvm aqlprofile base blas composable-kernel core-amdsmi core-hip core-hipinfo core-hiptests \
+    core-kpack core-ocl core-ocl-icd core-runtime elfio fft fftw3 flatbuffers fmt hipblasltprovider hipdnn \
+    hipdnn-integration-tests hipdnn-samples hipfile hipify hipkernelprovider hiptensor hipthreads host-blas \
+    host-suite-sparse kfdtest libhipcxx miopen miopenprovider mirage nlohmann-json openmpi prim rand rccl rdc \
+    rocalution rocdecode rocgdb rocjitsu rocjitsu-hotswap rocjpeg rocprofiler-compute rocprofiler-sdk \
+    rocprofiler-systems rocprofiler-systems-examples rocr-debug-agent rocr-debug-agent-tests rocrtst rocshmem rocwmma \
+    rpp solver sparse spdlog support sysdeps sysdeps-amd-mesa sysdeps-expat sysdeps-gmp sysdeps-hwloc sysdeps-libmnl \
+    sysdeps-libnl sysdeps-libpciaccess sysdeps-mpfr sysdeps-ncurses sysdeps-util-linux wsl-rocdxg";
+
+/// A way in which a checkout differs from what is compiled in.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "what", rename_all = "kebab-case")]
+pub enum Drift {
+    /// A target that is not compiled in.
+    NewTarget {
+        /// Its name.
+        target: String,
+        /// Its product.
+        product: String,
+    },
+    /// A target that the checkout does not have.
+    NoTarget {
+        /// Its name.
+        target: String,
+    },
+    /// Another product.
+    Product {
+        /// The target.
+        target: String,
+        /// As compiled in.
+        was: String,
+        /// As in the checkout.
+        now: String,
+    },
+    /// Other families.
+    Families {
+        /// The target.
+        target: String,
+        /// Those that came.
+        added: Vec<String>,
+        /// Those that went.
+        removed: Vec<String>,
+    },
+    /// A project is no longer built for a target.
+    Excluded {
+        /// The target.
+        target: String,
+        /// The project and the issue behind it.
+        #[serde(flatten)]
+        excluded: Excluded,
+    },
+    /// A project is built for a target that it was not built for.
+    Included {
+        /// The target.
+        target: String,
+        /// The project.
+        project: String,
+    },
+    /// Another issue stands behind an exclusion.
+    Issue {
+        /// The target.
+        target: String,
+        /// The project.
+        project: String,
+        /// As compiled in.
+        was: Option<String>,
+        /// As in the checkout.
+        now: Option<String>,
+    },
+    /// A stage that is not known.
+    NewStage {
+        /// Its name.
+        stage: String,
+    },
+    /// A stage that the checkout does not have.
+    NoStage {
+        /// Its name.
+        stage: String,
+    },
+    /// A stage is built as often as it was not.
+    Stage {
+        /// Its name.
+        stage: String,
+        /// As in the checkout.
+        now: StageKind,
+    },
+    /// An artifact that is not known.
+    NewArtifact {
+        /// Its name.
+        artifact: String,
+    },
+    /// An artifact that the checkout does not have.
+    NoArtifact {
+        /// Its name.
+        artifact: String,
+    },
+}
+
+impl Drift {
+    /// Returns whether it is one of this target.
+    pub fn is_of(&self, name: &str) -> bool {
+        match self {
+            Self::NewTarget { target, .. }
+            | Self::NoTarget { target }
+            | Self::Product { target, .. }
+            | Self::Families { target, .. }
+            | Self::Excluded { target, .. }
+            | Self::Included { target, .. }
+            | Self::Issue { target, .. } => target == name,
+            Self::NewStage { .. }
+            | Self::NoStage { .. }
+            | Self::Stage { .. }
+            | Self::NewArtifact { .. }
+            | Self::NoArtifact { .. } => false,
+        }
+    }
+}
+
+impl fmt::Display for Drift {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let none = "none";
+        match self {
+            Self::NewTarget { target, product } => write!(f, "{target}: new, {product}"),
+            Self::NoTarget { target } => write!(f, "{target}: not there"),
+            Self::Product { target, was, now } => {
+                write!(f, "{target}: product `{now}`, known as `{was}`")
+            }
+            Self::Families {
+                target,
+                added,
+                removed,
+            } => {
+                write!(f, "{target}: families")?;
+                for name in added {
+                    write!(f, " +{name}")?;
+                }
+                for name in removed {
+                    write!(f, " -{name}")?;
+                }
+                Ok(())
+            }
+            Self::Excluded { target, excluded } => {
+                let issue = excluded.issue.as_deref().unwrap_or("no issue named");
+                write!(
+                    f,
+                    "{target}: {} is left out now ({issue})",
+                    excluded.project
+                )
+            }
+            Self::Included { target, project } => write!(f, "{target}: {project} is built now"),
+            Self::Issue {
+                target,
+                project,
+                was,
+                now,
+            } => write!(
+                f,
+                "{target}: {project} is left out for {}, known for {}",
+                now.as_deref().unwrap_or(none),
+                was.as_deref().unwrap_or(none)
+            ),
+            Self::NewStage { stage } => write!(f, "stage {stage}: new"),
+            Self::NoStage { stage } => write!(f, "stage {stage}: not there"),
+            Self::Stage { stage, now } => match now {
+                StageKind::Generic => write!(f, "stage {stage}: built once for all targets now"),
+                StageKind::PerArch => write!(f, "stage {stage}: built for each target now"),
+            },
+            Self::NewArtifact { artifact } => write!(f, "artifact {artifact}: new"),
+            Self::NoArtifact { artifact } => write!(f, "artifact {artifact}: not there"),
+        }
+    }
+}
+
+/// Returns every way in which a checkout differs, targets first, in the order of the tables.
+pub fn drift(checkout: &Checkout) -> Vec<Drift> {
+    let mut drift = Vec::new();
+    for target in target::all() {
+        match checkout.target(target.name()) {
+            Some(declared) => one(target, declared, &mut drift),
+            None => drift.push(Drift::NoTarget {
+                target: target.to_string(),
+            }),
+        }
+    }
+    for declared in &checkout.targets {
+        if Target::parse(&declared.name).is_err() {
+            drift.push(Drift::NewTarget {
+                target: declared.name.clone(),
+                product: declared.product.clone(),
+            });
+        }
+    }
+    if let Some(topology) = &checkout.topology {
+        for (stage, kind) in STAGES {
+            let stage = stage.to_owned();
+            match topology.stages.get(&stage).map(|found| found.kind) {
+                None => drift.push(Drift::NoStage { stage }),
+                Some(now) if now != kind => drift.push(Drift::Stage { stage, now }),
+                Some(_) => {}
+            }
+        }
+        for stage in topology.stages.keys() {
+            if !STAGES.iter().any(|(known, _)| known == stage) {
+                let stage = stage.clone();
+                drift.push(Drift::NewStage { stage });
+            }
+        }
+        let known: BTreeSet<&str> = ARTIFACTS.split_whitespace().collect();
+        let found: BTreeSet<&str> = topology.artifacts.keys().map(String::as_str).collect();
+        drift.extend(known.difference(&found).map(|name| Drift::NoArtifact {
+            artifact: (*name).to_owned(),
+        }));
+        drift.extend(found.difference(&known).map(|name| Drift::NewArtifact {
+            artifact: (*name).to_owned(),
+        }));
+    }
+    drift
+}
+
+fn one(target: Target, declared: &super::Declared, drift: &mut Vec<Drift>) {
+    let info = target.info();
+    let name = || target.to_string();
+    if info.product != declared.product {
+        drift.push(Drift::Product {
+            target: name(),
+            was: info.product.clone(),
+            now: declared.product.clone(),
+        });
+    }
+    let was: BTreeSet<&String> = info.families.iter().collect();
+    let now: BTreeSet<&String> = declared.families.iter().collect();
+    let list = |a: &BTreeSet<&String>, b| a.difference(b).map(|one| (*one).clone()).collect();
+    if was != now {
+        drift.push(Drift::Families {
+            target: name(),
+            added: list(&now, &was),
+            removed: list(&was, &now),
+        });
+    }
+    for excluded in &declared.excluded {
+        let project = &excluded.project;
+        if !info.excluded_projects.contains(project) {
+            drift.push(Drift::Excluded {
+                target: name(),
+                excluded: excluded.clone(),
+            });
+            continue;
+        }
+        let was = info.exclusion_issues.get(project).cloned().flatten();
+        if was != excluded.issue {
+            drift.push(Drift::Issue {
+                target: name(),
+                project: project.clone(),
+                was,
+                now: excluded.issue.clone(),
+            });
+        }
+    }
+    for project in &info.excluded_projects {
+        if !declared.excluded.iter().any(|one| one.project == *project) {
+            drift.push(Drift::Included {
+                target: name(),
+                project: project.clone(),
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rocm::therock::Declared;
+
+    /// A checkout that says what is compiled in.
+    fn same() -> Checkout {
+        let targets = target::all().map(|target| {
+            let info = target.info();
+            let excluded = info.excluded_projects.iter().map(|project| Excluded {
+                project: project.clone(),
+                issue: info.exclusion_issues.get(project).cloned().flatten(),
+            });
+            Declared {
+                name: target.to_string(),
+                product: info.product.clone(),
+                families: info.families.clone(),
+                excluded: excluded.collect(),
+            }
+        });
+        Checkout {
+            targets: targets.collect(),
+            topology: None,
+        }
+    }
+
+    #[test]
+    fn what_is_the_same_is_no_drift() {
+        assert_eq!(drift(&same()), []);
+    }
+
+    /// A topology of the known stages, with these artifacts.
+    fn topology<'a>(artifacts: impl Iterator<Item = &'a str>) -> super::super::Topology {
+        let mut text = "[metadata]\nversion = '2.0'\n[source_sets]\n".to_owned();
+        for (name, kind) in STAGES {
+            let kind = match kind {
+                StageKind::Generic => "generic",
+                StageKind::PerArch => "per-arch",
+            };
+            let stage = format!("[build_stages.{name}]\nartifact_groups = []\ntype = '{kind}'\n");
+            text.push_str(&stage);
+        }
+        text.push_str("[artifact_groups.all]\ntype = 'generic'\n");
+        for name in artifacts {
+            let of = "artifact_group = 'all'\ntype = 'target-neutral'";
+            let artifact = format!("[artifacts.{name}]\n{of}\n");
+            text.push_str(&artifact);
+        }
+        super::super::topology::parse("t.toml", &text).unwrap()
+    }
+
+    #[test]
+    fn artifacts_that_came_and_went_are_named() {
+        let known = || ARTIFACTS.split_whitespace();
+        assert_eq!(known().count(), 73);
+        let mut checkout = same();
+        checkout.topology = Some(topology(known()));
+        assert_eq!(drift(&checkout), []);
+        let others = known().filter(|name| *name != "rocwmma");
+        checkout.topology = Some(topology(others.chain(["rocnew", "rocnewer"])));
+        let lines: Vec<String> = drift(&checkout).iter().map(ToString::to_string).collect();
+        let expected = [
+            "artifact rocwmma: not there",
+            "artifact rocnew: new",
+            "artifact rocnewer: new",
+        ];
+        assert_eq!(lines, expected);
+    }
+
+    #[test]
+    fn every_difference_is_named() {
+        let mut checkout = same();
+        checkout.targets.retain(|target| target.name != "gfx900");
+        checkout.targets.push(Declared {
+            name: "gfx1170".into(),
+            product: "New".into(),
+            families: vec!["gfx1170".into()],
+            excluded: Vec::new(),
+        });
+        let target = checkout
+            .targets
+            .iter_mut()
+            .find(|target| target.name == "gfx1103")
+            .unwrap();
+        target.product = "Radeon 780M".into();
+        target.families.pop();
+        target.families.push("phoenix".into());
+        target.excluded.retain(|one| one.project != "rccl");
+        target.excluded.push(Excluded {
+            project: "rocFFT".into(),
+            issue: None,
+        });
+        target.excluded[0].issue = None;
+        let lines: Vec<String> = drift(&checkout).iter().map(ToString::to_string).collect();
+        assert_eq!(
+            lines,
+            [
+                "gfx900: not there",
+                "gfx1103: product `Radeon 780M`, known as `AMD Radeon 780M Laptop iGPU`",
+                "gfx1103: families +phoenix -gfx110X-igpu",
+                "gfx1103: hipSPARSELt is left out for none, known for https://github.com/ROCm/TheRock/issues/2042",
+                "gfx1103: rocFFT is left out now (no issue named)",
+                "gfx1103: rccl is built now",
+                "gfx1170: new, New",
+            ]
+        );
+    }
+}

@@ -1,0 +1,129 @@
+//! What a checkout of TheRock says of itself: its table of targets and its topology, read as data.
+//!
+//! Nothing of a checkout is run to find out: `cmake` reads the one function call that declares a target, `topology` the
+//! TOML, and both refuse what they do not know rather than guess. `drift` compares with what is compiled in, `prints` are what it
+//! writes when it is configured, `tarballs` what its build downloads.
+
+mod cmake;
+mod drift;
+mod prints;
+pub mod tarballs;
+mod targets;
+mod topology;
+pub mod tree;
+
+use std::path::Path;
+
+pub use drift::{Drift, drift};
+pub use prints::Prints;
+pub use targets::{Declared, Excluded};
+pub use topology::{Kind as StageKind, Topology};
+
+use crate::sys::error::{Error, Result};
+
+/// Where a checkout has its table of targets.
+pub const TARGETS: &str = "cmake/therock_amdgpu_targets.cmake";
+/// Where targets of one's own can be declared beside it.
+pub const CUSTOM_TARGETS: &str = "cmake/therock_custom_amdgpu_targets.cmake";
+/// Where a checkout has its topology.
+pub const TOPOLOGY: &str = "BUILD_TOPOLOGY.toml";
+
+/// The largest file that is read, in bytes: TheRock's are below 64 KiB.
+const LARGEST: u64 = 4 << 20;
+
+/// What a checkout says of itself.
+#[derive(Clone, Debug)]
+pub struct Checkout {
+    /// Targets, in its order.
+    pub targets: Vec<Declared>,
+    /// Stages, groups and artifacts; older checkouts have none.
+    pub topology: Option<Topology>,
+}
+
+impl Checkout {
+    /// Returns whether a directory looks like a checkout of TheRock.
+    pub fn is_one(directory: &Path) -> bool {
+        directory.join(TARGETS).is_file()
+    }
+
+    /// Reads a checkout.
+    pub fn read(directory: &Path) -> Result<Self> {
+        let Some(text) = text(directory, TARGETS)? else {
+            return Err(Error::not_found(format!(
+                "`{}` is no checkout of TheRock: it has no `{TARGETS}`",
+                directory.display()
+            ))
+            .help("git clone https://github.com/ROCm/TheRock"));
+        };
+        let mut targets = targets::parse(TARGETS, &text)?;
+        if let Some(text) = self::text(directory, CUSTOM_TARGETS)? {
+            for custom in targets::parse(CUSTOM_TARGETS, &text)? {
+                if targets.iter().any(|target| target.name == custom.name) {
+                    let message =
+                        format!("{CUSTOM_TARGETS}: `{}` is declared already", custom.name);
+                    return Err(Error::invalid(message));
+                }
+                targets.push(custom);
+            }
+        }
+        let topology = match self::text(directory, TOPOLOGY)? {
+            Some(text) => Some(topology::parse(TOPOLOGY, &text)?),
+            None => None,
+        };
+        Ok(Self { targets, topology })
+    }
+
+    /// Returns a target by name.
+    pub fn target(&self, name: &str) -> Option<&Declared> {
+        self.targets.iter().find(|target| target.name == name)
+    }
+}
+
+fn text(directory: &Path, file: &str) -> Result<Option<String>> {
+    use std::io::ErrorKind::{NotADirectory, NotFound};
+
+    let path = directory.join(file);
+    let found = match fs_err::metadata(&path) {
+        // The second where a file was named for the checkout.
+        Err(error) if matches!(error.kind(), NotFound | NotADirectory) => return Ok(None),
+        other => other?,
+    };
+    if !found.is_file() || found.len() > LARGEST {
+        return Err(Error::invalid(format!(
+            "`{}` is not a regular file of at most {LARGEST} bytes",
+            path.display()
+        )));
+    }
+    Ok(Some(fs_err::read_to_string(path)?))
+}
+
+/// Makes an error that shows its place in a text: `FILE:LINE:COLUMN: MESSAGE`, with the line and a mark below it.
+fn error_at(file: &str, text: &str, span: std::ops::Range<usize>, message: &str) -> Error {
+    let boundary = |mut at: usize| {
+        at = at.min(text.len());
+        while !text.is_char_boundary(at) {
+            at -= 1;
+        }
+        at
+    };
+    let start = boundary(span.start);
+    let line_start = text[..start].rfind('\n').map_or(0, |at| at + 1);
+    let line = text[line_start..].lines().next().unwrap_or_default();
+    let number = 1 + text[..start].matches('\n').count();
+    let column = 1 + text[line_start..start].chars().count();
+    let end = boundary(span.end).max(start);
+    let width = text[start..end]
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .chars()
+        .count();
+    let shown: String = line
+        .chars()
+        .take(160)
+        .map(|c| if c == '\t' { ' ' } else { c })
+        .collect();
+    let mark = format!("{}{}", " ".repeat(column - 1), "^".repeat(width.max(1)));
+    Error::invalid(format!("{file}:{number}:{column}: {message}"))
+        .source(format!("{shown}\n{mark}"))
+}

@@ -1,0 +1,322 @@
+//! Owns which tarballs of others a checkout has built: the calls of `therock_subproject_fetch` in its CMake files, with name,
+//! addresses and digest. `parse` is pure; `read` finds the files.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::cmake::{self, Argument, Command};
+use super::{error_at, text};
+use crate::sys::checksum::Checksum;
+use crate::sys::error::Result;
+
+/// The function that TheRock declares one with.
+const FUNCTION: &str = "therock_subproject_fetch";
+/// What CMake takes for the end of an archive's name.
+const ENDS: [&str; 10] = [
+    ".7z", ".tar", ".tar.bz2", ".tar.gz", ".tar.xz", ".tar.zst", ".tbz2", ".tgz", ".txz", ".zip",
+];
+
+/// A file that TheRock's build downloads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tarball {
+    /// What TheRock calls it: the name of a target, so there are no two.
+    pub name: String,
+    /// Name of the file.
+    pub file: String,
+    /// Where it can be had.
+    pub urls: Vec<String>,
+    /// Digest that TheRock demands.
+    pub checksum: Checksum,
+}
+
+/// What was found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tarballs {
+    /// In the order of their names.
+    pub found: Vec<Tarball>,
+    /// Calls that were not understood, in words that name the place: the build downloads these itself.
+    pub unclear: Vec<String>,
+}
+
+/// Reads the CMake files of a checkout, without those of its submodules.
+pub fn read(directory: &Path) -> Result<Tarballs> {
+    let mut all = Tarballs::default();
+    let mut left = vec![String::new()];
+    while let Some(below) = left.pop() {
+        for entry in fs_err::read_dir(directory.join(&below))? {
+            let entry = entry?;
+            // What is no UTF-8 is not TheRock's.
+            let Ok(name) = entry.file_name().into_string() else {
+                continue;
+            };
+            let path = match below.as_str() {
+                "" => name.clone(),
+                below => format!("{below}/{name}"),
+            };
+            let kind = entry.file_type()?;
+            if kind.is_dir() && !name.starts_with('.') && !entry.path().join(".git").exists() {
+                left.push(path);
+            } else if kind.is_file() && name == "CMakeLists.txt" {
+                let found = match text(directory, &path) {
+                    Ok(text) => text.map(|text| parse(&path, &text)).unwrap_or_default(),
+                    Err(error) => unclear(&error),
+                };
+                all.found.extend(found.found);
+                all.unclear.extend(found.unclear);
+            }
+        }
+    }
+    all.found.sort_by(|a, b| a.name.cmp(&b.name));
+    all.unclear.sort();
+    Ok(all)
+}
+
+/// Reads one CMake file. Of its variables those are known that it sets itself.
+pub fn parse(file: &str, text: &str) -> Tarballs {
+    // Most files have none, and need not be understood.
+    if !text.contains(FUNCTION) {
+        return Tarballs::default();
+    }
+    let commands = match cmake::parse(file, text) {
+        Ok(commands) => commands,
+        Err(error) => return unclear(&error),
+    };
+    let mut all = Tarballs::default();
+    let mut variables = BTreeMap::new();
+    for command in &commands {
+        match (command.name.as_str(), command.arguments.as_slice()) {
+            ("set", [name, values @ ..]) => {
+                let is_end = |word: &Argument| !word.quoted && word.text == "CACHE";
+                let last = values.iter().position(is_end);
+                let words = values[..last.unwrap_or(values.len())]
+                    .iter()
+                    .map(|word| expand(word, &variables));
+                match words.collect::<Option<Vec<_>>>() {
+                    Some(words) => variables.insert(name.text.clone(), words.join(";")),
+                    None => variables.remove(&name.text),
+                };
+            }
+            (FUNCTION, _) => match call(command, &variables) {
+                Ok(tarball) => all.found.push(tarball),
+                Err(why) => {
+                    let error = error_at(file, text, command.span.clone(), &why);
+                    all.unclear.extend(unclear(&error).unclear);
+                }
+            },
+            _ => {}
+        }
+    }
+    all
+}
+
+fn unclear(error: &crate::sys::error::Error) -> Tarballs {
+    Tarballs {
+        found: Vec::new(),
+        unclear: vec![error.message().to_owned()],
+    }
+}
+
+/// Reads one call; otherwise says why it cannot be read.
+fn call(
+    command: &Command,
+    variables: &BTreeMap<String, String>,
+) -> std::result::Result<Tarball, String> {
+    let (name, arguments) = command
+        .arguments
+        .split_first()
+        .ok_or("a download without a name")?;
+    let known = |word: &Argument| {
+        expand(word, variables).ok_or_else(|| format!("`{}` is set elsewhere", word.text))
+    };
+    let behind = |keyword: &str| {
+        let is_it = |word: &Argument| !word.quoted && word.text == keyword;
+        let at = arguments.iter().position(is_it);
+        at.map_or(&[][..], |at| &arguments[at + 1..])
+    };
+    let mut urls = Vec::new();
+    for word in behind("URL") {
+        let url = known(word)?;
+        // The next keyword.
+        if !url.contains("://") {
+            break;
+        }
+        urls.push(url);
+    }
+    let first = urls.first().ok_or("a download without a `URL`")?;
+    let hash = behind("URL_HASH")
+        .first()
+        .ok_or("a download without a `URL_HASH`")?;
+    let hash = known(hash)?;
+    let checksum = hash
+        .split_once('=')
+        .and_then(|(algorithm, digits)| Checksum::new(algorithm, digits))
+        .ok_or_else(|| format!("`{hash}` is neither a SHA-256 nor a SHA-512"))?;
+    let file = match behind("DOWNLOAD_NAME").first() {
+        Some(word) => known(word)?,
+        None => file_name(first).ok_or_else(|| format!("`{first}` names no archive"))?,
+    };
+    let name = known(name)?;
+    // Both become names of files.
+    if let Some(bad) = [&name, &file].into_iter().find(|name| !is_plain(name)) {
+        return Err(format!("`{bad}` is no plain name"));
+    }
+    Ok(Tarball {
+        name,
+        file,
+        urls,
+        checksum,
+    })
+}
+
+/// Returns the text of an argument; nothing where it has a variable that is not known.
+fn expand(word: &Argument, variables: &BTreeMap<String, String>) -> Option<String> {
+    if !word.variable {
+        return Some(word.text.clone());
+    }
+    let mut out = String::new();
+    let mut rest = word.text.as_str();
+    while let Some((before, behind)) = rest.split_once("${") {
+        let (name, after) = behind.split_once('}')?;
+        out.push_str(before);
+        out.push_str(variables.get(name)?);
+        rest = after;
+    }
+    out.push_str(rest);
+    // Generator expressions and the environment.
+    (!out.contains("$<") && !out.contains("$ENV{")).then_some(out)
+}
+
+/// Returns the name that CMake gives to what it downloads.
+fn file_name(url: &str) -> Option<String> {
+    let path = url.split(['?', '#']).next()?;
+    let name = path.rsplit('/').next()?;
+    let ends = |end: &&str| name.len() > end.len() && name.ends_with(*end);
+    ENDS.iter().any(ends).then(|| name.to_owned())
+}
+
+fn is_plain(name: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._+-".contains(c);
+    !name.is_empty() && !name.starts_with('.') && name.len() <= 200 && name.chars().all(plain)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHA256: &str = "acb1e6f5d832484bf6d32b681e858c38add8b2acdfd42ac5df24b8afb46552b4";
+
+    /// As TheRock writes them: with variables, comments between the arguments, and other functions around.
+    #[test]
+    fn calls_are_found_with_what_the_file_sets() {
+        let sha512 = "13ec6be1".repeat(16);
+        let text = format!(
+            r##"
+if(NOT CMAKE_SOURCE_DIR STREQUAL CMAKE_CURRENT_SOURCE_DIR)
+    set(SQLITE3_AMALGAMATION_VERSION "3510300")
+    set(_url "https://deps.example.com/xz-5.8.1.tar.bz2")
+    set(_source_dir "${{CMAKE_CURRENT_BINARY_DIR}}/source")
+    therock_subproject_fetch(therock-sqlite3-sources
+      SOURCE_DIR "${{_source_dir}}"
+      # Originally mirrored from: "https://sqlite.org/2026/sqlite-${{SQLITE3_AMALGAMATION_VERSION}}.zip"
+      URL "https://deps.example.com/sqlite-amalgamation-${{SQLITE3_AMALGAMATION_VERSION}}.zip"
+      URL_HASH "SHA256={}"
+      # URL_HASH MD5=853a0c5c0747c5943e7ef4bbb793162d
+      TOUCH "${{_download_stamp}}"
+    )
+    therock_subproject_fetch(therock-liblzma-sources
+      URL "${{_url}}" https://other.example.com/xz-5.8.1.tar.bz2
+      URL_HASH SHA512={sha512}
+      PATCH_COMMAND ${{Python3_EXECUTABLE}} ${{CMAKE_SOURCE_DIR}}/build_tools/patch_third_party_source.py
+    )
+endif()
+therock_cmake_subproject_declare(therock-sqlite3 USE_DIST_AMDGPU_TARGETS)
+"##,
+            SHA256.to_uppercase()
+        );
+        let read = parse("third-party/x/CMakeLists.txt", &text);
+        assert_eq!(read.unclear, Vec::<String>::new());
+        let shown = read.found.iter().map(|one| {
+            let (name, file) = (one.name.as_str(), one.file.as_str());
+            (name, file, one.urls.len(), one.checksum.to_string())
+        });
+        assert_eq!(
+            shown.collect::<Vec<_>>(),
+            [
+                (
+                    "therock-sqlite3-sources",
+                    "sqlite-amalgamation-3510300.zip",
+                    1,
+                    format!("sha256:{SHA256}")
+                ),
+                (
+                    "therock-liblzma-sources",
+                    "xz-5.8.1.tar.bz2",
+                    2,
+                    format!("sha512:{sha512}")
+                ),
+            ]
+        );
+        assert_eq!(
+            read.found[1].urls[1],
+            "https://other.example.com/xz-5.8.1.tar.bz2"
+        );
+    }
+
+    #[test]
+    fn what_is_not_understood_is_named_and_left_to_the_build() {
+        let url = "URL https://a.example.com/a.tar.gz";
+        let hash = format!("URL_HASH SHA256={SHA256}");
+        for (arguments, words) in [
+            (
+                format!("a URL ${{FROM_AFAR}} {hash}"),
+                "`${FROM_AFAR}` is set elsewhere",
+            ),
+            (format!("a {url}"), "without a `URL_HASH`"),
+            (format!("a GIT_REPOSITORY x {hash}"), "without a `URL`"),
+            (
+                format!("a {url} URL_HASH MD5=853a0c5c0747c5943e7ef4bbb793162d"),
+                "neither a SHA-256 nor",
+            ),
+            (
+                format!("a URL https://a.example.com/ {hash}"),
+                "names no archive",
+            ),
+            (
+                format!("a {url} {hash} DOWNLOAD_NAME ../a.tgz"),
+                "no plain name",
+            ),
+            (String::new(), "without a name"),
+        ] {
+            let read = parse("x", &format!("\n{FUNCTION}({arguments})"));
+            assert_eq!(read.found, [], "{arguments}");
+            let [why] = &read.unclear[..] else {
+                panic!("{read:?}");
+            };
+            assert!(why.starts_with("x:2:1: ") && why.contains(words), "{why}");
+        }
+        assert_eq!(parse("x", "set(A"), Tarballs::default());
+        let broken = parse("x", "therock_subproject_fetch(a");
+        assert!(broken.unclear[0].contains("no `)`"), "{broken:?}");
+    }
+
+    #[test]
+    fn submodules_are_not_looked_into() {
+        let checkout = tempfile::tempdir().unwrap();
+        let write = |path: &str, name: &str| {
+            let path = checkout.path().join(path);
+            fs_err::create_dir_all(path.parent().unwrap()).unwrap();
+            let call = format!(
+                "{FUNCTION}({name} URL https://a.example.com/a.tar.gz URL_HASH SHA256={SHA256})"
+            );
+            fs_err::write(path, call).unwrap();
+        };
+        write("third-party/b/CMakeLists.txt", "b");
+        write("third-party/a/c/CMakeLists.txt", "a");
+        write("third-party/a/c/README", "text");
+        write("rocm-systems/x/CMakeLists.txt", "no");
+        fs_err::write(checkout.path().join("rocm-systems/.git"), "gitdir: x").unwrap();
+        let read = read(checkout.path()).unwrap();
+        let names: Vec<&str> = read.found.iter().map(|one| one.name.as_str()).collect();
+        assert_eq!(names, ["a", "b"]);
+    }
+}

@@ -1,0 +1,228 @@
+//! Owns TheRock's table of targets: calls of `therock_add_amdgpu_target`.
+
+use serde::{Deserialize, Serialize};
+
+use super::cmake::{self, Argument, Command};
+use super::error_at;
+use crate::sys::error::{Error, Result};
+
+/// The function that declares a target.
+const DECLARES: &str = "therock_add_amdgpu_target";
+
+/// A target as a checkout declares it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Declared {
+    /// Name.
+    pub name: String,
+    /// Product.
+    pub product: String,
+    /// Families, its own name first.
+    pub families: Vec<String>,
+    /// Projects that are not built for it.
+    pub excluded: Vec<Excluded>,
+}
+
+/// A project that is not built for a target.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Excluded {
+    /// The project.
+    pub project: String,
+    /// The address in the comment behind it.
+    pub issue: Option<String>,
+}
+
+/// Reads the table. What cannot be understood without evaluating CMake is an error.
+pub(super) fn parse(file: &str, text: &str) -> Result<Vec<Declared>> {
+    let wrong = |argument: &Argument, message: &str| -> Error {
+        error_at(file, text, argument.span.clone(), message)
+    };
+    let mut targets: Vec<Declared> = Vec::new();
+    let mut blocks: Vec<String> = Vec::new();
+    for command in cmake::parse(file, text)? {
+        let at = |message: &str| error_at(file, text, command.span.clone(), message);
+        match command.name.as_str() {
+            open @ ("function" | "macro" | "if" | "foreach" | "while" | "block") => {
+                blocks.push(open.to_owned());
+            }
+            close if close.starts_with("end") => {
+                let expected = blocks.pop().map(|open| format!("end{open}"));
+                if expected.as_deref() != Some(close) {
+                    return Err(at("this ends nothing that was begun"));
+                }
+            }
+            DECLARES => {
+                if let Some(block) = blocks.last() {
+                    return Err(at(&format!(
+                        "a target declared inside `{block}`, which is not evaluated"
+                    )));
+                }
+                let declared = declared(&command, &wrong, &at)?;
+                if targets.iter().any(|known| known.name == declared.name) {
+                    return Err(at(&format!("`{}` is declared already", declared.name)));
+                }
+                targets.push(declared);
+            }
+            _ => {}
+        }
+    }
+    match targets.is_empty() {
+        true => Err(Error::invalid(format!("{file} declares no targets"))),
+        false => Ok(targets),
+    }
+}
+
+fn declared(
+    command: &Command,
+    wrong: &dyn Fn(&Argument, &str) -> Error,
+    at: &dyn Fn(&str) -> Error,
+) -> Result<Declared> {
+    if let Some(open) = command.arguments.iter().find(|argument| argument.variable) {
+        return Err(wrong(open, "a variable, which is not evaluated"));
+    }
+    let [name, product, rest @ ..] = command.arguments.as_slice() else {
+        return Err(at("a target has a name and a product"));
+    };
+    if !is_target(&name.text) {
+        return Err(wrong(name, "not the name of a target, such as `gfx1103`"));
+    }
+    let mut declared = Declared {
+        name: name.text.clone(),
+        product: product.text.clone(),
+        families: vec![name.text.clone()],
+        excluded: Vec::new(),
+    };
+    let mut keyword = None;
+    for argument in rest {
+        let is_keyword = !argument.quoted
+            && argument
+                .text
+                .bytes()
+                .all(|byte| byte.is_ascii_uppercase() || byte == b'_');
+        match (argument.text.as_str(), keyword) {
+            ("FAMILY" | "EXCLUDE_TARGET_PROJECTS", _) if is_keyword => {
+                keyword = Some(argument.text.as_str());
+            }
+            (_, _) if is_keyword => return Err(wrong(argument, "a keyword that is not known")),
+            (text, Some("FAMILY")) => {
+                if declared.families.iter().any(|family| family == text) {
+                    return Err(wrong(argument, "this family is there already"));
+                }
+                declared.families.push(text.to_owned());
+            }
+            (text, Some(_)) => {
+                if declared.excluded.iter().any(|one| one.project == text) {
+                    return Err(wrong(argument, "this project is there already"));
+                }
+                let words = argument
+                    .comment
+                    .iter()
+                    .flat_map(|text| text.split_whitespace());
+                let mut addresses = words.filter(|word| word.starts_with("https://"));
+                declared.excluded.push(Excluded {
+                    project: text.to_owned(),
+                    issue: addresses.next().map(str::to_owned),
+                });
+            }
+            (_, None) => return Err(wrong(argument, "an argument without a keyword before it")),
+        }
+    }
+    Ok(declared)
+}
+
+/// Returns whether a text looks like the name of an ISA; families have the same form but for an `X`.
+fn is_target(text: &str) -> bool {
+    text.strip_prefix("gfx").is_some_and(|digits| {
+        (3..=5).contains(&digits.len())
+            && digits
+                .bytes()
+                .all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TABLE: &str = r#"
+function(therock_add_amdgpu_target gfx_target product_name)
+  if("${gfx_target}" IN_LIST _targets)
+    message(FATAL_ERROR "AMDGPU target ${gfx_target} already defined")
+  endif()
+endfunction()
+
+therock_add_amdgpu_target(gfx90a "MI210/250 CDNA" FAMILY dcgpu-all gfx90a-dcgpu
+  EXCLUDE_TARGET_PROJECTS
+    hipSPARSELt # https://example.org/1
+    rccl # see https://example.org/2 (open)
+    rccl-tests
+)
+therock_add_amdgpu_target(gfx942 "MI300" FAMILY gfx94X-all)
+include(therock_custom_amdgpu_targets OPTIONAL)
+"#;
+
+    #[test]
+    fn the_table_is_read() {
+        let targets = parse("t.cmake", TABLE).unwrap();
+        assert_eq!(targets.len(), 2);
+        assert_eq!(targets[0].families, ["gfx90a", "dcgpu-all", "gfx90a-dcgpu"]);
+        let excluded: Vec<_> = targets[0]
+            .excluded
+            .iter()
+            .map(|one| (one.project.as_str(), one.issue.as_deref()))
+            .collect();
+        let issue = |number: &'static str| Some(number);
+        assert_eq!(
+            excluded,
+            [
+                ("hipSPARSELt", issue("https://example.org/1")),
+                ("rccl", issue("https://example.org/2")),
+                ("rccl-tests", None)
+            ]
+        );
+        assert!(targets[1].excluded.is_empty());
+    }
+
+    #[test]
+    fn what_is_not_understood_is_refused() {
+        let with = |text: &str| format!("{TABLE}{text}");
+        for (text, words) in [
+            (
+                with("therock_add_amdgpu_target(gfx942 \"again\")"),
+                "`gfx942` is declared already",
+            ),
+            (
+                with("therock_add_amdgpu_target(gfx1 x OTHER y)"),
+                "not the name of a target",
+            ),
+            (
+                with("therock_add_amdgpu_target(gfx950 x OTHER y)"),
+                "16:36: a keyword that is not known",
+            ),
+            (
+                with("therock_add_amdgpu_target(gfx950 x y)"),
+                "without a keyword",
+            ),
+            (
+                with("therock_add_amdgpu_target(gfx950)"),
+                "a name and a product",
+            ),
+            (
+                with("therock_add_amdgpu_target(${T} x)"),
+                "a variable, which is not evaluated",
+            ),
+            (
+                with("if(X)\ntherock_add_amdgpu_target(gfx950 x)\nendif()"),
+                "declared inside `if`",
+            ),
+            (with("endif()"), "ends nothing"),
+            (
+                with("therock_add_amdgpu_target(gfx950 x FAMILY a a)"),
+                "there already",
+            ),
+            ("set(A b)".to_owned(), "declares no targets"),
+        ] {
+            let error = parse("t.cmake", &text).unwrap_err();
+            assert!(error.message().contains(words), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! Owns TheRock's `BUILD_TOPOLOGY.toml`: stages build groups of artifacts, artifacts stand on each other.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_spanned::Spanned;
+
+use super::error_at;
+use crate::sys::error::{Error, Result};
+
+/// How often something is built.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// Once for all targets.
+    #[default]
+    Generic,
+    /// Once for each target.
+    PerArch,
+}
+
+/// How an artifact is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Scope {
+    /// One for all targets.
+    TargetNeutral,
+    /// One for each target or family.
+    TargetSpecific,
+}
+
+/// The file, exactly as written; tables by name.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Topology {
+    #[serde(rename = "metadata")]
+    _metadata: Metadata,
+    #[serde(rename = "source_sets")]
+    sources: BTreeMap<String, SourceSet>,
+    /// Stages.
+    #[serde(rename = "build_stages")]
+    pub stages: BTreeMap<String, Stage>,
+    /// Groups of artifacts.
+    #[serde(rename = "artifact_groups")]
+    pub groups: BTreeMap<String, Group>,
+    /// Artifacts.
+    pub artifacts: BTreeMap<String, Artifact>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Metadata {
+    #[serde(rename = "version")]
+    _version: String,
+    #[serde(rename = "description")]
+    _description: Option<String>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SourceSet {
+    #[serde(rename = "description")]
+    _description: Option<String>,
+    #[serde(default, rename = "submodules")]
+    _submodules: Vec<String>,
+    #[serde(default, rename = "external_git_sources")]
+    _external: Vec<External>,
+    #[serde(default, rename = "disable_platforms")]
+    _not_on: Vec<String>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "read so that what is unknown is seen")]
+struct External {
+    name: String,
+    origin: String,
+    commit: String,
+    path: Option<String>,
+}
+
+/// A stage: groups that are built in one go.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Stage {
+    #[serde(rename = "description")]
+    _description: Option<String>,
+    /// How often it is built.
+    #[serde(default, rename = "type")]
+    pub kind: Kind,
+    /// The groups that it builds.
+    #[serde(rename = "artifact_groups")]
+    pub groups: Vec<Spanned<String>>,
+}
+
+/// A group of artifacts.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Group {
+    #[serde(rename = "description")]
+    _description: Option<String>,
+    /// How often it is built.
+    #[serde(default, rename = "type")]
+    pub kind: Kind,
+    /// Groups that it stands on.
+    #[serde(default, rename = "artifact_group_deps")]
+    pub deps: Vec<Spanned<String>>,
+    #[serde(default, rename = "source_sets")]
+    sources: Vec<Spanned<String>>,
+    #[serde(default, rename = "disable_platforms")]
+    _not_on: Vec<String>,
+}
+
+/// What is packaged as one.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Artifact {
+    /// The group that it is in.
+    #[serde(rename = "artifact_group")]
+    pub group: Spanned<String>,
+    /// How it is kept.
+    #[serde(rename = "type")]
+    pub scope: Scope,
+    /// Artifacts that it stands on.
+    #[serde(default, rename = "artifact_deps")]
+    pub deps: Vec<Spanned<String>>,
+    #[serde(default, rename = "test_artifacts")]
+    _tests: Vec<String>,
+    #[serde(rename = "feature_name")]
+    _feature: Option<String>,
+    #[serde(rename = "feature_group")]
+    _feature_group: Option<String>,
+    #[serde(rename = "platform")]
+    _platform: Option<String>,
+    #[serde(default, rename = "disable_platforms")]
+    _not_on: Vec<String>,
+    #[serde(default, rename = "disable_platforms_if_flags_not_set")]
+    _not_without: BTreeMap<String, String>,
+    #[serde(default, rename = "disable_processors")]
+    _not_with: Vec<String>,
+    #[serde(default, rename = "python_requires")]
+    _python: Vec<String>,
+    #[serde(default, rename = "split_databases")]
+    _databases: Vec<String>,
+}
+
+/// Reads a topology; unknown keys and names that lead nowhere are errors with their place.
+pub(super) fn parse(file: &str, text: &str) -> Result<Topology> {
+    let topology: Topology = toml::from_str(text).map_err(|error| {
+        let span = error.span().unwrap_or(0..0);
+        error_at(file, text, span, error.message())
+    })?;
+    let check = |known: bool, what: &str, name: &Spanned<String>| -> Result<()> {
+        match known {
+            true => Ok(()),
+            false => {
+                let message = format!("there is no {what} `{}`", name.get_ref());
+                Err(error_at(file, text, name.span(), &message))
+            }
+        }
+    };
+    for stage in topology.stages.values() {
+        for group in &stage.groups {
+            check(
+                topology.groups.contains_key(group.get_ref()),
+                "group",
+                group,
+            )?;
+        }
+    }
+    for group in topology.groups.values() {
+        for dep in &group.deps {
+            check(topology.groups.contains_key(dep.get_ref()), "group", dep)?;
+        }
+        for set in &group.sources {
+            check(
+                topology.sources.contains_key(set.get_ref()),
+                "source set",
+                set,
+            )?;
+        }
+    }
+    for artifact in topology.artifacts.values() {
+        let group = &artifact.group;
+        check(
+            topology.groups.contains_key(group.get_ref()),
+            "group",
+            group,
+        )?;
+        for dep in &artifact.deps {
+            check(
+                topology.artifacts.contains_key(dep.get_ref()),
+                "artifact",
+                dep,
+            )?;
+        }
+    }
+    if topology.stages.is_empty() {
+        return Err(Error::invalid(format!("{file} has no stages")));
+    }
+    Ok(topology)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = r#"
+[metadata]
+version = "2.0"
+[source_sets.base]
+submodules = ["half"]
+[build_stages.compiler]
+artifact_groups = ["llvm"]
+[build_stages.math]
+artifact_groups = ["blas"]
+type = "per-arch"
+[artifact_groups.llvm]
+type = "generic"
+source_sets = ["base"]
+[artifact_groups.blas]
+type = "per-arch"
+artifact_group_deps = ["llvm"]
+[artifacts.amd-llvm]
+artifact_group = "llvm"
+type = "target-neutral"
+[artifacts.blas]
+artifact_group = "blas"
+type = "target-specific"
+artifact_deps = ["amd-llvm"]
+"#;
+
+    #[test]
+    fn the_topology_is_read() {
+        let topology = parse("t.toml", TEXT).unwrap();
+        assert_eq!(topology.stages["compiler"].kind, Kind::Generic);
+        assert_eq!(topology.stages["math"].kind, Kind::PerArch);
+        assert_eq!(topology.artifacts["blas"].deps[0].get_ref(), "amd-llvm");
+    }
+
+    #[test]
+    fn mistakes_have_a_place() {
+        for (old, new, words) in [
+            (
+                "[\"llvm\"]",
+                "[\"gcc\"]",
+                "t.toml:7:20: there is no group `gcc`",
+            ),
+            ("[\"base\"]", "[\"none\"]", "there is no source set `none`"),
+            (
+                "[\"amd-llvm\"]",
+                "[\"gcc\"]",
+                "t.toml:23:18: there is no artifact `gcc`",
+            ),
+            (
+                "\"per-arch\"",
+                "\"sometimes\"",
+                "unknown variant `sometimes`",
+            ),
+            (
+                "type = \"target-neutral\"",
+                "type = \"target-neutral\"\nnew = 1",
+                "t.toml:20:1: unknown field `new`",
+            ),
+            (
+                "artifact_group = \"blas\"\n",
+                "",
+                "missing field `artifact_group`",
+            ),
+        ] {
+            let error = parse("t.toml", &TEXT.replacen(old, new, 1)).unwrap_err();
+            assert!(error.message().contains(words), "{new}: {error}");
+        }
+    }
+}

@@ -1,0 +1,602 @@
+//! Owns taking what the store lacks of a snapshot, and making trees of its layers, however either store keeps its own.
+//!
+//! What comes from elsewhere is somebody else's: it goes through the same extraction as images do, every byte is hashed, and nothing
+//! has a name in the store before all of it is there.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+
+use fs_err as fs;
+use futures_util::{StreamExt as _, TryStreamExt as _};
+
+use super::document::{Document, Volume};
+use super::layout::Piece;
+use super::place::Supply;
+use super::pull::{PARALLEL, Pulled};
+use crate::engine::BuildUser;
+use crate::engine::docker::Service;
+use crate::image::Progress;
+use crate::image::fetch;
+use crate::image::fetch::{Meter, POLL};
+use crate::image::oci::layers::{Deletions, Layers};
+use crate::image::tar::unpack::{Devices, Limits, Options};
+use crate::share::service_image;
+use crate::store::images::{Image, Means};
+use crate::store::layer::{VolumeState, boot_id};
+use crate::store::service::Kept;
+use crate::store::shared::{Arrival, Shared};
+use crate::store::{Layer, Store};
+use crate::sys::atomic::random_id;
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::host;
+use crate::tree;
+use crate::tree::Method;
+use crate::ui::size;
+
+/// Takes what the store lacks of a document, to where a service keeps the trees of steps, else into the store.
+pub(super) fn take(
+    store: &Store,
+    supply: Supply<'_>,
+    document: &Document,
+    user: &BuildUser,
+    service: Option<&Service>,
+    means: &mut Means<'_>,
+) -> Result<Pulled> {
+    let arrival = store.arrival(means)?;
+    let pulled = all(store, &arrival, supply, document, user, service, means);
+    // On a full disk nothing of it may stay; what was downloaded does, and is not downloaded again.
+    let finished = arrival.finish();
+    let pulled = pulled?;
+    finished?;
+    Ok(pulled)
+}
+
+fn all(
+    store: &Store,
+    arrival: &Arrival<'_>,
+    supply: Supply<'_>,
+    document: &Document,
+    user: &BuildUser,
+    service: Option<&Service>,
+    means: &mut Means<'_>,
+) -> Result<Pulled> {
+    let mut pull = Pull::new(store, arrival, document, user, service)?;
+    pull.run(supply, means)?;
+    for index in &pull.needed {
+        supply.forget(arrival, &document.blobs[*index])?;
+    }
+    Ok(Pulled {
+        image: document.snapshot.image.key.clone(),
+        image_pulled: pull.needs_image,
+        steps: document.snapshot.steps[pull.first..]
+            .iter()
+            .map(|step| step.name.clone())
+            .collect(),
+        incremental: Vec::new(),
+        bytes: pull.bytes(),
+    })
+}
+
+/// One pull, once it is known what is lacking.
+struct Pull<'a> {
+    store: &'a Store,
+    arrival: &'a Arrival<'a>,
+    document: &'a Document,
+    user: &'a BuildUser,
+    /// Where the trees of steps are kept, if not in the store.
+    service: Option<&'a Service>,
+    chains: Vec<String>,
+    needs_image: bool,
+    /// The first step whose snapshot is lacking.
+    first: usize,
+    /// The snapshot of the step before.
+    base: Option<Layer>,
+    /// Layers to download, in the order in which they are used.
+    needed: Vec<usize>,
+}
+
+impl<'a> Pull<'a> {
+    fn new(
+        store: &'a Store,
+        arrival: &'a Arrival<'a>,
+        document: &'a Document,
+        user: &'a BuildUser,
+        service: Option<&'a Service>,
+    ) -> Result<Self> {
+        let chains = document.chains();
+        let steps = &document.snapshot.steps;
+        let mut known = store.layers_by_chain(service.map(|service| service.socket.as_path()))?;
+        if let Some(service) = service {
+            known.retain(|_, layer| {
+                let image = layer.kept.as_ref().map(|kept| service.image(&kept.image));
+                matches!(image, Some(Ok(Some(_))))
+            });
+        }
+        let there = (0..steps.len()).rev().find_map(|at| {
+            let layer = known.get(&chains[at])?;
+            // What is asked for is looked for by its key.
+            let found = at + 1 < steps.len() || layer.id == steps[at].key;
+            found.then(|| (at + 1, layer.clone()))
+        });
+        let (first, base) = match there {
+            Some((first, layer)) => (first, Some(layer)),
+            None => (0, None),
+        };
+        let image = &document.snapshot.image;
+        let mut pull = Self {
+            store,
+            arrival,
+            document,
+            user,
+            service,
+            chains,
+            needs_image: base.is_none() && store.image(&image.key)?.is_none(),
+            first,
+            base,
+            needed: Vec::new(),
+        };
+        if pull.needs_image {
+            pull.needed.push(0);
+        }
+        for at in pull.first..steps.len() {
+            pull.needed.push(steps[at].layer);
+            pull.needed.extend(steps[at].results);
+            for name in steps[at].volumes.keys() {
+                for below in pull.volume_layers(name, at) {
+                    pull.needed.extend(steps[below].volume(name));
+                }
+            }
+        }
+        Ok(pull)
+    }
+
+    /// Returns the steps whose changes make a build volume as it is after step `at`, on what is there by then. Where the store does
+    /// not freeze volumes, only the last snapshot has them: one copy on the disk is enough.
+    fn volume_layers(&self, name: &str, at: usize) -> std::ops::Range<usize> {
+        let steps = &self.document.snapshot.steps;
+        if steps[at].volume(name).is_none() {
+            return at..at;
+        }
+        if self.store.freezes_volumes() {
+            return at..at + 1;
+        }
+        if at + 1 < steps.len() {
+            return at..at;
+        }
+        let mut from = at;
+        while from > 0
+            && steps[from - 1].volume(name).is_some()
+            && !(from == self.first && self.base_has(name))
+        {
+            from -= 1;
+        }
+        from..at + 1
+    }
+
+    fn base_has(&self, name: &str) -> bool {
+        let base = self.base.as_ref();
+        base.is_some_and(|base| base.volumes.get(name) == Some(&VolumeState::Frozen))
+    }
+
+    fn bytes(&self) -> u64 {
+        let sizes = self
+            .needed
+            .iter()
+            .map(|index| self.document.blobs[*index].size);
+        sizes.fold(0, u64::saturating_add)
+    }
+
+    /// Refuses what the disk has no room for. What is downloaded stays until all of it is unpacked.
+    fn check_room(&self, supply: Supply<'_>) -> Result<()> {
+        let root = self.store.root();
+        let blobs = self.needed.iter().map(|index| &self.document.blobs[*index]);
+        let downloads = blobs.map(|blob| supply.lacking(blob));
+        let downloads = downloads.fold(0, u64::saturating_add);
+        // A service has its own disk for the trees of steps.
+        let elsewhere = |index: &usize| {
+            let mut steps = self.document.snapshot.steps.iter();
+            self.service.is_some() && steps.any(|step| step.layer == *index)
+        };
+        let here = self.needed.iter().filter(|index| !elsewhere(index));
+        let unpacked = match tree::compresses(root) {
+            // Into how much, nobody knows.
+            true => 0,
+            false => here
+                .filter_map(|index| self.document.blobs[*index].unpacked)
+                .fold(0, u64::saturating_add),
+        };
+        let (needed, free) = (downloads.saturating_add(unpacked), host::free_space(root)?);
+        if needed <= free {
+            return Ok(());
+        }
+        Err(Error::new(
+            Kind::OutOfSpace,
+            format!(
+                "it takes {} ({} to download, {} unpacked), and {} are free at `{}`",
+                size::bytes(needed),
+                size::bytes(downloads),
+                size::bytes(unpacked),
+                size::bytes(free),
+                root.display()
+            ),
+        )
+        .help("rockenv gc"))
+    }
+
+    fn run(&mut self, supply: Supply<'_>, means: &mut Means<'_>) -> Result<()> {
+        let meter = Meter::default();
+        meter.total.store(self.bytes(), Ordering::Relaxed);
+        self.check_room(supply)?;
+        let failed = AtomicBool::new(false);
+        let (sender, news) = channel();
+        let (cancel, document, needed) = (means.cancel, self.document, self.needed.clone());
+        std::thread::scope(|scope| {
+            let downloads = scope.spawn(|| {
+                let sender = sender;
+                fetch::run(cancel, async {
+                    let all = futures_util::stream::iter(needed)
+                        .map(async |index| {
+                            let piece = supply.layer(&document.blobs[index], &meter).await?;
+                            // An error of the other side is told by itself.
+                            drop(sender.send((index, piece)));
+                            Ok(())
+                        })
+                        .buffered(PARALLEL)
+                        .try_collect::<()>();
+                    tokio::select! {
+                        outcome = all => outcome,
+                        () = given_up(&failed) => Ok(()),
+                    }
+                })
+            });
+            let mut downloaded = Downloaded {
+                news,
+                meter: &meter,
+                cancel,
+                arrived: BTreeMap::new(),
+                progress: &mut *means.progress,
+            };
+            let outcome = self.unpack(&mut downloaded);
+            failed.store(outcome.is_err(), Ordering::Relaxed);
+            let downloads = downloads
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            // If there was nothing to unpack any more, the other side says why.
+            downloads.and(outcome)
+        })
+    }
+
+    /// Makes everything that is lacking, then publishes it.
+    fn unpack(&self, downloaded: &mut Downloaded<'_>) -> Result<()> {
+        let image = &self.document.snapshot.image;
+        let work = &self.arrival.work;
+        let image_place = work.join("image");
+        if self.needs_image {
+            fs::create_dir(&image_place)?;
+            let root = image_place.join("root");
+            tree::create_tree(self.store.method(), &root)?;
+            downloaded.unpack(self.document, 0, &root, On::Nothing)?;
+            self.check_image(&root, image, downloaded.cancel)?;
+        }
+        if let Some(service) = self.service.filter(|_| self.base.is_none()) {
+            if self.needs_image {
+                self.publish_image(&image_place)?;
+            }
+            let progress = &mut *downloaded.progress;
+            let say = &mut |line: &str| progress(Progress::Line(line));
+            self.store.import_image(service, &image.key, say)?;
+        }
+        let mut made: Vec<(PathBuf, Layer, Shared)> = Vec::new();
+        for at in self.first..self.document.snapshot.steps.len() {
+            let place = work.join(format!("step-{at}"));
+            fs::create_dir(&place)?;
+            let below = match (made.last(), &self.base) {
+                (Some((place, _, _)), _) => Some(place.clone()),
+                (None, Some(base)) => Some(self.store.layer_dir(&base.id)),
+                (None, None) => None,
+            };
+            let below_layer = made
+                .last()
+                .map(|(_, layer, _)| layer)
+                .or(self.base.as_ref());
+            let tree = random_id()?;
+            let kept = match self.service {
+                Some(service) => {
+                    Some(self.keep(service, at, &place, &tree, below_layer, downloaded)?)
+                }
+                None => {
+                    self.tree(at, &place, below.as_deref(), downloaded)?;
+                    None
+                }
+            };
+            if let Some(index) = self.document.snapshot.steps[at].results {
+                let into = place.join("results");
+                fs::create_dir(&into)?;
+                downloaded.unpack(self.document, index, &into, On::Nothing)?;
+            }
+            let volumes = self.volumes(at, &place, below.as_deref(), downloaded)?;
+            let layer = Layer {
+                tree,
+                kept,
+                ..self.describe(at, volumes)
+            };
+            made.push((place, layer, self.shared(at)));
+        }
+        if self.needs_image && self.service.is_none() {
+            self.publish_image(&image_place)?;
+        }
+        self.arrival.publish_layers(made)
+    }
+
+    fn publish_image(&self, place: &Path) -> Result<()> {
+        let image = &self.document.snapshot.image;
+        let shared = Shared {
+            chain: image.digest.clone(),
+            tree: Some(self.document.blobs[0].clone()),
+            ..Shared::default()
+        };
+        self.arrival.publish_image(place, image, &shared)
+    }
+
+    fn check_image(&self, root: &Path, image: &Image, cancel: &AtomicBool) -> Result<()> {
+        let found = crate::tree::digest::digest(root, cancel)?.digest;
+        match found == image.digest {
+            true => Ok(()),
+            false => Err(Error::new(
+                Kind::Drift,
+                format!(
+                    "the tree of its image has digest {found}, not {}",
+                    image.digest
+                ),
+            )
+            .help(
+                "it is damaged or was tampered with; push or export it again where it was built",
+            )),
+        }
+    }
+
+    /// Makes the root file system after a step, or what it changed.
+    fn tree(
+        &self,
+        at: usize,
+        place: &Path,
+        below: Option<&Path>,
+        downloaded: &mut Downloaded<'_>,
+    ) -> Result<()> {
+        let index = self.document.snapshot.steps[at].layer;
+        if self.store.method() == Method::Overlay {
+            let diff = place.join("diff");
+            fs::create_dir(&diff)?;
+            return downloaded.unpack(self.document, index, &diff, On::Overlay);
+        }
+        let image = &self.document.snapshot.image.key;
+        let from = match below {
+            Some(below) => below.join("root"),
+            None if self.needs_image => self.arrival.work.join("image/root"),
+            None => self.store.image_root(image),
+        };
+        let root = place.join("root");
+        tree::clone_tree(self.store.method(), &from, &root)?;
+        downloaded.unpack(self.document, index, &root, On::Tree)
+    }
+
+    /// Makes the image after a step at a service.
+    fn keep(
+        &self,
+        service: &Service,
+        at: usize,
+        place: &Path,
+        tree: &str,
+        below: Option<&Layer>,
+        downloaded: &mut Downloaded<'_>,
+    ) -> Result<Kept> {
+        let key = &self.document.snapshot.image.key;
+        let below = match below {
+            Some(below) => below.kept.as_ref().map(|kept| kept.image.clone()),
+            None => self.store.imported_id(&service.socket, key)?,
+        };
+        let below = below.ok_or_else(|| {
+            Error::unexpected(format!("{} has no image below it", service.flavour))
+        })?;
+        let index = self.document.snapshot.steps[at].layer;
+        let piece = downloaded.piece(index)?;
+        let archive = piece
+            .file()
+            .ok_or_else(|| Error::unexpected("a service takes layers from a registry only"))?;
+        let diff_id = &self.document.blobs[index].diff_id;
+        let mut look = || downloaded.look();
+        service_image::make(
+            self.store, service, place, tree, below, archive, diff_id, &mut look,
+        )
+        .context(|| cannot_unpack(self.document, index))
+    }
+
+    /// Makes the build volumes after a step.
+    fn volumes(
+        &self,
+        at: usize,
+        place: &Path,
+        below: Option<&Path>,
+        downloaded: &mut Downloaded<'_>,
+    ) -> Result<BTreeMap<String, VolumeState>> {
+        let steps = &self.document.snapshot.steps;
+        let (method, mut made) = (self.store.method(), BTreeMap::new());
+        for (name, volume) in &steps[at].volumes {
+            let into = place.join("volumes").join(name);
+            let changed = self.volume_layers(name, at);
+            let state = match volume {
+                Volume::Absent => VolumeState::Live(String::new()),
+                Volume::Empty if !self.store.freezes_volumes() => VolumeState::Empty,
+                Volume::Empty => {
+                    fs::create_dir_all(place.join("volumes"))?;
+                    tree::create_tree(method, &into)?;
+                    let user = self.user;
+                    nix::unistd::chown(&into, Some(user.uid.into()), Some(user.gid.into()))?;
+                    VolumeState::Frozen
+                }
+                Volume::Layer(_) if changed.is_empty() => VolumeState::Live(String::new()),
+                Volume::Layer(_) => {
+                    fs::create_dir_all(place.join("volumes"))?;
+                    let before = changed.start.checked_sub(1);
+                    let is_diff = before.is_some_and(|before| steps[before].volume(name).is_some());
+                    // Where volumes are not frozen, it lies in what was there before this pull.
+                    let on_base = changed.start == self.first && self.base_has(name);
+                    let base = self.base.as_ref().filter(|_| on_base);
+                    let from = match (base, below) {
+                        (Some(base), _) => Some(self.store.layer_dir(&base.id)),
+                        (None, below) => below.map(Path::to_owned),
+                    };
+                    let from = from.map(|from| from.join("volumes").join(name));
+                    match from.filter(|from| is_diff && from.is_dir()) {
+                        Some(from) => drop(tree::clone_tree(method, &from, &into)?),
+                        None if is_diff => {
+                            return Err(Error::unexpected(format!(
+                                "build volume `{name}` is not in the snapshot below `{}`",
+                                steps[at].name
+                            )));
+                        }
+                        None => tree::create_tree(method, &into)?,
+                    }
+                    for (number, step) in changed.enumerate() {
+                        let index = steps[step].volume(name).unwrap_or_default();
+                        let on = match is_diff || number > 0 {
+                            true => On::Tree,
+                            false => On::Nothing,
+                        };
+                        downloaded.unpack(self.document, index, &into, on)?;
+                    }
+                    VolumeState::Frozen
+                }
+            };
+            made.insert(name.clone(), state);
+        }
+        Ok(made)
+    }
+
+    /// Describes a layer that has no id yet; all but the lowest of them stand on one of those.
+    fn describe(&self, at: usize, volumes: BTreeMap<String, VolumeState>) -> Layer {
+        let step = &self.document.snapshot.steps[at];
+        Layer {
+            id: String::new(),
+            key: Some(step.key.clone()),
+            parent: self.base.as_ref().map(|base| base.id.clone()),
+            env: String::new(),
+            image_key: self.document.snapshot.image.key.clone(),
+            tree: String::new(),
+            title: step.name.clone(),
+            created: step.created,
+            boot: boot_id(),
+            volumes,
+            history: step.history.clone(),
+            kept: None,
+            cost: step.cost,
+            prints: step.prints.clone(),
+            pins: step.pins.clone(),
+        }
+    }
+
+    fn shared(&self, at: usize) -> Shared {
+        let step = &self.document.snapshot.steps[at];
+        let blob = |index: usize| self.document.blobs[index].clone();
+        let volumes = step.volumes.keys();
+        Shared {
+            chain: self.chains[at].clone(),
+            tree: Some(blob(step.layer)),
+            volumes: volumes
+                .filter_map(|name| Some((name.clone(), blob(step.volume(name)?))))
+                .collect(),
+            results: step.results.map(blob),
+        }
+    }
+}
+
+fn cannot_unpack(document: &Document, index: usize) -> String {
+    let count = document.blobs.len();
+    format!("cannot unpack layer {} of {count}", index + 1)
+}
+
+async fn given_up(failed: &AtomicBool) {
+    while !failed.load(Ordering::Relaxed) {
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+/// What a layer is unpacked on.
+#[derive(Clone, Copy)]
+enum On {
+    /// An empty directory: it is everything.
+    Nothing,
+    /// A tree that it changes.
+    Tree,
+    /// An empty directory that an overlay shows above others.
+    Overlay,
+}
+
+/// Downloads as they come.
+struct Downloaded<'a> {
+    news: Receiver<(usize, Piece)>,
+    meter: &'a Meter,
+    cancel: &'a AtomicBool,
+    arrived: BTreeMap<usize, Piece>,
+    progress: &'a mut dyn FnMut(Progress<'_>),
+}
+
+impl Downloaded<'_> {
+    fn unpack(&mut self, document: &Document, index: usize, into: &Path, on: On) -> Result<()> {
+        let piece = self.piece(index)?;
+        // As in the store that it came from: what a container may open is its engine's to say.
+        let options = Options {
+            devices: Devices::Make,
+            limits: Limits::SNAPSHOT,
+            ..Options::default()
+        };
+        let mut layers = match on {
+            On::Nothing => Layers::new(into, &options)?,
+            On::Tree => Layers::upon(into, &options, Deletions::Apply)?,
+            On::Overlay => Layers::upon(into, &options, Deletions::Keep)?,
+        };
+        let (meter, progress) = (self.meter, &mut *self.progress);
+        let mut report = |_| {
+            let (done, total) = meter.read();
+            progress(Progress::Bytes { done, total });
+        };
+        let diff_id = &document.blobs[index].diff_id;
+        layers
+            .apply(piece.open()?, diff_id, self.cancel, &mut report)
+            .and_then(|()| layers.finish().map(drop))
+            .context(|| cannot_unpack(document, index))
+    }
+
+    /// Waits for a layer.
+    fn piece(&mut self, index: usize) -> Result<Piece> {
+        loop {
+            match self.arrived.get(&index) {
+                Some(piece) => return Ok(piece.clone()),
+                None => self.next()?,
+            }
+        }
+    }
+
+    /// Shows how far the other side is, and gives up where it is to.
+    fn look(&mut self) -> Result<()> {
+        crate::image::tar::unpack::stop_if(self.cancel)?;
+        let (done, total) = self.meter.read();
+        (self.progress)(Progress::Bytes { done, total });
+        Ok(())
+    }
+
+    /// Waits for the other side, and shows how far it is.
+    fn next(&mut self) -> Result<()> {
+        match self.news.recv_timeout(POLL) {
+            Ok((index, piece)) => drop(self.arrived.insert(index, piece)),
+            Err(RecvTimeoutError::Timeout) => self.look()?,
+            // It failed, and its own error is the one to show.
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(Error::unexpected("the download ended early"));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,253 @@
+//! Owns what a service keeps of an env, where that is shared: sending the layers of its snapshots' images, as the service has them, and
+//! making images there of layers that came.
+//!
+//! A step's container was made from the snapshot before and frozen, so the step's image has one layer more, with deletions as OCI has
+//! them: that layer is what the step changed. The service hands out an image only as a whole, so it is read once for all that
+//! the registry lacks, and what it has is passed over. Build volumes are the store's, for every engine.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use fs_err as fs;
+use tokio::sync::{mpsc, oneshot};
+
+use super::place::Destination;
+use super::push::{Pushed, unless_full};
+use super::upload::{Pieces, Sent, chunked, transfer};
+use crate::engine::docker::{Place, Service, Unpack};
+use crate::image::compression;
+use crate::store::service;
+use crate::store::shared::Blob;
+use crate::store::{Layer, Store};
+use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::host::Host;
+
+/// An archive with nothing in it: of a step that changed nothing.
+const EMPTY: [u8; 1024] = [0; 1024];
+const EMPTY_SHA256: &str = "5f70bf18a086007016e948b04aed3b82103a36bea41755b6cddfaf10ace3c6ef";
+
+/// What a service has of snapshots that stand on each other.
+#[derive(Debug)]
+pub struct Kept {
+    socket: PathBuf,
+    /// The topmost snapshot's image, which has all of the layers.
+    image: String,
+    /// What each snapshot changed: a layer's digest.
+    changes: Vec<String>,
+}
+
+impl Kept {
+    /// Looks at what a service has of these layers, the lowest first; as far as each is one layer on those before, and why not further.
+    pub fn of(service: &Service, layers: &[Layer]) -> Result<(Self, Option<String>)> {
+        let mut kept = Self {
+            socket: service.socket.clone(),
+            image: String::new(),
+            changes: Vec::new(),
+        };
+        let mut below: Option<Vec<String>> = None;
+        for layer in layers {
+            let image = layer
+                .kept
+                .as_ref()
+                .filter(|kept| kept.socket == service.socket)
+                .map(|kept| &kept.image);
+            let found = match image {
+                Some(image) => service.layers(image)?,
+                None => None,
+            };
+            let (Some(image), Some(found)) = (image, found) else {
+                let what = format!("its image was deleted from {}", service.flavour);
+                return Ok((kept, Some(what)));
+            };
+            // The lowest of all is the base image's.
+            let base = below.as_ref().map_or(1, Vec::len);
+            let stands = found.len() >= base && below.is_none_or(|below| found.starts_with(&below));
+            let change = match found.get(base..) {
+                Some([]) if stands => EMPTY_SHA256,
+                Some([one]) if stands => one,
+                _ => {
+                    let flavour = service.flavour;
+                    let what = format!("{flavour} has not what it changed as one layer");
+                    return Ok((kept, Some(what)));
+                }
+            };
+            kept.changes.push(change.to_owned());
+            kept.image.clone_from(image);
+            below = Some(found);
+        }
+        Ok((kept, None))
+    }
+
+    /// Returns how many snapshots it has, from below.
+    pub fn len(&self) -> usize {
+        self.changes.len()
+    }
+
+    /// Returns whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.changes.is_empty()
+    }
+}
+
+/// A layer that is on its way from the service.
+struct Package {
+    diff_id: String,
+    pieces: Pieces,
+    outcome: oneshot::Receiver<Result<Option<Sent>>>,
+}
+
+/// Makes a place have what each snapshot changed; returns the layers there, in order. What was sent is remembered at once: a push
+/// that was cut off goes on.
+pub(super) async fn send(
+    store: &Store,
+    to: &mut Destination<'_>,
+    kept: &Kept,
+    layers: &[Layer],
+    done: &Arc<AtomicU64>,
+    pushed: &mut Pushed,
+) -> Result<Vec<Blob>> {
+    let mut found: Vec<Option<Blob>> = Vec::new();
+    let mut missing: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    for (at, (layer, diff_id)) in layers.iter().zip(&kept.changes).enumerate() {
+        let known = store.shared_layer(&layer.id).ok().flatten();
+        let known = known.and_then(|shared| shared.tree);
+        let there = match &known {
+            Some(blob) => to.has(&blob.sha256).await?,
+            None => false,
+        };
+        found.push(known.filter(|_| there));
+        match there {
+            true => pushed.there += 1,
+            false => missing.entry(diff_id).or_default().push(at),
+        }
+    }
+    let (sender, mut packages) = mpsc::channel(1);
+    let wanted: Vec<String> = missing.keys().map(|&layer| layer.to_owned()).collect();
+    if !wanted.is_empty() {
+        let (socket, image, done) = (kept.socket.clone(), kept.image.clone(), Arc::clone(done));
+        let reading = std::thread::spawn(move || read(&socket, &image, wanted, &sender, &done));
+        let mut outcome = Ok(());
+        while let Some(Package {
+            diff_id,
+            pieces,
+            outcome: made,
+        }) = packages.recv().await
+        {
+            let made = async || made.await.unwrap_or(Ok(None));
+            match transfer(to, pieces, made).await {
+                Ok(sent) => {
+                    pushed.sent += 1;
+                    pushed.sent_bytes += sent.blob.size;
+                    for at in missing.remove(diff_id.as_str()).unwrap_or_default() {
+                        let id = &layers[at].id;
+                        let mut shared = store.shared_layer(id).ok().flatten().unwrap_or_default();
+                        shared.tree = Some(sent.blob.clone());
+                        shared.chain.clear();
+                        unless_full(store.remember_layer(id, &shared))?;
+                        found[at] = Some(sent.blob.clone());
+                    }
+                }
+                Err(error) => {
+                    outcome = Err(error);
+                    break;
+                }
+            }
+        }
+        drop(packages);
+        let read = reading
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        // If the layer could not be read, that is why it was not sent.
+        read.and(outcome)?;
+    }
+    let all: Option<Vec<Blob>> = found.into_iter().collect();
+    all.ok_or_else(|| Error::busy("a snapshot was removed while it was read").help("rockenv ls"))
+}
+
+/// Reads layers from the service, one after the other, as fast as somebody takes them.
+fn read(
+    socket: &Path,
+    image: &str,
+    mut wanted: Vec<String>,
+    packages: &mpsc::Sender<Package>,
+    done: &AtomicU64,
+) -> Result<()> {
+    let mut hand_on = |diff_id: &str, from: &mut dyn std::io::Read| {
+        let (chunked, pieces) = chunked();
+        let (tell, outcome) = oneshot::channel();
+        let package = Package {
+            diff_id: diff_id.to_owned(),
+            pieces,
+            outcome,
+        };
+        // Where nobody takes them any more, the other side says why.
+        if packages.blocking_send(package).is_err() {
+            return Ok(false);
+        }
+        let made = compression::plain(from)
+            .map_err(Error::from)
+            .and_then(|mut from| chunked.copy(&mut from, diff_id, done));
+        let goes_on = matches!(made, Ok(Some(_)));
+        drop(tell.send(made));
+        Ok(goes_on)
+    };
+    if let Some(at) = wanted.iter().position(|layer| layer == EMPTY_SHA256) {
+        wanted.remove(at);
+        if !hand_on(EMPTY_SHA256, &mut EMPTY.as_slice())? {
+            return Ok(());
+        }
+    }
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    Service::connect(socket)?
+        .read_layers(image, &wanted, &mut hand_on)
+        .context(|| "cannot read the snapshots".to_owned())
+}
+
+/// Makes an image at a service of the image `below` and a layer that came; its files in the store are in `directory`.
+#[expect(
+    clippy::too_many_arguments,
+    reason = "everything that an image is made of"
+)]
+pub(super) fn make(
+    store: &Store,
+    service: &Service,
+    directory: &Path,
+    tree: &str,
+    below: String,
+    archive: &Path,
+    diff_id: &str,
+    look: &mut dyn FnMut() -> Result<()>,
+) -> Result<service::Kept> {
+    // Before it is there, so that whoever throws the directory away has it removed.
+    store.note_tree(directory, &service.socket, tree)?;
+    let place = Place {
+        socket: service.socket.clone(),
+        image: below,
+        name: format!("rockenv-pull-{tree}"),
+        store: store.root().to_string_lossy().into_owned(),
+        id: store.id()?,
+        // It is of no env, and found by no key: it can be pulled again.
+        env: String::new(),
+        tree: tree.to_owned(),
+        key: String::new(),
+    };
+    let report = directory.join("report");
+    let unpack = Unpack {
+        place: &place,
+        archive,
+        diff_id,
+        program: &Host::probe()?.program,
+        report: &report,
+    };
+    if let Err(error) = service.unpack(&unpack, look) {
+        // It may be the service that failed; whoever pulls next removes it then.
+        drop(service.remove_container(&place.name));
+        return Err(error);
+    }
+    fs::remove_file(&report)?;
+    store.freeze_container(service, &place, false)
+}

@@ -1,0 +1,599 @@
+//! Owns configuration: the only reader of the process's environment, and of the configuration files.
+//!
+//! Flags win over `ROCKENV_*`, then `./rockenv.toml` as far as `trust` lets it, the user's `rockenv/config.toml`, `/etc/rockenv/config.toml`.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use fs_err as fs;
+use serde::Deserialize;
+
+use crate::engine::BuildUser;
+use crate::engine::choose::Sockets;
+use crate::engine::docker::Contexts;
+use crate::image::Logins;
+use crate::image::certificates;
+use crate::image::certificates::Authorities;
+use crate::plan::gc::policy;
+use crate::store::history::Reuse;
+use crate::sys::account;
+use crate::sys::account::home_of;
+use crate::sys::catalog::Directory;
+use crate::sys::error::{Error, Result};
+use crate::sys::trust;
+use crate::sys::trust::Current;
+use crate::ui::ci::System;
+
+/// The variables that are read and what they mean, for the documentation.
+pub const VARIABLES: [(&str, &str); 31] = [
+    ("ROCKENV_HOME", "the store's root, like `--home`"),
+    (
+        "ROCKENV_ENGINE",
+        "engine to use: `auto`, `nspawn`, `docker` or `podman`",
+    ),
+    (
+        "ROCKENV_DISK_FLOOR",
+        "free space below which a step is paused, such as `1G`; `0` never pauses",
+    ),
+    (
+        "ROCKENV_LOG_MAX",
+        "size of a step's log, such as `256M`; of a longer one the middle is left out",
+    ),
+    (
+        "ROCKENV_NINJA",
+        "a ninja 1.13 or newer, in place of the one that rockenv fetches",
+    ),
+    (
+        "ROCKENV_CA_CERTIFICATES",
+        "certificate authorities that steps and downloads trust too: `host`, or PEM files with colons in between",
+    ),
+    (
+        trust::VARIABLE,
+        "directories, with `:` between them, whose `rockenv.toml`, `profiles/`, `images/` and `hooks/` count without `rockenv trust`, as do those below",
+    ),
+    (
+        "ROCKENV_REGISTRY",
+        "repository that snapshots are pushed to and pulled from, such as `registry.example.org/rockenv`",
+    ),
+    ("DOCKER_HOST", "socket of Docker, as `unix:///PATH`"),
+    (
+        "DOCKER_CONTEXT",
+        "Docker's context, in place of the one that `docker context use` chose; `DOCKER_HOST` wins",
+    ),
+    (
+        "ROCKENV_SSH",
+        "how `rockenv on` calls ssh, such as `ssh -i KEY` [default: `ssh`]",
+    ),
+    ("CONTAINER_HOST", "socket of Podman, as `unix:///PATH`"),
+    (
+        "ROCKENV_JOBS",
+        "jobs at once on this machine, in all envs together, in place of the number of cores",
+    ),
+    (
+        "ROCKENV_BUILD_USER",
+        "`UID:GID` that steps run as, in place of the invoking user",
+    ),
+    (
+        "ROCKENV_GPU_ROOT",
+        "directory in whose `sys` and `dev` GPUs are looked for, to try out another machine's [default: `/`]",
+    ),
+    (
+        "SUDO_UID, SUDO_GID, PKEXEC_UID",
+        "the invoking user, whom root acts for",
+    ),
+    (
+        "HOME",
+        "what `~` in a profile means where the user has no passwd entry",
+    ),
+    (
+        "XDG_CONFIG_HOME",
+        "where `rockenv/config.toml`, `profiles/`, `images/` and `hooks/` are looked for",
+    ),
+    (
+        "REGISTRY_AUTH_FILE",
+        "file with logins to registries, in place of those that `podman login` and `docker login` write",
+    ),
+    (
+        "DOCKER_CONFIG",
+        "directory of Docker's `config.json`, `~/.docker` otherwise",
+    ),
+    (
+        "PATH",
+        "where the programs are looked for that keep an ordinary user's logins to registries; no others are",
+    ),
+    (
+        "CCACHE_REMOTE_STORAGE",
+        "ccache's storage for several machines, like `ccache-remote` in the configuration: for profiles that name it in `env-from-host`",
+    ),
+    ("XDG_DATA_HOME", "where the store of an ordinary user is"),
+    (
+        "http_proxy, https_proxy, ftp_proxy, no_proxy",
+        "passed on to tools that fetch, in either case",
+    ),
+    ("NO_COLOR", "no colour, where it is set and not empty"),
+    (
+        "CLICOLOR_FORCE",
+        "colour without a terminal too, where it is set and not `0`",
+    ),
+    (
+        "TERM",
+        "`dumb` or unset: nothing moves on the screen, and no colour; inside it is the same, on a terminal",
+    ),
+    (
+        "CI",
+        "nothing moves on the screen, where it is set and not `false` or `0`",
+    ),
+    (
+        "GITHUB_ACTIONS, GITLAB_CI",
+        "where one is `true`, steps fold in the job's output, and GitHub shows errors and warnings beside it",
+    ),
+    (
+        "GITHUB_STEP_SUMMARY",
+        "file that `up` and `matrix up` add their report to, in GitHub Actions",
+    ),
+    (
+        "COMPLETE",
+        "the shell that asks for completions: set by its script",
+    ),
+];
+
+/// The variable by which ccache learns of a storage that several machines share.
+const CCACHE_REMOTE: &str = "CCACHE_REMOTE_STORAGE";
+/// How long a container stays for the next `exec`, where nothing else is configured: somebody at work, not somebody who left.
+const IDLE: Duration = Duration::from_secs(60);
+/// More than any configuration has, in bytes.
+const MAX_FILE: u64 = 1 << 20;
+/// Free space below which a step is paused, in bytes, where nothing else is configured.
+const DISK_FLOOR: u64 = 1 << 30;
+/// Size of a step's log, in bytes, where nothing else is configured.
+const LOG_MAX: u64 = 256 << 20;
+
+/// A configuration file, exactly as written.
+#[derive(Clone, Debug, Default, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct File {
+    /// The store's root.
+    pub home: Option<PathBuf>,
+    /// Engine to use: `auto`, `nspawn`, `docker` or `podman`.
+    pub engine: Option<String>,
+    /// Jobs at once on this machine, in all envs together, in place of the number of cores.
+    pub jobs: Option<u32>,
+    /// How long a container of Docker or Podman stays after `exec` for the next one, such as `60s`, or `never`.
+    pub idle: Option<String>,
+    /// Free space below which a step is paused, such as "1G"; "0" never pauses.
+    pub disk_floor: Option<String>,
+    /// Size of a step's log, such as "256M"; of a longer one the middle is left out.
+    pub log_max: Option<String>,
+    /// A ninja 1.13 or newer, in place of the one that rockenv fetches.
+    pub ninja: Option<PathBuf>,
+    /// ccache's storage for several machines, `redis://...` or `http://...`: what profiles get that name
+    /// `CCACHE_REMOTE_STORAGE` in `env-from-host`.
+    pub ccache_remote: Option<String>,
+    /// Repository that snapshots are pushed to and pulled from, such as `registry.example.org/rockenv`.
+    pub registry: Option<String>,
+    /// Whether `up` pulls the snapshots that it lacks from there.
+    pub pull: Option<bool>,
+    /// Whether `up` pushes the snapshots that it made there.
+    pub push: Option<bool>,
+    /// Which snapshots are shared between envs and machines: `clean` ones, or `incremental` ones too.
+    pub reuse: Option<Reuse>,
+    /// Build user as `UID:GID`, in place of the invoking user.
+    pub build_user: Option<String>,
+    /// Targets of all envs on this machine: `${machine.targets}` in profiles, so that steps which are built for all of
+    /// them are built once.
+    #[serde(default)]
+    pub targets: Vec<String>,
+    /// Directories searched for profiles before the built-in ones.
+    #[serde(default)]
+    pub profile_dirs: Vec<PathBuf>,
+    /// Directories searched for image recipes before the built-in ones.
+    #[serde(default)]
+    pub image_dirs: Vec<PathBuf>,
+    /// Directories searched for hooks before the built-in ones.
+    #[serde(default)]
+    pub hook_dirs: Vec<PathBuf>,
+    /// Package mirrors by distribution: `debian`, `ubuntu`, `arch`, and `debian-snapshot` and so on for dated archives,
+    /// `debian-signed-by` and `ubuntu-signed-by` with the file of their keys; and what stands in for a registry, or for
+    /// another host of downloads, by its name: `"registry.example.org" = "https://mirror.example.org/prefix"`.
+    #[serde(default)]
+    pub mirror: BTreeMap<String, String>,
+    /// Certificate authorities that steps, image builds and downloads trust too: "host", for those of this machine, or a list of PEM
+    /// files. Not from `./rockenv.toml`.
+    pub ca_certificates: Option<certificates::Written>,
+    /// What `gc` keeps.
+    #[serde(default)]
+    pub gc: policy::Table,
+}
+
+/// What the process's environment says about output.
+#[derive(Clone, Debug, Default)]
+pub struct Terminal {
+    /// `NO_COLOR` is set and not empty.
+    pub no_color: bool,
+    /// `CLICOLOR_FORCE` is set and not `0`.
+    pub force_color: bool,
+    /// `TERM`.
+    pub term: Option<String>,
+    /// `CI` is set to something true.
+    pub ci: bool,
+    /// The CI system that reads the output.
+    pub ci_system: Option<System>,
+    /// Where GitHub Actions takes the job's summary from.
+    pub step_summary: Option<PathBuf>,
+}
+
+/// Everything that was configured.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The store's root.
+    pub home: PathBuf,
+    /// Engine asked for.
+    pub engine: Option<String>,
+    /// Where services are looked for.
+    pub sockets: Sockets,
+    /// The ssh program and its options.
+    pub ssh: Vec<String>,
+    /// Jobs at once on this machine.
+    pub jobs: Option<u32>,
+    /// How long a container of a service stays after `exec` for the next one.
+    pub idle: Duration,
+    /// Free space below which a step is paused, in bytes.
+    pub disk_floor: u64,
+    /// Size of a step's log, in bytes.
+    pub log_max: u64,
+    /// A ninja of the user's own.
+    pub ninja: Option<PathBuf>,
+    /// Repository that snapshots are pushed to and pulled from.
+    pub registry: Option<String>,
+    /// Whether `up` pulls what it lacks.
+    pub pull: bool,
+    /// Whether `up` pushes what it made.
+    pub push: bool,
+    /// Which snapshots are shared between envs and machines.
+    pub reuse: Reuse,
+    /// Targets of all envs on this machine.
+    pub targets: Vec<String>,
+    /// Where profiles are looked for, first match wins.
+    pub profile_dirs: Vec<Directory>,
+    /// Where image recipes are looked for.
+    pub image_dirs: Vec<Directory>,
+    /// Where hooks are looked for.
+    pub hook_dirs: Vec<Directory>,
+    /// The current directory, and what of it counts.
+    pub current: Current,
+    /// Directory of the invoking user's configuration.
+    pub user_dir: PathBuf,
+    /// Directories that are trusted without being asked for.
+    pub trusted_dirs: Option<String>,
+    /// Mirrors by distribution.
+    pub mirrors: BTreeMap<String, String>,
+    /// Certificate authorities that are trusted too.
+    pub authorities: Option<Authorities>,
+    /// What `gc` keeps: the nearest file that says something wins.
+    pub gc: policy::Table,
+    /// The user's logins to registries; the files may be there or not.
+    pub logins: Logins,
+    /// The user who called, by way of `sudo` too.
+    pub invoking_user: BuildUser,
+    /// The user that steps run as.
+    pub user: BuildUser,
+    /// The invoking user's home on the host, for `~`.
+    pub host_home: PathBuf,
+    /// Root directory below which GPUs are looked for.
+    pub gpu_root: PathBuf,
+    /// Output.
+    pub terminal: Terminal,
+    /// Proxy variables of the caller, for tools that fetch.
+    pub proxies: BTreeMap<String, String>,
+    /// Variables of the caller, and what the configuration has in their place, for `env-from-host`.
+    environment: BTreeMap<String, String>,
+}
+
+impl Config {
+    /// Reads environment and files, once.
+    pub fn read() -> Result<Self> {
+        let environment: BTreeMap<String, String> = std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+            .collect();
+        let working = std::env::current_dir().ok();
+        let config = Self::from(environment, working.as_deref())?;
+        account::settle(&config.invoking_user);
+        Ok(config)
+    }
+
+    fn from(environment: BTreeMap<String, String>, working: Option<&Path>) -> Result<Self> {
+        let set = |name: &str| environment.get(name).filter(|value| !value.is_empty());
+        let root = nix::unistd::geteuid().is_root();
+        let user = account::invoking_user(set("SUDO_UID"), set("SUDO_GID"), set("PKEXEC_UID"))?;
+        let host_home = match home_of(user.uid) {
+            Some(home) => home,
+            None => set("HOME").map_or_else(|| PathBuf::from("/"), PathBuf::from),
+        };
+        // Under sudo `$XDG_*` are root's; the invoking user's profiles are meant.
+        let own = |name: &str, below: &str| match set(name) {
+            Some(path) if set("SUDO_UID").is_none() => PathBuf::from(path),
+            _ => host_home.join(below),
+        };
+        let user_dir = own("XDG_CONFIG_HOME", ".config").join("rockenv");
+        let mut files = Vec::new();
+        let here = working.unwrap_or(Path::new("/"));
+        let mut authorities = set("ROCKENV_CA_CERTIFICATES")
+            .map(|text| certificates::Written::variable(text).resolve(here, &host_home))
+            .transpose()?;
+        let trusted_dirs = set(trust::VARIABLE).cloned();
+        let mut current = match working {
+            Some(working) => Current::look(working, &user_dir, trusted_dirs.as_deref()),
+            None => Current::default(),
+        };
+        if let Some(working) = working {
+            files.extend(read_current(working, &mut current)?);
+        }
+        for path in [
+            user_dir.join("config.toml"),
+            PathBuf::from("/etc/rockenv/config.toml"),
+        ] {
+            let Some(file) = read_file(&path)? else {
+                continue;
+            };
+            // The working directory may be anybody's, and has no say in which authorities are trusted.
+            if authorities.is_none()
+                && let Some(written) = &file.ca_certificates
+            {
+                let directory = path.parent().unwrap_or(here);
+                authorities = Some(written.resolve(directory, &host_home)?);
+            }
+            files.push(file);
+        }
+        let first = |pick: fn(&File) -> Option<String>| files.iter().find_map(pick);
+        let home = set("ROCKENV_HOME")
+            .map(PathBuf::from)
+            .or_else(|| files.iter().find_map(|file| file.home.clone()));
+        let home = match home {
+            Some(home) if home.is_absolute() => home,
+            Some(home) => working.unwrap_or(Path::new("/")).join(home),
+            None if root => PathBuf::from("/var/lib/rockenv"),
+            None => own("XDG_DATA_HOME", ".local/share").join("rockenv"),
+        };
+        let jobs = match set("ROCKENV_JOBS") {
+            Some(text) => Some(text.parse().map_err(|_| {
+                Error::invalid(format!("ROCKENV_JOBS=`{text}` is not a number"))
+                    .help("ROCKENV_JOBS=4 rockenv up ...")
+            })?),
+            None => files.iter().find_map(|file| file.jobs),
+        };
+        let bytes = |variable: &str, text: Option<String>, otherwise: u64| match text {
+            Some(text) => crate::profile::value::size(&text).map_err(|refused| {
+                Error::invalid(format!("{variable}: `{text}` is not a size"))
+                    .source(refused.message)
+                    .help(format!("{variable}=1G rockenv up ..."))
+            }),
+            None => Ok(otherwise),
+        };
+        let disk_floor = set("ROCKENV_DISK_FLOOR").cloned();
+        let disk_floor = disk_floor.or_else(|| first(|file| file.disk_floor.clone()));
+        let disk_floor = bytes("ROCKENV_DISK_FLOOR", disk_floor, DISK_FLOOR)?;
+        let log_max = set("ROCKENV_LOG_MAX").cloned();
+        let log_max = log_max.or_else(|| first(|file| file.log_max.clone()));
+        let log_max = bytes("ROCKENV_LOG_MAX", log_max, LOG_MAX)?;
+        let files_of_logins = match set("REGISTRY_AUTH_FILE") {
+            Some(path) => vec![working.unwrap_or(Path::new("/")).join(path)],
+            None => vec![
+                PathBuf::from(format!("/run/user/{}/containers/auth.json", user.uid)),
+                own("XDG_CONFIG_HOME", ".config").join("containers/auth.json"),
+                own("DOCKER_CONFIG", ".docker").join("config.json"),
+            ],
+        };
+        let invoking_user = user.clone();
+        // An ordinary user is root in the namespace that the store is changed in, and in a rootless container.
+        let user = if root { user } else { BuildUser::new(0, 0) };
+        let user = match set("ROCKENV_BUILD_USER")
+            .cloned()
+            .or_else(|| first(|file| file.build_user.clone()))
+        {
+            Some(text) => parse_user(&text)?,
+            None => user,
+        };
+        // The first file that says something, as everywhere: two lists are not one.
+        let targets = files.iter().find(|file| !file.targets.is_empty());
+        let targets = targets.map_or(&[][..], |file| &file.targets);
+        let targets = targets.to_vec();
+        let mut handed = environment.clone();
+        if set(CCACHE_REMOTE).is_none()
+            && let Some(url) = first(|file| file.ccache_remote.clone())
+        {
+            handed.insert(CCACHE_REMOTE.to_owned(), url);
+        }
+        let mut mirrors = BTreeMap::new();
+        for file in files.iter().rev() {
+            mirrors.extend(file.mirror.clone());
+        }
+        let mut gc = policy::Table::default();
+        for file in &files {
+            gc.fill(&file.gc);
+        }
+        let ci_system = match set("GITHUB_ACTIONS").map(String::as_str) {
+            Some("true") => Some(System::Github),
+            _ => set("GITLAB_CI")
+                .filter(|value| *value == "true")
+                .map(|_| System::Gitlab),
+        };
+        let directories = |pick: fn(&File) -> &Vec<PathBuf>, name: &str| {
+            let mut found: Vec<Directory> = files
+                .iter()
+                .flat_map(|file| pick(file).clone())
+                .map(Directory::from)
+                .collect();
+            found.extend(
+                working
+                    .filter(|_| current.counts())
+                    .map(|directory| Directory {
+                        path: directory.join(name),
+                        current: true,
+                    }),
+            );
+            found.push(user_dir.join(name).into());
+            found.push(Path::new("/etc/rockenv").join(name).into());
+            found
+        };
+        Ok(Self {
+            home,
+            engine: set("ROCKENV_ENGINE")
+                .cloned()
+                .or_else(|| first(|file| file.engine.clone())),
+            sockets: Sockets {
+                docker: set("DOCKER_HOST").cloned(),
+                // As whoever runs this, not whom it is for: `sudo docker` has root's contexts too.
+                contexts: Contexts {
+                    directory: set("DOCKER_CONFIG").map(PathBuf::from).or_else(|| {
+                        let home = set("HOME")?;
+                        Some(Path::new(home).join(".docker"))
+                    }),
+                    name: set("DOCKER_CONTEXT").cloned(),
+                },
+                podman: set("CONTAINER_HOST")
+                    .cloned()
+                    .unwrap_or_else(|| podman_socket(set("XDG_RUNTIME_DIR"))),
+            },
+            ssh: set("ROCKENV_SSH").map_or_else(
+                || vec!["ssh".to_owned()],
+                |text| shlex::split(text).unwrap_or_default(),
+            ),
+            jobs,
+            idle: first(|file| file.idle.clone()).map_or(Ok(IDLE), |text| parse_idle(&text))?,
+            disk_floor,
+            log_max,
+            ninja: set("ROCKENV_NINJA")
+                .map(PathBuf::from)
+                .or_else(|| files.iter().find_map(|file| file.ninja.clone())),
+            registry: set("ROCKENV_REGISTRY")
+                .cloned()
+                .or_else(|| first(|file| file.registry.clone())),
+            pull: files.iter().find_map(|file| file.pull).unwrap_or(false),
+            push: files.iter().find_map(|file| file.push).unwrap_or(false),
+            reuse: files.iter().find_map(|file| file.reuse).unwrap_or_default(),
+            targets,
+            profile_dirs: directories(|file| &file.profile_dirs, "profiles"),
+            image_dirs: directories(|file| &file.image_dirs, "images"),
+            hook_dirs: directories(|file| &file.hook_dirs, "hooks"),
+            current,
+            user_dir,
+            trusted_dirs,
+            invoking_user,
+            mirrors,
+            authorities,
+            gc,
+            logins: Logins {
+                files: files_of_logins,
+                programs: set("PATH").map_or_else(OsString::new, OsString::from),
+                home: host_home.clone(),
+            },
+            user,
+            host_home,
+            gpu_root: PathBuf::from(set("ROCKENV_GPU_ROOT").map_or("/", String::as_str)),
+            terminal: Terminal {
+                no_color: set("NO_COLOR").is_some(),
+                force_color: set("CLICOLOR_FORCE").is_some_and(|value| value != "0"),
+                term: set("TERM").cloned(),
+                ci: ci_system.is_some()
+                    || set("CI").is_some_and(|value| value != "false" && value != "0"),
+                ci_system,
+                step_summary: set("GITHUB_STEP_SUMMARY")
+                    .filter(|_| ci_system == Some(System::Github))
+                    .map(PathBuf::from),
+            },
+            proxies: environment
+                .iter()
+                .filter(|(name, _)| {
+                    matches!(
+                        name.to_ascii_lowercase().as_str(),
+                        "http_proxy" | "https_proxy" | "ftp_proxy" | "no_proxy"
+                    )
+                })
+                .map(|(name, value)| (name.clone(), value.clone()))
+                .collect(),
+            environment: handed,
+        })
+    }
+
+    /// Returns a variable of the caller's environment, for `env-from-host`.
+    pub fn host_variable(&self, name: &str) -> Option<&str> {
+        self.environment.get(name).map(String::as_str)
+    }
+}
+
+/// Returns where Podman's service listens: the machine's for root, else the user's own.
+fn podman_socket(runtime: Option<&String>) -> String {
+    let user = nix::unistd::geteuid();
+    if user.is_root() {
+        return "/run/podman/podman.sock".to_owned();
+    }
+    let runtime = runtime.map_or_else(|| format!("/run/user/{user}"), String::clone);
+    format!("{runtime}/podman/podman.sock")
+}
+
+/// Reads the configuration of the current directory, as far as it counts.
+fn read_current(working: &Path, current: &mut Current) -> Result<Option<File>> {
+    let path = working.join(trust::CONFIGURATION);
+    if fs::symlink_metadata(&path).is_err() {
+        return Ok(None);
+    }
+    let invalid = |error| {
+        Error::invalid(format!("configuration `{}` is invalid", path.display())).source(error)
+    };
+    let bytes = trust::read(&path, MAX_FILE)?
+        .ok_or_else(|| Error::invalid(format!("`{}` is not a regular file", path.display())))?;
+    let text = String::from_utf8_lossy(&bytes);
+    if current.counts() {
+        // What does not count is checked all the same.
+        toml::from_str::<File>(&text).map_err(invalid)?;
+    }
+    let table = text.parse::<toml::Table>().map_err(invalid)?;
+    current.keep(table).try_into().map(Some).map_err(invalid)
+}
+
+fn read_file(path: &Path) -> Result<Option<File>> {
+    let text = match fs::read_to_string(path) {
+        Err(error)
+            if matches!(
+                error.kind(),
+                std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory
+            ) =>
+        {
+            return Ok(None);
+        }
+        other => other?,
+    };
+    toml::from_str(&text).map(Some).map_err(|error| {
+        Error::invalid(format!("configuration `{}` is invalid", path.display())).source(error)
+    })
+}
+
+fn parse_idle(text: &str) -> Result<Duration> {
+    if text == "never" {
+        return Ok(Duration::ZERO);
+    }
+    crate::profile::value::duration(text).map_err(|refused| {
+        Error::invalid(format!("`idle` in the configuration: {}", refused.message))
+            .help("\"60s\", \"5m\", or \"never\"")
+    })
+}
+
+fn parse_user(text: &str) -> Result<BuildUser> {
+    let parsed = text
+        .split_once(':')
+        .and_then(|(uid, gid)| Some(BuildUser::new(uid.parse().ok()?, gid.parse().ok()?)));
+    parsed.ok_or_else(|| {
+        Error::invalid(format!("build user `{text}` is not `UID:GID`"))
+            .help("ROCKENV_BUILD_USER=1000:1000 rockenv up ...")
+    })
+}
+
+/// Returns a variable of a process inside an env, where rockenv stands in for another program.
+pub fn inherited(name: &str) -> Option<std::ffi::OsString> {
+    std::env::vars_os().find_map(|(known, value)| (known == name).then_some(value))
+}
+
+#[cfg(test)]
+mod tests;

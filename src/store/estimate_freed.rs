@@ -1,0 +1,332 @@
+//! Owns what removing each layer, image and failed tree would give back on the store's file system: what is remembered of it
+//! where nothing can have changed that, else what is measured.
+//!
+//! Where trees share blocks, a removal gives back those that nothing else holds, and what else holds them changes with every
+//! step. There all that may go is measured against the rest of the store, as soon as it matters.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+
+use super::Store;
+use super::check::names;
+use super::layer::VolumeState;
+use crate::engine::docker::Service;
+use crate::plan::gc::roots::Roots;
+use crate::plan::gc::{Frozen, Inventory};
+use crate::store::inventory::{Look, allocated};
+use crate::sys::error::{Result, ResultExt as _};
+use crate::tree;
+use crate::tree::Method;
+use crate::tree::measure;
+use crate::tree::measure::{Options, Root};
+
+/// The class and owner of what stays.
+const KEPT: u32 = 0;
+/// What may share blocks with trees: a step may clone files of theirs into a cache or an output.
+const HOLDERS: [&str; 7] = [
+    "images", "layers", "volumes", "envs", "caches", "outputs", "sources",
+];
+
+impl Store {
+    /// Finds out the bytes of what was never measured or may lie elsewhere, and of the store where a limit needs them.
+    pub(super) fn weigh(&self, stock: &mut Inventory, look: &Look, keep_last: usize) -> Result<()> {
+        let roots = Roots::of(stock, keep_last);
+        let mut services = Services::of(self)?;
+        for (id, item) in &mut stock.layers {
+            if !look.everything && roots.layers.contains_key(id) {
+                continue;
+            }
+            let directory = self.layer_dir(id);
+            let below = match &item.layer.parent {
+                Some(parent) => self.layer_dir(parent),
+                None => self.image_dir(&item.layer.image_key),
+            };
+            if let Some(kept) = &item.layer.kept {
+                // What was recorded is what the service wrote. The store has nothing of it but the build volumes.
+                item.at_service = match services.beside(&kept.socket) {
+                    Some(_) => item.bytes,
+                    None => 0,
+                };
+                let volumes = directory.join("volumes");
+                item.bytes = item.at_service;
+                if volumes.exists() {
+                    item.bytes += self.written(&volumes, Some(&below.join("volumes")))?;
+                }
+            } else if item.layer.cost.is_none() {
+                item.bytes = self.written(&directory, Some(&below))?;
+            }
+        }
+        for (key, image) in &mut stock.images {
+            if look.everything || !roots.images.contains_key(key) {
+                image.bytes = allocated(&self.image_dir(key));
+            }
+        }
+        for (name, env) in stock.envs.iter_mut().filter(|(_, env)| !env.busy) {
+            let Some(failed) = &env.record.failed else {
+                continue;
+            };
+            env.failed = match &env.record.service {
+                Some(socket) => services
+                    .beside(socket)
+                    .map_or(0, |service| written_at(service, &failed.tree)),
+                None => {
+                    let below = match &failed.parent {
+                        Some(parent) => self.layer_dir(parent),
+                        None => self.image_dir(&env.record.image_key),
+                    };
+                    self.written(&self.tree_dir(name, &failed.tree), Some(&below))?
+                }
+            };
+        }
+        if look.used {
+            let report = crate::store::usage::report::report(self, None, 0)?;
+            stock.used = Some(report.total.allocated);
+        }
+        Ok(())
+    }
+
+    /// Measures all that may go against all else in the store, where what is remembered may be wrong. Returns whether it was.
+    ///
+    /// What stands on a thing goes before it: a block that only these share counts for the lowest of them, and so the sum
+    /// over a thing and all that stands on it is what removing these gives back.
+    pub fn weigh_shared(
+        &self,
+        stock: &mut Inventory,
+        look: &Look,
+        keep_last: usize,
+    ) -> Result<bool> {
+        let roots = Roots::of(stock, keep_last);
+        let things = Things::of(stock, &roots, look.everything);
+        let unsure = |(thing, _): &(Thing, u32)| match thing {
+            Thing::Layer(id) => self.is_unsure(&stock.layers[id]),
+            _ => false,
+        };
+        if self.method() == Method::Overlay || !things.0.iter().any(unsure) {
+            return Ok(false);
+        }
+        // What has no place on disk yet would count for everybody who shares it.
+        nix::unistd::syncfs(fs::File::open(self.root())?.file())
+            .context(|| format!("cannot sync `{}`", self.root().display()))?;
+        let mut places = Vec::new();
+        for (at, (thing, owner)) in (1..).zip(&things.0) {
+            let path = match thing {
+                Thing::Image(key) => self.image_dir(key),
+                Thing::Layer(id) if stock.layers[id].layer.kept.is_some() => {
+                    self.layer_dir(id).join("volumes")
+                }
+                Thing::Layer(id) => self.layer_dir(id),
+                Thing::Failed(env, tree) => self.tree_dir(env, tree),
+            };
+            places.push(Root::new(path, at).owned_by(*owner));
+        }
+        let others = HOLDERS.iter().map(|name| self.root().join(name));
+        places.extend(others.map(|path| Root::new(path, KEPT)));
+        places.retain(|place| place.path.exists());
+        let usage = measure::scan(
+            &places,
+            &Options {
+                extents: true,
+                ..Options::default()
+            },
+        );
+        for (at, (thing, _)) in (1..).zip(&things.0) {
+            let bytes = usage.class(at).exclusive;
+            match thing {
+                Thing::Image(key) => {
+                    stock
+                        .images
+                        .entry(key.clone())
+                        .and_modify(|image| image.bytes = bytes);
+                }
+                Thing::Layer(id) => {
+                    stock
+                        .layers
+                        .entry(id.clone())
+                        .and_modify(|item| item.bytes = item.at_service + bytes);
+                }
+                Thing::Failed(env, _) => {
+                    stock
+                        .envs
+                        .entry(env.clone())
+                        .and_modify(|env| env.failed = bytes);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Returns the bytes that emptying the trash gives back: `gc` begins with that.
+    pub fn trash_bytes(&self) -> Result<u64> {
+        let trash = self.root().join("trash");
+        let mut entries = names(&trash)?;
+        // The directory and its lock stay.
+        entries.retain(|name| name != "lock");
+        let paths = entries.into_iter().map(|name| trash.join(name));
+        if self.method() == Method::Btrfs {
+            return paths.map(|path| self.written(&path, None)).sum();
+        }
+        let options = Options {
+            extents: self.method() == Method::Reflink,
+            ..Options::default()
+        };
+        let roots: Vec<Root> = paths.map(|path| Root::new(path, KEPT)).collect();
+        Ok(measure::scan(&roots, &options).total().exclusive)
+    }
+
+    /// Returns whether what is remembered of a layer need not be what its removal gives back.
+    fn is_unsure(&self, item: &Frozen) -> bool {
+        let mut volumes = item.layer.volumes.values();
+        // By how much a clone was larger than its parent is not what was written in it; btrfs knows that. Live volumes, and
+        // those of later steps, hold what a frozen one held when it was measured.
+        (self.method() == Method::Reflink && item.layer.kept.is_none())
+            || item.layer.cost.is_none()
+            || volumes.any(|state| *state == VolumeState::Frozen)
+    }
+
+    fn tree_dir(&self, env: &str, tree: &str) -> PathBuf {
+        self.env_dir(env).join("trees").join(tree)
+    }
+
+    /// Returns the bytes on disk that a tree holds and the one that it was made from does not.
+    fn written(&self, directory: &Path, below: Option<&Path>) -> Result<u64> {
+        let root = directory.join("root");
+        match self.method() {
+            Method::Overlay => Ok(allocated(directory)),
+            Method::Btrfs if root.exists() => tree::btrfs::written(&root),
+            Method::Btrfs | Method::Reflink => {
+                let mut places = vec![Root::new(directory, 1)];
+                if let Some(below) = below.filter(|below| below.exists()) {
+                    places.push(Root::new(below, KEPT));
+                }
+                let options = Options {
+                    extents: true,
+                    ..Options::default()
+                };
+                Ok(measure::scan(&places, &options).class(1).exclusive)
+            }
+        }
+    }
+}
+
+/// Something that may go, and has blocks that others may share.
+enum Thing {
+    Image(String),
+    Layer(String),
+    /// The env and its tree.
+    Failed(String, String),
+}
+
+/// Things from the bottom up, each with its owner: one for all that stand on the same one that may go.
+struct Things(Vec<(Thing, u32)>);
+
+impl Things {
+    /// With `everything`, what stays is among them too, each alone.
+    fn of(stock: &Inventory, roots: &Roots, everything: bool) -> Self {
+        let mut owners: BTreeMap<String, u32> = BTreeMap::new();
+        let mut owner = |bottom: &str| {
+            let next = u32::try_from(owners.len() + 1).unwrap_or(u32::MAX);
+            *owners.entry(bottom.to_owned()).or_insert(next)
+        };
+        let mut things = Vec::new();
+        for key in stock.images.keys() {
+            if everything || !roots.images.contains_key(key) {
+                things.push((Thing::Image(key.clone()), owner(key)));
+            }
+        }
+        let mut layers = Vec::new();
+        for id in stock.layers.keys() {
+            if everything || !roots.layers.contains_key(id) {
+                layers.push((bottom(stock, roots, id), id));
+            }
+        }
+        layers.sort_by_key(|((depth, _), _)| *depth);
+        for ((_, bottom), id) in layers {
+            things.push((Thing::Layer(id.clone()), owner(bottom)));
+        }
+        for (name, env) in &stock.envs {
+            // A service has the tree of its env.
+            if let (Some(failed), None, false) = (&env.record.failed, &env.record.service, env.busy)
+            {
+                let own = format!("{name}/");
+                let parent = failed.parent.as_ref();
+                let below = parent
+                    .filter(|id| stock.layers.contains_key(*id) && !roots.layers.contains_key(*id));
+                let bottom = below.map_or(own.as_str(), |id| bottom(stock, roots, id).1);
+                let tree = Thing::Failed(name.clone(), failed.tree.clone());
+                things.push((tree, owner(bottom)));
+            }
+        }
+        Self(things)
+    }
+}
+
+/// Returns how many things that may go are below a layer, and the lowest of them: with that, all of them are gone.
+fn bottom<'a>(stock: &'a Inventory, roots: &Roots, id: &'a str) -> (usize, &'a str) {
+    let (mut depth, mut at) = (0, id);
+    if roots.layers.contains_key(id) {
+        return (depth, at);
+    }
+    // A damaged chain may stand on itself.
+    while depth <= stock.layers.len() {
+        let layer = &stock.layers[at].layer;
+        match &layer.parent {
+            Some(parent)
+                if stock.layers.contains_key(parent) && !roots.layers.contains_key(parent) =>
+            {
+                at = parent;
+            }
+            None if stock.images.contains_key(&layer.image_key)
+                && !roots.images.contains_key(&layer.image_key) =>
+            {
+                return (depth + 1, &layer.image_key);
+            }
+            _ => break,
+        }
+        depth += 1;
+    }
+    (depth, at)
+}
+
+/// Returns the bytes that the containers of a tree wrote; none where the service does not say.
+fn written_at(service: &Service, tree: &str) -> u64 {
+    let containers = service.containers("tree", tree).unwrap_or_default();
+    let sizes = containers.iter().map(|(id, _)| service.sizes(id));
+    sizes.flatten().map(|(own, _)| own).sum()
+}
+
+/// The services that were asked where they keep what they have.
+struct Services {
+    /// Of the store's file system.
+    device: u64,
+    /// By socket; none where a removal gives nothing back to the store's file system.
+    known: BTreeMap<PathBuf, Option<Service>>,
+}
+
+impl Services {
+    fn of(store: &Store) -> Result<Self> {
+        Ok(Self {
+            device: fs::metadata(store.root())?.dev(),
+            known: BTreeMap::new(),
+        })
+    }
+
+    /// Returns the service at a socket where all that it keeps is on the store's file system. One that does not answer
+    /// gives nothing back: what is removed of it waits in the trash.
+    fn beside(&mut self, socket: &Path) -> Option<&Service> {
+        if !self.known.contains_key(socket) {
+            let service = Service::connect(socket).ok();
+            let service = service.filter(|service| self.holds(service));
+            self.known.insert(socket.to_owned(), service);
+        }
+        self.known.get(socket)?.as_ref()
+    }
+
+    fn holds(&self, service: &Service) -> bool {
+        let here = |place: &PathBuf| fs::metadata(place).is_ok_and(|it| it.dev() == self.device);
+        let places = service.places().unwrap_or_default();
+        !places.is_empty() && places.iter().all(here)
+    }
+}

@@ -1,0 +1,332 @@
+//! Owns the exported files: finding them, copying without replacing anything, and comparing them with a manifest.
+//!
+//! What a build wrote is not trusted: a link in it is handed out as one, and never followed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read as _;
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Component, Path, PathBuf};
+
+use fs_err as fs;
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag};
+use sha2::{Digest as _, Sha256};
+
+use super::Manifest;
+use crate::profile::hex;
+use crate::sys::account;
+use crate::sys::account::caller;
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::tree::listing::{Content, Entry, Listing, Place, look};
+use crate::tree::openat2;
+use crate::tree::write as tree;
+use crate::tree::write::{Existing, Writer};
+
+const ELSEWHERE: &str = "rockenv export ENV NEW-DIRECTORY";
+
+/// An entry to hand out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Item {
+    /// Directory that it is below.
+    pub root: PathBuf,
+    /// Path below that.
+    pub from: PathBuf,
+    /// Path below the directory that it goes to.
+    pub to: PathBuf,
+    /// What it is; a hard link names a path below `root`.
+    pub entry: Entry,
+}
+
+/// What a manifest says of an entry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Named {
+    /// A regular file, by its SHA-256.
+    File(String),
+    /// A symbolic link, by its target.
+    Symlink(String),
+    /// An empty directory.
+    Directory,
+}
+
+/// Lists what is below a directory, each directory before what is in it, as items below `to`. FIFOs, sockets and devices are refused.
+pub fn list(directory: &Path, to: &Path) -> Result<Vec<Item>> {
+    let mut items = Vec::new();
+    for (from, entry) in Listing::of(directory)?.entries {
+        if let Content::Special(_) = entry.content {
+            return Err(not_for_a_manifest(&directory.join(&from)));
+        }
+        items.push(Item {
+            root: directory.to_owned(),
+            to: to.join(&from),
+            from,
+            entry,
+        });
+    }
+    Ok(items)
+}
+
+fn not_for_a_manifest(path: &Path) -> Error {
+    Error::new(
+        Kind::Invalid,
+        format!(
+            "`{}` is no regular file, and cannot be named with a digest",
+            path.display()
+        ),
+    )
+    .help("let the step that makes it write a file in its place, or remove it")
+}
+
+/// Returns the paths of the regular files below a directory, sorted part by part; anything else is refused.
+pub(crate) fn regular(directory: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    walk(directory, Path::new(""), &mut found)?;
+    Ok(found)
+}
+
+fn walk(directory: &Path, below: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
+    let mut entries = fs::read_dir(directory.join(below))?.collect::<std::io::Result<Vec<_>>>()?;
+    entries.sort_by_key(fs_err::DirEntry::file_name);
+    for entry in entries {
+        let (name, kind) = (below.join(entry.file_name()), entry.file_type()?);
+        if kind.is_dir() {
+            walk(directory, &name, found)?;
+        } else if kind.is_file() {
+            found.push(name);
+        } else {
+            return Err(not_for_a_manifest(&directory.join(&name)));
+        }
+    }
+    Ok(())
+}
+
+/// Returns the name that a path has in a manifest; refuses one that is not UTF-8.
+pub fn names(path: &Path) -> Result<String> {
+    let name = path.to_str().ok_or_else(|| {
+        Error::invalid(format!(
+            "`{}` has a name that is not UTF-8, which a manifest cannot hold",
+            path.display()
+        ))
+    })?;
+    Ok(name.to_owned())
+}
+
+/// Copies items into a directory, and returns what a manifest is to say of them. What is there already and the same stays;
+/// anything else is refused before anything is written. With `owner` the new files are theirs.
+pub fn copy(
+    items: &[Item],
+    directory: &Path,
+    owner: Option<(u32, u32)>,
+) -> Result<BTreeMap<String, Named>> {
+    let mut all = BTreeMap::new();
+    let mut fresh = Vec::new();
+    for item in items {
+        let named = item.named()?;
+        match look(directory, &item.to)? {
+            Place::Free => fresh.push(item),
+            Place::Taken(found) if is_same(&named, &found, directory, &item.to)? => {}
+            Place::Taken(_) => return Err(in_the_way(&directory.join(&item.to))),
+            Place::Blocked => return Err(in_the_way(&on_the_way(directory, &item.to)?)),
+        }
+        all.insert(names(&item.to)?, named);
+    }
+    let mut writer = Writer::for_caller(directory, owner, true)?;
+    for item in fresh {
+        let content = &item.entry.content;
+        let outcome = match content {
+            Content::File {
+                hardlink: Some(first),
+                ..
+            } => {
+                let above = item.from.components().count();
+                let volume = item.to.ancestors().nth(above).unwrap_or(Path::new(""));
+                writer.link(&item.to, &volume.join(first), Existing::Refuse)
+            }
+            Content::File { .. } => {
+                let from = open(&item.root, &item.from)?;
+                let from = Some(from.file().as_fd());
+                writer.put(&item.to, &item.entry, from, Existing::Refuse)
+            }
+            Content::Directory { .. } | Content::Symlink { .. } | Content::Special(_) => {
+                writer.put(&item.to, &item.entry, None, Existing::Refuse)
+            }
+        };
+        outcome.map_err(|error| error.help(ELSEWHERE))?;
+    }
+    writer.finish()?;
+    for item in items {
+        // The build may have gone on writing, and disks lie: what is handed out is what the manifest says.
+        if let Some(Named::File(sum)) = all.get(&names(&item.to)?)
+            && digest(directory, &item.to)? != *sum
+        {
+            return Err(Error::new(
+                Kind::Drift,
+                format!(
+                    "`{}` changed while it was copied",
+                    item.root.join(&item.from).display()
+                ),
+            )
+            .help("run it again when nothing writes there"));
+        }
+    }
+    // One that is not empty is named by what is in it.
+    let full: BTreeSet<String> = items
+        .iter()
+        .filter_map(|item| Some(item.to.parent()?.to_str()?.to_owned()))
+        .collect();
+    all.retain(|name, named| *named != Named::Directory || !full.contains(name));
+    Ok(all)
+}
+
+/// Returns what is no directory on the way to a path.
+fn on_the_way(directory: &Path, path: &Path) -> Result<PathBuf> {
+    let mut above: Vec<&Path> = path.ancestors().skip(1).collect();
+    above.pop();
+    for above in above.into_iter().rev() {
+        match look(directory, above)? {
+            Place::Taken(found) if found.is_directory() => {}
+            Place::Taken(_) | Place::Free | Place::Blocked => return Ok(directory.join(above)),
+        }
+    }
+    Ok(directory.join(path))
+}
+
+impl Item {
+    fn named(&self) -> Result<Named> {
+        Ok(match &self.entry.content {
+            Content::File { .. } => Named::File(digest(&self.root, &self.from)?),
+            Content::Symlink { target } => Named::Symlink(names(target)?),
+            Content::Directory { .. } => Named::Directory,
+            Content::Special(_) => return Err(not_for_a_manifest(&self.root.join(&self.from))),
+        })
+    }
+}
+
+fn is_same(named: &Named, found: &Entry, directory: &Path, path: &Path) -> Result<bool> {
+    Ok(match (named, &found.content) {
+        (Named::File(sum), Content::File { .. }) => digest(directory, path)? == *sum,
+        (Named::Symlink(wanted), Content::Symlink { target }) => *target == Path::new(wanted),
+        (Named::Directory, Content::Directory { .. }) => true,
+        (Named::File(_) | Named::Symlink(_) | Named::Directory, _) => false,
+    })
+}
+
+/// Writes a file of `text` unless it is there with that content.
+pub(crate) fn write(
+    directory: &Path,
+    name: &str,
+    text: &[u8],
+    owner: Option<(u32, u32)>,
+) -> Result<()> {
+    let path = directory.join(name);
+    let place = account::Place::new(caller(), &path)?;
+    match place.open() {
+        Ok(None) => place.put(text, 0o644, owner, account::Existing::Refuse),
+        Ok(Some(mut there)) => {
+            let mut old = Vec::new();
+            there.read_to_end(&mut old)?;
+            match old == text {
+                true => Ok(()),
+                false => Err(in_the_way(&path)),
+            }
+        }
+        Err(_) => Err(in_the_way(&path)),
+    }
+}
+
+/// Gives a new file to whom it belongs.
+pub(crate) fn give(file: impl AsFd, owner: Option<(u32, u32)>) -> std::io::Result<()> {
+    match owner {
+        Some((uid, gid)) => Ok(nix::unistd::fchown(
+            file,
+            Some(uid.into()),
+            Some(gid.into()),
+        )?),
+        None => Ok(()),
+    }
+}
+
+fn in_the_way(place: &Path) -> Error {
+    tree::in_the_way(place).help(ELSEWHERE)
+}
+
+/// Opens a regular file below a directory; no link on the way is followed, and a pipe not waited for.
+pub(crate) fn open(directory: &Path, below: &Path) -> Result<fs::File> {
+    let path = directory.join(below);
+    let how = OpenHow::new()
+        .flags(OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC)
+        .resolve(
+            ResolveFlag::RESOLVE_BENEATH
+                | ResolveFlag::RESOLVE_NO_SYMLINKS
+                | ResolveFlag::RESOLVE_NO_MAGICLINKS,
+        );
+    let root = fs::File::open(directory)?;
+    let file =
+        openat2(root.file(), below, how).context(|| format!("cannot open `{}`", path.display()))?;
+    let file = fs::File::from_parts(file.into(), path);
+    if !file.metadata()?.is_file() {
+        return Err(Error::invalid(format!(
+            "`{}` is no regular file",
+            file.path().display()
+        )));
+    }
+    Ok(file)
+}
+
+/// Returns the SHA-256 of a regular file below a directory, where no link leads.
+pub(crate) fn digest(directory: &Path, below: &Path) -> Result<String> {
+    let mut file = open(directory, below)?;
+    let mut hash = Sha256::new();
+    let mut buffer = vec![0u8; 256 << 10];
+    loop {
+        // `fs_err` says which file it was.
+        let count = file.read(&mut buffer)?;
+        if count == 0 {
+            return Ok(hex(&hash.finalize()));
+        }
+        hash.update(&buffer[..count]);
+    }
+}
+
+/// Compares the files below `directory` with a manifest; returns what differs, in words.
+pub fn check(directory: &Path, manifest: &Manifest) -> Result<Vec<String>> {
+    let mut differences = Vec::new();
+    let mut known = BTreeMap::new();
+    for subject in &manifest.subject {
+        let path = Path::new(&subject.name);
+        let plain = |part: Component<'_>| matches!(part, Component::Normal(_));
+        if !path.components().all(plain) || path.as_os_str().is_empty() {
+            return Err(Error::invalid(format!(
+                "the manifest names `{}`, which is outside its directory",
+                subject.name.escape_debug()
+            )));
+        }
+        known.insert(path.to_owned(), subject.named()?);
+    }
+    for (path, wanted) in &known {
+        let what = match (look(directory, path)?, wanted) {
+            (Place::Free, _) => "is missing".to_owned(),
+            (Place::Blocked, _) => "is behind a link or a file".to_owned(),
+            (Place::Taken(found), _) if is_same(wanted, &found, directory, path)? => continue,
+            (Place::Taken(found), Named::File(_)) => match found.content {
+                Content::File { .. } => "has another content".to_owned(),
+                Content::Directory { .. } | Content::Symlink { .. } | Content::Special(_) => {
+                    "is no regular file".to_owned()
+                }
+            },
+            (Place::Taken(_), Named::Symlink(target)) => {
+                format!("is not a symbolic link to `{target}`")
+            }
+            (Place::Taken(_), Named::Directory) => "is not a directory".to_owned(),
+        };
+        differences.push(format!("{} {what}", path.display()));
+    }
+    Ok(differences)
+}
+
+/// Returns whom new files in a directory belong to, where that is not who makes them.
+pub(crate) fn owner(directory: &Path) -> Result<Option<(u32, u32)>> {
+    let found = fs::metadata(directory)?;
+    Ok(nix::unistd::geteuid()
+        .is_root()
+        .then(|| (found.uid(), found.gid())))
+}

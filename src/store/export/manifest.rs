@@ -1,0 +1,290 @@
+//! Owns the manifest: an in-toto statement (v1) about files, with SLSA provenance (v1) as what it says of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+
+use super::Named;
+use crate::plan::lockfile::Lockfile;
+use crate::plan::resolve::{Spec, VolumeSource};
+use crate::profile::hex;
+use crate::profile::hook::Hook;
+use crate::store::images::Image;
+use crate::sys::error::{Error, Result};
+
+const STATEMENT: &str = "https://in-toto.io/Statement/v1";
+const PROVENANCE: &str = "https://slsa.dev/provenance/v1";
+/// What the parameters below mean is written in `docs/lock.md`; another meaning gets another number.
+const BUILD_TYPE: &str = "urn:rockenv:build:1";
+const BUILDER: &str = "urn:rockenv:builder:1";
+
+/// A statement as `check` reads it: what it says of files.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Kind of document.
+    #[serde(rename = "_type")]
+    pub kind: String,
+    /// The files.
+    pub subject: Vec<Subject>,
+    /// Kind of `predicate`.
+    #[serde(rename = "predicateType")]
+    pub predicate_type: String,
+    /// What is said of the files.
+    pub predicate: Value,
+}
+
+/// A file, a link or an empty directory.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Subject {
+    /// Path below the manifest's directory, parts separated by `/`.
+    pub name: String,
+    /// Digests by algorithm; `sha256` always: of a file's content, of a link's target, of nothing for a directory.
+    pub digest: BTreeMap<String, String>,
+    /// `type` and, of a link, `target`, for what is no regular file.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, Value>,
+}
+
+impl Subject {
+    fn new(name: &str, named: &Named) -> Self {
+        let text = |text: &str| Value::from(text);
+        let (sha256, annotations) = match named {
+            Named::File(sha256) => (sha256.clone(), BTreeMap::new()),
+            Named::Symlink(target) => (
+                hex(&Sha256::digest(target)),
+                [("type", text("symlink")), ("target", text(target))].into(),
+            ),
+            Named::Directory => (
+                hex(&Sha256::digest("")),
+                [("type", text("directory"))].into(),
+            ),
+        };
+        Self {
+            name: name.to_owned(),
+            digest: BTreeMap::from([("sha256".to_owned(), sha256)]),
+            annotations: annotations
+                .into_iter()
+                .map(|(name, value)| (name.to_owned(), value))
+                .collect(),
+        }
+    }
+
+    /// Returns what it says of the entry.
+    pub(super) fn named(&self) -> Result<Named> {
+        let text = |name: &str| self.annotations.get(name).and_then(Value::as_str);
+        match (text("type"), text("target"), self.digest.get("sha256")) {
+            (Some("symlink"), Some(target), _) => Ok(Named::Symlink(target.to_owned())),
+            (Some("directory"), _, _) => Ok(Named::Directory),
+            (_, _, Some(sha256)) => Ok(Named::File(sha256.clone())),
+            (_, _, None) => Err(Error::invalid(format!(
+                "the manifest has no SHA-256 of `{}`",
+                self.name.escape_debug()
+            ))),
+        }
+    }
+}
+
+/// What is known of an env.
+#[derive(Debug)]
+pub struct Env<'a> {
+    /// What it was resolved to.
+    pub spec: &'a Spec,
+    /// The image it stands on.
+    pub image: &'a Image,
+    /// Its hooks, as far as they are there still.
+    pub hooks: &'a BTreeMap<String, Hook>,
+    /// Submodules that are checked out, by source and path.
+    pub submodules: &'a BTreeSet<(String, String)>,
+    /// The lock file that it was built from, and the digest of its text.
+    pub lock: Option<(&'a Lockfile, &'a str)>,
+    /// The last step, where later ones of the profile were not run.
+    pub until: Option<&'a str>,
+    /// Keys of the steps that were built on what another build had left.
+    pub incremental: &'a BTreeMap<String, String>,
+}
+
+/// Makes the manifest for files, links and empty directories, by path.
+pub fn manifest(env: &Env<'_>, files: &BTreeMap<String, Named>) -> Manifest {
+    let spec = env.spec;
+    let subject = files.iter().map(|(name, named)| Subject::new(name, named));
+    let targets: Vec<String> = spec.targets.iter().map(ToString::to_string).collect();
+    let mut external = json!({
+        "profile": spec.profile,
+        "targets": targets,
+        "from": spec.from,
+    });
+    if let Some(variant) = &spec.variant {
+        external["variant"] = json!(variant);
+    }
+    if let Some((lock, _)) = env.lock {
+        external["params"] = json!(lock.params);
+        external["machineTargets"] = json!(lock.machine_targets);
+    }
+    let steps = spec.steps.iter().map(|step| {
+        let hooks = spec.hooks.iter().filter(|hook| hook.from == step.name);
+        let hooks: Vec<&str> = hooks.map(|hook| hook.name.as_str()).collect();
+        let mut shown = json!({ "name": step.name, "key": step.key });
+        if !hooks.is_empty() {
+            shown["hooks"] = json!(hooks);
+        }
+        if env.incremental.contains_key(step.key.as_str()) {
+            shown["history"] = json!("incremental");
+        }
+        shown
+    });
+    let skipped = spec
+        .skipped
+        .iter()
+        .map(|step| json!({ "name": step.name, "reason": step.reason }));
+    let mut internal = json!({
+        "engine": spec.engine.name(),
+        "buildUser": format!("{}:{}", spec.user.uid, spec.user.gid),
+        "steps": steps.collect::<Vec<_>>(),
+        "skippedSteps": skipped.collect::<Vec<_>>(),
+    });
+    if let Some(until) = env.until {
+        internal["until"] = json!(until);
+    }
+    Manifest {
+        kind: STATEMENT.to_owned(),
+        subject: subject.collect(),
+        predicate_type: PROVENANCE.to_owned(),
+        predicate: json!({
+            "buildDefinition": {
+                "buildType": BUILD_TYPE,
+                "externalParameters": external,
+                "internalParameters": internal,
+                "resolvedDependencies": dependencies(env),
+            },
+            "runDetails": {
+                "builder": {
+                    "id": BUILDER,
+                    "version": { "rockenv": env!("CARGO_PKG_VERSION") },
+                },
+            },
+        }),
+    }
+}
+
+fn dependencies(env: &Env<'_>) -> Vec<Value> {
+    let spec = env.spec;
+    let mut found = Vec::new();
+    // rockenv's own digest of a tree; a manifest's is everybody's.
+    let mut digest = BTreeMap::from([("rockenvTree", env.image.digest.clone())]);
+    if let Some(resolved) = env.image.resolved.as_deref() {
+        let sha256 = resolved.strip_prefix("sha256:").unwrap_or(resolved);
+        digest.insert("sha256", sha256.to_owned());
+    }
+    found.push(json!({ "name": format!("image/{}", spec.image), "digest": digest }));
+    for (name, print) in &spec.fingerprints {
+        let (kind, rest) = print.split_once(':').unwrap_or(("content", print));
+        let (digest, changes) = rest.split_once('+').unwrap_or((rest, ""));
+        let algorithm = match kind {
+            "git" => "gitCommit",
+            _ => "rockenvContent",
+        };
+        let mut source = json!({
+            "name": format!("source/{name}"),
+            "digest": { algorithm: digest },
+        });
+        let volume = spec.volume(name).map(|volume| &volume.source);
+        if let Some(VolumeSource::Git(git)) = volume
+            && let Some((scheme, rest)) = git.url.split_once("://")
+        {
+            // A login in an address is nobody else's business.
+            let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
+            let host = host.rsplit('@').next().unwrap_or_default();
+            source["uri"] = json!(format!("git+{scheme}://{host}/{path}@{digest}"));
+        }
+        if !changes.is_empty() {
+            // Not the commit alone: somebody had changed the checkout.
+            source["annotations"] = json!({ "changes": changes });
+        }
+        found.push(source);
+        let submodules = env
+            .lock
+            .and_then(|(lock, _)| lock.source.get(name))
+            .map(|source| &source.submodules);
+        let is_there = |path: &String| env.submodules.contains(&(name.clone(), path.clone()));
+        let submodules = submodules.into_iter().flatten();
+        for (path, commit) in submodules.filter(|(path, _)| is_there(path)) {
+            found.push(json!({
+                "name": format!("source/{name}/{path}"),
+                "digest": { "gitCommit": commit },
+            }));
+        }
+    }
+    for hook in &spec.hooks {
+        let mut shown = json!({
+            "name": format!("hook/{}", hook.name),
+            "digest": { "rockenvHook": hook.digest },
+        });
+        if let Some(known) = env.hooks.get(&hook.name) {
+            shown["annotations"] = json!({ "description": known.description });
+        }
+        found.push(shown);
+    }
+    if let Some((lock, digest)) = env.lock {
+        for (name, file) in &lock.fetched {
+            let mut shown = json!({
+                "name": format!("fetched/{name}"),
+                "digest": { "sha256": file.sha256 },
+            });
+            if let Some(url) = &file.url {
+                shown["uri"] = json!(url);
+            }
+            found.push(shown);
+        }
+        for (volume, files) in &lock.files {
+            for (path, file) in files {
+                let mut shown = json!({
+                    "name": format!("files/{volume}/{path}"),
+                    "digest": { "sha256": file.sha256() },
+                });
+                if let Some(url) = file.url() {
+                    shown["uri"] = json!(url);
+                }
+                found.push(shown);
+            }
+        }
+        found.push(json!({
+            "name": "lock",
+            "digest": { "sha256": digest },
+            "mediaType": "application/toml",
+        }));
+    }
+    found
+}
+
+impl Manifest {
+    /// Returns the text of the file.
+    pub fn text(&self) -> Result<String> {
+        let text = serde_json::to_string_pretty(self)
+            .map_err(|error| Error::unexpected("cannot encode a manifest").source(error))?;
+        Ok(text + "\n")
+    }
+}
+
+/// Reads a manifest of ours, or of anybody who writes the same form; `name` is what errors call it.
+pub fn parse(text: &[u8], name: &str) -> Result<Manifest> {
+    let bad = |cause: String| {
+        Error::invalid(format!("`{name}` is no manifest of exported files")).source(cause)
+    };
+    let manifest: Manifest =
+        serde_json::from_slice(text).map_err(|error| bad(error.to_string()))?;
+    if manifest.kind != STATEMENT {
+        let kind = manifest.kind.escape_debug();
+        return Err(bad(format!("its type is `{kind}`")));
+    }
+    if let Some(subject) = manifest
+        .subject
+        .iter()
+        .find(|subject| !subject.digest.contains_key("sha256"))
+    {
+        let name = subject.name.escape_debug();
+        return Err(bad(format!("`{name}` has no SHA-256 in it")));
+    }
+    Ok(manifest)
+}

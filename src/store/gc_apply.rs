@@ -1,0 +1,224 @@
+//! Owns carrying out what `gc` decided, one thing at a time: under the locks, looked at again, and by steps of which each
+//! leaves the store whole. A `gc` that is killed leaves less to do for the next one, and nothing to mend.
+
+use std::time::{Duration, Instant};
+
+use fs_err as fs;
+
+use super::check::names;
+use super::{Lock, LockedEnv, Store};
+use crate::plan::gc::What;
+use crate::plan::gc::roots::tops;
+use crate::plan::record::Origin;
+use crate::sys::atomic;
+use crate::sys::error::{Error, Kind, Result};
+use crate::tree;
+use crate::tree::Method;
+
+/// How long somebody else may take to empty the trash before the freed bytes are counted without it.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What became of a removal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Swept {
+    /// It is in the trash.
+    Gone,
+    /// It stays, for a reason that was not there when it was decided.
+    Stays(String),
+}
+
+impl Store {
+    /// Removes one thing, if it may still be removed. Caches are not this function's.
+    pub fn sweep(&self, what: &What, keep_last: usize) -> Result<Swept> {
+        match what {
+            What::Snapshot { layer } => self.sweep_snapshot(layer, keep_last),
+            What::Layer { layer } => {
+                self.remove_unused_layers(std::slice::from_ref(layer))?;
+                Ok(self.left(layer))
+            }
+            What::Failed { env } => self.with_idle(env, |env| env.drop_failed()),
+            What::Logs { env, run } => self.with_idle(env, |env| env.drop_logs(run)),
+            What::Project { env, volume, path } => {
+                self.with_idle(env, |env| env.expunge(volume, path))
+            }
+            What::Image { image } => self.sweep_image(image),
+            What::Download { blob } => {
+                let Some(_alone) = Lock::try_exclusive(&self.blobs_lock())? else {
+                    return Ok(Swept::Stays("a command needs downloads".to_owned()));
+                };
+                self.discard(&self.root.join("blobs/sha256").join(blob))?;
+                Ok(Swept::Gone)
+            }
+            What::Stray { path } => self.sweep_stray(path),
+            What::Cache { cache, .. } => Err(Error::unexpected(format!(
+                "cache `{cache}` is for its own tool"
+            ))),
+        }
+    }
+
+    /// Does something with an env that nobody holds.
+    fn with_idle(
+        &self,
+        name: &str,
+        then: impl FnOnce(&mut LockedEnv<'_>) -> Result<Swept>,
+    ) -> Result<Swept> {
+        match self.lock_known(name, "gc", Duration::ZERO) {
+            Ok(mut env) => then(&mut env),
+            Err(error) if error.kind() == Kind::Busy => {
+                Ok(Swept::Stays(format!("a command runs in env {name}")))
+            }
+            Err(error) if error.kind() == Kind::NotFound => Ok(Swept::Gone),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn sweep_snapshot(&self, layer: &str, keep_last: usize) -> Result<Swept> {
+        if let Some(unreadable) = self.unreadable()?.first() {
+            return Ok(Swept::Stays(format!("{} may need it", unreadable.object)));
+        }
+        let mut names = Vec::new();
+        for name in self.envs()? {
+            let has = self
+                .record(&name)?
+                .is_some_and(|record| record.snapshots.iter().any(|known| known.layer == layer));
+            if has {
+                names.push(name);
+            }
+        }
+        // Before the first forgets it: the layer would stay for the one that cannot.
+        if let Some(busy) = names.iter().find(|name| self.is_env_busy(name)) {
+            return Ok(Swept::Stays(format!("a command runs in env {busy}")));
+        }
+        for name in names {
+            let swept = self.with_idle(&name, |env| env.drop_layer(layer, keep_last))?;
+            if swept != Swept::Gone {
+                return Ok(swept);
+            }
+        }
+        Ok(self.left(layer))
+    }
+
+    fn left(&self, layer: &str) -> Swept {
+        if self.layer_dir(layer).exists() {
+            Swept::Stays("something stands on it now".to_owned())
+        } else {
+            Swept::Gone
+        }
+    }
+
+    fn sweep_image(&self, key: &str) -> Result<Swept> {
+        let _lock = self.lock("gc")?;
+        if let Some(unreadable) = self.unreadable()?.first() {
+            return Ok(Swept::Stays(format!("{} may need it", unreadable.object)));
+        }
+        let mut used = self.leases()?.values().any(|lease| lease.image == key);
+        for name in self.envs()? {
+            used |= self
+                .record(&name)?
+                .is_some_and(|record| record.image_key == key);
+        }
+        for id in names(&self.root.join("layers"))? {
+            used |= self.layer(&id)?.is_some_and(|layer| layer.image_key == key);
+        }
+        if used {
+            return Ok(Swept::Stays("something stands on it now".to_owned()));
+        }
+        let images = self.root.join("images");
+        // The references first: they must not name what is not there.
+        for name in names(&images.join("refs"))? {
+            let path = images.join("refs").join(&name);
+            let reference: Option<serde_json::Value> = match name.ends_with(".json") {
+                true => atomic::read_json(&path)?,
+                false => None,
+            };
+            if reference.is_some_and(|reference| reference["key"] == key) {
+                fs::remove_file(path)?;
+            }
+        }
+        self.discard(&images.join(key))?;
+        Ok(Swept::Gone)
+    }
+
+    fn sweep_stray(&self, path: &str) -> Result<Swept> {
+        let _lock = self.lock("gc")?;
+        if !path.starts_with("images/tmp-") {
+            return Err(Error::unexpected(format!("`{path}` is not for `gc`")));
+        }
+        self.discard(&self.root.join(path))?;
+        Ok(Swept::Gone)
+    }
+
+    /// Finishes what killed commands left in the envs that nobody holds. Returns what went wrong.
+    pub fn settle_envs(&self) -> Result<Vec<Error>> {
+        let mut wrong = Vec::new();
+        for name in names(&self.root.join("envs"))? {
+            match self.lock_env(&name, "gc", Duration::ZERO) {
+                Err(error) if error.kind() != Kind::Busy => wrong.push(error),
+                _ => {}
+            }
+        }
+        Ok(wrong)
+    }
+
+    /// Empties the trash, or waits for whoever does.
+    pub fn await_trash(&self) -> Result<()> {
+        let started = Instant::now();
+        while !self.empty_trash()? && started.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    /// Empties the trash and waits until the file system has the space back, whoever empties it.
+    pub fn reclaim(&self) -> Result<()> {
+        self.await_trash()?;
+        self.settle_space()
+    }
+
+    /// Waits until the file system says what is free: btrfs gives back what was deleted with its next commit.
+    pub fn settle_space(&self) -> Result<()> {
+        let directory = fs::File::open(&self.root)?;
+        nix::unistd::syncfs(directory.file())?;
+        if self.method() == Method::Btrfs {
+            tree::btrfs::wait_for_deleted(directory.file(), PATIENCE)?;
+        }
+        Ok(())
+    }
+}
+
+impl LockedEnv<'_> {
+    /// Forgets the steps' snapshots on a layer, unless the env has come to need it.
+    fn drop_layer(&mut self, layer: &str, keep_last: usize) -> Result<Swept> {
+        let record = self.known_record()?;
+        for (top, why) in tops(self.name(), record, keep_last) {
+            if self.store.descends(Some(&top), layer)? {
+                return Ok(Swept::Stays(why.to_string()));
+            }
+        }
+        self.forget(layer, |known| {
+            known.layer == layer && known.origin == Origin::Step
+        })?;
+        Ok(Swept::Gone)
+    }
+
+    fn drop_failed(&mut self) -> Result<Swept> {
+        let mut record = self.known_record()?.clone();
+        if let Some(failed) = record.failed.take() {
+            self.put(record)?;
+            self.store
+                .discard(&self.directory.join("trees").join(failed.tree))?;
+        }
+        Ok(Swept::Gone)
+    }
+
+    fn drop_logs(&mut self, run: &str) -> Result<Swept> {
+        let prefix = format!("logs/{run}/");
+        let record = self.known_record()?;
+        let mut logs = record.steps.iter().filter_map(|step| step.log.as_ref());
+        if logs.any(|log| log.starts_with(&prefix)) {
+            return Ok(Swept::Stays("`rockenv logs` shows them".to_owned()));
+        }
+        self.store.discard(&self.directory.join("logs").join(run))?;
+        Ok(Swept::Gone)
+    }
+}

@@ -1,0 +1,228 @@
+//! Owns reading what `gc` decides about: the store's envs, layers, images, downloads and limited caches with their bytes.
+
+use std::collections::BTreeMap;
+use std::num::NonZero;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use fs_err as fs;
+use jiff::Timestamp;
+
+use super::check::{self, Read, is_busy, names};
+use super::{Store, lock};
+use crate::engine::hold::State;
+use crate::plan::gc::{Base, Env, Frozen, Inventory, Kept};
+use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::tree::measure;
+use crate::tree::measure::scan_one;
+use crate::ui::size;
+
+/// What to look at closely.
+#[derive(Clone, Debug, Default)]
+pub struct Look {
+    /// Look for caches that are larger than they may be.
+    pub caches: bool,
+    /// Most bytes by cache, from the configuration.
+    pub cache_max: BTreeMap<String, u64>,
+    /// Measure the whole store.
+    pub used: bool,
+    /// Look for sub-projects of TheRock that may be given up.
+    pub projects: bool,
+    /// Measure what stays too.
+    pub everything: bool,
+}
+
+impl Store {
+    /// Reads the store. What cannot be read of it may need all layers and images.
+    pub fn stock(&self, look: &Look, keep_last: usize) -> Result<Inventory> {
+        let found = self.inventory()?;
+        self.readable(&found)?;
+        let unreadable = self.unreadable()?;
+        let disk = nix::sys::statvfs::statvfs(&self.root)
+            .context(|| format!("cannot ask for free space at `{}`", self.root.display()))?;
+        let locked = self.locked()?;
+        let mut stock = Inventory {
+            now: Timestamp::now(),
+            size: disk.blocks() * disk.fragment_size(),
+            free: disk.blocks_available() * disk.fragment_size(),
+            leases: self.leases()?,
+            locked: locked.names,
+            unreadable: unreadable.iter().map(|one| one.object.clone()).collect(),
+            notes: locked.notes,
+            ..Inventory::default()
+        };
+        stock
+            .notes
+            .extend(unreadable.iter().map(ToString::to_string));
+        for (name, env) in &found.envs {
+            if let Some(path) = env.lost_record() {
+                stock
+                    .unreadable
+                    .push(format!("the lost record of env `{name}`"));
+                stock.notes.push(format!(
+                    "env `{name}` has lost its record, so no layer goes: rockenv up ... --name {name} makes it again from its layers; or give them up: rm {}",
+                    path.display()
+                ));
+            }
+        }
+        let is_busy = |name: &String, held: bool| held && !self.only_waits(name);
+        let busy = found
+            .envs
+            .iter()
+            .any(|(name, item)| is_busy(name, item.busy));
+        for (name, item) in found.envs {
+            let unsettled = !matches!(item.journal, Read::Fine(0));
+            if let Read::Fine(record) = item.record {
+                let held = is_busy(&name, item.busy);
+                let env = self.env_stock(&name, record, held, unsettled)?;
+                stock.envs.insert(name, env);
+            }
+        }
+        for (id, item) in found.layers {
+            if let Read::Fine(layer) = item.layer {
+                let bytes = layer.cost.map_or(0, |cost| cost.bytes);
+                let frozen = Frozen {
+                    layer,
+                    bytes,
+                    at_service: 0,
+                };
+                stock.layers.insert(id, frozen);
+            }
+        }
+        for (key, item) in found.images {
+            if let Read::Fine(image) = item.image {
+                let current = found
+                    .references
+                    .values()
+                    .any(|reference| matches!(reference, Read::Fine(known) if *known == key));
+                let base = Base {
+                    name: image.name.clone(),
+                    built: image.built,
+                    used: self.last_use_of_image(&image),
+                    // A reference that cannot be read may be its.
+                    current: current
+                        || found.references.values().any(|reference| {
+                            matches!(reference, Read::Damaged(_) | Read::Foreign(_))
+                        }),
+                    bytes: image.bytes,
+                    took_ms: image.took_ms,
+                };
+                stock.images.insert(key, base);
+            }
+        }
+        for (name, _) in found.image_work.iter().filter(|(_, busy)| !busy) {
+            let path = format!("images/{name}");
+            let bytes = allocated(&self.root.join(&path));
+            let why = "left of an image build that was cut off".to_owned();
+            stock.strays.insert(path, (why, bytes));
+        }
+        // A command that runs may be making one.
+        if !busy {
+            for volume in &found.volumes {
+                let id = volume.split('-').next().unwrap_or_default();
+                if !stock.envs.values().any(|env| env.record.id == id) {
+                    let path = self.volume_dir(volume);
+                    let bytes = size::bytes(allocated(&path));
+                    let path = path.display();
+                    stock.notes.push(format!(
+                        "`{path}` ({bytes}) is of no env that is known and stays: `rm -r {path}` gives it up"
+                    ));
+                }
+            }
+        }
+        self.blob_stock(&mut stock)?;
+        if look.caches {
+            self.cache_stock(&mut stock, &look.cache_max)?;
+        }
+        if look.projects {
+            self.project_stock(&mut stock)?;
+        }
+        self.weigh(&mut stock, look, keep_last)?;
+        Ok(stock)
+    }
+
+    /// Refuses a store that a newer version of rockenv wrote to.
+    fn readable(&self, found: &check::Inventory) -> Result<()> {
+        if let Some((path, why)) = found.foreign.first() {
+            return Err(Error::unexpected(format!(
+                "`{}` was written by another version of rockenv: {why}",
+                path.display()
+            ))
+            .help("use the version that wrote it"));
+        }
+        Ok(())
+    }
+
+    fn env_stock(
+        &self,
+        name: &str,
+        record: super::Record,
+        busy: bool,
+        unsettled: bool,
+    ) -> Result<Env> {
+        let directory = self.env_dir(name);
+        let mut logs = BTreeMap::new();
+        for run in names(&directory.join("logs"))? {
+            // A few files each: threads would take longer to start than to look at them.
+            let root = measure::Root::new(directory.join("logs").join(&run), 0);
+            let options = measure::Options {
+                threads: Some(NonZero::<usize>::MIN),
+                ..measure::Options::default()
+            };
+            logs.insert(run, measure::scan(&[root], &options).total().allocated);
+        }
+        Ok(Env {
+            used: self.last_use(name, &record),
+            record,
+            busy,
+            unsettled,
+            failed: 0,
+            logs,
+        })
+    }
+
+    fn blob_stock(&self, stock: &mut Inventory) -> Result<()> {
+        // Somebody builds an image, or pulls.
+        if is_busy(&self.blobs_lock()) {
+            return Ok(());
+        }
+        let directory = self.root.join("blobs/sha256");
+        for name in names(&directory)?
+            .into_iter()
+            .filter(|name| is_download(name))
+        {
+            let Ok(data) = fs::symlink_metadata(directory.join(&name)) else {
+                continue;
+            };
+            let used = Timestamp::from_second(data.atime().max(data.mtime()));
+            stock.blobs.insert(
+                name,
+                Kept {
+                    bytes: data.blocks() * 512,
+                    used: used.unwrap_or_default(),
+                },
+            );
+        }
+        Ok(())
+    }
+
+    /// Returns whether a command holds an env, or runs in it.
+    pub fn is_env_busy(&self, name: &str) -> bool {
+        is_busy(&lock::env_lock(&self.env_dir(name))) && !self.only_waits(name)
+    }
+
+    /// Returns whether nothing but a container that waits for another command has an env: who takes the lock ends it.
+    pub fn only_waits(&self, name: &str) -> bool {
+        State::read(&self.env_dir(name).join("run")).is_some_and(|state| state.idle)
+    }
+}
+
+/// Returns whether a file of this name is a download, or what is left of one: any other somebody else put there.
+fn is_download(name: &str) -> bool {
+    let is_digest = name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_digest || name.starts_with('.')
+}
+
+pub(super) fn allocated(path: &Path) -> u64 {
+    scan_one(path).total().allocated
+}

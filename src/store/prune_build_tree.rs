@@ -1,0 +1,134 @@
+//! Owns sub-projects of TheRock in build volumes: which could be given up because an artifact holds what they install, and
+//! giving one up, as TheRock's own `+expunge` does.
+//!
+//! Only where snapshots do not hold build volumes: there the space would not come back. The tree is what a build left, so
+//! nothing in it leads elsewhere: neither a link, nor a mount, nor a path in a file.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use super::check::names;
+use super::journal;
+use super::{LockedEnv, Store};
+use crate::plan::gc::{Inventory, Project};
+use crate::plan::ninja_log;
+use crate::rocm::therock::tree::{EXPUNGED, archived, is_top};
+use crate::store::gc_apply::Swept;
+use crate::sys::atomic::random_id;
+use crate::sys::error::Result;
+use crate::tree;
+use crate::tree::file;
+use crate::tree::file::Entry;
+use crate::tree::measure;
+
+fn read(top: &Path, below: &Path) -> Option<String> {
+    match file::read(top, below) {
+        Ok(Entry::File { bytes, .. }) => Some(String::from_utf8_lossy(&bytes).into_owned()),
+        _ => None,
+    }
+}
+
+/// Returns the sub-projects below the build tree `top` that an artifact holds and that were built there; none where it is no
+/// tree of TheRock's.
+fn archived_in(top: &Path) -> Result<BTreeSet<PathBuf>> {
+    let mut found = BTreeSet::new();
+    if !read(top, Path::new("CMakeCache.txt")).is_some_and(|cache| is_top(&cache)) {
+        return Ok(found);
+    }
+    for artifact in names(&top.join("artifacts"))? {
+        let artifact = Path::new("artifacts").join(artifact);
+        let Some(manifest) = read(top, &artifact.join("artifact_manifest.txt")) else {
+            continue;
+        };
+        for project in archived(&manifest) {
+            let copy = artifact.join(&project).join("stage");
+            let built = read(top, &project.join("stamp/stage.stamp")).is_some();
+            if built && tree::is_directory_below(top, &copy) {
+                found.insert(project);
+            }
+        }
+    }
+    Ok(found)
+}
+
+impl Store {
+    /// Adds the sub-projects of finished envs that could be given up.
+    pub(super) fn project_stock(&self, stock: &mut Inventory) -> Result<()> {
+        if self.freezes_volumes() {
+            return Ok(());
+        }
+        let mut projects = BTreeMap::new();
+        for (name, env) in &stock.envs {
+            if env.busy || env.unsettled || !env.record.complete {
+                continue;
+            }
+            for (volume, id) in &env.record.head.volumes {
+                let top = self.volume_dir(id);
+                for project in archived_in(&top)? {
+                    let log = read(&top, &project.join("build/.ninja_log"));
+                    let commands = log.and_then(|log| ninja_log::parse(&log));
+                    let took_ms =
+                        commands.map(|all| all.iter().map(|command| command.took_ms).sum());
+                    let bytes = expunged_bytes(&top.join(&project));
+                    if let Some(path) = project.to_str() {
+                        let place = (name.clone(), volume.clone(), path.to_owned());
+                        projects.insert(place, Project { bytes, took_ms });
+                    }
+                }
+            }
+        }
+        stock.projects = projects;
+        Ok(())
+    }
+}
+
+impl Store {
+    /// Moves what `+expunge` removes of a sub-project to the trash.
+    pub(super) fn take_project(&self, volume: &str, project: &Path) -> Result<()> {
+        let top = self.volume_dir(volume);
+        for part in EXPUNGED {
+            let place = self.root().join("trash").join(random_id()?);
+            tree::take_below(&top, &project.join(part), &place)?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns what giving a sub-project up frees, in bytes: not what artifacts, or others' `dist`, hold by hard links too.
+fn expunged_bytes(project: &Path) -> u64 {
+    let roots: Vec<measure::Root> = EXPUNGED
+        .iter()
+        .map(|part| project.join(part))
+        .filter(|path| path.exists())
+        .map(|path| measure::Root::new(path, 0))
+        .collect();
+    let usage = measure::scan(&roots, &measure::Options::default());
+    usage.total().exclusive
+}
+
+impl LockedEnv<'_> {
+    /// Gives a sub-project up, if it still may be.
+    pub(super) fn expunge(&mut self, volume: &str, project: &str) -> Result<Swept> {
+        let record = self.known_record()?;
+        if !record.complete {
+            return Ok(Swept::Stays("the env is not complete any more".to_owned()));
+        }
+        let Some(id) = record.head.volumes.get(volume) else {
+            return Ok(Swept::Gone);
+        };
+        let top = self.store.volume_dir(id);
+        let project = Path::new(project);
+        if !archived_in(&top)?.contains(project) {
+            return Ok(Swept::Stays("no artifact holds it any more".to_owned()));
+        }
+        // Without its stamp nothing shows what was to go with it.
+        let entry = journal::Entry::Expunge {
+            volume: id.clone(),
+            project: project.to_owned(),
+        };
+        journal::begin(&self.directory, &entry)?;
+        let taken = self.store.take_project(id, project);
+        journal::clear(&self.directory)?;
+        taken.map(|()| Swept::Gone)
+    }
+}

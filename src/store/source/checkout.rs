@@ -1,0 +1,557 @@
+//! Owns reading checkouts that others write to, such as steps: git runs no program that such a repository names.
+//!
+//! git gets a directory of rockenv's own in place of `.git`: links to the objects, references and index, and a configuration
+//! with those of the repository's settings that say what its files mean. Filters, hooks, aliases, helpers, drivers and remotes
+//! are not among them. It runs with the rights of the checkout's owner, and never with root's for somebody else.
+
+use std::io::Read as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::Once;
+use std::time::Duration;
+
+use fs_err as fs;
+use fs_err::os::unix::fs::OpenOptionsExt as _;
+use nix::fcntl::OFlag;
+
+use super::git::{Git, Rights};
+use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::tree;
+
+/// The settings of a repository that say what its files and objects mean, and how differences are written; and no program.
+const SETTINGS: [&str; 32] = [
+    "core.abbrev",
+    "core.attributesfile",
+    "core.autocrlf",
+    "core.bigfilethreshold",
+    "core.checkroundtripencoding",
+    "core.checkstat",
+    "core.eol",
+    "core.excludesfile",
+    "core.filemode",
+    "core.ignorecase",
+    "core.precomposeunicode",
+    "core.protecthfs",
+    "core.protectntfs",
+    "core.quotepath",
+    "core.repositoryformatversion",
+    "core.safecrlf",
+    "core.sparsecheckout",
+    "core.sparsecheckoutcone",
+    "core.symlinks",
+    "core.trustctime",
+    "diff.algorithm",
+    "diff.context",
+    "diff.dstprefix",
+    "diff.indentheuristic",
+    "diff.interhunkcontext",
+    "diff.mnemonicprefix",
+    "diff.noprefix",
+    "diff.renamelimit",
+    "diff.renames",
+    "diff.srcprefix",
+    "index.sparse",
+    "status.renames",
+];
+/// What else there is of `extensions` is for git to know or refuse; these name a remote, and another file of settings, which is read here.
+const OTHER_EXTENSIONS: [&str; 2] = ["extensions.partialclone", "extensions.worktreeconfig"];
+/// More than any `HEAD` or `.git` file has, in bytes.
+const MAX_FILE: u64 = 16 << 10;
+/// Where the caller's own Git LFS keeps files, and writes when git asks it what a file would be as an object.
+const LFS: &str = "lfs";
+/// Begins the names of directories that stand in for `.git`.
+const PREFIX: &str = "rockenv-git-";
+/// A directory younger than this may have no lock yet.
+const NEWBORN: Duration = Duration::from_secs(60);
+
+/// A checkout, opened for reading.
+#[derive(Debug)]
+pub struct Checkout<'a> {
+    git: &'a Git<'a>,
+    work: PathBuf,
+    rights: Rights,
+    place: Place,
+}
+
+impl<'a> Git<'a> {
+    /// Opens the checkout in a directory that has a `.git`.
+    pub fn open(&'a self, directory: &Path) -> Result<Checkout<'a>> {
+        Checkout::open(self, directory)
+            .context(|| format!("cannot read the checkout in `{}`", directory.display()))
+    }
+}
+
+impl<'a> Checkout<'a> {
+    fn open(git: &'a Git<'a>, directory: &Path) -> Result<Self> {
+        let work = fs::canonicalize(directory)?;
+        let own = git_directory(&work)?;
+        let common = match small_file(&own.join("commondir"))? {
+            Some(text) => own.join(text.trim_end()),
+            None => own.clone(),
+        };
+        let rights = rights(git, &work)?;
+        let settings = settings(git, rights, &own, &common)?;
+        let place = Place::new(rights)?;
+        lay_out(&place.path, &own, &common, rights)?;
+        fs::write(place.path.join("HEAD"), head(&own)?)?;
+        fs::write(place.path.join("config"), settings)?;
+        Ok(Self {
+            git,
+            work,
+            rights,
+            place,
+        })
+    }
+
+    /// Returns the commit that is checked out.
+    pub fn head(&self) -> Result<String> {
+        Ok(self.text(&["rev-parse", "HEAD"])?.trim().to_owned())
+    }
+
+    /// Runs git, which changes nothing, and returns what it writes.
+    pub fn text(&self, arguments: &[&str]) -> Result<String> {
+        Ok(String::from_utf8_lossy(&self.bytes(arguments)?).into_owned())
+    }
+
+    /// Runs git, which changes nothing, and returns the bytes it writes.
+    pub fn bytes(&self, arguments: &[&str]) -> Result<Vec<u8>> {
+        let program = self
+            .git
+            .program(self.rights)?
+            .env("GIT_DIR", &self.place.path)
+            .env("GIT_WORK_TREE", &self.work)
+            // What is missing is not fetched: the remote, and how it is asked, are the repository's own words.
+            .env("GIT_NO_LAZY_FETCH", "1")
+            .args(["-c", "protocol.allow=never"]);
+        self.git.finish(program, &self.work, arguments)
+    }
+}
+
+/// Returns whose rights git has in a checkout: its owner's, unless that is root or this process is not.
+fn rights(git: &Git<'_>, work: &Path) -> Result<Rights> {
+    let found = fs::metadata(work)?;
+    let (uid, gid) = (found.uid(), found.gid());
+    Ok(
+        match uid == 0 || uid == git.user.uid || !crate::sys::userns::is_root() {
+            true => git.rights(),
+            false => Rights::Owner(uid, gid),
+        },
+    )
+}
+
+/// Returns git's own directory of a checkout, which may be that of a submodule or of another work tree.
+fn git_directory(work: &Path) -> Result<PathBuf> {
+    let place = work.join(".git");
+    if fs::metadata(&place)?.is_dir() {
+        return Ok(place);
+    }
+    let text = small_file(&place)?.unwrap_or_default();
+    match text.strip_prefix("gitdir: ") {
+        Some(named) => Ok(fs::canonicalize(work.join(named.trim_end()))?),
+        None => Err(
+            Error::invalid(format!("`{}` names no directory of git's", place.display()))
+                .help("git clone it again, or remove `.git` to have all of its content count"),
+        ),
+    }
+}
+
+/// Reads a short text; nothing where there is no such file. What waits to be read from, as a FIFO does, is refused.
+fn small_file(path: &Path) -> Result<Option<String>> {
+    let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+    let file = match fs::OpenOptions::new()
+        .read(true)
+        .custom_flags(flags.bits())
+        .open(path)
+    {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        other => other?,
+    };
+    if !file.metadata()?.is_file() {
+        return Err(not_regular(path));
+    }
+    let mut text = String::new();
+    file.take(MAX_FILE).read_to_string(&mut text)?;
+    Ok(Some(text))
+}
+
+fn not_regular(path: &Path) -> Error {
+    Error::invalid(format!("`{}` is not a regular file", path.display()))
+        .help("git clone the source again: no git wrote this")
+}
+
+/// Returns what is checked out, as `HEAD` has it: the name of a reference, or a commit.
+fn head(own: &Path) -> Result<String> {
+    let path = own.join("HEAD");
+    if let Ok(target) = fs::read_link(&path)
+        && target.starts_with("refs")
+    {
+        return Ok(format!("ref: {}\n", target.display()));
+    }
+    let text = small_file(&path)?.unwrap_or_default();
+    let text = text.trim();
+    let is_commit = text.len() >= 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let is_reference = text
+        .strip_prefix("ref:")
+        .is_some_and(|name| name.trim().starts_with("refs/"));
+    match is_commit || is_reference && !text.contains('\n') {
+        true => Ok(format!("{text}\n")),
+        false => Err(Error::invalid(format!(
+            "`{}` names neither a branch nor a commit",
+            path.display()
+        ))
+        .help("git clone the source again")),
+    }
+}
+
+/// Makes the links of a directory that stands in for `.git`.
+fn lay_out(place: &Path, own: &Path, common: &Path, rights: Rights) -> Result<()> {
+    let link = |from: &Path, name: &str| match from.join(name).exists() {
+        true => symlink(from.join(name), place.join(name)),
+        false => Ok(()),
+    };
+    for name in ["objects", "refs", "packed-refs", "reftable", "shallow"] {
+        link(common, name)?;
+    }
+    link(common, LFS)?;
+    let lfs = place.join(LFS);
+    if !lfs.exists() {
+        fs::create_dir(&lfs)?;
+        if let Rights::BuildUser(uid, gid) | Rights::Owner(uid, gid) = rights {
+            nix::unistd::chown(&lfs, Some(uid.into()), Some(gid.into()))?;
+        }
+    }
+    for name in ["index", "logs", "FETCH_HEAD", "ORIG_HEAD"] {
+        link(own, name)?;
+    }
+    for entry in fs::read_dir(own)? {
+        let name = entry?.file_name();
+        if let Some(name) = name.to_str()
+            && name.starts_with("sharedindex.")
+        {
+            link(own, name)?;
+        }
+    }
+    fs::create_dir(place.join("info"))?;
+    for name in ["info/exclude", "info/attributes", "info/grafts"] {
+        link(common, name)?;
+    }
+    link(own, "info/sparse-checkout")?;
+    for name in ["index", "packed-refs", "shallow"] {
+        // git would wait for who writes to it, for ever.
+        if fs::metadata(place.join(name)).is_ok_and(|found| !found.is_file()) {
+            return Err(not_regular(&own.join(name)));
+        }
+    }
+    Ok(())
+}
+
+/// Returns the configuration for a repository: of its own, what [`SETTINGS`] has.
+fn settings(git: &Git<'_>, rights: Rights, own: &Path, common: &Path) -> Result<String> {
+    let listed = list(git, rights, &common.join("config"))?;
+    let per_tree = value(&listed, "extensions.worktreeconfig").is_some_and(|value| {
+        value.as_ref().is_none_or(|value| {
+            matches!(
+                value.to_ascii_lowercase().as_str(),
+                "true" | "yes" | "on" | "1"
+            )
+        })
+    });
+    let more = match per_tree {
+        true => list(git, rights, &own.join("config.worktree"))?,
+        false => Vec::new(),
+    };
+    let kept = listed.iter().chain(&more).filter_map(|(name, value)| {
+        let (section, key) = name.split_once('.').filter(|_| is_setting(name))?;
+        Some(match value {
+            Some(value) => format!("[{section}]\n\t{key} = {}\n", quoted(value)),
+            None => format!("[{section}]\n\t{key}\n"),
+        })
+    });
+    Ok(std::iter::once("[core]\n\tbare = false\n".to_owned())
+        .chain(kept)
+        .collect())
+}
+
+fn is_setting(name: &str) -> bool {
+    let is_extension = name.starts_with("extensions.")
+        && name.matches('.').count() == 1
+        && !OTHER_EXTENSIONS.contains(&name);
+    is_extension || SETTINGS.contains(&name)
+}
+
+/// A name, in lower case, and what it is set to; nothing where it stands alone, which means true.
+type Setting = (String, Option<String>);
+
+fn value<'s>(listed: &'s [Setting], name: &str) -> Option<&'s Option<String>> {
+    let mut found = listed.iter().rev();
+    found.find_map(|(known, value)| (known == name).then_some(value))
+}
+
+/// Reads a file of git's configuration as git itself does, with what it includes.
+fn list(git: &Git<'_>, rights: Rights, file: &Path) -> Result<Vec<Setting>> {
+    match fs::metadata(file) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Ok(found) if !found.is_file() => return Err(not_regular(file)),
+        Err(error) => return Err(error.into()),
+        Ok(_) => {}
+    }
+    let Some(file) = file.to_str() else {
+        return Err(Error::invalid(format!(
+            "the path `{}` is not UTF-8",
+            file.display()
+        )));
+    };
+    let arguments = ["config", "--file", file, "--includes", "--null", "--list"];
+    let listed = git.finish(git.program(rights)?, Path::new("/"), &arguments)?;
+    let listed = String::from_utf8_lossy(&listed);
+    let entries = listed.split_terminator('\0');
+    let setting = |entry: &str| match entry.split_once('\n') {
+        Some((name, value)) => (name.to_owned(), Some(value.to_owned())),
+        None => (entry.to_owned(), None),
+    };
+    Ok(entries.map(setting).collect())
+}
+
+/// Returns a value as git's configuration has to have it.
+fn quoted(value: &str) -> String {
+    let mut text = String::from("\"");
+    for letter in value.chars() {
+        match letter {
+            '"' | '\\' => text.extend(['\\', letter]),
+            '\n' => text.push_str("\\n"),
+            '\t' => text.push_str("\\t"),
+            '\u{8}' => text.push_str("\\b"),
+            other => text.push(other),
+        }
+    }
+    text.push('"');
+    text
+}
+
+/// A directory in place of `.git`, removed when dropped.
+#[derive(Debug)]
+struct Place {
+    path: PathBuf,
+    /// Held for as long as the directory is in use: one without was left by a killed command.
+    _lock: fs::File,
+}
+
+impl Place {
+    /// Makes an empty one, which `rights` may read.
+    fn new(rights: Rights) -> Result<Self> {
+        static ONCE: Once = Once::new();
+        ONCE.call_once(remove_left);
+        let mode = match rights {
+            Rights::Own => 0o700,
+            Rights::BuildUser(..) | Rights::Owner(..) => 0o755,
+        };
+        let path = tempfile::Builder::new()
+            .prefix(PREFIX)
+            .permissions(std::fs::Permissions::from_mode(mode))
+            .tempdir()?
+            .keep();
+        let lock = fs::OpenOptions::new()
+            .read(true)
+            .custom_flags((OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW).bits())
+            .open(&path)?;
+        lock.file().try_lock().map_err(std::io::Error::from)?;
+        fs::set_permissions(&path, std::fs::Permissions::from_mode(mode))?;
+        Ok(Self { path, _lock: lock })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // What cannot be removed now is removed by a later command.
+        drop(tree::remove_tree(&self.path));
+    }
+}
+
+/// Removes what killed commands left.
+fn remove_left() {
+    for entry in fs::read_dir(std::env::temp_dir())
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
+        if entry.file_name().to_string_lossy().starts_with(PREFIX) && is_left(&entry.path()) {
+            drop(tree::remove_tree(&entry.path()));
+        }
+    }
+}
+
+/// Returns whether a directory is of this user, and no command uses it.
+fn is_left(path: &Path) -> bool {
+    let file = fs::OpenOptions::new()
+        .read(true)
+        .custom_flags((OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
+        .open(path);
+    let Ok(file) = file else { return false };
+    let is_old = |found: &std::fs::Metadata| {
+        let age = found.modified().ok().and_then(|time| time.elapsed().ok());
+        age.is_some_and(|age| age > NEWBORN)
+    };
+    file.metadata()
+        .is_ok_and(|found| found.uid() == nix::unistd::geteuid().as_raw() && is_old(&found))
+        && file.file().try_lock().is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{me, repository};
+    use super::*;
+
+    const WHO: [&str; 4] = ["-c", "user.name=t", "-c", "user.email=t@example.org"];
+
+    /// Fails unless git sees the same in a checkout as with its own directory.
+    #[track_caller]
+    fn same(git: &Git<'_>, path: &Path, changed: bool) {
+        let status = ["status", "--porcelain=v2", "-z", "--untracked-files=all"];
+        let own = git.run(path, &status).unwrap();
+        let checkout = git.open(path).unwrap();
+        assert_eq!(checkout.text(&status).unwrap(), own);
+        assert_eq!(!own.is_empty(), changed, "{own}");
+        let head = format!(
+            "git:{}",
+            git.run(path, &["rev-parse", "HEAD"]).unwrap().trim()
+        );
+        assert_eq!(git.fingerprint(path).unwrap() != head, changed);
+        let place = checkout.place.path.clone();
+        drop(checkout);
+        assert!(!place.exists());
+    }
+
+    #[test]
+    fn what_files_mean_is_as_the_repository_says() {
+        let user = me();
+        let git = Git::new(&user);
+        type Case = (&'static str, &'static [&'static [&'static str]], fn(&Path));
+        let cases: [Case; 6] = [
+            ("nothing", &[], |_| {}),
+            (
+                "line ends",
+                &[
+                    &["config", "core.autocrlf", "true"],
+                    &["rm", "--quiet", "a"],
+                    &["reset", "--quiet", "--hard"],
+                ],
+                |path| fs::write(path.join("a"), "one\r\n").unwrap(),
+            ),
+            ("modes", &[&["config", "core.fileMode", "false"]], |path| {
+                let mode = std::fs::Permissions::from_mode(0o755);
+                fs::set_permissions(path.join("a"), mode).unwrap();
+            }),
+            (
+                "a sparse checkout",
+                &[&["sparse-checkout", "set", "--sparse-index", "sub"]],
+                |path| assert!(!path.join("other/b").exists()),
+            ),
+            (
+                "a split index",
+                &[&["update-index", "--split-index"]],
+                |_| {},
+            ),
+            (
+                "ignored files",
+                &[&["config", "core.excludesFile", "../sub/ignored"]],
+                |path| {
+                    fs::write(path.join(".git/info/exclude"), "c\n").unwrap();
+                    fs::write(path.join("c"), "").unwrap();
+                },
+            ),
+        ];
+        for (what, commands, after) in cases {
+            let directory = repository();
+            let path = directory.path();
+            fs::write(path.join("a"), "one\n").unwrap();
+            for (name, text) in [("sub/s", "s"), ("other/b", "b")] {
+                fs::create_dir(path.join(name).parent().unwrap()).unwrap();
+                fs::write(path.join(name), text).unwrap();
+            }
+            git.run(path, &["add", "."]).unwrap();
+            let commit = ["commit", "--quiet", "-m", "more"];
+            git.run(path, &[&WHO[..], &commit].concat()).unwrap();
+            for command in commands {
+                git.run(path, command).unwrap();
+            }
+            after(path);
+            println!("{what}");
+            same(&git, path, false);
+            fs::write(path.join("sub/s"), "changed").unwrap();
+            same(&git, path, true);
+        }
+    }
+
+    #[test]
+    fn other_work_trees_and_formats_are_read() {
+        let (directory, user) = (repository(), me());
+        let git = Git::new(&user);
+        let elsewhere = tempfile::tempdir().unwrap();
+        let tree = elsewhere.path().join("tree");
+        let add = ["worktree", "add", "--quiet", "-b", "more"];
+        git.run(
+            directory.path(),
+            &[&add[..], &[tree.to_str().unwrap()]].concat(),
+        )
+        .unwrap();
+        same(&git, &tree, false);
+        fs::write(tree.join("a"), "two").unwrap();
+        same(&git, &tree, true);
+        same(&git, directory.path(), false);
+        git.run(directory.path(), &["pack-refs", "--all"]).unwrap();
+        same(&git, directory.path(), false);
+
+        let other = tempfile::tempdir().unwrap();
+        let init = ["init", "--quiet", "--object-format=sha256"];
+        git.run(other.path(), &init).unwrap();
+        let commit = ["commit", "--quiet", "--allow-empty", "-m", "first"];
+        git.run(other.path(), &[&WHO[..], &commit].concat())
+            .unwrap();
+        same(&git, other.path(), false);
+        let commit = git.open(other.path()).unwrap().head().unwrap();
+        assert_eq!(commit.len(), 64);
+    }
+
+    #[test]
+    fn what_no_git_wrote_is_refused_without_waiting() {
+        let (directory, user) = (repository(), me());
+        let git = Git::new(&user);
+        let own = directory.path().join(".git");
+        for name in ["config", "HEAD", "index", "packed-refs"] {
+            let path = own.join(name);
+            let kept = fs::read(&path).ok();
+            drop(fs::remove_file(&path));
+            nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+            let error = git.open(directory.path()).unwrap_err();
+            assert!(
+                error.chain().join(" ").contains("not a regular file"),
+                "{error}"
+            );
+            fs::remove_file(&path).unwrap();
+            if let Some(kept) = kept {
+                fs::write(&path, kept).unwrap();
+            }
+        }
+        fs::write(own.join("HEAD"), "ref: refs/heads/a\nmore").unwrap();
+        assert_eq!(
+            git.open(directory.path()).unwrap_err().kind().exit_code(),
+            3
+        );
+        fs::remove_dir_all(&own).unwrap();
+        fs::write(&own, "root:x:0:0").unwrap();
+        let error = git.open(directory.path()).unwrap_err().chain().join(" ");
+        assert!(error.contains("names no directory") && !error.contains("root:x"));
+    }
+
+    #[test]
+    fn values_survive_quoting() {
+        let (directory, user) = (repository(), me());
+        let git = Git::new(&user);
+        let value = "a\"b\\c\td\ne # f ; g ";
+        git.run(directory.path(), &["config", "diff.srcPrefix", value])
+            .unwrap();
+        let checkout = git.open(directory.path()).unwrap();
+        let read = checkout.text(&["config", "--null", "diff.srcPrefix"]);
+        assert_eq!(read.unwrap(), format!("{value}\0"));
+    }
+}

@@ -1,0 +1,340 @@
+//! Owns fingerprints of sources: what a directory holds, by its commit and what differs from it, or by all of its content.
+
+use std::collections::BTreeMap;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+use sha2::{Digest as _, Sha256};
+
+use super::Git;
+use super::checkout::Checkout;
+use super::stamp::{self, Stamp};
+use crate::profile::hex;
+use crate::sys::error::Result;
+
+/// Ends the fingerprint of a checkout with files that git does not track.
+const UNTRACKED: &str = "?";
+
+impl Git<'_> {
+    /// Returns a fingerprint of a source: the one in the file `known`, where nothing was touched since that was written.
+    pub fn known_fingerprint(&self, directory: &Path, known: &Path) -> Result<String> {
+        match stamp::recall(known, directory) {
+            Some(fingerprint) => Ok(fingerprint),
+            None => self.fingerprint(directory),
+        }
+    }
+
+    /// Returns a fingerprint of a source as it is, and writes it to the file `known` if it can be relied on there.
+    pub fn remembered_fingerprint(&self, directory: &Path, known: &Path) -> Result<String> {
+        if let Some(fingerprint) = stamp::recall(known, directory) {
+            return Ok(fingerprint);
+        }
+        let before = Stamp::of(directory);
+        let fingerprint = self.fingerprint(directory)?;
+        // What changes while it is read, or within one tick of the clock after it, would not be seen to have changed.
+        if let Some(stamp) = before.filter(Stamp::is_settled)
+            && stamp.holds(directory)
+        {
+            stamp.remember(known, &fingerprint)?;
+        }
+        Ok(fingerprint)
+    }
+
+    /// Returns a fingerprint of a source: its commit and a digest of what differs from it, or a digest of all of it.
+    pub fn fingerprint(&self, directory: &Path) -> Result<String> {
+        if !directory.join(".git").exists() {
+            return self.content_digest(directory);
+        }
+        let checkout = self.open(directory)?;
+        let head = checkout.head()?;
+        // git would look into submodules with a git of its own, which heeds their configuration.
+        let status = checkout.bytes(&[
+            "status",
+            "--porcelain=v2",
+            "-z",
+            "--untracked-files=all",
+            "--ignore-submodules=dirty",
+        ])?;
+        let mut modified = self.modified_submodules(&checkout, directory)?;
+        if status.is_empty() && modified.is_empty() {
+            return Ok(format!("git:{head}"));
+        }
+        let mut untracked = modified.values().any(|print| is_untracked(print));
+        let mut hash = Sha256::new();
+        hash.update(&status);
+        // The status names what differs, not how: the content decides.
+        for change in changes(&status) {
+            untracked |= change.untracked;
+            let path = directory.join(std::ffi::OsStr::from_bytes(change.path));
+            hash.update(change.path);
+            hash.update([0]);
+            let found = fs::symlink_metadata(&path).ok();
+            // Of modes, git itself knows no more; and of files that it does not track it says none.
+            let mode = found.as_ref().map_or(0, |found| found.mode() & 0o170_100);
+            hash.update(mode.to_le_bytes());
+            if found.is_some_and(|found| found.is_dir()) {
+                hash.update(match modified.remove(change.path) {
+                    Some(print) => print,
+                    None => self.fingerprint(&path)?,
+                });
+            } else {
+                hash_file(&path, &mut hash)?;
+            }
+        }
+        for (path, print) in &modified {
+            hash.update(path);
+            hash.update([0]);
+            hash.update(print);
+        }
+        hash.update(checkout.bytes(&[
+            "diff",
+            "--cached",
+            "--no-ext-diff",
+            "--no-textconv",
+            "--submodule=short",
+            "--binary",
+        ])?);
+        let untracked = if untracked { UNTRACKED } else { "" };
+        let digest = hex(&hash.finalize());
+        Ok(format!("git:{head}+{digest}{untracked}"))
+    }
+
+    /// Returns the fingerprints of submodules that are not as their commits in the index say, by path.
+    fn modified_submodules(
+        &self,
+        checkout: &Checkout<'_>,
+        directory: &Path,
+    ) -> Result<BTreeMap<Vec<u8>, String>> {
+        let listed = checkout.bytes(&["ls-files", "--stage", "-z"])?;
+        let mut modified = BTreeMap::new();
+        for entry in listed.split(|byte| *byte == 0) {
+            let Some(entry) = entry.strip_prefix(b"160000 ") else {
+                continue;
+            };
+            let Some(tab) = entry.iter().position(|byte| *byte == b'\t') else {
+                continue;
+            };
+            let (commit, name) = (&entry[..tab], &entry[tab + 1..]);
+            let path = directory.join(std::ffi::OsStr::from_bytes(name));
+            if !path.join(".git").exists() {
+                continue;
+            }
+            let print = self.fingerprint(&path)?;
+            let same = print.strip_prefix("git:").map(str::as_bytes);
+            if same != commit.split(|byte| *byte == b' ').next() {
+                modified.insert(name.to_vec(), print);
+            }
+        }
+        Ok(modified)
+    }
+
+    /// Returns a fingerprint of a file or directory in a source: of its content, or of its absence.
+    pub fn fingerprint_of(&self, path: &Path) -> Result<String> {
+        if path.is_dir() {
+            return self.content_digest(path);
+        }
+        let mut hash = Sha256::new();
+        hash_file(path, &mut hash)?;
+        Ok(format!("content:{}", hex(&hash.finalize())))
+    }
+
+    /// Hashes names, kinds, permissions and contents below a directory; times do not count.
+    fn content_digest(&self, directory: &Path) -> Result<String> {
+        let mut hash = Sha256::new();
+        let mut left = vec![PathBuf::new()];
+        while let Some(relative) = left.pop() {
+            let mut entries =
+                fs::read_dir(directory.join(&relative))?.collect::<std::io::Result<Vec<_>>>()?;
+            entries.sort_by_key(fs_err::DirEntry::file_name);
+            for entry in entries {
+                self.look()?;
+                let name = relative.join(entry.file_name());
+                let found = fs::symlink_metadata(entry.path())?;
+                hash.update(name.as_os_str().as_bytes());
+                hash.update([0]);
+                hash.update((found.mode() & 0o170_777).to_le_bytes());
+                if found.is_dir() {
+                    left.push(name);
+                } else {
+                    hash_file(&entry.path(), &mut hash)?;
+                }
+            }
+        }
+        Ok(format!("content:{}", hex(&hash.finalize())))
+    }
+}
+
+/// Returns whether a fingerprint is of a checkout with files that git does not track, its submodules' included.
+pub fn is_untracked(fingerprint: &str) -> bool {
+    fingerprint.ends_with(UNTRACKED)
+}
+
+/// Something that differs from a commit.
+#[derive(Debug, PartialEq, Eq)]
+struct Change<'a> {
+    /// A file, or a submodule.
+    path: &'a [u8],
+    /// It is not tracked, or has in it what is not.
+    untracked: bool,
+}
+
+/// Reads what `git status --porcelain=v2 -z` says.
+fn changes(status: &[u8]) -> Vec<Change<'_>> {
+    let mut changes = Vec::new();
+    let mut entries = status.split(|byte| *byte == 0);
+    while let Some(entry) = entries.next() {
+        // How many words there are before the path.
+        let words = match entry.first() {
+            Some(b'?') => 1,
+            Some(b'1') => 8,
+            Some(b'2') => 9,
+            Some(b'u') => 10,
+            _ => continue,
+        };
+        if words == 9 {
+            // Where it was before it was renamed.
+            entries.next();
+        }
+        // The third word is about a submodule, and its last letter about what git does not track there.
+        let submodule = entry.get(5..9).filter(|_| words > 1);
+        changes.push(Change {
+            path: entry
+                .splitn(words + 1, |byte| *byte == b' ')
+                .last()
+                .unwrap_or_default(),
+            untracked: words == 1 || submodule.is_some_and(|state| state.ends_with(b"U")),
+        });
+    }
+    changes
+}
+
+fn hash_file(path: &Path, hash: &mut Sha256) -> Result<()> {
+    let found = match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            hash.update(b"absent");
+            return Ok(());
+        }
+        other => other?,
+    };
+    if found.is_symlink() {
+        hash.update(fs::read_link(path)?.as_os_str().as_bytes());
+    } else if found.is_file() {
+        hash.update(found.len().to_le_bytes());
+        std::io::copy(&mut fs::File::open(path)?, &mut HashWriter(hash))?;
+    }
+    Ok(())
+}
+
+struct HashWriter<'a>(&'a mut Sha256);
+
+impl std::io::Write for HashWriter<'_> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{me, repository};
+    use super::*;
+
+    #[test]
+    fn the_fingerprint_follows_commit_content_and_new_files() {
+        let directory = repository();
+        let path = directory.path();
+        let clean = Git::new(&me()).fingerprint(path).unwrap();
+        assert!(clean.starts_with("git:") && !clean.contains('+'));
+        fs::write(path.join("a"), "two").unwrap();
+        let dirty = Git::new(&me()).fingerprint(path).unwrap();
+        fs::write(path.join("a"), "six").unwrap();
+        let other = Git::new(&me()).fingerprint(path).unwrap();
+        fs::write(path.join("a"), "one").unwrap();
+        fs::write(path.join("new"), "").unwrap();
+        let untracked = Git::new(&me()).fingerprint(path).unwrap();
+        let all = [&clean, &dirty, &other, &untracked];
+        assert_eq!(
+            all.iter().collect::<std::collections::BTreeSet<_>>().len(),
+            4
+        );
+        fs::remove_file(path.join("new")).unwrap();
+        assert_eq!(Git::new(&me()).fingerprint(path).unwrap(), clean);
+    }
+
+    #[test]
+    fn what_is_untracked_is_known_to_be_and_submodules_count_by_content() {
+        let (directory, inner) = (repository(), repository());
+        let path = directory.path();
+        let me = me();
+        let git = Git::new(&me);
+        let url = inner.path().to_str().unwrap();
+        let add = [
+            "-c",
+            "protocol.file.allow=always",
+            "submodule",
+            "--quiet",
+            "add",
+            "--",
+            url,
+            "sub dir",
+        ];
+        git.run(path, &add).unwrap();
+        let user = ["-c", "user.name=t", "-c", "user.email=t@example.org"];
+        git.run(
+            path,
+            &[&user[..], &["commit", "--quiet", "-m", "s"]].concat(),
+        )
+        .unwrap();
+        let clean = git.fingerprint(path).unwrap();
+        assert!(clean.starts_with("git:") && !clean.contains('+'), "{clean}");
+        let mut seen = vec![clean.clone()];
+        for text in ["two", "six"] {
+            fs::write(path.join("sub dir/a"), text).unwrap();
+            seen.push(git.fingerprint(path).unwrap());
+            assert!(!is_untracked(seen.last().unwrap()));
+        }
+        for name in ["sub dir/new", "new"] {
+            fs::write(path.join(name), "").unwrap();
+            seen.push(git.fingerprint(path).unwrap());
+            assert!(is_untracked(seen.last().unwrap()), "{name}");
+        }
+        let different: std::collections::BTreeSet<_> = seen.iter().collect();
+        assert_eq!(different.len(), seen.len(), "{seen:?}");
+        fs::remove_file(path.join("new")).unwrap();
+        fs::remove_file(path.join("sub dir/new")).unwrap();
+        fs::write(path.join("sub dir/a"), "one").unwrap();
+        assert_eq!(git.fingerprint(path).unwrap(), clean);
+        // A rename has its old name behind it, which is no entry however it looks.
+        git.run(path, &["mv", "a", "b c"]).unwrap();
+        assert!(!is_untracked(&git.fingerprint(path).unwrap()));
+        let status = b"2 R. N... 1 1 1 h h R100 b c\0? a\0? d e\0";
+        let found: Vec<_> = changes(status)
+            .iter()
+            .map(|one| (one.path.to_vec(), one.untracked))
+            .collect();
+        assert_eq!(found, [(b"b c".to_vec(), false), (b"d e".to_vec(), true)]);
+    }
+
+    #[test]
+    fn a_plain_directory_is_known_by_its_content() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("a"), "one").unwrap();
+        let first = Git::new(&me()).fingerprint(directory.path()).unwrap();
+        fs::write(directory.path().join("a"), "one").unwrap();
+        assert_eq!(
+            Git::new(&me()).fingerprint(directory.path()).unwrap(),
+            first
+        );
+        fs::write(directory.path().join("a"), "two").unwrap();
+        assert_ne!(
+            Git::new(&me()).fingerprint(directory.path()).unwrap(),
+            first
+        );
+    }
+}

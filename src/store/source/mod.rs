@@ -1,0 +1,324 @@
+//! Owns `source` volumes: cloning what a profile names by `git`, and fingerprints of what a directory holds.
+//!
+//! `git` runs the program, `checkout` on a repository that others write to, `fingerprint` reads what a source holds, `stamp` tells
+//! cheaply whether it is as it was.
+
+mod checkout;
+mod fingerprint;
+mod git;
+mod pin;
+mod stamp;
+
+use std::path::{Path, PathBuf};
+
+pub use checkout::Checkout;
+pub use fingerprint::is_untracked;
+pub use git::Git;
+
+use fs_err as fs;
+use sha2::{Digest as _, Sha256};
+
+use crate::profile::hex;
+use crate::store::{Lock, Store};
+use crate::sys::error::{Error, Result, ResultExt as _};
+
+/// A repository as a profile names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Repository {
+    /// Volume's name.
+    pub name: String,
+    /// Location.
+    pub url: String,
+    /// Commit, tag or branch; without one the default branch as it was when cloned.
+    pub rev: Option<String>,
+    /// Commits to fetch.
+    pub depth: Option<u32>,
+    /// With submodules.
+    pub submodules: bool,
+}
+
+/// Refuses a directory of the user's that is not there: it is neither made nor fetched.
+pub fn is_there(volume: &str, path: &Path) -> Result<()> {
+    fs::metadata(path).map(drop).map_err(|error| {
+        let place = path.display();
+        Error::invalid(format!("source `{volume}` is not in `{place}`"))
+            .source(error)
+            .help("correct `path` of the volume in the profile, or put the source there")
+    })
+}
+
+impl Repository {
+    /// Makes it from a spec's volume.
+    pub fn new(name: &str, git: &crate::plan::resolve::Git) -> Self {
+        Self {
+            name: name.to_owned(),
+            url: git.url.clone(),
+            rev: git.rev.clone(),
+            depth: git.depth,
+            submodules: git.submodules,
+        }
+    }
+
+    /// Returns its directory in the store: one for each location and revision, so that no env moves another's.
+    pub fn directory(&self, store: &Store) -> PathBuf {
+        let mut hash = Sha256::new();
+        hash.update(&self.url);
+        hash.update([0]);
+        hash.update(self.rev.as_deref().unwrap_or_default());
+        store
+            .root()
+            .join("sources")
+            .join(format!("{}-{}", self.name, &hex(&hash.finalize())[..12]))
+    }
+
+    /// Clones it if it is not there, checks that it is what the profile says, and returns its directory.
+    ///
+    /// A checkout that somebody changed is left as it is: the changes are in the fingerprint.
+    pub fn prepare(
+        &self,
+        store: &Store,
+        git: &Git<'_>,
+        offline: bool,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<PathBuf> {
+        let directory = self.directory(store);
+        if directory.join(".git").exists() {
+            self.check(&directory, git)?;
+            return Ok(directory);
+        }
+        if offline {
+            return Err(Error::unavailable(format!(
+                "source `{}` is not cloned yet and `--offline` forbids it",
+                self.name
+            ))
+            .help("run once without --offline"));
+        }
+        let mut lock = directory.clone().into_os_string();
+        lock.push(".lock");
+        let mut told = String::new();
+        let _lock = Lock::awaited(Path::new(&lock), "clone", &mut |waits| {
+            if told != waits {
+                waits.clone_into(&mut told);
+                progress(&format!("source `{}` {waits}", self.name));
+            }
+            git.look()
+        })?;
+        if directory.join(".git").exists() {
+            return Ok(directory);
+        }
+        let mut temporary = directory.clone().into_os_string();
+        temporary.push(".part");
+        let temporary = PathBuf::from(temporary);
+        // Only a clone that was cut off can be here, under our lock.
+        store.discard(&temporary)?;
+        fs::create_dir(&temporary)?;
+        nix::unistd::chown(
+            &temporary,
+            Some(git.user.uid.into()),
+            Some(git.user.gid.into()),
+        )?;
+        progress(&format!("cloning {}", self.url));
+        let cloned = self
+            .clone_into(&temporary, git)
+            .context(|| format!("cannot clone source `{}` from `{}`", self.name, self.url));
+        if cloned.is_err() {
+            store.discard(&temporary)?;
+        }
+        cloned?;
+        fs::rename(&temporary, &directory)?;
+        Ok(directory)
+    }
+
+    fn clone_into(&self, directory: &Path, git: &Git<'_>) -> Result<()> {
+        git.run(directory, &["init", "--quiet"])?;
+        git.run(directory, &["remote", "add", "origin", "--", &self.url])?;
+        let depth = self.depth.map(|depth| format!("--depth={depth}"));
+        let rev = self.rev.as_deref().unwrap_or("HEAD");
+        let mut arguments = vec!["fetch", "--quiet", "--no-tags"];
+        arguments.extend(depth.as_deref());
+        arguments.extend(["--", "origin", rev]);
+        if let Err(error) = git.run(directory, &arguments) {
+            // Not every server hands out a bare commit: then everything is fetched and the commit looked up.
+            git.run(
+                directory,
+                &[
+                    "fetch",
+                    "--quiet",
+                    "--tags",
+                    "--",
+                    "origin",
+                    "+refs/heads/*:refs/remotes/origin/*",
+                ],
+            )?;
+            let found = [rev.to_owned(), format!("origin/{rev}")]
+                .into_iter()
+                .find(|name| {
+                    git.run(
+                        directory,
+                        &[
+                            "rev-parse",
+                            "--quiet",
+                            "--verify",
+                            &format!("{name}^{{commit}}"),
+                        ],
+                    )
+                    .is_ok()
+                });
+            let Some(found) = found else {
+                return Err(error);
+            };
+            git.run(directory, &["checkout", "--quiet", "--detach", &found])?;
+        } else {
+            git.run(
+                directory,
+                &["checkout", "--quiet", "--detach", "FETCH_HEAD"],
+            )?;
+        }
+        if self.submodules {
+            let mut arguments = vec!["submodule", "--quiet", "update", "--init", "--recursive"];
+            arguments.extend(depth.as_deref());
+            git.run(directory, &arguments)?;
+        }
+        Ok(())
+    }
+
+    /// Refuses a checkout whose commit is not the one that the profile pins.
+    fn check(&self, directory: &Path, git: &Git<'_>) -> Result<()> {
+        let Some(rev) = &self.rev else { return Ok(()) };
+        let hexadecimal = rev.len() >= 7 && rev.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let head = git.open(directory)?.head()?;
+        if hexadecimal && !head.starts_with(&rev.to_ascii_lowercase()) {
+            return Err(Error::new(
+                crate::sys::error::Kind::Drift,
+                format!(
+                    "source `{}` is at {}, the profile pins {rev}",
+                    self.name, head
+                ),
+            )
+            .help(format!("git -C {} checkout {rev}", directory.display())));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+    use crate::engine::BuildUser;
+
+    pub(super) fn me() -> BuildUser {
+        BuildUser::new(
+            nix::unistd::getuid().as_raw(),
+            nix::unistd::getgid().as_raw(),
+        )
+    }
+
+    pub(super) fn repository() -> tempfile::TempDir {
+        let directory = tempfile::tempdir().unwrap();
+        let run = |arguments: &[&str]| Git::new(&me()).run(directory.path(), arguments).unwrap();
+        run(&["init", "--quiet"]);
+        fs::write(directory.path().join("a"), "one").unwrap();
+        run(&["add", "a"]);
+        run(&[
+            "-c",
+            "user.name=t",
+            "-c",
+            "user.email=t@example.org",
+            "commit",
+            "--quiet",
+            "-m",
+            "first",
+        ]);
+        directory
+    }
+
+    #[test]
+    fn a_pinned_commit_is_cloned_and_a_moved_one_is_refused() {
+        let origin = repository();
+        let home = tempfile::tempdir().unwrap();
+        let store = Store::open(home.path()).unwrap();
+        let head = Git::new(&me())
+            .run(origin.path(), &["rev-parse", "HEAD"])
+            .unwrap()
+            .trim()
+            .to_owned();
+        let source = Repository {
+            name: "src".into(),
+            url: format!("file://{}", origin.path().display()),
+            rev: Some(head[..12].to_owned()),
+            depth: Some(1),
+            submodules: true,
+        };
+        let directory = source
+            .prepare(&store, &Git::new(&me()), false, &mut |_| {})
+            .unwrap();
+        assert_eq!(fs::read_to_string(directory.join("a")).unwrap(), "one");
+        assert_eq!(
+            Git::new(&me()).fingerprint(&directory).unwrap(),
+            format!("git:{head}")
+        );
+        Git::new(&me())
+            .run(
+                &directory,
+                &[
+                    "-c",
+                    "user.name=t",
+                    "-c",
+                    "user.email=t@example.org",
+                    "commit",
+                    "--quiet",
+                    "--allow-empty",
+                    "-m",
+                    "moved",
+                ],
+            )
+            .unwrap();
+        let error = source
+            .prepare(&store, &Git::new(&me()), true, &mut |_| {})
+            .unwrap_err();
+        assert_eq!(error.kind(), crate::sys::error::Kind::Drift);
+        assert!(error.help_text().unwrap().contains("checkout"));
+    }
+
+    #[test]
+    fn cancel_ends_a_clone_from_a_silent_server_and_leaves_nothing() {
+        let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let home = tempfile::tempdir().unwrap();
+        let store = Store::open(home.path()).unwrap();
+        let source = Repository {
+            name: "src".into(),
+            url: format!("git://{}/src", server.local_addr().unwrap()),
+            rev: None,
+            depth: None,
+            submodules: false,
+        };
+        let (user, cancel) = (me(), AtomicBool::new(false));
+        let start = std::time::Instant::now();
+        let tick = || {
+            if start.elapsed() > std::time::Duration::from_millis(300) {
+                cancel.store(true, Ordering::Relaxed);
+            }
+        };
+        let git = Git {
+            user: &user,
+            cancel: &cancel,
+            tick: &tick,
+        };
+        let error = source
+            .prepare(&store, &git, false, &mut |_| {})
+            .unwrap_err();
+        assert!(
+            matches!(error.kind(), crate::sys::error::Kind::Signal(_)),
+            "{error}"
+        );
+        assert!(start.elapsed() < std::time::Duration::from_secs(20));
+        let left: Vec<_> = fs::read_dir(home.path().join("sources"))
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .filter(|name| !name.to_string_lossy().ends_with(".lock"))
+            .collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+}

@@ -1,0 +1,223 @@
+//! Owns what a lock file needs of sources: the commit that a name stands for, submodules, and a checkout of one commit.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use super::{Git, Repository};
+use crate::store::Store;
+use crate::sys::error::{Error, Result, ResultExt as _};
+
+impl Repository {
+    /// Returns where a checkout of `commit` is, or would be: the one of the profile's revision where that is at it, else one of
+    /// its own, so that no env moves another's.
+    pub fn directory_at(&self, store: &Store, git: &Git<'_>, commit: &str) -> Result<PathBuf> {
+        let directory = self.directory(store);
+        let named = |rev: &str| rev.len() >= 7 && commit.starts_with(rev);
+        let named = self.rev.as_deref().is_some_and(named);
+        if named || git.head(&directory)?.as_deref() == Some(commit) {
+            return Ok(directory);
+        }
+        Ok(self.at(commit).directory(store))
+    }
+
+    /// Returns a checkout of `commit`, cloned if there is none; what is there already is never moved.
+    pub fn prepare_at(
+        &self,
+        store: &Store,
+        git: &Git<'_>,
+        commit: &str,
+        offline: bool,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<PathBuf> {
+        let directory = self.directory_at(store, git, commit)?;
+        if directory.join(".git").exists() {
+            return Ok(directory);
+        }
+        let named = directory == self.directory(store);
+        let repository = if named { self.clone() } else { self.at(commit) };
+        repository.prepare(store, git, offline, progress)
+    }
+
+    /// Returns the same repository with a commit as its revision.
+    fn at(&self, commit: &str) -> Self {
+        Self {
+            rev: Some(commit.to_owned()),
+            ..self.clone()
+        }
+    }
+}
+
+impl Git<'_> {
+    /// Returns the commit that is checked out; nothing where there is no checkout.
+    pub fn head(&self, directory: &Path) -> Result<Option<String>> {
+        if !directory.join(".git").exists() {
+            return Ok(None);
+        }
+        self.open(directory)?.head().map(Some)
+    }
+
+    /// Asks a repository which commit a branch or tag is at, its default branch without one; nothing where it has none of
+    /// that name.
+    pub fn newest(&self, url: &str, rev: Option<&str>) -> Result<Option<String>> {
+        let name = rev.unwrap_or("HEAD");
+        let listed = self
+            .run(
+                Path::new("/"),
+                &[
+                    "ls-remote",
+                    "--quiet",
+                    "--",
+                    url,
+                    name,
+                    &format!("{name}^{{}}"),
+                ],
+            )
+            .context(|| format!("cannot ask `{url}` for `{name}`"))?;
+        let found: BTreeMap<&str, &str> = listed
+            .lines()
+            .filter_map(|line| line.split_once('\t'))
+            .map(|(commit, name)| (name, commit))
+            .collect();
+        // As git itself looks names up; an annotated tag is not the commit that it names.
+        let candidates = [
+            name.to_owned(),
+            format!("refs/tags/{name}^{{}}"),
+            format!("refs/tags/{name}"),
+            format!("refs/heads/{name}"),
+        ];
+        let commit = candidates.iter().find_map(|name| found.get(name.as_str()));
+        Ok(commit.map(|commit| (*commit).to_owned()))
+    }
+
+    /// Returns the commits of submodules that the checked-out commit names, by path; with `inside` also those that they
+    /// name themselves, as far as they are checked out.
+    pub fn submodules(&self, directory: &Path, inside: bool) -> Result<BTreeMap<String, String>> {
+        let checkout = self.open(directory)?;
+        let listed = checkout.bytes(&["ls-tree", "-r", "-z", "HEAD"])?;
+        let mut found = BTreeMap::new();
+        for entry in listed.split(|byte| *byte == 0) {
+            let Some(entry) = entry.strip_prefix(b"160000 commit ") else {
+                continue;
+            };
+            let entry = std::str::from_utf8(entry).map_err(|_| {
+                Error::invalid(format!(
+                    "a submodule in `{}` has a name that is not UTF-8",
+                    directory.display()
+                ))
+            })?;
+            let Some((commit, path)) = entry.split_once('\t') else {
+                continue;
+            };
+            let below = directory.join(path);
+            if inside && below.join(".git").exists() {
+                for (name, commit) in self.submodules(&below, true)? {
+                    found.insert(format!("{path}/{name}"), commit);
+                }
+            }
+            found.insert(path.to_owned(), commit.to_owned());
+        }
+        Ok(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fs_err as fs;
+
+    use super::super::tests::{me, repository};
+    use super::*;
+
+    #[test]
+    fn names_are_asked_for_and_a_commit_has_a_checkout_of_its_own() {
+        let origin = repository();
+        let user = me();
+        let git = Git::new(&user);
+        let run = |arguments: &[&str]| {
+            let who = ["-c", "user.name=t", "-c", "user.email=t@example.org"];
+            let all: Vec<&str> = who.into_iter().chain(arguments.iter().copied()).collect();
+            git.run(origin.path(), &all).unwrap()
+        };
+        run(&["branch", "-M", "main"]);
+        run(&["config", "uploadpack.allowAnySHA1InWant", "true"]);
+        let first = git.head(origin.path()).unwrap().unwrap();
+        run(&["tag", "-a", "-m", "one", "one"]);
+        run(&["commit", "--quiet", "--allow-empty", "-m", "second"]);
+        let second = git.head(origin.path()).unwrap().unwrap();
+        let url = format!("file://{}", origin.path().display());
+        let newest = |rev| git.newest(&url, rev).unwrap();
+        assert_eq!(newest(None), Some(second.clone()));
+        assert_eq!(newest(Some("main")), Some(second.clone()));
+        assert_eq!(newest(Some("one")), Some(first.clone()));
+        assert_eq!(newest(Some("two")), None);
+
+        let home = tempfile::tempdir().unwrap();
+        let store = Store::open(home.path()).unwrap();
+        let source = Repository {
+            name: "src".into(),
+            url,
+            rev: Some("main".into()),
+            depth: Some(1),
+            submodules: false,
+        };
+        let at = |commit: &str| {
+            source
+                .prepare_at(&store, &git, commit, false, &mut |_| {})
+                .unwrap()
+        };
+        let branch = source.prepare(&store, &git, false, &mut |_| {}).unwrap();
+        assert_eq!(at(&second), branch);
+        let old = at(&first);
+        assert_ne!(old, branch);
+        assert_eq!(git.head(&old).unwrap(), Some(first.clone()));
+        // Neither is moved to the other's commit, not even without a network.
+        let again = source.prepare_at(&store, &git, &first, true, &mut |_| {});
+        assert_eq!(again.unwrap(), old);
+        assert_eq!(git.head(&branch).unwrap(), Some(second));
+    }
+
+    #[test]
+    fn submodules_are_listed_with_those_inside() {
+        let (outer, middle, inner) = (repository(), repository(), repository());
+        let user = me();
+        let git = Git::new(&user);
+        let add = |to: &Path, from: &Path, name: &str| {
+            let who = ["-c", "user.name=t", "-c", "user.email=t@example.org"];
+            let from = from.display().to_string();
+            let adding = [
+                "-c",
+                "protocol.file.allow=always",
+                "submodule",
+                "--quiet",
+                "add",
+                &from,
+                name,
+            ];
+            git.run(to, &adding).unwrap();
+            let all = [who.as_slice(), &["commit", "--quiet", "-m", "submodule"]].concat();
+            git.run(to, &all).unwrap();
+        };
+        add(middle.path(), inner.path(), "in ner");
+        add(outer.path(), middle.path(), "middle");
+        let head = |path: &Path| git.head(path).unwrap().unwrap();
+        let top = BTreeMap::from([("middle".to_owned(), head(middle.path()))]);
+        // Not checked out, and named by what is.
+        assert_eq!(git.submodules(outer.path(), false).unwrap(), top);
+        let mut all = top.clone();
+        all.insert("middle/in ner".to_owned(), head(inner.path()));
+        assert_eq!(git.submodules(outer.path(), true).unwrap(), all);
+        let update = [
+            "-c",
+            "protocol.file.allow=always",
+            "submodule",
+            "--quiet",
+            "update",
+            "--init",
+            "--recursive",
+        ];
+        git.run(outer.path(), &update).unwrap();
+        assert_eq!(git.submodules(outer.path(), true).unwrap(), all);
+        assert_eq!(git.submodules(outer.path(), false).unwrap(), top);
+        fs::write(outer.path().join("middle/a"), "changed").unwrap();
+        assert_eq!(git.submodules(outer.path(), true).unwrap(), all);
+    }
+}

@@ -1,0 +1,535 @@
+//! Owns the question whether a source is as it was, answered by nothing but names, inodes, sizes, modes and change times.
+//!
+//! Nobody can set a change time: content that was written and given its old time and size, too, is seen to have changed. A directory
+//! whose own change time is the old one has the old names: its files are asked for by name, and nothing is listed or sorted.
+
+use std::ffi::CStr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, SystemTime};
+
+use fs_err as fs;
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RawDir, Statx, StatxFlags, openat, statx};
+use sha2::{Digest as _, Sha256};
+
+use crate::sys::atomic;
+use crate::sys::error::Result;
+use crate::tree::measure::queue::{Leave, Queue};
+
+/// Changes closer to one another than this may have the same time, whatever the file system's clock.
+const SETTLED: Duration = Duration::from_secs(2);
+/// What of git's own directories says nothing of what is checked out, or changes when it is only read.
+const GIT_OWN: [&[u8]; 7] = [
+    b"objects",
+    b"logs",
+    b"lfs",
+    b"rr-cache",
+    b"FETCH_HEAD",
+    b"ORIG_HEAD",
+    b"COMMIT_EDITMSG",
+];
+/// One listing call returns this much.
+const LISTING: usize = 64 * 1024;
+const MOST_THREADS: usize = 8;
+/// A thread takes so many directories at a time.
+const SHARE: usize = 16;
+const WANTED: StatxFlags = StatxFlags::TYPE
+    .union(StatxFlags::MODE)
+    .union(StatxFlags::INO)
+    .union(StatxFlags::SIZE)
+    .union(StatxFlags::CTIME);
+const DIRECTORY: OFlags = OFlags::DIRECTORY
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::CLOEXEC);
+/// Begins the file that remembers a fingerprint, with the version of its format.
+const MAGIC: &[u8] = b"rockenv source 1\n";
+
+/// What a source looked like, as a line of records, one for each directory:
+///
+/// ```text
+/// length of what follows, 4 bytes; change time, 12; digest of its files' inodes, sizes, modes and change times, 32; inode, 8; mode, 4;
+/// path below the source, files' names, an empty name, directories' names: each with a zero at its end
+/// ```
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Stamp {
+    records: Vec<u8>,
+    /// When the last change was, in seconds since 1970.
+    newest: i64,
+}
+
+/// What one thread has seen: a record of each directory, and the newest change.
+#[derive(Debug, Default)]
+struct Seen {
+    records: Vec<Vec<u8>>,
+    newest: i64,
+    /// Something could not be looked at, or lies outside.
+    failed: bool,
+}
+
+/// A directory as it was.
+#[derive(Debug)]
+struct Record<'a> {
+    /// When it got or lost a name.
+    changed: &'a [u8],
+    /// All but that.
+    rest: &'a [u8],
+    digest: &'a [u8],
+    /// Inode and mode.
+    own: &'a [u8],
+    path: &'a CStr,
+    /// Files' names, and behind the empty one those of directories.
+    names: &'a [u8],
+}
+
+impl Stamp {
+    /// Looks at everything below a directory; nothing where that cannot tell, as with a checkout whose git directory is elsewhere.
+    pub(super) fn of(root: &Path) -> Option<Self> {
+        let top = open(root)?;
+        let threads = threads();
+        let queue = Queue::new(vec![b".\0".to_vec()], threads);
+        let all = Mutex::new(Seen::default());
+        std::thread::scope(|scope| {
+            for _ in 0..threads {
+                scope.spawn(|| {
+                    let _leave = Leave(&queue);
+                    let mut seen = Seen::default();
+                    let mut listing = Vec::with_capacity(LISTING);
+                    while let Some(task) = queue.take() {
+                        let mut stack = vec![task];
+                        while let Some(path) = stack.pop() {
+                            if seen
+                                .look(root, &top, &path, &mut listing, &mut stack)
+                                .is_none()
+                            {
+                                seen.failed = true;
+                            }
+                            if stack.len() > 1 && queue.hungry() {
+                                queue.give(stack.drain(..stack.len() / 2));
+                            }
+                        }
+                    }
+                    let mut all = all
+                        .lock()
+                        .unwrap_or_else(std::sync::PoisonError::into_inner);
+                    all.records.append(&mut seen.records);
+                    all.newest = all.newest.max(seen.newest);
+                    all.failed |= seen.failed;
+                });
+            }
+        });
+        let seen = all
+            .into_inner()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        (!seen.failed).then(|| Self {
+            records: seen.records.concat(),
+            newest: seen.newest,
+        })
+    }
+
+    /// Returns whether its last change is so long ago that another one now would have another time.
+    pub(super) fn is_settled(&self) -> bool {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let newest = Duration::from_secs(u64::try_from(self.newest).unwrap_or(0));
+        now.is_ok_and(|now| now > newest + SETTLED)
+    }
+
+    /// Returns whether nothing below a directory was touched since.
+    pub(super) fn holds(&self, root: &Path) -> bool {
+        holds(&self.records, root)
+    }
+
+    /// Writes it to a file, with the fingerprint of what was seen.
+    pub(super) fn remember(&self, file: &Path, fingerprint: &str) -> Result<()> {
+        if let Some(parent) = file.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        let length = self.records.len().to_le_bytes();
+        let parts = [MAGIC, fingerprint.as_bytes(), b"\0", &length, &self.records];
+        atomic::write(file, &parts.concat())
+    }
+}
+
+/// Returns the fingerprint from a file, if nothing below a directory was touched since it was written.
+pub(super) fn recall(file: &Path, root: &Path) -> Option<String> {
+    let bytes = fs::read(file).ok()?;
+    let after = bytes.strip_prefix(MAGIC)?;
+    let fingerprint = CStr::from_bytes_until_nul(after).ok()?.to_str().ok()?;
+    let (length, records) = after.get(fingerprint.len() + 1..)?.split_first_chunk()?;
+    if records.len() != usize::from_le_bytes(*length) {
+        return None;
+    }
+    holds(records, root).then(|| fingerprint.to_owned())
+}
+
+/// Returns whether all directories are as their records say. One that is not recorded is a new name in one that is.
+fn holds(records: &[u8], root: &Path) -> bool {
+    let (Some(records), Some(top)) = (split(records), open(root)) else {
+        return false;
+    };
+    let (next, touched) = (AtomicUsize::new(0), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        for _ in 0..threads().min(records.len().div_ceil(SHARE)) {
+            scope.spawn(|| {
+                while !touched.load(Ordering::Relaxed) {
+                    let from = next.fetch_add(SHARE, Ordering::Relaxed);
+                    let share = records.iter().skip(from).take(SHARE);
+                    if share.len() == 0 {
+                        return;
+                    }
+                    for record in share {
+                        if Record::read(record).and_then(|record| record.holds(root, &top))
+                            != Some(true)
+                        {
+                            touched.store(true, Ordering::Relaxed);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    !touched.into_inner() && !records.is_empty()
+}
+
+/// Returns the records; nothing where one is cut short.
+fn split(mut bytes: &[u8]) -> Option<Vec<&[u8]>> {
+    let mut records = Vec::new();
+    while !bytes.is_empty() {
+        let (length, rest) = bytes.split_first_chunk()?;
+        let (record, rest) = rest.split_at_checked(u32::from_le_bytes(*length).try_into().ok()?)?;
+        records.push(record);
+        bytes = rest;
+    }
+    Some(records)
+}
+
+impl<'a> Record<'a> {
+    fn read(bytes: &'a [u8]) -> Option<Self> {
+        let (changed, rest) = bytes.split_at_checked(12)?;
+        let (digest, after) = rest.split_at_checked(32)?;
+        let (own, after) = after.split_at_checked(12)?;
+        let path = CStr::from_bytes_until_nul(after).ok()?;
+        Some(Self {
+            changed,
+            rest,
+            digest,
+            own,
+            path,
+            names: after.get(path.count_bytes() + 1..)?,
+        })
+    }
+
+    /// Returns whether the directory is as it was; nothing where that could not be seen.
+    fn holds(&self, root: &Path, top: &OwnedFd) -> Option<bool> {
+        let fd = openat(top, self.path, DIRECTORY | OFlags::PATH, Mode::empty()).ok()?;
+        let stat = statx(&fd, c"", AtFlags::EMPTY_PATH, WANTED).ok()?;
+        if own(&stat) != self.own {
+            return Some(false);
+        }
+        if changed(&stat) != self.changed {
+            // It got or lost a name, which may be none that counts, or have come and gone.
+            let mut seen = Seen::default();
+            let mut listing = Vec::with_capacity(LISTING);
+            seen.look(
+                root,
+                top,
+                self.path.to_bytes_with_nul(),
+                &mut listing,
+                &mut Vec::new(),
+            )?;
+            let now = seen.records.first()?;
+            return Some(!seen.failed && now.get(4 + 12..)? == self.rest);
+        }
+        let mut hash = Sha256::new();
+        let mut names = self.names;
+        loop {
+            let name = CStr::from_bytes_until_nul(names).ok()?;
+            if name.is_empty() {
+                return Some(hash.finalize().as_slice() == self.digest);
+            }
+            names = names.get(name.count_bytes() + 1..)?;
+            hash.update(looks(&entry(&fd, name).ok()?));
+        }
+    }
+}
+
+impl Seen {
+    /// Looks at the files of a directory, and puts directories in it on the stack.
+    fn look(
+        &mut self,
+        root: &Path,
+        top: &OwnedFd,
+        path: &[u8],
+        listing: &mut Vec<u8>,
+        stack: &mut Vec<Vec<u8>>,
+    ) -> Option<()> {
+        let at = CStr::from_bytes_with_nul(path).ok()?;
+        let fd = openat(top, at, DIRECTORY, Mode::empty()).ok()?;
+        let directory = statx(&fd, c"", AtFlags::EMPTY_PATH, WANTED).ok()?;
+        let mut entries = list(&fd, listing).ok()?;
+        entries.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+        let path = at.to_bytes();
+        let inside_git = path.split(|byte| *byte == b'/').any(|part| part == b".git");
+        let mut hash = Sha256::new();
+        let (mut files, mut directories) = (Vec::new(), Vec::new());
+        self.newest = self.newest.max(directory.stx_ctime.tv_sec);
+        for (name, stat) in entries {
+            let plain = name.strip_suffix(b"\0")?;
+            if inside_git && (GIT_OWN.contains(&plain) || plain.ends_with(b".lock")) {
+                continue;
+            }
+            if FileType::from_raw_mode(u32::from(stat.stx_mode)) == FileType::Directory {
+                directories.extend_from_slice(&name);
+                stack.push(match path {
+                    b"." => name,
+                    _ => [path, b"/", &name].concat(),
+                });
+                continue;
+            }
+            self.newest = self.newest.max(stat.stx_ctime.tv_sec);
+            hash.update(looks(&stat));
+            files.extend_from_slice(&name);
+            // A submodule's, or that of a work tree whose repository is elsewhere.
+            if plain == b".git" && !leads_inside(root, path) {
+                self.failed = true;
+            }
+        }
+        let digest = hash.finalize();
+        let (changed, own) = (changed(&directory), own(&directory));
+        let parts: [&[u8]; 7] = [
+            &changed,
+            &digest,
+            &own,
+            at.to_bytes_with_nul(),
+            &files,
+            b"\0",
+            &directories,
+        ];
+        let length = parts.iter().map(|part| part.len()).sum::<usize>();
+        let length = u32::try_from(length).ok()?.to_le_bytes();
+        self.records.push([&length[..], &parts.concat()].concat());
+        Some(())
+    }
+}
+
+fn threads() -> usize {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    threads.min(MOST_THREADS)
+}
+
+fn open(root: &Path) -> Option<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    openat(rustix::fs::CWD, root, flags, Mode::empty()).ok()
+}
+
+/// Returns the entries of a directory, each name with a zero at its end.
+fn list(fd: &OwnedFd, listing: &mut Vec<u8>) -> rustix::io::Result<Vec<(Vec<u8>, Statx)>> {
+    let mut entries = Vec::new();
+    let mut raw = RawDir::new(fd, listing.spare_capacity_mut());
+    while let Some(found) = raw.next() {
+        let found = found?;
+        let name = found.file_name();
+        if name != c"." && name != c".." {
+            entries.push((name.to_bytes_with_nul().to_owned(), entry(fd, name)?));
+        }
+    }
+    Ok(entries)
+}
+
+fn entry(fd: impl AsFd, name: &CStr) -> rustix::io::Result<Statx> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
+    statx(fd, name, flags, WANTED)
+}
+
+/// Returns all of a file that shows that it was touched.
+fn looks(stat: &Statx) -> [u8; 32] {
+    let mut bytes = [0; 32];
+    bytes[..12].copy_from_slice(&own(stat));
+    bytes[12..24].copy_from_slice(&changed(stat));
+    bytes[24..].copy_from_slice(&stat.stx_size.to_le_bytes());
+    bytes
+}
+
+/// Returns the inode and mode of a file.
+fn own(stat: &Statx) -> [u8; 12] {
+    let mut bytes = [0; 12];
+    bytes[..8].copy_from_slice(&stat.stx_ino.to_le_bytes());
+    bytes[8..].copy_from_slice(&u32::from(stat.stx_mode).to_le_bytes());
+    bytes
+}
+
+/// Returns the change time of a file.
+fn changed(stat: &Statx) -> [u8; 12] {
+    let mut bytes = [0; 12];
+    bytes[..8].copy_from_slice(&stat.stx_ctime.tv_sec.to_le_bytes());
+    bytes[8..].copy_from_slice(&stat.stx_ctime.tv_nsec.to_le_bytes());
+    bytes
+}
+
+/// Returns whether the file `.git` in a directory names a directory below `root`.
+fn leads_inside(root: &Path, directory: &[u8]) -> bool {
+    use std::os::unix::ffi::OsStrExt as _;
+    let directory = root.join(std::ffi::OsStr::from_bytes(directory));
+    let target = || {
+        let text = fs::read_to_string(directory.join(".git")).ok()?;
+        let named = text.strip_prefix("gitdir: ")?.trim_end();
+        fs::canonicalize(directory.join(named)).ok()
+    };
+    let root = fs::canonicalize(root);
+    target().is_some_and(|target| root.is_ok_and(|root| target.starts_with(root)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::super::Git;
+    use super::super::tests::{me, repository};
+    use super::*;
+
+    /// Sets a file's time of modification, as `touch` and `cp -p` do.
+    fn set_modified(path: &Path, time: SystemTime) {
+        let file = fs::OpenOptions::new().write(true).open(path).unwrap();
+        file.file().set_modified(time).unwrap();
+    }
+
+    /// Makes every kind of edit, one after the other, and compares what is remembered with what is there.
+    fn edit(source: &Path, git: &Git<'_>) {
+        let cache = tempfile::tempdir().unwrap();
+        let known = cache.path().join("known/source.json");
+        for (name, text) in [
+            ("kept", "one"),
+            ("gone", "two"),
+            ("moved", "same"),
+            ("other", "same"),
+        ] {
+            fs::write(source.join(name), text).unwrap();
+        }
+        fs::create_dir(source.join("below")).unwrap();
+        fs::write(source.join("below/deep"), "deep").unwrap();
+        std::os::unix::fs::symlink("kept", source.join("link")).unwrap();
+        while !Stamp::of(source).unwrap().is_settled() {
+            // Too young to be remembered, and not remembered.
+            git.remembered_fingerprint(source, &known).unwrap();
+            assert!(!known.exists() || Stamp::of(source).unwrap().is_settled());
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        let before = git.remembered_fingerprint(source, &known).unwrap();
+        assert!(known.exists());
+        assert_eq!(before, git.fingerprint(source).unwrap());
+        // It is what answers: another answer in it is believed, as long as nothing was touched.
+        let real = fs::read(&known).unwrap();
+        Stamp::of(source)
+            .unwrap()
+            .remember(&known, "planted")
+            .unwrap();
+        for read in [Git::known_fingerprint, Git::remembered_fingerprint] {
+            assert_eq!(read(git, source, &known).unwrap(), "planted");
+        }
+        // What was cut short anywhere, or is of another version, says nothing; and what is younger says nothing of the source.
+        for length in (0..real.len()).step_by(7).chain([real.len() - 1]) {
+            fs::write(&known, &real[..length]).unwrap();
+            assert_eq!(recall(&known, source), None, "{length}");
+        }
+        fs::write(&known, &real).unwrap();
+        assert_eq!(recall(&known, source).unwrap(), before);
+        // A name that came and went changes its directory, and nothing else.
+        fs::write(source.join("passing"), "").unwrap();
+        assert_eq!(recall(&known, source), None);
+        fs::remove_file(source.join("passing")).unwrap();
+        assert_eq!(recall(&known, source).unwrap(), before);
+        let mut last = before;
+        let mut after = |what: &str, edit: &dyn Fn()| {
+            edit();
+            let found = git.known_fingerprint(source, &known).unwrap();
+            assert_eq!(found, git.fingerprint(source).unwrap(), "{what}");
+            assert_ne!(found, last, "{what}");
+            last = found;
+        };
+        let at = |name: &str| source.join(name);
+        after("same size, and its old time of modification", &|| {
+            let time = fs::metadata(at("kept")).unwrap().modified().unwrap();
+            fs::write(at("kept"), "six").unwrap();
+            set_modified(&at("kept"), time);
+            assert_eq!(fs::metadata(at("kept")).unwrap().modified().unwrap(), time);
+        });
+        after("deep below", &|| {
+            fs::write(at("below/deep"), "deer").unwrap();
+        });
+        after("a rename", &|| {
+            fs::rename(at("moved"), at("moved away")).unwrap();
+        });
+        after("one put over another", &|| {
+            fs::write(at("new"), "not the same").unwrap();
+            fs::rename(at("new"), at("other")).unwrap();
+        });
+        after("a deletion", &|| fs::remove_file(at("gone")).unwrap());
+        after("a new file", &|| fs::write(at("below/new"), "").unwrap());
+        after("a mode", &|| {
+            fs::set_permissions(at("kept"), std::fs::Permissions::from_mode(0o755)).unwrap();
+        });
+        after("a link's target", &|| {
+            fs::remove_file(at("link")).unwrap();
+            std::os::unix::fs::symlink("other", at("link")).unwrap();
+        });
+        after("a file in place of a directory", &|| {
+            fs::remove_dir_all(at("below")).unwrap();
+            fs::write(at("below"), "x").unwrap();
+        });
+    }
+
+    #[test]
+    fn a_directory_that_was_edited_is_not_the_one_remembered() {
+        let source = tempfile::tempdir().unwrap();
+        edit(source.path(), &Git::new(&me()));
+    }
+
+    #[test]
+    fn a_checkout_that_was_edited_is_not_the_one_remembered() {
+        let source = repository();
+        edit(source.path(), &Git::new(&me()));
+    }
+
+    #[test]
+    fn a_commit_and_what_is_staged_count_and_reading_does_not() {
+        let (source, me) = (repository(), me());
+        let (path, git) = (source.path(), Git::new(&me));
+        let stamp = Stamp::of(path).unwrap();
+        git.fingerprint(path).unwrap();
+        assert!(stamp.holds(path));
+        // Neither does what git does to its own files when somebody else reads.
+        for name in ["FETCH_HEAD", "index.lock"] {
+            fs::write(path.join(".git").join(name), "").unwrap();
+            assert!(stamp.holds(path), "{name}");
+        }
+        fs::remove_file(path.join(".git/index.lock")).unwrap();
+        let user = ["-c", "user.name=t", "-c", "user.email=t@example.org"];
+        let commit = ["commit", "--quiet", "--allow-empty", "-m", "next"];
+        git.run(path, &[&user[..], &commit].concat()).unwrap();
+        assert!(!stamp.holds(path));
+        let next = Stamp::of(path).unwrap();
+        git.run(path, &["rm", "--quiet", "--cached", "a"]).unwrap();
+        assert!(!next.holds(path));
+    }
+
+    #[test]
+    fn a_work_tree_of_a_repository_elsewhere_is_never_remembered() {
+        let (source, me) = (repository(), me());
+        let git = Git::new(&me);
+        let elsewhere = tempfile::tempdir().unwrap();
+        let tree = elsewhere.path().join("tree");
+        let add = [
+            "worktree",
+            "add",
+            "--quiet",
+            "--detach",
+            tree.to_str().unwrap(),
+        ];
+        git.run(source.path(), &add).unwrap();
+        assert_eq!(Stamp::of(&tree), None);
+        let known = elsewhere.path().join("known");
+        git.remembered_fingerprint(&tree, &known).unwrap();
+        assert!(!known.exists());
+    }
+}

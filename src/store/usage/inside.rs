@@ -1,0 +1,308 @@
+//! Owns looking into what is somebody's content rather than rockenv's: the directories in a build volume or cache, in the
+//! order that decides who has shared bytes, and what those of TheRock's build tree are for.
+
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+use serde::Serialize;
+
+use crate::rocm::therock::tree::is_top;
+use crate::tree;
+use crate::tree::file;
+use crate::tree::file::Entry;
+
+/// What a directory in TheRock's build tree is for. What is made of hard links comes after what they link to: its own bytes
+/// are then what it really adds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Part {
+    /// Where a sub-project is compiled.
+    Build,
+    /// What it installs.
+    Stage,
+    /// That with what it needs.
+    Dist,
+    /// Artifacts before they are split by target.
+    ArtifactsUnsplit,
+    /// Artifacts.
+    Artifacts,
+}
+
+impl Part {
+    const ALL: [Self; 5] = [
+        Self::Build,
+        Self::Stage,
+        Self::Dist,
+        Self::ArtifactsUnsplit,
+        Self::Artifacts,
+    ];
+
+    /// Returns the directories' name, for all sub-projects.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Build => "*/build",
+            Self::Stage => "*/stage",
+            Self::Dist => "*/dist",
+            Self::ArtifactsUnsplit => "artifacts-unsplit",
+            Self::Artifacts => "artifacts",
+        }
+    }
+
+    /// Says what is in it.
+    pub fn note(self) -> &'static str {
+        match self {
+            Self::Build => "objects: ninja goes on from them",
+            Self::Stage => "what the project installs",
+            Self::Dist => "with what it needs, by hard links to stage",
+            Self::ArtifactsUnsplit => "hard links to stage: frees little without it",
+            Self::Artifacts => "copies, by component",
+        }
+    }
+
+    /// Says what the directory `name` is in a directory of the tree: its top, or that of a sub-project.
+    fn of(name: &str, in_top: bool, in_project: bool) -> Option<Self> {
+        match name {
+            "build" if in_project => Some(Self::Build),
+            "stage" if in_project => Some(Self::Stage),
+            "dist" if in_project || in_top => Some(Self::Dist),
+            "artifacts-unsplit" if in_top => Some(Self::ArtifactsUnsplit),
+            "artifacts" if in_top => Some(Self::Artifacts),
+            _ => None,
+        }
+    }
+}
+
+/// A directory that was found.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) path: PathBuf,
+    /// What it is, or is in.
+    pub(crate) part: Option<Part>,
+    /// Whether it is that, and not only in it.
+    pub(crate) is_part: bool,
+}
+
+/// No sub-project of TheRock's lies deeper.
+const DEEPEST: usize = 7;
+
+/// In these are no sub-projects, and much else.
+const BARREN: [&str; 3] = ["CMakeFiles", "source", "stamp"];
+
+/// Returns whether this is the top of TheRock's build tree.
+pub(crate) fn is_therock(top: &Path) -> bool {
+    match file::read(top, Path::new("CMakeCache.txt")) {
+        Ok(Entry::File { bytes, .. }) => is_top(&String::from_utf8_lossy(&bytes)),
+        _ => false,
+    }
+}
+
+/// Returns the directories of TheRock's build tree by what they are for.
+pub(crate) fn parts(top: &Path) -> Vec<(Part, Vec<PathBuf>)> {
+    let walk = Walk::new(top, true);
+    let mut found = Vec::new();
+    walk.collect(top, DEEPEST, None, &mut found);
+    let of = |part| {
+        let own = found.iter().filter(|found| found.part == Some(part));
+        own.map(|found| found.path.clone()).collect::<Vec<_>>()
+    };
+    let parts = Part::ALL.map(|part| (part, of(part)));
+    parts
+        .into_iter()
+        .filter(|(_, directories)| !directories.is_empty())
+        .collect()
+}
+
+/// Returns the directories down to `depth` below `top`, each after the one it is in; no links, and nothing that is mounted.
+pub(crate) fn directories(top: &Path, depth: usize) -> Vec<Found> {
+    let mut found = Vec::new();
+    if depth > 0 {
+        Walk::new(top, false).collect(top, depth, None, &mut found);
+        // Across sub-projects, which hold links to each other's stages.
+        found.sort_by_key(|found| found.part);
+    }
+    found
+}
+
+struct Walk<'a> {
+    top: &'a Path,
+    therock: bool,
+    mounted: Vec<PathBuf>,
+    /// Look for the parts of TheRock's tree, and no further.
+    parts_only: bool,
+}
+
+impl<'a> Walk<'a> {
+    fn new(top: &'a Path, parts_only: bool) -> Self {
+        Self {
+            top,
+            therock: is_therock(top),
+            mounted: tree::mounts_below(top),
+            parts_only,
+        }
+    }
+
+    fn collect(
+        &self,
+        directory: &Path,
+        depth: usize,
+        within: Option<Part>,
+        found: &mut Vec<Found>,
+    ) {
+        if depth == 0 {
+            return;
+        }
+        let inside = self.inside(directory);
+        let in_project = self.therock && inside.iter().any(|path| name(path) == "stamp");
+        let in_top = self.therock && directory == self.top;
+        for path in inside {
+            if self.parts_only && BARREN.contains(&name(&path)) {
+                continue;
+            }
+            let part = within.or_else(|| Part::of(name(&path), in_top, in_project));
+            let is_part = within.is_none() && part.is_some();
+            found.push(Found {
+                path: path.clone(),
+                part,
+                is_part,
+            });
+            if !(self.parts_only && is_part) {
+                self.collect(&path, depth - 1, part, found);
+            }
+        }
+    }
+
+    fn inside(&self, directory: &Path) -> Vec<PathBuf> {
+        let mut inside: Vec<PathBuf> = fs::read_dir(directory)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+            .map(|entry| entry.path())
+            .filter(|path| !self.mounted.contains(path))
+            .collect();
+        inside.sort();
+        inside
+    }
+}
+
+fn name(path: &Path) -> &str {
+    path.file_name()
+        .and_then(|name| name.to_str())
+        .unwrap_or("")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tree(paths: &[&str]) -> tempfile::TempDir {
+        let top = tempfile::tempdir().unwrap();
+        for path in paths {
+            fs::create_dir_all(top.path().join(path)).unwrap();
+        }
+        fs::write(top.path().join("file"), "").unwrap();
+        fs_err::os::unix::fs::symlink("/", top.path().join("link")).unwrap();
+        top
+    }
+
+    fn below<'a>(top: &Path, paths: impl IntoIterator<Item = &'a PathBuf>) -> Vec<String> {
+        let below = paths
+            .into_iter()
+            .map(|path| path.strip_prefix(top).unwrap());
+        below.map(|path| path.display().to_string()).collect()
+    }
+
+    const THEROCK: [&str; 9] = [
+        "artifacts-unsplit/x",
+        "zlib/dist",
+        "zlib/stage",
+        "zlib/stamp",
+        "zlib/build/a/build",
+        "core/hip/dist",
+        "core/hip/stamp",
+        "core/build",
+        "dist/rocm",
+    ];
+
+    fn therock() -> tempfile::TempDir {
+        let top = tree(&THEROCK);
+        let cache = "CMAKE_PROJECT_NAME:STATIC=THEROCK\n";
+        fs::write(top.path().join("CMakeCache.txt"), cache).unwrap();
+        top
+    }
+
+    #[test]
+    fn hard_links_come_last_and_links_are_not_entered() {
+        let top = therock();
+        let found = |depth| {
+            let found = directories(top.path(), depth);
+            below(top.path(), found.iter().map(|found| &found.path))
+        };
+        assert_eq!(found(0), [""; 0]);
+        assert_eq!(found(1), ["core", "zlib", "dist", "artifacts-unsplit"]);
+        assert_eq!(
+            found(2),
+            [
+                "core",
+                "core/build",
+                "core/hip",
+                "zlib",
+                "zlib/stamp",
+                "zlib/build",
+                "zlib/stage",
+                "dist",
+                "dist/rocm",
+                "zlib/dist",
+                "artifacts-unsplit",
+                "artifacts-unsplit/x"
+            ]
+        );
+    }
+
+    #[test]
+    fn only_therocks_own_directories_are_known() {
+        let top = therock();
+        let known = |top: &Path| {
+            let found = directories(top, 4);
+            below(
+                top,
+                found.iter().filter(|f| f.is_part).map(|found| &found.path),
+            )
+        };
+        assert_eq!(
+            known(top.path()),
+            [
+                "zlib/build",
+                "zlib/stage",
+                "core/hip/dist",
+                "dist",
+                "zlib/dist",
+                "artifacts-unsplit"
+            ]
+        );
+        let parts: Vec<_> = parts(top.path())
+            .into_iter()
+            .map(|(part, paths)| (part, below(top.path(), &paths)))
+            .collect();
+        let of = |paths: &[&str]| paths.iter().map(|path| (*path).to_owned()).collect();
+        assert_eq!(
+            parts,
+            [
+                (Part::Build, of(&["zlib/build"])),
+                (Part::Stage, of(&["zlib/stage"])),
+                (Part::Dist, of(&["core/hip/dist", "dist", "zlib/dist"])),
+                (Part::ArtifactsUnsplit, of(&["artifacts-unsplit"]))
+            ]
+        );
+
+        // The same names in somebody else's tree say nothing.
+        let other = tree(&THEROCK);
+        assert!(!is_therock(other.path()));
+        assert!(known(other.path()).is_empty());
+        let listed = directories(other.path(), 1);
+        assert_eq!(
+            below(other.path(), listed.iter().map(|found| &found.path)),
+            ["artifacts-unsplit", "core", "dist", "zlib"]
+        );
+    }
+}

@@ -1,0 +1,6 @@
+//! Owns how much space the store takes, by place: who needs it, and what is inside build trees.
+
+pub mod inside;
+pub(crate) mod places;
+pub mod report;
+pub mod service;

@@ -1,0 +1,440 @@
+//! Owns which directories of the store there are to count, what each is for, who needs it, and in which order.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+
+use super::inside;
+use super::report::{Class, FileSystem, Report, Row};
+use super::service::holdings;
+use crate::plan::resolve::{VolumeKind, VolumeSource};
+use crate::store::source::Repository;
+use crate::store::{Layer, Record, Store};
+use crate::sys::error::Result;
+use crate::tree::Method;
+use crate::tree::measure::{Options, Root, Usage, scan};
+
+/// The owner of what no `rm` deletes.
+const KEPT: u32 = 0;
+/// The owner of what nobody needs.
+const NOBODY: u32 = u32::MAX;
+
+/// What of the inside of build volumes, caches, sources and outputs gets rows of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inside {
+    /// TheRock's build trees, by what is in their directories.
+    Parts,
+    /// Directories, so deep.
+    Directories(usize),
+}
+
+/// Counts the whole store, or with `only` what concerns one env: its own and what it shares.
+///
+/// Blocks that several directories share are in the row that comes first here: images, then what several envs stand on, then
+/// live build volumes, and only then what a single env's layers hold beyond that. So the tree that a build works in is seen,
+/// and not an old state of it.
+pub fn count(store: &Store, only: Option<&str>, inside: Inside) -> Result<Report> {
+    let mut places = Places {
+        store,
+        inside,
+        envs: Vec::new(),
+        mounted: BTreeMap::new(),
+        roots: Vec::new(),
+        rows: Vec::new(),
+        owners: Vec::new(),
+    };
+    for name in names(&store.root().join("envs")) {
+        if let Ok(Some(record)) = store.record(&name) {
+            places.mounts_of(&name);
+            places.envs.push((name, record));
+        }
+    }
+    places.images();
+    let (shared, own) = places.layers();
+    places.frozen(shared);
+    places.volumes();
+    places.frozen(own);
+    places.trees();
+    // With one env too: what it shares with these is not its own.
+    places.shelves();
+    let extents = store.method() != Method::Overlay;
+    let before = FileSystem::of(store.root())?;
+    let usage = scan(
+        &places.roots,
+        &Options {
+            extents,
+            ..Options::default()
+        },
+    );
+    let mut report = places.finish(usage, only, extents)?;
+    // What was counted may be gone by now: somebody else deletes meanwhile.
+    report.file_system.used = report.file_system.used.max(before.used);
+    Ok(report)
+}
+
+/// The directories to count, in the order that decides who has shared bytes.
+struct Places<'a> {
+    store: &'a Store,
+    inside: Inside,
+    envs: Vec<(String, Record)>,
+    /// The envs that mount a cache or a source, by its directory.
+    mounted: BTreeMap<PathBuf, Vec<String>>,
+    roots: Vec<Root>,
+    rows: Vec<Row>,
+    /// Of each row.
+    owners: Vec<u32>,
+}
+
+/// A layer.
+struct Frozen {
+    id: String,
+    title: String,
+    users: Vec<String>,
+}
+
+impl Places<'_> {
+    fn add(&mut self, path: PathBuf, owner: u32, class: Class, name: String, envs: Vec<String>) {
+        let content = match class {
+            Class::Cache => self.store.cache_content(&name),
+            _ => None,
+        };
+        let row = Row {
+            content,
+            ..Row::new(class, name, envs)
+        };
+        match class {
+            Class::Build | Class::Cache | Class::Source | Class::Output => {
+                self.content(path, owner, row);
+            }
+            _ => self.push([path], owner, row),
+        }
+    }
+
+    /// Adds what has an inside.
+    fn content(&mut self, path: PathBuf, owner: u32, mut row: Row) {
+        let built = matches!(row.class, Class::Build | Class::Frozen) && inside::is_therock(&path);
+        match self.inside {
+            Inside::Parts if built => {
+                for (part, directories) in inside::parts(&path) {
+                    let row = Row {
+                        part: Some(part),
+                        content: Some(part.note().to_owned()),
+                        ..row.clone()
+                    };
+                    self.push(directories, owner, row);
+                }
+            }
+            Inside::Parts => {}
+            Inside::Directories(depth) => {
+                for found in inside::directories(&path, depth) {
+                    let known = found.part.filter(|_| built && found.is_part);
+                    let row = Row {
+                        inside: found.path.strip_prefix(&path).ok().map(Path::to_owned),
+                        content: known.map(|part| part.note().to_owned()),
+                        ..row.clone()
+                    };
+                    self.push([found.path], owner, row);
+                }
+            }
+        }
+        if built {
+            row.content = Some("TheRock's build tree".to_owned());
+        }
+        self.push([path], owner, row);
+    }
+
+    fn push(&mut self, paths: impl IntoIterator<Item = PathBuf>, owner: u32, row: Row) {
+        let at = u32::try_from(self.rows.len()).unwrap_or(u32::MAX);
+        let roots = paths.into_iter().map(|path| Root::new(path, at));
+        self.roots.extend(roots.map(|root| root.owned_by(owner)));
+        self.rows.push(row);
+        self.owners.push(owner);
+    }
+
+    /// Notes the directories of the store that an env mounts and does not own; none before it was resolved.
+    fn mounts_of(&mut self, env: &str) {
+        let spec = self.store.spec(env);
+        for volume in spec.iter().flat_map(|spec| &spec.volumes) {
+            let directory = match (volume.kind, &volume.source) {
+                (VolumeKind::Cache, _) => self.store.root().join("caches").join(&volume.name),
+                (VolumeKind::Source, VolumeSource::Git(git)) => {
+                    Repository::new(&volume.name, git).directory(self.store)
+                }
+                _ => continue,
+            };
+            let users = self.mounted.entry(directory).or_default();
+            if users.last().is_none_or(|last| last != env) {
+                users.push(env.to_owned());
+            }
+        }
+    }
+
+    /// Returns the names of the envs for which `needs` holds.
+    fn who(&self, needs: impl Fn(&Record) -> bool) -> Vec<String> {
+        self.envs
+            .iter()
+            .filter(|(_, record)| needs(record))
+            .map(|(name, _)| name.clone())
+            .collect()
+    }
+
+    /// Returns the owner of what these envs need, where `rm` would delete it.
+    fn owner(&self, envs: &[String]) -> u32 {
+        match envs {
+            [] => NOBODY,
+            [one] => self
+                .envs
+                .iter()
+                .zip(KEPT + 1..)
+                .find(|((name, _), _)| name == one)
+                .map_or(KEPT, |(_, number)| number),
+            _ => KEPT,
+        }
+    }
+
+    fn images(&mut self) {
+        let directory = self.store.root().join("images");
+        for key in names(&directory) {
+            if key == "refs" {
+                continue;
+            }
+            let path = directory.join(&key);
+            let users = self.who(|record| record.image_key == key);
+            match self.store.image(&key).ok().flatten() {
+                Some(image) => self.add(path, KEPT, Class::Image, image.name, users),
+                None => self.add(path, NOBODY, Class::Unused, key, Vec::new()),
+            }
+        }
+    }
+
+    /// Returns the layers from the bottom up, those that several envs need by themselves: a layer's `flat` directory is made of
+    /// links to what is below it, which no fewer envs need.
+    fn layers(&self) -> (Vec<Frozen>, Vec<Frozen>) {
+        let mut layers: BTreeMap<String, Option<Layer>> = BTreeMap::new();
+        for id in names(&self.store.root().join("layers")) {
+            let layer = self.store.layer(&id).ok().flatten();
+            layers.insert(id, layer);
+        }
+        let parent = |id: &str| layers.get(id)?.as_ref()?.parent.as_deref();
+        let mut needed: BTreeMap<&str, BTreeSet<usize>> = BTreeMap::new();
+        for (at, (_, record)) in self.envs.iter().enumerate() {
+            for top in record.layers() {
+                let mut next = layers.get_key_value(top).map(|(id, _)| id.as_str());
+                while let Some(id) = next
+                    && needed.entry(id).or_default().insert(at)
+                {
+                    next = parent(id);
+                }
+            }
+        }
+        let depth = |id: &str| {
+            let mut depth = 0;
+            let mut next = parent(id);
+            // A damaged chain may stand on itself.
+            while let Some(id) = next
+                && depth <= layers.len()
+            {
+                depth += 1;
+                next = parent(id);
+            }
+            depth
+        };
+        let unused = |id: &str| !needed.contains_key(id);
+        let mut order: Vec<_> = layers
+            .keys()
+            .map(|id| (unused(id), depth(id), id))
+            .collect();
+        order.sort();
+        let frozen = order.into_iter().map(|(_, _, id)| Frozen {
+            id: id.clone(),
+            title: layers[id]
+                .as_ref()
+                .map_or_else(|| id.clone(), |layer| layer.title.clone()),
+            users: needed
+                .get(id.as_str())
+                .into_iter()
+                .flatten()
+                .map(|at| self.envs[*at].0.clone())
+                .collect(),
+        });
+        frozen.partition(|layer| layer.users.len() > 1)
+    }
+
+    fn frozen(&mut self, layers: Vec<Frozen>) {
+        for Frozen { id, title, users } in layers {
+            let path = self.store.layer_dir(&id);
+            let owner = self.owner(&users);
+            if users.is_empty() {
+                self.add(path, owner, Class::Unused, title, users);
+                continue;
+            }
+            let volumes = path.join("volumes");
+            for name in names(&volumes) {
+                let row = Row {
+                    snapshot: Some(title.clone()),
+                    ..Row::new(Class::Frozen, name.clone(), users.clone())
+                };
+                self.content(volumes.join(name), owner, row);
+            }
+            self.add(path, owner, Class::Snapshots, title, users);
+        }
+    }
+
+    fn trees(&mut self) {
+        let directory = self.store.root().join("envs");
+        for name in names(&directory) {
+            let path = directory.join(&name);
+            let found = self.envs.iter().find(|(known, _)| *known == name);
+            let Some((_, record)) = found else {
+                // Beyond its lock, which stays for good, this is what a killed command left.
+                for entry in names(&path).into_iter().filter(|entry| entry != "lock") {
+                    let place = format!("{name}/{entry}");
+                    self.add(path.join(entry), NOBODY, Class::Unused, place, Vec::new());
+                }
+                continue;
+            };
+            let (live, failed) = (record.head.tree.clone(), record.failed.clone());
+            let users = vec![name];
+            let owner = self.owner(&users);
+            for tree in names(&path.join("trees")) {
+                let (class, title) = match &failed {
+                    _ if live.as_ref() == Some(&tree) => (Class::Live, String::new()),
+                    Some(failed) if failed.tree == tree => (Class::Failed, failed.step.clone()),
+                    // A step that runs, or garbage: its directory does not tell.
+                    _ => (Class::Live, tree.clone()),
+                };
+                let tree = path.join("trees").join(tree);
+                self.add(tree, owner, class, title, users.clone());
+            }
+            if path.join("logs").exists() {
+                let logs = path.join("logs");
+                self.add(logs, owner, Class::Logs, String::new(), users.clone());
+            }
+            self.add(path, owner, Class::Records, String::new(), users);
+        }
+    }
+
+    fn volumes(&mut self) {
+        let mut known: BTreeMap<String, (String, String)> = BTreeMap::new();
+        for (env, record) in &self.envs {
+            for (volume, id) in &record.head.volumes {
+                known.insert(id.clone(), (env.clone(), volume.clone()));
+            }
+        }
+        for id in names(&self.store.root().join("volumes")) {
+            let path = self.store.volume_dir(&id);
+            match known.remove(&id) {
+                Some((env, volume)) => {
+                    let users = vec![env];
+                    let owner = self.owner(&users);
+                    self.add(path, owner, Class::Build, volume, users);
+                }
+                None => self.add(path, NOBODY, Class::Unused, id, Vec::new()),
+            }
+        }
+    }
+
+    /// What belongs to no env, and the rest of the store.
+    fn shelves(&mut self) {
+        let root = self.store.root().to_owned();
+        for (directory, class) in [("caches", Class::Cache), ("sources", Class::Source)] {
+            for name in names(&root.join(directory)) {
+                let path = root.join(directory).join(&name);
+                // A source's lock lies beside it.
+                if path.is_dir() {
+                    let users = self.mounted.remove(&path).unwrap_or_default();
+                    self.add(path, KEPT, class, name, users);
+                }
+            }
+        }
+        for env in names(&root.join("outputs")) {
+            for name in names(&root.join("outputs").join(&env)) {
+                let path = root.join("outputs").join(&env).join(&name);
+                self.add(path, KEPT, Class::Output, name, vec![env.clone()]);
+            }
+        }
+        self.add(
+            root.join("blobs"),
+            KEPT,
+            Class::Blobs,
+            String::new(),
+            Vec::new(),
+        );
+        self.add(
+            root.join("trash"),
+            NOBODY,
+            Class::Trash,
+            String::new(),
+            Vec::new(),
+        );
+        self.add(root, KEPT, Class::Other, String::new(), Vec::new());
+    }
+
+    fn finish(mut self, mut usage: Usage, only: Option<&str>, extents: bool) -> Result<Report> {
+        // A directory that was there a moment ago: another command has deleted it.
+        let known = usage.problems.len();
+        usage
+            .problems
+            .retain(|problem| problem.error.kind() != std::io::ErrorKind::NotFound);
+        let gone = known - usage.problems.len();
+        usage.unreadable = usage.unreadable.saturating_sub(gone as u64);
+        for (row, at) in self.rows.iter_mut().zip(0..) {
+            row.size = usage.class(at).into();
+        }
+        let mut freed: BTreeMap<String, u64> = BTreeMap::new();
+        for (row, owner) in self.rows.iter().zip(&self.owners) {
+            if *owner != KEPT
+                && *owner != NOBODY
+                && let [env] = row.envs.as_slice()
+            {
+                *freed.entry(env.clone()).or_default() += row.size.exclusive;
+            }
+        }
+        if let Some(env) = only {
+            self.rows
+                .retain(|row| row.envs.iter().any(|user| user == env));
+            freed.retain(|name, _| name == env);
+        }
+        let mut holdings = holdings(self.store, &self.envs)?;
+        if let Some(env) = only {
+            holdings
+                .held
+                .retain(|held| held.envs.iter().any(|user| user == env));
+        }
+        Ok(Report {
+            at_services: holdings.held,
+            silent_services: holdings.problems,
+            schema: "rockenv/du/1",
+            store: self.store.root().to_owned(),
+            env: only.map(str::to_owned),
+            method: self.store.method(),
+            total: self.rows.iter().map(|row| row.size).sum(),
+            rows: self.rows,
+            freed,
+            file_system: FileSystem::of(self.store.root())?,
+            extents,
+            unshared: usage.unshared,
+            unreadable: usage.unreadable,
+            problems: usage
+                .problems
+                .iter()
+                .map(|problem| format!("{}: {}", problem.path.display(), problem.error))
+                .collect(),
+            mounts_skipped: usage.mounts_skipped,
+        })
+    }
+}
+
+/// Returns the names in a directory, sorted; none where it cannot be read, which the scan reports.
+fn names(directory: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(directory) else {
+        return Vec::new();
+    };
+    let mut names: Vec<String> = entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect();
+    names.sort();
+    names
+}

@@ -1,0 +1,174 @@
+//! Owns what envs take at Docker's and Podman's services: images and containers, whose bytes are not in the store.
+//!
+//! An image's own bytes are those of its layers that the image below does not have; a container's what was written in it.
+//! Both are the service's figures.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use serde::Serialize;
+
+use super::report::Class;
+use crate::engine::docker::Service;
+use crate::store::{Layer, Record, Store};
+use crate::sys::error::Result;
+
+/// An image or a container.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Held {
+    /// The service's engine.
+    pub engine: String,
+    /// What it is for.
+    pub class: Class,
+    /// Of the snapshot, the failed step or the image; empty for a live tree.
+    pub name: String,
+    /// The envs that need it.
+    pub envs: Vec<String>,
+    /// Bytes that nothing below it has.
+    pub own: u64,
+    /// Bytes with all that it stands on.
+    pub total: u64,
+}
+
+/// Everything at services.
+#[derive(Debug, Default)]
+pub(crate) struct Holdings {
+    pub(crate) held: Vec<Held>,
+    /// Services that do not answer, and why.
+    pub(crate) problems: Vec<String>,
+}
+
+/// Asks the services of a store's envs, layers and images.
+pub(crate) fn holdings(store: &Store, envs: &[(String, Record)]) -> Result<Holdings> {
+    let mut layers: BTreeMap<String, (Layer, BTreeSet<&str>)> = BTreeMap::new();
+    for layer in store.layers()? {
+        layers.insert(layer.id.clone(), (layer, BTreeSet::new()));
+    }
+    for (name, record) in envs {
+        for top in record.layers() {
+            let mut next = Some(top.to_owned());
+            // A damaged chain may stand on itself.
+            while let Some((layer, users)) = next.take().and_then(|id| layers.get_mut(&id))
+                && users.insert(name)
+            {
+                next.clone_from(&layer.parent);
+            }
+        }
+    }
+    let kept = layers.values().filter_map(|(layer, _)| layer.kept.as_ref());
+    // An image stays there when its last env is gone.
+    let mut sockets = store.services_of_images()?;
+    sockets.extend(kept.map(|kept| kept.socket.clone()));
+    sockets.extend(envs.iter().filter_map(|(_, record)| record.service.clone()));
+    let mut found = Holdings::default();
+    for socket in sockets {
+        let asked = Service::connect(&socket)
+            .and_then(|service| ask(store, &service, &socket, envs, &layers));
+        match asked {
+            Ok(held) => found.held.extend(held),
+            Err(error) => found.problems.push(error.chain().join(": ")),
+        }
+    }
+    Ok(found)
+}
+
+fn ask(
+    store: &Store,
+    service: &Service,
+    socket: &Path,
+    envs: &[(String, Record)],
+    layers: &BTreeMap<String, (Layer, BTreeSet<&str>)>,
+) -> Result<Vec<Held>> {
+    let engine = service.flavour.to_string();
+    let mut held = Vec::new();
+    let mut sizes: BTreeMap<String, (u64, usize)> = BTreeMap::new();
+    for image in store.images()? {
+        let Some(id) = store.imported_id(socket, &image.key)? else {
+            continue;
+        };
+        let Some(found) = service.image(&id)? else {
+            continue;
+        };
+        let users = envs.iter().filter(|(_, record)| {
+            record.image_key == image.key && record.service.as_deref() == Some(socket)
+        });
+        sizes.insert(id, (found.size, found.layers));
+        held.push(Held {
+            engine: engine.clone(),
+            class: Class::Image,
+            name: image.name,
+            envs: users.map(|(name, _)| name.clone()).collect(),
+            own: found.size,
+            total: found.size,
+        });
+    }
+    let at_socket = |layer: &Layer| {
+        let kept = layer.kept.as_ref().filter(|kept| kept.socket == socket);
+        kept.map(|kept| kept.image.clone())
+    };
+    for (layer, _) in layers.values() {
+        if let Some(id) = at_socket(layer)
+            && let Some(found) = service.image(&id)?
+        {
+            sizes.insert(id, (found.size, found.layers));
+        }
+    }
+    for (layer, users) in layers.values() {
+        let Some((size, depth)) = at_socket(layer).and_then(|id| sizes.get(&id).copied()) else {
+            continue;
+        };
+        let below = match &layer.parent {
+            Some(parent) => layers.get(parent).and_then(|(layer, _)| at_socket(layer)),
+            None => store.imported_id(socket, &layer.image_key)?,
+        };
+        let below = below.and_then(|id| sizes.get(&id).copied());
+        held.push(Held {
+            engine: engine.clone(),
+            class: if users.is_empty() {
+                Class::Unused
+            } else {
+                Class::Snapshots
+            },
+            name: layer.title.clone(),
+            envs: users.iter().map(|&name| name.to_owned()).collect(),
+            own: match below {
+                // One that was merged into a single layer stands on nothing.
+                Some((_, layers)) if depth < layers => size,
+                Some((below, _)) => size.saturating_sub(below),
+                None => size,
+            },
+            total: size,
+        });
+    }
+    for (name, record) in envs {
+        if record.service.as_deref() != Some(socket) {
+            continue;
+        }
+        let failed = record.failed.as_ref();
+        let trees = [
+            (record.head.tree.as_deref(), Class::Live, ""),
+            (
+                failed.map(|failed| failed.tree.as_str()),
+                Class::Failed,
+                failed.map_or("", |failed| failed.step.as_str()),
+            ),
+        ];
+        for (tree, class, title) in trees {
+            for (container, _) in match tree {
+                Some(tree) => service.containers("tree", tree)?,
+                None => Vec::new(),
+            } {
+                let (own, total) = service.sizes(&container)?;
+                held.push(Held {
+                    engine: engine.clone(),
+                    class,
+                    name: title.to_owned(),
+                    envs: vec![name.clone()],
+                    own,
+                    total,
+                });
+            }
+        }
+    }
+    Ok(held)
+}

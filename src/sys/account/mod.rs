@@ -1,0 +1,131 @@
+//! Owns who calls: the person behind `sudo`, what `/etc/passwd` says of them, and the rights that their files are written with.
+
+mod place;
+pub(crate) mod rights;
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use fs_err as fs;
+
+use crate::plan::resolve::BuildUser;
+use crate::sys::error::{Error, Result};
+
+pub(crate) use place::{Existing, Place, make_directories, mode_and_owner, resolved};
+pub(crate) use rights::Rights;
+
+/// Somebody who calls: user, group, and supplementary groups.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Person {
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) groups: Vec<u32>,
+}
+
+static CALLER: OnceLock<Rights> = OnceLock::new();
+
+/// Settles whose rights [`caller`] returns, once: root that was called by an ordinary user acts for that user.
+pub(crate) fn settle(user: &BuildUser) {
+    if nix::unistd::geteuid().is_root() && user.uid != 0 {
+        let person = Person {
+            uid: user.uid,
+            gid: user.gid,
+            groups: groups_of(user.uid, user.gid),
+        };
+        // The second caller read the same environment.
+        drop(CALLER.set(Rights::of(person)));
+    }
+}
+
+/// Returns the rights of the person who called: what is read and written for them outside the store is so with these.
+pub(crate) fn caller() -> &'static Rights {
+    CALLER.get().unwrap_or(&Rights::Own)
+}
+
+/// Gives up being root where somebody else called, for a command that needs nothing of root's.
+pub(crate) fn become_caller() -> Result<()> {
+    match caller() {
+        Rights::Own => Ok(()),
+        Rights::Of(person, _) => rights::become_person(person),
+    }
+}
+
+/// Returns the person behind `sudo` or `pkexec`, by what these say, or else the user of this process.
+pub(crate) fn invoking_user(
+    sudo_uid: Option<&String>,
+    sudo_gid: Option<&String>,
+    pkexec: Option<&String>,
+) -> Result<BuildUser> {
+    let number = |text: &String| {
+        text.parse::<u32>().map_err(|_| {
+            Error::invalid(format!("`{text}` is not a user or group id"))
+                .help("unset SUDO_UID SUDO_GID")
+        })
+    };
+    // Only root acts for somebody else; for others the variables are leftovers.
+    if nix::unistd::geteuid().is_root()
+        && let Some(uid) = sudo_uid.or(pkexec)
+    {
+        let uid = number(uid)?;
+        let gid = match sudo_gid {
+            Some(gid) => number(gid)?,
+            None => passwd_line(uid)
+                .and_then(|line| line.split(':').nth(3)?.parse().ok())
+                .unwrap_or(uid),
+        };
+        return Ok(BuildUser::new(uid, gid));
+    }
+    Ok(BuildUser::new(
+        nix::unistd::getuid().as_raw(),
+        nix::unistd::getgid().as_raw(),
+    ))
+}
+
+/// Reads `/etc/passwd` itself: a static binary has no NSS.
+fn passwd_line(uid: u32) -> Option<String> {
+    let text = fs::read_to_string("/etc/passwd").ok()?;
+    text.lines()
+        .find(|line| line.split(':').nth(2).and_then(|id| id.parse().ok()) == Some(uid))
+        .map(str::to_owned)
+}
+
+/// Returns the home directory of a user.
+pub(crate) fn home_of(uid: u32) -> Option<PathBuf> {
+    passwd_line(uid)?
+        .split(':')
+        .nth(5)
+        .filter(|home| !home.is_empty())
+        .map(PathBuf::from)
+}
+
+/// Returns the groups of a user by `/etc/group`.
+fn groups_of(uid: u32, gid: u32) -> Vec<u32> {
+    let line = passwd_line(uid).unwrap_or_default();
+    let name = line.split(':').next().unwrap_or_default();
+    let text = fs::read_to_string("/etc/group").unwrap_or_default();
+    let mut groups = vec![gid];
+    groups.extend(members(&text, name));
+    groups
+}
+
+/// Returns the numbers of the groups that a user is listed in.
+fn members<'a>(groups: &'a str, name: &'a str) -> impl Iterator<Item = u32> + 'a {
+    groups.lines().filter_map(move |line| {
+        let mut fields = line.split(':').skip(2);
+        let gid = fields.next()?.parse().ok()?;
+        let mut members = fields.next()?.split(',');
+        (!name.is_empty() && members.any(|member| member == name)).then_some(gid)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_are_those_that_name_the_user() {
+        let text = "root:x:0:\nvideo:x:44:ann,bob\nrender:x:109:bob\nbad:x:no:bob\nempty:x:7:\n";
+        assert_eq!(members(text, "bob").collect::<Vec<_>>(), [44, 109]);
+        assert_eq!(members(text, "").count(), 0);
+    }
+}

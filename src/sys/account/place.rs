@@ -1,0 +1,224 @@
+//! Owns single files of the person who calls: one that was named on the command line, read and written with that person's rights.
+
+use std::io::Write as _;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, ResolveFlag};
+use nix::sys::stat::Mode;
+
+use super::rights::Rights;
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+
+/// What becomes of a file that is there already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Existing {
+    /// It stays, and that is an error.
+    Refuse,
+    /// It is replaced; a reader sees the old one or the new one.
+    Replace,
+}
+
+/// Where a file is, or will be: an open directory and a name in it.
+#[derive(Debug)]
+pub(crate) struct Place<'a> {
+    rights: &'a Rights,
+    parent: OwnedFd,
+    parent_path: PathBuf,
+    name: PathBuf,
+    path: PathBuf,
+}
+
+impl<'a> Place<'a> {
+    /// Opens the directory of a file. Links on the way to it are the person's own and are followed, with their rights.
+    pub(crate) fn new(rights: &'a Rights, path: &Path) -> Result<Self> {
+        let Some(name) = path.file_name() else {
+            let message = format!("`{}` is not the name of a file", path.display());
+            return Err(Error::new(Kind::Usage, message));
+        };
+        let parent_path = match path.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
+        let parent = rights
+            .open(
+                None,
+                parent_path,
+                flags,
+                Mode::empty(),
+                ResolveFlag::empty(),
+            )
+            .context(|| format!("cannot open directory `{}`", parent_path.display()))?;
+        Ok(Self {
+            rights,
+            parent,
+            parent_path: parent_path.to_owned(),
+            name: name.into(),
+            path: path.to_owned(),
+        })
+    }
+
+    /// Opens the file for reading; `None` where there is none. What is no file is refused, a link too.
+    pub(crate) fn open(&self) -> Result<Option<fs::File>> {
+        match self.open_with(OFlag::O_RDONLY, Mode::empty()) {
+            Err(Errno::ENOENT) => Ok(None),
+            Err(Errno::ELOOP) => Err(self.no_file()),
+            Err(errno @ Errno::EACCES) => Err(self.refused(errno)),
+            other => {
+                let file = other.context(|| format!("cannot read `{}`", self.path.display()))?;
+                self.regular(file).map(Some)
+            }
+        }
+    }
+
+    /// Opens the file to add to its end; makes it if it is not there.
+    pub(crate) fn append(&self) -> Result<fs::File> {
+        let flags = OFlag::O_WRONLY | OFlag::O_APPEND | OFlag::O_CREAT;
+        match self.open_with(flags, Mode::from_bits_truncate(0o666)) {
+            // A FIFO without a reader, or a socket.
+            Err(Errno::ELOOP | Errno::ENXIO | Errno::EISDIR) => Err(self.no_file()),
+            Err(errno) => Err(self.refused(errno)),
+            Ok(file) => self.regular(file),
+        }
+    }
+
+    /// Writes the file whole or not at all. `owner`: whom it belongs to where root writes for itself.
+    pub(crate) fn put(
+        &self,
+        bytes: &[u8],
+        mode: u32,
+        owner: Option<(u32, u32)>,
+        existing: Existing,
+    ) -> Result<()> {
+        let cannot = || format!("cannot write `{}`", self.path.display());
+        let id = crate::sys::atomic::random_id()?;
+        let part = PathBuf::from(format!(".rockenv-{id}"));
+        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW;
+        let file = self
+            .rights
+            .open(
+                Some(self.parent.as_fd()),
+                &part,
+                flags,
+                Mode::S_IRUSR | Mode::S_IWUSR,
+                ResolveFlag::RESOLVE_NO_SYMLINKS,
+            )
+            .map_err(|errno| self.refused(errno))?;
+        let write = || -> Result<()> {
+            let mut file = fs::File::from_parts(file.into(), &self.path);
+            file.write_all(bytes)?;
+            file.set_permissions(std::fs::Permissions::from_mode(mode))?;
+            if let (Rights::Own, Some((uid, gid))) = (self.rights, owner) {
+                nix::unistd::fchown(&file, Some(uid.into()), Some(gid.into())).context(cannot)?;
+            }
+            file.sync_data()?;
+            let (at, replace) = (self.parent.as_fd(), existing == Existing::Replace);
+            match self.rights.rename(at, &part, at, &self.name, replace) {
+                Err(Errno::EEXIST) => Err(self.exists("")),
+                other => other.context(cannot),
+            }
+        };
+        let written = write();
+        if written.is_err() {
+            // Why it failed is what counts.
+            self.rights.unlink(self.parent.as_fd(), &part, false).ok();
+        }
+        written
+    }
+
+    /// Makes the error for a file that is in the way; `why` completes the sentence.
+    pub(crate) fn exists(&self, why: &str) -> Error {
+        let message = format!("`{}` already exists{why}", self.path.display());
+        Error::new(Kind::Usage, message)
+    }
+
+    /// Returns the owner of the directory.
+    pub(crate) fn parent_owner(&self) -> Result<(u32, u32)> {
+        let found = nix::sys::stat::fstat(&self.parent)?;
+        Ok((found.st_uid, found.st_gid))
+    }
+
+    fn open_with(&self, flags: OFlag, mode: Mode) -> nix::Result<OwnedFd> {
+        self.rights.open(
+            Some(self.parent.as_fd()),
+            &self.name,
+            flags | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK,
+            mode,
+            ResolveFlag::RESOLVE_NO_SYMLINKS,
+        )
+    }
+
+    fn regular(&self, file: OwnedFd) -> Result<fs::File> {
+        let file = fs::File::from_parts(file.into(), &self.path);
+        match file.metadata()?.is_file() {
+            true => Ok(file),
+            false => Err(self.no_file()),
+        }
+    }
+
+    fn no_file(&self) -> Error {
+        self.exists(" and is not a regular file")
+    }
+
+    fn refused(&self, errno: Errno) -> Error {
+        match errno {
+            Errno::EACCES if self.exists_here() => {
+                let failed: Result<()> =
+                    Err(errno).context(|| format!("cannot write `{}`", self.path.display()));
+                failed.err().unwrap_or_else(|| self.no_file())
+            }
+            errno => self.rights.refused(&self.parent_path, errno),
+        }
+    }
+
+    fn exists_here(&self) -> bool {
+        self.rights.exists(self.parent.as_fd(), &self.name)
+    }
+}
+
+/// Makes a directory, and those above it that are missing.
+pub(crate) fn make_directories(rights: &Rights, path: &Path) -> Result<()> {
+    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
+    let there = rights.open(None, path, flags, Mode::empty(), ResolveFlag::empty());
+    if there.is_ok() {
+        return Ok(());
+    }
+    if let Some(parent) = path
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty())
+    {
+        make_directories(rights, parent)?;
+    }
+    let place = Place::new(rights, path)?;
+    let mode = Mode::from_bits_truncate(0o777);
+    match rights.make_directory(place.parent.as_fd(), &place.name, mode) {
+        Err(Errno::EEXIST) => Err(place.exists(" and is not a directory")),
+        other => other.map_err(|errno| place.refused(errno)),
+    }
+}
+
+/// Returns where a path leads, every link followed with the person's rights; the path itself where nothing is.
+pub(crate) fn resolved(rights: &Rights, path: &Path) -> PathBuf {
+    let found = rights.open(
+        None,
+        path,
+        OFlag::O_PATH,
+        Mode::empty(),
+        ResolveFlag::RESOLVE_NO_MAGICLINKS,
+    );
+    let resolved = found.ok().and_then(|found| {
+        let link = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&found));
+        fs::read_link(link).ok()
+    });
+    resolved.unwrap_or_else(|| path.to_owned())
+}
+
+/// Returns the mode and the owner of a file.
+pub(crate) fn mode_and_owner(file: &fs::File) -> Result<(u32, (u32, u32))> {
+    let found = file.metadata()?;
+    Ok((found.mode() & 0o777, (found.uid(), found.gid())))
+}

@@ -1,0 +1,432 @@
+//! Owns the rights with which files of the person who calls are opened and changed.
+//!
+//! Root that was called by `sudo` never walks a path of theirs: between two looks at it they, or a step that runs as them, can put a
+//! link there. It asks a process that runs as them, which makes the system calls that take a path and sends descriptors back. No
+//! descriptor that only root could open goes the other way.
+
+use std::ffi::{CString, OsStr};
+use std::os::fd::{AsFd as _, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+
+use nix::NixPath;
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, OpenHow, RenameFlags, ResolveFlag};
+use nix::sys::stat::{Mode, UtimensatFlags, utimensat};
+use nix::sys::time::TimeSpec;
+use nix::unistd::{Gid, Uid, UnlinkatFlags};
+use serde::{Deserialize, Serialize};
+
+use super::Person;
+
+use crate::sys::beneath::openat2;
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::frames;
+
+/// The hidden subcommand of the process that runs as the person.
+pub(crate) const SUBCOMMAND: &str = "__as-caller";
+
+/// Whose rights count. Every path is below an open directory, or for [`Rights::open`] one that the person named.
+#[derive(Debug)]
+pub(crate) enum Rights {
+    /// Those of this process.
+    Own,
+    /// Those of the person behind `sudo`, with the way to a process of theirs once it was started.
+    Of(Person, Mutex<Option<UnixStream>>),
+}
+
+/// A system call; the directories that its paths are below come beside it.
+#[derive(Debug, Serialize, Deserialize)]
+enum Call {
+    Open {
+        path: Vec<u8>,
+        flags: i32,
+        mode: u32,
+        resolve: u64,
+    },
+    MakeDirectory {
+        path: Vec<u8>,
+        mode: u32,
+    },
+    Symlink {
+        target: Vec<u8>,
+        path: Vec<u8>,
+    },
+    Link {
+        from: Vec<u8>,
+        to: Vec<u8>,
+    },
+    SetTime {
+        path: Vec<u8>,
+        mtime: (i64, i64),
+    },
+    SetMode {
+        path: Vec<u8>,
+        mode: u32,
+    },
+    Rename {
+        from: Vec<u8>,
+        to: Vec<u8>,
+        replace: bool,
+    },
+    Unlink {
+        path: Vec<u8>,
+        is_directory: bool,
+    },
+    RemoveTree {
+        path: Vec<u8>,
+    },
+}
+
+/// The error number, 0 for none; a descriptor comes beside it.
+type Answer = i32;
+
+impl Rights {
+    /// Returns those of a person.
+    pub(super) fn of(person: Person) -> Self {
+        Self::Of(person, Mutex::default())
+    }
+
+    /// Opens a path, below `at` or from the working directory.
+    pub(crate) fn open<P: ?Sized + NixPath>(
+        &self,
+        at: Option<BorrowedFd<'_>>,
+        path: &P,
+        flags: OFlag,
+        mode: Mode,
+        resolve: ResolveFlag,
+    ) -> nix::Result<OwnedFd> {
+        // The kernel takes it for a mistake beside O_PATH.
+        let flags = match flags.contains(OFlag::O_PATH) {
+            true => flags,
+            false => flags | OFlag::O_NOCTTY,
+        };
+        let call = Call::Open {
+            path: bytes(path)?,
+            flags: (flags | OFlag::O_CLOEXEC).bits(),
+            mode: mode.bits(),
+            resolve: resolve.bits(),
+        };
+        let directories: Vec<_> = at.into_iter().collect();
+        self.make(&call, &directories)?.ok_or(Errno::EBADF)
+    }
+
+    /// Makes a directory.
+    pub(crate) fn make_directory<P: ?Sized + NixPath>(
+        &self,
+        at: BorrowedFd<'_>,
+        path: &P,
+        mode: Mode,
+    ) -> nix::Result<()> {
+        let call = Call::MakeDirectory {
+            path: bytes(path)?,
+            mode: mode.bits(),
+        };
+        self.make(&call, &[at]).map(drop)
+    }
+
+    /// Makes a symbolic link with this text.
+    pub(crate) fn symlink<T: ?Sized + NixPath, P: ?Sized + NixPath>(
+        &self,
+        target: &T,
+        at: BorrowedFd<'_>,
+        path: &P,
+    ) -> nix::Result<()> {
+        let call = Call::Symlink {
+            target: bytes(target)?,
+            path: bytes(path)?,
+        };
+        self.make(&call, &[at]).map(drop)
+    }
+
+    /// Gives a file another name.
+    pub(crate) fn link<F: ?Sized + NixPath, T: ?Sized + NixPath>(
+        &self,
+        at: BorrowedFd<'_>,
+        from: &F,
+        below: BorrowedFd<'_>,
+        to: &T,
+    ) -> nix::Result<()> {
+        let call = Call::Link {
+            from: bytes(from)?,
+            to: bytes(to)?,
+        };
+        self.make(&call, &[at, below]).map(drop)
+    }
+
+    /// Renames a file or directory; without `replace` never over another, on any file system.
+    pub(crate) fn rename<F: ?Sized + NixPath, T: ?Sized + NixPath>(
+        &self,
+        at: BorrowedFd<'_>,
+        from: &F,
+        below: BorrowedFd<'_>,
+        to: &T,
+        replace: bool,
+    ) -> nix::Result<()> {
+        let call = Call::Rename {
+            from: bytes(from)?,
+            to: bytes(to)?,
+            replace,
+        };
+        self.make(&call, &[at, below]).map(drop)
+    }
+
+    /// Sets when an entry was changed; of a link, not of what it points to.
+    pub(crate) fn set_time<P: ?Sized + NixPath>(
+        &self,
+        at: BorrowedFd<'_>,
+        path: &P,
+        mtime: (i64, i64),
+    ) -> nix::Result<()> {
+        let path = bytes(path)?;
+        self.make(&Call::SetTime { path, mtime }, &[at]).map(drop)
+    }
+
+    /// Sets the mode of a directory.
+    pub(crate) fn set_mode<P: ?Sized + NixPath>(
+        &self,
+        at: BorrowedFd<'_>,
+        path: &P,
+        mode: u32,
+    ) -> nix::Result<()> {
+        let path = bytes(path)?;
+        self.make(&Call::SetMode { path, mode }, &[at]).map(drop)
+    }
+
+    /// Removes a file, or an empty directory.
+    pub(crate) fn unlink<P: ?Sized + NixPath>(
+        &self,
+        at: BorrowedFd<'_>,
+        path: &P,
+        is_directory: bool,
+    ) -> nix::Result<()> {
+        let call = Call::Unlink {
+            path: bytes(path)?,
+            is_directory,
+        };
+        self.make(&call, &[at]).map(drop)
+    }
+
+    /// Removes a directory with all that is in it.
+    pub(crate) fn remove_tree<P: ?Sized + NixPath>(
+        &self,
+        at: BorrowedFd<'_>,
+        path: &P,
+    ) -> nix::Result<()> {
+        let path = bytes(path)?;
+        self.make(&Call::RemoveTree { path }, &[at]).map(drop)
+    }
+
+    /// Returns whether something is at a path.
+    pub(crate) fn exists<P: ?Sized + NixPath>(&self, at: BorrowedFd<'_>, path: &P) -> bool {
+        let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW;
+        self.open(Some(at), path, flags, Mode::empty(), ResolveFlag::empty())
+            .is_ok()
+    }
+
+    /// Returns whom root that writes for itself gives what it makes in a directory: the directory's owner.
+    pub(crate) fn heir(&self, directory: BorrowedFd<'_>) -> nix::Result<Option<(u32, u32)>> {
+        let found = nix::sys::stat::fstat(directory)?;
+        let gives = matches!(self, Self::Own) && nix::unistd::geteuid().is_root();
+        Ok(gives.then_some((found.st_uid, found.st_gid)))
+    }
+
+    fn make(&self, call: &Call, directories: &[BorrowedFd<'_>]) -> nix::Result<Option<OwnedFd>> {
+        match self {
+            Self::Own => call.make(directories),
+            Self::Of(person, way) => {
+                let mut way = way.lock().unwrap_or_else(PoisonError::into_inner);
+                let way = match &mut *way {
+                    Some(way) => way,
+                    none => none.insert(start(person).map_err(|_| Errno::ECHILD)?),
+                };
+                let numbers: Vec<RawFd> = directories.iter().map(AsRawFd::as_raw_fd).collect();
+                frames::send(way, call, &numbers).map_err(|_| Errno::EPIPE)?;
+                match frames::receive::<Answer>(way) {
+                    Ok(Some((0, descriptors))) => Ok(descriptors.into_iter().next()),
+                    Ok(Some((errno, _))) => Err(Errno::from_raw(errno)),
+                    Ok(None) | Err(_) => Err(Errno::EPIPE),
+                }
+            }
+        }
+    }
+
+    /// Makes the error for a directory or file that could not be written or read.
+    pub(crate) fn refused(&self, directory: &Path, errno: Errno) -> Error {
+        let shown = directory.display();
+        match (self, errno) {
+            (Self::Of(person, _), Errno::EACCES | Errno::EPERM | Errno::EROFS) => Error::new(
+                Kind::Invalid,
+                format!(
+                    "user {} cannot write to directory `{shown}`",
+                    person.uid
+                ),
+            )
+            .source(std::io::Error::from(errno))
+            .help("name a directory of yours: under sudo, files are written with the rights of the user who called it"),
+            _ => {
+                let failed: Result<()> =
+                    Err(errno).context(|| format!("cannot write in `{shown}`"));
+                failed
+                    .err()
+                    .unwrap_or_else(|| Error::unexpected("nothing failed"))
+            }
+        }
+    }
+}
+
+fn bytes<P: ?Sized + NixPath>(path: &P) -> nix::Result<Vec<u8>> {
+    path.with_nix_path(|path| path.to_bytes().to_vec())
+}
+
+impl Call {
+    fn make(&self, directories: &[BorrowedFd<'_>]) -> nix::Result<Option<OwnedFd>> {
+        let name = |path: &Vec<u8>| CString::new(path.clone()).map_err(|_| Errno::EINVAL);
+        let at = directories.first().copied().unwrap_or(AT_FDCWD);
+        let below = directories.get(1).copied().unwrap_or(at);
+        match self {
+            Self::Open {
+                path,
+                flags,
+                mode,
+                resolve,
+            } => {
+                let how = OpenHow::new()
+                    .flags(OFlag::from_bits_retain(*flags))
+                    .mode(Mode::from_bits_truncate(*mode))
+                    .resolve(ResolveFlag::from_bits_retain(*resolve));
+                return openat2(at, name(path)?.as_c_str(), how).map(Some);
+            }
+            Self::MakeDirectory { path, mode } => nix::sys::stat::mkdirat(
+                at,
+                name(path)?.as_c_str(),
+                Mode::from_bits_truncate(*mode),
+            )?,
+            Self::Symlink { target, path } => {
+                nix::unistd::symlinkat(name(target)?.as_c_str(), at, name(path)?.as_c_str())?;
+            }
+            Self::Link { from, to } => nix::unistd::linkat(
+                at,
+                name(from)?.as_c_str(),
+                below,
+                name(to)?.as_c_str(),
+                AtFlags::empty(),
+            )?,
+            Self::SetTime { path, mtime } => {
+                let time = TimeSpec::new(mtime.0, mtime.1);
+                let follow = UtimensatFlags::NoFollowSymlink;
+                utimensat(at, name(path)?.as_c_str(), &time, &time, follow)?;
+            }
+            Self::SetMode { path, mode } => {
+                let how = OpenHow::new()
+                    .flags(OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC)
+                    .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS);
+                let directory = openat2(at, name(path)?.as_c_str(), how)?;
+                nix::sys::stat::fchmod(&directory, Mode::from_bits_truncate(*mode))?;
+            }
+            Self::Rename { from, to, replace } => {
+                let (from, to) = (name(from)?, name(to)?);
+                match replace {
+                    true => nix::fcntl::renameat(at, from.as_c_str(), below, to.as_c_str())?,
+                    false => rename_new(at, &from, below, &to)?,
+                }
+            }
+            Self::Unlink { path, is_directory } => {
+                let kind = match is_directory {
+                    true => UnlinkatFlags::RemoveDir,
+                    false => UnlinkatFlags::NoRemoveDir,
+                };
+                nix::unistd::unlinkat(at, name(path)?.as_c_str(), kind)?;
+            }
+            Self::RemoveTree { path } => {
+                let directory = format!("/proc/self/fd/{}", at.as_raw_fd());
+                let path = Path::new(&directory).join(OsStr::from_bytes(path));
+                #[expect(
+                    clippy::disallowed_methods,
+                    reason = "a new directory of rockenv's, with no more than the person's own rights"
+                )]
+                std::fs::remove_dir_all(&path).map_err(|_| Errno::EIO)?;
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Renames to a name that is free. A file system that has only the old way: there a new name of a file never replaces anything.
+fn rename_new(
+    at: BorrowedFd<'_>,
+    from: &CString,
+    below: BorrowedFd<'_>,
+    to: &CString,
+) -> nix::Result<()> {
+    let flags = RenameFlags::RENAME_NOREPLACE;
+    match nix::fcntl::renameat2(at, from.as_c_str(), below, to.as_c_str(), flags) {
+        Err(Errno::EINVAL | Errno::ENOSYS | Errno::ENOTSUP) => {
+            nix::unistd::linkat(at, from.as_c_str(), below, to.as_c_str(), AtFlags::empty())?;
+            nix::unistd::unlinkat(at, from.as_c_str(), UnlinkatFlags::NoRemoveDir)
+        }
+        other => other,
+    }
+}
+
+/// Starts a process that becomes the person before it does anything.
+fn start(person: &Person) -> Result<UnixStream> {
+    let (ours, theirs) = UnixStream::pair()?;
+    let groups: Vec<String> = person.groups.iter().map(u32::to_string).collect();
+    // A terminal's Ctrl-C is for the command, which may have something to take back.
+    Command::new("/proc/self/exe")
+        .args([SUBCOMMAND, &person.uid.to_string(), &person.gid.to_string()])
+        .args(groups)
+        .env_clear()
+        .process_group(0)
+        .stdin(Stdio::from(OwnedFd::from(theirs)))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .context(|| format!("cannot start a process of user {}", person.uid))?;
+    Ok(ours)
+}
+
+/// Becomes a person for good, with their groups and nothing else of root's.
+pub(crate) fn become_person(person: &Person) -> Result<()> {
+    let groups: Vec<Gid> = person.groups.iter().copied().map(Gid::from_raw).collect();
+    let (uid, gid) = (Uid::from_raw(person.uid), Gid::from_raw(person.gid));
+    nix::unistd::setgroups(&groups)?;
+    nix::unistd::setresgid(gid, gid, gid)?;
+    nix::unistd::setresuid(uid, uid, uid)?;
+    nix::sys::prctl::set_no_new_privs()?;
+    Ok(())
+}
+
+/// Runs as the person until the command that asks has ended: its end of standard input is closed then.
+pub(crate) fn serve(arguments: &[String]) -> Result<()> {
+    let numbers: Vec<u32> = arguments
+        .iter()
+        .filter_map(|text| text.parse().ok())
+        .collect();
+    let [uid, gid, ref groups @ ..] = numbers[..] else {
+        return Err(Error::unexpected(
+            "this is started by `rockenv`, not by hand",
+        ));
+    };
+    become_person(&Person {
+        uid,
+        gid,
+        groups: groups.to_vec(),
+    })?;
+    let way = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
+    while let Some((call, descriptors)) = frames::receive::<Call>(&way)? {
+        let directories: Vec<_> = descriptors.iter().map(OwnedFd::as_fd).collect();
+        let (answer, descriptor): (Answer, _) = match call.make(&directories) {
+            Ok(descriptor) => (0, descriptor),
+            Err(errno) => (errno as Answer, None),
+        };
+        let numbers: Vec<RawFd> = descriptor.iter().map(AsRawFd::as_raw_fd).collect();
+        frames::send(&way, &answer, &numbers)?;
+    }
+    Ok(())
+}

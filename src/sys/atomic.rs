@@ -1,0 +1,64 @@
+//! Owns writing small files so that a reader, or a machine that lost power, sees the old or the new one whole.
+
+use std::io::Write as _;
+use std::path::Path;
+
+use fs_err as fs;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::sys::error::{Error, Result, ResultExt as _};
+
+/// What the names of files begin with that are being written.
+pub const PREFIX: &str = ".tmp-";
+
+/// Replaces `path` by `bytes`: temporary file, sync, rename, sync of the directory.
+pub fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    let parent = path
+        .parent()
+        .ok_or_else(|| Error::unexpected("a file needs a directory"))?;
+    let mut file = tempfile::Builder::new()
+        .prefix(PREFIX)
+        .tempfile_in(parent)
+        .context(|| format!("cannot write in `{}`", parent.display()))?;
+    file.write_all(bytes)
+        .context(|| format!("cannot write `{}`", path.display()))?;
+    file.as_file()
+        .sync_data()
+        .context(|| format!("cannot write `{}`", path.display()))?;
+    file.persist(path)
+        .map_err(|error| error.error)
+        .context(|| format!("cannot replace `{}`", path.display()))?;
+    fs::File::open(parent)?.sync_data()?;
+    Ok(())
+}
+
+/// Replaces `path` by the value as JSON.
+pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
+    let mut bytes = serde_json::to_vec_pretty(value).map_err(|error| {
+        Error::unexpected(format!("cannot encode `{}`", path.display())).source(error)
+    })?;
+    bytes.push(b'\n');
+    write(path, &bytes)
+}
+
+/// Reads JSON; `None` where there is no file.
+pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
+    let bytes = match fs::read(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        other => other?,
+    };
+    serde_json::from_slice(&bytes).map(Some).map_err(|error| {
+        Error::unexpected(format!("`{}` is damaged", path.display()))
+            .source(error)
+            .help("rockenv fsck")
+    })
+}
+
+/// Returns 64 random bits in hexadecimal.
+pub fn random_id() -> Result<String> {
+    use std::io::Read as _;
+    let mut bytes = [0u8; 8];
+    fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(format!("{:016x}", u64::from_be_bytes(bytes)))
+}

@@ -1,0 +1,154 @@
+//! Owns opening what is below a directory and nowhere else, and the one way this module enters a directory below another:
+//! a single name, never over a mount point, never through a link.
+
+use std::ffi::{CStr, CString};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+
+use nix::NixPath;
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstatat};
+
+use crate::sys::error::{Error, Result, ResultExt as _};
+
+/// What `RESOLVE_NO_XDEV` compares is the mount, not `st_dev`: a bind mount of the same file system is refused
+/// too (`EXDEV`), and a btrfs subvolume, which is no mount, is entered.
+pub(crate) fn resolve() -> ResolveFlag {
+    ResolveFlag::RESOLVE_BENEATH
+        | ResolveFlag::RESOLVE_NO_XDEV
+        | ResolveFlag::RESOLVE_NO_MAGICLINKS
+        | ResolveFlag::RESOLVE_NO_SYMLINKS
+}
+
+/// Opens the entry `name` of `parent`. `EXDEV`: a mount point; `ELOOP`: a link; `ENOTDIR` where a directory was asked for.
+pub(crate) fn open(parent: impl AsFd, name: &CStr, flags: OFlag) -> nix::Result<OwnedFd> {
+    let how = OpenHow::new()
+        .flags(flags | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW)
+        .resolve(resolve());
+    openat2(parent, name, how)
+}
+
+/// Opens a path below a directory by the rules of `how`, as often as it takes: something that was renamed or mounted anywhere
+/// on the machine at the same moment makes the kernel give up with `EAGAIN`, because it could not rule out an escape.
+pub(crate) fn openat2<P: ?Sized + NixPath>(
+    directory: impl AsFd,
+    path: &P,
+    how: OpenHow,
+) -> nix::Result<OwnedFd> {
+    loop {
+        match nix::fcntl::openat2(&directory, path, how) {
+            Err(Errno::EINTR | Errno::EAGAIN) => {}
+            other => return other,
+        }
+    }
+}
+
+/// Opens the directory `name` of `parent` for reading.
+pub(crate) fn open_dir(parent: impl AsFd, name: &CStr) -> nix::Result<OwnedFd> {
+    open(parent, name, OFlag::O_RDONLY | OFlag::O_DIRECTORY)
+}
+
+/// Longest path given to one system call; the kernel's limit is 4096.
+const PATH_STEP: usize = 4000;
+
+/// Opens the directory at the relative path `below`, however long, with the rules of [`open`] for each part.
+pub(crate) fn open_below(root: impl AsFd, below: &Path) -> nix::Result<OwnedFd> {
+    let mut at = open_dir(root, c".")?;
+    let mut step = PathBuf::new();
+    let enter = |at: OwnedFd, step: &Path| {
+        let step = CString::new(step.as_os_str().as_bytes()).map_err(|_| Errno::EINVAL)?;
+        open_dir(at, &step)
+    };
+    for part in below {
+        if step.as_os_str().len() + part.len() > PATH_STEP {
+            at = enter(at, &step)?;
+            step.clear();
+        }
+        step.push(part);
+    }
+    if step.as_os_str().is_empty() {
+        Ok(at)
+    } else {
+        enter(at, &step)
+    }
+}
+
+/// Reads the metadata of an entry, never of what a link points to.
+pub(crate) fn stat(parent: impl AsFd, name: &CStr) -> nix::Result<FileStat> {
+    fstatat(parent, name, AtFlags::AT_SYMLINK_NOFOLLOW)
+}
+
+/// Returns the file type bits.
+pub(crate) fn kind(stat: &FileStat) -> SFlag {
+    SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT
+}
+
+/// Returns whether `name` is a real entry, not `.` or `..`.
+pub(crate) fn is_entry(name: &CStr) -> bool {
+    !matches!(name.to_bytes(), b"." | b"..")
+}
+
+/// Opens the directory at `path`; links on the way to it are the caller's own and are followed.
+pub(crate) fn open_path(path: &Path) -> Result<OwnedFd> {
+    nix::fcntl::open(
+        path,
+        OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC,
+        Mode::empty(),
+    )
+    .context(|| format!("cannot open directory `{}`", path.display()))
+}
+
+/// Splits `path` into the open directory that holds it and its last name, so that what follows is
+/// decided on a file descriptor.
+pub(crate) fn split(path: &Path) -> Result<(OwnedFd, CString)> {
+    let name = path
+        .file_name()
+        .ok_or_else(|| Error::unexpected(format!("`{}` has no name of its own", path.display())))?;
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    };
+    let name = CString::new(name.as_bytes())
+        .map_err(|_| Error::unexpected(format!("`{}` contains a NUL", path.display())))?;
+    Ok((open_path(&parent)?, name))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use fs_err as fs;
+
+    use super::*;
+
+    #[test]
+    fn renames_elsewhere_do_not_disturb() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        for name in ["root", "root/etc", "root/lib", "moves"] {
+            fs::create_dir(at(name)).unwrap();
+        }
+        fs::write(at("root/lib/release"), "").unwrap();
+        // Only a way back up makes the kernel look for renames.
+        fs::os::unix::fs::symlink("../lib/release", at("root/etc/release")).unwrap();
+        let root = fs::File::open(at("root")).unwrap();
+        let how = OpenHow::new()
+            .flags(OFlag::O_RDONLY | OFlag::O_CLOEXEC)
+            .resolve(ResolveFlag::RESOLVE_BENEATH);
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    fs::rename(at("moves"), at("moved")).unwrap();
+                    fs::rename(at("moved"), at("moves")).unwrap();
+                }
+            });
+            let outcome =
+                (0..20_000).try_for_each(|_| openat2(root.file(), "etc/release", how).map(drop));
+            done.store(true, Ordering::Relaxed);
+            outcome.unwrap();
+        });
+    }
+}

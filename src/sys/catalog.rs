@@ -1,0 +1,125 @@
+//! Owns finding what can be named, profiles, images and hooks: in the user's directories first, then among those compiled in.
+
+use std::path::{Path, PathBuf};
+
+use crate::sys::error::{Error, Result};
+use crate::sys::suggest;
+
+/// A directory that is searched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Directory {
+    /// Where it is.
+    pub path: PathBuf,
+    /// It is one of the current directory's: what is compiled in comes before.
+    pub current: bool,
+}
+
+impl From<PathBuf> for Directory {
+    fn from(path: PathBuf) -> Self {
+        let current = false;
+        Self { path, current }
+    }
+}
+
+/// Something that can be named.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Its name.
+    pub name: String,
+    /// Its file, or nothing where it is compiled in.
+    pub path: Option<PathBuf>,
+}
+
+/// Returns everything that can be named, sorted; the first of several with one name counts, and directories may be absent.
+/// `of` says what an entry of a directory is called and which file it is; nothing where it is none.
+pub fn list<'a>(
+    directories: &[Directory],
+    builtin: impl IntoIterator<Item = &'a str>,
+    of: impl Fn(&Path) -> Option<(String, PathBuf)>,
+) -> Result<Vec<Listed>> {
+    let mut found: Vec<Listed> = Vec::new();
+    let builtin: Vec<&str> = builtin.into_iter().collect();
+    let mut add = |name: String, path: Option<PathBuf>| {
+        if !found.iter().any(|known| known.name == name) {
+            found.push(Listed { name, path });
+        }
+    };
+    for directory in directories {
+        let entries = match fs_err::read_dir(&directory.path) {
+            Err(error) if is_absent(&error) => continue,
+            other => other?,
+        };
+        for entry in entries {
+            if let Some((name, path)) = of(&entry?.path())
+                && !(directory.current && builtin.contains(&name.as_str()))
+            {
+                add(name, Some(path));
+            }
+        }
+    }
+    for name in builtin {
+        add(name.to_owned(), None);
+    }
+    found.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(found)
+}
+
+/// What `<name>.toml` is called.
+pub fn toml_file(path: &Path) -> Option<(String, PathBuf)> {
+    let name = path.file_stem()?.to_string_lossy().into_owned();
+    let is_toml = path.extension().is_some_and(|end| end == "toml");
+    is_toml.then(|| (name, path.to_owned()))
+}
+
+/// Returns whether a directory, or what should be one, is not there.
+pub fn is_absent(error: &std::io::Error) -> bool {
+    matches!(
+        error.kind(),
+        std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory
+    )
+}
+
+/// Returns the one of that name; `what` is its kind, as in `rockenv WHAT ls`.
+pub fn named<'a>(listed: &'a [Listed], what: &str, name: &str) -> Result<&'a Listed> {
+    if let Some(found) = listed.iter().find(|listed| listed.name == name) {
+        return Ok(found);
+    }
+    let error = Error::not_found(format!("no {what} `{}`", name.escape_debug()));
+    let known = listed.iter().map(|listed| listed.name.as_str());
+    Err(match suggest::closest(name, known) {
+        Some(close) => error.help(format!("did you mean `{close}`?")),
+        None => error.help(format!("rockenv {what} ls")),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_user_s_come_first_and_what_is_absent_is_empty() {
+        let directory = tempfile::tempdir().unwrap();
+        for name in ["b.toml", "a.toml", "c.txt"] {
+            fs_err::write(directory.path().join(name), "").unwrap();
+        }
+        let mut directories = [
+            directory.path().join("none"),
+            directory.path().join("c.txt"),
+            directory.path().to_owned(),
+        ]
+        .map(Directory::from);
+        let found = list(&directories, ["a", "z"], toml_file).unwrap();
+        let shown: Vec<_> = found
+            .iter()
+            .map(|listed| (listed.name.as_str(), listed.path.is_some()))
+            .collect();
+        assert_eq!(shown, [("a", true), ("b", true), ("z", false)]);
+        assert_eq!(named(&found, "image", "z").unwrap().path, None);
+        directories[2].current = true;
+        let found = list(&directories, ["a", "z"], toml_file).unwrap();
+        assert_eq!(named(&found, "image", "a").unwrap().path, None);
+        assert!(named(&found, "image", "b").unwrap().path.is_some());
+        let error = named(&found, "image", "quite another").unwrap_err();
+        assert_eq!(error.help_text(), Some("rockenv image ls"));
+    }
+}

@@ -1,0 +1,93 @@
+//! Owns digests that others demand of a file, by the algorithms that are worth anything.
+
+use std::fmt;
+
+use sha2::digest::DynDigest;
+use sha2::{Sha256, Sha512};
+
+/// How a digest is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Algorithm {
+    /// What rockenv itself knows files by.
+    Sha256,
+    /// What some upstreams publish.
+    Sha512,
+}
+
+impl Algorithm {
+    /// Returns its name, which is also that of its directory among the downloads.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sha256 => "sha256",
+            Self::Sha512 => "sha512",
+        }
+    }
+
+    pub(crate) fn hasher(self) -> Box<dyn DynDigest + Send> {
+        match self {
+            Self::Sha256 => Box::new(Sha256::default()),
+            Self::Sha512 => Box::new(Sha512::default()),
+        }
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Sha256 => "SHA-256",
+            Self::Sha512 => "SHA-512",
+        })
+    }
+}
+
+/// A digest with its algorithm; shown as `sha256:DIGITS`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Checksum {
+    /// How it is computed.
+    pub algorithm: Algorithm,
+    /// Lower-case hexadecimal digits, as many as it has.
+    pub digits: String,
+}
+
+impl Checksum {
+    /// Reads one as CMake writes it: `SHA256` and digits in either case. Nothing for another algorithm.
+    pub fn new(algorithm: &str, digits: &str) -> Option<Self> {
+        let (algorithm, length) = match algorithm.to_ascii_uppercase().as_str() {
+            "SHA256" => (Algorithm::Sha256, 64),
+            "SHA512" => (Algorithm::Sha512, 128),
+            _ => return None,
+        };
+        let fits = digits.len() == length && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+        fits.then(|| Self {
+            algorithm,
+            digits: digits.to_ascii_lowercase(),
+        })
+    }
+}
+
+impl fmt::Display for Checksum {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.algorithm.name(), self.digits)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_whole_digests_of_known_algorithms() {
+        let digits = "AB".repeat(32);
+        let read = Checksum::new("SHA256", &digits).unwrap();
+        assert_eq!(read.to_string(), format!("sha256:{}", "ab".repeat(32)));
+        assert!(Checksum::new("sha512", &digits.repeat(2)).is_some());
+        for (algorithm, digits) in [
+            ("SHA512", digits.as_str()),
+            ("SHA256", &digits[1..]),
+            ("MD5", &digits[..32]),
+            ("SHA256", &"g".repeat(64)),
+        ] {
+            assert_eq!(Checksum::new(algorithm, digits), None);
+        }
+    }
+}

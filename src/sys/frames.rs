@@ -1,0 +1,166 @@
+//! Owns frames on Unix stream sockets between rockenv's processes: a length, a JSON body, and file descriptors beside the length.
+
+use std::io::{IoSlice, IoSliceMut, Read as _, Write as _};
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+
+use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::sys::error::{Error, Result};
+
+/// The longest body accepted, in bytes: a step's script and environment fit many times over.
+const MAX_BODY: u32 = 16 << 20;
+/// The most descriptors one frame carries.
+const MAX_FDS: usize = 4;
+
+/// Sends one frame.
+pub(crate) fn send(socket: &UnixStream, body: &impl Serialize, fds: &[RawFd]) -> Result<()> {
+    let body = serde_json::to_vec(body)
+        .map_err(|error| Error::unexpected("cannot encode a frame").source(error))?;
+    let length = u32::try_from(body.len())
+        .ok()
+        .filter(|length| *length <= MAX_BODY)
+        .ok_or_else(|| {
+            Error::invalid(format!(
+                "a command of {} bytes, with its environment, is too long",
+                body.len()
+            ))
+            .help("put it into a file")
+        })?
+        .to_le_bytes();
+    let slices = [IoSlice::new(&length)];
+    let rights = [ControlMessage::ScmRights(fds)];
+    let control: &[ControlMessage<'_>] = if fds.is_empty() { &[] } else { &rights };
+    // Four bytes into a stream socket's buffer arrive whole or not at all.
+    sendmsg::<()>(
+        socket.as_raw_fd(),
+        &slices,
+        control,
+        MsgFlags::MSG_NOSIGNAL,
+        None,
+    )
+    .map_err(|error| not_sent(error.into()))?;
+    (&mut &*socket).write_all(&body).map_err(not_sent)
+}
+
+/// Makes the error for a frame that did not arrive: a peer that was killed is no bug.
+fn not_sent(error: std::io::Error) -> Error {
+    if is_gone(&error) {
+        Error::unavailable("the container ended").source(error)
+    } else {
+        error.into()
+    }
+}
+
+/// Returns whether the peer has closed its end, or was killed, in the middle of a frame too.
+fn is_gone(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{BrokenPipe, ConnectionReset, NotConnected, UnexpectedEof};
+    matches!(
+        error.kind(),
+        BrokenPipe | ConnectionReset | NotConnected | UnexpectedEof
+    )
+}
+
+/// Receives one frame and its descriptors; `None` at the end of the stream.
+pub(crate) fn receive<T: DeserializeOwned>(
+    socket: &UnixStream,
+) -> Result<Option<(T, Vec<OwnedFd>)>> {
+    let mut length = [0u8; 4];
+    let mut space = nix::cmsg_space!([RawFd; MAX_FDS]);
+    let mut fds = Vec::new();
+    let read = {
+        let mut slices = [IoSliceMut::new(&mut length)];
+        let message = loop {
+            match recvmsg::<()>(
+                socket.as_raw_fd(),
+                &mut slices,
+                Some(&mut space),
+                MsgFlags::MSG_CMSG_CLOEXEC,
+            ) {
+                Err(nix::Error::EINTR) => {}
+                Err(nix::Error::ECONNRESET) => return Ok(None),
+                other => break other?,
+            }
+        };
+        for control in message.cmsgs()? {
+            if let ControlMessageOwned::ScmRights(received) = control {
+                for fd in received {
+                    fds.push(own(fd));
+                }
+            }
+        }
+        message.bytes
+    };
+    if read == 0 {
+        return Ok(None);
+    }
+    if !fill(socket, &mut length[read..])? {
+        return Ok(None);
+    }
+    let length = u32::from_le_bytes(length);
+    if length > MAX_BODY {
+        return Err(Error::unexpected(format!(
+            "a frame of {length} bytes is longer than {MAX_BODY}"
+        )));
+    }
+    let mut body = vec![0; length as usize];
+    if !fill(socket, &mut body)? {
+        return Ok(None);
+    }
+    let body = serde_json::from_slice(&body)
+        .map_err(|error| Error::unexpected("cannot decode a frame").source(error))?;
+    Ok(Some((body, fds)))
+}
+
+/// Reads the rest of a frame; returns whether it came.
+fn fill(mut socket: &UnixStream, buffer: &mut [u8]) -> Result<bool> {
+    match socket.read_exact(buffer) {
+        Err(error) if is_gone(&error) => Ok(false),
+        other => Ok(other.map(|()| true)?),
+    }
+}
+
+#[expect(
+    unsafe_code,
+    reason = "descriptors received by SCM_RIGHTS arrive as bare numbers"
+)]
+fn own(fd: RawFd) -> OwnedFd {
+    // SAFETY: the kernel has just made this descriptor for us and nobody else knows its number.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd as _;
+
+    #[test]
+    fn a_frame_arrives_with_its_descriptors() {
+        let (a, b) = UnixStream::pair().unwrap();
+        let file = tempfile::tempfile().unwrap();
+        send(&a, &15, &[file.as_fd().as_raw_fd()]).unwrap();
+        let (body, fds) = receive::<i32>(&b).unwrap().unwrap();
+        assert_eq!(body, 15);
+        assert_eq!(fds.len(), 1);
+        // Killed in the middle of a frame.
+        (&a).write_all(&[9, 0, 0, 0, b'{']).unwrap();
+        drop(a);
+        assert!(receive::<i32>(&b).unwrap().is_none());
+        let error = send(&b, &15, &[]).unwrap_err();
+        assert_eq!(error.kind(), crate::sys::error::Kind::Unavailable);
+    }
+
+    #[test]
+    fn a_long_body_is_refused() {
+        let (a, b) = UnixStream::pair().unwrap();
+        (&a).write_all(&u32::MAX.to_le_bytes()).unwrap();
+        assert!(
+            receive::<i32>(&b)
+                .unwrap_err()
+                .message()
+                .contains("longer than")
+        );
+    }
+}

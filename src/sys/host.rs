@@ -1,0 +1,147 @@
+//! Owns reading the machine: what `resolve`, the jobs decision and preflight need to know, as plain values.
+
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+use serde::Serialize;
+
+use crate::sys::error::{Result, ResultExt as _};
+use crate::sys::userns;
+
+/// What the machine has.
+#[derive(Clone, Debug, Serialize)]
+pub struct Host {
+    /// Processors this process may use.
+    pub cores: u32,
+    /// Memory in bytes.
+    pub memory: u64,
+    /// Whether systemd is PID 1.
+    pub systemd: bool,
+    /// Whether this process is root of the machine.
+    pub root: bool,
+    /// rockenv's own binary.
+    pub program: PathBuf,
+}
+
+impl Host {
+    /// Reads the machine.
+    pub fn probe() -> Result<Self> {
+        let cores = std::thread::available_parallelism()
+            .map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX));
+        Ok(Self {
+            cores,
+            memory: memory_field(&fs::read_to_string("/proc/meminfo")?, "MemTotal:"),
+            systemd: Path::new("/run/systemd/system").is_dir(),
+            root: userns::is_root(),
+            program: std::env::current_exe()
+                .context(|| "cannot find rockenv's own binary".to_owned())?,
+        })
+    }
+}
+
+/// Returns the processor's name, as its maker writes it.
+pub fn processor() -> Option<String> {
+    let text = fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("model name"))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+/// Returns the release of the kernel that runs.
+pub fn kernel() -> Option<String> {
+    let text = fs::read_to_string("/proc/sys/kernel/osrelease").ok()?;
+    Some(format!("Linux {}", text.trim()))
+}
+
+/// Returns the version of the module `amdgpu`, where it is not the kernel's own.
+pub fn amdgpu() -> Option<String> {
+    let text = fs::read_to_string("/sys/module/amdgpu/version").ok()?;
+    Some(text.trim().to_owned())
+}
+
+/// The machine's memory at the moment, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MemoryNow {
+    /// All there is.
+    pub total: u64,
+    /// What programs could still get.
+    pub available: u64,
+    /// Share of the last ten seconds in which something waited for memory, in percent, where the kernel says so.
+    pub stalled: Option<f64>,
+}
+
+/// Reads how much memory there is at the moment.
+pub fn memory_now() -> MemoryNow {
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = memory_field(&meminfo, "MemTotal:");
+    MemoryNow {
+        total,
+        // Unreadable: nobody is short of what cannot be seen.
+        available: match memory_field(&meminfo, "MemAvailable:") {
+            0 => total,
+            bytes => bytes,
+        },
+        stalled: fs::read_to_string("/proc/pressure/memory")
+            .ok()
+            .and_then(|text| stalled(&text)),
+    }
+}
+
+/// Parses `/proc/pressure/memory`.
+fn stalled(text: &str) -> Option<f64> {
+    let line = text.lines().find_map(|line| line.strip_prefix("some "))?;
+    line.split(' ')
+        .find_map(|field| field.strip_prefix("avg10=")?.parse().ok())
+}
+
+/// Parses a field of `/proc/meminfo`; returns bytes.
+fn memory_field(meminfo: &str, name: &str) -> u64 {
+    let kib = meminfo.lines().find_map(|line| {
+        line.strip_prefix(name)?
+            .trim()
+            .strip_suffix(" kB")?
+            .trim()
+            .parse::<u64>()
+            .ok()
+    });
+    kib.unwrap_or(0) * 1024
+}
+
+/// A file system's space, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Space {
+    /// What an ordinary user could still write.
+    pub free: u64,
+    /// Its size.
+    pub total: u64,
+}
+
+/// Returns the space of the file system that `path` is on.
+pub fn space(path: &Path) -> Result<Space> {
+    let found = nix::sys::statvfs::statvfs(path)
+        .context(|| format!("cannot ask for free space at `{}`", path.display()))?;
+    Ok(Space {
+        free: found.blocks_available() * found.fragment_size(),
+        total: found.blocks() * found.fragment_size(),
+    })
+}
+
+/// Free space below `path` that an ordinary user could still write, in bytes.
+pub fn free_space(path: &Path) -> Result<u64> {
+    Ok(space(path)?.free)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_read_in_bytes() {
+        assert_eq!(
+            memory_field("MemTotal:       24684092 kB\nMemFree: 1 kB\n", "MemTotal:"),
+            24_684_092 * 1024
+        );
+        assert_eq!(memory_field("nonsense", "MemTotal:"), 0);
+        let text = "some avg10=12.50 avg60=1.00 avg300=0.00 total=9\nfull avg10=1.00 avg60=0 avg300=0 total=1\n";
+        assert_eq!(stalled(text), Some(12.5));
+    }
+}

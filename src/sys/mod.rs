@@ -1,0 +1,16 @@
+//! What the operating system gives: errors, processes, signals, users, facts of the host.
+
+pub(crate) mod account;
+pub mod atomic;
+pub(crate) mod beneath;
+pub mod builtin;
+pub mod catalog;
+pub mod checksum;
+pub mod error;
+pub(crate) mod frames;
+pub mod host;
+pub mod process;
+pub mod signals;
+pub(crate) mod suggest;
+pub(crate) mod trust;
+pub mod userns;

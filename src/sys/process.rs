@@ -1,0 +1,569 @@
+//! Owns running outside programs: found in the system's directories, with a clean environment, in a process group
+//! of their own so that Ctrl-C is ours to handle, and dead whenever rockenv is dead.
+//!
+//! Calls block the thread. A program dies with the *thread* that started it (that is what the kernel's
+//! parent-death signal looks at), which is the one that waits here.
+
+use std::collections::VecDeque;
+use std::ffi::{OsStr, OsString};
+use std::io::{Read as _, Write as _};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+
+/// Where programs are looked up: not in the caller's `PATH`, as these may run as root.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+const POLL: u16 = 100;
+const TAIL_LINES: usize = 15;
+const MAX_LINE: usize = 4096;
+/// How long a program may take to stop by itself, asked to or because its reader has failed.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// What happens while a program runs.
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// It wrote a line to stderr.
+    Line(&'a str),
+    /// Some time went by (about ten times a second).
+    Tick,
+}
+
+/// A program to run.
+#[derive(Debug)]
+pub struct Program {
+    name: String,
+    path: PathBuf,
+    args: Vec<OsString>,
+    env: Vec<(OsString, OsString)>,
+    directory: PathBuf,
+    isolated: bool,
+    user: Option<(u32, u32)>,
+    inherit_env: bool,
+    without: &'static [&'static str],
+    tolerated: Option<i32>,
+    own_codes: bool,
+    grace: Duration,
+    input: Vec<u8>,
+}
+
+impl Program {
+    /// Finds a program; `needed_for` completes "... is needed for".
+    pub fn find(name: &str, needed_for: &str) -> Result<Self> {
+        match which::which_in(name, Some(PATH), "/") {
+            Ok(path) => Ok(Self::at(path)),
+            Err(_) => Err(Error::unavailable(format!(
+                "`{name}` is not installed; it is needed for {needed_for}"
+            ))
+            .help("rockenv setup")),
+        }
+    }
+
+    /// Takes the program at a path.
+    pub fn at(path: impl Into<PathBuf>) -> Self {
+        let path = path.into();
+        Self {
+            name: path
+                .file_name()
+                .unwrap_or(path.as_os_str())
+                .to_string_lossy()
+                .into_owned(),
+            path,
+            args: Vec::new(),
+            env: vec![
+                ("PATH".into(), PATH.into()),
+                ("LC_ALL".into(), "C.UTF-8".into()),
+            ],
+            directory: "/".into(),
+            isolated: false,
+            user: None,
+            inherit_env: false,
+            without: &[],
+            tolerated: None,
+            own_codes: false,
+            grace: GRACE,
+            input: Vec::new(),
+        }
+    }
+
+    /// Adds an argument.
+    #[must_use]
+    pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
+        self.args.push(arg.as_ref().into());
+        self
+    }
+
+    /// Adds arguments.
+    #[must_use]
+    pub fn args<A: AsRef<OsStr>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
+        self.args
+            .extend(args.into_iter().map(|arg| arg.as_ref().into()));
+        self
+    }
+
+    /// Sets a variable; there are no others but `PATH` and a UTF-8 locale, both fixed.
+    #[must_use]
+    pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
+        self.env.push((name.as_ref().into(), value.as_ref().into()));
+        self
+    }
+
+    /// Passes the caller's variables on, but for `PATH` and the locale: for tools that read the user's settings.
+    #[must_use]
+    pub fn inherit_env(mut self) -> Self {
+        self.inherit_env = true;
+        self
+    }
+
+    /// Keeps these of the caller's variables from it.
+    #[must_use]
+    pub fn without(mut self, names: &'static [&'static str]) -> Self {
+        self.without = names;
+        self
+    }
+
+    /// Runs it as this user and group, without supplementary groups. Needs root.
+    #[must_use]
+    pub fn user(mut self, uid: u32, gid: u32) -> Self {
+        self.user = Some((uid, gid));
+        self
+    }
+
+    /// Gives it something to read, less than a pipe holds: 64 KiB. There is nothing otherwise.
+    #[must_use]
+    pub fn input(mut self, bytes: impl Into<Vec<u8>>) -> Self {
+        self.input = bytes.into();
+        self
+    }
+
+    /// Sets the working directory, `/` otherwise.
+    #[must_use]
+    pub fn directory(mut self, directory: impl AsRef<Path>) -> Self {
+        self.directory = directory.as_ref().into();
+        self
+    }
+
+    /// Runs it as PID 1 of its own PID and mount namespaces: when it ends or is killed, the kernel takes every
+    /// process and every mount it made with it. Needs root.
+    #[must_use]
+    pub fn isolated(mut self) -> Self {
+        self.isolated = true;
+        self
+    }
+
+    /// Gives it so long to stop when it is asked to, before it is killed.
+    #[must_use]
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.grace = grace;
+        self
+    }
+
+    /// Runs it to its end and returns what it wrote to stdout, at most `limit` bytes.
+    pub fn output(
+        &self,
+        limit: u64,
+        cancel: &AtomicBool,
+        on: &mut dyn FnMut(Event<'_>),
+    ) -> Result<Vec<u8>> {
+        self.stream(cancel, on, |stdout| {
+            let mut data = Vec::new();
+            let name = &self.name;
+            stdout
+                .take(limit + 1)
+                .read_to_end(&mut data)
+                .context(|| format!("cannot read from `{name}`"))?;
+            match data.len() as u64 > limit {
+                true => Err(Error::unexpected(format!(
+                    "`{name}` wrote more than {limit} bytes"
+                ))),
+                false => Ok(data),
+            }
+        })
+    }
+
+    /// Takes this exit status for success too.
+    pub fn tolerate(mut self, status: i32) -> Self {
+        self.tolerated = Some(status);
+        self
+    }
+
+    /// Takes its exit status for that of a rockenv: what it failed of is the kind of the error.
+    #[must_use]
+    pub fn own_codes(mut self) -> Self {
+        self.own_codes = true;
+        self
+    }
+
+    /// Runs it with `consume` reading its stdout in a thread of its own. An error of either stops the other.
+    pub fn stream<T: Send>(
+        &self,
+        cancel: &AtomicBool,
+        on: &mut dyn FnMut(Event<'_>),
+        consume: impl FnOnce(ChildStdout) -> Result<T> + Send,
+    ) -> Result<T> {
+        let mut child = self.spawn()?;
+        if let Some(mut stdin) = child.stdin.take() {
+            // Who does not read it has no need of it.
+            drop(stdin.write_all(&self.input));
+        }
+        let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) else {
+            return Err(Error::unexpected("a pipe is missing"));
+        };
+        // Held until the end: a program whose reader gave up should wait to be stopped, not die of SIGPIPE and
+        // have that reported as the cause.
+        let held = stdout.as_fd().try_clone_to_owned();
+        let failed = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let consumer = scope.spawn(|| {
+                let outcome = consume(stdout);
+                failed.store(outcome.is_err(), Ordering::Release);
+                outcome
+            });
+            let mut lines = Lines::default();
+            let watched = self.watch(&mut child, &stderr.into(), cancel, &failed, &mut lines, on);
+            drop(held);
+            let consumed = consumer
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            match (watched?, consumed) {
+                (End::Cancelled, _) => Err(Error::new(
+                    Kind::Signal(2),
+                    format!("`{}` was interrupted", self.name),
+                )),
+                (End::Exited(status), consumed)
+                    if status.success()
+                        || status.code().is_some() && status.code() == self.tolerated =>
+                {
+                    consumed
+                }
+                (End::Stopped, Err(error)) => Err(error),
+                (End::Exited(status), _) => Err(self.failure(status, lines.tail)),
+                (End::Stopped, Ok(_)) => {
+                    Err(Error::unexpected(format!("`{}` was stopped", self.name)))
+                }
+            }
+        })
+    }
+
+    fn failure(&self, status: ExitStatus, tail: VecDeque<String>) -> Error {
+        let how = match (status.code(), status.signal()) {
+            (Some(code), _) => format!("with status {code}"),
+            (None, Some(signal)) => format!("by signal {signal}"),
+            (None, None) => "in an unknown way".into(),
+        };
+        let code = status.code().filter(|_| self.own_codes);
+        let kind = code
+            .and_then(|code| u8::try_from(code).ok())
+            .map_or(Kind::Unexpected, Kind::of_exit_code);
+        let error = Error::new(kind, format!("`{}` failed {how}", self.name));
+        match tail.is_empty() {
+            true => error,
+            false => error.source(Vec::from(tail).join("\n")),
+        }
+    }
+
+    fn spawn(&self) -> Result<Child> {
+        let mut command = if self.isolated {
+            let unshare = Self::find("unshare", "running programs in isolation")?;
+            let mut command = Command::new(unshare.path);
+            command
+                .args([
+                    "--fork",
+                    "--pid",
+                    "--mount",
+                    "--mount-proc",
+                    "--propagation=private",
+                    "--kill-child=KILL",
+                    "--",
+                ])
+                .arg(&self.path);
+            command
+        } else {
+            Command::new(&self.path)
+        };
+        if !self.inherit_env {
+            command.env_clear();
+        }
+        for name in self.without {
+            command.env_remove(name);
+        }
+        command
+            .args(&self.args)
+            .envs(self.env.iter().map(|(name, value)| (name, value)))
+            .current_dir(&self.directory)
+            .stdin(match self.input.is_empty() {
+                true => Stdio::null(),
+                false => Stdio::piped(),
+            })
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0);
+        if let Some((uid, gid)) = self.user {
+            command.uid(uid).gid(gid);
+        }
+        let parent = nix::unistd::getpid();
+        let die_with_parent = move || {
+            // What a program makes must not depend on the caller's habits; std passes blocked signals on.
+            nix::sys::signal::SigSet::empty().thread_set_mask()?;
+            nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o022));
+            nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
+            // The parent may have died before the line above.
+            match nix::unistd::getppid() == parent {
+                true => Ok(()),
+                false => Err(std::io::Error::from(nix::errno::Errno::ESRCH)),
+            }
+        };
+        #[expect(
+            unsafe_code,
+            reason = "the standard library has no safe way to set a parent-death signal"
+        )]
+        // SAFETY: between fork and exec the closure makes four system calls and neither allocates nor locks.
+        unsafe {
+            command.pre_exec(die_with_parent);
+        }
+        command.spawn().map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => {
+                Error::unavailable(format!("`{}` is not installed", self.name))
+                    .help("rockenv setup")
+            }
+            _ => Error::unexpected(format!("cannot start `{}`", self.name)).source(error),
+        })
+    }
+
+    fn watch(
+        &self,
+        child: &mut Child,
+        stderr: &OwnedFd,
+        cancel: &AtomicBool,
+        failed: &AtomicBool,
+        lines: &mut Lines,
+        on: &mut dyn FnMut(Event<'_>),
+    ) -> Result<End> {
+        let mut open = true;
+        let mut give_up: Option<Instant> = None;
+        loop {
+            let exited = child
+                .try_wait()
+                .context(|| format!("cannot wait for `{}`", self.name))?;
+            if exited.is_none() && cancel.load(Ordering::Relaxed) {
+                self.stop(child)?;
+                return Ok(End::Cancelled);
+            }
+            if exited.is_none() && failed.load(Ordering::Acquire) {
+                // If it is about to fail by itself, its message is the better one.
+                let deadline = *give_up.get_or_insert_with(|| Instant::now() + GRACE / 4);
+                if Instant::now() > deadline {
+                    self.stop(child)?;
+                    return Ok(End::Stopped);
+                }
+            }
+            // What it wrote before it exited is in the pipe; a daemon it left behind must not keep us here.
+            let timeout = if exited.is_some() { 0 } else { POLL };
+            let ready = open && readable(stderr, timeout);
+            if ready {
+                open = lines.read(stderr, on);
+            } else if let Some(status) = exited {
+                lines.flush(on);
+                return Ok(End::Exited(status));
+            } else if !open {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            on(Event::Tick);
+        }
+    }
+
+    fn stop(&self, child: &mut Child) -> Result<()> {
+        let group = Pid::from_raw(i32::try_from(child.id()).unwrap_or(i32::MAX));
+        let wait = || format!("cannot wait for `{}`", self.name);
+        if !self.isolated {
+            // A group that is already gone is what we want.
+            let _gone = killpg(group, Signal::SIGTERM);
+            let deadline = Instant::now() + self.grace;
+            while Instant::now() < deadline {
+                if child.try_wait().context(wait)?.is_some() {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+        let _gone = killpg(group, Signal::SIGKILL);
+        child.wait().context(wait)?;
+        // Its own children may take longer to die, a namespace's first process until all others in it have.
+        let deadline = Instant::now() + GRACE;
+        while killpg(group, None) != Err(Errno::ESRCH) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+}
+
+enum End {
+    Exited(ExitStatus),
+    /// Because its reader failed.
+    Stopped,
+    Cancelled,
+}
+
+fn readable(fd: &OwnedFd, timeout: u16) -> bool {
+    let mut fds = [PollFd::new(fd.as_fd(), PollFlags::POLLIN)];
+    matches!(poll(&mut fds, PollTimeout::from(timeout)), Ok(1..))
+}
+
+/// Splits output into lines, also at carriage returns, and keeps the last ones.
+#[derive(Default)]
+struct Lines {
+    partial: Vec<u8>,
+    tail: VecDeque<String>,
+}
+
+impl Lines {
+    /// Reads once; false at the end.
+    fn read(&mut self, fd: &OwnedFd, on: &mut dyn FnMut(Event<'_>)) -> bool {
+        let mut buffer = [0; 8192];
+        let amount = match nix::unistd::read(fd, &mut buffer) {
+            Ok(0) => return false,
+            Ok(amount) => amount,
+            Err(nix::errno::Errno::EINTR) => return true,
+            Err(_) => return false,
+        };
+        for byte in &buffer[..amount] {
+            match byte {
+                b'\n' | b'\r' => self.flush(on),
+                _ if self.partial.len() < MAX_LINE => self.partial.push(*byte),
+                _ => {}
+            }
+        }
+        true
+    }
+
+    fn flush(&mut self, on: &mut dyn FnMut(Event<'_>)) {
+        let bytes = std::mem::take(&mut self.partial);
+        let line = String::from_utf8_lossy(bytes.trim_ascii_end()).into_owned();
+        if line.is_empty() {
+            return;
+        }
+        on(Event::Line(&line));
+        self.tail.push_back(line);
+        if self.tail.len() > TAIL_LINES {
+            self.tail.pop_front();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sh(script: &str) -> Program {
+        Program::at("/bin/sh").arg("-c").arg(script)
+    }
+
+    fn run(program: &Program) -> Result<Vec<u8>> {
+        program.output(1 << 20, &AtomicBool::new(false), &mut |_| {})
+    }
+
+    #[test]
+    fn stdout_is_returned_and_stderr_comes_as_lines() {
+        let mut lines = Vec::new();
+        let out = sh("printf out; printf 'a\\rb\\n' >&2; printf c >&2").output(
+            9,
+            &AtomicBool::new(false),
+            &mut |event| {
+                if let Event::Line(line) = event {
+                    lines.push(line.to_string());
+                }
+            },
+        );
+        assert_eq!(out.unwrap(), b"out");
+        assert_eq!(lines, ["a", "b", "c"]);
+    }
+
+    #[test]
+    fn a_failure_names_the_status_and_shows_the_end_of_stderr() {
+        let error = run(&sh("seq 100 >&2; exit 7")).unwrap_err();
+        assert_eq!(error.message(), "`sh` failed with status 7");
+        assert!(error.chain()[1].ends_with("99\n100") && error.chain()[1].starts_with("86\n"));
+        assert_eq!(
+            run(&sh("kill -9 $$")).unwrap_err().message(),
+            "`sh` failed by signal 9"
+        );
+    }
+
+    #[test]
+    fn a_missing_program_is_unavailable_and_helps() {
+        let error = Program::find("no-such-tool", "nothing").unwrap_err();
+        assert_eq!(
+            (error.kind(), error.help_text()),
+            (Kind::Unavailable, Some("rockenv setup"))
+        );
+    }
+
+    #[test]
+    fn the_environment_is_not_inherited() {
+        let out = String::from_utf8(run(&sh("env").env("EXTRA", "1")).unwrap()).unwrap();
+        let mut names: Vec<_> = out
+            .lines()
+            .filter_map(|line| line.split('=').next())
+            .collect();
+        names.sort_unstable();
+        assert_eq!(names, ["EXTRA", "LC_ALL", "PATH", "PWD"]);
+    }
+
+    #[test]
+    fn cancel_stops_the_whole_group_quickly() {
+        let cancel = AtomicBool::new(false);
+        let start = Instant::now();
+        let outcome = sh("trap '' TERM; sleep 60 & sleep 61").output(9, &cancel, &mut |_| {
+            if start.elapsed() > Duration::from_millis(100) {
+                cancel.store(true, Ordering::Relaxed);
+            }
+        });
+        assert_eq!(outcome.unwrap_err().kind(), Kind::Signal(2));
+        assert!(start.elapsed() < Duration::from_secs(5));
+    }
+
+    #[test]
+    fn an_error_of_the_reader_stops_the_program_and_is_the_one_reported() {
+        let outcome: Result<()> =
+            sh("yes; sleep 60").stream(&AtomicBool::new(false), &mut |_| {}, |_| {
+                Err(Error::invalid("refused"))
+            });
+        assert_eq!(outcome.unwrap_err().message(), "refused");
+    }
+
+    #[test]
+    fn a_daemon_that_keeps_stderr_open_does_not_hold_us() {
+        let start = Instant::now();
+        run(&sh("setsid sleep 8 >/dev/null & exit 0")).unwrap();
+        assert!(start.elapsed() < Duration::from_secs(4));
+    }
+
+    #[test]
+    fn isolated_programs_leave_no_process_and_no_mount() {
+        if !nix::unistd::geteuid().is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let script = format!(
+            "mount -t tmpfs none {} && (setsid sleep 4711 &) && echo $$",
+            dir.path().display()
+        );
+        let out = run(&sh(&script).isolated()).unwrap();
+        assert_eq!(out, b"1\n");
+        let mounts = fs_err::read_to_string("/proc/self/mounts").unwrap();
+        assert!(!mounts.contains(dir.path().to_str().unwrap()));
+        for entry in fs_err::read_dir("/proc").unwrap() {
+            let line = fs_err::read(entry.unwrap().path().join("cmdline")).unwrap_or_default();
+            assert!(!line.starts_with(b"sleep\x004711"));
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Owns the user's signals: Ctrl-C and its kin are blocked and read, so that every command ends in its own way.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+
+use crate::sys::error::{Error, Kind, Result};
+
+/// The signals that mean stop, blocked and readable instead.
+#[derive(Debug)]
+pub struct Signals(SignalFd);
+
+/// Returns whether this process was started with the signal ignored, as `nohup` does.
+fn is_ignored(signal: Signal) -> bool {
+    let status = fs_err::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .is_some_and(|mask| mask & (1 << (signal as i32 - 1)) != 0)
+}
+
+/// The signals that mean stop.
+pub(crate) const STOP: [Signal; 4] = [
+    Signal::SIGINT,
+    Signal::SIGTERM,
+    Signal::SIGHUP,
+    Signal::SIGQUIT,
+];
+
+/// Blocks signals for this process from now on, and makes them readable.
+pub(crate) fn block(signals: &[Signal]) -> Result<SignalFd> {
+    let mut mask = SigSet::empty();
+    for signal in signals {
+        // A blocked signal arrives even where it is ignored.
+        if !is_ignored(*signal) {
+            mask.add(*signal);
+        }
+    }
+    mask.thread_block()?;
+    let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
+    Ok(SignalFd::with_flags(&mask, flags)?)
+}
+
+impl Signals {
+    /// Blocks them for this process from now on.
+    pub fn take() -> Result<Self> {
+        let signals = block(&STOP)?;
+        // Taken once in a process, as a rule; a second one sees the same signals.
+        drop(TAKEN.set(signals.as_fd().try_clone_to_owned()?));
+        Ok(Self(signals))
+    }
+
+    /// Returns the signal that came, if one did.
+    pub fn pending(&self) -> Result<Option<i32>> {
+        Ok(self
+            .0
+            .read_signal()?
+            .and_then(|signal| i32::try_from(signal.ssi_signo).ok()))
+    }
+}
+
+impl AsFd for Signals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// The signals of this process, once they are taken: long waits far from the command that took them look here.
+static TAKEN: OnceLock<OwnedFd> = OnceLock::new();
+
+/// Returns what becomes readable when a signal has come; `None` where signals end the process as usual.
+pub(crate) fn taken() -> Option<BorrowedFd<'static>> {
+    TAKEN.get().map(AsFd::as_fd)
+}
+
+/// Turns a signal into a flag, for work that looks at a flag to know when to stop.
+#[derive(Debug)]
+pub struct Cancel<'a> {
+    signals: &'a Signals,
+    caught: AtomicI32,
+    flag: AtomicBool,
+}
+
+impl<'a> Cancel<'a> {
+    /// Starts with nothing caught.
+    pub fn new(signals: &'a Signals) -> Self {
+        Self {
+            signals,
+            caught: AtomicI32::new(0),
+            flag: AtomicBool::new(false),
+        }
+    }
+
+    /// Returns the flag: set once a signal came.
+    pub fn flag(&self) -> &AtomicBool {
+        &self.flag
+    }
+
+    /// Looks for a signal; the work calls this now and then.
+    pub fn look(&self) {
+        if let Ok(Some(number)) = self.signals.pending() {
+            self.caught.store(number, Ordering::Relaxed);
+            self.flag.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns the signal that came, if one did.
+    pub fn caught(&self) -> Option<i32> {
+        Some(self.caught.load(Ordering::Relaxed)).filter(|number| *number != 0)
+    }
+
+    /// Makes an error of work that was stopped say by which signal.
+    pub fn outcome<T>(&self, result: Result<T>) -> Result<T> {
+        match (result, self.caught()) {
+            (Err(_), Some(number)) => Err(Error::new(Kind::Signal(number), "interrupted")),
+            (result, _) => result,
+        }
+    }
+}

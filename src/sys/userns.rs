@@ -1,0 +1,170 @@
+//! Owns working without root: this process becomes root of a user namespace in which the invoking user's subordinate
+//! ids are the other users, as Podman does it. So the store can hold trees and volumes with files of any owner.
+
+use std::io::Write as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use fs_err as fs;
+use nix::sched::{CloneFlags, unshare};
+
+use crate::sys::error::{Error, Result, ResultExt as _};
+
+/// Whether this process has entered one.
+static ENTERED: AtomicBool = AtomicBool::new(false);
+
+/// A range of ids that a user may hand out in namespaces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Range {
+    start: u32,
+    count: u32,
+}
+
+/// Returns whether this process is root of the machine, and not only of a namespace that it entered.
+pub fn is_root() -> bool {
+    nix::unistd::geteuid().is_root() && !ENTERED.load(Ordering::Relaxed)
+}
+
+/// Says that the process which started this one had entered one.
+pub fn inherit() {
+    ENTERED.store(true, Ordering::Relaxed);
+}
+
+/// Makes this process root of a user namespace; does nothing for root, and the second time. The process must have one
+/// thread.
+pub fn enter() -> Result<()> {
+    if nix::unistd::geteuid().is_root() {
+        return Ok(());
+    }
+    let (uid, gid) = (nix::unistd::geteuid(), nix::unistd::getegid());
+    let name = user_name(uid.as_raw());
+    let users = ranges("/etc/subuid", &name, uid.as_raw())?;
+    let groups = ranges("/etc/subgid", &name, uid.as_raw())?;
+    // Before anything is entered that cannot be left.
+    if !["newuidmap", "newgidmap"].iter().all(|name| has(name)) {
+        return Err(
+            Error::unavailable("cannot make a user namespace: there is no newuidmap")
+                .help("install newuidmap (package uidmap or shadow-utils), or sudo rockenv ..."),
+        );
+    }
+    // A process inside can only map itself to itself. This one stays outside until we are in, and has numbers only.
+    let script = format!(
+        "read -r _ && newuidmap {pid} {} && newgidmap {pid} {}",
+        map(uid.as_raw(), &users),
+        map(gid.as_raw(), &groups),
+        pid = std::process::id(),
+    );
+    let cannot = || "cannot make a user namespace".to_owned();
+    let mut outside = Command::new("/bin/sh")
+        .args(["-c", &script])
+        .env_clear()
+        .env("PATH", PATH)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context(cannot)?;
+    let entered = unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS);
+    let mut go = outside.stdin.take();
+    if let (Ok(()), Some(go)) = (entered, &mut go) {
+        go.write_all(b"\n").context(cannot)?;
+    }
+    drop(go);
+    let mapped = outside.wait_with_output().context(cannot)?;
+    if let Err(error) = entered {
+        return Err(Error::unavailable("cannot make a user namespace")
+            .source(error)
+            .help("sudo sysctl kernel.unprivileged_userns_clone=1 kernel.apparmor_restrict_unprivileged_userns=0, or sudo rockenv ..."));
+    }
+    if !mapped.status.success() {
+        return Err(Error::unavailable("cannot make a user namespace")
+            .source(String::from_utf8_lossy(&mapped.stderr).trim().to_owned())
+            .help("see /etc/subuid and /etc/subgid, or sudo rockenv ..."));
+    }
+    ENTERED.store(true, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Where the programs are looked for that give a namespace its ids.
+const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
+
+fn has(name: &str) -> bool {
+    PATH.split(':')
+        .any(|directory| Path::new(directory).join(name).exists())
+}
+
+/// Returns the arguments that make `own` the namespace's root, and the ranges its other ids in order.
+fn map(own: u32, ranges: &[Range]) -> String {
+    let mut words = vec![format!("0 {own} 1")];
+    let mut inside = 1;
+    for range in ranges {
+        words.push(format!("{inside} {} {}", range.start, range.count));
+        inside += range.count;
+    }
+    words.join(" ")
+}
+
+fn ranges(file: &str, name: &str, uid: u32) -> Result<Vec<Range>> {
+    let text = match fs::read_to_string(file) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+        other => other?,
+    };
+    let found = parse(&text, name, uid);
+    if found.is_empty() {
+        return Err(Error::unavailable(format!(
+            "user `{name}` has no subordinate ids in `{file}`, and without them only root can build"
+        ))
+        .help(format!(
+            "sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {name}"
+        )));
+    }
+    Ok(found)
+}
+
+/// Reads lines such as `ann:100000:65536`; the user is there by name or number.
+fn parse(text: &str, name: &str, uid: u32) -> Vec<Range> {
+    text.lines()
+        .filter_map(|line| {
+            let mut fields = line.trim().split(':');
+            let who = fields.next()?;
+            if who != name && who.parse() != Ok(uid) {
+                return None;
+            }
+            Some(Range {
+                start: fields.next()?.parse().ok()?,
+                count: fields.next()?.parse().ok().filter(|count| *count > 0)?,
+            })
+        })
+        .collect()
+}
+
+fn user_name(uid: u32) -> String {
+    let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let name = passwd.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        (fields.nth(1)?.parse() == Ok(uid)).then(|| name.to_owned())
+    });
+    name.unwrap_or_else(|| uid.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_found_by_name_and_number_and_mapped_in_order() {
+        let text = "ann:100000:65536\nbob:200000:1\n# no\n1001:300000:10\nann:bad:1\nann:400000:0\nann:500000:5\n";
+        let ann = parse(text, "ann", 1000);
+        assert_eq!(map(1000, &ann), "0 1000 1 1 100000 65536 65537 500000 5");
+        assert_eq!(
+            parse(text, "eve", 1001),
+            [Range {
+                start: 300_000,
+                count: 10
+            }]
+        );
+        assert!(parse(text, "eve", 1002).is_empty());
+    }
+}

@@ -1,0 +1,89 @@
+//! Owns giving single users a directory that others may not enter: POSIX access control lists, as the kernel stores them.
+
+use std::collections::BTreeSet;
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+
+use fs_err as fs;
+use nix::errno::Errno;
+
+use super::xattr::Place;
+use crate::sys::error::{Result, ResultExt as _};
+
+const ATTRIBUTE: &std::ffi::CStr = c"system.posix_acl_access";
+const VERSION: u32 = 2;
+/// Tags of entries: the owner, a user by number, the owning group, the most that users and groups get, all others.
+const OWNER: u16 = 0x01;
+const USER: u16 = 0x02;
+const GROUP: u16 = 0x04;
+const MASK: u16 = 0x10;
+const OTHER: u16 = 0x20;
+/// The number of entries that have none.
+const NOBODY: u32 = u32::MAX;
+/// Read and enter.
+const ENTER: u16 = 0o5;
+
+/// Returns the users whom the list of a directory names.
+pub(crate) fn people(directory: &Path) -> Result<BTreeSet<u32>> {
+    let file = fs::File::open(directory)?;
+    let mut value = vec![0; 4096];
+    let length = match Place::Open(file.file().as_fd()).get(ATTRIBUTE, &mut value) {
+        Err(Errno::ENODATA | Errno::EOPNOTSUPP) => 0,
+        other => {
+            other.context(|| format!("cannot read who may enter `{}`", directory.display()))?
+        }
+    };
+    let entries = value[..length]
+        .get(4..)
+        .unwrap_or_default()
+        .as_chunks::<8>();
+    let users = entries.0.iter().filter_map(|entry| {
+        let [a, b, _, _, id @ ..] = *entry;
+        (u16::from_le_bytes([a, b]) == USER).then(|| u32::from_le_bytes(id))
+    });
+    Ok(users.collect())
+}
+
+/// Lets only its owner and these users enter a directory. Where the file system has no lists, all users may enter it who know a name in it.
+pub(crate) fn admit(directory: &Path, people: &BTreeSet<u32>) -> Result<()> {
+    let file = fs::File::open(directory)?;
+    let mut value = VERSION.to_le_bytes().to_vec();
+    let mut add = |tag: u16, rights: u16, id: u32| {
+        value.extend(tag.to_le_bytes());
+        value.extend(rights.to_le_bytes());
+        value.extend(id.to_le_bytes());
+    };
+    add(OWNER, 0o7, NOBODY);
+    for user in people {
+        add(USER, ENTER, *user);
+    }
+    add(GROUP, 0, NOBODY);
+    add(MASK, ENTER, NOBODY);
+    add(OTHER, 0, NOBODY);
+    match Place::Open(file.file().as_fd()).set(ATTRIBUTE, &value) {
+        Err(Errno::EOPNOTSUPP) => {
+            let open = std::fs::Permissions::from_mode(0o711);
+            Ok(fs::set_permissions(directory, open)?)
+        }
+        other => other.context(|| format!("cannot close `{}` to others", directory.display())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_was_admitted_is_read_again_and_others_have_no_rights() {
+        let directory = tempfile::tempdir().unwrap();
+        let people = BTreeSet::from([1234, 70_000]);
+        admit(directory.path(), &people).unwrap();
+        let mode = fs::metadata(directory.path()).unwrap().permissions().mode();
+        // A file system without lists has nothing to test here.
+        if mode & 0o001 == 0 {
+            assert_eq!(mode & 0o777, 0o750);
+            assert_eq!(super::people(directory.path()).unwrap(), people);
+        }
+    }
+}

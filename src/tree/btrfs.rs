@@ -1,0 +1,567 @@
+//! Owns the btrfs ioctls: subvolumes, snapshots, deletion with what is nested inside, and what changed in
+//! one since it was made.
+//!
+//! A snapshot does not include the subvolumes nested in its source: it has an empty directory at their place.
+
+#![expect(
+    unsafe_code,
+    reason = "btrfs is driven by ioctls, which nix can only declare as unsafe functions"
+)]
+
+use std::collections::HashSet;
+use std::ffi::CStr;
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::sys::statfs::{BTRFS_SUPER_MAGIC, fstatfs};
+
+use crate::sys::beneath;
+use crate::sys::error::{Error, Result, ResultExt as _};
+
+/// The inode number of the root directory of every subvolume.
+const SUBVOLUME_ROOT: u64 = 256;
+const SNAPSHOT_READ_ONLY: u64 = 1 << 1;
+/// What a subvolume that is no snapshot has as its parent's name.
+const NO_PARENT: [u8; 16] = [0; 16];
+const DESTROY_BY_ID: u64 = 1 << 4;
+
+#[repr(C)]
+struct Args {
+    fd: i64,
+    name: [u8; 4088],
+}
+
+#[repr(C)]
+struct ArgsV2 {
+    fd: i64,
+    transid: u64,
+    flags: u64,
+    unused: [u64; 4],
+    /// A name, or the id of a subvolume in its first eight bytes.
+    name: [u8; 4040],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Timespec {
+    sec: u64,
+    nsec: u32,
+    padding: u32,
+}
+
+#[repr(C)]
+struct Info {
+    id: u64,
+    name: [u8; 256],
+    parent_id: u64,
+    directory_id: u64,
+    generation: u64,
+    flags: u64,
+    uuid: [u8; 16],
+    parent_uuid: [u8; 16],
+    received_uuid: [u8; 16],
+    transids: [u64; 4],
+    times: [Timespec; 4],
+    reserved: [u64; 8],
+}
+
+#[repr(C)]
+struct RootRefs {
+    min_id: u64,
+    refs: [(u64, u64); 255],
+    count: u8,
+    align: [u8; 7],
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct SearchKey {
+    tree: u64,
+    objectid: [u64; 2],
+    offset: [u64; 2],
+    generation: [u64; 2],
+    kind: [u32; 2],
+    items: u32,
+    unused: u32,
+    reserved: [u64; 4],
+}
+
+#[repr(C)]
+struct Search {
+    key: SearchKey,
+    found: [u8; 3992],
+}
+
+// The sizes are part of the ioctl numbers: wrong ones would fail with ENOTTY on every machine.
+const _: () = assert!(size_of::<Args>() == 4096);
+const _: () = assert!(size_of::<ArgsV2>() == 4096);
+const _: () = assert!(size_of::<Info>() == 504);
+const _: () = assert!(size_of::<RootRefs>() == 4096);
+const _: () = assert!(size_of::<Search>() == 4096);
+
+mod ioctl {
+    use super::{Args, ArgsV2, Info, RootRefs, Search};
+    nix::ioctl_none!(sync, 0x94, 8);
+    nix::ioctl_write_ptr!(subvolume_create, 0x94, 14, Args);
+    nix::ioctl_write_ptr!(destroy, 0x94, 15, Args);
+    nix::ioctl_readwrite!(search, 0x94, 17, Search);
+    nix::ioctl_write_ptr!(snapshot, 0x94, 23, ArgsV2);
+    nix::ioctl_read!(get_flags, 0x94, 25, u64);
+    nix::ioctl_write_ptr!(set_flags, 0x94, 26, u64);
+    nix::ioctl_read!(info, 0x94, 60, Info);
+    nix::ioctl_readwrite!(root_refs, 0x94, 61, RootRefs);
+    nix::ioctl_write_ptr!(destroy_v2, 0x94, 63, ArgsV2);
+}
+
+/// Returns whether `fd` lies on btrfs.
+pub fn is_btrfs(fd: impl AsFd) -> nix::Result<bool> {
+    Ok(fstatfs(fd)?.filesystem_type() == BTRFS_SUPER_MAGIC)
+}
+
+/// Returns whether `fd` is the root directory of a subvolume.
+pub fn is_subvolume_fd(fd: impl AsFd) -> nix::Result<bool> {
+    let stat = nix::sys::stat::fstat(&fd)?;
+    Ok(stat.st_ino == SUBVOLUME_ROOT && is_btrfs(fd)?)
+}
+
+/// Returns whether `path` is a subvolume.
+pub fn is_subvolume(path: &Path) -> Result<bool> {
+    is_subvolume_fd(beneath::open_path(path)?)
+        .context(|| format!("cannot examine `{}`", path.display()))
+}
+
+/// Makes an empty subvolume.
+pub fn create(path: &Path) -> Result<()> {
+    let (parent, name) = beneath::split(path)?;
+    let args = Args {
+        fd: 0,
+        name: padded(&name)?,
+    };
+    // SAFETY: `args` is a complete structure of the size in the ioctl number and outlives the call.
+    unsafe { ioctl::subvolume_create(parent.as_raw_fd(), &raw const args) }
+        .context(|| format!("cannot create the btrfs subvolume `{}`", path.display()))?;
+    Ok(())
+}
+
+/// Makes `to` a snapshot of the subvolume `from`, in one transaction that is on disk when this returns.
+pub fn snapshot(from: &Path, to: &Path, read_only: bool) -> Result<()> {
+    let source = beneath::open_path(from)?;
+    let (parent, name) = beneath::split(to)?;
+    let args = ArgsV2 {
+        fd: i64::from(source.as_raw_fd()),
+        transid: 0,
+        flags: if read_only { SNAPSHOT_READ_ONLY } else { 0 },
+        unused: [0; 4],
+        name: padded(&name)?,
+    };
+    // SAFETY: `args` is a complete structure of the size in the ioctl number; it and `source` outlive the call.
+    unsafe { ioctl::snapshot(parent.as_raw_fd(), &raw const args) }.context(|| {
+        format!(
+            "cannot snapshot the btrfs subvolume `{}` as `{}`",
+            from.display(),
+            to.display()
+        )
+    })?;
+    Ok(())
+}
+
+/// Returns whether the subvolume is read-only.
+pub fn is_read_only(path: &Path) -> Result<bool> {
+    let fd = beneath::open_path(path)?;
+    flags(fd.as_fd())
+        .map(|flags| flags & SNAPSHOT_READ_ONLY != 0)
+        .context(|| format!("cannot examine the btrfs subvolume `{}`", path.display()))
+}
+
+/// Makes the subvolume read-only, or writable again.
+pub fn set_read_only(path: &Path, read_only: bool) -> Result<()> {
+    let fd = beneath::open_path(path)?;
+    write_read_only(fd.as_fd(), read_only)
+        .context(|| format!("cannot change the btrfs subvolume `{}`", path.display()))
+}
+
+/// Returns whether a subvolume holds anything else than another one, of which it is a snapshot, or which is a snapshot of it and
+/// read-only since. Access times do not count.
+///
+/// Every change of a file, its content, names or attributes, changes its inode; the kernel finds the inodes that were written
+/// since the snapshot, and each must then be what it is in the other subvolume. What is not yet on disk is written there first. Two
+/// that are no relatives are taken for different.
+pub fn differs(path: &Path, other: &Path) -> Result<bool> {
+    let (fd, other_fd) = (beneath::open_path(path)?, beneath::open_path(other)?);
+    let look = || {
+        // Inodes are written when a transaction is committed.
+        nix::unistd::syncfs(&fd)?;
+        let (own, theirs) = (info(fd.as_fd())?, info(other_fd.as_fd())?);
+        let made = if own.parent_uuid == theirs.uuid {
+            own.transids[1]
+        } else if theirs.parent_uuid == own.uuid {
+            theirs.transids[1]
+        } else {
+            return Ok(true);
+        };
+        inodes_differ(fd.as_fd(), made, other_fd.as_fd())
+    };
+    look().context(|| {
+        format!(
+            "cannot compare the btrfs subvolumes `{}` and `{}`",
+            path.display(),
+            other.display()
+        )
+    })
+}
+
+/// Returns the bytes on disk of the file data in the subvolume that was written since it was made.
+///
+/// Data shared with what it was cloned from is not counted, nor is what was deleted. What is not yet on disk is
+/// written there first. The time this takes grows with what was written, not with the size of the tree.
+pub fn written(path: &Path) -> Result<u64> {
+    let fd = beneath::open_path(path)?;
+    let read = || {
+        // Places on disk are chosen when data is written out.
+        nix::unistd::syncfs(&fd)?;
+        let info = info(fd.as_fd())?;
+        // Making a snapshot commits: what follows is younger. One that was made empty holds nothing older.
+        let made = match info.parent_uuid {
+            NO_PARENT => info.transids[1].saturating_sub(1),
+            _ => info.transids[1],
+        };
+        extents_since(fd.as_fd(), made)
+    };
+    read().context(|| {
+        format!(
+            "cannot read what was written to the btrfs subvolume `{}`",
+            path.display()
+        )
+    })
+}
+
+/// An inode as it lies in a tree.
+const INODE_ITEM: u32 = 1;
+/// Transaction, object, offset, kind and length before each item that is found.
+const HEADER: usize = 32;
+
+/// Returns whether an inode of a subvolume that is younger than the generation is another one in the other subvolume, or none.
+fn inodes_differ(fd: BorrowedFd<'_>, generation: u64, other: BorrowedFd<'_>) -> nix::Result<bool> {
+    let mut search = Box::new(Search {
+        key: SearchKey {
+            objectid: [SUBVOLUME_ROOT, u64::MAX],
+            offset: [0, u64::MAX],
+            // The kernel then leaves out every branch of the tree that is older.
+            generation: [generation + 1, u64::MAX],
+            kind: [INODE_ITEM; 2],
+            ..SearchKey::default()
+        },
+        found: [0; 3992],
+    });
+    loop {
+        search.key.items = u32::MAX;
+        // SAFETY: `search` is a valid structure of the size in the ioctl number, which the kernel reads and fills.
+        unsafe { ioctl::search(fd.as_raw_fd(), &raw mut *search) }?;
+        if search.key.items == 0 {
+            return Ok(false);
+        }
+        let mut rest = &search.found[..];
+        for _ in 0..search.key.items {
+            let length = number::<4>(rest, 28) as usize;
+            let object = number::<8>(rest, 8);
+            let item = rest.get(HEADER..HEADER + length).unwrap_or_default();
+            // A young branch holds old inodes too; what else lies between them says nothing that they do not.
+            if number::<4>(rest, 24) == u64::from(INODE_ITEM)
+                && number::<8>(item, 8) > generation
+                && inode(other, object)?.as_deref() != Some(&without_access(item)[..])
+            {
+                return Ok(true);
+            }
+            search.key.objectid[0] = object.saturating_add(1);
+            rest = rest.get(HEADER + length..).unwrap_or_default();
+        }
+    }
+}
+
+/// Returns an inode of a subvolume, without what an access changes.
+fn inode(fd: BorrowedFd<'_>, object: u64) -> nix::Result<Option<Vec<u8>>> {
+    let mut search = Box::new(Search {
+        key: SearchKey {
+            objectid: [object; 2],
+            generation: [0, u64::MAX],
+            kind: [INODE_ITEM; 2],
+            items: 1,
+            ..SearchKey::default()
+        },
+        found: [0; 3992],
+    });
+    // SAFETY: `search` is a valid structure of the size in the ioctl number, which the kernel reads and fills.
+    unsafe { ioctl::search(fd.as_raw_fd(), &raw mut *search) }?;
+    let length = number::<4>(&search.found, 28) as usize;
+    let item = search.found.get(HEADER..HEADER + length);
+    Ok(item.filter(|_| search.key.items == 1).map(without_access))
+}
+
+/// Returns an inode with zeros for the transaction that last wrote it and for its access time.
+fn without_access(item: &[u8]) -> Vec<u8> {
+    let mut item = item.to_vec();
+    for range in [8..16, 112..124] {
+        if let Some(bytes) = item.get_mut(range) {
+            bytes.fill(0);
+        }
+    }
+    item
+}
+
+/// Adds up the file extents of a subvolume that are younger than the generation.
+fn extents_since(fd: BorrowedFd<'_>, generation: u64) -> nix::Result<u64> {
+    const EXTENT_DATA: u32 = 108;
+    let mut search = Box::new(Search {
+        key: SearchKey {
+            objectid: [0, u64::MAX],
+            offset: [0, u64::MAX],
+            // The kernel then leaves out every branch of the tree that is older.
+            generation: [generation + 1, u64::MAX],
+            kind: [EXTENT_DATA; 2],
+            ..SearchKey::default()
+        },
+        found: [0; 3992],
+    });
+    let mut seen = HashSet::new();
+    let mut total = 0;
+    loop {
+        search.key.items = u32::MAX;
+        // SAFETY: `search` is a valid structure of the size in the ioctl number, which the kernel reads and fills.
+        unsafe { ioctl::search(fd.as_raw_fd(), &raw mut *search) }?;
+        if search.key.items == 0 {
+            return Ok(total);
+        }
+        let mut rest = &search.found[..];
+        let mut next = (0, 0);
+        for _ in 0..search.key.items {
+            // A `btrfs_file_extent_item` follows the header.
+            let length = number::<4>(rest, 28) as usize;
+            let (object, offset) = (number::<8>(rest, 8), number::<8>(rest, 16));
+            let kind = number::<4>(rest, 24);
+            next = match (kind < u64::from(EXTENT_DATA), offset) {
+                // What we look for comes after the other kinds of the same object.
+                (true, _) => (object, 0),
+                (false, u64::MAX) => (object.saturating_add(1), 0),
+                (false, offset) => (object, offset + 1),
+            };
+            let item = rest.get(HEADER..HEADER + length).unwrap_or_default();
+            // A young branch holds old items too, and items of other kinds lie between.
+            if kind == u64::from(EXTENT_DATA) && number::<8>(item, 0) > generation {
+                total += match item.get(20) {
+                    // Inline: the content follows.
+                    Some(0) => item.len() as u64 - 21,
+                    // A hole has no place on disk; parts of one extent name the same.
+                    _ if number::<8>(item, 21) != 0 && seen.insert(number::<8>(item, 21)) => {
+                        number::<8>(item, 29)
+                    }
+                    _ => 0,
+                };
+            }
+            rest = rest.get(HEADER + length..).unwrap_or_default();
+        }
+        (search.key.objectid[0], search.key.offset[0]) = next;
+    }
+}
+
+/// Reads a little-endian number of `N` bytes; zero where the bytes end before.
+fn number<const N: usize>(bytes: &[u8], at: usize) -> u64 {
+    let mut all = [0; 8];
+    if let Some(found) = bytes.get(at..at + N) {
+        all[..N].copy_from_slice(found);
+    }
+    u64::from_le_bytes(all)
+}
+
+/// Deletes the subvolume `name` of `parent` with all subvolumes nested in it, the innermost first, and returns how
+/// many there were. Each vanishes at once; the kernel frees the space in the background.
+///
+/// Nested subvolumes are found by the references that btrfs keeps and deleted by id, not by path: no
+/// mount or link placed inside can lead this elsewhere. For an ordinary user `EPERM`, unless nothing is nested in it and the
+/// file system is mounted with `user_subvol_rm_allowed`; nothing is deleted then.
+pub(super) fn destroy(parent: BorrowedFd<'_>, name: &CStr) -> nix::Result<u64> {
+    let top = beneath::open_dir(parent, name)?;
+    if !is_subvolume_fd(&top)? {
+        return Err(Errno::EINVAL);
+    }
+    // Parents come before what is nested in them, so the reverse order is innermost first.
+    let mut ids = Vec::new();
+    let mut queue = vec![info(top.as_fd())?.id];
+    while let Some(id) = queue.pop() {
+        let subvolume = match open_by_id(top.as_fd(), id) {
+            Err(Errno::EPERM) if ids.is_empty() && nested(top.as_fd())?.is_empty() => {
+                top.try_clone().map_err(|_| Errno::EMFILE)?
+            }
+            other => other?,
+        };
+        // A read-only subvolume refuses the deletion of what is nested in it.
+        write_read_only(subvolume.as_fd(), false)?;
+        queue.extend(nested(subvolume.as_fd())?);
+        ids.push(id);
+    }
+    for &id in ids.iter().skip(1).rev() {
+        let mut args = ArgsV2 {
+            fd: 0,
+            transid: 0,
+            flags: DESTROY_BY_ID,
+            unused: [0; 4],
+            name: [0; 4040],
+        };
+        args.name[..8].copy_from_slice(&id.to_ne_bytes());
+        // SAFETY: `args` is a complete structure of the size in the ioctl number and outlives the call.
+        unsafe { ioctl::destroy_v2(top.as_raw_fd(), &raw const args) }?;
+    }
+    drop(top);
+    let args = Args {
+        fd: 0,
+        name: padded(name).map_err(|_| Errno::ENAMETOOLONG)?,
+    };
+    // SAFETY: `args` is a complete structure of the size in the ioctl number and outlives the call.
+    unsafe { ioctl::destroy(parent.as_raw_fd(), &raw const args) }?;
+    Ok(ids.len() as u64)
+}
+
+/// Makes the subvolume of `fd` writable, so that it can be emptied.
+pub(super) fn make_writable(fd: BorrowedFd<'_>) -> nix::Result<()> {
+    write_read_only(fd, false)
+}
+
+/// Waits until the kernel has given back the space of deleted subvolumes, or for so long.
+pub fn wait_for_deleted(fd: impl AsFd, patience: Duration) -> Result<()> {
+    let fd = fd.as_fd();
+    let started = Instant::now();
+    let wait = || {
+        loop {
+            // Before the call: what was freed before it is free for good after it. It also wakes who frees.
+            let last = !has_deleted(fd)? || started.elapsed() > patience;
+            // SAFETY: the call has no argument.
+            unsafe { ioctl::sync(fd.as_raw_fd()) }?;
+            if last {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    };
+    let outcome: nix::Result<()> = wait();
+    outcome.context(|| "cannot wait for btrfs to free deleted subvolumes".to_owned())
+}
+
+/// Returns whether a subvolume of the file system is deleted and not yet freed; an ordinary user is not told.
+fn has_deleted(fd: BorrowedFd<'_>) -> nix::Result<bool> {
+    const ROOT_TREE: u64 = 1;
+    const ORPHANS: u64 = u64::MAX - 4;
+    const ORPHAN_ITEM: u32 = 48;
+    let mut search = Box::new(Search {
+        key: SearchKey {
+            tree: ROOT_TREE,
+            objectid: [ORPHANS; 2],
+            offset: [0, u64::MAX],
+            generation: [0, u64::MAX],
+            kind: [ORPHAN_ITEM; 2],
+            items: 1,
+            ..SearchKey::default()
+        },
+        found: [0; 3992],
+    });
+    // SAFETY: `search` is a complete structure of the size in the ioctl number and outlives the call.
+    match unsafe { ioctl::search(fd.as_raw_fd(), &raw mut *search) } {
+        Err(Errno::EPERM) => Ok(false),
+        other => other.map(|_| search.key.items > 0),
+    }
+}
+
+fn info(fd: BorrowedFd<'_>) -> nix::Result<Box<Info>> {
+    // SAFETY: `Info` is integers and arrays of integers, for which all zeros is a valid value.
+    let mut info: Box<Info> = Box::new(unsafe { std::mem::zeroed() });
+    // SAFETY: `info` is a valid place of the size in the ioctl number, which the kernel fills.
+    unsafe { ioctl::info(fd.as_raw_fd(), &raw mut *info) }?;
+    Ok(info)
+}
+
+/// Returns the ids of the subvolumes directly nested in the subvolume of `fd`.
+fn nested(fd: BorrowedFd<'_>) -> nix::Result<Vec<u64>> {
+    let mut ids = Vec::new();
+    let mut args = Box::new(RootRefs {
+        min_id: 0,
+        refs: [(0, 0); 255],
+        count: 0,
+        align: [0; 7],
+    });
+    loop {
+        // SAFETY: `args` is a valid structure of the size in the ioctl number, which the kernel reads and fills.
+        let more = match unsafe { ioctl::root_refs(fd.as_raw_fd(), &raw mut *args) } {
+            Ok(_) => false,
+            // The list is full and goes on; the kernel has set `min_id` to where.
+            Err(Errno::EOVERFLOW) => true,
+            Err(error) => return Err(error),
+        };
+        ids.extend(args.refs[..usize::from(args.count)].iter().map(|r| r.0));
+        if !more {
+            return Ok(ids);
+        }
+    }
+}
+
+/// Opens the root directory of a subvolume by its id, wherever it lies in the file system of `fd`.
+fn open_by_id(fd: BorrowedFd<'_>, id: u64) -> nix::Result<OwnedFd> {
+    /// `struct btrfs_fid` without a parent, behind the kernel's `struct file_handle`.
+    #[repr(C)]
+    struct Handle {
+        bytes: u32,
+        kind: i32,
+        inode: [u8; 8],
+        root: [u8; 8],
+        generation: [u8; 4],
+    }
+    let mut handle = Handle {
+        bytes: 20,
+        kind: 0x4d,
+        inode: SUBVOLUME_ROOT.to_ne_bytes(),
+        root: id.to_ne_bytes(),
+        generation: [0; 4],
+    };
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    // SAFETY: `handle` has the layout of `struct file_handle` followed by the `bytes` it announces.
+    let opened = unsafe {
+        nix::libc::open_by_handle_at(fd.as_raw_fd(), (&raw mut handle).cast(), flags.bits())
+    };
+    let opened = Errno::result(opened)?;
+    // SAFETY: the call above returned a new descriptor that nothing else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(opened) })
+}
+
+fn flags(fd: BorrowedFd<'_>) -> nix::Result<u64> {
+    let mut flags = 0;
+    // SAFETY: `flags` is a valid place for the integer that the kernel writes.
+    unsafe { ioctl::get_flags(fd.as_raw_fd(), &raw mut flags) }?;
+    Ok(flags)
+}
+
+fn write_read_only(fd: BorrowedFd<'_>, read_only: bool) -> nix::Result<()> {
+    let old = flags(fd)?;
+    let new = if read_only {
+        old | SNAPSHOT_READ_ONLY
+    } else {
+        old & !SNAPSHOT_READ_ONLY
+    };
+    if new != old {
+        // SAFETY: `new` is an integer that outlives the call.
+        unsafe { ioctl::set_flags(fd.as_raw_fd(), &raw const new) }?;
+    }
+    Ok(())
+}
+
+fn padded<const N: usize>(name: &CStr) -> Result<[u8; N]> {
+    let bytes = name.to_bytes();
+    if bytes.len() >= N {
+        return Err(Error::unexpected(format!(
+            "`{}` is too long for the name of a subvolume",
+            name.to_string_lossy()
+        )));
+    }
+    let mut padded = [0; N];
+    padded[..bytes.len()].copy_from_slice(bytes);
+    Ok(padded)
+}

@@ -1,0 +1,262 @@
+//! Owns copying a tree with everything that belongs to it: owners, modes, times, attributes, hard links and holes.
+//! File data is shared with the source where the file system can.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, OpenHow};
+use nix::sys::stat::{FchmodatFlags, FileStat, Mode, SFlag, UtimensatFlags, fstatat};
+use nix::sys::time::TimeSpec;
+use nix::unistd::{Gid, Uid, Whence};
+
+use crate::image::tar::unpack::stop_if;
+use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::tree::openat2;
+use crate::tree::root_fs;
+use crate::tree::root_fs::{STRICT, Tree};
+use crate::tree::xattr_names;
+
+/// Copies what is in `from` into the existing directory `into`, never following a link or entering a mount.
+pub(crate) fn copy(
+    from: &Path,
+    into: &Path,
+    cancel: &AtomicBool,
+    progress: &mut dyn FnMut(u64),
+) -> Result<()> {
+    let inside = fs_err::canonicalize(into)?.starts_with(fs_err::canonicalize(from)?);
+    if inside {
+        return Err(Error::invalid(format!(
+            "`{}` lies inside `{}`, of which it is to be a copy",
+            into.display(),
+            from.display()
+        )));
+    }
+    let (source, target) = (Tree::open(from)?, Tree::open(into)?);
+    let mut copy = Copy {
+        target: target.fd(),
+        names: HashMap::new(),
+        is_root: nix::unistd::geteuid().is_root(),
+        bytes: 0,
+        cancel,
+        progress,
+    };
+    let stat = nix::sys::stat::fstat(source.fd())?;
+    copy.directory(source.fd(), target.fd(), &[])
+        .and_then(|()| copy.attributes(source.fd(), target.fd(), &stat))
+        .context(|| format!("cannot copy `{}`", from.display()))
+}
+
+struct Copy<'a> {
+    target: BorrowedFd<'a>,
+    /// Where the first name of a file with several names went.
+    names: HashMap<(u64, u64), Vec<u8>>,
+    is_root: bool,
+    bytes: u64,
+    cancel: &'a AtomicBool,
+    progress: &'a mut dyn FnMut(u64),
+}
+
+impl Copy<'_> {
+    fn directory(&mut self, from: BorrowedFd<'_>, into: BorrowedFd<'_>, path: &[u8]) -> Result<()> {
+        for name in root_fs::names(root_fs::open_directory(from, b".")?)? {
+            stop_if(self.cancel)?;
+            let path = if path.is_empty() {
+                name.clone()
+            } else {
+                [path, &name].join(&b'/')
+            };
+            self.entry(from, into, &name, &path)?;
+        }
+        Ok(())
+    }
+
+    fn entry(
+        &mut self,
+        from: BorrowedFd<'_>,
+        into: BorrowedFd<'_>,
+        name: &[u8],
+        path: &[u8],
+    ) -> Result<()> {
+        let fail = || format!("cannot copy `{}`", String::from_utf8_lossy(path));
+        let stat = fstatat(from, name, AtFlags::AT_SYMLINK_NOFOLLOW).context(fail)?;
+        let kind = root_fs::file_type(&stat);
+        if stat.st_nlink > 1 && kind != SFlag::S_IFDIR {
+            let file = (stat.st_dev, stat.st_ino);
+            if let Some(first) = self.names.get(&file) {
+                let (parent, first) = match first.iter().rposition(|byte| *byte == b'/') {
+                    Some(at) => (
+                        root_fs::open_directory(self.target, &first[..at]).context(fail)?,
+                        &first[at + 1..],
+                    ),
+                    None => (self.target.try_clone_to_owned()?, first.as_slice()),
+                };
+                return nix::unistd::linkat(parent, first, into, name, AtFlags::empty())
+                    .context(fail);
+            }
+            self.names.insert(file, path.to_vec());
+        }
+        match kind {
+            SFlag::S_IFDIR => {
+                nix::sys::stat::mkdirat(into, name, Mode::S_IRWXU).context(fail)?;
+                let from = open_source(from, name, OFlag::O_DIRECTORY, path)?;
+                let into = root_fs::open_directory(into, name).context(fail)?;
+                self.directory(from.as_fd(), into.as_fd(), path)?;
+                self.attributes(from.as_fd(), into.as_fd(), &stat)
+                    .context(fail)
+            }
+            SFlag::S_IFREG => {
+                let source = open_source(from, name, OFlag::O_NONBLOCK, path)?;
+                let flags = OFlag::O_WRONLY
+                    | OFlag::O_CREAT
+                    | OFlag::O_EXCL
+                    | OFlag::O_NOFOLLOW
+                    | OFlag::O_CLOEXEC;
+                let target = nix::fcntl::openat(into, name, flags, Mode::S_IRUSR | Mode::S_IWUSR)
+                    .context(fail)?;
+                self.data(&source, &target, stat.st_size).context(fail)?;
+                self.attributes(source.as_fd(), target.as_fd(), &stat)
+                    .context(fail)
+            }
+            SFlag::S_IFLNK => {
+                let link = nix::fcntl::readlinkat(from, name).context(fail)?;
+                nix::unistd::symlinkat(link.as_os_str(), into, name).context(fail)?;
+                self.attributes_by_name(from, into, name, &stat)
+                    .context(fail)
+            }
+            // A socket without the process that made it is nothing.
+            SFlag::S_IFSOCK => Ok(()),
+            _ => {
+                match nix::sys::stat::mknodat(into, name, kind, Mode::S_IRUSR, stat.st_rdev) {
+                    // Device nodes need root; engines bring their own.
+                    Err(Errno::EPERM) => return Ok(()),
+                    other => other.context(fail)?,
+                }
+                self.attributes_by_name(from, into, name, &stat)
+                    .context(fail)
+            }
+        }
+    }
+
+    fn data(&mut self, source: &OwnedFd, target: &OwnedFd, size: i64) -> Result<()> {
+        let mut at = 0;
+        while at < size {
+            // A file system without holes says that all is data.
+            at = match nix::unistd::lseek(source, at, Whence::SeekData) {
+                Ok(at) => at,
+                Err(Errno::ENXIO) => break,
+                Err(error) => return Err(error.into()),
+            };
+            let end = nix::unistd::lseek(source, at, Whence::SeekHole)?.min(size);
+            while at < end {
+                stop_if(self.cancel)?;
+                let amount = copy_range(
+                    source,
+                    target,
+                    at,
+                    usize::try_from(end - at).unwrap_or(1 << 20).min(64 << 20),
+                )?;
+                if amount == 0 {
+                    return Err(Error::unexpected("it became shorter while it was copied"));
+                }
+                at += i64::try_from(amount).unwrap_or(0);
+                self.bytes += amount as u64;
+                (self.progress)(self.bytes);
+            }
+        }
+        Ok(nix::unistd::ftruncate(target, size)?)
+    }
+
+    fn attributes(
+        &self,
+        from: BorrowedFd<'_>,
+        into: BorrowedFd<'_>,
+        stat: &FileStat,
+    ) -> Result<()> {
+        if self.is_root {
+            nix::unistd::fchown(
+                into,
+                Some(Uid::from_raw(stat.st_uid)),
+                Some(Gid::from_raw(stat.st_gid)),
+            )?;
+        }
+        nix::sys::stat::fchmod(into, Mode::from_bits_truncate(stat.st_mode & 0o7777))?;
+        for (name, value) in xattr_names::read(from)? {
+            xattr_names::write(into, &name, &value)?;
+        }
+        Ok(nix::sys::stat::futimens(
+            into,
+            &TimeSpec::UTIME_OMIT,
+            &mtime(stat),
+        )?)
+    }
+
+    fn attributes_by_name(
+        &self,
+        from: BorrowedFd<'_>,
+        into: BorrowedFd<'_>,
+        name: &[u8],
+        stat: &FileStat,
+    ) -> Result<()> {
+        if self.is_root {
+            let (owner, group) = (Uid::from_raw(stat.st_uid), Gid::from_raw(stat.st_gid));
+            nix::unistd::fchownat(
+                into,
+                name,
+                Some(owner),
+                Some(group),
+                AtFlags::AT_SYMLINK_NOFOLLOW,
+            )?;
+        }
+        if root_fs::file_type(stat) != SFlag::S_IFLNK {
+            let mode = Mode::from_bits_truncate(stat.st_mode & 0o7777);
+            nix::sys::stat::fchmodat(into, name, mode, FchmodatFlags::FollowSymlink)?;
+        }
+        for (attribute, value) in xattr_names::read_at(from, name)? {
+            xattr_names::write_at(into, name, &attribute, &value)?;
+        }
+        let omit = TimeSpec::UTIME_OMIT;
+        Ok(nix::sys::stat::utimensat(
+            into,
+            name,
+            &omit,
+            &mtime(stat),
+            UtimensatFlags::NoFollowSymlink,
+        )?)
+    }
+}
+
+fn open_source(parent: BorrowedFd<'_>, name: &[u8], flags: OFlag, path: &[u8]) -> Result<OwnedFd> {
+    let flags = flags | OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    let described = || String::from_utf8_lossy(path).into_owned();
+    match openat2(parent, name, OpenHow::new().flags(flags).resolve(STRICT)) {
+        Err(Errno::EXDEV) => Err(
+            Error::invalid(format!("`{}` is a mount point", described()))
+                .help("unmount it: an image holds one file system"),
+        ),
+        other => other.context(|| format!("cannot open `{}`", described())),
+    }
+}
+
+fn mtime(stat: &FileStat) -> TimeSpec {
+    TimeSpec::new(stat.st_mtime, stat.st_mtime_nsec)
+}
+
+fn copy_range(source: &OwnedFd, target: &OwnedFd, at: i64, amount: usize) -> Result<usize> {
+    let (mut from, mut to) = (at, at);
+    match nix::fcntl::copy_file_range(source, Some(&mut from), target, Some(&mut to), amount) {
+        // Across file systems, on old kernels, on special file systems.
+        Err(Errno::EXDEV | Errno::EINVAL | Errno::EOPNOTSUPP | Errno::ENOSYS) => {}
+        other => return Ok(other?),
+    }
+    let mut buffer = vec![0; amount.min(1 << 20)];
+    let amount = nix::sys::uio::pread(source, &mut buffer, at)?;
+    let mut written = 0;
+    while written < amount {
+        let offset = at + i64::try_from(written).unwrap_or(0);
+        written += nix::sys::uio::pwrite(target, &buffer[written..amount], offset)?;
+    }
+    Ok(amount)
+}

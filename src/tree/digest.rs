@@ -1,0 +1,513 @@
+//! Owns the digest of a tree: one SHA-256 over everything that makes two root file systems differ, and the list of
+//! paths where they do.
+//!
+//! In: type, mode, owner, modification time in ns, size, content, link target, device number, content attributes
+//! (see `xattr`), and which names are one file. Out: inode numbers, allocation, access and change times, directory
+//! sizes: they depend on the file system or on having looked.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStringExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use nix::fcntl::AtFlags;
+use nix::sys::stat::{FileStat, SFlag};
+use sha2::{Digest as _, Sha256};
+
+use crate::image::digest::content::{BLOCK, hash};
+use crate::image::hex;
+use crate::image::tar::unpack::stop_if;
+use crate::sys::error::{Result, ResultExt as _};
+use crate::tree::root_fs;
+use crate::tree::root_fs::Tree;
+use crate::tree::xattr_names;
+
+/// The digest of a tree, and its size.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Summary {
+    /// SHA-256, hexadecimal.
+    pub digest: String,
+    /// Files and directories, the root included.
+    pub entries: u64,
+    /// Sum of file sizes; a file with several names counts once.
+    pub bytes: u64,
+}
+
+/// One path in which two trees differ.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// Relative to the trees' roots.
+    pub path: PathBuf,
+    /// What differs, as a phrase: `mode 0644, 0755`.
+    pub what: String,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.path.display(), self.what)
+    }
+}
+
+/// Computes the digest of the tree at `root`; `cancel` stops it.
+pub fn digest(root: &Path, cancel: &AtomicBool) -> Result<Summary> {
+    let nodes = scan(root, cancel)?;
+    let mut sha = Sha256::new();
+    let mut bytes = 0;
+    for node in &nodes {
+        if let What::File { size, .. } = node.what {
+            bytes += size;
+        }
+        sha.update(node.record());
+    }
+    Ok(Summary {
+        digest: hex(&sha.finalize()),
+        entries: nodes.len() as u64,
+        bytes,
+    })
+}
+
+/// Returns the first `limit` paths in which two trees differ, in order.
+pub fn compare(a: &Path, b: &Path, limit: usize, cancel: &AtomicBool) -> Result<Vec<Difference>> {
+    let (left, right) = (scan(a, cancel)?, scan(b, cancel)?);
+    let (mut left, mut right) = (left.iter().peekable(), right.iter().peekable());
+    let mut found = Vec::new();
+    while found.len() < limit {
+        let order = match (left.peek(), right.peek()) {
+            (None, None) => break,
+            (Some(_), None) => std::cmp::Ordering::Less,
+            (None, Some(_)) => std::cmp::Ordering::Greater,
+            (Some(a), Some(b)) => a.path.cmp(&b.path),
+        };
+        let one = if order.is_le() { left.next() } else { None };
+        let other = if order.is_ge() { right.next() } else { None };
+        let (path, what) = match (one, other) {
+            (Some(one), Some(other)) => match one.differs(other) {
+                Some(what) => (&one.path, what),
+                None => continue,
+            },
+            (Some(one), None) => (&one.path, "only in the first".to_string()),
+            (None, Some(other)) => (&other.path, "only in the second".to_string()),
+            (None, None) => break,
+        };
+        let path = if path.is_empty() {
+            b"."
+        } else {
+            path.as_slice()
+        };
+        found.push(Difference {
+            path: std::ffi::OsString::from_vec(path.to_vec()).into(),
+            what,
+        });
+    }
+    Ok(found)
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum What {
+    File {
+        size: u64,
+        sha256: [u8; 32],
+    },
+    /// Another name of the file that comes earlier under this path.
+    SameAs(Vec<u8>),
+    Directory,
+    Symlink(Vec<u8>),
+    /// Character and block devices with their number; FIFOs and sockets with none.
+    Special(u32, u64),
+}
+
+#[derive(Debug)]
+struct Node {
+    path: Vec<u8>,
+    mode: u32,
+    owner: (u32, u32),
+    mtime: (i64, i64),
+    xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    what: What,
+}
+
+impl Node {
+    /// The canonical form: every variable part after its length.
+    fn record(&self) -> Vec<u8> {
+        fn text(out: &mut Vec<u8>, bytes: &[u8]) {
+            out.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
+            out.extend_from_slice(bytes);
+        }
+        let mut out = Vec::with_capacity(128 + self.path.len());
+        text(&mut out, &self.path);
+        for number in [self.mode, self.owner.0, self.owner.1] {
+            out.extend_from_slice(&number.to_le_bytes());
+        }
+        out.extend_from_slice(&self.mtime.0.to_le_bytes());
+        out.extend_from_slice(&self.mtime.1.to_le_bytes());
+        match &self.what {
+            What::File { size, sha256 } => {
+                out.push(b'f');
+                out.extend_from_slice(&size.to_le_bytes());
+                out.extend_from_slice(sha256);
+            }
+            What::SameAs(path) => {
+                out.push(b'h');
+                text(&mut out, path);
+            }
+            What::Directory => out.push(b'd'),
+            What::Symlink(target) => {
+                out.push(b'l');
+                text(&mut out, target);
+            }
+            What::Special(kind, device) => {
+                out.push(b's');
+                out.extend_from_slice(&kind.to_le_bytes());
+                out.extend_from_slice(&device.to_le_bytes());
+            }
+        }
+        out.extend_from_slice(&(self.xattrs.len() as u64).to_le_bytes());
+        for (name, value) in &self.xattrs {
+            text(&mut out, name);
+            text(&mut out, value);
+        }
+        out
+    }
+
+    fn differs(&self, other: &Self) -> Option<String> {
+        let kind = |what: &What| match what {
+            What::File { .. } => "file",
+            What::SameAs(_) => "another name of an earlier file",
+            What::Directory => "directory",
+            What::Symlink(_) => "symbolic link",
+            What::Special(..) => "special file",
+        };
+        let mut all = Vec::new();
+        match (&self.what, &other.what) {
+            (a, b) if std::mem::discriminant(a) != std::mem::discriminant(b) => {
+                all.push(format!("{}, {}", kind(a), kind(b)));
+            }
+            (What::File { size: a, .. }, What::File { size: b, .. }) if a != b => {
+                all.push(format!("size {a}, {b}"));
+            }
+            (What::Symlink(a), What::Symlink(b)) | (What::SameAs(a), What::SameAs(b)) if a != b => {
+                all.push(format!(
+                    "links to `{}`, `{}`",
+                    String::from_utf8_lossy(a),
+                    String::from_utf8_lossy(b)
+                ));
+            }
+            (What::Special(..), What::Special(..)) if self.what != other.what => {
+                all.push("type or device number".into());
+            }
+            (a, b) if a != b => all.push("content".into()),
+            _ => {}
+        }
+        if self.mode != other.mode {
+            all.push(format!("mode {:04o}, {:04o}", self.mode, other.mode));
+        }
+        if self.owner != other.owner {
+            let ((a, b), (c, d)) = (self.owner, other.owner);
+            all.push(format!("owner {a}:{b}, {c}:{d}"));
+        }
+        if self.mtime != other.mtime {
+            let ((a, b), (c, d)) = (self.mtime, other.mtime);
+            all.push(format!("mtime {a}.{b:09}, {c}.{d:09}"));
+        }
+        if self.xattrs != other.xattrs {
+            all.push("extended attributes".into());
+        }
+        (!all.is_empty()).then(|| all.join("; "))
+    }
+}
+
+fn scan(root: &Path, cancel: &AtomicBool) -> Result<Vec<Node>> {
+    let tree = Tree::open(root)?;
+    let stat = nix::sys::stat::fstat(tree.fd())?;
+    let mut walk = Walk {
+        nodes: vec![node(
+            Vec::new(),
+            &stat,
+            What::Directory,
+            xattr_names::read(tree.fd())?,
+        )],
+        seen: HashMap::new(),
+        cancel,
+    };
+    let top = root_fs::open_directory(tree.fd(), b".")
+        .context(|| format!("cannot read `{}`", root.display()))?;
+    walk.directory(top, &[])
+        .context(|| format!("cannot read the tree `{}`", root.display()))?;
+    let Walk {
+        mut nodes, seen, ..
+    } = walk;
+    nodes.sort_unstable_by(|a, b| a.path.cmp(&b.path));
+    name_links(&mut nodes, seen);
+    hash_all(&tree, &mut nodes, cancel)?;
+    Ok(nodes)
+}
+
+struct Walk<'a> {
+    nodes: Vec<Node>,
+    /// The names of each file that has more than one.
+    seen: HashMap<(u64, u64), Vec<Vec<u8>>>,
+    cancel: &'a AtomicBool,
+}
+
+impl Walk<'_> {
+    fn directory(&mut self, directory: OwnedFd, path: &[u8]) -> Result<()> {
+        stop_if(self.cancel)?;
+        let handle = directory.try_clone()?;
+        for name in root_fs::names(directory)? {
+            let mut path = path.to_vec();
+            if !path.is_empty() {
+                path.push(b'/');
+            }
+            path.extend_from_slice(&name);
+            let fail = || format!("cannot read `{}`", String::from_utf8_lossy(&path));
+            let stat =
+                nix::sys::stat::fstatat(&handle, name.as_slice(), AtFlags::AT_SYMLINK_NOFOLLOW)
+                    .context(fail)?;
+            let kind = root_fs::file_type(&stat);
+            let what = match kind {
+                SFlag::S_IFDIR => What::Directory,
+                SFlag::S_IFREG => What::File {
+                    size: u64::try_from(stat.st_size).unwrap_or(0),
+                    sha256: [0; 32],
+                },
+                SFlag::S_IFLNK => {
+                    let target = nix::fcntl::readlinkat(&handle, name.as_slice()).context(fail)?;
+                    What::Symlink(target.into_vec())
+                }
+                SFlag::S_IFCHR | SFlag::S_IFBLK => What::Special(kind.bits(), stat.st_rdev),
+                _ => What::Special(kind.bits(), 0),
+            };
+            if stat.st_nlink > 1 && kind != SFlag::S_IFDIR {
+                self.seen
+                    .entry((stat.st_dev, stat.st_ino))
+                    .or_default()
+                    .push(path.clone());
+            }
+            use std::os::fd::AsFd as _;
+            let xattrs = xattr_names::read_at(handle.as_fd(), &name).context(fail)?;
+            let below = match kind {
+                SFlag::S_IFDIR => {
+                    Some(root_fs::open_directory(handle.as_fd(), &name).context(fail)?)
+                }
+                _ => None,
+            };
+            self.nodes.push(node(path.clone(), &stat, what, xattrs));
+            if let Some(below) = below {
+                self.directory(below, &path)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn node(path: Vec<u8>, stat: &FileStat, what: What, xattrs: Vec<(Vec<u8>, Vec<u8>)>) -> Node {
+    // A symbolic link's mode is no choice of anybody's.
+    let mode = if matches!(what, What::Symlink(_)) {
+        0o777
+    } else {
+        stat.st_mode & 0o7777
+    };
+    Node {
+        path,
+        mode,
+        owner: (stat.st_uid, stat.st_gid),
+        mtime: (stat.st_mtime, stat.st_mtime_nsec),
+        xattrs,
+        what,
+    }
+}
+
+/// Makes every name of a file but the first one, in order, say so.
+fn name_links(nodes: &mut [Node], seen: HashMap<(u64, u64), Vec<Vec<u8>>>) {
+    for mut names in seen.into_values() {
+        names.sort_unstable();
+        let Some((first, others)) = names.split_first() else {
+            continue;
+        };
+        for other in others {
+            if let Ok(at) = nodes.binary_search_by(|node| node.path.cmp(other)) {
+                nodes[at].what = What::SameAs(first.clone());
+            }
+        }
+    }
+}
+
+/// Hashes the files' content, in two threads: the machines that build images have at least that many cores.
+fn hash_all(tree: &Tree, nodes: &mut [Node], cancel: &AtomicBool) -> Result<()> {
+    let jobs: Vec<usize> = (0..nodes.len())
+        .filter(|at| matches!(nodes[*at].what, What::File { size: 1.., .. }))
+        .collect();
+    let next = AtomicUsize::new(0);
+    let work = |nodes: &[Node]| -> Result<Vec<(usize, [u8; 32])>> {
+        let mut done = Vec::new();
+        let mut buffer = vec![0; BLOCK];
+        while let Some(at) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let path = &nodes[*at].path;
+            let sha256 = hash(tree.fd(), path, &mut buffer, cancel)
+                .context(|| format!("cannot read `{}`", String::from_utf8_lossy(path)))?;
+            done.push((*at, sha256));
+        }
+        Ok(done)
+    };
+    let shared: &[Node] = nodes;
+    let results = std::thread::scope(|scope| {
+        let other = scope.spawn(|| work(shared));
+        let own = work(shared);
+        let other = other
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        [own, other]
+    });
+    for result in results {
+        for (at, digest) in result? {
+            if let What::File { sha256, .. } = &mut nodes[at].what {
+                *sha256 = digest;
+            }
+        }
+    }
+    // Empty files all have the digest of nothing; asking the disk for it would be a waste.
+    let empty: [u8; 32] = Sha256::digest(b"").into();
+    for node in nodes {
+        if let What::File { size: 0, sha256 } = &mut node.what {
+            *sha256 = empty;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+    fn tree(change: impl FnOnce(&Path)) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        fs_err::create_dir(root.join("a")).unwrap();
+        fs_err::write(root.join("a/file"), "text").unwrap();
+        fs_err::write(root.join("a-b"), "x").unwrap();
+        fs_err::hard_link(root.join("a/file"), root.join("z")).unwrap();
+        symlink("file", root.join("a/link")).unwrap();
+        change(root);
+        still(root);
+        dir
+    }
+
+    fn still(path: &Path) {
+        if path.is_dir() && !path.is_symlink() {
+            for entry in fs_err::read_dir(path).unwrap() {
+                still(&entry.unwrap().path());
+            }
+        }
+        let time = TimeSpec::new(1_000_000, 5);
+        nix::sys::stat::utimensat(
+            nix::fcntl::AT_FDCWD,
+            path,
+            &time,
+            &time,
+            UtimensatFlags::NoFollowSymlink,
+        )
+        .unwrap();
+    }
+
+    use nix::sys::stat::UtimensatFlags;
+    use nix::sys::time::TimeSpec;
+
+    fn of(dir: &tempfile::TempDir) -> String {
+        digest(dir.path(), &AtomicBool::new(false)).unwrap().digest
+    }
+
+    fn differences(a: &tempfile::TempDir, b: &tempfile::TempDir) -> Vec<String> {
+        let found = compare(a.path(), b.path(), 9, &AtomicBool::new(false)).unwrap();
+        found.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn equal_trees_have_equal_digests() {
+        let (a, b) = (tree(|_| {}), tree(|_| {}));
+        assert_eq!(of(&a), of(&b));
+        assert!(differences(&a, &b).is_empty());
+        let summary = digest(a.path(), &AtomicBool::new(false)).unwrap();
+        assert_eq!((summary.entries, summary.bytes), (6, 5));
+    }
+
+    #[test]
+    fn every_change_shows_and_is_named() {
+        type Change = fn(&Path);
+        let changes: [(Change, &str); 7] = [
+            (
+                |root| fs_err::write(root.join("a/file"), "TEXT").unwrap(),
+                "a/file: content",
+            ),
+            (
+                |root| fs_err::write(root.join("a-b"), "xy").unwrap(),
+                "a-b: size 1, 2",
+            ),
+            (
+                |root| fs_err::write(root.join("new"), "").unwrap(),
+                "new: only in the second",
+            ),
+            (
+                |root| fs_err::remove_file(root.join("a-b")).unwrap(),
+                "a-b: only in the first",
+            ),
+            (
+                |root| {
+                    fs_err::set_permissions(
+                        root.join("a-b"),
+                        std::fs::Permissions::from_mode(0o4755),
+                    )
+                    .unwrap();
+                },
+                "a-b: mode 0644, 4755",
+            ),
+            (
+                |root| {
+                    fs_err::remove_file(root.join("z")).unwrap();
+                    fs_err::write(root.join("z"), "text").unwrap();
+                },
+                "z: another name of an earlier file, file",
+            ),
+            (
+                |root| {
+                    fs_err::remove_file(root.join("a/link")).unwrap();
+                    symlink("other", root.join("a/link")).unwrap();
+                },
+                "a/link: links to `file`, `other`",
+            ),
+        ];
+        let plain = tree(|_| {});
+        for (change, expected) in changes {
+            let changed = tree(change);
+            assert_ne!(of(&plain), of(&changed), "{expected}");
+            assert_eq!(differences(&plain, &changed), [expected]);
+        }
+    }
+
+    #[test]
+    fn a_time_is_compared_to_the_nanosecond() {
+        let (a, b) = (tree(|_| {}), tree(|_| {}));
+        let time = TimeSpec::new(1_000_000, 6);
+        let path = b.path().join("a-b");
+        nix::sys::stat::utimensat(
+            nix::fcntl::AT_FDCWD,
+            &path,
+            &time,
+            &time,
+            UtimensatFlags::NoFollowSymlink,
+        )
+        .unwrap();
+        assert_eq!(
+            differences(&a, &b),
+            ["a-b: mtime 1000000.000000005, 1000000.000000006"]
+        );
+    }
+
+    #[test]
+    fn cancel_stops() {
+        let dir = tree(|_| {});
+        assert!(digest(dir.path(), &AtomicBool::new(true)).is_err());
+    }
+}

@@ -1,0 +1,323 @@
+//! Owns single files of a tree: reading and changing what is at a path below a directory, through no link and over no
+//! mount point. The tree may be anybody's.
+
+use std::ffi::CString;
+use std::io::{Read as _, Write as _};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, renameat};
+use nix::sys::stat::{Mode, SFlag, fchmod, fstat, futimens, mkdirat};
+use nix::sys::time::TimeSpec;
+use nix::unistd::{UnlinkatFlags, fchown, unlinkat};
+
+use super::content::Transport;
+use crate::sys::beneath;
+use crate::sys::beneath::openat2;
+use crate::sys::error::{Error, Result, ResultExt as _};
+
+/// The largest file that is changed: hooks are for source code.
+const LARGEST: i64 = 64 << 20;
+
+/// What is at a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// A regular file.
+    File {
+        /// Content.
+        bytes: Vec<u8>,
+        /// Permission bits.
+        mode: u32,
+    },
+    /// Nothing.
+    Absent,
+    /// Nothing, and the nearest directory on the way is empty.
+    Empty,
+}
+
+/// Reads the file at `below` in the directory `root`.
+pub fn read(root: &Path, below: &Path) -> Result<Entry> {
+    let shown = || format!("cannot read `{}`", root.join(below).display());
+    let top = beneath::open_path(root)?;
+    let (parent, name) = split(below)?;
+    let directory = match beneath::open_below(&top, &parent) {
+        Err(Errno::ENOENT | Errno::ENOTDIR) => return absent(&top, &parent),
+        other => other.context(shown)?,
+    };
+    let file = match beneath::open(&directory, &name, OFlag::O_RDONLY | OFlag::O_NONBLOCK) {
+        Err(Errno::ENOENT) => return absent(&top, &parent),
+        other => other.context(shown)?,
+    };
+    let stat = fstat(&file)?;
+    if beneath::kind(&stat) != SFlag::S_IFREG || stat.st_size > LARGEST {
+        return Err(Error::invalid(format!(
+            "`{}` is not a regular file of at most {LARGEST} bytes",
+            root.join(below).display()
+        )));
+    }
+    let mut bytes = Vec::new();
+    into_file(file).read_to_end(&mut bytes).context(shown)?;
+    Ok(Entry::File {
+        bytes,
+        mode: stat.st_mode & 0o7777,
+    })
+}
+
+/// Returns whether the nearest directory on the way to what is absent has anything in it.
+fn absent(top: &OwnedFd, parent: &Path) -> Result<Entry> {
+    for directory in parent.ancestors() {
+        if let Ok(found) = beneath::open_below(top, directory) {
+            // A submodule without content may have the file by which git knows it.
+            let mut entries = nix::dir::Dir::from_fd(found)?;
+            let empty = entries.iter().all(|entry| {
+                entry.is_ok_and(|entry| {
+                    matches!(entry.file_name().to_bytes(), b"." | b".." | b".git")
+                })
+            });
+            let inside = !directory.as_os_str().is_empty();
+            return Ok(if empty && inside {
+                Entry::Empty
+            } else {
+                Entry::Absent
+            });
+        }
+    }
+    Ok(Entry::Absent)
+}
+
+/// Gives the file at `below` this content: one that is there keeps owner and mode, a new one gets those of its
+/// directory. `executable` adds or takes the permission to execute. The time of modification is now, unless `time`
+/// says otherwise in seconds and nanoseconds; returns which it is.
+pub fn write(
+    root: &Path,
+    below: &Path,
+    bytes: &[u8],
+    executable: Option<bool>,
+    time: Option<(i64, i64)>,
+) -> Result<(i64, i64)> {
+    let shown = || format!("cannot write `{}`", root.join(below).display());
+    let top = beneath::open_path(root)?;
+    let (parent, name) = split(below)?;
+    let directory = make_directories(&top, &parent).context(shown)?;
+    let flags = OFlag::O_WRONLY | OFlag::O_TRUNC | OFlag::O_NONBLOCK;
+    let file = match beneath::open(&directory, &name, flags) {
+        Err(Errno::ENOENT) => create(&directory, &name).context(shown)?,
+        other => other.context(shown)?,
+    };
+    let stat = fstat(&file)?;
+    if beneath::kind(&stat) != SFlag::S_IFREG {
+        return Err(Error::invalid(format!(
+            "`{}` is not a regular file",
+            root.join(below).display()
+        )));
+    }
+    if let Some(executable) = executable {
+        // Whoever may read it may execute it.
+        let bits = (stat.st_mode & 0o444) >> 2;
+        let mode = match executable {
+            true => stat.st_mode | bits,
+            false => stat.st_mode & !0o111,
+        };
+        fchmod(&file, Mode::from_bits_truncate(mode)).context(shown)?;
+    }
+    let mut file = into_file(file);
+    file.write_all(bytes).context(shown)?;
+    if let Some((seconds, nanoseconds)) = time {
+        futimens(
+            &file,
+            &TimeSpec::UTIME_OMIT,
+            &TimeSpec::new(seconds, nanoseconds),
+        )
+        .context(shown)?;
+    }
+    let stat = fstat(&file)?;
+    Ok((stat.st_mtime, stat.st_mtime_nsec))
+}
+
+/// Opens the regular file at `below` for reading; nothing where there is none.
+#[expect(
+    clippy::disallowed_types,
+    reason = "the file was opened by its name in a directory"
+)]
+pub fn open(root: &Path, below: &Path) -> Result<Option<std::fs::File>> {
+    let shown = || format!("cannot read `{}`", root.join(below).display());
+    let top = beneath::open_path(root)?;
+    let (parent, name) = split(below)?;
+    let none = [Errno::ENOENT, Errno::ENOTDIR, Errno::ELOOP];
+    let directory = match beneath::open_below(&top, &parent) {
+        Err(error) if none.contains(&error) => return Ok(None),
+        other => other.context(shown)?,
+    };
+    let file = match beneath::open(&directory, &name, OFlag::O_RDONLY | OFlag::O_NONBLOCK) {
+        Err(error) if none.contains(&error) => return Ok(None),
+        other => other.context(shown)?,
+    };
+    let regular = beneath::kind(&fstat(&file)?) == SFlag::S_IFREG;
+    Ok(regular.then(|| into_file(file)))
+}
+
+/// Puts what `from` holds at `below`, whole or not at all: by shared blocks where the file system can, else as a copy. A file
+/// that is there is replaced; owners are those of the directories.
+pub fn place(root: &Path, below: &Path, from: BorrowedFd<'_>) -> Result<()> {
+    let shown = || format!("cannot write `{}`", root.join(below).display());
+    let top = beneath::open_path(root)?;
+    let (parent, name) = split(below)?;
+    let directory = make_directories(&top, &parent).context(shown)?;
+    // Not another command's, which may do the same.
+    let mut part = name.as_bytes().to_vec();
+    part.extend(format!(".{}.part", std::process::id()).bytes());
+    let part = CString::new(part).map_err(|_| Error::unexpected("a name with a NUL"))?;
+    let outcome = (|| {
+        let file = match create(&directory, &part) {
+            // Of a command that was killed.
+            Err(Errno::EEXIST) => {
+                unlinkat(&directory, part.as_c_str(), UnlinkatFlags::NoRemoveDir)?;
+                create(&directory, &part)?
+            }
+            other => other?,
+        };
+        let size = fstat(from)?.st_size;
+        Transport::default().transfer(from, file.as_fd(), size)?;
+        renameat(&directory, part.as_c_str(), &directory, name.as_c_str())
+    })();
+    if outcome.is_err() {
+        // Why it failed is what counts.
+        unlinkat(&directory, part.as_c_str(), UnlinkatFlags::NoRemoveDir).ok();
+    }
+    outcome.context(shown)
+}
+
+/// Removes the file at `below`.
+pub fn remove(root: &Path, below: &Path) -> Result<()> {
+    let shown = || format!("cannot remove `{}`", root.join(below).display());
+    let (parent, name) = split(below)?;
+    let top = beneath::open_path(root)?;
+    let directory = beneath::open_below(&top, &parent).context(shown)?;
+    unlinkat(&directory, name.as_c_str(), UnlinkatFlags::NoRemoveDir).context(shown)
+}
+
+fn split(below: &Path) -> Result<(PathBuf, CString)> {
+    let name = below.file_name().map(|name| CString::new(name.as_bytes()));
+    match (name, below.parent()) {
+        (Some(Ok(name)), Some(parent)) if !below.is_absolute() => Ok((parent.to_owned(), name)),
+        _ => Err(Error::unexpected(format!(
+            "`{}` is no path below a tree",
+            below.display()
+        ))),
+    }
+}
+
+fn make_directories(top: &OwnedFd, below: &Path) -> nix::Result<OwnedFd> {
+    let mut at = beneath::open_dir(top, c".")?;
+    for part in below {
+        let name = CString::new(part.as_bytes()).map_err(|_| Errno::EINVAL)?;
+        at = match beneath::open_dir(&at, &name) {
+            Err(Errno::ENOENT) => {
+                mkdirat(&at, name.as_c_str(), Mode::from_bits_truncate(0o755))?;
+                let made = beneath::open_dir(&at, &name)?;
+                give(made.as_fd(), at.as_fd())?;
+                made
+            }
+            other => other?,
+        };
+    }
+    Ok(at)
+}
+
+fn create(directory: &OwnedFd, name: &CString) -> nix::Result<OwnedFd> {
+    let how = OpenHow::new()
+        .flags(OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC)
+        .mode(Mode::from_bits_truncate(0o644))
+        .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS);
+    let file = openat2(directory, name.as_c_str(), how)?;
+    fchmod(&file, Mode::from_bits_truncate(0o644))?;
+    give(file.as_fd(), directory.as_fd())?;
+    Ok(file)
+}
+
+fn give(made: BorrowedFd<'_>, directory: BorrowedFd<'_>) -> nix::Result<()> {
+    let owner = fstat(directory)?;
+    let found = fstat(made)?;
+    if (found.st_uid, found.st_gid) == (owner.st_uid, owner.st_gid) {
+        return Ok(());
+    }
+    fchown(made, Some(owner.st_uid.into()), Some(owner.st_gid.into()))
+}
+
+#[expect(
+    clippy::disallowed_types,
+    reason = "the file was opened by its name in a directory"
+)]
+fn into_file(fd: OwnedFd) -> std::fs::File {
+    debug_assert!(fd.as_raw_fd() >= 0, "an open file");
+    fd.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use fs_err as fs;
+
+    use super::*;
+
+    #[test]
+    fn files_are_read_written_and_removed_below_the_root_only() {
+        let outside = tempfile::tempdir().unwrap();
+        fs::write(outside.path().join("f"), "theirs").unwrap();
+        let tree = tempfile::tempdir().unwrap();
+        let root = tree.path();
+        std::os::unix::fs::symlink(outside.path(), root.join("link")).unwrap();
+        std::os::unix::fs::symlink(outside.path().join("f"), root.join("f")).unwrap();
+        for path in ["link/f", "f", "../f"] {
+            let path = Path::new(path);
+            // A link on the way is no directory, so nothing is there.
+            let found = read(root, path);
+            assert!(found.is_err() || path == Path::new("link/f"), "{found:?}");
+            assert!(
+                write(root, path, b"ours", None, None).is_err(),
+                "{}",
+                path.display()
+            );
+        }
+        assert!(remove(root, Path::new("link/f")).is_err());
+        assert_eq!(fs::read(outside.path().join("f")).unwrap(), b"theirs");
+
+        let new = Path::new("a/b/c");
+        assert_eq!(read(root, new).unwrap(), Entry::Absent);
+        write(root, new, b"one", Some(true), None).unwrap();
+        let their = fs::File::open(outside.path().join("f")).unwrap();
+        for path in ["link/f", "../g"] {
+            assert!(place(root, Path::new(path), their.as_fd()).is_err());
+            assert!(!matches!(open(root, Path::new(path)), Ok(Some(_))));
+        }
+        // A link is replaced and not followed, like any file.
+        std::os::unix::fs::symlink(outside.path().join("new"), root.join("a/b/l")).unwrap();
+        for path in ["a/b/l", "a/b/e/f", "a/b/e/f"].map(Path::new) {
+            place(root, path, their.as_fd()).unwrap();
+            let mut text = String::new();
+            let mut file = open(root, path).unwrap().unwrap();
+            file.read_to_string(&mut text).unwrap();
+            assert_eq!(text, "theirs");
+        }
+        assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 1);
+        assert_eq!(fs::read_dir(root.join("a/b/e")).unwrap().count(), 1);
+        fs::remove_dir_all(root.join("a/b/e")).unwrap();
+        fs::remove_file(root.join("a/b/l")).unwrap();
+        let time = Some((1_000_000_000, 7));
+        assert_eq!(
+            write(root, new, b"x", None, time).unwrap(),
+            (1_000_000_000, 7)
+        );
+        let Entry::File { bytes, mode } = read(root, new).unwrap() else {
+            panic!("a file was written");
+        };
+        assert_eq!((bytes.as_slice(), mode), (b"x".as_slice(), 0o755));
+        remove(root, new).unwrap();
+        assert_eq!(read(root, new).unwrap(), Entry::Empty);
+        fs::write(root.join("a/b/.git"), "gitdir: x").unwrap();
+        assert_eq!(read(root, &new.join("d")).unwrap(), Entry::Empty);
+        fs::write(root.join("a/b/other"), "").unwrap();
+        assert_eq!(read(root, new).unwrap(), Entry::Absent);
+    }
+}

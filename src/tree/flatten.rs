@@ -1,0 +1,390 @@
+//! Owns the merge of several overlay layers into one that means the same.
+//!
+//! Files of the layers are hard-linked, not copied: frozen layers are never written, so two may share an inode. The
+//! link count that a program sees inside is higher until the old layers are removed. Directories are made anew.
+//! Nothing is held open between directories, so neither depth nor the number of layers meets a limit.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::ffi::{CStr, CString, OsStr};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+
+use nix::dir::{Dir, Type};
+use nix::errno::Errno;
+use nix::fcntl::AtFlags;
+use nix::sys::stat::{FileStat, Mode, SFlag, fstat, mkdirat, mknodat};
+use nix::unistd::linkat;
+
+use super::content::Transport;
+use super::metadata;
+use super::reflink::Worker;
+use super::work::Queue;
+use super::xattr::{Attributes, Place};
+use crate::sys::beneath;
+use crate::sys::error::{Error, Result, ResultExt as _};
+
+const OPAQUE: &CStr = c"trusted.overlay.opaque";
+
+/// What a merge made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flattened {
+    /// Directories made.
+    pub directories: u64,
+    /// Files and other entries linked to those of the layers.
+    pub linked: u64,
+    /// Entries copied because the file system refused one more link.
+    pub copied: u64,
+    /// Deletions kept, of what the layers below have.
+    pub whiteouts: u64,
+}
+
+/// Merges the layers `diffs` into the new directory `into` on their file system, so that `into` on `below` shows what
+/// `diffs` show on `below`. Both are given bottom first; the first of `below` is the image.
+///
+/// The result is for these lower layers only: it keeps a deletion only if they have what is deleted, because
+/// the kernel lists a deletion as an entry (that cannot be found) in a directory which no other layer has.
+///
+/// After an error a part of the result is left for the caller to remove.
+pub fn flatten(below: &[PathBuf], diffs: &[PathBuf], into: &Path) -> Result<Flattened> {
+    let (holder, name) = beneath::split(into)?;
+    let open = |paths: &[PathBuf]| {
+        let top_first = paths.iter().rev();
+        top_first
+            .map(|path| beneath::open_path(path))
+            .collect::<Result<Vec<_>>>()
+    };
+    let (layers, below) = (open(diffs)?, open(below)?);
+    if layers.is_empty() {
+        return Err(Error::unexpected(format!(
+            "no layers to merge into `{}`",
+            into.display()
+        )));
+    }
+    mkdirat(&holder, name.as_c_str(), Mode::S_IRWXU)
+        .context(|| format!("cannot create directory `{}`", into.display()))?;
+    let target = beneath::open_path(into)?;
+    metadata::clear_inherited(target.as_fd())
+        .context(|| format!("cannot prepare `{}`", into.display()))?;
+    let merge = Merge {
+        layers,
+        below,
+        target,
+        into,
+        transport: Transport::default(),
+        queue: Queue::new(),
+    };
+    merge.queue.push([Merged {
+        path: PathBuf::new(),
+        layers: (0..merge.layers.len()).collect(),
+        below: (0..merge.below.len()).collect(),
+        hides_below: false,
+        closed: false,
+    }]);
+    let sum: Sum = merge.queue.run(|merged, sum| merge.directory(&merged, sum));
+    match merge.queue.into_failure() {
+        None => Ok(sum.flattened),
+        Some((error, _)) => Err(error),
+    }
+}
+
+struct Merge<'a> {
+    /// Top first.
+    layers: Vec<OwnedFd>,
+    /// What the result will lie on, top first.
+    below: Vec<OwnedFd>,
+    target: OwnedFd,
+    into: &'a Path,
+    transport: Transport,
+    queue: Queue<Merged>,
+}
+
+/// A directory of the result, made already and still empty.
+struct Merged {
+    path: PathBuf,
+    /// The layers whose directories of this path show through each other, top first.
+    layers: Vec<usize>,
+    /// The same for the layers below the result.
+    below: Vec<usize>,
+    /// Nothing from below shows through the directory above.
+    hides_below: bool,
+    /// The last of `layers` lies on something that is no directory, which hides what is below.
+    closed: bool,
+}
+
+#[derive(Default)]
+struct Sum {
+    flattened: Flattened,
+    worker: Worker,
+}
+
+impl std::ops::AddAssign for Sum {
+    fn add_assign(&mut self, other: Self) {
+        self.flattened.directories += other.flattened.directories;
+        self.flattened.linked += other.flattened.linked;
+        self.flattened.copied += other.flattened.copied;
+        self.flattened.whiteouts += other.flattened.whiteouts;
+    }
+}
+
+/// What the layers read so far have at a name.
+enum Found {
+    /// A file, a link or a deletion, which hides all that lower layers have.
+    Other,
+    Directory {
+        layers: Vec<usize>,
+        closed: bool,
+    },
+}
+
+impl Merge<'_> {
+    fn directory(&self, merged: &Merged, sum: &mut Sum) {
+        if let Err((name, error)) = self.merge(merged, sum) {
+            let path = self.into.join(&merged.path).join(name);
+            let failed: nix::Result<()> = Err(error);
+            let failed =
+                failed.context(|| format!("cannot merge layers into `{}`", path.display()));
+            if let Err(failed) = failed {
+                self.queue.abort(match error {
+                    // A reference that our mounts neither make nor follow.
+                    Errno::EUCLEAN => failed.help("the layer was written with other overlay options than rockenv's: remove the env"),
+                    _ => failed,
+                });
+            }
+        }
+    }
+
+    fn merge(&self, merged: &Merged, sum: &mut Sum) -> std::result::Result<(), (PathBuf, Errno)> {
+        let own = |error| (PathBuf::new(), error);
+        let at = |name: &CStr, error| (PathBuf::from(OsStr::from_bytes(name.to_bytes())), error);
+        let target = beneath::open_below(&self.target, &merged.path).map_err(own)?;
+        let mut closed = merged.closed;
+        let mut found: HashMap<CString, Found> = HashMap::new();
+        let mut whiteouts = Vec::new();
+        let mut top = None;
+        for &layer in &merged.layers {
+            let source = beneath::open_below(&self.layers[layer], &merged.path).map_err(own)?;
+            let opaque = is_opaque(source.as_fd(), &mut sum.worker.attributes).map_err(own)?;
+            let mut entries = beneath::open_dir(&source, c".")
+                .and_then(Dir::from_fd)
+                .map_err(own)?;
+            for entry in entries.iter() {
+                let entry = entry.map_err(own)?;
+                let name = entry.file_name();
+                if !beneath::is_entry(name) {
+                    continue;
+                }
+                let kind = kind_of(source.as_fd(), &entry).map_err(|error| at(name, error))?;
+                match found.entry(name.to_owned()) {
+                    Entry::Vacant(vacant) => match kind {
+                        Kind::Directory => {
+                            vacant.insert(Found::Directory {
+                                layers: vec![layer],
+                                closed: false,
+                            });
+                        }
+                        Kind::Whiteout => {
+                            vacant.insert(Found::Other);
+                            whiteouts.push(name.to_owned());
+                        }
+                        Kind::Other => {
+                            vacant.insert(Found::Other);
+                            self.link(source.as_fd(), target.as_fd(), name, sum)
+                                .map_err(|error| at(name, error))?;
+                        }
+                    },
+                    Entry::Occupied(mut occupied) => {
+                        if let Found::Directory { layers, closed } = occupied.get_mut()
+                            && !*closed
+                        {
+                            match kind {
+                                Kind::Directory => layers.push(layer),
+                                Kind::Whiteout | Kind::Other => *closed = true,
+                            }
+                        }
+                    }
+                }
+            }
+            drop(entries);
+            if top.is_none() {
+                top = Some(source);
+            }
+            if opaque {
+                closed = true;
+                break;
+            }
+        }
+        let hides_below = merged.hides_below || closed;
+        let below = if hides_below {
+            Vec::new()
+        } else {
+            self.open_below(merged, sum).map_err(own)?
+        };
+        for name in &whiteouts {
+            if shown(&below, name).map_err(|error| at(name, error))? {
+                // What a deletion looks like has no metadata of its own.
+                mknodat(&target, name.as_c_str(), SFlag::S_IFCHR, Mode::empty(), 0)
+                    .map_err(|error| at(name, error))?;
+                sum.flattened.whiteouts += 1;
+            }
+        }
+        let mut children = Vec::new();
+        for (name, found) in found {
+            if let Found::Directory { layers, closed } = found {
+                mkdirat(&target, name.as_c_str(), Mode::S_IRWXU)
+                    .map_err(|error| at(&name, error))?;
+                let below = directories(&below, &name).map_err(|error| at(&name, error))?;
+                children.push(Merged {
+                    path: merged.path.join(OsStr::from_bytes(name.to_bytes())),
+                    layers,
+                    below,
+                    hides_below,
+                    closed,
+                });
+            }
+        }
+        sum.flattened.directories += children.len() as u64;
+        let needs_opaque = closed && !merged.hides_below;
+        let source = top.ok_or_else(|| own(Errno::ENOENT))?;
+        finish(source.as_fd(), target.as_fd(), needs_opaque, sum).map_err(own)?;
+        self.queue.push(children);
+        Ok(())
+    }
+
+    /// Opens the directories below that show through each other, top first.
+    fn open_below(&self, merged: &Merged, sum: &mut Sum) -> nix::Result<Vec<(usize, OwnedFd)>> {
+        let mut open = Vec::new();
+        for &layer in &merged.below {
+            let directory = beneath::open_below(&self.below[layer], &merged.path)?;
+            let opaque = is_opaque(directory.as_fd(), &mut sum.worker.attributes)?;
+            open.push((layer, directory));
+            if opaque {
+                break;
+            }
+        }
+        Ok(open)
+    }
+
+    fn link(
+        &self,
+        from: BorrowedFd<'_>,
+        to: BorrowedFd<'_>,
+        name: &CStr,
+        sum: &mut Sum,
+    ) -> nix::Result<()> {
+        match linkat(from, name, to, name, AtFlags::empty()) {
+            Ok(()) => {
+                sum.flattened.linked += 1;
+                Ok(())
+            }
+            Err(Errno::EMLINK | Errno::EPERM | Errno::EXDEV) => {
+                sum.worker.copy_entry(from, to, name, &self.transport)?;
+                sum.flattened.copied += 1;
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Directory,
+    /// A deletion: a character device 0:0.
+    Whiteout,
+    Other,
+}
+
+impl Kind {
+    fn of(stat: &FileStat) -> Self {
+        match beneath::kind(stat) {
+            SFlag::S_IFDIR => Self::Directory,
+            SFlag::S_IFCHR if stat.st_rdev == 0 => Self::Whiteout,
+            _ => Self::Other,
+        }
+    }
+}
+
+fn kind_of(directory: BorrowedFd<'_>, entry: &nix::dir::Entry) -> nix::Result<Kind> {
+    match entry.file_type() {
+        Some(Type::Directory) => Ok(Kind::Directory),
+        Some(Type::CharacterDevice) | None => {
+            Ok(Kind::of(&beneath::stat(directory, entry.file_name())?))
+        }
+        Some(_) => Ok(Kind::Other),
+    }
+}
+
+/// Returns whether the directories, top first, show something of this name.
+fn shown(directories: &[(usize, OwnedFd)], name: &CStr) -> nix::Result<bool> {
+    for (_, directory) in directories {
+        match beneath::stat(directory, name) {
+            Ok(stat) => return Ok(!matches!(Kind::of(&stat), Kind::Whiteout)),
+            Err(Errno::ENOENT) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(false)
+}
+
+/// Returns the layers whose directories of this name show through each other, top first.
+fn directories(parents: &[(usize, OwnedFd)], name: &CStr) -> nix::Result<Vec<usize>> {
+    let mut layers = Vec::new();
+    for (layer, directory) in parents {
+        match beneath::stat(directory, name) {
+            Ok(stat) => match Kind::of(&stat) {
+                Kind::Directory => layers.push(*layer),
+                Kind::Whiteout | Kind::Other => break,
+            },
+            Err(Errno::ENOENT) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(layers)
+}
+
+/// Returns whether the layer's directory hides those below. A layer that refers to others cannot be merged: `EUCLEAN`.
+pub(super) fn is_opaque(
+    directory: BorrowedFd<'_>,
+    attributes: &mut Attributes,
+) -> nix::Result<bool> {
+    let mut opaque = false;
+    attributes.each(Place::Open(directory), |name, value| {
+        match name.to_bytes() {
+            b"trusted.overlay.opaque" if value == b"y" => opaque = true,
+            b"trusted.overlay.opaque"
+            | b"trusted.overlay.redirect"
+            | b"trusted.overlay.metacopy" => return Err(Errno::EUCLEAN),
+            _ => {}
+        }
+        Ok(())
+    })?;
+    Ok(opaque)
+}
+
+/// Gives a merged directory the metadata of the topmost one.
+fn finish(
+    from: BorrowedFd<'_>,
+    to: BorrowedFd<'_>,
+    needs_opaque: bool,
+    sum: &mut Sum,
+) -> nix::Result<()> {
+    let stat = fstat(from)?;
+    metadata::copy_open(from, &stat, to, &mut sum.worker.attributes, is_content)?;
+    if needs_opaque {
+        // Changes no time but the change time.
+        Place::Open(to).set(OPAQUE, b"y")?;
+    }
+    Ok(())
+}
+
+/// Returns whether an attribute belongs to the tree, not to the layer's place in a stack.
+///
+/// `overlay.overlay` is what an overlay inside the env has written, `protattr` a `chattr` flag.
+pub(super) fn is_content(name: &CStr) -> bool {
+    let name = name.to_bytes();
+    !name.starts_with(b"trusted.overlay.")
+        || name.starts_with(b"trusted.overlay.overlay.")
+        || name == b"trusted.overlay.protattr"
+}

@@ -1,0 +1,489 @@
+//! Owns the listing of a directory: what there is at each path below it. No link is followed and no mount point entered.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ffi::{CString, OsStr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Component, Path, PathBuf};
+
+use nix::dir::Dir;
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, readlinkat};
+use nix::sys::stat::{FileStat, SFlag, fstat};
+use serde::{Deserialize, Serialize};
+
+use crate::sys::beneath;
+use crate::sys::error::{Error, Result, ResultExt as _};
+
+/// What is at a path.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", tag = "type")]
+pub enum Content {
+    /// A regular file.
+    File {
+        /// In bytes.
+        size: u64,
+        /// SHA-256 of the content, once it was read.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        sha256: Option<String>,
+        /// The first name of the same file in this listing, for a hard link.
+        #[serde(
+            default,
+            skip_serializing_if = "Option::is_none",
+            with = "optional_path"
+        )]
+        hardlink: Option<PathBuf>,
+    },
+    /// A directory.
+    Directory {
+        /// It was there before the step whose results these are.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        existed: bool,
+    },
+    /// A symbolic link.
+    Symlink {
+        /// Its text.
+        #[serde(with = "path")]
+        target: PathBuf,
+    },
+    /// A FIFO, socket or device.
+    #[serde(skip)]
+    Special(Special),
+}
+
+/// What has no content that could be kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Special {
+    /// A named pipe.
+    Fifo,
+    /// A socket.
+    Socket,
+    /// A block or character device.
+    Device,
+}
+
+impl Content {
+    /// Returns what people call it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::File { .. } => "a regular file",
+            Self::Directory { .. } => "a directory",
+            Self::Symlink { .. } => "a symbolic link",
+            Self::Special(Special::Fifo) => "a FIFO",
+            Self::Special(Special::Socket) => "a socket",
+            Self::Special(Special::Device) => "a device",
+        }
+    }
+}
+
+/// What tells that an entry was written to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Mark {
+    device: u64,
+    inode: u64,
+    ctime: (i64, i64),
+}
+
+/// One entry of a listing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// What it is.
+    #[serde(flatten)]
+    pub content: Content,
+    /// Permission bits; a link has none of its own.
+    pub mode: u32,
+    /// Modification time, in seconds and nanoseconds.
+    pub mtime: (i64, i64),
+    #[serde(skip)]
+    mark: Mark,
+}
+
+impl Entry {
+    fn new(content: Content, stat: &FileStat) -> Self {
+        let is_link = matches!(content, Content::Symlink { .. });
+        Self {
+            content,
+            mode: if is_link { 0o777 } else { stat.st_mode & 0o777 },
+            mtime: (stat.st_mtime, stat.st_mtime_nsec),
+            mark: Mark {
+                device: stat.st_dev,
+                inode: stat.st_ino,
+                ctime: (stat.st_ctime, stat.st_ctime_nsec),
+            },
+        }
+    }
+
+    /// Returns whether it is a directory.
+    pub fn is_directory(&self) -> bool {
+        matches!(self.content, Content::Directory { .. })
+    }
+
+    /// Returns whether two entries that were found on disk are names of one file.
+    pub fn is_same_file(&self, other: &Self) -> bool {
+        (self.mark.device, self.mark.inode) == (other.mark.device, other.mark.inode)
+    }
+}
+
+/// What is there when a path is looked at.
+#[derive(Clone, Debug)]
+pub enum Place {
+    /// Nothing.
+    Free,
+    /// A link, a file or a mount point on the way to it.
+    Blocked,
+    /// This entry.
+    Taken(Entry),
+}
+
+/// The entries below a directory, each directory before what is in it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Listing {
+    /// By path below the directory.
+    pub entries: BTreeMap<PathBuf, Entry>,
+}
+
+impl Listing {
+    /// Reads a directory; one that is not there has no entries.
+    pub fn of(directory: &Path) -> Result<Self> {
+        let shown = |below: &Path| format!("cannot read `{}`", directory.join(below).display());
+        let top = match beneath::open_path(directory) {
+            Err(_) if !directory.exists() => return Ok(Self::default()),
+            other => other?,
+        };
+        let mut listing = Self::default();
+        let mut first = HashMap::new();
+        // Not one descriptor a level: a step decides how deep it is.
+        let mut waiting = vec![PathBuf::new()];
+        while let Some(below) = waiting.pop() {
+            let open = beneath::open_below(&top, &below);
+            let found = match open {
+                Err(Errno::EXDEV | Errno::ENOENT) => continue,
+                other => entries(&other.context(|| shown(&below))?),
+            };
+            for (name, entry) in found.context(|| shown(&below))? {
+                let path = below.join(OsStr::from_bytes(name.as_bytes()));
+                if entry.is_directory() {
+                    waiting.push(path.clone());
+                }
+                listing.entries.insert(path, entry);
+            }
+        }
+        for (path, entry) in &mut listing.entries {
+            if let Content::File { hardlink, .. } = &mut entry.content {
+                let file = (entry.mark.device, entry.mark.inode);
+                let known = first.entry(file).or_insert_with(|| path.clone());
+                *hardlink = (*known != *path).then(|| known.clone());
+            }
+        }
+        Ok(listing)
+    }
+
+    /// Returns the entries that are new since, or were written to.
+    pub fn since(mut self, before: &Self) -> Self {
+        self.entries.retain(|path, entry| {
+            let old = before.entries.get(path);
+            if let (Content::Directory { existed }, Some(old)) = (&mut entry.content, old) {
+                *existed = old.is_directory() && old.mode == entry.mode;
+            }
+            old.is_none_or(|old| old.mark != entry.mark)
+        });
+        let names: BTreeSet<PathBuf> = self.entries.keys().cloned().collect();
+        for entry in self.entries.values_mut() {
+            if let Content::File { hardlink, .. } = &mut entry.content {
+                hardlink.take_if(|first| !names.contains(first));
+            }
+        }
+        self
+    }
+
+    /// Adds what a later step left.
+    pub fn extend(&mut self, later: Self) {
+        for (path, mut entry) in later.entries {
+            if let Content::Directory { existed: true } = entry.content {
+                // Only one that an earlier step made is a result.
+                match self.entries.get(&path) {
+                    Some(old) if old.is_directory() => entry.content = old.content.clone(),
+                    _ => continue,
+                }
+            }
+            if !entry.is_directory() {
+                self.remove(&path);
+            }
+            self.entries.insert(path, entry);
+        }
+    }
+
+    /// Removes an entry, with what is below it.
+    pub fn remove(&mut self, path: &Path) {
+        self.entries.retain(|known, _| !known.starts_with(path));
+    }
+}
+
+/// Looks at one path below a directory.
+pub fn look(directory: &Path, path: &Path) -> Result<Place> {
+    let shown = || format!("cannot read `{}`", directory.join(path).display());
+    let top = match beneath::open_path(directory) {
+        Err(_) if !directory.exists() => return Ok(Place::Free),
+        other => other?,
+    };
+    let (parent, name) = split(path)?;
+    let parent = match beneath::open_below(&top, parent) {
+        Err(Errno::ENOENT) => return Ok(Place::Free),
+        Err(Errno::ELOOP | Errno::ENOTDIR | Errno::EXDEV) => return Ok(Place::Blocked),
+        other => other.context(shown)?,
+    };
+    match entry(&parent, &name) {
+        Err(Errno::ENOENT) => Ok(Place::Free),
+        other => Ok(Place::Taken(other.context(shown)?)),
+    }
+}
+
+/// Splits a path below a directory into its parent and its name; refuses one that leads elsewhere.
+pub(super) fn split(path: &Path) -> Result<(&Path, CString)> {
+    let plain = |part: Component<'_>| matches!(part, Component::Normal(_));
+    let name = path.file_name().map(|name| CString::new(name.as_bytes()));
+    match (path.parent(), name) {
+        (Some(parent), Some(Ok(name))) if path.components().all(plain) => Ok((parent, name)),
+        _ => Err(Error::invalid(format!(
+            "`{}` is not a path below a directory",
+            path.display()
+        ))),
+    }
+}
+
+fn entries(directory: &OwnedFd) -> nix::Result<Vec<(CString, Entry)>> {
+    let mut found = Vec::new();
+    let mut reader = Dir::from_fd(directory.try_clone().map_err(|_| Errno::EMFILE)?)?;
+    for listed in reader.iter() {
+        let listed = listed?;
+        let name = listed.file_name();
+        if beneath::is_entry(name) {
+            match entry(directory, name) {
+                // Somebody removed it since.
+                Err(Errno::ENOENT) => {}
+                other => found.push((name.to_owned(), other?)),
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn entry(directory: impl AsFd, name: &std::ffi::CStr) -> nix::Result<Entry> {
+    let directory = directory.as_fd();
+    let mut stat = beneath::stat(directory, name)?;
+    let content = match beneath::kind(&stat) {
+        SFlag::S_IFREG => Content::File {
+            size: u64::try_from(stat.st_size).unwrap_or(0),
+            sha256: None,
+            hardlink: None,
+        },
+        SFlag::S_IFDIR => {
+            // On btrfs another subvolume's root has the number that it has inside.
+            match beneath::open(directory, name, OFlag::O_PATH | OFlag::O_DIRECTORY) {
+                Ok(opened) => stat = fstat(&opened)?,
+                Err(Errno::EXDEV) => {}
+                Err(error) => return Err(error),
+            }
+            Content::Directory { existed: false }
+        }
+        SFlag::S_IFLNK => Content::Symlink {
+            target: readlinkat(directory, name)?.into(),
+        },
+        SFlag::S_IFIFO => Content::Special(Special::Fifo),
+        SFlag::S_IFSOCK => Content::Special(Special::Socket),
+        _ => Content::Special(Special::Device),
+    };
+    Ok(Entry::new(content, &stat))
+}
+
+/// A path as text: bytes that are not UTF-8, and backslashes, as `\xNN`.
+pub(crate) mod path {
+    use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+    use std::path::{Path, PathBuf};
+
+    use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
+
+    pub(crate) fn encode(path: &Path) -> String {
+        let mut text = String::new();
+        for chunk in path.as_os_str().as_bytes().utf8_chunks() {
+            text.push_str(&chunk.valid().replace('\\', "\\x5c"));
+            for byte in chunk.invalid() {
+                text.extend(['\\', 'x']);
+                text.push_str(&crate::profile::hex(&[*byte]));
+            }
+        }
+        text
+    }
+
+    pub(crate) fn decode(text: &str) -> Option<PathBuf> {
+        let mut pieces = text.split('\\');
+        let mut bytes = pieces.next()?.as_bytes().to_vec();
+        for piece in pieces {
+            let digits = piece.strip_prefix('x')?.get(..2)?;
+            bytes.push(u8::from_str_radix(digits, 16).ok()?);
+            bytes.extend(&piece.as_bytes()[3..]);
+        }
+        Some(std::ffi::OsString::from_vec(bytes).into())
+    }
+
+    pub(super) fn serialize<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&encode(path))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<PathBuf, D::Error> {
+        let text = String::deserialize(from)?;
+        decode(&text).ok_or_else(|| D::Error::custom(format!("`{text}` is not an escaped path")))
+    }
+}
+
+mod optional_path {
+    use super::{PathBuf, path};
+    use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
+
+    #[expect(clippy::ref_option, reason = "the signature is serde's")]
+    pub(super) fn serialize<S: Serializer>(
+        value: &Option<PathBuf>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        match value {
+            Some(value) => path::serialize(value, to),
+            None => to.serialize_none(),
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Option<PathBuf>, D::Error> {
+        let decode = |text: String| {
+            path::decode(&text)
+                .ok_or_else(|| D::Error::custom(format!("`{text}` is not an escaped path")))
+        };
+        Option::<String>::deserialize(from)?.map(decode).transpose()
+    }
+}
+
+/// Paths below a directory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Paths(pub Vec<PathBuf>);
+
+impl Serialize for Paths {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
+        to.collect_seq(self.0.iter().map(|one| path::encode(one)))
+    }
+}
+
+impl<'de> Deserialize<'de> for Paths {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
+        let decode = |text: String| {
+            let found = path::decode(&text).filter(|path| split(path).is_ok());
+            found.ok_or_else(|| {
+                serde::de::Error::custom(format!("`{text}` is not a path below a directory"))
+            })
+        };
+        let texts = Vec::<String>::deserialize(from)?;
+        let paths: std::result::Result<_, D::Error> = texts.into_iter().map(decode).collect();
+        Ok(Self(paths?))
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct Line {
+    #[serde(with = "path")]
+    path: PathBuf,
+    #[serde(flatten)]
+    entry: Entry,
+}
+
+impl Serialize for Listing {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
+        let lines = self.entries.iter().map(|(path, entry)| Line {
+            path: path.clone(),
+            entry: entry.clone(),
+        });
+        to.collect_seq(lines)
+    }
+}
+
+impl<'de> Deserialize<'de> for Listing {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
+        let mut entries = BTreeMap::new();
+        for Line { path, entry } in Vec::<Line>::deserialize(from)? {
+            let linked = match &entry.content {
+                Content::File { hardlink, .. } => hardlink.as_deref(),
+                Content::Directory { .. } | Content::Symlink { .. } | Content::Special(_) => None,
+            };
+            for path in [Some(path.as_path()), linked].into_iter().flatten() {
+                split(path).map_err(serde::de::Error::custom)?;
+            }
+            entries.insert(path, entry);
+        }
+        Ok(Self { entries })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::ffi::OsStringExt as _;
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+    use fs_err as fs;
+
+    use super::*;
+
+    #[test]
+    fn every_name_survives_being_written_down() {
+        for bytes in [
+            b"a/b".as_slice(),
+            b"\xff\\x\xfe",
+            b"\\",
+            "\u{e4}\n".as_bytes(),
+        ] {
+            let name = PathBuf::from(std::ffi::OsString::from_vec(bytes.to_vec()));
+            assert_eq!(path::decode(&path::encode(&name)), Some(name));
+        }
+        for bad in ["\\", "\\x", "\\xg0", "\\n"] {
+            assert_eq!(path::decode(bad), None, "{bad}");
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path();
+        fs::create_dir(root.join("d")).unwrap();
+        fs::write(root.join("d/a"), "a").unwrap();
+        fs::hard_link(root.join("d/a"), root.join("d/b")).unwrap();
+        symlink("/etc/passwd", root.join("l")).unwrap();
+        let mut listing = Listing::of(root).unwrap();
+        let text = serde_json::to_string(&listing).unwrap();
+        for entry in listing.entries.values_mut() {
+            entry.mark = Mark::default();
+        }
+        assert_eq!(serde_json::from_str::<Listing>(&text).unwrap(), listing);
+        for bad in ["/a", "../a", "a/../b", ""] {
+            let text = text.replace("\"l\"", &format!("{bad:?}"));
+            assert!(serde_json::from_str::<Listing>(&text).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn what_changed_is_told_from_what_stayed() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path();
+        for name in ["kept", "grown", "locked"] {
+            fs::create_dir(root.join(name)).unwrap();
+            fs::write(root.join(name).join("old"), "").unwrap();
+        }
+        let before = Listing::of(root).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        fs::write(root.join("grown/new"), "").unwrap();
+        let mode = std::fs::Permissions::from_mode(0o700);
+        fs::set_permissions(root.join("locked"), mode).unwrap();
+        symlink("grown/new", root.join("link")).unwrap();
+        let since = Listing::of(root).unwrap().since(&before);
+        let paths: Vec<&Path> = since.entries.keys().map(PathBuf::as_path).collect();
+        let wanted = ["grown", "grown/new", "link", "locked"].map(Path::new);
+        assert_eq!(paths, wanted);
+        // One that was there is nobody's result, unless a step made it or changed its mode.
+        let mut all = Listing::default();
+        all.extend(since);
+        assert!(!all.entries.contains_key(Path::new("grown")));
+        assert!(all.entries.contains_key(Path::new("locked")));
+    }
+}

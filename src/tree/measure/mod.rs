@@ -1,0 +1,178 @@
+//! Owns how much space directory trees take: what `du`, `gc` and the disk delta of a step count with.
+//!
+//! [`scan`] walks a set of roots in parallel and sums them by class. The sum over one root is what GNU
+//! `du -s --block-size=1` says; over several roots every byte is still counted once:
+//!
+//! - an inode with several hard links belongs to the first root, in the order given, that holds one of them;
+//! - with [`Options::extents`], so does each block that several files share;
+//! - a root inside another root is left out of the outer one, whatever the order;
+//! - a root given twice is walked once, for the first.
+//!
+//! A mount inside a root is not part of it, bind mounts of the same file system included. A btrfs subvolume is
+//! no mount, has its own device number, and is counted.
+
+mod extents;
+mod links;
+pub(crate) mod queue;
+mod walk;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::num::NonZero;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+/// A tree to count, and the class its bytes are added to.
+#[derive(Clone, Debug)]
+pub struct Root {
+    /// A directory, or a single file; a symlink counts as itself.
+    pub path: PathBuf,
+    /// Any number; roots of the same class are summed together.
+    pub class: u32,
+    /// Any number; roots of the same owner would be deleted together.
+    pub owner: u32,
+}
+
+impl Root {
+    /// Makes a root that is its class's own.
+    pub fn new(path: impl Into<PathBuf>, class: u32) -> Self {
+        Self {
+            path: path.into(),
+            class,
+            owner: class,
+        }
+    }
+
+    /// Gives it to an owner.
+    #[must_use]
+    pub fn owned_by(self, owner: u32) -> Self {
+        Self { owner, ..self }
+    }
+}
+
+/// How to walk.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Threads to use; none: as suits this machine.
+    pub threads: Option<NonZero<usize>>,
+    /// Stay on the mount of each root.
+    pub one_file_system: bool,
+    /// Count blocks that several files share once, where the file system says which. Costs a question for each
+    /// file; only together with `one_file_system`.
+    pub extents: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            threads: None,
+            one_file_system: true,
+            extents: false,
+        }
+    }
+}
+
+/// What the trees of one class hold; bytes throughout.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Sums {
+    /// Length of regular files and symlinks.
+    pub apparent: u64,
+    /// Disk space, directories included.
+    pub allocated: u64,
+    /// The part of `allocated` that no hard link and no clone outside the roots of the same owner holds: what
+    /// deleting the owner can free.
+    pub exclusive: u64,
+    /// Disk space reached by a hard link or clone from here but counted in an earlier class: `allocated` plus this
+    /// is what the class would be alone.
+    pub counted_elsewhere: u64,
+    /// Files, directories and everything else, each inode once.
+    pub entries: u64,
+}
+
+impl Sums {
+    fn add(&mut self, other: &Self) {
+        self.apparent += other.apparent;
+        self.allocated += other.allocated;
+        self.exclusive += other.exclusive;
+        self.counted_elsewhere += other.counted_elsewhere;
+        self.entries += other.entries;
+    }
+}
+
+/// A path that could not be read.
+#[derive(Debug)]
+pub struct Problem {
+    /// The path, starting with its root's.
+    pub path: PathBuf,
+    /// Why.
+    pub error: io::Error,
+}
+
+/// The result of [`scan`].
+#[derive(Debug, Default)]
+pub struct Usage {
+    /// By class; one entry for every class that was asked for.
+    pub classes: BTreeMap<u32, Sums>,
+    /// Paths that could not be read, so that the sums are too small; a root that does not exist is one.
+    pub unreadable: u64,
+    /// The first few of them.
+    pub problems: Vec<Problem>,
+    /// Entries that were listed but gone when they were looked at.
+    pub vanished: u64,
+    /// Mounts that were left out.
+    pub mounts_skipped: u64,
+    /// Files that would not say which of their blocks are shared, or how small they were compressed, and count as if neither.
+    pub unshared: u64,
+}
+
+/// How many problems are kept: enough to see the pattern.
+const PROBLEMS_KEPT: usize = 8;
+
+impl Usage {
+    /// Returns the sums of a class; zero for one that was not asked for.
+    pub fn class(&self, class: u32) -> Sums {
+        self.classes.get(&class).copied().unwrap_or_default()
+    }
+
+    /// Returns the sums over all classes. `exclusive` then is a lower bound: what two classes share is in neither.
+    pub fn total(&self) -> Sums {
+        let mut total = Sums::default();
+        for sums in self.classes.values() {
+            total.add(sums);
+        }
+        total
+    }
+
+    fn add(&mut self, other: Self) {
+        for (class, sums) in &other.classes {
+            self.classes.entry(*class).or_default().add(sums);
+        }
+        self.unreadable += other.unreadable;
+        self.vanished += other.vanished;
+        self.mounts_skipped += other.mounts_skipped;
+        self.unshared += other.unshared;
+        self.problems.extend(other.problems);
+        self.problems.truncate(PROBLEMS_KEPT);
+    }
+
+    fn problem(&mut self, path: impl FnOnce() -> PathBuf, error: io::Error) {
+        self.unreadable += 1;
+        if self.problems.len() < PROBLEMS_KEPT {
+            self.problems.push(Problem {
+                path: path(),
+                error,
+            });
+        }
+    }
+}
+
+/// Counts the trees; what cannot be read is reported in the result, and no reason to fail.
+pub fn scan(roots: &[Root], options: &Options) -> Usage {
+    walk::scan(roots, options)
+}
+
+/// Counts one tree with the default options.
+pub fn scan_one(path: &Path) -> Usage {
+    scan(&[Root::new(path, 0)], &Options::default())
+}

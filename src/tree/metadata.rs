@@ -1,0 +1,87 @@
+//! Owns the transfer of owner, mode, extended attributes and times, in the order that keeps all of them.
+//!
+//! A new owner clears setuid bits and capabilities, an ACL is part of the mode, and any change of content moves the
+//! modification time: so owner, mode, attributes, times.
+
+use std::ffi::CStr;
+use std::os::fd::BorrowedFd;
+
+use nix::errno::Errno;
+use nix::fcntl::AtFlags;
+use nix::sys::stat::{
+    FchmodatFlags, FileStat, Mode, UtimensatFlags, fchmod, fchmodat, fstat, futimens, utimensat,
+};
+use nix::sys::time::TimeSpec;
+use nix::unistd::{Gid, Uid, fchown, fchownat};
+
+use super::xattr::{Attributes, Place};
+use crate::sys::beneath;
+
+fn owner(stat: &FileStat) -> (Option<Uid>, Option<Gid>) {
+    (
+        Some(Uid::from_raw(stat.st_uid)),
+        Some(Gid::from_raw(stat.st_gid)),
+    )
+}
+
+fn mode(stat: &FileStat) -> Mode {
+    Mode::from_bits_truncate(stat.st_mode)
+}
+
+fn times(stat: &FileStat) -> (TimeSpec, TimeSpec) {
+    (
+        TimeSpec::new(stat.st_atime, stat.st_atime_nsec),
+        TimeSpec::new(stat.st_mtime, stat.st_mtime_nsec),
+    )
+}
+
+/// Gives the open file or directory `to` what `from` has, except attributes that are not `wanted`.
+pub(super) fn copy_open(
+    from: BorrowedFd<'_>,
+    stat: &FileStat,
+    to: BorrowedFd<'_>,
+    attributes: &mut Attributes,
+    wanted: impl Fn(&CStr) -> bool,
+) -> nix::Result<()> {
+    let (uid, gid) = owner(stat);
+    // Most files have the owner that they are made with, and this is a transaction on some file systems.
+    let made = fstat(to)?;
+    if (made.st_uid, made.st_gid) != (stat.st_uid, stat.st_gid) {
+        fchown(to, uid, gid)?;
+    }
+    fchmod(to, mode(stat))?;
+    attributes.copy(Place::Open(from), Place::Open(to), wanted)?;
+    let (atime, mtime) = times(stat);
+    futimens(to, &atime, &mtime)
+}
+
+/// Gives the entry `name` of `to`, which cannot be opened (a link, device, FIFO or socket), what that of `from` has.
+pub(super) fn copy_entry(
+    from: BorrowedFd<'_>,
+    stat: &FileStat,
+    to: BorrowedFd<'_>,
+    name: &CStr,
+    attributes: &mut Attributes,
+) -> nix::Result<()> {
+    let (uid, gid) = owner(stat);
+    fchownat(to, name, uid, gid, AtFlags::AT_SYMLINK_NOFOLLOW)?;
+    if beneath::kind(stat) != nix::sys::stat::SFlag::S_IFLNK {
+        // Links have no mode, and nothing that is no link can be followed.
+        fchmodat(to, name, mode(stat), FchmodatFlags::FollowSymlink)?;
+    }
+    attributes.copy(Place::Entry(from, name), Place::Entry(to, name), |_| true)?;
+    let (atime, mtime) = times(stat);
+    utimensat(to, name, &atime, &mtime, UtimensatFlags::NoFollowSymlink)
+}
+
+/// Clears the ACLs that a new directory has from its parent, so that they do not spread to what is made in it.
+pub(super) fn clear_inherited(directory: BorrowedFd<'_>) -> nix::Result<()> {
+    let place = Place::Open(directory);
+    for name in [c"system.posix_acl_default", c"system.posix_acl_access"] {
+        match place.remove(name) {
+            Err(Errno::EACCES | Errno::EPERM) | Ok(()) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}

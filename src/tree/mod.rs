@@ -1,0 +1,118 @@
+//! Owns directory trees on disk: how they are made, cloned, stacked, merged and removed, and which of three
+//! methods the file system of the store allows.
+
+pub(crate) mod copy_tree;
+pub mod digest;
+pub mod measure;
+pub(crate) mod root_fs;
+pub(crate) mod xattr_names;
+
+pub(crate) mod acl;
+pub mod btrfs;
+mod content;
+pub mod file;
+mod flatten;
+mod inode_flags;
+pub mod listing;
+mod metadata;
+mod mounts;
+pub mod overlay;
+mod probe;
+mod reflink;
+mod remove;
+mod take;
+mod work;
+pub mod write;
+mod xattr;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+pub(crate) use crate::sys::beneath::openat2;
+pub use flatten::{Flattened, flatten};
+pub(crate) use mounts::{at_or_below as mounts_at_or_below, compresses};
+pub use probe::{Probe, probe};
+pub use reflink::{Cloned, copy_tree};
+pub use remove::{Removed, remove_tree};
+pub use take::{is_directory_below, take_below};
+
+use crate::sys::error::{Error, Result};
+
+/// How a store keeps trees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Method {
+    /// A frozen layer is a directory of differences, stacked on the image by an overlay mount.
+    Overlay,
+    /// Trees are subvolumes; a clone is a snapshot.
+    Btrfs,
+    /// Trees are directories, cloned file by file with shared extents.
+    Reflink,
+}
+
+impl Method {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Overlay => "overlay",
+            Self::Btrfs => "btrfs",
+            Self::Reflink => "reflink",
+        }
+    }
+}
+
+impl fmt::Display for Method {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Method {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        [Self::Overlay, Self::Btrfs, Self::Reflink]
+            .into_iter()
+            .find(|method| method.name() == text)
+            .ok_or_else(|| {
+                Error::invalid(format!("unknown store method `{text}`"))
+                    .help("one of: overlay, btrfs, reflink")
+            })
+    }
+}
+
+/// Returns the mount points at or below a path, as this process sees them; none where the kernel does not say.
+pub fn mounts_below(path: &Path) -> Vec<PathBuf> {
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    mounts::at_or_below(&absolute).unwrap_or_default()
+}
+
+/// Makes an empty tree: a subvolume on btrfs, else a directory.
+pub fn create_tree(method: Method, path: &Path) -> Result<()> {
+    match method {
+        Method::Btrfs => btrfs::create(path),
+        Method::Overlay | Method::Reflink => Ok(fs_err::create_dir(path)?),
+    }
+}
+
+/// Makes `to`, which must not exist, a writable clone of the tree `from`, and says how.
+///
+/// On btrfs one snapshot, whatever the size: it is on disk when this returns, and does not include subvolumes
+/// nested in `from`, which are empty directories in it. Where `from` is a plain directory, and with the other
+/// methods, a copy with shared extents, or with copied ones where the file system has none.
+pub fn clone_tree(method: Method, from: &Path, to: &Path) -> Result<Cloned> {
+    if method != Method::Btrfs {
+        return copy_tree(from, to);
+    }
+    if btrfs::is_subvolume(from)? {
+        btrfs::snapshot(from, to, false)?;
+        return Ok(Cloned {
+            snapshot: true,
+            ..Cloned::default()
+        });
+    }
+    btrfs::create(to)?;
+    reflink::copy_into(from, to)
+}

@@ -1,0 +1,108 @@
+//! Owns the reading of the kernel's mount table, to name mounts and file systems in messages.
+
+use std::ffi::OsString;
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
+use std::os::unix::ffi::OsStringExt as _;
+use std::path::{Path, PathBuf};
+
+use crate::sys::error::Result;
+
+/// Returns the mount points at or below the absolute path `top` in this thread's namespace.
+pub(crate) fn at_or_below(top: &Path) -> Result<Vec<PathBuf>> {
+    // Not `self`: a namespace belongs to a thread.
+    let table = fs_err::read("/proc/thread-self/mountinfo")?;
+    Ok(points(&table)
+        .filter(|point| point.starts_with(top))
+        .collect())
+}
+
+/// Returns the type of the file system that `fd` lies on, as the mount table has it.
+pub(super) fn file_system(fd: BorrowedFd<'_>) -> Option<String> {
+    described(fd)?.split(' ').next().map(str::to_owned)
+}
+
+/// Returns whether files below `path` may take less of the disk than they have bytes.
+pub(crate) fn compresses(path: &Path) -> bool {
+    let described = crate::sys::beneath::open_path(path)
+        .ok()
+        .and_then(|fd| described(fd.as_fd()));
+    described.is_some_and(|described| is_compressing(&described))
+}
+
+/// Judges a type, source and options. These know of no compression in some file systems.
+fn is_compressing(described: &str) -> bool {
+    let mut fields = described.split(' ');
+    let kind = fields.next().unwrap_or_default();
+    let mut options = fields.nth(1).unwrap_or_default().split(',');
+    matches!(kind, "zfs" | "bcachefs" | "f2fs")
+        || options.any(|option| option.starts_with("compress"))
+}
+
+/// Returns the type, source and options of the file system that `fd` lies on.
+fn described(fd: BorrowedFd<'_>) -> Option<String> {
+    let info = fs_err::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd())).ok()?;
+    let id = info
+        .lines()
+        .find_map(|line| line.strip_prefix("mnt_id:"))?
+        .trim();
+    let table = fs_err::read("/proc/thread-self/mountinfo").ok()?;
+    let table = String::from_utf8_lossy(&table);
+    let line = table
+        .lines()
+        .find(|line| line.split(' ').next() == Some(id))?;
+    line.split_once(" - ").map(|(_, tail)| tail.to_owned())
+}
+
+fn points(table: &[u8]) -> impl Iterator<Item = PathBuf> {
+    table
+        .split(|byte| *byte == b'\n')
+        .filter_map(|line| line.split(|byte| *byte == b' ').nth(4))
+        .map(|field| PathBuf::from(OsString::from_vec(unescape(field))))
+}
+
+/// Undoes the kernel's `\040` for blanks, tabs, newlines and backslashes.
+fn unescape(field: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((&first, tail)) = rest.split_first() {
+        if first == b'\\'
+            && let Some(digits) = tail.get(..3)
+            && let Ok(digits) = std::str::from_utf8(digits)
+            && let Ok(byte) = u8::from_str_radix(digits, 8)
+        {
+            bytes.push(byte);
+            rest = &tail[3..];
+        } else {
+            bytes.push(first);
+            rest = tail;
+        }
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn compression_is_an_option_or_the_file_systems_own() {
+        for (described, expected) in [
+            ("btrfs /dev/a rw,ssd,compress=zstd:1,subvol=/", true),
+            ("btrfs /dev/a rw,compress-force=lzo", true),
+            ("btrfs /dev/compress rw,ssd,subvol=/compress", false),
+            ("ext4 /dev/a rw", false),
+            ("zfs tank rw,xattr", true),
+            ("", false),
+        ] {
+            assert_eq!(is_compressing(described), expected, "{described}");
+        }
+    }
+
+    #[test]
+    fn points_are_unescaped() {
+        let table =
+            b"22 1 0:5 / /proc rw - proc proc rw\n23 1 0:6 / /a\\040b\\134c rw - tmpfs t rw\n";
+        let found: Vec<_> = points(table).collect();
+        assert_eq!(found, [PathBuf::from("/proc"), PathBuf::from("/a b\\c")]);
+    }
+}

@@ -1,0 +1,135 @@
+//! Owns the choice of the method: what the file system of the store really does, tried out in it.
+
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::Path;
+
+use nix::sys::statfs::{OVERLAYFS_SUPER_MAGIC, fstatfs};
+
+use super::{Method, btrfs, content, mounts, overlay, remove_tree};
+use crate::sys::beneath;
+use crate::sys::error::{Error, Result};
+
+/// What a file system can do for a store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Probe {
+    /// The best method that works.
+    pub method: Method,
+    /// The file system's name, as the kernel lists it.
+    pub file_system: String,
+    /// Why not a better one: a sentence for each method that was tried before `method`.
+    pub reasons: Vec<String>,
+    /// Whether `build` volumes can be frozen with the root file system.
+    pub can_freeze_volumes: bool,
+}
+
+/// Tries in the directory `dir` which methods work, best first, and leaves nothing behind.
+pub fn probe(dir: &Path) -> Result<Probe> {
+    let fd = beneath::open_path(dir)?;
+    let file_system = mounts::file_system(fd.as_fd()).unwrap_or_else(|| "unknown".to_owned());
+    let place = tempfile::Builder::new()
+        .prefix(".rockenv-probe-")
+        .tempdir_in(dir)?
+        // Its own clean-up would follow into whatever a failed attempt left mounted or write-protected.
+        .keep();
+    let result = choose(&place, &file_system);
+    let removed = remove_tree(&place);
+    let (method, reasons) = result?;
+    removed?;
+    Ok(Probe {
+        method,
+        file_system,
+        reasons,
+        can_freeze_volumes: method != Method::Overlay,
+    })
+}
+
+fn choose(place: &Path, file_system: &str) -> Result<(Method, Vec<String>)> {
+    let mut reasons = Vec::new();
+    for (method, attempt) in [
+        (Method::Btrfs, try_btrfs(place)),
+        (Method::Reflink, try_reflink(place)),
+    ] {
+        match attempt {
+            Ok(()) => return Ok((method, reasons)),
+            Err(error) => reasons.push(format!("{method}: {}", error.chain().join(": "))),
+        }
+    }
+    match try_overlay(place) {
+        Ok(()) => Ok((Method::Overlay, reasons)),
+        Err(error) => {
+            let kind = error.kind();
+            let help = error.help_text().map(str::to_owned);
+            Err(Error::new(
+                kind,
+                format!("a store cannot live on this file system ({file_system})"),
+            )
+            .source(error)
+            .help(help.unwrap_or_else(|| {
+                "set ROCKENV_HOME to a directory on btrfs, xfs or ext4, or make one with `rockenv setup --store-image 250G`".to_owned()
+            })))
+        }
+    }
+}
+
+fn try_btrfs(place: &Path) -> Result<()> {
+    if !btrfs::is_btrfs(beneath::open_path(place)?)? {
+        return Err(Error::unavailable("not a btrfs file system"));
+    }
+    let (tree, snapshot) = (place.join("tree"), place.join("snapshot"));
+    btrfs::create(&tree)?;
+    btrfs::snapshot(&tree, &snapshot, true)?;
+    // An ordinary user may make both, but is told neither what was written in one nor what changed, and may not delete one at
+    // once: clones of files are as good then, and no worse to get rid of.
+    btrfs::written(&tree).map_err(|error| {
+        Error::unavailable("only root is told what a subvolume holds, and deletes one at once")
+            .source(error)
+    })?;
+    remove_tree(&snapshot)?;
+    remove_tree(&tree)?;
+    Ok(())
+}
+
+fn try_reflink(place: &Path) -> Result<()> {
+    let (from, to) = (place.join("from"), place.join("to"));
+    // Small files can live inside the inode, where there is nothing to share.
+    fs_err::write(&from, vec![1; 128 * 1024])?;
+    let source = fs_err::File::open(&from)?;
+    let target = fs_err::File::create(&to)?;
+    content::share(source.as_fd(), target.as_fd()).map_err(|error| {
+        Error::unavailable("files cannot share extents (FICLONE)")
+            .source(std::io::Error::from(error))
+    })
+}
+
+fn try_overlay(place: &Path) -> Result<()> {
+    if fstatfs(beneath::open_path(place)?)?.filesystem_type() == OVERLAYFS_SUPER_MAGIC {
+        return Err(Error::unavailable(
+            "it is an overlay itself, which cannot hold the writable layer of another",
+        )
+        .help(
+            "in a container, mount a volume of the host and set ROCKENV_HOME to a directory in it",
+        ));
+    }
+    let [lower, diff, work, at] = ["lower", "diff", "work", "at"].map(|name| place.join(name));
+    for directory in [&lower, &diff, &work, &at] {
+        fs_err::create_dir(directory)?;
+    }
+    fs_err::write(lower.join("file"), "")?;
+    overlay::in_throw_away_namespace(|| {
+        let upper = overlay::Upper {
+            diff: &diff,
+            work: &work,
+        };
+        overlay::mount(std::slice::from_ref(&lower), Some(upper), &at, false)?;
+        fs_err::remove_file(at.join("file"))?;
+        Ok::<_, Error>(())
+    })??;
+    let whiteout = fs_err::symlink_metadata(diff.join("file"))?;
+    if !whiteout.file_type().is_char_device() {
+        return Err(Error::unavailable(
+            "its overlays do not keep deletions in a form that can be read",
+        ));
+    }
+    Ok(())
+}

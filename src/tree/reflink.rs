@@ -1,0 +1,396 @@
+//! Owns the copy of a tree file by file: shared extents where the file system can, all metadata, several threads.
+//!
+//! Preserved: content with holes, hard links within the tree, owner, mode, access and modification times in
+//! nanoseconds, extended attributes with ACLs and capabilities, links, FIFOs, devices, sockets.
+//! Not preserved: inode flags (`chattr`), creation and change times, hard links to files outside the tree.
+//! Mounts inside the tree are not entered: an empty directory or file is at their place.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, CString, OsStr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use nix::dir::{Dir, Type};
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, openat, readlinkat};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstat, mkdirat, mknodat};
+use nix::unistd::{linkat, symlinkat};
+
+use super::content::{Transfer, Transport};
+use super::metadata;
+use super::work::Queue;
+use super::xattr::Attributes;
+use crate::sys::beneath;
+use crate::sys::error::{Result, ResultExt as _};
+
+/// How a tree was cloned.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cloned {
+    /// By one btrfs snapshot; the counts below are then unknown and zero.
+    pub snapshot: bool,
+    /// Entries made, directories and second names included, the tree's own directory not.
+    pub entries: u64,
+    /// Files whose extents are shared with the source.
+    pub shared: u64,
+    /// Files whose content was copied.
+    pub copied: u64,
+    /// Bytes copied, holes not counted.
+    pub copied_bytes: u64,
+    /// Mount points inside the tree that were not entered.
+    pub mounts: u64,
+}
+
+impl std::ops::AddAssign for Cloned {
+    fn add_assign(&mut self, other: Self) {
+        self.snapshot |= other.snapshot;
+        self.entries += other.entries;
+        self.shared += other.shared;
+        self.copied += other.copied;
+        self.copied_bytes += other.copied_bytes;
+        self.mounts += other.mounts;
+    }
+}
+
+/// Makes `to`, which must not exist, a copy of the directory `from`, on the same file system or another.
+///
+/// Nothing may write to `from` meanwhile. After an error a part of the copy is left for the caller to remove.
+pub fn copy_tree(from: &Path, to: &Path) -> Result<Cloned> {
+    let (holder, name) = beneath::split(to)?;
+    mkdirat(&holder, name.as_c_str(), Mode::S_IRWXU)
+        .context(|| format!("cannot create directory `{}`", to.display()))?;
+    copy_into(from, to)
+}
+
+/// Fills the empty directory `to` like [`copy_tree`].
+pub(super) fn copy_into(from: &Path, to: &Path) -> Result<Cloned> {
+    let top = Arc::new(Pair {
+        source: beneath::open_path(from)?,
+        target: beneath::open_path(to)?,
+        path: PathBuf::new(),
+    });
+    metadata::clear_inherited(top.target.as_fd())
+        .context(|| format!("cannot prepare `{}`", to.display()))?;
+    let copy = Copy {
+        from,
+        to,
+        top: Arc::clone(&top),
+        transport: Transport::default(),
+        links: Mutex::default(),
+        queue: Queue::new(),
+    };
+    copy.queue.push([Task::Top(top)]);
+    let worker: Worker = copy.queue.run(|task, worker| copy.run(task, worker));
+    match copy.queue.into_failure() {
+        None => Ok(worker.cloned),
+        Some((error, _)) => Err(error),
+    }
+}
+
+/// A directory and its copy.
+struct Pair {
+    source: OwnedFd,
+    target: OwnedFd,
+    /// Where both are, below the tops.
+    path: PathBuf,
+}
+
+enum Task {
+    Top(Arc<Pair>),
+    /// The directory of this name, not opened yet: waiting costs no descriptor. Its copy exists.
+    Below(Arc<Pair>, CString),
+}
+
+/// What a thread has to itself.
+#[derive(Default)]
+pub(super) struct Worker {
+    pub(super) cloned: Cloned,
+    pub(super) attributes: Attributes,
+}
+
+impl std::ops::AddAssign for Worker {
+    fn add_assign(&mut self, other: Self) {
+        self.cloned += other.cloned;
+    }
+}
+
+struct Copy<'a> {
+    from: &'a Path,
+    to: &'a Path,
+    top: Arc<Pair>,
+    transport: Transport,
+    /// The first copy of each file with several names, by device and inode, until all of them were seen.
+    links: Mutex<HashMap<(u64, u64), Link>>,
+    queue: Queue<Task>,
+}
+
+struct Link {
+    /// Below the top: a descriptor for each would be too many.
+    path: PathBuf,
+    names_left: u64,
+}
+
+impl Copy<'_> {
+    fn run(&self, task: Task, worker: &mut Worker) {
+        let pair = match task {
+            Task::Top(pair) => pair,
+            Task::Below(parent, name) => match self.enter(&parent, &name, worker) {
+                Ok(Some(pair)) => Arc::new(pair),
+                Ok(None) => return,
+                Err(error) => return self.abort(&parent, &name, error),
+            },
+        };
+        if let Err((name, error)) = self.directory(&pair, worker) {
+            self.abort(&pair, &name, error);
+        }
+    }
+
+    fn abort(&self, pair: &Pair, name: &CStr, error: Errno) {
+        let mut below = pair.path.clone();
+        if beneath::is_entry(name) {
+            below.push(OsStr::from_bytes(name.to_bytes()));
+        }
+        let failed: nix::Result<()> = Err(error);
+        let context = || {
+            format!(
+                "cannot copy `{}` to `{}`",
+                self.from.join(&below).display(),
+                self.to.join(&below).display()
+            )
+        };
+        if let Err(failed) = failed.context(context) {
+            self.queue.abort(match error {
+                Errno::EMFILE => {
+                    failed.help("the tree is very deep: raise the limit with `ulimit -n`")
+                }
+                _ => failed,
+            });
+        }
+    }
+
+    /// Opens a directory and its copy; for a mount point, finishes the copy as an empty directory.
+    fn enter(&self, parent: &Pair, name: &CStr, worker: &mut Worker) -> nix::Result<Option<Pair>> {
+        let target = beneath::open_dir(&parent.target, name)?;
+        match beneath::open_dir(&parent.source, name) {
+            Ok(source) => Ok(Some(Pair {
+                source,
+                target,
+                path: parent.path.join(OsStr::from_bytes(name.to_bytes())),
+            })),
+            Err(Errno::EXDEV) => {
+                worker.cloned.mounts += 1;
+                nix::sys::stat::fchmod(&target, Mode::from_bits_truncate(0o755))?;
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Copies the entries of a directory, and its own metadata last: its copies below change its times no more.
+    fn directory(
+        &self,
+        pair: &Arc<Pair>,
+        worker: &mut Worker,
+    ) -> std::result::Result<(), (CString, Errno)> {
+        let own = |error| (c".".to_owned(), error);
+        let mut children = Vec::new();
+        let mut entries = beneath::open_dir(&pair.source, c".")
+            .and_then(Dir::from_fd)
+            .map_err(own)?;
+        for entry in entries.iter() {
+            let entry = entry.map_err(own)?;
+            let name = entry.file_name();
+            if beneath::is_entry(name) {
+                self.entry(pair, name, entry.file_type(), worker, &mut children)
+                    .map_err(|error| (name.to_owned(), error))?;
+            }
+        }
+        drop(entries);
+        let mut finish = || {
+            let stat = fstat(&pair.source)?;
+            metadata::copy_open(
+                pair.source.as_fd(),
+                &stat,
+                pair.target.as_fd(),
+                &mut worker.attributes,
+                |_| true,
+            )
+        };
+        finish().map_err(own)?;
+        self.queue.push(
+            children
+                .into_iter()
+                .map(|name| Task::Below(Arc::clone(pair), name)),
+        );
+        Ok(())
+    }
+
+    fn entry(
+        &self,
+        pair: &Pair,
+        name: &CStr,
+        listed: Option<Type>,
+        worker: &mut Worker,
+        children: &mut Vec<CString>,
+    ) -> nix::Result<()> {
+        worker.cloned.entries += 1;
+        let kind = match listed {
+            Some(Type::File) => SFlag::S_IFREG,
+            Some(Type::Directory) => SFlag::S_IFDIR,
+            _ => beneath::kind(&beneath::stat(&pair.source, name)?),
+        };
+        if kind == SFlag::S_IFDIR {
+            mkdirat(&pair.target, name, Mode::S_IRWXU)?;
+            children.push(name.to_owned());
+            Ok(())
+        } else if kind == SFlag::S_IFREG {
+            self.file(pair, name, worker)
+        } else {
+            self.special(pair, name, worker)
+        }
+    }
+
+    fn file(&self, pair: &Pair, name: &CStr, worker: &mut Worker) -> nix::Result<()> {
+        let create = || create_file(&pair.target, name);
+        let source = match open_source(&pair.source, name) {
+            Err(Errno::EXDEV) => {
+                worker.cloned.mounts += 1;
+                return create().map(drop);
+            }
+            other => other?,
+        };
+        let stat = fstat(&source)?;
+        if let Some(target) = self.once(pair, name, &stat, create)? {
+            let (from, to) = (source.as_fd(), target.as_fd());
+            worker.fill(from, &stat, to, &self.transport)?;
+        }
+        Ok(())
+    }
+
+    fn special(&self, pair: &Pair, name: &CStr, worker: &mut Worker) -> nix::Result<()> {
+        let (from, to) = (pair.source.as_fd(), pair.target.as_fd());
+        let stat = beneath::stat(from, name)?;
+        let create = || create_special(from, &stat, to, name);
+        if self.once(pair, name, &stat, create)?.is_none() {
+            return Ok(());
+        }
+        metadata::copy_entry(from, &stat, to, name, &mut worker.attributes)
+    }
+
+    /// Creates the copy of a file, or links to it and returns `None` if it has been created under another name.
+    ///
+    /// The first name is created under the lock, its content comes later: a link to a file still being
+    /// filled is as good.
+    fn once<T>(
+        &self,
+        pair: &Pair,
+        name: &CStr,
+        stat: &FileStat,
+        create: impl FnOnce() -> nix::Result<T>,
+    ) -> nix::Result<Option<T>> {
+        if stat.st_nlink < 2 {
+            return create().map(Some);
+        }
+        let key = (stat.st_dev, stat.st_ino);
+        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(link) = links.get_mut(&key) else {
+            let made = create()?;
+            let path = pair.path.join(OsStr::from_bytes(name.to_bytes()));
+            let names_left = stat.st_nlink - 1;
+            links.insert(key, Link { path, names_left });
+            return Ok(Some(made));
+        };
+        link.names_left -= 1;
+        let first = if link.names_left == 0 {
+            links.remove(&key).map(|link| link.path)
+        } else {
+            Some(link.path.clone())
+        };
+        drop(links);
+        let first = first.ok_or(Errno::ENOENT)?;
+        let first_name = first.file_name().ok_or(Errno::ENOENT)?;
+        let (to, plain) = (&pair.target, AtFlags::empty());
+        match linkat(&self.top.target, first.as_path(), to, name, plain) {
+            Err(Errno::ENAMETOOLONG) => {
+                let above = first.parent().unwrap_or(Path::new(""));
+                let directory = beneath::open_below(&self.top.target, above)?;
+                linkat(directory, first_name, to, name, plain)?;
+            }
+            other => other?,
+        }
+        Ok(None)
+    }
+}
+
+impl Worker {
+    /// Gives the new file `to` content and metadata of `from`.
+    fn fill(
+        &mut self,
+        from: BorrowedFd<'_>,
+        stat: &FileStat,
+        to: BorrowedFd<'_>,
+        transport: &Transport,
+    ) -> nix::Result<()> {
+        if beneath::kind(stat) != SFlag::S_IFREG {
+            return Err(Errno::EAGAIN);
+        }
+        if stat.st_size > 0 {
+            match transport.transfer(from, to, stat.st_size)? {
+                Transfer::Shared => self.cloned.shared += 1,
+                Transfer::Copied(bytes) => {
+                    self.cloned.copied += 1;
+                    self.cloned.copied_bytes += bytes;
+                }
+            }
+        }
+        metadata::copy_open(from, stat, to, &mut self.attributes, |_| true)
+    }
+
+    /// Copies one entry that is no directory.
+    pub(super) fn copy_entry(
+        &mut self,
+        from: BorrowedFd<'_>,
+        to: BorrowedFd<'_>,
+        name: &CStr,
+        transport: &Transport,
+    ) -> nix::Result<()> {
+        let stat = beneath::stat(from, name)?;
+        if beneath::kind(&stat) == SFlag::S_IFREG {
+            let (source, target) = (open_source(from, name)?, create_file(to, name)?);
+            return self.fill(source.as_fd(), &stat, target.as_fd(), transport);
+        }
+        create_special(from, &stat, to, name)?;
+        metadata::copy_entry(from, &stat, to, name, &mut self.attributes)
+    }
+}
+
+fn open_source(directory: impl AsFd, name: &CStr) -> nix::Result<OwnedFd> {
+    // Not blocking: something else may have got this name since it was listed.
+    let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK;
+    match beneath::open(&directory, name, flags | OFlag::O_NOATIME) {
+        Err(Errno::EPERM) => beneath::open(&directory, name, flags),
+        other => other,
+    }
+}
+
+fn create_file(directory: impl AsFd, name: &CStr) -> nix::Result<OwnedFd> {
+    let flags =
+        OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    openat(directory, name, flags, Mode::S_IRUSR | Mode::S_IWUSR)
+}
+
+fn create_special(
+    from: BorrowedFd<'_>,
+    stat: &FileStat,
+    to: BorrowedFd<'_>,
+    name: &CStr,
+) -> nix::Result<()> {
+    match beneath::kind(stat) {
+        SFlag::S_IFLNK => {
+            let target = readlinkat(from, name)?.into_vec();
+            symlinkat(OsStr::from_bytes(&target), to, name)
+        }
+        kind => mknodat(to, name, kind, Mode::S_IRUSR, stat.st_rdev),
+    }
+}

@@ -1,0 +1,458 @@
+//! Owns the deletion of trees: parallel, never over a mount point, never through a link, and finished by
+//! a second call if the first was killed.
+//!
+//! Every step is taken on a directory's file descriptor and one name in it, so renaming or swapping entries
+//! meanwhile cannot lead the deletion out of the tree. A directory holds its descriptor until its
+//! children are gone; where that would go too deep, the subtree is moved up to the top of the tree first.
+
+use std::ffi::{CStr, CString, OsStr};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, RenameFlags, renameat2};
+use nix::sys::stat::{SFlag, fstat};
+use nix::unistd::{UnlinkatFlags, unlinkat};
+use rustix::fs::{FileType, RawDir, SeekFrom, seek};
+
+use super::work::Queue;
+use super::{btrfs, inode_flags, mounts};
+use crate::sys::beneath;
+use crate::sys::error::{Error, Result, ResultExt as _};
+
+/// How deep descriptors are held. Times the threads this stays below the usual limit of 1024 descriptors.
+const MAX_DEPTH: usize = 40;
+/// One listing call returns this much: one or two thousand entries.
+const LISTING: usize = 64 * 1024;
+/// How often a directory is read again because somebody added to it meanwhile.
+const MAX_RESCANS: usize = 8;
+
+/// What a deletion removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Removed {
+    /// Files, directories, links; a subvolume counts as one, whatever it held.
+    pub entries: u64,
+    /// btrfs subvolumes, nested ones included.
+    pub subvolumes: u64,
+}
+
+impl std::ops::AddAssign for Removed {
+    fn add_assign(&mut self, other: Self) {
+        self.entries += other.entries;
+        self.subvolumes += other.subvolumes;
+    }
+}
+
+/// Deletes `path` and everything below it. A path that does not exist is a success: the deletion may be the
+/// second half of one that was killed.
+///
+/// Refuses before touching anything if a mount lies at or below `path`; one that appears later stops the
+/// deletion, and nothing below it is touched. Other failures do not stop the rest; the first is returned.
+pub fn remove_tree(path: &Path) -> Result<Removed> {
+    let (holder, name) = match beneath::split(path) {
+        Ok(split) => split,
+        Err(_) if !path.parent().is_some_and(Path::exists) => return Ok(Removed::default()),
+        Err(error) => return Err(error),
+    };
+    refuse_mounts(path, holder.as_fd(), &name)?;
+    let on_btrfs =
+        btrfs::is_btrfs(&holder).context(|| format!("cannot examine `{}`", path.display()))?;
+    let holder = Arc::new(Directory {
+        fd: holder,
+        name: CString::default(),
+        parent: None,
+        depth: 0,
+        subvolume: false,
+        pending: AtomicUsize::new(1),
+        rescans: AtomicUsize::new(0),
+    });
+    let stat = match beneath::stat(&holder.fd, &name) {
+        Ok(stat) => stat,
+        Err(Errno::ENOENT) => return Ok(Removed::default()),
+        Err(error) => return Err(error).context(|| format!("cannot examine `{}`", path.display())),
+    };
+    let removal = Removal {
+        path,
+        on_btrfs,
+        queue: Queue::new(),
+        hoisted: AtomicUsize::new(0),
+    };
+    if beneath::kind(&stat) != SFlag::S_IFDIR {
+        let mut removed = Removed::default();
+        removal.unlink(&holder, &name, &mut removed, &mut Vec::new());
+        return removal.finish(removed);
+    }
+    removal.queue.push([Task {
+        parent: holder,
+        name,
+    }]);
+    let total = removal
+        .queue
+        .run(|task: Task, removed| removal.enter(&task, removed));
+    removal.finish(total)
+}
+
+/// The friendly refusal: before anything is deleted, with all that the kernel lists for this namespace.
+/// The safe one is `RESOLVE_NO_XDEV` on each directory.
+fn refuse_mounts(path: &Path, holder: BorrowedFd<'_>, name: &CStr) -> Result<()> {
+    let Ok(place) = fs_err::read_link(format!("/proc/self/fd/{}", holder.as_raw_fd())) else {
+        return Ok(());
+    };
+    let top = place.join(OsStr::from_bytes(name.to_bytes()));
+    match mounts::at_or_below(&top)?.first() {
+        None => Ok(()),
+        Some(mount) => Err(mounted(path, mount)),
+    }
+}
+
+fn mounted(path: &Path, mount: &Path) -> Error {
+    Error::busy(format!(
+        "refusing to delete `{}`: `{}` is a mount point",
+        path.display(),
+        mount.display()
+    ))
+    .help(format!(
+        "nothing below the mount was touched; run `umount {}` and try again",
+        mount.display()
+    ))
+}
+
+/// A directory being emptied.
+struct Directory {
+    fd: OwnedFd,
+    name: CString,
+    parent: Option<Arc<Self>>,
+    /// 0 is the directory that holds the tree, 1 the tree's top.
+    depth: usize,
+    /// The top of a btrfs subvolume, which goes like a directory once it is empty.
+    subvolume: bool,
+    /// Child directories still there, and one for the scan of the directory itself.
+    pending: AtomicUsize,
+    rescans: AtomicUsize,
+}
+
+/// The directory `name` of `parent`, not opened yet: waiting costs no descriptor.
+struct Task {
+    parent: Arc<Directory>,
+    name: CString,
+}
+
+struct Removal<'a> {
+    path: &'a Path,
+    on_btrfs: bool,
+    queue: Queue<Task>,
+    hoisted: AtomicUsize,
+}
+
+impl Removal<'_> {
+    fn finish(self, removed: Removed) -> Result<Removed> {
+        match self.queue.into_failure() {
+            None => Ok(removed),
+            Some((error, 1)) => Err(error),
+            Some((error, more)) => Err(error).context(|| {
+                format!(
+                    "cannot delete `{}` ({more} entries remain, the first with this error)",
+                    self.path.display()
+                )
+            }),
+        }
+    }
+
+    /// Opens the directory of a task and empties it of all but its directories, which become tasks.
+    fn enter(&self, task: &Task, removed: &mut Removed) {
+        let Task { parent, name } = task;
+        if parent.depth >= MAX_DEPTH && self.hoist(parent, name) {
+            return self.child_done(parent, removed);
+        }
+        let fd = match beneath::open_dir(&parent.fd, name) {
+            Ok(fd) => fd,
+            Err(Errno::ENOENT) => return self.child_done(parent, removed),
+            // Swapped for something else since it was listed.
+            Err(Errno::ELOOP | Errno::ENOTDIR) => {
+                self.unlink(parent, name, removed, &mut Vec::new());
+                return self.child_done(parent, removed);
+            }
+            Err(Errno::EMFILE | Errno::ENFILE) if parent.depth > 1 && self.hoist(parent, name) => {
+                return self.child_done(parent, removed);
+            }
+            Err(error) => {
+                self.fail(parent, name, error);
+                return self.child_done(parent, removed);
+            }
+        };
+        let subvolume = self.on_btrfs && btrfs::is_subvolume_fd(&fd).unwrap_or(false);
+        if subvolume {
+            let outcome = match btrfs::destroy(parent.fd.as_fd(), name) {
+                // What an ordinary user may do: empty it, and remove it as a directory.
+                Err(Errno::EPERM) => btrfs::make_writable(fd.as_fd()).map(|()| None),
+                other => other.map(Some),
+            };
+            match outcome {
+                Ok(None) => {}
+                Ok(Some(count)) => {
+                    removed.entries += 1;
+                    removed.subvolumes += count;
+                    return self.child_done(parent, removed);
+                }
+                Err(error) => {
+                    self.fail(parent, name, error);
+                    return self.child_done(parent, removed);
+                }
+            }
+        }
+        let directory = Arc::new(Directory {
+            fd,
+            name: name.clone(),
+            parent: Some(Arc::clone(parent)),
+            depth: parent.depth + 1,
+            subvolume,
+            pending: AtomicUsize::new(1),
+            rescans: AtomicUsize::new(0),
+        });
+        self.scan(&directory, removed);
+        self.child_done(&directory, removed);
+    }
+
+    fn scan(&self, directory: &Arc<Directory>, removed: &mut Removed) {
+        let mut children = Vec::new();
+        if let Err(error) = self.scan_entries(directory, removed, &mut children) {
+            self.fail(directory, c".", error);
+        }
+        if children.is_empty() {
+            return;
+        }
+        directory
+            .pending
+            .fetch_add(children.len(), Ordering::AcqRel);
+        // Taken from the back: in the order of the directory, which is often that on disk.
+        self.queue.push(children.into_iter().rev().map(|name| Task {
+            parent: Arc::clone(directory),
+            name,
+        }));
+    }
+
+    fn scan_entries(
+        &self,
+        directory: &Arc<Directory>,
+        removed: &mut Removed,
+        children: &mut Vec<CString>,
+    ) -> nix::Result<()> {
+        // From the start: the directory may be read again.
+        seek(&directory.fd, SeekFrom::Start(0)).map_err(errno)?;
+        let mut listing = vec![MaybeUninit::uninit(); LISTING];
+        let mut entries = RawDir::new(&directory.fd, &mut listing);
+        while let Some(entry) = entries.next() {
+            let entry = entry.map_err(errno)?;
+            let name = entry.file_name();
+            if !beneath::is_entry(name) {
+                continue;
+            }
+            let is_dir = match entry.file_type() {
+                FileType::Unknown => match beneath::stat(&directory.fd, name) {
+                    Ok(stat) => beneath::kind(&stat) == SFlag::S_IFDIR,
+                    Err(Errno::ENOENT) => continue,
+                    Err(error) => {
+                        self.fail(directory, name, error);
+                        continue;
+                    }
+                },
+                kind => kind == FileType::Directory,
+            };
+            if is_dir {
+                children.push(name.to_owned());
+            } else {
+                self.unlink(directory, name, removed, children);
+            }
+        }
+        Ok(())
+    }
+
+    fn unlink(
+        &self,
+        directory: &Arc<Directory>,
+        name: &CStr,
+        removed: &mut Removed,
+        children: &mut Vec<CString>,
+    ) {
+        let unlink = || unlinkat(&directory.fd, name, UnlinkatFlags::NoRemoveDir);
+        let result = match unlink() {
+            Err(Errno::EPERM) => unlink_protected(directory, name, unlink),
+            other => other,
+        };
+        match result {
+            Ok(()) => removed.entries += 1,
+            Err(Errno::ENOENT) => {}
+            Err(Errno::EISDIR) => children.push(name.to_owned()),
+            Err(error) => self.fail(directory, name, error),
+        }
+    }
+
+    /// One thing that kept `directory` alive is done; deletes it if that was the last, and so on upwards.
+    fn child_done(&self, directory: &Arc<Directory>, removed: &mut Removed) {
+        let mut directory = Arc::clone(directory);
+        while directory.pending.fetch_sub(1, Ordering::AcqRel) == 1 {
+            let Some(parent) = directory.parent.clone() else {
+                return;
+            };
+            match remove_empty(&directory, &parent) {
+                Ok(()) => {
+                    removed.entries += 1;
+                    removed.subvolumes += u64::from(directory.subvolume);
+                }
+                Err(Errno::ENOENT) => {}
+                Err(Errno::ENOTEMPTY) if self.queue.has_failed() => {}
+                Err(Errno::ENOTEMPTY)
+                    if directory.rescans.fetch_add(1, Ordering::Relaxed) < MAX_RESCANS =>
+                {
+                    directory.pending.store(1, Ordering::Release);
+                    self.scan(&directory, removed);
+                    continue;
+                }
+                Err(error) => self.fail(&parent, &directory.name, error),
+            }
+            directory = parent;
+        }
+    }
+
+    /// Moves the directory to the top of the tree, where it is near again. Returns whether it has moved.
+    fn hoist(&self, parent: &Arc<Directory>, name: &CStr) -> bool {
+        let mut top = parent;
+        while top.depth > 1 {
+            match &top.parent {
+                Some(above) => top = above,
+                None => return false,
+            }
+        }
+        loop {
+            let number = self.hoisted.fetch_add(1, Ordering::Relaxed);
+            let Ok(new) = CString::new(format!(".rockenv-deep-{number}")) else {
+                return false;
+            };
+            let flags = RenameFlags::RENAME_NOREPLACE;
+            match renameat2(&parent.fd, name, &top.fd, new.as_c_str(), flags) {
+                Ok(()) => {
+                    top.pending.fetch_add(1, Ordering::AcqRel);
+                    self.queue.push_last(Task {
+                        parent: Arc::clone(top),
+                        name: new,
+                    });
+                    return true;
+                }
+                Err(Errno::EEXIST) => {}
+                // Gone, a mount point, a full disk: entering it where it is gives the right answer.
+                Err(_) => return false,
+            }
+        }
+    }
+
+    fn fail(&self, directory: &Directory, name: &CStr, error: Errno) {
+        let path = self.path_of(directory, name);
+        let is_mount = matches!(error, Errno::EXDEV | Errno::EBUSY);
+        let error = match error {
+            Errno::EXDEV | Errno::EBUSY => mounted(self.path, &path),
+            Errno::ENOSYS => Error::unavailable(format!(
+                "cannot delete `{}` safely: the kernel has no openat2",
+                self.path.display()
+            ))
+            .help("use Linux 5.10 or later, and a container engine that lets openat2 through"),
+            error => {
+                let failed: nix::Result<()> = Err(error);
+                let Err(failed) = failed.context(|| format!("cannot delete `{}`", path.display()))
+                else {
+                    return;
+                };
+                match error {
+                    Errno::EPERM => failed.help(format!("see `lsattr -d {}`", path.display())),
+                    _ => failed,
+                }
+            }
+        };
+        if is_mount {
+            // Somebody uses this tree: it should not lose anything more.
+            self.queue.abort(error);
+        } else {
+            self.queue.fail(error);
+        }
+    }
+
+    fn path_of(&self, directory: &Directory, name: &CStr) -> PathBuf {
+        let mut names = vec![name];
+        let mut at = Some(directory);
+        while let Some(directory) = at.filter(|directory| directory.depth > 0) {
+            names.push(&directory.name);
+            at = directory.parent.as_deref();
+        }
+        // The last one is the tree itself, whose path is known in full.
+        names.pop();
+        let mut path = self.path.to_owned();
+        path.extend(
+            names
+                .iter()
+                .rev()
+                .filter(|name| beneath::is_entry(name))
+                .map(|name| OsStr::from_bytes(name.to_bytes())),
+        );
+        path
+    }
+}
+
+fn errno(error: rustix::io::Errno) -> Errno {
+    Errno::from_raw(error.raw_os_error())
+}
+
+/// Deletes the emptied directory, clearing `chattr +i` where that is what keeps it.
+fn remove_empty(directory: &Directory, parent: &Directory) -> nix::Result<()> {
+    let remove = || {
+        unlinkat(
+            &parent.fd,
+            directory.name.as_c_str(),
+            UnlinkatFlags::RemoveDir,
+        )
+    };
+    match remove() {
+        Err(Errno::EPERM) => {
+            inode_flags::make_deletable(directory.fd.as_fd())?;
+            make_deletable_inside(parent)?;
+            remove()
+        }
+        other => other,
+    }
+}
+
+/// Deletes a file which itself, or whose directory, is immutable or append-only.
+fn unlink_protected(
+    directory: &Directory,
+    name: &CStr,
+    unlink: impl Fn() -> nix::Result<()>,
+) -> nix::Result<()> {
+    make_deletable_inside(directory)?;
+    if beneath::kind(&beneath::stat(&directory.fd, name)?) != SFlag::S_IFREG {
+        return unlink();
+    }
+    let file = beneath::open(
+        &directory.fd,
+        name,
+        OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOATIME,
+    )?;
+    let old = inode_flags::make_deletable(file.as_fd())?;
+    let result = unlink();
+    // The same file may have another name outside the tree: there it keeps its protection.
+    if let Some(old) = old
+        && fstat(&file)?.st_nlink > 0
+    {
+        inode_flags::restore(file.as_fd(), old)?;
+    }
+    result
+}
+
+/// Clears the flags of a directory inside the tree, never of the one that holds the tree.
+fn make_deletable_inside(directory: &Directory) -> nix::Result<()> {
+    if directory.depth > 0 {
+        inode_flags::make_deletable(directory.fd.as_fd())?;
+    }
+    Ok(())
+}

@@ -1,0 +1,213 @@
+//! Owns access to a root file system's files by descriptor: nothing in the tree, however its links point, can make
+//! these calls touch a file outside of it.
+
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag};
+use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
+use nix::unistd::UnlinkatFlags;
+
+use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::tree::openat2;
+
+/// Never a link, never a way out, never another file system.
+pub(crate) const STRICT: ResolveFlag = ResolveFlag::RESOLVE_BENEATH
+    .union(ResolveFlag::RESOLVE_NO_SYMLINKS)
+    .union(ResolveFlag::RESOLVE_NO_MAGICLINKS)
+    .union(ResolveFlag::RESOLVE_NO_XDEV);
+
+/// A root file system.
+#[derive(Debug)]
+pub(crate) struct Tree {
+    root: OwnedFd,
+}
+
+impl Tree {
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let root = nix::fcntl::open(path, flags, Mode::empty())
+            .context(|| format!("cannot open directory `{}`", path.display()))?;
+        Ok(Self { root })
+    }
+
+    /// Opens without following any link; `None` where there is no such file, or a link is in the way.
+    pub(crate) fn open_strictly(&self, path: &str, flags: OFlag) -> Result<Option<OwnedFd>> {
+        self.open_with(path, flags, STRICT)
+    }
+
+    /// Reads a regular file of at most `limit` bytes, following links as the file system's own programs would.
+    ///
+    /// `None` where there is none: absent, a directory, a FIFO, a link that leads out or round in a circle.
+    pub(crate) fn read(&self, path: &str, limit: usize) -> Result<Option<Vec<u8>>> {
+        // RESOLVE_IN_ROOT makes absolute links start at the tree's root; O_NONBLOCK lets a FIFO be recognised.
+        let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+        let resolve = ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS;
+        let Some(file) = self.open_with(path, flags, resolve)? else {
+            return Ok(None);
+        };
+        let size = match regular(&fstat(&file)?) {
+            Some(size) if size <= limit => size,
+            Some(size) => {
+                return Err(Error::invalid(format!(
+                    "`{path}` in the image has {size} bytes, more than is plausible"
+                )));
+            }
+            None => return Ok(None),
+        };
+        let mut data = Vec::with_capacity(size);
+        let mut buffer = vec![0; 64 << 10];
+        loop {
+            let amount = nix::unistd::read(&file, &mut buffer)
+                .context(|| format!("cannot read `{path}` in the image"))?;
+            if amount == 0 || data.len() > limit {
+                return Ok(Some(data));
+            }
+            data.extend_from_slice(&buffer[..amount]);
+        }
+    }
+
+    /// Opens a regular file, following links as [`Self::read`] does.
+    pub(crate) fn open_file(&self, path: &str) -> Result<Option<OwnedFd>> {
+        let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+        let resolve = ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS;
+        let file = self.open_with(path, flags, resolve)?;
+        match file {
+            Some(file) if regular(&fstat(&file)?).is_some() => Ok(Some(file)),
+            _ => Ok(None),
+        }
+    }
+
+    /// Replaces the content of an existing regular file, keeping owner, mode and links to it.
+    pub(crate) fn rewrite(&self, path: &str, content: &[u8]) -> Result<()> {
+        let flags = OFlag::O_WRONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+        let Some(file) = self.open_strictly(path, flags)? else {
+            return Ok(());
+        };
+        if regular(&fstat(&file)?).is_none() {
+            return Ok(());
+        }
+        nix::unistd::ftruncate(&file, 0)?;
+        write_all(file.as_fd(), content).context(|| format!("cannot write `{path}` in the image"))
+    }
+
+    /// Removes a file that is no directory, if it is there and no link leads to it.
+    pub(crate) fn remove(&self, path: &str) -> Result<()> {
+        let (parent, name) = path.rsplit_once('/').unwrap_or((".", path));
+        let Some(parent) = self.open_strictly(
+            parent,
+            OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC,
+        )?
+        else {
+            return Ok(());
+        };
+        match nix::unistd::unlinkat(&parent, name, UnlinkatFlags::NoRemoveDir) {
+            Ok(()) | Err(Errno::ENOENT | Errno::EISDIR) => Ok(()),
+            Err(error) => Err(error).context(|| format!("cannot remove `{path}` from the image")),
+        }
+    }
+
+    /// Removes a file or a directory with all that is in it, if it is there and no link leads to it.
+    pub(crate) fn remove_all(&self, path: &str) -> Result<()> {
+        let (parent, name) = path.rsplit_once('/').unwrap_or((".", path));
+        match self.open_strictly(parent, OFlag::O_PATH | OFlag::O_DIRECTORY)? {
+            Some(parent) => remove_below(parent.as_fd(), name.as_bytes())
+                .context(|| format!("cannot remove `{path}` from the image")),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the names in a directory, sorted; empty where there is no such directory.
+    pub(crate) fn list(&self, path: &str) -> Result<Vec<Vec<u8>>> {
+        match self.open_strictly(
+            path,
+            OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC,
+        )? {
+            Some(directory) => names(directory),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.root.as_fd()
+    }
+
+    fn open_with(&self, path: &str, flags: OFlag, resolve: ResolveFlag) -> Result<Option<OwnedFd>> {
+        match openat2(
+            &self.root,
+            path,
+            OpenHow::new()
+                .flags(flags | OFlag::O_CLOEXEC)
+                .resolve(resolve),
+        ) {
+            Ok(file) => Ok(Some(file)),
+            Err(
+                Errno::ENOENT
+                | Errno::ENOTDIR
+                | Errno::ELOOP
+                | Errno::EXDEV
+                | Errno::EISDIR
+                | Errno::ENXIO,
+            ) => Ok(None),
+            Err(error) => Err(error).context(|| format!("cannot open `{path}` in the image")),
+        }
+    }
+}
+
+fn remove_below(parent: BorrowedFd<'_>, name: &[u8]) -> Result<()> {
+    match nix::unistd::unlinkat(parent, name, UnlinkatFlags::NoRemoveDir) {
+        Ok(()) | Err(Errno::ENOENT) => return Ok(()),
+        Err(Errno::EISDIR | Errno::EPERM) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let directory = open_directory(parent, name)?;
+    for name in names(directory.try_clone()?)? {
+        remove_below(directory.as_fd(), &name)?;
+    }
+    Ok(nix::unistd::unlinkat(
+        parent,
+        name,
+        UnlinkatFlags::RemoveDir,
+    )?)
+}
+
+/// Returns the names in an open directory, sorted by bytes, without the two dots.
+pub(crate) fn names(directory: OwnedFd) -> Result<Vec<Vec<u8>>> {
+    let mut directory = nix::dir::Dir::from_fd(directory)?;
+    let mut names = Vec::new();
+    for entry in directory.iter() {
+        let name = entry?.file_name().to_bytes().to_vec();
+        if name != b"." && name != b".." {
+            names.push(name);
+        }
+    }
+    names.sort_unstable();
+    Ok(names)
+}
+
+/// Opens a directory in a directory without following a link or leaving the file system.
+pub(crate) fn open_directory(parent: BorrowedFd<'_>, name: &[u8]) -> nix::Result<OwnedFd> {
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    openat2(parent, name, OpenHow::new().flags(flags).resolve(STRICT))
+}
+
+/// Returns the type bits of a mode.
+pub(crate) fn file_type(stat: &FileStat) -> SFlag {
+    SFlag::from_bits_truncate(stat.st_mode & SFlag::S_IFMT.bits())
+}
+
+fn regular(stat: &FileStat) -> Option<usize> {
+    (file_type(stat) == SFlag::S_IFREG).then(|| usize::try_from(stat.st_size).unwrap_or(usize::MAX))
+}
+
+pub(crate) fn write_all(file: BorrowedFd<'_>, mut data: &[u8]) -> nix::Result<()> {
+    while !data.is_empty() {
+        match nix::unistd::write(file, data) {
+            Ok(amount) => data = &data[amount..],
+            Err(Errno::EINTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}

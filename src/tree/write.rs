@@ -1,0 +1,286 @@
+//! Owns writing entries below a directory in which others write too: through no link, over no mount point, whole or not at all.
+
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString};
+use std::hash::{BuildHasher as _, RandomState};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, ResolveFlag};
+use nix::sys::stat::{Mode, fchmod, fstat, futimens};
+use nix::sys::time::TimeSpec;
+use nix::unistd::fchownat;
+
+use super::content::Transport;
+use super::listing::{Content, Entry, split};
+use crate::sys::account::{Rights, caller};
+use crate::sys::beneath;
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+
+/// What is done where something is already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Existing {
+    /// It stays, and that is an error.
+    Refuse,
+    /// A file or link is replaced.
+    Replace,
+}
+
+/// Writes entries below one directory.
+#[derive(Debug)]
+pub struct Writer {
+    rights: &'static Rights,
+    root: OwnedFd,
+    shown: PathBuf,
+    /// Whom new entries belong to, where that is not who makes them.
+    owner: Option<(u32, u32)>,
+    transport: Transport,
+    /// Every file is on disk before it has its name.
+    synced: bool,
+    /// The mode and time that directories get in the end.
+    directories: BTreeMap<PathBuf, (u32, Option<(i64, i64)>)>,
+}
+
+impl Writer {
+    /// Opens a directory of the store, or of this process's otherwise.
+    pub fn open(directory: &Path, owner: Option<(u32, u32)>, synced: bool) -> Result<Self> {
+        Self::with(&Rights::Own, directory, owner, synced)
+    }
+
+    /// Opens a directory of the person who called; links on the way to it are theirs and are followed, with their rights.
+    pub(crate) fn for_caller(
+        directory: &Path,
+        owner: Option<(u32, u32)>,
+        synced: bool,
+    ) -> Result<Self> {
+        Self::with(caller(), directory, owner, synced)
+    }
+
+    fn with(
+        rights: &'static Rights,
+        directory: &Path,
+        owner: Option<(u32, u32)>,
+        synced: bool,
+    ) -> Result<Self> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
+        let root = rights
+            .open(None, directory, flags, Mode::empty(), ResolveFlag::empty())
+            .map_err(|errno| rights.refused(directory, errno))?;
+        Ok(Self {
+            // A process owns what it makes.
+            owner: owner.filter(|_| matches!(rights, Rights::Own)),
+            rights,
+            root,
+            shown: directory.to_owned(),
+            transport: Transport::default(),
+            synced,
+            directories: BTreeMap::new(),
+        })
+    }
+
+    /// Writes an entry; the content of a file is that of the open file `from`. A directory that is there gets mode and time of the entry.
+    pub fn put(
+        &mut self,
+        path: &Path,
+        entry: &Entry,
+        from: Option<BorrowedFd<'_>>,
+        existing: Existing,
+    ) -> Result<()> {
+        let outcome = match (&entry.content, from) {
+            (Content::Directory { .. }, _) => return self.directory(path, entry),
+            (Content::File { .. }, Some(from)) => self.place(path, existing, |this, to, name| {
+                this.file(to, name, from, entry)
+            }),
+            (Content::Symlink { target }, _) => self.place(path, existing, |this, to, name| {
+                this.rights.symlink(target.as_path(), to, name)?;
+                this.give(to, name)?;
+                this.rights.set_time(to, name, entry.mtime)
+            }),
+            (Content::File { .. } | Content::Special(_), _) => Err(Errno::EINVAL),
+        };
+        self.explain(path, outcome)
+    }
+
+    /// Makes another name of the file at `first`, which is below the same directory.
+    pub fn link(&mut self, path: &Path, first: &Path, existing: Existing) -> Result<()> {
+        let (parent, source) = split(first)?;
+        let outcome = self.open_below(parent).and_then(|parent| {
+            self.place(path, existing, |this, to, name| {
+                this.rights
+                    .link(parent.as_fd(), source.as_c_str(), to, name)
+            })
+        });
+        self.explain(path, outcome)
+    }
+
+    /// Removes the entry at a path; a directory has to be empty.
+    pub fn remove(&mut self, path: &Path, is_directory: bool) -> Result<()> {
+        let (parent, name) = split(path)?;
+        self.open_below(parent)
+            .and_then(|parent| {
+                self.rights
+                    .unlink(parent.as_fd(), name.as_c_str(), is_directory)
+            })
+            .context(|| format!("cannot remove `{}`", self.shown.join(path).display()))
+    }
+
+    /// Gives directories their modes and times, which no entry below them changes any more.
+    pub fn finish(self) -> Result<()> {
+        // What is in a directory first, since that may need a mode that it does not keep.
+        for (path, (mode, mtime)) in self.directories.iter().rev() {
+            let finish = || -> nix::Result<()> {
+                let directory = self.open_below(path)?;
+                if let Some(mtime) = *mtime {
+                    self.rights.set_time(directory.as_fd(), ".", mtime)?;
+                }
+                self.rights.set_mode(directory.as_fd(), ".", *mode)
+            };
+            finish().context(|| format!("cannot write `{}`", self.shown.join(path).display()))?;
+        }
+        Ok(())
+    }
+
+    fn directory(&mut self, path: &Path, entry: &Entry) -> Result<()> {
+        let outcome = self.make(path).map(drop);
+        self.explain(path, outcome)?;
+        let last = (entry.mode, Some(entry.mtime));
+        self.directories.insert(path.to_owned(), last);
+        Ok(())
+    }
+
+    /// Makes a directory, and those above it; returns it open.
+    fn make(&mut self, path: &Path) -> nix::Result<OwnedFd> {
+        match self.open_below(path) {
+            Err(Errno::ENOENT) => {}
+            other => return other,
+        }
+        let mut at = self.open_dir(self.root.as_fd(), c".")?;
+        let mut below = PathBuf::new();
+        for part in path {
+            below.push(part);
+            let name = CString::new(part.as_bytes()).map_err(|_| Errno::EINVAL)?;
+            at = match self.open_dir(at.as_fd(), &name) {
+                Err(Errno::ENOENT) => {
+                    self.rights
+                        .make_directory(at.as_fd(), name.as_c_str(), Mode::S_IRWXU)?;
+                    self.give(at.as_fd(), &name)?;
+                    self.directories.insert(below.clone(), (0o755, None));
+                    self.open_dir(at.as_fd(), &name)?
+                }
+                other => other?,
+            };
+        }
+        Ok(at)
+    }
+
+    /// Makes an entry under a name of its own, and gives it the right one when it is whole.
+    fn place(
+        &mut self,
+        path: &Path,
+        existing: Existing,
+        make: impl FnOnce(&Self, BorrowedFd<'_>, &CStr) -> nix::Result<()>,
+    ) -> nix::Result<()> {
+        let (parent, name) = split(path).map_err(|_| Errno::EINVAL)?;
+        let parent = self.make(parent)?;
+        // Not another command's, which may write the same.
+        let part = format!(".rockenv-{:016x}", RandomState::new().hash_one(0));
+        let part = CString::new(part).map_err(|_| Errno::EINVAL)?;
+        let at = parent.as_fd();
+        let outcome = make(self, at, &part).and_then(|()| {
+            let replaces = existing == Existing::Replace;
+            self.rights
+                .rename(at, part.as_c_str(), at, name.as_c_str(), replaces)
+        });
+        if outcome.is_err() {
+            // Why it failed is what counts.
+            self.rights.unlink(at, part.as_c_str(), false).ok();
+        }
+        outcome
+    }
+
+    fn file(
+        &self,
+        to: BorrowedFd<'_>,
+        name: &CStr,
+        from: BorrowedFd<'_>,
+        entry: &Entry,
+    ) -> nix::Result<()> {
+        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW;
+        let mode = Mode::S_IRUSR | Mode::S_IWUSR;
+        let file = self.rights.open(
+            Some(to),
+            name,
+            flags,
+            mode,
+            ResolveFlag::RESOLVE_NO_SYMLINKS,
+        )?;
+        let size = fstat(from)?.st_size;
+        if size > 0 {
+            self.transport.transfer(from, file.as_fd(), size)?;
+        }
+        if let Some((uid, gid)) = self.owner {
+            nix::unistd::fchown(&file, Some(uid.into()), Some(gid.into()))?;
+        }
+        fchmod(&file, Mode::from_bits_truncate(entry.mode))?;
+        let time = TimeSpec::new(entry.mtime.0, entry.mtime.1);
+        futimens(&file, &time, &time)?;
+        match self.synced {
+            true => nix::unistd::fdatasync(&file),
+            false => Ok(()),
+        }
+    }
+
+    /// Opens a directory at a path below, by the rules of [`beneath`].
+    fn open_below(&self, below: &Path) -> nix::Result<OwnedFd> {
+        let mut at = self.open_dir(self.root.as_fd(), c".")?;
+        for part in below {
+            let name = CString::new(part.as_bytes()).map_err(|_| Errno::EINVAL)?;
+            at = self.open_dir(at.as_fd(), &name)?;
+        }
+        Ok(at)
+    }
+
+    fn open_dir(&self, at: BorrowedFd<'_>, name: &CStr) -> nix::Result<OwnedFd> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW;
+        self.rights
+            .open(Some(at), name, flags, Mode::empty(), beneath::resolve())
+    }
+
+    fn give(&self, directory: BorrowedFd<'_>, name: &CStr) -> nix::Result<()> {
+        match self.owner {
+            Some((uid, gid)) => fchownat(
+                directory,
+                name,
+                Some(uid.into()),
+                Some(gid.into()),
+                AtFlags::AT_SYMLINK_NOFOLLOW,
+            ),
+            None => Ok(()),
+        }
+    }
+
+    fn explain(&self, path: &Path, outcome: nix::Result<()>) -> Result<()> {
+        let place = self.shown.join(path);
+        match outcome {
+            Err(Errno::EEXIST | Errno::ENOTDIR | Errno::ELOOP) => Err(in_the_way(&place)),
+            Err(errno @ (Errno::EACCES | Errno::EPERM | Errno::EROFS)) => {
+                let parent = place.parent().unwrap_or(&self.shown);
+                Err(self.rights.refused(parent, errno))
+            }
+            other => other.context(|| format!("cannot write `{}`", place.display())),
+        }
+    }
+}
+
+/// Says that nothing is written over what is at a path.
+pub fn in_the_way(place: &Path) -> Error {
+    Error::new(
+        Kind::Usage,
+        format!(
+            "`{}` is there already, and another; nothing is written over it",
+            place.display()
+        ),
+    )
+}

@@ -1,0 +1,163 @@
+//! Owns `up --metrics`: one row for each step, for whoever keeps figures of many runs. A row is written when its step has ended, with
+//! one call, so that several commands may add to the same file.
+
+use std::collections::BTreeSet;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use fs_err as fs;
+use jiff::Timestamp;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::plan::resolve::Spec;
+use crate::sys::account::{Place, caller};
+use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::ui::event::{Cost, Outcome};
+
+/// Version of the rows: a field more keeps it, anything else raises it.
+pub const SCHEMA: u32 = 1;
+
+/// One step of one `up`; a step that ran out of memory and ran once more has two. Bytes and milliseconds are integers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Row {
+    /// Version of the rows.
+    pub schema: u32,
+    /// When the step ended, or was found to be there.
+    pub time: Timestamp,
+    pub env: String,
+    pub profile: String,
+    /// What the env is built for, with commas in between.
+    pub target: String,
+    pub engine: String,
+    pub step: String,
+    pub key: String,
+    /// `hit`: its snapshot was there.
+    pub outcome: Outcome,
+    /// The jobs it could use at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub jobs: Option<u32>,
+    #[serde(flatten)]
+    pub cost: Cost,
+    /// Compilations that ccache answered meanwhile, in whatever env.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_hits: Option<u64>,
+    /// Compilations that it did not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_misses: Option<u64>,
+}
+
+impl Row {
+    /// Makes the row of a step that took nothing.
+    pub fn of(spec: &Spec, step: &str, key: &str, outcome: Outcome) -> Self {
+        let targets: Vec<&str> = spec.targets.iter().map(|target| target.name()).collect();
+        Self {
+            schema: SCHEMA,
+            time: Timestamp::now(),
+            env: spec.name.clone(),
+            profile: spec.profile.clone(),
+            target: targets.join(","),
+            engine: spec.engine.name().to_owned(),
+            step: step.to_owned(),
+            key: key.to_owned(),
+            outcome,
+            jobs: None,
+            cost: Cost::default(),
+            cache_hits: None,
+            cache_misses: None,
+        }
+    }
+}
+
+/// The file that rows are added to.
+#[derive(Debug)]
+pub struct Rows {
+    path: PathBuf,
+    file: fs::File,
+    /// Steps that have a row: what has just run is found by the next plan of the same command.
+    told: Mutex<BTreeSet<String>>,
+}
+
+impl Rows {
+    /// Opens the file, before anything is built that it should tell of.
+    pub fn open(path: &Path) -> Result<Self> {
+        let help = "--metrics FILE, in a directory that is there";
+        let place = Place::new(caller(), path).map_err(|error| error.help(help))?;
+        Ok(Self {
+            path: path.to_owned(),
+            file: place.append()?,
+            told: Mutex::default(),
+        })
+    }
+
+    /// Adds a row; that of a hit only where the step has none yet.
+    pub fn add(&self, row: &Row) -> Result<()> {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if !told.insert(row.step.clone()) && row.outcome == Outcome::Hit {
+            return Ok(());
+        }
+        let mut line = serde_json::to_vec(row)
+            .map_err(|error| Error::unexpected("cannot encode metrics").source(error))?;
+        line.push(b'\n');
+        (&self.file)
+            .write_all(&line)
+            .context(|| format!("cannot write metrics to `{}`", self.path.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(step: &str, outcome: Outcome) -> Row {
+        Row {
+            schema: SCHEMA,
+            time: Timestamp::UNIX_EPOCH,
+            env: "gfx1103".to_owned(),
+            profile: "therock".to_owned(),
+            target: "gfx1103".to_owned(),
+            engine: "nspawn".to_owned(),
+            step: step.to_owned(),
+            key: "k".to_owned(),
+            outcome,
+            jobs: None,
+            cost: Cost::default(),
+            cache_hits: None,
+            cache_misses: None,
+        }
+    }
+
+    #[test]
+    fn a_hit_is_told_once_and_not_after_the_run_that_made_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("rows");
+        for _ in 0..2 {
+            let rows = Rows::open(&path).unwrap();
+
+            rows.add(&row("a", Outcome::Hit)).unwrap();
+            let ran = Row {
+                jobs: Some(4),
+                cost: Cost {
+                    wall_ms: 3,
+                    ..Cost::default()
+                },
+                ..row("b", Outcome::Failed)
+            };
+            rows.add(&ran).unwrap();
+            rows.add(&ran).unwrap();
+            rows.add(&row("a", Outcome::Hit)).unwrap();
+            rows.add(&row("b", Outcome::Hit)).unwrap();
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        let rows: Vec<Row> = text
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        let steps: Vec<&str> = rows.iter().map(|row| row.step.as_str()).collect();
+        assert_eq!(steps, ["a", "b", "b", "a", "b", "b"]);
+        assert_eq!((rows[1].cost.wall_ms, rows[1].jobs), (3, Some(4)));
+        let missing = directory.path().join("none/rows");
+        assert!(Rows::open(&missing).unwrap_err().help_text().is_some());
+    }
+}

@@ -1,0 +1,76 @@
+//! Owns what `up` and `plan` take from a checkout of TheRock among the sources, and what they say of it.
+//!
+//! Its table counts for the targets that are named: their families, products, and what is left out of them.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use crate::rocm::therock::{Checkout, drift};
+use crate::sys::error::{Error, Result};
+use crate::up::resolve::Prepared;
+
+/// Takes over what the checkout says of targets; returns what a person should know.
+///
+/// A checkout that cannot be read is no error here: what is compiled in stands then.
+pub(crate) fn settle(
+    prepared: &mut Prepared,
+    sources: &BTreeMap<String, PathBuf>,
+) -> Result<Vec<String>> {
+    let Some((name, directory)) = sources.iter().find(|(_, path)| Checkout::is_one(path)) else {
+        return Ok(Vec::new());
+    };
+    let hint = format!("rockenv target check --source {}", directory.display());
+    let checkout = match Checkout::read(directory) {
+        Ok(checkout) => checkout,
+        Err(error) => {
+            return Ok(vec![format!(
+                "source `{name}` has a table of targets that rockenv cannot read, and goes by its own: {}; `{hint}` shows the place",
+                error.message()
+            )]);
+        }
+    };
+    let targets = match prepared.inputs.targets.is_empty() {
+        true => &prepared.profile.targets,
+        false => &prepared.inputs.targets,
+    };
+    if let Some(target) = targets
+        .iter()
+        .find(|target| checkout.target(target.name()).is_none())
+    {
+        return Err(Error::invalid(format!(
+            "source `{name}` has no target `{target}`: this TheRock cannot build for it"
+        ))
+        .help(hint));
+    }
+    let excluded = checkout.targets.iter().map(|target| {
+        let projects = target.excluded.iter();
+        let projects = projects.map(|one| (one.project.clone(), one.issue.clone()));
+        (target.name.clone(), projects.collect())
+    });
+    prepared.inputs.excluded = Some(excluded.collect());
+    let differences = drift(&checkout);
+    let named = [
+        &mut prepared.profile.targets,
+        &mut prepared.inputs.targets,
+        &mut prepared.inputs.machine_targets,
+    ];
+    for target in named.into_iter().flatten() {
+        if let Some(declared) = checkout.target(target.name())
+            && differences.iter().any(|drift| drift.is_of(target.name()))
+        {
+            *target = target.declared(declared);
+        }
+    }
+    Ok(match differences.as_slice() {
+        [] => Vec::new(),
+        [first, rest @ ..] => {
+            let more = match rest.len() {
+                0 => String::new(),
+                count => format!(", and {count} more"),
+            };
+            vec![format!(
+                "source `{name}` differs from what rockenv knows of TheRock, and is believed: {first}{more}; `{hint}` shows all"
+            )]
+        }
+    })
+}

@@ -1,0 +1,259 @@
+//! Owns what `up` and `lock` do with what a build would download by itself, as a source declares it: fetched once into the store's
+//! `blobs`, and put into the cache from which the profile's steps serve every build directory.
+
+use std::collections::BTreeMap;
+use std::os::fd::AsFd as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::time::Instant;
+
+use crate::cli::image::{Subject, watched};
+use crate::execute::container;
+use crate::image::Progress;
+use crate::image::fetch;
+use crate::image::fetch::fetch_all::{Piece, gather};
+use crate::plan::lockfile::{CacheFile, Fetched, Lockfile};
+use crate::plan::resolve::Spec;
+use crate::plan::{Action, Plan};
+use crate::rocm::therock::tarballs;
+use crate::store::Store;
+use crate::sys::checksum::{Algorithm, Checksum};
+use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::signals::Signals;
+use crate::tree::file;
+use crate::ui::Reporter;
+use crate::ui::event::Event;
+use crate::up::context::Context;
+use crate::up::resolve::Prepared;
+
+/// A file that a cache is to have.
+#[derive(Clone, Debug)]
+struct Wanted {
+    /// The cache.
+    cache: String,
+    /// Its place there: what the source calls it, then the file's own name.
+    path: String,
+    /// What it is, and where from.
+    piece: Piece,
+}
+
+/// What fetching needs.
+pub(crate) struct Fetching<'a> {
+    pub(crate) cx: &'a Context,
+    pub(crate) store: &'a Store,
+    pub(crate) offline: bool,
+    pub(crate) signals: &'a Signals,
+    pub(crate) reporter: &'a Reporter,
+}
+
+impl Fetching<'_> {
+    /// Gives caches what the steps that are about to run need; returns what a person should know.
+    pub(crate) fn provide(
+        &self,
+        prepared: &Prepared,
+        spec: &Spec,
+        plan: &Plan,
+        sources: &BTreeMap<String, PathBuf>,
+    ) -> Result<Vec<String>> {
+        let runs = plan.steps.iter().filter(|step| step.action == Action::Run);
+        let runs: Vec<&str> = runs.map(|step| step.name.as_str()).collect();
+        let (wanted, notes) = match &prepared.pinned {
+            None => declared(prepared, sources, &runs)?,
+            Some(pinned) => (locked(prepared, &pinned.lock, &runs), Vec::new()),
+        };
+        let mut lacking = Vec::new();
+        for wanted in wanted {
+            let cache = container::cache_directory(self.store, spec, &wanted.cache)?;
+            if !self.holds(&cache, &wanted)? {
+                lacking.push((cache, wanted));
+            }
+        }
+        if lacking.is_empty() {
+            return Ok(notes);
+        }
+        let _downloads = self.store.keep_downloads()?;
+        let pieces: Vec<Piece> = lacking.iter().map(|(_, one)| one.piece.clone()).collect();
+        let blobs = self.fetch(&pieces)?;
+        for ((cache, wanted), blob) in lacking.iter().zip(blobs) {
+            let blob = fs_err::File::open(blob)?;
+            file::place(cache, Path::new(&wanted.path), blob.as_fd())?;
+        }
+        Ok(notes)
+    }
+
+    /// Writes into a lock file what the source declares, if a step needs it, and fetches that; returns what a person should know.
+    pub(crate) fn lock(
+        &self,
+        prepared: &Prepared,
+        sources: &BTreeMap<String, PathBuf>,
+        lock: &mut Lockfile,
+    ) -> Result<Vec<String>> {
+        let steps: Vec<&str> = lock.steps.iter().map(|step| step.name.as_str()).collect();
+        let (wanted, notes) = declared(prepared, sources, &steps)?;
+        let _downloads = self.store.keep_downloads()?;
+        for wanted in &wanted {
+            self.take_over(wanted)?;
+        }
+        let pieces: Vec<Piece> = wanted.iter().map(|one| one.piece.clone()).collect();
+        for (wanted, blob) in wanted.into_iter().zip(self.fetch(&pieces)?) {
+            let checksum = wanted.piece.checksum;
+            let sha256 = match checksum.algorithm {
+                Algorithm::Sha256 => checksum.digits,
+                _ => fetch::sha256_of(fs_err::File::open(blob)?, &AtomicBool::new(false))?,
+            };
+            let file = CacheFile::Fetched(Fetched {
+                url: wanted.piece.urls.into_iter().next(),
+                sha256,
+            });
+            let files = lock.files.entry(wanted.cache).or_default();
+            files.insert(wanted.path, file);
+        }
+        Ok(notes)
+    }
+
+    /// Returns whether a cache has a file already.
+    fn holds(&self, cache: &Path, wanted: &Wanted) -> Result<bool> {
+        let Some(mut there) = file::open(cache, Path::new(&wanted.path))? else {
+            return Ok(false);
+        };
+        let checksum = &wanted.piece.checksum;
+        let never = AtomicBool::new(false);
+        let found = fetch::digest_of(&mut there, checksum.algorithm, &never)?;
+        Ok(found == checksum.digits)
+    }
+
+    /// Puts what a cache has already, of a build before, among the downloads: so nobody is asked for it.
+    fn take_over(&self, wanted: &Wanted) -> Result<()> {
+        let cache = self.store.root().join("caches").join(&wanted.cache);
+        if self.find(&wanted.piece.checksum).is_some()
+            || !cache.is_dir()
+            || !self.holds(&cache, wanted)?
+        {
+            return Ok(());
+        }
+        let path = Path::new(&wanted.path);
+        let never = AtomicBool::new(false);
+        if let (Some(whole), Some(there)) = (file::open(&cache, path)?, file::open(&cache, path)?) {
+            let sha256 = fetch::sha256_of(whole, &never)?;
+            let blobs = self.store.root().join("blobs/sha256");
+            let name = Path::new(&sha256);
+            file::place(&blobs, name, there.as_fd())?;
+            // A step may have written there meanwhile, and nobody asks again what a blob holds.
+            let copy = fs_err::File::open(blobs.join(name))?;
+            if fetch::sha256_of(copy, &never)? != sha256 {
+                file::remove(&blobs, name)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the download with this digest, if it is there.
+    fn find(&self, checksum: &Checksum) -> Option<PathBuf> {
+        let blobs = self.store.root().join("blobs");
+        let place = blobs.join(checksum.algorithm.name()).join(&checksum.digits);
+        place.is_file().then_some(place)
+    }
+
+    /// Returns where each is in the store, fetched if it was not there.
+    fn fetch(&self, pieces: &[Piece]) -> Result<Vec<PathBuf>> {
+        let absent: Vec<&Piece> = pieces
+            .iter()
+            .filter(|piece| self.find(&piece.checksum).is_none())
+            .collect();
+        if self.offline && !absent.is_empty() {
+            let shown = absent.iter().map(|piece| {
+                let from = piece.urls.first().map(String::as_str).unwrap_or_default();
+                format!("`{}` from `{from}`", piece.name)
+            });
+            let shown: Vec<String> = shown.collect();
+            return Err(Error::unavailable(format!(
+                "`--offline` forbids to fetch what is missing: {}",
+                shown.join("; ")
+            ))
+            .help("run once without --offline"));
+        }
+        let what = match absent.len() {
+            1 => "1 file that the build downloads".to_owned(),
+            count => format!("{count} files that the build downloads"),
+        };
+        let started = Instant::now();
+        let blobs = self.store.root().join("blobs");
+        let shown = Subject::Transfer(&what);
+        let found = watched(self.cx, shown, self.signals, self.reporter, |means| {
+            let mut report = |done| (means.progress)(Progress::Bytes { done, total: None });
+            gather(pieces, &blobs, means.mirrors, means.cancel, &mut report)
+        })?;
+        if !absent.is_empty() {
+            self.reporter.emit(&Event::TransferFinished {
+                what,
+                wall_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
+            });
+        }
+        Ok(found)
+    }
+}
+
+/// Returns what sources declare for the caches that these steps need, and what a person should know of the rest.
+fn declared(
+    prepared: &Prepared,
+    sources: &BTreeMap<String, PathBuf>,
+    steps: &[&str],
+) -> Result<(Vec<Wanted>, Vec<String>)> {
+    let (mut all, mut notes) = (Vec::new(), Vec::new());
+    for (cache, source) in needed(prepared, steps) {
+        let Some(directory) = sources.get(source) else {
+            continue;
+        };
+        let found = tarballs::read(directory)
+            .context(|| format!("cannot read what source `{source}` downloads"))?;
+        if let Some(first) = found.unclear.first() {
+            notes.push(format!(
+                "source `{source}`: {} of its downloads cannot be told beforehand, and are for the build to fetch: {first}",
+                found.unclear.len()
+            ));
+        }
+        all.extend(found.found.into_iter().map(|tarball| Wanted {
+            cache: cache.to_owned(),
+            path: format!("{}/{}", tarball.name, tarball.file),
+            piece: Piece {
+                name: tarball.file,
+                urls: tarball.urls,
+                checksum: tarball.checksum,
+            },
+        }));
+    }
+    Ok((all, notes))
+}
+
+/// Returns what a lock file names for the caches that these steps need.
+fn locked(prepared: &Prepared, lock: &Lockfile, steps: &[&str]) -> Vec<Wanted> {
+    let caches = needed(prepared, steps);
+    let files = caches.filter_map(|(cache, _)| Some((cache, lock.files.get(cache)?)));
+    let files = files.flat_map(|(cache, files)| files.iter().map(move |file| (cache, file)));
+    let wanted = files.filter_map(|(cache, (path, file))| {
+        let checksum = Checksum::new(Algorithm::Sha256.name(), file.sha256())?;
+        Some(Wanted {
+            cache: cache.to_owned(),
+            path: path.clone(),
+            piece: Piece {
+                name: path.rsplit('/').next().unwrap_or(path).to_owned(),
+                urls: vec![file.url()?.clone()],
+                checksum,
+            },
+        })
+    });
+    wanted.collect()
+}
+
+/// Returns the caches that are filled beforehand and that one of these steps needs, each with the source that says with what.
+fn needed<'a>(
+    prepared: &'a Prepared,
+    steps: &'a [&str],
+) -> impl Iterator<Item = (&'a str, &'a str)> {
+    let volumes = prepared.profile.volumes.iter();
+    volumes.filter_map(|volume| {
+        let downloads = volume.downloads.as_ref()?;
+        let needed = steps.iter().any(|step| downloads.needed_by(step));
+        needed.then_some((volume.name.as_str(), downloads.source.as_str()))
+    })
+}

@@ -1,0 +1,167 @@
+//! Owns what `up` and `plan` find out of a profile's hooks before anything is built.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
+
+use crate::execute;
+use crate::image::fetch;
+use crate::plan::resolve::{Chosen, HookFacts};
+use crate::profile::Profile;
+use crate::profile::hook;
+use crate::profile::hook::Hook;
+use crate::store::Store;
+use crate::store::source::Git;
+use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::up::context::Context;
+use crate::up::resolve::Prepared;
+
+/// Reads hooks that a profile names.
+pub(crate) fn read(
+    cx: &Context,
+    profile: &Profile,
+    names: &[String],
+) -> Result<BTreeMap<String, Hook>> {
+    let load = |name: &String| {
+        let hook = hook::load(&cx.config.hook_dirs, name)
+            .context(|| format!("profile `{}` names hook `{name}`", profile.name))?;
+        Ok((name.clone(), hook))
+    };
+    names.iter().map(load).collect()
+}
+
+/// Returns what resolving needs to know of hooks.
+pub(crate) fn facts(hooks: &BTreeMap<String, Hook>) -> Result<BTreeMap<String, HookFacts>> {
+    let facts = |(name, hook): (&String, &Hook)| {
+        let facts = HookFacts {
+            digest: hook.digest()?,
+            volume: hook.work.volume.clone(),
+            from_step: hook.work.from_step.clone(),
+            applies: hook.applies.clone(),
+            not_now: None,
+        };
+        Ok((name.clone(), facts))
+    };
+    hooks.iter().map(facts).collect()
+}
+
+/// Takes the patches that were fetched before.
+pub(crate) fn known_patches(prepared: &mut Prepared, store: &Store) -> Result<()> {
+    for hook in prepared.hooks.values_mut() {
+        for patch in &mut hook.work.patches {
+            let blob = store.root().join("blobs/sha256").join(&patch.sha256);
+            if patch.bytes.is_none() && blob.is_file() {
+                fetch::verify(&blob, &patch.sha256, &AtomicBool::new(false))?;
+                patch.bytes = Some(fs_err::read(&blob)?);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Fetches the patches that have an address, and keeps them in the store.
+pub(crate) fn fetch_patches(
+    prepared: &mut Prepared,
+    store: &Store,
+    offline: bool,
+    cancel: &AtomicBool,
+    look: &dyn Fn(),
+) -> Result<()> {
+    known_patches(prepared, store)?;
+    for hook in prepared.hooks.values_mut() {
+        for patch in &mut hook.work.patches {
+            if patch.bytes.is_some() {
+                continue;
+            }
+            if offline {
+                return Err(Error::unavailable(format!(
+                    "hook `{}`: patch `{}` was not fetched yet and `--offline` forbids it",
+                    hook.name, patch.name
+                ))
+                .help("run once without --offline"));
+            }
+            let blobs = store.root().join("blobs");
+            let mut progress = |_, _| look();
+            let blob = fetch::fetch(&patch.name, &patch.sha256, &blobs, cancel, &mut progress)
+                .context(|| format!("hook `{}`: cannot fetch its patch", hook.name))?;
+            patch.bytes = Some(fs_err::read(blob)?);
+        }
+    }
+    Ok(())
+}
+
+/// Leaves out the hooks that are not for the revision of the source, as far as its history tells.
+pub(crate) fn settle(
+    prepared: &mut Prepared,
+    sources: &BTreeMap<String, PathBuf>,
+    git: &Git<'_>,
+) -> Result<()> {
+    for facts in prepared.inputs.hooks.values_mut() {
+        let Some(source) = sources.get(&facts.volume) else {
+            continue;
+        };
+        let short = |commit: &str| commit.chars().take(12).collect::<String>();
+        if let Some(since) = &facts.applies.since
+            && git.contains(source, since)? == Some(false)
+        {
+            let reason = format!("only for sources with commit {}", short(since));
+            facts.not_now = Some(reason);
+        }
+        if let Some(until) = &facts.applies.until
+            && git.contains(source, until)? == Some(true)
+        {
+            facts.not_now = Some(format!("only for sources before commit {}", short(until)));
+        }
+    }
+    Ok(())
+}
+
+/// Asks the sources whether the hooks will apply; returns what a person should know.
+pub(crate) fn ask(prepared: &Prepared, sources: &BTreeMap<String, PathBuf>) -> Result<Vec<String>> {
+    let mut notes = Vec::new();
+    let mut hooks = Vec::new();
+    let mut absent = BTreeSet::new();
+    let inputs = &prepared.inputs;
+    let chosen = Chosen::new(
+        &prepared.profile,
+        inputs.variant.as_deref(),
+        inputs.from.as_deref(),
+    )?;
+    for name in &chosen.hooks() {
+        let (Some(hook), Some(facts)) = (prepared.hooks.get(name), prepared.inputs.hooks.get(name))
+        else {
+            continue;
+        };
+        let targets = match prepared.inputs.targets.is_empty() {
+            true => &prepared.profile.targets,
+            false => &prepared.inputs.targets,
+        };
+        if let Some(reason) = facts
+            .not_now
+            .clone()
+            .or_else(|| facts.applies.not_for(targets))
+        {
+            notes.push(format!("hook `{name}` is left out: {reason}"));
+        } else if !sources.contains_key(&facts.volume) {
+            absent.insert(name.clone());
+        } else {
+            hooks.push(hook);
+        }
+    }
+    let early = hook::early(&hooks, &|volume, path| {
+        let source = sources
+            .get(volume)
+            .ok_or_else(|| Error::unexpected(format!("source `{volume}` is not there")))?;
+        execute::look(source, path)
+    })?;
+    for (hook, patch) in early.already {
+        notes.push(format!("hook `{hook}`: the source has `{patch}` already"));
+    }
+    absent.extend(early.later);
+    notes.extend(
+        absent.into_iter().map(|name| {
+            format!("hook `{name}` can be checked when its source is there, not before")
+        }),
+    );
+    Ok(notes)
+}

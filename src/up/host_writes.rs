@@ -1,0 +1,90 @@
+//! Owns what a profile's file lets its steps write to on the host, shown and agreed to before its first `up`.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use crate::plan::resolve;
+use crate::plan::resolve::{Access, VolumeSource};
+use crate::sys::error::{Error, Kind, Result};
+use crate::sys::trust;
+use crate::sys::trust::Trusted;
+use crate::up::context::Context;
+use crate::up::resolve::Prepared;
+
+/// Shows where the steps of a profile that was named by its file can write, and asks where that is neither beside the file nor in the
+/// user's home. What was agreed to once is not asked again.
+pub(crate) fn agree(cx: &Context, prepared: &Prepared) -> Result<()> {
+    let Some(file) = &prepared.file else {
+        return Ok(());
+    };
+    let file = fs_err::canonicalize(file)?;
+    let config = &cx.config;
+    let current = &config.current;
+    if trust::is_listed(&file, config.trusted_dirs.as_deref())
+        || current.counts() && file.starts_with(&current.directory)
+    {
+        return Ok(());
+    }
+    let writes = writable(prepared)?;
+    let known = Trusted::read(&config.user_dir, &file).unwrap_or_default();
+    if writes.iter().all(|path| known.writes.contains(path)) {
+        return Ok(());
+    }
+    cx.ui.note(&format!(
+        "steps of `{}` can write to: {}",
+        file.display(),
+        shown(writes.iter())
+    ));
+    let home = fs_err::canonicalize(&config.host_home).unwrap_or_default();
+    let inside = |path: &Path| {
+        let beside = file.parent().is_some_and(|parent| path.starts_with(parent));
+        beside || home.parent().is_some() && path.starts_with(&home)
+    };
+    let outside: Vec<&PathBuf> = writes.iter().filter(|path| !inside(path)).collect();
+    if !outside.is_empty() {
+        let question = format!(
+            "let them write outside of its directory and your home, to {}?",
+            shown(outside.into_iter())
+        );
+        if !cx.ui.confirm(&question)? {
+            return Err(Error::new(Kind::Usage, "nothing changed"));
+        }
+    }
+    let trusted = Trusted {
+        path: file,
+        digest: None,
+        writes: writes.into_iter().collect(),
+    };
+    trusted.write(&config.user_dir, &config.invoking_user)
+}
+
+fn shown<'p>(paths: impl Iterator<Item = &'p PathBuf>) -> String {
+    let paths: Vec<String> = paths.map(|path| format!("`{}`", path.display())).collect();
+    paths.join(", ")
+}
+
+/// Returns the directories of the host that steps can write to, without links as far as they are there.
+fn writable(prepared: &Prepared) -> Result<BTreeSet<PathBuf>> {
+    let volumes = resolve::volumes(&prepared.profile, &prepared.inputs)?;
+    let mut writes = BTreeSet::new();
+    for volume in volumes {
+        match (volume.access, volume.source) {
+            (Access::Rw, VolumeSource::Path(path)) => {
+                writes.insert(without_links(&path)?);
+            }
+            (Access::Rw, VolumeSource::Git(_) | VolumeSource::Store) | (Access::Ro, _) => {}
+        }
+    }
+    Ok(writes)
+}
+
+fn without_links(path: &Path) -> Result<PathBuf> {
+    let path = std::path::absolute(path)?;
+    for there in path.ancestors() {
+        if let Ok(real) = fs_err::canonicalize(there) {
+            let rest = path.strip_prefix(there).unwrap_or(Path::new(""));
+            return Ok(real.join(rest));
+        }
+    }
+    Ok(path)
+}

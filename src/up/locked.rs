@@ -1,0 +1,333 @@
+//! Owns what `up --locked`, `plan --locked` and `lock` do with a lock file before anything is built.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest as _, Sha256};
+
+use super::select::Wish;
+use crate::engine::ninja;
+use crate::plan::Plan;
+use crate::plan::lockfile;
+use crate::plan::lockfile::{CacheFile, Choices, Fetched, Lockfile};
+use crate::plan::resolve;
+use crate::plan::resolve::{BuildUser, Spec, Step, VolumeSource};
+use crate::profile::hex;
+use crate::rocm::target::Target;
+use crate::rocm::therock::Prints;
+use crate::store::Store;
+use crate::store::source::Repository;
+use crate::sys::error::{Error, Result};
+use crate::up::context::Context;
+use crate::up::resolve::Prepared;
+
+/// A lock file that an env is built from.
+#[derive(Clone, Debug)]
+pub(crate) struct Pinned {
+    /// Where it is.
+    pub(crate) path: PathBuf,
+    /// What it says.
+    pub(crate) lock: Lockfile,
+    /// The command that makes it anew.
+    pub(crate) command: String,
+}
+
+impl Pinned {
+    /// Makes the error for what differs from it.
+    pub(crate) fn drift(&self, differences: &[String]) -> Error {
+        lockfile::drift(&self.path, differences, &self.command)
+    }
+
+    /// Returns the SHA-256 of its text.
+    pub(crate) fn digest(&self) -> Result<String> {
+        Ok(hex(&Sha256::digest(self.lock.text()?)))
+    }
+
+    /// Returns the commit of a source volume.
+    pub(crate) fn commit(&self, volume: &str) -> Option<&str> {
+        self.lock.source.get(volume)?.commit.as_deref()
+    }
+}
+
+/// Returns where the lock file for what was asked for is, `--name` aside.
+pub(crate) fn place(prepared: &Prepared) -> Result<PathBuf> {
+    let inputs = &prepared.inputs;
+    let mut targets = inputs.targets.clone();
+    targets.sort_unstable();
+    targets.dedup();
+    let choices = resolve::choices(
+        &prepared.profile,
+        inputs.variant.as_deref(),
+        inputs.from.as_deref(),
+    );
+    let name = resolve::env_name(
+        None,
+        inputs.stem.as_deref(),
+        &prepared.profile.name,
+        &targets,
+        &choices,
+    )?;
+    Ok(lockfile::place(prepared.profile.origin(), &name))
+}
+
+/// Returns the command that makes a lock file for what was asked for.
+pub(crate) fn command(wish: &Wish<'_>, file: Option<&Path>) -> String {
+    let file = file.map(Path::to_string_lossy);
+    wish.command("lock", &[("--file", file.as_deref())])
+}
+
+/// Reads the lock file for what was asked for, and lets it decide; refuses what differs from it already.
+pub(crate) fn follow(
+    cx: &Context,
+    prepared: &mut Prepared,
+    wish: &Wish<'_>,
+    file: Option<&Path>,
+) -> Result<()> {
+    let path = match file {
+        Some(file) => file.to_owned(),
+        None => place(prepared)?,
+    };
+    let command = command(wish, file);
+    let lock = lockfile::read(&path)?.ok_or_else(|| {
+        Error::not_found(format!("there is no lock file `{}`", path.display()))
+            .help(command.clone())
+    })?;
+    let pinned = Pinned {
+        path,
+        lock,
+        command,
+    };
+    adopt(cx, prepared, pinned)?;
+    // What a source's history decides can be compared when the source is there.
+    let by_history = prepared
+        .inputs
+        .hooks
+        .values()
+        .any(|hook| hook.applies.since.is_some() || hook.applies.until.is_some());
+    match by_history {
+        true => Ok(()),
+        false => check_steps(prepared),
+    }
+}
+
+/// Replaces what is open by what is locked.
+pub(crate) fn adopt(cx: &Context, prepared: &mut Prepared, pinned: Pinned) -> Result<()> {
+    let lock = &pinned.lock;
+    let mut differences = lockfile::choices(lock, &choices(prepared));
+    let image = &prepared.profile.image.value;
+    if *image != lock.image.name {
+        differences.push(format!(
+            "the image is `{}` in it, and `{image}` in the profile",
+            lock.image.name
+        ));
+    } else if prepared.recipe.digest() != lock.image.recipe {
+        differences.push(format!("the recipe of image `{image}` has changed"));
+    }
+    let hooks = prepared.inputs.hooks.iter();
+    let hooks = hooks.map(|(name, facts)| (name.clone(), facts.digest.clone()));
+    differences.extend(lockfile::hooks(lock, &hooks.collect()));
+    differences.extend(lockfile::fetched(lock, &fetched(cx, prepared)?));
+    let inputs = &mut prepared.inputs;
+    inputs.params.clone_from(&lock.params);
+    inputs.machine_targets = targets(&lock.machine_targets)?;
+    inputs.image_key.clone_from(&lock.image.key);
+    inputs.image_env.clone_from(&lock.image.env);
+    let prints = lock.source.iter();
+    let prints = prints.map(|(name, source)| (name.clone(), source.fingerprint()));
+    inputs.fingerprints.extend(prints);
+    let volumes = resolve::volumes(&prepared.profile, inputs)?;
+    differences.extend(lockfile::sources(lock, &volumes));
+    if !differences.is_empty() {
+        return Err(pinned.drift(&differences));
+    }
+    let own = format!("{}:{}", inputs.user.uid, inputs.user.gid);
+    if own != lock.build_user {
+        prepared.notes.push(format!(
+            "`{}` was made with the build user {}, and here it is {own}: keys of steps that run as it differ; \
+             `build-user = \"{}\"` in the configuration would make them equal",
+            pinned.path.display(),
+            lock.build_user,
+            lock.build_user
+        ));
+    }
+    prepared.recipe = prepared.recipe.pinned(lock.image.pin());
+    prepared.pinned = Some(pinned);
+    Ok(())
+}
+
+/// Refuses files in caches that are others than the locked ones. Those that are missing are for the steps to fetch, and those
+/// that rockenv fetches it puts there anew.
+pub(crate) fn check_files(prepared: &Prepared, store: &Store) -> Result<()> {
+    let Some(pinned) = &prepared.pinned else {
+        return Ok(());
+    };
+    let mut differences = Vec::new();
+    for (cache, files) in &pinned.lock.files {
+        let found = store.cache_files(cache)?;
+        let other = |(path, file): &(&String, &CacheFile)| {
+            let differs = |found: &String| found != file.sha256();
+            file.url().is_none() && found.get(*path).is_some_and(differs)
+        };
+        differences.extend(files.iter().filter(other).map(|(path, _)| {
+            format!("file `{path}` in cache `{cache}` is another than the locked one")
+        }));
+    }
+    match differences.is_empty() {
+        true => Ok(()),
+        false => Err(pinned.drift(&differences)),
+    }
+}
+
+/// Returns what is built for.
+pub(crate) fn choices(prepared: &Prepared) -> Choices<'_> {
+    let (profile, inputs) = (&prepared.profile, &prepared.inputs);
+    Choices {
+        profile: &profile.name,
+        targets: match inputs.targets.is_empty() {
+            true => &profile.targets,
+            false => &inputs.targets,
+        },
+        variant: inputs.variant.as_deref().or(profile.variant.as_deref()),
+        from: inputs
+            .from
+            .as_deref()
+            .unwrap_or(crate::profile::FROM_SOURCE),
+        params: &inputs.params,
+    }
+}
+
+/// Refuses steps that are not those that were locked; without a lock file there is nothing to compare.
+pub(crate) fn check_steps(prepared: &Prepared) -> Result<()> {
+    let Some(pinned) = &prepared.pinned else {
+        return Ok(());
+    };
+    // Parts of a source have fingerprints of their own, which are read when it is there.
+    let prints = &prepared.inputs.fingerprints;
+    let known = |name: &String| prints.get(name).is_some_and(|print| print != "absent");
+    let mut inputs = prepared.profile.steps.iter().flat_map(|step| &step.inputs);
+    if !inputs.all(known) {
+        return Ok(());
+    }
+    let prints = |step: &Step| locked_prints(&pinned.lock, step);
+    let spec = whole(prepared, &pinned.lock, &prints)?;
+    let differences = lockfile::steps(&pinned.lock, &spec);
+    match differences.is_empty() {
+        true => Ok(()),
+        false => Err(pinned.drift(&differences)),
+    }
+}
+
+/// Refuses snapshots that an env would stand on and whose steps did not come out as it is locked.
+pub(crate) fn check_built(prepared: &Prepared, store: &Store, plan: &Plan) -> Result<()> {
+    let (Some(pinned), Some(start)) = (&prepared.pinned, &plan.start) else {
+        return Ok(());
+    };
+    // The first step's is the last of a chain.
+    for layer in store.chain(start)?.iter().rev() {
+        let Some(locked) = pinned
+            .lock
+            .step(&layer.title)
+            .filter(|_| layer.key.is_some())
+        else {
+            continue;
+        };
+        let differences = match layer.pins.is_empty() {
+            // Found at a service: what its step said is forgotten.
+            true if layer.kept.is_some() => Vec::new(),
+            _ => lockfile::left(locked, layer.prints.as_ref(), &layer.pins),
+        };
+        if !differences.is_empty() {
+            let again = pinned.command.replacen("rockenv lock", "rockenv up", 1);
+            let again = again.replacen(" --file ", " --lock-file ", 1);
+            let again = format!("{again} --locked --rerun {}", layer.title);
+            return Err(lockfile::drift(&pinned.path, &differences, &again));
+        }
+    }
+    Ok(())
+}
+
+/// Says in the spec which checkouts the env is built from: a locked commit may have one of its own, and later commands find
+/// it by what the spec says.
+pub(crate) fn follow_sources(
+    spec: &mut Spec,
+    prepared: &Prepared,
+    store: &Store,
+    sources: &BTreeMap<String, PathBuf>,
+) {
+    let Some(pinned) = &prepared.pinned else {
+        return;
+    };
+    for volume in &mut spec.volumes {
+        if let VolumeSource::Git(git) = &mut volume.source
+            && let Some(directory) = sources.get(&volume.name)
+            && *directory != Repository::new(&volume.name, git).directory(store)
+        {
+            git.rev = pinned.commit(&volume.name).map(str::to_owned);
+        }
+    }
+}
+
+/// Resolves as on every machine alike: with a GPU, the lock file's build user, and the fingerprints by TheRock that `prints` has for
+/// a step. Where it has none, what they stand for is in the keys without them.
+pub(crate) fn whole(
+    prepared: &Prepared,
+    lock: &Lockfile,
+    prints: &dyn Fn(&Step) -> Option<Prints>,
+) -> Result<Spec> {
+    let mut inputs = prepared.inputs.clone();
+    inputs.without_gpu = None;
+    inputs.prints.clear();
+    let number = |text: &str| text.parse::<u32>().ok();
+    let numbers = lock.build_user.split_once(':');
+    let numbers = numbers.and_then(|(uid, gid)| Some((number(uid)?, number(gid)?)));
+    let (uid, gid) = numbers.ok_or_else(|| {
+        let user = lock.build_user.escape_debug();
+        Error::invalid(format!(
+            "the lock file's `build-user` is `{user}`, not UID:GID"
+        ))
+    })?;
+    inputs.user = BuildUser::new(uid, gid);
+    loop {
+        let spec = resolve::resolve(&prepared.profile, &inputs)?;
+        let open = spec.open.as_ref().and_then(|name| spec.step(name));
+        let Some((step, prints)) = open.and_then(|step| Some((step, prints(step)?))) else {
+            return Ok(spec);
+        };
+        inputs.prints.insert(step.key.clone(), prints);
+    }
+}
+
+/// Returns TheRock's fingerprints that a lock file has for a step.
+pub(crate) fn locked_prints(lock: &Lockfile, step: &Step) -> Option<Prints> {
+    let locked = lock.step(&step.name)?;
+    let prints = locked.prints.as_ref()?.prints();
+    (locked.key == step.key).then_some(prints)
+}
+
+/// Returns the files that rockenv fetches for the env, by name.
+pub(crate) fn fetched(cx: &Context, prepared: &Prepared) -> Result<BTreeMap<String, Fetched>> {
+    let mut files = BTreeMap::new();
+    if prepared.profile.resources.ninja {
+        let (url, sha256) = ninja::identity(cx.config.ninja.as_deref())?;
+        let url = url.map(str::to_owned);
+        files.insert("ninja".to_owned(), Fetched { url, sha256 });
+    }
+    for (hook, patch) in prepared
+        .hooks
+        .iter()
+        .flat_map(|(name, hook)| hook.work.patches.iter().map(move |patch| (name, patch)))
+        .filter(|(_, patch)| patch.name.starts_with("https://"))
+    {
+        let last = patch.name.rsplit('/').next().unwrap_or_default();
+        let file = Fetched {
+            url: Some(patch.name.clone()),
+            sha256: patch.sha256.clone(),
+        };
+        files.insert(format!("{hook}/{last}"), file);
+    }
+    Ok(files)
+}
+
+fn targets(names: &[String]) -> Result<Vec<Target>> {
+    names.iter().map(|name| Target::parse(name)).collect()
+}

@@ -1,0 +1,338 @@
+//! Owns the look at what there is, between resolving a spec and planning: which steps have snapshots that this env
+//! can stand on, and where the env stands now. Reads the store, changes nothing.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use crate::engine::docker::Service;
+use crate::plan::record::Snapshot;
+use crate::plan::resolve;
+use crate::plan::resolve::Spec;
+use crate::plan::{Found, Observed, Wanted};
+use crate::profile::Profile;
+use crate::store::history::Seeker;
+use crate::store::layer::VolumeState;
+use crate::store::{Layer, LockedEnv, Record, Store};
+use crate::sys::error::Result;
+
+/// Why a layer does not serve an env that would take no other wrong with it.
+const REFUSED: &str = "its snapshot is incremental: built on what another build had left";
+
+/// Returns the profile's steps in order, those that this env leaves out with the reason.
+pub fn wanted(profile: &Profile, spec: &Spec) -> Vec<Wanted> {
+    let mut wanted = Vec::new();
+    for step in &profile.steps {
+        if let Some(found) = spec.step(&step.name) {
+            wanted.push(Wanted {
+                name: step.name.clone(),
+                key: found.key.to_string(),
+                incremental: found.incremental,
+                skip: None,
+                aside: found.is_aside(),
+            });
+        } else if let Some(skipped) = spec
+            .skipped
+            .iter()
+            .find(|skipped| skipped.name == step.name)
+        {
+            wanted.push(Wanted {
+                name: step.name.clone(),
+                key: String::new(),
+                incremental: false,
+                skip: Some(skipped.reason.clone()),
+                aside: false,
+            });
+        }
+    }
+    wanted
+}
+
+/// Reads what there is of an env and of its steps' layers.
+pub fn observe(
+    store: &Store,
+    env: Option<&LockedEnv<'_>>,
+    spec: &Spec,
+    wanted: &[Wanted],
+    image_key: &str,
+    service: Option<&Path>,
+    seeker: &Seeker<'_>,
+) -> Result<Observed> {
+    let service = service.map(Service::connect).transpose()?;
+    let record = seeker.record;
+    let mut observed = Observed {
+        freezes_volumes: store.freezes_volumes(),
+        ..Observed::default()
+    };
+    let stand = record
+        .map(|record| Stand::read(store, record, &spec.name, image_key))
+        .transpose()?;
+    let before = record.and_then(|_| store.spec(&spec.name).ok());
+    let mut results = Results {
+        store,
+        spec,
+        head: stand.as_ref().map_or(&[], |stand| &stand.head),
+        known: record.map_or_else(Vec::new, |record| {
+            let layers = record.snapshots.iter();
+            layers.map(|snapshot| snapshot.layer.clone()).collect()
+        }),
+        of_head: None,
+    };
+    for step in wanted.iter().filter(|step| step.skip.is_none()) {
+        let served = store.step_layer(&step.key, seeker)?;
+        let refused = served.is_none();
+        let other = match served {
+            Some(layer) => Some(layer),
+            None => {
+                let own = record.and_then(|record| record.of_step(&step.key));
+                store.layer(own.map_or(step.key.as_str(), |own| own.layer.as_str()))?
+            }
+        };
+        if let Some(layer) = other {
+            let unusable = refused
+                .then(|| REFUSED.to_owned())
+                .map_or_else(|| elsewhere(&layer, service.as_ref()), |why| Ok(Some(why)))?
+                .or_else(|| unusable(store, &layer, record, spec, &step.name))
+                .or_else(|| stand.as_ref()?.outdated(store, &layer, wanted));
+            let frozen = |state| matches!(state, &VolumeState::Frozen);
+            let brings = match &unusable {
+                None => results.lacking(&layer.id)?,
+                Some(_) => BTreeSet::new(),
+            };
+            observed.layers.insert(
+                step.key.clone(),
+                Found {
+                    holds_volumes: layer.volumes.values().any(frozen),
+                    brings,
+                    layer: layer.id,
+                    unusable,
+                    refused,
+                },
+            );
+        } else if let (Some(record), Some(before)) = (record, &before)
+            && let (Some(old), Some(new)) = (before.step(&step.name), spec.step(&step.name))
+            && old.key != new.key
+        {
+            let mut what = resolve::changed(old, new);
+            if what.is_empty() {
+                let image = record.image_key != image_key;
+                let above = if image {
+                    "the image"
+                } else {
+                    "a step before it"
+                };
+                what.push(above.to_owned());
+            }
+            observed.changed.insert(step.key.clone(), what.join(", "));
+        }
+    }
+    if let Some(service) = &service {
+        let missing = wanted
+            .iter()
+            .filter(|step| step.skip.is_none() && !observed.layers.contains_key(&step.key));
+        let missing: Vec<&str> = missing.map(|step| step.key.as_str()).collect();
+        if !missing.is_empty() {
+            for frozen in store.forgotten(service, &missing)? {
+                if frozen.whole.is_some() {
+                    let found = Found {
+                        layer: frozen.key.clone(),
+                        unusable: None,
+                        refused: false,
+                        holds_volumes: false,
+                        brings: BTreeSet::new(),
+                    };
+                    observed.layers.insert(frozen.key.clone(), found);
+                }
+                observed.forgotten.insert(frozen.key);
+            }
+        }
+    }
+    let Some(record) = record.filter(|record| record.image_key == image_key) else {
+        return Ok(observed);
+    };
+    observed.exists = true;
+    if let Some(stand) = stand {
+        observed.outlived = stand.outlived(store, wanted)?;
+        (observed.head, observed.attempt) = (stand.head, stand.attempt);
+    }
+    observed.touched = match env {
+        Some(env) => env.is_touched()?,
+        None => record.head.tree.is_some(),
+    };
+    observed.has_volumes = record.head.volumes.values().any(|id| {
+        fs_err::read_dir(store.volume_dir(id)).is_ok_and(|mut entries| entries.next().is_some())
+    });
+    Ok(observed)
+}
+
+/// Where an env stands.
+struct Stand<'a> {
+    record: &'a Record,
+    /// Layers that it stands on, topmost first.
+    head: Vec<String>,
+    /// Key of the step that was begun last and did not end well.
+    attempt: Option<String>,
+    /// That step's layer, where it has one: it was to run again.
+    redone: Option<String>,
+}
+
+impl<'a> Stand<'a> {
+    fn read(store: &Store, record: &'a Record, env: &str, image_key: &str) -> Result<Self> {
+        let mut head = Vec::new();
+        if let Some(layer) = &record.head.layer
+            && record.image_key == image_key
+        {
+            head.extend(store.chain(layer)?.into_iter().map(|layer| layer.id));
+        }
+        let attempt = store.attempt(env, record);
+        let before = attempt.as_ref().and_then(|key| record.of_step(key));
+        let redone = before.map(|snapshot| snapshot.layer.clone());
+        Ok(Self {
+            record,
+            // Who went back to it has given up doing it again.
+            redone: redone.filter(|layer| !head.contains(layer)),
+            head,
+            attempt,
+        })
+    }
+
+    /// Returns the layers that it stands on of steps that are not wanted. One that is left out here, for want of a GPU, may stay.
+    fn outlived(&self, store: &Store, wanted: &[Wanted]) -> Result<Vec<String>> {
+        let mut outlived = Vec::new();
+        for id in &self.head {
+            let Some(layer) = store.layer(id)? else {
+                continue;
+            };
+            let is = |step: &Wanted| match step.skip {
+                Some(_) => step.name == layer.title,
+                None => layer.key.as_ref() == Some(&step.key),
+            };
+            if layer.key.is_some() && !wanted.iter().any(is) {
+                outlived.push(layer.id);
+            }
+        }
+        Ok(outlived)
+    }
+
+    /// Says why the env is not to stand on a layer, although nothing is wrong with it: `--rerun` has built anew what is below it, or
+    /// has begun to, and did not come as far as to this one.
+    fn outdated(&self, store: &Store, layer: &Layer, wanted: &[Wanted]) -> Option<String> {
+        if self.head.contains(&layer.id) {
+            return None;
+        }
+        // Layers that another env made, and that this one never stood on, have a chain of their own: this env goes on with its own where
+        // the user asked for that by `--rerun`.
+        let snapshots = &self.record.snapshots;
+        let is_own = layer.env == self.record.id
+            || snapshots.iter().any(|snapshot| snapshot.layer == layer.id);
+        // What is missing below is said where it is needed.
+        for below in store.chain(&layer.id).ok()? {
+            let key = below.key.as_deref();
+            if self.redone.is_some() && key == self.attempt.as_deref() {
+                return Some("did not finish last time".to_owned());
+            }
+            // What a step leaves that is in no later one's key, nothing is built on.
+            let mut aside = wanted.iter().filter(|step| step.aside);
+            let key = key.filter(|key| !aside.any(|step| step.key == *key));
+            let newer = key.and_then(|key| self.record.of_step(key));
+            let is_newer = |newer: &Snapshot| {
+                let than = match is_own {
+                    true => layer.created,
+                    false => below.created,
+                };
+                newer.layer != below.id && newer.created > than && (is_own || newer.again)
+            };
+            if newer.is_some_and(is_newer) {
+                return Some(format!("`{}` was built again since", below.title));
+            }
+        }
+        None
+    }
+}
+
+/// What the output volumes of an env lack of what steps left there.
+struct Results<'a> {
+    store: &'a Store,
+    spec: &'a Spec,
+    /// Layers that the env stands on, topmost first.
+    head: &'a [String],
+    /// Layers of its snapshots.
+    known: Vec<String>,
+    /// What it lacks as it stands.
+    of_head: Option<BTreeSet<String>>,
+}
+
+impl Results<'_> {
+    /// Returns the keys of the steps whose results are to be put there where the env stands on a layer. One that it stands on already
+    /// does not take back what later ones left.
+    fn lacking(&mut self, layer: &str) -> Result<BTreeSet<String>> {
+        let head = self
+            .head
+            .first()
+            .filter(|_| self.head.iter().any(|id| id == layer));
+        let Some(head) = head else {
+            return self.of(layer);
+        };
+        if self.of_head.is_none() {
+            self.of_head = Some(self.of(head)?);
+        }
+        Ok(self.of_head.clone().unwrap_or_default())
+    }
+
+    fn of(&self, top: &str) -> Result<BTreeSet<String>> {
+        // What is missing below is said where it is needed.
+        if self.store.chain(top).is_err() {
+            return Ok(BTreeSet::new());
+        }
+        let bringing = self.store.results_to_bring(top, self.spec, &self.known)?;
+        let mut keys = BTreeSet::new();
+        for id in bringing.layers() {
+            keys.extend(self.store.layer(&id)?.and_then(|layer| layer.key));
+        }
+        Ok(keys)
+    }
+}
+
+/// Says why a layer's tree cannot be had where the env lives, where it cannot.
+fn elsewhere(layer: &Layer, service: Option<&Service>) -> Result<Option<String>> {
+    Ok(match (&layer.kept, service) {
+        (None, None) => None,
+        (Some(kept), Some(service)) if kept.socket == service.socket => {
+            match service.image(&kept.image)? {
+                Some(_) => None,
+                None => Some(format!(
+                    "its image was deleted from {} behind rockenv's back",
+                    service.flavour
+                )),
+            }
+        }
+        _ => Some("its snapshot was made by another engine".to_owned()),
+    })
+}
+
+/// Says why this env cannot stand on a layer, where it cannot.
+fn unusable(
+    store: &Store,
+    layer: &Layer,
+    record: Option<&Record>,
+    spec: &Spec,
+    step: &str,
+) -> Option<String> {
+    if !store.is_sound(layer) {
+        return Some("its snapshot was not safely on disk when the machine stopped".to_owned());
+    }
+    let sees = |name: &str| {
+        spec.step(step)
+            .is_none_or(|step| step.volumes.iter().any(|volume| volume == name))
+    };
+    layer.volumes.iter().find_map(|(name, state)| match state {
+        VolumeState::Live(id)
+            if sees(name)
+                && record.and_then(|record| record.head.volumes.get(name)) != Some(id) =>
+        {
+            Some(format!(
+                "its build volume `{name}` was not frozen with it: this is an overlay store"
+            ))
+        }
+        _ => None,
+    })
+}

@@ -1,0 +1,84 @@
+//! Owns what `up --offline` says before it begins: everything that would have to be fetched, and not the first of it only.
+
+use crate::plan::resolve;
+use crate::plan::resolve::{VolumeKind, VolumeSource};
+use crate::store::Store;
+use crate::store::source::{Git, Repository};
+use crate::sys::error::{Error, Result};
+use crate::up::context::Context;
+use crate::up::locked;
+use crate::up::resolve::Prepared;
+
+/// Refuses to begin where something is missing.
+pub(crate) fn check(cx: &Context, store: &Store, prepared: &Prepared) -> Result<()> {
+    let missing = missing(cx, store, prepared)?;
+    match missing.is_empty() {
+        true => Ok(()),
+        false => Err(Error::unavailable(format!(
+            "`--offline` forbids to fetch what is missing: {}",
+            missing.join("; ")
+        ))
+        .help("run once without --offline")),
+    }
+}
+
+fn missing(cx: &Context, store: &Store, prepared: &Prepared) -> Result<Vec<String>> {
+    let mut missing = Vec::new();
+    let pinned = prepared.pinned.as_ref();
+    let image = match pinned {
+        Some(pinned) => store.image(&pinned.lock.image.key)?,
+        None => store.image_of(&prepared.recipe)?,
+    };
+    if image.is_none() {
+        missing.push(format!("image `{}`", prepared.profile.image.value));
+    }
+    let git = Git::new(&prepared.inputs.user);
+    for volume in resolve::volumes(&prepared.profile, &prepared.inputs)? {
+        let VolumeSource::Git(source) = &volume.source else {
+            continue;
+        };
+        if volume.kind != VolumeKind::Source {
+            continue;
+        }
+        let repository = Repository::new(&volume.name, source);
+        let commit = pinned.and_then(|pinned| pinned.commit(&volume.name));
+        let directory = match commit {
+            Some(commit) => repository.directory_at(store, &git, commit)?,
+            None => repository.directory(store),
+        };
+        if !directory.join(".git").exists() {
+            let rev = commit.or(source.rev.as_deref());
+            let at = rev.map_or_else(String::new, |rev| format!(" at {rev}"));
+            missing.push(format!(
+                "source `{}` from `{}`{at}",
+                volume.name, source.url
+            ));
+        }
+    }
+    for (name, file) in locked::fetched(cx, prepared)? {
+        let blob = store.root().join("blobs/sha256").join(&file.sha256);
+        if let Some(url) = file.url
+            && !blob.is_file()
+        {
+            missing.push(format!("`{name}` from `{url}`"));
+        }
+    }
+    for (cache, files) in pinned.into_iter().flat_map(|pinned| &pinned.lock.files) {
+        let found = store.cache_files(cache)?;
+        let lacking = files.iter().filter(|(path, file)| {
+            let blob = store.root().join("blobs/sha256").join(file.sha256());
+            match file.url() {
+                None => !found.contains_key(*path),
+                Some(_) => found.get(*path) != Some(file.sha256()) && !blob.is_file(),
+            }
+        });
+        missing.extend(lacking.map(|(path, file)| {
+            let from = file.url().map(|url| format!(" from `{url}`"));
+            format!(
+                "file `{path}` of cache `{cache}`{}",
+                from.unwrap_or_default()
+            )
+        }));
+    }
+    Ok(missing)
+}

@@ -1,0 +1,280 @@
+//! Owns what `push`, `pull`, `import`, `up` and `plan` have in common: which registry is meant, and what can be had from it.
+
+use std::cell::Cell;
+use std::fmt::Display;
+use std::time::Instant;
+
+use crate::cli::image::{Subject, watched};
+use crate::cli::up::{UpArgs, options};
+use crate::engine::docker::Service;
+use crate::plan::resolve::Spec;
+use crate::plan::{Action, Options};
+use crate::share::{self, Pulled, Repository, Wanted};
+use crate::store::Store;
+use crate::store::history::Reuse;
+use crate::sys::error::{Error, Kind, Result};
+use crate::sys::signals::Signals;
+use crate::ui::event::Event;
+use crate::ui::{Reporter, size};
+use crate::up::context::Context;
+use crate::up::plan_for;
+use crate::up::resolve::Prepared;
+
+/// Returns the repository that is named, else the configured one.
+pub(crate) fn repository(cx: &Context, named: Option<&str>) -> Result<Repository> {
+    match (named, &cx.config.registry) {
+        (Some(text), _) => Repository::parse(text),
+        (None, Some(text)) => Repository::parse(text).map_err(|error| {
+            let help = error.help_text().unwrap_or_default().to_owned();
+            Error::invalid(format!(
+                "`registry` in the configuration: {}",
+                error.message()
+            ))
+            .help(help)
+        }),
+        (None, None) => Err(Error::new(Kind::Usage, "no registry is configured").help(
+            "registry = \"registry.example.org/rockenv\" in config.toml, or ROCKENV_REGISTRY",
+        )),
+    }
+}
+
+/// Returns what progress is called that comes from a repository.
+pub(crate) fn shown(repository: &Repository) -> String {
+    format!("pull from {repository}")
+}
+
+/// Says what was brought.
+pub(crate) fn said(verb: &str, pulled: &Pulled, from: &dyn Display) -> String {
+    let what = match (pulled.image_pulled, pulled.steps.as_slice()) {
+        (true, []) => "the image".to_owned(),
+        (true, steps) => format!("the image and {}", steps.join(", ")),
+        (false, steps) => steps.join(", "),
+    };
+    format!("{verb} {what} from {from} ({})", size::bytes(pulled.bytes))
+}
+
+/// Says what was left out.
+pub(crate) fn said_of_incremental(pulled: &Pulled, reporter: &Reporter) {
+    if !pulled.incremental.is_empty() {
+        let steps = pulled.incremental.join(", ");
+        reporter.emit(&Event::Warning {
+            message: format!(
+                "left out, as they are incremental, built on what another build had left: {steps}; `--allow-incremental` takes them"
+            ),
+        });
+    }
+}
+
+/// Where `up` gets what its store lacks.
+pub(crate) struct Source<'a> {
+    pub(crate) cx: &'a Context,
+    pub(crate) repository: Repository,
+    reuse: Reuse,
+    pub(crate) signals: &'a Signals,
+    pub(crate) reporter: &'a Reporter,
+    /// It failed, which was said once: it is not asked again.
+    failed: Cell<bool>,
+}
+
+impl<'a> Source<'a> {
+    /// Returns it where it is asked for.
+    pub(crate) fn new(
+        cx: &'a Context,
+        args: &UpArgs,
+        signals: &'a Signals,
+        reporter: &'a Reporter,
+    ) -> Result<Option<Self>> {
+        if !args.pulls(&cx.config) {
+            return Ok(None);
+        }
+        Ok(Some(Self {
+            cx,
+            repository: repository(cx, None)?,
+            reuse: args.reuse(&cx.config),
+            signals,
+            reporter,
+            failed: Cell::new(false),
+        }))
+    }
+
+    /// Pulls something, to where a service keeps the trees; false where it is not there, or nobody answers: then it is built.
+    pub(crate) fn pull(
+        &self,
+        store: &Store,
+        wanted: &Wanted,
+        service: Option<&Service>,
+    ) -> Result<bool> {
+        if self.failed.get() {
+            return Ok(false);
+        }
+        let what = shown(&self.repository);
+        let shown = Subject::Transfer(&what);
+        let started = Instant::now();
+        let user = &self.cx.config.user;
+        let pulled = watched(self.cx, shown, self.signals, self.reporter, |means| {
+            share::pull(
+                store,
+                &self.repository,
+                wanted,
+                self.reuse,
+                user,
+                service,
+                means,
+            )
+        });
+        self.reporter.emit(&Event::TransferFinished {
+            what,
+            wall_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
+        });
+        if pulled.is_err() {
+            self.cx.tidy(store)?;
+        }
+        match self.or_build(pulled)?.flatten() {
+            Some(pulled) => {
+                self.cx.ui.note(&said("pulled", &pulled, &self.repository));
+                self.cx.settle(store)?;
+                // What was left out is not there, however often it is asked for.
+                Ok(pulled.incremental.is_empty())
+            }
+            None => Ok(false),
+        }
+    }
+
+    /// Pulls the longest prefix of the steps that are to run; false where there is none.
+    pub(crate) fn pull_steps(
+        &self,
+        store: &Store,
+        prepared: &Prepared,
+        spec: &Spec,
+        asked: &Options,
+    ) -> Result<bool> {
+        let keys = lacking(store, prepared, spec, asked)?;
+        match self.available(&keys)? {
+            Some(key) => {
+                let service = prepared.choice.service.as_deref();
+                let service = service.map(Service::connect).transpose()?;
+                self.pull(store, &Wanted::Key(key), service.as_ref())
+            }
+            None => Ok(false),
+        }
+    }
+
+    /// Stands on the image that the registry has, without taking it, or on the locked one; false where there is none.
+    pub(crate) fn stand_on_image(&self, prepared: &mut Prepared) -> Result<bool> {
+        // Everything that the keys need of a locked image is in the lock file.
+        if prepared.pinned.is_some() {
+            return Ok(true);
+        }
+        let wanted = wanted_image(prepared);
+        if self.failed.get() {
+            return Ok(false);
+        }
+        let what = shown(&self.repository);
+        let shown = Subject::Transfer(&what);
+        let found = watched(self.cx, shown, self.signals, self.reporter, |means| {
+            share::image(&self.repository, &wanted, means)
+        });
+        let found = self.or_build(found)?.flatten();
+        let is_there = found.is_some();
+        if let Some(image) = found {
+            prepared.stand_on(image);
+        }
+        Ok(is_there)
+    }
+
+    /// Returns the first of these keys that the registry has.
+    pub(crate) fn available(&self, keys: &[String]) -> Result<Option<String>> {
+        if keys.is_empty() || self.failed.get() {
+            return Ok(None);
+        }
+        let what = shown(&self.repository);
+        let shown = Subject::Transfer(&what);
+        let found = watched(self.cx, shown, self.signals, self.reporter, |means| {
+            share::available(&self.repository, keys, self.reuse, means)
+        });
+        Ok(self.or_build(found)?.flatten())
+    }
+
+    /// Lets `up` go on without a registry that does not answer, but not with one that lies, nor on a full disk.
+    fn or_build<T>(&self, outcome: Result<T>) -> Result<Option<T>> {
+        match outcome {
+            Ok(found) => Ok(Some(found)),
+            Err(error) => match error.kind() {
+                Kind::Unavailable | Kind::Unexpected | Kind::NotFound => {
+                    let message = format!("{}; it is built here", error.chain().join(": "));
+                    self.reporter.emit(&Event::Warning { message });
+                    self.failed.set(error.kind() != Kind::NotFound);
+                    Ok(None)
+                }
+                _ => Err(error),
+            },
+        }
+    }
+}
+
+/// Returns what image is meant: the locked one, or what the recipe stands for.
+pub(crate) fn wanted_image(prepared: &Prepared) -> Wanted {
+    match &prepared.pinned {
+        None => Wanted::Recipe(prepared.recipe.digest()),
+        Some(pinned) => Wanted::Key(pinned.lock.image.key.clone()),
+    }
+}
+
+/// Returns the keys of the steps that would run and could be pulled, the last one first.
+pub(crate) fn lacking(
+    store: &Store,
+    prepared: &Prepared,
+    spec: &Spec,
+    asked: &Options,
+) -> Result<Vec<String>> {
+    // What is asked for anew is not to be had.
+    if asked.clean && !store.freezes_volumes() {
+        return Ok(Vec::new());
+    }
+    let (observed, plan) = plan_for(store, None, prepared, spec, asked)?;
+    let again = asked.rerun.as_ref();
+    let steps = plan.steps.into_iter();
+    let mut keys: Vec<String> = steps
+        .take_while(|step| Some(&step.name) != again)
+        .filter(|step| {
+            let found = observed.layers.get(&step.key);
+            step.action == Action::Run && found.is_none_or(|found| found.refused)
+        })
+        .map(|step| step.key)
+        .collect();
+    keys.reverse();
+    Ok(keys)
+}
+
+/// What `plan` is told of a registry.
+pub(crate) struct Remote {
+    /// Asked for, as it is by now: the registry may know an image that is not built here.
+    pub(crate) spec: Spec,
+    /// The last step's key that it has, and its name.
+    pub(crate) last: Option<(String, String)>,
+}
+
+/// Asks what `up` would pull.
+pub(crate) fn remote(
+    source: &Source<'_>,
+    store: Option<&Store>,
+    prepared: &mut Prepared,
+    args: &UpArgs,
+    mut spec: Spec,
+) -> Result<Remote> {
+    if prepared.inputs.image_key.starts_with("unbuilt ") && source.stand_on_image(prepared)? {
+        spec = prepared.resolve(store)?;
+    }
+    let keys = match store {
+        Some(store) => lacking(store, prepared, &spec, &options(args))?,
+        None => {
+            let steps = spec.steps.iter().rev();
+            steps.map(|step| step.key.to_string()).collect()
+        }
+    };
+    let found = source.available(&keys)?;
+    Ok(Remote {
+        spec,
+        last: found.map(|key| (key, source.repository.to_string())),
+    })
+}

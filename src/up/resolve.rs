@@ -1,0 +1,462 @@
+//! Owns what `up`, `plan` and `profile` find out before they resolve a profile.
+
+use std::cell::OnceCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::select::Wish;
+use super::{checkout, hooks};
+use crate::engine::choose::{Choice, choose};
+use crate::image::{Recipe, catalog};
+use crate::plan::jobs;
+use crate::plan::jobs::{Past, Sizing};
+use crate::plan::lockfile;
+use crate::plan::resolve;
+use crate::plan::resolve::{Inputs, Spec, VolumeKind, VolumeSource};
+use crate::profile::hook::Hook;
+use crate::profile::{self, CopyFiles, Profile};
+use crate::rocm::gpu;
+use crate::rocm::target::Target;
+use crate::rocm::therock::Prints;
+use crate::store::Store;
+use crate::store::history::{Reuse, Seeker};
+use crate::store::images::Image;
+use crate::store::source::{Git, Repository, is_untracked};
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::host::Host;
+use crate::up::context::Context;
+use crate::up::locked::Pinned;
+
+/// What the keys after a step have of TheRock's fingerprints.
+#[derive(Debug, Serialize)]
+pub(crate) struct Said {
+    /// The step that configures TheRock.
+    step: String,
+    /// How many artifacts have one; nothing where the step has to run first.
+    therock: Option<usize>,
+    /// Artifacts without, for which that of the source stands in.
+    own: Vec<String>,
+}
+
+impl std::fmt::Display for Said {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.therock {
+            None => write!(
+                f,
+                "`{}` has to run before the keys of later steps are known, which may have snapshots",
+                self.step
+            ),
+            Some(count) => {
+                write!(
+                    f,
+                    "after `{}` keys have TheRock's fingerprints of {count} artifacts",
+                    self.step
+                )?;
+                match self.own.is_empty() {
+                    true => Ok(()),
+                    false => write!(f, ", and the source's own for {}", self.own.join(", ")),
+                }
+            }
+        }
+    }
+}
+
+/// Everything that is known before the env is locked.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    /// Name of the env.
+    pub(crate) name: String,
+    pub(crate) profile: Profile,
+    /// The profile's file, where that was named.
+    pub(crate) file: Option<PathBuf>,
+    pub(crate) files: CopyFiles,
+    /// The profile's hooks, by name.
+    pub(crate) hooks: BTreeMap<String, Hook>,
+    pub(crate) recipe: Recipe,
+    pub(crate) inputs: Inputs,
+    pub(crate) host: Host,
+    pub(crate) sizing: Sizing,
+    /// What steps cost before.
+    pub(crate) past: Vec<Past>,
+    pub(crate) choice: Choice,
+    /// What the env gets of a GPU.
+    pub(crate) gpu: Option<gpu::Grant>,
+    /// What the user should know of that.
+    pub(crate) notes: Vec<String>,
+    /// The lock file, where everything has to be as it says.
+    pub(crate) pinned: Option<Pinned>,
+    /// Which layers of other envs serve this one.
+    pub(crate) reuse: Reuse,
+    /// It begins clean, whatever it has.
+    pub(crate) clean: bool,
+    /// What the env has counts; else what is everybody's alone.
+    pub(crate) own: bool,
+}
+
+/// Returns the targets of the configuration.
+fn machine_targets(cx: &Context) -> Result<Vec<Target>> {
+    let names = cx.config.targets.iter();
+    names
+        .map(|name| Target::parse(name))
+        .collect::<Result<_>>()
+        .context(|| "`targets` in the configuration".to_owned())
+}
+
+/// Returns what is built where only targets were named, or nothing at all: for one target that is what goes by its name.
+fn unnamed(
+    wish: &Wish<'_>,
+    targets: Vec<Target>,
+    machine: &gpu::Machine,
+) -> Result<(&'static str, Vec<Target>)> {
+    let command = |isa: &str| {
+        let what = Some(isa);
+        Wish { what, ..*wish }.command(wish.verb, &[("--name", wish.name)])
+    };
+    Ok(match targets[..] {
+        [] => (machine.target(command)?.name(), targets),
+        [one] => (one.name(), Vec::new()),
+        [..] => (resolve::DEFAULT_PROFILE, targets),
+    })
+}
+
+impl Prepared {
+    /// Reads the profile and the machine.
+    pub(crate) fn new(cx: &Context, wish: &Wish<'_>) -> Result<Self> {
+        let host = Host::probe()?;
+        let targets = wish
+            .targets
+            .iter()
+            .map(|name| Target::parse(name))
+            .collect::<Result<Vec<_>>>()?;
+        let listed = profile::list(&cx.config.profile_dirs)?;
+        let machine = cx.gpus();
+        let (what, targets) = match wish.what {
+            Some(what) => (what, targets),
+            None => unnamed(wish, targets, &machine)?,
+        };
+        let request = resolve::choose(
+            what,
+            &targets,
+            wish.name,
+            listed.iter().map(|profile| profile.name.as_str()),
+        )?;
+        let profile = profile::load(&cx.config.profile_dirs, &request.profile)?;
+        let file = profile::is_path(&request.profile).then(|| PathBuf::from(&request.profile));
+        let files = profile::copy_files(&profile)?;
+        let chosen = resolve::Chosen::new(&profile, wish.variant, wish.from)?;
+        let hooks = hooks::read(cx, &profile, &chosen.hooks())?;
+        let recipe = catalog::find(&cx.config.image_dirs, &profile.image.value)?;
+        let mut params = BTreeMap::new();
+        for text in wish.params {
+            let (name, value) = text.split_once('=').ok_or_else(|| {
+                Error::new(Kind::Usage, format!("`{text}` is not NAME=VALUE"))
+                    .help(format!("rockenv {} PROFILE --param NAME=VALUE", wish.verb))
+            })?;
+            params.insert(name.to_owned(), value.to_owned());
+        }
+        let wanted = match request.targets[..] {
+            [] => &profile.targets,
+            _ => &request.targets,
+        };
+        let mut notes = Vec::new();
+        let (gpu, without_gpu) = match machine.choose(&wish.gpu.into(), wanted, profile.gpu)? {
+            gpu::Choice::Gpu { grant, note } => {
+                // Of no interest where no step uses it.
+                notes.extend(note.filter(|_| profile.steps.iter().any(|step| step.gpu)));
+                (Some(*grant), None)
+            }
+            gpu::Choice::Without { why } => (None, Some(why)),
+        };
+        let name = resolve::env_name(
+            request.env_name.as_deref(),
+            request.stem.as_deref(),
+            &profile.name,
+            &request.targets,
+            &resolve::choices(&profile, wish.variant, wish.from),
+        )?;
+        let past = Store::open_existing(&cx.config.home)
+            .ok()
+            .flatten()
+            .map_or_else(Vec::new, |store| store.past(&profile.name));
+        let sizing = jobs::size(&jobs::Given {
+            resources: &profile.resources,
+            cores: host.cores,
+            memory: host.memory,
+            configured: cx.config.jobs,
+            asked: wish.jobs,
+            past: &past,
+        });
+        let choice = engine(cx, wish, &host, &name)?;
+        let inputs = Inputs {
+            env_name: request.env_name,
+            stem: request.stem,
+            targets: request.targets,
+            machine_targets: machine_targets(cx)?,
+            variant: wish.variant.map(str::to_owned),
+            from: wish.from.map(str::to_owned),
+            params,
+            engine: choice.engine,
+            without_gpu,
+            user: cx.config.user.clone(),
+            host_home: cx.config.host_home.clone(),
+            image_key: String::new(),
+            image_env: BTreeMap::new(),
+            file_digests: files.digests(),
+            fingerprints: BTreeMap::new(),
+            prints: BTreeMap::new(),
+            excluded: None,
+            hooks: hooks::facts(&hooks)?,
+        };
+        Ok(Self {
+            name,
+            profile,
+            file,
+            files,
+            hooks,
+            recipe,
+            inputs,
+            host,
+            sizing,
+            past,
+            choice,
+            gpu,
+            notes,
+            pinned: None,
+            reuse: cx.config.reuse,
+            clean: false,
+            own: true,
+        })
+    }
+
+    /// Fills in the image and the sources as they are now, without making any; says what is not there yet.
+    pub(crate) fn predict(&mut self, cx: &Context, store: Option<&Store>) -> Result<Vec<String>> {
+        let mut notes = std::mem::take(&mut self.notes);
+        let image = match (store, &self.pinned) {
+            (Some(store), None) => store.image_of(&self.recipe)?,
+            (Some(store), Some(pinned)) => store.image(&pinned.lock.image.key)?,
+            (None, _) => None,
+        };
+        if image.is_none() {
+            notes.push(format!(
+                "image `{}` is not built yet",
+                self.profile.image.value
+            ));
+        }
+        match (image, &self.pinned) {
+            (Some(image), _) => self.stand_on(image),
+            // Its key is known before it is built.
+            (None, Some(_)) => {}
+            (None, None) => self.inputs.image_key = format!("unbuilt {}", self.recipe.digest()),
+        }
+        let git = Git::new(&cx.config.user);
+        let mut sources = BTreeMap::new();
+        for volume in resolve::volumes(&self.profile, &self.inputs)? {
+            let directory = match &volume.source {
+                VolumeSource::Git(source) => {
+                    let repository = Repository::new(&volume.name, source);
+                    let pinned = self.pinned.as_ref();
+                    match (store, pinned.and_then(|pinned| pinned.commit(&volume.name))) {
+                        (None, _) => None,
+                        (Some(store), None) => Some(repository.directory(store)),
+                        (Some(store), Some(commit)) => {
+                            Some(repository.directory_at(store, &git, commit)?)
+                        }
+                    }
+                }
+                VolumeSource::Path(path) => Some(path.clone()),
+                VolumeSource::Store => None,
+            };
+            if volume.kind == VolumeKind::Source {
+                match directory.filter(|path| path.exists()) {
+                    Some(path) => {
+                        let known = store.map(|store| store.known_fingerprint(&path));
+                        let read = once(|path: &Path| match &known {
+                            Some(known) => git.known_fingerprint(path, known),
+                            None => git.fingerprint(path),
+                        });
+                        self.fingerprint(&volume.name, &path, &git, &read)?;
+                        self.compare(&volume.name, &path, &read)?;
+                        sources.insert(volume.name.clone(), path);
+                    }
+                    None => {
+                        notes.push(match &volume.source {
+                            VolumeSource::Path(path) => format!(
+                                "`up` would refuse: source `{}` is not in `{}`",
+                                volume.name,
+                                path.display()
+                            ),
+                            _ => format!("source `{}` is not there yet", volume.name),
+                        });
+                        for input in self.inputs_in(&volume.name) {
+                            // What is locked is known without the source.
+                            let print = self.inputs.fingerprints.entry(input);
+                            print.or_insert_with(|| "absent".to_owned());
+                        }
+                    }
+                }
+            }
+        }
+        if let Some(store) = store {
+            hooks::known_patches(self, store)?;
+        }
+        notes.extend(checkout::settle(self, &sources)?);
+        hooks::settle(self, &sources, &git)?;
+        notes.extend(hooks::ask(self, &sources)?);
+        Ok(notes)
+    }
+
+    /// Takes the key and the variables of an image.
+    pub(crate) fn stand_on(&mut self, image: Image) {
+        self.inputs.image_key = image.key;
+        self.inputs.image_env = image.env.unwrap_or_default();
+    }
+
+    /// Returns the inputs of steps that lie in a source, and the source itself where hooks change it.
+    fn inputs_in(&self, volume: &str) -> BTreeSet<String> {
+        let inputs = self.profile.steps.iter().flat_map(|step| &step.inputs);
+        let mut inputs: BTreeSet<String> = inputs
+            .filter(|name| profile::input(name).0 == volume)
+            .cloned()
+            .collect();
+        if self.hooks.values().any(|hook| hook.work.volume == volume) {
+            inputs.insert(volume.to_owned());
+        }
+        inputs
+    }
+
+    /// Reads the fingerprints of a source that steps and hooks ask for; `whole` reads that of all of it.
+    pub(crate) fn fingerprint(
+        &mut self,
+        volume: &str,
+        at: &Path,
+        git: &Git<'_>,
+        whole: &dyn Fn(&Path) -> Result<String>,
+    ) -> Result<()> {
+        for input in self.inputs_in(volume) {
+            let print = match profile::input(&input).1 {
+                "" => whole(at)?,
+                path => git.fingerprint_of(&at.join(path))?,
+            };
+            self.inputs.fingerprints.insert(input, print);
+        }
+        Ok(())
+    }
+
+    /// Says which fingerprints are in the keys.
+    pub(crate) fn fingerprints_said(&self, spec: &Spec) -> Vec<Said> {
+        let mut said = Vec::new();
+        for step in spec.steps.iter().filter(|step| step.fingerprints.is_some()) {
+            let known = self.inputs.prints.get(&step.key);
+            let prints = step
+                .inputs
+                .iter()
+                .filter_map(|name| self.inputs.fingerprints.get(name));
+            let blind = prints.into_iter().any(|print| is_untracked(print));
+            let own: Vec<String> = known.map_or_else(Vec::new, |prints| {
+                let all = prints.artifacts.iter();
+                let own = all.filter(|(_, print)| blind || print.is_none());
+                own.map(|(name, _)| name.clone()).collect()
+            });
+            said.push(Said {
+                step: step.name.clone(),
+                therock: known.map(|prints| prints.artifacts.len() - own.len()),
+                own,
+            });
+            if spec.open.as_ref() == Some(&step.name) {
+                break;
+            }
+        }
+        said
+    }
+
+    /// Resolves the profile, with the fingerprints by TheRock that the store has.
+    pub(crate) fn resolve(&mut self, store: Option<&Store>) -> Result<Spec> {
+        loop {
+            let spec = resolve::resolve(&self.profile, &self.inputs)?;
+            let open = spec.open.as_ref().and_then(|name| spec.step(name));
+            let (Some(step), Some(store)) = (open, store) else {
+                return Ok(spec);
+            };
+            let record = match self.own {
+                true => store.record(&spec.name)?,
+                false => None,
+            };
+            let seeker = Seeker {
+                record: record.as_ref(),
+                reuse: self.reuse,
+                clean: self.clean,
+            };
+            let Some(layer) = store.step_layer(step.key.as_str(), &seeker)? else {
+                return Ok(spec);
+            };
+            let prints = layer.prints.unwrap_or_else(Prints::none);
+            self.inputs.prints.insert(step.key.clone(), prints);
+        }
+    }
+}
+
+/// Reads the fingerprint of a whole source when it is first asked for, and never again.
+pub(crate) fn once(read: impl Fn(&Path) -> Result<String>) -> impl Fn(&Path) -> Result<String> {
+    let known = OnceCell::new();
+    move |path| {
+        if let Some(known) = known.get() {
+            return Ok(String::clone(known));
+        }
+        let print = read(path)?;
+        Ok(known.get_or_init(|| print).clone())
+    }
+}
+
+impl Prepared {
+    /// Refuses a source that is not as locked.
+    pub(crate) fn compare(
+        &self,
+        volume: &str,
+        directory: &Path,
+        whole: &dyn Fn(&Path) -> Result<String>,
+    ) -> Result<()> {
+        let Some(pinned) = &self.pinned else {
+            return Ok(());
+        };
+        let print = whole(directory)?;
+        let locked = pinned.lock.source.get(volume);
+        let difference =
+            locked.and_then(|locked| lockfile::source(volume, locked, directory, &print));
+        match difference {
+            Some(difference) => Err(pinned.drift(&[difference])),
+            None => Ok(()),
+        }
+    }
+}
+
+fn engine(cx: &Context, wish: &Wish<'_>, host: &Host, env: &str) -> Result<Choice> {
+    // Without a store, or where it cannot be read, nothing was made yet that we could go on with.
+    let store = Store::open_existing(&cx.config.home).ok().flatten();
+    // What is about to be removed binds nobody.
+    let store = store.filter(|store| !store.is_left(env));
+    let record = store.and_then(|store| store.record(env).ok().flatten());
+    let made_with = record
+        .as_ref()
+        .map(|record| (record.engine.as_str(), record.service.clone()));
+    let nspawn = host.root && which::which_in("systemd-nspawn", Some("/usr/bin:/bin"), "/").is_ok();
+    let asked = wish.engine.or(cx.config.engine.as_deref());
+    let choice = choose(asked, made_with, nspawn, &cx.config.sockets)?;
+    if let Some(record) = record
+        && record.engine != choice.engine.name()
+    {
+        return Err(Error::new(
+            Kind::Usage,
+            format!(
+                "env `{env}` was made with {}, and stays with it",
+                record.engine
+            ),
+        )
+        .help(format!(
+            "rockenv up ... --engine {} --name NEW",
+            choice.engine
+        )));
+    }
+    Ok(choice)
+}

@@ -1,0 +1,141 @@
+//! Owns which env a command line means: the arguments that `up`, `plan` and `lock` share, and how they are typed again.
+
+use std::borrow::Cow;
+
+use clap::Args;
+
+/// Arguments that say what is built.
+#[derive(Debug, Args)]
+pub(crate) struct SelectArgs {
+    /// Profile, target or profile file [default: what `--target` names, or this machine's GPU]
+    #[arg(value_name = "PROFILE|TARGET|FILE.toml")]
+    what: Option<String>,
+    /// Target to build for; may be given again
+    #[arg(short, long, value_name = "GFX")]
+    target: Vec<String>,
+    /// Variant of the profile to build
+    #[arg(long, value_name = "NAME")]
+    variant: Option<String>,
+    /// What to begin with: `source`, or what the profile can take ready-made, such as `compiler`, `rocm` or `wheels`
+    #[arg(long, value_name = "WAY")]
+    from: Option<String>,
+    /// Set a parameter of the profile
+    #[arg(short, long, value_name = "NAME=VALUE")]
+    param: Vec<String>,
+    /// Engine to use: auto, nspawn, docker or podman
+    #[arg(short, long)]
+    engine: Option<String>,
+}
+
+impl SelectArgs {
+    /// Returns what was asked for: no GPU, and the name and the jobs that follow from the rest.
+    pub(crate) fn wish(&self, verb: &'static str) -> Wish<'_> {
+        Wish {
+            verb,
+            what: self.what.as_deref(),
+            targets: &self.target,
+            name: None,
+            variant: self.variant.as_deref(),
+            from: self.from.as_deref(),
+            params: &self.param,
+            engine: self.engine.as_deref(),
+            jobs: None,
+            gpu: "none",
+        }
+    }
+}
+
+/// What was asked for, as typed.
+#[derive(Debug)]
+pub(crate) struct Wish<'a> {
+    /// The command that it was said to.
+    pub(crate) verb: &'static str,
+    /// Profile, target or file; what goes by the target's name without, or this machine's.
+    pub(crate) what: Option<&'a str>,
+    /// Targets to build for instead of the profile's.
+    pub(crate) targets: &'a [String],
+    /// Name of the env.
+    pub(crate) name: Option<&'a str>,
+    /// Variant of the profile.
+    pub(crate) variant: Option<&'a str>,
+    /// Where the work begins.
+    pub(crate) from: Option<&'a str>,
+    /// Parameters as `NAME=VALUE`.
+    pub(crate) params: &'a [String],
+    /// Engine.
+    pub(crate) engine: Option<&'a str>,
+    /// Most jobs.
+    pub(crate) jobs: Option<u32>,
+    /// Which GPU.
+    pub(crate) gpu: &'a str,
+}
+
+impl Wish<'_> {
+    /// Returns `rockenv VERB` for the same env, to be typed in a shell, with more `flags` that have a value.
+    pub(crate) fn command(&self, verb: &str, flags: &[(&str, Option<&str>)]) -> String {
+        let mut text = format!("rockenv {verb}");
+        let mut add = |words: &[&str]| {
+            for word in words {
+                text.push(' ');
+                text.push_str(&quoted(word));
+            }
+        };
+        if let Some(what) = self.what {
+            add(&[what]);
+        }
+        for target in self.targets {
+            add(&["--target", target]);
+        }
+        for param in self.params {
+            add(&["--param", param]);
+        }
+        let own = [
+            ("--variant", self.variant),
+            ("--from", self.from),
+            ("--engine", self.engine),
+        ];
+        for (flag, value) in own.iter().chain(flags) {
+            if let Some(value) = value {
+                add(&[flag, value]);
+            }
+        }
+        text
+    }
+}
+
+/// Returns a word as a shell has to read it.
+pub(crate) fn quoted(word: &str) -> Cow<'_, str> {
+    // No argument of a process can hold the one character that cannot be quoted.
+    shlex::try_quote(word).unwrap_or(Cow::Borrowed(word))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_typed_again_means_the_same() {
+        let params = ["component=two words".to_owned()];
+        let wish = Wish {
+            verb: "plan",
+            what: Some("my profile.toml"),
+            targets: &["gfx1103".to_owned()],
+            name: None,
+            variant: Some("lean"),
+            from: None,
+            params: &params,
+            engine: None,
+            jobs: None,
+            gpu: "none",
+        };
+        let text = wish.command("up", &[("--gpu", Some("none")), ("--name", None)]);
+        assert_eq!(
+            text,
+            "rockenv up 'my profile.toml' --target gfx1103 --param 'component=two words' --variant lean --gpu none"
+        );
+        assert_eq!(
+            shlex::split(&text).expect("words")[5..7],
+            ["--param", "component=two words"]
+        );
+    }
+}
