@@ -12,8 +12,7 @@ use clap_complete::env::Shells;
 
 use crate::cli::Cli;
 use crate::image::catalog;
-use crate::profile;
-use crate::profile::hook;
+use crate::profile::{self, hook};
 use crate::rocm::target;
 use crate::store::Store;
 use crate::store::config::Config;

@@ -7,21 +7,19 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 
+use crate::engine::Root;
 use crate::engine::hold::{Hold, State, Tie};
 use crate::engine::job_slots::Claim;
 use crate::engine::session::{Client, End, Running};
 use crate::engine::wire::Command;
-use crate::engine::{Device, Root};
 use crate::execute::gpu_check::{Proof, prove};
 use crate::execute::{ByHand, container, terminal};
 use crate::image::certificates;
-use crate::plan::jobs;
-use crate::plan::jobs::Sizing;
+use crate::plan::jobs::{self, Sizing};
 use crate::plan::resolve::{Spec, VolumeSource};
-use crate::rocm::gpu;
-use crate::rocm::gpu::{Choice, Selector};
+use crate::rocm::gpu::{self, Choice, Device, Selector};
 use crate::store::source::Repository;
-use crate::store::{LockedEnv, Store, lock};
+use crate::store::{LockedEnv, Store};
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::host::Host;
 use crate::up::context::Context;
@@ -397,9 +395,4 @@ pub fn source_directories(store: &Store, spec: &Spec) -> BTreeMap<String, PathBu
             _ => None,
         })
         .collect()
-}
-
-/// Says who holds an env, where anybody does.
-pub fn holder(store: &Store, env: &str) -> Option<lock::Holder> {
-    lock::holder(&lock::env_lock(&store.env_dir(env)))
 }

@@ -10,16 +10,13 @@ use fs_err as fs;
 use serde::Serialize;
 
 use super::exec::source_directories;
-use super::image::{Subject, watched};
 use super::push;
-use crate::plan::lockfile;
-use crate::plan::lockfile::Lockfile;
+use crate::plan::lockfile::{self, Lockfile};
 use crate::plan::record::{Outcome as Step, StepRecord};
 use crate::plan::resolve::Spec;
 use crate::profile::hook;
 use crate::share::{self, Push, Repository};
-use crate::store::export;
-use crate::store::export::{Env, Named};
+use crate::store::export::{self, Env, Named};
 use crate::store::history::Reuse;
 use crate::store::results::{self, ResultState};
 use crate::store::{LockedEnv, Store};
@@ -30,6 +27,7 @@ use crate::tree::listing::{Place, look};
 use crate::ui::event::{Event, Outcome};
 use crate::ui::{Format, size};
 use crate::up::context::Context;
+use crate::up::task::{Subject, with_progress};
 
 /// How the manifest's name ends; what is before is the env's.
 const MANIFEST: &str = ".provenance.json";
@@ -262,7 +260,7 @@ fn snapshots(
     };
     let started = Instant::now();
     let shown = format!("export to {}", place.display());
-    let pushed = watched(
+    let pushed = with_progress(
         cx,
         Subject::Transfer(&shown),
         &signals,

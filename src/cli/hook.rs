@@ -8,8 +8,7 @@ use serde::Serialize;
 
 use crate::execute;
 use crate::image::fetch;
-use crate::profile::hook;
-use crate::profile::hook::{Found, Hook};
+use crate::profile::hook::{self, Found, Hook};
 use crate::store::Store;
 use crate::store::source::{Checkout, Git};
 use crate::sys::error::{Error, Kind, Result};

@@ -1,23 +1,21 @@
 //! Owns `image`: listing, building and verifying base images.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
 
 use clap::{Args, Subcommand};
 use jiff::Timestamp;
 use serde::Serialize;
 
 use super::list::ago;
-use crate::image::{Progress, Recipe, catalog};
-use crate::plan::lockfile::LockedImage;
+use crate::image::catalog;
 use crate::store::Store;
-use crate::store::images::{Image, Means};
 use crate::sys::error::{Kind, Result};
-use crate::sys::signals::{Cancel, Signals};
+use crate::sys::signals::Signals;
 use crate::ui::event::{Event, Outcome};
 use crate::ui::table::Table;
-use crate::ui::{Format, Reporter, size};
+use crate::ui::{Format, size};
 use crate::up::context::Context;
+use crate::up::task::{Subject, build_image, with_progress};
 
 /// What to do with images.
 #[derive(Debug, Subcommand)]
@@ -129,7 +127,7 @@ fn build(cx: &Context, args: &BuildArgs) -> Result<()> {
         ));
         return Ok(());
     }
-    let image = build_with(
+    let image = build_image(
         cx,
         &store,
         &args.name,
@@ -157,107 +155,11 @@ fn build(cx: &Context, args: &BuildArgs) -> Result<()> {
     cx.tidy(&store)
 }
 
-/// Builds an image, shows how far it is, and stops when the user says so.
-pub fn build_with(
-    cx: &Context,
-    store: &Store,
-    name: &str,
-    recipe: &Recipe,
-    refresh: bool,
-    signals: &Signals,
-    reporter: &Reporter,
-) -> Result<Image> {
-    let started = Instant::now();
-    let image = watched(cx, Subject::Image(name), signals, reporter, |means| {
-        store.ensure_image(name, recipe, refresh, means)
-    })?;
-    let wall_ms = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-    reporter.emit(&Event::ImageFinished {
-        image: name.to_owned(),
-        wall_ms,
-    });
-    Ok(image)
-}
-
-/// Returns the image that a lock file names, built if it is not there. What comes out with another key is only described.
-pub(crate) fn locked(
-    cx: &Context,
-    store: &Store,
-    recipe: &Recipe,
-    wanted: &LockedImage,
-    signals: &Signals,
-    reporter: &Reporter,
-) -> Result<Image> {
-    let there = store.image(&wanted.key)?.is_some();
-    let started = Instant::now();
-    let name = &wanted.name;
-    let image = watched(cx, Subject::Image(name), signals, reporter, |means| {
-        store.locked_image(name, recipe, &wanted.key, wanted.source_date, means)
-    })?;
-    if !there {
-        reporter.emit(&Event::ImageFinished {
-            image: name.clone(),
-            wall_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
-        });
-    }
-    Ok(image)
-}
-
-/// What work is on.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Subject<'a> {
-    /// An image, by name.
-    Image(&'a str),
-    /// Snapshots on their way: which way, and where.
-    Transfer(&'a str),
-}
-
-/// Runs work with its progress shown; a signal cancels it.
-pub(crate) fn watched<T>(
-    cx: &Context,
-    subject: Subject<'_>,
-    signals: &Signals,
-    reporter: &Reporter,
-    work: impl FnOnce(&mut Means<'_>) -> Result<T>,
-) -> Result<T> {
-    let cancel = Cancel::new(signals);
-    let mut progress = |progress: Progress<'_>| {
-        cancel.look();
-        let (message, done, total) = match progress {
-            Progress::Line(line) => (line.to_owned(), None, None),
-            Progress::Bytes { done, total } => (String::new(), Some(done), total),
-        };
-        reporter.emit(&match subject {
-            Subject::Image(name) => Event::Image {
-                image: name.to_owned(),
-                message,
-                done,
-                total,
-            },
-            Subject::Transfer(what) => Event::Transfer {
-                what: what.to_owned(),
-                message,
-                done: done.unwrap_or(0),
-                total,
-            },
-        });
-    };
-    let mut means = Means {
-        mirrors: &cx.config.mirrors,
-        logins: &cx.config.logins,
-        env: &cx.config.proxies,
-        progress: &mut progress,
-        cancel: cancel.flag(),
-    };
-    let result = work(&mut means);
-    cancel.outcome(result)
-}
-
 fn verify(cx: &Context, args: &VerifyArgs) -> Result<u8> {
     let store = cx.store_to_change("building an image")?;
     let recipe = catalog::find(&cx.config.image_dirs, &args.name)?;
     let reporter = cx.ui.reporter(Format::Human);
-    let (image, differences) = watched(
+    let (image, differences) = with_progress(
         cx,
         Subject::Image(&args.name),
         &Signals::take()?,

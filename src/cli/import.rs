@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Serialize;
 
-use super::image::{Subject, watched};
 use crate::share::{self, Pulled};
 use crate::sys::error::Result;
 use crate::sys::signals::Signals;
@@ -13,6 +12,7 @@ use crate::ui::Format;
 use crate::ui::event::{Event, Outcome};
 use crate::up::context::Context;
 use crate::up::registry;
+use crate::up::task::{Subject, with_progress};
 
 /// Arguments of `import`.
 #[derive(Debug, Args)]
@@ -38,7 +38,7 @@ pub fn import(cx: &Context, args: &ImportArgs) -> Result<()> {
     let store = cx.store()?;
     let from = args.from.display();
     let shown = format!("import {from}");
-    let taken = watched(
+    let taken = with_progress(
         cx,
         Subject::Transfer(&shown),
         &signals,

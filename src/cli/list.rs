@@ -4,13 +4,13 @@ use clap::Args;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::exec::holder;
 use crate::plan::record::{Outcome, Record};
 use crate::store::{Store, lock};
 use crate::sys::error::{Kind, Result};
 use crate::ui::size;
 use crate::ui::table::Table;
 use crate::up::context::Context;
+use crate::up::seize::holder;
 
 /// Arguments of `ls`.
 #[derive(Debug, Args)]

@@ -9,18 +9,15 @@ use serde::Serialize;
 
 use crate::image::Recipe;
 use crate::image::recipe::{Pin, snapshot_id};
-use crate::plan::lockfile;
 use crate::plan::lockfile::{
-    CacheFile, Change, LockedImage, LockedPrints, LockedSource, LockedStep, Lockfile, Observed,
-    VERSION,
+    self, CacheFile, Change, LockedImage, LockedPrints, LockedSource, LockedStep, Lockfile,
+    Observed, VERSION,
 };
 use crate::plan::pins::Pins;
-use crate::plan::resolve;
-use crate::plan::resolve::{Step, VolumeKind, VolumeSource};
+use crate::plan::resolve::{self, Step, VolumeKind, VolumeSource};
 use crate::store::Store;
 use crate::store::history::Seeker;
-use crate::store::source;
-use crate::store::source::{Git, Repository};
+use crate::store::source::{self, Git, Repository};
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::host;
 use crate::sys::signals::{Cancel, Signals};
@@ -28,8 +25,7 @@ use crate::ui::event::Event;
 use crate::ui::{Format, Reporter};
 use crate::up::context::Context;
 use crate::up::downloads::Fetching;
-use crate::up::locked;
-use crate::up::locked::Pinned;
+use crate::up::locked::{self, Pinned};
 use crate::up::resolve::Prepared;
 use crate::up::select::SelectArgs;
 use crate::up::sources;
@@ -334,7 +330,7 @@ impl Work<'_> {
         let dated = recipe.pinned(pin);
         let ensure = |recipe: &Recipe, refresh: bool| match self.store.image_of(recipe)? {
             Some(image) if !refresh => Ok(image),
-            _ => super::image::build_with(
+            _ => crate::up::task::build_image(
                 self.cx,
                 self.store,
                 name,

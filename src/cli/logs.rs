@@ -7,11 +7,11 @@ use std::time::Duration;
 use clap::Args;
 use fs_err as fs;
 
-use super::exec::holder;
 use crate::execute::log::{Reader, text_of};
 use crate::store::Store;
 use crate::sys::error::{Error, Result};
 use crate::up::context::Context;
+use crate::up::seize::holder;
 
 /// How often a log that grows is looked at.
 const PERIOD: Duration = Duration::from_millis(100);

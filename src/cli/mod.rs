@@ -78,9 +78,9 @@ pub struct GlobalArgs {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Build an env, or bring it up to date
-    Up(up::UpArgs),
+    Up(crate::up::options::UpOptions),
     /// Show what `up` would do
-    Plan(up::UpArgs),
+    Plan(crate::up::options::UpOptions),
     /// Stop what runs in an env; everything is kept
     Down(remove::DownArgs),
     /// Remove an env; never a source, cache, output or host directory

@@ -10,7 +10,6 @@ use fs_err as fs;
 use sha2::{Digest as _, Sha256};
 
 use crate::cli::{Cli, Command};
-use crate::profile::hex;
 use crate::remote::{LOOKED_AT, Machine, Outcome, Seen, Tree, Way, is_looked_at};
 use crate::sys::account::become_caller;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
@@ -103,13 +102,13 @@ fn check_below(path: &Path) -> Result<()> {
 }
 
 fn short(bytes: &[u8]) -> String {
-    hex(&Sha256::digest(bytes))[..16].to_owned()
+    hex::encode(Sha256::digest(bytes))[..16].to_owned()
 }
 
 /// Makes sure that this very program is there; returns its path below the home.
 fn send_program(cx: &Context, way: &Way<'_>) -> Result<String> {
     let bytes = fs::read(Host::probe()?.program)?;
-    let digest = hex(&Sha256::digest(&bytes));
+    let digest = hex::encode(Sha256::digest(&bytes));
     let path = format!("{PLACE}/bin/{digest}");
     let mut look = way.script(
         r#"[ "$(uname -m)" = x86_64 ] || exit 3; test -x "$HOME/$1" || exit 4"#,

@@ -5,11 +5,9 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::up::{UpArgs, options};
 use crate::plan::record;
 use crate::plan::resolve::{Engine, Spec, VolumeKind};
-use crate::plan::savings;
-use crate::plan::savings::{Figure, Way};
+use crate::plan::savings::{self, Figure, Way};
 use crate::plan::{Action, Observed, Plan, Volumes, plan as decide};
 use crate::profile::FROM_SOURCE;
 use crate::rocm::gpu;
@@ -21,14 +19,14 @@ use crate::ui::{Format, size};
 use crate::up::context::Context;
 use crate::up::locked;
 use crate::up::observe::wanted;
+use crate::up::options::{UpOptions, options};
 use crate::up::plan_for;
 use crate::up::preflight::Needs;
-use crate::up::registry;
-use crate::up::registry::Source;
+use crate::up::registry::{self, Source};
 use crate::up::resolve::Said;
 
 /// Shows what `up` would do.
-pub fn plan(cx: &Context, args: UpArgs) -> Result<()> {
+pub fn plan(cx: &Context, args: UpOptions) -> Result<()> {
     let mut prepared = args.prepare(cx, "plan")?;
     let store = Store::open_existing(&cx.config.home)?;
     let mut notes = prepared.predict(cx, store.as_ref())?;

@@ -5,8 +5,7 @@ use std::path::Path;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use crate::plan::resolve;
-use crate::plan::resolve::Spec;
+use crate::plan::resolve::{self, Spec};
 use crate::profile::{self, Origin};
 use crate::rocm::target::Target;
 use crate::store::Store;

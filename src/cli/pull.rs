@@ -2,7 +2,6 @@
 
 use clap::Args;
 
-use super::image::{Subject, watched};
 use crate::engine::docker::Service;
 use crate::share::{self, Pulled, Repository, Wanted};
 use crate::store::Store;
@@ -13,6 +12,7 @@ use crate::ui::event::{Event, Outcome};
 use crate::ui::{Format, Reporter};
 use crate::up::context::Context;
 use crate::up::registry;
+use crate::up::task::{Subject, with_progress};
 
 /// Arguments of `pull`.
 #[derive(Debug, Args)]
@@ -82,7 +82,7 @@ impl Asking<'_> {
         let keys = record.steps.iter().rev().map(|step| step.key.clone());
         let keys: Vec<String> = keys.filter(|key| !key.is_empty()).collect();
         let shown = registry::shown(&repository);
-        let found = watched(
+        let found = with_progress(
             self.cx,
             Subject::Transfer(&shown),
             self.signals,
@@ -109,7 +109,7 @@ impl Asking<'_> {
         service: Option<&Service>,
     ) -> Result<Option<Pulled>> {
         let shown = registry::shown(repository);
-        let pulled = watched(
+        let pulled = with_progress(
             self.cx,
             Subject::Transfer(&shown),
             self.signals,

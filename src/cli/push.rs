@@ -4,7 +4,6 @@ use std::time::Instant;
 
 use clap::Args;
 
-use super::image::{Subject, watched};
 use crate::engine::docker::Service;
 use crate::plan::record::{Origin, Snapshot};
 use crate::share::{self, Kept, Push, Pushed, Repository};
@@ -18,6 +17,7 @@ use crate::ui::event::{Event, Outcome};
 use crate::ui::{Format, Reporter, size};
 use crate::up::context::Context;
 use crate::up::registry;
+use crate::up::task::{Subject, with_progress};
 
 /// Arguments of `push`.
 #[derive(Debug, Args)]
@@ -92,7 +92,7 @@ pub(crate) fn send(
         tag: repository.tag(),
     };
     let shown = format!("push to {repository}");
-    let pushed = watched(cx, Subject::Transfer(&shown), signals, reporter, |means| {
+    let pushed = with_progress(cx, Subject::Transfer(&shown), signals, reporter, |means| {
         share::push(store, repository, &what, means)
     })?;
     said_of_sockets(&pushed, reporter);

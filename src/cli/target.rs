@@ -7,10 +7,8 @@ use fs_err as fs;
 use serde::Serialize;
 
 use crate::rocm::gpu::{Gpu, Machine};
-use crate::rocm::target;
-use crate::rocm::target::{Learned, Support, Target};
-use crate::rocm::therock;
-use crate::rocm::therock::Checkout;
+use crate::rocm::target::{self, Learned, Support, Target};
+use crate::rocm::therock::{self, Checkout};
 use crate::store::Store;
 use crate::sys::error::{Error, Kind, Result};
 use crate::ui::size;

@@ -8,8 +8,7 @@ use serde::Serialize;
 use crate::cli::{Cli, Command};
 use crate::store::config::Config;
 use crate::sys::error::{Error, Kind, Result};
-use crate::sys::trust;
-use crate::sys::trust::{State, Trusted};
+use crate::sys::trust::{self, State, Trusted};
 use crate::ui::table::Table;
 use crate::up::context::Context;
 

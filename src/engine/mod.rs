@@ -26,6 +26,8 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::image::certificates::Given;
+pub use crate::plan::record::Usage;
+pub use crate::rocm::gpu::Device;
 use crate::sys::error::Result;
 
 pub use cgroup::Limits;
@@ -73,23 +75,6 @@ pub struct View {
     pub work: PathBuf,
 }
 
-/// A device node of the host inside a container, as it was when the container was described.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Device {
-    /// Absolute path inside.
-    pub path: String,
-    /// Absolute path outside, without links on the way.
-    pub source: PathBuf,
-    /// Major number, which the kernel may give to another driver when this one is loaded again.
-    pub major: u64,
-    /// Minor number.
-    pub minor: u64,
-    /// The group that may open it.
-    pub gid: u32,
-    /// Permission bits.
-    pub mode: u32,
-}
-
 /// Everything that decides a container.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Container {
@@ -128,34 +113,5 @@ impl Container {
             view: None,
         }));
         Ok(())
-    }
-}
-
-/// What a container used, from its start to its end.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
-)]
-pub struct Usage {
-    /// Processor time, in microseconds.
-    pub cpu_us: u64,
-    /// Highest memory use in bytes, page cache included; `None` where no control group counts it.
-    pub memory_peak: Option<u64>,
-    /// Highest memory use without page cache, as samples saw it; `None` where no control group counts it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory_held: Option<u64>,
-    /// Bytes read from block devices.
-    pub read_bytes: u64,
-    /// Bytes written towards block devices.
-    pub written_bytes: u64,
-    /// Processes killed for want of memory.
-    pub oom_kills: u64,
-}
-
-impl Usage {
-    /// Returns the figure that is called memory everywhere: the highest use without page cache, or with it where only that is known.
-    pub fn memory(&self) -> Option<u64> {
-        self.memory_held
-            .or(self.memory_peak)
-            .filter(|bytes| *bytes > 0)
     }
 }

@@ -6,11 +6,9 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use fs_err as fs;
 use sha2::{Digest as _, Sha256};
-
-use crate::profile::hex;
-use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 
 /// The release that is fetched where nothing else is configured.
 const URL: &str = "https://github.com/ninja-build/ninja/releases/download/v1.13.2/ninja-linux.zip";
@@ -76,7 +74,7 @@ pub fn place(
 /// Returns where ninja comes from, nothing for the user's `own`, and the digest of what is there.
 pub fn identity(own: Option<&Path>) -> Result<(Option<&'static str>, String)> {
     match own {
-        Some(path) => Ok((None, hex(&Sha256::digest(fs::read(path)?)))),
+        Some(path) => Ok((None, hex::encode(Sha256::digest(fs::read(path)?)))),
         None => Ok((Some(URL), SHA256.to_owned())),
     }
 }

@@ -18,7 +18,7 @@ use nix::sys::stat::Mode;
 #[cfg(doc)]
 use crate::engine::jobserver::makeflags;
 use crate::engine::nspawn::PROGRAM;
-use crate::store::config;
+use crate::sys::host;
 use crate::ui::{Settings, Ui};
 
 /// The names that it goes by.
@@ -57,7 +57,7 @@ pub fn run(program: &OsStr, arguments: &[OsString]) -> ExitCode {
     };
     let mut command = Command::new(&make);
     command.arg0(program);
-    let flags = config::inherited("MAKEFLAGS")
+    let flags = host::inherited("MAKEFLAGS")
         .and_then(|flags| flags.into_string().ok())
         .unwrap_or_default();
     match joined(&make, &flags, arguments) {
@@ -76,7 +76,7 @@ fn say(text: &str) {
 /// Returns the next make of that name on the path that is not this program.
 fn real(name: &OsStr) -> Option<PathBuf> {
     let own = fs::metadata("/proc/self/exe").ok()?;
-    let path = config::inherited("PATH")?;
+    let path = host::inherited("PATH")?;
     std::env::split_paths(&path)
         .map(|directory| directory.join(name))
         .find(|candidate| {

@@ -9,13 +9,12 @@ use nix::fcntl::OFlag;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::Ending;
-use crate::engine::Device;
 use crate::engine::hold::FromHolder;
 use crate::engine::nspawn::PROGRAM;
 use crate::engine::session::{Client, Running};
 use crate::engine::wire::{Command, Reply};
-use crate::rocm::gpu::probe;
-use crate::rocm::gpu::probe::{Finding, Layer};
+use crate::rocm::gpu::Device;
+use crate::rocm::gpu::probe::{self, Finding, Layer};
 use crate::sys::error::{Error, Result};
 use crate::sys::signals::Signals;
 

@@ -13,20 +13,16 @@ use fs_err::os::unix::fs::OpenOptionsExt as _;
 use nix::fcntl::AtFlags;
 use sha2::{Digest as _, Sha256};
 
+pub use crate::engine::docker::UNPACK as LAYER;
 use crate::image::oci::layers::{Deletions, Layers};
 use crate::image::tar::unpack::{Devices, Limits, Options};
-use crate::profile::hex;
 use crate::store::export;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
-use crate::tree::listing;
-use crate::tree::listing::{Content, Entry, Place, look};
+use crate::tree::listing::{self, Content, Entry, Place, look};
 use crate::tree::write::{Existing, Writer};
 
 /// Name of the manifest that an export writes, in the format of `sha256sum`.
 pub const MANIFEST: &str = "SHA256SUMS";
-
-/// Name of the subcommand that unpacks a layer.
-pub const LAYER: &str = "__layer";
 
 /// What a service makes in every container by itself: none of it gets into a snapshot.
 const MADE: [&str; 8] = [
@@ -301,7 +297,7 @@ fn digest(source: &Path) -> Result<String> {
     loop {
         let count = file.read(&mut buffer)?;
         if count == 0 {
-            return Ok(hex(&hash.finalize()));
+            return Ok(hex::encode(hash.finalize()));
         }
         hash.update(&buffer[..count]);
     }
@@ -343,7 +339,7 @@ fn word(path: &Path) -> String {
         match character {
             ' ' | '\t' | '\n' | '\r' => {
                 word.extend(['\\', 'x']);
-                word.push_str(&hex(character.to_string().as_bytes()));
+                word.push_str(&hex::encode(character.to_string().as_bytes()));
             }
             other => word.push(other),
         }
@@ -463,7 +459,7 @@ mod tests {
             export(&arguments).unwrap();
             assert_eq!(fs::read_to_string(to.join("a")).unwrap(), text);
             // Killed before the file had its name, or after it.
-            let sum = hex(&Sha256::digest("next"));
+            let sum = hex::encode(Sha256::digest("next"));
             let mut manifest = Manifest::read(&to).unwrap();
             let next = Exported::File(sum);
             manifest.announce(&to, Path::new("a"), &next).unwrap();
@@ -473,7 +469,7 @@ mod tests {
         }
         export(&arguments).unwrap();
         let text = fs::read_to_string(to.join(MANIFEST)).unwrap();
-        let sum = hex(&Sha256::digest("three"));
+        let sum = hex::encode(Sha256::digest("three"));
         assert_eq!(text, format!("somebody's\n{sum}  a\n"));
     }
 

@@ -4,6 +4,7 @@
 //! becomes its snapshot by one rename. Whatever happens in between, the env stands where it stood.
 
 pub mod inside;
+mod metrics;
 
 pub mod container;
 pub mod disk_guard;

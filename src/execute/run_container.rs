@@ -8,21 +8,17 @@ use super::view::Views;
 use super::{Execution, container, log, samples_beside, step};
 use crate::engine::jobserver::Gauge;
 use crate::engine::session::{End, Running};
-use crate::engine::{Device, Usage, hold};
-use crate::execute::disk_guard;
-use crate::execute::disk_guard::Room;
+use crate::engine::{Usage, hold};
+use crate::execute::disk_guard::{self, Room};
 use crate::execute::redact::Mask;
-use crate::execute::supervise;
-use crate::execute::supervise::Ending;
+use crate::execute::supervise::{self, Ending};
 use crate::execute::wait_for_slot::Admitted;
 use crate::execute::{gpu_check, sampler, wait_for_slot};
 use crate::plan::record::Cost;
 use crate::plan::resolve::Step;
-use crate::rocm::gpu;
+use crate::rocm::gpu::{self, Device};
 use crate::sys::error::{Error, Result, ResultExt as _};
-use crate::tree;
-use crate::tree::Method;
-use crate::tree::measure;
+use crate::tree::{self, Method, measure};
 use crate::ui::event::Event;
 
 impl Execution<'_, '_> {

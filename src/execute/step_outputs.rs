@@ -3,8 +3,7 @@
 
 use super::{Execution, container};
 use crate::plan::lockfile;
-use crate::plan::pins;
-use crate::plan::pins::Pins;
+use crate::plan::pins::{self, Pins};
 use crate::plan::resolve::Step;
 use crate::rocm::therock::{Checkout, Prints};
 use crate::sys::error::Result;

@@ -14,8 +14,7 @@ use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
 use crate::engine::session::Client;
 use crate::engine::wire::{Command, Reply};
 use crate::sys::error::{Error, Kind, Result};
-use crate::sys::signals;
-use crate::sys::signals::STOP;
+use crate::sys::signals::{self, STOP};
 
 /// How long a container that was asked to end a command may take to answer at all.
 const ANSWER: Duration = Duration::from_secs(10);

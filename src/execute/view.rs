@@ -20,18 +20,13 @@ use stack::{Layer, Stack, Time};
 
 use super::Execution;
 use crate::engine::View;
-use crate::plan;
-use crate::plan::resolve;
 use crate::plan::resolve::{Access, Step, Volume, VolumeKind};
-use crate::profile::hex;
-use crate::profile::hook;
-use crate::profile::hook::{Change, Changes, Found, Hook};
+use crate::plan::{self, resolve};
+use crate::profile::hook::{self, Change, Changes, Found, Hook};
 use crate::store::{LockedEnv, Store};
-use crate::sys::atomic;
-use crate::sys::atomic::random_id;
+use crate::sys::atomic::{self, random_id};
 use crate::sys::error::{Error, Result, ResultExt as _};
-use crate::tree;
-use crate::tree::{file, overlay};
+use crate::tree::{self, file, overlay};
 use crate::ui::event::Event;
 
 fn directory(env: &LockedEnv<'_>, volume: &str) -> PathBuf {
@@ -291,7 +286,7 @@ fn change(at: &Path, hook: &Hook, times: &mut BTreeMap<PathBuf, Time>) -> Result
         match change {
             Change::Remove => file::remove(at, path)?,
             Change::Write { bytes, executable } => {
-                let sha256 = hex(&Sha256::digest(bytes));
+                let sha256 = hex::encode(Sha256::digest(bytes));
                 let known = times.get(path).filter(|time| time.sha256 == sha256);
                 let known = known.map(|time| (time.seconds, time.nanoseconds));
                 let (seconds, nanoseconds) = file::write(at, path, bytes, *executable, known)?;

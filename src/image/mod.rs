@@ -4,7 +4,6 @@
 //! Everything here blocks: call it from a thread in which waiting is allowed.
 
 pub mod certificates;
-pub mod digest;
 pub mod provider;
 
 pub mod catalog;
@@ -230,16 +229,4 @@ fn tarball(table: &Tarball, cx: &mut BuildContext<'_>) -> Result<()> {
         progress(Progress::Line(&format!("left out: {what} ({count})")));
     }
     Ok(())
-}
-
-/// Returns bytes as hexadecimal digits.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes
-        .iter()
-        .fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-            for nibble in [byte >> 4, byte & 15] {
-                text.push(char::from_digit(nibble.into(), 16).unwrap_or('0'));
-            }
-            text
-        })
 }

@@ -10,8 +10,7 @@ use nix::sys::stat::{SFlag, UtimensatFlags};
 use nix::sys::time::TimeSpec;
 
 use crate::sys::error::{Result, ResultExt as _};
-use crate::tree::root_fs;
-use crate::tree::root_fs::Tree;
+use crate::tree::root_fs::{self, Tree};
 
 /// Logs, caches, backups and keys: absent from a fresh system, or made again when they are missed.
 const REMOVED: [&str; 24] = [

@@ -9,7 +9,6 @@ use serde_spanned::Spanned;
 use sha2::{Digest as _, Sha256};
 
 use super::check::{Bad, nearest};
-use super::hex;
 use super::oci::Platform;
 use crate::sys::error::{Error, Result};
 
@@ -324,7 +323,7 @@ impl Recipe {
             }
         };
         // serde_json's maps are sorted by key, and its compact form has one spelling: that is the canonical JSON.
-        hex(Sha256::digest(value.to_string().as_bytes()).as_slice())
+        hex::encode(Sha256::digest(value.to_string().as_bytes()).as_slice())
     }
 
     /// Returns the provider's name.
@@ -393,7 +392,7 @@ fn source<T>(
 
 /// A path in a form that JSON can hold, whatever its bytes.
 fn path_digits(path: &Path) -> String {
-    hex(std::os::unix::ffi::OsStrExt::as_bytes(path.as_os_str()))
+    hex::encode(std::os::unix::ffi::OsStrExt::as_bytes(path.as_os_str()))
 }
 
 /// Returns the JSON schema of image recipes.

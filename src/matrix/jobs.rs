@@ -8,8 +8,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use super::Cell;
-use crate::rocm::target;
-use crate::rocm::target::Target;
+use crate::rocm::target::{self, Target};
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::suggest;
 

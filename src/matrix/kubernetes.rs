@@ -6,7 +6,6 @@
 use sha2::{Digest as _, Sha256};
 
 use super::pipeline::{Pipeline, block, list, scalar};
-use crate::profile::hex;
 
 /// The image that the conductor runs in, unless told another: Kubernetes' own has no shell.
 pub const KUBECTL: &str = "docker.io/alpine/kubectl:1.34.1";
@@ -106,7 +105,7 @@ fn name(wanted: &str) -> String {
     if wanted.len() <= NAME_LIMIT && wanted.split('.').all(good) {
         return wanted.to_owned();
     }
-    let digest = hex(&Sha256::digest(wanted))[..8].to_owned();
+    let digest = hex::encode(Sha256::digest(wanted))[..8].to_owned();
     let readable: String = wanted
         .chars()
         .map(|c| if c.is_ascii_alphanumeric() { c } else { '-' })

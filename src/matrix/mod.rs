@@ -13,8 +13,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use crate::rocm::target;
-use crate::rocm::target::Target;
+use crate::rocm::target::{self, Target};
 use crate::sys::error::{Error, Kind, Result};
 
 /// One env of a matrix.

@@ -2,7 +2,9 @@
 
 pub(crate) mod checked;
 pub mod gc;
+pub mod image;
 pub mod jobs;
+pub mod layer;
 pub mod lockfile;
 pub mod ninja_log;
 pub mod pins;

@@ -9,8 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::checked;
-use crate::engine::Usage;
-use crate::store::history::VolumesFrom;
+use crate::plan::layer::VolumesFrom;
 
 /// Version of the record's format; a newer one is refused.
 pub const VERSION: u32 = 1;
@@ -211,5 +210,34 @@ impl Record {
             number += 1;
         }
         name
+    }
+}
+
+/// What a container used, from its start to its end.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
+pub struct Usage {
+    /// Processor time, in microseconds.
+    pub cpu_us: u64,
+    /// Highest memory use in bytes, page cache included; `None` where no control group counts it.
+    pub memory_peak: Option<u64>,
+    /// Highest memory use without page cache, as samples saw it; `None` where no control group counts it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_held: Option<u64>,
+    /// Bytes read from block devices.
+    pub read_bytes: u64,
+    /// Bytes written towards block devices.
+    pub written_bytes: u64,
+    /// Processes killed for want of memory.
+    pub oom_kills: u64,
+}
+
+impl Usage {
+    /// Returns the figure that is called memory everywhere: the highest use without page cache, or with it where only that is known.
+    pub fn memory(&self) -> Option<u64> {
+        self.memory_held
+            .or(self.memory_peak)
+            .filter(|bytes| *bytes > 0)
     }
 }

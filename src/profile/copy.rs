@@ -148,11 +148,7 @@ fn digest(entries: &[Entry]) -> String {
         hash.update((content.len() as u64).to_le_bytes());
         hash.update(content);
     }
-    hex(&hash.finalize())
-}
-
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(hash.finalize())
 }
 
 /// A sentence for a person.

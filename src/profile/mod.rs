@@ -24,7 +24,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub(crate) use check::host_path;
-pub(crate) use copy::hex;
 pub use copy::{CopiedFile, CopiedItem, CopyFiles, Entry, copy_files, copy_key};
 pub use file::{Access, Engine, User, VolumeKind, schema};
 pub use lint::check;

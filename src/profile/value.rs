@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::shape::shorten;
 use crate::rocm::target::Target;
+use crate::sys::host::is_variable_name;
 
 /// Says why a value was refused, and what to write instead if that is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,13 +60,7 @@ pub fn project(what: &str, text: &str) -> Result<()> {
 
 /// Checks the name of an environment variable.
 pub fn variable(text: &str) -> Result<()> {
-    let first = |byte: u8| byte.is_ascii_alphabetic() || byte == b'_';
-    let good = text.bytes().next().is_some_and(first)
-        && text.len() <= 256
-        && text
-            .bytes()
-            .all(|byte| first(byte) || byte.is_ascii_digit());
-    if good {
+    if is_variable_name(text) {
         return Ok(());
     }
     let rule = "letters, digits and `_`, not starting with a digit";

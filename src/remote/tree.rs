@@ -7,6 +7,8 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 
+use crate::sys::error::{Result, ResultExt as _};
+use crate::tree::openat2;
 use fs_err as fs;
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, OpenHow, RenameFlags, ResolveFlag, readlinkat, renameat2};
@@ -14,10 +16,6 @@ use nix::sys::stat::{Mode, SFlag, fstatat, mkdirat};
 use nix::unistd::{LinkatFlags, UnlinkatFlags, linkat, unlinkat};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
-
-use crate::profile::hex;
-use crate::sys::error::{Result, ResultExt as _};
-use crate::tree::openat2;
 
 /// What decides whether two files are the same.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,7 +77,7 @@ impl Tree {
             Seen::Is(State {
                 kind,
                 size,
-                sha256: hex(&hash.finalize()),
+                sha256: hex::encode(hash.finalize()),
             })
         };
         if kind == SFlag::S_IFDIR {

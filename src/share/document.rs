@@ -5,12 +5,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
-use serde_json::json;
-use sha2::{Digest as _, Sha256};
-
-use crate::image::hex;
 use crate::image::oci::{Descriptor, refused, sha256};
 use crate::plan::pins::Pins;
 use crate::rocm::therock::Prints;
@@ -19,6 +13,10 @@ use crate::store::images::Image;
 use crate::store::layer::Cost;
 use crate::store::shared::Blob;
 use crate::sys::error::{Error, Kind, Result};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use sha2::{Digest as _, Sha256};
 
 pub(super) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
@@ -200,7 +198,7 @@ impl Document {
             if let Some(index) = step.results {
                 hash.update(diff_id(index));
             }
-            chains.push(hex(&hash.finalize()));
+            chains.push(hex::encode(hash.finalize()));
         }
         chains
     }
@@ -266,7 +264,7 @@ impl Document {
         let manifest = json!({
             "schemaVersion": 2, "mediaType": MANIFEST,
             "config": {
-                "mediaType": CONFIG, "digest": digest(&hex(&Sha256::digest(&config))), "size": config.len()
+                "mediaType": CONFIG, "digest": digest(&hex::encode(Sha256::digest(&config))), "size": config.len()
             },
             "layers": layers, "annotations": annotations,
         });

@@ -18,8 +18,7 @@ use super::pull::{PARALLEL, Pulled};
 use crate::engine::BuildUser;
 use crate::engine::docker::Service;
 use crate::image::Progress;
-use crate::image::fetch;
-use crate::image::fetch::{Meter, POLL};
+use crate::image::fetch::{self, Meter, POLL};
 use crate::image::oci::layers::{Deletions, Layers};
 use crate::image::tar::unpack::{Devices, Limits, Options};
 use crate::share::service_image;
@@ -31,8 +30,7 @@ use crate::store::{Layer, Store};
 use crate::sys::atomic::random_id;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::host;
-use crate::tree;
-use crate::tree::Method;
+use crate::tree::{self, Method};
 use crate::ui::size;
 
 /// Takes what the store lacks of a document, to where a service keeps the trees of steps, else into the store.
@@ -581,7 +579,7 @@ impl Downloaded<'_> {
 
     /// Shows how far the other side is, and gives up where it is to.
     fn look(&mut self) -> Result<()> {
-        crate::image::tar::unpack::stop_if(self.cancel)?;
+        crate::sys::signals::stop_if(self.cancel)?;
         let (done, total) = self.meter.read();
         (self.progress)(Progress::Bytes { done, total });
         Ok(())

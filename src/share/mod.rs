@@ -19,8 +19,7 @@ pub use push::{Push, Pushed, export, push};
 
 use std::sync::atomic::AtomicBool;
 
-use crate::image::fetch;
-use crate::image::fetch::Meter;
+use crate::image::fetch::{self, Meter};
 use crate::image::oci::{Access, Reference, Registry, RegistryOperation};
 use crate::store::images::Means;
 use crate::sys::error::{Error, Kind, Result};

@@ -18,11 +18,9 @@ use super::pull::find;
 use super::upload::send;
 use super::{Repository, recipe_tag, watched};
 use crate::image::fetch::Meter;
-use crate::image::hex;
 use crate::image::oci::RegistryOperation;
 use crate::image::oci::changes::Changes;
-use crate::share::service_image;
-use crate::share::service_image::Kept;
+use crate::share::service_image::{self, Kept};
 use crate::store::images::{Image, Means};
 use crate::store::layer::VolumeState;
 use crate::store::shared::{Blob, Shared};
@@ -356,11 +354,11 @@ impl Pushing<'_> {
                         && (manifest.is_clean() || !self.document.is_clean())
                 })
             };
-            if sha256 == hex(&Sha256::digest(&manifest)) || (!moves && same_key()) {
+            if sha256 == hex::encode(Sha256::digest(&manifest)) || (!moves && same_key()) {
                 return Ok(());
             }
         }
-        let sha256 = hex(&Sha256::digest(&config));
+        let sha256 = hex::encode(Sha256::digest(&config));
         if !self.to.has(&sha256).await? {
             let digest = async || Ok(Some(sha256));
             registry.upload(config.into(), digest).await?;

@@ -12,7 +12,6 @@ use zstd::zstd_safe::CParameter;
 
 use super::place::Destination;
 use crate::image::fetch::STALLED;
-use crate::image::hex;
 use crate::image::oci::changes::{Changes, pack};
 use crate::store::shared::Blob;
 use crate::sys::error::{Error, Result};
@@ -164,7 +163,7 @@ impl Chunked {
                 archive.write_all(&buffer[..amount])?;
                 done.fetch_add(amount as u64, Ordering::Relaxed);
             }
-            match hex(&archive.sha256.clone().finalize()) {
+            match hex::encode(archive.sha256.clone().finalize()) {
                 found if found == diff_id => Ok((archive, 0)),
                 found => Err(Error::unexpected(format!(
                     "a layer has SHA-256 {found}, and should have {diff_id}"
@@ -237,7 +236,7 @@ impl<W> Hashed<W> {
     }
 
     fn finish(self) -> (W, String, u64) {
-        (self.inner, hex(&self.sha256.finalize()), self.size)
+        (self.inner, hex::encode(self.sha256.finalize()), self.size)
     }
 }
 

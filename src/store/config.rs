@@ -14,16 +14,13 @@ use crate::engine::BuildUser;
 use crate::engine::choose::Sockets;
 use crate::engine::docker::Contexts;
 use crate::image::Logins;
-use crate::image::certificates;
-use crate::image::certificates::Authorities;
+use crate::image::certificates::{self, Authorities};
 use crate::plan::gc::policy;
 use crate::store::history::Reuse;
-use crate::sys::account;
-use crate::sys::account::home_of;
+use crate::sys::account::{self, home_of};
 use crate::sys::catalog::Directory;
 use crate::sys::error::{Error, Result};
-use crate::sys::trust;
-use crate::sys::trust::Current;
+use crate::sys::trust::{self, Current};
 use crate::ui::ci::System;
 
 /// The variables that are read and what they mean, for the documentation.
@@ -588,11 +585,6 @@ fn parse_user(text: &str) -> Result<BuildUser> {
         Error::invalid(format!("build user `{text}` is not `UID:GID`"))
             .help("ROCKENV_BUILD_USER=1000:1000 rockenv up ...")
     })
-}
-
-/// Returns a variable of a process inside an env, where rockenv stands in for another program.
-pub fn inherited(name: &str) -> Option<std::ffi::OsString> {
-    std::env::vars_os().find_map(|(known, value)| (known == name).then_some(value))
 }
 
 #[cfg(test)]

@@ -19,8 +19,7 @@ use crate::engine::{BuildUser, Root, session};
 use crate::plan::checked;
 use crate::plan::record::Record;
 use crate::plan::resolve::Spec;
-use crate::sys::atomic;
-use crate::sys::atomic::random_id;
+use crate::sys::atomic::{self, random_id};
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::tree;
 

@@ -18,10 +18,8 @@ use crate::plan::gc::roots::Roots;
 use crate::plan::gc::{Frozen, Inventory};
 use crate::store::inventory::{Look, allocated};
 use crate::sys::error::{Result, ResultExt as _};
-use crate::tree;
-use crate::tree::Method;
-use crate::tree::measure;
 use crate::tree::measure::{Options, Root};
+use crate::tree::{self, Method, measure};
 
 /// The class and owner of what stays.
 const KEPT: u32 = 0;

@@ -12,8 +12,7 @@ use crate::plan::gc::roots::tops;
 use crate::plan::record::Origin;
 use crate::sys::atomic;
 use crate::sys::error::{Error, Kind, Result};
-use crate::tree;
-use crate::tree::Method;
+use crate::tree::{self, Method};
 
 /// How long somebody else may take to empty the trash before the freed bytes are counted without it.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -8,42 +8,10 @@ use serde::{Deserialize, Serialize};
 
 use super::layer::{Layer, VolumeState};
 use super::{LockedEnv, Store};
-use crate::plan::checked;
+pub use crate::plan::layer::{History, VolumesFrom};
 use crate::plan::record::{Head, Record};
 use crate::sys::error::Result;
 use crate::tree::Method;
-
-/// How the build volumes of a layer began.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum History {
-    /// Each step up to it began with the build volumes that the step before left, or with empty ones.
-    Clean,
-    /// A step began with what another build, or a command of `exec`, had left in them.
-    Incremental {
-        /// The layer on which that build stood, where it had one.
-        #[serde(default, deserialize_with = "checked::names")]
-        on: Option<String>,
-    },
-}
-
-/// Where the content of an env's live build volumes comes from.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct VolumesFrom {
-    /// The layer that has the same, but for what an unfinished step added; `None`: they began empty.
-    #[serde(default, deserialize_with = "checked::names")]
-    pub layer: Option<String>,
-    /// How they began.
-    pub history: History,
-}
-
-impl VolumesFrom {
-    /// Empty volumes.
-    pub const NOTHING: Self = Self {
-        layer: None,
-        history: History::Clean,
-    };
-}
 
 /// Which layers serve an env that did not make them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

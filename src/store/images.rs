@@ -17,50 +17,16 @@ use sha2::{Digest as _, Sha256};
 use super::check::names;
 use super::{Lock, Store};
 use crate::image::recipe::Pin;
-use crate::image::tar::unpack::stop_if;
-use crate::image::{self, BuildContext, Built, Logins, Package, Progress, Recipe};
+use crate::image::{self, BuildContext, Built, Logins, Progress, Recipe};
 use crate::plan::checked;
-use crate::sys::atomic;
-use crate::sys::atomic::random_id;
+pub use crate::plan::image::Image;
+use crate::sys::atomic::{self, random_id};
 use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::signals::stop_if;
 use crate::tree;
 
 /// How long `gc` may take with downloads, which it renames one after the other.
 const SWEEP_WAIT: Duration = Duration::from_secs(60);
-
-/// A built image, `image.json`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Image {
-    /// Names its directory: recipe, what it resolved to, packages and content.
-    #[serde(deserialize_with = "checked::names")]
-    pub key: String,
-    /// Recipe's name when it was built.
-    pub name: String,
-    /// Digest of the recipe.
-    #[serde(deserialize_with = "checked::names")]
-    pub recipe: String,
-    /// Digest of the manifest that the recipe resolved to, for a container image.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub resolved: Option<String>,
-    /// The variables that a container image gives commands; nothing for other images, and for what older versions built.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub env: Option<BTreeMap<String, String>>,
-    /// Digest of the tree.
-    pub digest: String,
-    /// When it was built.
-    pub built: Timestamp,
-    /// Latest modification time in the tree, in seconds since 1970; given again, the same tree comes out.
-    pub source_date: i64,
-    /// Distribution, as its os-release names it.
-    pub distribution: String,
-    /// Packages with versions.
-    pub packages: Vec<Package>,
-    /// Apparent size of its files, in bytes.
-    pub bytes: u64,
-    /// Milliseconds that building it took.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub took_ms: Option<u64>,
-}
 
 /// What a recipe stands for at present.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -124,7 +90,7 @@ impl Image {
             hash.update(u64::try_from(part.len()).unwrap_or(u64::MAX).to_le_bytes());
             hash.update(part);
         }
-        Ok(image::hex(&hash.finalize()))
+        Ok(hex::encode(hash.finalize()))
     }
 }
 

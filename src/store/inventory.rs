@@ -13,8 +13,7 @@ use super::{Store, lock};
 use crate::engine::hold::State;
 use crate::plan::gc::{Base, Env, Frozen, Inventory, Kept};
 use crate::sys::error::{Error, Result, ResultExt as _};
-use crate::tree::measure;
-use crate::tree::measure::scan_one;
+use crate::tree::measure::{self, scan_one};
 use crate::ui::size;
 
 /// What to look at closely.

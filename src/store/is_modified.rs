@@ -3,8 +3,7 @@
 use super::LockedEnv;
 use crate::plan::record::{Origin, Record};
 use crate::sys::error::Result;
-use crate::tree;
-use crate::tree::Method;
+use crate::tree::{self, Method};
 
 impl LockedEnv<'_> {
     /// Returns whether the live tree may hold changes since its snapshot, or a build volume that goes back with it.

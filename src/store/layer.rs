@@ -4,101 +4,25 @@
 //! A layer is published by one rename of a tree directory and never written again. Its id is the step's key;
 //! a step run again under the same key, and a snapshot somebody asked for, get an id of their own.
 
-use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
-use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
 
 use super::Store;
 use super::check::names;
-use super::history::History;
-use super::service::Kept;
 use crate::engine::Root;
 use crate::plan::checked;
-use crate::plan::pins::Pins;
-use crate::rocm::therock::Prints;
-use crate::sys::atomic;
-use crate::sys::atomic::random_id;
+pub use crate::plan::layer::{Cost, Layer, VolumeState};
+use crate::sys::atomic::{self, random_id};
 use crate::sys::error::{Error, Result, ResultExt as _};
-use crate::tree;
-use crate::tree::Method;
-
-/// What a layer remembers of a build volume.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum VolumeState {
-    /// Frozen with the layer.
-    Frozen,
-    /// The volume was empty.
-    Empty,
-    /// Not frozen: the content is in this live volume, if it is still there.
-    Live(String),
-}
+use crate::tree::{self, Method};
 
 impl checked::Names for VolumeState {
     /// Its volume is looked up, and never part of a path.
     fn all(&self, _: fn(&str) -> bool) -> bool {
         true
     }
-}
-
-/// A layer's description, `layer.json`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Layer {
-    /// Its directory's name.
-    #[serde(deserialize_with = "checked::names")]
-    pub id: String,
-    /// Step key, for a step's.
-    #[serde(default, deserialize_with = "checked::names")]
-    pub key: Option<String>,
-    /// The layer below; `None` is the image.
-    #[serde(default, deserialize_with = "checked::names")]
-    pub parent: Option<String>,
-    /// Id of the env that made it.
-    #[serde(deserialize_with = "checked::name_if_any")]
-    pub env: String,
-    /// The image at the bottom.
-    #[serde(deserialize_with = "checked::names")]
-    pub image_key: String,
-    /// The live tree it was, which tells a finished publication from one that never happened.
-    #[serde(deserialize_with = "checked::name_if_any")]
-    pub tree: String,
-    /// The step or snapshot, for people.
-    pub title: String,
-    /// When it was frozen.
-    pub created: Timestamp,
-    /// The boot during which it was frozen: until it is on disk, it counts only while that boot lasts.
-    pub boot: String,
-    /// Build volumes by name.
-    #[serde(deserialize_with = "checked::names")]
-    pub volumes: BTreeMap<String, VolumeState>,
-    /// How they began; [`Layer::history`] says what it means where it is not written down.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub history: Option<History>,
-    /// The image, where a service has the tree.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub kept: Option<Kept>,
-    /// What it took to make it, for a step's.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cost: Option<Cost>,
-    /// The fingerprints that its step found.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub prints: Option<Prints>,
-    /// What its step says that it fetched by itself.
-    #[serde(default, skip_serializing_if = "Pins::is_empty")]
-    pub pins: Pins,
-}
-
-/// What it took to make a layer, which `gc` weighs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Cost {
-    /// Bytes on disk that the layer holds and what it stands on does not; where a service has the tree, those there alone.
-    pub bytes: u64,
-    /// Wall clock of its step, in milliseconds.
-    pub wall_ms: u64,
 }
 
 impl Store {
@@ -356,7 +280,12 @@ pub fn boot_id() -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use jiff::Timestamp;
+
     use super::*;
+    use crate::plan::pins::Pins;
 
     #[test]
     fn of_two_layers_of_one_key_the_second_gets_another_id() {

@@ -11,10 +11,8 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::{LockedEnv, Store, check};
-use crate::plan::lockfile;
-use crate::plan::lockfile::Lockfile;
+use crate::plan::lockfile::{self, Lockfile};
 use crate::plan::resolve::Spec;
-use crate::profile::hex;
 use crate::store::export;
 use crate::sys::atomic;
 use crate::sys::error::{Error, Result};
@@ -84,7 +82,7 @@ impl Store {
             return Ok(None);
         };
         let text = fs::read_to_string(self.env_dir(&spec.name).join(COPY))?;
-        match hex(&Sha256::digest(&text)) == *digest {
+        match hex::encode(Sha256::digest(&text)) == *digest {
             true => Ok(Some(text)),
             false => Err(Error::unexpected(format!(
                 "env `{}` has lost the lock file that it was built from",
@@ -119,7 +117,7 @@ impl Store {
         };
         let directory = self.root.join("locks");
         fs::create_dir_all(&directory)?;
-        let name = hex(&Sha256::digest(known.file.as_os_str().as_bytes()));
+        let name = hex::encode(Sha256::digest(known.file.as_os_str().as_bytes()));
         let place = directory.join(format!("{name}.json"));
         if atomic::read_json::<Known>(&place).ok().flatten().as_ref() == Some(&known) {
             return Ok(());

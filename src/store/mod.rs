@@ -68,11 +68,9 @@ pub use layer::Layer;
 pub use lock::Lock;
 
 use crate::plan::jobs::Past;
-use crate::profile::hex;
 use crate::sys::atomic::random_id;
 use crate::sys::error::{Error, Result};
-use crate::tree;
-use crate::tree::Method;
+use crate::tree::{self, Method};
 
 /// Version of the layout; a newer one is refused, never migrated silently.
 const VERSION: u32 = 1;
@@ -201,7 +199,7 @@ impl Store {
         let digest = Sha256::digest(source.as_os_str().as_encoded_bytes());
         self.root
             .join("blobs/fingerprints")
-            .join(&hex(&digest)[..32])
+            .join(&hex::encode(digest)[..32])
     }
 
     fn create(root: &Path) -> Result<Self> {

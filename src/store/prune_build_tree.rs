@@ -16,10 +16,8 @@ use crate::rocm::therock::tree::{EXPUNGED, archived, is_top};
 use crate::store::gc_apply::Swept;
 use crate::sys::atomic::random_id;
 use crate::sys::error::Result;
-use crate::tree;
-use crate::tree::file;
 use crate::tree::file::Entry;
-use crate::tree::measure;
+use crate::tree::{self, file, measure};
 
 fn read(top: &Path, below: &Path) -> Option<String> {
     match file::read(top, below) {

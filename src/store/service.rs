@@ -8,11 +8,11 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
-use serde::{Deserialize, Serialize};
 
 use super::snapshot::Freeze;
 use super::{LockedEnv, Store};
 use crate::engine::docker::{Image, Object, Place, Service, What};
+pub use crate::plan::layer::Kept;
 use crate::sys::atomic;
 use crate::sys::error::{Error, Result};
 
@@ -22,15 +22,6 @@ const OBJECTS: &str = "objects.json";
 const MAX_LAYERS: usize = 100;
 /// How deep below an entry of the trash a list can be: an env's directory holds `trees/<id>/`.
 const DEPTH: usize = 2;
-
-/// A snapshot's image.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Kept {
-    /// The service's socket.
-    pub socket: PathBuf,
-    /// The image's id.
-    pub image: String,
-}
 
 impl Store {
     /// Returns the name that an image of the store has at a service.

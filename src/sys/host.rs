@@ -130,6 +130,20 @@ pub fn free_space(path: &Path) -> Result<u64> {
     Ok(space(path)?.free)
 }
 
+/// Returns a variable of a process inside an env, where rockenv stands in for another program.
+pub fn inherited(name: &str) -> Option<std::ffi::OsString> {
+    std::env::vars_os().find_map(|(known, value)| (known == name).then_some(value))
+}
+
+/// Returns whether a text can be the name of an environment variable in any shell.
+pub(crate) fn is_variable_name(text: &str) -> bool {
+    let first = |byte: u8| byte.is_ascii_alphabetic() || byte == b'_';
+    let mut bytes = text.bytes();
+    text.len() <= 256
+        && bytes.next().is_some_and(first)
+        && bytes.all(|byte| first(byte) || byte.is_ascii_digit())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

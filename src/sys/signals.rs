@@ -119,3 +119,10 @@ impl<'a> Cancel<'a> {
         }
     }
 }
+
+pub(crate) fn stop_if(cancel: &AtomicBool) -> Result<()> {
+    if cancel.load(Ordering::Relaxed) {
+        return Err(Error::new(Kind::Signal(2), "interrupted"));
+    }
+    Ok(())
+}

@@ -15,8 +15,7 @@ use nix::fcntl::OFlag;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use crate::engine::BuildUser;
-use crate::profile::hex;
+use crate::sys::account::BuildUser;
 use crate::sys::atomic;
 use crate::sys::error::{Error, Result};
 use crate::sys::process::Program;
@@ -203,7 +202,7 @@ pub(crate) fn digest(directory: &Path) -> Result<String> {
     for name in [CONFIGURATION].into_iter().chain(DIRECTORIES) {
         walk.add(directory, Path::new(name), 0)?;
     }
-    Ok(hex(&walk.hash.finalize()))
+    Ok(hex::encode(walk.hash.finalize()))
 }
 
 struct Walk {
@@ -281,7 +280,7 @@ impl Trusted {
     }
 
     fn file(user: &Path, path: &Path) -> PathBuf {
-        let name = hex(&Sha256::digest(path.as_os_str().as_bytes()));
+        let name = hex::encode(Sha256::digest(path.as_os_str().as_bytes()));
         Self::directory(user).join(format!("{}.json", &name[..32]))
     }
 

@@ -12,11 +12,10 @@ use nix::sys::stat::{FchmodatFlags, FileStat, Mode, SFlag, UtimensatFlags, fstat
 use nix::sys::time::TimeSpec;
 use nix::unistd::{Gid, Uid, Whence};
 
-use crate::image::tar::unpack::stop_if;
 use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::signals::stop_if;
 use crate::tree::openat2;
-use crate::tree::root_fs;
-use crate::tree::root_fs::{STRICT, Tree};
+use crate::tree::root_fs::{self, STRICT, Tree};
 use crate::tree::xattr_names;
 
 /// Copies what is in `from` into the existing directory `into`, never following a link or entering a mount.

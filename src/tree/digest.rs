@@ -5,6 +5,8 @@
 //! (see `xattr`), and which names are one file. Out: inode numbers, allocation, access and change times, directory
 //! sizes: they depend on the file system or on having looked.
 
+mod content;
+
 use std::collections::HashMap;
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -16,13 +18,11 @@ use nix::fcntl::AtFlags;
 use nix::sys::stat::{FileStat, SFlag};
 use sha2::{Digest as _, Sha256};
 
-use crate::image::digest::content::{BLOCK, hash};
-use crate::image::hex;
-use crate::image::tar::unpack::stop_if;
 use crate::sys::error::{Result, ResultExt as _};
-use crate::tree::root_fs;
-use crate::tree::root_fs::Tree;
+use crate::sys::signals::stop_if;
+use crate::tree::root_fs::{self, Tree};
 use crate::tree::xattr_names;
+use content::{BLOCK, hash};
 
 /// The digest of a tree, and its size.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,7 +62,7 @@ pub fn digest(root: &Path, cancel: &AtomicBool) -> Result<Summary> {
         sha.update(node.record());
     }
     Ok(Summary {
-        digest: hex(&sha.finalize()),
+        digest: hex::encode(sha.finalize()),
         entries: nodes.len() as u64,
         bytes,
     })

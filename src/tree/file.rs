@@ -14,8 +14,7 @@ use nix::sys::time::TimeSpec;
 use nix::unistd::{UnlinkatFlags, fchown, unlinkat};
 
 use super::content::Transport;
-use crate::sys::beneath;
-use crate::sys::beneath::openat2;
+use crate::sys::beneath::{self, openat2};
 use crate::sys::error::{Error, Result, ResultExt as _};
 
 /// The largest file that is changed: hooks are for source code.

@@ -309,7 +309,7 @@ pub(crate) mod path {
             text.push_str(&chunk.valid().replace('\\', "\\x5c"));
             for byte in chunk.invalid() {
                 text.extend(['\\', 'x']);
-                text.push_str(&crate::profile::hex(&[*byte]));
+                text.push_str(&hex::encode([*byte]));
             }
         }
         text

@@ -11,7 +11,6 @@ use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::plan::resolve::Spec;
 use crate::sys::account::{Place, caller};
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::ui::event::{Cost, Outcome};
@@ -46,28 +45,6 @@ pub struct Row {
     /// Compilations that it did not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache_misses: Option<u64>,
-}
-
-impl Row {
-    /// Makes the row of a step that took nothing.
-    pub fn of(spec: &Spec, step: &str, key: &str, outcome: Outcome) -> Self {
-        let targets: Vec<&str> = spec.targets.iter().map(|target| target.name()).collect();
-        Self {
-            schema: SCHEMA,
-            time: Timestamp::now(),
-            env: spec.name.clone(),
-            profile: spec.profile.clone(),
-            target: targets.join(","),
-            engine: spec.engine.name().to_owned(),
-            step: step.to_owned(),
-            key: key.to_owned(),
-            outcome,
-            jobs: None,
-            cost: Cost::default(),
-            cache_hits: None,
-            cache_misses: None,
-        }
-    }
 }
 
 /// The file that rows are added to.

@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use crate::cli::image::{Subject, watched};
 use crate::execute::container;
 use crate::image::Progress;
 use crate::image::fetch;
@@ -25,6 +24,7 @@ use crate::ui::Reporter;
 use crate::ui::event::Event;
 use crate::up::context::Context;
 use crate::up::resolve::Prepared;
+use crate::up::task::{Subject, with_progress};
 
 /// A file that a cache is to have.
 #[derive(Clone, Debug)]
@@ -179,7 +179,7 @@ impl Fetching<'_> {
         let started = Instant::now();
         let blobs = self.store.root().join("blobs");
         let shown = Subject::Transfer(&what);
-        let found = watched(self.cx, shown, self.signals, self.reporter, |means| {
+        let found = with_progress(self.cx, shown, self.signals, self.reporter, |means| {
             let mut report = |done| (means.progress)(Progress::Bytes { done, total: None });
             gather(pieces, &blobs, means.mirrors, means.cancel, &mut report)
         })?;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::cli::remove::seize;
+use super::seize::seize;
 use crate::plan::resolve::{VolumeKind, VolumeSource};
 use crate::store::Store;
 use crate::store::ephemeral::Claim;

@@ -3,11 +3,9 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use crate::plan::resolve;
-use crate::plan::resolve::{Access, VolumeSource};
+use crate::plan::resolve::{self, Access, VolumeSource};
 use crate::sys::error::{Error, Kind, Result};
-use crate::sys::trust;
-use crate::sys::trust::Trusted;
+use crate::sys::trust::{self, Trusted};
 use crate::up::context::Context;
 use crate::up::resolve::Prepared;
 

@@ -8,11 +8,8 @@ use sha2::{Digest as _, Sha256};
 use super::select::Wish;
 use crate::engine::ninja;
 use crate::plan::Plan;
-use crate::plan::lockfile;
-use crate::plan::lockfile::{CacheFile, Choices, Fetched, Lockfile};
-use crate::plan::resolve;
-use crate::plan::resolve::{BuildUser, Spec, Step, VolumeSource};
-use crate::profile::hex;
+use crate::plan::lockfile::{self, CacheFile, Choices, Fetched, Lockfile};
+use crate::plan::resolve::{self, BuildUser, Spec, Step, VolumeSource};
 use crate::rocm::target::Target;
 use crate::rocm::therock::Prints;
 use crate::store::Store;
@@ -40,7 +37,7 @@ impl Pinned {
 
     /// Returns the SHA-256 of its text.
     pub(crate) fn digest(&self) -> Result<String> {
-        Ok(hex(&Sha256::digest(self.lock.text()?)))
+        Ok(hex::encode(Sha256::digest(self.lock.text()?)))
     }
 
     /// Returns the commit of a source volume.

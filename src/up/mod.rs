@@ -10,27 +10,28 @@ pub(crate) mod host_writes;
 pub(crate) mod locked;
 pub mod observe;
 pub(crate) mod offline;
+pub(crate) mod options;
 pub(crate) mod preflight;
 pub(crate) mod registry;
 pub(crate) mod resolve;
+pub(crate) mod seize;
 pub(crate) mod select;
 pub(crate) mod sources;
 pub(crate) mod summary;
+pub(crate) mod task;
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::cli::up::{UpArgs, options};
 use crate::engine::choose::Reason;
 use crate::engine::docker::Service;
 use crate::engine::ninja;
 use crate::execute::{Ended, Execution, Progress};
 use crate::plan::gc::Lease;
 use crate::plan::lockfile;
-use crate::plan::record;
-use crate::plan::record::{Head, Record};
+use crate::plan::record::{self, Head, Record};
 use crate::plan::resolve::{Spec, VolumeKind, VolumeSource};
 use crate::plan::{Action, Observed, Options, Plan, plan as decide};
 use crate::profile::Profile;
@@ -48,6 +49,7 @@ use crate::up::context::Context;
 use crate::up::downloads::Fetching;
 use crate::up::locked::Pinned;
 use crate::up::observe::{observe, wanted};
+use crate::up::options::{UpOptions, options};
 use crate::up::preflight::Needs;
 use crate::up::registry::{Source, wanted_image};
 use crate::up::resolve::Prepared;
@@ -58,7 +60,7 @@ const ATTEMPTS: usize = 5;
 /// Resolves, locks, plans and executes; again where what it counted on was removed before it could say so.
 pub(crate) fn converge(
     cx: &Context,
-    args: &UpArgs,
+    args: &UpOptions,
     store: &Store,
     mut prepared: Prepared,
     signals: &Signals,
@@ -96,7 +98,7 @@ pub(crate) fn converge(
 /// What is the same in all attempts.
 struct Run<'a> {
     cx: &'a Context,
-    args: &'a UpArgs,
+    args: &'a UpOptions,
     store: &'a Store,
     /// A registry, where one is asked.
     source: Option<Source<'a>>,
@@ -351,7 +353,7 @@ fn opening(profile: &Profile, spec: &Spec, asked: &Options) -> Option<String> {
 /// Refuses what cannot work before the image is made, which may take long.
 fn preflight_early(
     cx: &Context,
-    args: &UpArgs,
+    args: &UpOptions,
     store: &Store,
     prepared: &mut Prepared,
 ) -> Result<()> {
@@ -406,7 +408,7 @@ fn image_there(store: &Store, prepared: &Prepared) -> Result<Option<Image>> {
 /// Builds the image: as it was locked, or as its recipe says.
 fn build_image(
     cx: &Context,
-    args: &UpArgs,
+    args: &UpOptions,
     store: &Store,
     prepared: &mut Prepared,
     reporter: &Reporter,
@@ -417,10 +419,10 @@ fn build_image(
     }
     let (name, recipe) = (&prepared.profile.image.value, &prepared.recipe);
     let Some(pinned) = &prepared.pinned else {
-        return crate::cli::image::build_with(cx, store, name, recipe, false, signals, reporter);
+        return crate::up::task::build_image(cx, store, name, recipe, false, signals, reporter);
     };
     let locked = &pinned.lock.image;
-    let image = crate::cli::image::locked(cx, store, recipe, locked, signals, reporter)?;
+    let image = crate::up::task::locked_image(cx, store, recipe, locked, signals, reporter)?;
     match image.key == locked.key {
         true => Ok(image),
         false => Err(pinned.drift(&lockfile::image(locked, &image))),

@@ -6,8 +6,7 @@ use std::path::Path;
 
 use crate::engine::docker::Service;
 use crate::plan::record::Snapshot;
-use crate::plan::resolve;
-use crate::plan::resolve::Spec;
+use crate::plan::resolve::{self, Spec};
 use crate::plan::{Found, Observed, Wanted};
 use crate::profile::Profile;
 use crate::store::history::Seeker;

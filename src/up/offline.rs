@@ -1,7 +1,6 @@
 //! Owns what `up --offline` says before it begins: everything that would have to be fetched, and not the first of it only.
 
-use crate::plan::resolve;
-use crate::plan::resolve::{VolumeKind, VolumeSource};
+use crate::plan::resolve::{self, VolumeKind, VolumeSource};
 use crate::store::Store;
 use crate::store::source::{Git, Repository};
 use crate::sys::error::{Error, Result};

@@ -434,11 +434,9 @@ fn existing(path: &Path) -> PathBuf {
 mod tests {
     use super::*;
     use crate::plan::jobs;
-    use crate::plan::resolve;
-    use crate::plan::resolve::{Chosen, Inputs};
+    use crate::plan::resolve::{self, Chosen, Inputs};
     use crate::plan::{Observed, Options, plan};
-    use crate::profile;
-    use crate::profile::hook;
+    use crate::profile::{self, hook};
     use crate::rocm::target::Target;
     use crate::up::observe::wanted;
 

@@ -4,8 +4,6 @@ use std::cell::Cell;
 use std::fmt::Display;
 use std::time::Instant;
 
-use crate::cli::image::{Subject, watched};
-use crate::cli::up::{UpArgs, options};
 use crate::engine::docker::Service;
 use crate::plan::resolve::Spec;
 use crate::plan::{Action, Options};
@@ -17,8 +15,10 @@ use crate::sys::signals::Signals;
 use crate::ui::event::Event;
 use crate::ui::{Reporter, size};
 use crate::up::context::Context;
+use crate::up::options::{UpOptions, options};
 use crate::up::plan_for;
 use crate::up::resolve::Prepared;
+use crate::up::task::{Subject, with_progress};
 
 /// Returns the repository that is named, else the configured one.
 pub(crate) fn repository(cx: &Context, named: Option<&str>) -> Result<Repository> {
@@ -80,7 +80,7 @@ impl<'a> Source<'a> {
     /// Returns it where it is asked for.
     pub(crate) fn new(
         cx: &'a Context,
-        args: &UpArgs,
+        args: &UpOptions,
         signals: &'a Signals,
         reporter: &'a Reporter,
     ) -> Result<Option<Self>> {
@@ -111,7 +111,7 @@ impl<'a> Source<'a> {
         let shown = Subject::Transfer(&what);
         let started = Instant::now();
         let user = &self.cx.config.user;
-        let pulled = watched(self.cx, shown, self.signals, self.reporter, |means| {
+        let pulled = with_progress(self.cx, shown, self.signals, self.reporter, |means| {
             share::pull(
                 store,
                 &self.repository,
@@ -171,7 +171,7 @@ impl<'a> Source<'a> {
         }
         let what = shown(&self.repository);
         let shown = Subject::Transfer(&what);
-        let found = watched(self.cx, shown, self.signals, self.reporter, |means| {
+        let found = with_progress(self.cx, shown, self.signals, self.reporter, |means| {
             share::image(&self.repository, &wanted, means)
         });
         let found = self.or_build(found)?.flatten();
@@ -189,7 +189,7 @@ impl<'a> Source<'a> {
         }
         let what = shown(&self.repository);
         let shown = Subject::Transfer(&what);
-        let found = watched(self.cx, shown, self.signals, self.reporter, |means| {
+        let found = with_progress(self.cx, shown, self.signals, self.reporter, |means| {
             share::available(&self.repository, keys, self.reuse, means)
         });
         Ok(self.or_build(found)?.flatten())
@@ -259,7 +259,7 @@ pub(crate) fn remote(
     source: &Source<'_>,
     store: Option<&Store>,
     prepared: &mut Prepared,
-    args: &UpArgs,
+    args: &UpOptions,
     mut spec: Spec,
 ) -> Result<Remote> {
     if prepared.inputs.image_key.starts_with("unbuilt ") && source.stand_on_image(prepared)? {

@@ -4,11 +4,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::{checkout, hooks};
-use crate::plan::resolve;
-use crate::plan::resolve::{VolumeKind, VolumeSource};
+use crate::plan::resolve::{self, VolumeKind, VolumeSource};
 use crate::store::Store;
-use crate::store::source;
-use crate::store::source::{Git, Repository};
+use crate::store::source::{self, Git, Repository};
 use crate::sys::error::Result;
 use crate::sys::signals::{Cancel, Signals};
 use crate::ui::Reporter;

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::{Check, Facts, missing, note, ok};
-use crate::engine::Device;
+use crate::rocm::gpu::Device;
 use crate::rocm::gpu::Machine;
 use crate::rocm::gpu::probe::{Finding, Layer};
 

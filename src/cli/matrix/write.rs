@@ -16,8 +16,7 @@ use crate::plan::resolve;
 use crate::profile;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::host::Host;
-use crate::sys::process;
-use crate::sys::process::Program;
+use crate::sys::process::{self, Program};
 use crate::sys::signals::{Cancel, Signals};
 use crate::up::context::Context;
 

@@ -6,9 +6,8 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use fs_err as fs;
 
-use crate::cli::report;
-use crate::cli::report::MARK;
 use crate::cli::report::gather::gather;
+use crate::cli::report::{self, MARK};
 use crate::sys::account::{Existing, Place, caller};
 use crate::sys::error::Result;
 use crate::ui::text;

@@ -20,10 +20,8 @@ use crate::plan::samples;
 use crate::store::Store;
 use crate::store::usage::report::Class;
 use crate::sys::error::Result;
-use crate::sys::host;
-use crate::sys::host::Host;
-use crate::tree::file;
-use crate::tree::file::Entry;
+use crate::sys::host::{self, Host};
+use crate::tree::file::{self, Entry};
 use crate::ui::size;
 
 /// Lines of the failed step's log that are shown.

@@ -4,10 +4,8 @@
 use sha2::{Digest as _, Sha256};
 
 use super::Fact;
-use crate::plan::lockfile;
-use crate::plan::lockfile::Lockfile;
+use crate::plan::lockfile::{self, Lockfile};
 use crate::plan::resolve::Spec;
-use crate::profile::hex;
 use crate::store::{Record, Store};
 use crate::sys::error::Result;
 
@@ -48,7 +46,7 @@ pub(super) fn facts(store: &Store, record: &Record, spec: &Spec) -> Result<Vec<F
 }
 
 fn describe(lock: &Lockfile, followed: bool) -> Result<Vec<Fact>> {
-    let digest = hex(&Sha256::digest(lock.text()?));
+    let digest = hex::encode(Sha256::digest(lock.text()?));
     let seen = &lock.observed;
     let mut facts = vec![
         Fact::new("lock file", format!("sha256:{digest}")),

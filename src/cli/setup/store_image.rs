@@ -13,8 +13,7 @@ use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::host::free_space;
 use crate::sys::process::Program;
 use crate::sys::signals::Signals;
-use crate::tree;
-use crate::tree::Method;
+use crate::tree::{self, Method};
 use crate::ui::{Ui, size};
 
 /// btrfs in less has no room for what it keeps of itself.

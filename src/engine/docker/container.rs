@@ -18,7 +18,8 @@ use sha2::{Digest as _, Sha256};
 use super::listing::MADE;
 use super::{Flavour, Image, LATE, Labels, SLOW, SOON, Service, settled};
 use crate::engine::cgroup::SLICE;
-use crate::engine::{Bind, Container, Device, nspawn};
+use crate::engine::{Bind, Container, nspawn};
+use crate::rocm::gpu::Device;
 use crate::sys::error::{Error, Result};
 
 /// How often a container that was killed is looked at.

@@ -3,13 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use crate::sys::error::{Error, Result};
 use fs_err as fs;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
-
-use crate::profile::hex;
-use crate::sys::error::{Error, Result};
 
 /// The context that is none: the machine's own socket.
 const DEFAULT: &str = "default";
@@ -58,7 +56,7 @@ impl Contexts {
         let Some(name) = name.filter(|name| !name.is_empty() && name != DEFAULT) else {
             return Ok(None);
         };
-        let digest = hex(&Sha256::digest(name.as_bytes()));
+        let digest = hex::encode(Sha256::digest(name.as_bytes()));
         let path = directory
             .join("contexts/meta")
             .join(digest)

@@ -13,6 +13,7 @@ mod objects;
 mod ping;
 mod retry;
 mod unpack;
+pub use unpack::SUBCOMMAND as UNPACK;
 
 use crate::engine::docker::ping::greet;
 pub use container::{Place, State};

@@ -13,9 +13,10 @@ use bollard::query_parameters::CreateContainerOptionsBuilder;
 use super::container::{mount, ulimits};
 use super::{LATE, Place, Service};
 use crate::engine::{Bind, nspawn};
-use crate::execute::inside;
 use crate::sys::error::{Error, Kind, Result};
 
+/// Name of the subcommand that unpacks a layer.
+pub const SUBCOMMAND: &str = "__layer";
 /// Where the layer is inside.
 const LAYER: &str = "/run/rockenv/layer";
 /// Where what went wrong is written inside.
@@ -71,7 +72,7 @@ impl Service {
             security_opt: Some(vec!["label=disable".to_owned()]),
             ..HostConfig::default()
         };
-        let words = [inside::LAYER, LAYER, what.diff_id, REPORT];
+        let words = [SUBCOMMAND, LAYER, what.diff_id, REPORT];
         let body = ContainerCreateBody {
             image: Some(what.place.image.clone()),
             labels: Some(what.place.labels().map()),

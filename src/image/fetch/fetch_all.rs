@@ -9,8 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures_util::StreamExt as _;
 
-use crate::image::fetch;
-use crate::image::fetch::{Meter, POLL, Size, Wanted};
+use crate::image::fetch::{self, Meter, POLL, Size, Wanted};
 use crate::sys::checksum::Checksum;
 use crate::sys::error::{Error, Kind, Result};
 
@@ -138,7 +137,6 @@ mod tests {
     use sha2::{Digest as _, Sha256, Sha512};
 
     use super::*;
-    use crate::image::hex;
 
     /// Serves `/a` and `/b` with their own names as content, and nothing else; notes what was asked for.
     fn serve() -> (String, Arc<Mutex<Vec<String>>>) {
@@ -173,8 +171,8 @@ mod tests {
 
     fn piece(url: String, algorithm: &str, content: &str) -> Piece {
         let digits = match algorithm {
-            "SHA256" => hex(&Sha256::digest(content)),
-            _ => hex(&Sha512::digest(content)),
+            "SHA256" => hex::encode(Sha256::digest(content)),
+            _ => hex::encode(Sha512::digest(content)),
         };
         Piece {
             name: "n".to_owned(),
@@ -208,7 +206,10 @@ mod tests {
             assert_eq!(fs_err::read_to_string(&paths[1]).unwrap(), "b");
         }
         assert_eq!(seen.lock().unwrap().len(), 2);
-        let known = blobs.path().join("sha256").join(hex(&Sha256::digest("b")));
+        let known = blobs
+            .path()
+            .join("sha256")
+            .join(hex::encode(Sha256::digest("b")));
         assert_eq!(fs_err::read_to_string(&known).unwrap(), "b");
         // What `gc` took is fetched again, whatever still leads to it.
         fs_err::remove_file(&known).unwrap();

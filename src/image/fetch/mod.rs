@@ -9,15 +9,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::image::certificates::Authorities;
+use crate::sys::checksum::Algorithm;
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::sys::signals::stop_if;
 use nix::fcntl::{Flock, FlockArg};
 use reqwest::{Response, StatusCode};
 use sha2::digest::DynDigest;
-
-use super::hex;
-use crate::image::certificates::Authorities;
-use crate::image::tar::unpack::stop_if;
-use crate::sys::checksum::Algorithm;
-use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 
 pub(crate) const POLL: Duration = Duration::from_millis(100);
 
@@ -259,7 +257,7 @@ pub(super) async fn obtain(
 async fn file_under_sha256(partial: &Path, blob: &Path, blobs: &Path) -> Result<()> {
     let mut hash = Algorithm::Sha256.hasher();
     hash_on(&mut fs_err::File::open(partial)?, &mut *hash).await?;
-    let sha256 = hex(&hash.finalize());
+    let sha256 = hex::encode(hash.finalize());
     fs_err::create_dir_all(blobs.join("sha256"))?;
     fs_err::rename(partial, blobs.join("sha256").join(&sha256))?;
     // It leads nowhere where `gc` has removed what it led to.
@@ -292,7 +290,7 @@ async fn present(blob: &Path, wanted: &Wanted<'_>, meter: &Meter) -> Result<bool
     };
     let mut hash = wanted.algorithm.hasher();
     let size = hash_on(&mut file, &mut *hash).await?;
-    if hex(&hash.finalize()) != wanted.digest {
+    if hex::encode(hash.finalize()) != wanted.digest {
         fs_err::remove_file(blob)?;
         return Ok(false);
     }
@@ -356,7 +354,7 @@ async fn transfer(
     let mut hash = wanted.algorithm.hasher();
     let mut have = hash_on(&mut fs_err::File::open(partial)?, &mut *hash).await?;
     // Killed between the last byte and the rename.
-    if have > 0 && hex(&hash.box_clone().finalize()) == wanted.digest {
+    if have > 0 && hex::encode(hash.box_clone().finalize()) == wanted.digest {
         meter.done.fetch_add(have, Ordering::Relaxed);
         return Ok(wanted.digest.to_owned());
     }
@@ -421,7 +419,7 @@ async fn transfer(
         // The next attempt counts what is there anew.
         meter.done.fetch_sub(counted, Ordering::Relaxed);
     }
-    outcome.map(|()| hex(&hash.finalize()))
+    outcome.map(|()| hex::encode(hash.finalize()))
 }
 
 /// Fails with `Kind::Drift` unless the file has this SHA-256.
@@ -449,7 +447,7 @@ pub(crate) fn digest_of(
     loop {
         stop_if(cancel)?;
         match file.read(&mut buffer)? {
-            0 => return Ok(hex(&hash.finalize())),
+            0 => return Ok(hex::encode(hash.finalize())),
             amount => hash.update(&buffer[..amount]),
         }
     }

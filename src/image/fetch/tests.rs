@@ -36,7 +36,7 @@ fn ok(body: &[u8]) -> Vec<u8> {
 }
 
 fn get(url: &str, body: &[u8], blobs: &Path) -> Result<PathBuf> {
-    let sha256 = hex(&Sha256::digest(body));
+    let sha256 = hex::encode(Sha256::digest(body));
     fetch_by(
         url,
         &sha256,
@@ -102,10 +102,10 @@ fn a_damaged_blob_is_fetched_again() {
 fn a_server_without_ranges_starts_again() {
     let dir = tempfile::tempdir().unwrap();
     let url = serve(1, |_| ok(b"content"));
-    let partial = dir
-        .path()
-        .join("sha256")
-        .join(format!(".{}.partial", hex(&Sha256::digest(b"content"))));
+    let partial = dir.path().join("sha256").join(format!(
+        ".{}.partial",
+        hex::encode(Sha256::digest(b"content"))
+    ));
     fs_err::create_dir_all(partial.parent().unwrap()).unwrap();
     fs_err::write(&partial, "garbage that is longer").unwrap();
     get(&url, b"content", dir.path()).unwrap();

@@ -15,10 +15,10 @@ use nix::fcntl::AtFlags;
 use nix::sys::stat::{FileStat, SFlag, fstat, fstatat};
 
 use crate::image::tar::pack::{Packer, cannot, join, open_file};
-use crate::image::tar::unpack::{Limits, stop_if};
+use crate::image::tar::unpack::Limits;
 use crate::sys::error::{Error, Result, ResultExt as _};
-use crate::tree::root_fs;
-use crate::tree::root_fs::Tree;
+use crate::sys::signals::stop_if;
+use crate::tree::root_fs::{self, Tree};
 use crate::tree::xattr_names;
 
 /// What goes into a layer.

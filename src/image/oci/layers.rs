@@ -17,7 +17,6 @@ use nix::unistd::UnlinkatFlags;
 use sha2::{Digest as _, Sha256};
 
 use crate::image::compression::decompressed;
-use crate::image::hex;
 use crate::image::tar::lossy;
 use crate::image::tar::unpack::{Options, Report, Unpacker, cannot, open_path, refused};
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
@@ -138,7 +137,7 @@ impl<R: BufRead> Hashed<R> {
                 .context(|| "cannot read the layer to its end".into())?
                 .len();
             if amount == 0 {
-                return Ok(hex(&self.sha256.finalize()));
+                return Ok(hex::encode(self.sha256.finalize()));
             }
             self.consume(amount);
         }
@@ -343,7 +342,7 @@ mod tests {
             ..Options::default()
         };
         let mut layers = Layers::upon(root.path(), &options, Deletions::Apply).unwrap();
-        let digest = hex(&Sha256::digest(&archive));
+        let digest = hex::encode(Sha256::digest(&archive));
         layers
             .apply(
                 archive.as_slice(),

@@ -13,9 +13,7 @@ use super::manifest::{
 };
 use super::reference::{Platform, Reference, sha256};
 use crate::image::fetch::sha256_of;
-use crate::image::hex;
-use crate::image::tar::unpack;
-use crate::image::tar::unpack::unpack;
+use crate::image::tar::unpack::{self, unpack};
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::tree::root_fs::Tree;
 
@@ -129,7 +127,7 @@ fn document(tree: &Tree, descriptor: &Descriptor, limit: u64) -> Result<Vec<u8>>
     let sha256 = descriptor.sha256()?;
     let bytes = read(tree, &blob(sha256), limit)?
         .ok_or_else(|| refused(format!("`{}` is not in it", blob(sha256))))?;
-    let found = hex(&Sha256::digest(&bytes));
+    let found = hex::encode(Sha256::digest(&bytes));
     same_size(&blob(sha256), bytes.len() as u64, descriptor.size)?;
     match found == sha256 {
         true => Ok(bytes),
@@ -289,7 +287,7 @@ fn from_docker(
     };
     let config = read(tree, &image.config, MAX_CONFIG)?
         .ok_or_else(|| refused(format!("`{}` is not in it", image.config.escape_debug())))?;
-    let found = hex(&Sha256::digest(&config));
+    let found = hex::encode(Sha256::digest(&config));
     // The file is called by its digest, with `.json` or without.
     let name = image.config.rsplit('/').next().unwrap_or_default();
     let name = name.trim_end_matches(".json");

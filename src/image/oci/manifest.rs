@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use super::reference::{Platform, sha256};
-use crate::profile::value;
 use crate::sys::error::{Error, Kind, Result};
+use crate::sys::host::is_variable_name;
 
 /// A manifest or index of the usual registries has some kilobytes; registries themselves refuse more than this.
 pub(crate) const MAX_MANIFEST: u64 = 4 << 20;
@@ -278,10 +278,10 @@ impl Configuration {
         for entry in entries {
             // The last one counts, as in a container of any engine.
             match entry.split_once('=') {
-                Some((name, text)) if value::variable(name).is_ok() && !text.contains('\0') => {
+                Some((name, text)) if is_variable_name(name) && !text.contains('\0') => {
                     self.env.insert(name.to_owned(), text.to_owned());
                 }
-                Some((name, _)) if value::variable(name).is_ok() => self.left_out.push(format!(
+                Some((name, _)) if is_variable_name(name) => self.left_out.push(format!(
                     "variable `{name}` of the image: its value contains a NUL byte"
                 )),
                 _ => {

@@ -23,11 +23,11 @@ pub(crate) use oci_client::RegistryOperation;
 
 use super::recipe::Oci;
 use super::{BuildContext, Progress};
-use crate::image::fetch;
-use crate::image::fetch::{Meter, POLL, Size};
+use crate::image::fetch::{self, Meter, POLL, Size};
 use crate::image::oci::layers::Layers;
-use crate::image::tar::unpack::{Options, Report, stop_if};
+use crate::image::tar::unpack::{Options, Report};
 use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::signals::stop_if;
 use layout::Layout;
 use manifest::{Configuration, Document, MAX_CONFIG, MAX_NESTING, Manifest};
 pub(crate) use manifest::{Descriptor, MAX_MANIFEST, damaged, refused};

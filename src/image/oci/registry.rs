@@ -16,10 +16,9 @@ use sha2::{Digest as _, Sha256};
 use super::credentials::{self, Login};
 use super::manifest::{Descriptor, MANIFEST_TYPES, MAX_MANIFEST, damaged, refused};
 use super::reference::{Reference, is_host, is_repository, sha256};
+use crate::image::Logins;
 use crate::image::certificates::Authorities;
-use crate::image::fetch;
-use crate::image::fetch::{Meter, Size, Wanted};
-use crate::image::{Logins, hex};
+use crate::image::fetch::{self, Meter, Size, Wanted};
 use crate::sys::checksum::Algorithm;
 use crate::sys::error::{Error, Kind, Result};
 
@@ -164,7 +163,7 @@ impl Registry {
                 )));
             }
         }
-        let found = hex(&Sha256::digest(&bytes));
+        let found = hex::encode(Sha256::digest(&bytes));
         match promised {
             Some(promised) if promised != found => Err(damaged(
                 &format!("the manifest of `{what}`"),

@@ -11,9 +11,10 @@ use nix::sys::stat::{FchmodatFlags, Mode, UtimensatFlags};
 use nix::sys::time::TimeSpec;
 use nix::unistd::{Gid, Uid};
 
-use super::unpack::{Unpacker, cannot, refused, stop_if};
+use super::unpack::{Unpacker, cannot, refused};
 use crate::image::tar::{Entry, Kind, Reader, lossy};
 use crate::sys::error::{Result, ResultExt as _};
+use crate::sys::signals::stop_if;
 use crate::tree::{root_fs, xattr_names};
 
 /// Attributes a directory gets at the end.

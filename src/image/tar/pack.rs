@@ -14,8 +14,9 @@ use nix::sys::stat::{FileStat, Mode, SFlag};
 use nix::unistd::Whence;
 use tar::{EntryType, Header};
 
-use super::unpack::{Limits, stop_if};
+use super::unpack::Limits;
 use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::signals::stop_if;
 use crate::tree::{root_fs, xattr_names};
 
 const BLOCK: u64 = 512;

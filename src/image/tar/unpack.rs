@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::io::{BufRead, Read};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, OpenHow};
@@ -19,7 +19,8 @@ use super::apply::{Attributes, copy_data};
 use crate::image::compression::decompressed;
 use crate::image::oci::layers::{Layer, WHITEOUT};
 use crate::image::tar::{Entry, Kind, Reader, lossy};
-use crate::sys::error::{Error, Kind as ErrorKind, Result, ResultExt as _};
+use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::signals::stop_if;
 use crate::tree::openat2;
 use crate::tree::{root_fs, xattr_names};
 
@@ -581,13 +582,6 @@ pub(crate) fn open_path(parent: BorrowedFd<'_>, path: &[u8]) -> nix::Result<Owne
         path,
         OpenHow::new().flags(flags).resolve(root_fs::STRICT),
     )
-}
-
-pub(crate) fn stop_if(cancel: &AtomicBool) -> Result<()> {
-    if cancel.load(Ordering::Relaxed) {
-        return Err(Error::new(ErrorKind::Signal(2), "interrupted"));
-    }
-    Ok(())
 }
 
 pub(crate) fn refused(what: String) -> Error {

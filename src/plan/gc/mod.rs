@@ -18,7 +18,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::store::{Layer, Record};
+use crate::plan::layer::Layer;
+use crate::plan::record::Record;
 pub use decide::plan;
 use policy::Limits;
 use roots::{Roots, Why};

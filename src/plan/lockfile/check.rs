@@ -5,12 +5,11 @@ use std::path::Path;
 
 use super::steps::{differing, words};
 use super::{Fetched, LockedImage, LockedPrints, LockedSource, LockedStep, Lockfile};
-use crate::plan::pins;
-use crate::plan::pins::Pins;
+use crate::plan::image::Image;
+use crate::plan::pins::{self, Pins};
 use crate::plan::resolve::{Spec, VolumeKind, VolumeSource};
 use crate::rocm::target::Target;
 use crate::rocm::therock::Prints;
-use crate::store::images::Image;
 use crate::sys::error::{Error, Kind};
 
 /// How many differences an error tells of.

@@ -11,8 +11,7 @@ use nix::sys::stat::Mode;
 
 use super::{CacheFile, Lockfile, VERSION};
 use crate::profile::Origin;
-use crate::sys::account;
-use crate::sys::account::{Existing, Place, Rights};
+use crate::sys::account::{self, Existing, Place, Rights};
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 
 /// More than any lock file has: a larger file is something else.

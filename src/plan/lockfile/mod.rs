@@ -23,10 +23,10 @@ pub use file::{parse, place, read, write};
 
 use crate::image::Package;
 use crate::image::recipe::Pin;
+use crate::plan::image::Image;
 use crate::plan::pins::Pins;
 use crate::plan::resolve::StepKey;
 use crate::rocm::therock::Prints;
-use crate::store::images::Image;
 
 /// Version of the format. A file of a newer one is refused, one of an older one always read.
 ///

@@ -5,7 +5,6 @@ use super::{Hook, Step, Volume};
 use crate::plan::resolve::spec::Inputs;
 use crate::profile::Profile;
 use crate::rocm::therock::Prints;
-use crate::store::source::is_untracked;
 use crate::sys::error::{Error, Result};
 
 /// Gives the steps their keys; returns the step that has to run before those of later ones are what they will be.
@@ -89,4 +88,12 @@ fn fingerprints(step: &Step, inputs: &Inputs) -> Result<Vec<(String, String)>> {
         ))),
     };
     step.inputs.iter().map(print).collect()
+}
+
+/// Ends the fingerprint of a checkout with files that git does not track.
+pub(crate) const UNTRACKED: &str = "?";
+
+/// Returns whether a fingerprint is of a checkout with files that git does not track, its submodules' included.
+pub(crate) fn is_untracked(fingerprint: &str) -> bool {
+    fingerprint.ends_with(UNTRACKED)
 }

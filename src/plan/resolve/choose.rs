@@ -3,8 +3,7 @@
 use std::borrow::Cow;
 
 use crate::profile::{is_path, value};
-use crate::rocm::target;
-use crate::rocm::target::Target;
+use crate::rocm::target::{self, Target};
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::suggest;
 

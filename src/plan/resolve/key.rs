@@ -11,7 +11,6 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::{Action, BuildUser, Step, User, Volume, VolumeKind};
-use crate::profile::hex;
 use crate::rocm::gpu::Extras;
 
 /// Starts every base key. Another number gives every key a new value: all envs are built again.
@@ -44,7 +43,7 @@ impl StepKey {
         hash.update(parent);
         hash.update([0]);
         hash.update(content);
-        Self(hex(&hash.finalize()))
+        Self(hex::encode(hash.finalize()))
     }
 }
 
@@ -136,7 +135,7 @@ pub(super) fn parts(step: &Step, around: &Surroundings<'_>) -> BTreeMap<String, 
     let content = content(step, around);
     let mut parts = BTreeMap::new();
     let mut add = |name: &str, text: String| {
-        let digest = hex(&Sha256::digest(text));
+        let digest = hex::encode(Sha256::digest(text));
         parts.insert(name.to_owned(), digest[..12].to_owned());
     };
     let action = match content.action {

@@ -35,6 +35,8 @@ pub use crate::profile::{
 };
 use crate::rocm::gpu::Extras;
 use crate::rocm::target::Target;
+pub use crate::sys::account::BuildUser;
+pub(crate) use chain::{UNTRACKED, is_untracked};
 
 /// Version of the saved form.
 pub const VERSION: u32 = 1;
@@ -128,31 +130,6 @@ impl Spec {
     /// Returns the volumes that a step sees, in the order to mount them.
     pub fn visible(&self, step: &Step) -> impl Iterator<Item = &Volume> {
         self.volumes.iter().filter(|volume| step.sees(volume))
-    }
-}
-
-/// The user that steps run as, and that owns what they make.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BuildUser {
-    /// Name in the env.
-    pub name: String,
-    /// Number, the invoking user's.
-    pub uid: u32,
-    /// Number of the group.
-    pub gid: u32,
-    /// Home in the env.
-    pub home: String,
-}
-
-impl BuildUser {
-    /// Returns the user every env has, with the invoking user's numbers.
-    pub fn new(uid: u32, gid: u32) -> Self {
-        Self {
-            name: "builder".to_owned(),
-            uid,
-            gid,
-            home: "/home/builder".to_owned(),
-        }
     }
 }
 

@@ -13,8 +13,7 @@ use crate::profile::{
     Action, Choice, CopyItem, ExportItem, FROM_SOURCE, Fingerprints, Published, Step, When, input,
     value,
 };
-use crate::rocm::target;
-use crate::rocm::target::Target;
+use crate::rocm::target::{self, Target};
 use crate::sys::suggest;
 
 /// Variants, and ways of `--from`, that a `when` can name.

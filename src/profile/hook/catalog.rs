@@ -6,9 +6,8 @@ use serde_spanned::Spanned;
 use sha2::{Digest as _, Sha256};
 
 use super::{Applies, Edit, Hook, Patch, Script, Work, file};
-use crate::profile::{hex, value};
-use crate::rocm::target;
-use crate::rocm::target::Target;
+use crate::profile::value;
+use crate::rocm::target::{self, Target};
 use crate::sys::catalog::{Directory, Listed};
 use crate::sys::error::{Error, Result};
 use crate::sys::{builtin, catalog};
@@ -259,7 +258,11 @@ impl Check<'_> {
                     self.error(file, format!("cannot read patch `{name}`"))
                         .source(cause)
                 })?;
-                (name.clone(), hex(&Sha256::digest(&bytes)), Some(bytes))
+                (
+                    name.clone(),
+                    hex::encode(Sha256::digest(&bytes)),
+                    Some(bytes),
+                )
             }
             (None, Some(url), Some(sha256)) => {
                 if !url.get_ref().starts_with("https://") {

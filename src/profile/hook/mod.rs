@@ -15,16 +15,14 @@ use std::path::PathBuf;
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
+use crate::rocm::target::Target;
+use crate::sys::error::{Error, Result};
 pub use apply::{Change, Changes, Found, apply};
 pub use catalog::{list, load};
 pub(crate) use early::files;
 pub use early::{Early, early};
 pub use file::schema;
 pub use patch::{FilePatch, parse as parse_patch};
-
-use crate::profile::hex;
-use crate::rocm::target::Target;
-use crate::sys::error::{Error, Result};
 
 /// A hook, read and checked.
 #[derive(Clone, Debug)]
@@ -138,7 +136,7 @@ impl Hook {
     pub fn digest(&self) -> Result<String> {
         let text = serde_json::to_vec(&self.work)
             .map_err(|error| Error::unexpected("cannot encode a hook").source(error))?;
-        Ok(hex(&Sha256::digest(text)))
+        Ok(hex::encode(Sha256::digest(text)))
     }
 
     /// Makes an error about this hook.

@@ -3,6 +3,7 @@
 //!
 //! Everything is read below a root directory, so that a test can be another machine.
 
+mod device;
 pub mod probe;
 pub mod select;
 #[cfg(test)]
@@ -17,9 +18,9 @@ use serde::{Deserialize, Serialize};
 
 pub use select::{Choice, Selector};
 
-use crate::engine::Device;
 use crate::rocm::target::Target;
 use crate::sys::error::{Error, Result};
+pub use device::Device;
 
 /// The node of the compute driver, which all GPUs share.
 pub const KFD: &str = "/dev/kfd";

@@ -14,7 +14,7 @@ use nix::sys::stat::{Mode, SFlag};
 use serde::{Deserialize, Serialize};
 
 use super::KFD;
-use crate::engine::Device;
+use crate::rocm::gpu::Device;
 use crate::sys::error::{Error, Kind, Result};
 
 /// What said no.

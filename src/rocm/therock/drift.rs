@@ -6,8 +6,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::{Checkout, Excluded, StageKind};
-use crate::rocm::target;
-use crate::rocm::target::Target;
+use crate::rocm::target::{self, Target};
 
 /// The stages that profiles build on, and how often each is built.
 const STAGES: [(&str, StageKind); 11] = [

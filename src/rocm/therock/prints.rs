@@ -11,7 +11,6 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use super::Checkout;
-use crate::profile::hex;
 use crate::sys::error::{Error, Result};
 
 /// The longest file that is read, in bytes: a list of some hundred names, or a digest.
@@ -55,7 +54,9 @@ impl Prints {
             hash.update([0]);
         }
         let artifacts = listed.into_keys().map(|artifact| {
-            let print = hashes.remove(&artifact).map(|hash| hex(&hash.finalize()));
+            let print = hashes
+                .remove(&artifact)
+                .map(|hash| hex::encode(hash.finalize()));
             (artifact, print)
         });
         Ok(Self {

@@ -16,10 +16,8 @@ use super::super::document::{Document, MAX_CONFIG, Manifest};
 use super::super::pull::Wanted;
 use super::{INDEX, MARK, blob, is_part};
 use crate::image::fetch::Meter;
-use crate::image::hex;
 use crate::image::oci::{Descriptor, MAX_MANIFEST, damaged, refused};
-use crate::image::tar;
-use crate::image::tar::{Reader, broken, lossy};
+use crate::image::tar::{self, Reader, broken, lossy};
 use crate::store::export;
 use crate::store::shared::Blob;
 use crate::sys::error::{Error, Result};
@@ -178,7 +176,7 @@ impl Layout {
             // Another task of this thread looks whether all this is still wanted.
             tokio::task::yield_now().await;
         }
-        match hex(&hash.finalize()) {
+        match hex::encode(hash.finalize()) {
             found if found == blob.sha256 => Ok(piece),
             found => Err(damaged("a layer in it", &found, &blob.sha256)),
         }
@@ -196,7 +194,7 @@ impl Layout {
         let (mut part, _) = self.open_blob(sha256, descriptor.size)?;
         let mut bytes = Vec::new();
         part.read_to_end(&mut bytes)?;
-        match hex(&Sha256::digest(&bytes)) {
+        match hex::encode(Sha256::digest(&bytes)) {
             found if found == sha256 => Ok(bytes),
             found => Err(damaged(&format!("`{}`", blob(sha256)), &found, sha256)),
         }

@@ -22,9 +22,7 @@ use tokio::sync::mpsc::Receiver;
 
 use super::super::document::MANIFEST;
 use super::{BLOBS, Form, INDEX, INDEX_TYPE, MARK, MARK_TEXT, NAME, TAG, blob};
-use crate::image::hex;
-use crate::sys::account;
-use crate::sys::account::Rights;
+use crate::sys::account::{self, Rights};
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 
 /// How what is in a layout is found: nowhere else.
@@ -241,7 +239,7 @@ impl Draft {
             .ok_or_else(|| Error::unexpected("a layout without an image"))?;
         let mut sizes = Vec::new();
         for bytes in [&config, &manifest] {
-            let sha256 = hex(&Sha256::digest(bytes));
+            let sha256 = hex::encode(Sha256::digest(bytes));
             self.member(&blob(&sha256), bytes)?;
             sizes.push((sha256, bytes.len() as u64));
         }

@@ -12,16 +12,14 @@ use jiff::Timestamp;
 use super::inventory::{ASIDE, Read, is_busy, names};
 use super::{Inventory, Mend, Problem, examine};
 use crate::engine::docker::Service;
-use crate::plan::record;
-use crate::plan::record::{Head, Origin, Record, Snapshot};
+use crate::plan::record::{self, Head, Origin, Record, Snapshot};
 use crate::plan::resolve::Spec;
 use crate::store::access::{self, MODE};
 use crate::store::env::lock_alone;
 use crate::store::{Format, Layer, Lock, Store, VERSION, lock, random_id};
 use crate::sys::atomic;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
-use crate::tree;
-use crate::tree::Method;
+use crate::tree::{self, Method};
 
 /// What a repair did about something.
 #[derive(Clone, Debug, PartialEq, Eq)]

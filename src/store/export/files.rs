@@ -13,9 +13,7 @@ use nix::fcntl::{OFlag, OpenHow, ResolveFlag};
 use sha2::{Digest as _, Sha256};
 
 use super::Manifest;
-use crate::profile::hex;
-use crate::sys::account;
-use crate::sys::account::caller;
+use crate::sys::account::{self, caller};
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::tree::listing::{Content, Entry, Listing, Place, look};
 use crate::tree::openat2;
@@ -281,7 +279,7 @@ pub(crate) fn digest(directory: &Path, below: &Path) -> Result<String> {
         // `fs_err` says which file it was.
         let count = file.read(&mut buffer)?;
         if count == 0 {
-            return Ok(hex(&hash.finalize()));
+            return Ok(hex::encode(hash.finalize()));
         }
         hash.update(&buffer[..count]);
     }

@@ -9,7 +9,6 @@ use sha2::{Digest as _, Sha256};
 use super::Named;
 use crate::plan::lockfile::Lockfile;
 use crate::plan::resolve::{Spec, VolumeSource};
-use crate::profile::hex;
 use crate::profile::hook::Hook;
 use crate::store::images::Image;
 use crate::sys::error::{Error, Result};
@@ -53,11 +52,11 @@ impl Subject {
         let (sha256, annotations) = match named {
             Named::File(sha256) => (sha256.clone(), BTreeMap::new()),
             Named::Symlink(target) => (
-                hex(&Sha256::digest(target)),
+                hex::encode(Sha256::digest(target)),
                 [("type", text("symlink")), ("target", text(target))].into(),
             ),
             Named::Directory => (
-                hex(&Sha256::digest("")),
+                hex::encode(Sha256::digest("")),
                 [("type", text("directory"))].into(),
             ),
         };

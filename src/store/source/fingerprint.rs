@@ -11,11 +11,8 @@ use sha2::{Digest as _, Sha256};
 use super::Git;
 use super::checkout::Checkout;
 use super::stamp::{self, Stamp};
-use crate::profile::hex;
+use crate::plan::resolve::{UNTRACKED, is_untracked};
 use crate::sys::error::Result;
-
-/// Ends the fingerprint of a checkout with files that git does not track.
-const UNTRACKED: &str = "?";
 
 impl Git<'_> {
     /// Returns a fingerprint of a source: the one in the file `known`, where nothing was touched since that was written.
@@ -97,7 +94,7 @@ impl Git<'_> {
             "--binary",
         ])?);
         let untracked = if untracked { UNTRACKED } else { "" };
-        let digest = hex(&hash.finalize());
+        let digest = hex::encode(hash.finalize());
         Ok(format!("git:{head}+{digest}{untracked}"))
     }
 
@@ -137,7 +134,7 @@ impl Git<'_> {
         }
         let mut hash = Sha256::new();
         hash_file(path, &mut hash)?;
-        Ok(format!("content:{}", hex(&hash.finalize())))
+        Ok(format!("content:{}", hex::encode(hash.finalize())))
     }
 
     /// Hashes names, kinds, permissions and contents below a directory; times do not count.
@@ -162,13 +159,8 @@ impl Git<'_> {
                 }
             }
         }
-        Ok(format!("content:{}", hex(&hash.finalize())))
+        Ok(format!("content:{}", hex::encode(hash.finalize())))
     }
-}
-
-/// Returns whether a fingerprint is of a checkout with files that git does not track, its submodules' included.
-pub fn is_untracked(fingerprint: &str) -> bool {
-    fingerprint.ends_with(UNTRACKED)
 }
 
 /// Something that differs from a commit.

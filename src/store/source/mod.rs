@@ -12,15 +12,12 @@ mod stamp;
 use std::path::{Path, PathBuf};
 
 pub use checkout::Checkout;
-pub use fingerprint::is_untracked;
 pub use git::Git;
 
-use fs_err as fs;
-use sha2::{Digest as _, Sha256};
-
-use crate::profile::hex;
 use crate::store::{Lock, Store};
 use crate::sys::error::{Error, Result, ResultExt as _};
+use fs_err as fs;
+use sha2::{Digest as _, Sha256};
 
 /// A repository as a profile names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,10 +62,11 @@ impl Repository {
         hash.update(&self.url);
         hash.update([0]);
         hash.update(self.rev.as_deref().unwrap_or_default());
-        store
-            .root()
-            .join("sources")
-            .join(format!("{}-{}", self.name, &hex(&hash.finalize())[..12]))
+        store.root().join("sources").join(format!(
+            "{}-{}",
+            self.name,
+            &hex::encode(hash.finalize())[..12]
+        ))
     }
 
     /// Clones it if it is not there, checks that it is what the profile says, and returns its directory.

@@ -7,9 +7,8 @@ use fs_err as fs;
 use serde::Serialize;
 
 use crate::rocm::therock::tree::is_top;
-use crate::tree;
-use crate::tree::file;
 use crate::tree::file::Entry;
+use crate::tree::{self, file};
 
 /// What a directory in TheRock's build tree is for. What is made of hard links comes after what they link to: its own bytes
 /// are then what it really adds.

@@ -8,8 +8,8 @@ use std::sync::OnceLock;
 
 use fs_err as fs;
 
-use crate::plan::resolve::BuildUser;
 use crate::sys::error::{Error, Result};
+use serde::{Deserialize, Serialize};
 
 pub(crate) use place::{Existing, Place, make_directories, mode_and_owner, resolved};
 pub(crate) use rights::Rights;
@@ -127,5 +127,30 @@ mod tests {
         let text = "root:x:0:\nvideo:x:44:ann,bob\nrender:x:109:bob\nbad:x:no:bob\nempty:x:7:\n";
         assert_eq!(members(text, "bob").collect::<Vec<_>>(), [44, 109]);
         assert_eq!(members(text, "").count(), 0);
+    }
+}
+
+/// The user that steps run as, and that owns what they make.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BuildUser {
+    /// Name in the env.
+    pub name: String,
+    /// Number, the invoking user's.
+    pub uid: u32,
+    /// Number of the group.
+    pub gid: u32,
+    /// Home in the env.
+    pub home: String,
+}
+
+impl BuildUser {
+    /// Returns the user every env has, with the invoking user's numbers.
+    pub fn new(uid: u32, gid: u32) -> Self {
+        Self {
+            name: "builder".to_owned(),
+            uid,
+            gid,
+            home: "/home/builder".to_owned(),
+        }
     }
 }

@@ -8,8 +8,8 @@ use nix::fcntl::{OFlag, OpenHow};
 use nix::unistd::Whence;
 use sha2::{Digest as _, Sha256};
 
-use crate::image::tar::unpack::stop_if;
 use crate::sys::error::Result;
+use crate::sys::signals::stop_if;
 use crate::tree::openat2;
 use crate::tree::root_fs;
 

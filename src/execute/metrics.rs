@@ -1,0 +1,29 @@
+//! Owns the row of `up --metrics` for a step.
+
+use jiff::Timestamp;
+
+use crate::plan::resolve::Spec;
+use crate::ui::event::{Cost, Outcome};
+use crate::ui::metrics::{Row, SCHEMA};
+
+impl Row {
+    /// Makes the row of a step that took nothing.
+    pub fn of(spec: &Spec, step: &str, key: &str, outcome: Outcome) -> Self {
+        let targets: Vec<&str> = spec.targets.iter().map(|target| target.name()).collect();
+        Self {
+            schema: SCHEMA,
+            time: Timestamp::now(),
+            env: spec.name.clone(),
+            profile: spec.profile.clone(),
+            target: targets.join(","),
+            engine: spec.engine.name().to_owned(),
+            step: step.to_owned(),
+            key: key.to_owned(),
+            outcome,
+            jobs: None,
+            cost: Cost::default(),
+            cache_hits: None,
+            cache_misses: None,
+        }
+    }
+}

@@ -1,3 +1,0 @@
-//!
-
-pub(crate) mod content;

@@ -1,0 +1,120 @@
+//! Owns taking an env from whatever runs in it.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::engine::hold::State;
+use crate::store::{LockedEnv, Store, lock};
+use crate::sys::error::{Kind, Result};
+
+/// How long whoever holds an env may take to stop after being asked.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// How long a request is given before a stronger one follows.
+const POLITE: Duration = Duration::from_secs(1);
+
+/// Locks an env: asks its holder to stop, ever less politely, and waits until nothing runs in it. Returns whether
+/// anything did.
+pub(crate) fn seize<'a>(store: &'a Store, name: &str, verb: &str) -> Result<(LockedEnv<'a>, bool)> {
+    let started = Instant::now();
+    let mut asked = Asked::Nobody;
+    loop {
+        // Taking the lock also ends and cleans up what a killed command left.
+        match store.lock_env(name, verb, Duration::ZERO) {
+            Ok(env) => return Ok((env, asked != Asked::Nobody)),
+            Err(error) if error.kind() == Kind::Busy => {
+                let waited = started.elapsed();
+                if waited > PATIENCE {
+                    return Err(error);
+                }
+                if asked == Asked::Nobody {
+                    // `up` stops its step and writes down where it was.
+                    if let Some(pid) =
+                        holder(store, name).and_then(|holder| i32::try_from(holder.pid).ok())
+                        && is_rockenv(pid)
+                    {
+                        let _: nix::Result<()> = kill(Pid::from_raw(pid), Signal::SIGTERM);
+                    }
+                    asked = Asked::Command;
+                } else if asked == Asked::Command && waited > POLITE {
+                    // The command may be gone already and the container shared by others, or deaf.
+                    if let Some(state) = State::read(&store.env_dir(name).join("run")) {
+                        state.terminate()?;
+                    }
+                    asked = Asked::Container;
+                } else if asked == Asked::Container && waited > POLITE * 3 {
+                    if let Some(state) = State::read(&store.env_dir(name).join("run")) {
+                        state.kill(PATIENCE)?;
+                    }
+                    asked = Asked::Kernel;
+                } else if asked == Asked::Kernel && waited > POLITE * 8 {
+                    kill_deaf(&store.env_dir(name).join("lock"))?;
+                    asked = Asked::Holder;
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Who was asked to stop, so far.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Asked {
+    Nobody,
+    Command,
+    Container,
+    Kernel,
+    Holder,
+}
+
+/// Returns whether a process is rockenv: the number may have gone to somebody else.
+fn is_rockenv(pid: i32) -> bool {
+    let ours = std::env::current_exe().ok();
+    match fs_err::read_link(format!("/proc/{pid}/exe")) {
+        // In a user namespace of its own, as without root, it shows no more than its name.
+        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+            let name = |pid: &str| fs_err::read_to_string(format!("/proc/{pid}/comm")).ok();
+            name("self").is_some() && name("self") == name(&pid.to_string())
+        }
+        theirs => ours.is_some() && ours == theirs.ok(),
+    }
+}
+
+/// Says who holds an env, where anybody does.
+pub(crate) fn holder(store: &Store, env: &str) -> Option<lock::Holder> {
+    lock::holder(&lock::env_lock(&store.env_dir(env)))
+}
+
+/// Kills the processes that keep an env locked and answer nobody: holders, whose containers are gone by now, and commands that
+/// were stopped (SIGSTOP). The next command that locks the env cleans up what they leave.
+fn kill_deaf(lock: &Path) -> Result<()> {
+    let lock = fs_err::canonicalize(lock)?;
+    for entry in fs_err::read_dir("/proc")?.flatten() {
+        let name = entry.file_name();
+        let Some(pid) = name.to_str().and_then(|name| name.parse::<i32>().ok()) else {
+            continue;
+        };
+        let open = fs_err::read_dir(entry.path().join("fd"));
+        let mut open = open.into_iter().flatten().flatten();
+        let keeps = open.any(|open| fs_err::read_link(open.path()).is_ok_and(|to| to == lock));
+        if keeps && (is_holder(&entry.path()) || is_rockenv(pid) && is_stopped(&entry.path())) {
+            let _: nix::Result<()> = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+    }
+    Ok(())
+}
+
+fn is_holder(process: &Path) -> bool {
+    let line = fs_err::read(process.join("cmdline")).unwrap_or_default();
+    line.split(|byte| *byte == 0).nth(1) == Some(b"__hold")
+}
+
+fn is_stopped(process: &Path) -> bool {
+    let status = fs_err::read_to_string(process.join("status")).unwrap_or_default();
+    let state = status.lines().find_map(|line| line.strip_prefix("State:"));
+    state.is_some_and(|state| state.trim_start().starts_with('T'))
+}

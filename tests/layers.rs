@@ -1,0 +1,218 @@
+//! The rooms of `src/`: which there are, and that a room imports only from itself and from rooms below it.
+
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+use proc_macro2::{Delimiter, TokenStream, TokenTree};
+
+/// From top to bottom; `docs/architecture.md` says what each is for.
+const ROOMS: [&str; 15] = [
+    "cli", "up", "matrix", "remote", "execute", "share", "store", "engine", "plan", "profile",
+    "image", "rocm", "tree", "ui", "sys",
+];
+
+/// No file is longer, so that one can be read at a sitting.
+const LINES: usize = 600;
+
+fn rank(room: &str) -> Option<usize> {
+    ROOMS.iter().position(|known| *known == room)
+}
+
+/// Every Rust file below `src/`, relative to it.
+fn files() -> Vec<PathBuf> {
+    fn walk(directory: &Path, found: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                walk(&path, found);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                found.push(path);
+            }
+        }
+    }
+    let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut found = Vec::new();
+    walk(&top, &mut found);
+    found.sort();
+    found
+        .iter()
+        .map(|path| path.strip_prefix(&top).unwrap().to_owned())
+        .collect()
+}
+
+fn text(file: &Path) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(file)).unwrap()
+}
+
+/// The names of other rooms that tokens mention, each with its line.
+#[derive(Default)]
+struct Mentions {
+    found: Vec<(String, usize)>,
+}
+
+impl Mentions {
+    /// Collects what follows `crate::` and what follows as many `super::` as lead to the crate from `depth` modules below it.
+    fn collect(&mut self, tokens: TokenStream, depth: usize) {
+        let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+        let mut at = 0;
+        while at < tokens.len() {
+            match &tokens[at] {
+                TokenTree::Ident(word) if word == "crate" || word == "super" => {
+                    let mut up = if word == "crate" { depth } else { 1 };
+                    at += 1;
+                    while follows(&tokens, at) && is(&tokens, at + 2, "super") {
+                        up += 1;
+                        at += 3;
+                    }
+                    if follows(&tokens, at) && up == depth {
+                        self.first(&tokens[at + 2..]);
+                    }
+                }
+                TokenTree::Group(group) => {
+                    let opens = group.delimiter() == Delimiter::Brace;
+                    let inner = opens && at >= 2 && is(&tokens, at - 2, "mod");
+                    self.collect(group.stream(), depth + usize::from(inner));
+                    at += 1;
+                }
+                TokenTree::Literal(literal) => {
+                    // A path in an attribute of serde's.
+                    let literal = literal.to_string();
+                    if let Some(path) = literal.strip_prefix("\"crate::") {
+                        let room = path.split("::").next().unwrap_or_default();
+                        let line = tokens[at].span().start().line;
+                        self.found.push((room.to_owned(), line));
+                    }
+                    at += 1;
+                }
+                TokenTree::Ident(_) | TokenTree::Punct(_) => at += 1,
+            }
+        }
+    }
+
+    /// Takes the name that a path goes on with, or those of the group.
+    fn first(&mut self, tokens: &[TokenTree]) {
+        match tokens.first() {
+            Some(TokenTree::Ident(word)) => {
+                self.found
+                    .push((word.to_string(), word.span().start().line));
+            }
+            Some(TokenTree::Group(group)) => {
+                let mut begins = true;
+                for token in group.stream() {
+                    match &token {
+                        TokenTree::Ident(word) if begins => {
+                            self.found
+                                .push((word.to_string(), word.span().start().line));
+                        }
+                        _ => {}
+                    }
+                    begins = matches!(&token, TokenTree::Punct(mark) if mark.as_char() == ',');
+                }
+            }
+            Some(TokenTree::Punct(_) | TokenTree::Literal(_)) | None => {}
+        }
+    }
+}
+
+fn is(tokens: &[TokenTree], at: usize, word: &str) -> bool {
+    matches!(tokens.get(at), Some(TokenTree::Ident(ident)) if ident == word)
+}
+
+/// Does `::` stand there?
+fn follows(tokens: &[TokenTree], at: usize) -> bool {
+    let colon =
+        |at| matches!(tokens.get(at), Some(TokenTree::Punct(mark)) if mark.as_char() == ':');
+    colon(at) && colon(at + 1)
+}
+
+/// How many modules below the crate a file is.
+fn depth(file: &Path) -> usize {
+    let parts = file.components().count();
+    if file.ends_with("mod.rs") {
+        parts - 1
+    } else {
+        parts
+    }
+}
+
+/// The imports of a file's text that run upward, as `FILE:LINE: ROOM imports from ROOM`.
+fn upward(file: &Path, text: &str) -> Vec<String> {
+    let room = file
+        .components()
+        .next()
+        .unwrap()
+        .as_os_str()
+        .to_str()
+        .unwrap();
+    let own = rank(room).unwrap_or_else(|| panic!("src/{} is in no room", file.display()));
+    let tokens: TokenStream = text.parse().unwrap();
+    let mut mentions = Mentions::default();
+    mentions.collect(tokens, depth(file));
+    let upward = mentions
+        .found
+        .into_iter()
+        .filter(|(name, _)| match rank(name) {
+            Some(other) => other < own,
+            // Only rooms are below the crate: a path to anything else would be a way round.
+            None => true,
+        });
+    upward
+        .map(|(name, line)| format!("src/{}:{line}: {room} imports from {name}", file.display()))
+        .collect()
+}
+
+#[test]
+fn imports_run_downward() {
+    let all: Vec<String> = files()
+        .iter()
+        .filter(|file| file.components().count() > 1)
+        .flat_map(|file| upward(file, &text(file)))
+        .collect();
+    assert!(all.is_empty(), "{}", all.join("\n"));
+}
+
+#[test]
+fn an_import_that_runs_upward_is_found_however_it_is_written() {
+    for (line, found) in [
+        ("use crate::up::Context;", "up"),
+        ("use crate::{sys::error, cli};", "cli"),
+        ("use super::super::store::Store;", "store"),
+        (
+            "mod tests { use super::super::super::store::Store; }",
+            "store",
+        ),
+        ("fn f() { m!(crate::execute::run()); }", "execute"),
+        ("#[serde(with = \"crate::share::x\")] struct A;", "share"),
+        ("use crate::run;", "run"),
+    ] {
+        let text = format!("//! A file.\n\n{line}\n");
+        let expected = format!("src/tree/remove.rs:3: tree imports from {found}");
+        assert_eq!(upward(Path::new("tree/remove.rs"), &text), [expected]);
+    }
+    let text = "use crate::sys::error;\nuse super::measure;\nuse super::super::ui;\nuse crate::tree::{clone, remove};\n";
+    assert!(upward(Path::new("tree/remove.rs"), text).is_empty());
+}
+
+#[test]
+fn there_are_these_rooms_and_no_others() {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut names: Vec<String> = fs::read_dir(top)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    let mut expected: Vec<String> = ROOMS.iter().map(|room| (*room).to_owned()).collect();
+    expected.extend(["lib.rs", "main.rs"].map(str::to_owned));
+    expected.sort();
+    assert_eq!(names, expected);
+}
+
+#[test]
+fn files_can_be_read_at_a_sitting() {
+    for file in files() {
+        let lines = text(&file).lines().count();
+        assert!(lines <= LINES, "src/{} has {lines} lines", file.display());
+    }
+}
