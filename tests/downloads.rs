@@ -199,7 +199,7 @@ fn what_cannot_be_had_is_named_and_mirrors_are_asked() {
     );
     store.configure(&mirror);
     let address = format!("http://{}/mirror/x/one-1.0.tar.gz", web.host);
-    store.rockenv(&["up", name]).exits(1).says(&[
+    store.rockenv(&["up", name]).exits(4).says(&[
         &format!("cannot fetch `one-1.0.tar.gz` from `{address}`"),
         "404",
         "run the same command again",

@@ -13,6 +13,8 @@ mod files;
 mod full_registry;
 #[path = "share/histories.rs"]
 mod histories;
+#[path = "share/liar.rs"]
+mod liar;
 #[path = "share/meanwhile.rs"]
 mod meanwhile;
 #[path = "share/proxy.rs"]

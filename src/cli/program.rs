@@ -9,7 +9,7 @@ use crate::cli::{Cli, GlobalArgs};
 use crate::cli::{completions, dispatch};
 use crate::engine::shim;
 use crate::execute::inside;
-use crate::image::certificates;
+use crate::image::{certificates, fetch};
 use crate::rocm::target::Learned;
 use crate::rocm::{gpu, target};
 use crate::store::config::Config;
@@ -48,6 +48,7 @@ pub(crate) fn run() -> ExitCode {
         }
         ui = Ui::new(settings(&cli.global, Some(&config)));
         certificates::configure(config.authorities.clone());
+        fetch::configure(config.http_timeout);
         let cx = Context {
             config,
             ui: ui.clone(),

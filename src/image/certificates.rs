@@ -150,22 +150,6 @@ impl Authorities {
     }
 }
 
-impl Authorities {
-    /// Returns the same for logging in to registries, one by one.
-    pub(crate) fn for_registries() -> Result<Vec<oci_client::client::Certificate>> {
-        let pem = match configured() {
-            None | Some(Self::Host) => return Ok(Vec::new()),
-            Some(files @ Self::Files(_)) => files.pem()?,
-        };
-        let all = pem.split_inclusive(END).filter(|one| one.contains(BEGIN));
-        let certificate = |one: &str| oci_client::client::Certificate {
-            encoding: oci_client::client::CertificateEncoding::Pem,
-            data: one.as_bytes().to_vec(),
-        };
-        Ok(all.map(certificate).collect())
-    }
-}
-
 /// Returns the machine's own list.
 fn host() -> Option<String> {
     let read = |place| fs::read_to_string(Path::new("/").join(place)).ok();

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 
+use crate::image::tar::unpack::Limits;
+
 const CHUNK: usize = 512 << 10;
 /// Small archives may have any ratio: a few kilobytes of text say nothing.
 const RATIO_FLOOR: u64 = 64 << 20;
@@ -62,9 +64,12 @@ impl<R: Read> Read for Counted<R> {
 /// Calls `consume` with the decompressed stream; decompression runs in a thread of its own.
 pub(super) fn decompressed<T>(
     source: impl Read + Send,
-    ratio: u64,
+    limits: &Limits,
     consume: impl FnOnce(&mut dyn BufRead) -> T,
 ) -> io::Result<T> {
+    let Limits {
+        ratio, unpacked, ..
+    } = *limits;
     let mut head = Vec::new();
     let mut source = source;
     source.by_ref().take(6).read_to_end(&mut head)?;
@@ -96,6 +101,10 @@ pub(super) fn decompressed<T>(
                         if total > RATIO_FLOOR && total / compressed > ratio {
                             Err(invalid(format!(
                                 "it grows more than {ratio} times when it is decompressed ({compressed} bytes became {total})"
+                            )))
+                        } else if total > unpacked {
+                            Err(invalid(format!(
+                                "it has more than the {unpacked} bytes that were announced"
                             )))
                         } else {
                             Ok(chunk)
@@ -193,7 +202,7 @@ mod tests {
     use std::io::Write as _;
 
     fn round(data: &[u8]) -> Vec<u8> {
-        decompressed(data, 200, |stream| {
+        decompressed(data, &Limits::default(), |stream| {
             let mut out = Vec::new();
             stream.read_to_end(&mut out).map(|_| out)
         })
@@ -223,7 +232,7 @@ mod tests {
     #[test]
     fn a_cut_stream_is_an_error() {
         let zstd = zstd::encode_all(&b"some text".repeat(1000)[..], 1).unwrap();
-        let outcome = decompressed(&zstd[..zstd.len() - 5], 200, |stream| {
+        let outcome = decompressed(&zstd[..zstd.len() - 5], &Limits::default(), |stream| {
             stream.read_to_end(&mut Vec::new())
         })
         .unwrap();

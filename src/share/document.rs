@@ -139,6 +139,8 @@ struct RootFs {
 #[serde(rename_all = "camelCase")]
 pub(super) struct Manifest {
     schema_version: u32,
+    #[serde(default)]
+    media_type: String,
     pub(super) config: Descriptor,
     layers: Vec<Descriptor>,
     #[serde(default)]
@@ -281,8 +283,20 @@ impl Manifest {
         let manifest: Self = serde_json::from_slice(bytes).map_err(|error| {
             refused("its manifest is not one of a snapshot".into()).source(error)
         })?;
-        if manifest.schema_version != 2 || manifest.layers.len() > MAX_LAYERS {
+        let is_called = |name: &str| ["", MANIFEST].contains(&name);
+        if manifest.schema_version != 2
+            || !is_called(&manifest.media_type)
+            || manifest.layers.len() > MAX_LAYERS
+        {
             return Err(refused("its manifest is not one of a snapshot".into()));
+        }
+        for layer in &manifest.layers {
+            if ![LAYER, VOLUME].contains(&layer.media_type.as_str()) {
+                return Err(refused(format!(
+                    "a layer is of the type `{}`, which no snapshot has",
+                    layer.media_type.escape_debug()
+                )));
+            }
         }
         Ok(manifest)
     }

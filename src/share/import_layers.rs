@@ -25,7 +25,7 @@ use crate::share::service_image;
 use crate::store::images::{Image, Means};
 use crate::store::layer::{VolumeState, boot_id};
 use crate::store::service::Kept;
-use crate::store::shared::{Arrival, Shared};
+use crate::store::shared::{Arrival, Blob, Shared};
 use crate::store::{Layer, Store};
 use crate::sys::atomic::random_id;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
@@ -532,6 +532,17 @@ enum On {
     Overlay,
 }
 
+/// Returns what a layer may use up: what its manifest says; where it says nothing, it may grow as much as an image's.
+fn limits(blob: &Blob) -> Limits {
+    match blob.unpacked {
+        Some(unpacked) => Limits {
+            unpacked,
+            ..Limits::SNAPSHOT
+        },
+        None => Limits::default(),
+    }
+}
+
 /// Downloads as they come.
 struct Downloaded<'a> {
     news: Receiver<(usize, Piece)>,
@@ -547,7 +558,7 @@ impl Downloaded<'_> {
         // As in the store that it came from: what a container may open is its engine's to say.
         let options = Options {
             devices: Devices::Make,
-            limits: Limits::SNAPSHOT,
+            limits: limits(&document.blobs[index]),
             ..Options::default()
         };
         let mut layers = match on {

@@ -20,7 +20,7 @@ pub use push::{Push, Pushed, export, push};
 use std::sync::atomic::AtomicBool;
 
 use crate::image::fetch::{self, Meter};
-use crate::image::oci::{Access, Reference, Registry, RegistryOperation};
+use crate::image::oci::{Access, Operation, Reference, Registry};
 use crate::store::images::Means;
 use crate::sys::error::{Error, Kind, Result};
 
@@ -54,7 +54,7 @@ impl Repository {
             .or_else(|| self.reference.tag.clone())
     }
 
-    fn open(&self, operation: RegistryOperation, means: &mut Means<'_>) -> Result<Registry> {
+    fn open(&self, operation: Operation, means: &mut Means<'_>) -> Result<Registry> {
         let progress = &mut *means.progress;
         let tick = &mut || {
             progress(crate::image::Progress::Bytes {

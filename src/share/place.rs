@@ -16,9 +16,9 @@ pub(super) enum Destination<'a> {
 
 impl Destination<'_> {
     /// Returns whether a layer is there.
-    pub(super) async fn has(&self, sha256: &str) -> Result<bool> {
+    pub(super) async fn has(&self, sha256: &str, size: u64) -> Result<bool> {
         match self {
-            Self::Registry(registry) => registry.has(Part::Blob, &format!("sha256:{sha256}")).await,
+            Self::Registry(registry) => registry.has_blob(sha256, size).await,
             Self::Layout(draft) => Ok(draft.has(sha256)),
         }
     }

@@ -14,7 +14,7 @@ use super::{RECIPE, Repository, recipe_tag, watched};
 use crate::engine::BuildUser;
 use crate::engine::docker::Service;
 use crate::image::fetch::Meter;
-use crate::image::oci::{Part, Registry, RegistryOperation, sha256};
+use crate::image::oci::{Operation, Part, Registry, sha256};
 use crate::share::import_layers::take;
 use crate::store::Store;
 use crate::store::history::Reuse;
@@ -97,13 +97,13 @@ pub fn available(
     reuse: Reuse,
     means: &mut Means<'_>,
 ) -> Result<Option<String>> {
-    let registry = repository.open(RegistryOperation::Pull, means)?;
+    let registry = repository.open(Operation::Pull, means)?;
     let meter = Meter::default();
     let cancel = means.cancel;
     watched(cancel, &meter, means.progress, async || {
         // Asked for together, as most of the time goes by on the way.
         let mut found = futures_util::stream::iter(keys)
-            .map(async |key| (key, registry.has(Part::Manifest, key).await))
+            .map(async |key| (key, registry.has(key).await))
             .buffered(PARALLEL);
         while let Some((key, has)) = found.next().await {
             if !has? {
@@ -132,7 +132,7 @@ pub fn image(
     means: &mut Means<'_>,
 ) -> Result<Option<Image>> {
     let (tag, aside) = (wanted.tag(), tempfile::tempdir()?);
-    let registry = repository.open(RegistryOperation::Pull, means)?;
+    let registry = repository.open(Operation::Pull, means)?;
     let meter = Meter::default();
     let document = watched(means.cancel, &meter, means.progress, async || {
         find(&registry, &tag, aside.path()).await
@@ -157,7 +157,7 @@ pub fn pull(
     means: &mut Means<'_>,
 ) -> Result<Option<Pulled>> {
     let tag = wanted.tag();
-    let registry = repository.open(RegistryOperation::Pull, means)?;
+    let registry = repository.open(Operation::Pull, means)?;
     let cannot = || format!("cannot pull `{tag}` from `{repository}`");
     // From the first on, as one may wait for hours until it is unpacked.
     let _downloads = store.keep_downloads()?;

@@ -15,10 +15,10 @@ use super::document::{Document, MANIFEST, Manifest, Snapshot, Step, Volume};
 use super::layout::Draft;
 use super::place::Destination;
 use super::pull::find;
-use super::upload::send;
+use super::upload::{send, took_nothing};
 use super::{Repository, recipe_tag, watched};
-use crate::image::fetch::Meter;
-use crate::image::oci::RegistryOperation;
+use crate::image::fetch::{Meter, long_patience};
+use crate::image::oci::Operation;
 use crate::image::oci::changes::Changes;
 use crate::share::service_image::{self, Kept};
 use crate::store::images::{Image, Means};
@@ -65,7 +65,7 @@ pub fn push(
     what: &Push<'_>,
     means: &mut Means<'_>,
 ) -> Result<Pushed> {
-    let registry = repository.open(RegistryOperation::Push, means)?;
+    let registry = repository.open(Operation::Push, means)?;
     send_all(store, Destination::Registry(&registry), what, means)
         .context(|| format!("cannot push to `{repository}`"))
 }
@@ -318,7 +318,7 @@ impl Pushing<'_> {
         there: impl Fn() -> Result<bool>,
     ) -> Result<Blob> {
         if let Some(blob) = known
-            && self.to.has(&blob.sha256).await?
+            && self.to.has(&blob.sha256, blob.size).await?
         {
             self.pushed.there += 1;
             return Ok(blob);
@@ -359,9 +359,13 @@ impl Pushing<'_> {
             }
         }
         let sha256 = hex::encode(Sha256::digest(&config));
-        if !self.to.has(&sha256).await? {
-            let digest = async || Ok(Some(sha256));
-            registry.upload(config.into(), digest).await?;
+        let size = config.len() as u64;
+        if !registry.has_blob(&sha256, size).await? {
+            let digest = async || Ok(Some((sha256, size)));
+            let sent = registry.upload(config.into(), digest);
+            tokio::time::timeout(long_patience(), sent)
+                .await
+                .map_err(|_| took_nothing())??;
         }
         registry.publish(tag, MANIFEST, &manifest).await?;
         self.pushed.tags += 1;

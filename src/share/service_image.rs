@@ -114,7 +114,7 @@ pub(super) async fn send(
         let known = store.shared_layer(&layer.id).ok().flatten();
         let known = known.and_then(|shared| shared.tree);
         let there = match &known {
-            Some(blob) => to.has(&blob.sha256).await?,
+            Some(blob) => to.has(&blob.sha256, blob.size).await?,
             None => false,
         };
         found.push(known.filter(|_| there));

@@ -11,10 +11,11 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 use zstd::zstd_safe::CParameter;
 
 use super::place::Destination;
-use crate::image::fetch::STALLED;
+use crate::image::fetch::long_patience;
 use crate::image::oci::changes::{Changes, pack};
 use crate::store::shared::Blob;
 use crate::sys::error::{Error, Result};
+use crate::ui::size;
 
 const CHUNK: usize = 256 << 10;
 /// Chunks between the compressing thread and who takes them.
@@ -92,7 +93,8 @@ pub(super) async fn transfer(
     let mut sent = None;
     let digest = async || {
         let outcome = outcome().await?;
-        let digest = outcome.as_ref().map(|sent| sent.blob.sha256.clone());
+        let blob = outcome.as_ref().map(|sent| &sent.blob);
+        let digest = blob.map(|blob| (blob.sha256.clone(), blob.size));
         sent = outcome;
         Ok(digest)
     };
@@ -109,18 +111,18 @@ pub(super) async fn transfer(
             });
             tokio::select! {
                 outcome = registry.upload(reqwest::Body::wrap_stream(stream), digest) => outcome?,
-                () = stalled(&taken) => {
-                    return Err(Error::unavailable(format!(
-                        "the registry took nothing for {} minutes",
-                        STALLED.as_secs() / 60
-                    ))
-                    .help("the same command again goes on with this layer"));
-                }
+                () = stalled(&taken) => return Err(took_nothing()),
             }
         }
         Destination::Layout(draft) => draft.layer(pieces, digest).await?,
     }
     sent.ok_or_else(|| Error::unexpected("a layer was sent without its digest"))
+}
+
+pub(super) fn took_nothing() -> Error {
+    let patience = size::duration(long_patience());
+    Error::unavailable(format!("the registry took nothing for {patience}"))
+        .help("the same command again goes on with this layer")
 }
 
 /// Ends when the registry has taken nothing for long.
@@ -132,7 +134,7 @@ async fn stalled(taken: &AtomicU64) {
             return;
         }
         before = now;
-        tokio::time::sleep(STALLED).await;
+        tokio::time::sleep(long_patience()).await;
     }
 }
 

@@ -87,7 +87,7 @@ pub const EXIT_CODES: [(&str, &str); 14] = [
     ),
     (
         "4",
-        "an engine, device or tool is not available, or a container was ended from outside",
+        "an engine, device, tool, server or registry is not available, or a container was ended from outside",
     ),
     ("5", "a step failed"),
     ("6", "somebody else holds the env, image or store"),

@@ -366,7 +366,7 @@ fn what_was_interrupted_goes_on_in_the_next_run() {
     });
     fails(
         place.build(&pinned(&broken.host, &image), "a"),
-        Kind::Unexpected,
+        Kind::Unavailable,
         "503",
     );
     let to = registry.host.clone();
@@ -421,10 +421,48 @@ fn what_a_registry_makes_up_is_refused() {
         head.contains("/manifests/")
             .then(|| response("200 OK", "", &noise(8_000_000)))
     });
-    refused("away", Kind::Unexpected, "404", &|image, head| {
+    refused("away", Kind::Unavailable, "404", &|image, head| {
         head.contains(&digest(&image.blobs[0]))
             .then(|| response("404 Not Found", "", b""))
     });
+    // What is called otherwise than it is, and indexes that lead to indexes only.
+    let nested = |levels, kind: &str| {
+        let mut entry = make::descriptor(kind, &index(&[]));
+        let mut all = vec![index(&[])];
+        for _ in 0..levels {
+            let outer = index(&[entry]);
+            entry = make::descriptor(kind, &outer);
+            all.push(outer);
+        }
+        let last = all.last().unwrap().clone();
+        let server = Server::start(move |head| {
+            let path = head.split(' ').nth(1).unwrap();
+            let found = all.iter().find(|one| path.ends_with(&digest(one)));
+            let kind = format!("content-type: {}\r\n", make::INDEX);
+            response("200 OK", &kind, found.unwrap_or(&last))
+        });
+        format!("ref = \"{}/a:1\"", server.host)
+    };
+    fails(
+        place.build(&nested(9, make::INDEX), "nested"),
+        Kind::Invalid,
+        "leads to indexes only",
+    );
+    fails(
+        place.build(&nested(2, make::MANIFEST), "called"),
+        Kind::Invalid,
+        "it is an index, and is called `application/vnd.oci.image.manifest.v1+json`",
+    );
+    let inner = image.clone();
+    let index_of_one = Server::start(move |_| {
+        let kind = format!("content-type: {}\r\n", make::INDEX);
+        response("200 OK", &kind, &inner.manifest)
+    });
+    fails(
+        place.build(&format!("ref = \"{}/a:1\"", index_of_one.host), "header"),
+        Kind::Invalid,
+        "its registry calls it",
+    );
     // A tag promises no digest, so what it names has to be a manifest, and of a sane size.
     let page = Server::start(|_| response("200 OK", "", b"<html>"));
     fails(

@@ -125,7 +125,7 @@ fn a_full_disk_stops_a_pull_and_the_next_one_goes_on() {
 fn a_registry_that_refuses_everything_is_said_and_gone_without() {
     let store = TestStore::new();
     let name = store.env();
-    for (status, code) in [(401, 4), (403, 4), (429, 1), (500, 1)] {
+    for status in [401, 403, 429, 500] {
         let proxy = Proxy::start("127.0.0.1:9", move |_| {
             Fault::Says(status, String::new(), String::new())
         });
@@ -142,7 +142,7 @@ fn a_registry_that_refuses_everything_is_said_and_gone_without() {
         let up = run(&["up", name, "--pull"]).ok();
         assert_eq!(up.err.matches("it is built here").count(), 1, "{}", up.err);
         up.says(&["warning:", &why, "step 1/1 one"]);
-        let push = run(&["push", name]).exits(code);
+        let push = run(&["push", name]).exits(4);
         assert!(push.err.contains("error: cannot push to"), "{}", push.err);
     }
 }

@@ -50,6 +50,6 @@ fn a_layer_that_is_refused_while_it_is_sent_ends_the_push() {
     });
     let push = store.command(&["push", store.env(), &format!("{host}/team/rocm")]);
     support::run::finish("push".into(), push)
-        .exits(1)
+        .exits(4)
         .says(&["cannot push", "507"]);
 }

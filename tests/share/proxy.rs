@@ -16,6 +16,12 @@ pub(super) enum Fault {
     Hangs(u64),
     /// The answer comes byte by byte until this is set.
     Crawls(Arc<AtomicBool>),
+    /// The registry is not asked: the answer has no end.
+    Endless,
+    /// So many bytes of the answer come, and the connection stays open.
+    Stops(u64),
+    /// The head of the answer comes, and then a few bytes a second.
+    Drips,
 }
 
 /// Stands before a registry until the test ends.
@@ -69,6 +75,13 @@ fn answer(
         client.write_all(text.as_bytes())?;
         return client.shutdown(Shutdown::Write);
     }
+    if let Fault::Endless = fault {
+        client.write_all(b"HTTP/1.1 200 so\r\nconnection: close\r\n\r\n")?;
+        // Until nobody listens.
+        loop {
+            client.write_all(&[b' '; 64 << 10])?;
+        }
+    }
     let mut registry = TcpStream::connect(to)?;
     // One request on each connection.
     let kept = text
@@ -96,6 +109,23 @@ fn answer(
             std::io::copy(&mut registry.try_clone()?.take(some), &mut client)?;
             some = 1;
             std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+    }
+    if let Fault::Drips = fault {
+        let mut answer = Vec::new();
+        registry.try_clone()?.read_to_end(&mut answer)?;
+        let head = answer.windows(4).position(|four| four == b"\r\n\r\n");
+        let (head, body) = answer.split_at(head.map_or(answer.len(), |at| at + 4));
+        client.write_all(head)?;
+        for byte in body {
+            client.write_all(&[*byte])?;
+            std::thread::sleep(std::time::Duration::from_millis(200));
+        }
+    }
+    if let Fault::Stops(bytes) = fault {
+        std::io::copy(&mut registry.try_clone()?.take(bytes), &mut client)?;
+        loop {
+            std::thread::park();
         }
     }
     let bytes = match fault {

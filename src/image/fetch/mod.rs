@@ -6,18 +6,48 @@ pub(crate) mod fetch_all;
 
 use std::io::{Read, Write as _};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::image::certificates::Authorities;
 use crate::sys::checksum::Algorithm;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::signals::stop_if;
+use bytes::Bytes;
 use nix::fcntl::{Flock, FlockArg};
 use reqwest::{Response, StatusCode};
 use sha2::digest::DynDigest;
 
 pub(crate) const POLL: Duration = Duration::from_millis(100);
+
+/// How long a server may send next to nothing, where nothing else is configured.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Bytes a second below which a server sends next to nothing.
+const SLOWEST: u64 = 1 << 10;
+/// What one attempt has to bring to be worth another one, and how many that bring less are made.
+const WORTHWHILE: u64 = 64 << 10;
+const MOST_POOR: u32 = 2;
+
+static CONFIGURED: OnceLock<Duration> = OnceLock::new();
+
+/// Settles how long a server may send next to nothing, once.
+pub(crate) fn configure(patience: Option<Duration>) {
+    if let Some(patience) = patience {
+        // The second caller read the same configuration.
+        CONFIGURED.set(patience).ok();
+    }
+}
+
+/// Returns how long a server may send next to nothing.
+pub(crate) fn patience() -> Duration {
+    CONFIGURED.get().copied().unwrap_or(PATIENCE)
+}
+
+/// Returns how long a registry may take nothing, or think about what it has got: some hash all of it again.
+pub(crate) fn long_patience() -> Duration {
+    patience() * 10
+}
 
 /// How far downloads are; shared with the thread that waits for them.
 #[derive(Debug, Default)]
@@ -150,16 +180,13 @@ async fn cancelled(cancel: &AtomicBool) {
 
 /// Makes a client; the user's proxy variables apply.
 pub(super) fn client(https_only: bool) -> Result<reqwest::Client> {
-    built(builder(https_only)?.read_timeout(Duration::from_secs(60)))
+    built(builder(https_only)?.read_timeout(patience()))
 }
-
-/// How long a registry may take nothing, or think about what it has got: some hash all of it again.
-pub(crate) const STALLED: Duration = Duration::from_secs(600);
 
 /// Makes a client for uploads: nothing is to be read until all is sent, however long that takes, and whoever writes it to a busy disk
 /// takes nothing for a while.
 pub(super) fn upload_client(https_only: bool) -> Result<reqwest::Client> {
-    built(builder(https_only)?.tcp_user_timeout(STALLED))
+    built(builder(https_only)?.tcp_user_timeout(long_patience()))
 }
 
 fn builder(https_only: bool) -> Result<reqwest::ClientBuilder> {
@@ -168,7 +195,7 @@ fn builder(https_only: bool) -> Result<reqwest::ClientBuilder> {
         .tls_certs_merge(Authorities::of_clients()?)
         // Holds for redirects too.
         .https_only(https_only)
-        .connect_timeout(Duration::from_secs(30))
+        .connect_timeout(patience() / 2)
         .user_agent(USER_AGENT))
 }
 
@@ -195,7 +222,66 @@ pub(super) fn ranged(request: reqwest::RequestBuilder, from: u64) -> reqwest::Re
 }
 
 pub(super) fn failed(name: &str, error: reqwest::Error) -> Error {
-    Error::unexpected(format!("cannot download `{name}`")).source(error.without_url())
+    Error::unavailable(format!("cannot download `{name}`")).source(error.without_url())
+}
+
+/// What a server sends, as long as it comes fast enough.
+pub(super) struct Body<'a> {
+    response: Response,
+    /// What messages call it.
+    name: &'a str,
+    /// Since when `bytes` came.
+    since: Instant,
+    bytes: u64,
+}
+
+impl<'a> Body<'a> {
+    pub(super) fn new(response: Response, name: &'a str) -> Self {
+        Self {
+            response,
+            name,
+            since: Instant::now(),
+            bytes: 0,
+        }
+    }
+
+    /// Returns the next piece, nothing at the end.
+    async fn chunk(&mut self) -> Result<Option<Bytes>> {
+        let patience = patience();
+        let left = patience.saturating_sub(self.since.elapsed());
+        let Ok(chunk) = tokio::time::timeout(left, self.response.chunk()).await else {
+            return Err(
+                Error::unavailable(format!("cannot download `{}`", self.name)).source(format!(
+                    "the server sent {} bytes in {} seconds",
+                    self.bytes,
+                    patience.as_secs()
+                )),
+            );
+        };
+        let chunk = chunk.map_err(|error| failed(self.name, error))?;
+        self.bytes += chunk.as_ref().map_or(0, |chunk| chunk.len() as u64);
+        if self.bytes >= SLOWEST * patience.as_secs() {
+            (self.since, self.bytes) = (Instant::now(), 0);
+        }
+        Ok(chunk)
+    }
+
+    /// Reads all of it; more than so many bytes are refused.
+    pub(super) async fn whole(mut self, most: u64) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        while let Some(chunk) = self.chunk().await? {
+            bytes.extend_from_slice(&chunk);
+            if bytes.len() as u64 > most {
+                return Err(too_long(self.name, most));
+            }
+        }
+        Ok(bytes)
+    }
+}
+
+fn too_long(name: &str, most: u64) -> Error {
+    Error::invalid(format!("`{name}` has more than {most} bytes"))
+        .help("the image is damaged or was tampered with; take another")
 }
 
 /// Returns the path of a blob, downloading it if need be; `open` sends the request for what follows a number of bytes.
@@ -218,7 +304,7 @@ pub(super) async fn obtain(
         fs_err::remove_file(&partial)?;
         return Ok(blob);
     }
-    let mut had = 0;
+    let (mut had, mut poor) = (0, 0);
     let found = loop {
         match transfer(wanted, &open, &partial, meter).await {
             Ok(found) => break found,
@@ -226,9 +312,10 @@ pub(super) async fn obtain(
                 return Err(error);
             }
             Err(error) => {
-                // A connection that broke is worth another as long as each brings something.
+                // A connection that broke is worth another as long as each brings something; a few may bring little.
                 let have = fs_err::metadata(&partial).map_or(0, |partial| partial.len());
-                if have <= had {
+                poor += u32::from(have < had + WORTHWHILE);
+                if have <= had || poor > MOST_POOR {
                     return Err(error);
                 }
                 had = have;
@@ -384,7 +471,7 @@ async fn transfer(
     }
     if !response.status().is_success() {
         return Err(
-            Error::unexpected(format!("cannot download `{}`", wanted.name))
+            Error::unavailable(format!("cannot download `{}`", wanted.name))
                 .source(format!("the server answered {}", response.status())),
         );
     }
@@ -392,20 +479,12 @@ async fn transfer(
     meter.done.fetch_add(have, Ordering::Relaxed);
     let outcome = async {
         let mut file = fs_err::OpenOptions::new().append(true).open(partial)?;
-        while let Some(chunk) = response
-            .chunk()
-            .await
-            .map_err(|error| failed(wanted.name, error))?
-        {
+        let mut body = Body::new(response, wanted.name);
+        while let Some(chunk) = body.chunk().await? {
             let amount = chunk.len() as u64;
             if counted + amount > wanted.size.most() {
                 file.set_len(0)?;
-                let most = wanted.size.most();
-                return Err(Error::invalid(format!(
-                    "`{}` has more than {most} bytes",
-                    wanted.name
-                ))
-                .help("the image is damaged or was tampered with; take another"));
+                return Err(too_long(wanted.name, wanted.size.most()));
             }
             file.write_all(&chunk)?;
             hash.update(&chunk);

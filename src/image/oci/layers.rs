@@ -88,7 +88,7 @@ impl<'a> Layers<'a> {
         progress: &mut dyn FnMut(u64),
     ) -> Result<()> {
         let unpacker = &mut self.unpacker;
-        let found = decompressed(archive, unpacker.options.limits.ratio, |stream| {
+        let found = decompressed(archive, &unpacker.options.limits, |stream| {
             let mut stream = Hashed {
                 inner: stream,
                 sha256: Sha256::new(),

@@ -162,7 +162,9 @@ fn from_index(
     for _ in 0..MAX_NESTING {
         let chosen = manifest::choose(&entries, platform)?;
         let bytes = document(tree, chosen, MAX_MANIFEST)?;
-        match Document::parse(&bytes)? {
+        let parsed = Document::parse(&bytes)?;
+        parsed.check_type(&chosen.media_type)?;
+        match parsed {
             Document::Index(inner) => entries = inner,
             Document::Manifest(Manifest { config, layers }) => {
                 let config = document(tree, &config, MAX_CONFIG)?;

@@ -23,10 +23,14 @@ pub(super) const MAX_NESTING: usize = 4;
 
 /// The types of documents that are asked for and understood.
 pub(super) const MANIFEST_TYPES: [&str; 4] = [
-    "application/vnd.oci.image.index.v1+json",
+    INDEX_TYPES[0],
     "application/vnd.oci.image.manifest.v1+json",
-    "application/vnd.docker.distribution.manifest.list.v2+json",
+    INDEX_TYPES[1],
     "application/vnd.docker.distribution.manifest.v2+json",
+];
+const INDEX_TYPES: [&str; 2] = [
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
 ];
 
 /// A pointer to bytes by their digest.
@@ -109,6 +113,8 @@ impl Document {
         #[serde(rename_all = "camelCase")]
         struct Raw {
             schema_version: u32,
+            #[serde(default)]
+            media_type: String,
             manifests: Option<Vec<Descriptor>>,
             config: Option<Descriptor>,
             layers: Option<Vec<Descriptor>>,
@@ -120,7 +126,7 @@ impl Document {
             };
             refused(format!("its manifest is not one{page}")).source(error)
         })?;
-        match (raw.schema_version, raw.manifests, raw.config, raw.layers) {
+        let document = match (raw.schema_version, raw.manifests, raw.config, raw.layers) {
             // Readers that took one or the other would see two images in one document.
             (2, Some(manifests), None, None) => Ok(Self::Index(manifests)),
             (2, None, Some(config), Some(layers)) => Self::manifest(config, layers),
@@ -131,7 +137,19 @@ impl Document {
                 refused(format!("its manifest has version {version}, not 2"))
                     .help("push it again with a tool of this decade"),
             ),
+        }?;
+        document.check_type(&raw.media_type)?;
+        Ok(document)
+    }
+
+    /// Refuses a document that is called something else: readers that go by the name would see another image.
+    pub(super) fn check_type(&self, name: &str) -> Result<()> {
+        let is_index = matches!(self, Self::Index(_));
+        if !MANIFEST_TYPES.contains(&name) || INDEX_TYPES.contains(&name) == is_index {
+            return Ok(());
         }
+        let what = if is_index { "an index" } else { "a manifest" };
+        Err(refused(format!("it is {what}, and is called `{name}`")))
     }
 
     fn manifest(config: Descriptor, layers: Vec<Descriptor>) -> Result<Self> {
@@ -155,6 +173,28 @@ impl Document {
         }
         config.sha256()?;
         Ok(Self::Manifest(Manifest { config, layers }))
+    }
+}
+
+/// Refuses a manifest that a registry calls otherwise than it calls itself.
+pub(super) fn check_header(kind: &str, bytes: &[u8]) -> Result<()> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Called {
+        media_type: String,
+    }
+    let kind = kind.split(';').next().unwrap_or_default().trim();
+    match serde_json::from_slice::<Called>(bytes) {
+        Ok(Called { media_type })
+            if MANIFEST_TYPES.contains(&kind) && kind != media_type.as_str() =>
+        {
+            Err(refused(format!(
+                "its registry calls it `{kind}`, and it calls itself `{}`",
+                media_type.escape_debug()
+            )))
+        }
+        // What is none is refused where it is read.
+        _ => Ok(()),
     }
 }
 

@@ -7,9 +7,11 @@
 pub(crate) mod changes;
 pub(crate) mod layers;
 
+mod challenge;
 mod credentials;
 mod layout;
 mod manifest;
+mod place;
 mod reference;
 mod registry;
 
@@ -19,7 +21,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 
 use futures_util::{StreamExt as _, TryStreamExt as _};
-pub(crate) use oci_client::RegistryOperation;
 
 use super::recipe::Oci;
 use super::{BuildContext, Progress};
@@ -33,7 +34,7 @@ use manifest::{Configuration, Document, MAX_CONFIG, MAX_NESTING, Manifest};
 pub(crate) use manifest::{Descriptor, MAX_MANIFEST, damaged, refused};
 pub(super) use reference::Platform;
 pub(crate) use reference::{Reference, sha256};
-pub(crate) use registry::{Access, Part, Registry};
+pub(crate) use registry::{Access, Operation, Part, Registry};
 
 /// Downloads at a time. More of them only share the same line.
 const PARALLEL: usize = 4;
@@ -131,7 +132,7 @@ fn pull(reference: &Reference, platform: &Platform, cx: &mut BuildContext<'_>) -
             });
         },
     };
-    let registry = Registry::new(reference, RegistryOperation::Pull, &mut access)?;
+    let registry = Registry::new(reference, Operation::Pull, &mut access)?;
     let (cancel, blobs, into) = (cx.cancel, cx.blobs, cx.into);
     let progress = &mut *cx.progress;
     let meter = Meter::default();
@@ -202,9 +203,11 @@ async fn fetch(
             (bytes, sha256)
         }
     };
-    let mut nesting = 0;
+    let (mut nesting, mut called) = (0, String::new());
     let Manifest { config, layers } = loop {
-        match Document::parse(&bytes)? {
+        let document = Document::parse(&bytes)?;
+        document.check_type(&called)?;
+        match document {
             Document::Manifest(manifest) => break manifest,
             Document::Index(_) if nesting == MAX_NESTING => {
                 return Err(manifest::refused("its index leads to indexes only".into()));
@@ -216,6 +219,7 @@ async fn fetch(
                     .obtain(Part::Manifest, chosen, MAX_MANIFEST, blobs, &aside)
                     .await?;
                 (bytes, sha256) = (fs_err::read(path)?, chosen.sha256()?.to_owned());
+                called.clone_from(&chosen.media_type);
             }
         }
     };

@@ -6,21 +6,21 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use oci_client::RegistryOperation;
-use oci_client::client::{ClientConfig, ClientProtocol};
-use oci_client::secrets::RegistryAuth;
-use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, LOCATION};
-use reqwest::{Method, RequestBuilder, Response, StatusCode};
+use reqwest::header::{
+    ACCEPT, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue, LOCATION,
+};
+use reqwest::{Method, RequestBuilder, Response, StatusCode, Url};
 use sha2::{Digest as _, Sha256};
 
+use super::challenge::TokenServer;
 use super::credentials::{self, Login};
-use super::manifest::{Descriptor, MANIFEST_TYPES, MAX_MANIFEST, damaged, refused};
-use super::reference::{Reference, is_host, is_repository, sha256};
+use super::manifest::{self, Descriptor, MANIFEST_TYPES, MAX_MANIFEST, damaged, refused};
+use super::place::Place;
+use super::reference::{Reference, sha256};
 use crate::image::Logins;
-use crate::image::certificates::Authorities;
-use crate::image::fetch::{self, Meter, Size, Wanted};
+use crate::image::fetch::{self, Body, Meter, Size, Wanted};
 use crate::sys::checksum::Algorithm;
-use crate::sys::error::{Error, Kind, Result};
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 
 /// What a request is for.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +29,13 @@ pub(crate) enum Part {
     Manifest,
     /// A configuration or a layer.
     Blob,
+}
+
+/// What a registry is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Operation {
+    Pull,
+    Push,
 }
 
 /// What is needed to talk to a registry.
@@ -46,15 +53,14 @@ pub(crate) struct Registry {
     /// Host and repository, for messages.
     name: String,
     host: String,
+    repository: String,
     /// `https://host/v2/repository`.
-    base: String,
+    base: Url,
     client: reqwest::Client,
     /// For layers, which take as long as they take.
     uploads: reqwest::Client,
     login: Option<Login>,
-    auth: oci_client::Client,
-    image: oci_client::Reference,
-    operation: RegistryOperation,
+    operation: Operation,
     /// What the registry asked for, as soon as it has.
     authorization: Mutex<Option<Granted>>,
 }
@@ -64,10 +70,27 @@ pub(crate) struct Registry {
 struct Granted {
     header: HeaderValue,
     since: Instant,
+    /// Where the token comes from, if it is one.
+    server: Option<TokenServer>,
 }
 
 /// How old a token may be when a layer begins: the shortest-lived ones last a minute.
 const FRESH: Duration = Duration::from_secs(30);
+
+/// How often a registry is asked for what it has just stored.
+const LOOKS: usize = 3;
+
+/// Returns a line of an answer's head.
+fn header(response: &Response, name: &str) -> Option<String> {
+    let value = response.headers().get(name)?;
+    value.to_str().ok().map(str::to_owned)
+}
+
+/// Returns the digest that an answer says a manifest has.
+fn digest_of(response: &Response) -> Option<String> {
+    let digest = header(response, "docker-content-digest")?;
+    sha256(&digest).map(str::to_owned)
+}
 
 impl Granted {
     /// Returns whether it may end before a request does that begins now and cannot be sent twice. A password does not.
@@ -81,7 +104,7 @@ impl Registry {
     /// Finds out where the repository is and who the user is there; nothing is sent yet.
     pub(crate) fn new(
         reference: &Reference,
-        operation: RegistryOperation,
+        operation: Operation,
         access: &mut Access<'_>,
     ) -> Result<Self> {
         let Place {
@@ -89,36 +112,27 @@ impl Registry {
             host,
             repository,
         } = Place::of(reference, access.mirrors)?;
-        let image = oci_client::Reference::with_tag(host, repository, "latest".into());
         // One registry answers at another name than its own.
-        let host = image.resolve_registry().to_owned();
+        let host = match host.as_str() {
+            "docker.io" => "index.docker.io".to_owned(),
+            _ => host,
+        };
         let logins = access.logins;
         let login = credentials::find(reference, &host, &logins.files, &mut |keeper| {
             keeper.ask(logins, access.cancel, &mut *access.tick)
         })?;
-        fetch::install_cryptography();
-        let auth = oci_client::Client::try_from(ClientConfig {
-            protocol: match https {
-                true => ClientProtocol::Https,
-                false => ClientProtocol::HttpsExcept(vec![host.clone()]),
-            },
-            connect_timeout: Some(Duration::from_secs(30)),
-            read_timeout: Some(Duration::from_secs(60)),
-            user_agent: fetch::USER_AGENT,
-            extra_root_certificates: Authorities::for_registries()?,
-            ..ClientConfig::default()
-        })
-        .map_err(|error| Error::unexpected("cannot make an HTTP client").source(error))?;
         let scheme = if https { "https" } else { "http" };
+        let base = format!("{scheme}://{host}/v2/{repository}");
         Ok(Self {
-            name: format!("{host}/{}", image.repository()),
-            base: format!("{scheme}://{host}/v2/{}", image.repository()),
+            name: format!("{host}/{repository}"),
+            base: Url::parse(&base).map_err(|error| {
+                Error::invalid(format!("`{base}` is not an address")).source(error)
+            })?,
             host,
+            repository,
             client: fetch::client(https)?,
             uploads: fetch::upload_client(https)?,
             login,
-            auth,
-            image,
             operation,
             authorization: Mutex::new(None),
         })
@@ -134,35 +148,21 @@ impl Registry {
 
     /// Asks what a tag or a digest stands for at present; nothing where there is none.
     pub(crate) async fn find_tag(&self, tag: &str) -> Result<Option<(Vec<u8>, String)>> {
-        let mut response = self.get(Part::Manifest, tag, 0).await?;
+        let response = self.get(Part::Manifest, tag, 0).await?;
         let what = format!("{}:{tag}", self.name);
         match response.status() {
             StatusCode::NOT_FOUND => return Ok(None),
             status if !status.is_success() => {
-                return Err(Error::unexpected(format!("cannot ask for `{what}`"))
+                return Err(Error::unavailable(format!("cannot ask for `{what}`"))
                     .source(format!("the registry answered {status}")));
             }
             _ => {}
         }
-        let promised = response
-            .headers()
-            .get("docker-content-digest")
-            .and_then(|digest| digest.to_str().ok())
-            .and_then(sha256)
-            .map(str::to_owned);
-        let mut bytes = Vec::new();
-        while let Some(chunk) = response
-            .chunk()
-            .await
-            .map_err(|error| fetch::failed(&what, error))?
-        {
-            bytes.extend_from_slice(&chunk);
-            if bytes.len() as u64 > MAX_MANIFEST {
-                return Err(refused(format!(
-                    "its manifest has more than {MAX_MANIFEST} bytes"
-                )));
-            }
-        }
+        let promised = digest_of(&response);
+        let kind = header(&response, CONTENT_TYPE.as_str()).unwrap_or_default();
+        let bytes = Body::new(response, &what).whole(MAX_MANIFEST).await?;
+        manifest::check_header(&kind, &bytes)
+            .context(|| format!("cannot use what `{what}` stands for"))?;
         let found = hex::encode(Sha256::digest(&bytes));
         match promised {
             Some(promised) if promised != found => Err(damaged(
@@ -174,23 +174,60 @@ impl Registry {
         }
     }
 
-    /// Returns whether there is a tag, or a blob of that digest.
-    pub(crate) async fn has(&self, part: Part, name: &str) -> Result<bool> {
+    /// Returns whether there is a tag, or a manifest of that digest.
+    pub(crate) async fn has(&self, tag: &str) -> Result<bool> {
+        Ok(self.look(Part::Manifest, tag).await?.is_some())
+    }
+
+    /// Returns whether there is a blob of that digest, which must have that size.
+    pub(crate) async fn has_blob(&self, sha256: &str, size: u64) -> Result<bool> {
+        let name = format!("sha256:{sha256}");
+        let Some(response) = self.look(Part::Blob, &name).await? else {
+            return Ok(false);
+        };
+        let found = header(&response, CONTENT_LENGTH.as_str());
+        match found.and_then(|found| found.parse::<u64>().ok()) {
+            Some(found) if found != size => Err(Error::invalid(format!(
+                "registry `{}` has {found} bytes as `{}@{name}`, not {size}",
+                self.host, self.name
+            ))
+            .help("remove it there and push again, or push to another repository")),
+            // Few registries do not say.
+            _ => Ok(true),
+        }
+    }
+
+    async fn look(&self, part: Part, name: &str) -> Result<Option<Response>> {
         let response = self
             .authorized(|| self.request(Method::HEAD, part, name))
             .await?;
         match response.status() {
-            StatusCode::NOT_FOUND => Ok(false),
-            status if status.is_success() => Ok(true),
+            StatusCode::NOT_FOUND => Ok(None),
+            status if status.is_success() => Ok(Some(response)),
             status => Err(self.answered("ask for", &format!("{}@{name}", self.name), status)),
         }
     }
 
-    /// Uploads a blob; its digest is asked for when all of it is sent: nothing where the connection ended before.
+    /// Fails unless the registry has what it says that it has stored; some need a moment to notice.
+    async fn assert_stored(&self, name: &str, has: impl AsyncFn() -> Result<bool>) -> Result<()> {
+        for _ in 0..LOOKS {
+            if has().await? {
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        Err(Error::unavailable(format!(
+            "registry `{}` says that it has stored `{}@{name}`, and does not have it",
+            self.host, self.name
+        ))
+        .help("run the same command again, or push to another registry"))
+    }
+
+    /// Uploads a blob; its digest and size are asked for when all of it is sent: nothing where the connection ended before.
     pub(crate) async fn upload(
         &self,
         blob: reqwest::Body,
-        digest: impl AsyncFnOnce() -> Result<Option<String>>,
+        digest: impl AsyncFnOnce() -> Result<Option<(String, u64)>>,
     ) -> Result<()> {
         let begin = format!("{}/blobs/uploads/", self.base);
         let response = self
@@ -203,7 +240,7 @@ impl Registry {
                 .granted()
                 .is_some_and(|old| old.is_stale(Instant::now()))
         {
-            self.log_in().await?;
+            self.log_in(None).await?;
         }
         let sent = self
             .uploads
@@ -218,18 +255,20 @@ impl Registry {
         // What could not be read here is why the connection broke.
         let digest = digest().await?;
         let place = self.next_place(place.as_str(), &response?)?;
-        let digest = digest.ok_or_else(|| self.answered("send to", &self.name, StatusCode::OK))?;
+        let (sha256, size) =
+            digest.ok_or_else(|| self.answered("send to", &self.name, StatusCode::OK))?;
+        let digest = format!("sha256:{sha256}");
         let mut finish = place.clone();
-        finish
-            .query_pairs_mut()
-            .append_pair("digest", &format!("sha256:{digest}"));
+        finish.query_pairs_mut().append_pair("digest", &digest);
         // The token may have ended meanwhile: a layer takes as long as it takes.
         let finish = || self.uploads.put(finish.clone()).header(CONTENT_LENGTH, 0);
         let response = match self.is_own(&place) {
             true => self.authorized(finish).await?,
             false => self.send_with(finish(), None).await?,
         };
-        self.accepted(&response)
+        self.accepted(&response)?;
+        self.assert_stored(&digest, async || self.has_blob(&sha256, size).await)
+            .await
     }
 
     /// Refuses an answer that is no success.
@@ -249,27 +288,30 @@ impl Registry {
                 request.body(document.to_vec())
             })
             .await?;
-        match response.status().is_success() {
-            true => Ok(()),
-            false => Err(self.answered(
-                "send to",
-                &format!("{}:{tag}", self.name),
-                response.status(),
-            )),
+        let what = format!("{}:{tag}", self.name);
+        if !response.status().is_success() {
+            return Err(self.answered("send to", &what, response.status()));
         }
+        let sha256 = hex::encode(Sha256::digest(document));
+        if let Some(found) = digest_of(&response).filter(|found| *found != sha256) {
+            let what = format!("what registry `{}` stored as `{what}`", self.host);
+            return Err(damaged(&what, &found, &sha256));
+        }
+        let digest = format!("sha256:{sha256}");
+        self.assert_stored(&digest, async || self.has(&digest).await)
+            .await
     }
 
     /// Returns where an upload goes on.
-    fn next_place(&self, asked: &str, response: &Response) -> Result<reqwest::Url> {
+    fn next_place(&self, asked: &str, response: &Response) -> Result<Url> {
         self.accepted(response)?;
-        let location = response.headers().get(LOCATION);
-        let location = location.and_then(|value| value.to_str().ok());
-        reqwest::Url::parse(asked)
+        let location = header(response, LOCATION.as_str());
+        Url::parse(asked)
             .ok()
             .zip(location)
-            .and_then(|(asked, location)| asked.join(location).ok())
+            .and_then(|(asked, location)| asked.join(&location).ok())
             .ok_or_else(|| {
-                Error::unexpected(format!(
+                Error::unavailable(format!(
                     "registry `{}` does not say where an upload goes",
                     self.host
                 ))
@@ -278,8 +320,8 @@ impl Registry {
 
     fn answered(&self, verb: &str, what: &str, status: StatusCode) -> Error {
         match status {
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => self.refusal(None),
-            _ => Error::unexpected(format!("cannot {verb} `{what}`"))
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => self.refusal(),
+            _ => Error::unavailable(format!("cannot {verb} `{what}`"))
                 .source(format!("the registry answered {status}")),
         }
     }
@@ -348,24 +390,23 @@ impl Registry {
         if response.status() != StatusCode::UNAUTHORIZED {
             return Ok(response);
         }
-        drop(response);
-        let granted = self.log_in().await?;
+        let granted = self.log_in(Some(response.headers())).await?;
         let response = self.send_with(make(), Some(granted)).await?;
         match response.status() {
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(self.refusal(None)),
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(self.refusal()),
             _ => Ok(response),
         }
     }
 
     /// Returns what a request to there carries. An upload may go elsewhere, where the user's password is nobody's business.
-    fn authorization_at(&self, place: &reqwest::Url) -> Option<HeaderValue> {
+    fn authorization_at(&self, place: &Url) -> Option<HeaderValue> {
         let granted = self.granted().filter(|_| self.is_own(place));
         granted.map(|granted| granted.header)
     }
 
     /// Returns whether that is the registry itself.
-    fn is_own(&self, place: &reqwest::Url) -> bool {
-        reqwest::Url::parse(&self.base).is_ok_and(|own| own.origin() == place.origin())
+    fn is_own(&self, place: &Url) -> bool {
+        self.base.origin() == place.origin()
     }
 
     fn granted(&self) -> Option<Granted> {
@@ -396,26 +437,30 @@ impl Registry {
         })
     }
 
-    /// Logs in; returns what requests carry from now on.
-    async fn log_in(&self) -> Result<HeaderValue> {
-        let auth = match &self.login {
-            Some(login) => RegistryAuth::Basic(login.user.clone(), login.password.clone()),
-            None => RegistryAuth::Anonymous,
+    /// Logs in as an answer asks for, or once more; returns what requests carry from now on.
+    async fn log_in(&self, answer: Option<&HeaderMap>) -> Result<HeaderValue> {
+        let server = match answer {
+            Some(answer) => TokenServer::named(answer, &self.base)?,
+            None => self.granted().and_then(|granted| granted.server),
         };
-        let token = self
-            .auth
-            .auth(&self.image, &auth, self.operation)
-            .await
-            .map_err(|error| self.refusal(Some(error)))?;
-        let text = match (token, &self.login) {
-            (Some(token), _) => format!("Bearer {token}"),
+        let text = match (&server, &self.login) {
+            (Some(server), login) => {
+                let actions = match self.operation {
+                    Operation::Pull => "pull",
+                    Operation::Push => "pull,push",
+                };
+                let scope = format!("repository:{}:{actions}", self.repository);
+                let token = server.token(&self.client, &self.base, &scope, login.as_ref());
+                let token = token.await?.ok_or_else(|| self.refusal())?;
+                format!("Bearer {token}")
+            }
             (None, Some(login)) => {
                 use base64::Engine as _;
                 let pair = format!("{}:{}", login.user, login.password);
                 let pair = base64::engine::general_purpose::STANDARD.encode(pair);
                 format!("Basic {pair}")
             }
-            (None, None) => return Err(self.refusal(None)),
+            (None, None) => return Err(self.refusal()),
         };
         let mut value = HeaderValue::try_from(text)
             .map_err(|_| refused("its registry hands out a token that is none".into()))?;
@@ -424,12 +469,13 @@ impl Registry {
             *place = Some(Granted {
                 header: value.clone(),
                 since: Instant::now(),
+                server,
             });
         }
         Ok(value)
     }
 
-    fn refusal(&self, cause: Option<oci_client::errors::OciDistributionError>) -> Error {
+    fn refusal(&self) -> Error {
         let error = match &self.login {
             Some(login) => Error::new(
                 Kind::Unavailable,
@@ -442,8 +488,8 @@ impl Registry {
             ),
             None => {
                 let verb = match self.operation {
-                    RegistryOperation::Push => "push to",
-                    RegistryOperation::Pull => "have",
+                    Operation::Push => "push to",
+                    Operation::Pull => "have",
                 };
                 Error::unavailable(format!(
                     "registry `{}` lets nobody {verb} `{}` without logging in",
@@ -451,60 +497,7 @@ impl Registry {
                 ))
             }
         };
-        let error = match cause {
-            Some(cause) => error.source(cause),
-            None => error,
-        };
         error.help(format!("podman login {0}, or docker login {0}", self.host))
-    }
-}
-
-/// Where requests go.
-#[derive(Debug, PartialEq, Eq)]
-struct Place {
-    https: bool,
-    host: String,
-    repository: String,
-}
-
-impl Place {
-    /// Takes the user's mirror of the registry if there is one; it may say `http://`, which nothing else may but this machine.
-    fn of(reference: &Reference, mirrors: &BTreeMap<String, String>) -> Result<Self> {
-        let Some(mirror) = mirrors.get(&reference.host) else {
-            return Ok(Self {
-                https: !reference.is_loopback(),
-                host: reference.host.clone(),
-                repository: reference.repository.clone(),
-            });
-        };
-        let wrong = || {
-            Error::invalid(format!(
-                "mirror `{}` is not an address: `{mirror}`",
-                reference.host
-            ))
-            .help(format!(
-                "\"{}\" = \"https://mirror.example.org/prefix\"",
-                reference.host
-            ))
-        };
-        let (https, rest) = match (
-            mirror.strip_prefix("https://"),
-            mirror.strip_prefix("http://"),
-        ) {
-            (Some(rest), _) => (true, rest),
-            (_, Some(rest)) => (false, rest),
-            _ => return Err(wrong()),
-        };
-        // What follows the host goes before every name.
-        let whole = format!("{}/{}", rest.trim_end_matches('/'), reference.repository);
-        match whole.split_once('/') {
-            Some((host, repository)) if is_host(host) && is_repository(repository) => Ok(Self {
-                https,
-                host: host.to_owned(),
-                repository: repository.to_owned(),
-            }),
-            _ => Err(wrong()),
-        }
     }
 }
 
@@ -518,66 +511,16 @@ mod tests {
         let is_stale = |header: &'static str, seconds| {
             let header = HeaderValue::from_static(header);
             let now = since + Duration::from_secs(seconds);
-            Granted { header, since }.is_stale(now)
+            let server = None;
+            let granted = Granted {
+                header,
+                since,
+                server,
+            };
+            granted.is_stale(now)
         };
         assert!(!is_stale("Bearer t", 0) && !is_stale("Bearer t", 29));
         assert!(is_stale("Bearer t", 30) && is_stale("Bearer t", 3600));
         assert!(!is_stale("Basic dTpw", 3600));
-    }
-
-    #[test]
-    fn mirrors_stand_in_for_registries() {
-        let place = |reference: &str, mirror: Option<(&str, &str)>| {
-            let mirrors = mirror
-                .into_iter()
-                .map(|(k, v)| (k.into(), v.into()))
-                .collect();
-            Place::of(&Reference::parse(reference).unwrap(), &mirrors)
-                .map(|place| (place.https, place.host, place.repository))
-        };
-        let expect =
-            |https, host: &str, repository: &str| (https, host.to_owned(), repository.to_owned());
-        assert_eq!(
-            place("h.example/a/b", None).unwrap(),
-            expect(true, "h.example", "a/b")
-        );
-        assert_eq!(
-            place("127.0.0.1:5000/a", None).unwrap(),
-            expect(false, "127.0.0.1:5000", "a")
-        );
-        assert_eq!(
-            place(
-                "h.example/a/b",
-                Some(("h.example", "https://m.example:8443/proxy/"))
-            )
-            .unwrap(),
-            expect(true, "m.example:8443", "proxy/a/b")
-        );
-        assert_eq!(
-            place("h.example/a", Some(("h.example", "http://cache"))).unwrap(),
-            expect(false, "cache", "a")
-        );
-        assert_eq!(
-            place(
-                "127.0.0.1:5000/a",
-                Some(("127.0.0.1:5000", "https://127.0.0.1:5000"))
-            )
-            .unwrap(),
-            expect(true, "127.0.0.1:5000", "a")
-        );
-        assert_eq!(
-            place("h.example/a", Some(("other.example", "http://x.example"))).unwrap(),
-            expect(true, "h.example", "a")
-        );
-        for bad in [
-            "m.example",
-            "ftp://m.example",
-            "https://",
-            "https://m.example/Up",
-            "https://u@m.example",
-        ] {
-            let error = place("h.example/a", Some(("h.example", bad))).unwrap_err();
-            assert!(error.message().contains("not an address"), "{bad}");
-        }
     }
 }

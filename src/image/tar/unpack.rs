@@ -37,6 +37,8 @@ pub struct Limits {
     pub path: usize,
     /// Decompressed size over compressed size.
     pub ratio: u64,
+    /// Decompressed size in bytes.
+    pub unpacked: u64,
 }
 
 impl Default for Limits {
@@ -59,6 +61,7 @@ impl Limits {
         depth: 256,
         path: 4095,
         ratio: 250,
+        unpacked: u64::MAX,
     };
 }
 
@@ -131,7 +134,7 @@ pub fn unpack(
     progress: &mut dyn FnMut(u64),
 ) -> Result<Report> {
     let mut unpacker = Unpacker::new(into, options)?;
-    decompressed(archive, options.limits.ratio, |mut stream| {
+    decompressed(archive, &options.limits, |mut stream| {
         unpacker.archive(&mut stream, cancel, progress)?;
         // A program that pipes into us must not die of SIGPIPE over its last padding.
         drain(stream);

@@ -155,7 +155,7 @@ impl Draft {
     pub(in crate::share) async fn layer(
         &mut self,
         chunks: Receiver<io::Result<Bytes>>,
-        digest: impl AsyncFnOnce() -> Result<Option<String>>,
+        digest: impl AsyncFnOnce() -> Result<Option<(String, u64)>>,
     ) -> Result<()> {
         let written = match self.form {
             Form::Archive => self.append(chunks).await,
@@ -164,7 +164,8 @@ impl Draft {
         // What could not be read is why it ended.
         let digest = digest().await?;
         let (at, size) = written.map_err(|error| too_large(&self.place, error))?;
-        let sha256 = digest.ok_or_else(|| Error::unexpected("a layer ended before its end"))?;
+        let (sha256, _) =
+            digest.ok_or_else(|| Error::unexpected("a layer ended before its end"))?;
         match self.form {
             Form::Archive if self.has(&sha256) => {
                 self.file.seek(SeekFrom::Start(at))?;

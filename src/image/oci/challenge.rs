@@ -1,0 +1,187 @@
+//! Owns the token servers of registries: a registry answers who is not logged in with the address of one, which hands out tokens, for a
+//! password or to everybody.
+//!
+//! As with Docker and containerd it may be on any host, as Docker Hub's is, and gets the password that the user has for the registry. The
+//! registry was reached by https and names it; so it is asked by https too, and a password goes to another host in no other way.
+
+use std::borrow::Cow;
+
+use http_auth::ChallengeParser;
+use reqwest::header::{HeaderMap, WWW_AUTHENTICATE};
+use reqwest::{StatusCode, Url};
+use serde::Deserialize;
+
+use super::credentials::Login;
+use crate::image::fetch::{self, Body};
+use crate::sys::error::{Error, Result};
+
+/// The longest answer with a token, in bytes. Registries take no header of this size.
+const MAX_ANSWER: u64 = 1 << 20;
+
+/// Where a registry's tokens are handed out.
+#[derive(Clone, Debug)]
+pub(super) struct TokenServer {
+    address: Url,
+    service: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    #[serde(alias = "access_token")]
+    token: String,
+}
+
+impl TokenServer {
+    /// Returns the one that a registry's answer names; nothing where it asks for no token.
+    pub(super) fn named(answer: &HeaderMap, registry: &Url) -> Result<Option<Self>> {
+        let lines = answer.get_all(WWW_AUTHENTICATE).iter();
+        let mut challenges = lines
+            .filter_map(|line| line.to_str().ok())
+            .flat_map(ChallengeParser::new)
+            .flatten();
+        let bearer = challenges.find(|asked| asked.scheme.eq_ignore_ascii_case("bearer"));
+        let Some(bearer) = bearer else {
+            return Ok(None);
+        };
+        let parameter = |name: &str| {
+            let mut found = bearer.params.iter();
+            let found = found.find(|(found, _)| found.eq_ignore_ascii_case(name));
+            found.map(|(_, value)| value.to_unescaped())
+        };
+        let realm = parameter("realm").unwrap_or_default();
+        let safe = |address: &Url| match address.scheme() {
+            "https" => true,
+            "http" => registry.scheme() == "http",
+            _ => false,
+        };
+        match Url::parse(&realm).ok().filter(safe) {
+            Some(address) => Ok(Some(Self {
+                address,
+                service: parameter("service"),
+            })),
+            None => Err(Error::invalid(format!(
+                "registry `{}` sends logins to `{}`, which is no {} address",
+                place(registry),
+                realm.escape_debug(),
+                registry.scheme()
+            ))
+            .help("the registry is set up wrong, or somebody answers in its place")),
+        }
+    }
+
+    /// Asks for a token; nothing where the login does not suffice.
+    pub(super) async fn token(
+        &self,
+        client: &reqwest::Client,
+        registry: &Url,
+        scope: &str,
+        login: Option<&Login>,
+    ) -> Result<Option<String>> {
+        let is_open = self.address.scheme() == "http" && self.address.host() != registry.host();
+        if login.is_some() && is_open {
+            return Err(Error::invalid(format!(
+                "registry `{}` wants its password sent to `{}` without encryption",
+                place(registry),
+                place(&self.address)
+            ))
+            .help("the registry has to name an https address there, or one at its own host"));
+        }
+        let asked = tokio::time::timeout(fetch::patience(), self.ask(client, scope, login));
+        let outcome = match asked.await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(Error::unavailable(format!(
+                "no answer for {} seconds",
+                fetch::patience().as_secs()
+            ))),
+        };
+        outcome.map_err(|error| {
+            let what = format!(
+                "cannot get a token for registry `{}` from `{}`",
+                place(registry),
+                place(&self.address)
+            );
+            Error::new(error.kind(), what).source(error)
+        })
+    }
+
+    async fn ask(
+        &self,
+        client: &reqwest::Client,
+        scope: &str,
+        login: Option<&Login>,
+    ) -> Result<Option<String>> {
+        let mut address = self.address.clone();
+        let mut query = address.query_pairs_mut();
+        query.append_pair("scope", scope);
+        if let Some(service) = &self.service {
+            query.append_pair("service", service);
+        }
+        drop(query);
+        let mut request = client.get(address);
+        if let Some(login) = login {
+            request = request.basic_auth(&login.user, Some(&login.password));
+        }
+        let response = request.send().await.map_err(|error| {
+            Error::unavailable("it cannot be reached").source(error.without_url())
+        })?;
+        match response.status() {
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => return Ok(None),
+            status if !status.is_success() => {
+                return Err(Error::unavailable(format!("it answered {status}")));
+            }
+            _ => {}
+        }
+        let answer = Body::new(response, "token").whole(MAX_ANSWER).await?;
+        // The parser's own words could quote a token.
+        let answer: Answer =
+            serde_json::from_slice(&answer).map_err(|_| Error::invalid("its answer has none"))?;
+        Ok(Some(answer.token))
+    }
+}
+
+/// Returns the host and port of an address.
+fn place(address: &Url) -> Cow<'_, str> {
+    let host = address.host_str().unwrap_or_default();
+    match address.port() {
+        Some(port) => format!("{host}:{port}").into(),
+        None => host.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(registry: &str, line: &str) -> Result<Option<String>> {
+        let mut answer = HeaderMap::new();
+        answer.append(WWW_AUTHENTICATE, line.parse().unwrap());
+        let registry = Url::parse(registry).unwrap();
+        let server = TokenServer::named(&answer, &registry)?;
+        Ok(server.map(|server| server.address.to_string()))
+    }
+
+    #[test]
+    fn a_token_server_is_asked_by_https_unless_the_registry_is_not() {
+        let (https, http) = ("https://h.example/v2/a", "http://127.0.0.1:5000/v2/a");
+        let bearer = |realm: &str| format!("Bearer realm=\"{realm}\",service=\"s\"");
+        for (registry, realm, taken) in [
+            (https, "https://auth.example/token", true),
+            (https, "http://h.example/token", false),
+            (https, "file:///etc/passwd", false),
+            (https, "ftp://h.example/", false),
+            (https, "/token", false),
+            (https, "", false),
+            (http, "http://127.0.0.1:5001/token", true),
+            (http, "https://auth.example/token", true),
+            (http, "file:///etc/passwd", false),
+            (http, "unix:/run/docker.sock", false),
+        ] {
+            let found = named(registry, &bearer(realm));
+            assert_eq!(found.is_ok(), taken, "{registry} {realm}: {found:?}");
+        }
+        assert_eq!(named(https, "Basic realm=\"x\"").unwrap(), None);
+        let both = "Basic realm=\"x\", Bearer realm=\"https://a.example/t\"";
+        let found = named(https, both).unwrap();
+        assert_eq!(found.as_deref(), Some("https://a.example/t"));
+    }
+}

@@ -1,0 +1,116 @@
+//! Owns where requests for a repository go: to its registry, or to the user's mirror of it.
+
+use std::collections::BTreeMap;
+
+use super::reference::{Reference, is_host, is_repository};
+use crate::sys::error::{Error, Result};
+
+/// Where requests go.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) https: bool,
+    pub(super) host: String,
+    pub(super) repository: String,
+}
+
+impl Place {
+    /// Takes the user's mirror of the registry if there is one; it may say `http://`, which nothing else may but this machine.
+    pub(super) fn of(reference: &Reference, mirrors: &BTreeMap<String, String>) -> Result<Self> {
+        let Some(mirror) = mirrors.get(&reference.host) else {
+            return Ok(Self {
+                https: !reference.is_loopback(),
+                host: reference.host.clone(),
+                repository: reference.repository.clone(),
+            });
+        };
+        let wrong = || {
+            Error::invalid(format!(
+                "mirror `{}` is not an address: `{mirror}`",
+                reference.host
+            ))
+            .help(format!(
+                "\"{}\" = \"https://mirror.example.org/prefix\"",
+                reference.host
+            ))
+        };
+        let (https, rest) = match (
+            mirror.strip_prefix("https://"),
+            mirror.strip_prefix("http://"),
+        ) {
+            (Some(rest), _) => (true, rest),
+            (_, Some(rest)) => (false, rest),
+            _ => return Err(wrong()),
+        };
+        // What follows the host goes before every name.
+        let whole = format!("{}/{}", rest.trim_end_matches('/'), reference.repository);
+        match whole.split_once('/') {
+            Some((host, repository)) if is_host(host) && is_repository(repository) => Ok(Self {
+                https,
+                host: host.to_owned(),
+                repository: repository.to_owned(),
+            }),
+            _ => Err(wrong()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mirrors_stand_in_for_registries() {
+        let place = |reference: &str, mirror: Option<(&str, &str)>| {
+            let mirrors = mirror
+                .into_iter()
+                .map(|(k, v)| (k.into(), v.into()))
+                .collect();
+            Place::of(&Reference::parse(reference).unwrap(), &mirrors)
+                .map(|place| (place.https, place.host, place.repository))
+        };
+        let expect =
+            |https, host: &str, repository: &str| (https, host.to_owned(), repository.to_owned());
+        assert_eq!(
+            place("h.example/a/b", None).unwrap(),
+            expect(true, "h.example", "a/b")
+        );
+        assert_eq!(
+            place("127.0.0.1:5000/a", None).unwrap(),
+            expect(false, "127.0.0.1:5000", "a")
+        );
+        assert_eq!(
+            place(
+                "h.example/a/b",
+                Some(("h.example", "https://m.example:8443/proxy/"))
+            )
+            .unwrap(),
+            expect(true, "m.example:8443", "proxy/a/b")
+        );
+        assert_eq!(
+            place("h.example/a", Some(("h.example", "http://cache"))).unwrap(),
+            expect(false, "cache", "a")
+        );
+        assert_eq!(
+            place(
+                "127.0.0.1:5000/a",
+                Some(("127.0.0.1:5000", "https://127.0.0.1:5000"))
+            )
+            .unwrap(),
+            expect(true, "127.0.0.1:5000", "a")
+        );
+        assert_eq!(
+            place("h.example/a", Some(("other.example", "http://x.example"))).unwrap(),
+            expect(true, "h.example", "a")
+        );
+        for bad in [
+            "m.example",
+            "ftp://m.example",
+            "https://",
+            "https://m.example/Up",
+            "https://u@m.example",
+        ] {
+            let error = place("h.example/a", Some(("h.example", bad))).unwrap_err();
+            assert!(error.message().contains("not an address"), "{bad}");
+        }
+    }
+}
