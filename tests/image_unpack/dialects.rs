@@ -129,6 +129,43 @@ fn a_long_name_ends_at_its_first_nul() {
 }
 
 #[test]
+fn the_nul_that_ends_a_text_in_c_is_no_part_of_a_name() {
+    let place = as_gnu_tar(
+        &start()
+            .pax(&[(b"path", b"0123456789\0")])
+            .file(b"x", b"text")
+            .pax(&[(b"linkpath", b"0123456789\0\0")])
+            .link(b"link", b"x")
+            .end(),
+    );
+    assert_eq!(place.names(), ["0123456789", "link"]);
+}
+
+/// GNU tar takes these, and what it makes of them is a guess: other readers make something else.
+#[test]
+fn what_only_guesses_could_complete_is_refused() {
+    let refuse = |archive: &[u8], part: &str| crate::refused(Place::new().unpack(archive), part);
+    for time in [&b"999xxx9324.432432444444"[..], b"1.5x", b""] {
+        let archive = tar().pax(&[(b"mtime", time)]).file(b"x", b"");
+        refuse(&archive.end(), "is not a time");
+    }
+    for name in [&b"file.txt\0.exe"[..], b"\0"] {
+        let archive = tar().pax(&[(b"path", name)]).file(b"x", b"");
+        assert!(Place::new().unpack(&archive.end()).is_err(), "{name:?}");
+    }
+    let headers = [
+        tar().pax(&[(b"path", b"long")]),
+        tar().long_name(b"long"),
+        start().file(b"x", b"").pax(&[(b"path", b"long")]),
+    ];
+    for headers in headers {
+        for archive in [headers.0.clone(), headers.end()] {
+            refuse(&archive, "an entry that does not follow");
+        }
+    }
+}
+
+#[test]
 fn a_checksum_may_be_of_signed_bytes() {
     let signed = |header: &[u8]| {
         let bytes = header.iter();

@@ -87,6 +87,7 @@ impl<R: BufRead> Reader<R> {
         loop {
             self.skip_rest()?;
             let Some(header) = self.header()? else {
+                // GNU tar says nothing, and the file is missing: the archive was cut off, or its end was put here.
                 if pax.is_some() || long_name.is_some() || long_link.is_some() {
                     return Err(broken(
                         "an extended header describes an entry that does not follow",

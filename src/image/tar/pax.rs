@@ -64,8 +64,8 @@ impl Pax {
     fn set(&mut self, key: &[u8], value: &[u8]) -> Result<()> {
         let sparse = &mut self.sparse;
         match key {
-            b"path" => self.path = Some(value.to_vec()),
-            b"linkpath" => self.link = Some(value.to_vec()),
+            b"path" => self.path = Some(name(value)),
+            b"linkpath" => self.link = Some(name(value)),
             b"size" => self.size = Some(decimal(key, value)?),
             b"uid" => self.uid = Some(decimal(key, value)?),
             b"gid" => self.gid = Some(decimal(key, value)?),
@@ -144,7 +144,16 @@ fn decimal(key: &[u8], value: &[u8]) -> Result<u64> {
     })
 }
 
+/// Some writers count the byte that ends a text in C. Any other NUL is two names in one: readers that end at it see another file than
+/// those that do not, so it stays and is refused.
+fn name(value: &[u8]) -> Vec<u8> {
+    let end = value.iter().rposition(|byte| *byte != 0);
+    value[..end.map_or(0, |end| end + 1)].to_vec()
+}
+
 /// Reads `[-]seconds[.fraction]`; the fraction of a negative time counts down too.
+///
+/// Anything else is refused, although GNU tar takes the digits that it begins with: `999xxx9324` is 999 there and 0 elsewhere, and was neither.
 fn time(value: &[u8]) -> Result<(i64, u32)> {
     let fail = || broken("an extended header's `mtime` is not a time");
     let text = std::str::from_utf8(value).map_err(|_| fail())?;
