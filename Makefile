@@ -40,6 +40,22 @@ soak: ## 10,000 kills on stores of each kind; stopped, it goes on where it was (
 	@tests/host test
 	nice cargo test --locked --test soak -- --nocapture
 
+FUZZ_SECONDS ?= 60
+FUZZ_TARGETS ?= $(notdir $(wildcard fuzz/corpus/*))
+
+# Stable cargo does: what is instrumented is no option of nightly's, and there is next to no unsafe code for a sanitizer to watch.
+.PHONY: fuzz
+fuzz: ## hostile files for every reader of files, FUZZ_SECONDS (60) for each; findings in fuzz/artifacts
+	@tests/host fuzz
+	@type -P cargo-fuzz >/dev/null || cargo install --locked --version 0.13.2 cargo-fuzz
+	@scratch=$$(mktemp -d); trap 'rm -rf "$$scratch"' EXIT; \
+	export TMPDIR=$$scratch RUSTFLAGS=-Ccodegen-units=16; \
+	for target in $(FUZZ_TARGETS); do \
+	    echo "== $$target"; mkdir -p "fuzz/target/corpus/$$target"; \
+	    RUSTC_BOOTSTRAP=1 nice cargo fuzz run --sanitizer none "$$target" "fuzz/target/corpus/$$target" "fuzz/corpus/$$target" -- \
+	        -max_total_time=$(FUZZ_SECONDS) -timeout=20 -rss_limit_mb=1024 -max_len=65536 -print_final_stats=1 -verbosity=0; \
+	done
+
 .PHONY: check
 check: fmt clippy doc deny ## formatting, lints, documentation, dependencies
 

@@ -25,6 +25,9 @@ pub mod store;
 pub mod tree;
 pub mod ui;
 
+#[doc(hidden)]
+pub use cli::testing;
+
 use std::process::ExitCode;
 
 /// Runs the program; the process ends with the returned code.

@@ -6,6 +6,8 @@
     reason = "a test, whose seed is shown when it fails"
 )]
 
+#[path = "safety/corpus.rs"]
+mod corpus;
 #[path = "safety/hammer.rs"]
 mod hammer;
 mod support;

@@ -31,6 +31,8 @@ pub mod report;
 pub mod setup;
 pub mod snapshot;
 pub mod target;
+#[doc(hidden)]
+pub mod testing;
 pub mod trust;
 pub mod up;
 

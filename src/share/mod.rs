@@ -14,6 +14,7 @@ mod upload;
 
 pub use crate::share::service_image::Kept;
 pub use layout::Form;
+pub(crate) use pull::examine;
 pub use pull::{Pulled, Wanted, available, image, import, pull};
 pub use push::{Push, Pushed, export, push};
 

@@ -193,12 +193,10 @@ pub fn import(
     means: &mut Means<'_>,
 ) -> Result<Vec<Pulled>> {
     let mut all = || -> Result<_> {
+        // What is wrong with the last one is said before the first is taken.
+        examine(path)?;
         let layout = Layout::open(path)?;
         let entries = layout.entries()?;
-        // What is wrong with the last one is said before the first is taken.
-        for entry in &entries {
-            layout.document(entry)?;
-        }
         let mut taken = Vec::new();
         for entry in &entries {
             let mut document = layout.document(entry)?;
@@ -216,6 +214,15 @@ pub fn import(
         Ok(taken)
     };
     all().context(|| format!("cannot import `{}`", path.display()))
+}
+
+/// Reads everything that is said of the snapshots in a file or directory.
+pub(crate) fn examine(path: &Path) -> Result<()> {
+    let layout = Layout::open(path)?;
+    for entry in layout.entries()? {
+        layout.document(&entry)?.chains();
+    }
+    Ok(())
 }
 
 /// Returns what a tag stands for at present.

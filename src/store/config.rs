@@ -189,12 +189,16 @@ impl Config {
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
             .collect();
         let working = std::env::current_dir().ok();
-        let config = Self::from(environment, working.as_deref())?;
+        let config = Self::of(environment, working.as_deref())?;
         account::settle(&config.invoking_user);
         Ok(config)
     }
 
-    fn from(environment: BTreeMap<String, String>, working: Option<&Path>) -> Result<Self> {
+    /// Reads what these variables name, and the files of the working directory.
+    pub(crate) fn of(
+        environment: BTreeMap<String, String>,
+        working: Option<&Path>,
+    ) -> Result<Self> {
         let set = |name: &str| environment.get(name).filter(|value| !value.is_empty());
         let root = nix::unistd::geteuid().is_root();
         let user = account::invoking_user(set("SUDO_UID"), set("SUDO_GID"), set("PKEXEC_UID"))?;

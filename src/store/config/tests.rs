@@ -12,7 +12,7 @@ fn read(variables: &[(&str, &str)], file: &str) -> Result<Config> {
         .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
         .collect();
     environment.insert("XDG_CONFIG_HOME".into(), user.display().to_string());
-    Config::from(environment, Some(directory.path()))
+    Config::of(environment, Some(directory.path()))
 }
 
 #[test]
@@ -51,7 +51,7 @@ fn the_current_directory_counts_as_far_as_it_is_trusted() {
             let listed = format!("/nowhere:{}", listed.display());
             environment.insert(trust::VARIABLE.into(), listed);
         }
-        Config::from(environment, Some(&work)).unwrap()
+        Config::of(environment, Some(&work)).unwrap()
     };
     let own = |config: &Config| config.profile_dirs.iter().any(|one| one.current);
     let never = |config: &Config| {
@@ -97,7 +97,7 @@ fn the_current_directory_counts_as_far_as_it_is_trusted() {
     fs::remove_file(work.join("rockenv.toml")).unwrap();
     nix::unistd::mkfifo(&work.join("rockenv.toml"), nix::sys::stat::Mode::S_IRWXU).unwrap();
     let environment = BTreeMap::new();
-    let error = Config::from(environment, Some(&work)).unwrap_err();
+    let error = Config::of(environment, Some(&work)).unwrap_err();
     assert!(error.message().contains("not a regular file"), "{error}");
 }
 

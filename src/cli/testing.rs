@@ -1,0 +1,247 @@
+//! Owns what tests and `fuzz/` reach that nothing else outside of the library may: the readers of files that others wrote, each as a
+//! function of bytes. They are the functions that commands call.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Component, Path};
+use std::sync::atomic::AtomicBool;
+
+use fs_err as fs;
+use sha2::{Digest as _, Sha256};
+
+use crate::engine::hold::State;
+use crate::image::{self, BuildContext, Logins, Recipe};
+use crate::plan::gc::policy::{Policy, Table};
+use crate::plan::{gc, lockfile};
+use crate::profile;
+use crate::profile::hook::{self, Found};
+use crate::share;
+use crate::store::check::{examine, repair};
+use crate::store::config::Config;
+use crate::store::inventory::Look;
+use crate::store::{Store, journal};
+use crate::sys::catalog::Directory;
+use crate::sys::error::{Error, Result};
+
+/// A reader of what others wrote, by the name of its fuzz target and of its directory in `fuzz/corpus`.
+pub type Reader = fn(&[u8]) -> Result<()>;
+
+/// Every reader.
+pub const READERS: [(&str, Reader); 6] = [
+    ("archive", archive),
+    ("hook", hook),
+    ("layout", layout),
+    ("lock", lock),
+    ("profile", profile),
+    ("store", store),
+];
+
+/// Gives a reader its input. An input may be refused; a panic, an endless loop or memory out of proportion is a fault.
+pub fn fuzz(reader: &str, input: &[u8]) {
+    if let Some((_, read)) = READERS.iter().find(|(name, _)| *name == reader) {
+        drop(read(input));
+    }
+}
+
+/// What comes before each file's name in an input of several files.
+const FILE: &[u8] = b"\n=== ";
+
+/// Splits an input of several files: a line `=== NAME`, then the content. What comes before the first such line counts for nothing.
+fn files(input: &[u8]) -> Vec<(&str, &[u8])> {
+    let starts = input.windows(FILE.len()).enumerate();
+    let starts: Vec<usize> = starts
+        .filter(|(_, window)| *window == FILE)
+        .map(|(at, _)| at)
+        .collect();
+    let ends = starts.iter().skip(1).copied().chain([input.len()]);
+    let parts = starts.iter().zip(ends);
+    let parts = parts.map(|(start, end)| &input[start + FILE.len()..end]);
+    parts
+        .filter_map(|part| {
+            let line = part.iter().position(|byte| *byte == b'\n')?;
+            Some((std::str::from_utf8(&part[..line]).ok()?, &part[line + 1..]))
+        })
+        .collect()
+}
+
+/// Returns a file of an input, empty where there is none.
+fn named<'a>(files: &[(&str, &'a [u8])], name: &str) -> &'a [u8] {
+    let found = files.iter().find(|(known, _)| *known == name);
+    found.map_or(&[], |(_, content)| content)
+}
+
+fn text(bytes: &[u8]) -> Result<&str> {
+    std::str::from_utf8(bytes).map_err(|_| Error::invalid("not UTF-8"))
+}
+
+/// Writes a file below a directory; a name that leads elsewhere is passed over, as is one where another file is.
+fn put(below: &Path, name: &str, content: &[u8]) {
+    let name = Path::new(name);
+    let inside = name
+        .components()
+        .all(|part| matches!(part, Component::Normal(_)));
+    let path = below.join(name);
+    if inside && let Some(directory) = path.parent() {
+        let made = std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(directory);
+        drop(made.and_then(|()| fs::write(&path, content)));
+    }
+}
+
+/// An archive: extracted as a base image, digested, its packages read; and looked through as a file of snapshots.
+fn archive(input: &[u8]) -> Result<()> {
+    let scratch = tempfile::tempdir()?;
+    let file = scratch.path().join("archive.tar");
+    fs::write(&file, input)?;
+    let recipe = format!(
+        "schema = 1\nprovider = \"tarball\"\n[tarball]\npath = \"archive.tar\"\nsha256 = \"{}\"\n",
+        hex::encode(Sha256::digest(input))
+    );
+    let snapshots = share::examine(&file);
+    build(scratch.path(), &recipe).or(snapshots)
+}
+
+/// A layout of OCI, or what `docker save` writes: extracted as a base image, and read as snapshots.
+///
+/// Files but those with a name of their own are blobs, called by their digest. In all of them `@NAME@` stands for the digest of an
+/// earlier file and `#NAME#` for its size, so that what is changed is still found.
+fn layout(input: &[u8]) -> Result<()> {
+    let scratch = tempfile::tempdir()?;
+    let directory = scratch.path().join("layout");
+    let mut known: Vec<(String, String)> = Vec::new();
+    for (name, content) in files(input) {
+        let mut content = content.to_vec();
+        for (mark, value) in &known {
+            content = replaced(&content, mark.as_bytes(), value.as_bytes());
+        }
+        let digest = hex::encode(Sha256::digest(&content));
+        let place = match name {
+            "index.json" | "manifest.json" | "oci-layout" => name.to_owned(),
+            _ => format!("blobs/sha256/{digest}"),
+        };
+        put(&directory, &place, &content);
+        known.push((format!("@{name}@"), digest));
+        known.push((format!("#{name}#"), content.len().to_string()));
+    }
+    if let Err(error) = fs::metadata(&directory) {
+        return Err(error.into());
+    }
+    let snapshots = share::examine(&directory);
+    let recipe = "schema = 1\nprovider = \"oci\"\n[oci]\npath = \"layout\"\n";
+    build(scratch.path(), recipe).or(snapshots)
+}
+
+fn replaced(text: &[u8], mark: &[u8], value: &[u8]) -> Vec<u8> {
+    let (mut out, mut rest) = (Vec::new(), text);
+    while let Some(at) = rest.windows(mark.len()).position(|window| window == mark) {
+        out.extend_from_slice(&rest[..at]);
+        out.extend_from_slice(value);
+        rest = &rest[at + mark.len()..];
+    }
+    out.extend_from_slice(rest);
+    out
+}
+
+/// Builds a base image in a directory that is removed afterwards.
+fn build(scratch: &Path, recipe: &str) -> Result<()> {
+    let recipe = Recipe::parse(recipe, "image.toml", scratch)?;
+    let into = scratch.join("root");
+    fs::create_dir(&into)?;
+    let mut context = BuildContext {
+        into: &into,
+        blobs: &scratch.join("blobs"),
+        mirrors: &BTreeMap::new(),
+        logins: &Logins::default(),
+        env: &BTreeMap::new(),
+        source_date: None,
+        cancel: &AtomicBool::new(false),
+        progress: &mut |_| {},
+    };
+    image::build(&recipe, &mut context).map(drop)
+}
+
+/// A profile, an image recipe or a configuration, whichever it is.
+fn profile(input: &[u8]) -> Result<()> {
+    let scratch = tempfile::tempdir()?;
+    let file = scratch.path().join("p.toml");
+    fs::write(&file, input)?;
+    let profile = profile::load(&[], &file.to_string_lossy()).map(drop);
+    let recipe = Recipe::parse(text(input)?, "image.toml", scratch.path());
+    let recipe = recipe.map(|recipe| drop(recipe.digest()));
+    let home = scratch.path().join("config");
+    put(&home, "rockenv/config.toml", input);
+    let home = home.to_string_lossy().into_owned();
+    let environment = BTreeMap::from([("XDG_CONFIG_HOME".to_owned(), home)]);
+    let config = Config::of(environment, None).map(drop);
+    profile.or(recipe).or(config)
+}
+
+/// Two lock files, the second of which may be missing.
+fn lock(input: &[u8]) -> Result<()> {
+    let files = files(input);
+    let old = lockfile::parse(text(named(&files, "old"))?, "old")?;
+    let again = lockfile::parse(&old.text()?, "again")?;
+    assert_eq!(old, again, "what is written is what was read");
+    let new = lockfile::parse(text(named(&files, "new"))?, "new")?;
+    lockfile::told(&lockfile::changes(&old, &new));
+    Ok(())
+}
+
+/// A hook with its patch, on a source with one file.
+fn hook(input: &[u8]) -> Result<()> {
+    let files = files(input);
+    let (patch, source) = (named(&files, "a.patch"), named(&files, "source"));
+    for file in hook::parse_patch(patch, 1).into_iter().flatten() {
+        drop((file.forward(source), file.backward(source)));
+    }
+    let scratch = tempfile::tempdir()?;
+    for (name, content) in &files {
+        put(&scratch.path().join("h"), name, content);
+    }
+    let hook = hook::load(&[Directory::from(scratch.path().to_owned())], "h")?;
+    hook.digest()?;
+    let found = |_: &Path| {
+        Ok(Found::File {
+            bytes: source.to_vec(),
+            executable: false,
+        })
+    };
+    hook::apply(&hook, &found).map(drop)
+}
+
+/// A store's files: read, examined, collected, cleaned up after a killed command, and repaired.
+fn store(input: &[u8]) -> Result<()> {
+    let scratch = tempfile::tempdir()?;
+    let root = scratch.path().join("store");
+    put(&root, "format", br#"{"version":1,"method":"overlay"}"#);
+    for name in ["envs", "images", "layers", "trash", "volumes", "blobs"] {
+        fs::create_dir(root.join(name))?;
+    }
+    for (name, content) in files(input) {
+        put(&root, name, content);
+    }
+    let Some(store) = Store::open_existing(&root)? else {
+        return Ok(());
+    };
+    for layer in store.layers().into_iter().flatten() {
+        drop((store.chain(&layer.id), store.shared_layer(&layer.id)));
+    }
+    drop((store.images(), store.leases(), store.past("p")));
+    examine(&store.inventory()?);
+    if let Ok(stock) = store.stock(&Look::default(), 1) {
+        let limits = Policy::new(&Table::default(), None)?.limits(stock.size);
+        gc::plan(&stock, &limits, Some(0));
+    }
+    for name in fs::read_dir(root.join("envs"))? {
+        let name = name?.file_name().to_string_lossy().into_owned();
+        let (env, run) = (store.env_dir(&name), store.env_dir(&name).join("run"));
+        drop((store.record(&name), store.spec(&name), journal::read(&env)));
+        // What it names would be ended, and may belong to somebody else on this machine.
+        drop(State::read(&run));
+        drop(fs::remove_file(State::path(&run)));
+        drop(store.lock_env(&name, "up", std::time::Duration::ZERO));
+    }
+    repair(&store, &[]).map(drop)
+}
