@@ -67,7 +67,7 @@ fn without_gpu<'a>(store: &TestStore, command: &'a mut Command) -> &'a mut Comma
 }
 
 /// What a job that needs a GPU says there.
-const NO_GPU: &str = "the env needs a GPU, and there is none";
+const NO_GPU: &str = "steps with a GPU cannot run: this machine has no GPU";
 
 /// Returns what is left of envs in the store.
 fn left(store: &TestStore) -> Vec<String> {

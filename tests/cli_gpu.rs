@@ -121,7 +121,7 @@ fn plan_names_the_gpu_or_why_there_is_none() {
         plan(&machine, &["gfx90a"]),
         (
             None,
-            "needs a GPU of gfx90a, and here is gfx1100, gfx1036".to_owned()
+            "this machine has gfx1100, gfx1036, not gfx90a".to_owned()
         )
     );
     assert_eq!(

@@ -326,11 +326,12 @@ fn who_may_not_is_told_how_to_log_in() {
     let closed = Registry::start(true);
     let repository = format!("{}/team/rocm", closed.host);
     let push = two.with(&two.one, &["push", name], &repository);
-    push.exits(4).says(&["lets nobody push to", "podman login"]);
+    push.exits(4)
+        .says(&["authentication required to push to", "podman login"]);
     let up = two
         .with(&two.other, &["up", name, "--pull"], &repository)
         .ok();
-    up.says(&["warning:", "without logging in", "step 1/1 one"]);
+    up.says(&["warning:", "authentication required", "step 1/1 one"]);
     let logins = two.one.work().join("auth.json");
     fs::write(
         &logins,

@@ -86,7 +86,7 @@ fn a_checkout_is_compared_and_believed() {
     let env = store.env();
     let ran = store.rockenv(&["up", env, "--target", "gfx1201"]).exits(3);
     ran.says(&[
-        "source `therock` differs from what rockenv knows of TheRock, and is believed",
+        "source `therock` differs from the built-in table of TheRock; using the checkout's",
         error,
     ]);
     store

@@ -212,7 +212,7 @@ fn devices(cx: &Context, job: &Job, spec: &Spec) -> Result<Vec<Device>> {
             grant.devices()
         }
         Choice::Without { why } => {
-            let error = Error::unavailable(format!("the command {why}"));
+            let error = Error::unavailable(format!("the command cannot use a GPU: {why}"));
             Err(match machine.gpus.first() {
                 // It is there, and would run code for another target.
                 Some(gpu) if machine.lack().is_none() => error.help(format!(

@@ -114,7 +114,7 @@ pub enum Command {
     Du(du::DuArgs),
     /// Write what an env's steps took and used, as one page
     Report(report::command::ReportArgs),
-    /// Remove what nobody needs, and what the policy gives up
+    /// Free disk space: unused data first, then what the policy allows
     Gc(gc::GcArgs),
     /// Work with caches
     #[command(subcommand)]

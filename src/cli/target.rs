@@ -338,7 +338,7 @@ fn show(cx: &Context, target: Target) -> Result<()> {
     }
     if !runs.is_empty() {
         cx.ui
-            .data("\nother code that runs there, by others' word:\n");
+            .data("\nother code that runs there (reported by others, not tested):\n");
         for alike in runs.chunk_by(|a, b| a.note == b.note) {
             let codes: Vec<&str> = alike.iter().map(|one| one.code.as_str()).collect();
             let one = &alike[0];

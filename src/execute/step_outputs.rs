@@ -22,7 +22,7 @@ impl Left {
     /// Says why its step failed.
     pub(super) fn explain(&self, step: &Step) -> String {
         format!(
-            "step `{}` did not come out as it is locked: {}",
+            "output of step `{}` differs from the lock file: {}",
             step.name,
             lockfile::some(&self.drift)
         )

@@ -237,8 +237,8 @@ pub fn plan(wanted: &[Wanted], observed: &Observed, options: &Options) -> Plan {
         } else {
             let why = match observed.layers.get(&step.key) {
                 _ if first_run.is_some() => "a step before it runs".to_owned(),
-                _ if rerun == Some(index) => "asked for by `--rerun`".to_owned(),
-                _ if afresh => "asked for by `--clean`".to_owned(),
+                _ if rerun == Some(index) => "requested by `--rerun`".to_owned(),
+                _ if afresh => "requested by `--clean`".to_owned(),
                 Some(Found {
                     unusable: Some(why),
                     ..

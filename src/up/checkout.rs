@@ -24,7 +24,7 @@ pub(crate) fn settle(
         Ok(checkout) => checkout,
         Err(error) => {
             return Ok(vec![format!(
-                "source `{name}` has a table of targets that rockenv cannot read, and goes by its own: {}; `{hint}` shows the place",
+                "cannot read the table of targets in source `{name}`; using the built-in one: {}; `{hint}` shows the place",
                 error.message()
             )]);
         }
@@ -69,7 +69,7 @@ pub(crate) fn settle(
                 count => format!(", and {count} more"),
             };
             vec![format!(
-                "source `{name}` differs from what rockenv knows of TheRock, and is believed: {first}{more}; `{hint}` shows all"
+                "source `{name}` differs from the built-in table of TheRock; using the checkout's: {first}{more}; `{hint}` shows all"
             )]
         }
     })

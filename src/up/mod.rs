@@ -92,7 +92,7 @@ pub(crate) fn converge(
             Err(error) => return Err(error),
         }
     }
-    Err(Error::busy("what the env stands on is being removed again and again").help("rockenv up"))
+    Err(Error::busy("base layers keep being removed by another process").help("rockenv up"))
 }
 
 /// What is the same in all attempts.

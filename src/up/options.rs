@@ -29,7 +29,7 @@ pub struct UpOptions {
     /// Run a step again, and all after it
     #[arg(long, value_name = "STEP")]
     pub(crate) rerun: Option<String>,
-    /// Begin at the last clean snapshot, and reset build volumes to it
+    /// Start from the last clean snapshot, and reset build volumes to it
     #[arg(long)]
     pub(crate) clean: bool,
     /// Start from snapshots of other envs too that were built on what another build had left [default: `reuse` in the configuration]

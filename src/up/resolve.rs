@@ -43,7 +43,7 @@ impl std::fmt::Display for Said {
         match self.therock {
             None => write!(
                 f,
-                "`{}` has to run before the keys of later steps are known, which may have snapshots",
+                "later steps are planned after `{}` runs; some may already be built",
                 self.step
             ),
             Some(count) => {

@@ -11,22 +11,23 @@ use crate::ui::event::{Event, Outcome};
 use crate::up::context::Context;
 use crate::up::resolve::Prepared;
 
-/// Names the steps that are left out for want of a GPU, for the last line; empty where there are none.
+/// Names the steps that were skipped for lack of a GPU, for the last line; empty if there are none.
 pub(crate) fn lacking(plan: &Plan, prepared: &Prepared) -> String {
-    let why = prepared.inputs.without_gpu.as_ref();
+    let Some(why) = &prepared.inputs.without_gpu else {
+        return String::new();
+    };
     let names: Vec<&str> = plan
         .steps
         .iter()
-        .filter(|step| step.action == Action::Skip && Some(&step.why) == why)
+        .filter(|step| step.action == Action::Skip && step.why == *why)
         .map(|step| step.name.as_str())
         .collect();
-    if names.is_empty() {
-        return String::new();
-    }
-    format!(
-        "not run and not passed for want of a GPU: {}",
-        names.join(", ")
-    )
+    let steps = match names.len() {
+        0 => return String::new(),
+        1 => "1 step".to_owned(),
+        many => format!("{many} steps"),
+    };
+    format!("; {steps} skipped because {why}: {}", names.join(", "))
 }
 
 /// What becomes of the env.
@@ -50,20 +51,19 @@ pub(crate) fn say(
 ) -> Result<u8> {
     let last = |outcome, message: String| reporter.emit(&Event::Finished { outcome, message });
     let next = match fate {
-        Fate::Stays => format!("; `rockenv shell {name}` goes inside"),
+        Fate::Stays => format!("; to enter it: rockenv shell {name}"),
         Fate::Removed(outputs) => removed(outputs),
     };
     match ended {
         None => {
-            let but = if lacking.is_empty() { "" } else { ", but " };
-            last(Outcome::Hit, format!("{name}: nothing to do{but}{lacking}"));
+            last(Outcome::Hit, format!("{name}: nothing to do{lacking}"));
             Ok(0)
         }
         Some(Ended::Complete) => {
             let message = match (lacking.is_empty(), fate) {
                 (true, _) => format!("{name}: done{next}"),
-                (false, Fate::Stays) => format!("{name}: done, but {lacking}"),
-                (false, Fate::Removed(_)) => format!("{name}: done, but {lacking}{next}"),
+                (false, Fate::Stays) => format!("{name}: done{lacking}"),
+                (false, Fate::Removed(_)) => format!("{name}: done{lacking}{next}"),
             };
             last(Outcome::Done, message);
             Ok(0)
@@ -86,18 +86,19 @@ pub(crate) fn say(
             match fate {
                 Fate::Stays => {
                     cx.ui.note(&format!("log: {}", failure.log.display()));
-                    cx.ui.note(&format!("look: rockenv shell --failed {name}"));
+                    cx.ui
+                        .note(&format!("inspect: rockenv shell --failed {name}"));
                     Err(error.help(match failure.history {
-                        History::Clean => format!("mend it, then go on with: {again}"),
+                        History::Clean => format!("fix it, then resume with: {again}"),
                         History::Incremental { .. } => format!(
-                            "mend it, then go on with: {again}; its build volumes hold what another build left: start clean with: \
+                            "fix it, then resume with: {again}; build volumes hold files of an earlier build, to start clean: \
                              {again} --clean"
                         ),
                     }))
                 }
                 Fate::Removed(_) => {
                     cx.ui.note(&format!("{name}: failed{next}"));
-                    Err(error.help("without --ephemeral the env stays, to be looked at"))
+                    Err(error.help("run again without --ephemeral to keep the env for inspection"))
                 }
             }
         }
@@ -110,9 +111,9 @@ fn removed(outputs: &[PathBuf]) -> String {
         .map(|path| path.display().to_string())
         .collect();
     match paths.is_empty() {
-        true => "; removed, as asked for".to_owned(),
+        true => "; removed (--ephemeral)".to_owned(),
         false => format!(
-            "; removed, as asked for, but its outputs: {}",
+            "; removed (--ephemeral); outputs kept: {}",
             paths.join(", ")
         ),
     }

@@ -273,7 +273,7 @@ fn github_builds_what_is_common_once_and_leaves_nothing() {
         "clean: success",
         "common: success",
         "env-E-gfx1103: success",
-        "env-E-gfx1103-gpu: 4 the env needs a GPU, and there is none",
+        "env-E-gfx1103-gpu: 4 steps with a GPU cannot run: this machine has no GPU",
         "env-E-gfx1201: success",
     ];
     assert_eq!(endings(&store, &ended), all);
@@ -318,7 +318,7 @@ fn machines_that_share_nothing_get_whole_envs() {
     let workflow = written(&store, "github", schema, &[]);
     let ended = github(&store, &workflow);
     let all = [
-        "env-E-gfx1103: 4 the env needs a GPU, and there is none",
+        "env-E-gfx1103: 4 steps with a GPU cannot run: this machine has no GPU",
         "env-E-gfx1201: success",
     ];
     assert_eq!(endings(&store, &ended), all);
@@ -462,7 +462,7 @@ fn gitlab_does_the_same() {
         "build E-gfx1103: success",
         "build E-gfx1201: success",
         "leave nothing: success",
-        "test E-gfx1103: 4 the env needs a GPU, and there is none",
+        "test E-gfx1103: 4 steps with a GPU cannot run: this machine has no GPU",
         "what is common: success",
     ];
     assert_eq!(endings(&store, &ended), all);
@@ -541,7 +541,7 @@ fn by_a_registry_each_machine_builds_its_own_part_only() {
     let all = [
         "common: success",
         "env-E-gfx1103: success",
-        "env-E-gfx1103-gpu: 4 the env needs a GPU, and there is none",
+        "env-E-gfx1103-gpu: 4 steps with a GPU cannot run: this machine has no GPU",
         "env-E-gfx1201: success",
     ];
     assert_eq!(endings(&store, &ended), all);
@@ -553,7 +553,7 @@ fn by_a_registry_each_machine_builds_its_own_part_only() {
     let all = [
         "build E-gfx1103: success",
         "build E-gfx1201: success",
-        "test E-gfx1103: 4 the env needs a GPU, and there is none",
+        "test E-gfx1103: 4 steps with a GPU cannot run: this machine has no GPU",
         "what is common: success",
     ];
     assert_eq!(endings(&store, &ended), all);

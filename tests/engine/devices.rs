@@ -83,7 +83,7 @@ fn a_step_does_not_start_before_its_gpu_works() {
     machine
         .rockenv(&["up", env, "--gpu", "none"])
         .ok()
-        .says(&["not run and not passed for want of a GPU: use"]);
+        .says(&["1 step skipped because `--gpu none` is set: use"]);
     // A step that a condition leaves out lacks no GPU.
     machine.store.profile(&format!(
         "{PROFILE}[[step]]\nname = 'other'\nwhen = {{ engine = ['{}'] }}\nrun = 'false'\n\
@@ -93,11 +93,11 @@ fn a_step_does_not_start_before_its_gpu_works() {
     machine
         .rockenv(&["up", env, "--gpu", "none"])
         .ok()
-        .says(&["done, but not run and not passed for want of a GPU: use\n"]);
+        .says(&["done; 1 step skipped because `--gpu none` is set: use\n"]);
     machine
         .rockenv(&["up", env, "--gpu", "none"])
         .ok()
-        .says(&["nothing to do, but not run and not passed for want of a GPU: use\n"]);
+        .says(&["nothing to do; 1 step skipped because `--gpu none` is set: use\n"]);
     let plan = machine.rockenv(&["plan", env]).ok().text();
     assert!(plan.contains("use    run"), "{plan}");
 }
@@ -128,7 +128,7 @@ fn each_layer_that_says_no_is_named() {
     machine
         .exec("touch ran")
         .exits(4)
-        .says(&["the command needs a GPU, and there is no /dev/kfd"]);
+        .says(&["the command cannot use a GPU: this machine has no /dev/kfd"]);
     machine.store.sh("ls").ok().prints("");
     // A command that was not started holds nothing.
     machine.node("kfd", 1, 3, 0o660);

@@ -71,15 +71,15 @@ fn whatever_its_end_only_outputs_and_caches_stay() {
     let out = file(&store, "out").parent().unwrap().display().to_string();
     store.profile(&steps("cat ~/one /b/one"));
     up().ok().says(&[&format!(
-        "{}: done; removed, as asked for, but its outputs: {out}",
+        "{}: done; removed (--ephemeral); outputs kept: {out}",
         store.env()
     )]);
     assert_eq!(left(&store), [""; 0]);
     store.profile(&steps("echo what is wrong; exit 3"));
     up().exits(5).says(&[
         "what is wrong",
-        "failed; removed, as asked for",
-        "without --ephemeral the env stays",
+        "failed; removed (--ephemeral)",
+        "run again without --ephemeral",
     ]);
     assert_eq!(left(&store), [""; 0]);
     let sleeper = store.sleeper();

@@ -160,7 +160,7 @@ fn a_password_is_asked_for_and_found() {
     let error = fails(
         place.build(&pinned(&registry.host, &image), "a"),
         Kind::Unavailable,
-        "without logging in",
+        "authentication required",
     );
     assert!(
         error.help_text().unwrap().contains("podman login"),
@@ -230,12 +230,12 @@ fn a_password_is_asked_of_the_program_that_keeps_it() {
     refused(
         r#"{"credsStore":"hasnot"}"#.into(),
         "d",
-        "without logging in",
+        "authentication required",
     );
     refused(
         r#"{"credsStore":"absent"}"#.into(),
         "e",
-        "without logging in",
+        "authentication required",
     );
     let error = refused(
         format!(r#"{entry}"absent"}}"#),

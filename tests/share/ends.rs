@@ -27,7 +27,7 @@ fn the_steps_before_one_that_failed_are_pushed() {
     up.exits(5).says(&[
         "1 snapshots are at",
         "step `two` failed",
-        "removed, as asked for",
+        "removed (--ephemeral)",
     ]);
     let up = two.run(&two.other, &["up", name, "--pull"]).exits(5);
     up.says(&["pulled one from", "2 steps, 1 done before"]);

@@ -135,7 +135,7 @@ fn a_registry_that_refuses_everything_is_said_and_gone_without() {
             crate::support::run::finish(words.join(" "), command)
         };
         let why = match status {
-            401 | 403 => "without logging in".to_owned(),
+            401 | 403 => "authentication required".to_owned(),
             _ => format!("the registry answered {status}"),
         };
         store.profile(&format!("[[step]]\nname = 'one'\nrun = 'echo {status}'\n"));

@@ -254,7 +254,7 @@ fn tool(facts: &Facts, tool: &Tool, feature: Feature) -> Check {
     if !facts.lacks(tool) {
         return ok(tool.name);
     }
-    let text = format!("no {}: needed to {}", tool.name, tool.why);
+    let text = format!("{} missing: needed to {}", tool.name, tool.why);
     let setup = match feature {
         Feature::Pacman => "rockenv setup --for pacman",
         _ => "rockenv setup",
@@ -446,9 +446,11 @@ fn limits(facts: &Facts) -> Vec<Check> {
         },
     );
     checks.push(match facts.pressure {
-        true => ok("the kernel tells memory pressure"),
-        false => note("the kernel does not tell memory pressure: jobs are not held back when memory runs short")
-            .try_(facts.sudo(&facts.boot_with("psi=1"))),
+        true => ok("memory pressure information (PSI) available"),
+        false => note(
+            "no memory pressure information (PSI): jobs are not held back when memory runs short",
+        )
+        .try_(facts.sudo(&facts.boot_with("psi=1"))),
     });
     checks.push(match facts.user_namespaces {
         Some(0) => note("user namespaces are switched off; only rootless engines need them")

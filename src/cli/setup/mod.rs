@@ -181,13 +181,13 @@ pub const TOOLS: &[Tool] = {
             [Some("gpg"), Some("gnupg"), Some("gnupg2"), Some("gpg2")],
         ),
         Tool {
-            name: "Debian's archive keys",
+            name: "Debian archive keys",
             files: &[
                 "/usr/share/keyrings/debian-archive-keyring.gpg",
                 "/usr/share/keyrings/debian-archive-keyring.pgp",
             ],
             features: &[Images, Tests],
-            why: "check what Debian images are built from",
+            why: "verify Debian images",
             optional: true,
             packages: [
                 Some("debian-archive-keyring"),
@@ -197,13 +197,13 @@ pub const TOOLS: &[Tool] = {
             ],
         },
         Tool {
-            name: "Ubuntu's archive keys",
+            name: "Ubuntu archive keys",
             files: &[
                 "/usr/share/keyrings/ubuntu-archive-keyring.gpg",
                 "/usr/share/keyrings/ubuntu-archive-keyring.pgp",
             ],
             features: &[Images],
-            why: "check what Ubuntu images are built from",
+            why: "verify Ubuntu images",
             optional: true,
             packages: [
                 Some("ubuntu-keyring"),
@@ -243,13 +243,13 @@ pub const TOOLS: &[Tool] = {
             ],
         ),
         Tool {
-            name: "Arch's package keys",
+            name: "Arch package keys",
             files: &[
                 "/usr/share/pacman/keyrings/archlinux.gpg",
                 "/usr/share/keyrings/archlinux.gpg",
             ],
             features: &[Pacman],
-            why: "check what Arch images are built from",
+            why: "verify Arch images",
             optional: true,
             packages: [
                 Some("archlinux-keyring"),
@@ -389,7 +389,7 @@ mod tests {
     #[test]
     fn a_bare_debian_needs_these() {
         let tools = missing(&DEFAULT, |tool| {
-            matches!(tool.name, "unshare" | "Debian's archive keys" | "gpg")
+            matches!(tool.name, "unshare" | "Debian archive keys" | "gpg")
         });
         assert_eq!(
             packages(&tools, Manager::Apt),

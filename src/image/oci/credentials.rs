@@ -139,9 +139,9 @@ impl Keeper<'_> {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
         if !self.name.bytes().all(plain) {
             return Err(Error::invalid(format!(
-                "`{}` names a keeper of passwords that is no program: `{}`",
-                self.file.display(),
-                self.name.escape_debug()
+                "credential helper `{}` not found: `{}` names it",
+                self.name.escape_debug(),
+                self.file.display()
             ))
             .help("log in again: podman login, docker login"));
         }

@@ -489,11 +489,11 @@ impl Registry {
             None => {
                 let verb = match self.operation {
                     Operation::Push => "push to",
-                    Operation::Pull => "have",
+                    Operation::Pull => "pull",
                 };
                 Error::unavailable(format!(
-                    "registry `{}` lets nobody {verb} `{}` without logging in",
-                    self.host, self.name
+                    "authentication required to {verb} `{}` at registry `{}`",
+                    self.name, self.host
                 ))
             }
         };

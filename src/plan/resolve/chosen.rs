@@ -75,20 +75,22 @@ fn choice<'a>(
         return Ok(choice);
     }
     let shown: String = name.escape_debug().take(80).collect();
-    let error = Error::new(
-        Kind::Usage,
-        format!("profile `{}` has no {what} `{shown}`", profile.name),
-    );
+    let message = match what {
+        "way" => format!(
+            "`--from {shown}` is not available in profile `{}`",
+            profile.name
+        ),
+        _ => format!("profile `{}` has no {what} `{shown}`", profile.name),
+    };
+    let error = Error::new(Kind::Usage, message);
     let names: Vec<&str> = choices.keys().map(String::as_str).collect();
     Err(
         match (suggest::closest(name, names.iter().copied()), what) {
             (Some(close), _) => error.help(format!("did you mean `{close}`?")),
-            (None, "way") if names.is_empty() => {
-                error.help(format!("it is built from {FROM_SOURCE} only"))
-            }
-            (None, "way") => error.help(format!("there is {FROM_SOURCE}, {}", names.join(", "))),
+            (None, "way") if names.is_empty() => error.help(format!("choose {FROM_SOURCE}")),
+            (None, "way") => error.help(format!("choose {FROM_SOURCE} or {}", names.join(" or "))),
             (None, _) if names.is_empty() => error,
-            (None, _) => error.help(format!("there is {}", names.join(", "))),
+            (None, _) => error.help(format!("choose {}", names.join(" or "))),
         },
     )
 }
@@ -104,7 +106,7 @@ pub(super) fn unknown_param(profile: &Profile, name: &str) -> Error {
         None if profile.params.is_empty() => error,
         None => {
             let names: Vec<_> = profile.params.keys().map(String::as_str).collect();
-            error.help(format!("there is {}", names.join(", ")))
+            error.help(format!("its parameters: {}", names.join(", ")))
         }
     }
 }

@@ -75,7 +75,7 @@ pub(super) fn hooks(
         let Some(first) = first else {
             return Err(match &facts.from_step {
                 Some(step) => refuse(
-                    format!("is applied from step `{step}` on, which there is not"),
+                    format!("starts at unknown step `{step}`"),
                     "rockenv hook ls".to_owned(),
                 ),
                 None => refuse(

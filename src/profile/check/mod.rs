@@ -241,7 +241,7 @@ impl Check<'_> {
         for (name, draft) in drafts {
             self.name(what, &draft.name);
             if what == "way" && name == FROM_SOURCE {
-                let message = format!("`{FROM_SOURCE}` is the way that builds everything");
+                let message = format!("`{FROM_SOURCE}` is built in: it builds everything");
                 self.push(&draft.name.place, message, "has nothing to change", None);
             }
             let mut params = BTreeMap::new();

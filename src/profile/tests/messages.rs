@@ -297,7 +297,7 @@ fn sentences_about_structure() {
         ),
         (
             "schema = 1\nimage = \"x\"\n[from.source]",
-            "`source` is the way that builds everything",
+            "`source` is built in: it builds everything",
         ),
         (
             "schema = 1\nimage = \"x\"\n[[step]]\nname = \"s\"\nrun = \"x\"\nwhen = { from = [\"source\"], variant = [\"a\"] }",

@@ -124,13 +124,14 @@ impl Machine {
         isas.sort_unstable();
         isas.dedup();
         match isas[..] {
-            [] => Err(Error::unavailable(
-                "nothing to build for was named, and there is no AMD GPU in this machine",
-            )
-            .help(format!(
-                "{}, or another one of `rockenv target ls`",
-                command("gfx1103")
-            ))),
+            [] => Err(
+                Error::unavailable("no target given, and this machine has no AMD GPU").help(
+                    format!(
+                        "{}, or another one of `rockenv target ls`",
+                        command("gfx1103")
+                    ),
+                ),
+            ),
             [one] => Target::parse(one),
             [..] => Err(Error::new(
                 crate::sys::error::Kind::Usage,
@@ -140,14 +141,16 @@ impl Machine {
         }
     }
 
-    /// Says why nothing here can run GPU code, after "needs a GPU, and"; `None` where something can.
+    /// Returns why nothing here can run GPU code; `None` where something can.
     pub fn lack(&self) -> Option<&'static str> {
         match (self.kfd, self.gpus.is_empty()) {
             (true, false) => None,
             (false, _) if self.wsl => Some("WSL has no /dev/kfd"),
-            (false, false) => Some("there is no /dev/kfd"),
-            (false, true) if self.on_bus => Some("its driver is not loaded: `modprobe amdgpu`"),
-            _ => Some("there is none"),
+            (false, false) => Some("this machine has no /dev/kfd"),
+            (false, true) if self.on_bus => {
+                Some("the GPU's driver is not loaded: `modprobe amdgpu`")
+            }
+            _ => Some("this machine has no GPU"),
         }
     }
 

@@ -55,13 +55,14 @@ impl Machine {
         extras: Extras,
     ) -> Result<Choice> {
         let without = |why: String| match selector {
-            Selector::Required => Err(Error::unavailable(format!("the env {why}")).help(
-                "`rockenv doctor` says more; with `--gpu auto` steps with a GPU are skipped",
-            )),
+            Selector::Required => Err(Error::unavailable(format!(
+                "steps with a GPU cannot run: {why}"
+            ))
+            .help("rockenv doctor shows the GPUs; with `--gpu auto` steps with a GPU are skipped")),
             _ => Ok(Choice::Without { why }),
         };
         let (gpu, note) = match selector {
-            Selector::None => return without("needs a GPU, and `--gpu none` was said".to_owned()),
+            Selector::None => return without("`--gpu none` is set".to_owned()),
             Selector::Named(name) => {
                 let gpu = self.named(name)?;
                 if let Some(lack) = self.lack() {
@@ -76,7 +77,7 @@ impl Machine {
             }
             Selector::Auto | Selector::Required => {
                 if let Some(lack) = self.lack() {
-                    return without(format!("needs a GPU, and {lack}"));
+                    return without(lack.to_owned());
                 }
                 let mut fitting = self.gpus.iter().filter(|gpu| fits(gpu, targets));
                 let Some(gpu) = fitting.next() else {
@@ -84,9 +85,9 @@ impl Machine {
                         self.gpus.iter().map(|gpu| gpu.isa.as_str()).collect();
                     here.dedup();
                     return without(format!(
-                        "needs a GPU of {}, and here is {}",
-                        list(targets),
-                        here.join(", ")
+                        "this machine has {}, not {}",
+                        here.join(", "),
+                        list(targets)
                     ));
                 };
                 let note = fitting.next().map(|other| {
@@ -100,11 +101,9 @@ impl Machine {
         };
         for directory in extras.directories() {
             if self.nodes_in(directory).is_empty() {
-                let why = format!("needs {directory}, and there is none");
+                let why = format!("this machine has no {directory}");
                 return match selector {
-                    Selector::Named(_) => {
-                        Err(Error::unavailable(format!("the profile {why}")).help("rockenv doctor"))
-                    }
+                    Selector::Named(_) => Err(Error::unavailable(why).help("rockenv doctor")),
                     _ => without(why),
                 };
             }

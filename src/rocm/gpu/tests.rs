@@ -87,12 +87,12 @@ fn a_gpu_in_a_processor() {
     // What was built for another one does not run, unless somebody insists.
     assert_eq!(
         chosen(&machine, "auto", &["gfx90a", "gfx1100"]).unwrap(),
-        "needs a GPU of gfx90a or gfx1100, and here is gfx1103"
+        "this machine has gfx1103, not gfx90a or gfx1100"
     );
     let error = chosen(&machine, "required", &["gfx90a"]).unwrap_err();
     assert_eq!(
         error.message(),
-        "the env needs a GPU of gfx90a, and here is gfx1103"
+        "steps with a GPU cannot run: this machine has gfx1103, not gfx90a"
     );
     assert!(
         chosen(&machine, "0", &["gfx90a"])
@@ -101,7 +101,7 @@ fn a_gpu_in_a_processor() {
     );
     assert_eq!(
         chosen(&machine, "none", &["gfx1103"]).unwrap(),
-        "needs a GPU, and `--gpu none` was said"
+        "`--gpu none` is set"
     );
 }
 
@@ -191,10 +191,13 @@ fn partitions_share_an_address() {
 #[test]
 fn machines_without_one_say_why() {
     for (text, why) in [
-        (include_str!("../../../tests/gpu/none"), "there is none"),
+        (
+            include_str!("../../../tests/gpu/none"),
+            "this machine has no GPU",
+        ),
         (
             include_str!("../../../tests/gpu/no-driver"),
-            "its driver is not loaded: `modprobe amdgpu`",
+            "the GPU's driver is not loaded: `modprobe amdgpu`",
         ),
         (
             include_str!("../../../tests/gpu/wsl"),
@@ -203,13 +206,13 @@ fn machines_without_one_say_why() {
     ] {
         let (_root, machine) = machine(text);
         assert_eq!(machine.gpus, []);
-        assert_eq!(
-            chosen(&machine, "auto", &["gfx1103"]).unwrap(),
-            format!("needs a GPU, and {why}")
-        );
+        assert_eq!(chosen(&machine, "auto", &["gfx1103"]).unwrap(), why);
         let error = chosen(&machine, "required", &["gfx1103"]).unwrap_err();
         assert_eq!(error.kind(), Kind::Unavailable);
-        assert_eq!(error.message(), format!("the env needs a GPU, and {why}"));
+        assert_eq!(
+            error.message(),
+            format!("steps with a GPU cannot run: {why}")
+        );
         assert!(error.help_text().unwrap().contains("rockenv doctor"));
         // The render node of another maker's GPU is none of ours.
         let error = chosen(&machine, "renderD128", &[]).unwrap_err();
@@ -222,7 +225,7 @@ fn machines_without_one_say_why() {
     let machine = Machine::detect(root.path());
     assert_eq!(
         chosen(&machine, "auto", &[]).unwrap(),
-        "needs a GPU, and there is no /dev/kfd"
+        "this machine has no /dev/kfd"
     );
     assert_eq!(
         chosen(&machine, "0", &[]).unwrap_err().kind(),
@@ -281,13 +284,11 @@ fn other_nodes_enter_only_where_the_profile_asks() {
     );
     fs::remove_file(root.path().join("dev/accel/accel0")).unwrap();
     let choice = machine.choose(&Selector::Auto, &[], all).unwrap();
-    assert!(
-        matches!(choice, Choice::Without { why } if why == "needs /dev/accel, and there is none")
-    );
+    assert!(matches!(choice, Choice::Without { why } if why == "this machine has no /dev/accel"));
     let error = machine.choose(&Selector::Required, &[], all).unwrap_err();
     assert_eq!(
         error.message(),
-        "the env needs /dev/accel, and there is none"
+        "steps with a GPU cannot run: this machine has no /dev/accel"
     );
 }
 

@@ -135,7 +135,7 @@ mod tests {
 pub struct BuildUser {
     /// Name in the env.
     pub name: String,
-    /// Number, the invoking user's.
+    /// User id.
     pub uid: u32,
     /// Number of the group.
     pub gid: u32,

@@ -91,7 +91,7 @@ fn hooks_are_left_out_or_refused() {
     );
     let error = with(|facts| facts.from_step = Some("elsewhere".to_owned()));
     assert!(
-        error.contains("from step `elsewhere` on, which there is not"),
+        error.contains("starts at unknown step `elsewhere`"),
         "{error}"
     );
     let error = with(|facts| facts.applies.profiles = vec!["therock".to_owned()]);
