@@ -13,8 +13,8 @@ use crate::image::{certificates, fetch};
 use crate::rocm::target::Learned;
 use crate::rocm::{gpu, target};
 use crate::store::config::Config;
+use crate::sys::account;
 use crate::sys::error::{Error, Kind, Result};
-use crate::sys::{account, trust};
 use crate::ui::{Settings, Terminals, Ui};
 use crate::up::context::Context;
 use crate::{engine, remote};
@@ -125,7 +125,6 @@ fn own_subcommand() -> Option<ExitCode> {
         "__attend" => remote::attend(&rest),
         "__watch" => remote::watch(&rest),
         account::rights::SUBCOMMAND => account::rights::serve(&rest),
-        trust::SUBCOMMAND => trust::run(&rest),
         "__probe-gpu" => gpu::probe::run(&rest),
         _ => Err(Error::new(Kind::Usage, format!("no subcommand `{name}`"))),
     };

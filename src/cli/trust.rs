@@ -50,7 +50,7 @@ pub fn trust(cx: &Context, args: &TrustArgs) -> Result<()> {
         other => other?,
     };
     if args.revoke {
-        if !Trusted::forget(&config.user_dir, &config.invoking_user, &path)? {
+        if !Trusted::forget(&config.user_dir, &path)? {
             let message = format!("`{}` is not trusted", path.display());
             return Err(Error::not_found(message).help("rockenv trust --show"));
         }
@@ -93,7 +93,7 @@ fn remember(config: &Config, path: PathBuf, digest: String) -> Result<()> {
         digest: Some(digest),
         writes: Vec::new(),
     };
-    trusted.write(&config.user_dir, &config.invoking_user)
+    trusted.write(&config.user_dir)
 }
 
 fn show(cx: &Context) -> Result<()> {

@@ -7,7 +7,6 @@ use std::io::Read as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
 
 use fs_err as fs;
 use fs_err::os::unix::fs::OpenOptionsExt as _;
@@ -15,17 +14,14 @@ use nix::fcntl::OFlag;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use crate::sys::account::BuildUser;
+use crate::sys::account::{self, Existing, Place};
 use crate::sys::atomic;
 use crate::sys::error::{Error, Result};
-use crate::sys::process::Program;
 
 /// The variable that names trusted directories, for where nobody can be asked.
 pub(crate) const VARIABLE: &str = "ROCKENV_TRUSTED_DIRS";
 /// The configuration of a directory.
 pub(crate) const CONFIGURATION: &str = "rockenv.toml";
-/// The hidden subcommand that writes as the person behind `sudo`.
-pub(crate) const SUBCOMMAND: &str = "__trust";
 /// Directories of a directory that are searched by name.
 const DIRECTORIES: [&str; 3] = ["profiles", "images", "hooks"];
 /// What anybody may configure.
@@ -308,56 +304,24 @@ impl Trusted {
         Ok(all)
     }
 
-    /// Writes it down among the configuration of a person, with that person's rights.
-    pub(crate) fn write(&self, user: &Path, person: &BuildUser) -> Result<()> {
+    /// Writes it down among the configuration of the person who called, with that person's rights.
+    pub(crate) fn write(&self, user: &Path) -> Result<()> {
         let text = serde_json::to_vec_pretty(self)
             .map_err(|error| Error::unexpected("cannot write what is trusted").source(error))?;
-        write_as(person, &Self::file(user, &self.path), text)
+        let rights = account::caller();
+        account::make_directories(rights, &Self::directory(user))?;
+        let place = Place::new(rights, &Self::file(user, &self.path))?;
+        place.put(&text, 0o644, None, Existing::Replace)
     }
 
     /// Forgets a path; returns whether it was known.
-    pub(crate) fn forget(user: &Path, person: &BuildUser, path: &Path) -> Result<bool> {
+    pub(crate) fn forget(user: &Path, path: &Path) -> Result<bool> {
         let known = Self::read(user, path).is_some();
         if known {
-            write_as(person, &Self::file(user, path), Vec::new())?;
+            Place::new(account::caller(), &Self::file(user, path))?.remove()?;
         }
         Ok(known)
     }
-}
-
-/// Writes a file, or removes it where there is nothing to write, with the rights of a person: root does not follow their links.
-fn write_as(person: &BuildUser, file: &Path, bytes: Vec<u8>) -> Result<()> {
-    if !nix::unistd::geteuid().is_root() || person.uid == 0 {
-        return put(file, &bytes);
-    }
-    Program::at("/proc/self/exe")
-        .user(person.uid, person.gid)
-        .own_codes()
-        .arg(SUBCOMMAND)
-        .arg(file)
-        .input(bytes)
-        .output(1 << 10, &AtomicBool::new(false), &mut |_| {})
-        .map(drop)
-}
-
-/// `__trust FILE`: writes what comes in to a file; removes it where nothing comes.
-pub(crate) fn run(arguments: &[String]) -> Result<()> {
-    let [file] = arguments else {
-        return Err(Error::new(crate::sys::error::Kind::Usage, "no file given"));
-    };
-    let mut bytes = Vec::new();
-    std::io::stdin().read_to_end(&mut bytes)?;
-    put(Path::new(file), &bytes)
-}
-
-fn put(file: &Path, bytes: &[u8]) -> Result<()> {
-    if bytes.is_empty() {
-        return Ok(fs::remove_file(file)?);
-    }
-    if let Some(parent) = file.parent() {
-        fs::create_dir_all(parent)?;
-    }
-    atomic::write(file, bytes)
 }
 
 #[cfg(test)]

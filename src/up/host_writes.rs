@@ -53,7 +53,7 @@ pub(crate) fn agree(cx: &Context, prepared: &Prepared) -> Result<()> {
         digest: None,
         writes: writes.into_iter().collect(),
     };
-    trusted.write(&config.user_dir, &config.invoking_user)
+    trusted.write(&config.user_dir)
 }
 
 fn shown<'p>(paths: impl Iterator<Item = &'p PathBuf>) -> String {

@@ -8,6 +8,7 @@ use fs_err as fs;
 
 use crate::support::loopfs::{Kind, LoopFs, run};
 use crate::support::ordinary::MadeUp;
+use crate::support::terminal::Terminal;
 
 /// A user who stands in a directory that a stranger prepared.
 struct Place {
@@ -181,6 +182,57 @@ fn trust_is_the_callers_for_files_as_they_are_and_never_for_programs_or_hosts() 
     let listed = run(listed.env("ROCKENV_TRUSTED_DIRS", &place.work));
     assert!(listed.contains("own"), "{listed}");
     assert!(!place.mark.exists());
+}
+
+/// On a terminal a person is asked, and nothing counts but a yes.
+#[test]
+fn a_person_is_asked_and_only_yes_trusts() {
+    let place = Place::new();
+    let kept = place.user.home.join(".config/rockenv/trusted");
+    let question = "trust profiles/, images/, hooks/, rockenv.toml of";
+    let ask = |arguments: &[&str], answer: &str, code: i32, said: &str| {
+        let mut terminal = Terminal::start(place.command(true, arguments), 40, 200);
+        terminal.expect(question.split(' ').next().unwrap());
+        terminal.expect("[y/N]");
+        terminal.write(answer);
+        terminal.expect(said);
+        terminal.wait(code);
+        fs::read_dir(&kept).map_or(0, Iterator::count)
+    };
+    // No, nothing, and the end of the input.
+    for answer in ["n\r", "\r", "\x04"] {
+        assert_eq!(ask(&["profile", "ls"], answer, 0, "is not trusted"), 0);
+        assert_eq!(ask(&["trust"], answer, 2, "nothing changed"), 0);
+        assert_eq!(ask(&["up", "own"], answer, 7, "own"), 0);
+    }
+    assert_eq!(ask(&["trust"], "y\r", 0, "is trusted"), 1);
+    assert_eq!(place.look(true, &["trust", "--revoke"]).0, 0);
+    assert_eq!(ask(&["profile", "ls"], "y\r", 0, "own"), 1);
+    // It is theirs, and the next command does not ask.
+    let file = fs::read_dir(&kept).unwrap().next().unwrap().unwrap().path();
+    let owner = std::os::unix::fs::MetadataExt::uid(&fs::metadata(&file).unwrap());
+    assert_eq!(owner, MadeUp::UID);
+    let (_, listed, said) = place.look(true, &["profile", "ls"]);
+    assert!(
+        listed.contains("own") && !said.contains("is not trusted"),
+        "{said}"
+    );
+    assert!(!place.mark.exists());
+}
+
+/// Where the person has put a link, root writes nothing through it.
+#[test]
+fn what_is_trusted_is_written_with_the_persons_rights() {
+    let place = Place::new();
+    let victim = place.work.parent().unwrap().join("victim");
+    fs::create_dir(&victim).unwrap();
+    fs::set_permissions(&victim, std::fs::Permissions::from_mode(0o700)).unwrap();
+    let configuration = place.user.home.join(".config/rockenv");
+    fs::create_dir_all(&configuration).unwrap();
+    std::os::unix::fs::symlink(&victim, configuration.join("trusted")).unwrap();
+    let (code, _, said) = place.look(true, &["trust"]);
+    assert_ne!(code, 0, "{said}");
+    assert_eq!(fs::read_dir(&victim).unwrap().count(), 0);
 }
 
 /// A file that was named runs its own steps; where these write outside of its directory and the user's home, somebody has to agree.

@@ -68,16 +68,12 @@ fn the_current_directory_counts_as_far_as_it_is_trusted() {
     }
     assert!(!notice.contains("`jobs`"), "{notice}");
 
-    let me = BuildUser::new(
-        nix::unistd::getuid().as_raw(),
-        nix::unistd::getgid().as_raw(),
-    );
     let trusted = trust::Trusted {
         path: work.clone(),
         digest: Some(trust::digest(&work).unwrap()),
         writes: Vec::new(),
     };
-    trusted.write(&config.user_dir, &me).unwrap();
+    trusted.write(&config.user_dir).unwrap();
     let config = read(None);
     never(&config);
     assert!(own(&config) && config.idle == Duration::ZERO);
@@ -92,7 +88,7 @@ fn the_current_directory_counts_as_far_as_it_is_trusted() {
     assert!(!own(&config) && config.current.notice().unwrap().contains("has changed"));
     assert!(own(&read(Some(&work))) && own(&read(work.parent())));
     assert!(!own(&read(Some(&work.join("profiles")))));
-    assert!(trust::Trusted::forget(&config.user_dir, &me, &work).unwrap());
+    assert!(trust::Trusted::forget(&config.user_dir, &work).unwrap());
     assert!(!own(&read(None)));
     fs::remove_file(work.join("rockenv.toml")).unwrap();
     nix::unistd::mkfifo(&work.join("rockenv.toml"), nix::sys::stat::Mode::S_IRWXU).unwrap();

@@ -130,6 +130,13 @@ impl<'a> Place<'a> {
         written
     }
 
+    /// Removes the file.
+    pub(crate) fn remove(&self) -> Result<()> {
+        self.rights
+            .unlink(self.parent.as_fd(), &self.name, false)
+            .context(|| format!("cannot remove `{}`", self.path.display()))
+    }
+
     /// Makes the error for a file that is in the way; `why` completes the sentence.
     pub(crate) fn exists(&self, why: &str) -> Error {
         let message = format!("`{}` already exists{why}", self.path.display());
