@@ -16,7 +16,7 @@ use crate::plan::lockfile::{
 use crate::plan::pins::Pins;
 use crate::plan::resolve::{self, Step, VolumeKind, VolumeSource};
 use crate::store::Store;
-use crate::store::history::Seeker;
+use crate::store::history::{Reuse, Seeker};
 use crate::store::source::{self, Git, Repository};
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::host;
@@ -252,14 +252,26 @@ impl Work<'_> {
     /// Returns the steps, with what those that have run here have left, or had when they were locked.
     fn steps(&self, prepared: &mut Prepared, lock: &Lockfile) -> Result<Vec<LockedStep>> {
         let mut left = BTreeMap::new();
+        let mut refused = Vec::new();
         for step in prepared.resolve(Some(self.store))?.steps {
-            let seeker = Seeker {
-                reuse: prepared.reuse,
-                ..Seeker::default()
+            let find = |reuse| {
+                let seeker = Seeker {
+                    reuse,
+                    ..Seeker::default()
+                };
+                self.store.step_layer(step.key.as_str(), &seeker)
             };
-            if let Some(layer) = self.store.step_layer(step.key.as_str(), &seeker)? {
-                left.insert(step.name, layer);
+            match find(prepared.reuse)? {
+                Some(layer) => drop(left.insert(step.name, layer)),
+                None if find(Reuse::Incremental)?.is_some() => refused.push(step.name),
+                None => {}
             }
+        }
+        if !refused.is_empty() {
+            self.warn(format!(
+                "not locked, as it was built on what another build had left: what {} fetched; `up --clean` builds it anew, `--allow-incremental` locks it",
+                refused.join(", ")
+            ));
         }
         // As with all the rest, what is locked stays.
         let old = self.old.filter(|_| !self.updates(ALL));
@@ -272,16 +284,21 @@ impl Work<'_> {
             let layer = left.get(&step.name);
             let old = old.and_then(|old| old.step(&step.name));
             let old = old.filter(|old| old.key == step.key && !old.pins.is_empty());
+            let found = step.fingerprints.as_ref().and_then(|_| prints(&step));
+            let pins = match (old, layer) {
+                (Some(old), _) => old.pins.clone(),
+                (None, Some(layer)) => layer.pins.clone(),
+                (None, None) => Pins::new(),
+            };
+            let says_something = !pins.is_empty() || found.is_some();
             LockedStep {
-                prints: step
-                    .fingerprints
-                    .as_ref()
-                    .and_then(|_| Some(LockedPrints::new(&prints(&step)?))),
-                pins: match (old, layer) {
-                    (Some(old), _) => old.pins.clone(),
-                    (None, Some(layer)) => layer.pins.clone(),
-                    (None, None) => Pins::new(),
+                incremental: match (old, layer) {
+                    (Some(old), _) => old.incremental,
+                    (None, Some(layer)) => says_something && !layer.is_clean(),
+                    (None, None) => false,
                 },
+                prints: found.as_ref().map(LockedPrints::new),
+                pins,
                 name: step.name,
                 key: step.key,
                 parts: step.parts,

@@ -115,3 +115,45 @@ fn the_configuration_says_what_serves_a_new_env() {
     let list = store.rockenv(&["snapshot", "ls", &second]).ok().text();
     assert!(list.contains("step, incremental"), "{list}");
 }
+
+#[test]
+fn a_lock_file_tells_what_a_clean_build_did_not_make() {
+    let disk = LoopFs::new(Kind::Btrfs);
+    let store = TestStore::on(&disk);
+    let pins = "; echo \"tool 1 sha256:$(printf %064d 1)\" > /run/rockenv/pins/installed";
+    for line in ["1", "2"] {
+        let text = profile(line).replace("/v/out/log'", &format!("/v/out/log{pins}'"));
+        store.profile(&text);
+        store.up();
+    }
+    let path = store.work().join(format!("profiles/{}.lock", store.env()));
+    let lock = |words: &[&str]| {
+        let ran = store
+            .rockenv(&[&["lock", store.env()], words].concat())
+            .ok();
+        let text = fs::read_to_string(&path).unwrap();
+        (ran.text() + &ran.err, text)
+    };
+    let (said, text) = lock(&[]);
+    assert!(
+        said.contains("not locked") && said.contains("one fetched"),
+        "{said}"
+    );
+    assert!(
+        !text.contains("tool") && !text.contains("incremental"),
+        "{text}"
+    );
+    let (said, text) = lock(&["--allow-incremental"]);
+    assert!(!said.contains("not locked"), "{said}");
+    assert!(
+        text.contains("tool") && text.contains("incremental = true"),
+        "{text}"
+    );
+    store.rockenv(&["up", store.env(), "--clean"]).ok();
+    let (said, text) = lock(&["--update", "all"]);
+    assert!(said.contains("step one: incremental -> clean"), "{said}");
+    assert!(
+        text.contains("tool") && !text.contains("incremental"),
+        "{text}"
+    );
+}

@@ -243,6 +243,9 @@ pub struct LockedStep {
     /// TheRock's fingerprints that it left for the keys of later steps, if it had run when this was written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prints: Option<LockedPrints>,
+    /// Both come from a snapshot that was built on what another build had left, as `--allow-incremental` lets them.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub incremental: bool,
 }
 
 /// TheRock's fingerprints after a step that configures it.
@@ -378,6 +381,7 @@ pub(crate) mod tests {
                         format!("1.7.0 sha256:{}", digest("7")),
                     )]),
                     prints: None,
+                    incremental: false,
                 },
                 LockedStep {
                     name: "a-second".to_owned(),
@@ -391,6 +395,7 @@ pub(crate) mod tests {
                         ]),
                         stages: BTreeMap::from([("math".to_owned(), ["blas".to_owned()].into())]),
                     }),
+                    incremental: false,
                 },
             ],
             observed: Observed {

@@ -46,7 +46,16 @@ pub(super) fn changes(a: &Lockfile, b: &Lockfile) -> Vec<Change> {
             }
         }
         before = Some(step.name.as_str());
-        if old.is_some_and(|old| old.key == step.key) {
+        if let Some(old) = old.filter(|old| old.key == step.key) {
+            // What it fetched is the same, and comes from another build.
+            if old.incremental != step.incremental {
+                let word = |step: &LockedStep| match step.incremental {
+                    true => "incremental".to_owned(),
+                    false => "clean".to_owned(),
+                };
+                (one.from, one.to) = (Some(word(old)), Some(word(step)));
+                found.push(one);
+            }
             continue;
         }
         if one.follows.is_none() {
@@ -154,6 +163,7 @@ mod tests {
                 ]),
                 pins: crate::plan::pins::Pins::new(),
                 prints: None,
+                incremental: false,
             }
         };
         lock.steps = steps.iter().map(step).collect();
