@@ -17,7 +17,7 @@ use crate::tree::root_fs;
 pub(crate) const BLOCK: usize = 256 << 10;
 /// From this size on, a file that is mostly zeros is hashed without them: an archive of a few KiB can hold one that is larger than
 /// any disk.
-const LARGE: u64 = 1 << 30;
+const LARGE: u64 = 16 << 20;
 
 static ZEROS: [u8; BLOCK] = [0; BLOCK];
 
