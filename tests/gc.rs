@@ -5,10 +5,10 @@ mod support;
 
 #[path = "gc/age.rs"]
 mod age;
-#[path = "gc/expunge.rs"]
-mod expunge;
 #[path = "gc/faults.rs"]
 mod faults;
+#[path = "gc/expunge.rs"]
+mod prune_build_tree;
 #[path = "gc/shared.rs"]
 mod shared;
 #[path = "gc/tools.rs"]

@@ -52,7 +52,7 @@ pub fn cache(cx: &Context, command: &CacheCommand) -> Result<()> {
 
 fn ls(cx: &Context) -> Result<()> {
     #[derive(Serialize)]
-    struct Row {
+    struct CacheRow {
         name: String,
         tool: Option<Tool>,
         content: Option<String>,
@@ -62,10 +62,10 @@ fn ls(cx: &Context) -> Result<()> {
     }
     let policy = Policy::new(&cx.config.gc, None)?;
     let store = cx.store_to_read()?;
-    let rows: Vec<Row> = store
+    let rows: Vec<CacheRow> = store
         .caches()?
         .into_iter()
-        .map(|(name, shelf)| Row {
+        .map(|(name, shelf)| CacheRow {
             tool: shelf.kind,
             content: store.cache_content(&name),
             bytes: store.cache_bytes(&name),

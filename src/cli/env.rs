@@ -37,13 +37,13 @@ pub fn env(cx: &Context, args: &EnvArgs) -> Result<()> {
         .collect();
     if cx.json {
         #[derive(Serialize)]
-        struct Shown<'a> {
+        struct EnvVariables<'a> {
             schema: &'static str,
             env: &'a str,
             profile: &'a str,
             variables: &'a [Variable<'a>],
         }
-        return cx.ui.json(&Shown {
+        return cx.ui.json(&EnvVariables {
             schema: "rockenv/env/1",
             env: &args.name,
             profile: &spec.profile,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 
 use crate::engine::Root;
-use crate::engine::hold::{Hold, State, Tie};
+use crate::engine::hold::{Hold, OnDisconnect, State};
 use crate::engine::job_slots::Claim;
 use crate::engine::session::{Client, End, Running};
 use crate::engine::wire::Command;
@@ -240,7 +240,7 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
         (failed.tree, failed.parent)
     } else if job.apart {
         let layer = env.known_record()?.head.layer.clone();
-        (env.thaw(layer.as_deref())?, layer)
+        (env.checkout_tree(layer.as_deref())?, layer)
     } else {
         (env.live_tree()?, env.known_record()?.head.layer.clone())
     };
@@ -274,7 +274,7 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
     let hold = Hold {
         container,
         jobs: ticket,
-        tie: Tie::Drain(if stays {
+        tie: OnDisconnect::Drain(if stays {
             cx.config.idle
         } else {
             Duration::ZERO

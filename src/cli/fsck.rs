@@ -73,14 +73,14 @@ pub fn fsck(cx: &Context, args: &FsckArgs) -> Result<u8> {
             help: String,
         }
         #[derive(Serialize)]
-        struct Shown<'a> {
+        struct FsckReport<'a> {
             schema: &'static str,
             store: String,
             clean: bool,
             problems: &'a [Line],
             notes: Vec<Note>,
         }
-        cx.ui.json(&Shown {
+        cx.ui.json(&FsckReport {
             schema: "rockenv/fsck/1",
             store: cx.config.home.display().to_string(),
             clean,

@@ -39,7 +39,7 @@ pub struct GcArgs {
     preset: Option<Preset>,
     /// Give up sub-projects of TheRock in build volumes too, where an artifact holds what they install
     #[arg(long)]
-    expunge: bool,
+    prune_build_tree: bool,
     /// Show what stays whatever happens, and why
     #[arg(long, conflicts_with_all = ["dry_run", "free"])]
     roots: bool,
@@ -57,12 +57,12 @@ pub fn gc(cx: &Context, args: &GcArgs) -> Result<()> {
         caches: true,
         cache_max: policy.cache_max.clone(),
         used: limits.keep_at_most.is_some(),
-        projects: args.expunge || policy.expunge,
+        projects: args.prune_build_tree || policy.prune_build_tree,
         everything: args.roots,
     };
     if args.roots {
         let mut stock = store.stock(&look, limits.keep_last)?;
-        store.weigh_shared(&mut stock, &look, limits.keep_last)?;
+        store.estimate_shared(&mut stock, &look, limits.keep_last)?;
         return show_roots(cx, &stock, &limits);
     }
     if args.dry_run {
@@ -137,7 +137,7 @@ fn decide(
     stock.free += trash;
     let mut decided = plan(&stock, limits, asked);
     let matters = !decided.items.is_empty() || decided.missing > 0 || stock.used.is_some();
-    if matters && store.weigh_shared(&mut stock, look, limits.keep_last)? {
+    if matters && store.estimate_shared(&mut stock, look, limits.keep_last)? {
         decided = plan(&stock, limits, asked);
     }
     Ok((stock, decided))

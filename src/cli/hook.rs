@@ -48,7 +48,7 @@ pub fn hook(cx: &Context, command: &HookCommand) -> Result<u8> {
 
 fn ls(cx: &Context) -> Result<()> {
     #[derive(Serialize)]
-    struct Row {
+    struct HookRow {
         name: String,
         description: String,
         why: String,
@@ -62,7 +62,7 @@ fn ls(cx: &Context) -> Result<()> {
     let mut rows = Vec::new();
     for listed in hook::list(&cx.config.hook_dirs)? {
         let hook = hook::load(&cx.config.hook_dirs, &listed.name)?;
-        rows.push(Row {
+        rows.push(HookRow {
             digest: hook.digest()?,
             name: hook.name,
             description: hook.description,

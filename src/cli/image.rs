@@ -56,7 +56,7 @@ pub fn image(cx: &Context, command: ImageCommand) -> Result<u8> {
 
 fn ls(cx: &Context) -> Result<()> {
     #[derive(Serialize)]
-    struct Row {
+    struct ImageRow {
         name: String,
         provider: &'static str,
         description: String,
@@ -76,7 +76,7 @@ fn ls(cx: &Context) -> Result<()> {
             Some(store) => store.image_of(&recipe)?,
             None => None,
         };
-        rows.push(Row {
+        rows.push(ImageRow {
             name: listed.name,
             provider: recipe.provider(),
             description: recipe.description.clone(),

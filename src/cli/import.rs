@@ -28,7 +28,7 @@ pub struct ImportArgs {
 /// Imports snapshots.
 pub fn import(cx: &Context, args: &ImportArgs) -> Result<()> {
     #[derive(Serialize)]
-    struct Shown<'a> {
+    struct ImportReport<'a> {
         schema: &'static str,
         snapshots: &'a [Pulled],
     }
@@ -76,7 +76,7 @@ pub fn import(cx: &Context, args: &ImportArgs) -> Result<()> {
         },
     });
     if cx.json {
-        cx.ui.json(&Shown {
+        cx.ui.json(&ImportReport {
             schema: "rockenv/import/1",
             snapshots: &taken,
         })?;

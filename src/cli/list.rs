@@ -27,7 +27,7 @@ pub struct StatusArgs {
 }
 
 #[derive(Serialize)]
-struct Row {
+struct EnvRow {
     env: String,
     state: &'static str,
     profile: String,
@@ -83,9 +83,9 @@ pub fn ls(cx: &Context, _args: &LsArgs) -> Result<()> {
     Ok(())
 }
 
-fn row(store: &Store, env: String, record: &Record) -> Row {
+fn row(store: &Store, env: String, record: &Record) -> EnvRow {
     let holder = holder(store, &env);
-    Row {
+    EnvRow {
         state: state(store, &env, record, holder.as_ref()),
         profile: record.profile.clone(),
         targets: record.targets.clone(),

@@ -25,7 +25,7 @@ use crate::ui::event::Event;
 use crate::ui::{Format, Reporter};
 use crate::up::context::Context;
 use crate::up::downloads::Fetching;
-use crate::up::locked::{self, Pinned};
+use crate::up::locked::{self, Locked};
 use crate::up::resolve::Prepared;
 use crate::up::select::SelectArgs;
 use crate::up::sources;
@@ -73,8 +73,8 @@ pub fn lock(cx: &Context, args: &LockArgs) -> Result<()> {
     if let Some(LockCommand::Diff(args)) = &args.command {
         return diff(cx, args);
     }
-    let wish = args.select.wish("lock");
-    let mut prepared = Prepared::new(cx, &wish)?;
+    let request = args.select.request("lock");
+    let mut prepared = Prepared::new(cx, &request)?;
     prepared.reuse = prepared.reuse.or_asked(args.allow_incremental);
     // An env's own layers are nobody else's.
     prepared.own = false;
@@ -99,7 +99,7 @@ pub fn lock(cx: &Context, args: &LockArgs) -> Result<()> {
         reporter: &reporter,
         old: old.as_ref(),
     };
-    let command = locked::command(&wish, args.file.as_deref());
+    let command = locked::command(&request, args.file.as_deref());
     let outcome = work.lock(&mut prepared, &path, command);
     cx.tidy(&store)?;
     let lock = match (outcome, signals.pending()?) {
@@ -213,7 +213,7 @@ impl Work<'_> {
                 amdgpu: host::amdgpu(),
             },
         };
-        let pinned = Pinned {
+        let pinned = Locked {
             path: path.to_owned(),
             lock: lock.clone(),
             command,

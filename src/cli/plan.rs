@@ -77,7 +77,7 @@ pub fn plan(cx: &Context, args: UpOptions) -> Result<()> {
         .filter(|_| spec.steps.iter().any(|step| step.gpu));
     if cx.json {
         #[derive(Serialize)]
-        struct Shown<'a> {
+        struct PlanReport<'a> {
             schema: &'static str,
             env: &'a str,
             image: &'a str,
@@ -90,7 +90,7 @@ pub fn plan(cx: &Context, args: UpOptions) -> Result<()> {
             ways: &'a [Way],
             notes: &'a [String],
         }
-        return cx.ui.json(&Shown {
+        return cx.ui.json(&PlanReport {
             schema: "rockenv/plan/1",
             env: &spec.name,
             image: &spec.image,

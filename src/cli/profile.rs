@@ -14,7 +14,7 @@ use crate::sys::error::{Error, Kind, Result};
 use crate::ui::table::Table;
 use crate::up::context::Context;
 use crate::up::resolve::Prepared;
-use crate::up::select::Wish;
+use crate::up::select::UpRequest;
 
 /// What to do with profiles.
 #[derive(Debug, Subcommand)]
@@ -81,7 +81,7 @@ fn ls(cx: &Context) -> Result<()> {
     let listed = profile::list(&cx.config.profile_dirs)?;
     if cx.json {
         #[derive(Serialize)]
-        struct Row<'a> {
+        struct ProfileRow<'a> {
             name: &'a str,
             description: &'a str,
             origin: String,
@@ -90,7 +90,7 @@ fn ls(cx: &Context) -> Result<()> {
         }
         let rows: Vec<_> = listed
             .iter()
-            .map(|profile| Row {
+            .map(|profile| ProfileRow {
                 name: &profile.name,
                 description: &profile.description,
                 origin: profile.origin.to_string(),
@@ -165,7 +165,7 @@ fn show(cx: &Context, args: &ShowArgs) -> Result<()> {
 }
 
 fn show_resolved(cx: &Context, args: &ShowArgs) -> Result<()> {
-    let mut prepared = Prepared::new(cx, &wish(&args.what, &args.target, &args.param))?;
+    let mut prepared = Prepared::new(cx, &request(&args.what, &args.target, &args.param))?;
     let store = Store::open_existing(&cx.config.home)?;
     let notes = prepared.predict(cx, store.as_ref())?;
     let spec = prepared.resolve(store.as_ref())?;
@@ -182,8 +182,8 @@ fn show_resolved(cx: &Context, args: &ShowArgs) -> Result<()> {
     Ok(())
 }
 
-fn wish<'a>(what: &'a str, targets: &'a [String], params: &'a [String]) -> Wish<'a> {
-    Wish {
+fn request<'a>(what: &'a str, targets: &'a [String], params: &'a [String]) -> UpRequest<'a> {
+    UpRequest {
         verb: "plan",
         what: Some(what),
         targets,
@@ -302,7 +302,7 @@ fn check_one(cx: &Context, what: &str, targets: &[String]) -> Result<(Spec, Vec<
 
 /// Resolves without a look at the store or at any source.
 fn resolve_unseen(cx: &Context, what: &str, targets: &[String]) -> Result<Spec> {
-    let mut prepared = Prepared::new(cx, &wish(what, targets, &[]))?;
+    let mut prepared = Prepared::new(cx, &request(what, targets, &[]))?;
     "unseen".clone_into(&mut prepared.inputs.image_key);
     for input in prepared.profile.steps.iter().flat_map(|step| &step.inputs) {
         let print = "unseen".to_owned();

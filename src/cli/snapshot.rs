@@ -115,7 +115,7 @@ pub fn snapshot(cx: &Context, command: SnapshotCommand) -> Result<()> {
 
 fn ls(cx: &Context, args: &LsArgs) -> Result<()> {
     #[derive(Serialize)]
-    struct Row {
+    struct SnapshotRow {
         name: String,
         origin: Origin,
         created: Timestamp,
@@ -126,10 +126,10 @@ fn ls(cx: &Context, args: &LsArgs) -> Result<()> {
     }
     let store = cx.existing_store()?;
     let record = store.known(&args.env)?;
-    let rows: Vec<Row> = record
+    let rows: Vec<SnapshotRow> = record
         .snapshots
         .iter()
-        .map(|snapshot| Row {
+        .map(|snapshot| SnapshotRow {
             name: snapshot.name.clone(),
             origin: snapshot.origin,
             created: snapshot.created,
@@ -218,7 +218,7 @@ pub fn fork(cx: &Context, args: &ForkArgs) -> Result<()> {
     let store = cx.store_to_change("forking an env")?;
     let mut from = store.lock_known(&args.env, "fork", lock::WAIT)?;
     let mut new = store.lock_env(&args.new, "fork", Duration::ZERO)?;
-    new.heed_owner()?;
+    new.check_owner()?;
     if new.record().is_some() {
         return Err(
             Error::new(Kind::Usage, format!("env `{}` exists already", args.new))

@@ -12,9 +12,9 @@ use crate::ui::event::Event;
 use crate::ui::metrics::Rows;
 use crate::ui::{Format, Reporter};
 use crate::up::context::Context;
-use crate::up::converge;
 use crate::up::options::{Progress, UpOptions};
 use crate::up::registry;
+use crate::up::run_up;
 use crate::up::summary as verdict;
 use crate::up::summary::Fate;
 use crate::up::{ephemeral, locked, offline};
@@ -60,7 +60,7 @@ pub fn up(cx: &Context, args: UpOptions) -> Result<u8> {
     }
     let name = prepared.name.clone();
     let claim = args.ephemeral.then(|| store.claim(&name)).transpose()?;
-    let mut outcome = converge(cx, &args, &store, prepared, &signals, &reporter);
+    let mut outcome = run_up(cx, &args, &store, prepared, &signals, &reporter);
     if let Ok((ended, name, _)) = &outcome {
         job_summary::of_env(cx, &store, name);
         let is_done = matches!(ended, None | Some(Ended::Complete));
@@ -94,11 +94,19 @@ pub fn up(cx: &Context, args: UpOptions) -> Result<u8> {
     let (ended, name, lacking) = match (outcome, signals.pending()?) {
         // What failed was a tool that the same Ctrl-C had ended.
         (Err(_), Some(signal)) => {
-            return Err(Error::new(Kind::Signal(signal), "interrupted").help(args.again()));
+            return Err(Error::new(Kind::Signal(signal), "interrupted").help(args.resume_command()));
         }
         (outcome, _) => outcome?,
     };
-    verdict::say(cx, &reporter, ended, &name, &fate, &lacking, &args.again())
+    verdict::say(
+        cx,
+        &reporter,
+        ended,
+        &name,
+        &fate,
+        &lacking,
+        &args.resume_command(),
+    )
 }
 
 /// Pushes the steps that are finished. That a registry does not take them undoes nothing; only a signal is an error.

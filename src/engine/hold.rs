@@ -33,7 +33,7 @@ const GRACE: u16 = 3000;
 
 /// What happens to the container when the command that started it goes away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Tie {
+pub enum OnDisconnect {
     /// It ends at once: a step's container.
     Kill,
     /// It ends with the last command in it, `exec` and `shell`, which others may have joined; or stays for another one so
@@ -47,7 +47,7 @@ pub struct Hold {
     /// The container.
     pub container: Container,
     /// What its starter's end means.
-    pub tie: Tie,
+    pub tie: OnDisconnect,
     /// The env's `run` directory: mount point, state and temporary directories are made in it.
     pub run: PathBuf,
     /// rockenv's own binary, bound into the container.
@@ -458,7 +458,7 @@ pub(super) fn check_binds(container: &Container) -> Result<()> {
 /// What an engine does while its container is waited for.
 pub(super) struct Watch<'a> {
     /// What the starter's end means.
-    pub tie: Tie,
+    pub tie: OnDisconnect,
     /// Is asked when the agent is gone (then its argument says so), and after every signal.
     pub has_ended: &'a mut dyn FnMut(bool) -> Result<bool>,
     /// Is called before the agent is told to end, and when it ended by itself: what is to be read of the container has to
@@ -541,7 +541,7 @@ pub(super) fn supervise(
             // The starter only ever closes its end.
             starter_open = false;
             match (watch.tie, &agent) {
-                (Tie::Drain(idle), Some(socket)) => {
+                (OnDisconnect::Drain(idle), Some(socket)) => {
                     drop(frames::send(socket, &ToAgent::Drain(idle), &[]));
                 }
                 _ => {

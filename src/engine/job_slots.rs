@@ -48,7 +48,7 @@ pub(super) enum Need {
 #[derive(Debug)]
 pub struct Claim {
     file: fs::File,
-    seat: u32,
+    slot: u32,
     total: u32,
     held: Vec<u32>,
     env: String,
@@ -57,7 +57,7 @@ pub struct Claim {
 /// A [`Claim`] on its way to another process, beside the file's descriptor, which carries the locks.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Ticket {
-    seat: u32,
+    slot: u32,
     total: u32,
     held: Vec<u32>,
     env: String,
@@ -76,11 +76,11 @@ impl Claim {
             .create(true)
             .truncate(false)
             .open(path)?;
-        for seat in 0..SEATS {
-            if lock(&file, u64::from(seat) * SEAT)? {
+        for slot in 0..SEATS {
+            if lock(&file, u64::from(slot) * SEAT)? {
                 let claim = Self {
                     file,
-                    seat,
+                    slot,
                     total: total.max(1),
                     held: Vec::new(),
                     env: env.to_owned(),
@@ -103,7 +103,7 @@ impl Claim {
     pub(super) fn adopt(ticket: Ticket, file: OwnedFd) -> Self {
         Self {
             file: fs::File::from_parts(std::fs::File::from(file), "jobs"),
-            seat: ticket.seat,
+            slot: ticket.slot,
             total: ticket.total,
             held: ticket.held,
             env: ticket.env,
@@ -152,16 +152,16 @@ impl Claim {
         record[5..5 + length].copy_from_slice(&name[..length]);
         self.file
             .file()
-            .write_all_at(&record, u64::from(self.seat) * SEAT)?;
+            .write_all_at(&record, u64::from(self.slot) * SEAT)?;
         Ok(())
     }
 
     /// Returns what the other seats that are taken say.
     pub fn others(&self) -> Result<Vec<Other>> {
         let mut others = Vec::new();
-        for seat in 0..self.file.metadata()?.len() / SEAT {
-            if seat != u64::from(self.seat) {
-                others.extend(seated(&self.file, seat)?);
+        for slot in 0..self.file.metadata()?.len() / SEAT {
+            if slot != u64::from(self.slot) {
+                others.extend(slot_holder(&self.file, slot)?);
             }
         }
         Ok(others)
@@ -170,7 +170,7 @@ impl Claim {
     /// Hands the claim to another process: what it is, and the descriptor to send along.
     pub fn pass(self, cap: u32, fifo: PathBuf) -> (Ticket, OwnedFd) {
         let ticket = Ticket {
-            seat: self.seat,
+            slot: self.slot,
             total: self.total,
             held: self.held,
             env: self.env,
@@ -182,12 +182,12 @@ impl Claim {
 }
 
 /// Returns what a seat of the budget in `file` says, where it is taken.
-fn seated(file: &fs::File, seat: u64) -> Result<Option<Other>> {
-    if !is_locked(file, seat * SEAT)? {
+fn slot_holder(file: &fs::File, slot: u64) -> Result<Option<Other>> {
+    if !is_locked(file, slot * SEAT)? {
         return Ok(None);
     }
     let mut record = [0; SEAT as usize];
-    file.file().read_exact_at(&mut record, seat * SEAT)?;
+    file.file().read_exact_at(&mut record, slot * SEAT)?;
     let [a, b, c, d, need, name @ ..] = record;
     let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
     Ok(Some(Other {
@@ -206,8 +206,8 @@ pub(super) fn held(file: &fs::File, env: &str) -> Result<Option<u32>> {
     // As much of the name as a seat has room for.
     let end = env.len().min(SEAT as usize - 5);
     let mut sum = None;
-    for seat in 0..file.metadata()?.len() / SEAT {
-        if let Some(found) = seated(file, seat)?
+    for slot in 0..file.metadata()?.len() / SEAT {
+        if let Some(found) = slot_holder(file, slot)?
             && found.env.as_bytes() == &env.as_bytes()[..end]
         {
             sum = Some(sum.unwrap_or(0) + found.held);

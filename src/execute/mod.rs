@@ -464,10 +464,11 @@ impl Execution<'_, '_> {
         let lookups = self.lookups();
         let mut jobs = self.sizing.jobs.value;
         let mut log = format!("logs/{run}/{index:02}-{}.log", step.name);
-        let mut tree = self.env.thaw(parent.as_deref())?;
+        let mut tree = self.env.checkout_tree(parent.as_deref())?;
         self.env.begin_step(step.key.as_str())?;
         let before = self.outputs_before(step)?;
-        let mut ran = self.contain(index, step, &tree, parent.as_deref(), &log, jobs, &views)?;
+        let mut ran =
+            self.run_container(index, step, &tree, parent.as_deref(), &log, jobs, &views)?;
         if ran.out_of_memory() && jobs > 1 {
             self.measure(step, Outcome::Failed, jobs, &ran, lookups)?;
             let (_, message) = ran.explain(step, jobs, step::memory_max(self.spec, self.host));
@@ -477,8 +478,8 @@ impl Execution<'_, '_> {
             self.store
                 .discard(&self.env.directory().join("trees").join(&tree))?;
             log = format!("logs/{run}/{index:02}-{}-again.log", step.name);
-            tree = self.env.thaw(parent.as_deref())?;
-            ran = self.contain(index, step, &tree, parent.as_deref(), &log, jobs, &views)?;
+            tree = self.env.checkout_tree(parent.as_deref())?;
+            ran = self.run_container(index, step, &tree, parent.as_deref(), &log, jobs, &views)?;
         }
         let left = match ran.ending {
             Ending::Exited { code: 0, .. } => self.left(step)?,

@@ -71,7 +71,7 @@ impl Execution<'_, '_> {
         clippy::too_many_arguments,
         reason = "one private function with everything that a run of a step is made of"
     )]
-    pub(super) fn contain(
+    pub(super) fn run_container(
         &mut self,
         index: u32,
         step: &Step,
@@ -83,7 +83,7 @@ impl Execution<'_, '_> {
     ) -> Result<Ran> {
         let reporter = self.reporter;
         let mut warn = |message| reporter.emit(&Event::Warning { message });
-        let admitted = wait_for_slot::admit(
+        let admitted = wait_for_slot::wait_for_slot(
             &self.store.jobs_file(),
             self.sizing.budget.value,
             self.env.name(),
@@ -134,7 +134,7 @@ impl Execution<'_, '_> {
         let hold = hold::Hold {
             container,
             jobs: ticket,
-            tie: hold::Tie::Kill,
+            tie: hold::OnDisconnect::Kill,
             run: self.env.run_dir(),
             program: self.host.program.clone(),
             systemd: self.host.systemd && self.host.root,

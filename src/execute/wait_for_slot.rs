@@ -21,7 +21,7 @@ pub(super) enum Admitted {
 }
 
 /// Waits for one of the `total` jobs of the budget in `path`; `say` is told once who has them.
-pub(super) fn admit(
+pub(super) fn wait_for_slot(
     path: &Path,
     total: u32,
     env: &str,

@@ -112,7 +112,7 @@ pub fn check_names<'a>(envs: impl IntoIterator<Item = (&'a str, &'a Cell)>) -> R
 
 /// What `plan --json` says of a step.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub struct Foreseen {
+pub struct PlannedStep {
     /// Its name.
     pub name: String,
     /// Its key.
@@ -124,14 +124,14 @@ pub struct Foreseen {
     pub again: bool,
 }
 
-impl Foreseen {
+impl PlannedStep {
     fn is_there(&self) -> bool {
         self.action == "hit"
     }
 }
 
 /// Returns how many steps at the beginning of all plans have the same keys; of one plan alone none.
-pub fn common(plans: &[Vec<Foreseen>]) -> usize {
+pub fn common(plans: &[Vec<PlannedStep>]) -> usize {
     let Some(first) = plans.first().filter(|_| plans.len() > 1) else {
         return 0;
     };
@@ -195,9 +195,9 @@ mod tests {
 
     #[test]
     fn what_all_plans_begin_with_is_common() {
-        let plan = |keys: &str| -> Vec<Foreseen> {
+        let plan = |keys: &str| -> Vec<PlannedStep> {
             keys.chars()
-                .map(|key| Foreseen {
+                .map(|key| PlannedStep {
                     name: key.to_string(),
                     key: key.to_string(),
                     action: "run".to_owned(),

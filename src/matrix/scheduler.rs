@@ -4,7 +4,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Foreseen;
+use super::PlannedStep;
 
 /// How far several envs are.
 ///
@@ -57,10 +57,10 @@ pub struct Shared {
 
 impl Turns {
     /// Begins with the envs of these plans; one without takes no part.
-    pub fn new(plans: &[Option<Vec<Foreseen>>]) -> Self {
+    pub fn new(plans: &[Option<Vec<PlannedStep>>]) -> Self {
         let mut places = BTreeMap::new();
         let mut built = BTreeSet::new();
-        let mut env = |(index, plan): (usize, &Option<Vec<Foreseen>>)| {
+        let mut env = |(index, plan): (usize, &Option<Vec<PlannedStep>>)| {
             let (mut steps, mut has, mut before) = (Vec::new(), 0, None);
             let asked = plan.iter().flatten();
             let asked = asked.take_while(|step| step.action != "later");
@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     /// Makes a plan of keys: an upper-case one is there, `-` is skipped, what follows `.` comes later.
-    fn plan(keys: &str) -> Vec<Foreseen> {
+    fn plan(keys: &str) -> Vec<PlannedStep> {
         let (mut later, mut again) = (false, false);
         let mut steps = Vec::new();
         for (position, key) in keys.chars().enumerate() {
@@ -196,7 +196,7 @@ mod tests {
                 'A'..='Z' => "hit",
                 _ => "run",
             };
-            steps.push(Foreseen {
+            steps.push(PlannedStep {
                 name: format!("step{position}"),
                 key: key.to_ascii_lowercase().to_string(),
                 action: action.to_owned(),

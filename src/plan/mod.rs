@@ -29,7 +29,7 @@ pub struct Wanted {
     /// Why it is not run here, for a step that is skipped; such a step is in nobody's key.
     pub skip: Option<String>,
     /// It is in no later step's key.
-    pub aside: bool,
+    pub uncached_downstream: bool,
 }
 
 /// A layer found for a step's key.
@@ -191,7 +191,8 @@ pub fn plan(wanted: &[Wanted], observed: &Observed, options: &Options) -> Plan {
     let reached =
         || (0..wanted.len()).filter(|&index| index <= last && wanted[index].skip.is_none());
     // Later layers say nothing of a step that is in no key of theirs: it runs, and they are made again on it.
-    let first_lacking = reached().find(|&index| wanted[index].aside && usable(index).is_none());
+    let first_lacking =
+        reached().find(|&index| wanted[index].uncached_downstream && usable(index).is_none());
     let base = reached()
         .filter(|&index| first_lacking.is_none_or(|lacking| index < lacking))
         .filter_map(|index| Some((index, usable(index)?.clone())))

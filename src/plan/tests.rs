@@ -11,7 +11,7 @@ fn wanted(names: &[&str]) -> Vec<Wanted> {
             key: format!("k-{name}"),
             incremental: false,
             skip: None,
-            aside: false,
+            uncached_downstream: false,
         })
         .collect()
 }
@@ -204,7 +204,7 @@ fn volumes_that_cannot_be_restored_stay_and_the_plan_says_so() {
 #[test]
 fn a_step_in_no_later_key_runs_although_later_layers_are_there() {
     let mut steps = wanted(&["a", "gpu", "b"]);
-    steps[1].aside = true;
+    steps[1].uncached_downstream = true;
     let go = |steps: &[Wanted], observed: &Observed| {
         actions(&plan(steps, observed, &Options::default()))
     };
@@ -311,14 +311,14 @@ fn changes_are_kept_before_they_would_be_dropped() {
 
 proptest! {
     #[test]
-    fn what_a_plan_builds_needs_no_second_plan(present in proptest::collection::vec(any::<bool>(), 1..7), freezes: bool, skip in 0usize..7, aside in 0usize..7) {
+    fn what_a_plan_builds_needs_no_second_plan(present in proptest::collection::vec(any::<bool>(), 1..7), freezes: bool, skip in 0usize..7, uncached_downstream in 0usize..7) {
         let names: Vec<String> = (0..present.len()).map(|index| format!("s{index}")).collect();
         let mut steps = wanted(&names.iter().map(String::as_str).collect::<Vec<_>>());
         if let Some(step) = steps.get_mut(skip) {
             step.skip = Some("no GPU".into());
         }
-        if let Some(step) = steps.get_mut(aside) {
-            step.aside = true;
+        if let Some(step) = steps.get_mut(uncached_downstream) {
+            step.uncached_downstream = true;
         }
         let have: Vec<&str> = names.iter().zip(&present).filter(|(_, there)| **there).map(|(name, _)| name.as_str()).collect();
         let observed = Observed { layers: layers(&have), freezes_volumes: freezes, ..Observed::default() };

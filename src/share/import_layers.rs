@@ -34,7 +34,7 @@ use crate::tree::{self, Method};
 use crate::ui::size;
 
 /// Takes what the store lacks of a document, to where a service keeps the trees of steps, else into the store.
-pub(super) fn take(
+pub(super) fn import_layers(
     store: &Store,
     supply: Supply<'_>,
     document: &Document,

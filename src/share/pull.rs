@@ -15,7 +15,7 @@ use crate::engine::BuildUser;
 use crate::engine::docker::Service;
 use crate::image::fetch::Meter;
 use crate::image::oci::{Operation, Part, Registry, sha256};
-use crate::share::import_layers::take;
+use crate::share::import_layers::import_layers;
 use crate::store::Store;
 use crate::store::history::Reuse;
 use crate::store::images::{Image, Means};
@@ -177,7 +177,7 @@ pub fn pull(
         Reuse::Incremental => Vec::new(),
     };
     let supply = Supply::Registry(&registry, &blobs);
-    let pulled = take(store, supply, &document, user, service, means).context(cannot)?;
+    let pulled = import_layers(store, supply, &document, user, service, means).context(cannot)?;
     Ok(Some(Pulled {
         incremental,
         ..pulled
@@ -205,7 +205,7 @@ pub fn import(
                 Reuse::Incremental => Vec::new(),
             };
             let supply = Supply::Layout(&layout);
-            let pulled = take(store, supply, &document, user, None, means)?;
+            let pulled = import_layers(store, supply, &document, user, None, means)?;
             taken.push(Pulled {
                 incremental,
                 ..pulled

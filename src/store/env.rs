@@ -309,11 +309,13 @@ impl LockedEnv<'_> {
     }
 
     /// Makes a live tree on `layer`, not yet in the record.
-    pub fn thaw(&self, layer: Option<&str>) -> Result<String> {
+    pub fn checkout_tree(&self, layer: Option<&str>) -> Result<String> {
         let record = self.known_record()?;
         match &record.service {
-            Some(socket) => self.thaw_service(socket),
-            None => self.store.thaw(&self.directory, layer, &record.image_key),
+            Some(socket) => self.checkout_service_tree(socket),
+            None => self
+                .store
+                .checkout_tree(&self.directory, layer, &record.image_key),
         }
     }
 
@@ -323,7 +325,7 @@ impl LockedEnv<'_> {
         if let Some(tree) = head.tree {
             return Ok(tree);
         }
-        let tree = self.thaw(head.layer.as_deref())?;
+        let tree = self.checkout_tree(head.layer.as_deref())?;
         let made = tree.clone();
         self.update(|record| record.head.tree = Some(made))?;
         Ok(tree)

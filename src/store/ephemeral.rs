@@ -142,7 +142,7 @@ impl Store {
     /// Makes a new env that ends with this command.
     pub fn claim(&self, name: &str) -> Result<Claim> {
         let env = self.lock_env(name, "up", lock::WAIT)?;
-        env.heed_owner()?;
+        env.check_owner()?;
         if env.record().is_some() {
             return Err(Error::new(
                 Kind::Usage,
@@ -196,7 +196,7 @@ impl Store {
 
 impl LockedEnv<'_> {
     /// Refuses an env that ends with another command.
-    pub fn heed_owner(&self) -> Result<()> {
+    pub fn check_owner(&self) -> Result<()> {
         let who = match self.fate()? {
             Fate::Kept | Fate::Left(_) => return Ok(()),
             Fate::Owned(Some(owner)) if owner.is_ours() => return Ok(()),

@@ -30,7 +30,12 @@ const HOLDERS: [&str; 7] = [
 
 impl Store {
     /// Finds out the bytes of what was never measured or may lie elsewhere, and of the store where a limit needs them.
-    pub(super) fn weigh(&self, stock: &mut Inventory, look: &Look, keep_last: usize) -> Result<()> {
+    pub(super) fn estimate_freed(
+        &self,
+        stock: &mut Inventory,
+        look: &Look,
+        keep_last: usize,
+    ) -> Result<()> {
         let roots = Roots::of(stock, keep_last);
         let mut services = Services::of(self)?;
         for (id, item) in &mut stock.layers {
@@ -90,7 +95,7 @@ impl Store {
     ///
     /// What stands on a thing goes before it: a block that only these share counts for the lowest of them, and so the sum
     /// over a thing and all that stands on it is what removing these gives back.
-    pub fn weigh_shared(
+    pub fn estimate_shared(
         &self,
         stock: &mut Inventory,
         look: &Look,

@@ -30,7 +30,7 @@ impl Store {
     /// Removes one thing, if it may still be removed. Caches are not this function's.
     pub fn sweep(&self, what: &What, keep_last: usize) -> Result<Swept> {
         match what {
-            What::Snapshot { layer } => self.sweep_snapshot(layer, keep_last),
+            What::Snapshot { layer } => self.remove_snapshot(layer, keep_last),
             What::Layer { layer } => {
                 self.remove_unused_layers(std::slice::from_ref(layer))?;
                 Ok(self.left(layer))
@@ -38,9 +38,9 @@ impl Store {
             What::Failed { env } => self.with_idle(env, |env| env.drop_failed()),
             What::Logs { env, run } => self.with_idle(env, |env| env.drop_logs(run)),
             What::Project { env, volume, path } => {
-                self.with_idle(env, |env| env.expunge(volume, path))
+                self.with_idle(env, |env| env.prune_build_tree(volume, path))
             }
-            What::Image { image } => self.sweep_image(image),
+            What::Image { image } => self.remove_image(image),
             What::Download { blob } => {
                 let Some(_alone) = Lock::try_exclusive(&self.blobs_lock())? else {
                     return Ok(Swept::Stays("a command needs downloads".to_owned()));
@@ -48,7 +48,7 @@ impl Store {
                 self.discard(&self.root.join("blobs/sha256").join(blob))?;
                 Ok(Swept::Gone)
             }
-            What::Stray { path } => self.sweep_stray(path),
+            What::Stray { path } => self.remove_stray(path),
             What::Cache { cache, .. } => Err(Error::unexpected(format!(
                 "cache `{cache}` is for its own tool"
             ))),
@@ -71,7 +71,7 @@ impl Store {
         }
     }
 
-    fn sweep_snapshot(&self, layer: &str, keep_last: usize) -> Result<Swept> {
+    fn remove_snapshot(&self, layer: &str, keep_last: usize) -> Result<Swept> {
         if let Some(unreadable) = self.unreadable()?.first() {
             return Ok(Swept::Stays(format!("{} may need it", unreadable.object)));
         }
@@ -105,7 +105,7 @@ impl Store {
         }
     }
 
-    fn sweep_image(&self, key: &str) -> Result<Swept> {
+    fn remove_image(&self, key: &str) -> Result<Swept> {
         let _lock = self.lock("gc")?;
         if let Some(unreadable) = self.unreadable()?.first() {
             return Ok(Swept::Stays(format!("{} may need it", unreadable.object)));
@@ -138,7 +138,7 @@ impl Store {
         Ok(Swept::Gone)
     }
 
-    fn sweep_stray(&self, path: &str) -> Result<Swept> {
+    fn remove_stray(&self, path: &str) -> Result<Swept> {
         let _lock = self.lock("gc")?;
         if !path.starts_with("images/tmp-") {
             return Err(Error::unexpected(format!("`{path}` is not for `gc`")));

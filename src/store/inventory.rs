@@ -136,7 +136,7 @@ impl Store {
         if look.projects {
             self.project_stock(&mut stock)?;
         }
-        self.weigh(&mut stock, look, keep_last)?;
+        self.estimate_freed(&mut stock, look, keep_last)?;
         Ok(stock)
     }
 

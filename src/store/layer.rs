@@ -173,7 +173,12 @@ impl Store {
     }
 
     /// Makes an empty live tree that stands on `layer`, in an env's directory; returns its id.
-    pub fn thaw(&self, env: &Path, layer: Option<&str>, image_key: &str) -> Result<String> {
+    pub fn checkout_tree(
+        &self,
+        env: &Path,
+        layer: Option<&str>,
+        image_key: &str,
+    ) -> Result<String> {
         let id = random_id()?;
         let directory = env.join("trees").join(&id);
         fs::create_dir_all(&directory)?;

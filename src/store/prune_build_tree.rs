@@ -67,7 +67,7 @@ impl Store {
                     let commands = log.and_then(|log| ninja_log::parse(&log));
                     let took_ms =
                         commands.map(|all| all.iter().map(|command| command.took_ms).sum());
-                    let bytes = expunged_bytes(&top.join(&project));
+                    let bytes = build_tree_bytes(&top.join(&project));
                     if let Some(path) = project.to_str() {
                         let place = (name.clone(), volume.clone(), path.to_owned());
                         projects.insert(place, Project { bytes, took_ms });
@@ -93,7 +93,7 @@ impl Store {
 }
 
 /// Returns what giving a sub-project up frees, in bytes: not what artifacts, or others' `dist`, hold by hard links too.
-fn expunged_bytes(project: &Path) -> u64 {
+fn build_tree_bytes(project: &Path) -> u64 {
     let roots: Vec<measure::Root> = EXPUNGED
         .iter()
         .map(|part| project.join(part))
@@ -106,7 +106,7 @@ fn expunged_bytes(project: &Path) -> u64 {
 
 impl LockedEnv<'_> {
     /// Gives a sub-project up, if it still may be.
-    pub(super) fn expunge(&mut self, volume: &str, project: &str) -> Result<Swept> {
+    pub(super) fn prune_build_tree(&mut self, volume: &str, project: &str) -> Result<Swept> {
         let record = self.known_record()?;
         if !record.complete {
             return Ok(Swept::Stays("the env is not complete any more".to_owned()));

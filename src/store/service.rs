@@ -131,7 +131,7 @@ impl LockedEnv<'_> {
     }
 
     /// Makes a live tree on `layer` that is a container, as soon as something runs on it.
-    pub(super) fn thaw_service(&self, socket: &Path) -> Result<String> {
+    pub(super) fn checkout_service_tree(&self, socket: &Path) -> Result<String> {
         let tree = super::random_id()?;
         let directory = self.directory().join("trees").join(&tree);
         fs::create_dir_all(&directory)?;

@@ -19,7 +19,7 @@ fn touch(directory: &Path) {
     drop(file.and_then(|file| file.file().set_modified(SystemTime::now())));
 }
 
-fn touched(directory: &Path) -> Option<Timestamp> {
+fn modified_at(directory: &Path) -> Option<Timestamp> {
     let data = fs::symlink_metadata(directory.join(FILE)).ok()?;
     Timestamp::try_from(data.modified().ok()?).ok()
 }
@@ -27,14 +27,14 @@ fn touched(directory: &Path) -> Option<Timestamp> {
 impl Store {
     /// Returns when an env was last used.
     pub fn last_use(&self, name: &str, record: &Record) -> Timestamp {
-        let touched = touched(&self.env_dir(name));
-        touched.map_or(record.used, |touched| touched.max(record.used))
+        let modified_at = modified_at(&self.env_dir(name));
+        modified_at.map_or(record.used, |modified_at| modified_at.max(record.used))
     }
 
     /// Returns when an env on an image was last used, or the image built.
     pub fn last_use_of_image(&self, image: &Image) -> Timestamp {
-        let touched = touched(&self.image_dir(&image.key));
-        touched.map_or(image.built, |touched| touched.max(image.built))
+        let modified_at = modified_at(&self.image_dir(&image.key));
+        modified_at.map_or(image.built, |modified_at| modified_at.max(image.built))
     }
 
     /// Notes that an env is used, by a command that has its lock, or a part in its container.

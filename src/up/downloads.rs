@@ -10,7 +10,7 @@ use std::time::Instant;
 use crate::execute::container;
 use crate::image::Progress;
 use crate::image::fetch;
-use crate::image::fetch::fetch_all::{Piece, gather};
+use crate::image::fetch::fetch_all::{Piece, fetch_all};
 use crate::plan::lockfile::{CacheFile, Fetched, Lockfile};
 use crate::plan::resolve::Spec;
 use crate::plan::{Action, Plan};
@@ -181,7 +181,7 @@ impl Fetching<'_> {
         let shown = Subject::Transfer(&what);
         let found = with_progress(self.cx, shown, self.signals, self.reporter, |means| {
             let mut report = |done| (means.progress)(Progress::Bytes { done, total: None });
-            gather(pieces, &blobs, means.mirrors, means.cancel, &mut report)
+            fetch_all(pieces, &blobs, means.mirrors, means.cancel, &mut report)
         })?;
         if !absent.is_empty() {
             self.reporter.emit(&Event::TransferFinished {

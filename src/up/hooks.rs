@@ -90,7 +90,7 @@ pub(crate) fn fetch_patches(
 }
 
 /// Leaves out the hooks that are not for the revision of the source, as far as its history tells.
-pub(crate) fn settle(
+pub(crate) fn apply_to_inputs(
     prepared: &mut Prepared,
     sources: &BTreeMap<String, PathBuf>,
     git: &Git<'_>,

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest as _, Sha256};
 
-use super::select::Wish;
+use super::select::UpRequest;
 use crate::engine::ninja;
 use crate::plan::Plan;
 use crate::plan::lockfile::{self, CacheFile, Choices, Fetched, Lockfile};
@@ -20,7 +20,7 @@ use crate::up::resolve::Prepared;
 
 /// A lock file that an env is built from.
 #[derive(Clone, Debug)]
-pub(crate) struct Pinned {
+pub(crate) struct Locked {
     /// Where it is.
     pub(crate) path: PathBuf,
     /// What it says.
@@ -29,7 +29,7 @@ pub(crate) struct Pinned {
     pub(crate) command: String,
 }
 
-impl Pinned {
+impl Locked {
     /// Makes the error for what differs from it.
     pub(crate) fn drift(&self, differences: &[String]) -> Error {
         lockfile::drift(&self.path, differences, &self.command)
@@ -68,28 +68,28 @@ pub(crate) fn place(prepared: &Prepared) -> Result<PathBuf> {
 }
 
 /// Returns the command that makes a lock file for what was asked for.
-pub(crate) fn command(wish: &Wish<'_>, file: Option<&Path>) -> String {
+pub(crate) fn command(request: &UpRequest<'_>, file: Option<&Path>) -> String {
     let file = file.map(Path::to_string_lossy);
-    wish.command("lock", &[("--file", file.as_deref())])
+    request.command("lock", &[("--file", file.as_deref())])
 }
 
 /// Reads the lock file for what was asked for, and lets it decide; refuses what differs from it already.
 pub(crate) fn follow(
     cx: &Context,
     prepared: &mut Prepared,
-    wish: &Wish<'_>,
+    request: &UpRequest<'_>,
     file: Option<&Path>,
 ) -> Result<()> {
     let path = match file {
         Some(file) => file.to_owned(),
         None => place(prepared)?,
     };
-    let command = command(wish, file);
+    let command = command(request, file);
     let lock = lockfile::read(&path)?.ok_or_else(|| {
         Error::not_found(format!("there is no lock file `{}`", path.display()))
             .help(command.clone())
     })?;
-    let pinned = Pinned {
+    let pinned = Locked {
         path,
         lock,
         command,
@@ -108,7 +108,7 @@ pub(crate) fn follow(
 }
 
 /// Replaces what is open by what is locked.
-pub(crate) fn adopt(cx: &Context, prepared: &mut Prepared, pinned: Pinned) -> Result<()> {
+pub(crate) fn adopt(cx: &Context, prepared: &mut Prepared, pinned: Locked) -> Result<()> {
     let lock = &pinned.lock;
     let mut differences = lockfile::choices(lock, &choices(prepared));
     let image = &prepared.profile.image.value;

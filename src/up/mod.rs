@@ -47,7 +47,7 @@ use crate::ui::event::{Chosen, Event, Outcome, Planned};
 use crate::ui::metrics::Row;
 use crate::up::context::Context;
 use crate::up::downloads::Fetching;
-use crate::up::locked::Pinned;
+use crate::up::locked::Locked;
 use crate::up::observe::{observe, wanted};
 use crate::up::options::{UpOptions, options};
 use crate::up::preflight::Needs;
@@ -58,7 +58,7 @@ use crate::up::resolve::Prepared;
 const ATTEMPTS: usize = 5;
 
 /// Resolves, locks, plans and executes; again where what it counted on was removed before it could say so.
-pub(crate) fn converge(
+pub(crate) fn run_up(
     cx: &Context,
     args: &UpOptions,
     store: &Store,
@@ -188,17 +188,17 @@ fn attempt(run: &Run<'_>, asked: &Options, prepared: &mut Prepared) -> Result<At
         },
     };
     locked::follow_sources(&mut spec, prepared, store, &sources);
-    spec.lock = prepared.pinned.as_ref().map(Pinned::digest).transpose()?;
+    spec.lock = prepared.pinned.as_ref().map(Locked::digest).transpose()?;
     let open = opening(&prepared.profile, &spec, asked);
     let options = &Options {
         until: open.clone().or_else(|| asked.until.clone()),
         ..asked.clone()
     };
     let mut env = store.lock_env(&spec.name, "up", Duration::from_secs(5))?;
-    env.heed_owner()?;
+    env.check_owner()?;
     if args.ephemeral && !env.is_owned()? {
         let what = format!("env `{}` was removed meanwhile", env.name());
-        return Err(Error::busy(what).help(args.again()));
+        return Err(Error::busy(what).help(args.resume_command()));
     }
     if let Some(pinned) = &prepared.pinned {
         env.keep_lock(&pinned.lock)?;

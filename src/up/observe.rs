@@ -27,7 +27,7 @@ pub fn wanted(profile: &Profile, spec: &Spec) -> Vec<Wanted> {
                 key: found.key.to_string(),
                 incremental: found.incremental,
                 skip: None,
-                aside: found.is_aside(),
+                uncached_downstream: found.is_aside(),
             });
         } else if let Some(skipped) = spec
             .skipped
@@ -39,7 +39,7 @@ pub fn wanted(profile: &Profile, spec: &Spec) -> Vec<Wanted> {
                 key: String::new(),
                 incremental: false,
                 skip: Some(skipped.reason.clone()),
-                aside: false,
+                uncached_downstream: false,
             });
         }
     }
@@ -230,8 +230,8 @@ impl<'a> Stand<'a> {
                 return Some("did not finish last time".to_owned());
             }
             // What a step leaves that is in no later one's key, nothing is built on.
-            let mut aside = wanted.iter().filter(|step| step.aside);
-            let key = key.filter(|key| !aside.any(|step| step.key == *key));
+            let mut uncached_downstream = wanted.iter().filter(|step| step.uncached_downstream);
+            let key = key.filter(|key| !uncached_downstream.any(|step| step.key == *key));
             let newer = key.and_then(|key| self.record.of_step(key));
             let is_newer = |newer: &Snapshot| {
                 let than = match is_own {

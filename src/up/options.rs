@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use super::context::Context;
 use super::locked;
 use super::resolve::Prepared;
-use super::select::{SelectArgs, Wish, quoted};
+use super::select::{SelectArgs, UpRequest, quoted};
 use crate::plan::Options;
 use crate::profile::Profile;
 use crate::store::config::Config;
@@ -87,20 +87,20 @@ pub(crate) enum Progress {
 }
 
 impl UpOptions {
-    pub(crate) fn wish(&self, verb: &'static str) -> Wish<'_> {
-        Wish {
+    pub(crate) fn request(&self, verb: &'static str) -> UpRequest<'_> {
+        UpRequest {
             name: self.name.as_deref(),
             jobs: self.jobs,
             gpu: &self.gpu,
-            ..self.select.wish(verb)
+            ..self.select.request(verb)
         }
     }
 
     /// Returns the command that goes on where this one ended.
-    pub(crate) fn again(&self) -> String {
+    pub(crate) fn resume_command(&self) -> String {
         let gpu = (self.gpu != "auto").then_some(self.gpu.as_str());
         let flags = [("--name", self.name.as_deref()), ("--gpu", gpu)];
-        let mut text = self.wish("up").command("up", &flags);
+        let mut text = self.request("up").command("up", &flags);
         for (flag, given) in [("--ephemeral", self.ephemeral), ("--locked", self.locked)] {
             if given {
                 text.extend([" ", flag]);
@@ -130,13 +130,13 @@ impl UpOptions {
 
     /// Reads profile and machine, and lets the lock file decide where one is asked for.
     pub(crate) fn prepare(&self, cx: &Context, verb: &'static str) -> Result<Prepared> {
-        let wish = self.wish(verb);
-        let mut prepared = Prepared::new(cx, &wish)?;
+        let request = self.request(verb);
+        let mut prepared = Prepared::new(cx, &request)?;
         check_names(&prepared.profile, self)?;
         prepared.reuse = self.reuse(&cx.config);
         prepared.clean = self.clean;
         if self.locked {
-            locked::follow(cx, &mut prepared, &wish, self.lock_file.as_deref())?;
+            locked::follow(cx, &mut prepared, &request, self.lock_file.as_deref())?;
         }
         Ok(prepared)
     }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::select::Wish;
+use super::select::UpRequest;
 use super::{checkout, hooks};
 use crate::engine::choose::{Choice, choose};
 use crate::image::{Recipe, catalog};
@@ -25,7 +25,7 @@ use crate::store::source::{Git, Repository};
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::host::Host;
 use crate::up::context::Context;
-use crate::up::locked::Pinned;
+use crate::up::locked::Locked;
 
 /// What the keys after a step have of TheRock's fingerprints.
 #[derive(Debug, Serialize)]
@@ -84,7 +84,7 @@ pub(crate) struct Prepared {
     /// What the user should know of that.
     pub(crate) notes: Vec<String>,
     /// The lock file, where everything has to be as it says.
-    pub(crate) pinned: Option<Pinned>,
+    pub(crate) pinned: Option<Locked>,
     /// Which layers of other envs serve this one.
     pub(crate) reuse: Reuse,
     /// It begins clean, whatever it has.
@@ -104,13 +104,13 @@ fn machine_targets(cx: &Context) -> Result<Vec<Target>> {
 
 /// Returns what is built where only targets were named, or nothing at all: for one target that is what goes by its name.
 fn unnamed(
-    wish: &Wish<'_>,
+    request: &UpRequest<'_>,
     targets: Vec<Target>,
     machine: &gpu::Machine,
 ) -> Result<(&'static str, Vec<Target>)> {
     let command = |isa: &str| {
         let what = Some(isa);
-        Wish { what, ..*wish }.command(wish.verb, &[("--name", wish.name)])
+        UpRequest { what, ..*request }.command(request.verb, &[("--name", request.name)])
     };
     Ok(match targets[..] {
         [] => (machine.target(command)?.name(), targets),
@@ -121,45 +121,47 @@ fn unnamed(
 
 impl Prepared {
     /// Reads the profile and the machine.
-    pub(crate) fn new(cx: &Context, wish: &Wish<'_>) -> Result<Self> {
+    pub(crate) fn new(cx: &Context, request: &UpRequest<'_>) -> Result<Self> {
         let host = Host::probe()?;
-        let targets = wish
+        let targets = request
             .targets
             .iter()
             .map(|name| Target::parse(name))
             .collect::<Result<Vec<_>>>()?;
         let listed = profile::list(&cx.config.profile_dirs)?;
         let machine = cx.gpus();
-        let (what, targets) = match wish.what {
+        let (what, targets) = match request.what {
             Some(what) => (what, targets),
-            None => unnamed(wish, targets, &machine)?,
+            None => unnamed(request, targets, &machine)?,
         };
-        let request = resolve::choose(
+        let named = resolve::choose(
             what,
             &targets,
-            wish.name,
+            request.name,
             listed.iter().map(|profile| profile.name.as_str()),
         )?;
-        let profile = profile::load(&cx.config.profile_dirs, &request.profile)?;
-        let file = profile::is_path(&request.profile).then(|| PathBuf::from(&request.profile));
+        let profile = profile::load(&cx.config.profile_dirs, &named.profile)?;
+        let file = profile::is_path(&named.profile).then(|| PathBuf::from(&named.profile));
         let files = profile::copy_files(&profile)?;
-        let chosen = resolve::Chosen::new(&profile, wish.variant, wish.from)?;
+        let chosen = resolve::Chosen::new(&profile, request.variant, request.from)?;
         let hooks = hooks::read(cx, &profile, &chosen.hooks())?;
         let recipe = catalog::find(&cx.config.image_dirs, &profile.image.value)?;
         let mut params = BTreeMap::new();
-        for text in wish.params {
+        for text in request.params {
             let (name, value) = text.split_once('=').ok_or_else(|| {
-                Error::new(Kind::Usage, format!("`{text}` is not NAME=VALUE"))
-                    .help(format!("rockenv {} PROFILE --param NAME=VALUE", wish.verb))
+                Error::new(Kind::Usage, format!("`{text}` is not NAME=VALUE")).help(format!(
+                    "rockenv {} PROFILE --param NAME=VALUE",
+                    request.verb
+                ))
             })?;
             params.insert(name.to_owned(), value.to_owned());
         }
-        let wanted = match request.targets[..] {
+        let wanted = match named.targets[..] {
             [] => &profile.targets,
-            _ => &request.targets,
+            _ => &named.targets,
         };
         let mut notes = Vec::new();
-        let (gpu, without_gpu) = match machine.choose(&wish.gpu.into(), wanted, profile.gpu)? {
+        let (gpu, without_gpu) = match machine.choose(&request.gpu.into(), wanted, profile.gpu)? {
             gpu::Choice::Gpu { grant, note } => {
                 // Of no interest where no step uses it.
                 notes.extend(note.filter(|_| profile.steps.iter().any(|step| step.gpu)));
@@ -168,11 +170,11 @@ impl Prepared {
             gpu::Choice::Without { why } => (None, Some(why)),
         };
         let name = resolve::env_name(
-            request.env_name.as_deref(),
-            request.stem.as_deref(),
+            named.env_name.as_deref(),
+            named.stem.as_deref(),
             &profile.name,
-            &request.targets,
-            &resolve::choices(&profile, wish.variant, wish.from),
+            &named.targets,
+            &resolve::choices(&profile, request.variant, request.from),
         )?;
         let past = Store::open_existing(&cx.config.home)
             .ok()
@@ -183,17 +185,17 @@ impl Prepared {
             cores: host.cores,
             memory: host.memory,
             configured: cx.config.jobs,
-            asked: wish.jobs,
+            asked: request.jobs,
             past: &past,
         });
-        let choice = engine(cx, wish, &host, &name)?;
+        let choice = engine(cx, request, &host, &name)?;
         let inputs = Inputs {
-            env_name: request.env_name,
-            stem: request.stem,
-            targets: request.targets,
+            env_name: named.env_name,
+            stem: named.stem,
+            targets: named.targets,
             machine_targets: machine_targets(cx)?,
-            variant: wish.variant.map(str::to_owned),
-            from: wish.from.map(str::to_owned),
+            variant: request.variant.map(str::to_owned),
+            from: request.from.map(str::to_owned),
             params,
             engine: choice.engine,
             without_gpu,
@@ -300,7 +302,7 @@ impl Prepared {
             hooks::known_patches(self, store)?;
         }
         notes.extend(checkout::settle(self, &sources)?);
-        hooks::settle(self, &sources, &git)?;
+        hooks::apply_to_inputs(self, &sources, &git)?;
         notes.extend(hooks::ask(self, &sources)?);
         Ok(notes)
     }
@@ -429,7 +431,7 @@ impl Prepared {
     }
 }
 
-fn engine(cx: &Context, wish: &Wish<'_>, host: &Host, env: &str) -> Result<Choice> {
+fn engine(cx: &Context, request: &UpRequest<'_>, host: &Host, env: &str) -> Result<Choice> {
     // Without a store, or where it cannot be read, nothing was made yet that we could go on with.
     let store = Store::open_existing(&cx.config.home).ok().flatten();
     // What is about to be removed binds nobody.
@@ -439,7 +441,7 @@ fn engine(cx: &Context, wish: &Wish<'_>, host: &Host, env: &str) -> Result<Choic
         .as_ref()
         .map(|record| (record.engine.as_str(), record.service.clone()));
     let nspawn = host.root && which::which_in("systemd-nspawn", Some("/usr/bin:/bin"), "/").is_ok();
-    let asked = wish.engine.or(cx.config.engine.as_deref());
+    let asked = request.engine.or(cx.config.engine.as_deref());
     let choice = choose(asked, made_with, nspawn, &cx.config.sockets)?;
     if let Some(record) = record
         && record.engine != choice.engine.name()

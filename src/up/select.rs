@@ -29,8 +29,8 @@ pub(crate) struct SelectArgs {
 
 impl SelectArgs {
     /// Returns what was asked for: no GPU, and the name and the jobs that follow from the rest.
-    pub(crate) fn wish(&self, verb: &'static str) -> Wish<'_> {
-        Wish {
+    pub(crate) fn request(&self, verb: &'static str) -> UpRequest<'_> {
+        UpRequest {
             verb,
             what: self.what.as_deref(),
             targets: &self.target,
@@ -47,7 +47,7 @@ impl SelectArgs {
 
 /// What was asked for, as typed.
 #[derive(Debug)]
-pub(crate) struct Wish<'a> {
+pub(crate) struct UpRequest<'a> {
     /// The command that it was said to.
     pub(crate) verb: &'static str,
     /// Profile, target or file; what goes by the target's name without, or this machine's.
@@ -70,7 +70,7 @@ pub(crate) struct Wish<'a> {
     pub(crate) gpu: &'a str,
 }
 
-impl Wish<'_> {
+impl UpRequest<'_> {
     /// Returns `rockenv VERB` for the same env, to be typed in a shell, with more `flags` that have a value.
     pub(crate) fn command(&self, verb: &str, flags: &[(&str, Option<&str>)]) -> String {
         let mut text = format!("rockenv {verb}");
@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn what_is_typed_again_means_the_same() {
         let params = ["component=two words".to_owned()];
-        let wish = Wish {
+        let request = UpRequest {
             verb: "plan",
             what: Some("my profile.toml"),
             targets: &["gfx1103".to_owned()],
@@ -128,7 +128,7 @@ mod tests {
             jobs: None,
             gpu: "none",
         };
-        let text = wish.command("up", &[("--gpu", Some("none")), ("--name", None)]);
+        let text = request.command("up", &[("--gpu", Some("none")), ("--name", None)]);
         assert_eq!(
             text,
             "rockenv up 'my profile.toml' --target gfx1103 --param 'component=two words' --variant lean --gpu none"

@@ -102,6 +102,6 @@ fn prepare_hooks(
         cancel: cancel.flag(),
         tick: &look,
     };
-    cancel.outcome(hooks::settle(prepared, sources, &git))?;
+    cancel.outcome(hooks::apply_to_inputs(prepared, sources, &git))?;
     hooks::ask(prepared, sources)
 }

@@ -27,14 +27,14 @@ pub fn doctor(cx: &Context, _args: &DoctorArgs) -> Result<u8> {
     };
     if cx.json {
         #[derive(Serialize)]
-        struct Shown<'a> {
+        struct DoctorReport<'a> {
             schema: &'static str,
             fit: bool,
             sections: &'a [Section],
             engines: &'a [Ability],
             facts: &'a Facts,
         }
-        cx.ui.json(&Shown {
+        cx.ui.json(&DoctorReport {
             schema: "rockenv/doctor/1",
             fit,
             sections: &sections,

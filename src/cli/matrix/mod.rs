@@ -11,7 +11,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use serde::Deserialize;
 
-use crate::matrix::{Cell, Foreseen};
+use crate::matrix::{Cell, PlannedStep};
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::host::Host;
 use crate::sys::process::{self, Program};
@@ -78,7 +78,7 @@ impl Told {
 
 /// What `plan --json` says, as far as it matters here.
 #[derive(Debug, Deserialize)]
-struct Shown {
+struct MatrixReport {
     env: String,
     needs: Needs,
     plan: Steps,
@@ -86,7 +86,7 @@ struct Shown {
 
 #[derive(Debug, Deserialize)]
 struct Steps {
-    steps: Vec<Foreseen>,
+    steps: Vec<PlannedStep>,
 }
 
 /// What an env needs of a machine.
@@ -139,7 +139,7 @@ impl Starter<'_> {
     }
 
     /// Asks what `up` would do: the env's name, and its steps.
-    fn plan(&self, cell: &Cell) -> Result<Shown> {
+    fn plan(&self, cell: &Cell) -> Result<MatrixReport> {
         let program = self.program("plan", cell)?.arg("--json");
         let text = program.output(PLAN_LIMIT, self.cancel.flag(), &mut |event| {
             if let process::Event::Tick = event {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use serde::Serialize;
 
-use super::{Shown, Starter, Told, Which};
+use super::{MatrixReport, Starter, Told, Which};
 use crate::cli::job_summary;
 use crate::matrix::scheduler::{Turn, Turns};
 use crate::matrix::{Cell, cells, check_names};
@@ -44,7 +44,7 @@ pub struct MatrixUpArgs {
 
 /// What became of an env.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-struct Row {
+struct JobRow {
     /// What it is built for: targets that its profile names are joined by commas.
     target: String,
     /// Its name, once that is known.
@@ -59,7 +59,7 @@ struct Row {
     why: Option<String>,
 }
 
-impl Row {
+impl JobRow {
     fn new(cx: &Context, cell: &Cell) -> Result<Self> {
         let own = match (cell.target, &cell.profile) {
             (None, Some(name)) => profile::load(&cx.config.profile_dirs, name)?.targets,
@@ -118,7 +118,7 @@ struct End {
 /// What is known of all of them.
 struct Board<'a> {
     cx: &'a Context,
-    rows: Vec<Row>,
+    rows: Vec<JobRow>,
     common: Vec<Common>,
     /// Whether a CI system's section is open for envs that are built side by side.
     beside: bool,
@@ -139,7 +139,7 @@ pub(super) fn up(cx: &Context, args: &MatrixUpArgs) -> Result<u8> {
         cx,
         rows: cells
             .iter()
-            .map(|cell| Row::new(cx, cell))
+            .map(|cell| JobRow::new(cx, cell))
             .collect::<Result<_>>()?,
         common: Vec::new(),
         beside: false,
@@ -148,7 +148,7 @@ pub(super) fn up(cx: &Context, args: &MatrixUpArgs) -> Result<u8> {
     let mut told = BTreeSet::new();
     for (row, cell) in board.rows.iter_mut().zip(&cells) {
         plans.push(match cancel.outcome(starter.plan(cell)) {
-            Ok(Shown { env, plan, .. }) => {
+            Ok(MatrixReport { env, plan, .. }) => {
                 row.env = Some(env);
                 Some(plan.steps)
             }
@@ -194,7 +194,7 @@ pub(super) fn up(cx: &Context, args: &MatrixUpArgs) -> Result<u8> {
         };
         return Err(Error::new(Kind::Signal(signal), "interrupted").help(kept));
     }
-    let failed = |row: &&Row| row.outcome == "failed";
+    let failed = |row: &&JobRow| row.outcome == "failed";
     for row in board.rows.iter().filter(failed) {
         cx.ui
             .annotate_failure(row.name(), row.why.as_deref().unwrap_or_default());
@@ -211,7 +211,7 @@ pub(super) fn up(cx: &Context, args: &MatrixUpArgs) -> Result<u8> {
 }
 
 /// Makes the envs that can be built end with this command.
-fn claim(cx: &Context, rows: &[Row]) -> Result<Vec<(Store, String, Claim)>> {
+fn claim(cx: &Context, rows: &[JobRow]) -> Result<Vec<(Store, String, Claim)>> {
     // Without root each `up` is root of a namespace of its own.
     if !nix::unistd::geteuid().is_root() {
         return Err(Error::unavailable("`matrix up --ephemeral` needs root")
@@ -367,12 +367,12 @@ impl Board<'_> {
     fn show(&self) -> Result<()> {
         if self.cx.json {
             #[derive(Serialize)]
-            struct Shown<'a> {
+            struct MatrixSummary<'a> {
                 schema: &'static str,
                 common: &'a [Common],
-                envs: &'a [Row],
+                envs: &'a [JobRow],
             }
-            return self.cx.ui.json(&Shown {
+            return self.cx.ui.json(&MatrixSummary {
                 schema: "rockenv/matrix/1",
                 common: &self.common,
                 envs: &self.rows,

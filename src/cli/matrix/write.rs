@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use fs_err as fs;
 use serde::Serialize;
 
-use super::{GRACE, Shown, Starter, Which};
+use super::{GRACE, MatrixReport, Starter, Which};
 use crate::matrix::jobs::{Env, Job, NEEDED, Runners, Shard, gpu_option, jobs};
 use crate::matrix::kubernetes::{self, Cluster};
 use crate::matrix::pipeline::{Calls, Common, Pipeline, Secret, Share, Size, whole, words};
@@ -414,7 +414,7 @@ fn pipeline(
     Pipeline::new(calls, size, common, jobs, share)
 }
 
-fn plans(cx: &Context, cells: &[Cell], options: &[String]) -> Result<Vec<Shown>> {
+fn plans(cx: &Context, cells: &[Cell], options: &[String]) -> Result<Vec<MatrixReport>> {
     let signals = Signals::take()?;
     let cancel = Cancel::new(&signals);
     let starter = Starter {

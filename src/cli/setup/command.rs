@@ -212,7 +212,7 @@ fn show(
             optional: bool,
         }
         #[derive(Serialize)]
-        struct Shown<'a> {
+        struct SetupReport<'a> {
             schema: &'static str,
             manager: Option<Manager>,
             missing: Vec<Missing<'a>>,
@@ -220,7 +220,7 @@ fn show(
             store_image: Vec<String>,
             units: BTreeMap<&'a Path, &'a str>,
         }
-        return cx.ui.json(&Shown {
+        return cx.ui.json(&SetupReport {
             schema: "rockenv/setup/1",
             manager,
             missing: tools

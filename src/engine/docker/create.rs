@@ -5,7 +5,7 @@ use bollard::models::ContainerCreateBody;
 use bollard::query_parameters::CreateContainerOptionsBuilder;
 
 use super::{LATE, Service, is_absent, settled};
-use crate::engine::docker::retry::again;
+use crate::engine::docker::retry::retry;
 use crate::sys::error::Result;
 
 impl Service {
@@ -17,7 +17,7 @@ impl Service {
     ) -> Result<Option<Vec<String>>> {
         let request = || self.request(name, body.clone());
         let look = async || Ok(self.is_made(name, body).await?.then(Vec::new));
-        self.found(LATE, "make a container", again(request, is_taken, look))
+        self.found(LATE, "make a container", retry(request, is_taken, look))
     }
 
     async fn request(

@@ -19,7 +19,7 @@ use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::TrySendError;
 
 use super::{AGAIN, LATE, SETTLE, SOON, Service, settled};
-use crate::engine::docker::retry::again;
+use crate::engine::docker::retry::retry;
 use crate::sys::error::{Error, Result};
 use crate::sys::process::Program;
 
@@ -329,7 +329,7 @@ impl Service {
         let request = async {
             loop {
                 let request = || self.client.remove_container(name, Some(options.clone()));
-                match again(request, is_at_it, async || Ok(None)).await {
+                match retry(request, is_at_it, async || Ok(None)).await {
                     // Somebody else is at it, and until that is done its image cannot be removed.
                     Err(refusal) if is_at_it(&refusal) && Instant::now() < deadline => {
                         tokio::time::sleep(AGAIN).await;
@@ -377,7 +377,7 @@ impl Service {
         for name in names {
             let options = RemoveImageOptionsBuilder::new().build();
             let request = || self.client.remove_image(&name, Some(options.clone()), None);
-            let request = again(request, |_| false, async || Ok(None));
+            let request = retry(request, |_| false, async || Ok(None));
             match self.found(LATE, "remove an image", request) {
                 // Others stand on it.
                 Err(_) if nameless => {}

@@ -15,7 +15,7 @@ use super::PATIENCE;
 const SILENCE: u32 = 60;
 
 /// Makes a request until one is answered. `is_under_way` knows the refusal of what is being done already; `look` then finds it done.
-pub(super) async fn again<T, F: Future<Output = Result<T, Refusal>>>(
+pub(super) async fn retry<T, F: Future<Output = Result<T, Refusal>>>(
     request: impl Fn() -> F,
     is_under_way: impl Fn(&Refusal) -> bool,
     look: impl AsyncFn() -> Result<Option<T>, Refusal>,
@@ -32,17 +32,17 @@ async fn again_after<T, F: Future<Output = Result<T, Refusal>>>(
     let mut silence = 0;
     let mut requests = FuturesUnordered::new();
     requests.push(request());
-    let (mut again, mut under_way) = (false, false);
+    let (mut retry, mut under_way) = (false, false);
     loop {
         tokio::select! {
             Some(answer) = requests.next() => match answer {
-                Err(refusal) if again && is_under_way(&refusal) => under_way = true,
+                Err(refusal) if retry && is_under_way(&refusal) => under_way = true,
                 answer => return answer,
             },
             () = tokio::time::sleep(patience) => {
                 if requests.len() < 2 {
                     requests.push(request());
-                    again = true;
+                    retry = true;
                 }
                 silence += 1;
                 if !under_way && silence > SILENCE {

@@ -40,8 +40,8 @@ impl Execution<'_, '_> {
         let (index, parent) = (sight.index, sight.parent);
         let views = Views::from([(sight.volume.name.clone(), shown)]);
         let log = format!("logs/{}/{index:02}-{}.log", sight.run, job.name);
-        let tree = self.env.thaw(parent)?;
-        let ran = self.contain(index, &job, &tree, parent, &log, 1, &views);
+        let tree = self.env.checkout_tree(parent)?;
+        let ran = self.run_container(index, &job, &tree, parent, &log, 1, &views);
         let trees = self.env.directory().join("trees");
         self.store.discard(&trees.join(&tree))?;
         match ran?.ending {

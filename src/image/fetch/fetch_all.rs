@@ -30,7 +30,7 @@ pub(crate) struct Piece {
 }
 
 /// Fetches those that are not there; returns the paths, in the order of the pieces.
-pub(crate) fn gather(
+pub(crate) fn fetch_all(
     pieces: &[Piece],
     blobs: &Path,
     mirrors: &BTreeMap<String, String>,
@@ -183,7 +183,7 @@ mod tests {
 
     fn fetch(pieces: &[Piece], blobs: &Path, mirror: Option<(&str, &str)>) -> Result<Vec<PathBuf>> {
         let mirrors = mirror.into_iter().map(|(k, v)| (k.into(), v.into()));
-        gather(
+        fetch_all(
             pieces,
             blobs,
             &mirrors.collect(),

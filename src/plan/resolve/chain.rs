@@ -28,7 +28,7 @@ pub(super) fn chain(
     // TheRock asks git whether a source is changed, and git's answer leaves out files that it does not track.
     let mut blind = false;
     // Steps that are in no later one's key, and what begins at them is in the next one's.
-    let mut aside: Vec<String> = Vec::new();
+    let mut uncached_downstream: Vec<String> = Vec::new();
     for step in steps {
         let content = fingerprints(step, inputs)?;
         let rest: Vec<_> = content
@@ -46,7 +46,9 @@ pub(super) fn chain(
                 prints: &uses,
                 hooks: hooks
                     .iter()
-                    .filter(|hook| hook.from == step.name || aside.contains(&hook.from))
+                    .filter(|hook| {
+                        hook.from == step.name || uncached_downstream.contains(&hook.from)
+                    })
                     .map(|hook| hook.digest.as_str())
                     .collect(),
                 user: &inputs.user,
@@ -57,11 +59,11 @@ pub(super) fn chain(
         let ((own_key, parts), (without, _)) = (around(&content, &parent), around(&rest, &bare));
         step.parts = parts;
         if step.is_aside() {
-            aside.push(step.name.clone());
+            uncached_downstream.push(step.name.clone());
             step.key = own_key;
             continue;
         }
-        aside.clear();
+        uncached_downstream.clear();
         bare = without;
         parent = own_key.clone();
         if step.fingerprints.is_some() && open.is_none() {
