@@ -485,7 +485,7 @@ fn a_missing_layer_costs_only_the_snapshots_that_stand_on_it() {
     let lab = Lab::new();
     let old = lab.record();
     fs::remove_dir_all(lab.layer(1)).unwrap();
-    lab.finds_and_mends(&["stands on layer", "is missing", "snapshot `mine` is lost"]);
+    lab.finds_and_mends(&["depends on layer", "is missing", "snapshot `mine` is lost"]);
     let new = lab.record();
     assert_eq!(new.snapshots, old.snapshots[..1]);
     assert_eq!(new.head.layer.as_ref(), Some(&old.snapshots[0].layer));
@@ -498,7 +498,7 @@ fn trees_that_are_whole_do_not_need_the_layer_they_were_made_from() {
     let lab = Lab::on(LoopFs::new(Kind::Btrfs));
     let old = lab.record();
     rockenv::tree::remove_tree(&lab.layer(0)).unwrap();
-    lab.finds_and_mends(&["stands on layer", "is missing"]);
+    lab.finds_and_mends(&["depends on layer", "is missing"]);
     let new = lab.record();
     assert_eq!(new.snapshots, old.snapshots[1..]);
     assert_eq!(new.head, old.head);
@@ -545,7 +545,7 @@ fn changes_on_a_lost_layer_are_kept() {
     let diff = lab.at("envs/one/trees").join(&tree).join("diff");
     fs::write(diff.join("note"), "mine").unwrap();
     fs::remove_dir_all(lab.layer(2)).unwrap();
-    lab.finds_and_mends(&["it stands on what is lost"]);
+    lab.finds_and_mends(&["a layer below it is lost"]);
     let kept = fs::read_dir(lab.at("envs/one"))
         .unwrap()
         .map(|entry| entry.unwrap().path())
@@ -639,7 +639,7 @@ fn a_killed_command_is_cleaned_up_after() {
 fn a_damaged_spec_is_set_aside_and_up_will_write_another() {
     let lab = Lab::new();
     fs::write(lab.at("envs/one/spec.toml"), "version = ").unwrap();
-    lab.finds_and_mends(&["what it was resolved to is damaged"]);
+    lab.finds_and_mends(&["its resolved spec is damaged"]);
     assert!(!lab.at("envs/one/spec.toml").exists());
     assert!(!lab.record().complete);
 }

@@ -244,7 +244,7 @@ fn what_nobody_can_use_goes_and_other_things_are_not_looked_at() {
     let done = json(&store, &["--preset", "laptop"]);
     let gone = names(&done, "removed");
     assert_eq!(gone, ["images/tmp-0123456789abcdef-1"], "{done:#}");
-    let told = format!("`rm -r {}` gives it up", volume.display());
+    let told = format!("to remove it: rm -r {}", volume.display());
     assert!(done["notes"].to_string().contains(&told), "{done:#}");
     assert!(volume.join("deep").exists());
     for path in ["mine", "sources/mine", "caches/link"] {

@@ -308,7 +308,7 @@ fn what_differs_from_the_lock_file_is_refused_by_name_and_left_alone() {
     store
         .rockenv(&["lock", name, "--file", "images/base.toml"])
         .exits(3)
-        .says(&["is no lock file of rockenv"]);
+        .says(&["is not a rockenv lock file"]);
     assert_eq!(git(&checkout, &["rev-parse", "HEAD"]), head);
 }
 

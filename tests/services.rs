@@ -122,7 +122,7 @@ fn what_somebody_deleted_is_said_and_built_again() {
         .exits(7)
         .says(&["deleted from", "rockenv up"]);
     let plan = store.rockenv(&["plan", store.env()]).ok().text();
-    assert!(plan.contains("behind rockenv's back"), "{plan}");
+    assert!(plan.contains("outside rockenv"), "{plan}");
     store.up().ok();
     store.sh("cat ~/one ~/two").ok().prints("one\ntwo");
     // The base image too.
@@ -226,7 +226,7 @@ fn a_name_given_to_another_image_is_not_used_and_stays_with_it() {
     store
         .sh("true")
         .exits(1)
-        .says(&["given to another behind rockenv's back", &carried, "rmi"]);
+        .says(&["reassigned outside rockenv", &carried, "rmi"]);
     service.remove_image(&carried).unwrap();
     store.sh("cat ~/one ~/two").ok().prints("one\ntwo");
     store.rockenv(&["rm", "--yes", store.env()]).ok();

@@ -250,7 +250,7 @@ fn a_target_that_only_a_newer_checkout_has_is_learned() {
     store
         .rockenv(&["target", "forget"])
         .ok()
-        .says(&["nothing was learned"]);
+        .says(&["no learned targets to forget"]);
     assert!(list().text().contains(env));
     store.rockenv(&["status", env]).ok();
     store.rockenv(&["fsck"]).ok();

@@ -23,7 +23,7 @@ use crate::up::context::Context;
 pub enum CacheCommand {
     /// List caches with what they hold
     Ls(LsArgs),
-    /// Empty caches; what uses them fills them again
+    /// Empty caches; steps fill them again
     Clear(ClearArgs),
 }
 

@@ -24,7 +24,7 @@ pub struct DuArgs {
     /// Order of the rows: as things depend on each other, or the largest first
     #[arg(long, value_enum, default_value = "kind")]
     sort: Sort,
-    /// Show how much of it nothing else holds, and how much something else holds as well
+    /// Show exclusive and shared space
     #[arg(long)]
     shared: bool,
 }
@@ -507,7 +507,7 @@ fn shared(report: &Report) -> BTreeMap<&[String], Size> {
 
 fn used_by(row: &Row) -> String {
     if row.envs.is_empty() {
-        "no env stands on it".to_owned()
+        "no env depends on it".to_owned()
     } else {
         format!("needed by {}", row.envs.join(", "))
     }

@@ -41,20 +41,20 @@ pub struct ExportArgs {
     /// Directory to write to, made if it is not there; no file in it is replaced
     #[arg(value_name = "DIR", required_unless_present_any = ["check", "snapshots"])]
     directory: Option<PathBuf>,
-    /// Output volume to hand out instead of all; may be given again
+    /// Output volume to export instead of all; may be given again
     #[arg(long, value_name = "NAME")]
     volume: Vec<String>,
-    /// Hand out the env's snapshots instead, for `import` on another machine: an OCI image layout, as a file where the name ends in
+    /// Export the env's snapshots instead, for `import` on another machine: an OCI image layout, as a file where the name ends in
     /// `.tar`, else as a directory
     #[arg(long, value_name = "FILE|DIR", conflicts_with_all = ["directory", "volume"])]
     snapshots: Option<PathBuf>,
-    /// Last step whose snapshot is handed out
+    /// Last step whose snapshot is exported
     #[arg(long, value_name = "STEP", requires = "snapshots")]
     until: Option<String>,
     /// Compare exported files with their manifest
     #[arg(long, value_name = "DIR", conflicts_with_all = ["env", "directory", "volume", "snapshots"])]
     check: Option<PathBuf>,
-    /// Hand out too what was built on what another build had left [default: `reuse` in the configuration]
+    /// Also export outputs that were built on files of an earlier build [default: `reuse` in the configuration]
     #[arg(long)]
     allow_incremental: bool,
 }
@@ -81,10 +81,12 @@ pub fn export(cx: &Context, args: &ExportArgs) -> Result<u8> {
     {
         return Err(Error::new(
             Kind::Drift,
-            format!("env `{name}` is incremental: step `{step}` was built on what another build had left"),
+            format!(
+                "env `{name}` is incremental: step `{step}` was built on files of an earlier build"
+            ),
         )
         .help(format!(
-            "rockenv up {name} --clean makes a clean one; --allow-incremental hands it out as it is"
+            "rockenv up {name} --clean makes a clean one; to export it anyway: --allow-incremental"
         )));
     }
     let mut spec = store.spec(name)?;
@@ -316,9 +318,7 @@ fn reached(store: &Store, env: &LockedEnv<'_>) -> Result<String> {
         let name = env.name();
         Error::new(
             Kind::Drift,
-            format!(
-                "env `{name}` is not finished: nobody could say what its outputs were made from"
-            ),
+            format!("env `{name}` is not finished: the inputs of its outputs are not known yet"),
         )
         .help(format!("rockenv up {name}, or rockenv status {name}"))
     })
@@ -365,7 +365,7 @@ fn as_left(
                 return Err(Error::new(
                     Kind::Drift,
                     format!(
-                        "`{}` is not what a step of env `{name}` left there: it {what}",
+                        "`{}` was changed after a step of env `{name}` wrote it: it {what}",
                         directory.unwrap_or_default().join(&difference.path).display()
                     ),
                 )

@@ -13,7 +13,7 @@ use crate::up::context::Context;
 /// Arguments of `fsck`.
 #[derive(Debug, Args)]
 pub struct FsckArgs {
-    /// Mend what can be mended; nothing is lost by it
+    /// Repair what can be repaired; no data is lost
     #[arg(long)]
     repair: bool,
 }
@@ -143,9 +143,9 @@ fn show(cx: &Context, lines: &[Line], notes: &[(String, String)], repaired: bool
     let home = cx.config.home.display();
     match left.first() {
         None if lines.is_empty() => cx.ui.note(&format!("{home}: no problems")),
-        None => cx.ui.note(&format!("{home}: everything is mended")),
+        None => cx.ui.note(&format!("{home}: everything is repaired")),
         Some(first) if repaired && first.help == "rockenv fsck --repair" => cx.ui.note(&format!(
-            "{home}: {problems} left; try again when nothing runs"
+            "{home}: {problems} left; try again when no command is running"
         )),
         Some(first) => cx
             .ui

@@ -28,19 +28,19 @@ const LOOK: Duration = Duration::from_secs(2);
 /// Arguments of `gc`.
 #[derive(Debug, Args)]
 pub struct GcArgs {
-    /// Show what would go and why, and change nothing
+    /// Show what would be removed and why, and change nothing
     #[arg(short = 'd', long)]
     dry_run: bool,
-    /// Go on until so much is free in addition
+    /// Continue until this much more space is free
     #[arg(long, value_name = "SIZE")]
     free: Option<String>,
     /// Policy to begin with, in place of the configuration's
     #[arg(long)]
     preset: Option<Preset>,
-    /// Give up sub-projects of TheRock in build volumes too, where an artifact holds what they install
+    /// Also remove sub-projects of TheRock from build volumes if an artifact holds their installed files
     #[arg(long)]
     prune_build_tree: bool,
-    /// Show what stays whatever happens, and why
+    /// Show what is never removed, and why
     #[arg(long, conflicts_with_all = ["dry_run", "free"])]
     roots: bool,
 }
@@ -72,7 +72,7 @@ pub fn gc(cx: &Context, args: &GcArgs) -> Result<()> {
         let free = stock.free.saturating_sub(trash);
         return show(cx, &policy, &limits, free, trash, &plan);
     }
-    cx.host_as_root("removing what is not needed")?;
+    cx.host_as_root("removing unused data")?;
     // Before anything is written, a lock's holder included.
     let ballast = store.drop_ballast()?;
     if ballast.is_some() {
@@ -286,7 +286,7 @@ fn report(cx: &Context, done: &Done, asked: Option<u64>, free: u64) -> Result<()
         })?;
     } else {
         cx.ui.data(&format!(
-            "removed {}: {} freed, {} were estimated; {} are free now\n",
+            "removed {}: {} freed ({} estimated); {} free now\n",
             things(done.removed.len()),
             size::bytes(done.freed),
             size::bytes(done.estimate + done.trash),
@@ -305,7 +305,7 @@ fn report(cx: &Context, done: &Done, asked: Option<u64>, free: u64) -> Result<()
         Some(asked) if freed < asked => Err(Error::new(
             Kind::OutOfSpace,
             format!(
-                "{} were asked for, {} could be freed",
+                "{} requested, {} could be freed",
                 size::bytes(asked),
                 size::bytes(freed)
             ),

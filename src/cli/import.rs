@@ -20,7 +20,7 @@ pub struct ImportArgs {
     /// What `rockenv export ENV --snapshots FILE` wrote: a tar file or a directory
     #[arg(value_name = "FILE|DIR")]
     from: PathBuf,
-    /// Take snapshots too that were built on what another build had left [default: `reuse` in the configuration]
+    /// Take snapshots too that were built on files of an earlier build [default: `reuse` in the configuration]
     #[arg(long)]
     allow_incremental: bool,
 }
@@ -55,8 +55,7 @@ pub fn import(cx: &Context, args: &ImportArgs) -> Result<()> {
         let image = store.image(&pulled.image)?;
         if let Some(image) = image.filter(|image| !store.is_current(image).unwrap_or(false)) {
             cx.ui.warn(&format!(
-                "`up` stands on another image of `{}` here, and so finds other keys; on the imported one it stands with the lock file \
-                 of the machine that built it: rockenv up --locked",
+                "this machine has a different image of `{}`, so `up` will not find the imported snapshots; use the lock file of the machine that built them: rockenv up --locked",
                 image.name
             ));
         }

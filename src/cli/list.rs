@@ -228,7 +228,7 @@ pub fn status(cx: &Context, args: &StatusArgs) -> Result<u8> {
     if !results.is_empty() {
         let count = results.len();
         cx.ui.note(&format!(
-            "{count} of the results in output volumes are not as the steps left them: rockenv up brings back what is missing"
+            "{count} results in output volumes were changed or removed; to restore missing ones: rockenv up"
         ));
     }
     Ok(code)

@@ -44,7 +44,7 @@ pub struct LockArgs {
     /// Image or source to lock anew, as it is now, or `all`; may be given again
     #[arg(short, long, value_name = "NAME")]
     update: Vec<String>,
-    /// Lock what steps left too that were built on what another build had left [default: `reuse` in the configuration]
+    /// Also lock outputs of steps that were built on files of an earlier build [default: `reuse` in the configuration]
     #[arg(long)]
     allow_incremental: bool,
     /// The lock file [default: ENV.lock beside the profile, or here for a built-in one]
@@ -55,7 +55,7 @@ pub struct LockArgs {
 /// What else to do with lock files.
 #[derive(Debug, Subcommand)]
 pub enum LockCommand {
-    /// Say what changed from one lock file to another
+    /// Show what changed between two lock files
     Diff(DiffArgs),
 }
 

@@ -59,10 +59,10 @@ pub struct Cli {
 /// Flags of every command.
 #[derive(Clone, Debug, Default, Args)]
 pub struct GlobalArgs {
-    /// Say more; twice for more still
+    /// Print more; repeat for even more
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub verbose: u8,
-    /// Say only what went wrong
+    /// Print errors only
     #[arg(short, long, global = true)]
     pub quiet: bool,
     /// Answer questions with yes
@@ -83,7 +83,7 @@ pub enum Command {
     Up(crate::up::options::UpOptions),
     /// Show what `up` would do
     Plan(crate::up::options::UpOptions),
-    /// Stop what runs in an env; everything is kept
+    /// Stop all processes in an env; nothing is removed
     Down(remove::DownArgs),
     /// Remove an env; never a source, cache, output or host directory
     Rm(remove::RmArgs),
@@ -112,7 +112,7 @@ pub enum Command {
     Pull(pull::PullArgs),
     /// Show where the disk space went
     Du(du::DuArgs),
-    /// Write what an env's steps took and used, as one page
+    /// Write a report of an env's steps: time, memory, disk, cache hits
     Report(report::command::ReportArgs),
     /// Free disk space: unused data first, then what the policy allows
     Gc(gc::GcArgs),
@@ -136,19 +136,19 @@ pub enum Command {
     /// Show GPU targets
     #[command(subcommand)]
     Target(target::TargetCommand),
-    /// Write down exactly what an env is built from, for `up --locked`
+    /// Lock the exact inputs of an env, for `up --locked`
     Lock(lock::LockArgs),
-    /// Hand out what an env built, with a manifest of what it was made from; or its snapshots, as a file
+    /// Export an env's outputs with a manifest of their inputs, or its snapshots as a file
     Export(export::ExportArgs),
-    /// Take snapshots that another machine exported, for `up` to find
+    /// Import snapshots that another machine exported, for `up` to find
     Import(import::ImportArgs),
-    /// Let the files of a directory count: rockenv.toml, profiles/, images/ and hooks/
+    /// Trust a directory's files: rockenv.toml, profiles/, images/ and hooks/
     Trust(trust::TrustArgs),
     /// Install what the host needs
     Setup(setup::command::SetupArgs),
-    /// Say what this machine can do and what is missing
+    /// Check what this machine supports and what is missing
     Doctor(doctor::command::DoctorArgs),
-    /// Check the store, and mend what can be mended
+    /// Check the store, and repair it
     Fsck(fsck::FsckArgs),
     /// Print a completion script
     Completions(generate::CompletionsArgs),

@@ -40,7 +40,7 @@ pub struct OnArgs {
     /// Fetch a file or directory after success, below the working directory on both machines; no file here is replaced
     #[arg(long, value_name = "PATH")]
     fetch: Vec<PathBuf>,
-    /// What rockenv is to do there, such as `up gfx1103`
+    /// The rockenv command to run there, such as `up gfx1103`
     #[arg(
         value_name = "COMMAND",
         required_unless_present_any = ["send", "fetch"],
@@ -225,9 +225,8 @@ fn send_files(
         }
         archive.into_inner()?.flush()
     })?;
-    serde_json::from_slice(&said).map_err(|error| {
-        Error::unexpected(format!("{} does not say what it did", way.machine)).source(error)
-    })
+    serde_json::from_slice(&said)
+        .map_err(|error| Error::unexpected(format!("{} sent no result", way.machine)).source(error))
 }
 
 /// Says what became of files that were changed there; an error where they were changed here too.

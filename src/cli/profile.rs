@@ -21,7 +21,7 @@ use crate::up::select::UpRequest;
 pub enum ProfileCommand {
     /// List profiles
     Ls,
-    /// Show a profile's files, or what they come to
+    /// Show a profile's files, or the resolved spec
     Show(ShowArgs),
     /// Check profiles for mistakes
     Check(CheckArgs),

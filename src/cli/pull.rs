@@ -20,7 +20,7 @@ pub struct PullArgs {
     /// The snapshot, as `HOST/NAME:TAG` where the tag is a step's key or one that `push` was given; or an env whose snapshots are gone
     #[arg(value_name = "REF|ENV")]
     what: String,
-    /// Take snapshots too that were built on what another build had left [default: `reuse` in the configuration]
+    /// Take snapshots too that were built on files of an earlier build [default: `reuse` in the configuration]
     #[arg(long)]
     allow_incremental: bool,
 }

@@ -30,7 +30,7 @@ pub struct PushArgs {
     /// Last step whose snapshot is pushed
     #[arg(long, value_name = "STEP")]
     until: Option<String>,
-    /// Push snapshots too that were built on what another build had left [default: `reuse` in the configuration]
+    /// Push snapshots too that were built on files of an earlier build [default: `reuse` in the configuration]
     #[arg(long)]
     allow_incremental: bool,
 }
@@ -159,9 +159,9 @@ impl Chosen {
             let layer = &layers[shareable].title;
             let (why, help) = match limit {
                 _ if first_incremental == Some(shareable) => (
-                    "it is incremental: it was built on what another build had left".to_owned(),
+                    "it is incremental: built on files of an earlier build".to_owned(),
                     format!(
-                        "rockenv up {env} --clean makes a clean one; --allow-incremental shares it as it is"
+                        "rockenv up {env} --clean makes a clean one; to share it anyway: --allow-incremental"
                     ),
                 ),
                 Some((count, why)) if count == shareable => {

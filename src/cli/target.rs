@@ -26,9 +26,9 @@ pub enum TargetCommand {
     Detect,
     /// Compare a checkout of TheRock with what rockenv knows of it
     Check(CheckArgs),
-    /// Take over the targets of a checkout of TheRock, for this store
+    /// Use the targets of a checkout of TheRock in this store
     Learn(CheckArgs),
-    /// Go by the targets that rockenv came with again
+    /// Return to the built-in table of targets
     Forget,
 }
 
@@ -88,10 +88,10 @@ fn learn(cx: &Context, args: &CheckArgs) -> Result<()> {
         cx.ui.data(&format!("{difference}\n"));
     }
     cx.ui.note(&format!(
-        "{} targets of `{}` are what the store at `{}` goes by from now on; `rockenv target forget` takes that back",
+        "the store at `{}` now uses the {} targets of `{}`; to undo: rockenv target forget",
+        store.root().display(),
         checkout.targets.len(),
-        source.display(),
-        store.root().display()
+        source.display()
     ));
     Ok(())
 }
@@ -103,7 +103,7 @@ fn forget(cx: &Context) -> Result<()> {
             &target::table_commit()[..12]
         )),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            cx.ui.note("nothing was learned");
+            cx.ui.note("no learned targets to forget");
         }
         Err(error) => return Err(error.into()),
     }
@@ -314,7 +314,7 @@ fn show(cx: &Context, target: Target) -> Result<()> {
         "tested" => "built, and a short test on hardware passes",
         "builds" => "built, and not tested on hardware",
         "none" => "not built",
-        _ => "upstream says nothing of it",
+        _ => "not documented upstream",
     };
     lines.push(("support", support.to_owned()));
     lines.push(("variant", format!("{variant}: {because}")));

@@ -21,7 +21,7 @@ pub struct TrustArgs {
     /// List what is trusted, and whether it has changed since
     #[arg(long, conflicts_with_all = ["directory", "revoke"])]
     show: bool,
-    /// Trust it no longer
+    /// Stop trusting it
     #[arg(long)]
     revoke: bool,
 }

@@ -174,7 +174,7 @@ pub fn service_at(engine: Engine, sockets: &Sockets) -> Result<Service> {
     // Root's service would leave files of root's in the user's store, that the user cannot remove.
     if !userns::is_root() && fs::metadata(path)?.uid() == 0 {
         return Err(Error::unavailable(format!(
-            "{flavour} at `{path}` is root's, and so must be whoever uses it"
+            "{flavour} at `{path}` belongs to root; only root can use it"
         ))
         .help(format!("sudo rockenv up ... --engine {flavour}")));
     }

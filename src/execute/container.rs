@@ -266,7 +266,7 @@ fn existing(path: &Path, volume: &Volume) -> Result<PathBuf> {
         )),
         Err(error) => Err(Error::new(
             Kind::Invalid,
-            format!("volume `{}` has nothing to mount", volume.name),
+            format!("volume `{}` has no directory to mount", volume.name),
         )
         .source(error)
         .help(format!("mkdir -p {}", path.display()))),

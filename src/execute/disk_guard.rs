@@ -253,8 +253,7 @@ pub fn advice(store: &Store, config: &Config) -> String {
             size::bytes(plan.estimate),
             size::bytes(plan.spare)
         ),
-        _ => "there is nothing that `rockenv gc` could free, `rockenv du` shows what rockenv holds"
-            .to_owned(),
+        _ => "`rockenv gc` cannot free anything; `rockenv du` shows rockenv's disk use".to_owned(),
     }
 }
 

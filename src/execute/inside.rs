@@ -119,7 +119,7 @@ fn refuse_theirs(target: &Path, theirs: &[PathBuf]) -> Result<()> {
         return Err(Error::new(
             Kind::StepFailed,
             format!(
-                "`copy` does not write to `{}`: what is in `{}` is not rockenv's",
+                "`copy` cannot write to `{}`: `{}` does not belong to rockenv",
                 target.display(),
                 volume.display()
             ),
@@ -392,7 +392,7 @@ impl Manifest {
         Err(Error::new(
             Kind::StepFailed,
             format!(
-                "`{}` is there already, and is not what an export left: nothing is written over it",
+                "`{}` exists and was not written by an export; refusing to overwrite it",
                 place.display()
             ),
         )

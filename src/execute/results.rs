@@ -98,7 +98,7 @@ impl Execution<'_, '_> {
         let bringing = self.store.results_to_bring(top, self.spec, &known)?;
         for other in &bringing.in_the_way {
             let message = format!(
-                "`{}` in output volume `{}` is not what step `{}` left there",
+                "`{}` in output volume `{}` was changed after step `{}` wrote it",
                 other.path.display(),
                 other.volume,
                 other.step
@@ -110,7 +110,7 @@ impl Execution<'_, '_> {
             match readers.next().filter(|_| own && !resumes) {
                 Some(step) => {
                     let message =
-                        format!("{message}, and step `{}` would take it for that", step.name);
+                        format!("{message}; step `{}` would use it as its own", step.name);
                     return Err(Error::new(Kind::Drift, message).help(format!(
                         "move it away, or make it again: rockenv up ... --rerun {}",
                         other.step

@@ -70,7 +70,7 @@ pub(crate) fn receive(arguments: &[String]) -> Result<()> {
         &mut || Ok(()),
     )?;
     let text = serde_json::to_string(&outcome)
-        .map_err(|error| Error::unexpected("cannot encode what was done").source(error))?;
+        .map_err(|error| Error::unexpected("cannot encode the result").source(error))?;
     let mut out = std::io::stdout();
     out.write_all(text.as_bytes())?;
     Ok(out.flush()?)
@@ -151,7 +151,7 @@ fn take(
 
 /// Unpacks into an empty directory; returns the directories among it. One line before the archive says how many entries it has.
 fn unpack(mut archive: impl std::io::BufRead, into: &Path) -> Result<Vec<PathBuf>> {
-    let cut_off = || Error::unexpected("what was sent was cut off");
+    let cut_off = || Error::unexpected("the transfer was cut off");
     let mut line = String::new();
     archive.read_line(&mut line)?;
     let mut missing: usize = line.trim_end().parse().map_err(|_| cut_off())?;
@@ -159,7 +159,7 @@ fn unpack(mut archive: impl std::io::BufRead, into: &Path) -> Result<Vec<PathBuf
     let mut archive = tar::Archive::new(archive);
     archive.set_preserve_mtime(true);
     for entry in archive.entries()? {
-        let mut entry = entry.context(|| "what was sent cannot be read".to_owned())?;
+        let mut entry = entry.context(|| "cannot read the transfer".to_owned())?;
         missing = missing.checked_sub(1).ok_or_else(cut_off)?;
         if entry.header().entry_type().is_dir() {
             // Whoever sends it may be unable to write in it; we have to.
@@ -285,7 +285,7 @@ fn meanwhile(path: &Path) -> Error {
         "`{}` was changed on the other machine while files were sent",
         path.display()
     ))
-    .help("run it again when nothing writes there")
+    .help("run it again when no program writes there")
 }
 
 #[cfg(test)]

@@ -386,7 +386,7 @@ impl Document {
         if image.key != image.computed_key()? {
             return Err(Error::new(
                 Kind::Drift,
-                "the key of its image is not that of what it describes",
+                "the key of its image does not match its description",
             )
             .help(
                 "it is damaged or was tampered with; push or export it again where it was built",

@@ -69,7 +69,7 @@ impl Kept {
                 Some([one]) if stands => one,
                 _ => {
                     let flavour = service.flavour;
-                    let what = format!("{flavour} has not what it changed as one layer");
+                    let what = format!("{flavour} does not have its changes as one layer");
                     return Ok((kept, Some(what)));
                 }
             };

@@ -60,7 +60,7 @@ impl Store {
             if let Err(error) = self.lease_of(&name)
                 && is_busy(&lock::env_lock(&self.env_dir(&name)))
             {
-                let object = format!("what the command in env `{name}` keeps");
+                let object = format!("the lease of the command in env `{name}`");
                 found.push(Unreadable::new(object, &error));
             }
         }

@@ -99,7 +99,7 @@ impl Store {
 
     fn left(&self, layer: &str) -> Swept {
         if self.layer_dir(layer).exists() {
-            Swept::Stays("something stands on it now".to_owned())
+            Swept::Stays("a layer or env depends on it now".to_owned())
         } else {
             Swept::Gone
         }
@@ -120,7 +120,7 @@ impl Store {
             used |= self.layer(&id)?.is_some_and(|layer| layer.image_key == key);
         }
         if used {
-            return Ok(Swept::Stays("something stands on it now".to_owned()));
+            return Ok(Swept::Stays("a layer or env depends on it now".to_owned()));
         }
         let images = self.root.join("images");
         // The references first: they must not name what is not there.

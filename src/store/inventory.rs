@@ -124,7 +124,7 @@ impl Store {
                     let bytes = size::bytes(allocated(&path));
                     let path = path.display();
                     stock.notes.push(format!(
-                        "`{path}` ({bytes}) is of no env that is known and stays: `rm -r {path}` gives it up"
+                        "`{path}` ({bytes}) belongs to no known env and is kept; to remove it: rm -r {path}"
                     ));
                 }
             }

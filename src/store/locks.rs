@@ -133,7 +133,7 @@ impl Store {
         for name in check::names(&directory)? {
             let place = directory.join(&name);
             let known = atomic::read_json::<Known>(&place).map_err(|error| {
-                Error::unexpected("it is not known which lock files name what is in the store")
+                Error::unexpected("cannot read the list of lock files")
                     .source(error)
                     .help(format!(
                         "rm {}; `rockenv up --locked` makes it anew",

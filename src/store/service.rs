@@ -291,8 +291,8 @@ pub(super) fn objects_below(directory: &Path) -> Vec<Object> {
 
 fn lost_or(image: Option<Image>, name: &str) -> Result<Image> {
     image.ok_or_else(|| {
-        Error::not_found(format!("image `{name}` was deleted behind rockenv's back"))
-            .help("rockenv up ...: what stood on it is built again")
+        Error::not_found(format!("image `{name}` was deleted outside rockenv"))
+            .help("rockenv up ... builds the layers above it again")
     })
 }
 

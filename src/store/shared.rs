@@ -142,10 +142,10 @@ impl Arrival<'_> {
                 None => self.store.image(&lowest.image_key)?.is_some(),
             };
             if !there {
-                return Err(Error::busy(
-                    "what was pulled stands on something that was removed meanwhile",
-                )
-                .help("run the command again"));
+                return Err(
+                    Error::busy("a layer below the pulled one was removed meanwhile")
+                        .help("run the command again"),
+                );
             }
         }
         let mut below: Option<String> = None;

@@ -90,9 +90,12 @@ pub const EXIT_CODES: [(&str, &str); 14] = [
         "an engine, device, tool, server or registry is not available, or a container was ended from outside",
     ),
     ("5", "a step failed"),
-    ("6", "somebody else holds the env, image or store"),
+    ("6", "the env, image or store is in use by another command"),
     ("7", "no env, profile, image or snapshot of that name"),
-    ("8", "drift: what is differs from what was recorded"),
+    (
+        "8",
+        "drift: the current state differs from the recorded one",
+    ),
     ("9", "the machine does not meet the profile's needs"),
     ("10", "out of disk or memory"),
     (

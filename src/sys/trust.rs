@@ -306,8 +306,9 @@ impl Trusted {
 
     /// Writes it down among the configuration of the person who called, with that person's rights.
     pub(crate) fn write(&self, user: &Path) -> Result<()> {
-        let text = serde_json::to_vec_pretty(self)
-            .map_err(|error| Error::unexpected("cannot write what is trusted").source(error))?;
+        let text = serde_json::to_vec_pretty(self).map_err(|error| {
+            Error::unexpected("cannot write the list of trusted directories").source(error)
+        })?;
         let rights = account::caller();
         account::make_directories(rights, &Self::directory(user))?;
         let place = Place::new(rights, &Self::file(user, &self.path))?;

@@ -279,7 +279,7 @@ pub fn in_the_way(place: &Path) -> Error {
     Error::new(
         Kind::Usage,
         format!(
-            "`{}` is there already, and another; nothing is written over it",
+            "`{}` exists with other content; refusing to overwrite it",
             place.display()
         ),
     )

@@ -167,7 +167,7 @@ impl Fetching<'_> {
             });
             let shown: Vec<String> = shown.collect();
             return Err(Error::unavailable(format!(
-                "`--offline` forbids to fetch what is missing: {}",
+                "`--offline` is set, and these are missing: {}",
                 shown.join("; ")
             ))
             .help("run once without --offline"));
@@ -205,7 +205,7 @@ fn declared(
             continue;
         };
         let found = tarballs::read(directory)
-            .context(|| format!("cannot read what source `{source}` downloads"))?;
+            .context(|| format!("cannot read the downloads of source `{source}`"))?;
         if let Some(first) = found.unclear.first() {
             notes.push(format!(
                 "source `{source}`: {} of its downloads cannot be told beforehand, and are for the build to fetch: {first}",

@@ -15,7 +15,7 @@ use crate::store::{Layer, LockedEnv, Record, Store};
 use crate::sys::error::Result;
 
 /// Why a layer does not serve an env that would take no other wrong with it.
-const REFUSED: &str = "its snapshot is incremental: built on what another build had left";
+const REFUSED: &str = "its snapshot is incremental: built on files of an earlier build";
 
 /// Returns the profile's steps in order, those that this env leaves out with the reason.
 pub fn wanted(profile: &Profile, spec: &Spec) -> Vec<Wanted> {
@@ -299,7 +299,7 @@ fn elsewhere(layer: &Layer, service: Option<&Service>) -> Result<Option<String>>
             match service.image(&kept.image)? {
                 Some(_) => None,
                 None => Some(format!(
-                    "its image was deleted from {} behind rockenv's back",
+                    "its image was deleted from {} outside rockenv",
                     service.flavour
                 )),
             }

@@ -14,7 +14,7 @@ pub(crate) fn check(cx: &Context, store: &Store, prepared: &Prepared) -> Result<
     match missing.is_empty() {
         true => Ok(()),
         false => Err(Error::unavailable(format!(
-            "`--offline` forbids to fetch what is missing: {}",
+            "`--offline` is set, and these are missing: {}",
             missing.join("; ")
         ))
         .help("run once without --offline")),

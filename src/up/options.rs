@@ -32,7 +32,7 @@ pub struct UpOptions {
     /// Start from the last clean snapshot, and reset build volumes to it
     #[arg(long)]
     pub(crate) clean: bool,
-    /// Start from snapshots of other envs too that were built on what another build had left [default: `reuse` in the configuration]
+    /// Start from snapshots of other envs too that were built on files of an earlier build [default: `reuse` in the configuration]
     #[arg(long)]
     pub(crate) allow_incremental: bool,
     /// Most jobs a step may use, of those that the machine has
@@ -63,7 +63,7 @@ pub struct UpOptions {
     /// Push the snapshots to the registry in the end, also where a step failed [default: `push` in the configuration]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     pub(crate) push: Option<bool>,
-    /// Go on although the machine has too little disk or memory
+    /// Continue even if the machine has too little disk or memory
     #[arg(long)]
     pub(crate) force: bool,
     /// Show the plan and change nothing
@@ -72,7 +72,7 @@ pub struct UpOptions {
     /// Install what is missing on the host first
     #[arg(long)]
     pub(crate) setup: bool,
-    /// Add a row of JSON to this file for each step, with what it took
+    /// Append a line of JSON to this file for each step, with its time, memory and disk
     #[arg(long, value_name = "FILE")]
     pub(crate) metrics: Option<PathBuf>,
     /// How progress is shown

@@ -59,7 +59,7 @@ pub(crate) fn said_of_incremental(pulled: &Pulled, reporter: &Reporter) {
         let steps = pulled.incremental.join(", ");
         reporter.emit(&Event::Warning {
             message: format!(
-                "left out, as they are incremental, built on what another build had left: {steps}; `--allow-incremental` takes them"
+                "left out, as they are incremental, built on files of an earlier build: {steps}; `--allow-incremental` takes them"
             ),
         });
     }

@@ -16,7 +16,7 @@ pub(crate) struct SelectArgs {
     /// Variant of the profile to build
     #[arg(long, value_name = "NAME")]
     variant: Option<String>,
-    /// What to begin with: `source`, or what the profile can take ready-made, such as `compiler`, `rocm` or `wheels`
+    /// Starting point: `source`, or prebuilt parts that the profile offers, such as `compiler`, `rocm` or `wheels`
     #[arg(long, value_name = "WAY")]
     from: Option<String>,
     /// Set a parameter of the profile

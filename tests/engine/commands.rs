@@ -377,10 +377,10 @@ fn a_copy_leads_into_no_directory_of_the_users() {
              [[step]]\nname = 'link'\nuser = 'root'\nrun = 'ln -s ../v/own /srv/link'
              [[step]]\nname = 'copy'\ncopy = [{{ from = '{from}', to = '{to}' }}]\n"
         ));
-        store
-            .rockenv(&["up", store.env()])
-            .exits(5)
-            .says(&["`copy` does not write to `", "`/v/own` is not rockenv's"]);
+        store.rockenv(&["up", store.env()]).exits(5).says(&[
+            "`copy` cannot write to `",
+            "`/v/own` does not belong to rockenv",
+        ]);
         assert_eq!(fs::read_to_string(own.join("f")).unwrap(), "mine\n");
         assert_eq!(fs::read_dir(&own).unwrap().count(), 1, "{to}");
     }

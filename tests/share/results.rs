@@ -68,7 +68,7 @@ fn results_come_with_the_snapshots() {
     fs::write(place.join("sub/one"), "other").unwrap();
     up(&[]).ok().says(&["nothing to do"]);
     up(&["--rerun", "use"]).exits(8).says(&[
-        "`sub/one` in output volume `out` is not what step `make` left there",
+        "`sub/one` in output volume `out` was changed after step `make` wrote it",
         "--rerun make",
     ]);
     assert_eq!(found(&two.one, &second), ["other", whole[1]]);
@@ -77,7 +77,7 @@ fn results_come_with_the_snapshots() {
     two.one
         .rockenv(&export)
         .exits(8)
-        .says(&["is not what a step of env"]);
+        .says(&["was changed after a step of env"]);
     up(&["--rerun", "make"]).ok();
     assert_eq!(found(&two.one, &second), whole);
     assert_eq!(fs::read_to_string(place.join("mine")).unwrap(), "mine");
@@ -147,7 +147,7 @@ fn envs_with_one_directory_for_their_output_do_not_stop_each_other() {
         .rockenv(&["up", store.env(), "--rerun", "use"])
         .ok()
         .says(&[
-            "`all` in output volume `out` is not what step `make` left there; it stays as it is",
+            "`all` in output volume `out` was changed after step `make` wrote it; it stays as it is",
         ]);
     assert_eq!(all(), "another one's\nmore\n");
 }

@@ -65,7 +65,7 @@ pub fn doctor(cx: &Context, _args: &DoctorArgs) -> Result<u8> {
     cx.ui.note(if fit {
         "envs can be built here"
     } else {
-        "envs cannot be built here yet: see what is missing above"
+        "envs cannot be built here yet: see the missing items above"
     });
     Ok(code)
 }

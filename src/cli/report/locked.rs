@@ -26,7 +26,7 @@ pub(super) fn facts(store: &Store, record: &Record, spec: &Spec) -> Result<Vec<F
         },
         // No reason to tell nothing of the rest; the error would name a path on this machine.
         Err(_) => {
-            let lost = "the copy of what the env was built from is lost or damaged";
+            let lost = "the env's copy of its lock file is lost or damaged";
             return Ok(vec![Fact::new("lock file", lost)]);
         }
     };

@@ -45,7 +45,7 @@ impl Quantity {
             Self::Memory => "held by the step, without page cache",
             Self::Processors => "busy on average since the last sample",
             Self::Jobs => "slots of the machine's budget in use",
-            Self::Disk => "more in use than when the first step began, by whomever",
+            Self::Disk => "growth in use since the first step began, by all processes",
         }
     }
 

@@ -20,7 +20,7 @@ use crate::up::context::Context;
 /// Arguments of `setup`.
 #[derive(Debug, Args)]
 pub struct SetupArgs {
-    /// Say what would be done and do nothing
+    /// Show what would be done, and do nothing
     #[arg(short = 'd', long)]
     dry_run: bool,
     /// What to install for; may be given again [default: nspawn, images, sources]

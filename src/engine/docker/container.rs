@@ -122,10 +122,10 @@ impl Service {
         match self.create(&place.name, &body) {
             Ok(Some(warnings)) => Ok(warnings),
             Ok(None) if self.image(&image)?.is_none() => Err(Error::not_found(format!(
-                "the image that env tree `{}` stands on was deleted from {} behind rockenv's back",
+                "the base image of env tree `{}` was deleted from {} outside rockenv",
                 place.tree, self.flavour
             ))
-            .help("rockenv up ...: what is missing is built again")),
+            .help("rockenv up ... builds missing parts again")),
             Ok(None) => Err(Error::unexpected(format!(
                 "{} lost something while it made a container",
                 self.flavour
@@ -151,7 +151,7 @@ impl Service {
             return Ok(Some(image));
         }
         Err(Error::unexpected(format!(
-            "image `{name}` is not the one that rockenv made: its name was given to another behind rockenv's back"
+            "image `{name}` was not made by rockenv: its name was reassigned outside rockenv"
         ))
         .help(format!(
             "{} rmi {name}, and the env goes on from its last snapshot",

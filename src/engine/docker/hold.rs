@@ -184,7 +184,7 @@ fn accept(entrance: &UnixListener, service: &Service, name: &str) -> Result<Unix
         if !state.as_ref().is_some_and(|state| state.running) || Instant::now() > deadline {
             let code = state.map_or(-1, |state| state.exit_code);
             return Err(Error::unexpected(format!(
-                "nothing answers in container `{name}` (exit code {code})"
+                "the agent in container `{name}` does not answer (exit code {code})"
             ))
             .help("rockenv doctor"));
         }

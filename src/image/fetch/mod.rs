@@ -325,7 +325,7 @@ pub(super) async fn obtain(
     if found != wanted.digest {
         let error = mismatch(&partial, wanted.algorithm, &found, wanted.digest);
         fs_err::remove_file(&partial)?;
-        return Err(error).context(|| format!("cannot use what `{}` sent", wanted.name));
+        return Err(error).context(|| format!("`{}` sent an invalid response", wanted.name));
     }
     let size = fs_err::metadata(&partial)?.len();
     if let Err(error) = wanted.size.check(wanted.name, size) {

@@ -165,7 +165,7 @@ impl Document {
                 || kind.starts_with("application/vnd.docker.image.rootfs.");
             if !is_tree || kind.ends_with("+encrypted") {
                 return Err(refused(format!(
-                    "a layer is of the type `{}`, which is no file system",
+                    "layer type `{}` is not a file system",
                     kind.escape_debug()
                 )));
             }

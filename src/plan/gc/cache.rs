@@ -150,13 +150,13 @@ impl Kind {
     /// Says what the tool does to a cache that is too large, and whether nothing may be left of it then.
     pub fn shrinks(self) -> (&'static str, bool) {
         match self {
-            Self::Ccache => ("removes what was not used for longest", false),
+            Self::Ccache => ("removes the least recently used entries", false),
             Self::Uv => (
-                "removes what is not needed, and where that is not enough, everything",
+                "removes unused entries; if that is not enough, everything",
                 true,
             ),
-            Self::Pip | Self::Apt => ("empties it: it can do no less", true),
-            Self::Pacman => ("removes what is not installed", false),
+            Self::Pip | Self::Apt => ("empties it completely", true),
+            Self::Pacman => ("removes packages that are not installed", false),
         }
     }
 

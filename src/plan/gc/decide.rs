@@ -135,7 +135,7 @@ impl Sweep {
                 (kind, _) => {
                     let clear = format!("`rockenv cache clear {name}` empties it");
                     let why = match (kind, &cache.busy) {
-                        (None, _) => format!("what made it is not known: {clear}"),
+                        (None, _) => format!("its tool is unknown: {clear}"),
                         (_, Some(env)) => format!(
                             "a command runs in env {env}, which uses it: the next `rockenv gc` after that shrinks it"
                         ),
@@ -273,7 +273,7 @@ impl Sweep {
                 self.take(
                     at,
                     Rule::Garbage,
-                    "nothing stands on it any more".to_owned(),
+                    "nothing depends on it any more".to_owned(),
                 );
             }
         }
@@ -309,7 +309,7 @@ impl Sweep {
             let floor = asked.is_none() && limits.keep_at_least > 0;
             let why = if floor && self.left > 0 {
                 format!(
-                    "what could be made again is down to {} (`keep-at-least` is {}), the rest is in use or not rockenv's",
+                    "only {} can be rebuilt (`keep-at-least` is {}); the rest is in use or not rockenv's",
                     size(self.left),
                     size(limits.keep_at_least)
                 )
@@ -332,7 +332,7 @@ impl Sweep {
         {
             let why = if limits.keep_at_least > 0 && self.left > 0 {
                 format!(
-                    "what could be made again is down to {} (`keep-at-least` is {})",
+                    "only {} can be rebuilt (`keep-at-least` is {})",
                     size(self.left),
                     size(limits.keep_at_least)
                 )

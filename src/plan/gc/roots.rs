@@ -41,9 +41,11 @@ impl fmt::Display for Why {
         match self {
             Self::Running(env) => write!(f, "a command runs in env {env}"),
             Self::Lease(env) => write!(f, "a running command builds env {env} on it"),
-            Self::Head(env) => write!(f, "env {env} stands on it"),
+            Self::Head(env) => write!(f, "env {env} depends on it"),
             Self::Newest(env, name) => write!(f, "newest snapshot of env {env}: {name}"),
-            Self::Pinned(env, name) => write!(f, "snapshot {name} of env {env} was asked for"),
+            Self::Pinned(env, name) => {
+                write!(f, "snapshot {name} of env {env} was created by a user")
+            }
             Self::Changes(env, name) => {
                 write!(f, "snapshot {name} of env {env} holds changes made by hand")
             }

@@ -60,7 +60,7 @@ pub(super) fn units(stock: &Inventory, roots: &Roots) -> Vec<Unit> {
             rebuild_ms: image.took_ms.unwrap_or_else(|| guess(image.bytes)),
             used: image.used,
             garbage: (!image.current && !used)
-                .then(|| "its recipe stands for a newer one, and nothing stands on it".to_owned()),
+                .then(|| "its recipe was built again, and nothing depends on it".to_owned()),
             below: None,
             by_age: false,
         });

@@ -50,7 +50,7 @@ fn read_as(rights: &Rights, path: &Path) -> Result<Option<Lockfile>> {
     let found = file.metadata()?;
     if !found.is_file() || found.len() > LARGEST {
         return Err(Error::invalid(format!(
-            "`{}` is no lock file of rockenv",
+            "`{}` is not a rockenv lock file",
             path.display()
         )));
     }
@@ -64,9 +64,9 @@ fn read_as(rights: &Rights, path: &Path) -> Result<Option<Lockfile>> {
 /// Reads the text of a lock file; `name` is what errors call it.
 pub fn parse(text: &str, name: &str) -> Result<Lockfile> {
     let bad = |cause: &dyn std::fmt::Display| {
-        Error::invalid(format!("`{name}` is no lock file of rockenv"))
+        Error::invalid(format!("`{name}` is not a rockenv lock file"))
             .source(cause.to_string().trim_end().to_owned())
-            .help("rockenv lock PROFILE makes one where nothing is in the way; `--file` names another place for it")
+            .help("rockenv lock PROFILE --file NEW.lock")
     };
     let table: toml::Table = text.parse().map_err(|error| bad(&error))?;
     // Before anything else: what a later version calls things is not known here.
@@ -123,7 +123,10 @@ pub fn write(path: &Path, lock: &Lockfile) -> Result<()> {
         Err(error) => {
             return Err(Error::new(
                 Kind::Invalid,
-                format!("`{}` is in the way, and is left as it is", path.display()),
+                format!(
+                    "`{}` exists and is not a lock file; refusing to overwrite it",
+                    path.display()
+                ),
             )
             .source(error)
             .help("rockenv lock PROFILE --file OTHER.lock"));
@@ -244,10 +247,19 @@ mod tests {
         let text = example().text().unwrap();
         for (text, words) in [
             (text.replace("version = 2", "version = 3"), "knows up to 2"),
-            (text.replace("version = 2", "version = 0"), "no lock file"),
-            (text.replace("version = 2\n", ""), "no lock file"),
-            (text.replace("[observed]", "[seen]"), "no lock file"),
-            (text.replace(&"5".repeat(64), "../../etc"), "no lock file"),
+            (
+                text.replace("version = 2", "version = 0"),
+                "not a rockenv lock file",
+            ),
+            (text.replace("version = 2\n", ""), "not a rockenv lock file"),
+            (
+                text.replace("[observed]", "[seen]"),
+                "not a rockenv lock file",
+            ),
+            (
+                text.replace(&"5".repeat(64), "../../etc"),
+                "not a rockenv lock file",
+            ),
         ] {
             let error = parse(&text, "p.lock").unwrap_err();
             assert!(error.message().contains(words), "{text}{error}");
@@ -256,7 +268,7 @@ mod tests {
         let path = directory.path().join("p.lock");
         fs::write(&path, "[package]\nname = \"precious\"\n").unwrap();
         let error = write(&path, &example()).unwrap_err();
-        assert!(error.message().contains("left as it is"), "{error}");
+        assert!(error.message().contains("refusing to overwrite"), "{error}");
         assert!(fs::read_to_string(&path).unwrap().contains("precious"));
     }
 

@@ -35,7 +35,7 @@ pub(super) fn hooks(
         let facts = inputs
             .hooks
             .get(name)
-            .ok_or_else(|| Error::unexpected(format!("nothing is known of the hook `{name}`")))?;
+            .ok_or_else(|| Error::unexpected(format!("hook `{name}` was not loaded")))?;
         let refuse = |message: String, help: String| {
             Error::invalid(format!(
                 "profile `{}`: hook `{name}` {message}",
@@ -55,10 +55,7 @@ pub(super) fn hooks(
         };
         if !profile.volumes.iter().any(|volume| is_source(&volume)) {
             return Err(refuse(
-                format!(
-                    "changes `{}`, which is no volume of kind `source`",
-                    facts.volume
-                ),
+                format!("changes `{}`, which is not a `source` volume", facts.volume),
                 "rockenv hook ls".to_owned(),
             ));
         }

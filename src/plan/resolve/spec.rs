@@ -581,7 +581,7 @@ fn copy_destination(to: &str, volumes: &[Volume]) -> std::result::Result<(), Ref
     match theirs {
         None => Ok(()),
         Some(volume) => Err(Refused::new(format!(
-            "`copy` does not write into volume `{}`: what is there is not rockenv's",
+            "`copy` cannot write into volume `{}`: its files do not belong to rockenv",
             volume.name
         ))
         .help("copy to another path, and let a `run` step put it there if it must")),

@@ -514,7 +514,7 @@ fn in_the_way(place: &Path) -> Error {
     Error::new(
         Kind::Usage,
         format!(
-            "`{}` is there already; nothing is written over it",
+            "`{}` already exists; refusing to overwrite it",
             place.display()
         ),
     )

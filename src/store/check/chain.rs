@@ -47,7 +47,7 @@ impl Inventory {
         let parent = layer.parent.as_deref()?;
         match self.layers.get(parent) {
             None => Some(Fault::Parent(format!(
-                "stands on layer `{}`, which is missing",
+                "depends on layer `{}`, which is missing",
                 short(parent)
             ))),
             Some(_) if self.stands_on_itself(id) => own("stands on itself".to_owned()),

@@ -66,7 +66,7 @@ impl Judge<'_> {
             let name = &container.id[..container.id.len().min(12)];
             if self.store.lost_records() {
                 self.note(
-                    format!("container `{name}` at {} is of no env that is known: it may belong to one whose record is damaged", container.flavour),
+                    format!("container `{name}` at {} belongs to no known env; it may belong to one with a damaged record", container.flavour),
                     "rockenv rm ENV, once its damaged record is not needed any more",
                 );
                 continue;

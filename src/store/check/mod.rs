@@ -295,7 +295,7 @@ impl Judge<'_> {
                 if let Some(why) = &env.damaged_spec {
                     self.problem(
                         object.clone(),
-                        format!("what it was resolved to is damaged: {why}"),
+                        format!("its resolved spec is damaged: {why}"),
                         Mend::Spec(name.to_owned()),
                     );
                 }
@@ -333,7 +333,7 @@ impl Judge<'_> {
                 self.found.problems.push(Problem {
                     object: object.to_owned(),
                     message: format!(
-                        "it stands on image `{}` ({}), which is missing",
+                        "its base image `{}` ({}) is missing",
                         short(key),
                         record.image
                     ),
@@ -369,7 +369,7 @@ impl Judge<'_> {
                 }
                 // It may be all that is left of an env that lost its record, and hours of work: whoever wants the space says so.
                 None => self.note(
-                    format!("{object} is of no env that is known"),
+                    format!("{object} belongs to no known env"),
                     format!(
                         "rm -r {}",
                         self.store.root.join("volumes").join(volume).display()
@@ -441,7 +441,7 @@ impl Inventory {
         if let Some(layer) = &record.head.layer
             && let Some(fault) = self.chain_fault(layer)
         {
-            losses.push(format!("it stands on what is lost: {fault}"));
+            losses.push(format!("a layer below it is lost: {fault}"));
         }
         if let Some(tree) = &record.head.tree
             && !env.trees.contains(tree)

@@ -4,7 +4,7 @@ use crate::sys::trust;
 
 /// The variables that are read and what they mean, for the documentation.
 pub const VARIABLES: [(&str, &str); 32] = [
-    ("ROCKENV_HOME", "the store's root, like `--home`"),
+    ("ROCKENV_HOME", "root of the store, like `--home`"),
     (
         "ROCKENV_ENGINE",
         "engine to use: `auto`, `nspawn`, `docker` or `podman`",

@@ -163,7 +163,7 @@ pub fn copy(
                     item.root.join(&item.from).display()
                 ),
             )
-            .help("run it again when nothing writes there"));
+            .help("run it again when no program writes there"));
         }
     }
     // One that is not empty is named by what is in it.

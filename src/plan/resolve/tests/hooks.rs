@@ -86,7 +86,7 @@ fn hooks_are_left_out_or_refused() {
     };
     let error = with(|facts| "elsewhere".clone_into(&mut facts.volume));
     assert!(
-        error.contains("changes `elsewhere`, which is no volume of kind `source`"),
+        error.contains("changes `elsewhere`, which is not a `source` volume"),
         "{error}"
     );
     let error = with(|facts| facts.from_step = Some("elsewhere".to_owned()));
