@@ -20,7 +20,7 @@ pub struct ImportArgs {
     /// What `rockenv export ENV --snapshots FILE` wrote: a tar file or a directory
     #[arg(value_name = "FILE|DIR")]
     from: PathBuf,
-    /// Take snapshots too that were built on files of an earlier build [default: `reuse` in the configuration]
+    /// Also take snapshots that were built on files of an earlier build [default: `reuse` in the configuration]
     #[arg(long)]
     allow_incremental: bool,
 }

@@ -20,7 +20,7 @@ pub struct PullArgs {
     /// The snapshot, as `HOST/NAME:TAG` where the tag is a step's key or one that `push` was given; or an env whose snapshots are gone
     #[arg(value_name = "REF|ENV")]
     what: String,
-    /// Take snapshots too that were built on files of an earlier build [default: `reuse` in the configuration]
+    /// Also take snapshots that were built on files of an earlier build [default: `reuse` in the configuration]
     #[arg(long)]
     allow_incremental: bool,
 }
@@ -58,7 +58,7 @@ impl Asking<'_> {
     fn by_name(&self, store: &Store, text: &str) -> Result<Pulled> {
         let repository = Repository::parse(text)?;
         let name = repository.names_one().ok_or_else(|| {
-            Error::new(Kind::Usage, format!("`{text}` names no snapshot"))
+            Error::new(Kind::Usage, format!("`{text}` does not name a snapshot"))
                 .help(format!("rockenv pull {text}:TAG"))
         })?;
         let is_key = name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit());

@@ -30,7 +30,7 @@ pub struct PushArgs {
     /// Last step whose snapshot is pushed
     #[arg(long, value_name = "STEP")]
     until: Option<String>,
-    /// Push snapshots too that were built on files of an earlier build [default: `reuse` in the configuration]
+    /// Also push snapshots that were built on files of an earlier build [default: `reuse` in the configuration]
     #[arg(long)]
     allow_incremental: bool,
 }

@@ -35,7 +35,7 @@ pub struct Figures {
     pub cpu_us: Option<u64>,
     /// Highest memory use, in bytes, page cache included.
     pub memory_peak: Option<u64>,
-    /// Processes the kernel killed for want of memory.
+    /// Processes the kernel killed because memory ran out.
     pub oom_kills: u64,
 }
 

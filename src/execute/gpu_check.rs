@@ -66,7 +66,7 @@ pub fn prove(
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(Error::unavailable(
-                "the GPU's driver does not answer: opening its device nodes takes for ever",
+                "the GPU's driver does not answer: opening its device nodes hangs",
             )
             .help("sudo journalctl -k -g amdgpu"));
         }
@@ -91,7 +91,9 @@ pub fn prove(
             Some((Reply::Started, _)) => {}
             Some((Reply::Exited { .. }, _)) => return judge(&read(report)?),
             Some((Reply::NotStarted { message, .. }, _)) => {
-                return Err(Error::unexpected("cannot look at the GPU inside").source(message));
+                return Err(
+                    Error::unexpected("cannot check the GPU inside the container").source(message),
+                );
             }
             None => return Ok(Proof::Gone),
         }
@@ -143,7 +145,7 @@ fn read(report: OwnedFd) -> Result<Vec<u8>> {
 
 fn judge(report: &[u8]) -> Result<Proof> {
     let findings: Vec<Finding> = serde_json::from_slice(report).map_err(|error| {
-        Error::unexpected("the look at the GPU inside did not end well").source(error)
+        Error::unexpected("the GPU check inside the container failed").source(error)
     })?;
     let failed: Vec<&Finding> = findings.iter().filter(|finding| !finding.ok).collect();
     let Some(first) = failed.first() else {

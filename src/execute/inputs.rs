@@ -67,7 +67,9 @@ impl Execution<'_, '_> {
     pub(super) fn print_now(&self, input: &str) -> Result<String> {
         let (volume, path) = profile::input(input);
         let source = self.sources.get(volume).ok_or_else(|| {
-            Error::unexpected(format!("source `{volume}` is an input and nowhere"))
+            Error::unexpected(format!(
+                "source `{volume}` is an input, but no directory provides it"
+            ))
         })?;
         let cancel = Cancel::new(self.signals);
         let git = Git {

@@ -40,7 +40,7 @@ pub struct Log {
     marks: VecDeque<u64>,
     /// Bytes that were not written, since the file system cannot make holes.
     dropped: Option<u64>,
-    /// Lines were dropped for want of space: the step itself may manage without more of it.
+    /// Lines were dropped because the disk was full: the step itself may manage without more of it.
     pub lossy: bool,
 }
 

@@ -217,7 +217,7 @@ impl Execution<'_, '_> {
             }
             let step = spec
                 .step(&planned.name)
-                .ok_or_else(|| Error::unexpected("the plan names a step that is not there"))?;
+                .ok_or_else(|| Error::unexpected("the plan names an unknown step"))?;
             if let Some(last) = last
                 && self.is_stale_before(step)?
             {

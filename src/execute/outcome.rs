@@ -27,7 +27,7 @@ pub(super) struct Ran {
 }
 
 impl Ran {
-    /// Returns whether it failed for want of memory.
+    /// Returns whether it failed because memory ran out.
     pub(super) fn out_of_memory(&self) -> bool {
         let ended = matches!(self.ending, Ending::Exited { code: 1.., .. });
         ended && self.cost.usage.oom_kills > 0
@@ -56,7 +56,7 @@ impl Ran {
         }
         if let Some(full) = &self.full {
             let message = format!(
-                "step `{name}` ran out of disk: `{}` is full, of which the step took {}; `rockenv gc --dry-run` says what can be freed",
+                "step `{name}` ran out of disk: `{}` is full, and the step used {} of it; `rockenv gc --dry-run` says what can be freed",
                 full.display(),
                 bytes(self.cost.disk_peak)
             );

@@ -174,7 +174,7 @@ impl<'a> Execution<'a, '_> {
             atomic::write_json(&stack_file(&directory), &stack)?;
         }
         existing(self.env, &volume.name)?
-            .ok_or_else(|| Error::unexpected("the view that was made is not there"))
+            .ok_or_else(|| Error::unexpected("the view of the source is missing"))
     }
 
     /// Returns the fingerprint of a source as it is below the view. A step of this run that sees the source itself, before the

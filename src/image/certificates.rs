@@ -103,7 +103,7 @@ impl Authorities {
     pub(crate) fn pem(&self) -> Result<String> {
         match self {
             Self::Host => host().ok_or_else(|| {
-                Error::unavailable("this machine has no list of certificate authorities")
+                Error::unavailable("no certificate authorities found on this machine")
                     .help("install ca-certificates")
             }),
             Self::Files(paths) => {

@@ -67,7 +67,7 @@ pub struct Used {
     /// Most memory that was no cache, in bytes.
     #[serde(default)]
     pub memory_held: Option<u64>,
-    /// Processes killed for want of memory.
+    /// Processes killed because memory ran out.
     #[serde(default)]
     pub oom_kills: u64,
 }

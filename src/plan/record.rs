@@ -229,7 +229,7 @@ pub struct Usage {
     pub read_bytes: u64,
     /// Bytes written towards block devices.
     pub written_bytes: u64,
-    /// Processes killed for want of memory.
+    /// Processes killed because memory ran out.
     pub oom_kills: u64,
 }
 

@@ -92,9 +92,10 @@ impl Way<'_> {
         script: &str,
         words: &[&str],
     ) -> Result<Command> {
-        let (program, options) = self.ssh.split_first().ok_or_else(|| {
-            Error::invalid("ROCKENV_SSH names no program").help("unset ROCKENV_SSH")
-        })?;
+        let (program, options) = self
+            .ssh
+            .split_first()
+            .ok_or_else(|| Error::invalid("ROCKENV_SSH is empty").help("unset ROCKENV_SSH"))?;
         let mut command = Command::new(program);
         command.args(options).args(more);
         if let Some(port) = self.machine.port {

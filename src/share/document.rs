@@ -280,15 +280,14 @@ fn digest(sha256: &str) -> String {
 
 impl Manifest {
     pub(super) fn parse(bytes: &[u8]) -> Result<Self> {
-        let manifest: Self = serde_json::from_slice(bytes).map_err(|error| {
-            refused("its manifest is not one of a snapshot".into()).source(error)
-        })?;
+        let manifest: Self = serde_json::from_slice(bytes)
+            .map_err(|error| refused("its manifest is not a snapshot's".into()).source(error))?;
         let is_called = |name: &str| ["", MANIFEST].contains(&name);
         if manifest.schema_version != 2
             || !is_called(&manifest.media_type)
             || manifest.layers.len() > MAX_LAYERS
         {
-            return Err(refused("its manifest is not one of a snapshot".into()));
+            return Err(refused("its manifest is not a snapshot's".into()));
         }
         for layer in &manifest.layers {
             if ![LAYER, VOLUME].contains(&layer.media_type.as_str()) {
@@ -381,7 +380,7 @@ impl Document {
             |text: &str| sha256(&format!("sha256:{text}")).is_some_and(|digits| digits == text);
         let image = &self.snapshot.image;
         if self.blobs.is_empty() || !hexadecimal(&image.recipe) || !hexadecimal(&image.digest) {
-            return Err(refused("it does not say on which image it stands".into()));
+            return Err(refused("it does not name its base image".into()));
         }
         if image.key != image.computed_key()? {
             return Err(Error::new(
@@ -399,14 +398,14 @@ impl Document {
                 .chain([step.layer])
                 .any(|index| index >= self.blobs.len())
             {
-                return Err(refused("a step has a layer that is not there".into()));
+                return Err(refused("a step names a missing layer".into()));
             }
             if !hexadecimal(&step.key) || !keys.insert(&step.key) {
                 return Err(refused("its steps have no keys of their own".into()));
             }
             for name in step.volumes.keys().chain([&step.name]) {
                 crate::store::check_name(name)
-                    .map_err(|error| refused("a name in it is none".into()).source(error))?;
+                    .map_err(|error| refused("it contains an invalid name".into()).source(error))?;
             }
         }
         Ok(())

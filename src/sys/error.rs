@@ -243,9 +243,9 @@ impl Error {
         let kind = io_kind(error);
         let made = Self::new(kind, message);
         match kind {
-            Kind::OutOfSpace => made.help(
-                "rockenv gc, where it is the disk of the store; rockenv du shows what takes the space",
-            ),
+            Kind::OutOfSpace => {
+                made.help("rockenv gc, if it is the store's disk; rockenv du shows disk use")
+            }
             _ => made,
         }
     }

@@ -116,7 +116,7 @@ fn mounted(path: &Path, mount: &Path) -> Error {
         mount.display()
     ))
     .help(format!(
-        "nothing below the mount was touched; run `umount {}` and try again",
+        "nothing below the mount was changed; run `umount {}` and try again",
         mount.display()
     ))
 }

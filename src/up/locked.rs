@@ -214,7 +214,7 @@ pub(crate) fn check_steps(prepared: &Prepared) -> Result<()> {
     }
 }
 
-/// Refuses snapshots that an env would stand on and whose steps did not come out as it is locked.
+/// Refuses snapshots that an env would stand on and whose steps differ from the lock file.
 pub(crate) fn check_built(prepared: &Prepared, store: &Store, plan: &Plan) -> Result<()> {
     let (Some(pinned), Some(start)) = (&prepared.pinned, &plan.start) else {
         return Ok(());

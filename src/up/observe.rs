@@ -194,7 +194,7 @@ impl<'a> Stand<'a> {
         })
     }
 
-    /// Returns the layers that it stands on of steps that are not wanted. One that is left out here, for want of a GPU, may stay.
+    /// Returns the layers that it stands on of steps that are not wanted. One that is left out here, for lack of a GPU, may stay.
     fn outlived(&self, store: &Store, wanted: &[Wanted]) -> Result<Vec<String>> {
         let mut outlived = Vec::new();
         for id in &self.head {

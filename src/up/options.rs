@@ -32,7 +32,7 @@ pub struct UpOptions {
     /// Start from the last clean snapshot, and reset build volumes to it
     #[arg(long)]
     pub(crate) clean: bool,
-    /// Start from snapshots of other envs too that were built on files of an earlier build [default: `reuse` in the configuration]
+    /// Also start from other envs' snapshots that were built on files of an earlier build [default: `reuse` in the configuration]
     #[arg(long)]
     pub(crate) allow_incremental: bool,
     /// Most jobs a step may use, of those that the machine has

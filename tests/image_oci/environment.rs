@@ -296,7 +296,7 @@ fn names_that_are_none_are_left_out_and_a_huge_environment_is_refused() {
     store
         .rockenv(&["image", "build", "base", "--refresh"])
         .exits(3)
-        .says(&["its configuration is not one"]);
+        .says(&["its configuration is invalid"]);
 }
 
 #[test]

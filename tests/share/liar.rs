@@ -518,11 +518,11 @@ fn what_a_snapshot_says_leads_nowhere_and_fills_no_disk() {
     for name in ["../../../outside", "/", ".", "a/b", ""] {
         let set =
             |forged: &mut Forged<'_>| forged.config["rockenv"]["steps"][0]["name"] = name.into();
-        refused(&set, 3, &["a name in it is none"]);
+        refused(&set, 3, &["it contains an invalid name"]);
         let set = |forged: &mut Forged<'_>| {
             forged.config["rockenv"]["steps"][0]["volumes"] = json!({ name: "empty" });
         };
-        refused(&set, 3, &["a name in it is none"]);
+        refused(&set, 3, &["it contains an invalid name"]);
     }
     let digest = |forged: &mut Forged<'_>| {
         forged.config["rootfs"]["diff_ids"][0] = "sha256:../../../outside".into();

@@ -74,7 +74,7 @@ pub struct State {
     pub running: bool,
     /// Its first process, as the host numbers it; 0 when it does not run.
     pub pid: i64,
-    /// Whether the kernel killed in it for want of memory.
+    /// Whether the kernel killed in it because memory ran out.
     pub oom_killed: bool,
     /// Its exit code.
     pub exit_code: i64,

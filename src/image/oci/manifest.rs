@@ -124,7 +124,7 @@ impl Document {
                 true => " (it is a web page)",
                 false => "",
             };
-            refused(format!("its manifest is not one{page}")).source(error)
+            refused(format!("its manifest is invalid{page}")).source(error)
         })?;
         let document = match (raw.schema_version, raw.manifests, raw.config, raw.layers) {
             // Readers that took one or the other would see two images in one document.
@@ -135,7 +135,7 @@ impl Document {
             )),
             (version, ..) => Err(
                 refused(format!("its manifest has version {version}, not 2"))
-                    .help("push it again with a tool of this decade"),
+                    .help("push it again with a tool that writes version 2"),
             ),
         }?;
         document.check_type(&raw.media_type)?;
@@ -271,7 +271,7 @@ impl Configuration {
             diff_ids: Vec<String>,
         }
         let raw: Raw = serde_json::from_slice(config)
-            .map_err(|error| refused("its configuration is not one".into()).source(error))?;
+            .map_err(|error| refused("its configuration is invalid".into()).source(error))?;
         // Some tools leave them out; what they say is believed.
         let differs = |said: &str, wanted: &str| !said.is_empty() && said != wanted;
         if differs(&raw.os, &platform.os) || differs(&raw.architecture, &platform.architecture) {

@@ -463,7 +463,7 @@ impl Registry {
             (None, None) => return Err(self.refusal()),
         };
         let mut value = HeaderValue::try_from(text)
-            .map_err(|_| refused("its registry hands out a token that is none".into()))?;
+            .map_err(|_| refused("its registry issued an invalid token".into()))?;
         value.set_sensitive(true);
         if let Ok(mut place) = self.authorization.lock() {
             *place = Some(Granted {

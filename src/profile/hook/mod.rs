@@ -142,7 +142,7 @@ impl Hook {
     /// Makes an error about this hook.
     pub(crate) fn refuses(&self, message: impl std::fmt::Display) -> Error {
         Error::invalid(format!("hook `{}`: {message}", self.name)).help(format!(
-            "rockenv hook check --hook {} --source DIR REVISIONS says since when",
+            "rockenv hook check --hook {} --source DIR REVISIONS finds the revision that broke it",
             self.name
         ))
     }

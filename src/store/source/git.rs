@@ -140,7 +140,7 @@ impl<'a> Git<'a> {
             .output(MAX_OUTPUT, self.cancel, &mut tick)
             .context(|| {
                 format!(
-                    "`git {}` did not succeed in `{}`",
+                    "`git {}` failed in `{}`",
                     arguments.join(" "),
                     directory.display()
                 )
