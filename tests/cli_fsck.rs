@@ -272,7 +272,7 @@ fn a_damaged_or_lost_format_is_made_again() {
     let good = fs::read_to_string(lab.at("format")).unwrap();
     spoil(&lab.at("format"));
     let text = lab.finds_and_mends(&["format", "damaged"]);
-    assert!(text.contains("mended"), "{text}");
+    assert!(text.contains("repaired"), "{text}");
     assert_eq!(fs::read_to_string(lab.at("format")).unwrap(), good);
     fs::remove_file(lab.at("format")).unwrap();
     lab.finds_and_mends(&["format", "missing"]);

@@ -125,7 +125,7 @@ fn line(problem: Problem, mended: bool, done: Option<String>) -> Line {
 
 fn show(cx: &Context, lines: &[Line], notes: &[(String, String)], repaired: bool) {
     for line in lines {
-        let word = if line.mended { "mended: " } else { "" };
+        let word = if line.mended { "repaired: " } else { "" };
         cx.ui
             .data(&format!("{word}{}: {}\n", line.object, line.message));
         if let Some(done) = &line.done {

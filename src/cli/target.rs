@@ -99,7 +99,7 @@ fn learn(cx: &Context, args: &CheckArgs) -> Result<()> {
 fn forget(cx: &Context) -> Result<()> {
     match fs::remove_file(target::learned_file(&cx.config.home)) {
         Ok(()) => cx.ui.note(&format!(
-            "goes by the targets of TheRock {} again",
+            "now uses the built-in targets of TheRock {}",
             &target::table_commit()[..12]
         )),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {

@@ -42,7 +42,7 @@ impl Execution<'_, '_> {
             }
             if let Some(input) = self.changed(&step.inputs)?.first() {
                 let message = format!(
-                    "`{input}` was changed since step `{}` began, by a step or by somebody: the next `up` builds again from there",
+                    "`{input}` changed after step `{}` began: the next `up` builds again from there",
                     step.name
                 );
                 self.reporter.emit(&Event::Warning { message });

@@ -71,7 +71,7 @@ impl Execution<'_, '_> {
         let read = Prints::read(&self.store.volume_dir(id).join(&at.path), source);
         Ok(Some(read.unwrap_or_else(|error| {
             let message = format!(
-                "step `{}` left no fingerprints of TheRock ({}): that of the source stands in",
+                "step `{}` left no fingerprints of TheRock ({}); using the source's",
                 step.name,
                 error.chain().join(": ")
             );

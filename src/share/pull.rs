@@ -67,9 +67,7 @@ impl Wanted {
                 Kind::Drift,
                 format!("tag `{}` stands for something else: {found}", self.tag()),
             )
-            .help(
-                "somebody else has set it; push or export the right one again where it was built",
-            )),
+            .help("the tag was moved; push or export the right snapshot again where it was built")),
         }
     }
 }

@@ -154,7 +154,7 @@ fn explain(error: Errno, upper: Option<Upper<'_>>, at: &Path) -> Error {
             .help("the kernel has no overlay file system: try `modprobe overlay`"),
         (Errno::ENOSPC | Errno::EDQUOT, _) => Error::new(Kind::OutOfSpace, message).source(cause),
         (Errno::EBUSY, Some(upper)) => Error::busy(format!(
-            "{message}: `{}` is mounted by somebody else",
+            "{message}: another process has mounted `{}`",
             upper.diff.display()
         ))
         .source(cause),

@@ -84,7 +84,7 @@ fn a_step_that_changes_what_it_is_made_from_is_named() {
         source.display()
     );
     // It would go on for ever if each change began all over.
-    let said = ["step 2/2 two", "`src` was changed since step `one` began"];
+    let said = ["step 2/2 two", "`src` changed after step `one` began"];
     store.up_with(&steps).says(&said);
     store.up().says(&said);
 }

@@ -296,7 +296,7 @@ impl Done {
                 .context(|| format!("cannot unmount `{}`", path.display()))?,
             Self::Table { before, after } => {
                 if read_table()?.as_deref() != Some(&after) {
-                    return Err(Error::busy("somebody else changed it meanwhile")
+                    return Err(Error::busy("another program changed it meanwhile")
                         .help(format!("remove the line with {} by hand", fstab::MARK)));
                 }
                 match before {

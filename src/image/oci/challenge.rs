@@ -65,7 +65,7 @@ impl TokenServer {
                 realm.escape_debug(),
                 registry.scheme()
             ))
-            .help("the registry is set up wrong, or somebody answers in its place")),
+            .help("the registry is misconfigured, or another server answers in its place")),
         }
     }
 
