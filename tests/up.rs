@@ -8,6 +8,8 @@ mod again;
 mod histories;
 #[path = "up/sources.rs"]
 mod sources;
+#[path = "up/verify.rs"]
+mod verify;
 
 use fs_err as fs;
 use support::env::TestStore;

@@ -19,6 +19,7 @@ pub fn run(cx: &Context, command: Command) -> Result<u8> {
         Command::Env(args) => done(crate::cli::env::env(cx, &args)),
         Command::Logs(args) => done(crate::cli::logs::logs(cx, &args)),
         Command::Snapshot(command) => done(crate::cli::snapshot::snapshot(cx, command)),
+        Command::Verify(args) => crate::cli::verify::verify(cx, &args),
         Command::Rollback(args) => done(crate::cli::snapshot::rollback(cx, &args)),
         Command::Fork(args) => done(crate::cli::snapshot::fork(cx, &args)),
         Command::Push(args) => done(crate::cli::push::push(cx, &args)),

@@ -339,7 +339,7 @@ fn in_container(
 }
 
 /// Returns what may run at once in a container that belongs to no step.
-fn sizing(cx: &Context, spec: &Spec, host: &Host) -> Sizing {
+pub(super) fn sizing(cx: &Context, spec: &Spec, host: &Host) -> Sizing {
     jobs::size(&jobs::Given {
         resources: &spec.resources,
         cores: host.cores,

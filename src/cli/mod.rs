@@ -35,6 +35,7 @@ pub mod target;
 pub mod testing;
 pub mod trust;
 pub mod up;
+pub mod verify;
 
 use std::path::PathBuf;
 
@@ -102,6 +103,8 @@ pub enum Command {
     /// Work with snapshots
     #[command(subcommand)]
     Snapshot(snapshot::SnapshotCommand),
+    /// Build steps of an env again, from clean, and compare with their snapshots
+    Verify(verify::VerifyArgs),
     /// Go back to a snapshot
     Rollback(snapshot::RollbackArgs),
     /// Make a new env from an env's present state

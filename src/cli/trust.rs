@@ -140,7 +140,8 @@ pub(crate) fn ask(cx: Context, cli: &Cli) -> Result<Context> {
         | Command::Hook(_)
         | Command::On(_)
         | Command::Matrix(_)
-        | Command::Lock(_) => true,
+        | Command::Lock(_)
+        | Command::Verify(_) => true,
         Command::Down(_)
         | Command::Rm(_)
         | Command::Ls(_)

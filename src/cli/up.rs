@@ -59,7 +59,10 @@ pub fn up(cx: &Context, args: UpOptions) -> Result<u8> {
         reporter.emit(&Event::Warning { message });
     }
     let name = prepared.name.clone();
-    let claim = args.ephemeral.then(|| store.claim(&name)).transpose()?;
+    let claim = args
+        .ephemeral
+        .then(|| store.claim(&name, "up --ephemeral"))
+        .transpose()?;
     let mut outcome = run_up(cx, &args, &store, prepared, &signals, &reporter);
     if let Ok((ended, name, _)) = &outcome {
         job_summary::of_env(cx, &store, name);

@@ -209,6 +209,7 @@ pub fn directory_of(
             })?;
             Ok(store.volume_dir(&id))
         }
+        (VolumeKind::Cache, VolumeSource::Path(path)) => made(path.clone(), spec),
         (VolumeKind::Cache, _) => cache_directory(store, spec, &volume.name),
         (VolumeKind::Output, VolumeSource::Store) => made(
             store

@@ -53,7 +53,10 @@ impl Execution<'_, '_> {
     }
 
     /// Returns those of the inputs whose fingerprint is another than the one in the keys.
-    fn changed<'a>(&self, inputs: impl IntoIterator<Item = &'a String>) -> Result<Vec<&'a str>> {
+    pub fn changed<'a>(
+        &self,
+        inputs: impl IntoIterator<Item = &'a String>,
+    ) -> Result<Vec<&'a str>> {
         let mut changed = Vec::new();
         for input in inputs {
             if self.fingerprints.get(input) != Some(&self.print_now(input)?) {

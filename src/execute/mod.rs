@@ -22,10 +22,11 @@ mod step;
 mod step_outputs;
 pub mod supervise;
 pub mod terminal;
+pub mod verify;
 mod view;
 mod wait_for_slot;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
@@ -34,7 +35,7 @@ use crate::execute::step_outputs::Left;
 pub use crate::execute::supervise::Ending;
 use outcome::Ran;
 pub use step::{base_environment, memory_max};
-pub use view::{ByHand, Shown, look};
+pub use view::{APART, ByHand, Shown, look};
 
 use crate::plan::jobs::Sizing;
 use crate::plan::lockfile::Lockfile;
@@ -85,6 +86,8 @@ pub struct Execution<'a, 'store> {
     pub config: &'a Config,
     /// Whether steps get no network, whatever they ask for.
     pub offline: bool,
+    /// Volumes that stay as they are, whatever steps write there.
+    pub apart: &'a BTreeSet<String>,
     /// What may run at once.
     pub sizing: &'a Sizing,
     /// The user's signals.

@@ -11,6 +11,7 @@ mod script;
 mod stack;
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 pub use crate::execute::view::manual_edits::ByHand;
@@ -32,6 +33,9 @@ use crate::ui::event::Event;
 fn directory(env: &LockedEnv<'_>, volume: &str) -> PathBuf {
     env.directory().join("views").join(volume)
 }
+
+/// Where an env has views of volumes without hooks that stay as they are.
+pub const APART: &str = "apart";
 
 /// Names in the directory of a view.
 const STACK: &str = "stack.json";
@@ -114,9 +118,45 @@ impl<'a> Execution<'a, '_> {
                     run,
                 };
                 views.insert(volume.name.clone(), self.view(&sight, &hooks)?);
+            } else if self.apart.contains(&volume.name) {
+                views.insert(volume.name.clone(), self.apart(volume)?);
             }
         }
         Ok(views)
+    }
+
+    /// Returns a view of a volume that goes with the env, and with it what steps write there.
+    fn apart(&self, volume: &Volume) -> Result<Shown> {
+        const UPPER: &str = "upper";
+        let directory = self.env.directory().join(APART).join(&volume.name);
+        let source =
+            super::container::directory_of(self.env, self.store, self.spec, volume, self.sources)?;
+        let upper = directory.join(UPPER);
+        let is_file = source.is_file();
+        let is_copy = is_file || self.env.known_record()?.service.is_some();
+        if !upper.exists() {
+            fs::create_dir_all(&directory)?;
+            match (is_file, is_copy) {
+                (true, _) => {
+                    let owner = fs::metadata(&source)?;
+                    fs::copy(&source, &upper)?;
+                    std::os::unix::fs::chown(&upper, Some(owner.uid()), Some(owner.gid()))?;
+                }
+                (false, true) => drop(tree::copy_tree(&source, &upper)?),
+                (false, false) => {
+                    no_mounts_inside(volume, &source)?;
+                    make_upper(self.store, &directory, UPPER, &source)?;
+                }
+            }
+        }
+        Ok(match is_copy {
+            true => Shown::Copy(upper),
+            false => Shown::Overlay(View {
+                layers: Vec::new(),
+                upper,
+                work: work(&directory),
+            }),
+        })
     }
 
     fn view(&mut self, sight: &Sight<'_>, hooks: &[&resolve::Hook]) -> Result<Shown> {
@@ -337,7 +377,7 @@ fn no_mounts_inside(volume: &Volume, source: &Path) -> Result<()> {
     match inside {
         None => Ok(()),
         Some(point) => Err(Error::invalid(format!(
-            "source `{}` has something mounted in it, at `{}`: a view with hooks would not show it",
+            "volume `{}` has something mounted in it, at `{}`: a view of it would not show that",
             volume.name,
             point.display()
         ))

@@ -10,7 +10,7 @@ pub mod catalog;
 mod check;
 pub(crate) mod compression;
 pub(crate) mod fetch;
-mod normalise;
+pub mod normalise;
 pub(crate) mod oci;
 mod packages;
 pub mod recipe;

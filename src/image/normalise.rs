@@ -4,6 +4,7 @@
 //! Nothing here follows a link: the tree's links are not ours.
 
 use std::os::fd::{AsFd as _, BorrowedFd};
+use std::path::Path;
 
 use nix::fcntl::AtFlags;
 use nix::sys::stat::{SFlag, UtimensatFlags};
@@ -39,6 +40,12 @@ const REMOVED: [&str; 24] = [
     "var/lib/dpkg/status-old",
     "var/lib/systemd/random-seed",
 ];
+
+/// Returns whether what is at a path of a root file system says only when and where it was made: logs, caches, backups, identities.
+pub fn varies(path: &Path) -> bool {
+    let mut places = REMOVED.iter().copied().chain(["etc/machine-id", "var/log"]);
+    places.any(|place| path != Path::new("var/log") && path.starts_with(place))
+}
 
 /// Removes what varies and sets times newer than `source_date` back to it.
 ///

@@ -30,15 +30,23 @@ pub struct Owner {
     pub pid: u32,
     /// When it began, in the kernel's ticks since that boot.
     pub start: u64,
+    /// What was typed.
+    #[serde(default = "up")]
+    pub command: String,
+}
+
+fn up() -> String {
+    "up --ephemeral".to_owned()
 }
 
 impl Owner {
-    fn this() -> Self {
+    fn this(command: &str) -> Self {
         let pid = std::process::id();
         Self {
             boot: boot_id(),
             pid,
             start: start_of(pid).unwrap_or_default(),
+            command: command.to_owned(),
         }
     }
 
@@ -118,7 +126,11 @@ impl Reaped {
 
 impl std::fmt::Display for Reaped {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}: removed; its `rockenv up --ephemeral`", self.env)?;
+        let command = self
+            .owner
+            .as_ref()
+            .map_or_else(up, |owner| owner.command.clone());
+        write!(f, "{}: removed; its `rockenv {command}`", self.env)?;
         match &self.owner {
             Some(owner) if owner.boot == boot_id() => {
                 write!(f, " (process {}) was killed", owner.pid)?;
@@ -139,8 +151,8 @@ impl std::fmt::Display for Reaped {
 }
 
 impl Store {
-    /// Makes a new env that ends with this command.
-    pub fn claim(&self, name: &str) -> Result<Claim> {
+    /// Makes a new env that ends with this command, which is `up --ephemeral` or the like.
+    pub fn claim(&self, name: &str, command: &str) -> Result<Claim> {
         let env = self.lock_env(name, "up", lock::WAIT)?;
         env.check_owner()?;
         if env.record().is_some() {
@@ -152,7 +164,7 @@ impl Store {
                 "rockenv up ... --ephemeral --name NEW, or first: rockenv rm {name}"
             )));
         }
-        let text = serde_json::to_vec(&Owner::this())
+        let text = serde_json::to_vec(&Owner::this(command))
             .map_err(|error| Error::unexpected("cannot encode an owner").source(error))?;
         let new = env.directory().join(format!("{}{FILE}", atomic::PREFIX));
         let mut file = fs::File::create(&new)?;
@@ -197,14 +209,14 @@ impl Store {
 impl LockedEnv<'_> {
     /// Refuses an env that ends with another command.
     pub fn check_owner(&self) -> Result<()> {
-        let who = match self.fate()? {
+        let (command, who) = match self.fate()? {
             Fate::Kept | Fate::Left(_) => return Ok(()),
             Fate::Owned(Some(owner)) if owner.is_ours() => return Ok(()),
-            Fate::Owned(Some(owner)) => format!(" (process {})", owner.pid),
-            Fate::Owned(None) => String::new(),
+            Fate::Owned(Some(owner)) => (owner.command, format!(" (process {})", owner.pid)),
+            Fate::Owned(None) => (up(), String::new()),
         };
         Err(Error::busy(format!(
-            "env `{}` ends with another `rockenv up --ephemeral`{who}",
+            "env `{}` ends with another `rockenv {command}`{who}",
             self.name()
         ))
         .help("wait for its end, or: rockenv up ... --name NEW"))
@@ -241,7 +253,7 @@ mod tests {
     fn numbers_alone_keep_nothing() {
         let directory = tempfile::tempdir().unwrap();
         assert_eq!(fate(directory.path()).unwrap(), Fate::Kept);
-        let this = Owner::this();
+        let this = Owner::this(&up());
         assert!(this.is_ours() && this.start > 0);
         // Its number went to this process, or the machine was started again since.
         let reused = Owner {
@@ -266,7 +278,7 @@ mod tests {
     #[test]
     fn a_claim_lasts_as_long_as_its_lock() {
         let directory = tempfile::tempdir().unwrap();
-        write(directory.path(), &Owner::this());
+        write(directory.path(), &Owner::this(&up()));
         let file = fs::File::open(directory.path().join(FILE)).unwrap();
         file.file().try_lock().unwrap();
         let claim = Claim(file);
@@ -274,7 +286,7 @@ mod tests {
         for _ in 0..2 {
             assert_eq!(
                 fate(directory.path()).unwrap(),
-                Fate::Owned(Some(Owner::this()))
+                Fate::Owned(Some(Owner::this(&up())))
             );
         }
         drop(claim);
@@ -283,7 +295,7 @@ mod tests {
 
     #[test]
     fn only_this_boots_process_with_the_same_start_is_ours() {
-        let this = Owner::this();
+        let this = Owner::this(&up());
         let reused = Owner {
             start: this.start + 1,
             ..this.clone()

@@ -68,12 +68,59 @@ pub fn digest(root: &Path, cancel: &AtomicBool) -> Result<Summary> {
     })
 }
 
+/// How two trees are compared.
+pub struct Comparing<'a> {
+    /// How many differences are named.
+    pub limit: usize,
+    /// Modification times count.
+    pub times: bool,
+    /// What does not count, by its path below the root, which is empty for the root itself.
+    pub except: &'a (dyn Fn(&Path) -> bool + Sync),
+    /// What the two trees are called.
+    pub names: [&'a str; 2],
+}
+
+impl fmt::Debug for Comparing<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Comparing")
+            .field("limit", &self.limit)
+            .field("times", &self.times)
+            .field("names", &self.names)
+            .finish_non_exhaustive()
+    }
+}
+
+/// In what two trees differ.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Differences {
+    /// The first paths, in order.
+    pub first: Vec<Difference>,
+    /// How many there are.
+    pub count: usize,
+}
+
 /// Returns the first `limit` paths in which two trees differ, in order.
 pub fn compare(a: &Path, b: &Path, limit: usize, cancel: &AtomicBool) -> Result<Vec<Difference>> {
+    let exactly = Comparing {
+        limit,
+        times: true,
+        except: &|_| false,
+        names: ["the first", "the second"],
+    };
+    Ok(compare_as(a, b, &exactly, cancel)?.first)
+}
+
+/// Returns the paths in which two trees differ, as far as that counts.
+pub fn compare_as(
+    a: &Path,
+    b: &Path,
+    how: &Comparing<'_>,
+    cancel: &AtomicBool,
+) -> Result<Differences> {
     let (left, right) = (scan(a, cancel)?, scan(b, cancel)?);
     let (mut left, mut right) = (left.iter().peekable(), right.iter().peekable());
-    let mut found = Vec::new();
-    while found.len() < limit {
+    let mut found = Differences::default();
+    loop {
         let order = match (left.peek(), right.peek()) {
             (None, None) => break,
             (Some(_), None) => std::cmp::Ordering::Less,
@@ -83,23 +130,25 @@ pub fn compare(a: &Path, b: &Path, limit: usize, cancel: &AtomicBool) -> Result<
         let one = if order.is_le() { left.next() } else { None };
         let other = if order.is_ge() { right.next() } else { None };
         let (path, what) = match (one, other) {
-            (Some(one), Some(other)) => match one.differs(other) {
+            (Some(one), Some(other)) => match one.differs(other, how.times) {
                 Some(what) => (&one.path, what),
                 None => continue,
             },
-            (Some(one), None) => (&one.path, "only in the first".to_string()),
-            (None, Some(other)) => (&other.path, "only in the second".to_string()),
+            (Some(one), None) => (&one.path, format!("only in {}", how.names[0])),
+            (None, Some(other)) => (&other.path, format!("only in {}", how.names[1])),
             (None, None) => break,
         };
-        let path = if path.is_empty() {
-            b"."
-        } else {
-            path.as_slice()
-        };
-        found.push(Difference {
-            path: std::ffi::OsString::from_vec(path.to_vec()).into(),
-            what,
-        });
+        let mut path = PathBuf::from(std::ffi::OsString::from_vec(path.clone()));
+        if (how.except)(&path) {
+            continue;
+        }
+        found.count += 1;
+        if found.first.len() < how.limit {
+            if path.as_os_str().is_empty() {
+                path.push(".");
+            }
+            found.first.push(Difference { path, what });
+        }
     }
     Ok(found)
 }
@@ -171,7 +220,7 @@ impl Node {
         out
     }
 
-    fn differs(&self, other: &Self) -> Option<String> {
+    fn differs(&self, other: &Self, times: bool) -> Option<String> {
         let kind = |what: &What| match what {
             What::File { .. } => "file",
             What::SameAs(_) => "another name of an earlier file",
@@ -207,7 +256,7 @@ impl Node {
             let ((a, b), (c, d)) = (self.owner, other.owner);
             all.push(format!("owner {a}:{b}, {c}:{d}"));
         }
-        if self.mtime != other.mtime {
+        if times && self.mtime != other.mtime {
             let ((a, b), (c, d)) = (self.mtime, other.mtime);
             all.push(format!("mtime {a}.{b:09}, {c}.{d:09}"));
         }

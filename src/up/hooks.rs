@@ -45,8 +45,8 @@ pub(crate) fn facts(hooks: &BTreeMap<String, Hook>) -> Result<BTreeMap<String, H
 }
 
 /// Takes the patches that were fetched before.
-pub(crate) fn known_patches(prepared: &mut Prepared, store: &Store) -> Result<()> {
-    for hook in prepared.hooks.values_mut() {
+pub(crate) fn known_patches(hooks: &mut BTreeMap<String, Hook>, store: &Store) -> Result<()> {
+    for hook in hooks.values_mut() {
         for patch in &mut hook.work.patches {
             let blob = store.root().join("blobs/sha256").join(&patch.sha256);
             if patch.bytes.is_none() && blob.is_file() {
@@ -60,14 +60,14 @@ pub(crate) fn known_patches(prepared: &mut Prepared, store: &Store) -> Result<()
 
 /// Fetches the patches that have an address, and keeps them in the store.
 pub(crate) fn fetch_patches(
-    prepared: &mut Prepared,
+    hooks: &mut BTreeMap<String, Hook>,
     store: &Store,
     offline: bool,
     cancel: &AtomicBool,
     look: &dyn Fn(),
 ) -> Result<()> {
-    known_patches(prepared, store)?;
-    for hook in prepared.hooks.values_mut() {
+    known_patches(hooks, store)?;
+    for hook in hooks.values_mut() {
         for patch in &mut hook.work.patches {
             if patch.bytes.is_some() {
                 continue;

@@ -14,6 +14,7 @@ pub(crate) mod options;
 pub(crate) mod preflight;
 pub(crate) mod registry;
 pub(crate) mod resolve;
+pub(crate) mod segments;
 pub(crate) mod seize;
 pub(crate) mod select;
 pub(crate) mod sources;
@@ -315,6 +316,7 @@ fn attempt(run: &Run<'_>, asked: &Options, prepared: &mut Prepared) -> Result<At
         config: &cx.config,
         gpu: prepared.gpu.as_ref(),
         offline: args.offline,
+        apart: &BTreeSet::new(),
         sizing: &prepared.sizing,
         signals,
         reporter,
@@ -429,7 +431,7 @@ fn build_image(
     }
 }
 
-fn new_record(spec: &Spec, image_key: &str, service: Option<PathBuf>) -> Result<Record> {
+pub(crate) fn new_record(spec: &Spec, image_key: &str, service: Option<PathBuf>) -> Result<Record> {
     let now = jiff::Timestamp::now();
     Ok(Record {
         version: record::VERSION,

@@ -299,7 +299,7 @@ impl Prepared {
             }
         }
         if let Some(store) = store {
-            hooks::known_patches(self, store)?;
+            hooks::known_patches(&mut self.hooks, store)?;
         }
         notes.extend(checkout::settle(self, &sources)?);
         hooks::apply_to_inputs(self, &sources, &git)?;

@@ -90,7 +90,7 @@ fn prepare_hooks(
     let cancel = Cancel::new(signals);
     let look = || cancel.look();
     cancel.outcome(hooks::fetch_patches(
-        prepared,
+        &mut prepared.hooks,
         store,
         offline,
         cancel.flag(),

@@ -221,7 +221,7 @@ fn claim(cx: &Context, rows: &[JobRow]) -> Result<Vec<(Store, String, Claim)>> {
     rows.iter()
         .filter_map(|row| row.env.clone())
         .map(|env| {
-            let claim = store.claim(&env)?;
+            let claim = store.claim(&env, "up --ephemeral")?;
             Ok((store.clone(), env, claim))
         })
         .collect()

@@ -49,6 +49,35 @@ pub struct Entry {
     pub content: Option<[u8; 32]>,
 }
 
+impl Entry {
+    /// Returns in what it differs from another one, as a phrase.
+    pub fn differs(&self, other: &Self, times: bool) -> Option<String> {
+        let mut all = Vec::new();
+        if self.kind != other.kind {
+            all.push("type".to_owned());
+        } else if self.points_to != other.points_to {
+            let shown = |entry: &Self| {
+                let target = entry.points_to.clone().unwrap_or_default();
+                target.to_string_lossy().into_owned()
+            };
+            all.push(format!("links to `{}`, `{}`", shown(self), shown(other)));
+        } else if self.content != other.content {
+            all.push("content".to_owned());
+        }
+        if self.mode != other.mode {
+            all.push(format!("mode {:04o}, {:04o}", self.mode, other.mode));
+        }
+        if self.owner != other.owner {
+            let ((a, b), (c, d)) = (self.owner, other.owner);
+            all.push(format!("owner {a}:{b}, {c}:{d}"));
+        }
+        if times && self.modified != other.modified {
+            all.push(format!("mtime {}, {}", self.modified, other.modified));
+        }
+        (!all.is_empty()).then(|| all.join("; "))
+    }
+}
+
 impl Service {
     /// Lists the tree of a container that exists, by name.
     pub fn list_container(&self, name: &str) -> Result<BTreeMap<PathBuf, Entry>> {

@@ -1,0 +1,489 @@
+//! Owns `verify`: building steps of an env again from clean, in a scratch env that goes with the command, and comparing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use serde::Serialize;
+
+use super::exec::{sizing, source_directories};
+use crate::engine::docker::Service;
+use crate::engine::ninja;
+use crate::execute::verify::{Compared, Side, changed, compare};
+use crate::execute::{APART, Ended, Execution, Progress};
+use crate::plan::lockfile::{self, Lockfile};
+use crate::plan::record::Head;
+use crate::plan::resolve::{Action, Spec, Step, Volume, VolumeKind, VolumeSource};
+use crate::profile::hook::{self, Hook};
+use crate::profile::{self, Access, CopyFiles, Origin};
+use crate::rocm::gpu::{self, Choice, Selector};
+use crate::store::{LockedEnv, Store, lock};
+use crate::sys::atomic::random_id;
+use crate::sys::error::{Error, Kind, Result};
+use crate::sys::host::Host;
+use crate::sys::signals::{Cancel, Signals};
+use crate::ui::event::{Event, Outcome};
+use crate::ui::{Format, Reporter, text};
+use crate::up::context::Context;
+use crate::up::segments::{Segment, plan, runs, segments, snapshot_layer};
+use crate::up::{ephemeral, hooks, new_record};
+
+/// Where the scratch env has what steps write to volumes of these kinds.
+const OUTPUTS: &str = "outputs";
+const CACHES: &str = "caches";
+/// How long a name may be without what makes it the scratch env's.
+const STEM: usize = 40;
+/// How often a comparison looks for Ctrl-C.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Arguments of `verify`.
+#[derive(Debug, Args)]
+pub struct VerifyArgs {
+    /// The env
+    env: String,
+    /// The steps [default: all that have a snapshot]
+    steps: Vec<String>,
+    /// Compare modification times too, and the logs and caches of package managers and ninja
+    #[arg(long)]
+    strict: bool,
+    /// Let the steps use the store's caches, as `up` does; without it they begin with empty ones
+    #[arg(long)]
+    with_caches: bool,
+}
+
+/// What is said of a step.
+#[derive(Debug, Serialize)]
+struct StepReport {
+    step: String,
+    key: String,
+    layer: String,
+    same: bool,
+    #[serde(flatten)]
+    compared: Compared,
+}
+
+/// What is said of an env.
+#[derive(Debug, Serialize)]
+struct Report {
+    env: String,
+    same: bool,
+    steps: Vec<StepReport>,
+}
+
+/// Builds steps of an env again and compares; returns the exit code.
+pub fn verify(cx: &Context, args: &VerifyArgs) -> Result<u8> {
+    let store = cx.store_to_change("building steps again")?;
+    let env = store.lock_known(&args.env, "verify", lock::WAIT)?;
+    env.check_owner()?;
+    let spec = store.spec(&args.env)?;
+    let segments = segments(&store, &spec, env.known_record()?, &args.steps)?;
+    let signals = Signals::take()?;
+    let reporter = cx.ui.reporter(Format::Human);
+    let name = scratch_name(&args.env)?;
+    let work = Work::prepare(
+        cx, args, &store, &env, spec, &name, &segments, &signals, &reporter,
+    )?;
+    let claim = store.claim(&name, "verify")?;
+    let outcome = work.all(&name, &segments);
+    let removed = ephemeral::end(&store, &name, claim);
+    drop(env);
+    cx.tidy(&store)?;
+    let steps = match (outcome, signals.pending()?) {
+        (Err(_), Some(signal)) => return Err(Error::new(Kind::Signal(signal), "interrupted")),
+        (outcome, _) => outcome?,
+    };
+    removed.map_err(|error| error.help("rockenv gc removes what is left"))?;
+    say(
+        cx,
+        &reporter,
+        Report {
+            env: args.env.clone(),
+            same: steps.iter().all(|step| step.same),
+            steps,
+        },
+    )
+}
+
+/// Returns a name for the scratch env.
+fn scratch_name(env: &str) -> Result<String> {
+    let stem: String = env.chars().take(STEM).collect();
+    Ok(format!(
+        "{}-verify-{}",
+        stem.trim_end_matches('.'),
+        random_id()?
+    ))
+}
+
+/// What building again needs.
+struct Work<'a> {
+    cx: &'a Context,
+    args: &'a VerifyArgs,
+    store: &'a Store,
+    env: &'a LockedEnv<'a>,
+    /// What the env was resolved to, with the scratch env's outputs and caches.
+    spec: Spec,
+    files: CopyFiles,
+    hooks: BTreeMap<String, Hook>,
+    sources: BTreeMap<String, PathBuf>,
+    apart: BTreeSet<String>,
+    locked: Option<Lockfile>,
+    host: Host,
+    gpu: Option<gpu::Grant>,
+    signals: &'a Signals,
+    reporter: &'a Reporter,
+}
+
+impl<'a> Work<'a> {
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "called once, with everything that building takes"
+    )]
+    fn prepare(
+        cx: &'a Context,
+        args: &'a VerifyArgs,
+        store: &'a Store,
+        env: &'a LockedEnv<'a>,
+        mut spec: Spec,
+        name: &str,
+        segments: &[Segment],
+        signals: &'a Signals,
+        reporter: &'a Reporter,
+    ) -> Result<Self> {
+        let runs: BTreeSet<&String> = segments.iter().flat_map(|segment| &segment.runs).collect();
+        let steps: Vec<&Step> = spec
+            .steps
+            .iter()
+            .filter(|step| runs.contains(&step.key.to_string()))
+            .collect();
+        let files = copy_files(cx, &spec, &steps)?;
+        let hooks = read_hooks(cx, store, &spec, &steps, signals)?;
+        let gpu = match steps.iter().find(|step| step.gpu) {
+            Some(step) => Some(grant(cx, &spec, step)?),
+            None => None,
+        };
+        let locked = store.locked_text(&spec)?;
+        let locked = locked
+            .map(|text| lockfile::parse(&text, "the env's lock file"))
+            .transpose()?;
+        let apart = spec
+            .volumes
+            .iter()
+            .filter(|volume| is_apart(volume, args.with_caches));
+        let apart = apart.map(|volume| volume.name.clone()).collect();
+        let scratch = store.env_dir(name);
+        for volume in &mut spec.volumes {
+            let place = match volume.kind {
+                VolumeKind::Output => OUTPUTS,
+                VolumeKind::Cache if !volume.locked && !args.with_caches => CACHES,
+                VolumeKind::Build | VolumeKind::Cache | VolumeKind::Source | VolumeKind::Host => {
+                    continue;
+                }
+            };
+            volume.source = VolumeSource::Path(scratch.join(place).join(&volume.name));
+        }
+        Ok(Self {
+            sources: sources(store, &spec),
+            cx,
+            args,
+            store,
+            env,
+            spec,
+            files,
+            hooks,
+            apart,
+            locked,
+            host: Host::probe()?,
+            gpu,
+            signals,
+            reporter,
+        })
+    }
+
+    /// Builds all and compares, in the scratch env of this name.
+    fn all(&self, name: &str, segments: &[Segment]) -> Result<Vec<StepReport>> {
+        let mut scratch = self.store.lock_env(name, "verify", lock::WAIT)?;
+        let mut reports = Vec::new();
+        for segment in segments {
+            self.build(&mut scratch, segment)?;
+            for key in &segment.compared {
+                reports.push(self.report(&scratch, key)?);
+            }
+        }
+        Ok(reports)
+    }
+
+    /// Makes the scratch env one in which nothing was built yet.
+    fn empty(&self, scratch: &mut LockedEnv<'_>, segment: &Segment) -> Result<()> {
+        for place in [OUTPUTS, CACHES, APART, "views"] {
+            self.store.discard(&scratch.directory().join(place))?;
+        }
+        let service = self.env.known_record()?.service.clone();
+        match scratch.record() {
+            None => scratch.commit(new_record(&self.spec, &segment.image_key, service)?)?,
+            Some(record) if record.head != Head::default() => {
+                scratch.reset()?;
+                scratch.end_attempt()?;
+                scratch.update(|record| record.image_key.clone_from(&segment.image_key))?;
+            }
+            Some(_) => {}
+        }
+        if let Some(service) = scratch.service()? {
+            self.import_image(&service, segment)?;
+        }
+        if self.spec.resources.ninja {
+            let cancel = Cancel::new(self.signals);
+            let blobs = self.store.root().join("blobs");
+            let own = self.cx.config.ninja.as_deref();
+            cancel.outcome(ninja::place(
+                &scratch.run_dir(),
+                own,
+                &blobs,
+                false,
+                cancel.flag(),
+            ))?;
+        }
+        Ok(())
+    }
+
+    fn import_image(&self, service: &Service, segment: &Segment) -> Result<()> {
+        self.store
+            .import_image(service, &segment.image_key, &mut |message| {
+                self.reporter.emit(&Event::Note {
+                    message: message.to_owned(),
+                });
+            })
+    }
+
+    fn build<'s>(&self, scratch: &mut LockedEnv<'s>, segment: &Segment) -> Result<()>
+    where
+        'a: 's,
+    {
+        self.empty(scratch, segment)?;
+        let plan = plan(&self.spec, segment);
+        let execution = Execution {
+            store: self.store,
+            env: scratch,
+            spec: &self.spec,
+            plan: &plan,
+            files: &self.files,
+            sources: &self.sources,
+            fingerprints: &self.spec.fingerprints,
+            locked: self.locked.as_ref(),
+            hooks: &self.hooks,
+            host: &self.host,
+            config: &self.cx.config,
+            gpu: self.gpu.as_ref(),
+            offline: false,
+            apart: &self.apart,
+            sizing: &sizing(self.cx, &self.spec, &self.host),
+            signals: self.signals,
+            reporter: self.reporter,
+        };
+        for step in runs(&self.spec, segment) {
+            let inputs = execution.changed(&step.inputs)?;
+            if !inputs.is_empty() {
+                return Err(changed(step, &inputs));
+            }
+        }
+        match execution.run()? {
+            Progress::Ended(Ended::Complete) => Ok(()),
+            Progress::Ended(Ended::Broke(error)) => Err(error),
+            Progress::Ended(Ended::Interrupted(signal)) => {
+                Err(Error::new(Kind::Signal(signal), "interrupted"))
+            }
+            Progress::Ended(Ended::Failed(failure)) => {
+                self.reporter.emit(&Event::Finished {
+                    outcome: Outcome::Failed,
+                    message: String::new(),
+                });
+                for line in &failure.tail {
+                    self.cx.ui.note(&format!("  {line}"));
+                }
+                let message = format!("built again, {}", failure.message);
+                Err(Error::new(failure.kind, message).help(format!(
+                    "the env is as it was; compare with: rockenv logs {} {}",
+                    self.args.env, failure.step
+                )))
+            }
+            Progress::Changed(step) => Err(Error::invalid(format!(
+                "a source was changed while step `{step}` was built again"
+            ))
+            .help(format!("rockenv verify {}", self.args.env))),
+        }
+    }
+
+    /// Compares a step that was built again.
+    fn report(&self, scratch: &LockedEnv<'_>, key: &str) -> Result<StepReport> {
+        let store = self.store;
+        let mut steps = self.spec.steps.iter();
+        let step = steps.find(|step| step.key.as_str() == key);
+        let step = step.ok_or_else(|| Error::unexpected("the step that was built is gone"))?;
+        let layer_of = |env: &LockedEnv<'_>| {
+            let id = snapshot_layer(env.known_record()?, key)?;
+            let missing = || Error::not_found(format!("layer `{id}` is missing from the store"));
+            store
+                .layer(&id)?
+                .ok_or_else(|| missing().help("rockenv fsck"))
+        };
+        let (old, new) = (layer_of(self.env)?, layer_of(scratch)?);
+        let cancel = Cancel::new(self.signals);
+        let flag = cancel.flag();
+        let compared = std::thread::scope(|scope| {
+            let before = Side {
+                env: self.env,
+                layer: &old,
+            };
+            let now = Side {
+                env: scratch,
+                layer: &new,
+            };
+            let work =
+                move || compare(store, &self.spec, step, before, now, self.args.strict, flag);
+            let comparing = scope.spawn(work);
+            while !comparing.is_finished() {
+                cancel.look();
+                std::thread::sleep(LOOK);
+            }
+            comparing
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        });
+        let compared = cancel.outcome(compared)?;
+        Ok(StepReport {
+            step: step.name.clone(),
+            key: key.to_owned(),
+            layer: old.id,
+            same: compared.is_same(),
+            compared,
+        })
+    }
+}
+
+/// Returns whether a volume is somebody's, and steps could write to it.
+fn is_apart(volume: &Volume, with_caches: bool) -> bool {
+    volume.access != Access::Ro
+        && match volume.kind {
+            VolumeKind::Source | VolumeKind::Host => true,
+            VolumeKind::Cache => volume.locked && !with_caches,
+            VolumeKind::Build | VolumeKind::Output => false,
+        }
+}
+
+/// Returns where all sources are.
+fn sources(store: &Store, spec: &Spec) -> BTreeMap<String, PathBuf> {
+    let mut sources = source_directories(store, spec);
+    for volume in &spec.volumes {
+        if let (VolumeKind::Source, VolumeSource::Path(path)) = (volume.kind, &volume.source) {
+            sources.insert(volume.name.clone(), path.clone());
+        }
+    }
+    sources
+}
+
+/// Reads what `copy` steps bring in; refuses what is no longer what the env was built with.
+fn copy_files(cx: &Context, spec: &Spec, steps: &[&Step]) -> Result<CopyFiles> {
+    let copies = |step: &&&Step| matches!(step.action, Action::Copy(_));
+    if !steps.iter().any(|step| copies(&step)) {
+        return Ok(CopyFiles::default());
+    }
+    let profile = match &spec.origin {
+        Origin::Builtin(path) => path.trim_end_matches(".toml").to_owned(),
+        Origin::File(path) => path.to_string_lossy().into_owned(),
+    };
+    let files = profile::copy_files(&profile::load(&cx.config.profile_dirs, &profile)?)?;
+    for step in steps {
+        let Action::Copy(items) = &step.action else {
+            continue;
+        };
+        for item in items {
+            let found = files.item(&step.name, &item.from);
+            if found.is_none_or(|found| found.digest != item.digest) {
+                return Err(changed(step, &[&item.from]));
+            }
+        }
+    }
+    Ok(files)
+}
+
+/// Reads the hooks that steps see; refuses what is no longer what the env was built with.
+fn read_hooks(
+    cx: &Context,
+    store: &Store,
+    spec: &Spec,
+    steps: &[&Step],
+    signals: &Signals,
+) -> Result<BTreeMap<String, Hook>> {
+    let mut hooks = BTreeMap::new();
+    for step in steps {
+        for volume in spec.visible(step) {
+            for wanted in spec.hooks_at(step, &volume.name) {
+                let hook = hook::load(&cx.config.hook_dirs, &wanted.name)?;
+                if hook.digest()? != wanted.digest {
+                    return Err(changed(step, &[&format!("hook {}", wanted.name)]));
+                }
+                hooks.insert(wanted.name.clone(), hook);
+            }
+        }
+    }
+    let cancel = Cancel::new(signals);
+    let fetched = hooks::fetch_patches(&mut hooks, store, false, cancel.flag(), &|| cancel.look());
+    cancel.outcome(fetched)?;
+    Ok(hooks)
+}
+
+/// Returns the GPU that a step is built again with.
+fn grant(cx: &Context, spec: &Spec, step: &Step) -> Result<gpu::Grant> {
+    match cx
+        .gpus()
+        .choose(&Selector::from("auto"), &spec.targets, spec.gpu)?
+    {
+        Choice::Gpu { grant, .. } => Ok(*grant),
+        Choice::Without { why } => Err(Error::unavailable(format!("step `{}` {why}", step.name))
+            .help("name the steps that need no GPU: rockenv verify ENV STEP...")),
+    }
+}
+
+fn say(cx: &Context, reporter: &Reporter, report: Report) -> Result<u8> {
+    let differing = report.steps.iter().filter(|step| !step.same).count();
+    let (outcome, message) = match differing {
+        0 => (Outcome::Done, format!("{}: the same again", report.env)),
+        count => (
+            Outcome::Failed,
+            format!(
+                "{}: {count} of {} steps came out differently",
+                report.env,
+                report.steps.len()
+            ),
+        ),
+    };
+    reporter.emit(&Event::Finished { outcome, message });
+    let code = match report.same {
+        true => 0,
+        false => Kind::Drift.exit_code(),
+    };
+    if cx.json {
+        cx.ui.json(&report)?;
+        return Ok(code);
+    }
+    for step in &report.steps {
+        let StepReport { compared, .. } = step;
+        let count = compared.differences.len() + compared.more;
+        cx.ui.data(&match count {
+            0 => format!("{}: the same\n", step.step),
+            1 => format!("{}: 1 path differs\n", step.step),
+            _ => format!("{}: {count} paths differ\n", step.step),
+        });
+        for difference in &compared.differences {
+            let path = text::path(&difference.path);
+            cx.ui.data(&format!("  {path}: {}\n", difference.what));
+        }
+        if compared.more > 0 {
+            cx.ui.data(&format!("  and {} more\n", compared.more));
+        }
+        for what in &compared.not_compared {
+            cx.ui.data(&format!("  not compared: {what}\n"));
+        }
+    }
+    Ok(code)
+}

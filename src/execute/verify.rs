@@ -1,0 +1,301 @@
+//! Owns comparing what a step left with what it left when it was built again, for `verify`: its root file system, the build volumes
+//! that it sees, and its results.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+use fs_err as fs;
+use serde::{Serialize, Serializer};
+
+use crate::engine::docker::Service;
+use crate::image::normalise;
+use crate::plan::layer::{Layer, VolumeState};
+use crate::plan::resolve::{Spec, Step, VolumeKind};
+use crate::store::results::Left;
+use crate::store::{LockedEnv, Store};
+use crate::sys::error::{Error, Result};
+use crate::tree::digest::{self, Comparing};
+use crate::tree::{Method, listing, overlay};
+
+/// How many differences of a step are named.
+const NAMED: usize = 20;
+/// What ninja writes down of a build's times.
+const NINJA: [&str; 2] = [".ninja_log", ".ninja_deps"];
+/// What the two are called.
+const NAMES: [&str; 2] = ["the snapshot", "the new build"];
+
+/// A path that came out differently.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Difference {
+    /// Absolute path in the env.
+    #[serde(serialize_with = "text")]
+    pub path: PathBuf,
+    /// The volume that it is in; none for the root file system.
+    pub volume: Option<String>,
+    /// What differs, as a phrase, the snapshot's first.
+    pub what: String,
+}
+
+fn text<S: Serializer>(path: &Path, to: S) -> std::result::Result<S::Ok, S::Error> {
+    to.serialize_str(&listing::path::encode(path))
+}
+
+/// What comparing a step came to.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Compared {
+    /// The first paths that differ.
+    pub differences: Vec<Difference>,
+    /// How many more there are.
+    pub more: usize,
+    /// What could not be compared, and why.
+    pub not_compared: Vec<String>,
+}
+
+impl Compared {
+    /// Returns whether nothing differs.
+    pub fn is_same(&self) -> bool {
+        self.differences.is_empty()
+    }
+
+    fn add(&mut self, inside: &Path, volume: Option<&str>, found: digest::Differences) {
+        let room = NAMED.saturating_sub(self.differences.len());
+        let named = found.first.into_iter().take(room).map(|one| Difference {
+            path: match one.path.to_str() {
+                Some(".") => inside.to_owned(),
+                _ => inside.join(one.path),
+            },
+            volume: volume.map(str::to_owned),
+            what: one.what,
+        });
+        let before = self.differences.len();
+        self.differences.extend(named);
+        self.more += found.count - (self.differences.len() - before);
+    }
+}
+
+/// A step's layer, and the env whose layer it is.
+#[derive(Clone, Copy, Debug)]
+pub struct Side<'a> {
+    /// The env, locked.
+    pub env: &'a LockedEnv<'a>,
+    /// The layer.
+    pub layer: &'a Layer,
+}
+
+/// What a layer has of a volume.
+enum Tree {
+    /// This directory.
+    At(PathBuf),
+    /// Nothing.
+    Empty,
+    /// Nobody knows any more.
+    Lost,
+}
+
+/// Compares what a step left before with what it left now. `strict`: modification times too, and what only says when it was made.
+pub fn compare(
+    store: &Store,
+    spec: &Spec,
+    step: &Step,
+    before: Side<'_>,
+    now: Side<'_>,
+    strict: bool,
+    cancel: &AtomicBool,
+) -> Result<Compared> {
+    let work = Work {
+        store,
+        before,
+        now,
+        strict,
+        cancel,
+    };
+    let mut compared = Compared::default();
+    compared.add(Path::new("/"), None, work.roots()?);
+    for volume in spec.visible(step) {
+        let inside = Path::new(&volume.target);
+        let name = volume.name.as_str();
+        match volume.kind {
+            VolumeKind::Build => {
+                let (old, new) = (work.built(before, name)?, work.built(now, name)?);
+                match (old, new) {
+                    (Tree::Lost, _) | (_, Tree::Lost) => compared.not_compared.push(format!(
+                        "build volume `{name}`: this store (overlay) keeps it only as the last step or command left it"
+                    )),
+                    (old, new) => compared.add(inside, Some(name), work.trees(&old, &new)?),
+                }
+            }
+            VolumeKind::Output => {
+                let (old, new) = (work.results(before, name), work.results(now, name));
+                compared.add(inside, Some(name), work.trees(&old, &new)?);
+                compared.add(inside, Some(name), work.removed(name)?);
+            }
+            VolumeKind::Source | VolumeKind::Cache | VolumeKind::Host => {}
+        }
+    }
+    Ok(compared)
+}
+
+struct Work<'a> {
+    store: &'a Store,
+    before: Side<'a>,
+    now: Side<'a>,
+    strict: bool,
+    cancel: &'a AtomicBool,
+}
+
+impl Work<'_> {
+    /// Compares two directories, without what `except` is true of.
+    fn directories(
+        &self,
+        old: &Path,
+        new: &Path,
+        except: &(dyn Fn(&Path) -> bool + Sync),
+    ) -> Result<digest::Differences> {
+        let how = Comparing {
+            limit: NAMED,
+            times: self.strict,
+            except,
+            names: NAMES,
+        };
+        digest::compare_as(old, new, &how, self.cancel)
+    }
+
+    fn roots(&self) -> Result<digest::Differences> {
+        let (before, now) = (self.before, self.now);
+        if let Some(service) = before.env.service()? {
+            return self.roots_at(&service);
+        }
+        let except = |path: &Path| !self.strict && normalise::varies(path);
+        if self.store.method() != Method::Overlay {
+            let root = |layer: &Layer| self.store.layer_dir(&layer.id).join("root");
+            return self.directories(&root(before.layer), &root(now.layer), &except);
+        }
+        let lowers = |layer: &Layer| self.store.lowers(Some(&layer.id), &layer.image_key);
+        let (old, new) = (lowers(before.layer)?, lowers(now.layer)?);
+        // The env itself is left as it is.
+        let places = ["before", "now"].map(|name| now.env.run_dir().join(name));
+        for place in &places {
+            fs::create_dir_all(place)?;
+        }
+        overlay::in_throw_away_namespace(|| {
+            overlay::mount(&old, None, &places[0], true)?;
+            overlay::mount(&new, None, &places[1], true)?;
+            self.directories(&places[0], &places[1], &except)
+        })?
+    }
+
+    /// Compares trees that a service has.
+    fn roots_at(&self, service: &Service) -> Result<digest::Differences> {
+        let list = |side: Side<'_>| {
+            let id = &side.layer.id;
+            // A name for the container that is looked at; the tree is that of the image.
+            let place = side.env.place(&service.socket, id, Some(id), None)?;
+            service.list_image(&place.image, &place)
+        };
+        let (old, new) = (list(self.before)?, list(self.now)?);
+        let paths: BTreeSet<&PathBuf> = old.keys().chain(new.keys()).collect();
+        let mut found = digest::Differences::default();
+        for path in paths {
+            let below = path.strip_prefix("/").unwrap_or(path);
+            let what = match (old.get(path), new.get(path)) {
+                (Some(old), Some(new)) => old.differs(new, self.strict),
+                (Some(_), None) => Some(format!("only in {}", NAMES[0])),
+                (None, _) => Some(format!("only in {}", NAMES[1])),
+            };
+            if let Some(what) = what
+                && (self.strict || !normalise::varies(below))
+            {
+                found.count += 1;
+                found.first.push(digest::Difference {
+                    path: below.to_owned(),
+                    what,
+                });
+            }
+        }
+        found.first.truncate(NAMED);
+        Ok(found)
+    }
+
+    /// Returns what a layer has of a build volume.
+    fn built(&self, side: Side<'_>, name: &str) -> Result<Tree> {
+        let (store, layer) = (self.store, side.layer);
+        Ok(match layer.volumes.get(name) {
+            None | Some(VolumeState::Empty) => Tree::Empty,
+            Some(VolumeState::Frozen) => {
+                Tree::At(store.layer_dir(&layer.id).join("volumes").join(name))
+            }
+            Some(VolumeState::Live(id)) => {
+                let record = side.env.known_record()?;
+                let head = &record.head;
+                let from = head.volumes_from();
+                // What a command or a failed step may have written to is no longer the layer's.
+                let is_whole = head.volumes.get(name) == Some(id)
+                    && from.layer.as_ref() == Some(&layer.id)
+                    && head.tree.is_none()
+                    && store.attempt(side.env.name(), record).is_none();
+                match is_whole {
+                    true => Tree::At(store.volume_dir(id)),
+                    false => Tree::Lost,
+                }
+            }
+        })
+    }
+
+    /// Returns the results that a layer has of an output volume.
+    fn results(&self, side: Side<'_>, name: &str) -> Tree {
+        let place = self.store.results_dir(&side.layer.id).join(name);
+        match place.is_dir() {
+            true => Tree::At(place),
+            false => Tree::Empty,
+        }
+    }
+
+    /// Compares what is in a volume. The volume itself is rockenv's.
+    fn trees(&self, old: &Tree, new: &Tree) -> Result<digest::Differences> {
+        let nothing = self.now.env.run_dir().join("nothing");
+        let place = |tree: &Tree| match tree {
+            Tree::At(place) => place.clone(),
+            Tree::Empty | Tree::Lost => nothing.clone(),
+        };
+        if !matches!((old, new), (Tree::At(_), Tree::At(_))) {
+            fs::create_dir_all(&nothing)?;
+        }
+        let is_ninja = |path: &Path| NINJA.iter().any(|name| path.ends_with(name));
+        self.directories(&place(old), &place(new), &|path| {
+            path.as_os_str().is_empty() || !self.strict && is_ninja(path)
+        })
+    }
+
+    /// Compares which results of earlier steps the step removed.
+    fn removed(&self, volume: &str) -> Result<digest::Differences> {
+        let removed = |side: Side<'_>| -> Result<BTreeSet<PathBuf>> {
+            let left = Left::read(&self.store.results_dir(&side.layer.id))?.take(volume);
+            Ok(left.removed.0.into_iter().collect())
+        };
+        let (old, new) = (removed(self.before)?, removed(self.now)?);
+        let mut found = digest::Differences::default();
+        for path in old.symmetric_difference(&new) {
+            let by = match old.contains(path) {
+                true => NAMES[0],
+                false => NAMES[1],
+            };
+            found.count += 1;
+            found.first.push(digest::Difference {
+                path: path.clone(),
+                what: format!("removed in {by} only"),
+            });
+        }
+        Ok(found)
+    }
+}
+
+/// Says that the sources of a step are not what it was built from.
+pub fn changed(step: &Step, inputs: &[&str]) -> Error {
+    Error::invalid(format!(
+        "step `{}` cannot be built again: its inputs have changed since: {}",
+        step.name,
+        inputs.join(", ")
+    ))
+    .help("rockenv up ...: it builds with them as they are now")
+}

@@ -1,0 +1,159 @@
+//! Owns the decision what has to run to build steps of an env again from clean, for `verify`.
+
+use crate::plan::layer::{Layer, VolumeState};
+use crate::plan::record::Record;
+use crate::plan::resolve::{Spec, Step};
+use crate::plan::{Action, Plan, Planned, Volumes};
+use crate::store::Store;
+use crate::sys::error::{Error, Result};
+
+/// Steps that run one after the other.
+#[derive(Debug)]
+pub(crate) struct Segment {
+    /// The layer that the first one starts from; none for the image.
+    pub(crate) start: Option<String>,
+    pub(crate) image_key: String,
+    /// Keys of the steps.
+    pub(crate) runs: Vec<String>,
+    /// Keys of those of them that are compared.
+    pub(crate) compared: Vec<String>,
+}
+
+/// Returns what has to run to build the steps of these names again, or all of them; what has to run for several runs once.
+pub(crate) fn segments(
+    store: &Store,
+    spec: &Spec,
+    record: &Record,
+    names: &[String],
+) -> Result<Vec<Segment>> {
+    let mut segments: Vec<Segment> = Vec::new();
+    for step in chosen(spec, record, names)? {
+        let segment = segment(store, spec, record, step)?;
+        match segments.last_mut() {
+            Some(last) if last.start == segment.start && segment.runs.starts_with(&last.runs) => {
+                last.runs = segment.runs;
+                last.compared.extend(segment.compared);
+            }
+            _ => segments.push(segment),
+        }
+    }
+    Ok(segments)
+}
+
+/// Returns the steps to build again, in order.
+fn chosen<'a>(spec: &'a Spec, record: &Record, names: &[String]) -> Result<Vec<&'a Step>> {
+    let has = |step: &&Step| record.of_step(step.key.as_str()).is_some();
+    let known: Vec<&Step> = spec.steps.iter().filter(has).collect();
+    for name in names {
+        if !known.iter().any(|step| step.name == *name) {
+            let what = match spec.step(name) {
+                Some(_) => format!("step `{name}` of env `{}` has no snapshot", spec.name),
+                None => format!("env `{}` has no step `{name}`", spec.name),
+            };
+            let known: Vec<&str> = known.iter().map(|step| step.name.as_str()).collect();
+            let help = format!("steps with a snapshot: {}", known.join(", "));
+            return Err(Error::not_found(what).help(help));
+        }
+    }
+    let is_asked = |step: &&Step| names.is_empty() || names.contains(&step.name);
+    let chosen: Vec<&Step> = known.into_iter().filter(is_asked).collect();
+    match chosen.is_empty() {
+        true => Err(
+            Error::not_found(format!("no step of env `{}` has a snapshot", spec.name))
+                .help("rockenv up ..."),
+        ),
+        false => Ok(chosen),
+    }
+}
+
+/// Returns what has to run to build a step again from clean: the step, and those before it whose snapshots do not have the build
+/// volumes of a clean build.
+fn segment(store: &Store, spec: &Spec, record: &Record, step: &Step) -> Result<Segment> {
+    let key = step.key.to_string();
+    let layer = &snapshot_layer(record, &key)?;
+    let mut chain = store.chain(layer)?.into_iter();
+    let image_key = match chain.next() {
+        Some(layer) => layer.image_key,
+        None => record.image_key.clone(),
+    };
+    let (mut start, mut runs) = (None, vec![key.clone()]);
+    for below in chain {
+        if holds_clean(store, &below) {
+            start = Some(below.id);
+            break;
+        }
+        let known = below
+            .key
+            .filter(|key| spec.steps.iter().any(|step| step.key.as_str() == key));
+        runs.push(known.ok_or_else(|| {
+            Error::invalid(format!(
+                "step `{}` cannot be built again: it stands on `{}`, which is not among the env's steps",
+                step.name, below.title
+            ))
+            .help("rockenv up ... --clean")
+        })?);
+    }
+    runs.reverse();
+    Ok(Segment {
+        start,
+        image_key,
+        runs,
+        compared: vec![key],
+    })
+}
+
+/// Returns whether a clean build can start on a layer.
+fn holds_clean(store: &Store, layer: &Layer) -> bool {
+    let mut volumes = layer.volumes.values();
+    layer.is_clean()
+        && store.is_sound(layer)
+        && volumes.all(|state| match state {
+            VolumeState::Frozen | VolumeState::Empty => true,
+            VolumeState::Live(_) => false,
+        })
+}
+
+pub(crate) fn snapshot_layer(record: &Record, key: &str) -> Result<String> {
+    let snapshot = record.of_step(key);
+    snapshot
+        .map(|snapshot| snapshot.layer.clone())
+        .ok_or_else(|| Error::unexpected("a step that was built has no snapshot"))
+}
+
+/// Returns the steps of a segment.
+pub(crate) fn runs<'a>(spec: &'a Spec, segment: &'a Segment) -> impl Iterator<Item = &'a Step> {
+    let is_run = |step: &&Step| segment.runs.iter().any(|key| step.key.as_str() == key);
+    spec.steps.iter().filter(is_run)
+}
+
+/// Returns a plan that runs the steps of a segment.
+pub(crate) fn plan(spec: &Spec, segment: &Segment) -> Plan {
+    let is_run = |step: &Step| segment.runs.iter().any(|key| step.key.as_str() == key);
+    let first = spec.steps.iter().position(is_run);
+    let steps = spec.steps.iter().enumerate().map(|(position, step)| {
+        let (action, why) = match (is_run(step), Some(position) < first) {
+            (true, _) => (Action::Run, "built again"),
+            (false, true) => (Action::Hit, "taken from its snapshot"),
+            (false, false) => (Action::Later, "not asked for"),
+        };
+        Planned {
+            name: step.name.clone(),
+            key: step.key.to_string(),
+            action,
+            why: why.to_owned(),
+            again: false,
+        }
+    });
+    Plan {
+        steps: steps.collect(),
+        start: segment.start.clone(),
+        moves: true,
+        volumes: match segment.start {
+            Some(_) => Volumes::Restored,
+            None => Volumes::Fresh,
+        },
+        keep_changes: false,
+        brings: Vec::new(),
+        notes: Vec::new(),
+    }
+}
