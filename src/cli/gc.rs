@@ -39,7 +39,7 @@ pub struct GcArgs {
     preset: Option<Preset>,
     /// Also remove sub-projects of TheRock from build volumes if an artifact holds their installed files
     #[arg(long)]
-    prune_build_tree: bool,
+    expunge: bool,
     /// Show what is never removed, and why
     #[arg(long, conflicts_with_all = ["dry_run", "free"])]
     roots: bool,
@@ -57,7 +57,7 @@ pub fn gc(cx: &Context, args: &GcArgs) -> Result<()> {
         caches: true,
         cache_max: policy.cache_max.clone(),
         used: limits.keep_at_most.is_some(),
-        projects: args.prune_build_tree || policy.prune_build_tree,
+        projects: args.expunge || policy.expunge,
         everything: args.roots,
     };
     if args.roots {

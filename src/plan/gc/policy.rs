@@ -50,7 +50,7 @@ pub struct Table {
     /// Newest snapshots of steps that each env keeps.
     pub keep_last: Option<usize>,
     /// Sub-projects of TheRock in build volumes may be given up too, where an artifact holds what they install.
-    pub prune_build_tree: Option<bool>,
+    pub expunge: Option<bool>,
     /// Caches by name.
     pub cache: BTreeMap<String, CacheTable>,
 }
@@ -77,7 +77,7 @@ impl Table {
         or(&mut self.min_free, lower.min_free.as_ref());
         or(&mut self.older_than, lower.older_than.as_ref());
         or(&mut self.keep_last, lower.keep_last.as_ref());
-        or(&mut self.prune_build_tree, lower.prune_build_tree.as_ref());
+        or(&mut self.expunge, lower.expunge.as_ref());
         for (name, cache) in &lower.cache {
             self.cache
                 .entry(name.clone())
@@ -122,7 +122,7 @@ pub struct Policy {
     /// Newest snapshots of steps that each env keeps.
     pub keep_last: usize,
     /// Sub-projects of TheRock may be given up too.
-    pub prune_build_tree: bool,
+    pub expunge: bool,
     /// Most bytes by cache.
     pub cache_max: BTreeMap<String, u64>,
 }
@@ -144,7 +144,7 @@ impl Preset {
             min_free: Amount::Part(free),
             older_than: Some(DAY * days),
             keep_last: last,
-            prune_build_tree: false,
+            expunge: false,
             cache_max: BTreeMap::new(),
         }
     }
@@ -169,7 +169,7 @@ impl Policy {
         if let Some(count) = table.keep_last {
             policy.keep_last = count;
         }
-        policy.prune_build_tree = table.prune_build_tree.unwrap_or(policy.prune_build_tree);
+        policy.expunge = table.expunge.unwrap_or(policy.expunge);
         for (name, cache) in &table.cache {
             if let Some(text) = &cache.max {
                 let max = value::size(text)
