@@ -440,7 +440,7 @@ fn a_lost_record_costs_no_layer_until_somebody_decides_and_no_build_tree() {
     let volume = lab.store.volume_dir(&old.head.volumes["build"]);
     assert!(volume.join("object.o").exists());
     assert!(
-        note.contains(&format!("`rm -r {}`", volume.display())),
+        note.contains(&format!("to remove it: rm -r {}", volume.display())),
         "{note}"
     );
     assert_eq!(layers(), 3);
@@ -610,7 +610,7 @@ fn orphans_go_to_the_trash() {
     let text = lab.fsck(&[], 0);
     let help = format!("rm -r {}", volume.display());
     assert!(
-        text.contains("is of no env") && text.contains(&help),
+        text.contains("belongs to no known env") && text.contains(&help),
         "{text}"
     );
     // Never a source, not even half a one.
