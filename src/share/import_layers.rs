@@ -6,26 +6,24 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::channel;
 
 use fs_err as fs;
 use futures_util::{StreamExt as _, TryStreamExt as _};
 
 use super::document::{Document, Volume};
-use super::layout::Piece;
 use super::place::Supply;
 use super::pull::{PARALLEL, Pulled};
 use crate::engine::BuildUser;
 use crate::engine::docker::Service;
 use crate::image::Progress;
 use crate::image::fetch::{self, Meter, POLL};
-use crate::image::oci::layers::{Deletions, Layers};
-use crate::image::tar::unpack::{Devices, Limits, Options};
+use crate::share::downloaded::{Downloaded, On, cannot_unpack};
 use crate::share::service_image;
 use crate::store::images::{Image, Means};
 use crate::store::layer::{VolumeState, boot_id};
 use crate::store::service::Kept;
-use crate::store::shared::{Arrival, Blob, Shared};
+use crate::store::shared::{Arrival, Shared};
 use crate::store::{Layer, Store};
 use crate::sys::atomic::random_id;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
@@ -510,102 +508,8 @@ impl<'a> Pull<'a> {
     }
 }
 
-fn cannot_unpack(document: &Document, index: usize) -> String {
-    let count = document.blobs.len();
-    format!("cannot unpack layer {} of {count}", index + 1)
-}
-
 async fn given_up(failed: &AtomicBool) {
     while !failed.load(Ordering::Relaxed) {
         tokio::time::sleep(POLL).await;
-    }
-}
-
-/// What a layer is unpacked on.
-#[derive(Clone, Copy)]
-enum On {
-    /// An empty directory: it is everything.
-    Nothing,
-    /// A tree that it changes.
-    Tree,
-    /// An empty directory that an overlay shows above others.
-    Overlay,
-}
-
-/// Returns what a layer may use up: what its manifest says; where it says nothing, it may grow as much as an image's.
-fn limits(blob: &Blob) -> Limits {
-    match blob.unpacked {
-        Some(unpacked) => Limits {
-            unpacked,
-            ..Limits::SNAPSHOT
-        },
-        None => Limits::default(),
-    }
-}
-
-/// Downloads as they come.
-struct Downloaded<'a> {
-    news: Receiver<(usize, Piece)>,
-    meter: &'a Meter,
-    cancel: &'a AtomicBool,
-    arrived: BTreeMap<usize, Piece>,
-    progress: &'a mut dyn FnMut(Progress<'_>),
-}
-
-impl Downloaded<'_> {
-    fn unpack(&mut self, document: &Document, index: usize, into: &Path, on: On) -> Result<()> {
-        let piece = self.piece(index)?;
-        // As in the store that it came from: what a container may open is its engine's to say.
-        let options = Options {
-            devices: Devices::Make,
-            limits: limits(&document.blobs[index]),
-            ..Options::default()
-        };
-        let mut layers = match on {
-            On::Nothing => Layers::new(into, &options)?,
-            On::Tree => Layers::upon(into, &options, Deletions::Apply)?,
-            On::Overlay => Layers::upon(into, &options, Deletions::Keep)?,
-        };
-        let (meter, progress) = (self.meter, &mut *self.progress);
-        let mut report = |_| {
-            let (done, total) = meter.read();
-            progress(Progress::Bytes { done, total });
-        };
-        let diff_id = &document.blobs[index].diff_id;
-        layers
-            .apply(piece.open()?, diff_id, self.cancel, &mut report)
-            .and_then(|()| layers.finish().map(drop))
-            .context(|| cannot_unpack(document, index))
-    }
-
-    /// Waits for a layer.
-    fn piece(&mut self, index: usize) -> Result<Piece> {
-        loop {
-            match self.arrived.get(&index) {
-                Some(piece) => return Ok(piece.clone()),
-                None => self.next()?,
-            }
-        }
-    }
-
-    /// Shows how far the other side is, and gives up where it is to.
-    fn look(&mut self) -> Result<()> {
-        crate::sys::signals::stop_if(self.cancel)?;
-        let (done, total) = self.meter.read();
-        (self.progress)(Progress::Bytes { done, total });
-        Ok(())
-    }
-
-    /// Waits for the other side, and shows how far it is.
-    fn next(&mut self) -> Result<()> {
-        match self.news.recv_timeout(POLL) {
-            Ok((index, piece)) => drop(self.arrived.insert(index, piece)),
-            Err(RecvTimeoutError::Timeout) => self.look()?,
-            // It failed, and its own error is the one to show.
-            Err(RecvTimeoutError::Disconnected) => {
-                return Err(Error::unexpected("the download ended early"));
-            }
-        }
-        Ok(())
     }
 }

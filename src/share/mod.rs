@@ -4,6 +4,7 @@
 //! up to this one changed. So what two snapshots have in common is there once, and "is it built?" is "is there such a tag?".
 
 mod document;
+mod downloaded;
 mod import_layers;
 mod layout;
 mod place;
