@@ -175,7 +175,7 @@ fn without_an_argument_the_machines_own_target_is_meant() {
         assert_eq!(code, 4);
         let help = format!("help: rockenv {verb} gfx1103 --variant ci, or another one");
         assert!(
-            err.contains("no AMD GPU in this machine") && err.contains(&help),
+            err.contains("this machine has no AMD GPU") && err.contains(&help),
             "{err}"
         );
     }
