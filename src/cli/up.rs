@@ -14,9 +14,9 @@ use crate::ui::{Format, Reporter};
 use crate::up::context::Context;
 use crate::up::options::{Progress, UpOptions};
 use crate::up::registry;
-use crate::up::run_up;
 use crate::up::summary as verdict;
 use crate::up::summary::Fate;
+use crate::up::{Finished, run_up};
 use crate::up::{ephemeral, locked, offline};
 
 /// Brings an env up; returns the exit code.
@@ -64,7 +64,10 @@ pub fn up(cx: &Context, args: UpOptions) -> Result<u8> {
         .then(|| store.claim(&name, "up --ephemeral"))
         .transpose()?;
     let mut outcome = run_up(cx, &args, &store, prepared, &signals, &reporter);
-    if let Ok((ended, name, _)) = &outcome {
+    if let Ok(Finished {
+        ended, env: name, ..
+    }) = &outcome
+    {
         job_summary::of_env(cx, &store, name);
         let is_done = matches!(ended, None | Some(Ended::Complete));
         // Whoever says stop waits for nothing more.
@@ -79,7 +82,10 @@ pub fn up(cx: &Context, args: UpOptions) -> Result<u8> {
     }
     // What could not go on is an error like any other, now that what was finished is handed on.
     let outcome = match outcome {
-        Ok((Some(Ended::Broke(error)), ..)) => Err(error),
+        Ok(Finished {
+            ended: Some(Ended::Broke(error)),
+            ..
+        }) => Err(error),
         other => other,
     };
     let removed = claim.map(|claim| ephemeral::end(&store, &name, claim));
@@ -94,22 +100,14 @@ pub fn up(cx: &Context, args: UpOptions) -> Result<u8> {
         }
         Some(Err(error)) => return Err(error.help("rockenv gc removes what is left")),
     };
-    let (ended, name, lacking) = match (outcome, signals.pending()?) {
+    let finished = match (outcome, signals.pending()?) {
         // What failed was a tool that the same Ctrl-C had ended.
         (Err(_), Some(signal)) => {
             return Err(Error::new(Kind::Signal(signal), "interrupted").help(args.resume_command()));
         }
         (outcome, _) => outcome?,
     };
-    verdict::say(
-        cx,
-        &reporter,
-        ended,
-        &name,
-        &fate,
-        &lacking,
-        &args.resume_command(),
-    )
+    verdict::say(cx, &reporter, finished, &fate, &args.resume_command())
 }
 
 /// Pushes the steps that are finished. That a registry does not take them undoes nothing; only a signal is an error.

@@ -25,9 +25,10 @@ use crate::sys::host::Host;
 use crate::sys::signals::{Cancel, Signals};
 use crate::ui::event::{Event, Outcome};
 use crate::ui::{Format, Reporter, text};
+use crate::up::claim::new_record;
 use crate::up::context::Context;
 use crate::up::segments::{Segment, plan, runs, segments, snapshot_layer};
-use crate::up::{ephemeral, hooks, new_record};
+use crate::up::{ephemeral, hooks};
 
 /// Where the scratch env has what steps write to volumes of these kinds.
 const OUTPUTS: &str = "outputs";

@@ -7,12 +7,13 @@ use std::path::Path;
 use crate::engine::docker::Service;
 use crate::plan::record::Snapshot;
 use crate::plan::resolve::{self, Spec};
-use crate::plan::{Found, Observed, Wanted};
+use crate::plan::{Found, Observed, Options, Plan, Wanted, plan as decide};
 use crate::profile::Profile;
 use crate::store::history::Seeker;
 use crate::store::layer::VolumeState;
 use crate::store::{Layer, LockedEnv, Record, Store};
 use crate::sys::error::Result;
+use crate::up::resolve::Prepared;
 
 /// Why a layer does not serve an env that would take no other wrong with it.
 const REFUSED: &str = "its snapshot is incremental: built on files of an earlier build";
@@ -334,4 +335,35 @@ fn unusable(
         }
         _ => None,
     })
+}
+
+/// Returns what there is of what is wanted, and what has to be done.
+pub(crate) fn plan_for(
+    store: &Store,
+    env: Option<&LockedEnv<'_>>,
+    prepared: &Prepared,
+    spec: &Spec,
+    options: &Options,
+) -> Result<(Observed, Plan)> {
+    let wanted = wanted(&prepared.profile, spec);
+    let record = match env {
+        Some(env) => env.record().cloned(),
+        None => store.record(&spec.name)?,
+    };
+    let seeker = Seeker {
+        record: record.as_ref(),
+        reuse: prepared.reuse,
+        clean: options.clean,
+    };
+    let observed = observe(
+        store,
+        env,
+        spec,
+        &wanted,
+        &prepared.inputs.image_key,
+        prepared.choice.service.as_deref(),
+        &seeker,
+    )?;
+    let plan = decide(&wanted, &observed, options);
+    Ok((observed, plan))
 }

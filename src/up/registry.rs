@@ -15,8 +15,8 @@ use crate::sys::signals::Signals;
 use crate::ui::event::Event;
 use crate::ui::{Reporter, size};
 use crate::up::context::Context;
+use crate::up::observe::plan_for;
 use crate::up::options::{UpOptions, options};
-use crate::up::plan_for;
 use crate::up::resolve::Prepared;
 use crate::up::task::{Subject, with_progress};
 

@@ -8,6 +8,7 @@ use crate::store::history::History;
 use crate::sys::error::{Error, Kind, Result};
 use crate::ui::Reporter;
 use crate::ui::event::{Event, Outcome};
+use crate::up::Finished;
 use crate::up::context::Context;
 use crate::up::resolve::Prepared;
 
@@ -43,12 +44,15 @@ pub(crate) enum Fate {
 pub(crate) fn say(
     cx: &Context,
     reporter: &Reporter,
-    ended: Option<Ended>,
-    name: &str,
+    finished: Finished,
     fate: &Fate,
-    lacking: &str,
     again: &str,
 ) -> Result<u8> {
+    let Finished {
+        ended,
+        env: name,
+        lacking,
+    } = finished;
     let last = |outcome, message: String| reporter.emit(&Event::Finished { outcome, message });
     let next = match fate {
         Fate::Stays => format!("; to enter it: rockenv shell {name}"),

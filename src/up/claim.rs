@@ -1,0 +1,93 @@
+//! Owns taking an env for an `up`: its lock, its lease on layers, and its record.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::resolve::Prepared;
+use super::{Resolved, Run};
+use crate::plan::gc::Lease;
+use crate::plan::record::{self, Head, Record};
+use crate::plan::resolve::Spec;
+use crate::plan::{Observed, Plan};
+use crate::store::LockedEnv;
+use crate::sys::atomic::random_id;
+use crate::sys::error::{Error, Result};
+
+/// Locks the env.
+pub(super) fn lock<'a>(
+    run: &Run<'a>,
+    prepared: &Prepared,
+    resolved: &Resolved,
+) -> Result<LockedEnv<'a>> {
+    let wait = Duration::from_secs(5);
+    let env = run.store.lock_env(&resolved.spec.name, "up", wait)?;
+    env.check_owner()?;
+    if run.args.ephemeral && !env.is_owned()? {
+        let what = format!("env `{}` was removed meanwhile", env.name());
+        return Err(Error::busy(what).help(run.args.resume_command()));
+    }
+    if let Some(locked) = &prepared.pinned {
+        env.keep_lock(&locked.lock)?;
+    }
+    Ok(env)
+}
+
+/// Holds what the env is about to stand on; false where it is gone.
+pub(super) fn lease(
+    env: &LockedEnv<'_>,
+    resolved: &Resolved,
+    observed: &Observed,
+    plan: &Plan,
+) -> Result<bool> {
+    // What the store forgot is no layer of it yet, and nothing of `gc`'s.
+    let known = |layer: &&String| !observed.forgotten.contains(*layer);
+    env.lease(&Lease {
+        layers: plan.start.iter().filter(known).cloned().collect(),
+        image: resolved.image.key.clone(),
+    })
+}
+
+/// Gives a new env its record, and one whose image is another now a new start.
+pub(super) fn record(
+    env: &mut LockedEnv<'_>,
+    prepared: &Prepared,
+    resolved: &Resolved,
+) -> Result<()> {
+    let Resolved { spec, image, .. } = resolved;
+    if env.record().is_none() {
+        let service = prepared.choice.service.clone();
+        return env.commit(new_record(spec, &image.key, service)?);
+    }
+    if env.known_record()?.image_key != image.key {
+        // The base changed: every key did too. Snapshots stay, each with the image that it stands on.
+        let key = image.key.clone();
+        env.keep_changes("before-image")?;
+        env.reset()?;
+        env.update(|record| {
+            record.image_key = key;
+            record.image.clone_from(&spec.image);
+        })?;
+    }
+    Ok(())
+}
+
+pub(crate) fn new_record(spec: &Spec, image_key: &str, service: Option<PathBuf>) -> Result<Record> {
+    let now = jiff::Timestamp::now();
+    Ok(Record {
+        version: record::VERSION,
+        id: random_id()?,
+        created: now,
+        used: now,
+        profile: spec.profile.clone(),
+        targets: spec.targets.iter().map(ToString::to_string).collect(),
+        image: spec.image.clone(),
+        image_key: image_key.to_owned(),
+        engine: spec.engine.name().to_owned(),
+        service,
+        head: Head::default(),
+        snapshots: Vec::new(),
+        steps: Vec::new(),
+        failed: None,
+        complete: false,
+    })
+}

@@ -1,0 +1,171 @@
+//! Owns running a plan in an env that is taken: what its containers need first, the steps, and what the store forgot.
+
+use std::collections::BTreeSet;
+
+use super::downloads::Fetching;
+use super::resolve::Prepared;
+use super::{Resolved, Run};
+use crate::engine::choose::Reason;
+use crate::engine::docker::Service;
+use crate::engine::ninja;
+use crate::execute::{Ended, Execution, Progress};
+use crate::plan::{Action, Observed, Plan};
+use crate::store::LockedEnv;
+use crate::sys::error::Result;
+use crate::sys::signals::Cancel;
+use crate::ui::Reporter;
+use crate::ui::event::{Chosen, Event, Planned};
+
+/// Runs the steps of a plan.
+pub(super) fn execute<'a>(
+    run: &Run<'a>,
+    prepared: &Prepared,
+    resolved: &Resolved,
+    env: &mut LockedEnv<'a>,
+    observed: &Observed,
+    plan: &Plan,
+) -> Result<Progress> {
+    provide(run, prepared, resolved, env, observed, plan)?;
+    let Resolved { spec, sources, .. } = resolved;
+    run.reporter.emit(&Event::RunStarted {
+        env: spec.name.clone(),
+        plan: shown(plan),
+        chosen: match prepared.choice.reason {
+            Reason::Found(why) => Some(Chosen {
+                engine: spec.engine.to_string(),
+                reason: why.to_owned(),
+            }),
+            Reason::Asked | Reason::MadeWith => None,
+        },
+    });
+    let progress = Execution {
+        store: run.store,
+        env,
+        spec,
+        plan,
+        files: &prepared.files,
+        sources,
+        fingerprints: &prepared.inputs.fingerprints,
+        locked: prepared.pinned.as_ref().map(|locked| &locked.lock),
+        hooks: &prepared.hooks,
+        host: &prepared.host,
+        config: &run.cx.config,
+        gpu: prepared.gpu.as_ref(),
+        offline: run.args.offline,
+        apart: &BTreeSet::new(),
+        sizing: &prepared.sizing,
+        signals: run.signals,
+        reporter: run.reporter,
+    }
+    .run()?;
+    if matches!(progress, Progress::Ended(Ended::Complete))
+        && !observed.forgotten.is_empty()
+        && let Some(service) = env.service()?
+    {
+        let done = plan
+            .steps
+            .iter()
+            .filter(|step| step.action != Action::Later);
+        let keys: Vec<&str> = done.map(|step| step.key.as_str()).collect();
+        run.store.remove_forgotten(&service, &keys)?;
+    }
+    Ok(progress)
+}
+
+/// Gives the env what its containers need: the image at its service, Ninja, and downloads.
+fn provide(
+    run: &Run<'_>,
+    prepared: &Prepared,
+    resolved: &Resolved,
+    env: &LockedEnv<'_>,
+    observed: &Observed,
+    plan: &Plan,
+) -> Result<()> {
+    let Run {
+        cx,
+        args,
+        store,
+        signals,
+        reporter,
+        ..
+    } = *run;
+    let Resolved {
+        spec,
+        sources,
+        image,
+        ..
+    } = resolved;
+    if let Some(service) = env.service()? {
+        store.import_image(&service, &image.key, &mut |message| {
+            reporter.emit(&Event::Note {
+                message: message.to_owned(),
+            });
+        })?;
+        remember(env, &service, observed, plan, reporter)?;
+    }
+    if spec.resources.ninja {
+        let cancel = Cancel::new(signals);
+        let blobs = store.root().join("blobs");
+        let own = cx.config.ninja.as_deref();
+        let run_dir = env.run_dir();
+        cancel.outcome(ninja::place(
+            &run_dir,
+            own,
+            &blobs,
+            args.offline,
+            cancel.flag(),
+        ))?;
+    }
+    let fetching = Fetching {
+        cx,
+        store,
+        offline: args.offline,
+        signals,
+        reporter,
+    };
+    for message in fetching.provide(prepared, spec, plan, sources)? {
+        reporter.emit(&Event::Warning { message });
+    }
+    Ok(())
+}
+
+/// Takes snapshots into the store again that only the service knows of.
+fn remember(
+    env: &LockedEnv<'_>,
+    service: &Service,
+    observed: &Observed,
+    plan: &Plan,
+    reporter: &Reporter,
+) -> Result<()> {
+    if observed.forgotten.is_empty() {
+        return Ok(());
+    }
+    let hits = plan.steps.iter().filter(|step| step.action == Action::Hit);
+    let steps: Vec<(&str, &str)> = hits
+        .map(|step| (step.name.as_str(), step.key.as_str()))
+        .collect();
+    let count = env.remember(service, &steps)?;
+    if count > 0 {
+        reporter.emit(&Event::Warning {
+            message: format!(
+                "{count} snapshots that the store had lost were found at {} by their keys",
+                service.flavour
+            ),
+        });
+    }
+    Ok(())
+}
+
+fn shown(plan: &Plan) -> Vec<Planned> {
+    plan.steps
+        .iter()
+        .enumerate()
+        .map(|(position, step)| Planned {
+            index: u32::try_from(position + 1).unwrap_or(u32::MAX),
+            name: step.name.clone(),
+            key: step.key.clone(),
+            cached: step.action == Action::Hit,
+            reason: step.why.clone(),
+        })
+        .collect()
+}
