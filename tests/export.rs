@@ -246,7 +246,7 @@ fn what_is_handed_out_says_what_it_was_made_from() {
         .prints("more/b has another content\nout/dist/a-1.0.whl is missing");
     // A file of that name is the user's, and stays; nothing else is written then.
     store.rockenv(&["export", env, "to"]).exits(2).says(&[
-        "more/b` is there already",
+        "more/b` exists with other content",
         "rockenv export ENV NEW-DIRECTORY",
     ]);
     assert_eq!(fs::read_to_string(to.join("more/b")).unwrap(), "changed");
@@ -298,7 +298,7 @@ fn links_are_not_followed_and_an_unfinished_env_is_refused() {
     store
         .rockenv(&["export", env, "to"])
         .exits(2)
-        .says(&["to/out` is there already"]);
+        .says(&["to/out` exists with other content"]);
     fs::remove_file(to.join("out")).unwrap();
     store
         .rockenv(&["export", env, "to"])
@@ -332,7 +332,7 @@ fn a_step_that_exports_writes_over_nothing_but_what_it_left() {
     store
         .rockenv(&["up", store.env()])
         .exits(5)
-        .says(&["`/out/made` is there already"]);
+        .says(&["`/out/made` exists and was not written by an export"]);
     assert_eq!(
         (read("made").as_str(), read("SHA256SUMS")),
         ("mine\n", others.clone())
@@ -359,6 +359,6 @@ fn a_step_that_exports_writes_over_nothing_but_what_it_left() {
     store
         .rockenv(&["up", store.env()])
         .exits(5)
-        .says(&["`/out/made` is there already"]);
+        .says(&["`/out/made` exists and was not written by an export"]);
     assert_eq!(read("made"), "changed\n");
 }

@@ -419,7 +419,7 @@ fn a_step_pauses_before_the_disk_is_full() {
     up.wait();
     wait_until("its container is gone", || store.contained().is_empty());
     let mut up = start();
-    says("`rockenv gc` could free");
+    says("`rockenv gc` cannot free anything");
     says("step `two` is paused");
     std::thread::sleep(Duration::from_millis(500));
     assert!(up.runs());

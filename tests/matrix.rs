@@ -259,7 +259,7 @@ fn one_failure_does_not_stop_the_others() {
     assert_eq!(outcomes(&json), ["done", "failed", "done"], "{json:#}");
     let why = json["envs"][1]["why"].as_str().unwrap();
     assert!(why.contains("step `own` failed"), "{why}");
-    failed.says(&["go on with: rockenv up"]);
+    failed.says(&["resume with: rockenv up"]);
     fs::remove_file(forbidden).unwrap();
     store.ran();
     let mended = store.rockenv(&["matrix", "up", "-p", store.env(), "gfx1100", "gfx1103"]);

@@ -112,7 +112,7 @@ fn a_checkout_is_compared_and_believed() {
     store
         .rockenv(&["plan", env, "--target", "gfx1201"])
         .ok()
-        .says(&["rockenv cannot read, and goes by its own"]);
+        .says(&["using the built-in one"]);
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn drift_is_told_once_however_often_the_checkout_is_looked_at() {
     store.profile(&STEPS.replace("echo same > $HOME/same", "date +%N > /v/therock/fetched"));
     let ran = store.rockenv(&["up", store.env(), "--target", "gfx1201"]);
     let told = ran.ok().err;
-    let count = told.matches("differs from what rockenv knows of TheRock");
+    let count = told.matches("differs from the built-in table of TheRock");
     assert_eq!(count.count(), 1, "{told}");
 }
 

@@ -24,7 +24,7 @@ fn a_step_that_takes_too_much_memory_is_named() {
         "2 jobs",
         "--jobs 1",
         "log:",
-        "go on with: rockenv up",
+        "resume with: rockenv up",
     ]);
     // The child of a command that lives on, and memory that is a file's.
     store.profile(
@@ -143,7 +143,7 @@ fn a_full_disk_is_said_and_survived() {
     ran.says(&[
         "step `two` ran out of disk",
         "No space left on device",
-        "of which the step took",
+        "and the step used",
     ]);
     // Not even rockenv can write any more.
     fill(0);

@@ -95,7 +95,7 @@ fn documents_that_are_not_what_they_should_be_are_refused() {
     refused(
         "wasm",
         &|m| m["layers"][0]["mediaType"] = json!("application/wasm"),
-        "is no file system",
+        "is not a file system",
     );
     refused(
         "fewer",

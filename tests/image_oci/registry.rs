@@ -300,7 +300,7 @@ fn a_token_is_fetched_from_where_the_registry_says() {
     fails(
         place.build(&pinned(&registry.host, &image), "b"),
         Kind::Invalid,
-        "a token that is none",
+        "an invalid token",
     );
 }
 

@@ -26,7 +26,7 @@ fn nothing_is_written_over() {
     for place in ["mine.tar", "mine", "link.tar"] {
         export(place)
             .exits(2)
-            .says(&["is there already", "NEW-NAME"]);
+            .says(&["already exists", "NEW-NAME"]);
     }
     assert_eq!(fs::read_to_string(work.join("mine.tar")).unwrap(), "mine");
     assert_eq!(fs::read_dir(work.join("mine")).unwrap().count(), 0);
@@ -43,7 +43,7 @@ fn nothing_is_written_over() {
     let own = work.join(".y.tar.rockenv-partial");
     fs::write(&own, "mine").unwrap();
     std::os::unix::fs::chown(&own, Some(1234), Some(1234)).unwrap();
-    export("y.tar").exits(2).says(&["is there already"]);
+    export("y.tar").exits(2).says(&["already exists"]);
     assert_eq!(fs::read_to_string(own).unwrap(), "mine");
     one.rockenv(&["export", &name, "--snapshots", "x.oci", "--until", "none"])
         .exits(7)
@@ -219,7 +219,7 @@ const CASES: [Case; 17] = [
             it.write();
         },
         8,
-        "not that of what it describes",
+        "does not match its description",
     ),
     (
         |it| {

@@ -211,7 +211,7 @@ fn a_tree_is_handed_out_whole() {
     store
         .rockenv(&["export", name, "to"])
         .exits(2)
-        .says(&["out/lib64` is there already"]);
+        .says(&["out/lib64` exists with other content"]);
 }
 
 #[test]

@@ -89,7 +89,7 @@ fn what_was_run_again_is_never_taken_back() {
             store
                 .rockenv(&again)
                 .exits(5)
-                .says(&[&format!("go on with: rockenv up {env}")]);
+                .says(&[&format!("resume with: rockenv up {env}")]);
             fs::remove_file(flags.join(fails)).unwrap();
             let plan = store.rockenv(&["plan", env]).ok().text();
             assert!(
