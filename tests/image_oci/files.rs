@@ -110,7 +110,11 @@ fn documents_that_are_not_what_they_should_be_are_refused() {
         },
         "limit 1024",
     );
-    refused("size", &|m| m["layers"][0]["size"] = json!(-1), "not one");
+    refused(
+        "size",
+        &|m| m["layers"][0]["size"] = json!(-1),
+        "is invalid",
+    );
     for (name, size) in [("smaller", 1), ("larger", 1 << 30)] {
         refused(
             name,

@@ -24,9 +24,7 @@ fn nothing_is_written_over() {
     std::os::unix::fs::symlink("nowhere", work.join("link.tar")).unwrap();
     let export = |place: &str| one.rockenv(&["export", &name, "--snapshots", place]);
     for place in ["mine.tar", "mine", "link.tar"] {
-        export(place)
-            .exits(2)
-            .says(&["already exists", "NEW-NAME"]);
+        export(place).exits(2).says(&["already exists", "NEW-NAME"]);
     }
     assert_eq!(fs::read_to_string(work.join("mine.tar")).unwrap(), "mine");
     assert_eq!(fs::read_dir(work.join("mine")).unwrap().count(), 0);
