@@ -1,4 +1,4 @@
-//! Owns one `up` from what was asked for to how it ended. [`run_up`] repeats [`attempt`], which tells the story.
+//! Owns one `up` from what was asked for to how it ended. `run_up` repeats `attempt`, which tells the story.
 
 pub(crate) mod base;
 pub(crate) mod checkout;
