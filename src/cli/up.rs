@@ -70,7 +70,7 @@ pub fn up(cx: &Context, args: UpOptions) -> Result<u8> {
     {
         job_summary::of_env(cx, &store, name);
         let is_done = matches!(ended, None | Some(Ended::Complete));
-        // Whoever says stop waits for nothing more.
+        // After Ctrl-C nothing is pushed.
         if args.pushes(&cx.config) && !matches!(ended, Some(Ended::Interrupted(_))) {
             let reuse = args.reuse(&cx.config);
             let handed_on = hand_on(cx, &store, name, reuse, &signals, &reporter);
