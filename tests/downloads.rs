@@ -132,7 +132,7 @@ fn what_a_source_declares_is_fetched_once_and_locked() {
     store.rockenv(&["up", name, "--until", "before"]).ok();
     assert!(web.asked().is_empty());
     store.rockenv(&["up", name, "--offline"]).exits(4).says(&[
-        "`--offline` is set, and these are missing: `one-1.0.tar.gz` from `http://",
+        "`--offline` is set, but these are missing: `one-1.0.tar.gz` from `http://",
         "; `two.zip` from `http://",
     ]);
     // Locked before that step has run, with what only its SHA-512 was known of.

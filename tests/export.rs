@@ -237,7 +237,7 @@ fn what_is_handed_out_says_what_it_was_made_from() {
     store
         .rockenv(&["export", "--check", "to"])
         .ok()
-        .says(&["2 of 2 files are as it says"]);
+        .says(&["2 of 2 files match"]);
     fs::write(to.join("more/b"), "changed").unwrap();
     fs::remove_file(to.join("out/dist/a-1.0.whl")).unwrap();
     store

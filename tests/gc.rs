@@ -436,7 +436,9 @@ fn a_cache_stays_as_it_is_while_another_env_builds_on_it() {
     asked.expect("remove 1 thing ");
     let running = build();
     asked.write("y\n");
-    asked.expect(&format!("cache apt stays: a command runs in env {other}"));
+    asked.expect(&format!(
+        "cache apt stays: in use by a command in env {other}"
+    ));
     asked.wait(0);
     assert!(deb.exists());
     for words in [&["--dry-run"][..], &[]] {

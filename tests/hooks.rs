@@ -377,7 +377,7 @@ fn patches_and_scripts() {
     store
         .rockenv(&["up", store.env()])
         .ok()
-        .says(&["the source has `https://example.org/fix.patch` already"]);
+        .says(&["the source already has `https://example.org/fix.patch`"]);
     assert_eq!(seen(&src).len(), before.len() + 1);
 }
 

@@ -465,7 +465,7 @@ fn what_cannot_work_is_refused_before_it_starts() {
         .ok()
         .text();
     assert!(
-        plan.contains("1 of 1 steps, from what they took before"),
+        plan.contains("1 of 1 steps, by their earlier runs"),
         "{plan}"
     );
 }

@@ -232,7 +232,7 @@ fn what_differs_from_the_lock_file_is_refused_by_name_and_left_alone() {
         (
             "echo before",
             "echo other",
-            "step `before` is another than the locked one: its script has changed",
+            "step `before` differs from the lock file: its script has changed",
         ),
         (
             "word = \"done\"",
@@ -269,7 +269,7 @@ fn what_differs_from_the_lock_file_is_refused_by_name_and_left_alone() {
     let hook = store.work().join("hooks/louder/hook.toml");
     let text = fs::read_to_string(&hook).unwrap();
     fs::write(&hook, text.replace("ONE", "TWO")).unwrap();
-    refused(&["hook `louder` is another than the locked one"]);
+    refused(&["hook `louder` differs from the lock file"]);
     fs::write(&hook, text).unwrap();
     let recipe = store.work().join("images/base.toml");
     let text = fs::read_to_string(&recipe).unwrap();
@@ -304,7 +304,7 @@ fn what_differs_from_the_lock_file_is_refused_by_name_and_left_alone() {
             "profiles/locked.lock",
         ])
         .exits(2)
-        .says(&["is the lock file of something else", "--file OTHER.lock"]);
+        .says(&["is the lock file of another profile", "--file OTHER.lock"]);
     store
         .rockenv(&["lock", name, "--file", "images/base.toml"])
         .exits(3)
@@ -480,7 +480,7 @@ run = "cd /cache/tarballs; mkdir -p z; [ -e z/a.tar ] || echo fetched > z/a.tar;
     store
         .rockenv(&up)
         .exits(8)
-        .says(&["file `z/a.tar` in cache `tarballs` is another than the locked one"]);
+        .says(&["file `z/a.tar` in cache `tarballs` differs from the lock file"]);
     assert_eq!(fs::read_to_string(&file).unwrap(), "other\n");
 }
 

@@ -78,7 +78,7 @@ fn remove_all(store: &TestStore, names: &[&str]) {
 fn what_is_common_is_built_once(store: &TestStore) {
     steps(store, STEPS);
     let text = store.rockenv(&matrix(store, &["--parallel", "3"])).ok();
-    let text = text.says(&["the same for all, up to step `two`"]).text();
+    let text = text.says(&["common to all up to step `two`"]).text();
     let json: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(store.ran(), ["gfx1100", "gfx1103", "gfx1201", "one", "two"]);
     assert_eq!(outcomes(&json), ["done"; 3], "{json:#}");
@@ -205,7 +205,7 @@ fn what_some_share_after_what_all_share_is_built_once_too() {
     assert_eq!(shared(&store, &json), ["a for abc up to one, 1"]);
     // They go on where they were stopped.
     fs::remove_file(&forbidden).unwrap();
-    let table = store.rockenv(&asked[1..]).ok().says(&["the same for"]);
+    let table = store.rockenv(&asked[1..]).ok().says(&["common to"]);
     assert!(table.text().contains("2 of 3"), "{}", table.text());
     assert_eq!(store.ran(), ["own-a", "own-b", "three"]);
     // All of it from nothing.

@@ -186,7 +186,7 @@ fn a_profile_is_built_there_and_what_it_made_is_fetched() {
     fs::write(&made, "mine\n").unwrap();
     other.on(&["--fetch", "results", "ls"]).exits(2).says(&[
         "cannot fetch `results`",
-        "`results/out/made` is here already, and another",
+        "`results/out/made` exists already, with different content",
     ]);
     assert_eq!(fs::read_to_string(&made).unwrap(), "mine\n");
     // What changed here changes there, what is gone here goes, and what was made there stays.
@@ -273,7 +273,7 @@ fn what_was_changed_there_is_neither_replaced_nor_removed() {
     other
         .on(&["--send", "data", "ls"])
         .ok()
-        .says(&["`data/in` was changed on root@127.0.0.1 and not here"]);
+        .says(&["`data/in` was changed on root@127.0.0.1 but not here"]);
     assert_eq!(read(&work.join("data/in")), "result\n");
     assert_eq!(read(&work.join("data/made")), "made\n");
     assert_eq!(read(&work.join("data/same")), "from here\n");
@@ -284,7 +284,7 @@ fn what_was_changed_there_is_neither_replaced_nor_removed() {
     write("data/in", "changed here\n");
     write("data/same", "changed here\n");
     let refused = other.on(&["--send", "data", "ls"]).exits(8).says(&[
-        "`data/in` changed on root@127.0.0.1 and here since it was sent",
+        "`data/in` changed both on root@127.0.0.1 and here since it was sent",
         "--send data --backup ls` sends this one",
     ]);
     assert_eq!(read(&work.join("data/in")), "result\n");
@@ -311,7 +311,7 @@ fn what_was_changed_there_is_neither_replaced_nor_removed() {
     other
         .on(&["--send", "data", "ls"])
         .ok()
-        .says(&["`data/in` is gone here, but was changed on"]);
+        .says(&["`data/in` was removed here but changed on"]);
     assert_eq!(read(&work.join("data/in")), "another result\n");
     assert!(!work.join("data/same").exists());
     other

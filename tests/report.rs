@@ -237,12 +237,12 @@ fn the_lock_file_is_told_with_what_is_not_as_it_says() {
     assert!(locked(&store, "built from it")[0].starts_with("no: "));
     store.rockenv(&["up", env, "--locked"]).ok();
     assert_eq!(locked(&store, "built from it"), ["yes"]);
-    let same = "nothing: the env is as it says";
+    let same = "nothing: the env matches it";
     assert_eq!(locked(&store, "drifted"), [same]);
 
     profile("echo other");
     store.rockenv(&["lock", env]).ok();
-    let newer = "the lock file was made anew since the env was built from it";
+    let newer = "the lock file was rewritten after the env was built from it";
     assert_eq!(locked(&store, "drifted"), [newer]);
     assert_eq!(locked(&store, "lock file"), [digest.as_str()]);
     let copy = store.home().join("envs").join(env).join("locked.toml");
@@ -251,7 +251,7 @@ fn the_lock_file_is_told_with_what_is_not_as_it_says() {
     profile("echo another");
     store.up();
     assert!(locked(&store, "built from it")[0].starts_with("no: "));
-    let other = "step `two` is another than the locked one";
+    let other = "step `two` differs from the lock file";
     assert_eq!(locked(&store, "drifted"), [other]);
     let page = store.rockenv(&["report", env, "-o", "-"]).ok().text();
     assert!(

@@ -199,10 +199,10 @@ fn push_sends_what_is_missing_and_pull_brings_it() {
     let name = two.profile(without_volume());
     two.one.rockenv(&["up", name]).ok();
     let push = |words: &[&str]| two.run(&two.one, &[&["push", name], words].concat()).ok();
-    push(&["--until", "two"]).says(&["2 snapshots are at", "3 layers sent"]);
-    push(&[]).says(&["3 snapshots are at", "1 layers sent", "3 were there"]);
+    push(&["--until", "two"]).says(&["2 snapshots at", "3 layers sent"]);
+    push(&[]).says(&["3 snapshots are at", "1 layers sent", "3 already there"]);
     let sent = two.uploads();
-    push(&[]).says(&["0 layers sent", "4 were there"]);
+    push(&[]).says(&["0 layers sent", "4 already there"]);
     assert_eq!(two.uploads(), sent, "{:#?}", two.registry.answered("POST"));
     // One more name for the last one; nothing but that is sent.
     let named = format!("{}:nightly", two.repository());
@@ -218,12 +218,12 @@ fn push_sends_what_is_missing_and_pull_brings_it() {
     two.assert_same(name);
     two.run(&two.other, &["pull", name])
         .ok()
-        .says(&["the store has all of it"]);
+        .says(&["the store already has all of it"]);
     two.other.rockenv(&["fsck"]).ok();
     // What came from elsewhere can be handed on, and is the same.
     two.run(&two.other, &["push", name])
         .ok()
-        .says(&["0 layers sent", "4 were there"]);
+        .says(&["0 layers sent", "4 already there"]);
     let again = format!("{}/again", two.registry.host);
     two.run(&two.other, &["push", name, &again])
         .ok()

@@ -95,7 +95,7 @@ fn a_changed_step_starts_from_its_parents_snapshot_volumes_included() {
             again.exits(5).says(&["step `two` failed", "rockenv up"]);
             store.rockenv(&["up", store.env(), "--clean"]).ok();
         } else {
-            plan.says(&["are restored from the snapshot before"]);
+            plan.says(&["are restored from the previous snapshot"]);
             again.ok();
         }
         store

@@ -1,4 +1,4 @@
-//! Owns `cache`: what caches there are, emptying one, and shrinking one by its own tool, inside an env that mounts it.
+//! Owns `cache`: lists caches, empties one, and shrinks one by its own tool inside an env that mounts it.
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -18,7 +18,6 @@ use crate::ui::size;
 use crate::ui::table::Table;
 use crate::up::context::Context;
 
-/// What to do with caches.
 #[derive(Debug, Subcommand)]
 pub enum CacheCommand {
     /// List caches with what they hold
@@ -27,11 +26,9 @@ pub enum CacheCommand {
     Clear(ClearArgs),
 }
 
-/// Arguments of `cache ls`.
 #[derive(Debug, Args)]
 pub struct LsArgs {}
 
-/// Arguments of `cache clear`.
 #[derive(Debug, Args)]
 pub struct ClearArgs {
     /// The caches
@@ -42,7 +39,6 @@ pub struct ClearArgs {
     all: bool,
 }
 
-/// Works with caches.
 pub fn cache(cx: &Context, command: &CacheCommand) -> Result<()> {
     match command {
         CacheCommand::Ls(_) => ls(cx),
@@ -113,11 +109,11 @@ fn clear_one(cx: &Context, store: &Store, name: &str) -> Result<()> {
     let bytes = store.cache_bytes(name);
     store.clear_cache(name)?;
     cx.ui
-        .note(&format!("cache {name}: {} given up", size::bytes(bytes)));
+        .note(&format!("cache {name}: freed {}", size::bytes(bytes)));
     Ok(())
 }
 
-/// Has a cache's own tool shrink it to `max` bytes, in the env that the inventory names.
+/// Runs a cache's own tool to shrink it to `max` bytes, in the env that the inventory names.
 pub(crate) fn shrink(
     cx: &Context,
     store: &Store,
@@ -129,17 +125,15 @@ pub(crate) fn shrink(
         return Ok(Swept::Gone);
     };
     let (Some(kind), Some((env, target))) = (cache.kind, &cache.at) else {
-        return Ok(Swept::Stays("no env has it mounted".to_owned()));
+        return Ok(Swept::Stays("no env mounts it".to_owned()));
     };
-    // Somebody may have begun to build since the inventory was made.
+    // A build may have begun since the inventory was made.
     let shelves = store.caches()?;
     if let Some(env) = shelves.get(name).and_then(|shelf| shelf.busy(store)) {
-        return Ok(Swept::Stays(format!(
-            "a command runs in env {env}, which uses it"
-        )));
+        return Ok(Swept::Stays(format!("in use by a command in env {env}")));
     }
     let home = cx.config.home.display().to_string();
-    // What the tool leaves beside the cache is nobody's work, and must not be kept as a change of the env.
+    // `--apart`: files that the tool leaves beside the cache must not be kept as a change of the env.
     let mut command =
         Program::at(&Host::probe()?.program).args(["--quiet", "--home", &home, "exec", "--apart"]);
     if kind.is_root() {

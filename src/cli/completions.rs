@@ -1,7 +1,7 @@
-//! Owns completion in shells: the script a shell sources, and the candidates it then asks for at each key press.
+//! Owns shell completion: the script that a shell sources, and the candidates that it asks for at each key press.
 //!
-//! `COMPLETE=bash rockenv -- WORDS` answers with candidates. It reads and never changes anything, and what it
-//! cannot read has no candidates: nobody wants an error in the middle of a line.
+//! `COMPLETE=bash rockenv -- WORDS` prints candidates. It only reads. Anything unreadable has no candidates, because
+//! an error in the middle of a command line helps nobody.
 
 use std::process::ExitCode;
 
@@ -18,7 +18,7 @@ use crate::store::Store;
 use crate::store::config::Config;
 use crate::sys::error::{Error, Kind, Result};
 
-/// What an argument names.
+/// The kind of thing that an argument names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Names {
     Envs,
@@ -32,7 +32,7 @@ enum Names {
     Directory,
 }
 
-/// Commands, their arguments, and what those name.
+/// Which argument of which command names what.
 const ARGUMENTS: &[(&[&str], &str, Names)] = &[
     (&["up"], "what", Names::ProfilesAndTargets),
     (&["up"], "target", Names::Targets),
@@ -72,25 +72,25 @@ const ARGUMENTS: &[(&[&str], &str, Names)] = &[
     (&["man"], "dir", Names::Directory),
 ];
 
-/// Answers a shell that asks for candidates; `None` where the program was started for something else.
+/// Answers a shell that asks for candidates; `None` if the program was started for anything else.
 pub(crate) fn answer() -> Option<ExitCode> {
     let directory = std::env::current_dir().ok();
     match CompleteEnv::with_factory(command).try_complete(std::env::args_os(), directory.as_deref())
     {
         Ok(false) => None,
         Ok(true) => Some(ExitCode::SUCCESS),
-        // An unknown shell, or a shell that went away.
+        // An unknown shell, or one that has exited.
         Err(_) => Some(ExitCode::FAILURE),
     }
 }
 
-/// Returns what a shell sources.
+/// Returns the script that a shell sources.
 pub(crate) fn script(shell: &str) -> Result<String> {
-    // Those that can ask at their start, do: what the script and the program agree on changes with versions.
+    // Where the shell allows it, the script asks at the shell's start: the protocol changes between versions.
     match shell {
         "bash" => return Ok("source <(COMPLETE=bash rockenv)\n".to_owned()),
         "zsh" => {
-            // Also right as a file `_rockenv` in fpath, which zsh runs at the first completion.
+            // Also valid as the file `_rockenv` in fpath, which zsh runs at the first completion.
             return Ok(concat!(
                 "#compdef rockenv\n",
                 "source <(COMPLETE=zsh rockenv)\n",
@@ -110,7 +110,6 @@ pub(crate) fn script(shell: &str) -> Result<String> {
     Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
-/// Returns the command line with candidates at its arguments.
 fn command() -> Command {
     let mut command = Cli::command();
     for (path, argument, names) in ARGUMENTS {
@@ -176,7 +175,7 @@ fn find(names: Names, words: &[String]) -> Result<Vec<CompletionCandidate>> {
         Names::Snapshots | Names::Steps => {
             let (store, envs) = envs(&config)?;
             let mut found = Vec::new();
-            // The env stands before on the same line.
+            // The env comes earlier on the same line.
             for env in envs.iter().filter(|env| words.contains(env)) {
                 let Some(record) = store.record(env)? else {
                     continue;

@@ -1,4 +1,4 @@
-//! Owns the verbs: one file for each, and the one `match` that finds them.
+//! Owns the verbs: one file each, and the one `match` that selects them.
 
 use crate::cli::Command;
 use crate::sys::error::Result;

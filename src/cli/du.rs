@@ -12,7 +12,6 @@ use crate::ui::size;
 use crate::ui::table::Table;
 use crate::up::context::Context;
 
-/// Arguments of `du`.
 #[derive(Debug, Args)]
 pub struct DuArgs {
     /// Only this env, in detail
@@ -29,14 +28,12 @@ pub struct DuArgs {
     shared: bool,
 }
 
-/// Order of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Sort {
     Kind,
     Size,
 }
 
-/// Shows where the disk space went.
 pub fn du(cx: &Context, args: &DuArgs) -> Result<()> {
     let store = cx.store_to_read()?;
     if let Some(name) = &args.name {
@@ -67,7 +64,7 @@ pub fn du(cx: &Context, args: &DuArgs) -> Result<()> {
     Ok(())
 }
 
-/// Says how far the numbers can be trusted.
+/// Reports the limits of the numbers.
 fn caveats(cx: &Context, report: &Report) {
     if report.extents && !cx.json {
         cx.ui
@@ -75,37 +72,37 @@ fn caveats(cx: &Context, report: &Report) {
     }
     if report.unshared > 0 {
         cx.ui.warn(&format!(
-            "{} files do not say which blocks they share, or how small they are compressed: sizes are at most what is shown",
+            "{} files do not report shared or compressed blocks: actual sizes may be smaller",
             report.unshared
         ));
     }
     if report.unreadable > 0 {
         let first = report.problems.first().map_or("", String::as_str);
         cx.ui.warn(&format!(
-            "{} paths could not be read, sizes are at least what is shown: {first}",
+            "cannot read {} paths, actual sizes may be larger: {first}",
             report.unreadable
         ));
     }
     for problem in &report.silent_services {
         cx.ui.warn(&format!(
-            "what a service holds is not counted, since it does not answer: {problem}"
+            "a container service does not answer, so its disk usage is not counted: {problem}"
         ));
     }
     if report.mounts_skipped > 0 {
         cx.ui.warn(&format!(
-            "{} mounts in the store are not counted",
+            "not counted: {} mounts in the store",
             report.mounts_skipped
         ));
     }
 }
 
-/// A line, with the lines that it is the sum of, or has as parts.
+/// A line of the report, with the lines that it sums up or that detail it.
 struct Line {
     name: String,
     size: Size,
     note: String,
     below: Vec<Self>,
-    /// For what a service holds: own bytes, and those with what it stands on.
+    /// At a service: own bytes, and the bytes including parent layers.
     at_service: Option<(u64, Option<u64>)>,
 }
 
@@ -155,7 +152,7 @@ impl Line {
         }
     }
 
-    /// Makes a line of one thing, or of several that are alike, with what they hold below it where that has rows.
+    /// Makes a line for one thing, or for several alike, with its content below it if rows describe that.
     fn of(name: impl Into<String>, rows: &[&Row]) -> Self {
         let mut line = Self::inside(name, rows, None);
         let parts: BTreeSet<_> = rows.iter().filter_map(|row| row.part).collect();
@@ -190,12 +187,11 @@ impl Line {
     }
 }
 
-/// What a row of the table says.
 #[derive(Clone, Default)]
 struct Cells {
     name: String,
     on_disk: String,
-    /// Of that, what nothing else holds, and the rest.
+    /// Of `on_disk`: bytes that nothing else holds, and the rest.
     exclusive: String,
     shared: String,
     apparent: String,
@@ -215,16 +211,15 @@ impl Cells {
     }
 }
 
-/// What the table shows above its total.
 #[derive(Default)]
 struct Lines {
     lines: Vec<Line>,
-    /// Rows after the order: totals.
+    /// Totals, which stay last whatever the order.
     last: Vec<Cells>,
 }
 
 impl Lines {
-    /// Makes the table; with `bars`, each line shows its share of the largest one, with `shared` what others hold of it.
+    /// Makes the table. `bars` shows each line's share of the largest one, `shared` the bytes that others hold too.
     fn table(mut self, sort: Sort, bars: bool, shared: bool) -> Table {
         fn gather(
             rows: &mut Vec<(Cells, String)>,
@@ -268,7 +263,7 @@ impl Lines {
     }
 }
 
-/// Returns the rows of one thing: of the whole, and of its parts.
+/// Returns the rows of one thing: the whole and its parts.
 fn same<'a>(report: &'a Report, row: &Row) -> Vec<&'a Row> {
     fn what(row: &Row) -> (Class, &str, Option<&str>, &[String]) {
         (row.class, &row.name, row.snapshot.as_deref(), &row.envs)
@@ -289,7 +284,7 @@ fn volumes(report: &Report, class: Class, envs: &[String]) -> Vec<Line> {
     lines.map(|(name, rows)| Line::of(name, &rows)).collect()
 }
 
-/// The parts of an env, in the order of a life.
+/// The parts of an env, in the order in which they appear.
 const PARTS: [(Class, &str); 7] = [
     (Class::Snapshots, "snapshots"),
     (Class::Frozen, "volumes in snapshots"),
@@ -300,7 +295,6 @@ const PARTS: [(Class, &str); 7] = [
     (Class::Records, "records"),
 ];
 
-/// The whole store.
 fn overview(report: &Report) -> Lines {
     let mut lines = Lines::default();
     for (env, freed) in &report.freed {
@@ -366,10 +360,10 @@ fn overview(report: &Report) -> Lines {
         (
             Class::Unused,
             "unused",
-            "no env needs it: `rockenv gc --dry-run` says what goes",
+            "no env needs it: `rockenv gc --dry-run` shows what it would remove",
         ),
         (Class::Trash, "trash", "being deleted"),
-        (Class::Other, "the store's own", ""),
+        (Class::Other, "store metadata", ""),
     ] {
         let rows = report.rows.iter().filter(|row| row.class == class);
         let size: Size = rows.map(|row| row.size).sum();
@@ -400,7 +394,7 @@ fn overview(report: &Report) -> Lines {
     lines
 }
 
-/// What services hold is on their disk, which need not be the store's.
+/// Services keep their data on their own disk, which need not be the store's.
 fn totals_at_services(report: &Report) -> Vec<Cells> {
     let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
     for held in &report.at_services {
@@ -452,13 +446,13 @@ fn detail(report: &Report, env: &str) -> Lines {
         let mut line = Line::of(name, &same(report, row));
         let mut elsewhere = row.size.counted_elsewhere;
         if row.class == Class::Frozen {
-            // Of most there is nothing left to show: the live volume has it.
+            // Most of it is counted with the live volume, so there is nothing left to show.
             line.below.retain(|part| part.size.allocated > 0);
             elsewhere = line.size.counted_elsewhere;
         }
         if elsewhere > 0 {
             notes.push(format!(
-                "and {} of what is counted above or in other envs",
+                "and {} counted above or in other envs",
                 size::bytes(elsewhere)
             ));
         }
@@ -485,7 +479,7 @@ fn detail(report: &Report, env: &str) -> Lines {
     let only = Cells {
         name: "only here".to_owned(),
         on_disk: size::bytes(own),
-        note: format!("what `rockenv rm {env}` frees"),
+        note: format!("freed by `rockenv rm {env}`"),
         ..Cells::default()
     };
     lines.last.push(total);
@@ -494,7 +488,7 @@ fn detail(report: &Report, env: &str) -> Lines {
     lines
 }
 
-/// Sums the layers that several envs need, by those envs.
+/// Sums up layers that several envs need, by set of envs.
 fn shared(report: &Report) -> BTreeMap<&[String], Size> {
     let mut sums: BTreeMap<&[String], Size> = BTreeMap::new();
     for row in &report.rows {

@@ -1,4 +1,4 @@
-//! Owns `env`: the variables for using what an env built.
+//! Owns `env`: the variables for using the results of an env.
 
 use clap::Args;
 use serde::Serialize;
@@ -6,7 +6,6 @@ use serde::Serialize;
 use crate::sys::error::Result;
 use crate::up::context::Context;
 
-/// Arguments of `env`.
 #[derive(Debug, Args)]
 pub struct EnvArgs {
     /// The env
@@ -17,11 +16,10 @@ pub struct EnvArgs {
 struct Variable<'a> {
     name: &'a str,
     value: &'a str,
-    /// What it is for.
     note: Option<&'a str>,
 }
 
-/// Prints them, for `eval` in a shell or as JSON.
+/// Prints the variables, for `eval` in a shell or as JSON.
 pub fn env(cx: &Context, args: &EnvArgs) -> Result<()> {
     let store = cx.existing_store()?;
     store.known(&args.name)?;
@@ -55,14 +53,14 @@ pub fn env(cx: &Context, args: &EnvArgs) -> Result<()> {
     }
     if variables.is_empty() {
         cx.ui.note(&format!(
-            "profile `{}` names no runtime variables",
+            "profile `{}` sets no runtime variables",
             spec.profile
         ));
     }
     Ok(())
 }
 
-/// Returns what a POSIX shell reads, whatever is in the value or its note.
+/// Returns a line for a POSIX shell, safe for any value or note.
 fn exported(variable: &Variable<'_>) -> String {
     let note = variable.note.map_or_else(String::new, |note| {
         note.lines().map(|line| format!("# {line}\n")).collect()

@@ -1,4 +1,4 @@
-//! Owns `exec` and `shell`: a command in an env, in a container of its own or in the one that runs.
+//! Owns `exec` and `shell`: run a command in an env, in a new container or in the one that is running.
 
 use std::collections::BTreeMap;
 use std::io::IsTerminal as _;
@@ -24,10 +24,9 @@ use crate::sys::error::{Error, Kind, Result};
 use crate::sys::host::Host;
 use crate::up::context::Context;
 
-/// How long a busy env is asked again before the command gives up.
+/// How long to retry a busy env.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Arguments of `exec`.
 #[derive(Debug, Args)]
 pub struct ExecArgs {
     /// Run as root inside
@@ -42,7 +41,7 @@ pub struct ExecArgs {
     /// Set a variable inside
     #[arg(short, long, value_name = "NAME=VALUE")]
     env: Vec<String>,
-    /// In a tree of its own, as the env's snapshot has it, that is dropped afterwards; for `gc`
+    /// Run in a private copy of the env's snapshot, which is dropped afterwards; for `gc`
     #[arg(long, hide = true)]
     apart: bool,
     /// The env
@@ -52,7 +51,6 @@ pub struct ExecArgs {
     command: Vec<String>,
 }
 
-/// Arguments of `shell`.
 #[derive(Debug, Args)]
 pub struct ShellArgs {
     /// Be root inside
@@ -68,13 +66,12 @@ pub struct ShellArgs {
     name: String,
 }
 
-/// What to run where.
 struct Job {
     env: String,
     root: bool,
     gpu: Option<String>,
     failed: bool,
-    /// In a tree that nobody else sees.
+    /// In a private tree.
     apart: bool,
     argv: Vec<String>,
     workdir: Option<String>,
@@ -134,7 +131,7 @@ fn run(cx: &Context, job: &Job) -> Result<u8> {
     store.known(&job.env)?;
     let deadline = Instant::now() + PATIENCE;
     loop {
-        // In a container that waits for a command is another tree than the failed step's, and no device.
+        // A running container has another tree than the failed step's, and no device can be added to it.
         let locked = if job.failed || job.apart || job.gpu.is_some() {
             store.lock_known(&job.env, "exec", Duration::ZERO)
         } else {
@@ -148,13 +145,14 @@ fn run(cx: &Context, job: &Job) -> Result<u8> {
                 }
                 if let Some(exit) = join(cx, job, &store, &host)? {
                     if exit.last {
-                        // Who started the container is gone: the env is free when we return, and clean.
+                        // The process that started the container is gone: the env must be free and clean when we
+                        // return.
                         drop(store.lock_env(&job.env, "exec", PATIENCE)?);
                         cx.tidy(&store)?;
                     }
                     return Ok(exit.code);
                 }
-                // Between two steps there is no container to join, or it ended just now.
+                // Between two steps there is no container to join, or it ended a moment ago.
                 if Instant::now() > deadline {
                     return Err(error);
                 }
@@ -165,7 +163,7 @@ fn run(cx: &Context, job: &Job) -> Result<u8> {
     }
 }
 
-/// Runs the job in the container that runs; `None` where there is none any more.
+/// Runs the job in the running container; `None` if there is none any more.
 fn join(cx: &Context, job: &Job, store: &Store, host: &Host) -> Result<Option<terminal::Exit>> {
     let run = store.env_dir(&job.env).join("run");
     let Some(client) = Client::join(&run)? else {
@@ -174,14 +172,14 @@ fn join(cx: &Context, job: &Job, store: &Store, host: &Host) -> Result<Option<te
     let spec = store.spec(&job.env)?;
     let devices = devices(cx, job, &spec)?;
     let mut command = command(cx, job, &spec, host, &devices);
-    // Nodes that a service made belong to the groups of that time.
+    // The service created its device nodes with the groups of that time.
     if let Some(groups) = &mut command.groups
         && let Some(state) = State::read(&run).filter(|_| !devices.is_empty())
     {
         let nodes: Vec<Device> = devices.iter().cloned().chain(state.nodes).collect();
         *groups = gpu::groups(&nodes);
     }
-    // A connection of its own: ours keeps a container that is about to end.
+    // Over its own connection: ours keeps alive a container that is about to end.
     if !devices.is_empty() {
         let Some(second) = Client::join(&run)? else {
             return Ok(None);
@@ -197,7 +195,7 @@ fn join(cx: &Context, job: &Job, store: &Store, host: &Host) -> Result<Option<te
     exit
 }
 
-/// Returns the nodes of the GPU that was asked for, as they are now.
+/// Returns the current nodes of the requested GPU.
 fn devices(cx: &Context, job: &Job, spec: &Spec) -> Result<Vec<Device>> {
     let selector = match job.gpu.as_deref() {
         None | Some("none") => return Ok(Vec::new()),
@@ -214,7 +212,7 @@ fn devices(cx: &Context, job: &Job, spec: &Spec) -> Result<Vec<Device>> {
         Choice::Without { why } => {
             let error = Error::unavailable(format!("the command cannot use a GPU: {why}"));
             Err(match machine.gpus.first() {
-                // It is there, and would run code for another target.
+                // The GPU exists, but runs code for another target.
                 Some(gpu) if machine.lack().is_none() => error.help(format!(
                     "rockenv exec --gpu={} {} -- ...",
                     gpu.render, job.env
@@ -262,12 +260,12 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
         host,
         devices.clone(),
     )?;
-    // Nodes get other numbers when a driver is loaded again, and a failed step's tree is looked at once.
+    // Device nodes get new numbers when a driver is reloaded, and a failed step's tree is used only once.
     let stays = matches!(container.root, Root::Service(_))
         && devices.is_empty()
         && !job.failed
         && !job.apart;
-    // People wait for no job: their first one comes on top, and more only as they are free.
+    // A person must not wait for job slots: the first one is always granted, more only as they are free.
     let sizing = sizing(cx, &spec, host);
     let claim = Claim::open(&store.jobs_file(), sizing.budget.value, &job.env)?;
     let (ticket, claim) = claim.pass(sizing.jobs.value, env.run_dir().join(container::FIFO));
@@ -298,7 +296,7 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
         container::clean(store, &env.run_dir())?;
     }
     if job.apart {
-        // Whose end was not seen here is cleaned up by the next command, for no record names it.
+        // If its end was not seen here, the next command cleans it up, because no record names it.
         store.discard(&env.directory().join("trees").join(tree))?;
     } else {
         // A shell may stay open for days.
@@ -310,7 +308,7 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
         (Err(ended), Err(why)) if matches!(ended.kind(), Kind::Command(_)) => {
             Err(ended.source(why))
         }
-        // Where both failed, the holder knows why.
+        // If both failed, the holder has the reason.
         (_, Err(why)) => return Err(why),
         (code, Ok(_)) => code,
     };
@@ -320,7 +318,7 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
     Ok(exit.code)
 }
 
-/// Runs a command in a container that was just started, once its devices are proven; `None` where it did not start.
+/// Runs a command in a container that was just started, after its devices are proven; `None` if it did not start.
 fn in_container(
     running: &Running,
     devices: &[Device],
@@ -329,16 +327,16 @@ fn in_container(
     if !devices.is_empty() {
         match running.connect() {
             Ok(client) if prove(&client, devices, &command, None)? == Proof::Given => {}
-            // It failed to start: its holder says why.
+            // It failed to start, and its holder has the reason.
             _ => return Ok(None),
         }
     }
-    // Not before: a connection without a command would look like somebody else's.
+    // Only now: a connection without a command would look like another client's.
     let client = running.connect()?;
     terminal::run(&client, command)
 }
 
-/// Returns what may run at once in a container that belongs to no step.
+/// Returns the sizing for a container that belongs to no step.
 pub(super) fn sizing(cx: &Context, spec: &Spec, host: &Host) -> Sizing {
     jobs::size(&jobs::Given {
         resources: &spec.resources,
@@ -383,7 +381,7 @@ fn command(cx: &Context, job: &Job, spec: &Spec, host: &Host, devices: &[Device]
     }
 }
 
-/// Returns where the sources of a spec are, as `up` prepared them.
+/// Returns the directories of a spec's sources, as `up` prepared them.
 pub fn source_directories(store: &Store, spec: &Spec) -> BTreeMap<String, PathBuf> {
     spec.volumes
         .iter()

@@ -1,5 +1,5 @@
-//! Owns `export`: handing out what an env built, with a manifest of what it was made from, and checking such files; and its snapshots,
-//! for machines that no registry joins.
+//! Owns `export`: copies an env's results with a manifest of their inputs, checks such copies, and writes snapshots
+//! to files for machines without a common registry.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -29,16 +29,15 @@ use crate::ui::{Format, size};
 use crate::up::context::Context;
 use crate::up::task::{Subject, with_progress};
 
-/// How the manifest's name ends; what is before is the env's.
+/// Suffix of the manifest's name; the prefix is the env's name.
 const MANIFEST: &str = ".provenance.json";
 
-/// Arguments of `export`.
 #[derive(Debug, Args)]
 pub struct ExportArgs {
     /// The env
     #[arg(required_unless_present = "check")]
     env: Option<String>,
-    /// Directory to write to, made if it is not there; no file in it is replaced
+    /// Directory to write to, created if missing; existing files are never replaced
     #[arg(value_name = "DIR", required_unless_present_any = ["check", "snapshots"])]
     directory: Option<PathBuf>,
     /// Output volume to export instead of all; may be given again
@@ -54,7 +53,7 @@ pub struct ExportArgs {
     /// Compare exported files with their manifest
     #[arg(long, value_name = "DIR", conflicts_with_all = ["env", "directory", "volume", "snapshots"])]
     check: Option<PathBuf>,
-    /// Also export outputs that were built on files of an earlier build [default: `reuse` in the configuration]
+    /// Also export outputs that were built on files from an earlier build [default: `reuse` in the configuration]
     #[arg(long)]
     allow_incremental: bool,
 }
@@ -69,11 +68,11 @@ pub fn export(cx: &Context, args: &ExportArgs) -> Result<u8> {
         return snapshots(cx, env, place, args.until.as_deref(), reuse).map(|()| 0);
     }
     let (Some(name), Some(directory)) = (&args.env, &args.directory) else {
-        return Err(Error::unexpected("neither an env nor a directory to check"));
+        return Err(Error::unexpected("give an env, or a directory to check"));
     };
     let store = cx.store_to_change("reading an env")?;
     store.known(name)?;
-    // Held, so that no step writes while files are read.
+    // Locked, so that no step writes while files are read.
     let env = store.lock_known(name, "export", Duration::from_secs(5))?;
     let incremental = incremental(&store, &env)?;
     if cx.config.reuse.or_asked(args.allow_incremental) == Reuse::Clean
@@ -82,7 +81,7 @@ pub fn export(cx: &Context, args: &ExportArgs) -> Result<u8> {
         return Err(Error::new(
             Kind::Drift,
             format!(
-                "env `{name}` is incremental: step `{step}` was built on files of an earlier build"
+                "env `{name}` is incremental: step `{step}` was built on files from an earlier build"
             ),
         )
         .help(format!(
@@ -105,7 +104,7 @@ pub fn export(cx: &Context, args: &ExportArgs) -> Result<u8> {
         until.is_some(),
     )?;
     if let Some(until) = &until {
-        // Nothing that comes after has anything to do with these files.
+        // Later steps have no part in these files.
         let last = spec.steps.iter().position(|step| step.name == *until);
         spec.steps.truncate(last.map_or(0, |last| last + 1));
         let steps: Vec<String> = spec.steps.iter().map(|step| step.name.clone()).collect();
@@ -120,7 +119,7 @@ pub fn export(cx: &Context, args: &ExportArgs) -> Result<u8> {
     let image = store
         .image(image_key)?
         .ok_or_else(|| Error::not_found(format!("the image of env `{name}` is gone")))?;
-    // What they do is in the digest; a description that is gone is no loss.
+    // The digest covers what hooks do, so a missing description is no loss.
     let hooks = spec.hooks.iter().filter_map(|hook| {
         let found = hook::load(&cx.config.hook_dirs, &hook.name).ok()?;
         (found.digest().ok()? == hook.digest).then(|| (hook.name.clone(), found))
@@ -152,7 +151,7 @@ pub fn export(cx: &Context, args: &ExportArgs) -> Result<u8> {
     Ok(0)
 }
 
-/// Returns the keys, with their names, of the steps that the env stands on and that are not what a clean build makes.
+/// Returns the keys and names of the env's steps that differ from a clean build.
 fn incremental(store: &Store, env: &LockedEnv<'_>) -> Result<BTreeMap<String, String>> {
     let chain = match &env.known_record()?.head.layer {
         Some(head) => store.chain(head)?,
@@ -204,14 +203,14 @@ fn show(cx: &Context, manifest: &Path, entries: &BTreeMap<String, Named>) -> Res
         .map(|(count, one, many)| format!("{count} {}", if count == 1 { one } else { many }))
         .collect();
     cx.ui.note(&format!(
-        "exported {}; {} says what they are",
+        "exported {}; {} describes them",
         counts.join(", "),
         manifest.display()
     ));
     Ok(())
 }
 
-/// Returns the submodules that a lock file names and that are checked out: of the others nothing was read.
+/// Returns the submodules that a lock file names and that are checked out. The build read nothing of the others.
 fn checked_out(store: &Store, spec: &Spec, lock: Option<&Lockfile>) -> BTreeSet<(String, String)> {
     let mut found = BTreeSet::new();
     for (name, directory) in source_directories(store, spec) {
@@ -226,7 +225,7 @@ fn checked_out(store: &Store, spec: &Spec, lock: Option<&Lockfile>) -> BTreeSet<
     found
 }
 
-/// Writes what others can stand on into a file or a directory.
+/// Writes shareable snapshots to a file or a directory.
 fn snapshots(
     cx: &Context,
     env: &str,
@@ -250,7 +249,7 @@ fn snapshots(
     let reporter = cx.ui.reporter(Format::Human);
     let chosen = push::Chosen::of(&store, env, until, reuse, &reporter)?;
     let last = chosen.layers.last();
-    // For `podman load`; not every env has a name that an image may have.
+    // For `podman load`; not every env name is a valid image name.
     let name = last.map(|layer| format!("localhost/{env}:{}", layer.title));
     let name = name.filter(|name| Repository::parse(name).is_ok());
     let what = Push {
@@ -274,7 +273,7 @@ fn snapshots(
     reporter.emit(&Event::Finished {
         outcome: Outcome::Done,
         message: format!(
-            "{env}: the image and {} are in {} ({}), in {}; `rockenv import` takes them",
+            "{env}: wrote the image and {} to {} ({}) in {}; read them with `rockenv import`",
             steps.join(", "),
             place.display(),
             size::bytes(pushed.sent_bytes),
@@ -295,7 +294,8 @@ fn snapshots(
     Ok(())
 }
 
-/// Returns the last step of an env that was built up to there and no further, as by `--until`; refuses any other that is not finished.
+/// Returns the last step of an env that was built up to it and no further, as by `--until`. Refuses any other
+/// unfinished env.
 fn reached(store: &Store, env: &LockedEnv<'_>) -> Result<String> {
     let record = env.known_record()?;
     let stands = || {
@@ -324,8 +324,8 @@ fn reached(store: &Store, env: &LockedEnv<'_>) -> Result<String> {
     })
 }
 
-/// Sees to it that files are what the steps left which the manifest names. `only`: that no others are handed out, which steps
-/// may have made that are not done now.
+/// Checks that files are as the steps of the manifest left them. With `only`, also that no other files are exported:
+/// steps that are not part of the env any more may have made those.
 fn as_left(
     cx: &Context,
     store: &Store,
@@ -352,11 +352,11 @@ fn as_left(
             (_, None) => {}
             _ if !left.contains(&place) => {}
             (ResultState::Missing, _) => cx.ui.warn(&format!(
-                "`{}`, which a step of env `{name}` left, is not in its output: `rockenv up` brings it back",
+                "`{}`, written by a step of env `{name}`, is missing from its output: `rockenv up` restores it",
                 place.display()
             )),
             (ResultState::Unlinked, Some(what)) => cx.ui.warn(&format!(
-                "`{}`, which a step of env `{name}` left, {what}: `rockenv up` links it again",
+                "`{}`, written by a step of env `{name}`, {what}: `rockenv up` links it again",
                 place.display()
             )),
             (_, Some(what)) => {
@@ -369,20 +369,19 @@ fn as_left(
                         directory.unwrap_or_default().join(&difference.path).display()
                     ),
                 )
-                .help("move it away: `rockenv up` brings the step's"));
+                .help("move it away: `rockenv up` restores the step's file"));
             }
         }
     }
-    // Snapshots of an older rockenv do not say what was left.
+    // Snapshots of older versions do not list a step's outputs.
     if only && !left.is_empty() {
-        // Of what is there already, the directories that lead to it.
+        // Directories that lead to an existing item are expected.
         let leads = |item: &export::Item| left.iter().any(|path| path.starts_with(&item.to));
         items.retain(|item| left.contains(&item.to) || item.entry.is_directory() && leads(item));
     }
     Ok(())
 }
 
-/// Lists what is in the env's output volumes.
 fn items(
     store: &Store,
     env: &LockedEnv<'_>,
@@ -411,13 +410,13 @@ fn items(
     match items.is_empty() {
         false => Ok(items),
         true => Err(Error::not_found(format!(
-            "env `{name}` has nothing in its output volumes"
+            "env `{name}` has no files in its output volumes"
         ))
         .help("a step with `export`, or one that writes to a volume of kind `output`, puts it there")),
     }
 }
 
-/// Makes the directory; returns whom new files are to belong to where root writes for itself.
+/// Makes the directory. Returns the owner for new files if root writes for itself.
 fn prepare(directory: &Path) -> Result<Option<(u32, u32)>> {
     account::make_directories(account::caller(), directory)?;
     export::owner(directory)
@@ -462,7 +461,7 @@ fn check(cx: &Context, directory: &Path) -> Result<u8> {
             }
             let (total, other) = (checked.files, checked.differences.len());
             cx.ui.note(&format!(
-                "{}: {} of {total} files are as it says",
+                "{}: {} of {total} files match",
                 checked.manifest.display(),
                 total - other
             ));

@@ -10,7 +10,6 @@ use crate::store::check::{Attempt, Findings, Problem, examine, repair, repair_fo
 use crate::sys::error::{Error, Result};
 use crate::up::context::Context;
 
-/// Arguments of `fsck`.
 #[derive(Debug, Args)]
 pub struct FsckArgs {
     /// Repair what can be repaired; no data is lost
@@ -18,7 +17,7 @@ pub struct FsckArgs {
     repair: bool,
 }
 
-/// A problem, and what became of it.
+/// A problem and its outcome.
 #[derive(Debug, Serialize)]
 struct Line {
     object: String,
@@ -30,7 +29,7 @@ struct Line {
 
 /// Checks the store; returns the exit code.
 pub fn fsck(cx: &Context, args: &FsckArgs) -> Result<u8> {
-    // Before the store, which an ordinary user opens as root of a user namespace.
+    // Before the store, because opening the store makes an ordinary user root of a user namespace.
     let services = services(&cx.config.sockets);
     let mut lines = Vec::new();
     let format = repair_format(&cx.config.home, args.repair).map_err(advised)?;
@@ -39,11 +38,11 @@ pub fn fsck(cx: &Context, args: &FsckArgs) -> Result<u8> {
         lines.push(line(problem, args.repair, None));
     }
     let mut found = Findings::default();
-    // Nothing else can be read before it is known how.
+    // A damaged format file must be repaired before anything else can be read.
     if !damaged || args.repair {
         let store = cx.existing_store().map_err(advised)?;
         let mut attempts = Vec::new();
-        // A full disk is no reason not to repair.
+        // A full disk must not prevent the repair.
         let ballast = match args.repair {
             true => store.drop_ballast()?,
             false => None,
@@ -105,7 +104,7 @@ fn services(sockets: &Sockets) -> Vec<Service> {
         .collect()
 }
 
-/// Who may not read the store is told how to.
+/// Adds the command to type for a user who may not read the store.
 fn advised(error: Error) -> Error {
     if nix::unistd::geteuid().is_root() || error.help_text().is_some() {
         return error;
@@ -143,9 +142,9 @@ fn show(cx: &Context, lines: &[Line], notes: &[(String, String)], repaired: bool
     let home = cx.config.home.display();
     match left.first() {
         None if lines.is_empty() => cx.ui.note(&format!("{home}: no problems")),
-        None => cx.ui.note(&format!("{home}: everything is repaired")),
+        None => cx.ui.note(&format!("{home}: repaired everything")),
         Some(first) if repaired && first.help == "rockenv fsck --repair" => cx.ui.note(&format!(
-            "{home}: {problems} left; try again when no command is running"
+            "{home}: {problems} remaining; try again when no other command is running"
         )),
         Some(first) => cx
             .ui

@@ -1,4 +1,4 @@
-//! Owns `gc`: reading the store, the decision, carrying it out, and what it came to.
+//! Owns `gc`: reads the store, has it decided what to remove, removes it and reports the result.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -19,13 +19,12 @@ use crate::ui::size;
 use crate::ui::table::Table;
 use crate::up::context::Context;
 
-/// How often the decision is made anew where less was freed than was estimated.
+/// Maximum of further rounds after one that freed less than estimated.
 const ROUNDS: usize = 3;
 
-/// How often the file system is asked meanwhile whether there is enough: what was removed must be gone for that.
+/// Interval for asking the file system whether enough is free; removals must have reached the disk for that.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// Arguments of `gc`.
 #[derive(Debug, Args)]
 pub struct GcArgs {
     /// Show what would be removed and why, and change nothing
@@ -45,7 +44,7 @@ pub struct GcArgs {
     roots: bool,
 }
 
-/// Removes what nobody needs and what the policy gives up.
+/// Removes unused data, then what the policy allows.
 pub fn gc(cx: &Context, args: &GcArgs) -> Result<()> {
     let asked = args.free.as_deref().map(parse_size).transpose()?;
     let policy = Policy::new(&cx.config.gc, args.preset)?;
@@ -73,13 +72,12 @@ pub fn gc(cx: &Context, args: &GcArgs) -> Result<()> {
         return show(cx, &policy, &limits, free, trash, &plan);
     }
     cx.host_as_root("removing unused data")?;
-    // Before anything is written, a lock's holder included.
+    // Before any write, even of a lock's holder.
     let ballast = store.drop_ballast()?;
     if ballast.is_some() {
-        cx.ui
-            .note("the disk is full: the ballast is given up first");
+        cx.ui.note("the disk is full: dropping the ballast first");
     }
-    // What others deleted a moment ago, and the ballast, is not what `gc` freed.
+    // Neither recent deletions by others nor the ballast count as freed by `gc`.
     store.settle_space()?;
     let before = unused(&store)?;
     cx.reap(&store)?;
@@ -92,7 +90,7 @@ pub fn gc(cx: &Context, args: &GcArgs) -> Result<()> {
         store.reclaim()?;
         let gained = unused(&store)?.saturating_sub(before);
         let left = asked.map(|asked| asked.saturating_sub(gained));
-        // A tool that left more than it was asked to would do so again.
+        // A tool that left more than requested would do so again.
         look.caches = round == 0;
         let (stock, plan) = decide(&store, &look, &limits, left, 0)?;
         if round == 0 {
@@ -110,13 +108,13 @@ pub fn gc(cx: &Context, args: &GcArgs) -> Result<()> {
         };
         let removed = apply(cx, &store, &plan, &stock, &limits, &goal, &mut done)?;
         done.notes = plan.notes;
-        // Another look is worth it only where space is short and something went.
+        // Look again only if space is still short and this round removed something.
         if removed == 0 || left.is_none_or(|left| left == 0) {
             break;
         }
     }
     store.reclaim()?;
-    // Others may have written more meanwhile than was freed.
+    // Meanwhile others may have written more than was freed.
     done.freed = unused(&store)?.saturating_sub(before);
     drop(ballast);
     store.load_ballast()?;
@@ -124,8 +122,8 @@ pub fn gc(cx: &Context, args: &GcArgs) -> Result<()> {
     report(cx, &done, asked, free)
 }
 
-/// Reads the store and decides: by what is remembered, and where anything would go by that, or space stays short, by what is
-/// measured. `trash` is bytes that nothing has any more, and that go first.
+/// Reads the store and decides. Recorded sizes come first; if they make anything go, or leave space short, measured
+/// sizes decide. `trash` is bytes already detached, which are freed first.
 fn decide(
     store: &Store,
     look: &Look,
@@ -143,8 +141,8 @@ fn decide(
     Ok((stock, decided))
 }
 
-/// Returns the bytes of the file system that nothing is in, those reserved for root included: by how much they grow
-/// is what was freed, on a full disk too.
+/// Returns the free bytes of the file system, root's reserve included: their growth is what was freed, on a full disk
+/// too.
 fn unused(store: &Store) -> Result<u64> {
     let disk = nix::sys::statvfs::statvfs(store.root())
         .map_err(|error| Error::unexpected("cannot ask for free space").source(error))?;
@@ -153,7 +151,7 @@ fn unused(store: &Store) -> Result<u64> {
 
 /// When removals for space may stop.
 struct Goal {
-    /// Bytes that nothing is in, for `--free`.
+    /// Free bytes, root's reserve included, for `--free`.
     unused: Option<u64>,
     /// Bytes that an ordinary user can write, for `min-free`.
     free: u64,
@@ -174,7 +172,6 @@ fn parse_size(text: &str) -> Result<u64> {
         .map_err(|refused| Error::new(Kind::Usage, refused.message).help("rockenv gc --free 50G"))
 }
 
-/// What was done.
 #[derive(Debug, Default, Serialize)]
 struct Done {
     removed: Vec<Item>,
@@ -183,7 +180,7 @@ struct Done {
     trash: u64,
     /// Sum of the removed items' bytes.
     estimate: u64,
-    /// What the file system says, in bytes.
+    /// Bytes freed according to the file system.
     freed: u64,
     notes: Vec<String>,
 }
@@ -201,7 +198,7 @@ fn things(count: usize) -> String {
     }
 }
 
-/// Asks before anything goes that takes time to make again, and once more where a later look adds to what was agreed to.
+/// Asks before anything goes that takes time to make again, and again if a later look adds items.
 fn agree(cx: &Context, plan: &Plan, agreed: &mut BTreeSet<What>) -> Result<bool> {
     let more = if agreed.is_empty() {
         ""
@@ -223,7 +220,7 @@ fn agree(cx: &Context, plan: &Plan, agreed: &mut BTreeSet<What>) -> Result<bool>
     ))
 }
 
-/// Removes what the plan says, until there is enough. Returns how many things went.
+/// Removes the planned items until enough is free. Returns how many were removed.
 fn apply(
     cx: &Context,
     store: &Store,
@@ -236,7 +233,7 @@ fn apply(
     let mut removed = 0;
     let mut looked = Instant::now();
     for item in &plan.items {
-        // Estimates may be too low: nothing is removed for space that is there already.
+        // Estimates may be too low: remove nothing for space that is free already.
         if item.rule.wants_space() && looked.elapsed() > LOOK {
             store.reclaim()?;
             looked = Instant::now();
@@ -315,7 +312,6 @@ fn report(cx: &Context, done: &Done, asked: Option<u64>, free: u64) -> Result<()
     }
 }
 
-/// Shows a plan.
 fn show(
     cx: &Context,
     policy: &Policy,
@@ -332,7 +328,7 @@ fn show(
             preset: Preset,
             limits: &'a Limits,
             free: u64,
-            /// Bytes that wait in the trash, and are the first to go.
+            /// Bytes in the trash, which are freed first.
             trash: u64,
             #[serde(flatten)]
             plan: &'a Plan,
@@ -367,14 +363,14 @@ fn show(
         cx.ui.table(&table);
     }
     cx.ui.data(&format!(
-        "{} in all; {} are free; {} more could be made again and stay\n",
+        "{} in total; {} free now; kept: {} that could be rebuilt\n",
         size::bytes(plan.estimate),
         size::bytes(free),
         size::bytes(plan.spare)
     ));
     if trash > 0 {
         cx.ui.note(&format!(
-            "{} more wait in the trash and are the first to go",
+            "{} more in the trash, freed first",
             size::bytes(trash)
         ));
     }

@@ -1,4 +1,4 @@
-//! Owns what is generated from rockenv itself: completion scripts, manual pages, schemas.
+//! Owns output generated from rockenv itself: completion scripts, manual pages, schemas.
 
 use std::path::PathBuf;
 
@@ -15,7 +15,6 @@ use crate::ui::metrics;
 use crate::up::context::Context;
 use crate::{image, profile};
 
-/// Arguments of `completions`.
 #[derive(Debug, Args)]
 pub struct CompletionsArgs {
     /// The shell that will read it
@@ -38,7 +37,6 @@ pub enum Shell {
     Powershell,
 }
 
-/// Arguments of `man`.
 #[derive(Debug, Args)]
 pub struct ManArgs {
     /// Write one page for each command into this directory
@@ -46,7 +44,6 @@ pub struct ManArgs {
     dir: Option<PathBuf>,
 }
 
-/// Arguments of `schema`.
 #[derive(Debug, Args)]
 pub struct SchemaArgs {
     /// What to describe
@@ -54,7 +51,6 @@ pub struct SchemaArgs {
     what: Subject,
 }
 
-/// What has a schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Subject {
     /// `profiles/*.toml`
@@ -93,7 +89,7 @@ pub fn man(cx: &Context, args: &ManArgs) -> Result<()> {
         cx.ui.raw(&reference::main_page(&command)?);
         return Ok(());
     };
-    // Nothing of root's is needed here.
+    // This needs none of root's rights.
     become_caller()?;
     fs::create_dir_all(directory)?;
     clap_mangen::generate_to(command.clone(), directory)
@@ -120,7 +116,7 @@ pub fn schema(cx: &Context, args: &SchemaArgs) -> Result<()> {
     })
 }
 
-/// Returns the schema of a line: an event, with the version and the time that every line begins with.
+/// Returns the schema of a line: an event plus the version and time that every line begins with.
 fn events() -> Result<serde_json::Value> {
     let mut schema = schemars::schema_for!(Event).to_value();
     let top = schema

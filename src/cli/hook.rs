@@ -1,4 +1,4 @@
-//! Owns `hook`: the hooks there are, and whether and until when they apply to a source.
+//! Owns `hook`: lists hooks, and checks at which revisions of a source each applies.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -15,7 +15,6 @@ use crate::sys::error::{Error, Kind, Result};
 use crate::ui::table::Table;
 use crate::up::context::Context;
 
-/// What to do with hooks.
 #[derive(Debug, Subcommand)]
 pub enum HookCommand {
     /// List hooks
@@ -24,7 +23,6 @@ pub enum HookCommand {
     Check(CheckArgs),
 }
 
-/// Arguments of `hook check`.
 #[derive(Debug, Args)]
 pub struct CheckArgs {
     /// Revisions of the source, as `FROM..TO` or a single one; without, what is checked out with all changes
@@ -89,23 +87,23 @@ fn ls(cx: &Context) -> Result<()> {
     Ok(())
 }
 
-/// What was found of one hook at one revision.
+/// The result for one hook at one revision.
 #[derive(Debug, Serialize)]
 struct At {
-    /// Nothing for what is checked out.
+    /// `None` for the checked-out files.
     revision: Option<String>,
     date: Option<String>,
     subject: Option<String>,
     applies: bool,
-    /// Why not, or what else there is to say.
+    /// Why it does not apply, or a remark.
     why: Option<String>,
 }
 
-/// What is said of one hook.
+/// The result for one hook.
 #[derive(Debug, Serialize)]
 struct Checked {
     hook: String,
-    /// It is valid, and applies at the last revision that was looked at.
+    /// It is valid, and applies at the last examined revision.
     ok: bool,
     error: Option<String>,
     /// The first revision, and each at which the answer changes.
@@ -144,7 +142,7 @@ fn check(cx: &Context, args: &CheckArgs) -> Result<u8> {
                 revisions,
                 script,
             },
-            // A question about revisions that are not there is no fault of a hook.
+            // A missing revision is the user's mistake, not the hook's.
             Err(error) if error.kind() != Kind::Invalid => return Err(error),
             Err(error) => Checked {
                 hook: name,
@@ -187,7 +185,7 @@ fn words(report: &Checked, with_source: bool) -> String {
         };
         let word = match (at.applies, index) {
             (true, 0) => "applies",
-            // Answers alternate: the second one is the first of its kind.
+            // Answers alternate, so the second one is the first of its kind.
             (true, 1) => "begins to apply",
             (true, _) => "applies again",
             (false, 0) => "does not apply",
@@ -197,12 +195,12 @@ fn words(report: &Checked, with_source: bool) -> String {
         lines.extend(at.why.iter().map(|why| format!("  {why}")));
     }
     if report.script && report.ok {
-        lines.push(format!("{name}: its script is run by `up` only"));
+        lines.push(format!("{name}: only `up` runs its script"));
     }
     lines.iter().map(|line| format!("{line}\n")).collect()
 }
 
-/// Takes patches that were fetched before; those that were not are an error that says so.
+/// Uses patches that were fetched before. A patch that was not fetched is an error.
 fn take_patches(cx: &Context, hook: &mut Hook) -> Result<()> {
     let store = Store::open_existing(&cx.config.home).ok().flatten();
     for patch in &mut hook.work.patches {
@@ -215,7 +213,7 @@ fn take_patches(cx: &Context, hook: &mut Hook) -> Result<()> {
             .filter(|blob| blob.is_file());
         let Some(blob) = blob else {
             return Err(Error::invalid(format!(
-                "hook `{}`: patch `{}` was not fetched yet, which `up` does",
+                "hook `{}`: patch `{}` is not fetched yet; `up` fetches it",
                 hook.name, patch.name
             )));
         };
@@ -225,7 +223,6 @@ fn take_patches(cx: &Context, hook: &mut Hook) -> Result<()> {
     Ok(())
 }
 
-/// A source directory, with git where it is a repository.
 struct Source<'a> {
     directory: PathBuf,
     git: Git<'a>,
@@ -306,11 +303,11 @@ impl<'a> Source<'a> {
                 revision.escape_debug()
             ))
             .source(error)
-            .help("git fetch --unshallow brings a history that was left out")),
+            .help("git fetch --unshallow fetches the history of a shallow clone")),
         }
     }
 
-    /// Returns what is at a path at a commit, in submodules too as far as they are there.
+    /// Returns the content of a path at a commit, in checked-out submodules too.
     fn at(
         &self,
         checkout: &Checkout<'_>,
@@ -371,7 +368,7 @@ fn dated(checkout: &Checkout<'_>, commit: &str, at: At) -> Result<At> {
     })
 }
 
-/// Returns the path that the repository itself knows: of a file in a submodule, the submodule.
+/// Returns the path that the repository itself tracks: for a file in a submodule, the submodule.
 fn tracked(checkout: &Checkout<'_>, commit: &str, file: &Path) -> Result<String> {
     for path in file.ancestors().filter(|path| !path.as_os_str().is_empty()) {
         if let Some((mode, _)) = entry(checkout, commit, path)?
@@ -383,7 +380,6 @@ fn tracked(checkout: &Checkout<'_>, commit: &str, file: &Path) -> Result<String>
     Ok(file.display().to_string())
 }
 
-/// Returns mode and object of a path at a commit.
 fn entry(checkout: &Checkout<'_>, commit: &str, path: &Path) -> Result<Option<(String, String)>> {
     let path = path.display().to_string();
     let arguments = ["--literal-pathspecs", "ls-tree", "-z", commit, "--", &path];
@@ -395,7 +391,7 @@ fn entry(checkout: &Checkout<'_>, commit: &str, path: &Path) -> Result<Option<(S
     })
 }
 
-/// Makes an answer of what applying came to; errors that are not about the hook stay errors.
+/// Turns the outcome of applying into an answer. Errors that are not about the hook stay errors.
 fn answer(commit: Option<&str>, outcome: Result<hook::Changes>) -> Result<At> {
     let at = |applies, why| At {
         revision: commit.map(str::to_owned),
@@ -407,7 +403,7 @@ fn answer(commit: Option<&str>, outcome: Result<hook::Changes>) -> Result<At> {
     match outcome {
         Ok(changes) => {
             let already = changes.already.join(", ");
-            let why = format!("the source has `{already}` already");
+            let why = format!("the source already has `{already}`");
             Ok(at(true, (!already.is_empty()).then_some(why)))
         }
         Err(error) if error.kind() == Kind::Invalid => {

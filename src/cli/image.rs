@@ -17,7 +17,6 @@ use crate::ui::{Format, size};
 use crate::up::context::Context;
 use crate::up::task::{Subject, build_image, with_progress};
 
-/// What to do with images.
 #[derive(Debug, Subcommand)]
 pub enum ImageCommand {
     /// List recipes and what was built from them
@@ -28,7 +27,6 @@ pub enum ImageCommand {
     Verify(VerifyArgs),
 }
 
-/// Arguments of `image build`.
 #[derive(Debug, Args)]
 pub struct BuildArgs {
     /// The image
@@ -38,14 +36,12 @@ pub struct BuildArgs {
     refresh: bool,
 }
 
-/// Arguments of `image verify`.
 #[derive(Debug, Args)]
 pub struct VerifyArgs {
     /// The image
     name: String,
 }
 
-/// Works with images.
 pub fn image(cx: &Context, command: ImageCommand) -> Result<u8> {
     match command {
         ImageCommand::Ls => ls(cx).map(|()| 0),
@@ -65,7 +61,7 @@ fn ls(cx: &Context) -> Result<()> {
         bytes: Option<u64>,
         digest: Option<String>,
         resolved: Option<String>,
-        /// What commands get that a profile does not set.
+        /// Environment variables of the image, for commands that get none from a profile.
         env: Option<BTreeMap<String, String>>,
     }
     let store = Store::open_existing(&cx.config.home)?;
@@ -144,7 +140,7 @@ fn build(cx: &Context, args: &BuildArgs) -> Result<()> {
         image.packages.len(),
         image.digest
     );
-    // What to write into the recipe for the same image next year.
+    // What to write into the recipe to get the same image later.
     if let Some(resolved) = &image.resolved {
         message = format!("{message}, from {resolved}");
     }
@@ -171,13 +167,13 @@ fn verify(cx: &Context, args: &VerifyArgs) -> Result<u8> {
     let (outcome, message) = if same {
         (
             Outcome::Done,
-            format!("{}: the same again, digest {}", args.name, image.digest),
+            format!("{}: reproduced, digest {}", args.name, image.digest),
         )
     } else {
         (
             Outcome::Failed,
             format!(
-                "{}: differs from the image that was built {}",
+                "{}: differs from the image built {}",
                 args.name,
                 ago(image.built)
             ),

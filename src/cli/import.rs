@@ -1,4 +1,4 @@
-//! Owns `import`: taking snapshots that another machine's `export` wrote into a file or directory.
+//! Owns `import`: reads snapshots that another machine's `export` wrote to a file or directory.
 
 use std::path::PathBuf;
 
@@ -14,18 +14,16 @@ use crate::up::context::Context;
 use crate::up::registry;
 use crate::up::task::{Subject, with_progress};
 
-/// Arguments of `import`.
 #[derive(Debug, Args)]
 pub struct ImportArgs {
-    /// What `rockenv export ENV --snapshots FILE` wrote: a tar file or a directory
+    /// File or directory written by `rockenv export ENV --snapshots FILE`
     #[arg(value_name = "FILE|DIR")]
     from: PathBuf,
-    /// Also take snapshots that were built on files of an earlier build [default: `reuse` in the configuration]
+    /// Also take snapshots that were built on files from an earlier build [default: `reuse` in the configuration]
     #[arg(long)]
     allow_incremental: bool,
 }
 
-/// Imports snapshots.
 pub fn import(cx: &Context, args: &ImportArgs) -> Result<()> {
     #[derive(Serialize)]
     struct ImportReport<'a> {
@@ -70,7 +68,7 @@ pub fn import(cx: &Context, args: &ImportArgs) -> Result<()> {
     reporter.emit(&Event::Finished {
         outcome: if nothing { Outcome::Hit } else { Outcome::Done },
         message: match nothing {
-            true => "the store has all of it".to_owned(),
+            true => "the store already has all of it".to_owned(),
             false => registry::said("imported", &all, &from),
         },
     });

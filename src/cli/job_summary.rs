@@ -1,4 +1,4 @@
-//! Owns the summary of a job in GitHub Actions: what `up` and `matrix up` add to the file that the job has for it.
+//! Owns the job summary on GitHub Actions: what `up` and `matrix up` append to the job's summary file.
 
 use std::io::Write as _;
 
@@ -8,13 +8,12 @@ use crate::sys::account::{Place, caller};
 use crate::sys::error::{Result, ResultExt as _};
 use crate::up::context::Context;
 
-/// Adds an env's report: its steps, and what is on the disk.
+/// Adds an env's report: its steps and its disk usage.
 pub(crate) fn of_env(cx: &Context, store: &Store, env: &str) {
     let page = || Ok(report::markdown(&report::gather::gather(store, env)?));
     add(cx, page);
 }
 
-/// Adds a table.
 pub(crate) fn of_matrix(cx: &Context, titles: &[&str], rows: &[Vec<String>]) {
     let page = || {
         let mut page = "# rockenv matrix up\n".to_owned();
@@ -29,7 +28,7 @@ pub(crate) fn of_matrix(cx: &Context, titles: &[&str], rows: &[Vec<String>]) {
     add(cx, page);
 }
 
-/// A build is as good as it is, whether or not somebody can be told of it.
+/// Failing to write the summary must not fail the build.
 fn add(cx: &Context, page: impl FnOnce() -> Result<String>) {
     let Some(path) = &cx.config.terminal.step_summary else {
         return;

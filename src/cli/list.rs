@@ -12,16 +12,14 @@ use crate::ui::table::Table;
 use crate::up::context::Context;
 use crate::up::seize::holder;
 
-/// Arguments of `ls`.
 #[derive(Debug, Args)]
 pub struct LsArgs {}
 
-/// Arguments of `status`.
 #[derive(Debug, Args)]
 pub struct StatusArgs {
     /// The env
     name: String,
-    /// Exit with 8 unless the env is complete and its outputs are as the steps left them
+    /// Exit with 8 unless the env is complete and its outputs are unchanged
     #[arg(long)]
     check: bool,
 }
@@ -39,7 +37,6 @@ struct EnvRow {
     holder: Option<lock::Holder>,
 }
 
-/// Lists envs.
 pub fn ls(cx: &Context, _args: &LsArgs) -> Result<()> {
     let mut rows = Vec::new();
     if let Some(store) = Store::open_existing(&cx.config.home)? {
@@ -108,13 +105,12 @@ fn state(store: &Store, env: &str, record: &Record, holder: Option<&lock::Holder
     }
 }
 
-/// Says how long ago something was.
+/// Formats how long ago something was.
 pub fn ago(then: Timestamp) -> String {
     let since = Timestamp::now().duration_since(then);
     size::age(since.try_into().unwrap_or_default())
 }
 
-/// Shows an env.
 pub fn status(cx: &Context, args: &StatusArgs) -> Result<u8> {
     let store = cx.existing_store()?;
     let mut record = store.known(&args.name)?;
@@ -234,7 +230,7 @@ pub fn status(cx: &Context, args: &StatusArgs) -> Result<u8> {
     Ok(code)
 }
 
-/// A result that is not in an output volume as a step left it.
+/// A result in an output volume that was changed or removed.
 #[derive(Serialize)]
 struct Changed {
     volume: String,

@@ -1,4 +1,4 @@
-//! Owns `lock`: writing down what a profile stands for, and saying what changed between two lock files.
+//! Owns `lock`: writes the exact inputs of a profile to a lock file, and shows what changed between two lock files.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -30,10 +30,8 @@ use crate::up::resolve::Prepared;
 use crate::up::select::SelectArgs;
 use crate::up::sources;
 
-/// What `--update` calls everything.
 const ALL: &str = "all";
 
-/// Arguments of `lock`.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct LockArgs {
@@ -44,7 +42,7 @@ pub struct LockArgs {
     /// Image or source to lock anew, as it is now, or `all`; may be given again
     #[arg(short, long, value_name = "NAME")]
     update: Vec<String>,
-    /// Also lock outputs of steps that were built on files of an earlier build [default: `reuse` in the configuration]
+    /// Also lock outputs of steps that were built on files from an earlier build [default: `reuse` in the configuration]
     #[arg(long)]
     allow_incremental: bool,
     /// The lock file [default: ENV.lock beside the profile, or here for a built-in one]
@@ -52,14 +50,12 @@ pub struct LockArgs {
     file: Option<PathBuf>,
 }
 
-/// What else to do with lock files.
 #[derive(Debug, Subcommand)]
 pub enum LockCommand {
     /// Show what changed between two lock files
     Diff(DiffArgs),
 }
 
-/// Arguments of `lock diff`.
 #[derive(Debug, Args)]
 pub struct DiffArgs {
     /// The older lock file
@@ -68,7 +64,6 @@ pub struct DiffArgs {
     new: PathBuf,
 }
 
-/// Writes a lock file, or compares two.
 pub fn lock(cx: &Context, args: &LockArgs) -> Result<()> {
     if let Some(LockCommand::Diff(args)) = &args.command {
         return diff(cx, args);
@@ -76,7 +71,7 @@ pub fn lock(cx: &Context, args: &LockArgs) -> Result<()> {
     let request = args.select.request("lock");
     let mut prepared = Prepared::new(cx, &request)?;
     prepared.reuse = prepared.reuse.or_asked(args.allow_incremental);
-    // An env's own layers are nobody else's.
+    // An env's own layers are of no use to others.
     prepared.own = false;
     let path = match &args.file {
         Some(file) => file.clone(),
@@ -107,7 +102,7 @@ pub fn lock(cx: &Context, args: &LockArgs) -> Result<()> {
         (outcome, _) => outcome?,
     };
     let changes = old.as_ref().map(|old| lockfile::changes(old, &lock));
-    // What a machine was is no reason to touch a file that says the same.
+    // A changed machine description alone is no reason to rewrite the file.
     let is_older = old.as_ref().is_some_and(|old| old.version < VERSION);
     if is_older || changes.as_ref().is_none_or(|changes| !changes.is_empty()) {
         lockfile::write(&path, &lock)?;
@@ -116,7 +111,8 @@ pub fn lock(cx: &Context, args: &LockArgs) -> Result<()> {
     say(cx, &path, &lock, changes, is_older)
 }
 
-/// Refuses to write over the lock file of something else; without parameters, those of the lock file are meant.
+/// Refuses to overwrite the lock file of another profile. Without parameters on the command line, those of the lock
+/// file apply.
 fn fits(path: &Path, old: &Lockfile, prepared: &mut Prepared) -> Result<()> {
     let mut now = locked::choices(prepared);
     let none = BTreeMap::new();
@@ -126,7 +122,7 @@ fn fits(path: &Path, old: &Lockfile, prepared: &mut Prepared) -> Result<()> {
         return Err(Error::new(
             Kind::Usage,
             format!(
-                "`{}` is the lock file of something else: {first}",
+                "`{}` is the lock file of another profile: {first}",
                 path.display()
             ),
         )
@@ -218,7 +214,7 @@ impl Work<'_> {
             lock: lock.clone(),
             command,
         };
-        // From here on the way of `up --locked`, so that what it would refuse is not written down.
+        // From here on the same code as `up --locked`, so that nothing is locked that it would refuse.
         locked::adopt(self.cx, prepared, pinned)?;
         let (sources, notes) =
             sources::prepare(prepared, self.store, false, self.signals, self.reporter)?;
@@ -249,7 +245,7 @@ impl Work<'_> {
         Ok(lock)
     }
 
-    /// Returns the steps, with what those that have run here have left, or had when they were locked.
+    /// Returns the steps, with outputs from this machine's runs, or else as they were locked.
     fn steps(&self, prepared: &mut Prepared, lock: &Lockfile) -> Result<Vec<LockedStep>> {
         let mut left = BTreeMap::new();
         let mut refused = Vec::new();
@@ -269,11 +265,11 @@ impl Work<'_> {
         }
         if !refused.is_empty() {
             self.warn(format!(
-                "not locked, as it was built on what another build had left: what {} fetched; `up --clean` builds it anew, `--allow-incremental` locks it",
+                "not locked, because it was built on files from an earlier build: the files fetched by {}; build them anew with `up --clean`, or lock them with `--allow-incremental`",
                 refused.join(", ")
             ));
         }
-        // As with all the rest, what is locked stays.
+        // As everywhere: what is locked stays.
         let old = self.old.filter(|_| !self.updates(ALL));
         let prints = |step: &Step| {
             old.and_then(|old| locked::locked_prints(old, step))
@@ -311,7 +307,7 @@ impl Work<'_> {
         Git::new(&prepared.inputs.user)
     }
 
-    /// The machine's list may grow; what is locked stays as it is until everything is locked anew.
+    /// The machine's list of targets may grow; what is locked stays until everything is locked anew.
     fn machine_targets(&self, prepared: &Prepared) -> Vec<String> {
         match self.old {
             Some(old) if !self.updates(ALL) => old.machine_targets.clone(),
@@ -324,7 +320,7 @@ impl Work<'_> {
         }
     }
 
-    /// Returns the image as it was locked, or builds it and describes it.
+    /// Returns the image as it was locked, or builds and describes it.
     fn image(&self, prepared: &Prepared) -> Result<LockedImage> {
         let name = &prepared.profile.image.value;
         let recipe = &prepared.recipe;
@@ -405,7 +401,7 @@ impl Work<'_> {
         Ok(sources)
     }
 
-    /// Returns the files of caches that the profile locks: those that were locked, and what came since.
+    /// Returns the cache files that the profile locks: those already locked, and new ones.
     fn files(&self, prepared: &Prepared) -> Result<BTreeMap<String, BTreeMap<String, CacheFile>>> {
         let mut all = BTreeMap::new();
         for volume in prepared
@@ -421,7 +417,7 @@ impl Work<'_> {
             if let Some(old) = self.old.and_then(|old| old.files.get(&volume.name))
                 && !self.updates(ALL)
             {
-                // What rockenv fetches is looked up anew: it is as the source says.
+                // Files that rockenv itself fetches are looked up again: the source decides.
                 let old = old.iter().filter(|(_, file)| file.url().is_none());
                 files.extend(old.map(|(path, file)| (path.clone(), file.clone())));
             }
@@ -454,7 +450,7 @@ impl Work<'_> {
                 content: None,
                 submodules: BTreeMap::new(),
             },
-            // A commit is what it was, and one that the store has is what envs are built from.
+            // A commit does not change, and envs are built from the store's copy.
             None => {
                 let mut say = |message: &str| {
                     self.reporter.emit(&Event::Note {
@@ -472,14 +468,14 @@ impl Work<'_> {
     }
 }
 
-/// Locks what a fingerprint says; changes that are in no commit could be had by nobody else.
+/// Locks by fingerprint. Uncommitted changes are refused: nobody else could get them.
 fn by_fingerprint(name: &str, directory: &Path, print: &str) -> Result<LockedSource> {
     let (kind, rest) = print.split_once(':').unwrap_or_default();
     if rest.contains('+') {
         return Err(Error::new(
             Kind::Drift,
             format!(
-                "source `{name}` in `{}` has changes that are in no commit: a lock file could not name them",
+                "source `{name}` in `{}` has uncommitted changes, which a lock file cannot name",
                 directory.display()
             ),
         )
@@ -534,10 +530,10 @@ fn say(
             count(lock.hooks.len(), "hook"),
             count(lock.steps.len(), "step")
         ),
-        (false, true) if was_older => format!("wrote {file}: nothing changed but its format"),
+        (false, true) if was_older => format!("wrote {file}: only its format changed"),
         (false, true) => format!("{file}: nothing changed"),
         (false, false) => {
-            // What only follows is no change of its own.
+            // A change that follows from another is not counted.
             let own = changes.iter().filter(|change| change.follows.is_none());
             format!("wrote {file}: {}", count(own.count().max(1), "change"))
         }

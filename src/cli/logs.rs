@@ -1,4 +1,4 @@
-//! Owns `logs`: a step's output as it was, or as it comes.
+//! Owns `logs`: shows a step's output, finished or as it comes.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -13,17 +13,16 @@ use crate::sys::error::{Error, Result};
 use crate::up::context::Context;
 use crate::up::seize::holder;
 
-/// How often a log that grows is looked at.
+/// Polling interval for a growing log.
 const PERIOD: Duration = Duration::from_millis(100);
 
-/// Arguments of `logs`.
 #[derive(Debug, Args)]
 pub struct LogsArgs {
     /// The env
     name: String,
     /// The step [default: the last one that ran]
     step: Option<String>,
-    /// Go on as long as the step runs
+    /// Follow the output while the step runs
     #[arg(short, long)]
     follow: bool,
     /// Show the time and stream of each line
@@ -34,14 +33,14 @@ pub struct LogsArgs {
     raw: bool,
 }
 
-/// Shows a log, and with `--follow` those of the steps after it.
+/// Shows a log, and with `--follow` the logs of later steps.
 pub fn logs(cx: &Context, args: &LogsArgs) -> Result<()> {
     let store = cx.existing_store()?;
     store.known(&args.name)?;
     let mut path = all(&store, args)?.pop_last().ok_or_else(|| none(args))?;
     let mut log = Reader::open(&path)?;
     loop {
-        // Asked before reading, and in this order: what was written before the end is then read for certain.
+        // Asked before reading, in this order: everything written before the end is then certain to be read.
         let running =
             args.follow && holder(&store, &args.name).is_some_and(|holder| holder.verb == "up");
         let next = match args.follow {
@@ -82,8 +81,8 @@ fn show(cx: &Context, lines: &[u8], args: &LogsArgs) {
     }
 }
 
-/// Returns the logs, of the step if one is named, in the order in which they were begun: each is named by the time
-/// of its `up` and the number of its step.
+/// Returns the logs in the order in which they began; only those of the step if one is named. Each name contains the
+/// time of its `up` and the number of its step.
 fn all(store: &Store, args: &LogsArgs) -> Result<BTreeSet<PathBuf>> {
     let mut found = BTreeSet::new();
     let runs = match fs::read_dir(store.env_dir(&args.name).join("logs")) {

@@ -1,4 +1,4 @@
-//! Owns the command line's shape; what a command does is in `commands`.
+//! Owns the command line's shape. Each verb's file runs its command.
 
 pub mod cache;
 pub(crate) mod completions;
@@ -57,7 +57,6 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// Flags of every command.
 #[derive(Clone, Debug, Default, Args)]
 pub struct GlobalArgs {
     /// Print more; repeat for even more
@@ -77,7 +76,6 @@ pub struct GlobalArgs {
     pub home: Option<PathBuf>,
 }
 
-/// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Build an env, or bring it up to date

@@ -1,5 +1,5 @@
-//! Owns `on`: a command of rockenv's on another machine, by ssh. Everything is there: store, sources, caches, containers.
-//! This machine sends the program and what it has configured, shows what is said, and fetches results.
+//! Owns `on`: runs a rockenv command on another machine, by ssh. Store, sources, caches and containers are all there.
+//! This machine sends the program and its configuration, shows the output, and fetches results.
 
 use std::io::Write as _;
 use std::path::{Component, Path, PathBuf};
@@ -19,10 +19,9 @@ use crate::tree::write::{Existing, Writer};
 use crate::up::context::Context;
 use crate::up::select::quoted;
 
-/// Where the other machine keeps it, below the user's home.
+/// The directory on the other machine, below the user's home.
 const PLACE: &str = ".cache/rockenv";
 
-/// Arguments of `on`.
 #[derive(Debug, Args)]
 pub struct OnArgs {
     /// The machine
@@ -34,10 +33,11 @@ pub struct OnArgs {
     /// Send a file or directory below the working directory too; may be given again
     #[arg(long, value_name = "PATH")]
     send: Vec<PathBuf>,
-    /// Send also what was changed on both machines: the other's becomes `PATH.~1~` there
+    /// Also send files that were changed on both machines: the other machine's file becomes `PATH.~1~` there
     #[arg(long)]
     backup: bool,
-    /// Fetch a file or directory after success, below the working directory on both machines; no file here is replaced
+    /// After success, fetch a file or directory, below the working directory on both machines; no file here is
+    /// replaced
     #[arg(long, value_name = "PATH")]
     fetch: Vec<PathBuf>,
     /// The rockenv command to run there, such as `up gfx1103`
@@ -55,7 +55,7 @@ pub fn on(cx: &Context, args: &OnArgs) -> Result<u8> {
     for path in args.send.iter().chain(&args.fetch) {
         check_below(path)?;
     }
-    // Nothing of root's is needed here: the files and the keys are the caller's.
+    // This needs none of root's rights: the files and the keys are the caller's.
     become_caller()?;
     let way = Way {
         machine: &args.machine,
@@ -82,7 +82,7 @@ pub fn on(cx: &Context, args: &OnArgs) -> Result<u8> {
     Ok(code)
 }
 
-/// Refuses what is not below the working directory.
+/// Refuses paths outside the working directory.
 fn check_below(path: &Path) -> Result<()> {
     let below = path
         .components()
@@ -105,7 +105,7 @@ fn short(bytes: &[u8]) -> String {
     hex::encode(Sha256::digest(bytes))[..16].to_owned()
 }
 
-/// Makes sure that this very program is there; returns its path below the home.
+/// Makes sure that this exact program is there; returns its path below the home.
 fn send_program(cx: &Context, way: &Way<'_>) -> Result<String> {
     let bytes = fs::read(Host::probe()?.program)?;
     let digest = hex::encode(Sha256::digest(&bytes));
@@ -120,7 +120,7 @@ fn send_program(cx: &Context, way: &Way<'_>) -> Result<String> {
         Some(0) => return Ok(path),
         Some(3) => {
             return Err(Error::unavailable(format!(
-                "{} is no x86_64 machine",
+                "{} is not an x86_64 machine",
                 way.machine
             )));
         }
@@ -143,7 +143,7 @@ mv "$new" "$HOME/$1""#;
     Ok(path)
 }
 
-/// Lists what is here of configuration, profiles, images and hooks, and of `more`, with the directories that they are in.
+/// Lists the local configuration, profiles, images and hooks, and `more`, with their parent directories.
 fn files(working: &Path, more: &[PathBuf]) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(working)? {
@@ -190,12 +190,12 @@ fn list(working: &Path, path: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
             list(working, &path.join(entry?.file_name()), found)?;
         }
     } else if !kind.is_file() && !kind.is_symlink() {
-        return refuse("it is no file, directory or link");
+        return refuse("it is not a file, directory or link");
     }
     Ok(())
 }
 
-/// Makes the directory there have these files, unless they were changed there.
+/// Copies these files into the directory there, except over files that were changed there.
 fn send_files(
     way: &Way<'_>,
     working: &Path,
@@ -216,7 +216,7 @@ fn send_files(
     words.extend(more.iter().map(|path| &**path));
     let said = way.exchange("store files", script, &words, |pipe| {
         let mut pipe = std::io::BufWriter::new(pipe);
-        // An archive that was cut off looks like one that has an end.
+        // An archive that was cut off at a record looks complete, so the count goes first.
         writeln!(pipe, "{}", files.len())?;
         let mut archive = tar::Builder::new(pipe);
         archive.follow_symlinks(false);
@@ -229,25 +229,26 @@ fn send_files(
         .map_err(|error| Error::unexpected(format!("{} sent no result", way.machine)).source(error))
 }
 
-/// Says what became of files that were changed there; an error where they were changed here too.
+/// Reports files that were changed there; an error if they were changed here too.
 fn say(cx: &Context, outcome: &Outcome, args: &OnArgs) -> Result<()> {
     let (machine, url) = (&args.machine, args.machine.url());
     for path in &outcome.kept {
         let path = path.display();
         cx.ui.note(&format!(
-            "`{path}` was changed on {machine} and not here: it stays as it is there"
+            "`{path}` was changed on {machine} but not here: keeping the file there"
         ));
     }
     for path in &outcome.left {
         let path = path.display();
         cx.ui.note(&format!(
-            "`{path}` is gone here, but was changed on {machine}: it stays there"
+            "`{path}` was removed here but changed on {machine}: keeping the file there"
         ));
     }
     for (path, name) in &outcome.aside {
         let (path, name) = (path.display(), name.display());
-        cx.ui
-            .note(&format!("`{path}` of {machine} is `{name}` there now"));
+        cx.ui.note(&format!(
+            "`{path}` on {machine} was renamed to `{name}` there"
+        ));
     }
     let Some(first) = outcome.conflicts.first() else {
         return Ok(());
@@ -264,18 +265,18 @@ fn say(cx: &Context, outcome: &Outcome, args: &OnArgs) -> Result<()> {
     Err(Error::new(
         Kind::Drift,
         format!(
-            "{} changed on {machine} and here since it was sent; nothing was done",
+            "{} changed both on {machine} and here since it was sent; nothing was done",
             names.join(", ")
         ),
     )
     .help(format!(
-        "`mv {theirs} {mine} && rockenv on {url} --fetch {theirs}` brings the other one; `{}` sends this one, and keeps the other \
+        "`mv {theirs} {mine} && rockenv on {url} --fetch {theirs}` fetches the file from there; `{}` sends the local file, and keeps the \
          one there as `{theirs}.~1~`",
         with_backup(args)
     )))
 }
 
-/// Returns what to type for the same with `--backup`.
+/// Returns the same command with `--backup`, to type.
 fn with_backup(args: &OnArgs) -> String {
     let mut words = vec!["rockenv".into(), "on".into(), args.machine.url()];
     words.extend(args.sudo.then(|| "--sudo".to_owned()));
@@ -290,9 +291,11 @@ fn with_backup(args: &OnArgs) -> String {
     words.join(" ")
 }
 
-/// Runs rockenv there, at a terminal where we are at one. It ends with the connection: nobody would see how it goes on.
+/// Runs rockenv there, at a terminal if we are at one. It ends with the connection, because nobody would see its
+/// further output.
 fn run(cx: &Context, way: &Way<'_>, place: &str, program: &str, args: &OnArgs) -> Result<u8> {
-    // The shell makes an exit code of a signal, which ssh would take for a failure of its own; Ctrl-C is not for the shell.
+    // The shell turns a signal into an exit code, because ssh reports a signal as a failure of its own; Ctrl-C must
+    // not end the shell.
     let script = r#"cd "$HOME/$1/work" || exit 1
 program=$HOME/$2 sudo=$3 trusted=$4
 shift 4
@@ -308,21 +311,21 @@ exit $?"#;
     words.extend(args.command.iter().map(String::as_str));
     let terminals = cx.ui.settings().terminals;
     let reads = reads_input(&args.command);
-    // A terminal there has one output: what is told apart here has to stay apart.
+    // A terminal there merges stdout and stderr. If they are separate here, they must stay separate.
     let at_terminal = terminals.stdin && terminals.stdout && (terminals.stderr || reads);
     let options: &[&str] = match at_terminal {
-        // Without ssh's own last words.
+        // Hides ssh's own closing message.
         true => &["-t", "-o", "LogLevel=ERROR"],
         false => &[],
     };
     let mut command = way.script_with(options, script, &words)?;
     if !at_terminal && !reads {
-        // It would take what is meant for whoever comes after us.
+        // It would consume input that is meant for a later program.
         command.stdin(Stdio::null());
     }
     let status = way.start(command)?.wait()?;
     match status.code() {
-        // What sudo ends with that refuses, and a shell that finds none.
+        // 1: sudo refuses. 126, 127: the shell finds no sudo.
         Some(1 | 126 | 127) if args.sudo => check_sudo(way, options, program)?,
         _ => {}
     }
@@ -332,7 +335,7 @@ exit $?"#;
     }
 }
 
-/// Tells a sudo that refuses from a command that failed: it has said why.
+/// Distinguishes a sudo that refuses from a command that failed and has reported why.
 fn check_sudo(way: &Way<'_>, options: &[&str], program: &str) -> Result<()> {
     let script = r#"exec sudo -n "$HOME/$1" --version >/dev/null 2>&1"#;
     let mut command = way.script_with(options, script, &[program])?;
@@ -352,14 +355,14 @@ fn check_sudo(way: &Way<'_>, options: &[&str], program: &str) -> Result<()> {
     ))
 }
 
-/// Returns whether a command of rockenv's hands its input on to another.
+/// Returns whether a rockenv command passes its input on.
 fn reads_input(words: &[String]) -> bool {
     let words = std::iter::once("rockenv").chain(words.iter().map(String::as_str));
     let parsed = Cli::try_parse_from(words);
     parsed.is_ok_and(|cli| matches!(cli.command, Command::Exec(_) | Command::Shell(_)))
 }
 
-/// Fetches a file or directory from there, whole or not at all.
+/// Fetches a file or directory, all or nothing.
 fn fetch(way: &Way<'_>, place: &str, working: &Path, path: &Path) -> Result<()> {
     let name = path.to_string_lossy();
     let cannot = || format!("cannot fetch `{name}` from {}", way.machine);
@@ -394,13 +397,16 @@ fn unpack(pipe: impl std::io::Read, directory: &Path) -> std::io::Result<()> {
     archive.unpack(directory)
 }
 
-/// Moves files below `working`. One that is there already with the same content stays; where one has another, nothing is moved.
+/// Moves files below `working`. A file with the same content stays; if any file differs, nothing is moved.
 fn place_below(arriving: &Path, working: &Path) -> Result<()> {
     let (from, to) = (Tree::open(arriving)?, Tree::open(working)?);
     let in_the_way = |path: &Path| {
         Error::new(
             Kind::Usage,
-            format!("`{}` is here already, and another", path.display()),
+            format!(
+                "`{}` exists already, with different content",
+                path.display()
+            ),
         )
         .help(format!("mv {0} {0}.mine", quoted(&path.to_string_lossy())))
     };
@@ -412,7 +418,7 @@ fn place_below(arriving: &Path, working: &Path) -> Result<()> {
             _ => return Err(in_the_way(&path)),
         }
     }
-    // New directories, empty ones too, keep their permissions and times.
+    // New directories, even empty ones, keep their permissions and times.
     let mut writer = Writer::open(working, None, false)?;
     for (path, entry) in Listing::of(arriving)?.entries {
         if entry.is_directory() {

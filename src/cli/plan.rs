@@ -1,4 +1,4 @@
-//! Owns `plan`: what `up` would do, with its reasons, and what beginning with finished parts would save.
+//! Owns `plan`: shows what `up` would do, with reasons, and what each starting point would save.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -143,8 +143,8 @@ pub fn plan(cx: &Context, args: UpOptions) -> Result<()> {
             .any(|volume| volume.kind == VolumeKind::Build)
     {
         let word = match plan.volumes {
-            Volumes::Live => "stay as they are",
-            Volumes::Restored => "are restored from the snapshot before",
+            Volumes::Live => "are kept",
+            Volumes::Restored => "are restored from the previous snapshot",
             Volumes::Fresh => "start empty",
         };
         notes.push(format!("build volumes {word}"));
@@ -155,7 +155,7 @@ pub fn plan(cx: &Context, args: UpOptions) -> Result<()> {
     Ok(())
 }
 
-/// Returns what steps of this profile cost on this machine, by step.
+/// Returns the cost of this profile's steps on this machine, by step.
 fn recorded(store: &Store, spec: &Spec) -> Result<BTreeMap<String, Figure>> {
     let mut found = BTreeMap::new();
     for env in store.envs()? {
@@ -199,7 +199,7 @@ fn shown_ways(ways: &[Way]) -> Table {
             let (time, disk) = (time.unwrap_or_default(), disk.unwrap_or_default());
             format!("{}{time}{disk} ({})", figure.step, figure.source)
         });
-        // One line for each figure: they are what the sums are to be judged by.
+        // One line per figure, so that the sums can be judged.
         let mut by = by.collect::<Vec<_>>().into_iter();
         table.row([
             way.name.clone(),

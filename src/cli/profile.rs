@@ -1,4 +1,4 @@
-//! Owns `profile`: listing, showing, checking and beginning profiles.
+//! Owns `profile`: lists, shows, checks and creates profiles.
 
 use std::path::Path;
 
@@ -16,7 +16,6 @@ use crate::up::context::Context;
 use crate::up::resolve::Prepared;
 use crate::up::select::UpRequest;
 
-/// What to do with profiles.
 #[derive(Debug, Subcommand)]
 pub enum ProfileCommand {
     /// List profiles
@@ -25,11 +24,10 @@ pub enum ProfileCommand {
     Show(ShowArgs),
     /// Check profiles for mistakes
     Check(CheckArgs),
-    /// Begin a new profile
+    /// Create a new profile
     New(NewArgs),
 }
 
-/// Arguments of `profile show`.
 #[derive(Debug, Args)]
 pub struct ShowArgs {
     /// Profile, target or profile file
@@ -46,7 +44,6 @@ pub struct ShowArgs {
     param: Vec<String>,
 }
 
-/// Arguments of `profile check`.
 #[derive(Debug, Args)]
 pub struct CheckArgs {
     /// Profiles or files [default: every profile there is]
@@ -57,7 +54,6 @@ pub struct CheckArgs {
     target: Vec<String>,
 }
 
-/// Arguments of `profile new`.
 #[derive(Debug, Args)]
 pub struct NewArgs {
     /// Its name
@@ -67,7 +63,6 @@ pub struct NewArgs {
     print: bool,
 }
 
-/// Works with profiles; returns the exit code.
 pub fn profile(cx: &Context, command: ProfileCommand) -> Result<u8> {
     match command {
         ProfileCommand::Ls => ls(cx).map(|()| 0),
@@ -197,7 +192,7 @@ fn request<'a>(what: &'a str, targets: &'a [String], params: &'a [String]) -> Up
     }
 }
 
-/// What `profile check` says of one profile.
+/// The result of `profile check` for one profile.
 #[derive(Debug, Serialize)]
 struct Checked {
     profile: String,
@@ -235,7 +230,7 @@ fn check(cx: &Context, args: &CheckArgs) -> Result<u8> {
                 report
             }
             Err(error) => {
-                // An invalid profile says more than one that is not there.
+                // The exit code of an invalid profile wins over that of a missing one.
                 if code != Kind::Invalid.exit_code() {
                     code = error.kind().exit_code();
                 }
@@ -281,7 +276,7 @@ fn check_one(cx: &Context, what: &str, targets: &[String]) -> Result<(Spec, Vec<
     let (profile, mut advice) = profile::check(&cx.config.profile_dirs, what)?;
     let spec = match resolve_unseen(cx, what, targets) {
         Err(error) if profile.targets.is_empty() && targets.is_empty() => {
-            // It may only want a target, which it leaves to the command line.
+            // The profile may need nothing but a target from the command line.
             let Some(example) = Target::parse("gfx1103")
                 .ok()
                 .map(|target| target.to_string())
@@ -291,7 +286,7 @@ fn check_one(cx: &Context, what: &str, targets: &[String]) -> Result<(Spec, Vec<
             let spec =
                 resolve_unseen(cx, what, std::slice::from_ref(&example)).map_err(|_| error)?;
             advice.push(format!(
-                "it names no targets: checked for {example}, and `up` will want `--target`"
+                "it names no targets: checked for {example}; `up` needs `--target`"
             ));
             spec
         }
@@ -300,7 +295,7 @@ fn check_one(cx: &Context, what: &str, targets: &[String]) -> Result<(Spec, Vec<
     Ok((spec, advice))
 }
 
-/// Resolves without a look at the store or at any source.
+/// Resolves without reading the store or any source.
 fn resolve_unseen(cx: &Context, what: &str, targets: &[String]) -> Result<Spec> {
     let mut prepared = Prepared::new(cx, &request(what, targets, &[]))?;
     "unseen".clone_into(&mut prepared.inputs.image_key);

@@ -1,4 +1,4 @@
-//! Owns the way from the process's arguments to an exit code.
+//! Owns the process: from its arguments to an exit code.
 
 use std::process::ExitCode;
 
@@ -19,7 +19,6 @@ use crate::ui::{Settings, Terminals, Ui};
 use crate::up::context::Context;
 use crate::{engine, remote};
 
-/// Runs the program.
 pub(crate) fn run() -> ExitCode {
     let mut arguments = std::env::args_os();
     if let Some(program) = arguments.next().filter(|program| shim::is_meant(program)) {
@@ -31,7 +30,7 @@ pub(crate) fn run() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            // Help and version are results; the rest is a usage error. A closed pipe is nobody's problem.
+            // Help and version are results; the rest is a usage error. A closed pipe is no failure.
             let code = if error.use_stderr() {
                 Kind::Usage.exit_code()
             } else {
@@ -69,10 +68,10 @@ pub(crate) fn run() -> ExitCode {
     }
 }
 
-/// Goes by the targets that the store learned.
+/// Uses the targets that the store learned.
 fn heed_learned(cx: &Context) {
     let home = &cx.config.home;
-    // A store of somebody else's is refused by whoever opens it.
+    // Opening another user's store reports the refusal.
     if nix::unistd::access(&target::learned_file(home), AccessFlags::R_OK).is_err() {
         return;
     }
@@ -80,7 +79,7 @@ fn heed_learned(cx: &Context) {
         Ok(Some(learned)) => learned.install(),
         Ok(None) => {}
         Err(error) => cx.ui.warn(&format!(
-            "{}; only the targets that are compiled in are known: `rockenv target learn --source DIR` writes it again",
+            "{}; using the built-in targets only; write the file again with `rockenv target learn --source DIR`",
             error.chain().join(": ")
         )),
     }
@@ -103,8 +102,8 @@ fn settings(global: &GlobalArgs, config: Option<&Config>) -> Settings {
     }
 }
 
-/// Runs what rockenv starts itself with: holder, agent, the trash's reaper, and the helpers inside an env
-/// and on another machine.
+/// Runs the processes that rockenv starts from its own binary: holder, agent, trash reaper, and the helpers inside an
+/// env and on another machine.
 fn own_subcommand() -> Option<ExitCode> {
     let mut arguments = std::env::args_os().skip(1);
     let name = arguments.next()?.into_string().ok()?;
@@ -141,7 +140,7 @@ fn reap(arguments: &[String]) -> Result<()> {
     let root = arguments
         .first()
         .ok_or_else(|| Error::new(Kind::Usage, "no store given"))?;
-    // A terminal's Ctrl-C is not for a process that only cleans up.
+    // A terminal's Ctrl-C must not reach a process that only cleans up.
     let _: nix::Result<nix::unistd::Pid> = nix::unistd::setsid();
     match crate::store::Store::open_existing(root.as_ref())? {
         Some(store) => store

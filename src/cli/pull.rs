@@ -1,4 +1,4 @@
-//! Owns `pull`: snapshots from a registry, by their name there, or those of an env that the store lost.
+//! Owns `pull`: fetches snapshots from a registry, by their name there, or the missing ones of an env.
 
 use clap::Args;
 
@@ -14,18 +14,17 @@ use crate::up::context::Context;
 use crate::up::registry;
 use crate::up::task::{Subject, with_progress};
 
-/// Arguments of `pull`.
 #[derive(Debug, Args)]
 pub struct PullArgs {
-    /// The snapshot, as `HOST/NAME:TAG` where the tag is a step's key or one that `push` was given; or an env whose snapshots are gone
+    /// Snapshot as `HOST/NAME:TAG`, where the tag is a step's key or one given to `push`; or an env whose snapshots
+    /// are gone
     #[arg(value_name = "REF|ENV")]
     what: String,
-    /// Also take snapshots that were built on files of an earlier build [default: `reuse` in the configuration]
+    /// Also take snapshots that were built on files from an earlier build [default: `reuse` in the configuration]
     #[arg(long)]
     allow_incremental: bool,
 }
 
-/// Pulls snapshots.
 pub fn pull(cx: &Context, args: &PullArgs) -> Result<()> {
     cx.host_as_root("pulling snapshots")?;
     let signals = Signals::take()?;
@@ -46,7 +45,7 @@ pub fn pull(cx: &Context, args: &PullArgs) -> Result<()> {
     Ok(())
 }
 
-/// Whoever pulls.
+/// Everything that pulling needs.
 struct Asking<'a> {
     cx: &'a Context,
     reuse: Reuse,
@@ -67,12 +66,13 @@ impl Asking<'_> {
             false => Wanted::Named(name.clone()),
         };
         self.one(store, &repository, &wanted, None)?.ok_or_else(|| {
-            Error::not_found(format!("there is no snapshot `{name}` at `{repository}`"))
-                .help(format!("rockenv push ENV {text}, where it was built"))
+            Error::not_found(format!("there is no snapshot `{name}` at `{repository}`")).help(
+                format!("rockenv push ENV {text}, on the machine that built it"),
+            )
         })
     }
 
-    /// Pulls the last of an env's steps that the registry has.
+    /// Pulls the snapshot of the env's last step that the registry has.
     fn of_env(&self, store: &Store, env: &str) -> Result<Pulled> {
         let repository = registry::repository(self.cx, None)?;
         let record = store.known(env).map_err(|error| {
@@ -91,7 +91,7 @@ impl Asking<'_> {
         )?;
         let nothing = || {
             Error::not_found(format!("`{repository}` has no snapshot of env `{env}`"))
-                .help(format!("rockenv push {env}, where it was built"))
+                .help(format!("rockenv push {env}, on the machine that built it"))
         };
         let wanted = Wanted::Key(found.ok_or_else(nothing)?);
         let service = record.service.as_deref();
@@ -128,7 +128,7 @@ impl Asking<'_> {
         self.reporter.emit(&Event::Finished {
             outcome: if nothing { Outcome::Hit } else { Outcome::Done },
             message: match nothing {
-                true => "the store has all of it".to_owned(),
+                true => "the store already has all of it".to_owned(),
                 false => registry::said("pulled", &pulled, repository),
             },
         });

@@ -1,4 +1,4 @@
-//! Owns `push`: which of an env's snapshots others can stand on, and sending them.
+//! Owns `push`: selects an env's shareable snapshots, and sends them.
 
 use std::time::Instant;
 
@@ -19,23 +19,22 @@ use crate::up::context::Context;
 use crate::up::registry;
 use crate::up::task::{Subject, with_progress};
 
-/// Arguments of `push`.
 #[derive(Debug, Args)]
 pub struct PushArgs {
     /// The env
     env: String,
-    /// Where to: `HOST/NAME`, and `:TAG` for one more name of the last snapshot [default: `registry` in the configuration]
+    /// Destination: `HOST/NAME`, and `:TAG` as another name for the last snapshot [default: `registry` in the
+    /// configuration]
     #[arg(value_name = "REF")]
     reference: Option<String>,
     /// Last step whose snapshot is pushed
     #[arg(long, value_name = "STEP")]
     until: Option<String>,
-    /// Also push snapshots that were built on files of an earlier build [default: `reuse` in the configuration]
+    /// Also push snapshots that were built on files from an earlier build [default: `reuse` in the configuration]
     #[arg(long)]
     allow_incremental: bool,
 }
 
-/// Pushes an env's snapshots.
 pub fn push(cx: &Context, args: &PushArgs) -> Result<()> {
     cx.host_as_root("pushing snapshots")?;
     let repository = registry::repository(cx, args.reference.as_deref())?;
@@ -67,7 +66,7 @@ pub fn push(cx: &Context, args: &PushArgs) -> Result<()> {
     Ok(())
 }
 
-/// Pushes what others can use; returns what to say of it.
+/// Pushes the shareable snapshots; returns the closing message.
 pub(crate) fn send(
     cx: &Context,
     store: &Store,
@@ -97,7 +96,7 @@ pub(crate) fn send(
     })?;
     said_of_sockets(&pushed, reporter);
     let message = format!(
-        "{env}: {} snapshots are at {repository}; {} layers sent ({}), {} were there, in {}",
+        "{env}: {} snapshots at {repository}; {} layers sent ({}), {} already there, in {}",
         layers.len(),
         pushed.sent,
         size::bytes(pushed.sent_bytes),
@@ -107,18 +106,18 @@ pub(crate) fn send(
     Ok((pushed, message))
 }
 
-/// What of an env others can stand on.
+/// The shareable part of an env.
 pub(crate) struct Chosen {
     pub(crate) record: Record,
     pub(crate) image: Image,
     /// The lowest first.
     pub(crate) layers: Vec<Layer>,
-    /// Where their trees are at a service.
+    /// Where a service keeps their trees.
     pub(crate) kept: Option<Kept>,
 }
 
 impl Chosen {
-    /// Chooses it; says what cannot be shared, and why.
+    /// Chooses the shareable part; reports what cannot be shared, and why.
     pub(crate) fn of(
         store: &Store,
         env: &str,
@@ -159,7 +158,7 @@ impl Chosen {
             let layer = &layers[shareable].title;
             let (why, help) = match limit {
                 _ if first_incremental == Some(shareable) => (
-                    "it is incremental: built on files of an earlier build".to_owned(),
+                    "it is incremental: built on files from an earlier build".to_owned(),
                     format!(
                         "rockenv up {env} --clean makes a clean one; to share it anyway: --allow-incremental"
                     ),
@@ -190,7 +189,7 @@ impl Chosen {
         let image = layers.first().map_or(image, |layer| &layer.image_key);
         let image = store.image(image)?.ok_or_else(|| {
             Error::not_found(format!(
-                "the image of env `{env}` is not described any more"
+                "the description of the image of env `{env}` is gone"
             ))
             .help("rockenv fsck")
         })?;
@@ -203,13 +202,13 @@ impl Chosen {
     }
 }
 
-/// Returns an env's snapshots of steps.
 fn steps(record: &Record) -> impl DoubleEndedIterator<Item = &Snapshot> {
     let snapshots = record.snapshots.iter();
     snapshots.filter(|snapshot| snapshot.origin == Origin::Step)
 }
 
-/// Returns the snapshot of the last step that has one, in the order of the steps: it may be younger than one that stands on it.
+/// Returns the snapshot of the last step that has one, in step order: it may be older than the snapshots of earlier
+/// steps.
 pub(crate) fn last_step(record: &Record) -> Option<&Snapshot> {
     record
         .steps
@@ -218,22 +217,26 @@ pub(crate) fn last_step(record: &Record) -> Option<&Snapshot> {
         .find_map(|step| steps(record).find(|snapshot| snapshot.key.as_ref() == Some(&step.key)))
 }
 
-/// Says what no archive can hold.
+/// Warns of sockets, which no archive can hold.
 pub(crate) fn said_of_sockets(pushed: &Pushed, reporter: &Reporter) {
     if pushed.left_out > 0 {
         reporter.emit(&Event::Warning {
-            message: format!("{} sockets are left out", pushed.left_out),
+            message: format!(
+                "{} sockets left out: an archive cannot hold them",
+                pushed.left_out
+            ),
         });
     }
 }
 
-/// Returns how many layers, from below, are whole without this store.
+/// Returns how many layers, from the lowest, are complete without this store.
 fn shareable(layers: &[Layer]) -> usize {
     let live = |layer: &Layer| {
         let mut states = layer.volumes.values();
         states.any(|state| matches!(state, VolumeState::Live(_)))
     };
-    // On a volume that was not kept nobody else can stand; a later snapshot that has it again says all of it.
+    // A layer whose build volume was not kept is useless elsewhere. A later layer that has the volume again contains
+    // all of it.
     let whole = |layer: &Layer| layer.key.is_some() && !live(layer);
     match layers.iter().position(|layer| layer.key.is_none()) {
         Some(made_by_hand) => layers[..made_by_hand].iter().rposition(whole),
@@ -246,8 +249,8 @@ fn reason(layer: &Layer) -> String {
     let mut volumes = layer.volumes.iter();
     match volumes.find(|(_, state)| matches!(state, VolumeState::Live(_))) {
         Some((name, _)) => {
-            format!("its build volume `{name}` was not frozen with it, as this is an overlay store")
+            format!("its build volume `{name}` is not part of it, because this is an overlay store")
         }
-        None => "it was made by hand, and has no key".to_owned(),
+        None => "it was created manually and has no key".to_owned(),
     }
 }

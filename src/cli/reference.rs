@@ -1,4 +1,4 @@
-//! Owns the reference of the command line, made from clap's own definitions: `docs/cli.md` and the manual page.
+//! Owns the reference of the command line, generated from clap's definitions: `docs/cli.md` and the manual page.
 
 use std::fmt::Write as _;
 
@@ -8,21 +8,19 @@ use crate::cli::Cli;
 use crate::store::config::VARIABLES;
 use crate::sys::error::{EXIT_CODES, Result};
 
-/// Returns the whole command line, built.
 pub fn command() -> Command {
     let mut command = Cli::command().term_width(100);
     command.build();
     command
 }
 
-/// Returns the text of `docs/cli.md`.
 pub fn markdown() -> String {
     let command = command();
     let mut text = String::from(
-        "# Command line\n\n<!-- Made from the program itself by `ROCKENV_UPDATE=1 cargo test --test cli_reference`: edit the doc comments in src/. -->\n\n",
+        "# Command line\n\n<!-- Generated from the program by `ROCKENV_UPDATE=1 cargo test --test cli_reference`: edit the doc comments in src/. -->\n\n",
     );
     text.push_str("Results go to stdout, everything else to stderr. Configuration: flags, then `ROCKENV_*`, then `./rockenv.toml`,\n");
-    text.push_str("then `~/.config/rockenv/config.toml`, then `/etc/rockenv/config.toml`.\nFiles of the current directory count after [`rockenv trust`](security.md#the-current-directory).\n\n");
+    text.push_str("then `~/.config/rockenv/config.toml`, then `/etc/rockenv/config.toml`.\nFiles of the current directory apply after [`rockenv trust`](security.md#the-current-directory).\n\n");
     text.push_str("## Commands\n\n| command | what it does |\n| --- | --- |\n");
     each(&command, "", &mut |path, command| {
         if does_something(command) {
@@ -56,7 +54,7 @@ fn line(text: &mut String, line: &str) {
     text.push('\n');
 }
 
-/// Calls `with` for each visible command below, with the words that name it.
+/// Calls `with` for each visible subcommand, with its full name.
 fn each(command: &Command, path: &str, with: &mut dyn FnMut(&str, &Command)) {
     for inner in command.get_subcommands().filter(|one| !one.is_hide_set()) {
         let path = format!("{path} {}", inner.get_name()).trim().to_owned();
@@ -65,7 +63,7 @@ fn each(command: &Command, path: &str, with: &mut dyn FnMut(&str, &Command)) {
     }
 }
 
-/// Returns whether a command is more than the name that others begin with.
+/// Returns whether a command is more than a group of subcommands.
 fn does_something(command: &Command) -> bool {
     command.is_args_conflicts_with_subcommands_set()
         || command.get_subcommands().all(Command::is_hide_set)
@@ -163,7 +161,6 @@ fn shape(argument: &Arg) -> String {
     text
 }
 
-/// Returns the manual page of `rockenv` itself.
 pub fn main_page(command: &Command) -> Result<Vec<u8>> {
     let mut page = Vec::new();
     clap_mangen::Man::new(command.clone()).render(&mut page)?;
@@ -184,7 +181,7 @@ pub fn main_page(command: &Command) -> Result<Vec<u8>> {
     entry(
         &mut extra,
         "/var/lib/rockenv",
-        "The store of root; ~/.local/share/rockenv of others.",
+        "Root's store; ~/.local/share/rockenv for other users.",
     );
     page.extend_from_slice(extra.as_bytes());
     Ok(page)

@@ -8,25 +8,22 @@ use crate::sys::error::{Kind, Result};
 use crate::up::context::Context;
 use crate::up::seize::seize;
 
-/// Arguments of `down`.
 #[derive(Debug, Args)]
 pub struct DownArgs {
     /// The env
     name: String,
 }
 
-/// Arguments of `rm`.
 #[derive(Debug, Args)]
 pub struct RmArgs {
     /// The envs
     #[arg(required = true)]
     names: Vec<String>,
-    /// Stop first what runs in them
+    /// First stop everything that runs in them
     #[arg(short, long)]
     force: bool,
 }
 
-/// Stops what runs in an env.
 pub fn down(cx: &Context, args: &DownArgs) -> Result<()> {
     let store = cx.store_to_change("stopping an env")?;
     store.known(&args.name)?;
@@ -37,7 +34,6 @@ pub fn down(cx: &Context, args: &DownArgs) -> Result<()> {
     cx.tidy(&store)
 }
 
-/// Removes envs.
 pub fn rm(cx: &Context, args: &RmArgs) -> Result<()> {
     cx.host_as_root("removing an env")?;
     let store = cx.existing_store()?;
@@ -49,9 +45,9 @@ pub fn rm(cx: &Context, args: &RmArgs) -> Result<()> {
         args.names.join(", ")
     );
     cx.confirm(&question)?;
-    // Before anything is written, a lock's holder included.
+    // Before any write, even of a lock's holder.
     let ballast = store.drop_ballast()?;
-    // May take one of them, which then is as wished.
+    // This may already remove one of the named envs.
     cx.reap(&store)?;
     for name in &args.names {
         let env = match args.force {

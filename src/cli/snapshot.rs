@@ -15,20 +15,18 @@ use crate::sys::error::{Error, Kind, Result};
 use crate::ui::table::Table;
 use crate::up::context::Context;
 
-/// What to do with snapshots.
 #[derive(Debug, Subcommand)]
 pub enum SnapshotCommand {
     /// Freeze an env as it is now
     Create(CreateArgs),
     /// List an env's snapshots
     Ls(LsArgs),
-    /// Show what changed between two snapshots, or since one
+    /// Show the changes between two snapshots, or since one
     Diff(DiffArgs),
     /// Remove a snapshot
     Rm(RmArgs),
 }
 
-/// Arguments of `snapshot create`.
 #[derive(Debug, Args)]
 pub struct CreateArgs {
     /// The env
@@ -37,14 +35,12 @@ pub struct CreateArgs {
     name: String,
 }
 
-/// Arguments of `snapshot ls`.
 #[derive(Debug, Args)]
 pub struct LsArgs {
     /// The env
     env: String,
 }
 
-/// Arguments of `snapshot diff`.
 #[derive(Debug, Args)]
 pub struct DiffArgs {
     /// The env
@@ -55,7 +51,6 @@ pub struct DiffArgs {
     to: Option<String>,
 }
 
-/// Arguments of `snapshot rm`.
 #[derive(Debug, Args)]
 pub struct RmArgs {
     /// The env
@@ -65,7 +60,6 @@ pub struct RmArgs {
     names: Vec<String>,
 }
 
-/// Arguments of `rollback`.
 #[derive(Debug, Args)]
 pub struct RollbackArgs {
     /// The env
@@ -74,7 +68,6 @@ pub struct RollbackArgs {
     snapshot: String,
 }
 
-/// Arguments of `fork`.
 #[derive(Debug, Args)]
 pub struct ForkArgs {
     /// The env
@@ -83,7 +76,6 @@ pub struct ForkArgs {
     new: String,
 }
 
-/// Works with snapshots.
 pub fn snapshot(cx: &Context, command: SnapshotCommand) -> Result<()> {
     match command {
         SnapshotCommand::Create(args) => {
@@ -93,7 +85,9 @@ pub fn snapshot(cx: &Context, command: SnapshotCommand) -> Result<()> {
             cx.ui
                 .note(&format!("{}: snapshot `{}`", args.env, args.name));
             if !store.freezes_volumes() && !env.known_record()?.head.volumes.is_empty() {
-                cx.ui.warn("the build volumes are not in it: an overlay store freezes the root file system only");
+                cx.ui.warn(
+                    "without build volumes: an overlay store freezes only the root file system",
+                );
             }
             cx.tidy(&store)
         }
@@ -185,7 +179,6 @@ fn diff(cx: &Context, args: &DiffArgs) -> Result<()> {
     Ok(())
 }
 
-/// Goes back to a snapshot.
 pub fn rollback(cx: &Context, args: &RollbackArgs) -> Result<()> {
     let store = cx.store_to_change("going back to a snapshot")?;
     let record = store.known(&args.env)?;
@@ -207,13 +200,12 @@ pub fn rollback(cx: &Context, args: &RollbackArgs) -> Result<()> {
         .note(&format!("{}: at snapshot `{}`", args.env, args.snapshot));
     if !store.freezes_volumes() && !env.known_record()?.head.volumes.is_empty() {
         cx.ui
-            .warn("the build volumes stay as they are: an overlay store cannot restore them");
+            .warn("build volumes unchanged: an overlay store cannot restore them");
     }
     drop(env);
     cx.tidy(&store)
 }
 
-/// Makes a new env from an env's present state.
 pub fn fork(cx: &Context, args: &ForkArgs) -> Result<()> {
     let store = cx.store_to_change("forking an env")?;
     let mut from = store.lock_known(&args.env, "fork", lock::WAIT)?;

@@ -1,4 +1,4 @@
-//! Owns `target`: the GPU targets that can be built for, and those of this machine's GPUs.
+//! Owns `target`: the supported GPU targets, and those of this machine's GPUs.
 
 use std::path::{Path, PathBuf};
 
@@ -15,16 +15,15 @@ use crate::ui::size;
 use crate::ui::table::Table;
 use crate::up::context::Context;
 
-/// What to do with targets.
 #[derive(Debug, Subcommand)]
 pub enum TargetCommand {
     /// List GPU targets with the products that have them
     Ls,
-    /// Show what is known of a target: products, families, support, projects that leave it out
+    /// Show a target: products, families, support, excluded projects
     Show(ShowArgs),
     /// Show the GPUs of this machine
     Detect,
-    /// Compare a checkout of TheRock with what rockenv knows of it
+    /// Compare a checkout of TheRock with rockenv's table
     Check(CheckArgs),
     /// Use the targets of a checkout of TheRock in this store
     Learn(CheckArgs),
@@ -32,22 +31,19 @@ pub enum TargetCommand {
     Forget,
 }
 
-/// Arguments of `target check` and `target learn`.
 #[derive(Debug, Args)]
 pub struct CheckArgs {
-    /// The checkout; nothing of it is run
+    /// The checkout; nothing in it is executed
     #[arg(short, long, value_name = "DIR")]
     source: PathBuf,
 }
 
-/// Arguments of `target show`.
 #[derive(Debug, Args)]
 pub struct ShowArgs {
     /// The target, such as gfx1103
     target: String,
 }
 
-/// Works with targets; returns the exit code.
 pub fn target(cx: &Context, command: &TargetCommand) -> Result<u8> {
     match command {
         TargetCommand::Ls => ls(cx).map(|()| 0),
@@ -110,7 +106,7 @@ fn forget(cx: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Says where the table comes from.
+/// Names the origin of the table.
 fn origin() -> String {
     match Learned::installed() {
         Some(learned) => format!("from `{}`", learned.source.display()),
@@ -161,7 +157,7 @@ fn check(cx: &Context, args: &CheckArgs) -> Result<u8> {
         _ => "no topology".to_owned(),
     };
     let verdict = match drift.len() {
-        0 => "as rockenv knows them".to_owned(),
+        0 => "same as rockenv's table".to_owned(),
         1 => "1 difference".to_owned(),
         count => format!("{count} differences"),
     };
@@ -173,7 +169,7 @@ fn check(cx: &Context, args: &CheckArgs) -> Result<u8> {
     Ok(code)
 }
 
-/// Says in a word how far upstream has come with a target.
+/// Returns a word for upstream's support of a target.
 fn support_word(support: Option<&Support>) -> &'static str {
     match support {
         Some(support) if support.release_ready => "release",
@@ -312,7 +308,7 @@ fn show(cx: &Context, target: Target) -> Result<()> {
     let support = match support_word(target.support()) {
         "release" => "built, tested on hardware and ready for use",
         "tested" => "built, and a short test on hardware passes",
-        "builds" => "built, and not tested on hardware",
+        "builds" => "built, not tested on hardware",
         "none" => "not built",
         _ => "not documented upstream",
     };
@@ -328,7 +324,7 @@ fn show(cx: &Context, target: Target) -> Result<()> {
         .collect();
     cx.ui.data(&text);
     if !excluded.is_empty() {
-        cx.ui.data("\nprojects that TheRock leaves out for it:\n");
+        cx.ui.data("\nprojects that TheRock excludes for it:\n");
         let mut table = Table::new(["project", "issue", "without it"]);
         for one in &excluded {
             let issue = one.issue.unwrap_or("none named");
@@ -386,7 +382,7 @@ fn detect(cx: &Context) -> Result<()> {
     Ok(())
 }
 
-/// What `target detect --json` says.
+/// JSON of `target detect`.
 #[derive(Serialize)]
 struct Detected<'a> {
     schema: &'static str,

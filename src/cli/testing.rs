@@ -1,5 +1,5 @@
-//! Owns what tests and `fuzz/` reach that nothing else outside of the library may: the readers of files that others wrote, each as a
-//! function of bytes. They are the functions that commands call.
+//! Owns the interface for tests and `fuzz/`: the readers of untrusted files, each as a function of bytes. They are
+//! the functions that commands call.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::DirBuilderExt as _;
@@ -23,10 +23,9 @@ use crate::store::{Store, journal};
 use crate::sys::catalog::Directory;
 use crate::sys::error::{Error, Result};
 
-/// A reader of what others wrote, by the name of its fuzz target and of its directory in `fuzz/corpus`.
+/// A reader of untrusted files, by the name of its fuzz target and of its directory in `fuzz/corpus`.
 pub type Reader = fn(&[u8]) -> Result<()>;
 
-/// Every reader.
 pub const READERS: [(&str, Reader); 6] = [
     ("archive", archive),
     ("hook", hook),
@@ -36,17 +35,17 @@ pub const READERS: [(&str, Reader); 6] = [
     ("store", store),
 ];
 
-/// Gives a reader its input. An input may be refused; a panic, an endless loop or memory out of proportion is a fault.
+/// Gives a reader its input. It may refuse the input; a panic, an endless loop or excessive memory is a bug.
 pub fn fuzz(reader: &str, input: &[u8]) {
     if let Some((_, read)) = READERS.iter().find(|(name, _)| *name == reader) {
         drop(read(input));
     }
 }
 
-/// What comes before each file's name in an input of several files.
+/// Precedes each file's name in an input of several files.
 const FILE: &[u8] = b"\n=== ";
 
-/// Splits an input of several files: a line `=== NAME`, then the content. What comes before the first such line counts for nothing.
+/// Splits an input of several files: a line `=== NAME`, then the content. Text before the first such line is ignored.
 fn files(input: &[u8]) -> Vec<(&str, &[u8])> {
     let starts = input.windows(FILE.len()).enumerate();
     let starts: Vec<usize> = starts
@@ -64,7 +63,7 @@ fn files(input: &[u8]) -> Vec<(&str, &[u8])> {
         .collect()
 }
 
-/// Returns a file of an input, empty where there is none.
+/// Returns a file of an input, empty if it is missing.
 fn named<'a>(files: &[(&str, &'a [u8])], name: &str) -> &'a [u8] {
     let found = files.iter().find(|(known, _)| *known == name);
     found.map_or(&[], |(_, content)| content)
@@ -74,7 +73,7 @@ fn text(bytes: &[u8]) -> Result<&str> {
     std::str::from_utf8(bytes).map_err(|_| Error::invalid("not UTF-8"))
 }
 
-/// Writes a file below a directory; a name that leads elsewhere is passed over, as is one where another file is.
+/// Writes a file below a directory. Skips a name that leads elsewhere or collides with another file.
 fn put(below: &Path, name: &str, content: &[u8]) {
     let name = Path::new(name);
     let inside = name
@@ -90,7 +89,7 @@ fn put(below: &Path, name: &str, content: &[u8]) {
     }
 }
 
-/// An archive: extracted as a base image, digested, its packages read; and looked through as a file of snapshots.
+/// An archive: extracted as a base image, digested, its packages read; and read as a file of snapshots.
 fn archive(input: &[u8]) -> Result<()> {
     let scratch = tempfile::tempdir()?;
     let file = scratch.path().join("archive.tar");
@@ -103,10 +102,10 @@ fn archive(input: &[u8]) -> Result<()> {
     build(scratch.path(), &recipe).or(snapshots)
 }
 
-/// A layout of OCI, or what `docker save` writes: extracted as a base image, and read as snapshots.
+/// An OCI layout, or the output of `docker save`: extracted as a base image, and read as snapshots.
 ///
-/// Files but those with a name of their own are blobs, called by their digest. In all of them `@NAME@` stands for the digest of an
-/// earlier file and `#NAME#` for its size, so that what is changed is still found.
+/// Files without a name of their own are blobs, named by their digest. In all files `@NAME@` stands for the digest of
+/// an earlier file and `#NAME#` for its size, so that mutated blobs are still found.
 fn layout(input: &[u8]) -> Result<()> {
     let scratch = tempfile::tempdir()?;
     let directory = scratch.path().join("layout");
@@ -162,7 +161,7 @@ fn build(scratch: &Path, recipe: &str) -> Result<()> {
     image::build(&recipe, &mut context).map(drop)
 }
 
-/// A profile, an image recipe or a configuration, whichever it is.
+/// A profile, an image recipe or a configuration.
 fn profile(input: &[u8]) -> Result<()> {
     let scratch = tempfile::tempdir()?;
     let file = scratch.path().join("p.toml");
@@ -178,7 +177,7 @@ fn profile(input: &[u8]) -> Result<()> {
     profile.or(recipe).or(config)
 }
 
-/// Two lock files, the second of which may be missing.
+/// Two lock files; the second one may be missing.
 fn lock(input: &[u8]) -> Result<()> {
     let files = files(input);
     let old = lockfile::parse(text(named(&files, "old"))?, "old")?;
@@ -238,7 +237,7 @@ fn store(input: &[u8]) -> Result<()> {
         let name = name?.file_name().to_string_lossy().into_owned();
         let (env, run) = (store.env_dir(&name), store.env_dir(&name).join("run"));
         drop((store.record(&name), store.spec(&name), journal::read(&env)));
-        // What it names would be ended, and may belong to somebody else on this machine.
+        // It names processes to end, which could be any on this machine.
         drop(State::read(&run));
         drop(fs::remove_file(State::path(&run)));
         drop(store.lock_env(&name, "up", std::time::Duration::ZERO));

@@ -1,4 +1,4 @@
-//! Owns `trust`: letting the files of a directory count, and asking for it where they would.
+//! Owns `trust`: makes the files of a directory apply, and asks for that when a command looks for them.
 
 use std::path::PathBuf;
 
@@ -12,10 +12,9 @@ use crate::sys::trust::{self, State, Trusted};
 use crate::ui::table::Table;
 use crate::up::context::Context;
 
-/// Arguments of `trust`.
 #[derive(Debug, Args)]
 pub struct TrustArgs {
-    /// The directory, or with --revoke a profile's file too [default: the current one]
+    /// The directory; with --revoke also a profile's file [default: the current directory]
     #[arg(value_name = "DIR")]
     directory: Option<PathBuf>,
     /// List what is trusted, and whether it has changed since
@@ -26,7 +25,7 @@ pub struct TrustArgs {
     revoke: bool,
 }
 
-/// A trusted path, as it is shown.
+/// A trusted path, as shown.
 #[derive(Debug, Serialize)]
 struct TrustRow {
     path: PathBuf,
@@ -34,7 +33,7 @@ struct TrustRow {
     writes: Vec<PathBuf>,
 }
 
-/// Trusts a directory, forgets one, or lists them.
+/// Trusts a directory, revokes that, or lists trusted paths.
 pub fn trust(cx: &Context, args: &TrustArgs) -> Result<()> {
     if args.show {
         return show(cx);
@@ -44,7 +43,7 @@ pub fn trust(cx: &Context, args: &TrustArgs) -> Result<()> {
         Some(directory) => std::path::absolute(directory)?,
         None => std::env::current_dir()?,
     };
-    // What is gone can still be forgotten.
+    // A deleted path can still be revoked.
     let path = match fs_err::canonicalize(&given) {
         Err(_) if args.revoke => given,
         other => other?,
@@ -70,7 +69,7 @@ pub fn trust(cx: &Context, args: &TrustArgs) -> Result<()> {
         );
         return Err(Error::not_found(message).help("rockenv trust DIR"));
     }
-    // Before the question: what changes while it is asked has not been agreed to.
+    // Before the question: a change while it is asked has not been agreed to.
     let digest = trust::digest(&path)?;
     cx.confirm(&question(&path, &names))?;
     let said = format!("`{}` is trusted: {}", path.display(), names.join(", "));
@@ -127,7 +126,8 @@ fn show(cx: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Says which files of the current directory do not count; on a terminal, asks whether they should for a command that looks for them.
+/// Warns that files of the current directory do not apply; on a terminal, offers to trust them if the command looks
+/// for them.
 pub(crate) fn ask(cx: Context, cli: &Cli) -> Result<Context> {
     let looks = match cli.command {
         Command::Trust(_) | Command::Completions(_) | Command::Man(_) | Command::Schema(_) => {

@@ -1,4 +1,4 @@
-//! Owns `up`: from the command line to an env that is as the profile says.
+//! Owns `up`: from the command line to an env that matches its profile.
 
 use super::{plan, push};
 use crate::cli::job_summary;
@@ -74,13 +74,13 @@ pub fn up(cx: &Context, args: UpOptions) -> Result<u8> {
         if args.pushes(&cx.config) && !matches!(ended, Some(Ended::Interrupted(_))) {
             let reuse = args.reuse(&cx.config);
             let handed_on = hand_on(cx, &store, name, reuse, &signals, &reporter);
-            // Why a step failed is what the user must know first.
+            // The reason why a step failed comes first.
             if is_done && let Err(error) = handed_on {
                 outcome = Err(error);
             }
         }
     }
-    // What could not go on is an error like any other, now that what was finished is handed on.
+    // Finished steps are pushed by now, so an unfinished one is an error like any other.
     let outcome = match outcome {
         Ok(Finished {
             ended: Some(Ended::Broke(error)),
@@ -93,15 +93,15 @@ pub fn up(cx: &Context, args: UpOptions) -> Result<u8> {
     let fate = match removed {
         None => Fate::Stays,
         Some(Ok(outputs)) => Fate::Removed(outputs),
-        // Why it failed is what the user must know first; the next command removes it.
+        // The reason for the failure comes first; the next command removes the env.
         Some(Err(error)) if outcome.is_err() => {
             cx.ui.warn(&error.chain().join(": "));
             Fate::Stays
         }
-        Some(Err(error)) => return Err(error.help("rockenv gc removes what is left")),
+        Some(Err(error)) => return Err(error.help("to remove the rest, run: rockenv gc")),
     };
     let finished = match (outcome, signals.pending()?) {
-        // What failed was a tool that the same Ctrl-C had ended.
+        // The same Ctrl-C ended the tool that failed.
         (Err(_), Some(signal)) => {
             return Err(Error::new(Kind::Signal(signal), "interrupted").help(args.resume_command()));
         }
@@ -110,7 +110,7 @@ pub fn up(cx: &Context, args: UpOptions) -> Result<u8> {
     verdict::say(cx, &reporter, finished, &fate, &args.resume_command())
 }
 
-/// Pushes the steps that are finished. That a registry does not take them undoes nothing; only a signal is an error.
+/// Pushes the finished steps. A registry's refusal undoes nothing; only a signal is an error.
 fn hand_on(
     cx: &Context,
     store: &Store,

@@ -1,4 +1,4 @@
-//! Owns `verify`: building steps of an env again from clean, in a scratch env that goes with the command, and comparing.
+//! Owns `verify`: builds steps of an env again from clean, in a scratch env that is removed afterwards, and compares.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -30,30 +30,29 @@ use crate::up::context::Context;
 use crate::up::segments::{Segment, plan, runs, segments, snapshot_layer};
 use crate::up::{ephemeral, hooks};
 
-/// Where the scratch env has what steps write to volumes of these kinds.
+/// Directory of the scratch env for steps' writes to volumes of these kinds.
 const OUTPUTS: &str = "outputs";
 const CACHES: &str = "caches";
-/// How long a name may be without what makes it the scratch env's.
+/// Maximum length of a name without the scratch env's suffix.
 const STEM: usize = 40;
-/// How often a comparison looks for Ctrl-C.
+/// Interval at which a comparison checks for Ctrl-C.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Arguments of `verify`.
 #[derive(Debug, Args)]
 pub struct VerifyArgs {
     /// The env
     env: String,
     /// The steps [default: all that have a snapshot]
     steps: Vec<String>,
-    /// Compare modification times too, and the logs and caches of package managers and ninja
+    /// Also compare modification times, and the logs and caches of package managers and ninja
     #[arg(long)]
     strict: bool,
-    /// Let the steps use the store's caches, as `up` does; without it they begin with empty ones
+    /// Let the steps use the store's caches, as `up` does [default: they start with empty caches]
     #[arg(long)]
     with_caches: bool,
 }
 
-/// What is said of a step.
+/// The result for a step.
 #[derive(Debug, Serialize)]
 struct StepReport {
     step: String,
@@ -64,7 +63,7 @@ struct StepReport {
     compared: Compared,
 }
 
-/// What is said of an env.
+/// The result for an env.
 #[derive(Debug, Serialize)]
 struct Report {
     env: String,
@@ -94,7 +93,7 @@ pub fn verify(cx: &Context, args: &VerifyArgs) -> Result<u8> {
         (Err(_), Some(signal)) => return Err(Error::new(Kind::Signal(signal), "interrupted")),
         (outcome, _) => outcome?,
     };
-    removed.map_err(|error| error.help("rockenv gc removes what is left"))?;
+    removed.map_err(|error| error.help("to remove the rest, run: rockenv gc"))?;
     say(
         cx,
         &reporter,
@@ -116,13 +115,13 @@ fn scratch_name(env: &str) -> Result<String> {
     ))
 }
 
-/// What building again needs.
+/// Inputs of building again.
 struct Work<'a> {
     cx: &'a Context,
     args: &'a VerifyArgs,
     store: &'a Store,
     env: &'a LockedEnv<'a>,
-    /// What the env was resolved to, with the scratch env's outputs and caches.
+    /// The env's spec, with the scratch env's outputs and caches.
     spec: Spec,
     files: CopyFiles,
     hooks: BTreeMap<String, Hook>,
@@ -201,7 +200,7 @@ impl<'a> Work<'a> {
         })
     }
 
-    /// Builds all and compares, in the scratch env of this name.
+    /// Builds and compares everything in the scratch env of this name.
     fn all(&self, name: &str, segments: &[Segment]) -> Result<Vec<StepReport>> {
         let mut scratch = self.store.lock_env(name, "verify", lock::WAIT)?;
         let mut reports = Vec::new();
@@ -303,7 +302,7 @@ impl<'a> Work<'a> {
                 }
                 let message = format!("built again, {}", failure.message);
                 Err(Error::new(failure.kind, message).help(format!(
-                    "the env is as it was; compare with: rockenv logs {} {}",
+                    "the env is unchanged; compare with: rockenv logs {} {}",
                     self.args.env, failure.step
                 )))
             }
@@ -319,7 +318,7 @@ impl<'a> Work<'a> {
         let store = self.store;
         let mut steps = self.spec.steps.iter();
         let step = steps.find(|step| step.key.as_str() == key);
-        let step = step.ok_or_else(|| Error::unexpected("the step that was built is gone"))?;
+        let step = step.ok_or_else(|| Error::unexpected("the rebuilt step is gone"))?;
         let layer_of = |env: &LockedEnv<'_>| {
             let id = snapshot_layer(env.known_record()?, key)?;
             let missing = || Error::not_found(format!("layer `{id}` is missing from the store"));
@@ -361,7 +360,7 @@ impl<'a> Work<'a> {
     }
 }
 
-/// Returns whether a volume is somebody's, and steps could write to it.
+/// Returns whether a volume keeps a user's data, and steps could write to it.
 fn is_apart(volume: &Volume, with_caches: bool) -> bool {
     volume.access != Access::Ro
         && match volume.kind {
@@ -371,7 +370,6 @@ fn is_apart(volume: &Volume, with_caches: bool) -> bool {
         }
 }
 
-/// Returns where all sources are.
 fn sources(store: &Store, spec: &Spec) -> BTreeMap<String, PathBuf> {
     let mut sources = source_directories(store, spec);
     for volume in &spec.volumes {
@@ -382,7 +380,7 @@ fn sources(store: &Store, spec: &Spec) -> BTreeMap<String, PathBuf> {
     sources
 }
 
-/// Reads what `copy` steps bring in; refuses what is no longer what the env was built with.
+/// Reads the files of `copy` steps; refuses files that changed since the env was built.
 fn copy_files(cx: &Context, spec: &Spec, steps: &[&Step]) -> Result<CopyFiles> {
     let copies = |step: &&&Step| matches!(step.action, Action::Copy(_));
     if !steps.iter().any(|step| copies(&step)) {
@@ -407,7 +405,7 @@ fn copy_files(cx: &Context, spec: &Spec, steps: &[&Step]) -> Result<CopyFiles> {
     Ok(files)
 }
 
-/// Reads the hooks that steps see; refuses what is no longer what the env was built with.
+/// Reads the hooks that steps see; refuses hooks that changed since the env was built.
 fn read_hooks(
     cx: &Context,
     store: &Store,
@@ -448,11 +446,11 @@ fn grant(cx: &Context, spec: &Spec, step: &Step) -> Result<gpu::Grant> {
 fn say(cx: &Context, reporter: &Reporter, report: Report) -> Result<u8> {
     let differing = report.steps.iter().filter(|step| !step.same).count();
     let (outcome, message) = match differing {
-        0 => (Outcome::Done, format!("{}: the same again", report.env)),
+        0 => (Outcome::Done, format!("{}: reproduced", report.env)),
         count => (
             Outcome::Failed,
             format!(
-                "{}: {count} of {} steps came out differently",
+                "{}: {count} of {} steps differ",
                 report.env,
                 report.steps.len()
             ),

@@ -39,7 +39,7 @@ elif command -v dnf >/dev/null; then
 elif command -v apk >/dev/null; then
     apk add --no-cache -- "$@"
 else
-    echo "no package manager that rockenv knows: apt-get, pacman, dnf, apk" >&2
+    echo "no supported package manager found: apt-get, pacman, dnf, apk" >&2
     exit 1
 fi
 "#;

@@ -313,7 +313,7 @@ impl<'a> Execution<'a, '_> {
     fn tell(&self, hook: &Hook, changes: &Changes) {
         for patch in &changes.already {
             self.reporter.emit(&Event::Warning {
-                message: format!("hook `{}`: the source has `{patch}` already", hook.name),
+                message: format!("hook `{}`: the source already has `{patch}`", hook.name),
             });
         }
     }

@@ -1,4 +1,4 @@
-//! Owns the image that an env stands on: found in the store, foretold by a registry, pulled or built.
+//! Owns the image of an env: found in the store, announced by a registry, pulled or built.
 
 use super::locked::Locked;
 use super::observe::plan_for;
@@ -14,7 +14,7 @@ use crate::store::images::Image;
 use crate::store::source;
 use crate::sys::error::Result;
 
-/// Finds the image, or builds it; none where a registry has it, which then comes together with the steps that stand on it.
+/// Finds or builds the image; `None` if a registry has it, which then delivers it together with the steps on it.
 pub(super) fn find(run: &Run<'_>, prepared: &mut Prepared) -> Result<Option<Image>> {
     let mut image = there(run.store, prepared)?;
     let is_foretold = match (&run.source, &image) {
@@ -30,7 +30,7 @@ pub(super) fn find(run: &Run<'_>, prepared: &mut Prepared) -> Result<Option<Imag
     Ok(image)
 }
 
-/// Returns the image now that what a registry has was pulled; none where the keys stand on another one.
+/// Returns the image after pulling; `None` if the keys are based on another one.
 pub(super) fn settle(
     run: &Run<'_>,
     prepared: &mut Prepared,
@@ -46,13 +46,13 @@ pub(super) fn settle(
     }
     match there(run.store, prepared)? {
         Some(image) if image.key == prepared.inputs.image_key => Ok(Some(image)),
-        // The registry did not keep what it promised, and all keys stand on that.
+        // The registry did not deliver the announced image, and all keys are based on that.
         Some(_) => Ok(None),
         None => build(run, prepared).map(|_| None),
     }
 }
 
-/// Returns the image if the store has it: the locked one, or what the recipe stands for at present.
+/// Returns the image if the store has it: the locked one, or the recipe's current one.
 fn there(store: &Store, prepared: &Prepared) -> Result<Option<Image>> {
     match &prepared.pinned {
         None => store.image_of(&prepared.recipe),
@@ -60,7 +60,7 @@ fn there(store: &Store, prepared: &Prepared) -> Result<Option<Image>> {
     }
 }
 
-/// Builds the image: as it was locked, or as its recipe says.
+/// Builds the image, as locked or by its recipe.
 fn build(run: &Run<'_>, prepared: &mut Prepared) -> Result<Image> {
     let Run {
         cx,
@@ -84,9 +84,9 @@ fn build(run: &Run<'_>, prepared: &mut Prepared) -> Result<Image> {
     }
 }
 
-/// Refuses what cannot work before the image is made, which may take long.
+/// Refuses what cannot work before the image is built, which may take long.
 fn check_early(run: &Run<'_>, prepared: &mut Prepared) -> Result<()> {
-    // What it says of the image and the sources is about to change.
+    // Its notes on the image and the sources are about to become outdated.
     drop(prepared.predict(run.cx, Some(run.store))?);
     let spec = prepared.resolve(Some(run.store))?;
     for volume in &spec.volumes {

@@ -1,6 +1,7 @@
-//! Owns what `up` and `plan` take from a checkout of TheRock among the sources, and what they say of it.
+//! Owns what `up` and `plan` read from a checkout of TheRock among the sources, and what they report about it.
 //!
-//! Its table counts for the targets that are named: their families, products, and what is left out of them.
+//! The checkout's table replaces the built-in one for the named targets: their families, products and excluded
+//! projects.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -9,9 +10,9 @@ use crate::rocm::therock::{Checkout, drift};
 use crate::sys::error::{Error, Result};
 use crate::up::resolve::Prepared;
 
-/// Takes over what the checkout says of targets; returns what a person should know.
+/// Uses the checkout's table of targets; returns notes for the user.
 ///
-/// A checkout that cannot be read is no error here: what is compiled in stands then.
+/// An unreadable checkout is no error here: the built-in table stays in use.
 pub(crate) fn settle(
     prepared: &mut Prepared,
     sources: &BTreeMap<String, PathBuf>,
@@ -24,7 +25,7 @@ pub(crate) fn settle(
         Ok(checkout) => checkout,
         Err(error) => {
             return Ok(vec![format!(
-                "cannot read the table of targets in source `{name}`; using the built-in one: {}; `{hint}` shows the place",
+                "cannot read the table of targets in source `{name}`; using the built-in one: {}; `{hint}` shows where",
                 error.message()
             )]);
         }
@@ -38,7 +39,7 @@ pub(crate) fn settle(
         .find(|target| checkout.target(target.name()).is_none())
     {
         return Err(Error::invalid(format!(
-            "source `{name}` has no target `{target}`: this TheRock cannot build for it"
+            "source `{name}` has no target `{target}`: this version of TheRock cannot build for it"
         ))
         .help(hint));
     }

@@ -1,4 +1,4 @@
-//! Owns taking an env for an `up`: its lock, its lease on layers, and its record.
+//! Owns claiming an env for an `up`: its lock, its lease on layers, and its record.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,7 +13,6 @@ use crate::store::LockedEnv;
 use crate::sys::atomic::random_id;
 use crate::sys::error::{Error, Result};
 
-/// Locks the env.
 pub(super) fn lock<'a>(
     run: &Run<'a>,
     prepared: &Prepared,
@@ -32,14 +31,14 @@ pub(super) fn lock<'a>(
     Ok(env)
 }
 
-/// Holds what the env is about to stand on; false where it is gone.
+/// Leases the layers that the env will start from; false if one is gone.
 pub(super) fn lease(
     env: &LockedEnv<'_>,
     resolved: &Resolved,
     observed: &Observed,
     plan: &Plan,
 ) -> Result<bool> {
-    // What the store forgot is no layer of it yet, and nothing of `gc`'s.
+    // A forgotten layer is not in the store yet, so `gc` cannot remove it.
     let known = |layer: &&String| !observed.forgotten.contains(*layer);
     env.lease(&Lease {
         layers: plan.start.iter().filter(known).cloned().collect(),
@@ -47,7 +46,7 @@ pub(super) fn lease(
     })
 }
 
-/// Gives a new env its record, and one whose image is another now a new start.
+/// Gives a new env its record, and resets one whose image changed.
 pub(super) fn record(
     env: &mut LockedEnv<'_>,
     prepared: &Prepared,
@@ -59,7 +58,7 @@ pub(super) fn record(
         return env.commit(new_record(spec, &image.key, service)?);
     }
     if env.known_record()?.image_key != image.key {
-        // The base changed: every key did too. Snapshots stay, each with the image that it stands on.
+        // A new base changes every key. Snapshots stay, each with its own image.
         let key = image.key.clone();
         env.keep_changes("before-image")?;
         env.reset()?;

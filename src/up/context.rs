@@ -1,4 +1,4 @@
-//! Owns what every command gets: configuration, output and the way to the store.
+//! Owns the context of every command: configuration, output and access to the store.
 
 use std::os::unix::fs::MetadataExt as _;
 
@@ -16,9 +16,7 @@ use crate::ui::Ui;
 /// Made once, passed by reference.
 #[derive(Debug)]
 pub struct Context {
-    /// Configuration.
     pub config: Config,
-    /// Output.
     pub ui: Ui,
     /// Print results as JSON.
     pub json: bool,
@@ -30,7 +28,7 @@ impl Context {
         gpu::Machine::detect(&self.config.gpu_root)
     }
 
-    /// Opens the store to change it; makes it if it is not there.
+    /// Opens the store for changes; makes it if it is missing.
     pub fn store(&self) -> Result<Store> {
         let store = Store::open(&self.config.home)?;
         store.close(self.config.user.uid)?;
@@ -38,7 +36,7 @@ impl Context {
         Ok(store)
     }
 
-    /// Opens a store that must be there to change it, with the rights that takes.
+    /// Opens an existing store for changes, with the rights for that.
     pub fn store_to_change(&self, what: &str) -> Result<Store> {
         self.host_as_root(what)?;
         let store = self.existing_store()?;
@@ -47,8 +45,8 @@ impl Context {
         Ok(store)
     }
 
-    /// Opens a store that must be there to free space, on a full disk too: the ballast goes before anything is written, a lock's
-    /// holder included.
+    /// Opens an existing store to free space, even on a full disk: the ballast goes before any write, even of a
+    /// lock's holder.
     pub fn store_to_free(&self, what: &str) -> Result<(Store, Option<Dropped>)> {
         self.host_as_root(what)?;
         let store = self.existing_store()?;
@@ -57,7 +55,7 @@ impl Context {
         Ok((store, ballast))
     }
 
-    /// Removes what killed `up --ephemeral` left; what cannot be removed now is no reason to do nothing else.
+    /// Removes envs that killed `up --ephemeral` commands left. A failure here must not stop the command.
     pub fn reap(&self, store: &Store) -> Result<()> {
         let (reaped, wrong) = store.reap()?;
         for reaped in &reaped {
@@ -72,8 +70,8 @@ impl Context {
         }
     }
 
-    /// Opens a store that must be there to read all of it: what belongs to a user's subordinate ids can be read only by the root
-    /// of a namespace. Where there is none to be had, what can be read is read.
+    /// Opens an existing store to read all of it. Files of a user's subordinate ids are readable only to root of a
+    /// user namespace; without one, reads as much as possible.
     pub fn store_to_read(&self) -> Result<Store> {
         let own = nix::unistd::geteuid().as_raw();
         if fs::metadata(&self.config.home).is_ok_and(|data| data.uid() == own)
@@ -84,7 +82,7 @@ impl Context {
         self.existing_store()
     }
 
-    /// Opens a store that must be there.
+    /// Opens an existing store.
     pub fn existing_store(&self) -> Result<Store> {
         Store::open_existing(&self.config.home)?.ok_or_else(|| {
             Error::not_found(format!("no store at `{}`", self.config.home.display()))
@@ -92,13 +90,13 @@ impl Context {
         })
     }
 
-    /// Reads the machine, and gets the rights to change a store: an ordinary user has them in a namespace.
+    /// Reads the machine, and gains the rights to change a store: an ordinary user gets them in a user namespace.
     pub fn host_as_root(&self, what: &str) -> Result<Host> {
         userns::enter().context(|| format!("{what} needs root"))?;
         Host::probe()
     }
 
-    /// Asks before something is dropped, on a terminal; a script has decided already.
+    /// Asks before something is dropped, on a terminal only: a script has decided already.
     pub fn confirm(&self, question: &str) -> Result<()> {
         match self.agrees(question)? {
             true => Ok(()),
@@ -106,18 +104,18 @@ impl Context {
         }
     }
 
-    /// Asks the same where something was dropped already.
+    /// Asks the same when something was dropped already.
     pub fn agrees(&self, question: &str) -> Result<bool> {
         let terminals = self.ui.settings().terminals;
         Ok(!terminals.stdin || !terminals.stderr || self.ui.confirm(question)?)
     }
 
-    /// Ends a command that took a snapshot: it is written to disk in the background, and the trash emptied.
+    /// Ends a command that took a snapshot: the background writes it to disk and empties the trash.
     pub fn settle(&self, store: &Store) -> Result<()> {
         store.start_background(&Host::probe()?.program)
     }
 
-    /// Ends a command that may have thrown something away.
+    /// Ends a command that may have moved data to the trash.
     pub fn tidy(&self, store: &Store) -> Result<()> {
         if store.has_trash() {
             store.start_background(&Host::probe()?.program)?;
@@ -125,7 +123,7 @@ impl Context {
         Ok(())
     }
 
-    /// Ends a command that frees space: where the disk was full, what it threw away is gone before the ballast comes back.
+    /// Ends a command that frees space. On a full disk, the trash is emptied before the ballast is restored.
     pub fn tidy_full(&self, store: &Store, ballast: Option<Dropped>) -> Result<()> {
         if ballast.is_some() {
             store.reclaim()?;

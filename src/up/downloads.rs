@@ -1,5 +1,5 @@
-//! Owns what `up` and `lock` do with what a build would download by itself, as a source declares it: fetched once into the store's
-//! `blobs`, and put into the cache from which the profile's steps serve every build directory.
+//! Owns the downloads of a build, as a source declares them, for `up` and `lock`: fetched once into the store's
+//! `blobs`, and put into the cache from which steps serve every build directory.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd as _;
@@ -26,18 +26,17 @@ use crate::up::context::Context;
 use crate::up::resolve::Prepared;
 use crate::up::task::{Subject, with_progress};
 
-/// A file that a cache is to have.
+/// A file that a cache must have.
 #[derive(Clone, Debug)]
 struct Wanted {
-    /// The cache.
     cache: String,
-    /// Its place there: what the source calls it, then the file's own name.
+    /// Its path in the cache: the source's name for it, then the file's own name.
     path: String,
-    /// What it is, and where from.
+    /// Its checksum and addresses.
     piece: Piece,
 }
 
-/// What fetching needs.
+/// Everything that fetching needs.
 pub(crate) struct Fetching<'a> {
     pub(crate) cx: &'a Context,
     pub(crate) store: &'a Store,
@@ -47,7 +46,7 @@ pub(crate) struct Fetching<'a> {
 }
 
 impl Fetching<'_> {
-    /// Gives caches what the steps that are about to run need; returns what a person should know.
+    /// Fills caches for the steps that are about to run; returns notes for the user.
     pub(crate) fn provide(
         &self,
         prepared: &Prepared,
@@ -81,7 +80,8 @@ impl Fetching<'_> {
         Ok(notes)
     }
 
-    /// Writes into a lock file what the source declares, if a step needs it, and fetches that; returns what a person should know.
+    /// Adds the source's declared downloads to a lock file if a step needs them, and fetches them; returns notes for
+    /// the user.
     pub(crate) fn lock(
         &self,
         prepared: &Prepared,
@@ -111,7 +111,6 @@ impl Fetching<'_> {
         Ok(notes)
     }
 
-    /// Returns whether a cache has a file already.
     fn holds(&self, cache: &Path, wanted: &Wanted) -> Result<bool> {
         let Some(mut there) = file::open(cache, Path::new(&wanted.path))? else {
             return Ok(false);
@@ -122,7 +121,7 @@ impl Fetching<'_> {
         Ok(found == checksum.digits)
     }
 
-    /// Puts what a cache has already, of a build before, among the downloads: so nobody is asked for it.
+    /// Moves files of earlier builds from the cache to the downloads, so that they need not be fetched.
     fn take_over(&self, wanted: &Wanted) -> Result<()> {
         let cache = self.store.root().join("caches").join(&wanted.cache);
         if self.find(&wanted.piece.checksum).is_some()
@@ -138,7 +137,7 @@ impl Fetching<'_> {
             let blobs = self.store.root().join("blobs/sha256");
             let name = Path::new(&sha256);
             file::place(&blobs, name, there.as_fd())?;
-            // A step may have written there meanwhile, and nobody asks again what a blob holds.
+            // Verified again, because a step may have written to the cache, and a blob is never verified later.
             let copy = fs_err::File::open(blobs.join(name))?;
             if fetch::sha256_of(copy, &never)? != sha256 {
                 file::remove(&blobs, name)?;
@@ -147,14 +146,14 @@ impl Fetching<'_> {
         Ok(())
     }
 
-    /// Returns the download with this digest, if it is there.
+    /// Returns the download with this digest, if the store has it.
     fn find(&self, checksum: &Checksum) -> Option<PathBuf> {
         let blobs = self.store.root().join("blobs");
         let place = blobs.join(checksum.algorithm.name()).join(&checksum.digits);
         place.is_file().then_some(place)
     }
 
-    /// Returns where each is in the store, fetched if it was not there.
+    /// Returns the path of each file in the store, fetching missing ones.
     fn fetch(&self, pieces: &[Piece]) -> Result<Vec<PathBuf>> {
         let absent: Vec<&Piece> = pieces
             .iter()
@@ -167,7 +166,7 @@ impl Fetching<'_> {
             });
             let shown: Vec<String> = shown.collect();
             return Err(Error::unavailable(format!(
-                "`--offline` is set, and these are missing: {}",
+                "`--offline` is set, but these are missing: {}",
                 shown.join("; ")
             ))
             .help("run once without --offline"));
@@ -193,7 +192,7 @@ impl Fetching<'_> {
     }
 }
 
-/// Returns what sources declare for the caches that these steps need, and what a person should know of the rest.
+/// Returns the downloads that sources declare for these steps' caches, and notes about the rest.
 fn declared(
     prepared: &Prepared,
     sources: &BTreeMap<String, PathBuf>,
@@ -208,7 +207,7 @@ fn declared(
             .context(|| format!("cannot read the downloads of source `{source}`"))?;
         if let Some(first) = found.unclear.first() {
             notes.push(format!(
-                "source `{source}`: {} of its downloads cannot be told beforehand, and are for the build to fetch: {first}",
+                "source `{source}`: {} of its downloads are not known in advance, so the build fetches them: {first}",
                 found.unclear.len()
             ));
         }
@@ -225,7 +224,7 @@ fn declared(
     Ok((all, notes))
 }
 
-/// Returns what a lock file names for the caches that these steps need.
+/// Returns the downloads that a lock file names for these steps' caches.
 fn locked(prepared: &Prepared, lock: &Lockfile, steps: &[&str]) -> Vec<Wanted> {
     let caches = needed(prepared, steps);
     let files = caches.filter_map(|(cache, _)| Some((cache, lock.files.get(cache)?)));
@@ -245,7 +244,8 @@ fn locked(prepared: &Prepared, lock: &Lockfile, steps: &[&str]) -> Vec<Wanted> {
     wanted.collect()
 }
 
-/// Returns the caches that are filled beforehand and that one of these steps needs, each with the source that says with what.
+/// Returns the caches to fill in advance that one of these steps needs, each with the source that declares its
+/// downloads.
 fn needed<'a>(
     prepared: &'a Prepared,
     steps: &'a [&str],

@@ -1,4 +1,4 @@
-//! Owns the end of an env that `up --ephemeral` made: it goes with its command, and its outputs stay.
+//! Owns the end of an env of `up --ephemeral`: the env goes with its command, its outputs stay.
 
 use std::path::PathBuf;
 
@@ -8,24 +8,24 @@ use crate::store::Store;
 use crate::store::ephemeral::Claim;
 use crate::sys::error::Result;
 
-/// Removes the env and waits until its space is free. Returns where its outputs are.
+/// Removes the env and waits until its space is free. Returns the directories of its outputs.
 pub(crate) fn end(store: &Store, name: &str, claim: Claim) -> Result<Vec<PathBuf>> {
     let outputs = outputs(store, name);
-    // An `exec` in it ends too.
+    // Also ends an `exec` in it.
     let (env, _) = seize(store, name, "up")?;
     if env.is_owned()? {
         env.remove()?;
     } else {
-        // Somebody removed it, and it may be another one by now.
+        // The env was removed, and another one may have its name by now.
         drop(env);
     }
     drop(claim);
-    // Not in the background: who runs this may take the machine away when it has ended.
+    // Not in the background: the caller may shut the machine down right after this command.
     store.await_trash()?;
     Ok(outputs)
 }
 
-/// Returns the directories of the env's outputs that are there.
+/// Returns the existing directories of the env's outputs.
 fn outputs(store: &Store, name: &str) -> Vec<PathBuf> {
     let volumes = store
         .spec(name)

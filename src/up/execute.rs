@@ -1,4 +1,4 @@
-//! Owns running a plan in an env that is taken: what its containers need first, the steps, and what the store forgot.
+//! Owns running a plan in a claimed env: what its containers need first, the steps, and forgotten snapshots.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,6 @@ use crate::sys::signals::Cancel;
 use crate::ui::Reporter;
 use crate::ui::event::{Chosen, Event, Planned};
 
-/// Runs the steps of a plan.
 pub(super) fn execute<'a>(
     run: &Run<'a>,
     prepared: &Prepared,
@@ -72,7 +71,7 @@ pub(super) fn execute<'a>(
     Ok(progress)
 }
 
-/// Gives the env what its containers need: the image at its service, Ninja, and downloads.
+/// Prepares what the env's containers need: the image at its service, Ninja, and downloads.
 fn provide(
     run: &Run<'_>,
     prepared: &Prepared,
@@ -129,7 +128,7 @@ fn provide(
     Ok(())
 }
 
-/// Takes snapshots into the store again that only the service knows of.
+/// Records snapshots again that only the service still has.
 fn remember(
     env: &LockedEnv<'_>,
     service: &Service,

@@ -1,4 +1,4 @@
-//! Owns what `up` and `plan` find out of a profile's hooks before anything is built.
+//! Owns what `up` and `plan` learn about a profile's hooks before anything is built.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::up::context::Context;
 use crate::up::resolve::Prepared;
 
-/// Reads hooks that a profile names.
+/// Reads the hooks that a profile names.
 pub(crate) fn read(
     cx: &Context,
     profile: &Profile,
@@ -29,7 +29,7 @@ pub(crate) fn read(
     names.iter().map(load).collect()
 }
 
-/// Returns what resolving needs to know of hooks.
+/// Returns the facts about hooks for resolving.
 pub(crate) fn facts(hooks: &BTreeMap<String, Hook>) -> Result<BTreeMap<String, HookFacts>> {
     let facts = |(name, hook): (&String, &Hook)| {
         let facts = HookFacts {
@@ -44,7 +44,7 @@ pub(crate) fn facts(hooks: &BTreeMap<String, Hook>) -> Result<BTreeMap<String, H
     hooks.iter().map(facts).collect()
 }
 
-/// Takes the patches that were fetched before.
+/// Uses patches that were fetched before.
 pub(crate) fn known_patches(hooks: &mut BTreeMap<String, Hook>, store: &Store) -> Result<()> {
     for hook in hooks.values_mut() {
         for patch in &mut hook.work.patches {
@@ -74,7 +74,7 @@ pub(crate) fn fetch_patches(
             }
             if offline {
                 return Err(Error::unavailable(format!(
-                    "hook `{}`: patch `{}` was not fetched yet and `--offline` forbids it",
+                    "hook `{}`: patch `{}` is not fetched yet, and `--offline` forbids fetching it",
                     hook.name, patch.name
                 ))
                 .help("run once without --offline"));
@@ -89,7 +89,7 @@ pub(crate) fn fetch_patches(
     Ok(())
 }
 
-/// Leaves out the hooks that are not for the revision of the source, as far as its history tells.
+/// Drops hooks that are not for the source's revision, as far as its history is known.
 pub(crate) fn apply_to_inputs(
     prepared: &mut Prepared,
     sources: &BTreeMap<String, PathBuf>,
@@ -115,7 +115,7 @@ pub(crate) fn apply_to_inputs(
     Ok(())
 }
 
-/// Asks the sources whether the hooks will apply; returns what a person should know.
+/// Asks the sources whether the hooks will apply; returns notes for the user.
 pub(crate) fn ask(prepared: &Prepared, sources: &BTreeMap<String, PathBuf>) -> Result<Vec<String>> {
     let mut notes = Vec::new();
     let mut hooks = Vec::new();
@@ -140,7 +140,7 @@ pub(crate) fn ask(prepared: &Prepared, sources: &BTreeMap<String, PathBuf>) -> R
             .clone()
             .or_else(|| facts.applies.not_for(targets))
         {
-            notes.push(format!("hook `{name}` is left out: {reason}"));
+            notes.push(format!("hook `{name}` skipped: {reason}"));
         } else if !sources.contains_key(&facts.volume) {
             absent.insert(name.clone());
         } else {
@@ -150,17 +150,17 @@ pub(crate) fn ask(prepared: &Prepared, sources: &BTreeMap<String, PathBuf>) -> R
     let early = hook::early(&hooks, &|volume, path| {
         let source = sources
             .get(volume)
-            .ok_or_else(|| Error::unexpected(format!("source `{volume}` is not there")))?;
+            .ok_or_else(|| Error::unexpected(format!("source `{volume}` is missing")))?;
         execute::look(source, path)
     })?;
     for (hook, patch) in early.already {
-        notes.push(format!("hook `{hook}`: the source has `{patch}` already"));
+        notes.push(format!("hook `{hook}`: the source already has `{patch}`"));
     }
     absent.extend(early.later);
     notes.extend(
-        absent.into_iter().map(|name| {
-            format!("hook `{name}` can be checked when its source is there, not before")
-        }),
+        absent
+            .into_iter()
+            .map(|name| format!("hook `{name}` cannot be checked before its source is fetched")),
     );
     Ok(notes)
 }

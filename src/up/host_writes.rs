@@ -1,4 +1,4 @@
-//! Owns what a profile's file lets its steps write to on the host, shown and agreed to before its first `up`.
+//! Owns the host directories that the steps of a profile can write to, shown and agreed to before its first `up`.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -9,8 +9,8 @@ use crate::sys::trust::{self, Trusted};
 use crate::up::context::Context;
 use crate::up::resolve::Prepared;
 
-/// Shows where the steps of a profile that was named by its file can write, and asks where that is neither beside the file nor in the
-/// user's home. What was agreed to once is not asked again.
+/// Shows where the steps of a profile that was named by its file can write. Asks about directories that are neither
+/// beside the file nor in the user's home. An answer is remembered.
 pub(crate) fn agree(cx: &Context, prepared: &Prepared) -> Result<()> {
     let Some(file) = &prepared.file else {
         return Ok(());
@@ -41,7 +41,7 @@ pub(crate) fn agree(cx: &Context, prepared: &Prepared) -> Result<()> {
     let outside: Vec<&PathBuf> = writes.iter().filter(|path| !inside(path)).collect();
     if !outside.is_empty() {
         let question = format!(
-            "let them write outside of its directory and your home, to {}?",
+            "allow them to write to {}, outside its directory and your home?",
             shown(outside.into_iter())
         );
         if !cx.ui.confirm(&question)? {
@@ -61,7 +61,7 @@ fn shown<'p>(paths: impl Iterator<Item = &'p PathBuf>) -> String {
     paths.join(", ")
 }
 
-/// Returns the directories of the host that steps can write to, without links as far as they are there.
+/// Returns the host directories that steps can write to, with links resolved as far as the paths exist.
 fn writable(prepared: &Prepared) -> Result<BTreeSet<PathBuf>> {
     let volumes = resolve::volumes(&prepared.profile, &prepared.inputs)?;
     let mut writes = BTreeSet::new();

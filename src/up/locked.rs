@@ -1,4 +1,4 @@
-//! Owns what `up --locked`, `plan --locked` and `lock` do with a lock file before anything is built.
+//! Owns what `up --locked`, `plan --locked` and `lock` do with a lock file before the build.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,16 +21,14 @@ use crate::up::resolve::Prepared;
 /// A lock file that an env is built from.
 #[derive(Clone, Debug)]
 pub(crate) struct Locked {
-    /// Where it is.
     pub(crate) path: PathBuf,
-    /// What it says.
     pub(crate) lock: Lockfile,
-    /// The command that makes it anew.
+    /// The command that writes it anew.
     pub(crate) command: String,
 }
 
 impl Locked {
-    /// Makes the error for what differs from it.
+    /// Makes the error for differences from it.
     pub(crate) fn drift(&self, differences: &[String]) -> Error {
         lockfile::drift(&self.path, differences, &self.command)
     }
@@ -40,13 +38,12 @@ impl Locked {
         Ok(hex::encode(Sha256::digest(self.lock.text()?)))
     }
 
-    /// Returns the commit of a source volume.
     pub(crate) fn commit(&self, volume: &str) -> Option<&str> {
         self.lock.source.get(volume)?.commit.as_deref()
     }
 }
 
-/// Returns where the lock file for what was asked for is, `--name` aside.
+/// Returns the path of the request's lock file, regardless of `--name`.
 pub(crate) fn place(prepared: &Prepared) -> Result<PathBuf> {
     let inputs = &prepared.inputs;
     let mut targets = inputs.targets.clone();
@@ -67,13 +64,13 @@ pub(crate) fn place(prepared: &Prepared) -> Result<PathBuf> {
     Ok(lockfile::place(prepared.profile.origin(), &name))
 }
 
-/// Returns the command that makes a lock file for what was asked for.
+/// Returns the command that writes the request's lock file.
 pub(crate) fn command(request: &UpRequest<'_>, file: Option<&Path>) -> String {
     let file = file.map(Path::to_string_lossy);
     request.command("lock", &[("--file", file.as_deref())])
 }
 
-/// Reads the lock file for what was asked for, and lets it decide; refuses what differs from it already.
+/// Reads the request's lock file and applies it; refuses differences that are known already.
 pub(crate) fn follow(
     cx: &Context,
     prepared: &mut Prepared,
@@ -95,7 +92,7 @@ pub(crate) fn follow(
         command,
     };
     adopt(cx, prepared, pinned)?;
-    // What a source's history decides can be compared when the source is there.
+    // What depends on a source's history is compared when the source exists.
     let by_history = prepared
         .inputs
         .hooks
@@ -107,14 +104,14 @@ pub(crate) fn follow(
     }
 }
 
-/// Replaces what is open by what is locked.
+/// Replaces open choices by the locked ones.
 pub(crate) fn adopt(cx: &Context, prepared: &mut Prepared, pinned: Locked) -> Result<()> {
     let lock = &pinned.lock;
     let mut differences = lockfile::choices(lock, &choices(prepared));
     let image = &prepared.profile.image.value;
     if *image != lock.image.name {
         differences.push(format!(
-            "the image is `{}` in it, and `{image}` in the profile",
+            "the image is `{}` in the lock file, but `{image}` in the profile",
             lock.image.name
         ));
     } else if prepared.recipe.digest() != lock.image.recipe {
@@ -152,8 +149,7 @@ pub(crate) fn adopt(cx: &Context, prepared: &mut Prepared, pinned: Locked) -> Re
     Ok(())
 }
 
-/// Refuses files in caches that are others than the locked ones. Those that are missing are for the steps to fetch, and those
-/// that rockenv fetches it puts there anew.
+/// Refuses cache files that differ from the locked ones. Missing ones are fetched later, by steps or by rockenv.
 pub(crate) fn check_files(prepared: &Prepared, store: &Store) -> Result<()> {
     let Some(pinned) = &prepared.pinned else {
         return Ok(());
@@ -166,7 +162,7 @@ pub(crate) fn check_files(prepared: &Prepared, store: &Store) -> Result<()> {
             file.url().is_none() && found.get(*path).is_some_and(differs)
         };
         differences.extend(files.iter().filter(other).map(|(path, _)| {
-            format!("file `{path}` in cache `{cache}` is another than the locked one")
+            format!("file `{path}` in cache `{cache}` differs from the lock file")
         }));
     }
     match differences.is_empty() {
@@ -175,7 +171,7 @@ pub(crate) fn check_files(prepared: &Prepared, store: &Store) -> Result<()> {
     }
 }
 
-/// Returns what is built for.
+/// Returns the choices that the build is for.
 pub(crate) fn choices(prepared: &Prepared) -> Choices<'_> {
     let (profile, inputs) = (&prepared.profile, &prepared.inputs);
     Choices {
@@ -193,12 +189,12 @@ pub(crate) fn choices(prepared: &Prepared) -> Choices<'_> {
     }
 }
 
-/// Refuses steps that are not those that were locked; without a lock file there is nothing to compare.
+/// Refuses steps that differ from the locked ones. Does nothing without a lock file.
 pub(crate) fn check_steps(prepared: &Prepared) -> Result<()> {
     let Some(pinned) = &prepared.pinned else {
         return Ok(());
     };
-    // Parts of a source have fingerprints of their own, which are read when it is there.
+    // Parts of a source have fingerprints of their own, which need the source.
     let prints = &prepared.inputs.fingerprints;
     let known = |name: &String| prints.get(name).is_some_and(|print| print != "absent");
     let mut inputs = prepared.profile.steps.iter().flat_map(|step| &step.inputs);
@@ -214,12 +210,12 @@ pub(crate) fn check_steps(prepared: &Prepared) -> Result<()> {
     }
 }
 
-/// Refuses snapshots that an env would stand on and whose steps differ from the lock file.
+/// Refuses snapshots to build on whose steps differ from the lock file.
 pub(crate) fn check_built(prepared: &Prepared, store: &Store, plan: &Plan) -> Result<()> {
     let (Some(pinned), Some(start)) = (&prepared.pinned, &plan.start) else {
         return Ok(());
     };
-    // The first step's is the last of a chain.
+    // The chain ends with the first step's layer.
     for layer in store.chain(start)?.iter().rev() {
         let Some(locked) = pinned
             .lock
@@ -229,7 +225,7 @@ pub(crate) fn check_built(prepared: &Prepared, store: &Store, plan: &Plan) -> Re
             continue;
         };
         let differences = match layer.pins.is_empty() {
-            // Found at a service: what its step said is forgotten.
+            // Found at a service, which does not keep what the step reported.
             true if layer.kept.is_some() => Vec::new(),
             _ => lockfile::left(locked, layer.prints.as_ref(), &layer.pins),
         };
@@ -243,8 +239,8 @@ pub(crate) fn check_built(prepared: &Prepared, store: &Store, plan: &Plan) -> Re
     Ok(())
 }
 
-/// Says in the spec which checkouts the env is built from: a locked commit may have one of its own, and later commands find
-/// it by what the spec says.
+/// Records in the spec the checkouts that the env is built from: a locked commit may have its own, and later commands
+/// find it by the spec.
 pub(crate) fn follow_sources(
     spec: &mut Spec,
     prepared: &Prepared,
@@ -264,8 +260,8 @@ pub(crate) fn follow_sources(
     }
 }
 
-/// Resolves as on every machine alike: with a GPU, the lock file's build user, and the fingerprints by TheRock that `prints` has for
-/// a step. Where it has none, what they stand for is in the keys without them.
+/// Resolves independently of the machine: with a GPU, the lock file's build user, and the TheRock fingerprints in
+/// `prints`. A step without those has the source's fingerprint in its key.
 pub(crate) fn whole(
     prepared: &Prepared,
     lock: &Lockfile,
@@ -294,7 +290,7 @@ pub(crate) fn whole(
     }
 }
 
-/// Returns TheRock's fingerprints that a lock file has for a step.
+/// Returns the TheRock fingerprints that a lock file has for a step.
 pub(crate) fn locked_prints(lock: &Lockfile, step: &Step) -> Option<Prints> {
     let locked = lock.step(&step.name)?;
     let prints = locked.prints.as_ref()?.prints();

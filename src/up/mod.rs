@@ -1,4 +1,4 @@
-//! Owns one `up` from what was asked for to how it ended. `run_up` repeats `attempt`, which tells the story.
+//! Owns one `up`, from the request to its end. `run_up` repeats `attempt`, which tells the story.
 
 pub(crate) mod base;
 pub(crate) mod checkout;
@@ -46,10 +46,10 @@ use crate::up::preflight::Needs;
 use crate::up::registry::Source;
 use crate::up::resolve::Prepared;
 
-/// How often what was found may be removed by somebody else before it is used.
+/// Maximum of attempts when others remove what was found before it can be used.
 const ATTEMPTS: usize = 5;
 
-/// Resolves, locks, plans and executes; again where what it counted on was removed before it could say so.
+/// Resolves, locks, plans and executes; again if a needed layer was removed before this command could lease it.
 pub(crate) fn run_up(
     cx: &Context,
     args: &UpOptions,
@@ -92,38 +92,36 @@ pub(crate) fn run_up(
 
 /// How an `up` ended.
 pub(crate) struct Finished {
-    /// How the steps ended; none where nothing had to be done.
+    /// How the steps ended; `None` if there was nothing to do.
     pub(crate) ended: Option<Ended>,
-    /// The env.
     pub(crate) env: String,
     /// The steps that lacked a GPU, as the last line names them.
     pub(crate) lacking: String,
 }
 
-/// What is the same in all attempts.
+/// Everything that is the same in all attempts.
 struct Run<'a> {
     cx: &'a Context,
     args: &'a UpOptions,
     store: &'a Store,
-    /// A registry, where one is asked.
+    /// The registry, if one is used.
     source: Option<Source<'a>>,
     signals: &'a Signals,
     reporter: &'a Reporter,
-    /// Warnings that were given already: each attempt looks at the sources anew.
+    /// Warnings given already: each attempt examines the sources anew.
     told: RefCell<BTreeSet<String>>,
 }
 
-/// What came of one attempt.
+/// The outcome of one attempt.
 enum Attempt {
-    /// It is over.
     Done(Finished),
-    /// The image or a layer is gone by the time that the env is locked.
+    /// The image or a layer was removed before the env was locked.
     Gone,
-    /// This step has run, and told, or changed, what the keys of those after it depend on.
+    /// This step has run. The keys of later steps depend on its result, or on a source that it changed.
     Known(String),
 }
 
-/// Returns what is left to ask for when `step` has run.
+/// Returns the options that remain after `step` has run.
 fn rest(profile: &Profile, step: &str, asked: Options) -> Options {
     let at = |name: &str| profile.steps.iter().position(|step| step.name == name);
     let next = at(step).and_then(|position| profile.steps.get(position + 1));
@@ -138,19 +136,18 @@ fn rest(profile: &Profile, step: &str, asked: Options) -> Options {
     }
 }
 
-/// What an attempt builds, and from what: nothing of the env is read or changed before this is known.
+/// What an attempt builds, and from what. Before this is known, nothing of the env is read or changed.
 struct Resolved {
     spec: Spec,
     image: Image,
-    /// Where the sources are.
     sources: BTreeMap<String, PathBuf>,
     /// How far this attempt goes.
     options: Options,
-    /// The step that tells the keys of later ones, where those are asked for: the attempt ends with it.
+    /// The step that ends the attempt, because the keys of later requested steps depend on its result.
     open: Option<String>,
 }
 
-/// One attempt: to the end, or to a step that tells the keys of those after it.
+/// One attempt: to the end, or to a step whose result decides later keys.
 fn attempt(run: &Run<'_>, asked: &Options, prepared: &mut Prepared) -> Result<Attempt> {
     let image = base::find(run, prepared)?;
     let sources = prepare_sources(run, prepared)?;
@@ -188,7 +185,7 @@ fn attempt(run: &Run<'_>, asked: &Options, prepared: &mut Prepared) -> Result<At
     }
 }
 
-/// Makes the sources that are missing; says what there is to know of them, once.
+/// Makes missing sources; reports each note about them once.
 fn prepare_sources(run: &Run<'_>, prepared: &mut Prepared) -> Result<BTreeMap<String, PathBuf>> {
     let offline = run.args.offline;
     let (sources, notes) =
@@ -201,12 +198,12 @@ fn prepare_sources(run: &Run<'_>, prepared: &mut Prepared) -> Result<BTreeMap<St
     Ok(sources)
 }
 
-/// Resolves the profile, and pulls what a registry has of its steps.
+/// Resolves the profile, and pulls the steps that a registry has.
 fn resolve_and_pull(run: &Run<'_>, asked: &Options, prepared: &mut Prepared) -> Result<Spec> {
     prepared.clean = asked.clean;
     let mut spec = prepared.resolve(Some(run.store))?;
     if let Some(source) = &run.source {
-        // With a step that tells the keys of later ones, these can be asked for.
+        // A pulled step may decide the keys of later ones, which can then be pulled too.
         while source.pull_steps(run.store, prepared, &spec, asked)? {
             spec = prepared.resolve(Some(run.store))?;
         }
@@ -239,7 +236,7 @@ impl Resolved {
         })
     }
 
-    /// Returns what there is, and what has to be done.
+    /// Observes what exists, and plans what to do.
     fn plan(
         &self,
         run: &Run<'_>,
@@ -258,7 +255,7 @@ impl Resolved {
     }
 }
 
-/// Returns the step that has to run before the keys of later ones are known, where later ones are asked for.
+/// Returns the step that must run before the keys of later ones are known, if later ones are requested.
 fn opening(profile: &Profile, spec: &Spec, asked: &Options) -> Option<String> {
     let at = |name: &str| profile.steps.iter().position(|step| step.name == name);
     let open = spec.open.clone()?;
@@ -266,7 +263,7 @@ fn opening(profile: &Profile, spec: &Spec, asked: &Options) -> Option<String> {
     asked.until.as_ref().is_none_or(reaches).then_some(open)
 }
 
-/// Ends an `up` for which everything is there.
+/// Ends an `up` whose env is complete.
 fn nothing_to_do(
     run: &Run<'_>,
     resolved: &Resolved,
@@ -274,7 +271,7 @@ fn nothing_to_do(
     plan: &Plan,
 ) -> Result<()> {
     let spec = &resolved.spec;
-    // What is in no key may have changed all the same: variables for using what was built.
+    // Variables for using the results are in no key, so they may have changed all the same.
     if run.store.spec(&spec.name).ok().as_ref() != Some(spec) {
         env.save_spec(spec)?;
     }
@@ -292,7 +289,7 @@ fn nothing_to_do(
     Ok(())
 }
 
-/// Refuses what cannot end well, before anything runs.
+/// Refuses what cannot succeed, before anything runs.
 fn preflight(
     run: &Run<'_>,
     asked: &Options,
@@ -305,7 +302,7 @@ fn preflight(
         return Ok(());
     }
     let (spec, store) = (&resolved.spec, run.store);
-    // A new env is judged by all that it will run; what is open in another one may be there already.
+    // A new env is judged by everything that it will run. An existing one may have some of that already.
     let whole = match env.record() {
         None => Some(plan_for(store, Some(env), prepared, spec, asked)?.1),
         Some(_) => None,

@@ -1,5 +1,5 @@
-//! Owns the look at what there is, between resolving a spec and planning: which steps have snapshots that this env
-//! can stand on, and where the env stands now. Reads the store, changes nothing.
+//! Owns observing, between resolving a spec and planning: which steps have snapshots that this env can use, and where
+//! the env stands now. Reads the store, changes nothing.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -15,10 +15,10 @@ use crate::store::{Layer, LockedEnv, Record, Store};
 use crate::sys::error::Result;
 use crate::up::resolve::Prepared;
 
-/// Why a layer does not serve an env that would take no other wrong with it.
-const REFUSED: &str = "its snapshot is incremental: built on files of an earlier build";
+/// Reason for refusing an incremental layer in an env without incremental layers of its own.
+const REFUSED: &str = "its snapshot is incremental: built on files from an earlier build";
 
-/// Returns the profile's steps in order, those that this env leaves out with the reason.
+/// Returns the profile's steps in order; those that this env omits have the reason.
 pub fn wanted(profile: &Profile, spec: &Spec) -> Vec<Wanted> {
     let mut wanted = Vec::new();
     for step in &profile.steps {
@@ -47,7 +47,7 @@ pub fn wanted(profile: &Profile, spec: &Spec) -> Vec<Wanted> {
     wanted
 }
 
-/// Reads what there is of an env and of its steps' layers.
+/// Reads the state of an env and of its steps' layers.
 pub fn observe(
     store: &Store,
     env: Option<&LockedEnv<'_>>,
@@ -167,11 +167,11 @@ pub fn observe(
 /// Where an env stands.
 struct Stand<'a> {
     record: &'a Record,
-    /// Layers that it stands on, topmost first.
+    /// Its layers, topmost first.
     head: Vec<String>,
-    /// Key of the step that was begun last and did not end well.
+    /// Key of the step begun last, if it did not end well.
     attempt: Option<String>,
-    /// That step's layer, where it has one: it was to run again.
+    /// That step's layer, if it has one: the step was to run again.
     redone: Option<String>,
 }
 
@@ -188,14 +188,15 @@ impl<'a> Stand<'a> {
         let redone = before.map(|snapshot| snapshot.layer.clone());
         Ok(Self {
             record,
-            // Who went back to it has given up doing it again.
+            // A rollback to the layer cancels running its step again.
             redone: redone.filter(|layer| !head.contains(layer)),
             head,
             attempt,
         })
     }
 
-    /// Returns the layers that it stands on of steps that are not wanted. One that is left out here, for lack of a GPU, may stay.
+    /// Returns the env's layers of steps that are not wanted any more. A layer of a step that is skipped here for
+    /// lack of a GPU may stay.
     fn outlived(&self, store: &Store, wanted: &[Wanted]) -> Result<Vec<String>> {
         let mut outlived = Vec::new();
         for id in &self.head {
@@ -213,24 +214,24 @@ impl<'a> Stand<'a> {
         Ok(outlived)
     }
 
-    /// Says why the env is not to stand on a layer, although nothing is wrong with it: `--rerun` has built anew what is below it, or
-    /// has begun to, and did not come as far as to this one.
+    /// Returns why the env must not use a valid layer: `--rerun` has rebuilt a layer below it, or has begun to and
+    /// did not get this far.
     fn outdated(&self, store: &Store, layer: &Layer, wanted: &[Wanted]) -> Option<String> {
         if self.head.contains(&layer.id) {
             return None;
         }
-        // Layers that another env made, and that this one never stood on, have a chain of their own: this env goes on with its own where
-        // the user asked for that by `--rerun`.
+        // Layers of another env that this one never used have their own chain. The user chose this env's own chain by
+        // `--rerun`.
         let snapshots = &self.record.snapshots;
         let is_own = layer.env == self.record.id
             || snapshots.iter().any(|snapshot| snapshot.layer == layer.id);
-        // What is missing below is said where it is needed.
+        // A missing lower layer is reported where it is needed.
         for below in store.chain(&layer.id).ok()? {
             let key = below.key.as_deref();
             if self.redone.is_some() && key == self.attempt.as_deref() {
                 return Some("did not finish last time".to_owned());
             }
-            // What a step leaves that is in no later one's key, nothing is built on.
+            // If later keys do not depend on a step's result, nothing is built on it.
             let mut uncached_downstream = wanted.iter().filter(|step| step.uncached_downstream);
             let key = key.filter(|key| !uncached_downstream.any(|step| step.key == *key));
             let newer = key.and_then(|key| self.record.of_step(key));
@@ -249,21 +250,21 @@ impl<'a> Stand<'a> {
     }
 }
 
-/// What the output volumes of an env lack of what steps left there.
+/// The step results that an env's output volumes lack.
 struct Results<'a> {
     store: &'a Store,
     spec: &'a Spec,
-    /// Layers that the env stands on, topmost first.
+    /// The env's layers, topmost first.
     head: &'a [String],
     /// Layers of its snapshots.
     known: Vec<String>,
-    /// What it lacks as it stands.
+    /// What is lacking at the env's current layer.
     of_head: Option<BTreeSet<String>>,
 }
 
 impl Results<'_> {
-    /// Returns the keys of the steps whose results are to be put there where the env stands on a layer. One that it stands on already
-    /// does not take back what later ones left.
+    /// Returns the keys of steps whose results must be restored for an env at this layer. A layer that it stands on
+    /// already does not undo the results of later steps.
     fn lacking(&mut self, layer: &str) -> Result<BTreeSet<String>> {
         let head = self
             .head
@@ -279,7 +280,7 @@ impl Results<'_> {
     }
 
     fn of(&self, top: &str) -> Result<BTreeSet<String>> {
-        // What is missing below is said where it is needed.
+        // A missing lower layer is reported where it is needed.
         if self.store.chain(top).is_err() {
             return Ok(BTreeSet::new());
         }
@@ -292,7 +293,7 @@ impl Results<'_> {
     }
 }
 
-/// Says why a layer's tree cannot be had where the env lives, where it cannot.
+/// Returns why a layer's tree is not available where the env lives, if so.
 fn elsewhere(layer: &Layer, service: Option<&Service>) -> Result<Option<String>> {
     Ok(match (&layer.kept, service) {
         (None, None) => None,
@@ -309,7 +310,7 @@ fn elsewhere(layer: &Layer, service: Option<&Service>) -> Result<Option<String>>
     })
 }
 
-/// Says why this env cannot stand on a layer, where it cannot.
+/// Returns why this env cannot use a layer, if so.
 fn unusable(
     store: &Store,
     layer: &Layer,
@@ -330,14 +331,14 @@ fn unusable(
                 && record.and_then(|record| record.head.volumes.get(name)) != Some(id) =>
         {
             Some(format!(
-                "its build volume `{name}` was not frozen with it: this is an overlay store"
+                "its build volume `{name}` is not part of it: this is an overlay store"
             ))
         }
         _ => None,
     })
 }
 
-/// Returns what there is of what is wanted, and what has to be done.
+/// Observes what is wanted, and plans what to do.
 pub(crate) fn plan_for(
     store: &Store,
     env: Option<&LockedEnv<'_>>,

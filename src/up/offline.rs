@@ -1,4 +1,5 @@
-//! Owns what `up --offline` says before it begins: everything that would have to be fetched, and not the first of it only.
+//! Owns the check of `up --offline` before it begins: it reports everything that would have to be fetched, not only
+//! the first item.
 
 use crate::plan::resolve::{self, VolumeKind, VolumeSource};
 use crate::store::Store;
@@ -8,13 +9,12 @@ use crate::up::context::Context;
 use crate::up::locked;
 use crate::up::resolve::Prepared;
 
-/// Refuses to begin where something is missing.
 pub(crate) fn check(cx: &Context, store: &Store, prepared: &Prepared) -> Result<()> {
     let missing = missing(cx, store, prepared)?;
     match missing.is_empty() {
         true => Ok(()),
         false => Err(Error::unavailable(format!(
-            "`--offline` is set, and these are missing: {}",
+            "`--offline` is set, but these are missing: {}",
             missing.join("; ")
         ))
         .help("run once without --offline")),

@@ -1,4 +1,4 @@
-//! Owns what `up` and `plan` were asked for.
+//! Owns the options of `up` and `plan`.
 
 use std::path::PathBuf;
 
@@ -14,7 +14,6 @@ use crate::store::config::Config;
 use crate::store::history::Reuse;
 use crate::sys::error::{Error, Result};
 
-/// Arguments of `up` and `plan`.
 #[derive(Debug, Args)]
 pub struct UpOptions {
     #[command(flatten)]
@@ -23,7 +22,7 @@ pub struct UpOptions {
     #[arg(short, long)]
     pub(crate) name: Option<String>,
     /// Last step to run
-    // `matrix up` adds its own to what it was given for each `up`.
+    // `matrix up` adds its own to the options for each `up`.
     #[arg(long, value_name = "STEP", overrides_with = "until")]
     pub(crate) until: Option<String>,
     /// Run a step again, and all after it
@@ -32,35 +31,36 @@ pub struct UpOptions {
     /// Start from the last clean snapshot, and reset build volumes to it
     #[arg(long)]
     pub(crate) clean: bool,
-    /// Also start from other envs' snapshots that were built on files of an earlier build [default: `reuse` in the configuration]
+    /// Also start from other envs' snapshots that were built on files from an earlier build [default: `reuse` in the configuration]
     #[arg(long)]
     pub(crate) allow_incremental: bool,
     /// Most jobs a step may use, of those that the machine has
     #[arg(short, long)]
     pub(crate) jobs: Option<u32>,
-    /// GPU that steps with `gpu` get: a PCI address, render node or index; where there is none `auto` skips these steps and `required` refuses; `none` always skips them
+    /// GPU for steps with `gpu`: a PCI address, render node or index. If there is none, `auto` skips these steps and
+    /// `required` fails; `none` always skips them
     #[arg(
         long,
         default_value = "auto",
         value_name = "auto|required|none|PCI|renderDN|INDEX"
     )]
     pub(crate) gpu: String,
-    /// Remove the env when this command ends, in whatever way; outputs, caches and sources stay
+    /// Remove the env when this command ends, even if it is killed; outputs, caches and sources stay
     #[arg(long)]
     pub(crate) ephemeral: bool,
-    /// Build exactly what the lock file names, and refuse what differs from it
+    /// Build exactly what the lock file names, and refuse differences
     #[arg(long)]
     pub(crate) locked: bool,
     /// The lock file [default: where `lock` writes it]
     #[arg(long, value_name = "FILE", requires = "locked")]
     pub(crate) lock_file: Option<PathBuf>,
-    /// Fetch nothing: images and sources must be there, and steps get no network
+    /// Fetch nothing: images and sources must be present, and steps get no network
     #[arg(long)]
     pub(crate) offline: bool,
     /// Pull what the store lacks from the registry, and build the rest [default: `pull` in the configuration]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     pub(crate) pull: Option<bool>,
-    /// Push the snapshots to the registry in the end, also where a step failed [default: `push` in the configuration]
+    /// Push the snapshots to the registry at the end, even if a step failed [default: `push` in the configuration]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true", require_equals = true)]
     pub(crate) push: Option<bool>,
     /// Continue even if the machine has too little disk or memory
@@ -96,7 +96,7 @@ impl UpOptions {
         }
     }
 
-    /// Returns the command that goes on where this one ended.
+    /// Returns the command that resumes where this one ended.
     pub(crate) fn resume_command(&self) -> String {
         let gpu = (self.gpu != "auto").then_some(self.gpu.as_str());
         let flags = [("--name", self.name.as_deref()), ("--gpu", gpu)];
@@ -113,22 +113,22 @@ impl UpOptions {
         text
     }
 
-    /// Returns whether a registry is asked for what the store lacks.
+    /// Returns whether missing steps are pulled from a registry.
     pub(crate) fn pulls(&self, config: &Config) -> bool {
         self.pull.unwrap_or(config.pull) && !self.offline
     }
 
-    /// Says which snapshots of others serve, and which others get.
+    /// Returns the rules for using and sharing snapshots of others.
     pub(crate) fn reuse(&self, config: &Config) -> Reuse {
         config.reuse.or_asked(self.allow_incremental)
     }
 
-    /// Returns whether a registry gets what was made.
+    /// Returns whether new snapshots are pushed to a registry.
     pub(crate) fn pushes(&self, config: &Config) -> bool {
         self.push.unwrap_or(config.push)
     }
 
-    /// Reads profile and machine, and lets the lock file decide where one is asked for.
+    /// Reads the profile and the machine, and applies the lock file if requested.
     pub(crate) fn prepare(&self, cx: &Context, verb: &'static str) -> Result<Prepared> {
         let request = self.request(verb);
         let mut prepared = Prepared::new(cx, &request)?;
@@ -142,7 +142,6 @@ impl UpOptions {
     }
 }
 
-/// Refuses `--until` and `--rerun` of steps that are not in the profile.
 fn check_names(profile: &Profile, args: &UpOptions) -> Result<()> {
     for name in args.until.iter().chain(&args.rerun) {
         if !profile.steps.iter().any(|step| step.name == *name) {

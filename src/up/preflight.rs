@@ -1,4 +1,4 @@
-//! Owns what an env needs of the machine: what `plan` shows of it, and what `up` refuses before it starts.
+//! Owns the requirements of an env on the machine: `plan` shows them, and `up` checks them before it starts.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
@@ -18,40 +18,38 @@ use crate::sys::host::space;
 use crate::ui::size::{self, bytes};
 use crate::up::resolve::Prepared;
 
-/// What is needed on one file system.
+/// Space needed on one file system.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Disk {
     /// A directory on it.
     path: PathBuf,
-    /// Bytes still needed, in all.
+    /// Total bytes still needed.
     needed: u64,
-    /// Bytes free.
     free: u64,
-    /// Bytes needed by volume, where the profile says so.
+    /// Bytes needed by volume, if the profile declares them.
     volumes: BTreeMap<String, u64>,
 }
 
-/// What an env needs.
+/// The requirements of an env.
 #[derive(Debug, Serialize)]
 pub(crate) struct Needs {
-    /// Jobs and memory.
     pub(crate) sizing: Sizing,
     /// Memory that the machine must have, in bytes.
     memory: Option<u64>,
-    /// The step that needs that much, where it is not the profile as a whole.
+    /// The step that needs that much, unless the profile as a whole does.
     memory_for: Option<String>,
     /// Disk, the store's file system first.
     disk: Vec<Disk>,
-    /// What the steps that run took before.
+    /// Earlier cost of the steps that will run.
     forecast: Vec<Forecast>,
-    /// What somebody published of steps that did not run here yet.
+    /// Published times for steps that have not run here yet.
     published: Vec<Published>,
     /// How many steps run.
     runs: usize,
-    /// Ways that have less to do, by name.
+    /// Starting points with less to do, by name.
     #[serde(skip)]
     ways: Vec<Way>,
-    /// The last step before those that need more memory than there is.
+    /// The last step before those that need more memory than the machine has.
     #[serde(skip)]
     stop: Option<String>,
     #[serde(skip)]
@@ -60,22 +58,22 @@ pub(crate) struct Needs {
     profile: String,
 }
 
-/// The time that a step takes elsewhere.
+/// The published time of a step.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct Published {
     step: String,
     seconds: u64,
-    /// Who says so.
+    /// The publisher.
     source: String,
 }
 
-/// A way to begin, as far as it helps a machine that is too small.
+/// A starting point, as far as it helps on a small machine.
 #[derive(Debug)]
 struct Way {
     name: String,
     /// Disk that it takes, in bytes.
     disk: Option<u64>,
-    /// Whether no step of it needs more memory than there is.
+    /// None of its steps needs more memory than the machine has.
     fits: bool,
 }
 
@@ -90,7 +88,7 @@ impl Needs {
     ) -> Result<Self> {
         let runs = || plan.steps.iter().filter(|step| step.action == Action::Run);
         let steps = runs().map(|step| (step.name.as_str(), step.key.as_str()));
-        // What earlier steps of this env took is there already, and not needed again.
+        // The space that this env's finished steps took is not needed again.
         let spent: i64 = record.map_or(0, |record| {
             let done = record.steps.iter().filter(|step| {
                 plan.steps.iter().any(|planned| {
@@ -111,7 +109,7 @@ impl Needs {
             prepared.host.memory,
             disk,
         );
-        // What happened here says more.
+        // Figures of this machine are better.
         let is_known = |name: &str| forecast.iter().any(|step| step.step == name);
         needs
             .published
@@ -119,7 +117,7 @@ impl Needs {
         Ok(Self { forecast, ..needs })
     }
 
-    /// Takes what the profile says, for a machine with `machine` bytes of memory.
+    /// Takes the profile's figures, for a machine with `machine` bytes of memory.
     fn told(
         profile: &Profile,
         spec: &Spec,
@@ -217,7 +215,7 @@ impl Needs {
                         bytes(disk.free)
                     ),
                     format!(
-                        "free {} more (`rockenv gc --dry-run` says what rockenv can give back), {}put the store elsewhere with \
+                        "free {} more (`rockenv gc --dry-run` shows what rockenv can free), {}put the store elsewhere with \
                          ROCKENV_HOME, or add --force",
                         bytes(disk.needed - disk.free),
                         begin(fitting)
@@ -231,20 +229,20 @@ impl Needs {
         match self.forecast.iter().find(|step| step.disk > store.free) {
             Some(step) => refuse(
                 format!(
-                    "step `{}` took {} of disk the last time, `{}` has {} free",
+                    "step `{}` used {} of disk last time, `{}` has {} free",
                     step.step,
                     bytes(step.disk),
                     store.path.display(),
                     bytes(store.free)
                 ),
-                "free some (`rockenv gc --dry-run` says what rockenv can give back), put the store elsewhere with ROCKENV_HOME, or add --force"
+                "free some (`rockenv gc --dry-run` shows what rockenv can free), put the store elsewhere with ROCKENV_HOME, or add --force"
                     .to_owned(),
             ),
             None => Ok(()),
         }
     }
 
-    /// Returns lines of what and why, for people.
+    /// Returns the requirements with reasons, one line each.
     pub(crate) fn lines(&self) -> String {
         let Sizing {
             budget,
@@ -321,14 +319,14 @@ impl Needs {
         lines
     }
 
-    /// Says how long the steps take that run, as far as it is known.
+    /// Formats how long the remaining steps take, as far as known.
     fn time(&self) -> String {
         let duration = |seconds| size::duration(Duration::from_secs(seconds));
         let wall: u64 = self.forecast.iter().map(|step| step.wall_ms).sum();
         let mut text = match self.forecast.len() {
-            0 => "not known: no step of it ran here before".to_owned(),
+            0 => "unknown: no step of it has run here before".to_owned(),
             known => format!(
-                "about {} for {known} of {} steps, from what they took before",
+                "about {} for {known} of {} steps, by their earlier runs",
                 size::duration(Duration::from_millis(wall)),
                 self.runs
             ),
@@ -349,7 +347,7 @@ impl Needs {
     }
 }
 
-/// Returns the ways of a profile but the one that is taken.
+/// Returns the other starting points of a profile.
 fn ways(profile: &Profile, taken: &str, machine: u64) -> Vec<Way> {
     let leaves_out = |step: &crate::profile::Step, way: &String| {
         step.when
@@ -370,15 +368,15 @@ fn ways(profile: &Profile, taken: &str, machine: u64) -> Vec<Way> {
         .collect()
 }
 
-/// Returns the advice to begin with finished parts, in one of these ways; nothing where there is none.
+/// Returns the advice to start from prebuilt parts; empty if there are none.
 fn begin(ways: impl Iterator<Item = String>) -> String {
     match ways.collect::<Vec<_>>().join(" or ") {
         none if none.is_empty() => none,
-        ways => format!("begin with finished parts by {ways}, "),
+        ways => format!("start from prebuilt parts with {ways}, "),
     }
 }
 
-/// Returns what is needed on each file system, less `spent` on the store's.
+/// Returns the space needed on each file system, minus `spent` on the store's.
 fn disks(spec: &Spec, root: &Path, spent: u64) -> Result<Vec<Disk>> {
     let mut disks: Vec<(u64, Disk)> = Vec::new();
     let mut place = |path: &Path| -> Result<usize> {
@@ -402,7 +400,7 @@ fn disks(spec: &Spec, root: &Path, spent: u64) -> Result<Vec<Disk>> {
         let Some(needed) = volume.disk else { continue };
         let at = match (&volume.source, volume.kind) {
             (VolumeSource::Path(path), VolumeKind::Output) => place(path)?,
-            // A directory of the user's, which is as large as it is.
+            // A user's directory, which rockenv does not fill.
             (VolumeSource::Path(_), _) => continue,
             _ => store,
         };
@@ -413,7 +411,7 @@ fn disks(spec: &Spec, root: &Path, spent: u64) -> Result<Vec<Disk>> {
         disks[at].1.volumes.insert(name, needed);
     }
     let first = &mut disks[store].1;
-    // What is said of the whole has the parts in it.
+    // The figure for the whole includes the parts.
     first.needed = spec
         .resources
         .disk
@@ -422,7 +420,7 @@ fn disks(spec: &Spec, root: &Path, spent: u64) -> Result<Vec<Disk>> {
     Ok(disks.into_iter().map(|(_, disk)| disk).collect())
 }
 
-/// Returns the path, or what there is of it.
+/// Returns the path or its nearest existing parent.
 fn existing(path: &Path) -> PathBuf {
     path.ancestors()
         .find(|path| path.exists())
@@ -500,17 +498,17 @@ mod tests {
     #[test]
     fn what_others_took_is_told_where_nothing_ran_here() {
         let told = needs(64 * GIB, 300 * GIB, None, None).time();
-        let start = "not known: no step of it ran here before; 17 h 00 min published for 3 of ";
+        let start = "unknown: no step of it has run here before; 17 h 00 min published for 3 of ";
         assert!(told.starts_with(start), "{told}");
         let end = "(compiler-runtime 8 h 00 min, math-libs 8 h 00 min, torch 1 h 00 min)";
         assert!(told.ends_with(end), "{told}");
         let told = needs(64 * GIB, 300 * GIB, Some("wheels"), None).time();
-        assert_eq!(told, "not known: no step of it ran here before");
+        assert_eq!(told, "unknown: no step of it has run here before");
     }
 
     #[test]
     fn what_cannot_build_therock_is_refused_with_what_can() {
-        // What Linux has left of 64 GB when the graphics have 4.
+        // Linux has 58 of 64 GB if the integrated graphics takes some.
         assert_eq!(therock(58 * GIB, 300 * GIB, None, None), Ok(()));
         let (message, help) = therock(31 * GIB, 300 * GIB, None, None).unwrap_err();
         assert_eq!(
@@ -519,7 +517,7 @@ mod tests {
         );
         assert_eq!(
             help,
-            "build on a machine with 40.0 GiB, begin with finished parts by --from rocm or --from wheels, stop before it with \
+            "build on a machine with 40.0 GiB, start from prebuilt parts with --from rocm or --from wheels, stop before it with \
              `--until configure`, or add --force"
         );
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Owns what `push`, `pull`, `import`, `up` and `plan` have in common: which registry is meant, and what can be had from it.
+//! Owns the registry side of `push`, `pull`, `import`, `up` and `plan`: which registry is meant, and what it has.
 
 use std::cell::Cell;
 use std::fmt::Display;
@@ -20,7 +20,7 @@ use crate::up::options::{UpOptions, options};
 use crate::up::resolve::Prepared;
 use crate::up::task::{Subject, with_progress};
 
-/// Returns the repository that is named, else the configured one.
+/// Returns the named repository, or the configured one.
 pub(crate) fn repository(cx: &Context, named: Option<&str>) -> Result<Repository> {
     match (named, &cx.config.registry) {
         (Some(text), _) => Repository::parse(text),
@@ -38,12 +38,12 @@ pub(crate) fn repository(cx: &Context, named: Option<&str>) -> Result<Repository
     }
 }
 
-/// Returns what progress is called that comes from a repository.
+/// Returns the label for progress of transfers from a repository.
 pub(crate) fn shown(repository: &Repository) -> String {
     format!("pull from {repository}")
 }
 
-/// Says what was brought.
+/// Reports what was transferred.
 pub(crate) fn said(verb: &str, pulled: &Pulled, from: &dyn Display) -> String {
     let what = match (pulled.image_pulled, pulled.steps.as_slice()) {
         (true, []) => "the image".to_owned(),
@@ -53,31 +53,31 @@ pub(crate) fn said(verb: &str, pulled: &Pulled, from: &dyn Display) -> String {
     format!("{verb} {what} from {from} ({})", size::bytes(pulled.bytes))
 }
 
-/// Says what was left out.
+/// Reports what was skipped.
 pub(crate) fn said_of_incremental(pulled: &Pulled, reporter: &Reporter) {
     if !pulled.incremental.is_empty() {
         let steps = pulled.incremental.join(", ");
         reporter.emit(&Event::Warning {
             message: format!(
-                "left out, as they are incremental, built on files of an earlier build: {steps}; `--allow-incremental` takes them"
+                "skipped incremental snapshots, which were built on files from an earlier build: {steps}; `--allow-incremental` includes them"
             ),
         });
     }
 }
 
-/// Where `up` gets what its store lacks.
+/// Where `up` gets missing steps from.
 pub(crate) struct Source<'a> {
     pub(crate) cx: &'a Context,
     pub(crate) repository: Repository,
     reuse: Reuse,
     pub(crate) signals: &'a Signals,
     pub(crate) reporter: &'a Reporter,
-    /// It failed, which was said once: it is not asked again.
+    /// It failed, which was reported once; it is not asked again.
     failed: Cell<bool>,
 }
 
 impl<'a> Source<'a> {
-    /// Returns it where it is asked for.
+    /// Returns the source, if pulling is requested.
     pub(crate) fn new(
         cx: &'a Context,
         args: &UpOptions,
@@ -97,7 +97,8 @@ impl<'a> Source<'a> {
         }))
     }
 
-    /// Pulls something, to where a service keeps the trees; false where it is not there, or nobody answers: then it is built.
+    /// Pulls something, to the service that keeps the trees. Returns false if it is not there or nobody answers: then
+    /// it is built.
     pub(crate) fn pull(
         &self,
         store: &Store,
@@ -133,14 +134,14 @@ impl<'a> Source<'a> {
             Some(pulled) => {
                 self.cx.ui.note(&said("pulled", &pulled, &self.repository));
                 self.cx.settle(store)?;
-                // What was left out is not there, however often it is asked for.
+                // A skipped snapshot is not available, however often it is requested.
                 Ok(pulled.incremental.is_empty())
             }
             None => Ok(false),
         }
     }
 
-    /// Pulls the longest prefix of the steps that are to run; false where there is none.
+    /// Pulls the longest prefix of the steps that are to run; false if there is none.
     pub(crate) fn pull_steps(
         &self,
         store: &Store,
@@ -159,9 +160,9 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Stands on the image that the registry has, without taking it, or on the locked one; false where there is none.
+    /// Bases the env on the registry's image without pulling it, or on the locked one; false if there is none.
     pub(crate) fn stand_on_image(&self, prepared: &mut Prepared) -> Result<bool> {
-        // Everything that the keys need of a locked image is in the lock file.
+        // The lock file has everything about the image that the keys need.
         if prepared.pinned.is_some() {
             return Ok(true);
         }
@@ -195,13 +196,13 @@ impl<'a> Source<'a> {
         Ok(self.or_build(found)?.flatten())
     }
 
-    /// Lets `up` go on without a registry that does not answer, but not with one that lies, nor on a full disk.
+    /// Lets `up` continue without a registry that does not answer, but not with one that lies, nor on a full disk.
     fn or_build<T>(&self, outcome: Result<T>) -> Result<Option<T>> {
         match outcome {
             Ok(found) => Ok(Some(found)),
             Err(error) => match error.kind() {
                 Kind::Unavailable | Kind::Unexpected | Kind::NotFound => {
-                    let message = format!("{}; it is built here", error.chain().join(": "));
+                    let message = format!("{}; building it here", error.chain().join(": "));
                     self.reporter.emit(&Event::Warning { message });
                     self.failed.set(error.kind() != Kind::NotFound);
                     Ok(None)
@@ -212,7 +213,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Returns what image is meant: the locked one, or what the recipe stands for.
+/// Returns the wanted image: the locked one, or the recipe's.
 pub(crate) fn wanted_image(prepared: &Prepared) -> Wanted {
     match &prepared.pinned {
         None => Wanted::Recipe(prepared.recipe.digest()),
@@ -227,7 +228,7 @@ pub(crate) fn lacking(
     spec: &Spec,
     asked: &Options,
 ) -> Result<Vec<String>> {
-    // What is asked for anew is not to be had.
+    // A clean build must not use existing snapshots.
     if asked.clean && !store.freezes_volumes() {
         return Ok(Vec::new());
     }
@@ -246,9 +247,9 @@ pub(crate) fn lacking(
     Ok(keys)
 }
 
-/// What `plan` is told of a registry.
+/// What `plan` learns from a registry.
 pub(crate) struct Remote {
-    /// Asked for, as it is by now: the registry may know an image that is not built here.
+    /// The spec, which may be based on an image that only the registry has.
     pub(crate) spec: Spec,
     /// The last step's key that it has, and its name.
     pub(crate) last: Option<(String, String)>,

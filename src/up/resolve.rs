@@ -1,4 +1,4 @@
-//! Owns what `up`, `plan` and `profile` find out before they resolve a profile.
+//! Owns everything that `up`, `plan` and `profile` gather before they resolve a profile.
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,14 +27,14 @@ use crate::sys::host::Host;
 use crate::up::context::Context;
 use crate::up::locked::Locked;
 
-/// What the keys after a step have of TheRock's fingerprints.
+/// How the keys after a step use TheRock's fingerprints.
 #[derive(Debug, Serialize)]
 pub(crate) struct Said {
     /// The step that configures TheRock.
     step: String,
-    /// How many artifacts have one; nothing where the step has to run first.
+    /// Number of artifacts with a fingerprint; `None` if the step must run first.
     therock: Option<usize>,
-    /// Artifacts without, for which that of the source stands in.
+    /// Artifacts without one: the source's fingerprint stands in.
     own: Vec<String>,
 }
 
@@ -64,10 +64,9 @@ impl std::fmt::Display for Said {
 /// Everything that is known before the env is locked.
 #[derive(Debug)]
 pub(crate) struct Prepared {
-    /// Name of the env.
     pub(crate) name: String,
     pub(crate) profile: Profile,
-    /// The profile's file, where that was named.
+    /// The profile's file, if it was named by that.
     pub(crate) file: Option<PathBuf>,
     pub(crate) files: CopyFiles,
     /// The profile's hooks, by name.
@@ -76,24 +75,23 @@ pub(crate) struct Prepared {
     pub(crate) inputs: Inputs,
     pub(crate) host: Host,
     pub(crate) sizing: Sizing,
-    /// What steps cost before.
+    /// Earlier cost of steps.
     pub(crate) past: Vec<Past>,
     pub(crate) choice: Choice,
-    /// What the env gets of a GPU.
+    /// The GPU that the env gets.
     pub(crate) gpu: Option<gpu::Grant>,
-    /// What the user should know of that.
+    /// Notes for the user about the GPU.
     pub(crate) notes: Vec<String>,
-    /// The lock file, where everything has to be as it says.
+    /// The lock file to follow, if any.
     pub(crate) pinned: Option<Locked>,
-    /// Which layers of other envs serve this one.
+    /// Which layers of other envs this one may use.
     pub(crate) reuse: Reuse,
-    /// It begins clean, whatever it has.
+    /// Begin clean, whatever exists.
     pub(crate) clean: bool,
-    /// What the env has counts; else what is everybody's alone.
+    /// Use the env's own layers too, not only shared ones.
     pub(crate) own: bool,
 }
 
-/// Returns the targets of the configuration.
 fn machine_targets(cx: &Context) -> Result<Vec<Target>> {
     let names = cx.config.targets.iter();
     names
@@ -102,7 +100,8 @@ fn machine_targets(cx: &Context) -> Result<Vec<Target>> {
         .context(|| "`targets` in the configuration".to_owned())
 }
 
-/// Returns what is built where only targets were named, or nothing at all: for one target that is what goes by its name.
+/// Returns the profile to build if only targets were given, or nothing at all. A profile may be named after a single
+/// target.
 fn unnamed(
     request: &UpRequest<'_>,
     targets: Vec<Target>,
@@ -163,7 +162,7 @@ impl Prepared {
         let mut notes = Vec::new();
         let (gpu, without_gpu) = match machine.choose(&request.gpu.into(), wanted, profile.gpu)? {
             gpu::Choice::Gpu { grant, note } => {
-                // Of no interest where no step uses it.
+                // Irrelevant if no step uses it.
                 notes.extend(note.filter(|_| profile.steps.iter().any(|step| step.gpu)));
                 (Some(*grant), None)
             }
@@ -230,7 +229,7 @@ impl Prepared {
         })
     }
 
-    /// Fills in the image and the sources as they are now, without making any; says what is not there yet.
+    /// Fills in the current image and sources without making any; returns notes about missing ones.
     pub(crate) fn predict(&mut self, cx: &Context, store: Option<&Store>) -> Result<Vec<String>> {
         let mut notes = std::mem::take(&mut self.notes);
         let image = match (store, &self.pinned) {
@@ -283,14 +282,14 @@ impl Prepared {
                     None => {
                         notes.push(match &volume.source {
                             VolumeSource::Path(path) => format!(
-                                "`up` would refuse: source `{}` is not in `{}`",
+                                "`up` would refuse: source `{}` is missing from `{}`",
                                 volume.name,
                                 path.display()
                             ),
-                            _ => format!("source `{}` is not there yet", volume.name),
+                            _ => format!("source `{}` is not fetched yet", volume.name),
                         });
                         for input in self.inputs_in(&volume.name) {
-                            // What is locked is known without the source.
+                            // The lock file knows it without the source.
                             let print = self.inputs.fingerprints.entry(input);
                             print.or_insert_with(|| "absent".to_owned());
                         }
@@ -307,13 +306,13 @@ impl Prepared {
         Ok(notes)
     }
 
-    /// Takes the key and the variables of an image.
+    /// Uses the key and the variables of an image.
     pub(crate) fn stand_on(&mut self, image: Image) {
         self.inputs.image_key = image.key;
         self.inputs.image_env = image.env.unwrap_or_default();
     }
 
-    /// Returns the inputs of steps that lie in a source, and the source itself where hooks change it.
+    /// Returns the inputs of steps that are part of a source, and the source itself if hooks change it.
     fn inputs_in(&self, volume: &str) -> BTreeSet<String> {
         let inputs = self.profile.steps.iter().flat_map(|step| &step.inputs);
         let mut inputs: BTreeSet<String> = inputs
@@ -326,7 +325,7 @@ impl Prepared {
         inputs
     }
 
-    /// Reads the fingerprints of a source that steps and hooks ask for; `whole` reads that of all of it.
+    /// Reads a source's fingerprints that steps and hooks need; `whole` reads the one of the whole source.
     pub(crate) fn fingerprint(
         &mut self,
         volume: &str,
@@ -344,7 +343,7 @@ impl Prepared {
         Ok(())
     }
 
-    /// Says which fingerprints are in the keys.
+    /// Reports which fingerprints are in the keys.
     pub(crate) fn fingerprints_said(&self, spec: &Spec) -> Vec<Said> {
         let mut said = Vec::new();
         for step in spec.steps.iter().filter(|step| step.fingerprints.is_some()) {
@@ -371,7 +370,7 @@ impl Prepared {
         said
     }
 
-    /// Resolves the profile, with the fingerprints by TheRock that the store has.
+    /// Resolves the profile, with the TheRock fingerprints that the store has.
     pub(crate) fn resolve(&mut self, store: Option<&Store>) -> Result<Spec> {
         loop {
             let spec = resolve::resolve(&self.profile, &self.inputs)?;
@@ -397,7 +396,7 @@ impl Prepared {
     }
 }
 
-/// Reads the fingerprint of a whole source when it is first asked for, and never again.
+/// Reads the fingerprint of a whole source on first use, once.
 pub(crate) fn once(read: impl Fn(&Path) -> Result<String>) -> impl Fn(&Path) -> Result<String> {
     let known = OnceCell::new();
     move |path| {
@@ -410,7 +409,7 @@ pub(crate) fn once(read: impl Fn(&Path) -> Result<String>) -> impl Fn(&Path) -> 
 }
 
 impl Prepared {
-    /// Refuses a source that is not as locked.
+    /// Refuses a source that differs from the lock file.
     pub(crate) fn compare(
         &self,
         volume: &str,
@@ -432,9 +431,9 @@ impl Prepared {
 }
 
 fn engine(cx: &Context, request: &UpRequest<'_>, host: &Host, env: &str) -> Result<Choice> {
-    // Without a store, or where it cannot be read, nothing was made yet that we could go on with.
+    // Without a readable store there is no earlier env to keep the engine of.
     let store = Store::open_existing(&cx.config.home).ok().flatten();
-    // What is about to be removed binds nobody.
+    // An env that is about to be removed does not count.
     let store = store.filter(|store| !store.is_left(env));
     let record = store.and_then(|store| store.record(env).ok().flatten());
     let made_with = record
@@ -449,7 +448,7 @@ fn engine(cx: &Context, request: &UpRequest<'_>, host: &Host, env: &str) -> Resu
         return Err(Error::new(
             Kind::Usage,
             format!(
-                "env `{env}` was made with {}, and stays with it",
+                "env `{env}` was created with {} and cannot change its engine",
                 record.engine
             ),
         )

@@ -1,4 +1,4 @@
-//! Owns the decision what has to run to build steps of an env again from clean, for `verify`.
+//! Owns deciding, for `verify`, which steps must run to rebuild steps of an env from clean.
 
 use crate::plan::layer::{Layer, VolumeState};
 use crate::plan::record::Record;
@@ -10,16 +10,17 @@ use crate::sys::error::{Error, Result};
 /// Steps that run one after the other.
 #[derive(Debug)]
 pub(crate) struct Segment {
-    /// The layer that the first one starts from; none for the image.
+    /// The layer that the first one starts from; `None` for the image.
     pub(crate) start: Option<String>,
     pub(crate) image_key: String,
     /// Keys of the steps.
     pub(crate) runs: Vec<String>,
-    /// Keys of those of them that are compared.
+    /// Keys of the steps that are compared.
     pub(crate) compared: Vec<String>,
 }
 
-/// Returns what has to run to build the steps of these names again, or all of them; what has to run for several runs once.
+/// Returns the segments that rebuild the named steps, or all of them. Segments share the steps that must run in
+/// several.
 pub(crate) fn segments(
     store: &Store,
     spec: &Spec,
@@ -66,8 +67,8 @@ fn chosen<'a>(spec: &'a Spec, record: &Record, names: &[String]) -> Result<Vec<&
     }
 }
 
-/// Returns what has to run to build a step again from clean: the step, and those before it whose snapshots do not have the build
-/// volumes of a clean build.
+/// Returns the segment for a step: the step itself, and earlier ones whose snapshots lack the build volumes of a
+/// clean build.
 fn segment(store: &Store, spec: &Spec, record: &Record, step: &Step) -> Result<Segment> {
     let key = step.key.to_string();
     let layer = &snapshot_layer(record, &key)?;
@@ -87,7 +88,7 @@ fn segment(store: &Store, spec: &Spec, record: &Record, step: &Step) -> Result<S
             .filter(|key| spec.steps.iter().any(|step| step.key.as_str() == key));
         runs.push(known.ok_or_else(|| {
             Error::invalid(format!(
-                "step `{}` cannot be built again: it stands on `{}`, which is not among the env's steps",
+                "step `{}` cannot be built again: it is based on `{}`, which is not one of the env's steps",
                 step.name, below.title
             ))
             .help("rockenv up ... --clean")
@@ -120,13 +121,11 @@ pub(crate) fn snapshot_layer(record: &Record, key: &str) -> Result<String> {
         .ok_or_else(|| Error::unexpected("a step that was built has no snapshot"))
 }
 
-/// Returns the steps of a segment.
 pub(crate) fn runs<'a>(spec: &'a Spec, segment: &'a Segment) -> impl Iterator<Item = &'a Step> {
     let is_run = |step: &&Step| segment.runs.iter().any(|key| step.key.as_str() == key);
     spec.steps.iter().filter(is_run)
 }
 
-/// Returns a plan that runs the steps of a segment.
 pub(crate) fn plan(spec: &Spec, segment: &Segment) -> Plan {
     let is_run = |step: &Step| segment.runs.iter().any(|key| step.key.as_str() == key);
     let first = spec.steps.iter().position(is_run);

@@ -1,4 +1,4 @@
-//! Owns taking an env from whatever runs in it.
+//! Owns taking an env away from the processes that run in it.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -10,19 +10,19 @@ use crate::engine::hold::State;
 use crate::store::{LockedEnv, Store, lock};
 use crate::sys::error::{Kind, Result};
 
-/// How long whoever holds an env may take to stop after being asked.
+/// How long the holder of an env may take to stop after being asked.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// How long a request is given before a stronger one follows.
+/// How long to wait before a stronger request.
 const POLITE: Duration = Duration::from_secs(1);
 
-/// Locks an env: asks its holder to stop, ever less politely, and waits until nothing runs in it. Returns whether
+/// Locks an env: asks its holder to stop, with increasing force, and waits until nothing runs in it. Returns whether
 /// anything did.
 pub(crate) fn seize<'a>(store: &'a Store, name: &str, verb: &str) -> Result<(LockedEnv<'a>, bool)> {
     let started = Instant::now();
     let mut asked = Asked::Nobody;
     loop {
-        // Taking the lock also ends and cleans up what a killed command left.
+        // Locking also ends and cleans up the leftovers of a killed command.
         match store.lock_env(name, verb, Duration::ZERO) {
             Ok(env) => return Ok((env, asked != Asked::Nobody)),
             Err(error) if error.kind() == Kind::Busy => {
@@ -31,7 +31,7 @@ pub(crate) fn seize<'a>(store: &'a Store, name: &str, verb: &str) -> Result<(Loc
                     return Err(error);
                 }
                 if asked == Asked::Nobody {
-                    // `up` stops its step and writes down where it was.
+                    // `up` stops its step and records where it was.
                     if let Some(pid) =
                         holder(store, name).and_then(|holder| i32::try_from(holder.pid).ok())
                         && is_rockenv(pid)
@@ -40,7 +40,7 @@ pub(crate) fn seize<'a>(store: &'a Store, name: &str, verb: &str) -> Result<(Loc
                     }
                     asked = Asked::Command;
                 } else if asked == Asked::Command && waited > POLITE {
-                    // The command may be gone already and the container shared by others, or deaf.
+                    // The command may be gone and its container shared by others, or unresponsive.
                     if let Some(state) = State::read(&store.env_dir(name).join("run")) {
                         state.terminate()?;
                     }
@@ -61,7 +61,7 @@ pub(crate) fn seize<'a>(store: &'a Store, name: &str, verb: &str) -> Result<(Loc
     }
 }
 
-/// Who was asked to stop, so far.
+/// Who was asked to stop so far.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Asked {
     Nobody,
@@ -71,11 +71,11 @@ enum Asked {
     Holder,
 }
 
-/// Returns whether a process is rockenv: the number may have gone to somebody else.
+/// Returns whether a process is rockenv: its id may have been reused.
 fn is_rockenv(pid: i32) -> bool {
     let ours = std::env::current_exe().ok();
     match fs_err::read_link(format!("/proc/{pid}/exe")) {
-        // In a user namespace of its own, as without root, it shows no more than its name.
+        // A process in its own user namespace, as without root, reveals only its name.
         Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
             let name = |pid: &str| fs_err::read_to_string(format!("/proc/{pid}/comm")).ok();
             name("self").is_some() && name("self") == name(&pid.to_string())
@@ -84,13 +84,13 @@ fn is_rockenv(pid: i32) -> bool {
     }
 }
 
-/// Says who holds an env, where anybody does.
+/// Returns who holds an env.
 pub(crate) fn holder(store: &Store, env: &str) -> Option<lock::Holder> {
     lock::holder(&lock::env_lock(&store.env_dir(env)))
 }
 
-/// Kills the processes that keep an env locked and answer nobody: holders, whose containers are gone by now, and commands that
-/// were stopped (SIGSTOP). The next command that locks the env cleans up what they leave.
+/// Kills processes that keep an env locked and do not respond: holders whose containers are gone, and stopped
+/// commands (SIGSTOP). The next command that locks the env cleans up after them.
 fn kill_deaf(lock: &Path) -> Result<()> {
     let lock = fs_err::canonicalize(lock)?;
     for entry in fs_err::read_dir("/proc")?.flatten() {

@@ -1,10 +1,10 @@
-//! Owns which env a command line means: the arguments that `up`, `plan` and `lock` share, and how they are typed again.
+//! Owns selecting an env: the arguments that `up`, `plan` and `lock` share, and how to type them again.
 
 use std::borrow::Cow;
 
 use clap::Args;
 
-/// Arguments that say what is built.
+/// Arguments that select what is built.
 #[derive(Debug, Args)]
 pub(crate) struct SelectArgs {
     /// Profile, target or profile file [default: what `--target` names, or this machine's GPU]
@@ -28,7 +28,7 @@ pub(crate) struct SelectArgs {
 }
 
 impl SelectArgs {
-    /// Returns what was asked for: no GPU, and the name and the jobs that follow from the rest.
+    /// Returns the request: without a GPU, and with the defaults for name and jobs.
     pub(crate) fn request(&self, verb: &'static str) -> UpRequest<'_> {
         UpRequest {
             verb,
@@ -45,33 +45,29 @@ impl SelectArgs {
     }
 }
 
-/// What was asked for, as typed.
+/// A request, as typed.
 #[derive(Debug)]
 pub(crate) struct UpRequest<'a> {
-    /// The command that it was said to.
+    /// The command's verb.
     pub(crate) verb: &'static str,
-    /// Profile, target or file; what goes by the target's name without, or this machine's.
+    /// Profile, target or file.
     pub(crate) what: Option<&'a str>,
     /// Targets to build for instead of the profile's.
     pub(crate) targets: &'a [String],
-    /// Name of the env.
     pub(crate) name: Option<&'a str>,
-    /// Variant of the profile.
     pub(crate) variant: Option<&'a str>,
-    /// Where the work begins.
+    /// Starting point.
     pub(crate) from: Option<&'a str>,
     /// Parameters as `NAME=VALUE`.
     pub(crate) params: &'a [String],
-    /// Engine.
     pub(crate) engine: Option<&'a str>,
-    /// Most jobs.
+    /// Maximum of jobs.
     pub(crate) jobs: Option<u32>,
-    /// Which GPU.
     pub(crate) gpu: &'a str,
 }
 
 impl UpRequest<'_> {
-    /// Returns `rockenv VERB` for the same env, to be typed in a shell, with more `flags` that have a value.
+    /// Returns `rockenv VERB` for the same env, quoted for a shell, with those of `flags` that have a value.
     pub(crate) fn command(&self, verb: &str, flags: &[(&str, Option<&str>)]) -> String {
         let mut text = format!("rockenv {verb}");
         let mut add = |words: &[&str]| {
@@ -103,9 +99,9 @@ impl UpRequest<'_> {
     }
 }
 
-/// Returns a word as a shell has to read it.
+/// Quotes a word for a shell.
 pub(crate) fn quoted(word: &str) -> Cow<'_, str> {
-    // No argument of a process can hold the one character that cannot be quoted.
+    // A process argument cannot contain NUL, the one character that cannot be quoted.
     shlex::try_quote(word).unwrap_or(Cow::Borrowed(word))
 }
 

@@ -1,4 +1,5 @@
-//! Owns what `up` and `lock` need beside an image: sources, fetched and with their fingerprints, and the patches of hooks.
+//! Owns the inputs of `up` and `lock` beside the image: sources, fetched and with fingerprints, and the patches of
+//! hooks.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use crate::ui::Reporter;
 use crate::ui::event::Event;
 use crate::up::resolve::{Prepared, once};
 
-/// Makes the sources and patches that are missing; returns where the sources are, and what to say of it all.
+/// Fetches missing sources and patches; returns the directories of the sources, and notes for the user.
 pub(crate) fn prepare(
     prepared: &mut Prepared,
     store: &Store,
@@ -27,7 +28,7 @@ pub(crate) fn prepare(
     Ok((sources, notes))
 }
 
-/// Makes the sources that are missing, and reads the fingerprints that steps ask for.
+/// Fetches missing sources, and reads the fingerprints that steps need.
 fn prepare_sources(
     offline: bool,
     store: &Store,
@@ -79,7 +80,7 @@ fn prepare_sources(
     Ok(sources)
 }
 
-/// Fetches the patches of hooks, and asks the sources whether the hooks will apply; returns what to say of it.
+/// Fetches the patches of hooks, and asks the sources whether the hooks will apply; returns notes for the user.
 fn prepare_hooks(
     offline: bool,
     store: &Store,

@@ -1,4 +1,4 @@
-//! Owns the last words of `up`: how it ended, and what to type next.
+//! Owns the closing message of `up`: how it ended, and what to type next.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ use crate::up::Finished;
 use crate::up::context::Context;
 use crate::up::resolve::Prepared;
 
-/// Names the steps that were skipped for lack of a GPU, for the last line; empty if there are none.
+/// Names the steps skipped for lack of a GPU, for the last line; empty if there are none.
 pub(crate) fn lacking(plan: &Plan, prepared: &Prepared) -> String {
     let Some(why) = &prepared.inputs.without_gpu else {
         return String::new();
@@ -31,16 +31,15 @@ pub(crate) fn lacking(plan: &Plan, prepared: &Prepared) -> String {
     format!("; {steps} skipped because {why}: {}", names.join(", "))
 }
 
-/// What becomes of the env.
+/// What happens to the env.
 #[derive(Debug)]
 pub(crate) enum Fate {
-    /// It stays.
     Stays,
-    /// It was removed; where its outputs are.
+    /// It was removed; these are its outputs.
     Removed(Vec<PathBuf>),
 }
 
-/// Says how it ended, on the screen and as exit code.
+/// Reports how it ended, on the screen and as exit code.
 pub(crate) fn say(
     cx: &Context,
     reporter: &Reporter,
@@ -95,7 +94,7 @@ pub(crate) fn say(
                     Err(error.help(match failure.history {
                         History::Clean => format!("fix it, then resume with: {again}"),
                         History::Incremental { .. } => format!(
-                            "fix it, then resume with: {again}; build volumes hold files of an earlier build, to start clean: \
+                            "fix it, then resume with: {again}; build volumes contain files from an earlier build; to start clean: \
                              {again} --clean"
                         ),
                     }))

@@ -1,4 +1,4 @@
-//! Owns long work with its progress shown: building images, and snapshots on their way.
+//! Owns long work with progress: building images, and transferring snapshots.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use crate::ui::Reporter;
 use crate::ui::event::Event;
 use crate::up::context::Context;
 
-/// Builds an image, shows how far it is, and stops when the user says so.
+/// Builds an image, shows progress, and stops when the user asks.
 pub(crate) fn build_image(
     cx: &Context,
     store: &Store,
@@ -34,7 +34,8 @@ pub(crate) fn build_image(
     Ok(image)
 }
 
-/// Returns the image that a lock file names, built if it is not there. What comes out with another key is only described.
+/// Returns the image that a lock file names, building it if it is missing. An image with another key is only
+/// described.
 pub(crate) fn locked_image(
     cx: &Context,
     store: &Store,
@@ -58,12 +59,11 @@ pub(crate) fn locked_image(
     Ok(image)
 }
 
-/// What work is on.
+/// The subject of the work.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Subject<'a> {
-    /// An image, by name.
     Image(&'a str),
-    /// Snapshots on their way: which way, and where.
+    /// A transfer of snapshots: its direction and its registry.
     Transfer(&'a str),
 }
 

@@ -386,7 +386,7 @@ fn machines_that_share_nothing_get_whole_envs() {
     said.says(&["a secret is written `TOKEN=REGISTRY_TOKEN`"]);
     let nobodys = ["matrix", "slurm", "gfx1103", "--secret", "A=B"];
     let said = store.rockenv(&nobodys).exits(2);
-    said.says(&["`--secret A=B`: jobs there get no secrets", "help: export"]);
+    said.says(&["`--secret A=B`: these jobs get no secrets", "help: export"]);
 }
 
 #[test]

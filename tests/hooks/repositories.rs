@@ -29,7 +29,7 @@ fn a_hook_for_a_submodule_waits_for_the_step_that_fetches_it() {
     hook(&store, "fix", &format!("from-step = 'build'\n{edit}"));
     store
         .up()
-        .says(&["hook `fix` can be checked when its source is there, not before"]);
+        .says(&["hook `fix` cannot be checked before its source is fetched"]);
     store.sh("cat ~/build").ok().prints("ONE");
     assert_eq!(fs::read_to_string(src.join("sub/f")).unwrap(), "one\n");
     store.up().says(&["nothing to do"]);
@@ -145,5 +145,5 @@ fn check_says_at_which_revision_a_hook_stops_applying() {
         "cat /v/src/a.txt",
     ));
     let plan = store.rockenv(&["plan", store.env()]).ok();
-    plan.says(&["hook `fix` is left out: only for sources before commit"]);
+    plan.says(&["hook `fix` skipped: only for sources before commit"]);
 }

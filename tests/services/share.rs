@@ -131,9 +131,9 @@ fn what_one_store_pushed_another_pulls_and_builds_nothing() {
     let (one, other, name) = (&two.one, &two.other, two.name());
     one.rockenv(&["up", name]).ok();
     let push = |words: &[&str]| two.run(one, &[&["push", name], words].concat()).ok();
-    push(&["--until", "two"]).says(&["2 snapshots are at", "3 layers sent"]);
-    push(&[]).says(&["4 snapshots are at", "2 layers sent", "3 were there"]);
-    push(&[]).says(&["0 layers sent", "5 were there"]);
+    push(&["--until", "two"]).says(&["2 snapshots at", "3 layers sent"]);
+    push(&[]).says(&["4 snapshots at", "2 layers sent", "3 already there"]);
+    push(&[]).says(&["0 layers sent", "5 already there"]);
     let tree = two.inside(one, LOOK);
     two.remove(one);
     let plan = two.run(other, &["plan", name, "--pull"]).ok().text();
@@ -151,17 +151,17 @@ fn what_one_store_pushed_another_pulls_and_builds_nothing() {
         .says(&["nothing to do"]);
     two.run(other, &["pull", name])
         .ok()
-        .says(&["the store has all of it"]);
+        .says(&["the store already has all of it"]);
     other.rockenv(&["fsck"]).ok();
     // What came from elsewhere can be handed on as it came, and stood on.
     two.run(other, &["push", name])
         .ok()
-        .says(&["0 layers sent", "5 were there"]);
+        .says(&["0 layers sent", "5 already there"]);
     let changed = without_volume().replace("echo last", "echo other");
     other.profile_named(name, &changed);
     two.run(other, &["up", name, "--pull", "--push"])
         .ok()
-        .says(&["3 done before", "4 snapshots are at", "1 layers sent"]);
+        .says(&["3 done before", "4 snapshots at", "1 layers sent"]);
     two.remove(other);
 }
 
@@ -214,7 +214,7 @@ fn build_volumes_come_with_them() {
         services[at].lead(&mut command);
         finish(words.join(" "), command).ok()
     };
-    run(0, &["up", name, "--push"]).says(&["4 snapshots are at"]);
+    run(0, &["up", name, "--push"]).says(&["4 snapshots at"]);
     run(1, &["up", name, "--pull"]).says(&[
         "pulled the image and one, two, idle, last from",
         "4 done before",
@@ -248,9 +248,7 @@ fn whoever_is_killed_leaves_nothing_and_the_next_one_converges() {
         assert!(killed > 0, "{words:?} was never killed");
     };
     kill(one, &["push", name]);
-    two.run(one, &["push", name])
-        .ok()
-        .says(&["2 snapshots are at"]);
+    two.run(one, &["push", name]).ok().says(&["2 snapshots at"]);
     let sums = two.inside(one, "cd /home/*; sha256sum one two");
     two.remove(one);
     kill(other, &["up", name, "--pull"]);

@@ -59,9 +59,9 @@ fn a_push_that_was_killed_is_finished_by_the_next() {
     )
     .exits(7);
     two.run(&two.one, &["push", name]).ok().says(&[
-        "2 snapshots are at",
+        "2 snapshots at",
         "2 layers sent",
-        "1 were there",
+        "1 already there",
     ]);
     two.run(&two.other, &["up", name, "--pull"])
         .ok()

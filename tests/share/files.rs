@@ -86,7 +86,7 @@ fn nothing_is_built_of_what_was_imported() {
         other
             .rockenv(&["import", text(&place)])
             .ok()
-            .says(&["the store has all of it"]);
+            .says(&["the store already has all of it"]);
         other.rockenv(&["fsck"]).ok();
         // The same snapshots are the same file.
         let again = disk.join(format!("again-{file}"));
@@ -193,14 +193,14 @@ fn other_programs_read_it_and_what_they_copy_is_imported() {
     other
         .rockenv(&["pull", &reference])
         .ok()
-        .says(&["the store has all of it"]);
+        .says(&["the store already has all of it"]);
     // And what somebody packed by hand.
     let packed = disk.join("packed.tar");
     run("tar", &["-cf", text(&packed), "-C", text(&directory), "."]);
     other
         .rockenv(&["import", text(&packed)])
         .ok()
-        .says(&["the store has all of it"]);
+        .says(&["the store already has all of it"]);
     other.rockenv(&["up", &name]).ok().says(&["1 done before"]);
 }
 

@@ -1,4 +1,4 @@
-//! What was built on files of an earlier build is shared where the user asks for it, and says so.
+//! What was built on files from an earlier build is shared where the user asks for it, and says so.
 
 use fs_err as fs;
 use serde_json::Value;

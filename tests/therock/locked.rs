@@ -157,7 +157,7 @@ pub(super) fn what_was_built_is_locked(case: &Case) {
     case.store
         .rockenv(&up)
         .exits(8)
-        .says(&["step `compiler-runtime` is another than the locked one"]);
+        .says(&["step `compiler-runtime` differs from the lock file"]);
 }
 
 /// What PyTorch's own build asks pip for is in the lock file, and is what it gets again when there is something newer.

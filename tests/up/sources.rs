@@ -14,7 +14,7 @@ fn a_source_directory_that_is_not_there_is_named() {
         "[[volume]]\nname = 'src'\nkind = 'source'\npath = '/nowhere/src'\ntarget = '/src'\n\
          [[step]]\nname = 'one'\ninputs = ['src']\nrun = 'true'\n",
     );
-    let named = "source `src` is not in `/nowhere/src`";
+    let named = "source `src` is missing from `/nowhere/src`";
     for verb in ["up", "lock"] {
         let ran = store.rockenv(&[verb, store.env()]).exits(3);
         ran.says(&[named, "help: correct `path` of the volume"]);

@@ -144,10 +144,7 @@ fn what_comes_out_the_same_is_the_same_and_the_env_stays_as_it_is() {
         };
         // The last step's is there still.
         let all = format!("one: the same{lost}\ntwo: the same{lost}\nthree: the same");
-        verify(store, &[])
-            .ok()
-            .says(&["the same again"])
-            .prints(&all);
+        verify(store, &[]).ok().says(&["reproduced"]).prints(&all);
         store.sh("echo mine > ~/mine").ok();
         let before = states(store);
         let two = format!("two: the same{lost}");
@@ -211,7 +208,7 @@ fn what_was_changed_by_hand_in_the_store_is_found() {
     store.up();
     verify(&store, &["--strict"])
         .exits(8)
-        .says(&["came out differently"]);
+        .says(&["steps differ"]);
     let layer = layer(&store, "one");
     let home = layer.join("root/home/builder");
     fs::write(home.join("lib/x.1"), "other\n").unwrap();

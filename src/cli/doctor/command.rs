@@ -9,11 +9,10 @@ use crate::sys::host::Host;
 use crate::ui::table::Table;
 use crate::up::context::Context;
 
-/// Arguments of `doctor`.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {}
 
-/// Says what this machine can do; returns the exit code.
+/// Reports what this machine supports; returns the exit code.
 pub fn doctor(cx: &Context, _args: &DoctorArgs) -> Result<u8> {
     let host = Host::probe()?;
     let facts = Facts::probe(&host, &cx.config, cx.gpus());

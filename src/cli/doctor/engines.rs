@@ -1,5 +1,5 @@
-//! Owns what each engine can do on this machine: the rows of the table in `docs/engines.md` that depend on it, or that decide
-//! between engines.
+//! Owns the abilities of each engine on this machine: those rows of the table in `docs/engines.md` that depend on the
+//! machine, or that decide between engines.
 
 use serde::Serialize;
 
@@ -7,20 +7,19 @@ use super::{Facts, State, gpu};
 use crate::plan::resolve::Engine;
 use crate::tree::Method;
 
-/// The engines, as columns.
 const ENGINES: [Engine; 3] = [Engine::Nspawn, Engine::Docker, Engine::Podman];
 
 /// One ability.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Ability {
-    /// What, in the words of the documentation's table.
+    /// The ability, worded as in the documentation's table.
     pub what: &'static str,
     pub nspawn: String,
     pub docker: String,
     pub podman: String,
 }
 
-/// Says what each engine can do; an engine that cannot be used can do nothing.
+/// Returns what each engine can do. An unusable engine can do nothing.
 pub fn abilities(facts: &Facts) -> Vec<Ability> {
     let row = |what, can: &dyn Fn(Engine) -> String| {
         let [nspawn, docker, podman] = ENGINES.map(|engine| match facts.usable(engine) {
@@ -58,7 +57,7 @@ pub fn abilities(facts: &Facts) -> Vec<Ability> {
         ),
         row("`memory-max`, `tasks-max`, OOM named", &|engine| {
             match engine {
-                // A user's service has the groups that systemd delegates, which only version 2 can be.
+                // A user's service gets the controllers that systemd delegates, which requires cgroup version 2.
                 Engine::Podman if !facts.root && facts.cgroup.v2.is_none() => "no".to_owned(),
                 _ => yes(facts.cgroup.has("memory") && facts.cgroup.has("pids")),
             }
@@ -99,11 +98,10 @@ fn yes(can: bool) -> String {
 }
 
 impl Facts {
-    /// Returns whether an engine can be used.
     fn usable(&self, engine: Engine) -> bool {
         match engine {
             Engine::Nspawn => self.root && self.nspawn.is_some_and(|is| is >= super::NSPAWN),
-            // Its socket makes root of whoever may open it; rockenv wants to be called as such.
+            // Access to its socket is root access, so rockenv insists on running as root.
             Engine::Docker => self.root && self.answers(engine),
             Engine::Podman => self.answers(engine),
         }
@@ -167,7 +165,7 @@ mod tests {
         for row in abilities(&debian()).iter().skip(1) {
             let line = |line: &str| {
                 let cell = line.split('|').nth(1).unwrap_or_default();
-                // A link is its text.
+                // The documentation has a link here; compare its text.
                 let text = cell.replace("[sharing](sharing.md)", "sharing");
                 text.trim() == row.what
             };

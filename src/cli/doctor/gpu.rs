@@ -1,4 +1,4 @@
-//! Owns what `doctor` says of GPUs: what the compute driver lists, and whether each device node opens.
+//! Owns the GPU section of `doctor`: the GPUs that the compute driver lists, and whether each device node opens.
 
 use serde::Serialize;
 
@@ -7,34 +7,28 @@ use crate::rocm::gpu::Device;
 use crate::rocm::gpu::Machine;
 use crate::rocm::gpu::probe::{Finding, Layer};
 
-/// AMD GPUs.
 #[derive(Clone, Debug, Serialize)]
 pub struct GpuFacts {
-    /// What there is.
     pub machine: Machine,
-    /// The device nodes.
     pub nodes: Vec<Node>,
 }
 
-/// A device node.
 #[derive(Clone, Debug, Serialize)]
 pub struct Node {
-    /// What it is.
     pub device: Device,
-    /// What came of opening it.
+    /// The result of opening it.
     pub finding: Finding,
 }
 
-/// Says what there is of GPUs and what of it works.
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let GpuFacts { machine, nodes } = &facts.gpu;
     if !machine.kfd {
         return vec![match (machine.wsl, machine.on_bus) {
             (true, _) => note(
-                "WSL has /dev/dxg in place of /dev/kfd: steps with `gpu` are skipped, and reported as skipped",
+                "WSL has /dev/dxg instead of /dev/kfd: steps with `gpu` are skipped, and reported as skipped",
             ),
             (false, true) => missing(
-                "there is an AMD GPU and no /dev/kfd: steps with `gpu` are skipped",
+                "AMD GPU found, but /dev/kfd is missing: steps with `gpu` are skipped",
                 facts.sudo("modprobe amdgpu"),
             ),
             (false, false) => {
@@ -47,14 +41,13 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
         .iter()
         .map(|gpu| match gpu.target() {
             Some(target) => ok(format!("GPU {gpu}: {}", target.info().product)),
-            None => {
-                note(format!("GPU {gpu}: TheRock has no such target")).try_("rockenv target ls")
-            }
+            None => note(format!("GPU {gpu}: TheRock does not support this target"))
+                .try_("rockenv target ls"),
         })
         .collect();
     if checks.is_empty() {
         checks.push(
-            note("/dev/kfd is there, and the kernel lists no GPU")
+            note("/dev/kfd exists, but the kernel lists no GPU")
                 .try_(facts.sudo("journalctl -k -g amdgpu")),
         );
     }
@@ -62,7 +55,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
         let path = gpu.render_node();
         if !nodes.iter().any(|node| node.device.path == path) {
             checks.push(missing(
-                format!("no {path}, the render node of GPU {}", gpu.pci),
+                format!("{path} missing: the render node of GPU {}", gpu.pci),
                 facts.sudo("journalctl -k -g amdgpu"),
             ));
         }
@@ -71,7 +64,8 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     checks
 }
 
-/// A node opens for who runs `doctor`; in a container it has to open for the build user, by its group.
+/// Checks that a node opens for the user who runs `doctor`. In a container it must open for the build user, through
+/// its group.
 pub(super) fn node_check(facts: &Facts, node: &Node) -> Check {
     let Node { device, finding } = node;
     let about = format!(
@@ -85,14 +79,14 @@ pub(super) fn node_check(facts: &Facts, node: &Node) -> Check {
     let by_all = device.mode & 0o006 == 0o006;
     let by_group = device.mode & 0o060 == 0o060 && device.gid != 0;
     match (&finding.error, &finding.mend) {
-        // Not root: the build user gets the group, and who looks has it or not.
+        // Not root: the build user gets the group inside, whether or not this user has it.
         (Some(_), _) if finding.layer == Some(Layer::Group) && by_group && !facts.root => ok(about),
         (Some(error), Some(mend)) => missing(format!("{}: {error}", device.path), mend.clone()),
         _ if by_all || by_group => ok(match &finding.driver {
             Some(driver) => format!("{about}: {driver}"),
             None => about,
         }),
-        _ => missing(format!("{about}: only root may open it"), trigger),
+        _ => missing(format!("{about}: only root can open it"), trigger),
     }
 }
 
@@ -102,7 +96,6 @@ pub(super) mod tests {
     use super::super::tests::{debian, of};
     use super::*;
 
-    /// No GPU.
     pub(in super::super) fn nothing() -> GpuFacts {
         GpuFacts {
             machine: Machine {
@@ -116,7 +109,7 @@ pub(super) mod tests {
         }
     }
 
-    /// One GPU, whose nodes work.
+    /// One GPU whose nodes work.
     pub(in super::super) fn card() -> GpuFacts {
         let node = |path: &str, minor| Node {
             device: Device {
@@ -179,19 +172,19 @@ pub(super) mod tests {
         let (message, command) = check(|facts| drop(facts.gpu.nodes.pop())).unwrap();
         assert!(message.contains("no /dev/dri/renderD128"), "{message}");
         assert_eq!(command, "journalctl -k -g amdgpu");
-        // Root opens everything; the build user inside would not.
+        // Root can open anything; the build user inside could not.
         for change in [
             (|facts| facts.gpu.nodes[0].device.gid = 0) as fn(&mut Facts),
             |facts| facts.gpu.nodes[0].device.mode = 0o600,
         ] {
             let (message, command) = check(change).unwrap();
-            assert!(message.contains("only root may open it"), "{message}");
+            assert!(message.contains("only root can open it"), "{message}");
             assert_eq!(
                 command,
                 "udevadm trigger --action=add --name-match=/dev/kfd"
             );
         }
-        // Whose account lacks the group is not asked.
+        // The groups of the caller do not matter.
         let mut facts = debian();
         facts.root = false;
         facts.gpu = card();

@@ -1,5 +1,5 @@
-//! Owns what `doctor` says of a machine: a pure decision over facts that `probe` gathered. What is missing comes
-//! with a command that can be typed.
+//! Owns the findings of `doctor`: a pure decision over the facts that `probe` gathered. Each missing item comes with
+//! a command to type.
 
 pub mod command;
 
@@ -23,123 +23,102 @@ use crate::cli::setup::{Feature, Manager, TOOLS, Tool};
 use crate::tree::Method;
 use crate::ui::size;
 
-/// First kernel that ends a whole control group at once.
+/// First kernel with `cgroup.kill`, which ends a whole control group at once.
 const CGROUP_KILL: (u32, u32) = (5, 14);
-/// First systemd-nspawn that rockenv works with.
+/// Oldest supported systemd-nspawn.
 const NSPAWN: u32 = 249;
-/// What a build of all of TheRock takes.
+/// Disk space for a build of all of TheRock.
 const THEROCK_DISK: u64 = 230 << 30;
 
-/// What a machine has.
+/// Facts about a machine.
 #[derive(Clone, Debug, Serialize)]
 pub struct Facts {
-    /// This process is root.
     pub root: bool,
-    /// systemd is PID 1.
     pub systemd: bool,
     /// Kernel's major and minor version.
     pub kernel: (u32, u32),
-    /// Package manager.
     pub manager: Option<Manager>,
-    /// Names of the tools in `setup`'s table that are not there.
+    /// Names of missing tools from `setup`'s table.
     pub missing: Vec<String>,
-    /// Version of systemd-nspawn.
     pub nspawn: Option<u32>,
-    /// The kernel has overlay file systems.
+    /// The kernel supports overlay file systems.
     pub overlay: bool,
-    /// Control groups.
     pub cgroup: Cgroups,
-    /// The kernel tells memory pressure.
+    /// Memory pressure information (PSI) is available.
     pub pressure: bool,
-    /// Most user namespaces; `None` where the kernel has none.
+    /// Limit of user namespaces; `None` if the kernel has none.
     pub user_namespaces: Option<u64>,
-    /// The store.
     pub store: StoreFacts,
-    /// AMD GPUs.
     pub gpu: GpuFacts,
-    /// Docker and Podman.
     pub services: Vec<ServiceFacts>,
-    /// Proxies and certificate authorities.
     pub network: NetworkFacts,
 }
 
-/// Control groups.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Cgroups {
     /// Controllers mounted as version 1.
     pub v1: Vec<String>,
-    /// Controllers of version 2, where it is mounted.
+    /// Controllers of version 2, if it is mounted.
     pub v2: Option<Vec<String>>,
 }
 
 impl Cgroups {
-    /// Returns whether there is a controller, of either version.
+    /// Returns whether a controller exists, in either version.
     fn has(&self, name: &str) -> bool {
         let mut all = self.v1.iter().chain(self.v2.iter().flatten());
         all.any(|one| one == name)
     }
 }
 
-/// The store.
 #[derive(Clone, Debug, Serialize)]
 pub struct StoreFacts {
-    /// Its root.
     pub path: PathBuf,
-    /// It was made already.
     pub exists: bool,
-    /// File system at its root, or where that will be.
+    /// File system of its root, or of the place where it will be.
     pub file_system: Option<String>,
-    /// How snapshots are, or would be made.
+    /// How snapshots are made, or would be.
     pub method: Option<Method>,
-    /// Why not by what btrfs itself offers, on one.
+    /// On btrfs: why btrfs snapshots cannot be used.
     pub not_btrfs: Option<String>,
-    /// Why it cannot be used, and what to type.
+    /// Why the store cannot be used, and what to type.
     pub problem: Option<(String, String)>,
-    /// Free bytes.
     pub free: Option<u64>,
-    /// fstab mounts something here, and it is not mounted.
+    /// fstab has an entry for this path, but nothing is mounted.
     pub unmounted: bool,
-    /// Envs in which a killed command left something.
+    /// Envs with leftovers of a killed command.
     pub leftovers: Vec<String>,
-    /// Envs that are there still although their `up --ephemeral` is gone.
+    /// Envs whose `up --ephemeral` has ended without removing them.
     pub ephemeral: Vec<String>,
 }
 
-/// How a check came out.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// Fine.
     Ok,
-    /// Not there: something does not work.
+    /// Something does not work.
     Missing,
-    /// Worth knowing; everything that is asked for works.
+    /// Worth knowing; every requested feature works.
     Note,
 }
 
-/// One line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// How it came out.
     pub state: State,
-    /// The sentence.
     pub message: String,
-    /// What to type to change it.
+    /// The command that changes it.
     pub command: Option<String>,
-    /// Without it the default engine does not work at all.
+    /// The default engine does not work without it.
     pub essential: bool,
 }
 
-/// Lines that belong together.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Section {
-    /// What they are about.
     pub title: &'static str,
-    /// The lines.
     pub checks: Vec<Check>,
 }
 
-/// Returns whether envs can be built with the default engine.
+/// Returns whether the default engine can build envs.
 pub fn is_fit(sections: &[Section]) -> bool {
     !sections
         .iter()
@@ -147,7 +126,7 @@ pub fn is_fit(sections: &[Section]) -> bool {
         .any(|check| check.essential && check.state == State::Missing)
 }
 
-/// Decides what there is to say.
+/// Returns the findings.
 pub fn examine(facts: &Facts) -> Vec<Section> {
     vec![
         Section {
@@ -249,7 +228,7 @@ impl Facts {
     }
 }
 
-/// One line for a tool; what to type is what gets everything of its feature.
+/// Returns the line for a tool. The command installs everything that its feature needs.
 fn tool(facts: &Facts, tool: &Tool, feature: Feature) -> Check {
     if !facts.lacks(tool) {
         return ok(tool.name);
@@ -288,7 +267,7 @@ fn nspawn(facts: &Facts) -> Vec<Check> {
     for (one, check) in tools(facts, Feature::Nspawn) {
         checks.push(match (one.name, facts.nspawn) {
             ("systemd-nspawn", Some(version)) if version < NSPAWN => note(format!(
-                "systemd-nspawn {version} is older than {NSPAWN}, the first one rockenv was tried with"
+                "systemd-nspawn {version} is older than {NSPAWN}, the oldest supported version"
             )),
             ("systemd-nspawn", Some(version)) => ok(format!("systemd-nspawn {version}")),
             _ => check.essential(),
@@ -296,9 +275,7 @@ fn nspawn(facts: &Facts) -> Vec<Check> {
     }
     checks.push(match facts.systemd {
         true => ok("systemd is PID 1: each container is a scope of its own"),
-        false => {
-            ok("systemd is not PID 1: rockenv makes the control groups itself, which works as well")
-        }
+        false => ok("systemd is not PID 1: rockenv manages control groups itself"),
     });
     checks
 }
@@ -310,7 +287,7 @@ fn store(facts: &Facts) -> Vec<Check> {
     if store.unmounted {
         checks.push(
             missing(
-                format!("fstab has a store for {at}, and it is not mounted"),
+                format!("/etc/fstab has a store for {at}, but it is not mounted"),
                 facts.sudo(&format!("mount {at}")),
             )
             .essential(),
@@ -329,7 +306,7 @@ fn store(facts: &Facts) -> Vec<Check> {
     match store.method {
         Some(Method::Overlay) => checks.push(
             note(format!(
-                "{at}{on}: overlay snapshots; build volumes are not frozen with them, so `rollback` and `fork` leave build trees out"
+                "{at}{on}: overlay snapshots, without build volumes: `rollback` and `fork` leave build trees out"
             ))
             .try_(facts.sudo("rockenv setup --store-image 300G")),
         ),
@@ -369,7 +346,7 @@ fn store(facts: &Facts) -> Vec<Check> {
     if !store.leftovers.is_empty() {
         checks.push(
             note(format!(
-                "a killed command left something in: {}",
+                "a killed command left unfinished work in: {}",
                 store.leftovers.join(", ")
             ))
             .try_(facts.sudo("rockenv fsck --repair")),
@@ -378,7 +355,7 @@ fn store(facts: &Facts) -> Vec<Check> {
     if !store.ephemeral.is_empty() {
         checks.push(
             note(format!(
-                "left of a killed `up --ephemeral`, and removed by the next command that changes the store: {}",
+                "left by a killed `up --ephemeral`; the next command that changes the store removes them: {}",
                 store.ephemeral.join(", ")
             ))
             .try_(facts.sudo("rockenv gc")),
@@ -406,7 +383,7 @@ fn images(facts: &Facts) -> Vec<Check> {
         ok("pacstrap, for Arch images")
     } else {
         let names: Vec<&str> = arch.iter().map(|one| one.name).collect();
-        note(format!("no Arch images without: {}", names.join(", ")))
+        note(format!("missing for Arch images: {}", names.join(", ")))
             .try_(facts.sudo("rockenv setup --for pacman"))
     });
     checks
@@ -440,20 +417,18 @@ fn limits(facts: &Facts) -> Vec<Check> {
     checks.push(
         match facts.cgroup.v2.is_some() && facts.kernel >= CGROUP_KILL {
             true => ok("the kernel ends a container at once (cgroup.kill)"),
-            false => {
-                note("no cgroup.kill: containers are ended process by process, which works as well")
-            }
+            false => note("no cgroup.kill: rockenv ends containers process by process"),
         },
     );
     checks.push(match facts.pressure {
         true => ok("memory pressure information (PSI) available"),
         false => note(
-            "no memory pressure information (PSI): jobs are not held back when memory runs short",
+            "no memory pressure information (PSI): rockenv cannot hold back jobs when memory runs short",
         )
         .try_(facts.sudo(&facts.boot_with("psi=1"))),
     });
     checks.push(match facts.user_namespaces {
-        Some(0) => note("user namespaces are switched off; only rootless engines need them")
+        Some(0) => note("user namespaces are disabled; only rootless engines need them")
             .try_(facts.sudo("sysctl -w user.max_user_namespaces=15000")),
         Some(_) => ok("user namespaces"),
         None => note("the kernel has no user namespaces; only rootless engines need them"),

@@ -1,4 +1,4 @@
-//! Owns what `doctor` says of proxies and certificate authorities that the machine has and steps do not see.
+//! Owns the network section of `doctor`: proxies and certificate authorities of the machine that steps do not see.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::{Check, note, ok};
 use crate::store::config::Config;
 
-/// Where distributions take authorities from that somebody added.
+/// Directories where distributions keep certificate authorities added by an administrator.
 const ANCHORS: [&str; 5] = [
     "usr/local/share/ca-certificates",
     "etc/pki/ca-trust/source/anchors",
@@ -17,16 +17,15 @@ const ANCHORS: [&str; 5] = [
     "etc/pki/trust/anchors",
 ];
 
-/// What is between this machine and others.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct NetworkFacts {
     /// Names of the caller's proxy variables.
     pub proxies: Vec<String>,
-    /// A configuration of apt's that names a proxy.
+    /// An apt configuration file that names a proxy.
     pub apt_proxy: Option<PathBuf>,
-    /// Certificate authorities that were added to the machine's.
+    /// Certificate authorities added to the machine.
     pub authorities: Vec<PathBuf>,
-    /// The configuration has `ca-certificates`.
+    /// The configuration sets `ca-certificates`.
     pub trusted: bool,
 }
 
@@ -80,7 +79,7 @@ pub(super) fn checks(facts: &NetworkFacts) -> Vec<Check> {
             count => format!(" and {count} more"),
         };
         let message = format!(
-            "steps do not trust certificate authorities that were added to this machine: {}{more}",
+            "steps do not trust certificate authorities added to this machine: {}{more}",
             first.display()
         );
         checks.push(note(message).try_("in /etc/rockenv/config.toml: ca-certificates = \"host\""));
@@ -93,7 +92,7 @@ pub(super) fn checks(facts: &NetworkFacts) -> Vec<Check> {
             .collect();
         checks.push(
             note(format!(
-                "image builds and downloads use the proxy of {}; steps do not, unless the profile passes it on",
+                "image builds and downloads use the proxy from {}; steps do not, unless the profile passes it on",
                 facts.proxies.join(", ")
             ))
             .try_(format!("in the profile: env-from-host = [{}]", names.join(", "))),
@@ -101,7 +100,7 @@ pub(super) fn checks(facts: &NetworkFacts) -> Vec<Check> {
     }
     if let Some(path) = &facts.apt_proxy {
         let message = format!(
-            "apt uses the proxy of {} on this machine, and not in steps",
+            "apt uses the proxy from {} on this machine, but not in steps",
             path.display()
         );
         let passed = "export http_proxy=URL, and in the profile: env-from-host = [\"http_proxy\"]";
@@ -109,7 +108,7 @@ pub(super) fn checks(facts: &NetworkFacts) -> Vec<Check> {
     }
     if checks.is_empty() {
         checks.push(ok(
-            "no proxy, and no certificate authority that was added to this machine",
+            "no proxy, and no certificate authority added to this machine",
         ));
     }
     checks

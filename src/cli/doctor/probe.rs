@@ -1,4 +1,4 @@
-//! Owns gathering the facts that `examine` judges. Nothing is changed: what is tried out leaves nothing behind.
+//! Owns gathering the facts that `examine` judges. Probing changes nothing and leaves nothing behind.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -18,7 +18,7 @@ use crate::sys::process::Program;
 use crate::tree;
 
 impl Facts {
-    /// Reads the machine; what is configured says where its store is.
+    /// Reads the machine. The configuration names the store's place.
     pub fn probe(host: &Host, config: &Config, gpus: gpu::Machine) -> Self {
         let groups = Hierarchies::probe().unwrap_or_default();
         Self {
@@ -83,7 +83,7 @@ fn parse_version(text: &str) -> Option<u32> {
     digits.parse().ok()
 }
 
-/// Returns whether overlays can be mounted: built in or loaded, or a module of this kernel.
+/// Returns whether overlays can be mounted: built in, loaded, or available as a module of this kernel.
 fn has_overlay() -> bool {
     let listed = read("/proc/filesystems").is_some_and(|text| {
         text.lines()
@@ -109,7 +109,7 @@ fn store(host: &Host, home: &Path) -> StoreFacts {
         leftovers: Vec::new(),
         ephemeral: Vec::new(),
     };
-    // Where the store will be is on the file system of what is there of its path.
+    // The store will be on the file system of the nearest existing parent.
     let there: PathBuf = home
         .ancestors()
         .find(|path| path.is_dir())
@@ -134,7 +134,7 @@ fn store(host: &Host, home: &Path) -> StoreFacts {
             }
             facts.file_system = Some(probe.file_system);
         }
-        // Mounting an overlay to try it out takes root.
+        // Trying an overlay mount needs root.
         Err(error) if host.root && !facts.exists && facts.problem.is_none() => {
             facts.problem = Some(said(&error, "rockenv setup --store-image 300G"));
         }
@@ -170,7 +170,7 @@ fn leftovers(store: &Store) -> Vec<String> {
 }
 
 impl GpuFacts {
-    /// Tries every node of the machine's GPUs, as whoever runs this.
+    /// Opens every node of the machine's GPUs, as the user who runs this.
     fn probe(machine: gpu::Machine) -> Self {
         let nodes = gpu::all_devices(&machine)
             .into_iter()

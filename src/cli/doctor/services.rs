@@ -1,4 +1,4 @@
-//! Owns what there is to say about Docker and Podman.
+//! Owns the Docker and Podman section of `doctor`.
 
 use serde::Serialize;
 
@@ -7,19 +7,16 @@ use crate::engine::choose::{Sockets, service_at};
 use crate::plan::resolve::Engine;
 use crate::sys::error::Error;
 
-/// One service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ServiceFacts {
-    /// The engine that it is.
     pub engine: Engine,
-    /// Its version, where it answers.
+    /// Its version, if it answers.
     pub version: Option<String>,
     /// Why it cannot be used, and what to type.
     pub problem: Option<(String, String)>,
 }
 
 impl ServiceFacts {
-    /// Asks both services what they are.
     pub(super) fn probe(sockets: &Sockets) -> Vec<Self> {
         let ask = |engine| match service_at(engine, sockets) {
             Ok(service) => Self {
@@ -42,7 +39,7 @@ fn said(error: &Error) -> (String, String) {
     (error.chain().join(": "), help)
 }
 
-/// Returns the lines about services: none is needed.
+/// Returns the lines about services. No service is required.
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     facts
         .services

@@ -1,4 +1,4 @@
-//! Owns the machines that the report of `doctor` is tried on, and what it says of them.
+//! Owns the sample machines for the tests of `doctor`, and the expected findings.
 
 use super::*;
 

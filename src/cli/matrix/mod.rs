@@ -1,5 +1,5 @@
-//! Owns `matrix`: several envs with one command. Each is built by a `rockenv up` of its own, so that none can take another
-//! down, and all of them keep to the machine's one budget of jobs and memory.
+//! Owns `matrix`: several envs with one command. A separate `rockenv up` builds each env, so that none can take
+//! another down; all of them share the machine's one budget of jobs and memory.
 
 mod up;
 mod write;
@@ -20,9 +20,9 @@ use crate::ui::event::{Event, Outcome};
 use crate::ui::size;
 use crate::up::context::Context;
 
-/// How long an env may take to stop what runs in it, as long as `up` gives a step, and some more; or Slurm to take jobs back.
+/// How long an env may take to stop: as long as `up` gives a step, plus a margin. Also for Slurm to cancel jobs.
 const GRACE: Duration = Duration::from_secs(30);
-/// More than any plan.
+/// Larger than any plan.
 const PLAN_LIMIT: u64 = 64 << 20;
 
 /// Work with several targets at once.
@@ -34,7 +34,6 @@ pub enum MatrixCommand {
     Write(Box<write::For>),
 }
 
-/// Which envs.
 #[derive(Debug, Args)]
 pub struct Which {
     /// Targets, and families of them [default: those that each profile names]
@@ -49,7 +48,7 @@ pub struct Which {
     profile: Vec<String>,
 }
 
-/// Does what was asked for; returns the exit code.
+/// Runs a `matrix` command; returns the exit code.
 pub fn matrix(cx: &Context, command: &MatrixCommand) -> Result<u8> {
     match command {
         MatrixCommand::Up(args) => up::up(cx, args),
@@ -57,18 +56,17 @@ pub fn matrix(cx: &Context, command: &MatrixCommand) -> Result<u8> {
     }
 }
 
-/// What an `up` said while it ran.
+/// Events of one `up`.
 #[derive(Debug, Default)]
 struct Told {
     outcome: Option<Outcome>,
     disk_delta: i64,
-    /// The step that failed.
     failed: Option<String>,
 }
 
 impl Told {
-    /// Returns the step that this ended in, as it would end in all who run it. Else it is the env alone that could not be built:
-    /// held by somebody, refused by preflight, interrupted.
+    /// Returns the step that failed, if it would fail in every env that has it. `None` if only this env could not be
+    /// built: locked, refused by preflight, interrupted.
     fn failed_for_all(&self, error: &Error) -> Option<&str> {
         let kinds = [Kind::StepFailed, Kind::Drift, Kind::OutOfSpace];
         let failed = self.failed.as_deref();
@@ -76,7 +74,7 @@ impl Told {
     }
 }
 
-/// What `plan --json` says, as far as it matters here.
+/// The part of `plan --json` that is used here.
 #[derive(Debug, Deserialize)]
 struct MatrixReport {
     env: String,
@@ -125,7 +123,7 @@ impl Starter<'_> {
         let directory = std::env::current_dir()?;
         Ok(Program::at(&self.host.program)
             .inherit_env()
-            // What CI systems read is said here, for all of them.
+            // This command writes for the CI system, on behalf of all of them.
             .env("GITHUB_ACTIONS", "")
             .env("GITLAB_CI", "")
             .directory(directory)
@@ -150,7 +148,7 @@ impl Starter<'_> {
             .map_err(|error| Error::unexpected("cannot read a plan").source(error))
     }
 
-    /// Runs one `up` and shows what it says, each line with the env's name.
+    /// Runs one `up` and shows its output, each line with the env's name.
     fn up(&self, cell: &Cell, env: &str, until: Option<&str>) -> (Told, Result<()>) {
         let told = Mutex::new(Told::default());
         let run = || {
@@ -164,7 +162,7 @@ impl Starter<'_> {
             };
             program.stream(self.cancel.flag(), &mut on, |stdout| {
                 for line in BufReader::new(stdout).lines() {
-                    // Of a later rockenv, at most: nothing depends on it.
+                    // An unknown event can only come from a later rockenv; nothing depends on it.
                     if let Ok(event) = serde_json::from_str::<Event>(&line?) {
                         let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
                         self.show(env, &event, &mut told);

@@ -1,4 +1,4 @@
-//! Owns `matrix up`: each env by an `up` of its own, in turns; what became of them.
+//! Owns `matrix up`: builds each env by its own `up`, in turns, and reports the outcomes.
 
 use std::collections::BTreeSet;
 use std::sync::mpsc;
@@ -23,10 +23,8 @@ use crate::ui::table::Table;
 use crate::up::context::Context;
 use crate::up::ephemeral;
 
-/// Columns of the table of envs.
 const TITLES: [&str; 6] = ["target", "env", "outcome", ">time", ">disk", "why"];
 
-/// Arguments of `matrix up`.
 #[derive(Debug, Args)]
 pub struct MatrixUpArgs {
     #[command(flatten)]
@@ -34,7 +32,7 @@ pub struct MatrixUpArgs {
     /// Envs to build at once; all share one budget of jobs
     #[arg(long, default_value_t = 2, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
     parallel: u8,
-    /// Remove all of them when this command ends, in whatever way; outputs, caches and sources stay
+    /// Remove all envs when this command ends, even if it is killed; outputs, caches and sources stay
     #[arg(long)]
     ephemeral: bool,
     /// Options for each `up`, after `--`
@@ -42,20 +40,20 @@ pub struct MatrixUpArgs {
     options: Vec<String>,
 }
 
-/// What became of an env.
+/// The outcome of an env.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 struct JobRow {
-    /// What it is built for: targets that its profile names are joined by commas.
+    /// The target; several targets of one profile are joined by commas.
     target: String,
-    /// Its name, once that is known.
+    /// The env's name, once known.
     env: Option<String>,
-    /// `done`, `hit` (there was nothing to do), `failed`, or `not-run` because a step failed that it shares.
+    /// `done`, `hit` (nothing to do), `failed`, or `not-run` because a shared step failed.
     outcome: &'static str,
-    /// Milliseconds that its `up` took, without what it built for others.
+    /// Milliseconds of its `up`, without steps built for others.
     wall_ms: u64,
-    /// Bytes by which the disk got fuller.
+    /// Growth of disk usage in bytes.
     disk_delta: i64,
-    /// Why it failed, or was not run.
+    /// Why it failed or did not run.
     why: Option<String>,
 }
 
@@ -81,7 +79,7 @@ impl JobRow {
         self.env.as_deref().unwrap_or(&self.target)
     }
 
-    /// Writes down why an `up` failed: what it said itself, where it said something.
+    /// Records why an `up` failed, in its own words if it gave any.
     fn fail(&mut self, error: &Error) {
         let chain = error.chain();
         let said = chain.iter().flat_map(|text| text.lines());
@@ -96,9 +94,8 @@ impl JobRow {
 /// Steps that several envs share, and that one of them has built.
 #[derive(Clone, Debug, Serialize)]
 struct Common {
-    /// The env that built them.
     env: String,
-    /// All that share them.
+    /// All envs that share them.
     envs: Vec<String>,
     /// The last of them.
     until: String,
@@ -115,7 +112,6 @@ struct End {
     result: Result<()>,
 }
 
-/// What is known of all of them.
 struct Board<'a> {
     cx: &'a Context,
     rows: Vec<JobRow>,
@@ -124,7 +120,7 @@ struct Board<'a> {
     beside: bool,
 }
 
-/// Brings all of them up; returns the exit code.
+/// Brings all envs up; returns the exit code.
 pub(super) fn up(cx: &Context, args: &MatrixUpArgs) -> Result<u8> {
     let cells = cells(&args.which.profile, &args.which.targets)?;
     let signals = Signals::take()?;
@@ -155,7 +151,7 @@ pub(super) fn up(cx: &Context, args: &MatrixUpArgs) -> Result<u8> {
             Err(error) if matches!(error.kind(), Kind::Signal(_)) => return Err(error),
             Err(error) => {
                 row.fail(&error);
-                // Where a profile is wrong, it is for all of its targets.
+                // An invalid profile is invalid for all of its targets.
                 for text in error.chain().into_iter().skip(1) {
                     if told.insert(text.clone()) {
                         let lines = text.lines().map(|line| format!("{}: {line}", row.name()));
@@ -168,7 +164,7 @@ pub(super) fn up(cx: &Context, args: &MatrixUpArgs) -> Result<u8> {
     }
     let named = board.rows.iter().zip(&cells);
     check_names(named.filter_map(|(row, cell)| Some((row.env.as_deref()?, cell))))?;
-    // Until the last of them has ended: each stands on what another built.
+    // Kept until the last env has ended: each builds on steps that another built.
     let claims = match args.ephemeral {
         true => claim(cx, &board.rows)?,
         false => Vec::new(),
@@ -184,13 +180,13 @@ pub(super) fn up(cx: &Context, args: &MatrixUpArgs) -> Result<u8> {
     for (store, env, claim) in claims {
         if let Err(error) = ephemeral::end(&store, &env, claim) {
             cx.ui.warn(&error.chain().join(": "));
-            wrong = Some(error.help("rockenv gc removes what is left"));
+            wrong = Some(error.help("to remove the rest, run: rockenv gc"));
         }
     }
     if let Some(signal) = cancel.caught() {
         let kept = match args.ephemeral {
-            true => "the same command again",
-            false => "the same command again: finished steps are kept",
+            true => "run the same command again",
+            false => "run the same command again: finished steps are kept",
         };
         return Err(Error::new(Kind::Signal(signal), "interrupted").help(kept));
     }
@@ -210,9 +206,9 @@ pub(super) fn up(cx: &Context, args: &MatrixUpArgs) -> Result<u8> {
     })
 }
 
-/// Makes the envs that can be built end with this command.
+/// Ties the envs that can be built to the life of this command.
 fn claim(cx: &Context, rows: &[JobRow]) -> Result<Vec<(Store, String, Claim)>> {
-    // Without root each `up` is root of a namespace of its own.
+    // Without root, each `up` is root in its own user namespace.
     if !nix::unistd::geteuid().is_root() {
         return Err(Error::unavailable("`matrix up --ephemeral` needs root")
             .help("sudo rockenv matrix up ..."));
@@ -227,7 +223,7 @@ fn claim(cx: &Context, rows: &[JobRow]) -> Result<Vec<(Store, String, Claim)>> {
         .collect()
 }
 
-/// Builds them in turns, so many at once.
+/// Builds the envs in turns, several at a time.
 fn build(
     starter: &Starter<'_>,
     cells: &[Cell],
@@ -258,7 +254,7 @@ fn build(
                         told,
                         result,
                     };
-                    // Nobody listens any more only where all is over.
+                    // The receiver is gone only at the end.
                     drop(ended.send(end));
                 });
             }
@@ -274,8 +270,8 @@ fn build(
 }
 
 impl Board<'_> {
-    /// Says what begins. What is the same for all that are left is built alone, and folds by itself; what is built side by side
-    /// folds together.
+    /// Announces a turn. A step common to all remaining envs is built alone in its own section; envs built side by
+    /// side share a section.
     fn begin(&mut self, turn: &Turn) {
         let ui = &self.cx.ui;
         let shared = turn.shared.as_ref();
@@ -286,7 +282,7 @@ impl Board<'_> {
             };
             let env = self.rows[turn.env].name();
             let until = &shared.until;
-            format!("the same for {whose}, up to step `{until}`: env {env} builds it")
+            format!("common to {whose} up to step `{until}`: env {env} builds it")
         });
         let alone = shared.is_some_and(|shared| self.is_all(&shared.envs));
         if let (true, Some(title)) = (alone, &title) {
@@ -306,7 +302,7 @@ impl Board<'_> {
         }
     }
 
-    /// Returns whether these are all envs that may still come to something.
+    /// Returns whether these are all envs that can still succeed.
     fn is_all(&self, envs: &[usize]) -> bool {
         let lost = self.rows.iter().filter(|row| row.outcome == "failed");
         envs.len() + lost.count() == self.rows.len()
@@ -317,7 +313,7 @@ impl Board<'_> {
         rows.map(|row| row.name().to_owned()).collect()
     }
 
-    /// Writes down how a turn ended, and what that means for those who share it.
+    /// Records how a turn ended, and its effect on envs that share its steps.
     fn end(&mut self, end: End, turns: &mut Turns) {
         let End {
             turn,
@@ -386,7 +382,6 @@ impl Board<'_> {
         Ok(())
     }
 
-    /// Returns the table's rows.
     fn lines(&self) -> Vec<Vec<String>> {
         let time = |ms| size::duration(Duration::from_millis(ms));
         let all = self.rows.len();
@@ -402,8 +397,8 @@ impl Board<'_> {
                 time(common.wall_ms),
                 size::delta(common.disk_delta),
                 match common.envs.len() {
-                    count if count == all => "what they have in common".to_owned(),
-                    _ => format!("what {} have in common", common.envs.join(", ")),
+                    count if count == all => "their common steps".to_owned(),
+                    _ => format!("the common steps of {}", common.envs.join(", ")),
                 },
             ]
         });

@@ -1,4 +1,4 @@
-//! Owns `matrix json`, `github` and their neighbours: the jobs that several envs are, written for whoever runs them.
+//! Owns `matrix json`, `github` and the like: writes the jobs of several envs for a CI system or scheduler.
 
 use std::path::{Path, PathBuf};
 
@@ -20,10 +20,10 @@ use crate::sys::process::{self, Program};
 use crate::sys::signals::{Cancel, Signals};
 use crate::up::context::Context;
 
-/// More than the ids of any submission.
+/// Larger than the ids of any submission.
 const IDS_LIMIT: u64 = 1 << 20;
 
-/// Whom the jobs are written for.
+/// The system that the jobs are written for.
 #[derive(Debug, Subcommand)]
 pub enum For {
     /// Print the jobs of a CI system: one for each env, and one for its steps with a GPU
@@ -38,7 +38,6 @@ pub enum For {
     Kubernetes(KubernetesArgs),
 }
 
-/// Which envs.
 #[derive(Debug, Args)]
 pub(super) struct Part {
     #[command(flatten)]
@@ -48,7 +47,6 @@ pub(super) struct Part {
     shard: Option<Shard>,
 }
 
-/// Arguments of `matrix json`.
 #[derive(Debug, Args)]
 pub struct JsonArgs {
     #[command(flatten)]
@@ -58,7 +56,7 @@ pub struct JsonArgs {
     runners: Option<PathBuf>,
 }
 
-/// How rockenv is called in the jobs.
+/// How jobs call rockenv.
 #[derive(Debug, Args)]
 pub(super) struct Call {
     /// How rockenv is called there, such as `sudo -E rockenv`
@@ -67,10 +65,10 @@ pub(super) struct Call {
     /// Line of shell that each shell of a job begins with, such as one that installs rockenv
     #[arg(long, value_name = "COMMAND")]
     setup: Option<String>,
-    /// Repository of a registry that jobs push snapshots to and pull them from
+    /// Registry repository that jobs push snapshots to and pull them from
     #[arg(long, value_name = "REPOSITORY")]
     registry: Option<String>,
-    /// Variable of the jobs, and what the CI system calls the secret that it gets; may be given again
+    /// Variable of the jobs, and the CI system's secret that it is set from; may be given again
     #[arg(long = "secret", value_name = "ENV=NAME")]
     secrets: Vec<Secret>,
     /// Minutes that a job may take
@@ -81,7 +79,6 @@ pub(super) struct Call {
     options: Vec<String>,
 }
 
-/// Arguments of `matrix github` and `matrix gitlab`.
 #[derive(Debug, Args)]
 pub struct PipelineArgs {
     #[command(flatten)]
@@ -91,31 +88,29 @@ pub struct PipelineArgs {
     runners: Option<PathBuf>,
     #[command(flatten)]
     call: Call,
-    /// All machines use one store: what envs have in common is built before them, and steps with a GPU are jobs of their own
+    /// All machines use one store: common steps are built first, and steps with a GPU are jobs of their own
     #[arg(long, conflicts_with = "registry")]
     one_store: bool,
 }
 
-/// Arguments of `matrix gitlab` alone.
 #[derive(Debug, Args)]
 pub struct GitlabArgs {
     #[command(flatten)]
     pipeline: PipelineArgs,
-    /// Where the file will be in the repository: with `--one-store` the pipeline runs it once more
+    /// Path of the file in the repository: with `--one-store` the pipeline includes it a second time
     #[arg(long, value_name = "PATH", default_value = ".gitlab-ci.yml", value_parser = yaml_path)]
     path: String,
 }
 
-/// Reads the name of a file that GitLab takes for a pipeline.
+/// Reads the name of a file that GitLab accepts as a pipeline.
 fn yaml_path(text: &str) -> std::result::Result<String, String> {
     let yaml = text.ends_with(".yml") || text.ends_with(".yaml");
     match yaml && !text.chars().any(|c| c.is_whitespace() || c.is_control()) {
         true => Ok(text.to_owned()),
-        false => Err("GitLab takes a file whose name ends in .yml, without spaces".to_owned()),
+        false => Err("GitLab accepts a file name that ends in .yml, without spaces".to_owned()),
     }
 }
 
-/// Arguments of `matrix slurm`.
 #[derive(Debug, Args)]
 pub struct SlurmArgs {
     #[command(flatten)]
@@ -133,14 +128,13 @@ pub struct SlurmArgs {
     submit: bool,
 }
 
-/// Arguments of `matrix kubernetes`.
 #[derive(Debug, Args)]
 pub struct KubernetesArgs {
     #[command(flatten)]
     part: Part,
     #[command(flatten)]
     call: Call,
-    /// Container image that has rockenv in it
+    /// Container image that contains rockenv
     #[arg(long, value_name = "IMAGE")]
     image: String,
     /// Claim on the volume that the store is on [default: each job has a store of its own]
@@ -149,12 +143,12 @@ pub struct KubernetesArgs {
     /// Secret with logins to registries, as `kubectl create secret docker-registry` makes it: for the image and for `--registry`
     #[arg(long, value_name = "NAME")]
     registry_secret: Option<String>,
-    /// Container image with kubectl and a shell, which starts each job when what it stands on is done
+    /// Container image with kubectl and a shell, which starts each job when the jobs that it depends on are done
     #[arg(long, value_name = "IMAGE", default_value = kubernetes::KUBECTL)]
     kubectl_image: String,
 }
 
-/// Prints the jobs, or what came of submitting them.
+/// Prints the jobs, or the result of submitting them.
 pub(super) fn write(cx: &Context, form: &For) -> Result<()> {
     let text = match form {
         For::Json(args) => args.line(cx)?,
@@ -174,7 +168,7 @@ pub(super) fn write(cx: &Context, form: &For) -> Result<()> {
 }
 
 impl JsonArgs {
-    /// Returns the jobs on one line, which is what CI systems read from an output.
+    /// Returns the jobs on one line, the form in which CI systems read an output.
     fn line(&self, cx: &Context) -> Result<String> {
         let runners = runners(self.runners.as_deref())?.unwrap_or_default();
         let envs = self.part.envs(cx, &self.part.cells()?, &runners)?;
@@ -189,14 +183,14 @@ impl JsonArgs {
 }
 
 impl Call {
-    /// Refuses secrets where nobody keeps any.
+    /// Refuses secrets for systems that keep none.
     fn without_secrets(&self, help: &str) -> Result<()> {
         match self.secrets.first() {
             None => Ok(()),
             Some(secret) => Err(Error::new(
                 Kind::Usage,
                 format!(
-                    "`--secret {}={}`: jobs there get no secrets",
+                    "`--secret {}={}`: these jobs get no secrets",
                     secret.variable, secret.name
                 ),
             )
@@ -212,9 +206,9 @@ impl SlurmArgs {
             options: self.sbatch.clone(),
         };
         self.call.without_secrets(
-            "export the variable before you submit: `sbatch` hands on the environment that it is called in",
+            "export the variable before you submit: `sbatch` passes its environment on",
         )?;
-        // Where no GPU is asked for, a task may get a node without.
+        // Without a requested GPU, a task may get a node that has none.
         let gpu = match site.gres {
             Some(_) => NEEDED,
             None => "auto",
@@ -271,7 +265,7 @@ impl PipelineArgs {
     }
 }
 
-/// Decides what the jobs do where a scheduler chooses the machines, which see one store.
+/// Decides the jobs for a scheduler that chooses the machines, which share one store.
 fn scheduled(cx: &Context, part: &Part, call: &Call, gpu: &str) -> Result<Pipeline> {
     pipeline(cx, part, call, &Runners::scheduled(), gpu, Share::Store)
 }
@@ -282,8 +276,9 @@ fn runners(path: Option<&Path>) -> Result<Option<Runners>> {
     };
     fs::read_to_string(path)
         .map_err(|error| match error.kind() {
-            std::io::ErrorKind::NotFound => Error::not_found("there is no such file")
-                .help("--runners takes the file that says which machines build: `build = [\"self-hosted\"]`"),
+            std::io::ErrorKind::NotFound => Error::not_found("there is no such file").help(
+                "--runners takes a file that names the build machines: `build = [\"self-hosted\"]`",
+            ),
             _ => error.into(),
         })
         .and_then(|text| Runners::parse(&text))
@@ -292,7 +287,7 @@ fn runners(path: Option<&Path>) -> Result<Option<Runners>> {
 }
 
 impl Part {
-    /// Returns the envs of the part: there may be none.
+    /// Returns the envs of the part, which may be none.
     fn cells(&self) -> Result<Vec<Cell>> {
         let cells = self.all()?;
         Ok(match self.shard {
@@ -301,7 +296,8 @@ impl Part {
         })
     }
 
-    /// Returns the envs of the part, of which there has to be one: a file without jobs is none, and who submits nothing has made a mistake.
+    /// Returns the envs of the part, at least one: a file without jobs is invalid, and submitting nothing is a
+    /// mistake.
     fn some_cells(&self) -> Result<Vec<Cell>> {
         if let Some(shard) = self.shard {
             shard.check(self.all()?.len())?;
@@ -313,7 +309,7 @@ impl Part {
         cells(&self.which.profile, &self.which.targets)
     }
 
-    /// Returns the envs, called as `up` calls them where it is told nothing else.
+    /// Returns the envs, named as `up` names them by default.
     fn envs(&self, cx: &Context, cells: &[Cell], runners: &Runners) -> Result<Vec<Env>> {
         cells
             .iter()
@@ -342,21 +338,21 @@ impl Part {
     }
 }
 
-/// Returns the jobs, and says which steps none of them runs.
+/// Returns the jobs, and warns of steps that none of them runs.
 fn jobs_for(cx: &Context, envs: &[Env], runners: &Runners, gpu: &str) -> Result<Vec<Job>> {
     check_names(envs.iter().map(|env| (env.name.as_str(), &env.cell)))?;
     let (jobs, homeless) = jobs(envs, runners, gpu)?;
     if !homeless.is_empty() {
         cx.ui.note(&format!(
-            "steps with a GPU are run by no job for {}: no runner has one",
+            "no job runs the steps with a GPU for {}: no runner has one",
             homeless.join(", ")
         ));
     }
     Ok(jobs)
 }
 
-/// Decides what the jobs do, by the plans that there are for the envs here and now. `gpu` is what jobs that have a GPU tell `up` of it,
-/// unless the options say something else.
+/// Decides the jobs by the current plans of the envs. `gpu` is the `--gpu` value for jobs with a GPU, unless the
+/// options name another.
 fn pipeline(
     cx: &Context,
     part: &Part,
@@ -370,7 +366,7 @@ fn pipeline(
     let plans = plans(cx, &cells, &options)?;
     let mut envs = part.envs(cx, &cells, runners)?;
     for (env, plan) in envs.iter_mut().zip(&plans) {
-        // The options have a say in it, and `rm` has to find it.
+        // The options may change the name, and `rm` must find it.
         env.name.clone_from(&plan.env);
     }
     let jobs = jobs_for(cx, &envs, runners, asked.as_deref().unwrap_or(gpu))?;

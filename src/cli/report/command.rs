@@ -1,4 +1,4 @@
-//! Owns `report`: an env's report as one file, which replaces nothing but another report.
+//! Owns `report`: writes an env's report to one file, which replaces only another report.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -13,10 +13,9 @@ use crate::sys::error::Result;
 use crate::ui::text;
 use crate::up::context::Context;
 
-/// So far into a file its mark is looked for, in bytes.
+/// The mark must be within this many bytes of the beginning.
 const BEGINNING: u64 = 512;
 
-/// Arguments of `report`.
 #[derive(Debug, Args)]
 pub struct ReportArgs {
     /// The env
@@ -25,15 +24,14 @@ pub struct ReportArgs {
     /// Markdown instead of HTML
     #[arg(long, conflicts_with = "json")]
     markdown: bool,
-    /// Where to write it, `-` for standard output [default: ENV-report.html or .md]
+    /// Output file, `-` for standard output [default: ENV-report.html or .md]
     #[arg(short, long, value_name = "FILE", conflicts_with = "json")]
     output: Option<PathBuf>,
-    /// Replace a file that is no report
+    /// Replace a file that is not a report
     #[arg(short, long)]
     force: bool,
 }
 
-/// Writes a report.
 pub fn report(cx: &Context, args: &ReportArgs) -> Result<()> {
     let store = cx.store_to_read()?;
     let path = args.output.clone().unwrap_or_else(|| {
@@ -43,7 +41,7 @@ pub fn report(cx: &Context, args: &ReportArgs) -> Result<()> {
     let to_stdout = path == Path::new("-");
     store.known(&args.name)?;
     if !cx.json && !to_stdout {
-        // Before the work is done.
+        // Checked before the work is done.
         may_replace(&Place::new(caller(), &path)?, args.force)?;
     }
     let report = gather(&store, &args.name)?;
@@ -65,7 +63,7 @@ pub fn report(cx: &Context, args: &ReportArgs) -> Result<()> {
     Ok(())
 }
 
-/// Refuses to replace what somebody else wrote, and whatever is no file.
+/// Refuses to replace a file that is not a report.
 fn may_replace(place: &Place<'_>, force: bool) -> Result<()> {
     let elsewhere = "rockenv report ENV --output FILE; `-` is standard output";
     let found = place.open().map_err(|error| error.help(elsewhere))?;

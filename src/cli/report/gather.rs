@@ -1,5 +1,5 @@
-//! Owns reading the store for a report. Everything that builds wrote is somebody else's: it is read through no link, and only
-//! so much of it.
+//! Owns reading the store for a report. Files that builds wrote are untrusted: they are read without following links,
+//! and only up to a limit.
 
 use std::collections::BTreeMap;
 use std::io::{Read as _, Seek as _, SeekFrom};
@@ -24,14 +24,13 @@ use crate::sys::host::{self, Host};
 use crate::tree::file::{self, Entry};
 use crate::ui::size;
 
-/// Lines of the failed step's log that are shown.
+/// Lines shown of the failed step's log.
 const TAIL: usize = 20;
-/// Rows of each of the long tables.
 const ROWS: usize = 20;
-/// Logs of ninjas are looked for so deep: TheRock's builds are four levels down, LLVM's own in them two more.
+/// Search depth for ninja logs: TheRock's builds are four levels down, LLVM's own two more.
 const DEPTH: usize = 8;
 
-/// A row of `metrics.jsonl`; rows of older versions have no log.
+/// A row of `metrics.jsonl`. Rows of older versions have no log.
 #[derive(Debug, Deserialize)]
 struct Past {
     time: Timestamp,
@@ -43,10 +42,10 @@ struct Past {
     log: Option<PathBuf>,
 }
 
-/// Reads what there is to tell of an env.
+/// Reads everything that the report of an env shows.
 pub fn gather(store: &Store, env: &str) -> Result<Report> {
     let record = store.known(env)?;
-    // An env whose first `up` did not come so far has none.
+    // An env whose first `up` stopped early has no spec.
     let spec = store.spec(env).ok();
     let host = Host::probe()?;
     let verdict = match &record {
@@ -110,7 +109,7 @@ fn steps(record: &Record) -> Vec<Step> {
     steps.collect()
 }
 
-/// Reads the history of the env's steps as they are now: what ran under another key was another step.
+/// Reads the history of the env's current steps. A run under another key was another step.
 fn runs(store: &Store, env: &str, record: &Record) -> Vec<Run> {
     let places: BTreeMap<&str, usize> = record
         .steps
@@ -120,7 +119,7 @@ fn runs(store: &Store, env: &str, record: &Record) -> Vec<Run> {
         .collect();
     let directory = store.env_dir(env);
     let text = fs::read_to_string(directory.join("metrics.jsonl")).unwrap_or_default();
-    // A line cut short by a crash is left out.
+    // Skips a line cut short by a crash.
     let rows = text
         .lines()
         .filter_map(|line| serde_json::from_str::<Past>(line).ok());
@@ -143,7 +142,6 @@ fn runs(store: &Store, env: &str, record: &Record) -> Vec<Run> {
     runs
 }
 
-/// Reads the end of the failed step's log.
 fn tail(directory: &Path, record: &Record) -> Vec<String> {
     const MOST: u64 = 64 << 10;
     let Some(failed) = &record.failed else {
@@ -167,7 +165,7 @@ fn tail(directory: &Path, record: &Record) -> Vec<String> {
         .collect()
 }
 
-/// Reads the logs that ninjas left in the env's build volumes.
+/// Reads the ninja logs in the env's build volumes.
 fn builds(store: &Store, record: &Record, report: &mut Report) {
     for (volume, id) in &record.head.volumes {
         let top = store.volume_dir(id);
@@ -194,20 +192,20 @@ fn builds(store: &Store, record: &Record, report: &mut Report) {
                 output: command.output,
                 took_ms: command.took_ms,
             }));
-            // There are a million in a build of everything.
+            // A full build has a million edges.
             shorten(&mut report.slowest, |edge| edge.took_ms);
         }
     }
     shorten(&mut report.builds, |build| build.busy_ms);
 }
 
-/// Keeps the largest, largest first.
+/// Keeps the largest rows, largest first.
 fn shorten<T>(rows: &mut Vec<T>, size: impl Fn(&T) -> u64) {
     rows.sort_by_key(|row| std::cmp::Reverse(size(row)));
     rows.truncate(ROWS);
 }
 
-/// Finds directories in which a ninja ran, without those that only hold what was built.
+/// Finds directories in which ninja ran. Does not descend into directories that hold only build results.
 fn find_logs(top: &Path, below: &Path, depth: usize, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(top.join(below))
         .into_iter()
@@ -252,7 +250,7 @@ fn caches(store: &Store, spec: &Spec) -> Result<Vec<Cache>> {
     Ok(caches.collect())
 }
 
-/// Returns what is not even in the list of steps.
+/// Returns steps that are left out of the list of steps altogether.
 fn left_out(spec: &Spec, record: &Record) -> Vec<Fact> {
     let listed = |name: &str| record.steps.iter().any(|step| step.name == name);
     let steps = spec.skipped.iter().filter(|step| !listed(&step.name));
@@ -264,7 +262,7 @@ fn left_out(spec: &Spec, record: &Record) -> Vec<Fact> {
         .collect()
 }
 
-/// Names what a row is about.
+/// Names the class of a row.
 fn word(class: Class) -> &'static str {
     match class {
         Class::Snapshots => "snapshot",
@@ -282,7 +280,7 @@ fn word(class: Class) -> &'static str {
     }
 }
 
-/// Returns what is largest, in the store and at services.
+/// Returns the largest rows, in the store and at services.
 fn spaces(found: &crate::store::usage::report::Report) -> Vec<Space> {
     let shared = |envs: &[String]| match envs.len() {
         0 | 1 => None,
@@ -365,9 +363,9 @@ fn facts(store: &Store, record: &Record, spec: Option<&Spec>, host: &Host) -> Re
                 Some(rev) => format!("{} at {rev}", without_login(&git.url)),
                 None => without_login(&git.url),
             },
-            // Where it is on this machine is nobody else's business.
+            // A report must not reveal local paths.
             VolumeSource::Path(_) if volume.kind == VolumeKind::Source => {
-                "a directory of the user's".to_owned()
+                "a local directory".to_owned()
             }
             _ => continue,
         };
@@ -379,7 +377,7 @@ fn facts(store: &Store, record: &Record, spec: Option<&Spec>, host: &Host) -> Re
     Ok(facts)
 }
 
-/// Returns a repository's location without what somebody logs in with.
+/// Returns a repository's URL without credentials.
 fn without_login(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else {
         return url.to_owned();

@@ -1,7 +1,7 @@
-//! Owns the page: one HTML file with its style, its plots and a few lines of script in it, which asks for nothing else.
+//! Owns the HTML page: one file with its style, its plots and a short script, which loads nothing else.
 //!
-//! Names and lines of logs come from elsewhere. Whatever is not written here goes through [`text`], and the page's own policy
-//! forbids every script but the one whose digest it names, and every address.
+//! Names and log lines are untrusted. Any text not written here goes through [`text`]. The page's own policy forbids
+//! every script but the one with the named digest, and every address.
 
 use std::fmt::Write as _;
 
@@ -18,7 +18,7 @@ use crate::ui::text::escape;
 const STYLE: &str = include_str!("style.css");
 const SCRIPT: &str = include_str!("hover.js");
 
-/// Returns text that is text in an element and in a quoted attribute, whatever it is.
+/// Escapes text for an element or a quoted attribute.
 fn text(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in escape(text).chars() {
@@ -34,12 +34,12 @@ fn text(text: &str) -> String {
     safe
 }
 
-/// Returns a sentence in which what stands between backquotes is code.
+/// Returns a sentence with text in backquotes shown as code.
 fn prose(sentence: &str) -> String {
     let mut html = String::new();
     let parts: Vec<&str> = sentence.split('`').collect();
     for (at, part) in parts.iter().enumerate() {
-        // One without its other half is a character like any.
+        // An unpaired backquote is a normal character.
         match at % 2 {
             1 if at + 1 < parts.len() => {
                 write!(html, "<code>{}</code>", text(part)).expect("a string");
@@ -51,7 +51,6 @@ fn prose(sentence: &str) -> String {
     html
 }
 
-/// A column of a table.
 #[derive(Clone, Copy)]
 enum Column {
     Name(&'static str),
@@ -60,10 +59,9 @@ enum Column {
     Bar,
 }
 
-/// What a cell holds.
 enum Cell {
     Text(String),
-    /// HTML of this module's own.
+    /// HTML made by this module.
     Ready(String),
     /// A share of the largest, from 0 to 1.
     Share(f64),
@@ -117,7 +115,6 @@ fn table(columns: &[Column], rows: impl IntoIterator<Item = Vec<Cell>>) -> Strin
     html + "</tbody></table></div>"
 }
 
-/// Writes the page.
 pub fn html(report: &Report) -> String {
     let digest = base64::engine::general_purpose::STANDARD.encode(Sha256::digest(SCRIPT));
     let mut page = format!(
@@ -139,7 +136,7 @@ pub fn html(report: &Report) -> String {
         timeline(&mut page, report, &axis);
     }
     if !report.tail.is_empty() {
-        section(&mut page, "failure", "The end of the failed step");
+        section(&mut page, "failure", "End of the failed step's log");
         let lines: Vec<String> = report.tail.iter().map(|line| text(line)).collect();
         write!(
             page,
@@ -226,9 +223,7 @@ fn timeline(page: &mut String, report: &Report, axis: &Axis) {
     times(page, axis);
     page.push_str("</div>\n");
     if !axis.cuts().is_empty() {
-        page.push_str(
-            "<p class=\"soft\">Dotted lines: time in which nothing ran is left out.</p>\n",
-        );
+        page.push_str("<p class=\"soft\">Dotted lines: idle time is cut out.</p>\n");
     }
     if !missing.is_empty() {
         let missing = missing.join(", ");
@@ -252,7 +247,7 @@ fn times(page: &mut String, axis: &Axis) {
     page.push_str("</div></div>\n");
 }
 
-/// Returns a round time, short.
+/// Formats a round time, short.
 fn tick(millis: u64) -> String {
     let (unit, word) = match millis {
         0 => return "0".to_owned(),
@@ -317,7 +312,7 @@ fn facts(page: &mut String, facts: &[super::Fact]) {
 
 fn compilation(page: &mut String, report: &Report) {
     if !report.builds.is_empty() {
-        section(page, "builds", "Builds by ninja");
+        section(page, "builds", "Ninja builds");
         let most = report.builds.iter().map(|build| build.busy_ms).max();
         let rows = report.builds.iter().map(|build| {
             vec![
@@ -374,7 +369,7 @@ fn compilation(page: &mut String, report: &Report) {
         let columns = [
             Column::Name("cache"),
             Column::Text("content"),
-            Column::Number("hits so far"),
+            Column::Number("total hits"),
             Column::Number("on disk"),
             Column::Number("at most"),
         ];
@@ -406,7 +401,7 @@ fn space(page: &mut String, report: &Report) {
 }
 
 fn origin(page: &mut String, report: &Report) {
-    section(page, "environment", "Built where and of what");
+    section(page, "environment", "Build environment and inputs");
     facts(page, &report.facts);
     if !report.lock.is_empty() {
         section(page, "lock", "Locked");
@@ -462,7 +457,7 @@ mod tests {
         for word in ["http:", "https:", "src=", "@import", "url("] {
             assert!(!page.contains(word), "{word}");
         }
-        // The policy names the digest of exactly what is there.
+        // The policy names the digest of the actual script.
         let inside = page.split("<script>").nth(1).unwrap();
         let inside = inside.split("</script>").next().unwrap();
         let digest = base64::engine::general_purpose::STANDARD.encode(Sha256::digest(inside));

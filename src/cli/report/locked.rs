@@ -1,5 +1,5 @@
-//! Owns what a report tells of an env's lock file: the one that it was built from, or the one beside its profile, and what of the
-//! env is not as it says.
+//! Owns the lock file section of a report: the lock file that the env was built from, or the one beside its profile,
+//! and where the env differs from it.
 
 use sha2::{Digest as _, Sha256};
 
@@ -9,10 +9,10 @@ use crate::plan::resolve::Spec;
 use crate::store::{Record, Store};
 use crate::sys::error::Result;
 
-/// Tells of the lock file; nothing where there is none.
+/// Returns the facts about the lock file; none if there is no lock file.
 pub(super) fn facts(store: &Store, record: &Record, spec: &Spec) -> Result<Vec<Fact>> {
     let beside = lockfile::place(&spec.origin, &spec.name);
-    // One that cannot be read may be anybody's, and the env was not built from it.
+    // An unreadable file may belong to something else, and the env was not built from it.
     let beside = || lockfile::read(&beside).unwrap_or_default();
     let copy = store.locked_text(spec).and_then(|text| {
         let parsed = text.map(|text| lockfile::parse(&text, "the env's lock file"));
@@ -24,7 +24,7 @@ pub(super) fn facts(store: &Store, record: &Record, spec: &Spec) -> Result<Vec<F
             Some(lock) => (lock, false),
             None => return Ok(Vec::new()),
         },
-        // No reason to tell nothing of the rest; the error would name a path on this machine.
+        // The rest of the report is still useful. The error would reveal a local path.
         Err(_) => {
             let lost = "the env's copy of its lock file is lost or damaged";
             return Ok(vec![Fact::new("lock file", lost)]);
@@ -36,10 +36,10 @@ pub(super) fn facts(store: &Store, record: &Record, spec: &Spec) -> Result<Vec<F
         && let Some(newer) = beside()
         && newer != lock
     {
-        drift.push("the lock file was made anew since the env was built from it".to_owned());
+        drift.push("the lock file was rewritten after the env was built from it".to_owned());
     }
     match drift.is_empty() {
-        true => facts.push(Fact::new("drifted", "nothing: the env is as it says")),
+        true => facts.push(Fact::new("drifted", "nothing: the env matches it")),
         false => facts.extend(drift.into_iter().map(|said| Fact::new("drifted", said))),
     }
     Ok(facts)
@@ -54,7 +54,7 @@ fn describe(lock: &Lockfile, followed: bool) -> Result<Vec<Fact>> {
             "built from it",
             match followed {
                 true => "yes",
-                false => "no: the last `up` was without `--locked`",
+                false => "no: the last `up` ran without `--locked`",
             },
         ),
         Fact::new(

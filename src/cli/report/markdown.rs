@@ -6,14 +6,14 @@ use super::{Fact, MARK, Report, millis, took, word};
 use crate::ui::size;
 use crate::ui::text::escape;
 
-/// Returns text that Markdown takes for nothing but text, on one line and in a cell of a table.
+/// Escapes text for one line or table cell, so that Markdown shows it literally.
 pub fn text(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in escape(text).chars() {
         match c {
             '&' => safe.push_str("&amp;"),
             '<' => safe.push_str("&lt;"),
-            // Who is called so gets no word of it.
+            // Prevents a notification to a user of that name.
             '@' => safe.push_str("&#64;"),
             '\\' | '|' | '`' | '*' | '_' | '[' | ']' | '#' | '~' | '>' | '!' => {
                 safe.push('\\');
@@ -25,7 +25,7 @@ pub fn text(text: &str) -> String {
     safe
 }
 
-/// Adds a table; a title that begins with `>` is of a column of numbers.
+/// Adds a table. A title that begins with `>` marks a column of numbers.
 pub fn table(page: &mut String, titles: &[&str], rows: impl IntoIterator<Item = Vec<String>>) {
     let cells: Vec<&str> = titles
         .iter()
@@ -64,7 +64,6 @@ fn facts(page: &mut String, title: &str, facts: &[Fact]) {
     table(page, &["what", ""], rows);
 }
 
-/// Writes the report.
 pub fn markdown(report: &Report) -> String {
     let totals = report.totals().into_iter();
     let totals: Vec<String> = totals
@@ -99,15 +98,15 @@ pub fn markdown(report: &Report) -> String {
     ];
     table(&mut page, &titles, rows);
     if !report.tail.is_empty() {
-        page.push_str("\n## The end of the failed step\n\n");
-        // An indented block: no fence that a line of the log could close.
+        page.push_str("\n## End of the failed step's log\n\n");
+        // Indented, because a line of the log could close a fence.
         for line in &report.tail {
             writeln!(page, "    {}", escape(line)).expect("a string");
         }
     }
     facts(&mut page, "Left out", &report.left_out);
     if !report.builds.is_empty() {
-        page.push_str("\n## Builds by ninja\n");
+        page.push_str("\n## Ninja builds\n");
         let rows = report.builds.iter().map(|build| {
             let busy = millis(build.busy_ms);
             vec![text(&build.directory), busy, build.edges.to_string()]
@@ -148,7 +147,7 @@ pub fn markdown(report: &Report) -> String {
         });
         table(&mut page, &["what", "", ">on disk"], rows);
     }
-    facts(&mut page, "Built where and of what", &report.facts);
+    facts(&mut page, "Build environment and inputs", &report.facts);
     facts(&mut page, "Locked", &report.lock);
     write!(page, "\n{}\n", text(&report.written_by())).expect("a string");
     page

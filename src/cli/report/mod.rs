@@ -1,7 +1,7 @@
-//! Owns what `rockenv report` tells of an env: what was built, how long each step took, and what it used meanwhile.
+//! Owns the content of `rockenv report`: what was built, how long each step took, and which resources it used.
 //!
-//! `gather` reads the store, and `locked` the lock file; from there on everything is pure: `timeline` puts runs of steps on one
-//! axis, `html` and `markdown` write the page. A page is one file that needs nothing else: no network, no fonts, no library.
+//! `gather` reads the store, and `locked` the lock file; the rest is pure: `timeline` puts the runs of steps on one
+//! axis, `html` and `markdown` write the page. A page is one file that needs no network, no fonts and no library.
 
 pub mod command;
 
@@ -24,98 +24,85 @@ use crate::plan::record::{Cost, Outcome};
 use crate::plan::samples::Sample;
 use crate::ui::size;
 
-/// In the beginning of every report, so that one may be replaced by the next, and nothing else is.
+/// Mark at the beginning of every report: a report replaces only a file that has it.
 pub const MARK: &str = "rockenv report";
 
-/// What there is to tell of an env.
+/// The content of a report.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
-    /// Version of this description.
+    /// Version of this format.
     pub schema: &'static str,
     /// Version of the rockenv that wrote it.
     pub version: &'static str,
-    /// When it was written.
     pub written: Timestamp,
-    /// The env.
     pub env: String,
-    /// Its profile.
     pub profile: String,
-    /// Its targets.
     pub targets: Vec<String>,
-    /// How it stands.
     pub verdict: Verdict,
-    /// The same in a sentence.
+    /// The verdict in a sentence.
     pub summary: String,
-    /// The machine's processors, where steps ran on this one.
+    /// Processors of the machine, if steps ran on this one.
     pub cores: u32,
-    /// The env's limit of memory, in bytes.
+    /// The env's memory limit, in bytes.
     pub memory_max: Option<u64>,
-    /// Its steps, in order.
+    /// Steps, in order.
     pub steps: Vec<Step>,
-    /// Every run of these steps, oldest first.
+    /// All runs of these steps, oldest first.
     pub runs: Vec<Run>,
-    /// The end of the failed step's log.
+    /// End of the failed step's log.
     pub tail: Vec<String>,
-    /// What ninjas built, one for each directory.
+    /// Ninja builds, one for each directory.
     pub builds: Vec<Build>,
-    /// What took longest to compile or link, the longest first.
+    /// The commands that took longest to compile or link, longest first.
     pub slowest: Vec<Edge>,
-    /// Caches that the env mounts.
     pub caches: Vec<Cache>,
-    /// What takes most space, the largest first.
+    /// What takes most space, largest first.
     pub space: Vec<Space>,
-    /// Bytes that removing the env would free.
     pub frees: u64,
     /// Steps and hooks that are not part of the env, and why.
     pub left_out: Vec<Fact>,
-    /// Where and of what it was built.
+    /// Build environment and inputs.
     pub facts: Vec<Fact>,
-    /// What its lock file pins, and what is not as it says; empty where there is none.
+    /// What the lock file pins, and what differs from it; empty if there is none.
     pub lock: Vec<Fact>,
 }
 
-/// How an env stands.
+/// The state of an env.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// Everything ran.
+    /// Every step is done.
     Complete,
     /// A step failed.
     Failed,
-    /// There are steps to do.
+    /// Steps remain.
     #[default]
     Unfinished,
 }
 
-/// A step.
 #[derive(Clone, Debug, Serialize)]
 pub struct Step {
-    /// Its name.
     pub name: String,
-    /// How it ended.
     pub outcome: Outcome,
-    /// Why, where that needs saying.
+    /// Why it ended that way, if that needs a reason.
     pub reason: Option<String>,
-    /// What it took; nothing where it did not run, or for another env.
+    /// Its cost; `None` if it did not run, or ran for another env.
     pub cost: Option<Cost>,
 }
 
 /// One run of a step.
 #[derive(Clone, Debug, Serialize)]
 pub struct Run {
-    /// The step's place in the report.
+    /// Index of the step in the report.
     pub step: usize,
-    /// When it ended.
     pub ended: Timestamp,
-    /// How long it took, in milliseconds.
     pub wall_ms: u64,
-    /// It succeeded.
     pub done: bool,
-    /// Jobs that it was allowed.
+    /// Jobs granted.
     pub jobs: u32,
-    /// By how much it made the env larger, in bytes.
+    /// Growth of the env, in bytes.
     pub disk_delta: i64,
-    /// What it used meanwhile.
+    /// Samples of its resource usage.
     pub samples: Vec<Sample>,
 }
 
@@ -127,60 +114,51 @@ impl Run {
     }
 }
 
-/// What one ninja built.
+/// One ninja build.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Build {
     /// Its directory: the volume's name, and the path in it.
     pub directory: String,
-    /// Edges that it ran.
+    /// Number of edges that ran.
     pub edges: usize,
     /// Sum of their times, in milliseconds.
     pub busy_ms: u64,
 }
 
-/// A command that a ninja ran.
+/// A command that ninja ran.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Edge {
-    /// The directory of its ninja.
+    /// The directory of its ninja build.
     pub directory: String,
-    /// What it made.
+    /// The file that it made.
     pub output: String,
-    /// How long it took, in milliseconds.
     pub took_ms: u64,
 }
 
-/// A cache.
 #[derive(Clone, Debug, Serialize)]
 pub struct Cache {
-    /// Its name.
     pub name: String,
-    /// What it holds, where that is known.
+    /// Kind of content, if known.
     pub content: Option<String>,
-    /// Bytes.
     pub bytes: u64,
-    /// Most bytes it may have.
+    /// Maximum size in bytes.
     pub max: Option<u64>,
-    /// Lookups that it answered, and that it did not, where it counts them.
+    /// Lookups hit and missed, if the cache counts them.
     pub lookups: Option<(u64, u64)>,
 }
 
-/// Something that takes space.
+/// An item of disk usage.
 #[derive(Clone, Debug, Serialize)]
 pub struct Space {
-    /// What it is.
     pub name: String,
-    /// What is known of it.
     pub note: String,
-    /// Bytes on disk.
     pub bytes: u64,
 }
 
-/// A name and what there is to say of it.
+/// A named fact.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Fact {
-    /// The name.
     pub name: String,
-    /// What it is.
     pub value: String,
 }
 
@@ -211,7 +189,7 @@ impl Report {
         }
     }
 
-    /// Returns the figures that a page begins with, by name.
+    /// Returns the figures at the top of the page, by name.
     fn totals(&self) -> Vec<(&'static str, String)> {
         let costs = || self.steps.iter().filter_map(|step| step.cost);
         let mut totals = vec![
@@ -227,7 +205,7 @@ impl Report {
         if let Some(memory) = costs().filter_map(|cost| cost.usage.memory()).max() {
             totals.push(("most memory", size::bytes(memory)));
         }
-        // A step that removes more than it writes took nothing.
+        // A step that frees more than it writes took no space.
         let written = costs().filter_map(|cost| u64::try_from(cost.disk_delta).ok());
         totals.push(("written to disk", size::bytes(written.sum())));
         totals.push(("freed by removal", size::bytes(self.frees)));
@@ -249,7 +227,7 @@ fn millis(millis: u64) -> String {
     size::duration(Duration::from_millis(millis))
 }
 
-/// Returns what a step took: time, processor time, memory without page cache and with it, disk.
+/// Returns the cost of a step: time, processor time, memory without and with page cache, disk.
 fn took(cost: Cost) -> [String; 5] {
     let with_cache = cost.usage.memory_peak.filter(|bytes| *bytes > 0);
     [

@@ -1,5 +1,5 @@
-//! Owns the plots of a report: which points there are on the common axis, and the SVG that shows them. Words stay outside of
-//! the SVG, which is stretched to whatever width the page has.
+//! Owns the plots of a report: the points on the common axis, and the SVG that shows them. Text stays outside the
+//! SVG, because the page stretches the SVG to its width.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -9,16 +9,16 @@ use super::{Report, Run};
 use crate::plan::samples::Sample;
 use crate::ui::size;
 
-/// Width of the coordinates of every plot.
+/// Width of every plot, in coordinates.
 const WIDTH: f64 = 1000.0;
-/// Height of those with a curve.
+/// Height of plots with a curve.
 const HEIGHT: f64 = 100.0;
-/// More points than this are not drawn: a screen has no more.
+/// Most points drawn: a screen has no more.
 const POINTS: usize = 1000;
-/// What is shorter than this cannot be seen, in coordinates.
+/// Shorter bars would be invisible, in coordinates.
 const VISIBLE: f64 = 3.0;
 
-/// What a curve shows.
+/// The quantity of a curve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Quantity {
     Memory,
@@ -39,12 +39,12 @@ impl Quantity {
         }
     }
 
-    /// Returns what the curve counts, for who wonders.
+    /// Returns the explanation of the quantity.
     pub(super) fn explanation(self) -> &'static str {
         match self {
             Self::Memory => "held by the step, without page cache",
             Self::Processors => "busy on average since the last sample",
-            Self::Jobs => "slots of the machine's budget in use",
+            Self::Jobs => "job slots of the machine in use",
             Self::Disk => "growth in use since the first step began, by all processes",
         }
     }
@@ -67,7 +67,8 @@ impl Quantity {
         }
     }
 
-    /// Returns the curve of one run: when, in milliseconds since it began, and how much. `before` is what runs before it wrote.
+    /// Returns the curve of one run: milliseconds since its start, and the value. `before` is what earlier runs
+    /// wrote.
     fn values(self, run: &Run, before: i64) -> Vec<(u64, f64)> {
         let samples = run.samples.iter();
         match self {
@@ -96,17 +97,17 @@ fn rate(from: Sample, to: Sample) -> Option<f64> {
     Some(used as f64 / time as f64)
 }
 
-/// A curve: for each run its points, across from 0 to 1, and how much.
+/// A curve: for each run its points, as position from 0 to 1 and value.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Curve {
     pub(super) runs: Vec<Vec<(f64, f64)>>,
-    /// The most, and what it must not exceed, where that is near enough to be shown.
+    /// The maximum, and the limit if that is near enough to be shown.
     pub(super) peak: f64,
     pub(super) limit: Option<f64>,
 }
 
 impl Curve {
-    /// Returns the curve, or nothing where nobody counted.
+    /// Returns the curve, or `None` if there are no samples.
     pub(super) fn of(quantity: Quantity, report: &Report, axis: &Axis) -> Option<Self> {
         let mut curve = Self::default();
         let mut before = 0;
@@ -120,7 +121,7 @@ impl Curve {
                     (axis.place(began.saturating_add(at)), value)
                 })
                 .collect();
-            // What was seen once was so all the time, as far as anybody knows.
+            // A single sample stands for the whole run.
             let points = match points.as_slice() {
                 [(_, value)] => vec![
                     (axis.place(began), *value),
@@ -147,19 +148,18 @@ impl Curve {
                 .reduce(f64::max),
             Quantity::Disk => None,
         };
-        // One far above would press the curve flat.
+        // A limit far above would flatten the curve.
         curve.limit = limit.filter(|limit| *limit > 0.0 && *limit <= curve.peak * 4.0);
         Some(curve)
     }
 
-    /// Returns the value at the top of the plot.
     pub(super) fn top(&self) -> f64 {
         let most = self.peak.max(self.limit.unwrap_or(0.0));
         if most > 0.0 { most * 1.08 } else { 1.0 }
     }
 }
 
-/// Makes points fewer, and keeps the highest of those that become one.
+/// Reduces the number of points, keeping the highest of each group.
 fn thin(points: &[(f64, f64)], most: usize) -> Vec<(f64, f64)> {
     let each = points.len().div_ceil(most.max(1)).max(1);
     points
@@ -211,7 +211,7 @@ pub(super) fn lane(report: &Report, step: usize, axis: &Axis) -> String {
     svg + "</svg>"
 }
 
-/// Returns the plot of a curve. `data-points` is what the page shows where the pointer is.
+/// Returns the plot of a curve. The page shows `data-points` at the pointer.
 pub(super) fn chart(quantity: Quantity, curve: &Curve, axis: &Axis) -> String {
     let top = curve.top();
     let y = |value: f64| (HEIGHT - (value / top).clamp(0.0, 1.0) * HEIGHT).clamp(0.0, HEIGHT);
@@ -290,7 +290,7 @@ mod tests {
         let curve = |quantity| Curve::of(quantity, &report, &axis);
         let memory = curve(Quantity::Memory).unwrap();
         assert_eq!(memory.runs[0], [(0.0, 100.0), (0.5, 300.0)]);
-        // A limit that is never near is no line.
+        // A limit far above the curve is not drawn.
         assert_eq!((memory.peak, memory.limit), (300.0, None));
         let processors = curve(Quantity::Processors).unwrap();
         assert_eq!(
@@ -298,7 +298,7 @@ mod tests {
             [[(0.0, 3.0), (0.5, 3.0)], [(0.5, 0.5), (1.0, 0.5)]]
         );
         assert_eq!(processors.limit, Some(8.0));
-        // The second run stands on what the first one left, not on its peak.
+        // The second run starts from the first one's end, not from its peak.
         let disk = curve(Quantity::Disk).unwrap();
         assert_eq!(disk.runs[1], [(0.5, 500.0), (1.0, 600.0)]);
         assert_eq!(curve(Quantity::Jobs), None);

@@ -1,7 +1,7 @@
-//! Owns the axis of time that all plots of a report share: what lies between two runs of steps, a night or a month, is cut
-//! to a mark, so that the runs themselves can be seen.
+//! Owns the time axis that all plots of a report share. Idle time between runs, a night or a month, is cut out, so
+//! that the runs stay visible.
 
-/// A span of time in which something ran, in milliseconds since 1970, and where it begins on the axis, in milliseconds too.
+/// A span in which something ran, in milliseconds since 1970, and its position on the axis, in milliseconds too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Piece {
     from: i64,
@@ -9,18 +9,17 @@ struct Piece {
     at: i64,
 }
 
-/// The axis.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Axis {
     pieces: Vec<Piece>,
     length: i64,
 }
 
-/// Time without a run is shown with at most this share of the time with one: a hundredth.
+/// Idle time is shown with at most this fraction of the busy time: a hundredth.
 const GAP: i64 = 100;
 
 impl Axis {
-    /// Makes the axis of spans, from and to, in any order.
+    /// Makes the axis from spans in any order.
     pub(super) fn new(spans: impl IntoIterator<Item = (i64, i64)>) -> Self {
         let mut spans: Vec<_> = spans.into_iter().collect();
         spans.sort_unstable();
@@ -46,14 +45,14 @@ impl Axis {
         axis
     }
 
-    /// Returns where a time is, from 0 to 1.
+    /// Returns the position of a time, from 0 to 1.
     pub(super) fn place(&self, time: i64) -> f64 {
         let piece = self.pieces.iter().rev().find(|piece| piece.from <= time);
         let at = piece.map_or(0, |piece| piece.at + (time.min(piece.to) - piece.from));
         at as f64 / self.length.max(1) as f64
     }
 
-    /// Returns where time was cut, from 0 to 1.
+    /// Returns the positions of the cuts, from 0 to 1.
     pub(super) fn cuts(&self) -> Vec<f64> {
         let pairs = self.pieces.windows(2);
         let cut = pairs.filter(|pair| {
@@ -64,7 +63,7 @@ impl Axis {
             .collect()
     }
 
-    /// Returns round marks: where, from 0 to 1, and after how many milliseconds of the axis.
+    /// Returns round marks: the position from 0 to 1, and the milliseconds on the axis.
     pub(super) fn ticks(&self) -> Vec<(f64, i64)> {
         const SECOND: i64 = 1000;
         const STEPS: [i64; 22] = [
@@ -113,7 +112,7 @@ mod tests {
         assert_eq!(axis.length, 10_100);
         assert!(axis.place(-5).abs() < 1e-9);
         assert!((axis.place(2000) - 2000.0 / 10_100.0).abs() < 1e-9);
-        // In between is where the first run ended.
+        // A time in the gap is at the end of the first run.
         assert!((axis.place(month / 2) - 4000.0 / 10_100.0).abs() < 1e-9);
         assert!((axis.place(month + 6000) - 1.0).abs() < 1e-9);
         assert_eq!(axis.cuts(), [4100.0 / 10_100.0]);

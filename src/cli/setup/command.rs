@@ -1,4 +1,4 @@
-//! Owns `setup`: installing what the host needs, and making a btrfs store in a file.
+//! Owns `setup`: installs what the host needs, and makes a btrfs store in a file.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,7 +17,6 @@ use crate::sys::signals::Signals;
 use crate::ui::table::Table;
 use crate::up::context::Context;
 
-/// Arguments of `setup`.
 #[derive(Debug, Args)]
 pub struct SetupArgs {
     /// Show what would be done, and do nothing
@@ -40,7 +39,7 @@ fn parse_size(text: &str) -> Result<u64> {
     })
 }
 
-/// Installs what is missing, and makes the store's image where it is asked for.
+/// Installs missing packages, and makes the store's image if requested.
 pub fn setup(cx: &Context, args: &SetupArgs) -> Result<()> {
     let mut features = args.features.clone();
     if features.is_empty() {
@@ -73,7 +72,7 @@ pub fn setup(cx: &Context, args: &SetupArgs) -> Result<()> {
         cx.ui.note("nothing is missing");
         return Ok(());
     }
-    // Once for all: who says yes to the packages and no to the image is asked in vain.
+    // One question for everything, so that nobody accepts the packages and refuses the image afterwards.
     if !tools.is_empty() {
         announce(cx, &tools);
     }
@@ -115,16 +114,16 @@ pub fn setup(cx: &Context, args: &SetupArgs) -> Result<()> {
     if let Some(timer) = timer {
         if timer.install(Host::probe()?.systemd)? {
             cx.ui
-                .note("`gc` runs every day now; undo: systemctl disable --now rockenv-gc.timer");
+                .note("`gc` now runs every day; to undo: systemctl disable --now rockenv-gc.timer");
         } else {
             cx.ui
-                .warn("the units are written, but systemd does not run here: nothing starts them");
+                .warn("units written, but systemd is not running here, so nothing starts them");
         }
     }
     Ok(())
 }
 
-/// Installs what an env needs, for `up --setup`: the flag was the answer to the question.
+/// Installs what an env needs, for `up --setup`: the flag was the consent.
 pub fn install_missing(cx: &Context) -> Result<()> {
     let tools = missing(&DEFAULT, Tool::is_there);
     if tools.is_empty() {
@@ -157,12 +156,12 @@ fn table(tools: &[&Tool]) -> Table {
     table
 }
 
-/// Installs, then looks whether it helped.
+/// Installs, then checks the result.
 fn get(cx: &Context, features: &[Feature], tools: &[&Tool], signals: &Signals) -> Result<()> {
     let Some(manager) = Manager::detect() else {
         return Err(still_missing(
             tools,
-            "no package manager that rockenv knows (apt-get, pacman, dnf, zypper)",
+            "no supported package manager found (apt-get, pacman, dnf, zypper)",
         ));
     };
     let packages = packages(tools, manager);
@@ -176,12 +175,12 @@ fn get(cx: &Context, features: &[Feature], tools: &[&Tool], signals: &Signals) -
     }
     let left = missing(features, |tool| tool.optional || tool.is_there());
     if left.is_empty() {
-        cx.ui.note("everything that is needed is there now");
+        cx.ui.note("everything needed is installed now");
         return Ok(());
     }
     Err(still_missing(
         &left,
-        "no package of this distribution has them",
+        "this distribution has no package for them",
     ))
 }
 

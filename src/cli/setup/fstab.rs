@@ -8,10 +8,9 @@ use fs_err as fs;
 
 use crate::sys::error::{Error, Result, ResultExt as _};
 
-/// Marks our line. Options that begin with `x-` are for people and programs, not for the kernel.
+/// Marks our line. The kernel ignores options that begin with `x-`.
 pub const MARK: &str = "x-rockenv.store";
 
-/// Returns the line that mounts the file `image` at `at`.
 pub fn line(image: &Path, at: &Path) -> String {
     format!(
         "{} {} btrfs loop,nofail,noatime,discard=async,{MARK} 0 0\n",
@@ -20,7 +19,7 @@ pub fn line(image: &Path, at: &Path) -> String {
     )
 }
 
-/// Blanks separate fields, `#` begins a comment.
+/// Escapes a path: blanks separate fields, `#` begins a comment.
 fn escape(path: &Path) -> String {
     let mut text = String::new();
     for letter in path.to_string_lossy().chars() {
@@ -36,7 +35,7 @@ fn escape(path: &Path) -> String {
     text
 }
 
-/// Returns the table with `line` at its end, every other byte as it was.
+/// Returns the table with `line` at its end; all other bytes stay as they are.
 pub fn with(table: &[u8], line: &str) -> Vec<u8> {
     let mut text = table.to_vec();
     if text.last().is_some_and(|last| *last != b'\n') {
@@ -46,7 +45,6 @@ pub fn with(table: &[u8], line: &str) -> Vec<u8> {
     text
 }
 
-/// Returns whether the table mounts something at `at`.
 pub fn mounts(table: &[u8], at: &Path) -> bool {
     let at = escape(at);
     String::from_utf8_lossy(table).lines().any(|line| {
@@ -56,7 +54,7 @@ pub fn mounts(table: &[u8], at: &Path) -> bool {
     })
 }
 
-/// Replaces the table, owner and mode as they were: temporary file, sync, rename.
+/// Replaces the table atomically, keeping owner and mode: temporary file, sync, rename.
 pub fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
     let path = match fs::canonicalize(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => path.to_owned(),

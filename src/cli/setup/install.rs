@@ -10,7 +10,7 @@ use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::process::{Event, Program};
 use crate::ui::Ui;
 
-/// Installs the packages that have `tools`; what it says goes to `-v`. Optional ones may be in no archive.
+/// Installs the packages for `tools`; the output goes to `-v`. Optional packages may be missing from the archive.
 pub fn install(
     ui: &Ui,
     manager: Manager,
@@ -46,7 +46,8 @@ pub fn install(
     Ok(())
 }
 
-/// Lists of this hour know what there is; asking again for a package that no archive has would only take time.
+/// Package lists less than an hour old are current; refreshing them for a package that no archive has would only take
+/// time.
 fn lists_are_fresh() -> bool {
     let lists = std::path::Path::new("/var/lib/apt/lists");
     let entries = fs_err::read_dir(lists).map_or(0, Iterator::count);
@@ -83,7 +84,7 @@ impl Run<'_> {
             }
             Ok(())
         };
-        // Never stopped half way: a package manager that is killed leaves the host to be mended.
+        // Never interrupted: killing a package manager leaves the host broken.
         program.stream(
             &AtomicBool::new(false),
             &mut |event| {
@@ -116,7 +117,7 @@ impl Run<'_> {
         argv.insert(1, "-oDPkg::Lock::Timeout=120".to_owned());
         argv.insert(1, "-oDpkg::Use-Pty=0".to_owned());
         match self.go(&argv) {
-            // Old lists name versions that the archive has no more.
+            // Old lists name versions that the archive no longer has.
             Err(_) if !fresh => {
                 self.refresh()?;
                 self.go(&argv)
@@ -154,7 +155,7 @@ impl Run<'_> {
 
     fn gone(&self, tool: &Tool) {
         self.ui.warn(&format!(
-            "{} could not be installed: no package here has what is needed to {}",
+            "cannot install {}: no package of this distribution provides what is needed to {}",
             tool.name, tool.why
         ));
     }

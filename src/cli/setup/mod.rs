@@ -1,5 +1,5 @@
-//! Owns what rockenv needs of the host: which tools for which feature, the package that has them in each
-//! distribution, and getting them there.
+//! Owns the host requirements of rockenv: the tools of each feature, their packages in each distribution, and
+//! installing them.
 
 pub mod command;
 
@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use crate::sys::process::Program;
 
-/// What tools are for.
+/// The features that need tools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Feature {
@@ -34,27 +34,21 @@ pub enum Feature {
     Tests,
 }
 
-/// What a plain `rockenv setup` sees to.
+/// Features of a plain `rockenv setup`.
 pub const DEFAULT: [Feature; 3] = [Feature::Nspawn, Feature::Images, Feature::Sources];
 
-/// A package manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Manager {
-    /// Debian, Ubuntu.
     Apt,
-    /// Arch.
     Pacman,
-    /// Fedora.
     Dnf,
-    /// openSUSE.
     Zypper,
 }
 
 impl Manager {
     const ALL: [Self; 4] = [Self::Apt, Self::Dnf, Self::Zypper, Self::Pacman];
 
-    /// Returns its program.
     pub fn program(self) -> &'static str {
         match self {
             Self::Apt => "apt-get",
@@ -64,7 +58,7 @@ impl Manager {
         }
     }
 
-    /// Finds this machine's.
+    /// Detects this machine's package manager.
     pub fn detect() -> Option<Self> {
         let os = ["/etc/os-release", "/usr/lib/os-release"]
             .iter()
@@ -77,7 +71,7 @@ impl Manager {
         Self::choose(&os, &there)
     }
 
-    /// Chooses among those that are there: a distribution may carry another's package manager.
+    /// Chooses among the installed ones: a distribution may carry another's package manager.
     fn choose(os_release: &str, there: &[Self]) -> Option<Self> {
         let ids = ["ID=", "ID_LIKE="].into_iter().flat_map(|key| {
             os_release
@@ -112,24 +106,24 @@ impl Manager {
     }
 }
 
-/// Something the host should have.
+/// A tool that the host should have.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Tool {
-    /// Program in the system's directories, or what `files` are called.
+    /// Program in the system's directories, or a name for `files`.
     pub name: &'static str,
-    /// Where it is not a program: any of these shows that it is there.
+    /// If it is not a program: any of these files proves that it is installed.
     pub files: &'static [&'static str],
-    /// What it is for.
+    /// Features that need it.
     pub features: &'static [Feature],
     /// Why, as the rest of "needed to".
     pub why: &'static str,
-    /// Missing it stops only a part of the feature.
+    /// Without it only a part of the feature fails.
     pub optional: bool,
-    /// Packages: apt, pacman, dnf, zypper. `None` where it is in no package there.
+    /// Packages: apt, pacman, dnf, zypper. `None` if the distribution has none.
     packages: [Option<&'static str>; 4],
 }
 
-/// Everything, with its package in each distribution.
+/// All tools.
 pub const TOOLS: &[Tool] = {
     use Feature::{Btrfs, Images, Nspawn, Pacman, Sources, Tests};
     const fn program(
@@ -165,7 +159,7 @@ pub const TOOLS: &[Tool] = {
         program(
             "unshare",
             &[Nspawn, Images, Tests],
-            "keep image builders to themselves",
+            "isolate image builders",
             all("util-linux"),
         ),
         program(
@@ -234,7 +228,7 @@ pub const TOOLS: &[Tool] = {
         program(
             "pacman-key",
             &[Pacman, Tests],
-            "check Arch packages",
+            "verify Arch packages",
             [
                 Some("pacman-package-manager"),
                 Some("pacman"),
@@ -261,7 +255,7 @@ pub const TOOLS: &[Tool] = {
         program(
             "makepkg",
             &[Tests],
-            "make packages for a repository of the tests' own",
+            "build packages for a test repository",
             [
                 Some("makepkg"),
                 Some("pacman"),
@@ -316,7 +310,7 @@ pub const TOOLS: &[Tool] = {
 };
 
 impl Tool {
-    /// Looks for it on this machine.
+    /// Returns whether it is installed.
     pub fn is_there(&self) -> bool {
         if self.files.is_empty() {
             return Program::find(self.name, self.why).is_ok();
@@ -324,7 +318,6 @@ impl Tool {
         self.files.iter().any(|path| Path::new(path).exists())
     }
 
-    /// Returns the package that has it.
     pub fn package(&self, manager: Manager) -> Option<&'static str> {
         self.packages[match manager {
             Manager::Apt => 0,
@@ -335,7 +328,7 @@ impl Tool {
     }
 }
 
-/// Returns what of `features` is not there.
+/// Returns the missing tools of `features`.
 pub fn missing(features: &[Feature], is_there: impl Fn(&Tool) -> bool) -> Vec<&'static Tool> {
     TOOLS
         .iter()
@@ -344,7 +337,7 @@ pub fn missing(features: &[Feature], is_there: impl Fn(&Tool) -> bool) -> Vec<&'
         .collect()
 }
 
-/// Returns the packages that have `tools`, each once.
+/// Returns the packages for `tools`, each once.
 pub fn packages(tools: &[&Tool], manager: Manager) -> Vec<&'static str> {
     let packages: BTreeSet<_> = tools
         .iter()

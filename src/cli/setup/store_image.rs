@@ -1,5 +1,5 @@
-//! Owns the store in a file: a sparse btrfs image mounted at the store's root, now and at each start of the
-//! machine. What was done is undone when a later step fails.
+//! Owns the store in a file: a sparse btrfs image mounted at the store's root, now and at each boot. If a later step
+//! fails, the earlier ones are undone.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -16,31 +16,28 @@ use crate::sys::signals::Signals;
 use crate::tree::{self, Method};
 use crate::ui::{Ui, size};
 
-/// btrfs in less has no room for what it keeps of itself.
+/// A smaller btrfs has no space left after its own metadata.
 const SMALLEST: u64 = 1 << 30;
 
 const FSTAB: &str = "/etc/fstab";
 
-/// A store image to make.
 #[derive(Debug)]
 pub struct StoreImage {
-    /// Where it is mounted: the store's root.
+    /// Mount point: the store's root.
     pub at: PathBuf,
-    /// The file.
     pub file: PathBuf,
-    /// Its size in bytes.
     pub size: u64,
-    /// Sentences to know before it is made.
+    /// Warnings to show first.
     pub warnings: Vec<String>,
 }
 
 impl StoreImage {
-    /// Checks that one can be made at `home`, and changes nothing.
+    /// Checks that one can be made at `home`; changes nothing.
     pub fn plan(home: &Path, size: u64) -> Result<Self> {
         let (Some(parent), Some(name)) = (home.parent(), home.file_name()) else {
             return Err(Error::new(
                 Kind::Usage,
-                format!("no store can be at `{}`", home.display()),
+                format!("a store cannot be at `{}`", home.display()),
             )
             .help("ROCKENV_HOME=/var/lib/rockenv rockenv setup --store-image 300G"));
         };
@@ -66,7 +63,7 @@ impl StoreImage {
         let mut warnings = Vec::new();
         if size > free {
             warnings.push(format!(
-                "the file may grow to {} and only {} are free: keep an eye on `{}`, a store that cannot grow any more loses what it is writing",
+                "the file may grow to {}, but only {} are free: watch `{}`, because a store that cannot grow loses the data it is writing",
                 size::bytes(size),
                 size::bytes(free),
                 parent.display()
@@ -80,12 +77,12 @@ impl StoreImage {
         })
     }
 
-    /// Says what will be done, a line each.
+    /// Returns what will be done, a line each.
     pub fn steps(&self) -> Vec<String> {
         let (file, at) = (self.file.display(), self.at.display());
         vec![
             format!(
-                "make {file}: {}, which takes space only as it fills",
+                "make {file}: {}, sparse: it takes space only as it fills",
                 size::bytes(self.size)
             ),
             format!("make a btrfs file system in it (label `rockenv`)"),
@@ -97,7 +94,7 @@ impl StoreImage {
         ]
     }
 
-    /// Returns the commands that take it all back.
+    /// Returns the commands that undo it.
     pub fn undo_text(&self) -> String {
         let (file, at) = (self.file.display(), self.at.display());
         format!(
@@ -109,7 +106,7 @@ impl StoreImage {
         )
     }
 
-    /// Makes it; on failure, or when a signal comes, takes back what was done.
+    /// Makes it. On failure, or when a signal comes, undoes what was done.
     pub fn make(&self, ui: &Ui, signals: &Signals) -> Result<()> {
         let mut done = Vec::new();
         let result = self.make_steps(ui, signals, &mut done);
@@ -128,7 +125,7 @@ impl StoreImage {
         let go_on = || match signals.pending()? {
             Some(number) => Err(Error::new(
                 Kind::Signal(number),
-                "interrupted, nothing was changed",
+                "interrupted; nothing was changed",
             )),
             None => Ok(()),
         };
@@ -166,7 +163,7 @@ impl StoreImage {
         fstab::replace(Path::new(FSTAB), &after)?;
         done.push(Done::Table { before, after });
         go_on()?;
-        // By the table's own line: what works now works at the next start.
+        // Mounts by the fstab entry, which proves that it will work at the next boot.
         run("mount", &[self.at.as_os_str()]).context(|| {
             format!(
                 "cannot mount `{}` at `{}`",
@@ -187,24 +184,24 @@ impl StoreImage {
         if Path::new("/run/systemd/system").is_dir()
             && let Err(error) = run("systemctl", &["daemon-reload".as_ref()])
         {
-            // It reads the table at the next start anyway.
+            // systemd reads fstab at the next boot anyway.
             ui.warn(&error.chain().join(": "));
         }
         Ok(())
     }
 }
 
-/// Refuses where a store image would hide something, or is not needed.
+/// Refuses if a store image would hide something, or is not needed.
 fn refuse_unfit(at: &Path, file: &Path) -> Result<()> {
     let elsewhere =
-        "or choose another place: ROCKENV_HOME=/somewhere/else rockenv setup --store-image ...";
+        "choose another place: ROCKENV_HOME=/somewhere/else rockenv setup --store-image ...";
     if tree::mounts_at_or_below(at)?
         .iter()
         .any(|point| point == at)
     {
         return Err(Error::new(
             Kind::Usage,
-            format!("something is mounted at `{}` already", at.display()),
+            format!("`{}` is a mount point already", at.display()),
         )
         .help(format!("umount {0}, {elsewhere}", at.display())));
     }
@@ -265,7 +262,7 @@ fn run(name: &str, arguments: &[&std::ffi::OsStr]) -> Result<()> {
         .map(drop)
 }
 
-/// Something done that can be taken back.
+/// A completed step that can be undone.
 enum Done {
     File(PathBuf),
     Directory(PathBuf),
@@ -296,8 +293,8 @@ impl Done {
                 .context(|| format!("cannot unmount `{}`", path.display()))?,
             Self::Table { before, after } => {
                 if read_table()?.as_deref() != Some(&after) {
-                    return Err(Error::busy("another program changed it meanwhile")
-                        .help(format!("remove the line with {} by hand", fstab::MARK)));
+                    return Err(Error::busy("another program changed it in the meantime")
+                        .help(format!("remove the line with {} manually", fstab::MARK)));
                 }
                 match before {
                     Some(before) => fstab::replace(Path::new(FSTAB), &before)?,

@@ -1,4 +1,4 @@
-//! Owns the systemd timer that runs `gc`: its two unit files, and switching it on.
+//! Owns the systemd timer that runs `gc`: its two unit files, and enabling it.
 
 use std::path::{Path, PathBuf};
 
@@ -8,11 +8,9 @@ use crate::plan::gc::policy::Preset;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::process::Program;
 
-/// Where an administrator's units are.
 const UNITS: &str = "/etc/systemd/system";
 const NAME: &str = "rockenv-gc";
 
-/// A timer to install.
 #[derive(Debug)]
 pub struct Timer {
     /// Files with their content.
@@ -20,7 +18,7 @@ pub struct Timer {
 }
 
 impl Timer {
-    /// Decides what the units say.
+    /// Decides the content of the units.
     pub fn plan(program: &Path, home: &Path, preset: Preset) -> Result<Self> {
         let preset = clap::ValueEnum::to_possible_value(&preset)
             .map(|value| value.get_name().to_owned())
@@ -59,7 +57,7 @@ impl Timer {
         })
     }
 
-    /// Says what will be done, one sentence each.
+    /// Returns what will be done, one sentence each.
     pub fn steps(&self) -> Vec<String> {
         let mut steps: Vec<String> = self
             .files
@@ -70,7 +68,7 @@ impl Timer {
         steps
     }
 
-    /// Writes the units, and switches the timer on where systemd runs. Returns whether it does.
+    /// Writes the units, and enables the timer if systemd runs. Returns whether it does.
     pub fn install(&self, systemd: bool) -> Result<bool> {
         fs::create_dir_all(UNITS)?;
         for (path, text) in &self.files {
@@ -80,17 +78,17 @@ impl Timer {
         if systemd {
             let timer = format!("{NAME}.timer");
             for arguments in [&["daemon-reload"][..], &["enable", "--now", &timer]] {
-                Program::find("systemctl", "switching the timer on")?
+                Program::find("systemctl", "enabling the timer")?
                     .args(arguments)
                     .output(1 << 20, &false.into(), &mut |_| {})
-                    .context(|| format!("cannot switch `{timer}` on"))?;
+                    .context(|| format!("cannot enable `{timer}`"))?;
             }
         }
         Ok(systemd)
     }
 }
 
-/// Writes a path so that systemd reads it back: its own escapes and specifiers would change it.
+/// Quotes a path for systemd, whose escapes and specifiers would change it.
 fn quote(path: &Path) -> Result<String> {
     let text = path.to_string_lossy();
     let plain = |letter: char| letter.is_ascii_alphanumeric() || "/._-+@:,".contains(letter);
@@ -99,7 +97,7 @@ fn quote(path: &Path) -> Result<String> {
     }
     Err(Error::new(
         Kind::Usage,
-        format!("a unit cannot name `{}` safely", path.display()),
+        format!("a systemd unit cannot name `{}` safely", path.display()),
     )
     .help("use a path of letters, digits, `/`, `.`, `_` and `-`"))
 }

@@ -137,9 +137,9 @@ impl Sweep {
                     let why = match (kind, &cache.busy) {
                         (None, _) => format!("its tool is unknown: {clear}"),
                         (_, Some(env)) => format!(
-                            "a command runs in env {env}, which uses it: the next `rockenv gc` after that shrinks it"
+                            "a command runs in env {env}, which uses the cache: `rockenv gc` shrinks it later"
                         ),
-                        (_, None) => format!("no env has it mounted: {clear}"),
+                        (_, None) => format!("no env mounts it: {clear}"),
                     };
                     self.plan
                         .notes

@@ -50,7 +50,7 @@ pub fn left(locked: &LockedStep, found: Option<&Prints>, pins: &Pins) -> Vec<Str
             .filter(|name| old.get(*name) != new.get(*name));
         differences.extend(other.map(|name| {
             format!(
-                "TheRock's fingerprint of `{name}` after step `{}` is another than the locked one",
+                "TheRock's fingerprint of `{name}` after step `{}` differs from the lock file",
                 locked.name
             )
         }));
@@ -234,7 +234,7 @@ fn named(
     let names: BTreeSet<&String> = locked.keys().chain(now.keys()).collect();
     let differs = |name: &String| match (locked.get(name), now.get(name)) {
         (Some(locked), Some(now)) if locked == now => None,
-        (Some(_), Some(_)) => Some(format!("{what} `{name}` is another than the locked one")),
+        (Some(_), Some(_)) => Some(format!("{what} `{name}` differs from the lock file")),
         (Some(_), None) => Some(format!("{what} `{name}` is in it, and not in use")),
         (None, _) => Some(format!("{what} `{name}` is not in it")),
     };
@@ -257,7 +257,7 @@ pub fn steps(lock: &Lockfile, spec: &Spec) -> Vec<String> {
                     false => words(&own) + " have",
                 };
                 format!(
-                    "step `{}` is another than the locked one: {what} changed",
+                    "step `{}` differs from the lock file: {what} changed",
                     step.name
                 )
             }
@@ -293,7 +293,7 @@ pub fn built(lock: &Lockfile, spec: &Spec, image_key: &str) -> Vec<String> {
     let mut found = choices(lock, &now);
     if lock.image.key != image_key {
         let name = &lock.image.name;
-        found.push(format!("image `{name}` is another than the locked one"));
+        found.push(format!("image `{name}` differs from the lock file"));
     }
     for (name, locked) in &lock.source {
         // A part of a source that has its own fingerprint is in its step's key.
@@ -331,7 +331,7 @@ pub fn built(lock: &Lockfile, spec: &Spec, image_key: &str) -> Vec<String> {
                 format!("step `{}` comes where `{name}` is locked", step.name)
             }
             Some(step) if comparable && step.key != locked.key => {
-                format!("step `{name}` is another than the locked one")
+                format!("step `{name}` differs from the lock file")
             }
             Some(step) => {
                 comparable &= step.fingerprints.is_none();
@@ -429,7 +429,7 @@ mod tests {
         now.insert("h".to_owned(), "0".to_owned());
         assert_eq!(
             one(&hooks(&lock, &now)),
-            "hook `h` is another than the locked one"
+            "hook `h` differs from the lock file"
         );
         now.clear();
         now.insert("i".to_owned(), "0".to_owned());
@@ -459,7 +459,7 @@ mod tests {
             .insert("blas".to_owned(), Some("0".to_owned()));
         assert_eq!(
             one(&left(second, Some(&prints), &none)),
-            "TheRock's fingerprint of `blas` after step `a-second` is another than the locked one"
+            "TheRock's fingerprint of `blas` after step `a-second` differs from the lock file"
         );
     }
 

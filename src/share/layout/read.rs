@@ -101,8 +101,9 @@ impl Layout {
         let found = match fs::metadata(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(
-                    Error::not_found(format!("there is no `{}`", path.display()))
-                        .help("rockenv export ENV --snapshots FILE.oci.tar, where it was built"),
+                    Error::not_found(format!("there is no `{}`", path.display())).help(
+                        "rockenv export ENV --snapshots FILE.oci.tar, on the machine that built it",
+                    ),
                 );
             }
             found => found?,

@@ -100,7 +100,7 @@ pub struct Env<'a> {
     pub lock: Option<(&'a Lockfile, &'a str)>,
     /// The last step, where later ones of the profile were not run.
     pub until: Option<&'a str>,
-    /// Keys of the steps that were built on files of an earlier build.
+    /// Keys of the steps that were built on files from an earlier build.
     pub incremental: &'a BTreeMap<String, String>,
 }
 
