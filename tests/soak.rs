@@ -7,7 +7,7 @@
     reason = "a test that shows its figures"
 )]
 
-#[path = "safety/hammer.rs"]
+#[path = "it/safety/hammer.rs"]
 mod hammer;
 mod support;
 

@@ -1,0 +1,22 @@
+//! Attacks that have to fail: each as an ordinary user of the machine, beside root who comes by sudo. One file an attack.
+
+mod as_caller;
+mod directory;
+mod git;
+mod setuid;
+mod store;
+mod tree;
+
+use crate::support::loopfs::{Kind, LoopFs};
+use crate::support::ordinary::MadeUp;
+
+/// What the attacks count on: the user is nobody special, and sudo makes them root and says who called.
+#[test]
+fn an_ordinary_user_is_root_by_sudo_only() {
+    let disk = LoopFs::new(Kind::Ext4);
+    let user = MadeUp::at(disk.path().join("home"));
+    let who = "id -u; echo ${SUDO_UID-none}";
+    let said = |mut command| crate::support::loopfs::run(&mut command);
+    assert_eq!(said(user.command("sh", &["-c", who])), "4321\nnone\n");
+    assert_eq!(said(user.sudo("sh", &["-c", who])), "0\n4321\n");
+}

@@ -1,0 +1,175 @@
+//! One storage of ccache's for several machines, each a store of its own: what one has compiled, the other fetches. Real
+//! servers on loopback. Needs root.
+
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use crate::support::env::TestStore;
+use crate::support::run::wait_until;
+use fs_err as fs;
+
+const PASSWORD: &str = "hunter22";
+/// ccache gives a storage a tenth of a second, which on a busy machine may pass.
+const PATIENT: &str = "|connect-timeout=30000|operation-timeout=30000";
+
+/// Compiles one file; what ccache counted is in the home.
+const PROFILE: &str = "
+env-from-host = ['CCACHE_REMOTE_STORAGE']
+[env]
+CCACHE_DIR = '/c'
+CCACHE_COMPILERCHECK = 'content'
+[[volume]]
+name = 'c'
+kind = 'cache'
+target = '/c'
+[[step]]
+name = 'compile'
+run = '''
+echo 'int f(int a) { return a + 1; }' > a.c
+ccache gcc -c a.c -o a.o
+ccache --print-stats > stats
+echo \"the storage is $CCACHE_REMOTE_STORAGE\"
+'''
+";
+
+/// A server, ended with it.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+impl Server {
+    fn start(port: u16, command: &mut Command) -> Self {
+        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        let server = Self(child.unwrap());
+        wait_until("the server listens", || {
+            TcpStream::connect(("127.0.0.1", port)).is_ok()
+        });
+        server
+    }
+
+    fn redis(port: u16, place: &Path) -> Self {
+        let mut command = Command::new("redis-server");
+        command
+            .args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
+            .args(["--requirepass", PASSWORD, "--port", &port.to_string()])
+            .arg("--dir")
+            .arg(place);
+        Self::start(port, &mut command)
+    }
+
+    fn http(port: u16, place: &Path) -> Self {
+        let at = place.display();
+        let text = format!(
+            "daemon off; master_process off; user root; pid {at}/pid; error_log {at}/error;
+             events {{}}
+             http {{
+                 access_log off; client_body_temp_path {at}/body; proxy_temp_path {at}/proxy;
+                 fastcgi_temp_path {at}/fastcgi; uwsgi_temp_path {at}/uwsgi; scgi_temp_path {at}/scgi;
+                 server {{
+                     listen 127.0.0.1:{port}; root {at}/files;
+                     location / {{ dav_methods PUT DELETE; create_full_put_path on; }}
+                 }}
+             }}"
+        );
+        fs::create_dir(place.join("files")).unwrap();
+        fs::write(place.join("conf"), text).unwrap();
+        let mut command = Command::new("/usr/sbin/nginx");
+        command.arg("-e").arg(place.join("error"));
+        Self::start(port, command.arg("-c").arg(place.join("conf")))
+    }
+}
+
+/// A port that was free a moment ago: these servers cannot be asked which one they took.
+fn port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+/// A machine that knows of a storage.
+fn machine(storage: &str) -> TestStore {
+    let store = TestStore::new();
+    let image = format!(
+        "schema = 1\nprovider = \"directory\"\n[directory]\npath = '{}'\n",
+        crate::support::rootfs::builder().display()
+    );
+    fs::write(store.work().join("images/builder.toml"), image).unwrap();
+    fs::write(
+        store
+            .work()
+            .join("profiles")
+            .join(format!("{}.toml", store.env())),
+        format!("schema = 1\nimage = \"builder\"\n{PROFILE}"),
+    )
+    .unwrap();
+    know(&store, storage);
+    store
+}
+
+fn know(store: &TestStore, storage: &str) {
+    let text = format!("ccache-remote = '{storage}'\n");
+    store.configure(&text);
+}
+
+/// Returns how often something was counted.
+fn counted(store: &TestStore, what: &str) -> u32 {
+    let stats = store.sh("cat stats").ok().text();
+    let line = stats.lines().find_map(|line| line.strip_prefix(what));
+    line.and_then(|rest| rest.trim().parse().ok())
+        .unwrap_or_else(|| panic!("{what}: {stats}"))
+}
+
+/// The second machine compiles nothing.
+fn shared(storage: &str) -> [TestStore; 2] {
+    let first = machine(storage);
+    first.up();
+    assert_eq!(counted(&first, "remote_storage_hit\t"), 0);
+    assert_eq!(counted(&first, "cache_miss\t"), 1);
+    let second = machine(storage);
+    second.up();
+    assert_eq!(counted(&second, "remote_storage_hit\t"), 1);
+    assert_eq!(counted(&second, "cache_miss\t"), 0);
+    [first, second]
+}
+
+#[test]
+fn redis_is_shared_by_machines_and_its_password_by_nobody() {
+    let place = tempfile::tempdir().unwrap();
+    let port = port();
+    let _redis = Server::redis(port, place.path());
+    let storage = format!("redis://{PASSWORD}@127.0.0.1:{port}{PATIENT}");
+    let [first, _second] = shared(&storage);
+    let logged = first.rockenv(&["logs", first.env()]).ok().text();
+    let hidden = format!("the storage is redis://***@127.0.0.1:{port}");
+    assert!(logged.contains(&hidden), "{logged}");
+    for place in ["envs", "layers", "caches", "locks"] {
+        let found = Command::new("grep")
+            .args(["-rl", PASSWORD])
+            .arg(first.home().join(place))
+            .output()
+            .unwrap();
+        let found = String::from_utf8_lossy(&found.stdout).into_owned();
+        assert_eq!(found, "", "the password is in the store");
+    }
+    // Nor does it, or any other storage, build anything again.
+    know(&first, "redis://127.0.0.1:1");
+    first.up().says(&["nothing to do"]);
+    // Without it a step goes on by itself: it is a cache.
+    first
+        .rockenv(&["up", first.env(), "--rerun", "compile"])
+        .ok();
+}
+
+#[test]
+fn http_is_shared_by_machines() {
+    let place = tempfile::tempdir().unwrap();
+    let port = port();
+    let _nginx = Server::http(port, place.path());
+    shared(&format!("http://127.0.0.1:{port}/ccache{PATIENT}"));
+    assert!(place.path().join("files/ccache").is_dir());
+}

@@ -1,0 +1,449 @@
+//! The program as people use it: results on stdout, exit codes, and a `help:` with every error.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::Command;
+
+use crate::support::loopfs::{Kind, LoopFs};
+use fs_err as fs;
+
+/// A directory of its own for a user who has nothing yet.
+struct Place(tempfile::TempDir);
+
+/// What a command did.
+struct Ran {
+    code: i32,
+    out: String,
+    err: String,
+}
+
+impl Place {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rockenv"));
+        command
+            .env_clear()
+            .env("HOME", self.path())
+            .env("ROCKENV_HOME", self.path().join("store"))
+            .env("ROCKENV_TRUSTED_DIRS", self.path())
+            .env("XDG_CONFIG_HOME", self.path().join("config"))
+            .current_dir(self.path());
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Ran {
+        Ran::of(self.command().args(arguments))
+    }
+
+    /// Expects success without anything made by a command that only looks.
+    fn look(&self, arguments: &[&str]) -> Ran {
+        let ran = self.run(arguments);
+        assert_eq!(ran.code, 0, "{arguments:?}: {}", ran.err);
+        assert!(
+            !self.path().join("store").exists(),
+            "{arguments:?} made a store"
+        );
+        ran
+    }
+}
+
+impl Ran {
+    fn of(command: &mut Command) -> Self {
+        let output = command.output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+        Self {
+            code: output.status.code().unwrap(),
+            out: text(&output.stdout),
+            err: text(&output.stderr),
+        }
+    }
+
+    fn fails(&self, code: i32, words: &str) {
+        assert_eq!(self.out, "");
+        self.fails_after_notes(code, words);
+    }
+
+    fn fails_after_notes(&self, code: i32, words: &str) {
+        assert_eq!(self.code, code, "{}", self.err);
+        assert!(self.err.contains(words), "`{words}` is not in {}", self.err);
+        assert!(self.err.contains("help: "), "{}", self.err);
+    }
+
+    fn json(&self) -> serde_json::Value {
+        serde_json::from_str(&self.out).unwrap()
+    }
+}
+
+#[test]
+fn profiles_are_listed() {
+    let place = Place::new();
+    let ran = place.look(&["profile", "ls"]);
+    assert!(ran.out.starts_with("profile"), "{}", ran.out);
+    assert!(ran.out.contains("hip-smoke"));
+    fs::create_dir(place.path().join("profiles")).unwrap();
+    fs::write(place.path().join("profiles/broken.toml"), "schema = ").unwrap();
+    let rows = place.look(&["profile", "ls", "--json"]).json();
+    let row = |name: &str| {
+        let rows = rows.as_array().unwrap().iter();
+        rows.into_iter()
+            .find(|row| row["name"] == name)
+            .unwrap()
+            .clone()
+    };
+    assert_eq!(row("hip-smoke")["built_in"], true);
+    assert!(row("hip-smoke")["problem"].is_null());
+    assert!(row("broken")["problem"].is_string());
+}
+
+#[test]
+fn a_profile_is_shown_as_written_and_as_resolved() {
+    let place = Place::new();
+    let text = fs::read_to_string(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/profiles/hip-smoke.toml"
+    ));
+    assert_eq!(
+        place.look(&["profile", "show", "hip-smoke"]).out,
+        text.unwrap()
+    );
+    let spec = place
+        .look(&["profile", "show", "hip-smoke", "--resolved", "--json"])
+        .json();
+    assert_eq!(spec["name"], "hip-smoke");
+    assert_eq!(spec["targets"], serde_json::json!(["gfx1103"]));
+    let other = [
+        "profile",
+        "show",
+        "hip-smoke",
+        "--resolved",
+        "-t",
+        "gfx1100",
+    ];
+    let toml = place.look(&other).out;
+    let spec: toml::Table = toml.parse().unwrap();
+    assert_eq!(spec["name"].as_str(), Some("hip-smoke-gfx1100"));
+    assert!(
+        toml.contains("gfx1100") && !toml.contains("gfx1103"),
+        "{toml}"
+    );
+    let ran = place.run(&["profile", "show", "hip-smoke", "-t", "gfx1100"]);
+    assert!(
+        ran.code == 2 && ran.err.contains("--resolved"),
+        "{}",
+        ran.err
+    );
+    // What `plan` plans is what `show --resolved` shows.
+    let plan = place
+        .look(&["plan", "hip-smoke", "-t", "gfx1100", "--json"])
+        .json();
+    let keys = |steps: Vec<&str>| {
+        let keys = steps.into_iter().filter(|key| !key.is_empty());
+        keys.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let planned = plan["plan"]["steps"].as_array().unwrap().iter();
+    let planned = keys(planned.filter_map(|step| step["key"].as_str()).collect());
+    let shown = spec["steps"].as_array().unwrap().iter();
+    let shown = keys(shown.filter_map(|step| step["key"].as_str()).collect());
+    assert_eq!(planned, shown);
+}
+
+#[test]
+fn an_extending_profile_is_shown_with_what_it_extends() {
+    let place = Place::new();
+    let own = "schema = 1\nextends = \"hip-smoke\"\ndescription = \"mine\"\n";
+    fs::create_dir(place.path().join("profiles")).unwrap();
+    fs::write(place.path().join("profiles/mine.toml"), own).unwrap();
+    let text = place.look(&["profile", "show", "mine"]).out;
+    let first = text.find("profiles/mine.toml").unwrap();
+    let second = text
+        .find("# which extends profiles/hip-smoke.toml (built in)")
+        .unwrap();
+    assert!(first < second);
+    let json = place.look(&["profile", "show", "mine", "--json"]).json();
+    assert_eq!(json["files"].as_array().unwrap().len(), 2);
+    assert_eq!(json["files"][0]["text"], own);
+}
+
+#[test]
+fn check_names_every_mistake_with_its_place() {
+    let place = Place::new();
+    let good = place.look(&["profile", "check"]);
+    assert!(
+        good.out.contains("hip-smoke: ok, 6 steps, for gfx1103"),
+        "{}",
+        good.out
+    );
+    place
+        .run(&["profile", "check", "nope.toml"])
+        .fails(7, "no profile nope.toml");
+    place
+        .run(&["profile", "check", "hip-smok"])
+        .fails(7, "did you mean `hip-smoke`?");
+    let bad = "schema = 1\nimage = \"debian-forky\"\nimaeg = 1\n[[step]]\nname = \"s\"\nrun = \"echo ${nothing}\"\n";
+    fs::write(place.path().join("bad.toml"), bad).unwrap();
+    let ran = place.run(&["profile", "check", "bad.toml", "hip-smoke", "nope.toml"]);
+    assert_eq!(ran.code, 3);
+    assert!(
+        ran.err.contains("bad.toml:3:1") && ran.err.contains("did you mean `image`?"),
+        "{}",
+        ran.err
+    );
+    assert!(ran.err.contains("no profile nope.toml"));
+    assert!(ran.out.contains("hip-smoke: ok"));
+    let json =
+        Ran::of(
+            place
+                .command()
+                .args(["profile", "check", "bad.toml", "hip-smoke", "--json"]),
+        )
+        .json();
+    assert_eq!(
+        (&json[0]["ok"], &json[1]["ok"]),
+        (&false.into(), &true.into())
+    );
+    // A mistake that only shows for a target.
+    let wants =
+        "schema = 1\nimage = \"debian-forky\"\n[[step]]\nname = \"s\"\nrun = \"echo ${target}\"\n";
+    fs::write(place.path().join("wants.toml"), wants).unwrap();
+    let ran = place.look(&["profile", "check", "wants.toml"]);
+    assert!(
+        ran.out.contains("advice: it names no targets"),
+        "{}",
+        ran.out
+    );
+    let unknown = wants.replace("debian-forky", "debian-frky");
+    fs::write(place.path().join("unknown.toml"), unknown).unwrap();
+    let ran = place.run(&["profile", "check", "unknown.toml"]);
+    assert!(
+        ran.code != 0 && ran.err.contains("debian-frky"),
+        "{}",
+        ran.err
+    );
+}
+
+#[test]
+fn a_new_profile_is_valid_and_nothing_is_overwritten() {
+    let place = Place::new();
+    let printed = place.look(&["profile", "new", "mine", "--print"]).out;
+    assert!(!place.path().join("profiles").exists());
+    place.look(&["profile", "new", "mine"]);
+    let path = place.path().join("profiles/mine.toml");
+    assert_eq!(fs::read_to_string(&path).unwrap(), printed);
+    place.look(&["profile", "check", "mine"]);
+    fs::write(&path, "precious").unwrap();
+    place
+        .run(&["profile", "new", "mine"])
+        .fails(2, "profiles/mine.toml` already exists");
+    assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
+    place.run(&["profile", "new", "../x"]).fails(3, "../x");
+}
+
+#[test]
+fn schemas_are_json_schemas() {
+    let place = Place::new();
+    for what in ["profile", "image", "config", "events", "record"] {
+        let schema = place.look(&["schema", what]).json();
+        assert!(
+            schema["$schema"].as_str().unwrap().contains("json-schema"),
+            "{what}"
+        );
+    }
+    assert_eq!(place.look(&["schema"]).json()["title"], "rockenv profile");
+    let events = place.look(&["schema", "events"]).json();
+    assert_eq!(events["required"], serde_json::json!(["schema", "time"]));
+    assert!(events["oneOf"].is_array());
+}
+
+#[test]
+fn manual_pages_are_written() {
+    let place = Place::new();
+    let page = place.look(&["man"]).out;
+    for part in [".TH rockenv 1", "EXIT STATUS", "ROCKENV_HOME"] {
+        assert!(page.contains(part), "{part}");
+    }
+    place.look(&["man", "--dir", "man1"]);
+    for page in ["rockenv.1", "rockenv-up.1", "rockenv-snapshot-diff.1"] {
+        assert!(place.path().join("man1").join(page).exists(), "{page}");
+    }
+}
+
+#[test]
+fn shells_get_candidates_and_never_an_error() {
+    let place = Place::new();
+    let ask = |words: &[&str]| {
+        let mut command = place.command();
+        let index = (words.len() - 1).to_string();
+        command
+            .env("COMPLETE", "bash")
+            .env("_CLAP_COMPLETE_INDEX", index)
+            .env("_CLAP_COMPLETE_COMP_TYPE", "9")
+            .env("_CLAP_IFS", "\n")
+            .arg("--")
+            .args(words);
+        let ran = Ran::of(&mut command);
+        assert_eq!((ran.code, ran.err.as_str()), (0, ""), "{words:?}");
+        ran.out.lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(ask(&["rockenv", "up", "hip"]), ["hip-smoke"]);
+    assert_eq!(
+        ask(&["rockenv", "up", "-t", "gfx110"]),
+        ["gfx1100", "gfx1101", "gfx1102", "gfx1103"]
+    );
+    assert_eq!(
+        ask(&["rockenv", "image", "build", "debian-f"]),
+        ["debian-forky"]
+    );
+    assert_eq!(
+        ask(&["rockenv", "hook", "check", "--hook", "to"]),
+        ["torch-without-rccl"]
+    );
+    assert_eq!(ask(&["rockenv", "fsc"]), ["fsck"]);
+    let none = ask(&["rockenv", "rollback", "x"]);
+    assert!(none.is_empty(), "{none:?}");
+    // A broken configuration is for the next command to complain about.
+    fs::write(place.path().join("rockenv.toml"), "nonsense").unwrap();
+    assert!(ask(&["rockenv", "rm", "x"]).is_empty());
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let place = Place::new();
+        let script = place.look(&["completions", shell]).out;
+        assert!(script.contains("rockenv"), "{shell}");
+    }
+}
+
+#[test]
+fn doctor_tells_what_to_type() {
+    let place = Place::new();
+    let ran = place.run(&["doctor"]);
+    assert!([0, 4].contains(&ran.code), "{}", ran.err);
+    for section in [
+        "engine nspawn",
+        "store",
+        "images and sources",
+        "limits",
+        "gpu",
+    ] {
+        assert!(ran.out.contains(section), "{section}");
+    }
+    assert!(!place.path().join("store").exists());
+    let json = place.run(&["doctor", "--json"]).json();
+    for section in json["sections"].as_array().unwrap() {
+        for check in section["checks"].as_array().unwrap() {
+            assert!(
+                check["state"] != "missing" || check["command"].is_string(),
+                "{check}"
+            );
+        }
+    }
+}
+
+#[test]
+fn setup_says_what_it_would_do() {
+    let place = Place::new();
+    let json = place.look(&["setup", "--dry-run", "--json"]).json();
+    assert_eq!(json["schema"], "rockenv/setup/1");
+    assert!(json["missing"].is_array());
+    place
+        .run(&["setup", "--store-image", "lots"])
+        .fails(2, "bad size");
+    place
+        .run(&["setup", "--store-image", "10M"])
+        .fails(2, "too small");
+}
+
+#[test]
+fn a_store_image_is_made_mounted_and_taken_back_when_that_fails() {
+    // A store on btrfs would need no image.
+    let disk = LoopFs::new(Kind::Ext4);
+    let place = Place(tempfile::tempdir_in(disk.path()).unwrap());
+    // fstab of this test's own, in a mount namespace of its own.
+    let etc = place.path().join("etc");
+    let copied = Command::new("cp").arg("-a").arg("/etc").arg(&etc).status();
+    assert!(copied.unwrap().success());
+    let bind = nix::mount::MsFlags::MS_BIND;
+    nix::mount::mount(Some(&etc), "/etc", None::<&str>, bind, None::<&str>).unwrap();
+    let before = "# mine, without an end of line";
+    fs::write("/etc/fstab", before).unwrap();
+    fs::set_permissions("/etc/fstab", std::fs::Permissions::from_mode(0o640)).unwrap();
+    let (store, image) = (place.path().join("store"), place.path().join("store.img"));
+    let arguments = ["setup", "--for", "btrfs", "--store-image", "1G", "--yes"];
+
+    // Nobody to ask.
+    place
+        .run(&["setup", "--for", "btrfs", "--store-image", "1G"])
+        .fails_after_notes(2, "--yes");
+    assert!(!image.exists());
+
+    // A step that fails takes back those before it: here one that has to do with loop devices.
+    let broken = place.path().join("mount");
+    fs::write(&broken, "#!/bin/sh\necho no loop devices >&2\nexit 32\n").unwrap();
+    fs::set_permissions(&broken, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let real = fs::canonicalize("/usr/bin/mount").unwrap();
+    nix::mount::mount(Some(&broken), &real, None::<&str>, bind, None::<&str>).unwrap();
+    let ran = place.run(&arguments);
+    assert_eq!(ran.code, 1, "{}", ran.err);
+    assert!(ran.err.contains("no loop devices"), "{}", ran.err);
+    assert!(!image.exists() && !store.exists());
+    assert_eq!(fs::read_to_string("/etc/fstab").unwrap(), before);
+    nix::mount::umount2(&real, nix::mount::MntFlags::MNT_DETACH).unwrap();
+
+    let ran = place.run(&arguments);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    assert!(ran.err.contains("to undo"), "{}", ran.err);
+    assert!(
+        fs::read_to_string(store.join("format"))
+            .unwrap()
+            .contains("btrfs")
+    );
+    let table = fs::read_to_string("/etc/fstab").unwrap();
+    assert!(
+        table.starts_with(before) && table.ends_with(",x-rockenv.store 0 0\n"),
+        "{table}"
+    );
+    assert_eq!(table.lines().count(), 2);
+    let mode = fs::metadata("/etc/fstab").unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o640);
+
+    // Not twice.
+    place
+        .run(&arguments)
+        .fails_after_notes(2, "something is mounted at");
+    nix::mount::umount2(&store, nix::mount::MntFlags::empty()).unwrap();
+    let ran = place.run(&arguments);
+    assert_eq!(ran.code, 2, "{}", ran.err);
+    assert!(
+        ran.err.contains("/etc/fstab mounts something"),
+        "{}",
+        ran.err
+    );
+    let doctor = place.run(&["doctor"]);
+    assert!(doctor.out.contains("it is not mounted"), "{}", doctor.out);
+    assert_eq!(doctor.code, 4);
+
+    // Nor over something.
+    fs::write("/etc/fstab", before).unwrap();
+    fs::remove_file(&image).unwrap();
+    fs::write(store.join("file"), "").unwrap();
+    let ran = place.run(&arguments);
+    assert_eq!(ran.code, 2);
+    assert!(
+        ran.err.contains("is not empty") && ran.err.contains("help: mv "),
+        "{}",
+        ran.err
+    );
+}
+
+#[test]
+fn errors_name_what_to_type() {
+    let place = Place::new();
+    place.run(&["status", "none"]).fails(7, "no store");
+    place.run(&["plan", "gfx110"]).fails(7, "did you mean");
+    let ran = place.run(&["fsck", "--nonsense"]);
+    assert_eq!((ran.code, ran.out.as_str()), (2, ""));
+}

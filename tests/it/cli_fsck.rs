@@ -1,0 +1,708 @@
+//! `fsck` on stores that were damaged in each way it knows. Needs root, as stores do.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::support::loopfs::{Kind, LoopFs};
+use fs_err as fs;
+use jiff::Timestamp;
+use rockenv::plan::record;
+use rockenv::plan::record::{Head, Origin, Record};
+use rockenv::plan::resolve::{BuildUser, Spec};
+use rockenv::store::images::Image;
+use rockenv::store::snapshot::Freeze;
+use rockenv::store::{LockedEnv, Store};
+use rockenv::sys::atomic::random_id;
+
+const KEY: &str = "1111111111111111111111111111111111111111111111111111111111111111";
+
+/// A store with env `one`: two snapshots of steps, one that somebody asked for, a live tree and a build volume.
+struct Lab {
+    _directory: tempfile::TempDir,
+    root: PathBuf,
+    store: Store,
+    // Last: unmounted when nothing is open in it any more.
+    _disk: LoopFs,
+}
+
+fn program(root: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_rockenv"));
+    command
+        .env_clear()
+        .env("ROCKENV_HOME", root)
+        .env("HOME", "/nonexistent")
+        .current_dir("/");
+    command
+}
+
+impl Lab {
+    /// An overlay store.
+    fn new() -> Self {
+        Self::on(LoopFs::new(Kind::Ext4))
+    }
+
+    fn on(disk: LoopFs) -> Self {
+        let directory = tempfile::tempdir_in(disk.path()).unwrap();
+        let root = directory.path().join("store");
+        let store = Store::open(&root).unwrap();
+        let lab = Self {
+            _directory: directory,
+            root,
+            store,
+            _disk: disk,
+        };
+        lab.image();
+        lab.env("one");
+        lab
+    }
+
+    fn image(&self) {
+        let place = self.root.join("images").join(KEY);
+        fs::create_dir_all(place.join("root/etc")).unwrap();
+        let image = Image {
+            key: KEY.into(),
+            name: "debian-forky".into(),
+            recipe: "r".repeat(64),
+            resolved: None,
+            env: None,
+            digest: "d".repeat(64),
+            built: Timestamp::now(),
+            source_date: 0,
+            distribution: "debian 14".into(),
+            packages: Vec::new(),
+            bytes: 0,
+            took_ms: None,
+        };
+        let text = serde_json::to_string(&image).unwrap();
+        fs::write(place.join("image.json"), text).unwrap();
+        fs::create_dir_all(self.root.join("images/refs")).unwrap();
+        fs::write(self.reference(), format!("{{\"key\":\"{KEY}\"}}")).unwrap();
+    }
+
+    fn reference(&self) -> PathBuf {
+        let file = format!("images/refs/{}.json", "r".repeat(64));
+        self.root.join(file)
+    }
+
+    fn spec(&self) -> Spec {
+        let mut command = program(&self.root);
+        command.args(["profile", "show", "rocm-library", "--resolved", "--json"]);
+        let output = command.output().unwrap();
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    fn env(&self, name: &str) {
+        let spec = self.spec();
+        let mut env = self.locked(name);
+        let now = Timestamp::now();
+        env.commit(Record {
+            version: record::VERSION,
+            id: random_id().unwrap(),
+            created: now,
+            used: now,
+            profile: "rocm-library".into(),
+            targets: vec!["gfx1103".into()],
+            image: "debian-forky".into(),
+            image_key: KEY.into(),
+            engine: "nspawn".into(),
+            service: None,
+            head: Head::default(),
+            snapshots: Vec::new(),
+            steps: Vec::new(),
+            failed: None,
+            complete: true,
+        })
+        .unwrap();
+        env.save_spec(&spec).unwrap();
+        let volume = spec.volumes.iter().find(|volume| volume.name == "build");
+        assert!(volume.is_some(), "rocm-library has a build volume");
+        env.ensure_volumes(&["build".into()], &BuildUser::new(0, 0))
+            .unwrap();
+        let id = env.record().unwrap().head.volumes["build"].clone();
+        fs::write(self.store.volume_dir(&id).join("object.o"), "hours of work").unwrap();
+        for step in &spec.steps[..2] {
+            freeze(&mut env, &step.name, Some(&step.key.to_string()));
+        }
+        freeze(&mut env, "mine", None);
+        env.live_tree().unwrap();
+    }
+
+    fn locked(&self, name: &str) -> LockedEnv<'_> {
+        // A program that another test of this process is just starting has all its files, until it is that program.
+        let patience = Duration::from_secs(10);
+        self.store.lock_env(name, "test", patience).unwrap()
+    }
+
+    fn record(&self) -> Record {
+        self.store.record("one").unwrap().unwrap()
+    }
+
+    fn at(&self, path: &str) -> PathBuf {
+        self.root.join(path)
+    }
+
+    fn layer(&self, index: usize) -> PathBuf {
+        self.store.layer_dir(&self.record().snapshots[index].layer)
+    }
+
+    /// Runs `fsck` with `arguments` and expects `code`; returns what it printed.
+    fn fsck(&self, arguments: &[&str], code: i32) -> String {
+        let output = program(&self.root)
+            .arg("fsck")
+            .args(arguments)
+            .output()
+            .unwrap();
+        let text = format!(
+            "{}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+        assert_eq!(
+            output.status.code(),
+            Some(code),
+            "fsck {arguments:?}\n{text}"
+        );
+        text
+    }
+
+    /// Runs a `gc` that takes what it may and expects `code`; returns what it printed.
+    fn gc(&self, code: i32) -> String {
+        let words = ["--yes", "gc", "--preset", "ci", "--free", "1T"];
+        let output = program(&self.root).args(words).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{text}");
+        text
+    }
+
+    /// Expects that `fsck` names the damage, changes nothing, mends it when asked to, and is content then.
+    fn finds_and_mends(&self, words: &[&str]) -> String {
+        let before = self.listing();
+        let text = self.fsck(&[], 1);
+        for word in words {
+            assert!(text.contains(word), "`{word}` is not in\n{text}");
+        }
+        assert!(text.contains("help: "), "{text}");
+        assert_eq!(
+            before,
+            self.listing(),
+            "fsck without --repair changed something"
+        );
+        let mended = self.fsck(&["--repair"], 0);
+        self.fsck(&[], 0);
+        mended
+    }
+
+    fn listing(&self) -> BTreeMap<PathBuf, (u32, u64)> {
+        let mut found = BTreeMap::new();
+        let mut left = vec![self.root.clone()];
+        while let Some(path) = left.pop() {
+            let metadata = fs::symlink_metadata(&path).unwrap();
+            if metadata.is_dir() {
+                left.extend(fs::read_dir(&path).unwrap().map(|one| one.unwrap().path()));
+            }
+            found.insert(path, (metadata.permissions().mode(), metadata.len()));
+        }
+        found
+    }
+}
+
+fn freeze(env: &mut LockedEnv<'_>, name: &str, key: Option<&str>) {
+    let tree = env.live_tree().unwrap();
+    let parent = env.record().unwrap().head.layer.clone();
+    env.freeze(
+        &Freeze {
+            tree: &tree,
+            parent: parent.as_deref(),
+            name,
+            key,
+            origin: if key.is_some() {
+                Origin::Step
+            } else {
+                Origin::User
+            },
+            again: false,
+            cost: None,
+            prints: None,
+            pins: std::collections::BTreeMap::new(),
+        },
+        |_| {},
+    )
+    .unwrap();
+}
+
+fn spoil(path: &Path) {
+    fs::write(path, "{\"version\": 1, \"id").unwrap();
+}
+
+#[test]
+fn a_good_store_has_no_problems() {
+    let lab = Lab::new();
+    // What a freeze replaced waits in the trash: nobody runs a reaper here, and it is no problem.
+    assert!(lab.store.has_trash());
+    let text = lab.fsck(&[], 0);
+    assert!(
+        text.contains("no problems") && text.contains("note: the trash has "),
+        "{text}"
+    );
+    lab.fsck(&["--repair"], 0);
+    assert!(!lab.store.has_trash());
+    assert!(!lab.fsck(&[], 0).contains("trash"));
+    let json: serde_json::Value = serde_json::from_str(&lab.fsck(&["--json"], 0)).unwrap();
+    assert_eq!(json["clean"], true);
+    assert_eq!(json["schema"], "rockenv/fsck/1");
+}
+
+#[test]
+fn no_store_is_not_found() {
+    let directory = tempfile::tempdir().unwrap();
+    let output = program(directory.path()).arg("fsck").output().unwrap();
+    assert_eq!(output.status.code(), Some(7));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("help: "));
+}
+
+#[test]
+fn a_damaged_or_lost_format_is_made_again() {
+    let lab = Lab::new();
+    let good = fs::read_to_string(lab.at("format")).unwrap();
+    spoil(&lab.at("format"));
+    let text = lab.finds_and_mends(&["format", "damaged"]);
+    assert!(text.contains("repaired"), "{text}");
+    assert_eq!(fs::read_to_string(lab.at("format")).unwrap(), good);
+    fs::remove_file(lab.at("format")).unwrap();
+    lab.finds_and_mends(&["format", "missing"]);
+}
+
+#[test]
+fn a_damaged_record_is_made_again_from_the_layers() {
+    let lab = Lab::new();
+    let old = lab.record();
+    let tree = old.head.tree.clone().unwrap();
+    let volume = old.head.volumes["build"].clone();
+    spoil(&lab.at("envs/one/record.json"));
+    lab.finds_and_mends(&["env `one`", "record is damaged"]);
+    let new = lab.record();
+    assert_eq!(new.snapshots, old.snapshots);
+    assert_eq!(new.head.layer, old.head.layer);
+    assert_eq!((new.id, new.image_key), (old.id, old.image_key));
+    // The build volume, hours of work, is the env's again.
+    assert_eq!(new.head.volumes["build"], volume);
+    assert!(lab.store.volume_dir(&volume).join("object.o").exists());
+    let kept = fs::read_dir(lab.at("envs/one")).unwrap();
+    let kept: Vec<PathBuf> = kept.map(|entry| entry.unwrap().path()).collect();
+    let aside = |start: &str| {
+        kept.iter()
+            .find(|path| path.to_string_lossy().contains(start))
+            .cloned()
+    };
+    assert!(aside("record.json.damaged-").is_some(), "{kept:?}");
+    let trees = aside("trees.damaged-").unwrap();
+    assert!(trees.join(tree).exists());
+}
+
+#[test]
+fn a_damaged_record_without_a_spec_is_set_aside_and_its_volumes_stay() {
+    let lab = Lab::new();
+    let volume = lab.record().head.volumes["build"].clone();
+    spoil(&lab.at("envs/one/record.json"));
+    fs::remove_file(lab.at("envs/one/spec.toml")).unwrap();
+    let text = lab.finds_and_mends(&["record is damaged"]);
+    assert!(text.contains("rockenv up"), "{text}");
+    assert!(lab.store.record("one").unwrap().is_none());
+    assert!(lab.store.volume_dir(&volume).join("object.o").exists());
+}
+
+#[test]
+fn one_damaged_file_hides_one_thing_and_stops_no_command() {
+    let lab = Lab::new();
+    lab.env("two");
+    let id = lab.record().snapshots[0].layer.clone();
+    let run = |arguments: &[&str]| {
+        let output = program(&lab.root).args(arguments).output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let (out, err) = (text(&output.stdout), text(&output.stderr));
+        // The limits of a policy may be out of reach on a small disk.
+        let code = output.status.code();
+        assert!(matches!(code, Some(0 | 10)), "{arguments:?}\n{out}{err}");
+        (out, err)
+    };
+    let layers = || fs::read_dir(lab.at("layers")).unwrap().count();
+    let all = layers();
+    let files = [
+        ("envs/one/record.json".to_owned(), "env `one`"),
+        (format!("layers/{id}/layer.json"), "layer `"),
+        (format!("images/{KEY}/image.json"), "image"),
+        ("envs/one/lease".to_owned(), "lease"),
+        ("images/refs/x.json".to_owned(), "reference"),
+    ];
+    for (file, what) in files {
+        let whole = fs::read(lab.at(&file)).ok();
+        for text in ["{\"version\":1}", "null", "[]", "", "{\"id\":\"../..\"}"] {
+            fs::write(lab.at(&file), text).unwrap();
+            let (out, err) = run(&["ls"]);
+            assert!(out.contains("two"), "{out}");
+            let of_env = what.starts_with("env");
+            assert_eq!(out.contains("one"), !of_env, "{file} {text}\n{out}");
+            assert_eq!(err.contains("fsck --repair"), of_env, "{err}");
+            let (_, err) = run(&["du"]);
+            let is_named = of_env || what.starts_with("layer");
+            assert_eq!(err.contains(what), is_named, "{file} {text}\n{err}");
+            let (_, err) = run(&["--yes", "gc", "--preset", "ci"]);
+            assert_eq!(
+                err.contains("fsck --repair"),
+                is_named,
+                "{file} {text}\n{err}"
+            );
+            assert_eq!(layers(), all, "{file} {text}");
+            assert!(lab.at(&format!("images/{KEY}/root")).exists());
+        }
+        match whole {
+            Some(whole) => fs::write(lab.at(&file), whole).unwrap(),
+            // What only a running command has was taken away by the next one.
+            None => drop(fs::remove_file(lab.at(&file))),
+        }
+        lab.fsck(&[], 0);
+    }
+    for text in ["{\"version\":1}", "null", "[]"] {
+        fs::write(lab.at("envs/one/record.json"), text).unwrap();
+        lab.finds_and_mends(&["record is damaged"]);
+        assert_eq!(lab.record().snapshots.len(), 3);
+        fs::write(lab.layer(2).join("layer.json"), text).unwrap();
+        lab.finds_and_mends(&["layer.json is damaged"]);
+        lab.env("one");
+    }
+}
+
+#[test]
+fn after_a_repair_gc_works_and_keeps_what_the_env_had() {
+    let lab = Lab::new();
+    let old = lab.record();
+    spoil(&lab.at("envs/one/record.json"));
+    let help = lab.gc(10);
+    assert!(help.contains("env `one` is left out"), "{help}");
+    assert!(help.contains("`rockenv fsck --repair`"), "{help}");
+    lab.finds_and_mends(&["record is damaged"]);
+    lab.gc(10);
+    let new = lab.record();
+    assert_eq!(new.snapshots, old.snapshots);
+    let volume = lab.store.volume_dir(&old.head.volumes["build"]);
+    assert!(volume.join("object.o").exists());
+    // What the repair set aside is of no use any more, and going as told changes nothing.
+    let text = lab.fsck(&[], 0);
+    assert!(text.contains("set aside by a repair"), "{text}");
+    lab.gc(10);
+    assert_eq!(lab.record().snapshots, new.snapshots);
+    assert!(volume.join("object.o").exists());
+}
+
+#[test]
+fn a_lost_record_costs_no_layer_until_somebody_decides_and_no_build_tree() {
+    let lab = Lab::new();
+    let old = lab.record();
+    spoil(&lab.at("envs/one/record.json"));
+    fs::remove_file(lab.at("envs/one/spec.toml")).unwrap();
+    lab.finds_and_mends(&["record is damaged"]);
+    let refused = lab.gc(10);
+    assert!(
+        refused.contains("env `one` has lost its record"),
+        "{refused}"
+    );
+    assert!(refused.contains("rockenv up ... --name one"), "{refused}");
+    assert!(!refused.contains("fsck"), "{refused}");
+    let layers = || fs::read_dir(lab.at("layers")).unwrap().count();
+    assert_eq!(layers(), 3);
+    // The other way that both commands name.
+    let text = lab.fsck(&[], 0);
+    let told = |text: &str| {
+        text.rsplit("rm ")
+            .next()
+            .unwrap()
+            .lines()
+            .next()
+            .unwrap()
+            .to_owned()
+    };
+    let aside = text
+        .lines()
+        .find(|line| line.contains("--name one"))
+        .unwrap();
+    let mut lines = refused.lines();
+    let advice = lines.find(|line| line.contains("--name one")).unwrap();
+    assert_eq!(told(aside), told(advice));
+    fs::remove_file(told(aside)).unwrap();
+    let note = lab.gc(10);
+    // Hours of work, and what somebody asked for, with the steps below it.
+    let volume = lab.store.volume_dir(&old.head.volumes["build"]);
+    assert!(volume.join("object.o").exists());
+    assert!(
+        note.contains(&format!("to remove it: rm -r {}", volume.display())),
+        "{note}"
+    );
+    assert_eq!(layers(), 3);
+    let mut roots = program(&lab.root);
+    let roots = roots.args(["gc", "--roots"]).output().unwrap();
+    let roots = String::from_utf8_lossy(&roots.stdout).into_owned();
+    assert!(roots.contains("an env may have lost it"), "{roots}");
+}
+
+#[test]
+fn an_id_that_only_an_own_snapshot_tells_is_found() {
+    let lab = Lab::new();
+    let old = lab.record();
+    // The steps' layers came from another env, and there is no build volume.
+    for index in 0..2 {
+        let place = lab.layer(index).join("layer.json");
+        let text = fs::read_to_string(&place).unwrap();
+        let mut layer: serde_json::Value = serde_json::from_str(&text).unwrap();
+        layer["env"] = "0123456789abcdef".into();
+        fs::write(place, layer.to_string()).unwrap();
+    }
+    let other = lab.at("envs/other");
+    fs::create_dir(&other).unwrap();
+    let mut record = old.clone();
+    record.id = "0123456789abcdef".to_owned();
+    record.snapshots.truncate(2);
+    record.head = Head {
+        layer: Some(record.snapshots[1].layer.clone()),
+        ..Head::default()
+    };
+    let text = serde_json::to_string(&record).unwrap();
+    fs::write(other.join("record.json"), text).unwrap();
+    fs::remove_dir_all(lab.store.volume_dir(&old.head.volumes["build"])).unwrap();
+    spoil(&lab.at("envs/one/record.json"));
+    lab.fsck(&["--repair"], 0);
+    assert_eq!(lab.record().id, old.id);
+    assert_eq!(lab.record().snapshots, old.snapshots);
+}
+
+#[test]
+fn a_missing_layer_costs_only_the_snapshots_that_stand_on_it() {
+    let lab = Lab::new();
+    let old = lab.record();
+    fs::remove_dir_all(lab.layer(1)).unwrap();
+    lab.finds_and_mends(&["depends on layer", "is missing", "snapshot `mine` is lost"]);
+    let new = lab.record();
+    assert_eq!(new.snapshots, old.snapshots[..1]);
+    assert_eq!(new.head.layer.as_ref(), Some(&old.snapshots[0].layer));
+    assert_eq!(new.head.volumes, old.head.volumes);
+    assert!(!new.complete);
+}
+
+#[test]
+fn trees_that_are_whole_do_not_need_the_layer_they_were_made_from() {
+    let lab = Lab::on(LoopFs::new(Kind::Btrfs));
+    let old = lab.record();
+    rockenv::tree::remove_tree(&lab.layer(0)).unwrap();
+    lab.finds_and_mends(&["depends on layer", "is missing"]);
+    let new = lab.record();
+    assert_eq!(new.snapshots, old.snapshots[1..]);
+    assert_eq!(new.head, old.head);
+    assert!(lab.store.chain(&new.snapshots[1].layer).is_ok());
+    // And the method is found again by looking at the trees.
+    let good = fs::read_to_string(lab.at("format")).unwrap();
+    fs::remove_file(lab.at("format")).unwrap();
+    lab.finds_and_mends(&["format"]);
+    assert_eq!(fs::read_to_string(lab.at("format")).unwrap(), good);
+    assert!(good.contains("btrfs"));
+}
+
+#[test]
+fn a_layer_without_a_tree_or_with_damaged_json_is_set_aside() {
+    for (path, words) in [
+        ("diff", "has no tree"),
+        ("layer.json", "layer.json is damaged"),
+    ] {
+        let lab = Lab::new();
+        let layer = lab.layer(2);
+        if path == "diff" {
+            fs::remove_dir_all(layer.join(path)).unwrap();
+        } else {
+            spoil(&layer.join(path));
+        }
+        lab.finds_and_mends(&[words]);
+        assert!(!layer.exists());
+        let aside = fs::read_dir(lab.at("layers"))
+            .unwrap()
+            .filter(|entry| {
+                let name = entry.as_ref().unwrap().file_name();
+                name.to_string_lossy().contains(".damaged-")
+            })
+            .count();
+        assert_eq!(aside, 1);
+        assert_eq!(lab.record().snapshots.len(), 2);
+    }
+}
+
+#[test]
+fn changes_on_a_lost_layer_are_kept() {
+    let lab = Lab::new();
+    let tree = lab.record().head.tree.unwrap();
+    let diff = lab.at("envs/one/trees").join(&tree).join("diff");
+    fs::write(diff.join("note"), "mine").unwrap();
+    fs::remove_dir_all(lab.layer(2)).unwrap();
+    lab.finds_and_mends(&["a layer below it is lost"]);
+    let kept = fs::read_dir(lab.at("envs/one"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .find(|path| path.to_string_lossy().contains(&tree))
+        .unwrap();
+    assert_eq!(fs::read_to_string(kept.join("diff/note")).unwrap(), "mine");
+}
+
+#[test]
+fn missing_trees_and_volumes_are_forgotten() {
+    let lab = Lab::new();
+    fs::remove_dir_all(lab.at("envs/one/trees")).unwrap();
+    let volume = lab.record().head.volumes["build"].clone();
+    fs::remove_dir_all(lab.store.volume_dir(&volume)).unwrap();
+    lab.finds_and_mends(&["live tree", "build volume `build`"]);
+    let record = lab.record();
+    assert_eq!((record.head.tree, record.head.volumes.len()), (None, 0));
+}
+
+#[test]
+fn a_tree_that_became_a_layer_unrecorded_is_recorded() {
+    let lab = Lab::new();
+    let old = lab.record();
+    let lost = old.snapshots[2].clone();
+    let mut record = old;
+    record.snapshots.truncate(2);
+    record.head.layer = Some(record.snapshots[1].layer.clone());
+    record.head.tree = Some(lab.store.layer(&lost.layer).unwrap().unwrap().tree);
+    let text = serde_json::to_string(&record).unwrap();
+    fs::write(lab.at("envs/one/record.json"), text).unwrap();
+    fs::remove_dir_all(lab.at("envs/one/trees")).unwrap();
+    lab.finds_and_mends(&["live tree"]);
+    assert_eq!(lab.record().snapshots[2], lost);
+    assert_eq!(lab.record().head.layer, Some(lost.layer));
+}
+
+#[test]
+fn orphans_go_to_the_trash() {
+    let lab = Lab::new();
+    let id = lab.record().id;
+    for path in [
+        "envs/one/trees/0123456789abcdef/diff".to_owned(),
+        "volumes/fedcba9876543210-build-0123456789abcdef/x".to_owned(),
+        format!("volumes/{id}-build-0123456789abcdef/x"),
+        format!("images/tmp-{}-0123", "r".repeat(16)),
+        "sources/therock-123456789abc.part/.git".to_owned(),
+    ] {
+        fs::create_dir_all(lab.at(&path)).unwrap();
+    }
+    fs::create_dir_all(lab.layer(0).join("flat-0123")).unwrap();
+    lab.finds_and_mends(&[
+        "1 tree left",
+        "earlier state of env `one`",
+        "image build that was cut off",
+        "merge that was cut off",
+        "clone that was cut off",
+    ]);
+    assert!(!lab.layer(0).join("flat-0123").exists());
+    // It may be hours of work of an env that is lost: only who says so gives it up.
+    let volume = lab.at("volumes/fedcba9876543210-build-0123456789abcdef");
+    assert!(volume.join("x").exists());
+    let text = lab.fsck(&[], 0);
+    let help = format!("rm -r {}", volume.display());
+    assert!(
+        text.contains("belongs to no known env") && text.contains(&help),
+        "{text}"
+    );
+    // Never a source, not even half a one.
+    assert!(lab.at("sources/therock-123456789abc.part/.git").exists());
+    assert_eq!(lab.record().head.volumes.len(), 1);
+    assert!(!lab.store.has_trash());
+}
+
+#[test]
+fn a_killed_command_is_cleaned_up_after() {
+    let lab = Lab::new();
+    fs::create_dir_all(lab.at("envs/one/run")).unwrap();
+    let state = r#"{"id":"rockenv-none-0","cgroup":{"unit":null,"directories":[]}}"#;
+    fs::write(lab.at("envs/one/run/state.json"), state).unwrap();
+    let layer = &lab.record().snapshots[0];
+    let entry = serde_json::json!({"freeze": {"tree": "gone", "snapshot": layer}});
+    fs::write(lab.at("envs/one/journal.jsonl"), format!("{entry}\n")).unwrap();
+    lab.finds_and_mends(&["run/state.json", "journal is not empty"]);
+    assert!(!lab.at("envs/one/run/state.json").exists());
+    fs::write(lab.at("envs/one/journal.jsonl"), "nonsense\n").unwrap();
+    lab.finds_and_mends(&["journal is damaged"]);
+    assert_eq!(lab.record().snapshots.len(), 3);
+}
+
+#[test]
+fn a_damaged_spec_is_set_aside_and_up_will_write_another() {
+    let lab = Lab::new();
+    fs::write(lab.at("envs/one/spec.toml"), "version = ").unwrap();
+    lab.finds_and_mends(&["its resolved spec is damaged"]);
+    assert!(!lab.at("envs/one/spec.toml").exists());
+    assert!(!lab.record().complete);
+}
+
+#[test]
+fn what_another_version_wrote_is_left_alone() {
+    let lab = Lab::new();
+    fs::write(lab.at("envs/one/record.json"), "{\"version\": 2}").unwrap();
+    fs::create_dir_all(lab.at("volumes/fedcba9876543210-build-0123456789abcdef")).unwrap();
+    let before = lab.listing();
+    let text = lab.fsck(&["--repair"], 1);
+    assert!(text.contains("another version of rockenv"), "{text}");
+    assert_eq!(before, lab.listing());
+}
+
+#[test]
+fn images_and_references() {
+    let lab = Lab::new();
+    spoil(&lab.at("images").join(KEY).join("image.json"));
+    lab.finds_and_mends(&["image.json is damaged"]);
+    assert!(lab.at("images").join(KEY).join("root").exists());
+    lab.image();
+    spoil(&lab.reference());
+    lab.finds_and_mends(&["image reference"]);
+    fs::write(lab.reference(), "{\"key\":\"other\"}").unwrap();
+    lab.finds_and_mends(&["names image `other`, which is missing"]);
+    fs::rename(lab.at("images").join(KEY), lab.at("elsewhere")).unwrap();
+    let text = lab.fsck(&["--repair"], 1);
+    assert!(text.contains("rockenv image build debian-forky"), "{text}");
+    fs::rename(lab.at("elsewhere"), lab.at("images").join(KEY)).unwrap();
+    lab.fsck(&[], 0);
+}
+
+#[test]
+fn private_directories_are_private_again() {
+    let lab = Lab::new();
+    let mode = |mode| std::fs::Permissions::from_mode(mode);
+    fs::set_permissions(lab.at("envs"), mode(0o755)).unwrap();
+    fs::set_permissions(lab.at("sources"), mode(0o777)).unwrap();
+    nix::unistd::chown(&lab.at("layers"), Some(1234.into()), None).unwrap();
+    fs::remove_dir(lab.at("outputs")).unwrap();
+    lab.finds_and_mends(&[
+        "directory `envs`: others may look into it",
+        "directory `sources`: others may write to it",
+        "belongs to user 1234",
+        "directory `outputs`: is missing",
+    ]);
+    let now = fs::metadata(lab.at("envs")).unwrap().permissions().mode();
+    assert_eq!(now & 0o777, 0o700);
+}
+
+#[test]
+fn a_busy_env_is_skipped_and_said_to_be() {
+    let lab = Lab::new();
+    let held = lab.locked("one");
+    // What belongs to a running command is no problem.
+    fs::create_dir_all(lab.at("envs/one/trees/0123456789abcdef/diff")).unwrap();
+    fs::create_dir_all(lab.at("volumes/fedcba9876543210-build-0123456789abcdef")).unwrap();
+    lab.fsck(&["--repair"], 0);
+    fs::remove_dir_all(lab.layer(2)).unwrap();
+    let text = lab.fsck(&["--repair"], 1);
+    assert!(
+        text.contains("skipped: env `one` is held by `rockenv test`"),
+        "{text}"
+    );
+    drop(held);
+    lab.fsck(&["--repair"], 0);
+    lab.fsck(&[], 0);
+}

@@ -1,0 +1,211 @@
+//! What the program says of GPUs, on machines from `tests/gpu`. Needs neither root nor a GPU.
+
+use std::process::{Command, Output};
+
+use crate::support::machine::lay_out;
+
+/// A machine, and a user who has nothing yet.
+struct Machine(tempfile::TempDir);
+
+impl Machine {
+    fn new(text: &str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        lay_out(&directory.path().join("root"), text);
+        Self(directory)
+    }
+
+    fn run(&self, arguments: &[&str]) -> (i32, String, String) {
+        let place = self.0.path();
+        let Output {
+            status,
+            stdout,
+            stderr,
+        } = Command::new(env!("CARGO_BIN_EXE_rockenv"))
+            .args(arguments)
+            .env_clear()
+            .env("HOME", place)
+            .env("ROCKENV_HOME", place.join("store"))
+            .env("ROCKENV_GPU_ROOT", place.join("root"))
+            .current_dir(place)
+            .output()
+            .unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (status.code().unwrap(), text(stdout), text(stderr))
+    }
+
+    fn says(&self, arguments: &[&str]) -> String {
+        let (code, out, err) = self.run(arguments);
+        assert_eq!(code, 0, "{arguments:?}: {err}");
+        out
+    }
+
+    fn json(&self, arguments: &[&str]) -> serde_json::Value {
+        serde_json::from_str(&self.says(arguments)).unwrap()
+    }
+}
+
+#[test]
+fn detect_lists_what_the_driver_lists() {
+    let machine = Machine::new(include_str!("../gpu/7900xtx-igpu"));
+    insta::assert_snapshot!(machine.says(&["target", "detect"]), @r"
+    index  target   address       node           memory  units  product
+        0  gfx1100  0000:03:00.0  renderD129   24.0 GiB     96  AMD RX 7900 XTX
+        1  gfx1036  0000:15:00.0  renderD128  512.0 MiB      2  AMD Raphael iGPU
+    ");
+    let found = machine.json(&["target", "detect", "--json"]);
+    assert_eq!(found["usable"], true);
+    assert_eq!(found["gpus"][0]["target"], "gfx1100");
+    assert_eq!(found["gpus"][1]["render"], "renderD128");
+    let partitions = Machine::new(include_str!("../gpu/mi300x-partitions"));
+    let found = partitions.json(&["target", "detect", "--json"]);
+    assert_eq!(found["gpus"].as_array().unwrap().len(), 8);
+    assert_eq!(found["gpus"][5]["partition"], 1);
+    let none = Machine::new(include_str!("../gpu/wsl"));
+    let (code, out, err) = none.run(&["target", "detect"]);
+    assert_eq!((code, out.as_str()), (0, ""));
+    assert!(err.contains("WSL has no /dev/kfd"), "{err}");
+}
+
+#[test]
+fn show_tells_what_a_target_lacks() {
+    let machine = Machine::new(include_str!("../gpu/780m"));
+    let text = machine.says(&["target", "show", "gfx1103"]);
+    for part in [
+        "AMD Radeon 780M",
+        "igpu-all",
+        "11.0.3",
+        "0000:c1:00.0 as renderD128",
+        "https://github.com/ROCm/TheRock/issues/150",
+        "ready for use",
+    ] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    let shown = machine.json(&["target", "show", "gfx1103", "--json"]);
+    assert_eq!(shown["support"]["release_ready"], true);
+    let excluded = shown["excluded_projects"].as_array().unwrap();
+    assert!(excluded.iter().any(|one| one["project"] == "rccl"));
+    let (code, _, err) = machine.run(&["target", "show", "gfx1104"]);
+    assert_eq!(code, 3);
+    assert!(err.contains("did you mean `gfx1100`?"), "{err}");
+    // Every row can be shown.
+    let all = machine.json(&["target", "ls", "--json"]);
+    for row in all.as_array().unwrap() {
+        machine.says(&["target", "show", row["target"].as_str().unwrap()]);
+    }
+}
+
+#[test]
+fn plan_names_the_gpu_or_why_there_is_none() {
+    let plan = |machine: &Machine, more: &[&str]| {
+        let mut arguments = vec!["plan", "hip-smoke", "--json", "--target"];
+        arguments.extend(more);
+        let plan = machine.json(&arguments);
+        let steps = plan["plan"]["steps"].as_array().unwrap();
+        let execute = steps.iter().find(|step| step["name"] == "execute").unwrap();
+        let why = execute["why"].as_str().unwrap().to_owned();
+        (plan["gpu"]["render"].as_str().map(str::to_owned), why)
+    };
+    let machine = Machine::new(include_str!("../gpu/7900xtx-igpu"));
+    assert_eq!(
+        plan(&machine, &["gfx1036"]).0.as_deref(),
+        Some("renderD128")
+    );
+    assert_eq!(
+        plan(&machine, &["gfx1100"]).0.as_deref(),
+        Some("renderD129")
+    );
+    assert_eq!(
+        plan(&machine, &["gfx90a"]),
+        (
+            None,
+            "this machine has gfx1100, gfx1036, not gfx90a".to_owned()
+        )
+    );
+    assert_eq!(
+        plan(&machine, &["gfx90a", "--gpu", "1"]).0.as_deref(),
+        Some("renderD128")
+    );
+    let (_, why) = plan(&machine, &["gfx1100", "--gpu", "none"]);
+    assert!(why.contains("--gpu none"), "{why}");
+    let (code, _, err) = machine.run(&[
+        "plan",
+        "hip-smoke",
+        "--target",
+        "gfx1100",
+        "--gpu",
+        "04:00.0",
+    ]);
+    assert_eq!(code, 4);
+    assert!(
+        err.contains("`--gpu renderD129` is gfx1100 at 0000:03:00.0"),
+        "{err}"
+    );
+    // Of two equal ones the first is taken, and that is said.
+    let machine = Machine::new(include_str!("../gpu/two-equal"));
+    let (_, out, err) = machine.run(&["plan", "hip-smoke", "--target", "gfx1100"]);
+    assert!(
+        out.contains("gpu    0000:03:00.0 (gfx1100, renderD128)\n"),
+        "{out}"
+    );
+    assert!(
+        err.contains("`--gpu renderD129` takes another one"),
+        "{err}"
+    );
+}
+
+#[test]
+fn without_an_argument_the_machines_own_target_is_meant() {
+    let own = |text| Machine::new(text).run(&["plan"]);
+    // As `plan gfx1103` would.
+    let machine = Machine::new(include_str!("../gpu/780m"));
+    assert_eq!(machine.run(&["plan"]), machine.run(&["plan", "gfx1103"]));
+    let (code, _, err) = own(include_str!("../gpu/7900xtx-igpu"));
+    assert_eq!(code, 2);
+    assert!(
+        err.contains("differ: gfx1036, gfx1100") && err.contains("help: rockenv plan gfx1100"),
+        "{err}"
+    );
+    let none = Machine::new(include_str!("../gpu/none"));
+    let variant = ["--variant", "ci"];
+    for verb in ["up", "plan", "lock"] {
+        let (code, _, err) = none.run(&[&[verb][..], &variant].concat());
+        assert_eq!(code, 4);
+        let help = format!("help: rockenv {verb} gfx1103 --variant ci, or another one");
+        assert!(
+            err.contains("this machine has no AMD GPU") && err.contains(&help),
+            "{err}"
+        );
+    }
+}
+
+#[test]
+fn targets_alone_say_what_is_built_whatever_the_machine_has() {
+    for text in [include_str!("../gpu/none"), include_str!("../gpu/780m")] {
+        let machine = Machine::new(text);
+        for target in ["gfx1103", "gfx1150"] {
+            assert_eq!(
+                machine.run(&["plan", "--target", target]),
+                machine.run(&["plan", target])
+            );
+        }
+        let two = ["plan", "--target", "gfx1103", "--target", "gfx1201"];
+        let named = [&["plan", "therock"], &two[1..]].concat();
+        assert_eq!(machine.run(&two), machine.run(&named));
+    }
+}
+
+#[test]
+fn doctor_says_what_is_wrong_with_each_machine() {
+    for (text, words) in [
+        (
+            include_str!("../gpu/780m"),
+            "GPU 0000:c1:00.0 (gfx1103, renderD128): AMD Radeon 780M",
+        ),
+        (include_str!("../gpu/no-driver"), "modprobe amdgpu"),
+        (include_str!("../gpu/wsl"), "WSL has /dev/dxg"),
+        (include_str!("../gpu/none"), "no AMD GPU"),
+    ] {
+        let (_, out, _) = Machine::new(text).run(&["doctor"]);
+        assert!(out.contains(words), "{words} in {out}");
+    }
+}

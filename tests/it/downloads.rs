@@ -1,0 +1,220 @@
+//! Owns the tests of what rockenv fetches for a build beforehand: once for all, by digest, and without a network where it is there.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+
+use crate::support::env::TestStore;
+use crate::support::loopfs::run;
+use fs_err as fs;
+
+/// A web server that has two archives until it is told that it has none, and notes what it is asked for.
+struct Web {
+    host: String,
+    asked: Arc<Mutex<Vec<String>>>,
+    files: Arc<Mutex<Vec<(&'static str, &'static str)>>>,
+}
+
+impl Web {
+    fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let host = listener.local_addr().unwrap().to_string();
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let files = Arc::new(Mutex::new(vec![
+            ("one-1.0.tar.gz", "first\n"),
+            ("two.zip", "second\n"),
+        ]));
+        let (notes, have) = (asked.clone(), files.clone());
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let mut stream = stream;
+                let mut reader = BufReader::new(stream.try_clone().unwrap());
+                let mut head = String::new();
+                while !head.ends_with("\r\n\r\n") {
+                    if reader.read_line(&mut head).unwrap_or(0) == 0 {
+                        break;
+                    }
+                }
+                let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
+                let name = path.rsplit('/').next().unwrap_or_default();
+                let have = have.lock().unwrap();
+                let file = have.iter().find(|(file, _)| *file == name);
+                let (status, body) =
+                    file.map_or(("404 Not Found", ""), |(_, body)| ("200 OK", *body));
+                notes.lock().unwrap().push(path.clone());
+                let length = body.len();
+                let head = format!(
+                    "HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n"
+                );
+                drop(stream.write_all(format!("{head}{body}").as_bytes()));
+            }
+        });
+        Self { host, asked, files }
+    }
+
+    fn asked(&self) -> Vec<String> {
+        let mut asked = self.asked.lock().unwrap().clone();
+        asked.sort();
+        asked
+    }
+
+    /// From now on it has these.
+    fn serve(&self, files: &[(&'static str, &'static str)]) {
+        *self.files.lock().unwrap() = files.to_vec();
+    }
+}
+
+/// Makes a source that declares two archives of that host, and a profile with a step that shows what it finds.
+fn project(store: &TestStore, host: &str) -> PathBuf {
+    let source = store.work().join("src");
+    fs::create_dir_all(source.join("third-party/one")).unwrap();
+    let sum = |program: &str, text: &str| {
+        let file = store.work().join("sum");
+        fs::write(&file, text).unwrap();
+        let said = run(Command::new(program).arg(&file));
+        said.split(' ').next().unwrap().to_owned()
+    };
+    let one = format!(
+        "set(VERSION 1.0)\ntherock_subproject_fetch(one-sources\n  # from afar\n  URL http://{host}/x/one-${{VERSION}}.tar.gz\n  \
+         URL_HASH SHA512={}\n)\n",
+        sum("sha512sum", "first\n")
+    );
+    fs::write(source.join("third-party/one/CMakeLists.txt"), one).unwrap();
+    let two = format!(
+        "add_subdirectory(third-party/one)\ntherock_subproject_fetch(two-sources URL \"http://{host}/two.zip\" \
+         URL_HASH \"SHA256={}\")\n",
+        sum("sha256sum", "second\n").to_uppercase()
+    );
+    fs::write(source.join("CMakeLists.txt"), two).unwrap();
+    store.profile(&format!(
+        r#"
+[[volume]]
+name = "src"
+kind = "source"
+path = "{}"
+target = "/v/src"
+[[volume]]
+name = "archives"
+kind = "cache"
+locked = true
+downloads = "src"
+needed-by = ["use"]
+target = "/v/archives"
+[[step]]
+name = "before"
+run = "true"
+[[step]]
+name = "use"
+network = false
+run = "cat /v/archives/*/* > $HOME/all; echo own > /v/archives/two-sources/own"
+"#,
+        source.display()
+    ));
+    source
+}
+
+#[test]
+fn what_a_source_declares_is_fetched_once_and_locked() {
+    let store = TestStore::new();
+    let web = Web::start();
+    project(&store, &web.host);
+    let name = store.env();
+    // Only for the step that needs them.
+    store.rockenv(&["up", name, "--until", "before"]).ok();
+    assert!(web.asked().is_empty());
+    store.rockenv(&["up", name, "--offline"]).exits(4).says(&[
+        "`--offline` is set, but these are missing: `one-1.0.tar.gz` from `http://",
+        "; `two.zip` from `http://",
+    ]);
+    // Locked before that step has run, with what only its SHA-512 was known of.
+    store.rockenv(&["lock", name]).ok();
+    let both = ["/two.zip", "/x/one-1.0.tar.gz"];
+    assert_eq!(web.asked(), both);
+    let lock = store.work().join(format!("profiles/{name}.lock"));
+    let text = fs::read_to_string(&lock).unwrap();
+    let table: toml::Table = text.parse().unwrap();
+    let file = &table["files"]["archives"]["one-sources/one-1.0.tar.gz"];
+    let sha256 = file["sha256"].as_str().unwrap();
+    assert_eq!(
+        file["url"].as_str().unwrap(),
+        format!("http://{}/x/one-1.0.tar.gz", web.host)
+    );
+    let blob = store.home().join("blobs/sha256").join(sha256);
+    assert_eq!(fs::read_to_string(&blob).unwrap(), "first\n");
+
+    // From here on there is no upstream.
+    web.serve(&[]);
+    store.rockenv(&["up", name, "--locked", "--offline"]).ok();
+    store.sh("cat $HOME/all").ok().prints("first\nsecond");
+    let kept = store
+        .home()
+        .join("caches/archives/one-sources/one-1.0.tar.gz");
+    // The build user's, whose the cache is, and no link to what the store keeps.
+    let owner = run(Command::new("stat").args(["-c", "%u %h"]).arg(&kept));
+    if !crate::support::env::is_service() {
+        assert_eq!(owner.trim(), "1234 1");
+    }
+    store.rockenv(&["down", name]).ok();
+    store.rockenv(&["--yes", "gc", "--preset", "ci"]).ok();
+    assert!(blob.is_file(), "the lock file names it");
+    store.rockenv(&["--yes", "cache", "clear", "archives"]).ok();
+    assert!(!kept.exists());
+    let again = ["up", name, "--locked", "--offline", "--rerun", "use"];
+    store.rockenv(&again).ok();
+    // One that was damaged in the cache is put right.
+    fs::write(&kept, "fir").unwrap();
+    store.rockenv(&again).ok();
+    assert_eq!(fs::read_to_string(&kept).unwrap(), "first\n");
+    assert_eq!(web.asked(), both);
+    // Without the download it is said beforehand what is missing.
+    fs::remove_file(&blob).unwrap();
+    store.rockenv(&["down", name]).ok();
+    store.rockenv(&["--yes", "cache", "clear", "archives"]).ok();
+    store
+        .rockenv(&again)
+        .exits(4)
+        .says(&["file `one-sources/one-1.0.tar.gz` of cache `archives` from `http://"]);
+    store.assert_clean();
+}
+
+#[test]
+fn what_cannot_be_had_is_named_and_mirrors_are_asked() {
+    let store = TestStore::new();
+    let web = Web::start();
+    project(&store, "far.invalid");
+    let name = store.env();
+    web.serve(&[("two.zip", "second\n")]);
+    let mirror = format!(
+        "[mirror]\n\"far.invalid\" = \"http://{}/mirror/\"\n",
+        web.host
+    );
+    store.configure(&mirror);
+    let address = format!("http://{}/mirror/x/one-1.0.tar.gz", web.host);
+    store.rockenv(&["up", name]).exits(4).says(&[
+        &format!("cannot fetch `one-1.0.tar.gz` from `{address}`"),
+        "404",
+        "run the same command again",
+    ]);
+    // Another content is no download.
+    web.serve(&[("two.zip", "second\n"), ("one-1.0.tar.gz", "other\n")]);
+    store
+        .rockenv(&["up", name])
+        .exits(8)
+        .says(&["cannot fetch `one-1.0.tar.gz`", "has SHA-512"]);
+    web.serve(&[("one-1.0.tar.gz", "first\n"), ("two.zip", "second\n")]);
+    let said = store
+        .rockenv(&["up", name, "--progress", "json"])
+        .ok()
+        .text();
+    assert!(said.contains("\"event\":\"transfer-finished\""), "{said}");
+    store.sh("cat $HOME/all").ok().prints("first\nsecond");
+    let twice = web
+        .asked()
+        .iter()
+        .filter(|path| path.ends_with("two.zip"))
+        .count();
+    assert_eq!(twice, 1, "{:?}", web.asked());
+    store.assert_clean();
+}

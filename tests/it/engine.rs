@@ -1,0 +1,10 @@
+//! Containers as people use them: real systemd-nspawn, real control groups, real signals. Needs root.
+
+mod commands;
+mod devices;
+mod ending;
+mod ephemeral;
+mod isolation;
+mod limits;
+mod steps;
+mod terminal;

@@ -1,0 +1,277 @@
+//! Ends that nobody planned: signals, kills, `down`. Never is a process left.
+
+use std::time::{Duration, Instant};
+
+use fs_err as fs;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::commands::ONE;
+use crate::support::env::{TestStore, is_service, patience};
+use crate::support::run::{
+    Background, children, processes, processes_called, wait_for, wait_until,
+};
+
+fn start_step(store: &TestStore, script: &str, sleeper: &str) -> Background {
+    let volume = "volume = [{ name = 'out', kind = 'output', target = '/out' }]\n";
+    store.profile(&format!(
+        "{volume}[[step]]\nname = 'long'\nrun = '''{script}\n{sleeper} &\nwait'''\n"
+    ));
+    let up = store.start(&["up", store.env()]);
+    wait_until("the step runs", || !processes_called(sleeper).is_empty());
+    up
+}
+
+fn gone(what: &str, sleeper: &str) {
+    wait_for(Duration::from_secs(5), what, || {
+        match processes_called(sleeper) {
+            left if left.is_empty() => Ok(()),
+            left => Err(format!("{left:?}")),
+        }
+    });
+}
+
+#[test]
+fn once_asks_and_twice_forces() {
+    let store = TestStore::new();
+    let sleeper = store.sleeper();
+    for (signal, code) in [
+        (Signal::SIGINT, 130),
+        (Signal::SIGTERM, 143),
+        (Signal::SIGHUP, 129),
+    ] {
+        let up = start_step(
+            &store,
+            "trap 'echo asked >> /out/asked; exit 3' TERM",
+            &sleeper,
+        );
+        up.signal(signal);
+        up.wait().exits(code).says(&["interrupted", "rockenv up"]);
+        assert!(processes_called(&sleeper).is_empty());
+    }
+    let asked = store
+        .home()
+        .join("outputs")
+        .join(store.env())
+        .join("out/asked");
+    assert_eq!(fs::read_to_string(asked).unwrap(), "asked\n".repeat(3));
+
+    let up = start_step(&store, "trap '' TERM INT HUP", &sleeper);
+    let started = Instant::now();
+    up.signal(Signal::SIGINT);
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(!processes_called(&sleeper).is_empty());
+    up.signal(Signal::SIGINT);
+    up.wait().exits(130);
+    assert!(processes_called(&sleeper).is_empty());
+    assert!(started.elapsed() < patience(3), "{:?}", started.elapsed());
+
+    // Between begin and end, whenever it comes.
+    for delay in [0, 10, 50, 100, 200, 400] {
+        let up = store.start(&["up", store.env()]);
+        std::thread::sleep(Duration::from_millis(delay));
+        up.signal(Signal::SIGINT);
+        let ran = up.wait();
+        // Before rockenv has looked at its configuration nobody handles the signal.
+        assert_eq!(ran.code, 130, "after {delay} ms: {ran:?}");
+        assert!(processes_called(&sleeper).is_empty());
+        store.assert_clean();
+    }
+}
+
+#[test]
+fn whoever_is_killed_leaves_no_process() {
+    let store = TestStore::new();
+    let sleeper = store.sleeper();
+    for (who, delay) in ["up", "holder", "nspawn", "init", "agent"]
+        .into_iter()
+        .filter(|who| !is_service() || !matches!(*who, "nspawn" | "init"))
+        .flat_map(|who| [(who, 0), (who, 70)])
+    {
+        let up = start_step(
+            &store,
+            "trap '' TERM\n(setsid sh -c \"trap '' TERM; sleep 1000\" &)",
+            &sleeper,
+        );
+        std::thread::sleep(Duration::from_millis(delay));
+        let lock = store.env_dir().join("run/state.json");
+        let state: serde_json::Value = serde_json::from_slice(&fs::read(lock).unwrap()).unwrap();
+        let lock = state["lock"].as_str().unwrap_or_default().to_owned();
+        assert_eq!(lock.is_empty(), is_service());
+        let holder = children(up.pid())[0];
+        let agent = store
+            .contained()
+            .into_iter()
+            .find(|(_, line)| line.contains("__agent") && !line.contains("nspawn"));
+        let agent = agent.unwrap().0;
+        let nspawn = || children(holder)[0];
+        let victim = match who {
+            "up" => up.pid(),
+            "holder" => holder,
+            "nspawn" => nspawn(),
+            "init" => *children(nspawn()).last().unwrap(),
+            _ => agent,
+        };
+        kill(Pid::from_raw(victim), Signal::SIGKILL).unwrap();
+        let ran = up.wait();
+        assert_eq!(
+            ran.code,
+            if who == "up" { 137 } else { 4 },
+            "{who}: {ran:?}"
+        );
+        gone(&format!("payload is left after killing {who}"), &sleeper);
+        wait_for(Duration::from_secs(5), who, || match store.contained() {
+            left if left.is_empty() => Ok(()),
+            left => Err(format!("{left:?}")),
+        });
+        store.rockenv(&["down", store.env()]).ok();
+        store.assert_clean();
+        assert!(!std::path::Path::new(&lock).exists(), "{who}: {lock}");
+    }
+    store.up_with(ONE);
+    store.sh("true").ok();
+}
+
+#[test]
+fn all_of_it_killed_at_once_is_cleaned_up_by_the_next_command() {
+    let store = TestStore::new();
+    store.up_with(ONE);
+    let sleeper = store.sleeper();
+    let mut words: Vec<&str> = vec!["exec", store.env(), "--"];
+    words.extend(sleeper.split(' '));
+    for _ in 0..3 {
+        let mut command = store.command(&words);
+        // What is stopped below would hold pipes open.
+        command
+            .stdout(std::process::Stdio::null())
+            .stderr(std::process::Stdio::null());
+        let exec = Background::start(command);
+        wait_until("the command runs", || {
+            !processes_called(&sleeper).is_empty()
+        });
+        let own: Vec<i32> = processes()
+            .into_iter()
+            .filter(|(pid, line)| line.contains("__hold") && children(exec.pid()).contains(pid))
+            .map(|(pid, _)| pid)
+            .collect();
+        // Stopped, so that none sees another's end.
+        for (pid, _) in store.contained().iter().chain(
+            own.iter()
+                .map(|pid| (*pid, String::new()))
+                .collect::<Vec<_>>()
+                .iter(),
+        ) {
+            let _: nix::Result<()> = kill(Pid::from_raw(*pid), Signal::SIGSTOP);
+        }
+        for pid in own.iter().chain(&[exec.pid()]) {
+            kill(Pid::from_raw(*pid), Signal::SIGKILL).unwrap();
+        }
+        exec.wait();
+        // The kernel lets go of its lock when it has ended; until then another command would join the container.
+        wait_until("the holder is gone", || {
+            own.iter()
+                .all(|pid| !std::path::Path::new(&format!("/proc/{pid}")).exists())
+        });
+        store.sh("echo works").ok().prints("works");
+        assert!(processes_called(&sleeper).is_empty());
+        store.assert_clean();
+    }
+}
+
+#[test]
+fn a_step_can_be_joined() {
+    let store = TestStore::new();
+    let sleeper = store.sleeper();
+    let up = start_step(&store, "echo mine > /tmp/mine", &sleeper);
+    store
+        .sh("cat /tmp/mine; id -u; echo joined > /out/joined; ls /proc | grep -c '^[0-9]'")
+        .ok();
+    store
+        .rockenv(&["exec", "--root", store.env(), "--", "sh", "-c", "exit 9"])
+        .exits(9);
+    store
+        .rockenv(&["rm", "--yes", store.env()])
+        .exits(6)
+        .says(&["held by `rockenv up`", "rm --force"]);
+    // It ends with the step; and is not run again in another container.
+    let other = store.sleeper();
+    let joined = store.start(&[
+        "exec",
+        store.env(),
+        "--",
+        "sh",
+        "-c",
+        &format!("echo run >> /out/run; {other}"),
+    ]);
+    wait_until("the joined command runs", || {
+        !processes_called(&other).is_empty()
+    });
+    kill(
+        Pid::from_raw(processes_called(&sleeper)[0]),
+        Signal::SIGTERM,
+    )
+    .unwrap();
+    up.wait().exits(0);
+    joined.wait().exits(137).says(&["the container ended"]);
+    assert!(processes_called(&other).is_empty());
+    let out = store.home().join("outputs").join(store.env()).join("out");
+    assert_eq!(fs::read_to_string(out.join("run")).unwrap(), "run\n");
+    assert_eq!(fs::read_to_string(out.join("joined")).unwrap(), "joined\n");
+}
+
+#[test]
+fn down_stops_steps_and_commands() {
+    let store = TestStore::new();
+    let sleeper = store.sleeper();
+    let up = start_step(
+        &store,
+        "trap 'echo asked > /out/asked; exit 0' TERM",
+        &sleeper,
+    );
+    store
+        .rockenv(&["down", store.env()])
+        .ok()
+        .says(&["stopped"]);
+    assert!(processes_called(&sleeper).is_empty());
+    up.wait().exits(143);
+    assert!(
+        store
+            .home()
+            .join("outputs")
+            .join(store.env())
+            .join("out/asked")
+            .exists()
+    );
+
+    store.up_with(ONE);
+    store
+        .rockenv(&["down", store.env()])
+        .ok()
+        .says(&["nothing runs"]);
+    let script = format!("trap '' TERM; {sleeper} & while :; do wait; done");
+    let first = store.start(&["exec", store.env(), "--", "sh", "-c", &script]);
+    wait_until("the command runs", || {
+        !processes_called(&sleeper).is_empty()
+    });
+    let second = store.start(&["exec", store.env(), "--", "sleep", "1000"]);
+    wait_until("the second command runs", || {
+        store
+            .contained()
+            .iter()
+            .any(|(_, line)| line == "sleep 1000")
+    });
+    let started = Instant::now();
+    store
+        .rockenv(&["down", store.env()])
+        .ok()
+        .says(&["stopped"]);
+    assert!(
+        started.elapsed() < Duration::from_secs(9),
+        "{:?}",
+        started.elapsed()
+    );
+    assert!(processes_called(&sleeper).is_empty());
+    assert_ne!(first.wait().code, 0);
+    assert_ne!(second.wait().code, 0);
+    store.rockenv(&["rm", "--yes", store.env()]).ok();
+}

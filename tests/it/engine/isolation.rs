@@ -1,0 +1,283 @@
+//! What a container cannot reach, and what is mounted into it.
+
+use std::net::TcpListener;
+use std::os::unix::fs::{MetadataExt as _, symlink};
+use std::path::Path;
+use std::process::Command;
+
+use fs_err as fs;
+
+use super::commands::ONE;
+use crate::support::env::{TestStore, build_user};
+use crate::support::loopfs::run;
+
+fn toml(text: std::fmt::Arguments<'_>) -> String {
+    text.to_string()
+}
+
+#[test]
+fn without_network_there_is_none() {
+    let store = TestStore::new();
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = server.local_addr().unwrap().port();
+    let look = format!(
+        "ls /sys/class/net; cat /proc/net/route | wc -l; (: </dev/tcp/127.0.0.1/{port}) 2>/dev/null && echo reached"
+    );
+    store.profile(&format!(
+        "[[step]]\nname = 'off'\nnetwork = false\nshell = ['/bin/bash', '-c']\nrun = '''{look} || echo not reached'''\n\
+         [[step]]\nname = 'on'\nshell = ['/bin/bash', '-c']\nrun = '''{look}'''\n"
+    ));
+    store.up();
+    let off = store.rockenv(&["logs", store.env(), "off"]).ok().text();
+    assert!(
+        off.starts_with("lo\n1\n") && off.ends_with("not reached\n"),
+        "{off}"
+    );
+    let on = store.rockenv(&["logs", store.env(), "on"]).ok().text();
+    assert!(on.ends_with("\nreached\n"), "{on}");
+    store
+        .rockenv(&["exec", store.env(), "--", "bash", "-c", &look])
+        .ok();
+}
+
+#[test]
+fn volumes_of_every_kind_are_mounted_as_said() {
+    let store = TestStore::new();
+    let work = store.work().to_owned();
+    for name in ["src", "host", "rw", "out"] {
+        fs::create_dir(work.join(name)).unwrap();
+        fs::write(work.join(name).join("there"), name).unwrap();
+    }
+    let (outside, inside) = build_user();
+    nix::unistd::chown(&work.join("rw"), Some(outside.into()), Some(outside.into())).unwrap();
+    store.up_with(
+        "volume = [
+         { name = 'src', kind = 'source', path = '../src', target = '/v/src', access = 'ro' },
+         { name = 'build', kind = 'build', target = '/v/build' },
+         { name = 'cache', kind = 'cache', target = '/v/cache' },
+         { name = 'out', kind = 'output', target = '/v/out' },
+         { name = 'mine', kind = 'output', path = '../out', target = '/v/mine' },
+         { name = 'new', kind = 'output', path = '../a/new', target = '/v/new' },
+         { name = 'host', kind = 'host', path = '../host', target = '/v/host' },
+         { name = 'rw', kind = 'host', path = '../rw', target = '/v/rw', access = 'rw' },
+         { name = 'file', kind = 'host', path = '../host/there', target = '/v/file' },
+         { name = 'inner', kind = 'cache', target = '/v/build/inner' }]
+         [[step]]\nname = 'write'\nrun = 'for v in build cache out new rw build/inner; do echo w > /v/$v/w; done'\n",
+    );
+    let writes = "cd /v; for v in *; do if [ -d $v ]; then (echo x > $v/x) 2>/dev/null && echo $v rw || echo $v ro; fi; done";
+    store
+        .root_sh(writes)
+        .ok()
+        .prints("build rw\ncache rw\nhost ro\nmine rw\nnew rw\nout rw\nrw rw\nsrc ro");
+    store
+        .sh("cat /v/src/there /v/host/there /v/file /v/mine/there")
+        .ok()
+        .prints("srchosthostout");
+    store
+        .root_sh("echo x >> /v/file")
+        .exits(2)
+        .says(&["Read-only"]);
+    // Root inside cannot make it writable, nor uncover what lies below.
+    store
+        .root_sh("mount -o remount,rw,bind /v/host; umount /v/host; echo x > /v/host/y")
+        .exits(2);
+    assert_eq!(fs::read_dir(work.join("host")).unwrap().count(), 1);
+    // The test's own, which is the user's where there is another user.
+    let own = if inside == 0 { outside } else { 0 };
+    for (path, owner) in [
+        (store.home().join("caches/cache"), outside),
+        (
+            store.home().join("outputs").join(store.env()).join("out/w"),
+            outside,
+        ),
+        (work.join("a/new"), outside),
+        (work.join("out"), own),
+        (work.join("rw/w"), outside),
+    ] {
+        assert_eq!(
+            fs::metadata(&path).unwrap().uid(),
+            owner,
+            "{}",
+            path.display()
+        );
+    }
+    // A wrong path does not silently become an empty directory.
+    store.profile(&format!(
+        "volume = [{{ name = 'no', kind = 'host', path = '../nothing', target = '/v/no' }}]\n{ONE}"
+    ));
+    store
+        .rockenv(&["up", store.env()])
+        .exits(3)
+        .says(&["volume `no`", "nothing", "mkdir -p"]);
+    assert!(!work.join("nothing").exists());
+}
+
+/// Names that separators, escapes, quotes or options of some tool below could take for something else.
+const ODD: [&str; 8] = [
+    "a b",
+    "a:b",
+    "a,b",
+    "a\"b",
+    "a\\b",
+    "a\nb",
+    "größe 🦀",
+    "+-~$x:\\:,",
+];
+
+#[test]
+fn a_volume_below_the_home_leaves_the_home_to_the_user() {
+    let store = TestStore::new();
+    // The first container makes what the volume is mounted on, as root.
+    store.up_with(
+        "volume = [{ name = 'below', kind = 'build', target = '/home/builder/deep/below' }]
+         [[step]]\nname = 'root'\nuser = 'root'\nrun = 'true'
+         [[step]]\nname = 'own'\nrun = 'touch ~/own ~/deep/below/own'\n",
+    );
+    store
+        .sh("test $(stat -c %u ~) = $(id -u) && ls ~ ~/deep/below")
+        .ok()
+        .prints("/home/builder:\ndeep\nown\n\n/home/builder/deep/below:\nown");
+}
+
+#[test]
+fn odd_characters_in_paths_are_no_matter() {
+    let store = TestStore::new();
+    let mut volumes = String::new();
+    for (number, name) in ODD.iter().enumerate() {
+        let directory = store.work().join("odd").join(name);
+        fs::create_dir_all(&directory).unwrap();
+        fs::write(directory.join("name"), name).unwrap();
+        let source = format!("{:?}", directory.to_str().unwrap());
+        let output = format!(
+            "{:?}",
+            store.work().join("out").join(name).to_str().unwrap()
+        );
+        volumes += &toml(format_args!(
+            "[[volume]]\nname = 'h{number}'\nkind = 'source'\npath = {source}\ntarget = '/v/h{number}'\n\
+             [[volume]]\nname = 'o{number}'\nkind = 'output'\npath = {output}\ntarget = '/v/o{number}'\n"
+        ));
+    }
+    store.up_with(&format!(
+        "{volumes}[[step]]\nname = 'copy'\nrun = 'for n in 0 1 2 3 4 5 6 7; do cp /v/h$n/name /v/o$n/name; done'\n"
+    ));
+    for name in ODD {
+        assert_eq!(
+            fs::read_to_string(store.work().join("out").join(name).join("name")).unwrap(),
+            name
+        );
+    }
+}
+
+#[test]
+fn a_store_may_lie_in_an_odd_place() {
+    let outer = TestStore::new();
+    let parent = outer.work().join("a b:c,d\\e\"f");
+    fs::create_dir(&parent).unwrap();
+    let store = TestStore::at(&parent.join("lowerdir=x:y"));
+    store.up_with("[[step]]\nname = 'one'\nrun = 'echo one > ~/one'\n[[step]]\nname = 'two'\nrun = 'cat ~/one'\n");
+    store.sh("cat ~/one").ok().prints("one");
+    store
+        .rockenv(&["rollback", "--yes", store.env(), "one"])
+        .ok();
+    store.sh("cat ~/one").ok().prints("one");
+    store.rockenv(&["rm", "--yes", store.env()]).ok();
+}
+
+#[test]
+fn a_link_in_the_image_leads_no_mount_outside() {
+    let store = TestStore::new();
+    let victim = store.work().join("victim");
+    let tree = store.work().join("tree");
+    fs::create_dir(&victim).unwrap();
+    fs::write(victim.join("sentinel"), "untouched").unwrap();
+    fs::create_dir(store.work().join("src")).unwrap();
+    fs::write(store.work().join("src/mine"), "mine").unwrap();
+    run(Command::new("cp")
+        .arg("-al")
+        .args([&crate::support::rootfs(), &tree]));
+    symlink(&victim, tree.join("link")).unwrap();
+    symlink(
+        format!("../../../../../../../../../../../..{}", victim.display()),
+        tree.join("up"),
+    )
+    .unwrap();
+    fs::write(tree.join("file"), "a file").unwrap();
+    let recipe = format!(
+        "schema = 1\nprovider = \"directory\"\n[directory]\npath = '{}'\n",
+        tree.display()
+    );
+    fs::write(store.work().join("images/links.toml"), recipe).unwrap();
+    let before = state(&victim);
+    let profile = |targets: &[&str]| {
+        let mut text = "schema = 1\nimage = 'links'\n".to_owned();
+        for (number, target) in targets.iter().enumerate() {
+            let kind = ["cache", "output", "build"][number % 3];
+            text += &toml(format_args!(
+                "[[volume]]\nname = 'v{number}'\nkind = '{kind}'\ntarget = '{target}'\n"
+            ));
+        }
+        text.push_str(
+            "[[volume]]\nname = 'src'\nkind = 'source'\npath = '../src'\ntarget = '/src'\n",
+        );
+        text.push_str("[[step]]\nname = 'one'\nrun = 'for d in $(ls -d /link /up /link/in); do echo x > $d/x || true; done'\n");
+        fs::write(
+            store
+                .work()
+                .join("profiles")
+                .join(format!("{}.toml", store.env())),
+            text,
+        )
+        .unwrap();
+    };
+    for targets in [
+        &["/link"][..],
+        &["/link/in"],
+        &["/up", "/up/in"],
+        &["/up/in", "/link/in/deeper"],
+    ] {
+        profile(targets);
+        let ran = store.rockenv(&["up", store.env(), "--rerun", "one"]);
+        assert!([0, 4].contains(&ran.code), "{targets:?}: {ran:?}");
+        assert_eq!(state(&victim), before, "{targets:?}");
+        store.rockenv(&[
+            "exec",
+            "--root",
+            store.env(),
+            "--",
+            "sh",
+            "-c",
+            "echo y > /link/y; rm -rf /link /up",
+        ]);
+        assert_eq!(state(&victim), before, "{targets:?}");
+    }
+    // A directory cannot be mounted on a file, and that is said.
+    profile(&["/file"]);
+    let ran = store.rockenv(&["up", store.env(), "--rerun", "one"]);
+    assert_ne!(ran.code, 0);
+    ran.says(&["/file"]);
+    store.rockenv(&["rm", "--yes", store.env()]).ok();
+    assert_eq!(state(&victim), before);
+    assert_eq!(
+        fs::read_to_string(store.work().join("src/mine")).unwrap(),
+        "mine"
+    );
+}
+
+fn state(directory: &Path) -> (Vec<String>, i64, i64, u64, String) {
+    let names = fs::read_dir(directory).expect("a directory").map(|entry| {
+        entry
+            .expect("an entry")
+            .file_name()
+            .into_string()
+            .expect("a name")
+    });
+    let found = fs::metadata(directory).unwrap();
+    let text = fs::read_to_string(directory.join("sentinel")).unwrap();
+    (
+        names.collect(),
+        found.mtime(),
+        found.mtime_nsec(),
+        found.nlink(),
+        text,
+    )
+}

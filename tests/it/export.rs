@@ -1,0 +1,357 @@
+//! Owns the tests of `export`: the files, the form of the manifest, and that nothing of a user's is written over.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::MetadataExt as _;
+
+use crate::support::env::{TestStore, build_user};
+use crate::support::git::{Daemon, repository};
+use crate::support::run::sha256;
+use fs_err as fs;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+/// The published form: the fields of in-toto's `statement.md` and `resource_descriptor.md` (v1) and of SLSA's
+/// `provenance.proto` (v1), and no others.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct Statement {
+    #[serde(rename = "_type")]
+    kind: String,
+    subject: Vec<ResourceDescriptor>,
+    predicate_type: String,
+    predicate: Provenance,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct ResourceDescriptor {
+    name: Option<String>,
+    uri: Option<String>,
+    #[serde(default)]
+    digest: BTreeMap<String, String>,
+    content: Option<String>,
+    download_location: Option<String>,
+    media_type: Option<String>,
+    #[serde(default)]
+    annotations: Map<String, Value>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct Provenance {
+    build_definition: BuildDefinition,
+    run_details: RunDetails,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct BuildDefinition {
+    build_type: String,
+    external_parameters: Map<String, Value>,
+    #[serde(default)]
+    internal_parameters: Map<String, Value>,
+    #[serde(default)]
+    resolved_dependencies: Vec<ResourceDescriptor>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct RunDetails {
+    builder: Builder,
+    metadata: Option<Map<String, Value>>,
+    #[serde(default)]
+    byproducts: Vec<ResourceDescriptor>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct Builder {
+    id: String,
+    #[serde(default)]
+    version: BTreeMap<String, String>,
+    #[serde(default)]
+    builder_dependencies: Vec<ResourceDescriptor>,
+}
+
+/// What the specifications say in words.
+fn valid(text: &[u8]) -> Statement {
+    let statement: Statement = serde_json::from_slice(text).unwrap();
+    assert_eq!(statement.kind, "https://in-toto.io/Statement/v1");
+    assert_eq!(statement.predicate_type, "https://slsa.dev/provenance/v1");
+    let uri = |text: &str| {
+        let (scheme, rest) = text.split_once(':').unwrap_or_default();
+        let fine =
+            |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"+-.".contains(&byte);
+        assert!(
+            !scheme.is_empty() && scheme.bytes().all(fine) && !rest.is_empty(),
+            "{text}"
+        );
+        assert!(!text.contains(char::is_whitespace), "{text}");
+    };
+    let descriptor = |one: &ResourceDescriptor| {
+        assert!(
+            one.uri.is_some() || !one.digest.is_empty() || one.content.is_some(),
+            "{one:?}"
+        );
+        one.uri
+            .iter()
+            .chain(&one.download_location)
+            .for_each(|text| uri(text));
+        assert!(
+            one.media_type
+                .as_ref()
+                .is_none_or(|kind| kind.contains('/'))
+        );
+        assert!(one.annotations.keys().all(|name| !name.is_empty()));
+        for (algorithm, digest) in &one.digest {
+            let length = match algorithm.as_str() {
+                "gitCommit" => 40,
+                _ => 64,
+            };
+            let digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+            assert!(
+                digest.len() == length && digest.bytes().all(digit),
+                "{one:?}"
+            );
+        }
+    };
+    let mut names = BTreeSet::new();
+    for subject in &statement.subject {
+        descriptor(subject);
+        assert!(subject.digest.contains_key("sha256"));
+        assert!(names.insert(subject.name.clone().unwrap()), "twice");
+    }
+    assert!(!names.is_empty());
+    let Provenance {
+        build_definition: definition,
+        run_details: run,
+    } = &statement.predicate;
+    uri(&definition.build_type);
+    uri(&run.builder.id);
+    assert!(!definition.external_parameters.is_empty());
+    assert_eq!(run.builder.version["rockenv"], env!("CARGO_PKG_VERSION"));
+    let lists = [
+        &definition.resolved_dependencies,
+        &run.byproducts,
+        &run.builder.builder_dependencies,
+    ];
+    lists.into_iter().flatten().for_each(descriptor);
+    // Nothing that another machine, or the same one tomorrow, would not say.
+    assert!(run.metadata.is_none());
+    statement
+}
+
+fn profile(port: u16) -> String {
+    format!(
+        r#"
+[[volume]]
+name = "src"
+kind = "source"
+git = "git://127.0.0.1:{port}/repo"
+rev = "main"
+target = "/v/src"
+[[volume]]
+name = "out"
+kind = "output"
+target = "/v/out"
+[[volume]]
+name = "more"
+kind = "output"
+target = "/v/more"
+[[step]]
+name = "build"
+inputs = ["src"]
+run = "mkdir -p /v/out/dist; cat /v/src/a > /v/out/dist/a-1.0.whl; echo more > /v/more/b"
+"#
+    )
+}
+
+#[test]
+fn what_is_handed_out_says_what_it_was_made_from() {
+    let upstream = tempfile::tempdir().unwrap();
+    let commit = repository(&upstream.path().join("repo"), "a", "wheel\n");
+    let daemon = Daemon::start(upstream.path());
+    let store = TestStore::new();
+    let env = store.env();
+    store.profile(&profile(daemon.port()));
+    store
+        .rockenv(&["export", env, "to"])
+        .exits(7)
+        .says(&[&format!("no env `{env}`")]);
+    store.rockenv(&["lock", env]).ok();
+    store.rockenv(&["up", env, "--locked"]).ok();
+    store
+        .rockenv(&["export", env, "to"])
+        .ok()
+        .says(&["exported 2 files"]);
+    let to = store.work().join("to");
+    let name = format!("{env}.provenance.json");
+    let text = fs::read(to.join(&name)).unwrap();
+    let statement = valid(&text);
+    let subjects: Vec<&str> = statement
+        .subject
+        .iter()
+        .map(|subject| subject.name.as_deref().unwrap())
+        .collect();
+    assert_eq!(subjects, ["more/b", "out/dist/a-1.0.whl"]);
+    assert_eq!(
+        fs::read_to_string(to.join("out/dist/a-1.0.whl")).unwrap(),
+        "wheel\n"
+    );
+    let definition = &statement.predicate.build_definition;
+    let dependency = |name: &str| {
+        let mut all = definition.resolved_dependencies.iter();
+        all.find(|one| one.name.as_deref() == Some(name)).unwrap()
+    };
+    let source = dependency("source/src");
+    assert_eq!(source.digest["gitCommit"], commit);
+    let uri = format!("git+git://127.0.0.1:{}/repo@{commit}", daemon.port());
+    assert_eq!(source.uri.as_deref(), Some(uri.as_str()));
+    assert!(dependency("image/base").digest.contains_key("rockenvTree"));
+    let sum = sha256(&to.join(format!("{env}.lock")));
+    assert_eq!(sum, dependency("lock").digest["sha256"]);
+    assert_eq!(
+        fs::read(to.join(format!("{env}.lock"))).unwrap(),
+        fs::read(store.work().join(format!("profiles/{env}.lock"))).unwrap()
+    );
+    assert_eq!(definition.internal_parameters["steps"][0]["name"], "build");
+    // What lands in a user's directory is the user's.
+    let owner = fs::metadata(&to).unwrap().uid();
+    assert_eq!(fs::metadata(to.join("more/b")).unwrap().uid(), owner);
+    assert_eq!(fs::metadata(to.join(&name)).unwrap().uid(), owner);
+
+    // Again, and elsewhere, the bytes are the same.
+    store.rockenv(&["export", env, "to"]).ok();
+    store.rockenv(&["export", env, "again"]).ok();
+    assert_eq!(
+        fs::read(store.work().join("again").join(&name)).unwrap(),
+        text
+    );
+    store
+        .rockenv(&["export", "--check", "to"])
+        .ok()
+        .says(&["2 of 2 files match"]);
+    fs::write(to.join("more/b"), "changed").unwrap();
+    fs::remove_file(to.join("out/dist/a-1.0.whl")).unwrap();
+    store
+        .rockenv(&["export", "--check", "to"])
+        .exits(8)
+        .prints("more/b has another content\nout/dist/a-1.0.whl is missing");
+    // A file of that name is the user's, and stays; nothing else is written then.
+    store.rockenv(&["export", env, "to"]).exits(2).says(&[
+        "more/b` exists with other content",
+        "rockenv export ENV NEW-DIRECTORY",
+    ]);
+    assert_eq!(fs::read_to_string(to.join("more/b")).unwrap(), "changed");
+    assert!(!to.join("out/dist/a-1.0.whl").exists());
+    store
+        .rockenv(&["export", "--check", "profiles"])
+        .exits(7)
+        .says(&["there is no manifest"]);
+    let outside = String::from_utf8(text).unwrap().replace("more/b", "../b");
+    fs::create_dir(store.work().join("bad")).unwrap();
+    fs::write(store.work().join("bad").join(&name), outside).unwrap();
+    store
+        .rockenv(&["export", "--check", "bad"])
+        .exits(3)
+        .says(&["names `../b`, which is outside"]);
+}
+
+#[test]
+fn links_are_not_followed_and_an_unfinished_env_is_refused() {
+    let store = TestStore::new();
+    let env = store.env();
+    let body = "[[volume]]\nname = \"out\"\nkind = \"output\"\ntarget = \"/v/out\"\n\
+                [[step]]\nname = \"one\"\nrun = \"ln -s /etc/shadow /v/out/link\"\n\
+                [[step]]\nname = \"two\"\nrun = \"true\"\n";
+    store.profile(&body.replace("true", "false"));
+    store.rockenv(&["up", env]).exits(5);
+    store
+        .rockenv(&["export", env, "to"])
+        .exits(8)
+        .says(&["is not finished", &format!("rockenv up {env}")]);
+    store.profile(body);
+    store.up();
+    store.sh("mkfifo /v/out/pipe").ok();
+    store
+        .rockenv(&["export", env, "to"])
+        .exits(3)
+        .says(&["out/pipe` is no regular file"]);
+    store
+        .rockenv(&["export", env, "to", "--volume", "in"])
+        .exits(7)
+        .says(&["no output volume `in`", "there is out"]);
+    assert!(!store.work().join("to").exists());
+    store.sh("rm /v/out/pipe; echo a > /v/out/a").ok();
+    // A link in the user's own directory leads nowhere either.
+    let to = store.work().join("to");
+    fs::create_dir(&to).unwrap();
+    std::os::unix::fs::chown(&to, Some(1234), Some(1234)).unwrap();
+    fs_err::os::unix::fs::symlink("/tmp", to.join("out")).unwrap();
+    store
+        .rockenv(&["export", env, "to"])
+        .exits(2)
+        .says(&["to/out` exists with other content"]);
+    fs::remove_file(to.join("out")).unwrap();
+    store
+        .rockenv(&["export", env, "to"])
+        .ok()
+        .says(&["was not built from a lock file", "exported 1 file, 1 link;"]);
+    valid(&fs::read(to.join(format!("{env}.provenance.json"))).unwrap());
+}
+
+#[test]
+fn a_step_that_exports_writes_over_nothing_but_what_it_left() {
+    let store = TestStore::new();
+    let out = store.work().join("out");
+    fs::create_dir(&out).unwrap();
+    let others = format!("# mine\n{} *kept\n", "0".repeat(64));
+    for (name, text) in [("made", "mine\n"), ("SHA256SUMS", &others)] {
+        fs::write(out.join(name), text).unwrap();
+    }
+    let user = build_user().0;
+    for path in [out.clone(), out.join("made"), out.join("SHA256SUMS")] {
+        std::os::unix::fs::chown(path, Some(user), Some(user)).unwrap();
+    }
+    let read = |name: &str| fs::read_to_string(out.join(name)).unwrap();
+    let write = |word: &str| {
+        store.profile(&format!(
+            "volume = [{{ name = 'out', kind = 'output', path = '../out', target = '/out' }}]
+             [[step]]\nname = 'make'\nrun = 'echo {word} > ~/made'
+             [[step]]\nname = 'export'\nexport = [{{ from = '/home/builder/made', to = 'out' }}]\n"
+        ));
+    };
+    write("one");
+    store
+        .rockenv(&["up", store.env()])
+        .exits(5)
+        .says(&["`/out/made` exists and was not written by an export"]);
+    assert_eq!(
+        (read("made").as_str(), read("SHA256SUMS")),
+        ("mine\n", others.clone())
+    );
+    fs::rename(out.join("made"), out.join("mine")).unwrap();
+    store.up();
+    assert_eq!(
+        (read("made").as_str(), read("mine").as_str()),
+        ("one\n", "mine\n")
+    );
+    assert!(
+        read("SHA256SUMS").starts_with(&others),
+        "{}",
+        read("SHA256SUMS")
+    );
+    // What it left itself is replaced.
+    write("two");
+    store.up();
+    assert_eq!(read("made"), "two\n");
+    assert_eq!(read("SHA256SUMS").matches("  made\n").count(), 1);
+    // Unless somebody changed it.
+    fs::write(out.join("made"), "changed\n").unwrap();
+    write("three");
+    store
+        .rockenv(&["up", store.env()])
+        .exits(5)
+        .says(&["`/out/made` exists and was not written by an export"]);
+    assert_eq!(read("made"), "changed\n");
+}

@@ -1,0 +1,371 @@
+//! Owns what goes wrong around `gc`: it is killed, the disk is full, builds run beside it.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use fs_err as fs;
+use nix::fcntl::FallocateFlags;
+
+use super::{fill, json, killed_at, names, round, snapshots, untouched};
+use crate::support::env::TestStore;
+use crate::support::loopfs::{Kind, LoopFs};
+use crate::support::random::Random;
+use crate::support::run::finish;
+use crate::support::terminal::Terminal;
+
+fn killed_at_any_moment(kind: Kind) {
+    let disk = LoopFs::new(kind);
+    let store = TestStore::on(&disk);
+    let mut random = Random::seeded();
+    round(&store, 0, 1);
+    store.up();
+    fill(&store);
+    store
+        .rockenv(&["snapshot", "create", store.env(), "mine"])
+        .ok();
+    let mut killed = 0;
+    for number in 1..7 {
+        round(&store, number, 1);
+        store.up();
+        for _ in 0..3 {
+            let mut command = store.command(&["--yes", "gc", "--free", "1T", "--preset", "ci"]);
+            let mut child = command
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .unwrap();
+            std::thread::sleep(Duration::from_millis(random.below(100)));
+            killed += u32::from(child.try_wait().unwrap().is_none());
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+    assert!(killed > 0, "no gc was killed in the middle");
+    json(&store, &["--preset", "ci"]);
+    let asked = ["--yes", "gc", "--free", "1T", "--preset", "ci"];
+    store.rockenv(&asked).exits(10);
+    assert_eq!(snapshots(&store), ["a0", "b0", "mine", "a6", "b6"]);
+    let layers = fs::read_dir(store.home().join("layers")).unwrap().count();
+    assert_eq!(layers, 5, "layers of no snapshot are left");
+    let left = json(&store, &["--dry-run", "--free", "1T", "--preset", "ci"]);
+    assert!(names(&left, "items").is_empty(), "{left:#}");
+    store.rockenv(&["fsck"]).ok();
+    store
+        .sh("test -s ~/a && tail -n 1 /v/build/log")
+        .ok()
+        .prints("6");
+    store
+        .rockenv(&["rollback", "--yes", store.env(), "mine"])
+        .ok();
+    store.sh("test -s ~/a").ok();
+    untouched(&store);
+}
+
+#[test]
+fn killed_on_overlay_it_loses_nothing_and_the_next_one_finishes() {
+    killed_at_any_moment(Kind::Ext4);
+}
+
+#[test]
+fn killed_on_btrfs_it_loses_nothing_and_the_next_one_finishes() {
+    killed_at_any_moment(Kind::Btrfs);
+}
+
+#[test]
+fn a_fork_that_is_killed_leaves_no_volume_that_nobody_has() {
+    let disk = LoopFs::new(Kind::Btrfs);
+    let store = TestStore::on(&disk);
+    round(&store, 0, 1);
+    store.up();
+    let new = format!("{}-new", store.env());
+    let count = |path: &str| fs::read_dir(store.home().join(path)).unwrap().count();
+    let mut cut = 0;
+    let mut nth = 1;
+    while killed_at(
+        &store,
+        &["fork", store.env(), &new],
+        "rename,renameat,renameat2",
+        nth,
+    ) {
+        cut += u32::from(count("volumes") > 1);
+        // It settles what was cut off, and takes no volumes by itself.
+        json(&store, &[]);
+        if store
+            .home()
+            .join("envs")
+            .join(&new)
+            .join("record.json")
+            .exists()
+        {
+            store.rockenv(&["rm", "--yes", &new]).ok();
+        }
+        assert_eq!(count("volumes"), 1, "killed at rename {nth}");
+        nth += 1;
+    }
+    assert!(cut > 0, "no fork was killed that had made its volumes");
+    assert_eq!(count("volumes"), 2);
+    store.rockenv(&["fsck"]).ok();
+}
+
+/// Fills a disk to the last byte that root may write.
+fn hog(disk: &LoopFs, name: &str) -> PathBuf {
+    use std::io::{Seek as _, SeekFrom, Write as _};
+    let path = disk.join(name);
+    let mut hog = fs::File::create(&path).unwrap();
+    // Without writing as long as large pieces fit, then blocks, then what is left.
+    let mut piece: i64 = 1 << 30;
+    let mut length: i64 = 0;
+    while piece >= 1 << 20 {
+        match nix::fcntl::fallocate(&hog, FallocateFlags::empty(), length, piece) {
+            Ok(()) => length += piece,
+            Err(_) => piece /= 2,
+        }
+    }
+    hog.seek(SeekFrom::End(0)).unwrap();
+    let mut block = vec![7; 1 << 20];
+    while !block.is_empty() {
+        while hog.write_all(&block).is_ok() && hog.sync_data().is_ok() {}
+        block.truncate(block.len() / 4);
+    }
+    path
+}
+
+fn full_disk(kind: Kind) {
+    let disk = LoopFs::sized(kind, 2 << 30);
+    let store = TestStore::on(&disk);
+    round(&store, 0, 20);
+    store.up();
+    fill(&store);
+    // What was done inside would be kept as a snapshot of its own.
+    store
+        .rockenv(&["rollback", "--yes", store.env(), "b0"])
+        .ok();
+    round(&store, 1, 20);
+    store.up();
+    assert!(store.home().join(".ballast").exists());
+    let hog = hog(&disk, "hog");
+    let ballast = store.home().join(".ballast");
+    assert!(fs::write(store.home().join("more"), vec![1; 1 << 16]).is_err());
+    // Who says no has what was there.
+    let mut asked = Terminal::start(
+        store.command(&["gc", "--free", "30M", "--preset", "ci"]),
+        33,
+        101,
+    );
+    asked.expect("remove 2 things");
+    asked.write("n\n");
+    asked.wait(2);
+    assert_eq!(snapshots(&store).len(), 4);
+    assert!(ballast.exists(), "the ballast is gone for nothing");
+    // What was given up to be able to work is not freed.
+    let done = json(&store, &[]);
+    assert!(done["freed"].as_i64().unwrap() < 1 << 20, "{done:#}");
+    assert!(ballast.exists(), "no new ballast where nothing was freed");
+    let done = json(&store, &["--free", "30M", "--preset", "ci"]);
+    assert_eq!(done["removed"].as_array().unwrap().len(), 2, "{done:#}");
+    assert_eq!(snapshots(&store), ["a1", "b1"]);
+    assert!(ballast.exists(), "no new ballast");
+    fs::remove_file(&hog).unwrap();
+    store.sh("test -s ~/a").ok();
+    untouched(&store);
+    store.rockenv(&["fsck"]).ok();
+    // What gc advises where it has nothing more to give works on a full disk too.
+    let name = store.env();
+    store.rockenv(&["snapshot", "create", name, "mine"]).ok();
+    for words in [
+        &["snapshot", "rm", name, "mine"][..],
+        &["rm", "--yes", name],
+    ] {
+        self::hog(&disk, "hog");
+        store.rockenv(words).ok();
+        assert!(ballast.exists(), "no new ballast after {words:?}");
+        fs::remove_file(&hog).unwrap();
+    }
+    assert!(
+        !store
+            .home()
+            .join("envs")
+            .join(name)
+            .join("record.json")
+            .exists()
+    );
+    assert_eq!(
+        fs::read_dir(store.home().join("layers")).unwrap().count(),
+        0
+    );
+    untouched(&store);
+    store.rockenv(&["fsck"]).ok();
+}
+
+/// A step fills a small disk to the last byte. What removes works, also where there is no ballast left to give up.
+fn small_disk(kind: Kind) {
+    let disk = LoopFs::sized(kind, 400 << 20);
+    let store = TestStore::on(&disk);
+    let name = store.env();
+    let fill = "i=0; while dd if=/dev/urandom of=$i bs=1M count=20 2>/dev/null; do i=$((i+1)); done
+        while dd if=/dev/urandom of=$i bs=4k count=1 2>/dev/null; do i=$((i+1)); done; false";
+    let steps = |then: &str| {
+        format!(
+            "volume = [{{ name = 'build', kind = 'build', target = '/v' }}]
+            [[step]]\nname = 'one'\nrun = 'echo one > ~/one'
+            [[step]]\nname = 'two'\nworkdir = '/v'\nrun = '''{then}'''\n"
+        )
+    };
+    let up = || {
+        let mut command = store.command(&["up", name]);
+        // Else the step is paused before the disk is full.
+        command.env("ROCKENV_DISK_FLOOR", "0");
+        finish("up".to_owned(), command)
+    };
+    let ballast = store.home().join(".ballast");
+    let count = |what: &str| fs::read_dir(store.home().join(what)).unwrap().count();
+    for has_ballast in [true, false] {
+        store.profile(&steps(fill));
+        up().exits(10);
+        assert!(ballast.exists(), "no ballast on {kind:?}");
+        let mut hogs = vec![hog(&disk, "hog")];
+        if !has_ballast {
+            fs::remove_file(&ballast).unwrap();
+            hogs.push(hog(&disk, "hog-2"));
+        }
+        // It has nothing that it may remove, and does not fail for that.
+        store.rockenv(&["gc", "--yes", "--preset", "ci"]);
+        store.rockenv(&["fsck", "--repair"]).ok();
+        store.rockenv(&["rm", "--yes", name]).ok();
+        assert_eq!((count("layers"), count("volumes")), (0, 0));
+        for hog in hogs {
+            fs::remove_file(hog).unwrap();
+        }
+        store.rockenv(&["fsck"]).ok();
+    }
+    // A snapshot is given up too, as long as there is a ballast: its env has to be written down without it.
+    store.rockenv(&["gc", "--yes"]);
+    assert!(ballast.exists(), "no ballast on {kind:?}");
+    store.profile(&steps("true"));
+    up().ok();
+    store.rockenv(&["snapshot", "create", name, "mine"]).ok();
+    let hog = hog(&disk, "hog");
+    store.rockenv(&["snapshot", "rm", name, "mine"]).ok();
+    fs::remove_file(hog).unwrap();
+    store.rockenv(&["rm", "--yes", name]).ok();
+    store.rockenv(&["fsck"]).ok();
+}
+
+#[test]
+fn a_step_may_fill_a_small_btrfs_with_names() {
+    let disk = LoopFs::sized(Kind::Btrfs, 400 << 20);
+    let store = TestStore::on(&disk);
+    store.up_with(
+        "volume = [{ name = 'build', kind = 'build', target = '/v' }]
+        [[step]]\nname = 'one'\nworkdir = '/v'\nrun = 'echo one > one'\n",
+    );
+    let hog = hog(&disk, "hog");
+    let volumes = fs::read_dir(store.home().join("volumes")).unwrap();
+    let volume = volumes.map(|entry| entry.unwrap().path()).next().unwrap();
+    // Links lie in the metadata: when these are full nothing can be renamed any more.
+    for length in [900, 90, 9] {
+        let mut links = (0..1_000_000).map(|number| {
+            let name = volume.join(format!("{length}-{number}"));
+            std::os::unix::fs::symlink("x".repeat(length), name)
+        });
+        assert!(links.any(|link| link.is_err()));
+    }
+    assert!(fs::rename(volume.join("900-0"), volume.join("other")).is_err());
+    store.rockenv(&["rm", "--yes", store.env()]).ok();
+    for what in ["layers", "volumes"] {
+        let left = fs::read_dir(store.home().join(what)).unwrap().count();
+        assert_eq!(left, 0, "{what}");
+    }
+    fs::remove_file(hog).unwrap();
+    store.rockenv(&["fsck"]).ok();
+}
+
+#[test]
+fn a_step_may_fill_a_small_ext4() {
+    small_disk(Kind::Ext4);
+}
+
+#[test]
+fn a_step_may_fill_a_small_btrfs() {
+    small_disk(Kind::Btrfs);
+}
+
+#[test]
+fn a_step_may_fill_a_small_xfs() {
+    small_disk(Kind::Xfs);
+}
+
+#[test]
+fn it_works_on_a_full_ext4() {
+    full_disk(Kind::Ext4);
+}
+
+#[test]
+fn it_works_on_a_full_btrfs() {
+    full_disk(Kind::Btrfs);
+}
+
+#[test]
+fn it_works_on_a_full_xfs() {
+    full_disk(Kind::Xfs);
+}
+
+#[test]
+fn builds_beside_it_find_what_they_stand_on() {
+    let store = TestStore::new();
+    round(&store, 0, 1);
+    store.up();
+    fill(&store);
+    let stop = AtomicBool::new(false);
+    let mut sweeps = 0;
+    std::thread::scope(|scope| {
+        let sweeper = scope.spawn(|| {
+            let mut count = 0;
+            while !stop.load(Ordering::Relaxed) {
+                let words = ["--yes", "gc", "--free", "1T", "--preset", "ci"];
+                let ran = store.rockenv(&words);
+                // `rm --force` ends whoever holds its env.
+                assert!([0, 10, 143].contains(&ran.code), "{ran:?}");
+                count += 1;
+            }
+            count
+        });
+        // Two envs that share their first steps, made, removed and made again from each other's layers.
+        let builders: Vec<_> = ["x", "y"]
+            .into_iter()
+            .map(|letter| {
+                let store = &store;
+                scope.spawn(move || {
+                    let name = format!("{}-{letter}", store.env());
+                    for turn in 0..6 {
+                        store.rockenv(&["up", store.env(), "--name", &name]).ok();
+                        store
+                            .rockenv(&[
+                                "exec",
+                                &name,
+                                "--",
+                                "sh",
+                                "-c",
+                                "test -s ~/a && test -s ~/b",
+                            ])
+                            .ok();
+                        if turn % 2 == 1 {
+                            store.rockenv(&["rm", "--yes", "--force", &name]).ok();
+                        }
+                    }
+                })
+            })
+            .collect();
+        let ends: Vec<_> = builders.into_iter().map(|builder| builder.join()).collect();
+        stop.store(true, Ordering::Relaxed);
+        sweeps = sweeper.join().unwrap();
+        for end in ends {
+            end.unwrap();
+        }
+    });
+    assert!(sweeps > 2, "{sweeps} sweeps");
+    untouched(&store);
+    store.rockenv(&["fsck"]).ok();
+}

@@ -1,0 +1,484 @@
+//! Owns the tests of hooks: what steps see, what is built again, and that the user's source stays as it is. On every engine:
+//! `tests/service docker|podman|rootless cargo test --test it hooks::`.
+
+mod repositories;
+
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::support::env::{TestStore, build_user};
+use crate::support::loopfs::{Kind, LoopFs};
+use crate::support::run::wait_until;
+use fs_err as fs;
+
+const STEPS: &str = r#"
+hooks = ["fix"]
+[[volume]]
+name = "src"
+kind = "source"
+path = "../src"
+target = "/v/src"
+[[volume]]
+name = "build"
+kind = "build"
+target = "/v/build"
+[[step]]
+name = "tools"
+run = "cat /v/src/a.txt > $HOME/tools"
+[[step]]
+name = "configure"
+inputs = ["src"]
+run = "cat /v/src/a.txt > $HOME/configure; echo generated > /v/src/made-by-step; echo more >> /v/src/b.txt"
+[[step]]
+name = "build"
+run = "cat /v/src/a.txt /v/src/made-by-step /v/src/b.txt > $HOME/build"
+"#;
+
+const EDIT: &str = r#"
+[[edit]]
+file = "a.txt"
+find = "one"
+replace = "ONE"
+"#;
+
+/// Lays out a source of the user's and returns its directory.
+fn source(store: &TestStore) -> PathBuf {
+    let src = store.work().join("src");
+    fs::create_dir_all(src.join("d")).unwrap();
+    for (name, text) in [
+        ("a.txt", "one\n"),
+        ("b.txt", "two\n"),
+        ("d/c.txt", "x\ny\nz\n"),
+    ] {
+        fs::write(src.join(name), text).unwrap();
+    }
+    fs::set_permissions(src.join("d/c.txt"), std::fs::Permissions::from_mode(0o755)).unwrap();
+    for path in [
+        src.clone(),
+        src.join("d"),
+        src.join("a.txt"),
+        src.join("b.txt"),
+        src.join("d/c.txt"),
+    ] {
+        let user = build_user().0;
+        std::os::unix::fs::chown(path, Some(user), Some(user)).unwrap();
+    }
+    src
+}
+
+fn hook(store: &TestStore, name: &str, rest: &str) {
+    let directory = store.work().join("hooks").join(name);
+    fs::create_dir_all(&directory).unwrap();
+    let head = "schema = 1\ndescription = \"a test\"\nwhy = \"to see\"\nvolume = \"src\"\n";
+    fs::write(directory.join("hook.toml"), format!("{head}{rest}")).unwrap();
+}
+
+/// Returns whether `tests/service` runs the tests.
+fn is_at_service() -> bool {
+    std::env::vars_os().any(|(name, _)| name == "ROCKENV_TEST_ENGINE")
+}
+
+/// Everything that can be seen of a tree but the times of reading.
+fn seen(root: &Path) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut left = vec![root.to_owned()];
+    while let Some(path) = left.pop() {
+        let found = fs::symlink_metadata(&path).unwrap();
+        let content = match found.is_file() {
+            true => String::from_utf8_lossy(&fs::read(&path).unwrap()).into_owned(),
+            false => String::new(),
+        };
+        lines.push(format!(
+            "{} {} {:o} {}:{} {}.{} {}.{} {content}",
+            path.display(),
+            found.ino(),
+            found.mode(),
+            found.uid(),
+            found.gid(),
+            found.mtime(),
+            found.mtime_nsec(),
+            found.ctime(),
+            found.ctime_nsec(),
+        ));
+        if found.is_dir() {
+            left.extend(
+                fs::read_dir(&path)
+                    .unwrap()
+                    .map(|entry| entry.unwrap().path()),
+            );
+        }
+    }
+    lines.sort();
+    lines
+}
+
+#[test]
+fn steps_see_the_hook_and_the_source_stays_as_it_is() {
+    // What a test mounts is not there for a service.
+    let other = (!is_at_service()).then_some(Some(Kind::Btrfs));
+    for kind in std::iter::once(None).chain(other) {
+        let disk = kind.map(LoopFs::new);
+        let store = disk.as_ref().map_or_else(TestStore::new, TestStore::on);
+        let src = source(&store);
+        hook(&store, "fix", EDIT);
+        let before = seen(&src);
+        store.up_with(STEPS);
+        assert_eq!(seen(&src), before);
+        store
+            .sh("cat $HOME/tools $HOME/configure $HOME/build /v/src/a.txt; stat -c %u /v/src/a.txt")
+            .ok()
+            .prints(&format!(
+                "one\nONE\nONE\ngenerated\ntwo\nmore\nONE\n{}",
+                build_user().1
+            ));
+        store.up().says(&["nothing to do"]);
+        // What is in the trash is deleted by a process that nobody waits for.
+        wait_until("fsck finds something", || {
+            store.rockenv(&["fsck"]).code == 0
+        });
+
+        // A fork has its own view, with what steps wrote in it.
+        let fork = format!("{}-fork", store.env());
+        store.rockenv(&["fork", store.env(), &fork]).ok();
+        let cat = "cat /v/src/a.txt /v/src/made-by-step; echo x > /v/src/made-by-step";
+        store
+            .rockenv(&["exec", &fork, "--", "sh", "-c", cat])
+            .ok()
+            .prints("ONE\ngenerated");
+        store.sh("cat /v/src/made-by-step").ok().prints("generated");
+        store.rockenv(&["rm", "--yes", &fork]).ok();
+        store.rockenv(&["rm", "--yes", store.env()]).ok();
+        assert_eq!(seen(&src), before);
+    }
+}
+
+#[test]
+fn a_changed_hook_or_source_is_built_again_and_an_unchanged_file_is_not() {
+    let store = TestStore::new();
+    let src = source(&store);
+    hook(&store, "fix", EDIT);
+    let steps = STEPS.replace("hooks = [\"fix\"]", "hooks = [\"fix\", \"late\"]");
+    let late = "from-step = \"build\"\n[[edit]]\nfile = \"made-by-step\"\nfind = \"generated\"\nreplace = \"CHANGED\"\n";
+    hook(&store, "late", late);
+    // What a hook changes may be made by a step, but is not there when the sources are asked.
+    store.profile(&steps);
+    store
+        .rockenv(&["up", store.env()])
+        .exits(3)
+        .says(&["hook `late`", "there is no `made-by-step`"]);
+    hook(
+        &store,
+        "late",
+        &late
+            .replace("made-by-step", "b.txt")
+            .replace("generated", "two"),
+    );
+    store.up();
+    // The step's own line is kept below the hook's change.
+    store
+        .sh("cat $HOME/build")
+        .ok()
+        .prints("ONE\ngenerated\nCHANGED\nmore");
+    let time = "stat -c %Y.%y /v/src/a.txt";
+    let old = store.sh(time).ok().text();
+
+    hook(
+        &store,
+        "late",
+        &late
+            .replace("made-by-step", "b.txt")
+            .replace("generated", "two")
+            .replace("CHANGED", "other"),
+    );
+    let plan = store.rockenv(&["plan", store.env()]).ok().text();
+    assert_eq!(plan.matches("have").count(), 2, "{plan}");
+    store.up();
+    store
+        .sh("cat $HOME/build")
+        .ok()
+        .prints("ONE\ngenerated\nother\nmore");
+
+    // Another source: all hooks are applied anew, and what steps wrote before is gone.
+    fs::write(src.join("d/c.txt"), "changed").unwrap();
+    let before = seen(&src);
+    store.up();
+    store
+        .sh("cat $HOME/build /v/src/d/c.txt")
+        .ok()
+        .prints("ONE\ngenerated\nother\nmore\nchanged");
+    assert_eq!(
+        store.sh(time).ok().text(),
+        old,
+        "the same content looks as old"
+    );
+    assert_eq!(seen(&src), before);
+
+    // A description is in no key.
+    let words = EDIT.to_owned() + "\n[applies]\ntargets = []\n";
+    hook(&store, "fix", &words);
+    store.up().says(&["nothing to do"]);
+}
+
+#[test]
+fn what_was_changed_by_hand_in_a_view_outlives_it() {
+    let store = TestStore::new();
+    let src = source(&store);
+    hook(&store, "fix", EDIT);
+    store.up_with(STEPS);
+    store
+        .sh("echo precious >> /v/src/a.txt; mkdir /v/src/new; echo precious > /v/src/new/mine")
+        .ok();
+    fs::write(src.join("d/c.txt"), "changed").unwrap();
+    store.up().says(&["changed by hand", "views/src/kept-"]);
+    let views = store.env_dir().join("views/src");
+    let kept = || {
+        let entries = fs::read_dir(&views).unwrap().map(|entry| entry.unwrap());
+        let mut kept: Vec<PathBuf> = entries
+            .filter(|entry| entry.file_name().to_string_lossy().starts_with("kept-"))
+            .map(|entry| entry.path())
+            .collect();
+        assert_eq!(kept.len(), 1);
+        kept.remove(0)
+    };
+    for (name, end) in [("a.txt", "ONE\nprecious\n"), ("new/mine", "precious\n")] {
+        assert_eq!(fs::read_to_string(kept().join(name)).unwrap(), end);
+    }
+    // What steps write is made again, and who only looks changes nothing.
+    store.sh("cat /v/src/a.txt").ok();
+    fs::write(src.join("d/c.txt"), "changed again").unwrap();
+    let said = store.up().err;
+    assert!(!said.contains("kept-"), "{said}");
+    kept();
+}
+
+#[test]
+fn what_does_not_fit_fails_before_anything_runs() {
+    let store = TestStore::new();
+    let src = source(&store);
+    let before = seen(&src);
+    for (text, words) in [
+        (
+            EDIT.replace("\"one\"", "\"absent\""),
+            "should be there once, and is not there: upstream has moved",
+        ),
+        (EDIT.replace("a.txt", "d/none"), "there is no `d/none`"),
+        (
+            EDIT.to_owned() + "count = 2\n",
+            "should be there 2 times, and is there once",
+        ),
+        (
+            "[[patch]]\nfile = \"p.patch\"\n".to_owned(),
+            "`d/c.txt`: hunk 1 does not fit",
+        ),
+    ] {
+        hook(&store, "fix", &text);
+        fs::write(
+            store.work().join("hooks/fix/p.patch"),
+            "--- a/d/c.txt\n+++ b/d/c.txt\n@@ -1 +1 @@\n-q\n+r\n",
+        )
+        .unwrap();
+        store.profile(STEPS);
+        for verb in ["plan", "up"] {
+            let ran = store.rockenv(&[verb, store.env()]).exits(3);
+            ran.says(&["hook `fix`", words, "rockenv hook check --hook fix"]);
+        }
+        assert!(
+            !store.env_dir().join("record.json").exists(),
+            "nothing was begun"
+        );
+    }
+    fs::remove_dir_all(store.work().join("hooks/fix")).unwrap();
+    store
+        .rockenv(&["up", store.env()])
+        .exits(7)
+        .says(&["no hook `fix`"]);
+    assert_eq!(seen(&src), before);
+}
+
+#[test]
+fn patches_and_scripts() {
+    let store = TestStore::new();
+    let src = source(&store);
+    let patch = "diff --git a/d/c.txt b/d/c.txt\n--- a/d/c.txt\n+++ b/d/c.txt\n@@ -2,2 +2,2 @@\n y\n-z\n+Z\n\
+        diff --git a/new/tool b/new/tool\nnew file mode 100755\n--- /dev/null\n+++ b/new/tool\n@@ -0,0 +1 @@\n+#!/bin/sh\n\
+        diff --git a/b.txt b/b.txt\ndeleted file mode 100644\n--- a/b.txt\n+++ /dev/null\n@@ -1 +0,0 @@\n-two\n";
+    let sha256 = String::from_utf8(
+        Command::new("sh")
+            .args([
+                "-c",
+                "printf %s \"$1\" | sha256sum | cut -d' ' -f1",
+                "sh",
+                patch,
+            ])
+            .output()
+            .unwrap()
+            .stdout,
+    )
+    .unwrap();
+    let sha256 = sha256.trim();
+    let text = format!(
+        "[[patch]]\nurl = \"https://example.org/fix.patch\"\nsha256 = \"{sha256}\"\n{EDIT}\n[script]\nrun = \"echo $(id -u) >> a.txt; rm d/c.txt\"\nchanges = [\"d/c.txt\", \"a.txt\"]\n"
+    );
+    hook(&store, "fix", &text);
+    let steps = STEPS
+        .replace("echo more >> /v/src/b.txt", "true")
+        .replace(" /v/src/b.txt", "");
+    store.profile(&steps);
+    // The store is where a patch is looked for before the network.
+    store
+        .rockenv(&["up", store.env(), "--offline"])
+        .exits(4)
+        .says(&["fix/fix.patch", "--offline"]);
+    fs::create_dir_all(store.home().join("blobs/sha256")).unwrap();
+    fs::write(store.home().join("blobs/sha256").join(sha256), patch).unwrap();
+    let before = seen(&src);
+    store.rockenv(&["up", store.env(), "--offline"]).ok();
+    store
+        .sh("cat /v/src/a.txt; cd /v/src; stat -c '%a %u %n' new/tool; ls; ls d")
+        .ok()
+        .prints(&format!(
+            "ONE\n{0}\n755 {0} new/tool\na.txt\nd\nmade-by-step\nnew",
+            build_user().1
+        ));
+    assert_eq!(seen(&src), before);
+
+    // A script that does something else than it says.
+    let lies = text.replace("rm d/c.txt", "touch d/other");
+    hook(&store, "fix", &lies);
+    store
+        .rockenv(&["up", store.env(), "--offline"])
+        .exits(3)
+        .says(&["its script should change a.txt, d/c.txt, and changed a.txt, d/other"]);
+    hook(&store, "fix", &text.replace("rm d/c.txt", "exit 9"));
+    store
+        .rockenv(&["up", store.env(), "--offline"])
+        .exits(5)
+        .says(&["the script of hook `fix` failed with exit code 9"]);
+
+    // A patch that the source has is no error, and nothing to do.
+    hook(
+        &store,
+        "fix",
+        &format!("[[patch]]\nurl = \"https://example.org/fix.patch\"\nsha256 = \"{sha256}\"\n"),
+    );
+    fs::write(src.join("d/c.txt"), "x\ny\nZ\n").unwrap();
+    fs::create_dir(src.join("new")).unwrap();
+    fs::write(src.join("new/tool"), "#!/bin/sh\n").unwrap();
+    fs::remove_file(src.join("b.txt")).unwrap();
+    store
+        .rockenv(&["up", store.env()])
+        .ok()
+        .says(&["the source already has `https://example.org/fix.patch`"]);
+    assert_eq!(seen(&src).len(), before.len() + 1);
+}
+
+/// A directory that is gone, or is another one of that name, is the files that were in it.
+#[test]
+fn a_script_that_removes_a_directory_changes_its_files() {
+    let store = TestStore::new();
+    let src = source(&store);
+    fs::create_dir(src.join("d/e")).unwrap();
+    fs::write(src.join("d/e/f.txt"), "f\n").unwrap();
+    for path in [src.join("d/e"), src.join("d/e/f.txt")] {
+        std::os::unix::fs::chown(path, Some(build_user().0), None).unwrap();
+    }
+    let before = seen(&src);
+    store.profile(&STEPS.replace(" /v/src/b.txt", " /v/src/a.txt"));
+    let script = |run: &str, changes: &str| {
+        hook(
+            &store,
+            "fix",
+            &format!("{EDIT}\n[script]\nrun = \"{run}\"\nchanges = [{changes}]\n"),
+        );
+        store.rockenv(&["up", store.env()])
+    };
+    for run in ["rm -r d", "rm -r d; mkdir -p d/e", "chmod 700 d; rm -r d/*"] {
+        let ran = script(run, "'d'").exits(3);
+        ran.says(&["its script should change d, and changed d/c.txt, d/e/f.txt"]);
+    }
+    script(
+        "rm -r d; mkdir d; echo new > d/new",
+        "'d/c.txt', 'd/e/f.txt'",
+    )
+    .exits(3)
+    .says(&["should change d/c.txt, d/e/f.txt, and changed d/c.txt, d/e/f.txt, d/new"]);
+    script(
+        "rm -r d; mkdir d; echo new > d/new; touch b.txt",
+        "'d/c.txt', 'd/e/f.txt', 'd/new', 'b.txt'",
+    )
+    .ok();
+    store
+        .sh("cd /v/src; find d; cat d/new a.txt")
+        .ok()
+        .prints("d\nd/new\nnew\nONE\nmore");
+    // One that only looks, and does again what the hook's edits have done.
+    script(
+        "find . -type f -exec cat {} +; mkdir empty; cat a.txt > /tmp/a; cat /tmp/a > a.txt; rm b.txt",
+        "'b.txt'",
+    )
+    .ok();
+    store
+        .sh("cd /v/src; ls; cat a.txt")
+        .ok()
+        .prints("a.txt\nd\nempty\nmade-by-step\nONE\nmore");
+    // Killed while it runs, it leaves nothing that a later command would take for done.
+    let sleeper = store.sleeper();
+    hook(
+        &store,
+        "fix",
+        &format!("{EDIT}\n[script]\nrun = \"echo half > b.txt; {sleeper}\"\nchanges = ['b.txt']\n"),
+    );
+    let up = store.start(&["up", store.env()]);
+    wait_until("the script runs", || {
+        !crate::support::run::processes_called(&sleeper).is_empty()
+    });
+    up.signal(nix::sys::signal::Signal::SIGKILL);
+    up.wait().exits(137);
+    wait_until("the script has ended", || {
+        crate::support::run::processes_called(&sleeper).is_empty()
+    });
+    script("echo whole >> b.txt", "'b.txt'").ok();
+    store.sh("cat /v/src/b.txt").ok().prints("two\nwhole");
+    assert_eq!(seen(&src), before);
+    store.rockenv(&["rm", "--yes", store.env()]).ok();
+}
+
+#[test]
+fn what_a_step_fetches_into_a_source_gets_the_hooks() {
+    let store = TestStore::new();
+    let src = source(&store);
+    let upstream = store.work().join("upstream");
+    fs::create_dir(&upstream).unwrap();
+    let fetched = |text: &str| fs::write(upstream.join("a.txt"), text).unwrap();
+    let steps = "hooks = ['fix']
+        [[volume]]\nname = 'src'\nkind = 'source'\npath = '../src'\ntarget = '/v/src'
+        [[volume]]\nname = 'up'\nkind = 'host'\npath = '../upstream'\ntarget = '/v/up'
+        [[step]]\nname = 'fetch'\nrun = 'cp -r /v/up/. /v/src; cat /v/src/a.txt > ~/fetch'
+        [[step]]\nname = 'build'\nrun = 'cat /v/src/a.txt > ~/build; echo made > /v/src/made'\n";
+    hook(&store, "fix", &format!("from-step = 'build'\n{EDIT}"));
+    fetched("one 1\n");
+    store.up_with(steps);
+    store.sh("cat ~/fetch ~/build").ok().prints("one 1\nONE 1");
+    // That the source is another one than before that run is the run's own doing: what `build` wrote is still there.
+    let more =
+        format!("{steps}[[step]]\nname = 'more'\nrun = 'cat /v/src/a.txt /v/src/made > ~/more'\n");
+    store.up_with(&more).says(&["3 steps, 2 done before"]);
+    store.sh("cat ~/more").ok().prints("ONE 1\nmade");
+    // Fetched anew in a run that began with what the view lies on.
+    fetched("one 2\n");
+    store.rockenv(&["up", store.env(), "--rerun", "fetch"]).ok();
+    store
+        .sh("cat ~/fetch ~/build ~/more /v/src/a.txt")
+        .ok()
+        .prints("one 2\nONE 2\nONE 2\nmade\nONE 2");
+    assert_eq!(fs::read_to_string(src.join("a.txt")).unwrap(), "one 2\n");
+    assert!(!src.join("made").exists());
+    // What does not fit what was fetched is said, and nothing is built from it.
+    fetched("another\n");
+    store
+        .rockenv(&["up", store.env(), "--rerun", "fetch"])
+        .exits(3)
+        .says(&["hook `fix`", "`one` in `a.txt` should be there once"]);
+    store.rockenv(&["rm", "--yes", store.env()]).ok();
+}

@@ -1,0 +1,9 @@
+//! Container images: layers, layouts and archives, registries and their faults. Needs root, `docker-registry` and `umoci`.
+
+mod environment;
+mod files;
+mod inside;
+mod layers;
+mod make;
+mod place;
+mod registry;

@@ -1,0 +1,410 @@
+//! Layouts, archives and their documents: every byte verified, nothing believed that cannot be.
+
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::AtomicBool;
+
+use rockenv::sys::error::Kind;
+use rockenv::tree::digest::compare;
+use serde_json::json;
+
+use super::make::{self, Image, Tar, digest, gzip, index, noise, write_index};
+use super::place::{Place, fails, names, sample};
+
+#[test]
+fn every_byte_is_verified() {
+    let place = Place::new();
+    let image = sample();
+    let damage = |name: &str, change: &dyn Fn(&Path)| {
+        image.layout(&place.path(name));
+        change(&place.path(name));
+        place.build(&format!("path = \"{name}\""), &format!("{name}.tree"))
+    };
+    let blob =
+        |directory: &Path, data: &[u8]| directory.join("blobs/sha256").join(&digest(data)[7..]);
+    for (name, data) in [
+        ("layer", &image.blobs[1]),
+        ("config", &image.config),
+        ("manifest", &image.manifest),
+    ] {
+        let outcome = damage(name, &|directory| {
+            let mut bytes = data.clone();
+            *bytes.last_mut().unwrap() ^= 1;
+            fs_err::write(blob(directory, data), bytes).unwrap();
+        });
+        fails(outcome, Kind::Drift, "has SHA-256");
+    }
+    // A layer whose content is another than the configuration says, though its own digest is right.
+    let mut layers = image.layers.clone();
+    layers[0].1 = gzip(&Tar::default().file("etc/os-release", "ID=evil\n").end());
+    let config_says = image.layers[0].0.clone();
+    let swapped = Image::of(
+        vec![(config_says, layers[0].1.clone())],
+        "amd64",
+        &json!({}),
+        false,
+    );
+    swapped.layout(&place.path("swapped"));
+    fails(
+        place.build("path = \"swapped\"", "swapped.tree"),
+        Kind::Drift,
+        "the image's configuration says",
+    );
+    let gone = damage("gone", &|directory| {
+        fs_err::remove_file(blob(directory, &image.blobs[0])).unwrap();
+    });
+    fails(gone, Kind::Invalid, "is not in it");
+}
+
+#[test]
+fn documents_that_are_not_what_they_should_be_are_refused() {
+    let place = Place::new();
+    let image = sample();
+    let manifest: serde_json::Value = serde_json::from_slice(&image.manifest).unwrap();
+    let refused = |name: &str, change: &dyn Fn(&mut serde_json::Value), part: &str| {
+        let mut image = image.clone();
+        let mut changed = manifest.clone();
+        change(&mut changed);
+        image.manifest = changed.to_string().into_bytes();
+        image.layout(&place.path(name));
+        let outcome = place.build(&format!("path = \"{name}\""), &format!("{name}.tree"));
+        fails(outcome, Kind::Invalid, part);
+    };
+    refused("old", &|m| m["schemaVersion"] = json!(1), "has version 1");
+    refused(
+        "both",
+        &|m| m["manifests"] = json!([]),
+        "neither an image nor an index",
+    );
+    refused(
+        "none",
+        &|m| drop(m.as_object_mut().unwrap().remove("layers")),
+        "neither an image nor an index",
+    );
+    refused(
+        "path",
+        &|m| m["layers"][0]["digest"] = json!("sha256:../../../etc/passwd"),
+        "is not a SHA-256",
+    );
+    refused(
+        "config",
+        &|m| m["config"]["digest"] = json!("/etc/passwd"),
+        "is not a SHA-256",
+    );
+    refused(
+        "wasm",
+        &|m| m["layers"][0]["mediaType"] = json!("application/wasm"),
+        "is not a file system",
+    );
+    refused(
+        "fewer",
+        &|m| drop(m["layers"].as_array_mut().unwrap().pop()),
+        "has 2 layers, its configuration 3",
+    );
+    refused(
+        "many",
+        &|m| {
+            let layer = m["layers"][0].clone();
+            m["layers"] = json!(vec![layer; 2000]);
+        },
+        "limit 1024",
+    );
+    refused(
+        "size",
+        &|m| m["layers"][0]["size"] = json!(-1),
+        "is invalid",
+    );
+    for (name, size) in [("smaller", 1), ("larger", 1 << 30)] {
+        refused(
+            name,
+            &|m| m["layers"][0]["size"] = json!(size),
+            "as the image says",
+        );
+        let config = format!("{name} config");
+        refused(
+            &config,
+            &|m| m["config"]["size"] = json!(size),
+            "as the image says",
+        );
+    }
+}
+
+#[test]
+fn zstd_with_frames_of_its_own_is_read() {
+    let place = Place::new();
+    let archive = Tar::default()
+        .file("a", "1")
+        .bytes("noise", &noise(200_000))
+        .end();
+    // As zstd:chunked does: several frames, and at the end one that decoders skip.
+    let (first, second) = archive.split_at(1024);
+    let mut chunked = [make::zstd(first), make::zstd(second)].concat();
+    chunked.extend_from_slice(&[0x50, 0x2a, 0x4d, 0x18, 8, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]);
+    let image = Image::of(vec![(archive, chunked)], "amd64", &json!({}), false);
+    image.layout(&place.path("x"));
+    place.build("path = \"x\"", "tree").unwrap();
+    assert_eq!(names(&place.path("tree")), ["a", "noise"]);
+}
+
+#[test]
+fn an_index_is_asked_for_the_platform() {
+    let place = Place::new();
+    let image = |architecture: &str| {
+        let archive = Tar::default().file(architecture, "").end();
+        Image::of(
+            vec![(archive.clone(), gzip(&archive))],
+            architecture,
+            &json!({}),
+            false,
+        )
+    };
+    let (amd, arm) = (image("amd64"), image("arm64"));
+    let layout = place.path("x");
+    amd.store(&layout);
+    arm.store(&layout);
+    let inner = index(&[
+        arm.for_platform("linux/arm64"),
+        amd.for_platform("linux/amd64"),
+    ]);
+    fs_err::write(
+        layout.join("blobs/sha256").join(&digest(&inner)[7..]),
+        &inner,
+    )
+    .unwrap();
+    write_index(&layout, &[make::descriptor(make::INDEX, &inner)]);
+    let built = place.build("path = \"x\"", "own").unwrap();
+    assert_eq!(names(&place.path("own")), ["amd64"]);
+    assert_eq!(built.resolved, Some(amd.digest()));
+    place
+        .build("path = \"x\"\nplatform = \"linux/arm64\"", "arm")
+        .unwrap();
+    assert_eq!(names(&place.path("arm")), ["arm64"]);
+    let error = fails(
+        place.build("path = \"x\"\nplatform = \"linux/s390x\"", "no"),
+        Kind::NotFound,
+        "not there for linux/s390x",
+    );
+    assert!(
+        error
+            .help_text()
+            .unwrap()
+            .contains("linux/amd64, linux/arm64"),
+        "{error:?}"
+    );
+    // Without an index, the configuration says what it is for.
+    arm.layout(&place.path("alone"));
+    fails(
+        place.build("path = \"alone\"", "alone.tree"),
+        Kind::NotFound,
+        "is for linux/arm64, not for linux/amd64",
+    );
+}
+
+#[test]
+fn layouts_and_archives_give_one_tree() {
+    let place = Place::new();
+    let image = sample();
+    image.layout(&place.path("x"));
+    let layout = place.build("path = \"x\"", "a").unwrap();
+    assert_eq!(layout.resolved, Some(image.digest()));
+    assert_eq!(
+        (
+            layout.os_release.id.as_str(),
+            layout.os_release.version_id.as_str()
+        ),
+        ("sample", "3")
+    );
+    assert_eq!(
+        names(&place.path("a")),
+        [
+            "d",
+            "d/hard",
+            "d/new",
+            "d/old",
+            "etc",
+            "etc/os-release",
+            "noise"
+        ]
+    );
+    assert_eq!(fs_err::metadata(place.path("a/d/old")).unwrap().nlink(), 2);
+    let tar = Command::new("tar")
+        .args(["-C", "x", "-cf", "x.tar", "."])
+        .current_dir(place.dir.path())
+        .status();
+    assert!(tar.unwrap().success());
+    let saved = image.docker_save("h.example/sample:1");
+    fs_err::write(place.path("saved.tar"), &saved).unwrap();
+    fs_err::write(place.path("saved.tar.gz"), gzip(&saved)).unwrap();
+    fs_err::write(
+        place.path("x.tar.zst"),
+        make::zstd(&fs_err::read(place.path("x.tar")).unwrap()),
+    )
+    .unwrap();
+    for name in ["x.tar", "x.tar.zst", "saved.tar", "saved.tar.gz"] {
+        let tree = format!("{name}.tree");
+        let built = place.build(&format!("path = \"{name}\""), &tree).unwrap();
+        assert_eq!(built.digest, layout.digest, "{name}");
+        place.assert_same("a", &tree);
+        let resolved = if name.starts_with('x') {
+            image.digest()
+        } else {
+            digest(&image.config)
+        };
+        assert_eq!(built.resolved, Some(resolved), "{name}");
+    }
+    fs_err::write(place.path("else.tar"), Tar::default().file("a", "").end()).unwrap();
+    fails(
+        place.build("path = \"else.tar\"", "else"),
+        Kind::Invalid,
+        "neither an OCI layout nor",
+    );
+}
+
+#[test]
+fn one_of_several_images_has_to_be_named() {
+    let place = Place::new();
+    let image = |name: &str| Image::new(&[Tar::default().file(name, "").end()]);
+    let named = |image: &Image, name: &str| {
+        let mut described = image.descriptor();
+        described["annotations"] = json!({ "org.opencontainers.image.ref.name": name });
+        described
+    };
+    let (one, two) = (image("one"), image("two"));
+    one.store(&place.path("x"));
+    two.store(&place.path("x"));
+    write_index(&place.path("x"), &[named(&one, "1"), named(&two, "2")]);
+    let error = fails(
+        place.build("path = \"x\"", "a"),
+        Kind::Invalid,
+        "there are 2 images in it",
+    );
+    assert!(
+        error
+            .help_text()
+            .unwrap()
+            .contains("ref = \"1\" (there are: 1, 2)")
+    );
+    place.build("path = \"x\"\nref = \"2\"", "b").unwrap();
+    assert_eq!(names(&place.path("b")), ["two"]);
+    place
+        .build(
+            &format!("path = \"x\"\nref = \"h.example/x@{}\"", one.digest()),
+            "c",
+        )
+        .unwrap();
+    assert_eq!(names(&place.path("c")), ["one"]);
+    fails(
+        place.build("path = \"x\"\nref = \"3\"", "d"),
+        Kind::NotFound,
+        "is called `3`",
+    );
+}
+
+#[test]
+fn an_archive_with_links_out_is_contained() {
+    let place = Place::new();
+    let image = sample();
+    let target = place.path("outside/file").display().to_string();
+    let list = json!([{ "Config": "c.json", "RepoTags": [], "Layers": ["a/layer.tar", "../outside/file", "/etc/passwd"] }]);
+    let archive = Tar::default()
+        .bytes("c.json", &image.config)
+        .dir("a/")
+        .link("a/layer.tar", &target)
+        .file("manifest.json", &list.to_string())
+        .end();
+    fs_err::write(place.path("x.tar"), archive).unwrap();
+    fails(
+        place.build("path = \"x.tar\"", "a"),
+        Kind::Invalid,
+        "is not in it",
+    );
+    // Older Docker wrote equal layers once, and links to them; those stay inside.
+    let layer = Tar::default().file("a", "1").end();
+    let twice = Image::new(&[layer.clone(), Tar::default().file("b", "").end(), layer]);
+    fs_err::write(place.path("y.tar"), twice.docker_save("x:1")).unwrap();
+    place.build("path = \"y.tar\"", "b").unwrap();
+    assert_eq!(names(&place.path("b")), ["a", "b"]);
+}
+
+/// umoci unpacks layouts too, and is somebody else's reading of the specification.
+#[test]
+fn the_tree_is_the_one_that_umoci_makes() {
+    let place = Place::new();
+    let mut upper = Tar::default()
+        .dir("d/")
+        .file("d/.wh.1", "")
+        .file(".wh.e", "")
+        .dir("e2/")
+        .file("e2/x", "2");
+    upper = upper
+        .dir("o/")
+        .file("o/.wh..wh..opq", "")
+        .file("o/new", "")
+        .hard("h2", "h1")
+        .link("l", "d/2")
+        .file("f", "dir before");
+    let image = Image::of(
+        [
+            Tar::default()
+                .dir("d/")
+                .file("d/1", "1")
+                .file("d/2", "2")
+                .dir("e/")
+                .file("e/x", "")
+                .dir("o/")
+                .dir("o/p/")
+                .file("o/p/q", "")
+                .file("h1", "linked")
+                .dir("f/")
+                .file("f/in", "")
+                .link("l", "/nowhere")
+                .file("g", "file before")
+                .end(),
+            upper.dir("g/").file("g/in", "").end(),
+            Tar::default()
+                .file("d/3", "")
+                .file("o/.wh.new", "")
+                .file("o/p/r", "")
+                .end(),
+        ]
+        .map(|archive| (archive.clone(), gzip(&archive)))
+        .to_vec(),
+        "amd64",
+        &json!({}),
+        false,
+    );
+    let layout = place.path("x");
+    image.store(&layout);
+    let mut described = image.descriptor();
+    described["annotations"] = json!({ "org.opencontainers.image.ref.name": "t" });
+    write_index(&layout, &[described]);
+    place.build("path = \"x\"", "own").unwrap();
+    let umoci = Command::new("umoci")
+        .args(["unpack", "--image", "x:t", "bundle"])
+        .current_dir(place.dir.path())
+        .output();
+    let output = umoci.unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert_eq!(
+        names(&place.path("own")),
+        names(&place.path("bundle/rootfs"))
+    );
+    // Directories' times differ by design: what a layer does not mention keeps the time it had.
+    let differences = compare(
+        &place.path("own"),
+        &place.path("bundle/rootfs"),
+        50,
+        &AtomicBool::new(false),
+    )
+    .unwrap();
+    let content: Vec<_> = differences
+        .iter()
+        .filter(|difference| !difference.what.contains("time"))
+        .collect();
+    assert!(content.is_empty(), "{content:#?}");
+}

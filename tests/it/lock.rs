@@ -1,0 +1,616 @@
+//! Owns the tests of lock files: what they name, what `up --locked` refuses, and that two stores build alike from one.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::support::env::{TestStore, is_service};
+use crate::support::git::{Daemon, git, repository};
+use crate::support::loopfs::{LoopFs, bind};
+use crate::support::run::finish;
+use fs_err as fs;
+
+/// Makes a repository on branch `main` with a submodule that nobody has checked out; returns its commit.
+fn upstream(directory: &Path) -> String {
+    let inner = directory.join("inner");
+    let outer = directory.join("outer");
+    for path in [&inner, &outer] {
+        repository(path, "a", "one\n");
+    }
+    let from = inner.display().to_string();
+    git(&outer, &["submodule", "--quiet", "add", &from, "sub"]);
+    git(&outer, &["commit", "--quiet", "-m", "submodule"]);
+    git(&outer, &["rev-parse", "HEAD"])
+}
+
+fn steps(daemon: &Daemon) -> String {
+    format!(
+        r#"
+hooks = ["louder"]
+[params]
+word = "done"
+[[volume]]
+name = "src"
+kind = "source"
+git = "git://127.0.0.1:{}/outer"
+rev = "main"
+target = "/v/src"
+[[volume]]
+name = "out"
+kind = "output"
+target = "/v/out"
+[[step]]
+name = "before"
+run = "echo before > $HOME/before; echo out > /v/out/file"
+[[step]]
+name = "read"
+inputs = ["src"]
+run = "cat /v/src/a > $HOME/a; echo ${{word}} >> $HOME/a"
+[[step]]
+name = "gpu"
+gpu = true
+run = "true"
+[[step]]
+name = "after"
+run = "cat $HOME/a > $HOME/after"
+"#,
+        daemon.port()
+    )
+}
+
+/// Makes a user with a profile of that repository.
+fn user(store: TestStore, name: &str, daemon: &Daemon) -> TestStore {
+    store.profile_named(name, &steps(daemon));
+    let hook = store.work().join("hooks/louder");
+    fs::create_dir_all(&hook).unwrap();
+    fs::write(
+        hook.join("hook.toml"),
+        "schema = 1\ndescription = \"d\"\nwhy = \"w\"\nvolume = \"src\"\n\
+         [[edit]]\nfile = \"a\"\nfind = \"one\"\nreplace = \"ONE\"\n",
+    )
+    .unwrap();
+    store
+}
+
+/// A submodule that nobody has checked out is in no manifest, since nothing was made from it.
+fn manifest_names_what_is_checked_out(store: &TestStore, name: &str, outer: &Path) {
+    let named = |to: &str| {
+        store.rockenv(&["export", name, to]).ok();
+        let manifest = store
+            .work()
+            .join(to)
+            .join(format!("{name}.provenance.json"));
+        let text = fs::read_to_string(manifest).unwrap();
+        assert!(text.contains("\"source/src\""), "{text}");
+        text.contains("\"source/src/sub\"")
+    };
+    assert!(!named("without"));
+    let sources = store.home().join("sources");
+    let mut checkouts = fs::read_dir(sources)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    let checkout = checkouts.find(|path| path.join(".git").exists()).unwrap();
+    fs::create_dir_all(checkout.join("sub")).unwrap();
+    fs::copy(outer.join("sub/.git"), checkout.join("sub/.git")).unwrap();
+    assert!(named("with"));
+    fs::remove_file(checkout.join("sub/.git")).unwrap();
+}
+
+#[test]
+fn two_stores_with_one_lock_file_have_equal_step_keys() {
+    let directory = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(directory.path());
+    let first = upstream(directory.path());
+    let a = TestStore::new();
+    let name = a.env().to_owned();
+    drop(a);
+    let a = user(TestStore::new(), &name, &daemon);
+    let elsewhere = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    // Its image is built by `up --locked`.
+    let b = TestStore::at(&elsewhere.path().join("store"));
+    let b = user(b, &name, &daemon);
+    let lock = a.work().join(format!("profiles/{name}.lock"));
+    a.rockenv(&["up", &name, "--locked"])
+        .exits(7)
+        .says(&["there is no lock file", &format!("rockenv lock {name}")]);
+    a.rockenv(&["lock", &name])
+        .ok()
+        .says(&["wrote", "1 source, 1 hook, 4 steps"]);
+    let text = fs::read_to_string(&lock).unwrap();
+    let inner = git(&directory.path().join("inner"), &["rev-parse", "HEAD"]);
+    for part in [
+        format!("commit = \"{first}\""),
+        format!("sub = \"{inner}\""),
+        "louder = \"".to_owned(),
+        "name = \"gpu\"".to_owned(),
+    ] {
+        assert!(text.contains(&part), "{part} is not in\n{text}");
+    }
+    // Made again it is the same, byte for byte: what is locked stays, whatever upstream does.
+    let outer = directory.path().join("outer");
+    fs::write(outer.join("a"), "one more\n").unwrap();
+    git(&outer, &["commit", "--quiet", "-am", "second"]);
+    a.rockenv(&["lock", &name]).ok().says(&["nothing changed"]);
+    assert_eq!(fs::read_to_string(&lock).unwrap(), text);
+
+    a.rockenv(&["up", &name, "--locked"]).ok();
+    manifest_names_what_is_checked_out(&a, &name, &outer);
+    fs::copy(&lock, b.work().join(format!("profiles/{name}.lock"))).unwrap();
+    b.rockenv(&["up", &name, "--locked", "--offline"])
+        .exits(4)
+        .says(&["image `base`; source `src` from `git://", &first]);
+    b.rockenv(&["up", &name, "--locked"]).ok();
+    assert_eq!(a.keys(&name), b.keys(&name));
+    for store in [&a, &b] {
+        let said = ["exec", &name, "--", "sh", "-c", "cat $HOME/after"];
+        store.rockenv(&said).ok().prints("ONE\ndone");
+        store
+            .rockenv(&["up", &name, "--locked", "--offline"])
+            .ok()
+            .says(&["nothing to do"]);
+    }
+    // What is cloned without the lock file is what upstream has now, beside the locked one.
+    b.rockenv(&["up", &name]).ok();
+    assert_ne!(a.keys(&name), b.keys(&name));
+    b.rockenv(&["up", &name, "--locked", "--offline"]).ok();
+    assert_eq!(a.keys(&name), b.keys(&name));
+
+    // A file of the first format means the same, and gets what it had not.
+    let older = text.replacen("\nversion = 2\n", "\nversion = 1\n", 1);
+    let parts = |line: &&str| line.starts_with("[step.parts]");
+    assert_eq!(older.lines().filter(parts).count(), 4);
+    let sections = older
+        .split("\n\n")
+        .filter(|part| !part.starts_with("[step.parts]"));
+    let older = sections.collect::<Vec<_>>().join("\n\n");
+    let file = fs::read_to_string(&lock).unwrap();
+    assert_eq!(file, text);
+    fs::write(&lock, older).unwrap();
+    a.rockenv(&["up", &name, "--locked"])
+        .ok()
+        .says(&["nothing to do"]);
+    a.rockenv(&["lock", &name])
+        .ok()
+        .says(&["nothing changed but its format"]);
+    assert!(fs::read_to_string(&lock).unwrap().contains("[step.parts]"));
+
+    // A new commit is taken only when it is asked for.
+    let old = a.work().join("old.lock");
+    fs::copy(&lock, &old).unwrap();
+    a.rockenv(&["lock", &name, "--update", "scr"])
+        .exits(7)
+        .says(&["no image or source `scr`", "base, src, all"]);
+    let second = git(&outer, &["rev-parse", "HEAD"]);
+    let said = a.rockenv(&["lock", &name, "--update", "src"]).ok().text();
+    let change = format!("source src: {} -> {}\n", &first[..12], &second[..12]);
+    assert!(said.contains(&change), "{said}");
+    let diff = ["lock", "diff", "old.lock", lock.to_str().unwrap()];
+    let said = a.rockenv(&diff).ok().text();
+    // The step with the GPU is there wherever it was locked.
+    let steps = "step read: its input `src` changed\nand the 2 steps after `read`\n";
+    assert_eq!(said, format!("{change}{steps}"));
+    let diff = a.rockenv(&[&diff[..], &["--json"]].concat()).ok();
+    let diff: serde_json::Value = serde_json::from_slice(&diff.out).unwrap();
+    assert_eq!(diff["changes"][0]["kind"], "source");
+    assert_eq!(diff["changes"][0]["to"], second);
+    assert_eq!(diff["changes"][1]["own"][0], "input src");
+    assert_eq!(diff["changes"][3]["name"], "after");
+    assert_eq!(diff["changes"][3]["follows"], "step read");
+    a.rockenv(&["up", &name, "--locked"]).ok();
+    a.rockenv(&["exec", &name, "--", "sh", "-c", "cat $HOME/after"])
+        .ok()
+        .prints("ONE more\ndone");
+}
+
+#[test]
+fn what_differs_from_the_lock_file_is_refused_by_name_and_left_alone() {
+    if is_service() {
+        // Nothing here reaches an engine.
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(directory.path());
+    upstream(directory.path());
+    let name = "locked";
+    let store = user(TestStore::new(), name, &daemon);
+    store.rockenv(&["lock", name]).ok();
+    let refused = |words: &[&str]| {
+        for command in [&["up", name, "--locked"][..], &["plan", name, "--locked"]] {
+            let all = [words, &["profiles/locked.lock", "rockenv lock locked"]].concat();
+            store.rockenv(command).exits(8).says(&all);
+        }
+        assert!(!store.home().join("envs").join(name).exists());
+    };
+    let profile = steps(&daemon);
+    for (from, to, words) in [
+        (
+            "echo before",
+            "echo other",
+            "step `before` differs from the lock file: its script has changed",
+        ),
+        (
+            "word = \"done\"",
+            "word = \"ready\"",
+            "step `read` is another",
+        ),
+        (
+            "rev = \"main\"",
+            "rev = \"other\"",
+            "source `src` is `main` of",
+        ),
+        (
+            "hooks = [\"louder\"]",
+            "",
+            "hook `louder` is in it, and not in use",
+        ),
+        (
+            "name = \"after\"",
+            "name = \"later\"",
+            "step `later` is not in it",
+        ),
+    ] {
+        assert!(profile.contains(from));
+        store.profile_named(name, &profile.replace(from, to));
+        refused(&[words]);
+    }
+    store.profile_named(name, &format!("targets = [\"gfx1103\"]\n{profile}"));
+    refused(&["the target is none in it, and `gfx1103` here"]);
+    store.profile_named(name, &profile);
+    store
+        .rockenv(&["up", name, "--locked", "--param", "word=x"])
+        .exits(8)
+        .says(&["parameter `word` is none in it, and `x` here"]);
+    let hook = store.work().join("hooks/louder/hook.toml");
+    let text = fs::read_to_string(&hook).unwrap();
+    fs::write(&hook, text.replace("ONE", "TWO")).unwrap();
+    refused(&["hook `louder` differs from the lock file"]);
+    fs::write(&hook, text).unwrap();
+    let recipe = store.work().join("images/base.toml");
+    let text = fs::read_to_string(&recipe).unwrap();
+    fs::write(&recipe, text.replace("rootfs", "other")).unwrap();
+    refused(&["the recipe of image `base` has changed"]);
+    fs::write(&recipe, text).unwrap();
+
+    // The checkout is the user's, too: it is never put right.
+    let sources = fs::read_dir(store.home().join("sources")).unwrap();
+    let checkout = sources
+        .map(|entry| entry.unwrap().path())
+        .find(|path| path.join(".git").exists())
+        .unwrap();
+    let head = git(&checkout, &["rev-parse", "HEAD"]);
+    fs::write(checkout.join("a"), "mine\n").unwrap();
+    refused(&["source `src` in `", "was changed", "git -C"]);
+    assert_eq!(fs::read_to_string(checkout.join("a")).unwrap(), "mine\n");
+    store
+        .rockenv(&["lock", name, "--file", "other.lock"])
+        .exits(8)
+        .says(&["has changes that are in no commit"]);
+    git(&checkout, &["checkout", "--quiet", "a"]);
+    store.rockenv(&["plan", name, "--locked"]).ok();
+    // A lock file of something else, and what is none, are not written over.
+    store
+        .rockenv(&[
+            "lock",
+            name,
+            "--target",
+            "gfx1103",
+            "--file",
+            "profiles/locked.lock",
+        ])
+        .exits(2)
+        .says(&["is the lock file of another profile", "--file OTHER.lock"]);
+    store
+        .rockenv(&["lock", name, "--file", "images/base.toml"])
+        .exits(3)
+        .says(&["is not a rockenv lock file"]);
+    assert_eq!(git(&checkout, &["rev-parse", "HEAD"]), head);
+}
+
+#[test]
+fn an_image_that_comes_out_otherwise_is_thrown_away() {
+    if is_service() {
+        return;
+    }
+    let elsewhere = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let (a, b) = (
+        TestStore::new(),
+        TestStore::at(&elsewhere.path().join("store")),
+    );
+    let tree = a.work().join("tree/etc");
+    fs::create_dir_all(&tree).unwrap();
+    fs::write(tree.join("os-release"), "ID=small\n").unwrap();
+    for store in [&a, &b] {
+        let path = a.work().join("tree").display().to_string();
+        let recipe =
+            format!("schema = 1\nprovider = \"directory\"\n[directory]\npath = '{path}'\n");
+        fs::write(store.work().join("images/small.toml"), recipe).unwrap();
+        let profile = "schema = 1\nimage = \"small\"\n[[step]]\nname = \"one\"\nrun = \"true\"\n";
+        fs::write(store.work().join("profiles/locked.toml"), profile).unwrap();
+    }
+    a.rockenv(&["lock", "locked"]).ok();
+    let lock = "profiles/locked.lock";
+    fs::copy(a.work().join(lock), b.work().join(lock)).unwrap();
+    // The same key is planned where nothing was built yet.
+    let plan = |store: &TestStore| {
+        let plan = store
+            .rockenv(&["plan", "locked", "--locked", "--json"])
+            .ok();
+        let plan: serde_json::Value = serde_json::from_slice(&plan.out).unwrap();
+        plan["plan"]["steps"][0]["key"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(plan(&a), plan(&b));
+    fs::write(tree.join("os-release"), "ID=other\n").unwrap();
+    b.rockenv(&["up", "locked", "--locked"])
+        .exits(8)
+        .says(&["image `small` came out with another content"]);
+    let images = fs::read_dir(b.home().join("images")).unwrap();
+    let names: Vec<_> = images.map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["refs"]);
+    // Locked again on purpose.
+    a.rockenv(&["lock", "locked"])
+        .ok()
+        .says(&["nothing changed"]);
+    let said = a
+        .rockenv(&["lock", "locked", "--update", "small"])
+        .ok()
+        .text();
+    assert!(said.contains("image digest: "), "{said}");
+}
+
+#[test]
+fn what_a_lock_file_names_is_kept_as_long_as_the_file_is_there() {
+    let store = TestStore::new();
+    let env = store.env();
+    let step =
+        |text: &str| format!("[[step]]\nname = \"one\"\nrun = \"echo {text} > $HOME/one\"\n");
+    store.profile(&step("old"));
+    store.rockenv(&["lock", env]).ok();
+    store.rockenv(&["up", env, "--locked"]).ok();
+    store.up_with(&step("new"));
+    // Less than that can be freed, and it says so.
+    store.rockenv(&["gc", "--free", "900T"]).exits(10);
+    let roots = store.rockenv(&["gc", "--roots"]).ok().text();
+    let lock = store.work().join(format!("profiles/{env}.lock"));
+    let why = format!("lock file {} names it", lock.display());
+    assert!(
+        roots
+            .lines()
+            .any(|line| line.contains("(one)") && line.contains(&why)),
+        "{roots}"
+    );
+    store.profile(&step("old"));
+    store
+        .rockenv(&["up", env, "--locked"])
+        .ok()
+        .says(&["1 step, 1 done before"]);
+    // A file that is damaged names what it did when it was last read.
+    fs::write(&lock, "version = 1\n").unwrap();
+    let unread = store.rockenv(&["gc", "--roots"]).ok();
+    let why = |verb: &str| {
+        format!(
+            "lock file {} (which cannot be {verb} now) names it",
+            lock.display()
+        )
+    };
+    assert!(unread.text().contains(&why("read")), "{unread:?}");
+    store.rockenv(&["up", env]).ok();
+    // Nor does it change anything that its directory is not mounted.
+    let away = store.work().join("away");
+    fs::rename(store.work().join("profiles"), &away).unwrap();
+    let unseen = store.rockenv(&["gc", "--roots"]).ok();
+    assert!(unseen.text().contains(&why("seen")), "{unseen:?}");
+    let help = format!("rm {}/locks/", store.home().display());
+    assert!(unseen.err.contains(&help), "{unseen:?}");
+    let swept = store.rockenv(&["gc", "--free", "900T"]).exits(10);
+    assert!(swept.err.contains("cannot be seen now"), "{swept:?}");
+    fs::rename(&away, store.work().join("profiles")).unwrap();
+    fs::remove_file(&lock).unwrap();
+    let roots = store.rockenv(&["gc", "--roots"]).ok().text();
+    assert!(!roots.contains("lock file"), "{roots}");
+}
+
+#[test]
+fn a_lock_file_on_a_stick_keeps_what_it_names_while_that_is_unplugged() {
+    let store = TestStore::new();
+    let stick = LoopFs::in_memory(1 << 20);
+    let at = store.work().join("stick");
+    fs::create_dir(&at).unwrap();
+    std::os::unix::fs::chown(stick.path(), Some(1234), Some(1234)).unwrap();
+    let plugged = bind(stick.path(), &at);
+    let file = at.join("one.lock").display().to_string();
+    store.profile("[[step]]\nname = \"one\"\nrun = \"true\"\n");
+    store.rockenv(&["lock", store.env(), "--file", &file]).ok();
+    store.up();
+    let kept = || store.rockenv(&["gc", "--roots"]).ok().text();
+    let named = format!("lock file {file}");
+    assert!(kept().contains(&format!("{named} names it")));
+    drop(plugged);
+    assert!(kept().contains(&format!("{named} (which cannot be seen now) names it")));
+    let plugged = bind(stick.path(), &at);
+    fs::remove_file(&file).unwrap();
+    assert!(!kept().contains(&named));
+    drop(plugged);
+}
+
+#[test]
+fn files_of_a_locked_cache_are_named_compared_and_missed() {
+    let store = TestStore::new();
+    let env = store.env();
+    store.profile(
+        r#"
+[[volume]]
+name = "tarballs"
+kind = "cache"
+locked = true
+target = "/cache/tarballs"
+[[step]]
+name = "fetch"
+run = "cd /cache/tarballs; mkdir -p z; [ -e z/a.tar ] || echo fetched > z/a.tar; echo half > b.part"
+"#,
+    );
+    store.up();
+    store.rockenv(&["lock", env]).ok();
+    let lock = store.work().join(format!("profiles/{env}.lock"));
+    let text = fs::read_to_string(&lock).unwrap();
+    assert!(
+        text.contains("[files.tarballs]\n\"z/a.tar\" = \"") && !text.contains("b.part"),
+        "{text}"
+    );
+    let up = ["up", env, "--locked", "--rerun", "fetch"];
+    store.rockenv(&up).ok();
+    let file = store.home().join("caches/tarballs/z/a.tar");
+    fs::remove_file(&file).unwrap();
+    store
+        .rockenv(&[&up[..], &["--offline"]].concat())
+        .exits(4)
+        .says(&["file `z/a.tar` of cache `tarballs`"]);
+    // What is locked stays so, wherever the file was made anew.
+    store
+        .rockenv(&["lock", env])
+        .ok()
+        .says(&["nothing changed"]);
+    store.rockenv(&up).ok();
+    fs::write(&file, "other\n").unwrap();
+    store
+        .rockenv(&up)
+        .exits(8)
+        .says(&["file `z/a.tar` in cache `tarballs` differs from the lock file"]);
+    assert_eq!(fs::read_to_string(&file).unwrap(), "other\n");
+}
+
+/// A step that installs what upstream calls the newest, or what is locked.
+const INSTALL: &str = r#"
+[[volume]]
+name = "index"
+kind = "cache"
+target = "/cache/index"
+[[step]]
+name = "install"
+run = """
+read -r version < /cache/index/newest
+if [ -e /run/rockenv/pins/locked ]; then read -r name version digest < /run/rockenv/pins/locked; fi
+cp /cache/index/tool-$version $HOME/tool
+digest=$(sha256sum $HOME/tool | cut -c 1-64)
+echo "tool $version sha256:$digest" > /run/rockenv/pins/installed
+"""
+[[step]]
+name = "use"
+run = "cp $HOME/tool $HOME/used; [ ! -e /run/rockenv/pins/locked ]"
+"#;
+
+#[test]
+fn what_a_step_installs_is_locked_handed_back_and_compared() {
+    let (a, b) = (TestStore::new(), TestStore::new());
+    let env = a.env();
+    let lock = a.work().join(format!("profiles/{env}.lock"));
+    let publish = |store: &TestStore, version: &str, content: &str| {
+        let index = store.home().join("caches/index");
+        fs::create_dir_all(&index).unwrap();
+        fs::write(index.join("newest"), format!("{version}\n")).unwrap();
+        fs::write(index.join(format!("tool-{version}")), content).unwrap();
+    };
+    for store in [&a, &b] {
+        store.profile_named(env, INSTALL);
+        publish(store, "1", "one");
+    }
+    // What nobody has run yet is not known.
+    a.rockenv(&["lock", env]).ok();
+    assert!(!fs::read_to_string(&lock).unwrap().contains("tool"));
+    a.rockenv(&["up", env, "--locked"]).ok();
+    a.rockenv(&["lock", env]).ok().says(&["1 change"]);
+    let text = fs::read_to_string(&lock).unwrap();
+    assert!(text.contains("[step.pins]\ntool = \"1 sha256:"), "{text}");
+    a.rockenv(&["up", env, "--locked"])
+        .ok()
+        .says(&["nothing to do"]);
+
+    // Upstream goes on; the other store gets what is locked.
+    publish(&a, "2", "two");
+    publish(&b, "2", "two");
+    fs::copy(&lock, b.work().join(format!("profiles/{env}.lock"))).unwrap();
+    b.rockenv(&["up", env, "--locked"]).ok();
+    let used = ["exec", env, "--", "sh", "-c", "cat $HOME/used"];
+    b.rockenv(&used).ok().prints("one");
+    assert_eq!(a.keys(env), b.keys(env));
+
+    // A snapshot that was made without the lock file may be another one under the same key.
+    a.rockenv(&["up", env, "--rerun", "install"]).ok();
+    a.rockenv(&used).ok().prints("two");
+    for verb in ["up", "plan"] {
+        a.rockenv(&[verb, env, "--locked"]).exits(8).says(&[
+            "`tool` of step `install` is 1 in it, and 2 was installed",
+            &format!("rockenv up {env} --locked --rerun install"),
+        ]);
+    }
+    a.rockenv(&["lock", env]).ok().says(&["nothing changed"]);
+    let again = ["up", env, "--locked", "--rerun", "install"];
+    a.rockenv(&again).ok();
+    a.rockenv(&used).ok().prints("one");
+
+    // The same version with another content fails the step before anything is built on it.
+    publish(&a, "1", "other");
+    a.rockenv(&again)
+        .exits(8)
+        .says(&["`tool` 1 of step `install` has another content than the locked one"]);
+}
+
+#[test]
+fn offline_steps_have_no_network() {
+    let store = TestStore::new();
+    let env = store.env();
+    store.profile("[[step]]\nname = \"ask\"\nrun = \"cat /sys/class/net/*/address > $HOME/net; [ $(grep -c . $HOME/net) = 1 ]\"\n");
+    store.rockenv(&["image", "build", "base"]).ok();
+    store.rockenv(&["up", env, "--offline"]).ok();
+    store
+        .rockenv(&["exec", env, "--", "sh", "-c", "cat $HOME/net"])
+        .ok()
+        .prints("00:00:00:00:00:00");
+    store.profile("[[step]]\nname = \"fetch\"\nrun = \"false\"\n");
+    store.rockenv(&["up", env, "--offline"]).exits(5).says(&[
+        "step `fetch` failed",
+        "`--offline` kept the network from it",
+    ]);
+}
+
+#[test]
+fn the_repository_that_rockenv_is_started_from_stays_as_it_is() {
+    let directory = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(directory.path());
+    let first = upstream(directory.path());
+    let store = TestStore::new();
+    let env = store.env().to_owned();
+    let store = user(store, &env, &daemon);
+    let own = store.work().join("own");
+    repository(&own, "mine", "first\n");
+    fs::write(own.join("mine"), "staged\n").unwrap();
+    git(&own, &["add", "mine"]);
+    fs::write(own.join("mine"), "not staged\n").unwrap();
+    // The build user's, who runs git.
+    let given = Command::new("chown")
+        .args(["-R", "1234:1234"])
+        .arg(&own)
+        .status();
+    assert!(given.unwrap().success());
+    let state = || {
+        let asked = [
+            &["diff", "HEAD"][..],
+            &["diff", "--cached"],
+            &["status", "--porcelain=v2", "--branch"],
+            &["for-each-ref"],
+            &["config", "--local", "--list"],
+        ];
+        asked.map(|arguments| git(&own, arguments))
+    };
+    let before = state();
+    // As a hook of `git commit --all`, or of a linked worktree, is started.
+    let mut command = store.command(&["lock", &env]);
+    command
+        .env("GIT_DIR", own.join(".git"))
+        .env("GIT_WORK_TREE", &own)
+        .env("GIT_INDEX_FILE", own.join(".git/index"));
+    let locked = finish("lock".to_owned(), command);
+    assert_eq!(state(), before, "{}", locked.err);
+    locked.ok();
+    let lock = store.work().join(format!("profiles/{env}.lock"));
+    let text = fs::read_to_string(lock).unwrap();
+    assert!(text.contains(&first), "{text}");
+}

@@ -1,0 +1,43 @@
+//! Every test that needs nothing beside the host: one program, so that it is linked once. A module is a subject;
+//! `cargo test --test it -- up::` runs one. What needs a service or a virtual machine has a program of its own.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "a test fails by panicking, and shows what it ran"
+)]
+
+mod archive;
+mod attacks;
+mod ccache;
+mod certificates;
+mod ci;
+mod cli;
+mod cli_fsck;
+mod cli_gpu;
+mod downloads;
+mod du;
+mod engine;
+mod export;
+mod gc;
+mod hooks;
+mod image;
+mod image_oci;
+mod image_unpack;
+mod jobs;
+mod lock;
+mod matrix;
+mod model;
+mod on;
+mod readme;
+mod report;
+mod rootfs;
+mod safety;
+mod share;
+mod targets;
+mod therock;
+mod up;
+mod usage;
+
+#[path = "../support/mod.rs"]
+mod support;

@@ -1,0 +1,495 @@
+//! Several targets with one command: what they share is built once, and none takes another down. Needs root.
+
+use crate::support::env::TestStore;
+use crate::support::loopfs::{Kind, LoopFs};
+use crate::support::run::{processes_called, wait_until};
+use fs_err as fs;
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+/// Two steps without a target, which write down that they ran, and one with.
+const STEPS: &str = "
+[[volume]]
+name = 'runs'
+kind = 'host'
+access = 'rw'
+path = 'OUT'
+target = '/runs'
+[[step]]
+name = 'one'
+run = 'echo one >> /runs/log; head -c 4M /dev/urandom > ~/one'
+[[step]]
+name = 'two'
+run = 'echo two >> /runs/log; head -c 4M /dev/urandom > ~/two'
+[[step]]
+name = 'own'
+run = '''
+echo ${target} >> /runs/log
+test ! -e /runs/no-${target}
+head -c 4M /dev/urandom > ~/${target}
+'''
+";
+
+const TARGETS: [&str; 3] = ["gfx1100", "gfx1103", "gfx1201"];
+
+fn steps(store: &TestStore, text: &str) {
+    store.profile(&text.replace("OUT", &store.runs().display().to_string()));
+}
+
+fn matrix<'a>(store: &'a TestStore, more: &[&'a str]) -> Vec<&'a str> {
+    let up = ["--json", "matrix", "up", "--profile", store.env()];
+    [&up[..], &TARGETS, more].concat()
+}
+
+fn outcomes(json: &Value) -> Vec<&str> {
+    let rows = json["envs"].as_array().unwrap().iter();
+    rows.map(|row| row["outcome"].as_str().unwrap()).collect()
+}
+
+fn remove(store: &TestStore) {
+    remove_all(store, &TARGETS);
+}
+
+/// Removes the envs of which these are the ends of their names.
+fn remove_all(store: &TestStore, names: &[&str]) {
+    for name in names {
+        let env = format!("{}-{name}", store.env());
+        if store
+            .home()
+            .join("envs")
+            .join(&env)
+            .join("record.json")
+            .exists()
+        {
+            // Whoever held it for a killed command may not have let go of it yet.
+            store.rockenv(&["down", &env]).ok();
+            store.rockenv(&["--yes", "rm", &env]).ok();
+        }
+    }
+}
+
+fn what_is_common_is_built_once(store: &TestStore) {
+    steps(store, STEPS);
+    let text = store.rockenv(&matrix(store, &["--parallel", "3"])).ok();
+    let text = text.says(&["common to all up to step `two`"]).text();
+    let json: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(store.ran(), ["gfx1100", "gfx1103", "gfx1201", "one", "two"]);
+    assert_eq!(outcomes(&json), ["done"; 3], "{json:#}");
+    assert_eq!(json["common"][0]["steps"], 2);
+    // What is common is on the disk once.
+    let disk = |row: &Value| row["disk_delta"].as_i64().unwrap() >> 20;
+    assert!((8..10).contains(&disk(&json["common"][0])), "{json:#}");
+    for row in json["envs"].as_array().unwrap() {
+        assert!((4..6).contains(&disk(row)), "{json:#}");
+    }
+    let again = store.rockenv(&matrix(store, &[])).ok().text();
+    let again: Value = serde_json::from_str(&again).unwrap();
+    assert_eq!(outcomes(&again), ["hit"; 3]);
+    assert!(
+        again["common"] == serde_json::json!([]) && store.ran().is_empty(),
+        "{again:#}"
+    );
+    remove(store);
+}
+
+#[test]
+fn what_is_common_is_built_once_on_overlay() {
+    what_is_common_is_built_once(&TestStore::new());
+}
+
+#[test]
+fn what_is_common_is_built_once_on_btrfs() {
+    let disk = LoopFs::new(Kind::Btrfs);
+    what_is_common_is_built_once(&TestStore::on(&disk));
+}
+
+/// Writes profiles `a`, `b` and so on, each of these steps, which write down that they ran; returns the arguments of `matrix up` for
+/// them.
+fn profiles(store: &TestStore, all: &[&[&str]]) -> Vec<String> {
+    let out = store.runs();
+    let out = out.display();
+    let mut asked: Vec<String> = ["--json", "matrix", "up", "--parallel", "3", "gfx1103"]
+        .map(str::to_owned)
+        .to_vec();
+    for (letter, own) in ('a'..).zip(all) {
+        let name = format!("{}-{letter}", store.env());
+        let mut body = vec![format!(
+            "[[volume]]\nname = 'runs'\nkind = 'host'\naccess = 'rw'\npath = '{out}'\ntarget = '/runs'\n"
+        )];
+        body.extend(own.iter().map(|step| {
+            format!(
+                "[[step]]\nname = '{step}'\nrun = 'echo {step} >> /runs/log; test ! -e /runs/no-{step}; sh -c \"$(cat /runs/wait 2> /dev/null)\"'\n"
+            )
+        }));
+        store.profile_named(&name, &body.concat());
+        asked.extend(["--profile".to_owned(), name]);
+    }
+    asked
+}
+
+/// Returns for each group of envs that share steps who builds them, the ends of all names, the last step, and how many.
+fn shared(store: &TestStore, json: &Value) -> Vec<String> {
+    let short = |name: &Value| {
+        let name = name.as_str().unwrap().strip_prefix(store.env()).unwrap();
+        name.split('-').nth(1).unwrap().to_owned()
+    };
+    let mut shared: Vec<String> = json["common"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|row| {
+            let all: String = row["envs"].as_array().unwrap().iter().map(short).collect();
+            let (env, until) = (short(&row["env"]), row["until"].as_str().unwrap());
+            format!("{env} for {all} up to {until}, {}", row["steps"])
+        })
+        .collect();
+    shared.sort();
+    shared
+}
+
+const LETTERS: [&str; 3] = ["a-gfx1103", "b-gfx1103", "c-gfx1103"];
+
+#[test]
+fn what_some_share_is_built_once_too() {
+    let store = TestStore::new();
+    // Two share two steps, and the third none with them.
+    let asked = profiles(
+        &store,
+        &[
+            &["one", "two", "own-a"],
+            &["one", "two", "own-b"],
+            &["other", "two", "own-c"],
+        ],
+    );
+    let json: Value = serde_json::from_str(&store.rockenv(&asked).ok().text()).unwrap();
+    assert_eq!(outcomes(&json), ["done"; 3], "{json:#}");
+    // `two` after `other` is another step.
+    assert_eq!(
+        store.ran(),
+        ["one", "other", "own-a", "own-b", "own-c", "two", "two"]
+    );
+    assert_eq!(shared(&store, &json), ["a for ab up to two, 2"]);
+    let mut table = asked.clone();
+    table.remove(0);
+    let table = store.rockenv(&table).ok().text();
+    assert!(!table.contains("in common"), "{table}");
+    remove_all(&store, &LETTERS);
+}
+
+#[test]
+fn what_some_share_after_what_all_share_is_built_once_too() {
+    let disk = LoopFs::new(Kind::Btrfs);
+    let store = TestStore::on(&disk);
+    let all: [&[&str]; 3] = [
+        &["one", "two", "three", "own-a"],
+        &["one", "two", "three", "own-b"],
+        &["one", "own-c"],
+    ];
+    let asked = profiles(&store, &all);
+    // A step that two share stops these two.
+    let forbidden = store.work().join("runs/no-three");
+    fs::write(&forbidden, "").unwrap();
+    let failed = store.rockenv(&asked).exits(5);
+    let json: Value = serde_json::from_str(&failed.text()).unwrap();
+    assert_eq!(outcomes(&json), ["failed", "not-run", "done"], "{json:#}");
+    let why = json["envs"][1]["why"].as_str().unwrap();
+    assert!(why.contains("step `three` failed in env"), "{why}");
+    assert_eq!(store.ran(), ["one", "own-c", "three", "two"]);
+    assert_eq!(shared(&store, &json), ["a for abc up to one, 1"]);
+    // They go on where they were stopped.
+    fs::remove_file(&forbidden).unwrap();
+    let table = store.rockenv(&asked[1..]).ok().says(&["common to"]);
+    assert!(table.text().contains("2 of 3"), "{}", table.text());
+    assert_eq!(store.ran(), ["own-a", "own-b", "three"]);
+    // All of it from nothing.
+    remove_all(&store, &LETTERS);
+    let json: Value = serde_json::from_str(&store.rockenv(&asked).ok().text()).unwrap();
+    assert_eq!(outcomes(&json), ["done"; 3], "{json:#}");
+    assert_eq!(
+        store.ran(),
+        ["one", "own-a", "own-b", "own-c", "three", "two"]
+    );
+    assert_eq!(
+        shared(&store, &json),
+        ["a for ab up to three, 2", "a for abc up to one, 1"]
+    );
+    remove_all(&store, &LETTERS);
+}
+
+#[test]
+fn ctrl_c_ends_what_is_built_for_others() {
+    let store = TestStore::new();
+    let sleeper = store.sleeper();
+    let asked = profiles(&store, &[&["one", "a"], &["one", "b"], &["c"]]);
+    let wait = store.work().join("runs/wait");
+    fs::write(&wait, format!("exec {sleeper}")).unwrap();
+    let up = store.start(&asked);
+    // The third does not wait for what the first builds for the second.
+    wait_until("two of them run", || processes_called(&sleeper).len() == 2);
+    assert_eq!(store.ran(), ["c", "one"]);
+    up.signal(Signal::SIGINT);
+    wait_until("none runs", || processes_called(&sleeper).is_empty());
+    up.wait().exits(130).says(&["finished steps are kept"]);
+    assert!(store.ran().is_empty());
+    remove_all(&store, &LETTERS);
+}
+
+#[test]
+fn one_failure_does_not_stop_the_others() {
+    let store = TestStore::new();
+    store.profile("steps = 1\n");
+    let wrong = store.rockenv(&matrix(&store, &[])).exits(5);
+    // What is wrong in the profile is said once.
+    assert_eq!(wrong.err.matches("is invalid").count(), 1, "{}", wrong.err);
+    wrong.says(&["gfx1100: error: profile", "steps = 1"]);
+    steps(&store, STEPS);
+    let forbidden = store.work().join("runs/no-gfx1103");
+    fs::write(&forbidden, "").unwrap();
+    let failed = store
+        .rockenv(&matrix(&store, &["--parallel", "1"]))
+        .exits(5);
+    let json: Value = serde_json::from_str(&failed.text()).unwrap();
+    assert_eq!(outcomes(&json), ["done", "failed", "done"], "{json:#}");
+    let why = json["envs"][1]["why"].as_str().unwrap();
+    assert!(why.contains("step `own` failed"), "{why}");
+    failed.says(&["resume with: rockenv up"]);
+    fs::remove_file(forbidden).unwrap();
+    store.ran();
+    let mended = store.rockenv(&["matrix", "up", "-p", store.env(), "gfx1100", "gfx1103"]);
+    let table = mended.ok().text();
+    assert!(
+        table.contains("gfx1103") && table.contains("done"),
+        "{table}"
+    );
+    assert_eq!(store.ran(), ["gfx1103"]);
+    // In what is common: nobody else tries it.
+    steps(&store, &STEPS.replace("echo two", "false; echo two"));
+    let failed = store.rockenv(&matrix(&store, &[])).exits(5);
+    let json: Value = serde_json::from_str(&failed.text()).unwrap();
+    assert_eq!(
+        outcomes(&json),
+        ["failed", "not-run", "not-run"],
+        "{json:#}"
+    );
+    remove(&store);
+}
+
+#[test]
+fn an_env_that_somebody_holds_stops_no_other() {
+    let store = TestStore::new();
+    steps(&store, STEPS);
+    store
+        .rockenv(&["up", store.env(), "--target", "gfx1100"])
+        .ok();
+    store.ran();
+    let held = format!("{}-gfx1100", store.env());
+    let sleeper = store.sleeper();
+    let command: Vec<&str> = sleeper.split(' ').collect();
+    let _exec = store.start(&[&["exec", &held, "--"], &command[..]].concat());
+    wait_until("it runs", || processes_called(&sleeper).len() == 1);
+    // It is the first, and so the one that begins with what is common.
+    steps(&store, &STEPS.replace("echo one", "echo two thirds"));
+    let up = store.rockenv(&matrix(&store, &[])).exits(5);
+    let json: Value = serde_json::from_str(&up.text()).unwrap();
+    assert_eq!(outcomes(&json), ["failed", "done", "done"], "{json:#}");
+    let why = json["envs"][0]["why"].as_str().unwrap();
+    assert!(why.contains("is held by"), "{why}");
+    // What the others have in common was built once all the same.
+    assert_eq!(store.ran(), ["gfx1103", "gfx1201", "two", "two thirds"]);
+    let common = &json["common"][0];
+    assert_eq!(common["env"], format!("{}-gfx1103", store.env()));
+    assert_eq!(common["envs"].as_array().unwrap().len(), 2);
+    remove(&store);
+}
+
+#[test]
+fn what_cannot_be_planned_is_said_and_the_others_are_built() {
+    let store = TestStore::new();
+    steps(&store, STEPS);
+    let asked = ["matrix", "up", "-p", store.env(), "gfx1100", "gfx9999"];
+    store.rockenv(&asked).exits(3).says(&["gfx9999"]);
+    let asked = [
+        "matrix",
+        "up",
+        "-p",
+        store.env(),
+        "gfx1100",
+        "--",
+        "--until",
+        "none",
+    ];
+    let table = store.rockenv(&asked).exits(5).text();
+    assert!(table.contains("has no step `none`"), "{table}");
+    assert!(store.ran().is_empty());
+}
+
+#[test]
+fn options_for_each_up_may_name_a_last_step_or_one_to_run_again() {
+    let store = TestStore::new();
+    steps(&store, STEPS);
+    let asked = |option: &str, step: &str| {
+        let up = store.rockenv(&matrix(&store, &["--", option, step])).ok();
+        serde_json::from_str::<Value>(&up.text()).unwrap()
+    };
+    let json = asked("--until", "two");
+    assert_eq!(store.ran(), ["one", "two"], "{json:#}");
+    asked("--until", "own");
+    assert_eq!(store.ran(), TARGETS);
+    // Each of them runs it again, and nobody for others.
+    let json = asked("--rerun", "two");
+    assert_eq!(json["common"], serde_json::json!([]));
+    assert_eq!(store.ran(), [&TARGETS[..], &["two"; 3]].concat());
+    remove(&store);
+}
+
+#[test]
+fn profiles_that_name_their_targets_need_no_others() {
+    let store = TestStore::new();
+    let names = ["a", "b", "c"].map(|letter| format!("{}-{letter}", store.env()));
+    let [a, b, c] = names.each_ref().map(String::as_str);
+    let own = "[[step]]\nname = 'own'\nrun = 'echo ${target} > ~/own'\n";
+    store.profile_named(a, &format!("targets = ['gfx1103']\n{own}"));
+    store.profile_named(b, &format!("targets = ['gfx1201']\n{own}"));
+    store.profile_named(c, "[[step]]\nname = 'own'\nrun = 'true'\n");
+    let up = store.rockenv(&["--json", "matrix", "up", "-p", a, "-p", b]);
+    let json: Value = serde_json::from_str(&up.ok().text()).unwrap();
+    for (row, (env, target)) in [(a, "gfx1103"), (b, "gfx1201")].iter().enumerate() {
+        assert_eq!(json["envs"][row]["env"], *env, "{json:#}");
+        assert_eq!(json["envs"][row]["target"], *target);
+        let cat = ["exec", env, "--", "sh", "-c", "cat ~/own"];
+        store.rockenv(&cat).ok().prints(target);
+    }
+    let jobs = store.rockenv(&["matrix", "json", "-p", a, "-p", b]);
+    let jobs: Value = serde_json::from_str(&jobs.ok().text()).unwrap();
+    assert_eq!(jobs["include"][1]["name"], b, "{jobs:#}");
+    assert_eq!(jobs["include"][1]["target"], "gfx1201");
+    assert_eq!(jobs["include"][1]["up"][0], b);
+    // One that names none is named, before anything is built.
+    for verb in [&["up"][..], &["json"], &["github"], &["slurm"]] {
+        let asked = [&["matrix"], verb, &["-p", a, "-p", c]].concat();
+        let refused = store.rockenv(&asked).exits(2);
+        refused.says(&[&format!("profile `{c}` names no targets"), "help: "]);
+    }
+    store.rockenv(&["matrix", "up"]).exits(2);
+    // Two envs of one name are none.
+    let asked = ["matrix", "up", "-p", a, "-p", b, "--", "--name", a];
+    store
+        .rockenv(&asked)
+        .exits(2)
+        .says(&[&format!("both env `{a}`")]);
+    remove_all(&store, &["a", "b"]);
+}
+
+#[test]
+fn jobs_of_ci_are_one_line_of_json() {
+    let store = TestStore::new();
+    steps(
+        &store,
+        &format!("{STEPS}[[step]]\nname = 'test'\ngpu = true\nrun = 'true'\n"),
+    );
+    let runners = store.work().join("runners.toml");
+    fs::write(&runners, "[gpu]\ngfx1103 = ['self-hosted', '780m']\n").unwrap();
+    let runners = runners.to_str().unwrap();
+    let asked = ["matrix", "json", "-p", store.env(), "gfx1103", "gfx1201"];
+    let ran = store.rockenv(&[&asked[..], &["--runners", runners]].concat());
+    let text = ran.ok().says(&["no job for gfx1201"]).text();
+    assert_eq!(text.lines().count(), 1);
+    let json: Value = serde_json::from_str(&text).unwrap();
+    let jobs = json["include"].as_array().unwrap();
+    let env = format!("{}-gfx1103", store.env());
+    assert_eq!(jobs.len(), 3);
+    assert_eq!(jobs[1]["needs"], env.as_str());
+    assert_eq!(
+        jobs[1]["runner"],
+        serde_json::json!(["self-hosted", "780m"])
+    );
+    // The arguments are those of `up`, and the name is the env's.
+    let up: Vec<&str> = jobs[0]["up"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| one.as_str().unwrap())
+        .collect();
+    store.rockenv(&[&["up"], &up[..]].concat()).ok();
+    assert!(store.home().join("envs").join(&env).exists());
+    remove(&store);
+    let part = store
+        .rockenv(&[&asked[..], &["--shard", "2/2"]].concat())
+        .ok()
+        .text();
+    assert!(
+        part.contains("gfx1201") && !part.contains("gfx1103"),
+        "{part}"
+    );
+    let empty = store.rockenv(&[&asked[..], &["--shard", "3/3"]].concat());
+    empty.ok().prints("{\"include\":[]}");
+    store
+        .rockenv(&[&asked[..], &["--shard", "3/2"]].concat())
+        .exits(2)
+        .says(&["1/4"]);
+    fs::write(runners, "[gpu]\ngfx1104 = ['a']\n").unwrap();
+    store
+        .rockenv(&[&asked[..], &["--runners", runners]].concat())
+        .exits(3)
+        .says(&["runners.toml", "gfx1104", "did you mean"]);
+}
+
+#[test]
+fn ctrl_c_ends_all_of_them() {
+    let store = TestStore::new();
+    let sleeper = store.sleeper();
+    steps(
+        &store,
+        &STEPS.replace("test ! -e", &format!("{sleeper}; test ! -e")),
+    );
+    let up = store.start(&matrix(&store, &["--parallel", "2"]));
+    wait_until("two of them run", || processes_called(&sleeper).len() == 2);
+    up.signal(Signal::SIGINT);
+    wait_until("none runs", || processes_called(&sleeper).is_empty());
+    up.wait().exits(130).says(&["finished steps are kept"]);
+    // Killed, it leaves nothing either.
+    let up = store.start(&matrix(&store, &[]));
+    wait_until("two run again", || processes_called(&sleeper).len() == 2);
+    up.signal(Signal::SIGKILL);
+    wait_until("none runs", || processes_called(&sleeper).is_empty());
+    drop(up);
+    assert!(store.ran().contains(&"two".to_owned()));
+    remove(&store);
+}
+
+#[test]
+fn ephemeral_envs_share_what_they_have_in_common_and_leave_nothing() {
+    let store = TestStore::new();
+    steps(&store, STEPS);
+    let other = format!("{}-gfx1103", store.env());
+    let up = store.rockenv(&matrix(&store, &["--ephemeral"])).ok();
+    let json: Value = serde_json::from_str(&up.text()).unwrap();
+    assert_eq!(outcomes(&json), ["done"; 3]);
+    assert_eq!(store.ran(), ["gfx1100", "gfx1103", "gfx1201", "one", "two"]);
+    let nothing = |what: &str| {
+        assert_eq!(
+            store.rockenv(&["ls", "--json"]).ok().text().trim(),
+            "[]",
+            "{what}"
+        );
+        for place in ["layers", "volumes"] {
+            let left = fs::read_dir(store.home().join(place)).unwrap().count();
+            assert_eq!(left, 0, "{what}: {place}");
+        }
+    };
+    nothing("done");
+    fs::write(store.work().join("runs/no-gfx1103"), "").unwrap();
+    store.rockenv(&matrix(&store, &["--ephemeral"])).exits(5);
+    nothing("failed");
+    // One that is there already is nobody's to remove.
+    fs::remove_file(store.work().join("runs/no-gfx1103")).unwrap();
+    store
+        .rockenv(&["up", store.env(), "--target", "gfx1103"])
+        .ok();
+    store
+        .rockenv(&matrix(&store, &["--ephemeral"]))
+        .exits(2)
+        .says(&[&format!("env `{other}` exists and is not ephemeral")]);
+    store.rockenv(&["exec", &other, "--", "true"]).ok();
+    store.rockenv(&["rm", "--yes", &other]).ok();
+}

@@ -1,0 +1,524 @@
+//! rockenv on another machine, by a real sshd on loopback: a home and a store of its own stand for the other machine. Needs root.
+
+use std::io::Write as _;
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use crate::support::env::TestStore;
+use crate::support::loopfs::run;
+use crate::support::run::{
+    Background, Ran, children, finish, processes, processes_called, wait_until,
+};
+use crate::support::terminal::Terminal;
+use fs_err as fs;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// The other machine.
+struct Other {
+    here: TestStore,
+    there: TestStore,
+    place: tempfile::TempDir,
+    user: &'static str,
+    port: u16,
+    sshd: Child,
+}
+
+/// The ordinary user there, whose name and number no machine has.
+const USER: (&str, u32) = ("rockenv-on", 43_210);
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        drop(self.sshd.kill());
+        drop(self.sshd.wait());
+    }
+}
+
+impl Other {
+    fn new() -> Self {
+        Self::start("root", &["/usr/sbin/sshd", "-D", "-f"])
+    }
+
+    /// One where an ordinary user logs in, with these rules of sudo's. Only sshd and what it starts see that user.
+    fn with_sudo(rules: &str) -> Self {
+        let script = r#"
+            # All of it: a mount on one file ends when somebody adds a user to the machine.
+            etc=$(mktemp -d); mount -t tmpfs -o mode=755 none "$etc"
+            cp -a /etc/. "$etc"; cd "$etc"
+            echo "$1:x:$2:$2::${4%/*}/home:/bin/sh" >> passwd; echo "$1:*:20000::::::" >> shadow
+            (umask 227; printf '%s\n' 'Defaults env_keep += "ROCKENV_HOME"' "$3" > sudoers)
+            cd /; mount --bind "$etc" /etc; umount -l "$etc"; rmdir "$etc"
+            chown "$2:$2" "${4%/*}/home"; chmod 755 "${4%/*}"
+            exec /usr/sbin/sshd -D -f "$4""#;
+        let (user, uid) = USER;
+        let uid = uid.to_string();
+        let unshare = ["unshare", "-m", "--propagation", "private", "sh", "-euc"];
+        let words = [&unshare[..], &[script, "sh", user, &uid, rules]].concat();
+        Self::start(user, &words)
+    }
+
+    fn start(user: &'static str, sshd: &[&str]) -> Self {
+        let (here, there) = (TestStore::new(), TestStore::new());
+        let place = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let at = place.path().display();
+        for key in ["host", "user"] {
+            run(Command::new("ssh-keygen")
+                .args(["-q", "-t", "ed25519", "-N", "", "-f"])
+                .arg(place.path().join(key)));
+        }
+        fs::create_dir(place.path().join("home")).unwrap();
+        // Where sshd locks itself up; Debian makes it when its service starts.
+        fs::create_dir_all("/run/sshd").unwrap();
+        let port = {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            listener.local_addr().unwrap().port()
+        };
+        let config = format!(
+            "ListenAddress 127.0.0.1\nPort {port}\nHostKey {at}/host\nAuthorizedKeysFile {at}/user.pub\n\
+             StrictModes no\nUsePAM no\nPidFile none\nPermitRootLogin yes\nPasswordAuthentication no\n\
+             SetEnv HOME={at}/home ROCKENV_HOME={} ROCKENV_BUILD_USER=1234:1234\n",
+            there.home().display()
+        );
+        fs::write(place.path().join("config"), config).unwrap();
+        // Not a child of sshd's own making: `-D` stays, and is ended by its number.
+        let sshd = Command::new(sshd[0])
+            .args(&sshd[1..])
+            .arg(place.path().join("config"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        wait_until("sshd listens", || {
+            TcpStream::connect(("127.0.0.1", port)).is_ok()
+        });
+        Self {
+            here,
+            there,
+            place,
+            user,
+            port,
+            sshd,
+        }
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
+        let machine = format!("ssh://{}@127.0.0.1:{}", self.user, self.port);
+        let mut all = vec!["on", machine.as_str()];
+        all.extend(words);
+        let mut command = self.here.command(&all);
+        // Root by itself: under sudo the keys of the person who called would be used.
+        command.env_remove("SUDO_UID").env_remove("SUDO_GID");
+        command.env(
+            "ROCKENV_SSH",
+            format!(
+                "ssh -F /dev/null -i '{}' -o IdentitiesOnly=yes -o LogLevel=ERROR -o BatchMode=yes \
+                 -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null",
+                self.place.path().join("user").display()
+            ),
+        );
+        command
+    }
+
+    fn on(&self, words: &[&str]) -> Ran {
+        finish(words.join(" "), self.command(words))
+    }
+
+    /// Returns the directory there that stands for the working directory here.
+    fn work(&self) -> PathBuf {
+        let works = self.place.path().join("home/.cache/rockenv/on");
+        let mut works = fs::read_dir(works).unwrap();
+        works.next().unwrap().unwrap().path().join("work")
+    }
+}
+
+/// Returns the ssh that a command started; what is left of it when it was ended.
+fn ssh_of(command: &Background) -> i32 {
+    let mut found = 0;
+    wait_until("ssh runs", || {
+        let all = processes();
+        let of = |pid: &i32| {
+            all.iter()
+                .any(|(other, line)| other == pid && line.contains("__attend"))
+        };
+        found = children(command.pid()).into_iter().find(of).unwrap_or(0);
+        found != 0
+    });
+    found
+}
+
+#[test]
+fn a_profile_is_built_there_and_what_it_made_is_fetched() {
+    let other = Other::new();
+    let env = other.here.env();
+    let body = "volume = [{ name = 'out', kind = 'output', target = '/out' }]
+        [[step]]\nname = 'copy'\ncopy = [{ from = 'it''s.txt', to = '/work/copied' }]
+        [[step]]\nname = 'use'\nrun = 'cat /work/copied; cp /work/copied /out/made'\n"
+        .replace("it''s", "its");
+    other.here.profile(&body);
+    let file = other.here.work().join("profiles/its.txt");
+    fs::write(&file, "from here\n").unwrap();
+    other
+        .on(&["up", env])
+        .ok()
+        .says(&["sending rockenv to root@127.0.0.1"]);
+    // It is there, and nothing of it here.
+    assert!(other.there.home().join("envs").join(env).exists());
+    assert_eq!(
+        fs::read_dir(other.here.home().join("envs"))
+            .unwrap()
+            .count(),
+        0
+    );
+    let again = other.on(&["up", env]).ok().says(&["nothing to do"]);
+    assert!(!again.err.contains("sending"), "{}", again.err);
+    // Results come as they are, and replace nothing here.
+    let words = ["--fetch", "results", "export", env, "results"];
+    other.on(&words).ok();
+    let made = other.here.work().join("results/out/made");
+    assert_eq!(fs::read_to_string(&made).unwrap(), "from here\n");
+    fs::write(&made, "mine\n").unwrap();
+    other.on(&["--fetch", "results", "ls"]).exits(2).says(&[
+        "cannot fetch `results`",
+        "`results/out/made` exists already, with different content",
+    ]);
+    assert_eq!(fs::read_to_string(&made).unwrap(), "mine\n");
+    // What changed here changes there, what is gone here goes, and what was made there stays.
+    fs::write(&file, "changed\n").unwrap();
+    other.on(&["up", env]).ok().says(&["step 1/2 copy"]);
+    let log = other.on(&["logs", env, "use"]).ok().text();
+    assert!(log.contains("changed"), "{log}");
+    let profile = other
+        .here
+        .work()
+        .join("profiles")
+        .join(format!("{env}.toml"));
+    fs::remove_file(&profile).unwrap();
+    other.on(&["plan", env]).exits(7);
+    let listed = other.on(&["ls", "--json"]).ok().text();
+    assert!(listed.contains(env), "{listed}");
+    assert!(other.work().join("results/out/made").exists());
+    other.on(&["rm", "--yes", env]).ok();
+}
+
+#[test]
+fn exit_codes_come_through_and_nothing_goes_on_unseen() {
+    let other = Other::new();
+    let env = other.here.env();
+    other.on(&["bogus"]).exits(2).says(&["Usage: rockenv "]);
+    other
+        .here
+        .profile("[[step]]\nname = 'one'\nrun = 'echo no; exit 3'\n");
+    other
+        .on(&["up", env])
+        .exits(5)
+        .says(&["step `one` failed with exit code 3"]);
+    let sleeper = other.here.sleeper();
+    other
+        .here
+        .profile(&format!("[[step]]\nname = 'one'\nrun = '{sleeper}'\n"));
+    let up = Background::start(other.command(&["up", env]));
+    wait_until("the step runs", || !processes_called(&sleeper).is_empty());
+    // Its connection is gone; a terminal's Ctrl-C ends ssh as well, as nothing else does.
+    kill(Pid::from_raw(ssh_of(&up)), Signal::SIGKILL).unwrap();
+    wait_until("it ends there", || processes_called(&sleeper).is_empty());
+    drop(up);
+    wait_until("the env is free", || {
+        other.on(&["rm", "--yes", env]).code == 0
+    });
+    // A machine that is not there.
+    let words = ["on", "ssh://127.0.0.1:1", "ls"];
+    let mut command = other.here.command(&words);
+    command.env("ROCKENV_SSH", "ssh -F /dev/null -o BatchMode=yes");
+    finish(words.join(" "), command)
+        .exits(4)
+        .says(&["cannot reach 127.0.0.1 by ssh"]);
+    for path in ["/etc/passwd", "../x"] {
+        other
+            .on(&["--fetch", path, "ls"])
+            .exits(2)
+            .says(&["is not below the working directory"]);
+    }
+}
+
+#[test]
+fn what_was_changed_there_is_neither_replaced_nor_removed() {
+    let other = Other::new();
+    let (env, here) = (other.here.env(), other.here.work().to_owned());
+    let write = |name: &str, text: &str| fs::write(here.join(name), text).unwrap();
+    let read = |path: &std::path::Path| fs::read_to_string(path).unwrap();
+    fs::create_dir(here.join("data")).unwrap();
+    write("data/in", "from here\n");
+    write("data/same", "from here\n");
+    // A step that writes its result over what it was given, and one beside it.
+    fs::create_dir_all(other.place.path().join("home")).unwrap();
+    other.on(&["--send", "data", "ls"]).ok();
+    let work = other.work();
+    nix::unistd::chown(&work.join("data/in"), Some(1234.into()), Some(1234.into())).unwrap();
+    nix::unistd::chown(&work.join("data"), Some(1234.into()), Some(1234.into())).unwrap();
+    other.here.profile(&format!(
+        "volume = [{{ name = 'data', kind = 'host', path = '{}', target = '/data', access = 'rw' }}]
+        [[step]]\nname = 'one'\nrun = 'echo result > /data/in; echo made > /data/made; rm /data/same'\n",
+        work.join("data").display()
+    ));
+    other.on(&["--send", "data", "up", env]).ok();
+    assert_eq!(read(&work.join("data/in")), "result\n");
+    // Sent once more, it stays; what was only removed there comes again.
+    other
+        .on(&["--send", "data", "ls"])
+        .ok()
+        .says(&["`data/in` was changed on root@127.0.0.1 but not here"]);
+    assert_eq!(read(&work.join("data/in")), "result\n");
+    assert_eq!(read(&work.join("data/made")), "made\n");
+    assert_eq!(read(&work.join("data/same")), "from here\n");
+    // What is not sent this time is not taken for gone.
+    other.on(&["ls"]).ok();
+    assert_eq!(read(&work.join("data/same")), "from here\n");
+    // Changed on both sides, somebody has to decide; nothing is done until then.
+    write("data/in", "changed here\n");
+    write("data/same", "changed here\n");
+    let refused = other.on(&["--send", "data", "ls"]).exits(8).says(&[
+        "`data/in` changed both on root@127.0.0.1 and here since it was sent",
+        "--send data --backup ls` sends this one",
+    ]);
+    assert_eq!(read(&work.join("data/in")), "result\n");
+    assert_eq!(read(&work.join("data/same")), "from here\n");
+    // The commands that it names do it.
+    let bring = "mv data/in data/in.mine && rockenv on ";
+    assert!(refused.err.contains(bring), "{}", refused.err);
+    fs::rename(here.join("data/in"), here.join("data/in.mine")).unwrap();
+    other.on(&["--fetch", "data/in"]).ok();
+    assert_eq!(read(&here.join("data/in")), "result\n");
+    fs::rename(here.join("data/in.mine"), here.join("data/in")).unwrap();
+    other
+        .on(&["--send", "data", "--backup", "ls"])
+        .ok()
+        .says(&["`data/in` of root@127.0.0.1 is `data/in.~1~` there now"]);
+    assert_eq!(read(&work.join("data/in")), "changed here\n");
+    assert_eq!(read(&work.join("data/in.~1~")), "result\n");
+    assert_eq!(read(&work.join("data/same")), "changed here\n");
+    // Gone here, it goes there only where it is as it was sent.
+    fs::write(work.join("data/in"), "another result\n").unwrap();
+    for name in ["data/in", "data/same"] {
+        fs::remove_file(here.join(name)).unwrap();
+    }
+    other
+        .on(&["--send", "data", "ls"])
+        .ok()
+        .says(&["`data/in` was removed here but changed on"]);
+    assert_eq!(read(&work.join("data/in")), "another result\n");
+    assert!(!work.join("data/same").exists());
+    other
+        .on(&["--send", "absent", "ls"])
+        .exits(7)
+        .says(&["cannot send `absent`"]);
+    other.on(&["rm", "--yes", env]).ok();
+}
+
+#[test]
+fn a_sender_that_is_killed_loses_and_resurrects_nothing() {
+    let other = Other::new();
+    let here = other.here.work().to_owned();
+    let files: Vec<String> = (0..200).map(|number| format!("data/{number}")).collect();
+    fs::create_dir(here.join("data")).unwrap();
+    let write = |text: &str| {
+        for file in &files {
+            fs::write(here.join(file), text.repeat(1000)).unwrap();
+        }
+    };
+    write("first");
+    other.on(&["--send", "data"]).ok();
+    let work = other.work();
+    let entries = |name: &str| fs::read_dir(work.with_file_name(name)).map_or(0, Iterator::count);
+    let moved = || fs::read_dir(work.with_file_name("out/data")).map_or(0, Iterator::count);
+    let moments: [&dyn Fn() -> bool; 5] = [
+        &|| entries("in") > 0,
+        &|| entries("out") > 0,
+        &|| moved() > 20,
+        &|| moved() > 100,
+        &|| moved() > 195,
+    ];
+    for (round, is_now) in moments.into_iter().enumerate() {
+        // Somebody there changes one file, which is not the same one each time.
+        fs::write(work.join(&files[round]), "theirs").unwrap();
+        write(&format!("round {round}"));
+        let mut sending = Background::start(other.command(&["--send", "data", "--backup"]));
+        while sending.runs() && !is_now() {
+            std::thread::yield_now();
+        }
+        // Who takes it there, and who sends it; it is no test's of another home.
+        for (pid, line) in processes() {
+            if line.contains("__receive") && line.contains(&*other.place.path().to_string_lossy()) {
+                let _: nix::Result<()> = kill(Pid::from_raw(pid), Signal::SIGKILL);
+            }
+        }
+        drop(sending);
+    }
+    write("last");
+    other.on(&["--send", "data", "--backup"]).ok();
+    let there = fs::read_dir(work.join("data")).unwrap();
+    let texts: Vec<(PathBuf, String)> = there
+        .map(|entry| entry.unwrap().path())
+        .map(|path| (path.clone(), fs::read_to_string(path).unwrap()))
+        .collect();
+    let of = |text: &str| texts.iter().filter(|(_, found)| found == text).count();
+    assert_eq!(of("theirs"), 5, "{texts:?}");
+    assert_eq!(of(&"last".repeat(1000)), files.len());
+    assert_eq!(texts.len(), files.len() + 5);
+    let left = fs::read_dir(work.parent().unwrap()).unwrap();
+    let mut left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["lock", "sent.json", "work"]);
+}
+
+#[test]
+fn exec_and_shell_have_input_and_a_terminal() {
+    let other = Other::new();
+    let env = other.here.env();
+    other.here.profile("[[step]]\nname = 'one'\nrun = 'true'\n");
+    other.on(&["up", env]).ok();
+    // Bytes of any kind come through, and their end does.
+    let mut bytes: Vec<u8> = (0..=255u8).cycle().take(1 << 20).collect();
+    bytes.extend(b"end");
+    let mut command = other.command(&["exec", env, "--", "cat"]);
+    command.stdin(Stdio::piped());
+    let mut cat = Background::start(command);
+    let mut stdin = cat.stdin();
+    let sent = bytes.clone();
+    let writer = std::thread::spawn(move || stdin.write_all(&sent).unwrap());
+    let ran = cat.wait().ok();
+    writer.join().unwrap();
+    assert!(ran.out == bytes, "{} bytes came back", ran.out.len());
+    other
+        .on(&["exec", env, "--", "sh", "-c", "tty; echo wrong >&2; exit 7"])
+        .exits(7)
+        .prints("not a tty")
+        .says(&["wrong"]);
+    // Others leave it to whoever comes next.
+    let script = format!(
+        "while read line; do echo \"$line\"; {} >/dev/null; done",
+        "\"$@\""
+    );
+    let ls = other.command(&["ls"]);
+    let mut reader = Command::new("sh");
+    reader
+        .args(["-c", &script, "sh"])
+        .arg(ls.get_program())
+        .args(ls.get_args())
+        .env_clear();
+    for (name, value) in ls.get_envs() {
+        reader.env(name, value.unwrap());
+    }
+    reader
+        .current_dir(other.here.work())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut reader = Background::start(reader);
+    reader.stdin().write_all(b"one\ntwo\n").unwrap();
+    reader.wait().ok().prints("one\ntwo");
+    // A connection that is lost takes a command along that is waiting for input, and one that is not.
+    let sleeper = other.here.sleeper();
+    for script in [sleeper.clone(), format!("{sleeper} & cat; wait")] {
+        let mut command = other.command(&["exec", env, "--", "sh", "-c", &script]);
+        command.stdin(Stdio::piped());
+        let exec = Background::start(command);
+        wait_until("it runs", || !processes_called(&sleeper).is_empty());
+        kill(Pid::from_raw(ssh_of(&exec)), Signal::SIGKILL).unwrap();
+        wait_until("it ends there", || processes_called(&sleeper).is_empty());
+        drop(exec);
+    }
+    let mut terminal = Terminal::start(other.command(&["shell", env]), 33, 101);
+    terminal.write("PS1='ready> '; stty -echo; tty; stty size; echo $TERM\n");
+    terminal.expect("/dev/pts/");
+    terminal.expect("33 101");
+    terminal.expect("xterm");
+    terminal.resize(44, 99);
+    terminal.write("while ! stty size | grep '44 99'; do sleep 0.1; done\n");
+    terminal.expect("44 99");
+    // Ctrl-C is the inner program's.
+    terminal.write(&format!("{sleeper}\n"));
+    wait_until("the program runs", || {
+        !processes_called(&sleeper).is_empty()
+    });
+    terminal.write("\x03");
+    terminal.write("echo after $?\n");
+    terminal.expect("after 130");
+    terminal.write("exit 6\n");
+    terminal.wait(6);
+    // A step hears it too, and says so before its connection ends.
+    other
+        .here
+        .profile(&format!("[[step]]\nname = 'one'\nrun = '{sleeper}'\n"));
+    let mut terminal = Terminal::start(other.command(&["up", env]), 33, 101);
+    wait_until("the step runs", || !processes_called(&sleeper).is_empty());
+    terminal.write("\x03");
+    terminal.expect("finished steps are kept");
+    terminal.wait(130);
+    wait_until("the step has ended", || {
+        processes_called(&sleeper).is_empty()
+    });
+    // And questions are asked.
+    let mut terminal = Terminal::start(other.command(&["rm", env]), 33, 101);
+    terminal.expect("remove");
+    terminal.write("n\n");
+    terminal.wait(2);
+    other.on(&["rm", "--yes", env]).ok();
+}
+
+#[test]
+fn with_sudo_an_ordinary_user_is_root_there() {
+    let other = Other::with_sudo(&format!("{} ALL=(root) NOPASSWD: ALL", USER.0));
+    let env = other.here.env();
+    let sudo = |words: &[&str]| other.on(&[&["--sudo"], words].concat());
+    other.here.profile(
+        "volume = [{ name = 'out', kind = 'output', target = '/out' }]
+        [[step]]\nname = 'one'\nrun = 'umask 077; id -u > /out/user; mkdir /out/deep; echo deep > /out/deep/file'\n",
+    );
+    sudo(&["up", env]).ok();
+    assert!(other.there.home().join("envs").join(env).exists());
+    sudo(&["--fetch", "results", "export", env, "results"]).ok();
+    let results = other.here.work().join("results/out");
+    let user = fs::read_to_string(results.join("user")).unwrap();
+    assert_eq!(user, format!("{}\n", USER.1));
+    assert_eq!(
+        fs::read_to_string(results.join("deep/file")).unwrap(),
+        "deep\n"
+    );
+    for code in [1, 7] {
+        let script = format!("exit {code}");
+        let ran = sudo(&["exec", env, "--", "sh", "-c", &script]).exits(code);
+        assert!(!ran.err.contains("sudo"), "{}", ran.err);
+    }
+    other
+        .on(&["--fetch", "nothing"])
+        .exits(7)
+        .says(&["cannot fetch `nothing`", "there is no such file"]);
+    // It ends with its connection, and hears Ctrl-C, though the user may send root's processes no signals.
+    let sleeper = other.here.sleeper();
+    other
+        .here
+        .profile(&format!("[[step]]\nname = 'one'\nrun = '{sleeper}'\n"));
+    let up = Background::start(other.command(&["--sudo", "up", env]));
+    wait_until("the step runs", || !processes_called(&sleeper).is_empty());
+    kill(Pid::from_raw(ssh_of(&up)), Signal::SIGKILL).unwrap();
+    wait_until("it ends there", || processes_called(&sleeper).is_empty());
+    drop(up);
+    let mut terminal = Terminal::start(other.command(&["--sudo", "up", env]), 33, 101);
+    wait_until("the step runs", || !processes_called(&sleeper).is_empty());
+    terminal.write("\x03");
+    terminal.expect("finished steps are kept");
+    terminal.wait(130);
+    sudo(&["rm", "--yes", env]).ok();
+}
+
+#[test]
+fn a_sudo_that_refuses_is_told_from_a_command_that_failed() {
+    let other = Other::with_sudo("");
+    other.on(&["--sudo", "ls"]).exits(4).says(&[
+        "sudo: a password is required",
+        "does not run rockenv",
+        "NOPASSWD",
+    ]);
+}

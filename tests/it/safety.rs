@@ -1,0 +1,22 @@
+//! Owns the test that decides whether rockenv may be trusted, for as long as a test may take; `make soak` is the long one.
+
+mod corpus;
+mod hammer;
+use crate::support::loopfs::Kind;
+use crate::support::random;
+use hammer::hammer;
+
+#[test]
+fn kill_at_random_moments_on_ext4() {
+    hammer(Kind::Ext4, "overlay", 200, random::seed());
+}
+
+#[test]
+fn kill_at_random_moments_on_btrfs() {
+    hammer(Kind::Btrfs, "btrfs", 200, random::seed());
+}
+
+#[test]
+fn kill_at_random_moments_on_xfs() {
+    hammer(Kind::Xfs, "reflink", 60, random::seed());
+}

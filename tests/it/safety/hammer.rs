@@ -1,0 +1,516 @@
+//! Two processes at once run commands on the same envs and are killed at random moments, with volumes of every kind bound.
+//! Afterwards nothing is left and not one byte of what is not rockenv's has changed.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use fs_err as fs;
+
+use crate::support::loopfs::{self, Kind, LoopFs};
+use crate::support::random::Random;
+
+struct Ground {
+    store: PathBuf,
+    user: PathBuf,
+    /// The machine's control groups are named for them: no other test may have them.
+    envs: [String; 2],
+    /// How the commands ended: verb and exit code, or `killed`.
+    ends: Mutex<BTreeMap<String, u32>>,
+    /// What those said that ended with a code that nothing explains.
+    wrong: Mutex<Vec<String>>,
+}
+
+/// Returns the exit codes that a command may have while another kills its container, has its env locked or removes it;
+/// `down` also asks whoever has the lock to end.
+fn expected(verb: &str) -> &'static [i32] {
+    match verb {
+        "up" => &[0, 4, 6, 143],
+        "exec" => &[0, 4, 6, 7, 137, 143],
+        // Nothing can free a terabyte here.
+        "gc" => &[10, 143],
+        // A snapshot of that name is there already.
+        "snapshot" => &[0, 2, 6, 7, 143],
+        _ => &[0, 6, 7, 143],
+    }
+}
+
+impl Ground {
+    /// Lays out the user's own directories and a profile that binds volumes of every kind.
+    fn new(store: &Path, user: &Path, method: &str) -> Self {
+        for name in ["src", "host", "out"] {
+            for number in 0..20 {
+                let directory = user.join(name).join(format!("d{}", number % 4));
+                fs::create_dir_all(&directory).unwrap();
+                fs::write(
+                    directory.join(format!("f{number}")),
+                    format!("{name} {number}").repeat(50),
+                )
+                .unwrap();
+            }
+        }
+        fs::hard_link(user.join("src/d0/f0"), user.join("src/link")).unwrap();
+        fs_err::os::unix::fs::symlink("d0/f0", user.join("src/symlink")).unwrap();
+        // The build user's: it may write there, and what it writes must not arrive.
+        let mut left = vec![user.join("src")];
+        while let Some(path) = left.pop() {
+            std::os::unix::fs::lchown(&path, Some(1000), Some(1000)).unwrap();
+            if path.is_dir() {
+                left.extend(
+                    fs::read_dir(&path)
+                        .unwrap()
+                        .map(|entry| entry.unwrap().path()),
+                );
+            }
+        }
+        fs::create_dir_all(user.join("images")).unwrap();
+        fs::create_dir_all(user.join("profiles")).unwrap();
+        fs::write(
+            user.join("images/mini.toml"),
+            format!(
+                "schema = 1\nprovider = \"directory\"\n[directory]\npath = \"{}\"\n",
+                crate::support::rootfs().display()
+            ),
+        )
+        .unwrap();
+        fs::write(
+            user.join("profiles/p.toml"),
+            format!(
+                r#"
+schema = 1
+image = "mini"
+hooks = ["change"]
+volume = [
+  {{ name = "src", kind = "source", path = "{0}/src", target = "/v/src" }},
+  {{ name = "build", kind = "build", target = "/v/build" }},
+  {{ name = "cache", kind = "cache", target = "/v/cache" }},
+  {{ name = "out", kind = "output", path = "{0}/out", target = "/v/out" }},
+  {{ name = "host", kind = "host", path = "{0}/host", target = "/v/host", access = "rw" }},
+]
+[[step]]
+name = "first"
+run = "mkdir -p $HOME/first; for i in 1 2 3 4 5 6 7 8; do echo $i > $HOME/first/$i; done; cat /v/src/d0/* > $HOME/src"
+[[step]]
+name = "second"
+run = "for i in 1 2 3 4 5 6; do echo $i > /v/build/$i; ln -f /v/build/$i /v/build/l$i; done; sleep 0.1; rm -rf $HOME/first; grep -q changed /v/src/d1/f1; echo step > /v/src/d1/f5; rm -f /v/src/d1/f9"
+inputs = ["src"]
+[[step]]
+name = "third"
+user = "root"
+run = "echo third > /etc/third; mv /usr/share/doc /usr/share/doc2; test -e /v/host/d0/f0"
+"#,
+                user.display()
+            ),
+        )
+        .unwrap();
+        fs::create_dir_all(user.join("hooks/change")).unwrap();
+        fs::write(
+            user.join("hooks/change/hook.toml"),
+            r#"
+schema = 1
+description = "every kind of change"
+why = "to see that the source stays as it is"
+volume = "src"
+[[patch]]
+file = "new.patch"
+[[edit]]
+file = "d1/f1"
+find = "src 1"
+replace = "changed"
+count = 50
+[script]
+run = "rm d2/f2; ln -f d3/f3 linked; chmod 600 d3/f7; echo x >> d3/f11"
+changes = ["d2/f2", "d3/f3", "d3/f7", "d3/f11", "linked"]
+"#,
+        )
+        .unwrap();
+        fs::write(
+            user.join("hooks/change/new.patch"),
+            "--- /dev/null\n+++ b/new/file\n@@ -0,0 +1 @@\n+new\n",
+        )
+        .unwrap();
+        Self {
+            store: store.to_path_buf(),
+            user: user.to_path_buf(),
+            envs: ["a", "b"].map(|env| format!("s{}-{method}-{env}", std::process::id())),
+            ends: Mutex::default(),
+            wrong: Mutex::default(),
+        }
+    }
+
+    fn rockenv(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_rockenv"));
+        command
+            .args(arguments)
+            .env_clear()
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .env("HOME", &self.user)
+            .env("ROCKENV_HOME", &self.store)
+            .env("ROCKENV_TRUSTED_DIRS", &self.user)
+            .env("ROCKENV_BUILD_USER", "1000:1000")
+            .current_dir(&self.user)
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// Runs a command that must succeed.
+    fn ok(&self, arguments: &[&str]) -> String {
+        let output = self.rockenv(arguments).output().unwrap();
+        let text = format!(
+            "{}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+        assert!(
+            output.status.success(),
+            "rockenv {arguments:?}: {}\n{text}",
+            output.status
+        );
+        text
+    }
+
+    /// Starts a random command, and kills it, or lets it end.
+    fn cycle(&self, random: &mut Random) {
+        let env = self.envs[random.below(2) as usize].as_str();
+        let name = format!("s{}", random.below(3));
+        let exec =
+            "echo x >> $HOME/x; echo y >> /v/build/y; mkdir -p $HOME/d; rm -rf $HOME/d; sleep 0.05";
+        let arguments: Vec<&str> = match random.below(14) {
+            0..=3 => vec!["up", "p", "--name", env],
+            4 => vec!["up", "p", "--name", env, "--rerun", "second"],
+            5 | 6 => vec!["exec", env, "--", "sh", "-c", exec],
+            7 => vec![
+                "exec",
+                "--root",
+                env,
+                "--",
+                "sh",
+                "-c",
+                "echo z >> /etc/z; rm -f /etc/third",
+            ],
+            8 => vec!["snapshot", "create", env, &name],
+            9 => vec![
+                "rollback",
+                "--yes",
+                env,
+                ["first", "second", "s0"][random.below(3) as usize],
+            ],
+            10 => vec!["down", env],
+            11 | 12 => vec!["gc", "--yes", "--preset", "ci", "--free", "1T"],
+            _ => vec!["rm", "--yes", env],
+        };
+        let mut said = tempfile::tempfile().unwrap();
+        let mut child = self
+            .rockenv(&arguments)
+            .stdout(Stdio::null())
+            .stderr(said.try_clone().unwrap())
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        let patience = Duration::from_millis(random.below(600));
+        let started = Instant::now();
+        while started.elapsed() < patience {
+            if let Some(status) = child.try_wait().unwrap() {
+                return self.ended(&arguments, status, &mut said);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let pid = nix::unistd::Pid::from_raw(child.id().cast_signed());
+        // Sometimes with everything it started that stayed in its group, as a terminal or a CI runner would.
+        if random.below(3) == 0 {
+            let _: nix::Result<()> =
+                nix::sys::signal::killpg(pid, nix::sys::signal::Signal::SIGKILL);
+        }
+        // And sometimes the holder goes first.
+        if random.below(4) == 0 {
+            for holder in processes()
+                .into_iter()
+                .filter(|(_, line)| line.contains("__hold") && line.contains("rockenv"))
+            {
+                if self.owns(holder.0) {
+                    let _: nix::Result<()> = nix::sys::signal::kill(
+                        nix::unistd::Pid::from_raw(holder.0),
+                        nix::sys::signal::Signal::SIGKILL,
+                    );
+                }
+            }
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        self.count(arguments[0], "killed");
+    }
+
+    /// Counts how a command ended that nobody killed, and keeps what it said where that is wrong.
+    fn ended(&self, arguments: &[&str], status: ExitStatus, mut said: impl Read + Seek) {
+        let signalled = status.signal().map(|number| 128 + number);
+        let end = status.code().or(signalled).unwrap_or_default();
+        self.count(arguments[0], &end.to_string());
+        if !expected(arguments[0]).contains(&end) {
+            let mut text = String::new();
+            said.seek(SeekFrom::Start(0)).unwrap();
+            said.read_to_string(&mut text).unwrap();
+            let line = format!("rockenv {}: {end}\n{text}", arguments.join(" "));
+            eprintln!("{line}");
+            self.wrong.lock().unwrap().push(line);
+        }
+    }
+
+    fn count(&self, verb: &str, end: &str) {
+        *self
+            .ends
+            .lock()
+            .unwrap()
+            .entry(format!("{verb} {end}"))
+            .or_default() += 1;
+    }
+
+    /// Returns whether a container of that name is one of these envs'.
+    fn names(&self, container: &str) -> bool {
+        let mut envs = self.envs.iter();
+        envs.any(|env| container.starts_with(&format!("rockenv-{env}-")))
+    }
+
+    /// Returns whether a process has something of this store open.
+    fn owns(&self, pid: i32) -> bool {
+        let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fd")) else {
+            return false;
+        };
+        entries.flatten().any(|entry| {
+            fs::read_link(entry.path()).is_ok_and(|target| target.starts_with(&self.store))
+        })
+    }
+}
+
+impl Drop for Ground {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let [one, two] = &self.envs;
+            drop(self.rockenv(&["rm", "--yes", "--force", one, two]).output());
+        }
+    }
+}
+
+/// Returns the processes of the machine with their command lines.
+fn processes() -> Vec<(i32, String)> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc").unwrap().flatten() {
+        if let Ok(pid) = entry.file_name().to_string_lossy().parse()
+            && let Ok(line) = fs::read(entry.path().join("cmdline"))
+        {
+            found.push((pid, String::from_utf8_lossy(&line).replace('\0', " ")));
+        }
+    }
+    found
+}
+
+type Content = BTreeMap<PathBuf, (u32, u32, u32, i64, i64, u64, Vec<u8>)>;
+
+/// Everything that must not change: kind, permissions, owner, times and bytes.
+fn content(root: &Path) -> Content {
+    let mut found = BTreeMap::new();
+    let mut left = vec![root.to_path_buf()];
+    while let Some(path) = left.pop() {
+        let data = fs::symlink_metadata(&path).unwrap();
+        let bytes = if data.is_dir() {
+            left.extend(
+                fs::read_dir(&path)
+                    .unwrap()
+                    .map(|entry| entry.unwrap().path()),
+            );
+            Vec::new()
+        } else if data.is_symlink() {
+            fs::read_link(&path)
+                .unwrap()
+                .into_os_string()
+                .into_encoded_bytes()
+        } else {
+            fs::read(&path).unwrap()
+        };
+        found.insert(
+            path,
+            (
+                data.mode(),
+                data.uid(),
+                data.gid(),
+                data.mtime(),
+                data.mtime_nsec(),
+                data.nlink(),
+                bytes,
+            ),
+        );
+    }
+    found
+}
+
+fn wait_until(what: &str, mut done: impl FnMut() -> Result<(), String>) {
+    let started = Instant::now();
+    loop {
+        match done() {
+            Ok(()) => return,
+            Err(left) => assert!(
+                started.elapsed() < Duration::from_secs(30),
+                "{what}: {left}"
+            ),
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Fails unless nothing of the store runs or is mounted any more.
+fn nothing_runs(ground: &Ground) {
+    wait_until("a process is left", || {
+        let own = std::process::id().cast_signed();
+        let left: Vec<_> = processes()
+            .into_iter()
+            .filter(|(pid, line)| {
+                *pid != own && (line.contains(ground.store.to_str().unwrap()) || ground.owns(*pid))
+            })
+            .collect();
+        if left.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("{left:?}"))
+        }
+    });
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let below = format!("{}/", ground.store.display());
+    let left: Vec<_> = mounts
+        .lines()
+        .filter(|line| line.contains(&below))
+        .collect();
+    assert!(left.is_empty(), "mounts are left: {left:?}");
+    for hierarchy in fs::read_dir("/sys/fs/cgroup").unwrap().flatten() {
+        wait_until("a control group is left", || {
+            let Ok(groups) = fs::read_dir(hierarchy.path()) else {
+                return Ok(());
+            };
+            let left: Vec<_> = groups
+                .flatten()
+                .map(|entry| entry.file_name().to_string_lossy().into_owned())
+                .filter(|name| ground.names(name))
+                .collect();
+            if left.is_empty() {
+                Ok(())
+            } else {
+                Err(format!("{left:?} in {}", hierarchy.path().display()))
+            }
+        });
+    }
+    for directory in ["propagate", "unix-export"] {
+        if let Ok(entries) = fs::read_dir(Path::new("/run/systemd/nspawn").join(directory)) {
+            let left: Vec<_> = entries
+                .flatten()
+                .map(|entry| entry.file_name().to_string_lossy().into_owned())
+                .filter(|name| ground.names(name))
+                .collect();
+            assert!(
+                left.is_empty(),
+                "systemd-nspawn's directories are left: {left:?}"
+            );
+        }
+    }
+}
+
+/// Runs commands on a new store and kills them. Returns how they ended.
+pub(crate) fn hammer(kind: Kind, method: &str, cycles: u64, seed: u64) -> BTreeMap<String, u32> {
+    loopfs::need_root();
+    let disk = LoopFs::new(kind);
+    let user = tempfile::Builder::new()
+        .prefix("rockenv-safety-")
+        .tempdir()
+        .unwrap();
+    let ground = Ground::new(&disk.path().join("store"), user.path(), method);
+    let before = content(user.path());
+    ground.ok(&["image", "build", "mini"]);
+    eprintln!("{method}, seed {seed}");
+    std::thread::scope(|scope| {
+        for worker in 0..2 {
+            let ground = &ground;
+            scope.spawn(move || {
+                let mut random = Random::new(seed.wrapping_mul(worker + 1));
+                for _ in 0..cycles / 2 {
+                    ground.cycle(&mut random);
+                }
+            });
+        }
+    });
+    let ends = ground.ends.lock().unwrap().clone();
+    eprintln!("{method}: {ends:?}");
+    let wrong = ground.wrong.lock().unwrap().join("\n");
+    assert!(wrong.is_empty(), "seed {seed}: {wrong}");
+    // A test in which everything ended by itself, or nothing did, would show nothing.
+    assert!(
+        ends.keys().filter(|end| end.ends_with(" killed")).count() >= 2,
+        "{ends:?}"
+    );
+    // Whatever was cut off where: the next `up` comes to the same end.
+    for env in ground.envs.each_ref() {
+        let env = env.as_str();
+        ground.ok(&["up", "p", "--name", env]);
+        let listed = ground.ok(&[
+            "exec",
+            env,
+            "--",
+            "sh",
+            "-c",
+            "cat /etc/third; ls /v/build $HOME; cmp /v/src/d0/f0 /v/src/link",
+        ]);
+        assert!(
+            listed.contains("third") && listed.contains("l6"),
+            "{env}: {listed}"
+        );
+        assert!(
+            ground
+                .ok(&["up", "p", "--name", env])
+                .contains("nothing to do")
+        );
+    }
+    let list = ground.ok(&["ls", "--json"]);
+    assert!(ground.envs.iter().all(|env| list.contains(env)));
+    let format = fs::read_to_string(ground.store.join("format")).unwrap();
+    assert!(format.contains(method), "{format}");
+    nothing_runs(&ground);
+    assert_changed_nothing(&before, user.path());
+    let [one, two] = &ground.envs;
+    ground.ok(&["rm", "--yes", one, two]);
+    wait_until("the store is not empty", || {
+        let mut left = Vec::new();
+        for name in ["layers", "volumes", "trash"] {
+            left.extend(
+                fs::read_dir(ground.store.join(name))
+                    .unwrap()
+                    .flatten()
+                    .map(|entry| entry.path()),
+            );
+        }
+        for env in &ground.envs {
+            left.extend(
+                fs::read_dir(ground.store.join("envs").join(env))
+                    .unwrap()
+                    .flatten()
+                    .map(|entry| entry.path()),
+            );
+        }
+        left.retain(|path| path.file_name().unwrap() != "lock");
+        if left.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("{left:?}"))
+        }
+    });
+    nothing_runs(&ground);
+    assert_changed_nothing(&before, user.path());
+    ends
+}
+
+fn assert_changed_nothing(before: &Content, user: &Path) {
+    let after = content(user);
+    for (path, old) in before {
+        assert_eq!(after.get(path), Some(old), "`{}` changed", path.display());
+    }
+}

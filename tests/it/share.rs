@@ -1,0 +1,418 @@
+//! Sharing snapshots by way of a real registry, or of files: two stores as two machines. Needs root and `docker-registry`.
+
+mod ends;
+mod faults;
+mod files;
+mod full_registry;
+mod histories;
+mod liar;
+mod meanwhile;
+mod proxy;
+mod refused;
+mod results;
+mod token;
+mod trees;
+
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+use crate::support::env::TestStore;
+use crate::support::loopfs::{Kind, LoopFs};
+use crate::support::registry::{LOGIN, Registry};
+use crate::support::run::Ran;
+use fs_err as fs;
+use rockenv::store::Store;
+use rockenv::tree::digest::digest;
+use rockenv::tree::{Method, overlay};
+
+/// Everything that a tree can be made of: names of one file, holes, attributes, capabilities, times, deletions, replaced
+/// directories. The image has no tools for attributes.
+const STEPS: &str = r#"
+[[volume]]
+name = "build"
+kind = "build"
+target = "/v/build"
+[[step]]
+name = "one"
+user = "root"
+run = '''
+mkdir -p /opt/a/b /opt/gone /opt/again/old && cd /opt
+echo one > a/one; ln a/one a/b/two; echo gone > gone/file; echo old > again/old/file; echo kept > kept
+truncate -s 8M sparse; echo end >> sparse
+cp /bin/true capable; ln -s nowhere link; mkfifo fifo
+chown 1234:1234 a/b/two; touch -d '1969-12-31 23:59:58.25' kept
+echo changed > a/same; touch -d @1700000000 a/same
+name=$(printf '%0200d' 0); mkdir -p $name/$name; echo deep > $name/$name/file
+perl -e '
+    sub set { my ($f, $n, $v) = @_; syscall(188, $f, $n, $v, length $v, 0) == 0 or die "$f $n: $!" }
+    my $acl = pack "V(vvV)5", 2, 1,6,-1, 2,4,1234, 4,4,-1, 16,4,-1, 32,4,-1;
+    set "capable", "security.capability", pack "V5", 0x02000001, 1 << 13, 0, 0, 0;
+    set "a/one", "user.note", "text"; set "a/one", "system.posix_acl_access", $acl;
+    set "a/b", "system.posix_acl_default", $acl'
+if [ -d /v/build ]; then echo one > /v/build/one; ln /v/build/one /v/build/same; fi
+'''
+[[step]]
+name = "two"
+user = "root"
+run = '''
+cd /opt; rm -r gone again; mkdir again; echo new > again/new; rm a/b/two; echo more >> kept
+perl -e 'my ($f, $n) = ("a/b", "system.posix_acl_default"); syscall(197, $f, $n) == 0 or die $!'
+echo two > a/b/three; ln a/b/three a/four; chmod 700 a; rm link; mkdir link; touch link/inside
+echo unequal > a/same; truncate -s 8 a/same; touch -d @1700000000 a/same
+if [ -d /v/build ]; then cd /v/build; echo two > two; ln two link; rm same; truncate -s 1M hole; fi
+'''
+[[step]]
+name = "three"
+run = "echo three > $HOME/three; touch -d @1700000000.123456789 $HOME/three"
+"#;
+
+/// The same without build volumes, which an overlay store does not freeze.
+fn without_volume() -> &'static str {
+    &STEPS[STEPS.find("[[step]]").unwrap()..]
+}
+
+/// Two machines of one user: the same image, the same profile, one registry.
+struct Two {
+    registry: Registry,
+    one: TestStore,
+    other: TestStore,
+}
+
+impl Two {
+    fn new(one: TestStore, other: TestStore) -> Self {
+        let registry = Registry::start(false);
+        Self {
+            registry,
+            one,
+            other,
+        }
+    }
+
+    fn repository(&self) -> String {
+        format!("{}/team/rocm", self.registry.host)
+    }
+
+    fn run(&self, store: &TestStore, words: &[&str]) -> Ran {
+        self.with(store, words, &self.repository())
+    }
+
+    fn with(&self, store: &TestStore, words: &[&str], repository: &str) -> Ran {
+        let mut command = store.command(words);
+        command.env("ROCKENV_REGISTRY", repository);
+        crate::support::run::finish(words.join(" "), command)
+    }
+
+    /// Gives both machines the profile, and returns its name.
+    fn profile(&self, body: &str) -> &str {
+        let name = self.one.env();
+        for store in [&self.one, &self.other] {
+            store.profile_named(name, body);
+        }
+        name
+    }
+
+    /// Builds and pushes at the first machine.
+    fn pushed(&self, body: &str) -> &str {
+        let name = self.profile(body);
+        self.one.rockenv(&["up", name]).ok();
+        self.run(&self.one, &["push", name]).ok();
+        name
+    }
+
+    fn uploads(&self) -> usize {
+        self.registry.answered("POST").len()
+    }
+
+    fn assert_same(&self, name: &str) {
+        assert_same(&self.one, &self.other, name);
+    }
+}
+
+/// Compares every step's tree and volumes in two stores; an overlay store has the last step's volumes only.
+fn assert_same(one: &TestStore, other: &TestStore, name: &str) {
+    let states = [one, other].map(|store| trees(store.home(), name));
+    let [one, other] = &states;
+    assert_eq!(one.len(), other.len());
+    for ((step, tree, volumes), (_, other_tree, other_volumes)) in one.iter().zip(other) {
+        assert_eq!(tree, other_tree, "tree after step `{step}`");
+        for (volume, other) in volumes.iter().zip(other_volumes) {
+            let differ = volume.is_some() && other.is_some() && volume != other;
+            assert!(!differ, "volume after step `{step}`");
+        }
+    }
+    let last = |states: &[State]| states.last().unwrap().2.clone();
+    assert_eq!(last(one), last(other));
+}
+
+/// A step, and the digests of its tree and its build volumes.
+type State = (String, String, Vec<Option<String>>);
+
+fn trees(home: &Path, name: &str) -> Vec<State> {
+    let store = Store::open_existing(home).unwrap().unwrap();
+    let record = store.record(name).unwrap().unwrap();
+    let cancel = AtomicBool::new(false);
+    let of = |path: &Path| digest(path, &cancel).unwrap().digest;
+    let mut chain = store.chain(record.head.layer.as_ref().unwrap()).unwrap();
+    chain.reverse();
+    let mut states = Vec::new();
+    for layer in chain {
+        let directory = store.layer_dir(&layer.id);
+        let tree = match store.method() {
+            Method::Overlay => {
+                let lowers = store.lowers(Some(&layer.id), &layer.image_key).unwrap();
+                let at = tempfile::tempdir().unwrap();
+                let look = || {
+                    overlay::mount(&lowers, None, at.path(), true).unwrap();
+                    of(at.path())
+                };
+                overlay::in_throw_away_namespace(look).unwrap()
+            }
+            _ => of(&directory.join("root")),
+        };
+        let volumes = layer.volumes.keys().map(|volume| {
+            let path = directory.join("volumes").join(volume);
+            path.exists().then(|| of(&path))
+        });
+        states.push((layer.title.clone(), tree, volumes.collect()));
+    }
+    states
+}
+
+#[test]
+fn push_sends_what_is_missing_and_pull_brings_it() {
+    let two = Two::new(TestStore::new(), TestStore::new());
+    let name = two.profile(without_volume());
+    two.one.rockenv(&["up", name]).ok();
+    let push = |words: &[&str]| two.run(&two.one, &[&["push", name], words].concat()).ok();
+    push(&["--until", "two"]).says(&["2 snapshots at", "3 layers sent"]);
+    push(&[]).says(&["3 snapshots are at", "1 layers sent", "3 already there"]);
+    let sent = two.uploads();
+    push(&[]).says(&["0 layers sent", "4 already there"]);
+    assert_eq!(two.uploads(), sent, "{:#?}", two.registry.answered("POST"));
+    // One more name for the last one; nothing but that is sent.
+    let named = format!("{}:nightly", two.repository());
+    push(&[&named]).says(&["0 layers sent"]);
+    assert_eq!(two.uploads(), sent);
+    two.run(&two.other, &["pull", &named])
+        .ok()
+        .says(&["pulled one, two, three from"]);
+    two.other
+        .rockenv(&["up", name])
+        .ok()
+        .says(&["3 steps, 3 done before"]);
+    two.assert_same(name);
+    two.run(&two.other, &["pull", name])
+        .ok()
+        .says(&["the store already has all of it"]);
+    two.other.rockenv(&["fsck"]).ok();
+    // What came from elsewhere can be handed on, and is the same.
+    two.run(&two.other, &["push", name])
+        .ok()
+        .says(&["0 layers sent", "4 already there"]);
+    let again = format!("{}/again", two.registry.host);
+    two.run(&two.other, &["push", name, &again])
+        .ok()
+        .says(&["4 layers sent"]);
+}
+
+#[test]
+fn every_method_takes_what_every_other_gives() {
+    let disks = [
+        LoopFs::new(Kind::Btrfs),
+        LoopFs::new(Kind::Xfs),
+        LoopFs::new(Kind::Btrfs),
+    ];
+    let [btrfs, xfs, fresh] = &disks;
+    // With build volumes from those who freeze them.
+    for (one, other) in [
+        (TestStore::on(btrfs), TestStore::new()),
+        (TestStore::on(xfs), TestStore::on(fresh)),
+    ] {
+        let two = Two::new(one, other);
+        let name = two.pushed(STEPS);
+        two.run(&two.other, &["up", name, "--pull"]).ok().says(&[
+            "pulled",
+            "three",
+            "3 done before",
+        ]);
+        two.assert_same(name);
+        let inside = "cat /v/build/two; stat -c %h /v/build/link; getent passwd 1234 >/dev/null; cat $HOME/three";
+        two.other
+            .rockenv(&["exec", name, "--", "sh", "-c", inside])
+            .ok()
+            .prints("two\n2\nthree");
+        two.other.rockenv(&["fsck"]).ok();
+    }
+}
+
+#[test]
+fn an_overlay_store_gives_to_a_btrfs_store() {
+    let disk = LoopFs::new(Kind::Btrfs);
+    let two = Two::new(TestStore::new(), TestStore::on(&disk));
+    // What a step writes may compress to next to nothing.
+    let plain = "echo one > a/one; yes | head -c 80M > plain;";
+    let name = two.pushed(&without_volume().replace("echo one > a/one;", plain));
+    // The second machine has nothing: the image comes from there as well.
+    let up = two.run(&two.other, &["up", name, "--pull"]).ok();
+    up.says(&["pulled the image and one, two, three from", "3 done before"]);
+    two.assert_same(name);
+    two.run(&two.other, &["up", name, "--pull"])
+        .ok()
+        .says(&["nothing to do"]);
+}
+
+#[test]
+fn the_longest_prefix_is_pulled_and_the_rest_built() {
+    let two = Two::new(TestStore::new(), TestStore::new());
+    let name = two.pushed(without_volume());
+    let changed = without_volume().replace("echo three >", "echo other >");
+    two.other.profile_named(name, &changed);
+    let plan = two.run(&two.other, &["plan", name, "--pull"]).ok();
+    let from = format!("pulled from {}", two.repository());
+    assert_eq!(plan.text().matches(&from).count(), 2, "{}", plan.text());
+    let up = two.run(&two.other, &["up", name, "--pull", "--push"]).ok();
+    up.says(&["pulled one, two from", "2 done before", "1 layers sent"]);
+    // Keys that are there already are not asked for.
+    let asked = two.registry.answered("HEAD").len();
+    two.run(&two.other, &["up", name, "--pull"])
+        .ok()
+        .says(&["nothing to do"]);
+    assert_eq!(two.registry.answered("HEAD").len(), asked);
+}
+
+#[test]
+fn without_a_registry_up_builds() {
+    let two = Two::new(TestStore::new(), TestStore::new());
+    let name = two.profile("[[step]]\nname = 'one'\nrun = 'true'\n");
+    let nobody = "127.0.0.1:9/team/rocm";
+    let up = two.with(&two.one, &["up", name, "--pull"], nobody).ok();
+    up.says(&[
+        "warning:",
+        "cannot reach registry `127.0.0.1:9`",
+        "step 1/1 one",
+    ]);
+    let push = two.with(&two.one, &["push", name], nobody);
+    push.exits(4).says(&["cannot reach registry"]);
+    two.one
+        .rockenv(&["push", name])
+        .exits(2)
+        .says(&["no registry is configured", "ROCKENV_REGISTRY"]);
+    two.run(&two.one, &["push", "absent"]).exits(7);
+    two.run(&two.one, &["pull", &format!("{}:none", two.repository())])
+        .exits(7)
+        .says(&["there is no snapshot"]);
+}
+
+#[test]
+fn who_may_not_is_told_how_to_log_in() {
+    let two = Two::new(TestStore::new(), TestStore::new());
+    let name = two.profile("[[step]]\nname = 'one'\nrun = 'true'\n");
+    two.one.rockenv(&["up", name]).ok();
+    let closed = Registry::start(true);
+    let repository = format!("{}/team/rocm", closed.host);
+    let push = two.with(&two.one, &["push", name], &repository);
+    push.exits(4)
+        .says(&["authentication required to push to", "podman login"]);
+    let up = two
+        .with(&two.other, &["up", name, "--pull"], &repository)
+        .ok();
+    up.says(&["warning:", "authentication required", "step 1/1 one"]);
+    let logins = two.one.work().join("auth.json");
+    fs::write(
+        &logins,
+        format!(r#"{{"auths":{{"{}":{{"auth":"{LOGIN}"}}}}}}"#, closed.host),
+    )
+    .unwrap();
+    let mut command = two.one.command(&["push", name, &repository]);
+    command.env("REGISTRY_AUTH_FILE", &logins);
+    crate::support::run::finish("push".into(), command)
+        .ok()
+        .says(&["1 snapshots are at"]);
+}
+
+#[test]
+fn what_was_tampered_with_is_refused() {
+    let two = Two::new(TestStore::new(), TestStore::new());
+    let name = two.pushed("[[step]]\nname = 'one'\nrun = 'echo one > $HOME/one'\n[[step]]\nname = 'two'\nrun = 'true'\n");
+    let store = Store::open_existing(two.one.home()).unwrap().unwrap();
+    let record = store.record(name).unwrap().unwrap();
+    let tags = two
+        .registry
+        .data()
+        .join("docker/registry/v2/repositories/team/rocm/_manifests/tags");
+    let link = |key: &str| tags.join(key).join("current/link");
+    let keys: Vec<&str> = record.steps.iter().map(|step| step.key.as_str()).collect();
+    // A tag that stands for another step's snapshot.
+    let right = fs::read(link(keys[1])).unwrap();
+    fs::copy(link(keys[0]), link(keys[1])).unwrap();
+    let up = two.run(&two.other, &["up", name, "--pull"]);
+    up.exits(8).says(&["stands for something else", keys[0]]);
+    fs::write(link(keys[1]), right).unwrap();
+    // A layer of other bytes.
+    let shared = store.shared_layer(keys[0]).unwrap().unwrap().tree.unwrap();
+    let (blob, good) = two.registry.spoil(&shared.sha256);
+    two.run(&two.other, &["up", name, "--pull"])
+        .exits(8)
+        .says(&["has SHA-256"]);
+    let other = Store::open_existing(two.other.home()).unwrap().unwrap();
+    assert!(other.layers().unwrap().is_empty());
+    fs::write(&blob, good).unwrap();
+    two.run(&two.other, &["up", name, "--pull"])
+        .ok()
+        .says(&["2 done before"]);
+    two.other.rockenv(&["fsck"]).ok();
+}
+
+#[test]
+fn a_pull_that_was_killed_leaves_nothing_and_the_next_one_converges() {
+    let two = Two::new(TestStore::new(), TestStore::new());
+    let name = two.pushed("[[step]]\nname = 'one'\nrun = 'head -c 30M /dev/urandom > $HOME/one'\n");
+    let other = Store::open_existing(two.other.home()).unwrap().unwrap();
+    let tag = other_key(&two.one, name);
+    let reference = format!("{}:{tag}", two.repository());
+    // Stopped wherever it happens to be, until one came to its end.
+    let mut killed = 0;
+    for wait in [20, 60, 120, 180, 260] {
+        let mut running = two.other.command(&["pull", &reference]).spawn().unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(wait));
+        killed += usize::from(running.try_wait().unwrap().is_none());
+        running.kill().unwrap();
+        running.wait().unwrap();
+        for layer in other.layers().unwrap() {
+            assert!(other.layer_dir(&layer.id).join("diff").is_dir());
+        }
+    }
+    assert!(killed > 0);
+    two.run(&two.other, &["up", name, "--pull"])
+        .ok()
+        .says(&["1 done before"]);
+    two.assert_same(name);
+    let left = fs::read_dir(two.other.home().join("images")).unwrap();
+    let left = left.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    assert_eq!(left.filter(|name| name.starts_with("tmp-")).count(), 0);
+}
+
+fn other_key(store: &TestStore, name: &str) -> String {
+    let store = Store::open_existing(store.home()).unwrap().unwrap();
+    store
+        .record(name)
+        .unwrap()
+        .unwrap()
+        .steps
+        .pop()
+        .unwrap()
+        .key
+}
+
+#[test]
+fn a_volume_that_was_not_frozen_is_not_pushed() {
+    let two = Two::new(TestStore::new(), TestStore::new());
+    let name = two.profile(STEPS);
+    two.one.rockenv(&["up", name]).ok();
+    let push = two.run(&two.one, &["push", name]);
+    push.exits(2).says(&[
+        "no snapshot of env",
+        "build volume `build` was not frozen",
+        "--store-image",
+    ]);
+}

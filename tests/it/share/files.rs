@@ -1,0 +1,295 @@
+//! Snapshots as files: `export --snapshots` and `import`, what other programs make of them, and commands that are cut off.
+
+use std::os::unix::fs::chown;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use fs_err as fs;
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use super::{STEPS, assert_same, without_volume};
+use crate::support::env::TestStore;
+use crate::support::loopfs::{Kind, LoopFs};
+use crate::support::registry::Registry;
+use crate::support::run::wait_until;
+
+/// A step that takes a while to pack.
+const LARGE: &str = "[[step]]\nname = 'one'\nuser = 'root'\nrun = 'mkdir -p /opt; head -c 40M /dev/urandom > /opt/one'\n";
+
+/// Builds at one machine, whose profile another one has as well; returns its name.
+pub(super) fn built(one: &TestStore, other: &TestStore, body: &str) -> String {
+    let name = one.env().to_owned();
+    for store in [one, other] {
+        store.profile_named(&name, body);
+    }
+    one.rockenv(&["up", &name]).ok();
+    name
+}
+
+pub(super) fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// Returns the names in a directory.
+fn names(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.filter(|name| name != "lost+found").collect();
+    names.sort();
+    names
+}
+
+/// Returns the name of an empty directory of a test's.
+fn empty(store: &TestStore) -> PathBuf {
+    let directory = store.work().join("disk");
+    fs::create_dir(&directory).unwrap();
+    chown(&directory, Some(1234), Some(1234)).unwrap();
+    directory
+}
+
+#[test]
+fn nothing_is_built_of_what_was_imported() {
+    let [btrfs, xfs] = [Kind::Btrfs, Kind::Xfs].map(LoopFs::new);
+    for (one, other, body, file) in [
+        // With build volumes, from a store that freezes them; and the image as well.
+        (
+            TestStore::on(&btrfs),
+            TestStore::new(),
+            STEPS,
+            "demo.oci.tar",
+        ),
+        (
+            TestStore::new(),
+            TestStore::on(&xfs),
+            without_volume(),
+            "demo.oci",
+        ),
+    ] {
+        let name = built(&one, &other, body);
+        let disk = empty(&one);
+        let place = disk.join(file);
+        one.rockenv(&["export", &name, "--snapshots", text(&place)])
+            .ok()
+            .says(&["the image and one, two, three are in", file]);
+        assert_eq!(names(&disk), [file]);
+        other.rockenv(&["import", text(&place)]).ok().says(&[
+            "imported ",
+            "one, two, three from",
+            file,
+        ]);
+        other
+            .rockenv(&["up", &name])
+            .ok()
+            .says(&["3 steps, 3 done before"]);
+        assert_same(&one, &other, &name);
+        other
+            .rockenv(&["import", text(&place)])
+            .ok()
+            .says(&["the store already has all of it"]);
+        other.rockenv(&["fsck"]).ok();
+        // The same snapshots are the same file.
+        let again = disk.join(format!("again-{file}"));
+        one.rockenv(&["export", &name, "--snapshots", text(&again)])
+            .ok();
+        let differ = Command::new("diff")
+            .args(["-r", text(&place), text(&again)])
+            .status()
+            .unwrap();
+        assert!(differ.success(), "{file}");
+    }
+}
+
+#[test]
+fn a_part_of_the_steps_is_enough_for_that_part() {
+    let (one, other) = (TestStore::new(), TestStore::new());
+    let name = built(&one, &other, without_volume());
+    let place = empty(&one).join("demo.oci.tar");
+    let export = one.rockenv(&[
+        "export",
+        &name,
+        "--snapshots",
+        text(&place),
+        "--until",
+        "two",
+        "--json",
+    ]);
+    let said: Value = serde_json::from_slice(&export.ok().out).unwrap();
+    assert_eq!(said["schema"], "rockenv/export-snapshots/1");
+    assert_eq!(said["steps"], serde_json::json!(["one", "two"]));
+    let import = other.rockenv(&["import", text(&place), "--json"]).ok();
+    let said: Value = serde_json::from_slice(&import.out).unwrap();
+    assert_eq!(said["schema"], "rockenv/import/1");
+    assert_eq!(
+        said["snapshots"][0]["steps"],
+        serde_json::json!(["one", "two"])
+    );
+    other
+        .rockenv(&["up", &name])
+        .ok()
+        .says(&["3 steps, 2 done before"]);
+}
+
+/// Runs a program that must succeed, and returns what it prints.
+fn run(program: &str, words: &[&str]) -> String {
+    let out = Command::new(program).args(words).output().unwrap();
+    let error = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "{program} {words:?}: {error}");
+    String::from_utf8(out.stdout).unwrap()
+}
+
+#[test]
+fn other_programs_read_it_and_what_they_copy_is_imported() {
+    let (one, other) = (TestStore::new(), TestStore::new());
+    let body =
+        "[[step]]\nname = 'one'\nuser = 'root'\nrun = 'mkdir -p /opt; echo one > /opt/one'\n";
+    let name = built(&one, &other, body);
+    let disk = empty(&one);
+    let [file, directory] = ["demo.oci.tar", "demo.oci"].map(|name| disk.join(name));
+    for place in [&file, &directory] {
+        one.rockenv(&["export", &name, "--snapshots", text(place)])
+            .ok();
+    }
+    let archive = format!("oci-archive:{}", file.display());
+    let layout = format!("oci:{}", directory.display());
+    let inspect = |from: &str| -> Value {
+        serde_json::from_str(&run("skopeo", &["inspect", "--raw", from])).unwrap()
+    };
+    assert_eq!(inspect(&archive), inspect(&layout));
+    assert_eq!(inspect(&archive)["annotations"]["rockenv.step"], "one");
+    // Its own storage, whose name may not be long.
+    let storage = tempfile::tempdir_in("/var/tmp").unwrap();
+    let podman = |words: &[&str]| {
+        let [root, run_root] = ["root", "run"].map(|name| storage.path().join(name));
+        let own = ["--root", text(&root), "--runroot", text(&run_root)];
+        run(
+            "podman",
+            &[&own[..], &["--storage-driver", "vfs"], words].concat(),
+        )
+    };
+    podman(&["load", "--quiet", "--input", text(&file)]);
+    let image = format!("localhost/{name}:one");
+    let mounted = podman(&["image", "mount", &image]).trim().to_owned();
+    assert_eq!(
+        fs::read_to_string(Path::new(&mounted).join("opt/one")).unwrap(),
+        "one\n"
+    );
+    podman(&["image", "unmount", &image]);
+    podman(&["image", "rm", &image]);
+    // Into a registry and out of it again: skopeo keeps every byte.
+    let registry = Registry::start(false);
+    let key = inspect(&archive)["annotations"]["rockenv.key"].clone();
+    let reference = format!("{}/team/rocm:{}", registry.host, key.as_str().unwrap());
+    let at_registry = format!("docker://{reference}");
+    let copy = disk.join("copy");
+    let to = format!("oci:{}:{}", copy.display(), key.as_str().unwrap());
+    let skopeo = |words: &[&str]| run("skopeo", &[&["copy", "--quiet"], words].concat());
+    skopeo(&["--dest-tls-verify=false", &archive, &at_registry]);
+    skopeo(&["--src-tls-verify=false", &at_registry, &to]);
+    other
+        .rockenv(&["import", text(&copy)])
+        .ok()
+        .says(&["imported one from"]);
+    other
+        .rockenv(&["pull", &reference])
+        .ok()
+        .says(&["the store already has all of it"]);
+    // And what somebody packed by hand.
+    let packed = disk.join("packed.tar");
+    run("tar", &["-cf", text(&packed), "-C", text(&directory), "."]);
+    other
+        .rockenv(&["import", text(&packed)])
+        .ok()
+        .says(&["the store already has all of it"]);
+    other.rockenv(&["up", &name]).ok().says(&["1 done before"]);
+}
+
+#[test]
+fn an_export_that_was_killed_is_cleaned_up_by_the_next() {
+    let (one, other) = (TestStore::new(), TestStore::new());
+    let name = built(&one, &other, LARGE);
+    let disk = empty(&one);
+    for file in ["demo.oci.tar", "demo.oci"] {
+        let place = disk.join(file);
+        let words = ["export", &name, "--snapshots", text(&place)];
+        let partial = disk.join(format!(".{file}.rockenv-partial"));
+        // Again, where all of it was faster than this loop.
+        let mut cut_off = false;
+        for _ in 0..5 {
+            let running = one.start(&words);
+            wait_until("something is written", || {
+                partial.exists() || place.exists()
+            });
+            if !place.exists() {
+                // Only one at a time may write it.
+                let busy = one.rockenv(&words);
+                if busy.code == 6 {
+                    busy.says(&["another export is writing"]);
+                }
+            }
+            running.signal(Signal::SIGKILL);
+            drop(running);
+            cut_off = partial.exists();
+            if cut_off {
+                break;
+            }
+            drop((fs::remove_file(&place), fs::remove_dir_all(&place)));
+        }
+        assert!(cut_off && !place.exists());
+        one.rockenv(&words).ok();
+        assert!(!partial.exists());
+        // One that is asked to stop leaves nothing by itself.
+        let other_place = disk.join(format!("other-{file}"));
+        let running = one.start(&["export", &name, "--snapshots", text(&other_place)]);
+        wait_until("something is written", || names(&disk).len() > 1);
+        running.signal(Signal::SIGINT);
+        running.wait();
+        assert!(!names(&disk).iter().any(|name| name.starts_with('.')));
+        drop((
+            fs::remove_file(&other_place),
+            fs::remove_dir_all(&other_place),
+        ));
+        other.rockenv(&["import", text(&place)]).ok();
+        drop((fs::remove_file(&place), fs::remove_dir_all(&place)));
+    }
+}
+
+#[test]
+fn an_import_that_was_killed_leaves_nothing_and_the_next_one_converges() {
+    let (one, other) = (TestStore::new(), TestStore::new());
+    let name = built(&one, &other, LARGE);
+    let place = empty(&one).join("demo.oci.tar");
+    one.rockenv(&["export", &name, "--snapshots", text(&place)])
+        .ok();
+    let images = other.home().join("images");
+    let arriving = || {
+        let names = names(&images);
+        names.iter().any(|name| name.starts_with("tmp-pull-"))
+    };
+    let layers = other.home().join("layers");
+    let running = other.start(&["import", text(&place)]);
+    wait_until("something arrives", || {
+        arriving() || !names(&layers).is_empty()
+    });
+    running.signal(Signal::SIGKILL);
+    drop(running);
+    other.rockenv(&["import", text(&place)]).ok();
+    assert!(!arriving());
+    other.rockenv(&["up", &name]).ok().says(&["1 done before"]);
+    assert_same(&one, &other, &name);
+}
+
+#[test]
+fn a_full_disk_is_said_and_left_as_it_was() {
+    let disk = LoopFs::sized(Kind::Ext4, 24 << 20);
+    chown(disk.path(), Some(1234), Some(1234)).unwrap();
+    let (one, other) = (TestStore::new(), TestStore::new());
+    let name = built(&one, &other, LARGE);
+    for file in ["demo.oci.tar", "demo.oci"] {
+        let place = disk.join(file);
+        one.rockenv(&["export", &name, "--snapshots", text(&place)])
+            .exits(10)
+            .says(&["cannot export to", "No space left on device"]);
+        assert_eq!(names(&disk.join("")), Vec::<String>::new());
+    }
+}

@@ -1,0 +1,54 @@
+//! A registry that refuses a layer while it is sent, as one does whose disk is full: it answers, and reads no more.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+
+use crate::support::env::TestStore;
+
+/// Answers one request after the other as a registry that has nothing; a layer it refuses after a part of it.
+fn answer(stream: TcpStream) -> Option<()> {
+    let mut reader = BufReader::new(stream.try_clone().ok()?);
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line).ok()?;
+        let mut header = String::new();
+        while reader.read_line(&mut header).ok()? > 2 {
+            header.clear();
+        }
+        let text = match line.split(' ').next()? {
+            "POST" => "202 Accepted\r\nLocation: /v2/team/rocm/blobs/uploads/1",
+            "PATCH" => {
+                reader.read_exact(&mut [0; 4096]).ok()?;
+                "507 Insufficient Storage"
+            }
+            "" => return None,
+            _ => "404 Not Found",
+        };
+        let text = format!("HTTP/1.1 {text}\r\nContent-Length: 0\r\n\r\n");
+        (&stream).write_all(text.as_bytes()).ok()?;
+        if line.starts_with("PATCH") {
+            // Open, and read by nobody.
+            loop {
+                std::thread::park();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_layer_that_is_refused_while_it_is_sent_ends_the_push() {
+    let store = TestStore::new();
+    store.profile("[[step]]\nname = 'one'\nrun = 'head -c 40M /dev/urandom > ~/one'\n");
+    store.rockenv(&["up", store.env()]).ok();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let host = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for client in listener.incoming().flatten() {
+            std::thread::spawn(move || answer(client));
+        }
+    });
+    let push = store.command(&["push", store.env(), &format!("{host}/team/rocm")]);
+    crate::support::run::finish("push".into(), push)
+        .exits(4)
+        .says(&["cannot push", "507"]);
+}

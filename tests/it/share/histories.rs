@@ -1,0 +1,159 @@
+//! What was built on files from an earlier build is shared where the user asks for it, and says so.
+
+use fs_err as fs;
+use serde_json::Value;
+
+use super::Two;
+use super::files::text;
+use crate::support::env::TestStore;
+use crate::support::loopfs::{Kind, LoopFs};
+
+fn profile(line: &str) -> String {
+    format!(
+        "[[volume]]\nname = 'build'\nkind = 'build'\ntarget = '/v/build'\n\
+         [[volume]]\nname = 'out'\nkind = 'output'\ntarget = '/v/out'\n\
+         [[step]]\nname = 'base'\nrun = 'true'\n\
+         [[step]]\nname = 'one'\nincremental = true\nrun = 'echo {line} >> /v/build/log; cp /v/build/log /v/out/log'\n"
+    )
+}
+
+#[test]
+fn only_what_a_clean_build_makes_is_shared_unless_asked() {
+    let disks = [Kind::Btrfs, Kind::Btrfs].map(LoopFs::new);
+    let two = Two::new(TestStore::on(&disks[0]), TestStore::on(&disks[1]));
+    let (one, other) = (&two.one, &two.other);
+    let name = two.pushed(&profile("1"));
+    for store in [one, other] {
+        store.profile_named(name, &profile("2"));
+    }
+    let ran = |words: &[&str]| one.rockenv(words);
+    ran(&["up", name]).ok();
+    let log = |store: &TestStore, env: &str| {
+        let words = ["exec", env, "--", "cat", "/v/build/log"];
+        store.rockenv(&words).ok().text().replace('\n', "")
+    };
+    assert_eq!(log(one, name), "12");
+
+    // Results.
+    let exported = one.work().join("exported");
+    let export = ["export", name, text(&exported)];
+    ran(&export)
+        .exits(8)
+        .says(&["`one` was built on", "--clean", "--allow-incremental"]);
+    assert!(!exported.exists());
+    ran(&[&export[..], &["--allow-incremental"]].concat()).ok();
+    let manifest = fs::read(exported.join(format!("{name}.provenance.json"))).unwrap();
+    let manifest: Value = serde_json::from_slice(&manifest).unwrap();
+    let steps = &manifest["predicate"]["buildDefinition"]["internalParameters"]["steps"];
+    assert_eq!(steps[0]["history"], Value::Null);
+    assert_eq!(steps[1]["history"], "incremental");
+
+    // Snapshots as files.
+    let clean = one.work().join("clean.oci.tar");
+    ran(&["export", name, "--snapshots", text(&clean)])
+        .ok()
+        .says(&[
+            "`one` and those after it cannot be shared",
+            "the image and base are in",
+        ]);
+    let whole = one.work().join("whole.oci.tar");
+    ran(&[
+        "export",
+        name,
+        "--snapshots",
+        text(&whole),
+        "--allow-incremental",
+    ])
+    .ok()
+    .says(&["the image and base, one are in"]);
+    let import = ["import", text(&whole)];
+    other.rockenv(&import).ok().says(&["left out", "one"]);
+    other.rockenv(&["up", name]).ok();
+    assert_eq!(log(other, name), "2");
+    other.rockenv(&["rm", "--yes", name]).ok();
+    other.rockenv(&["gc", "--yes"]).ok();
+
+    // At a registry: what is incremental there is nobody's but who asks for it.
+    two.run(one, &["push", name])
+        .ok()
+        .says(&["cannot be shared"]);
+    two.run(one, &["push", name, "--allow-incremental"]).ok();
+    two.run(other, &["up", name, "--pull"]).ok();
+    assert_eq!(log(other, name), "2");
+    other.rockenv(&["rm", "--yes", name]).ok();
+    other.rockenv(&["gc", "--yes"]).ok();
+    two.run(other, &["up", name, "--pull", "--allow-incremental"])
+        .ok()
+        .says(&["2 steps, 2 done before"]);
+    assert_eq!(log(other, name), "12");
+    other.rockenv(&["rm", "--yes", name]).ok();
+    other.rockenv(&["gc", "--yes"]).ok();
+    // A clean one takes its place.
+    ran(&["up", name, "--clean"]).ok();
+    assert_eq!(log(one, name), "2");
+    two.run(one, &["push", name]).ok();
+    two.run(other, &["up", name, "--pull"])
+        .ok()
+        .says(&["2 steps, 2 done before"]);
+    assert_eq!(log(other, name), "2");
+}
+
+#[test]
+fn the_configuration_says_what_serves_a_new_env() {
+    let disk = LoopFs::new(Kind::Btrfs);
+    let store = TestStore::on(&disk);
+    for line in ["1", "2"] {
+        store.profile(&profile(line));
+        store.up();
+    }
+    let second = format!("{}-b", store.env());
+    let config = store.work().join(".config/rockenv");
+    fs::create_dir_all(&config).unwrap();
+    fs::write(config.join("config.toml"), "reuse = \"incremental\"\n").unwrap();
+    let words = ["up", store.env(), "--name", &second];
+    store.rockenv(&words).ok().says(&["2 steps, 2 done before"]);
+    let list = store.rockenv(&["snapshot", "ls", &second]).ok().text();
+    assert!(list.contains("step, incremental"), "{list}");
+}
+
+#[test]
+fn a_lock_file_tells_what_a_clean_build_did_not_make() {
+    let disk = LoopFs::new(Kind::Btrfs);
+    let store = TestStore::on(&disk);
+    let pins = "; echo \"tool 1 sha256:$(printf %064d 1)\" > /run/rockenv/pins/installed";
+    for line in ["1", "2"] {
+        let text = profile(line).replace("/v/out/log'", &format!("/v/out/log{pins}'"));
+        store.profile(&text);
+        store.up();
+    }
+    let path = store.work().join(format!("profiles/{}.lock", store.env()));
+    let lock = |words: &[&str]| {
+        let ran = store
+            .rockenv(&[&["lock", store.env()], words].concat())
+            .ok();
+        let text = fs::read_to_string(&path).unwrap();
+        (ran.text() + &ran.err, text)
+    };
+    let (said, text) = lock(&[]);
+    assert!(
+        said.contains("not locked") && said.contains("one fetched"),
+        "{said}"
+    );
+    assert!(
+        !text.contains("tool") && !text.contains("incremental"),
+        "{text}"
+    );
+    let (said, text) = lock(&["--allow-incremental"]);
+    assert!(!said.contains("not locked"), "{said}");
+    assert!(
+        text.contains("tool") && text.contains("incremental = true"),
+        "{text}"
+    );
+    store.rockenv(&["up", store.env(), "--clean"]).ok();
+    let (said, text) = lock(&["--update", "all"]);
+    assert!(said.contains("step one: incremental -> clean"), "{said}");
+    assert!(
+        text.contains("tool") && !text.contains("incremental"),
+        "{text}"
+    );
+}

@@ -1,0 +1,255 @@
+//! Owns the tests of what a checkout of TheRock says of targets, and of sets of targets that do not fit together.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+use crate::support::env::TestStore;
+use fs_err as fs;
+
+const TABLE: &str = r#"
+therock_add_amdgpu_target(gfx1103 "A laptop" FAMILY igpu-all gfx110X-all gfx110X-igpu
+  EXCLUDE_TARGET_PROJECTS
+    rccl # https://github.com/ROCm/TheRock/issues/150
+)
+therock_add_amdgpu_target(gfx1201 "AMD RX 9070 / XT" FAMILY dgpu-all gfx120X-all
+  EXCLUDE_TARGET_PROJECTS
+    hipSPARSELt # https://github.com/ROCm/TheRock/issues/2042
+    rocprofiler-compute # https://github.com/ROCm/TheRock/issues/2892
+    rocWMMA
+)
+"#;
+
+const STEPS: &str = r#"
+[[component]]
+name = "rocWMMA"
+[[component]]
+name = "rccl"
+[[component]]
+name = "torch"
+links = ["rccl"]
+[[volume]]
+name = "therock"
+kind = "source"
+path = "../checkout"
+target = "/v/therock"
+[[step]]
+name = "same"
+run = "echo same > $HOME/same"
+[[step]]
+name = "configure"
+inputs = ["therock"]
+env = { TARGETS = "${targets}" }
+run = "echo $TARGETS > $HOME/targets"
+"#;
+
+fn checkout(store: &TestStore, table: &str) -> PathBuf {
+    let directory = store.work().join("checkout");
+    fs::create_dir_all(directory.join("cmake")).unwrap();
+    fs::write(directory.join("cmake/therock_amdgpu_targets.cmake"), table).unwrap();
+    directory
+}
+
+#[test]
+fn a_checkout_is_compared_and_believed() {
+    let store = TestStore::new();
+    let directory = checkout(&store, TABLE);
+    let path = directory.to_str().unwrap();
+    let ran = store
+        .rockenv(&["target", "check", "--source", path])
+        .exits(8);
+    let text = ran.text();
+    for line in [
+        "gfx1103: product `A laptop`, known as `AMD Radeon 780M Laptop iGPU`\n",
+        "gfx1103: hipSPARSELt is built now\n",
+        "gfx1201: rocWMMA is left out now (no issue named)\n",
+        "gfx90a: not there\n",
+    ] {
+        assert!(text.contains(line), "{text}");
+    }
+    let ran = store
+        .rockenv(&["target", "check", "--source", path, "--json"])
+        .exits(8);
+    let json: serde_json::Value = serde_json::from_str(&ran.text()).unwrap();
+    assert_eq!(json["targets"][0]["name"], "gfx1103");
+    assert_eq!(json["drift"][0]["what"], "no-target");
+
+    // rockenv's own table does not leave rocWMMA out for gfx1201: the checkout's does, and counts.
+    let error = "`rocWMMA` would be built for no target: TheRock leaves it out of gfx1201";
+    store.profile(STEPS);
+    let env = store.env();
+    let ran = store.rockenv(&["up", env, "--target", "gfx1201"]).exits(3);
+    ran.says(&[
+        "source `therock` differs from the built-in table of TheRock; using the checkout's",
+        error,
+    ]);
+    store
+        .rockenv(&["up", env, "--target", "gfx90a"])
+        .exits(3)
+        .says(&[
+            "source `therock` has no target `gfx90a`",
+            "rockenv target check --source",
+        ]);
+
+    fs::write(
+        directory.join("cmake/therock_amdgpu_targets.cmake"),
+        "therock_add_amdgpu_target(\n  gfx1103 \"A\" NEW b)\n",
+    )
+    .unwrap();
+    store
+        .rockenv(&["target", "check", "--source", path])
+        .exits(3)
+        .says(&[
+            "cmake/therock_amdgpu_targets.cmake:2:15: a keyword that is not known",
+            "  gfx1103 \"A\" NEW b)",
+        ]);
+    store
+        .rockenv(&["plan", env, "--target", "gfx1201"])
+        .ok()
+        .says(&["using the built-in one"]);
+}
+
+#[test]
+fn drift_is_told_once_however_often_the_checkout_is_looked_at() {
+    let store = TestStore::new();
+    let directory = checkout(&store, TABLE.replace("    rocWMMA\n", "").as_str());
+    fs::set_permissions(directory, PermissionsExt::from_mode(0o777)).unwrap();
+    // What a step fetches into the source changes the keys of those after it.
+    store.profile(&STEPS.replace("echo same > $HOME/same", "date +%N > /v/therock/fetched"));
+    let ran = store.rockenv(&["up", store.env(), "--target", "gfx1201"]);
+    let told = ran.ok().err;
+    let count = told.matches("differs from the built-in table of TheRock");
+    assert_eq!(count.count(), 1, "{told}");
+}
+
+#[test]
+fn several_targets_have_to_fit_and_share_an_env() {
+    let store = TestStore::new();
+    checkout(&store, TABLE.replace("    rocWMMA\n", "").as_str());
+    let env = store.env();
+    let both = ["--target", "gfx1201", "--target", "gfx1103"];
+    let with = |verb: &[&str]| {
+        let mut arguments = verb.to_vec();
+        arguments.extend(both);
+        store.rockenv(&arguments)
+    };
+    store.profile(STEPS);
+    for verb in [&["profile", "check", env][..], &["plan", env], &["up", env]] {
+        with(verb).exits(3).says(&[
+            "`rccl` is not built for gfx1103, and `torch`, which links it, is",
+            "`stub = true`",
+            "`extra-targets = [\"gfx1250\"]`",
+            "https://github.com/ROCm/TheRock/issues/150",
+        ]);
+    }
+    for choice in [
+        STEPS.replace("links = [\"rccl\"]", ""),
+        STEPS.replace("name = \"rccl\"", "name = \"rccl\"\nstub = true"),
+        STEPS.replace(
+            "name = \"rccl\"",
+            "name = \"rccl\"\nextra-targets = [\"gfx1250\"]",
+        ),
+    ] {
+        store.profile(&choice);
+        with(&["profile", "check", env]).ok();
+    }
+    // One env for both, named for both, in the order of the table.
+    with(&["up", env]).ok();
+    let name = format!("{env}-gfx1103-gfx1201");
+    store
+        .rockenv(&["exec", &name, "--", "sh", "-c", "cat $HOME/targets"])
+        .ok()
+        .prints("gfx1103;gfx1201");
+    with(&["up", env]).ok().says(&["nothing to do"]);
+    let plan = store
+        .rockenv(&["plan", env, "--target", "gfx1201"])
+        .ok()
+        .text();
+    assert_eq!(
+        plan.matches("have").count(),
+        1,
+        "the step without a target is shared\n{plan}"
+    );
+    store.rockenv(&["rm", "--yes", &name]).ok();
+}
+
+#[test]
+fn therock_with_rccl_needs_a_target_that_can_have_it() {
+    let store = TestStore::new();
+    let with = ["plan", "gfx1103", "--variant", "full-torch"];
+    store.rockenv(&with).ok();
+    let alone = [&with[..], &["--param", "test-targets="]].concat();
+    store.rockenv(&alone).exits(3).says(&[
+        "`rccl` is not built for gfx1103, and `torch`, which links it, is",
+        "150\n        build variant `lean`, which does without it, leave it out",
+    ]);
+    // One that can have it needs no other.
+    let other: Vec<&str> = alone
+        .iter()
+        .map(|word| if *word == "gfx1103" { "gfx1201" } else { word })
+        .collect();
+    store.rockenv(&other).ok();
+}
+
+/// What TheRock will declare one day, and a family that is not compiled in.
+const NEWER: &str = r#"
+therock_add_amdgpu_target(gfx1103 "A laptop" FAMILY igpu-all gfx110X-all gfx110X-igpu)
+therock_add_amdgpu_target(gfx1310 "A card to come" FAMILY dgpu-all gfx131X-all)
+"#;
+
+#[test]
+fn a_target_that_only_a_newer_checkout_has_is_learned() {
+    let store = TestStore::new();
+    let directory = checkout(&store, NEWER);
+    let path = directory.to_str().unwrap();
+    let env = store.env();
+    let steps = format!(
+        "{STEPS}[[step]]\nname = 'other'\nwhen = {{ family = ['gfx131X-all'] }}\nrun = 'echo other > $HOME/other'\n"
+    );
+    store.profile(STEPS);
+    let up = || store.rockenv(&["up", env, "--target", "gfx1310"]);
+    up().exits(3).says(&[
+        "unknown target `gfx1310`",
+        "`rockenv target learn --source DIR`",
+    ]);
+    let learned = store
+        .rockenv(&["target", "learn", "--source", path])
+        .ok()
+        .says(&["2 targets of"]);
+    let text = learned.text();
+    assert!(text.contains("gfx1310: new, A card to come\n"), "{text}");
+    let text = store.rockenv(&["target", "show", "gfx1310"]).ok().text();
+    assert!(text.contains("A card to come"), "{text}");
+    // A family that nobody heard of before can be named as well.
+    store.profile(&steps);
+    up().ok();
+    let env = &format!("{env}-gfx1310");
+    let made = "cat $HOME/targets $HOME/other";
+    let made = store.rockenv(&["exec", env, "--", "sh", "-c", made]);
+    made.ok().prints("gfx1310\nother");
+    let check = store.rockenv(&["target", "check", "--source", path]);
+    let check = check.exits(8).says(&[&format!("(from `{path}`)")]);
+    assert!(
+        check.text().contains("gfx1201: not there\n"),
+        "{}",
+        check.text()
+    );
+
+    // What was made for it is there all the same when it is not known any more, and so is the way back.
+    fs::write(store.home().join("targets.json"), "{").unwrap();
+    let list = || store.rockenv(&["ls"]).ok();
+    let said = list().says(&["targets.json", "is damaged", "target learn"]);
+    assert!(said.text().contains(env), "{}", said.text());
+    store.rockenv(&["target", "forget"]).ok();
+    store
+        .rockenv(&["target", "forget"])
+        .ok()
+        .says(&["no learned targets to forget"]);
+    assert!(list().text().contains(env));
+    store.rockenv(&["status", env]).ok();
+    store.rockenv(&["fsck"]).ok();
+    store.rockenv(&["rm", env, "--yes"]).ok();
+    store
+        .rockenv(&["target", "show", "gfx1310"])
+        .exits(3)
+        .says(&["unknown target"]);
+}

@@ -1,0 +1,466 @@
+//! Owns the tests of what `up`, snapshots, rollback and fork mean, on each store method.
+
+mod again;
+mod histories;
+mod sources;
+mod verify;
+
+use crate::support::env::TestStore;
+use crate::support::loopfs::{Kind, LoopFs};
+use fs_err as fs;
+
+const STEPS: &str = r#"
+[[volume]]
+name = "build"
+kind = "build"
+target = "/v/build"
+[[step]]
+name = "one"
+run = "echo one > $HOME/one; echo one > /v/build/one"
+[[step]]
+name = "two"
+run = "test -e $HOME/one; echo two >> $HOME/two; echo two >> /v/build/two; ln /v/build/two /v/build/link"
+[[step]]
+name = "three"
+run = "cat $HOME/two > $HOME/three; rm $HOME/one"
+"#;
+
+/// Runs the same case on an overlay, a btrfs and a reflink store.
+fn on_each(case: impl Fn(&TestStore, &str)) {
+    case(&TestStore::new(), "overlay");
+    for (kind, method) in [(Kind::Btrfs, "btrfs"), (Kind::Xfs, "reflink")] {
+        let disk = LoopFs::new(kind);
+        case(&TestStore::on(&disk), method);
+    }
+}
+
+#[test]
+fn an_engine_that_was_chosen_is_shown_with_its_reason_once() {
+    let store = TestStore::new();
+    store.profile("[[step]]\nname = 'one'\nrun = 'true'\n[[step]]\nname = 'two'\nrun = 'true'\n");
+    let chosen = match crate::support::ordinary::Ordinary::get() {
+        None => "engine nspawn (root, and systemd-nspawn is installed)",
+        Some(_) => {
+            "engine podman (systemd-nspawn needs root and to be installed; this service answers)"
+        }
+    };
+    let up = |engine: &str, more: &[&str]| {
+        let mut words = vec!["up", store.env(), "--engine", engine];
+        words.extend(more);
+        store.rockenv(&words).ok()
+    };
+    let first = up("auto", &["--until", "one"]);
+    first.says(&[&format!("2 steps, 0 done before; {chosen}\n")]);
+    // The env stays with it, as it would with one that was asked for.
+    up("auto", &[]).says(&["2 steps, 1 done before\n"]);
+}
+
+#[test]
+fn up_converges_and_then_does_nothing() {
+    on_each(|store, method| {
+        store.up_with(STEPS).says(&["step 3/3 three"]);
+        store.up().says(&["nothing to do"]);
+        store
+            .sh("cat $HOME/three; ls /v/build")
+            .ok()
+            .prints("two\nlink\none\ntwo");
+        let status = store.rockenv(&["status", store.env()]).ok();
+        assert!(status.text().contains(method), "{}", status.text());
+        // `exec` changed nothing that a plan cares for.
+        store.up().says(&["nothing to do"]);
+    });
+}
+
+#[test]
+fn a_changed_step_starts_from_its_parents_snapshot_volumes_included() {
+    on_each(|store, method| {
+        store.up_with(STEPS);
+        store.profile(&STEPS.replace("echo two >> $HOME/two", "echo new >> $HOME/two"));
+        let plan = store.rockenv(&["plan", store.env()]).ok();
+        assert!(
+            plan.text().contains("have") && plan.text().contains("changed"),
+            "{}",
+            plan.text()
+        );
+        let again = store.rockenv(&["up", store.env()]);
+        if method == "overlay" {
+            // The volume could not be taken back, the plan said so, and `ln` finds its name taken.
+            plan.says(&["cannot restore build volumes"]);
+            again.exits(5).says(&["step `two` failed", "rockenv up"]);
+            store.rockenv(&["up", store.env(), "--clean"]).ok();
+        } else {
+            plan.says(&["are restored from the previous snapshot"]);
+            again.ok();
+        }
+        store
+            .sh("cat $HOME/two $HOME/three /v/build/two")
+            .ok()
+            .prints("new\nnew\ntwo");
+    });
+}
+
+#[test]
+fn an_incremental_step_keeps_its_volumes() {
+    on_each(|store, _| {
+        let steps = STEPS
+            .replace("name = \"two\"", "name = \"two\"\nincremental = true")
+            .replace("ln /v", "ln -f /v");
+        store.up_with(&steps);
+        store.profile(&steps.replace("echo two >> $HOME/two", "echo new >> $HOME/two"));
+        store.up();
+        store
+            .sh("cat $HOME/two /v/build/two")
+            .ok()
+            .prints("new\ntwo\ntwo");
+        store
+            .rockenv(&["up", store.env(), "--clean", "--rerun", "two"])
+            .ok();
+        let lines = store.sh("wc -l < /v/build/two").ok().text();
+        assert!(lines.trim() == "1", "--clean left {lines}");
+    });
+}
+
+#[test]
+fn snapshots_roll_back_and_differ() {
+    on_each(|store, method| {
+        store.up_with(STEPS);
+        store
+            .root_sh("echo kept > /etc/kept; rm -r /usr/share/doc; echo more >> /v/build/one")
+            .ok();
+        store
+            .rockenv(&["snapshot", "create", store.env(), "mine"])
+            .ok();
+        store
+            .rockenv(&["snapshot", "create", store.env(), "mine"])
+            .exits(2)
+            .says(&["already", "rockenv snapshot rm"]);
+        let diff = store
+            .rockenv(&["snapshot", "diff", store.env(), "three", "mine"])
+            .ok()
+            .text();
+        assert!(
+            diff.contains("A /etc/kept") && diff.contains("D /usr/share/doc\n"),
+            "{diff}"
+        );
+        store.rockenv(&["rollback", store.env(), "two"]).ok();
+        store
+            .sh("test -e $HOME/one && test ! -e /etc/kept && test -d /usr/share/doc")
+            .ok();
+        let one = store.sh("cat /v/build/one").ok().text();
+        assert_eq!(
+            one,
+            if method == "overlay" {
+                "one\nmore\n"
+            } else {
+                "one\n"
+            }
+        );
+        store.rockenv(&["rollback", store.env(), "mine"]).ok();
+        store
+            .sh("cat /etc/kept; test ! -e /usr/share/doc")
+            .ok()
+            .prints("kept");
+        store.sh("cat /v/build/one").ok().prints("one\nmore");
+        // Going on from one's own snapshot is no reason to build anything.
+        store.up().says(&["nothing to do"]);
+        store
+            .rockenv(&["rollback", store.env(), "nowhere"])
+            .exits(7)
+            .says(&["rockenv snapshot ls"]);
+        store.rockenv(&["snapshot", "rm", store.env(), "mine"]).ok();
+        let list = store.rockenv(&["snapshot", "ls", store.env()]).ok().text();
+        assert!(!list.contains("mine") && list.contains("three"), "{list}");
+    });
+}
+
+#[test]
+fn a_step_replaces_no_snapshot_that_somebody_took() {
+    on_each(|store, _| {
+        store.up_with(STEPS);
+        store.root_sh("echo precious > /etc/precious").ok();
+        store
+            .rockenv(&["snapshot", "create", store.env(), "four"])
+            .ok();
+        store
+            .up_with(&format!(
+                "{STEPS}\n[[step]]\nname = \"four\"\nrun = \"true\"\n"
+            ))
+            .says(&["snapshot `four` is `four-2` now"]);
+        store.rockenv(&["rollback", store.env(), "four-2"]).ok();
+        store.sh("cat /etc/precious").ok().prints("precious");
+    });
+}
+
+#[test]
+fn a_fork_is_a_copy_and_shares_what_it_did_not_change() {
+    on_each(|store, method| {
+        store.up_with(STEPS);
+        store.root_sh("echo mine > /etc/mine").ok();
+        let copy = format!("{}-copy", store.env());
+        store.rockenv(&["fork", store.env(), &copy]).ok();
+        store
+            .rockenv(&["exec", &copy, "--", "cat", "/etc/mine"])
+            .ok()
+            .prints("mine");
+        store
+            .rockenv(&[
+                "exec",
+                "--root",
+                &copy,
+                "--",
+                "sh",
+                "-c",
+                "echo other > /etc/mine",
+            ])
+            .ok();
+        store.sh("cat /etc/mine").ok().prints("mine");
+        if method != "overlay" {
+            store
+                .rockenv(&["exec", &copy, "--", "cat", "/v/build/two"])
+                .ok()
+                .prints("two");
+            store
+                .rockenv(&["up", store.env(), "--name", &copy])
+                .ok()
+                .says(&["nothing to do"]);
+        }
+        store
+            .rockenv(&["fork", store.env(), &copy])
+            .exits(2)
+            .says(&["exists already"]);
+        store.rockenv(&["rm", store.env()]).ok();
+        store
+            .rockenv(&[
+                "exec",
+                &copy,
+                "--",
+                "sh",
+                "-c",
+                "cat /etc/mine; test -e $HOME/three",
+            ])
+            .ok()
+            .prints("other");
+        store.rockenv(&["rm", &copy]).ok();
+    });
+}
+
+#[test]
+fn steps_before_the_first_target_are_built_once_for_all_targets() {
+    on_each(|store, _| {
+        let steps = r#"
+targets = ["gfx1103"]
+[[step]]
+name = "common"
+run = "head -c 8 /dev/urandom | od -An -tx1 > $HOME/common"
+[[step]]
+name = "own"
+run = "echo ${target} > $HOME/own"
+"#;
+        store.profile(steps);
+        let (a, b) = (
+            format!("{}-gfx1103", store.env()),
+            format!("{}-gfx1201", store.env()),
+        );
+        store
+            .rockenv(&["up", store.env(), "--target", "gfx1103"])
+            .ok();
+        store
+            .rockenv(&["up", store.env(), "--target", "gfx1201"])
+            .ok()
+            .says(&["2 steps, 1 done before"]);
+        let read = |env: &str, file: &str| {
+            store
+                .rockenv(&["exec", env, "--", "cat", &format!("/home/builder/{file}")])
+                .ok()
+                .text()
+        };
+        assert_eq!(read(&a, "common"), read(&b, "common"));
+        assert_eq!(
+            (read(&a, "own"), read(&b, "own")),
+            ("gfx1103\n".into(), "gfx1201\n".into())
+        );
+        store.rockenv(&["rm", &a]).ok();
+        assert_eq!(read(&b, "own"), "gfx1201\n");
+    });
+}
+
+#[test]
+fn more_than_128_snapshots_of_one_env_work() {
+    for kind in [None, Some(Kind::Btrfs)] {
+        let disk = kind.map(LoopFs::new);
+        let store = disk.as_ref().map_or_else(TestStore::new, TestStore::on);
+        store.up_with(
+            "[[step]]\nname = \"first\"\nrun = \"echo 0 > $HOME/0; echo start > $HOME/changing\"",
+        );
+        for number in 1..=140 {
+            let script = format!(
+                "echo {number} > $HOME/{number}; echo {number} > $HOME/changing; rm -f $HOME/{}",
+                number - 2
+            );
+            store.sh(&script).ok();
+            store
+                .rockenv(&["snapshot", "create", store.env(), &format!("s{number}")])
+                .ok();
+        }
+        store
+            .sh("cat $HOME/changing; ls $HOME | sort -n | tr '\\n' ' '")
+            .ok()
+            .prints("140\nchanging 139 140 ");
+        store.rockenv(&["rollback", store.env(), "s70"]).ok();
+        store
+            .sh("cat $HOME/changing; ls $HOME | sort -n | tr '\\n' ' '")
+            .ok()
+            .prints("70\nchanging 69 70 ");
+        store.rockenv(&["rollback", store.env(), "s140"]).ok();
+        store.sh("cat $HOME/changing").ok().prints("140");
+        let list = store
+            .rockenv(&["snapshot", "ls", store.env(), "--json"])
+            .ok()
+            .text();
+        assert_eq!(list.matches("\"layer\"").count(), 141);
+    }
+}
+
+#[test]
+fn a_command_that_only_looks_leaves_no_snapshot() {
+    let disk = LoopFs::new(Kind::Btrfs);
+    for store in [TestStore::new(), TestStore::on(&disk)] {
+        let volume = "[[volume]]\nname = \"build\"\nkind = \"build\"\ntarget = \"/build\"\n";
+        let profile = |last: &str| {
+            let steps = "[[step]]\nname = \"one\"\nrun = \"echo 1 > /build/1\"";
+            store.profile(&format!(
+                "{volume}{steps}\n[[step]]\nname = \"two\"\nrun = \"{last}\"\n"
+            ));
+        };
+        profile("true");
+        store.up();
+        store
+            .sh("cat /etc/os-release /build/1 > /dev/null; ls -lR /usr/share > /dev/null")
+            .ok();
+        profile("true # again");
+        let said = store.up().err;
+        assert!(!said.contains("before-up"), "{said}");
+        let list = store.rockenv(&["snapshot", "ls", store.env()]).ok().text();
+        assert!(!list.contains("before-up"), "{list}");
+        if store.home().starts_with(disk.path()) {
+            // A build volume goes back with the root file system here, and so it is kept.
+            store.sh("echo mine > /build/mine").ok();
+            profile("true # once more");
+            store.up().says(&["kept as snapshot `before-up`"]);
+            store.rockenv(&["rollback", store.env(), "before-up"]).ok();
+            store.sh("cat /build/mine").ok().prints("mine");
+        }
+    }
+}
+
+#[test]
+fn rm_takes_what_is_the_envs_and_nothing_else() {
+    on_each(|store, _| {
+        let out = store.work().join("out");
+        fs::create_dir(&out).unwrap();
+        fs::write(out.join("mine"), "mine").unwrap();
+        let volumes = format!(
+            "[[volume]]\nname = \"out\"\nkind = \"output\"\ntarget = \"/v/out\"\npath = \"{}\"\n\
+             [[volume]]\nname = \"cache\"\nkind = \"cache\"\ntarget = \"/v/cache\"\n\
+             [[volume]]\nname = \"result\"\nkind = \"output\"\ntarget = \"/v/result\"\n",
+            out.display()
+        );
+        let steps = format!(
+            "{volumes}{STEPS}\n[[step]]\nname = \"export\"\nexport = [{{ from = \"/home/builder/three\", to = \"result\" }}]\n\
+             [[step]]\nname = \"fill\"\nrun = \"echo c > /v/cache/c\""
+        );
+        std::os::unix::fs::chown(&out, Some(1234), Some(1234)).unwrap();
+        store.up_with(&steps);
+        store.rockenv(&["rm", store.env()]).ok().says(&["removed"]);
+        assert_eq!(fs::read_to_string(out.join("mine")).unwrap(), "mine");
+        assert_eq!(
+            fs::read_to_string(store.home().join("caches/cache/c")).unwrap(),
+            "c\n"
+        );
+        let result = store
+            .home()
+            .join("outputs")
+            .join(store.env())
+            .join("result");
+        assert_eq!(fs::read_to_string(result.join("three")).unwrap(), "two\n");
+        assert!(
+            fs::read_to_string(result.join("SHA256SUMS"))
+                .unwrap()
+                .ends_with("  three\n")
+        );
+        crate::support::run::wait_until("the store still holds the env", || {
+            ["layers", "volumes"].iter().all(|name| {
+                fs::read_dir(store.home().join(name))
+                    .unwrap()
+                    .next()
+                    .is_none()
+            })
+        });
+        store
+            .rockenv(&["rm", store.env()])
+            .exits(7)
+            .says(&["no env", "rockenv ls"]);
+        // And it can be built again.
+        store.up();
+    });
+}
+
+#[test]
+fn a_layer_that_was_not_on_disk_when_power_was_lost_is_built_again() {
+    let store = TestStore::new();
+    store.up_with(STEPS);
+    for layer in fs::read_dir(store.home().join("layers")).unwrap() {
+        let path = layer.unwrap().path();
+        let text = fs::read_to_string(path.join("layer.json")).unwrap();
+        if text.contains("\"title\": \"three\"") {
+            // As after a reset: another boot, and no word that the layer was written out.
+            fs::remove_file(path.join("durable")).unwrap();
+            let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+            fs::write(
+                path.join("layer.json"),
+                text.replace(boot.trim(), "another-boot"),
+            )
+            .unwrap();
+        }
+    }
+    let plan = store.rockenv(&["plan", store.env()]).ok().text();
+    assert!(plan.contains("not safely on disk"), "{plan}");
+    store.up().says(&["step 3/3 three"]);
+    store.up().says(&["nothing to do"]);
+}
+
+#[test]
+fn ninja_finds_nothing_to_do_after_a_rollback() {
+    // The rest of a tree's fidelity is tested where trees are cloned; this is the whole way, with real Ninja.
+    for kind in [Kind::Btrfs, Kind::Xfs] {
+        let disk = LoopFs::new(kind);
+        let store = TestStore::on(&disk);
+        store.up_with(
+            r#"
+[[volume]]
+name = "build"
+kind = "build"
+target = "/v/build"
+[[step]]
+name = "tool"
+packages = ["ninja-build"]
+[[step]]
+name = "build"
+workdir = "/v/build"
+run = '''
+mkdir src
+echo a > src/a
+printf 'rule cp\n  command = cp $in $out && ln -f $out $out.link\nbuild a: cp src/a\nbuild b: cp a\n' > build.ninja
+ninja
+'''
+"#,
+        );
+        store.sh("cd /v/build && touch src/a && ninja && rm a").ok();
+        store.rockenv(&["rollback", store.env(), "build"]).ok();
+        let made = store.sh("cd /v/build && ninja && stat -c %h b").ok().text();
+        assert!(
+            made.contains("no work to do") && made.contains("\n2"),
+            "{made}"
+        );
+    }
+}

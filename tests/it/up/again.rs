@@ -1,0 +1,283 @@
+//! Where the next `up` goes on: after a failure, `--until`, `--rerun`, changes by hand, or another build of the same env.
+
+use fs_err as fs;
+
+use super::{STEPS, on_each};
+use crate::support::env::TestStore;
+
+#[test]
+fn a_failed_step_costs_only_itself_and_goes_on_where_it_stopped() {
+    on_each(|store, _| {
+        let failing = STEPS.replace("run = \"cat", "run = \"echo half >> /v/build/half; echo half > $HOME/half; test -e /v/build/mended; cat");
+        store.profile(&failing);
+        store.rockenv(&["up", store.env()]).exits(5).says(&[
+            "step `three` failed with exit code 1",
+            ".log",
+            "rockenv shell --failed",
+            &format!("rockenv up {}", store.env()),
+        ]);
+        // The env stands on the step before; the failed tree is beside it.
+        store
+            .sh("test ! -e $HOME/half && test -e $HOME/two && touch /v/build/mended")
+            .ok();
+        let status = store.rockenv(&["status", store.env()]).ok().text();
+        assert!(status.contains("failed"), "{status}");
+        store.up().says(&["step 3/3 three"]);
+        store
+            .sh("cat /v/build/half; cat $HOME/half")
+            .ok()
+            .prints("half\nhalf\nhalf");
+        let status = store
+            .rockenv(&["status", store.env(), "--check"])
+            .ok()
+            .text();
+        assert!(status.contains("ready"), "{status}");
+    });
+}
+
+#[test]
+fn rerun_and_until() {
+    let store = TestStore::new();
+    store.profile(&STEPS.replace("ln /v", "ln -f /v"));
+    store
+        .rockenv(&["up", store.env(), "--until", "one"])
+        .ok()
+        .says(&["step 1/3 one"]);
+    store.rockenv(&["status", store.env(), "--check"]).exits(8);
+    store.up().says(&["step 3/3 three"]);
+    store
+        .rockenv(&["up", store.env(), "--rerun", "three"])
+        .ok()
+        .says(&["step 3/3 three"]);
+    store.up().says(&["nothing to do"]);
+    store
+        .rockenv(&["up", store.env(), "--rerun", "tow"])
+        .exits(7)
+        .says(&["has no step `tow`", "one, two, three"]);
+}
+
+#[test]
+fn what_was_run_again_is_never_taken_back() {
+    on_each(|store, method| {
+        let flags = store.work().join("flags");
+        fs::create_dir(&flags).unwrap();
+        let volume = "[[volume]]\nname = 'build'\nkind = 'build'\ntarget = '/v/build'\n";
+        store.profile(&format!(
+            "{volume}[[volume]]\nname = 'flags'\nkind = 'host'\npath = '{}'\ntarget = '/flags'\n\
+             [[step]]\nname = 'one'\nrun = 'date +%N > /v/build/one; test ! -e /flags/one; cp /v/build/one $HOME/one'\n\
+             [[step]]\nname = 'two'\nrun = 'test ! -e /flags/two; cp $HOME/one $HOME/two'\n",
+            flags.display()
+        ));
+        let env = store.env();
+        // What both steps left, which is the same.
+        let state = || {
+            let both = store.sh("cat $HOME/one $HOME/two | uniq").ok().text();
+            assert_eq!(both.lines().count(), 1, "{method}: {both}");
+            both
+        };
+        let again = ["up", env, "--rerun", "one"];
+        let goes_on = |before: &str| {
+            store.up();
+            store.up().says(&["nothing to do"]);
+            let now = state();
+            assert_ne!(now, before, "{method}");
+            now
+        };
+        let mut now = goes_on("");
+        for fails in ["two", "one"] {
+            fs::write(flags.join(fails), "").unwrap();
+            store
+                .rockenv(&again)
+                .exits(5)
+                .says(&[&format!("resume with: rockenv up {env}")]);
+            fs::remove_file(flags.join(fails)).unwrap();
+            let plan = store.rockenv(&["plan", env]).ok().text();
+            assert!(
+                plan.contains("did not finish last time"),
+                "{method}: {plan}"
+            );
+            now = goes_on(&now);
+        }
+        let until = [&again[..], &["--until", "one"]].concat();
+        store.rockenv(&until).ok();
+        let plan = store.rockenv(&["plan", env]).ok().text();
+        assert!(
+            plan.contains("`one` was built again since"),
+            "{method}: {plan}"
+        );
+        now = goes_on(&now);
+        // Whoever goes back to what it was before stays there.
+        store.rockenv(&until).ok();
+        store.rockenv(&["rollback", "--yes", env, "two"]).ok();
+        store.up().says(&["nothing to do"]);
+        assert_eq!(state(), now, "{method}");
+    });
+}
+
+#[test]
+fn a_step_never_runs_on_what_was_changed_by_hand() {
+    on_each(|store, method| {
+        let env = store.env();
+        store.profile(&STEPS.replace("echo one > $HOME/one", "exit 1"));
+        store.rockenv(&["up", env]).exits(5);
+        store.profile(STEPS);
+        // On the image, where the first step is to run, and on a snapshot.
+        for step in ["one", "two"] {
+            let script = format!("echo mine > $HOME/mine; echo mine > /v/build/before-{step}");
+            store.sh(&script).ok();
+            let up = store.rockenv(&["up", env, "--until", step]).ok();
+            up.says(&["are kept as snapshot `before-up"]);
+            store.sh("test ! -e $HOME/mine").ok();
+        }
+        let by_hand = store.sh("cd /v/build; ls before-* || true").ok().text();
+        let stays = if method == "overlay" { 2 } else { 0 };
+        assert_eq!(by_hand.lines().count(), stays, "{method}: {by_hand}");
+        let back = ["rollback", "--yes", env, "before-up-2"];
+        store.rockenv(&back).ok();
+        store
+            .sh("cat $HOME/mine /v/build/before-two")
+            .ok()
+            .prints("mine\nmine");
+    });
+}
+
+#[test]
+fn a_last_step_that_was_removed_from_the_profile_is_undone() {
+    on_each(|store, _| {
+        store.up_with(STEPS);
+        let (first, _) = STEPS.split_once("[[step]]\nname = \"three\"").unwrap();
+        store.up_with(first);
+        store.sh("test -e $HOME/one && ! test -e $HOME/three").ok();
+        store.up().says(&["nothing to do"]);
+        store.up_with(STEPS).says(&["3 steps, 3 done before"]);
+        store.sh("! test -e $HOME/one && test -e $HOME/three").ok();
+    });
+}
+
+#[test]
+fn the_output_is_of_the_build_that_the_env_stands_on() {
+    on_each(|store, method| {
+        let env = store.env();
+        let profile = |build: &str| {
+            store.profile(&format!(
+                "[[volume]]\nname = 'out'\nkind = 'output'\ntarget = '/v/out'\n\
+                 [[step]]\nname = 'one'\nrun = 'echo one > /v/out/both; echo {build} > /v/out/one'\n\
+                 [[step]]\nname = 'two'\nrun = 'cat /v/out/one > $HOME/two; cat /v/out/one > /v/out/both'\n"
+            ));
+        };
+        let out = store.home().join("outputs").join(env).join("out");
+        let state = || {
+            let files = ["one", "both"].map(|name| fs::read_to_string(out.join(name)).unwrap());
+            files.concat() + &store.sh("cat $HOME/two").ok().text()
+        };
+        profile("old");
+        store.up();
+        store.rockenv(&["snapshot", "create", env, "mine"]).ok();
+        for goes_back in [false, true] {
+            profile("new");
+            store.up();
+            assert_eq!(state(), "new\nnew\nnew\n", "{method}");
+            fs::write(out.join("other"), "somebody's").unwrap();
+            if goes_back {
+                store.rockenv(&["rollback", "--yes", env, "mine"]).ok();
+            }
+            profile("old");
+            store.up().says(&["2 steps, 2 done before"]);
+            assert_eq!(state(), "old\nold\nold\n", "{method}");
+            assert_eq!(fs::read(out.join("other")).unwrap(), b"somebody's");
+            store.up().says(&["nothing to do"]);
+            // What the last step made of it is not taken back.
+            let until = ["up", env, "--until", "one"];
+            store.rockenv(&until).ok().says(&["nothing to do"]);
+            fs::remove_file(out.join("one")).unwrap();
+            store.rockenv(&until).ok();
+            assert_eq!(state(), "old\nold\nold\n", "{method}");
+        }
+        // What somebody made of it stays.
+        fs::write(out.join("one"), "somebody's").unwrap();
+        store.up().says(&["nothing to do"]);
+        assert_eq!(fs::read(out.join("one")).unwrap(), b"somebody's");
+    });
+}
+
+#[test]
+fn what_a_forgotten_snapshot_stands_on_stays() {
+    on_each(|store, _| {
+        let env = store.env();
+        let steps = STEPS.replace("ln /v", "ln -f /v");
+        let changed = |from: &str| steps.replace(from, &format!("true; {from}"));
+        store.up_with(&steps);
+        store.rockenv(&["snapshot", "rm", env, "three"]).ok();
+        store.up_with(&changed("cat $HOME/two"));
+        store.up_with(&changed("echo one > $HOME/one"));
+        store.rockenv(&["fsck"]).ok();
+        // As one leaves it that was killed before it removed what it had replaced.
+        let path = store.env_dir().join("record.json");
+        let mut record: serde_json::Value =
+            serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        let snapshots = record["snapshots"].as_array_mut().unwrap();
+        let last = snapshots.pop().unwrap();
+        record["head"]["layer"] = snapshots.last().unwrap()["layer"].clone();
+        fs::write(&path, record.to_string()).unwrap();
+        store.up_with(&steps);
+        store.rockenv(&["fsck"]).ok();
+        let layers = store.home().join("layers");
+        assert!(layers.join(last["layer"].as_str().unwrap()).exists());
+        store.rockenv(&["--yes", "gc"]).ok();
+        assert_eq!(fs::read_dir(layers).unwrap().count(), 3);
+    });
+}
+
+#[test]
+fn changes_made_by_hand_are_kept_before_a_step_would_drop_them() {
+    on_each(|store, _| {
+        store.up_with(STEPS);
+        store.root_sh("echo precious > /etc/precious").ok();
+        store.profile(&STEPS.replace("rm $HOME/one", "rm -f $HOME/one"));
+        store.up().says(&["kept as snapshot `before-up`"]);
+        store.sh("test ! -e /etc/precious").ok();
+        store.rockenv(&["rollback", store.env(), "before-up"]).ok();
+        store.sh("cat /etc/precious").ok().prints("precious");
+    });
+}
+
+#[test]
+fn what_was_run_again_is_what_later_steps_stand_on() {
+    let store = TestStore::new();
+    let flags = store.work().join("flags");
+    fs::create_dir(&flags).unwrap();
+    store.profile(&format!(
+        "[[volume]]\nname = 'flags'\nkind = 'host'\npath = '{}'\ntarget = '/flags'\n\
+         [[step]]\nname = 'one'\nrun = 'date +%s%N > $HOME/one; test ! -e /flags/one'\n\
+         [[step]]\nname = 'two'\nrun = 'test ! -e /flags/two; cp $HOME/one $HOME/two'\n",
+        flags.display()
+    ));
+    let (env, other) = (store.env(), format!("{}-other", store.env()));
+    let both = |name: &str| {
+        let words = ["exec", name, "--", "sh", "-c", "cat $HOME/one $HOME/two"];
+        store.rockenv(&words).ok().text()
+    };
+    store.rockenv(&["up", env, "--name", &other]).ok();
+    store.rockenv(&["up", env, "--until", "one"]).ok();
+    for fails in ["two", "one"] {
+        fs::write(flags.join(fails), "").unwrap();
+        store.rockenv(&["up", env, "--rerun", "one"]).exits(5);
+        fs::remove_file(flags.join(fails)).unwrap();
+        let before = match fails {
+            "two" => store.sh("cat $HOME/one").ok().text(),
+            _ => String::new(),
+        };
+        store.up();
+        let (mine, others) = (both(env), both(&other));
+        let lines: Vec<&str> = mine.lines().collect();
+        assert!(lines[0] == lines[1] && mine != others, "{mine}{others}");
+        assert!(mine.starts_with(&before), "{before}{mine}");
+        store.up().says(&["nothing to do"]);
+        // Another env's has still the first build's.
+        store.rockenv(&["up", env, "--name", &other]).ok();
+        assert_eq!(both(&other), others);
+        store
+            .rockenv(&["up", env, "--until", "one", "--rerun", "one"])
+            .ok();
+    }
+}
