@@ -238,7 +238,7 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
         (failed.tree, failed.parent)
     } else if job.apart {
         let layer = env.known_record()?.head.layer.clone();
-        (env.checkout_tree(layer.as_deref())?, layer)
+        (env.checkout_tree(layer.as_ref())?, layer)
     } else {
         (env.live_tree()?, env.known_record()?.head.layer.clone())
     };
@@ -249,7 +249,7 @@ fn own(cx: &Context, job: &Job, host: &Host, store: &Store, mut env: LockedEnv<'
         .map(|volume| volume.name.clone())
         .collect();
     env.ensure_volumes(&volumes, &spec.user)?;
-    let root = env.root(&tree, layer.as_deref(), None)?;
+    let root = env.root(&tree, layer.as_ref(), None)?;
     let devices = devices(cx, job, &spec)?;
     let container = container::of_shell(
         &env,

@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use super::exec::source_directories;
 use super::push;
+use crate::plan::ids::StepKey;
 use crate::plan::lockfile::{self, Lockfile};
 use crate::plan::record::{Outcome as Step, StepRecord};
 use crate::plan::resolve::Spec;
@@ -152,7 +153,7 @@ pub fn export(cx: &Context, args: &ExportArgs) -> Result<u8> {
 }
 
 /// Returns the keys and names of the env's steps that differ from a clean build.
-fn incremental(store: &Store, env: &LockedEnv<'_>) -> Result<BTreeMap<String, String>> {
+fn incremental(store: &Store, env: &LockedEnv<'_>) -> Result<BTreeMap<StepKey, String>> {
     let chain = match &env.known_record()?.head.layer {
         Some(head) => store.chain(head)?,
         None => Vec::new(),
@@ -308,7 +309,8 @@ fn reached(store: &Store, env: &LockedEnv<'_>) -> Result<String> {
             .all(|step| passes(step) || step.outcome == Step::Skipped);
         let last = done.filter(|step| passes(step)).last()?;
         let snapshot = record.snapshot(&last.name)?;
-        let fits = snapshot.key.as_ref() == Some(&last.key)
+        let fits = snapshot.key.is_some()
+            && snapshot.key == last.key
             && record.head.layer.as_ref() == Some(&snapshot.layer)
             && record.failed.is_none()
             && store.attempt(env.name(), record).is_none();

@@ -255,7 +255,7 @@ impl Work<'_> {
                     reuse,
                     ..Seeker::default()
                 };
-                self.store.step_layer(step.key.as_str(), &seeker)
+                self.store.step_layer(&step.key, &seeker)
             };
             match find(prepared.reuse)? {
                 Some(layer) => drop(left.insert(step.name, layer)),

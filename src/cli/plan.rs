@@ -163,14 +163,13 @@ fn recorded(store: &Store, spec: &Spec) -> Result<BTreeMap<String, Figure>> {
             continue;
         };
         let own = record.profile == spec.profile;
-        let same = |name: &str, key: &str| {
-            own || spec
-                .step(name)
-                .is_some_and(|step| step.key.to_string() == key)
+        let same = |ran: &record::StepRecord| {
+            let step = spec.step(&ran.name);
+            own || step.is_some_and(|step| ran.key.as_ref() == Some(&step.key))
         };
         for step in &record.steps {
             if step.outcome == record::Outcome::Done
-                && let Some(cost) = step.cost.filter(|_| same(&step.name, &step.key))
+                && let Some(cost) = step.cost.filter(|_| same(step))
             {
                 let figure = Figure {
                     step: step.name.clone(),

@@ -3,6 +3,7 @@
 use clap::Args;
 
 use crate::engine::docker::Service;
+use crate::plan::ids::StepKey;
 use crate::share::{self, Pulled, Repository, Wanted};
 use crate::store::Store;
 use crate::store::history::Reuse;
@@ -79,8 +80,8 @@ impl Asking<'_> {
             let help = format!("rockenv up {env} --pull, or rockenv pull {repository}:TAG");
             Error::new(error.kind(), error.message()).help(help)
         })?;
-        let keys = record.steps.iter().rev().map(|step| step.key.clone());
-        let keys: Vec<String> = keys.filter(|key| !key.is_empty()).collect();
+        let steps = record.steps.iter().rev();
+        let keys: Vec<StepKey> = steps.filter_map(|step| step.key.clone()).collect();
         let shown = registry::shown(&repository);
         let found = with_progress(
             self.cx,
@@ -93,7 +94,7 @@ impl Asking<'_> {
             Error::not_found(format!("`{repository}` has no snapshot of env `{env}`"))
                 .help(format!("rockenv push {env}, on the machine that built it"))
         };
-        let wanted = Wanted::Key(found.ok_or_else(nothing)?);
+        let wanted = Wanted::Key(found.ok_or_else(nothing)?.into());
         let service = record.service.as_deref();
         let service = service.map(Service::connect).transpose()?;
         let service = service.as_ref();

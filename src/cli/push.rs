@@ -214,7 +214,8 @@ pub(crate) fn last_step(record: &Record) -> Option<&Snapshot> {
         .steps
         .iter()
         .rev()
-        .find_map(|step| steps(record).find(|snapshot| snapshot.key.as_ref() == Some(&step.key)))
+        .filter(|step| step.key.is_some())
+        .find_map(|step| steps(record).find(|snapshot| snapshot.key == step.key))
 }
 
 /// Warns of sockets, which no archive can hold.

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::list::ago;
 use crate::execute::inspect;
+use crate::plan::ids::{LayerId, StepKey};
 use crate::plan::record::Origin;
 use crate::store::history::History;
 use crate::store::lock;
@@ -113,8 +114,8 @@ fn ls(cx: &Context, args: &LsArgs) -> Result<()> {
         name: String,
         origin: Origin,
         created: Timestamp,
-        layer: String,
-        key: Option<String>,
+        layer: LayerId,
+        key: Option<StepKey>,
         current: bool,
         history: Option<History>,
     }

@@ -12,6 +12,7 @@ use crate::engine::docker::Service;
 use crate::engine::ninja;
 use crate::execute::verify::{Compared, Side, changed, compare};
 use crate::execute::{APART, Ended, Execution, Progress};
+use crate::plan::ids::{LayerId, StepKey};
 use crate::plan::lockfile::{self, Lockfile};
 use crate::plan::record::Head;
 use crate::plan::resolve::{Action, Spec, Step, Volume, VolumeKind, VolumeSource};
@@ -56,8 +57,8 @@ pub struct VerifyArgs {
 #[derive(Debug, Serialize)]
 struct StepReport {
     step: String,
-    key: String,
-    layer: String,
+    key: StepKey,
+    layer: LayerId,
     same: bool,
     #[serde(flatten)]
     compared: Compared,
@@ -150,11 +151,11 @@ impl<'a> Work<'a> {
         signals: &'a Signals,
         reporter: &'a Reporter,
     ) -> Result<Self> {
-        let runs: BTreeSet<&String> = segments.iter().flat_map(|segment| &segment.runs).collect();
+        let runs: BTreeSet<&StepKey> = segments.iter().flat_map(|segment| &segment.runs).collect();
         let steps: Vec<&Step> = spec
             .steps
             .iter()
-            .filter(|step| runs.contains(&step.key.to_string()))
+            .filter(|step| runs.contains(&step.key))
             .collect();
         let files = copy_files(cx, &spec, &steps)?;
         let hooks = read_hooks(cx, store, &spec, &steps, signals)?;
@@ -314,10 +315,10 @@ impl<'a> Work<'a> {
     }
 
     /// Compares a step that was built again.
-    fn report(&self, scratch: &LockedEnv<'_>, key: &str) -> Result<StepReport> {
+    fn report(&self, scratch: &LockedEnv<'_>, key: &StepKey) -> Result<StepReport> {
         let store = self.store;
         let mut steps = self.spec.steps.iter();
-        let step = steps.find(|step| step.key.as_str() == key);
+        let step = steps.find(|step| step.key == *key);
         let step = step.ok_or_else(|| Error::unexpected("the rebuilt step is gone"))?;
         let layer_of = |env: &LockedEnv<'_>| {
             let id = snapshot_layer(env.known_record()?, key)?;
@@ -352,7 +353,7 @@ impl<'a> Work<'a> {
         let compared = cancel.outcome(compared)?;
         Ok(StepReport {
             step: step.name.clone(),
-            key: key.to_owned(),
+            key: key.clone(),
             layer: old.id,
             same: compared.is_same(),
             compared,

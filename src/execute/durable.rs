@@ -5,6 +5,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use crate::plan::ids::LayerId;
 use crate::store::Store;
 use crate::sys::error::{Error, Result};
 
@@ -15,14 +16,14 @@ const GATHER: Duration = Duration::from_millis(300);
 /// Writes layers to disk in the background.
 #[derive(Debug)]
 pub(super) struct Durable {
-    layers: Sender<String>,
+    layers: Sender<LayerId>,
     thread: JoinHandle<Result<()>>,
 }
 
 impl Durable {
     /// Starts with nothing to write.
     pub(super) fn start(store: &Store) -> Self {
-        let (layers, incoming) = channel::<String>();
+        let (layers, incoming) = channel::<LayerId>();
         let store = store.clone();
         let thread = std::thread::spawn(move || {
             while let Ok(first) = incoming.recv() {
@@ -38,7 +39,7 @@ impl Durable {
     }
 
     /// Has a layer written soon.
-    pub(super) fn add(&self, layer: String) {
+    pub(super) fn add(&self, layer: LayerId) {
         // A thread that failed says why at the end.
         drop(self.layers.send(layer));
     }

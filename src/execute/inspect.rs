@@ -103,7 +103,7 @@ fn diff_at(
         (None, tree) => {
             let (tree, layer) = (
                 tree.as_deref().unwrap_or("live"),
-                record.head.layer.as_deref(),
+                record.head.layer.as_ref(),
             );
             let place = env.place(&service.socket, tree, layer, None)?;
             match service.state(&place.name)? {
@@ -167,7 +167,7 @@ fn live(store: &Store, env: &mut LockedEnv<'_>) -> Result<PathBuf> {
     }
     let record = env.known_record()?;
     let mut lowers = vec![directory.join("diff")];
-    lowers.extend(store.lowers(record.head.layer.as_deref(), &record.image_key)?);
+    lowers.extend(store.lowers(record.head.layer.as_ref(), &record.image_key)?);
     let place = env.run_dir().join("after");
     fs::create_dir_all(&place)?;
     overlay::mount(&lowers, None, &place, true)?;

@@ -2,13 +2,14 @@
 
 use jiff::Timestamp;
 
+use crate::plan::ids::StepKey;
 use crate::plan::resolve::Spec;
 use crate::ui::event::{Cost, Outcome};
 use crate::ui::metrics::{Row, SCHEMA};
 
 impl Row {
     /// Makes the row of a step that took nothing.
-    pub fn of(spec: &Spec, step: &str, key: &str, outcome: Outcome) -> Self {
+    pub fn of(spec: &Spec, step: &str, key: Option<&StepKey>, outcome: Outcome) -> Self {
         let targets: Vec<&str> = spec.targets.iter().map(|target| target.name()).collect();
         Self {
             schema: SCHEMA,
@@ -18,7 +19,7 @@ impl Row {
             target: targets.join(","),
             engine: spec.engine.name().to_owned(),
             step: step.to_owned(),
-            key: key.to_owned(),
+            key: key.map(ToString::to_string).unwrap_or_default(),
             outcome,
             jobs: None,
             cost: Cost::default(),

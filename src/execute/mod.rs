@@ -37,11 +37,12 @@ use outcome::Ran;
 pub use step::{base_environment, memory_max};
 pub use view::{APART, ByHand, Shown, look};
 
+use crate::plan::ids::{LayerId, StepKey};
 use crate::plan::jobs::Sizing;
 use crate::plan::lockfile::Lockfile;
 use crate::plan::record::{Cost, Failed, Origin, Outcome, Record, Snapshot, StepRecord};
 use crate::plan::resolve::{Spec, Step};
-use crate::plan::{Action, Plan, Volumes};
+use crate::plan::{Action, Plan, Planned, Volumes};
 use crate::profile::CopyFiles;
 use crate::profile::hook::Hook;
 use crate::rocm::gpu::Grant;
@@ -201,12 +202,12 @@ impl Execution<'_, '_> {
             let index = u32::try_from(position + 1).unwrap_or(u32::MAX);
             match planned.action {
                 Action::Hit => {
-                    self.did_not_run(&planned.name, &planned.key, event::Outcome::Hit);
+                    self.did_not_run(planned, event::Outcome::Hit);
                     continue;
                 }
                 Action::Pull | Action::Later => continue,
                 Action::Skip => {
-                    self.did_not_run(&planned.name, &planned.key, event::Outcome::Skipped);
+                    self.did_not_run(planned, event::Outcome::Skipped);
                     self.finished(
                         index,
                         total,
@@ -268,9 +269,9 @@ impl Execution<'_, '_> {
     }
 
     /// Tells of a step that does not run.
-    fn did_not_run(&self, step: &str, key: &str, outcome: event::Outcome) {
+    fn did_not_run(&self, step: &Planned, outcome: event::Outcome) {
         self.reporter
-            .measured(|| Row::of(self.spec, step, key, outcome));
+            .measured(|| Row::of(self.spec, &step.name, step.key.as_ref(), outcome));
     }
 
     /// Returns how often ccache was asked so far and knew, or did not, where somebody asked for metrics.
@@ -308,7 +309,7 @@ impl Execution<'_, '_> {
                 cost: ran.cost.into(),
                 cache_hits: now.map(|now| now.0.saturating_sub(hits)),
                 cache_misses: now.map(|now| now.1.saturating_sub(misses)),
-                ..Row::of(self.spec, &step.name, step.key.as_str(), ended)
+                ..Row::of(self.spec, &step.name, Some(&step.key), ended)
             }
         });
         let row = Metrics {
@@ -379,7 +380,7 @@ impl Execution<'_, '_> {
     }
 
     /// Makes snapshots for the steps whose layers are there: those of the chain below `start`.
-    fn hits(&self, start: &str) -> Result<Vec<Snapshot>> {
+    fn hits(&self, start: &LayerId) -> Result<Vec<Snapshot>> {
         let chain = self.store.chain(start)?;
         let mut snapshots = Vec::new();
         for step in self
@@ -390,7 +391,7 @@ impl Execution<'_, '_> {
         {
             if let Some(layer) = chain
                 .iter()
-                .find(|layer| layer.key.as_deref() == Some(&step.key))
+                .find(|layer| layer.key.is_some() && layer.key == step.key)
             {
                 let known = self.env.known_record()?.snapshots.iter();
                 let mut known = known.filter(|snapshot| snapshot.layer == layer.id);
@@ -410,16 +411,16 @@ impl Execution<'_, '_> {
     /// Writes down the spec and what is known of each step before the first one runs.
     fn save_steps(&mut self) -> Result<()> {
         self.env.save_spec(self.spec)?;
-        let old: BTreeMap<String, StepRecord> = self
+        let old: BTreeMap<StepKey, StepRecord> = self
             .env
             .known_record()?
             .steps
             .iter()
-            .map(|step| (step.key.clone(), step.clone()))
+            .filter_map(|step| Some((step.key.clone()?, step.clone())))
             .collect();
         let steps = self.plan.steps.iter().map(|planned| {
-            let mut step = old
-                .get(&planned.key)
+            let known = planned.key.as_ref().and_then(|key| old.get(key));
+            let mut step = known
                 .filter(|_| planned.action == Action::Hit)
                 .cloned()
                 .unwrap_or_else(|| StepRecord {
@@ -461,17 +462,17 @@ impl Execution<'_, '_> {
         index: u32,
         step: &Step,
         run: &str,
-    ) -> Result<std::result::Result<String, Ended>> {
+    ) -> Result<std::result::Result<LayerId, Ended>> {
         let parent = self.env.known_record()?.head.layer.clone();
-        let views = self.views(index, step, parent.as_deref(), run)?;
+        let views = self.views(index, step, parent.as_ref(), run)?;
         let lookups = self.lookups();
         let mut jobs = self.sizing.jobs.value;
         let mut log = format!("logs/{run}/{index:02}-{}.log", step.name);
-        let mut tree = self.env.checkout_tree(parent.as_deref())?;
-        self.env.begin_step(step.key.as_str())?;
+        let mut tree = self.env.checkout_tree(parent.as_ref())?;
+        self.env.begin_step(&step.key)?;
         let before = self.outputs_before(step)?;
         let mut ran =
-            self.run_container(index, step, &tree, parent.as_deref(), &log, jobs, &views)?;
+            self.run_container(index, step, &tree, parent.as_ref(), &log, jobs, &views)?;
         if ran.out_of_memory() && jobs > 1 {
             self.measure(step, Outcome::Failed, jobs, &ran, lookups)?;
             let (_, message) = ran.explain(step, jobs, step::memory_max(self.spec, self.host));
@@ -481,8 +482,8 @@ impl Execution<'_, '_> {
             self.store
                 .discard(&self.env.directory().join("trees").join(&tree))?;
             log = format!("logs/{run}/{index:02}-{}-again.log", step.name);
-            tree = self.env.checkout_tree(parent.as_deref())?;
-            ran = self.run_container(index, step, &tree, parent.as_deref(), &log, jobs, &views)?;
+            tree = self.env.checkout_tree(parent.as_ref())?;
+            ran = self.run_container(index, step, &tree, parent.as_ref(), &log, jobs, &views)?;
         }
         let left = match ran.ending {
             Ending::Exited { code: 0, .. } => self.left(step)?,
@@ -496,13 +497,13 @@ impl Execution<'_, '_> {
             Ending::Exited { code: 0, .. } if left.drift.is_empty() && refused.is_none() => {
                 self.measure(step, Outcome::Done, jobs, &ran, lookups)?;
                 let done = ran.record(step, Outcome::Done, None);
-                self.keep_results(&before, &tree, parent.as_deref())?;
+                self.keep_results(&before, &tree, parent.as_ref())?;
                 let layer = self.env.freeze(
                     &Freeze {
                         tree: &tree,
-                        parent: parent.as_deref(),
+                        parent: parent.as_ref(),
                         name: &step.name,
-                        key: Some(step.key.as_str()),
+                        key: Some(&step.key),
                         origin: Origin::Step,
                         again: self
                             .plan

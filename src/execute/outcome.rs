@@ -86,7 +86,7 @@ impl Ran {
     ) -> StepRecord {
         StepRecord {
             name: step.name.clone(),
-            key: step.key.to_string(),
+            key: Some(step.key.clone()),
             outcome,
             reason,
             log: Some(self.log.clone()),

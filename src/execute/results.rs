@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use super::Execution;
 use crate::plan::Action;
+use crate::plan::ids::LayerId;
 use crate::plan::resolve::{Step, VolumeSource};
 use crate::profile::Access;
 use crate::store::results::{self, Left};
@@ -45,7 +46,7 @@ impl Execution<'_, '_> {
         &self,
         before: &Before,
         tree: &str,
-        parent: Option<&str>,
+        parent: Option<&LayerId>,
     ) -> Result<()> {
         let kept = self
             .env
@@ -92,9 +93,9 @@ impl Execution<'_, '_> {
         }
         // What a step did before it failed is not told from what somebody did.
         let attempt = self.store.attempt(self.env.name(), record);
-        let resumes = attempt.is_some_and(|key| runs().any(|step| step.key.as_str() == key));
+        let resumes = attempt.is_some_and(|key| runs().any(|step| step.key == key));
         let layers = record.snapshots.iter();
-        let known: Vec<String> = layers.map(|snapshot| snapshot.layer.clone()).collect();
+        let known: Vec<LayerId> = layers.map(|snapshot| snapshot.layer.clone()).collect();
         let bringing = self.store.results_to_bring(top, self.spec, &known)?;
         for other in &bringing.in_the_way {
             let message = format!(

@@ -14,6 +14,7 @@ use crate::execute::redact::Mask;
 use crate::execute::supervise::{self, Ending};
 use crate::execute::wait_for_slot::Admitted;
 use crate::execute::{gpu_check, sampler, wait_for_slot};
+use crate::plan::ids::LayerId;
 use crate::plan::record::Cost;
 use crate::plan::resolve::Step;
 use crate::rocm::gpu::{self, Device};
@@ -23,7 +24,7 @@ use crate::ui::event::Event;
 
 impl Execution<'_, '_> {
     /// Returns by how much a step's tree is larger than what it stands on, in allocated bytes.
-    fn tree_growth(&self, tree: &str, parent: Option<&str>) -> Result<i64> {
+    fn tree_growth(&self, tree: &str, parent: Option<&LayerId>) -> Result<i64> {
         if let Some(written) = self.env.written_at_service(tree)? {
             return Ok(i64::try_from(written).unwrap_or(i64::MAX));
         }
@@ -76,7 +77,7 @@ impl Execution<'_, '_> {
         index: u32,
         step: &Step,
         tree: &str,
-        parent: Option<&str>,
+        parent: Option<&LayerId>,
         log: &str,
         jobs: u32,
         views: &Views,
@@ -105,7 +106,7 @@ impl Execution<'_, '_> {
         };
         let started = Instant::now();
         let before = self.volume_bytes(step)?;
-        let root = self.env.root(tree, parent, Some(step.key.as_str()))?;
+        let root = self.env.root(tree, parent, Some(&step.key))?;
         let devices = self.devices(step)?;
         let work = step::Work::prepare(
             step,

@@ -21,6 +21,7 @@ use stack::{Layer, Stack, Time};
 
 use super::Execution;
 use crate::engine::View;
+use crate::plan::ids::LayerId;
 use crate::plan::resolve::{Access, Step, Volume, VolumeKind};
 use crate::plan::{self, resolve};
 use crate::profile::hook::{self, Change, Changes, Found, Hook};
@@ -91,7 +92,7 @@ struct Sight<'s> {
     index: u32,
     volume: &'s Volume,
     /// The layer that the step stands on.
-    parent: Option<&'s str>,
+    parent: Option<&'s LayerId>,
     /// Name of the run, for logs.
     run: &'s str,
 }
@@ -102,7 +103,7 @@ impl<'a> Execution<'a, '_> {
         &mut self,
         index: u32,
         step: &Step,
-        parent: Option<&str>,
+        parent: Option<&LayerId>,
         run: &str,
     ) -> Result<Views> {
         let spec = self.spec;

@@ -8,6 +8,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::checked;
+use super::ids::{LayerId, StepKey};
 use crate::plan::pins::Pins;
 use crate::rocm::therock::Prints;
 
@@ -27,14 +28,13 @@ pub enum VolumeState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layer {
     /// Its directory's name.
-    #[serde(deserialize_with = "checked::names")]
-    pub id: String,
+    pub id: LayerId,
     /// Step key, for a step's.
-    #[serde(default, deserialize_with = "checked::names")]
-    pub key: Option<String>,
+    #[serde(default)]
+    pub key: Option<StepKey>,
     /// The layer below; `None` is the image.
-    #[serde(default, deserialize_with = "checked::names")]
-    pub parent: Option<String>,
+    #[serde(default)]
+    pub parent: Option<LayerId>,
     /// Id of the env that made it.
     #[serde(deserialize_with = "checked::name_if_any")]
     pub env: String,
@@ -97,8 +97,8 @@ pub enum History {
     /// A step began with what another build, or a command of `exec`, had left in them.
     Incremental {
         /// The layer on which that build stood, where it had one.
-        #[serde(default, deserialize_with = "checked::names")]
-        on: Option<String>,
+        #[serde(default)]
+        on: Option<LayerId>,
     },
 }
 
@@ -106,8 +106,8 @@ pub enum History {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct VolumesFrom {
     /// The layer that has the same, but for what an unfinished step added; `None`: they began empty.
-    #[serde(default, deserialize_with = "checked::names")]
-    pub layer: Option<String>,
+    #[serde(default)]
+    pub layer: Option<LayerId>,
     /// How they began.
     pub history: History,
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod checked;
 pub mod gc;
+pub mod ids;
 pub mod image;
 pub mod jobs;
 pub mod layer;
@@ -17,16 +18,18 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
+use ids::{LayerId, StepKey};
+
 /// A step of the spec, as far as planning needs it.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     /// Name in the profile.
     pub name: String,
-    /// Its key.
-    pub key: String,
+    /// Its key; a step that is skipped is in nobody's key, and has none.
+    pub key: Option<StepKey>,
     /// Keeps build volumes live when its key changed.
     pub incremental: bool,
-    /// Why it is not run here, for a step that is skipped; such a step is in nobody's key.
+    /// Why it is not run here, for a step that is skipped.
     pub skip: Option<String>,
     /// It is in no later step's key.
     pub uncached_downstream: bool,
@@ -36,7 +39,7 @@ pub struct Wanted {
 #[derive(Clone, Debug)]
 pub struct Found {
     /// Its id.
-    pub layer: String,
+    pub layer: LayerId,
     /// Why this env cannot use it, where it cannot.
     pub unusable: Option<String>,
     /// It is not what a clean build makes, and so does not count: a registry may have one that does.
@@ -45,7 +48,7 @@ pub struct Found {
     pub holds_volumes: bool,
     /// Keys of the steps up to it whose results are not in this env's output volumes, or are there as an earlier build of this env
     /// left them.
-    pub brings: BTreeSet<String>,
+    pub brings: BTreeSet<StepKey>,
 }
 
 /// What there is.
@@ -54,19 +57,19 @@ pub struct Observed {
     /// Whether the env has a record.
     pub exists: bool,
     /// Layers the env's head stands on, topmost first; empty on the bare image.
-    pub head: Vec<String>,
+    pub head: Vec<LayerId>,
     /// Those of them that steps made which are not in the profile any more, or are other ones there.
-    pub outlived: Vec<String>,
+    pub outlived: Vec<LayerId>,
     /// Layers by step key.
-    pub layers: BTreeMap<String, Found>,
+    pub layers: BTreeMap<StepKey, Found>,
     /// What changed in steps since the last `up`, by their key.
-    pub changed: BTreeMap<String, String>,
+    pub changed: BTreeMap<StepKey, String>,
     /// Keys of steps whose snapshots a service has although the store forgot them; those among `layers` can be used.
-    pub forgotten: BTreeSet<String>,
+    pub forgotten: BTreeSet<StepKey>,
     /// The last step's key for which a registry has a layer, and the registry.
-    pub remote: Option<(String, String)>,
+    pub remote: Option<(StepKey, String)>,
     /// Key of the step that was begun last and did not end well.
-    pub attempt: Option<String>,
+    pub attempt: Option<StepKey>,
     /// Whether the live tree holds changes since its snapshot.
     pub touched: bool,
     /// Whether the env has build volumes with something in them.
@@ -107,8 +110,9 @@ pub enum Action {
 pub struct Planned {
     /// Name.
     pub name: String,
-    /// Key.
-    pub key: String,
+    /// Key, where it has one.
+    #[serde(serialize_with = "ids::or_empty::serialize")]
+    pub key: Option<StepKey>,
     /// What happens.
     pub action: Action,
     /// Why, in a few words.
@@ -136,7 +140,7 @@ pub struct Plan {
     /// The steps in order.
     pub steps: Vec<Planned>,
     /// Layer on which the env stands when the first step runs, or in the end; `None` is the image.
-    pub start: Option<String>,
+    pub start: Option<LayerId>,
     /// Whether the env must first be moved to `start`.
     pub moves: bool,
     /// What happens to the build volumes.
@@ -183,8 +187,9 @@ pub fn plan(wanted: &[Wanted], observed: &Observed, options: &Options) -> Plan {
     let afresh = options.clean && !observed.freezes_volumes && observed.has_volumes;
 
     // A layer holds everything below it: the last usable one decides, gaps before it do not matter.
+    let found = |index: usize| observed.layers.get(wanted[index].key.as_ref()?);
     let usable = |index: usize| {
-        let found = observed.layers.get(&wanted[index].key)?;
+        let found = found(index)?;
         (found.unusable.is_none() && rerun.is_none_or(|rerun| index < rerun) && !afresh)
             .then_some(&found.layer)
     };
@@ -200,18 +205,20 @@ pub fn plan(wanted: &[Wanted], observed: &Observed, options: &Options) -> Plan {
     let start = base.as_ref().map(|(_, layer)| layer.clone());
     let restores = observed.freezes_volumes
         || base.as_ref().is_some_and(|(index, _)| {
-            let found = observed.layers.get(&wanted[*index].key);
+            let found = found(*index);
             found.is_some_and(|found| found.holds_volumes)
         });
 
     let brought = base.as_ref().and_then(|(index, _)| {
-        let found = observed.layers.get(&wanted[*index].key);
+        let found = found(*index);
         found.map(|found| &found.brings)
     });
 
     let remote = observed.remote.as_ref();
     let pulled = remote.and_then(|(key, _)| {
-        reached().find(|index| wanted[*index].key == *key && rerun.is_none_or(|at| *index < at))
+        reached().find(|index| {
+            wanted[*index].key.as_ref() == Some(key) && rerun.is_none_or(|at| *index < at)
+        })
     });
 
     let mut steps = Vec::new();
@@ -226,7 +233,11 @@ pub fn plan(wanted: &[Wanted], observed: &Observed, options: &Options) -> Plan {
         } else if let Some(reason) = &step.skip {
             (Action::Skip, reason.clone())
         } else if base.as_ref().is_some_and(|(base, _)| index <= *base) {
-            if brought.is_some_and(|brought| brought.contains(&step.key)) {
+            if step
+                .key
+                .as_ref()
+                .is_some_and(|key| brought.is_some_and(|brought| brought.contains(key)))
+            {
                 brings.push(step.name.clone());
                 let why = "snapshot is there; its results go to this env's output";
                 (Action::Hit, why.to_owned())
@@ -236,7 +247,8 @@ pub fn plan(wanted: &[Wanted], observed: &Observed, options: &Options) -> Plan {
         } else if let (Some((_, registry)), true) = (remote, pulled >= Some(index)) {
             (Action::Pull, format!("pulled from {registry}"))
         } else {
-            let why = match observed.layers.get(&step.key) {
+            let changed = || observed.changed.get(step.key.as_ref()?);
+            let why = match found(index) {
                 _ if first_run.is_some() => "a step before it runs".to_owned(),
                 _ if rerun == Some(index) => "requested by `--rerun`".to_owned(),
                 _ if afresh => "requested by `--clean`".to_owned(),
@@ -244,14 +256,16 @@ pub fn plan(wanted: &[Wanted], observed: &Observed, options: &Options) -> Plan {
                     unusable: Some(why),
                     ..
                 }) => why.clone(),
-                _ if observed.attempt.as_ref() == Some(&step.key) => {
+                _ if observed.attempt.is_some() && observed.attempt == step.key => {
                     "did not finish last time".to_owned()
                 }
-                _ if observed.changed.contains_key(&step.key) => {
-                    format!("changed: {}", observed.changed[&step.key])
-                }
-                _ if !observed.exists => "new".to_owned(),
-                _ => "no snapshot with its key: it, or something before it, changed".to_owned(),
+                _ => match changed() {
+                    Some(what) => format!("changed: {what}"),
+                    None if !observed.exists => "new".to_owned(),
+                    None => {
+                        "no snapshot with its key: it, or something before it, changed".to_owned()
+                    }
+                },
             };
             first_run.get_or_insert(step);
             (Action::Run, why)
@@ -293,7 +307,7 @@ pub fn plan(wanted: &[Wanted], observed: &Observed, options: &Options) -> Plan {
         }
         Some(step) => {
             let at_start = observed.head.first() == start.as_ref();
-            let resumes = observed.attempt.as_ref() == Some(&step.key);
+            let resumes = observed.attempt.is_some() && observed.attempt == step.key;
             let volumes = if afresh {
                 Volumes::Fresh
             } else if !options.clean && (resumes || step.incremental && observed.has_volumes)

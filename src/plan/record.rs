@@ -9,6 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::checked;
+use super::ids::{self, LayerId, StepKey};
 use crate::plan::layer::VolumesFrom;
 
 /// Version of the record's format; a newer one is refused.
@@ -56,8 +57,8 @@ pub struct Record {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Head {
     /// Layer it stands on; `None` is the bare image.
-    #[serde(default, deserialize_with = "checked::names")]
-    pub layer: Option<String>,
+    #[serde(default)]
+    pub layer: Option<LayerId>,
     /// Live tree, made when something first writes.
     #[serde(default, deserialize_with = "checked::names")]
     pub tree: Option<String>,
@@ -87,11 +88,10 @@ pub struct Snapshot {
     /// Name, unique in the env.
     pub name: String,
     /// Directory in `layers/`.
-    #[serde(deserialize_with = "checked::names")]
-    pub layer: String,
+    pub layer: LayerId,
     /// Step key, for a step's.
-    #[serde(default, deserialize_with = "checked::names")]
-    pub key: Option<String>,
+    #[serde(default)]
+    pub key: Option<StepKey>,
     /// Why it exists.
     pub origin: Origin,
     /// Its step ran although a layer of its key was there: the user asked for that.
@@ -122,8 +122,10 @@ pub enum Outcome {
 pub struct StepRecord {
     /// Name in the profile.
     pub name: String,
-    /// Its key.
-    pub key: String,
+    /// Its key, where it has one.
+    #[serde(with = "ids::or_empty")]
+    #[schemars(with = "String")]
+    pub key: Option<StepKey>,
     /// How it ended.
     pub outcome: Outcome,
     /// Why, in a sentence, where that needs saying.
@@ -158,8 +160,8 @@ pub struct Failed {
     #[serde(deserialize_with = "checked::names")]
     pub tree: String,
     /// The layer that the tree stands on.
-    #[serde(default, deserialize_with = "checked::names")]
-    pub parent: Option<String>,
+    #[serde(default)]
+    pub parent: Option<LayerId>,
     /// Its log, relative to the env's directory.
     #[serde(deserialize_with = "checked::below")]
     pub log: String,
@@ -174,21 +176,21 @@ impl Record {
     }
 
     /// Returns the newest snapshot of the step with that key.
-    pub fn of_step(&self, key: &str) -> Option<&Snapshot> {
+    pub fn of_step(&self, key: &StepKey) -> Option<&Snapshot> {
         let mut newest_first = self.snapshots.iter().rev();
-        newest_first.find(|snapshot| snapshot.key.as_deref() == Some(key))
+        newest_first.find(|snapshot| snapshot.key.as_ref() == Some(key))
     }
 
     /// Returns every layer that the env needs by name; their parents are needed too.
-    pub fn layers(&self) -> impl Iterator<Item = &str> {
+    pub fn layers(&self) -> impl Iterator<Item = &LayerId> {
         let failed = self
             .failed
             .iter()
-            .filter_map(|failed| failed.parent.as_deref());
+            .filter_map(|failed| failed.parent.as_ref());
         self.snapshots
             .iter()
-            .map(|snapshot| snapshot.layer.as_str())
-            .chain(self.head.layer.as_deref())
+            .map(|snapshot| &snapshot.layer)
+            .chain(&self.head.layer)
             .chain(failed)
     }
 

@@ -3,12 +3,20 @@
 use super::*;
 use proptest::prelude::*;
 
+fn key(name: &str) -> StepKey {
+    format!("k-{name}").as_str().into()
+}
+
+fn layer(name: &str) -> LayerId {
+    format!("l-{name}").as_str().into()
+}
+
 fn wanted(names: &[&str]) -> Vec<Wanted> {
     names
         .iter()
         .map(|name| Wanted {
             name: (*name).to_owned(),
-            key: format!("k-{name}"),
+            key: Some(key(name)),
             incremental: false,
             skip: None,
             uncached_downstream: false,
@@ -16,14 +24,14 @@ fn wanted(names: &[&str]) -> Vec<Wanted> {
         .collect()
 }
 
-fn layers(names: &[&str]) -> BTreeMap<String, Found> {
+fn layers(names: &[&str]) -> BTreeMap<StepKey, Found> {
     names
         .iter()
         .map(|name| {
             (
-                format!("k-{name}"),
+                key(name),
                 Found {
-                    layer: format!("l-{name}"),
+                    layer: layer(name),
                     unusable: None,
                     refused: false,
                     holds_volumes: false,
@@ -48,7 +56,7 @@ fn actions(plan: &Plan) -> String {
 }
 
 fn built(names: &[&str]) -> Observed {
-    let head = names.iter().rev().map(|name| format!("l-{name}")).collect();
+    let head = names.iter().rev().map(|name| layer(name)).collect();
     Observed {
         exists: true,
         head,
@@ -64,7 +72,7 @@ fn what_a_registry_has_is_pulled_up_to_the_step_that_runs_again() {
     let steps = wanted(&["a", "b", "c", "d"]);
     let mut observed = built(&["a"]);
     let mut shown = |key: &str, options: &Options| {
-        observed.remote = Some((key.to_owned(), "r".to_owned()));
+        observed.remote = Some((key.into(), "r".to_owned()));
         actions(&plan(&steps, &observed, options))
     };
     let all = Options::default();
@@ -268,7 +276,7 @@ fn a_last_step_that_is_not_wanted_any_more_is_undone() {
         ..Options::default()
     };
     let mut steps = wanted(&["a", "c"]);
-    steps[1].key = "k-other".into();
+    steps[1].key = Some(key("other"));
     assert!(plan(&steps, &observed, &until).is_empty());
 }
 
@@ -296,7 +304,8 @@ fn an_unusable_layer_says_why() {
         layers: layers(&["a"]),
         ..Observed::default()
     };
-    observed.layers.get_mut("k-a").unwrap().unusable = Some("its volume is another env's".into());
+    observed.layers.get_mut(&key("a")).unwrap().unusable =
+        Some("its volume is another env's".into());
     let plan = plan(&wanted(&["a"]), &observed, &Options::default());
     assert_eq!(plan.steps[0].why, "its volume is another env's");
 }
@@ -315,7 +324,7 @@ proptest! {
         let names: Vec<String> = (0..present.len()).map(|index| format!("s{index}")).collect();
         let mut steps = wanted(&names.iter().map(String::as_str).collect::<Vec<_>>());
         if let Some(step) = steps.get_mut(skip) {
-            step.skip = Some("no GPU".into());
+            (step.key, step.skip) = (None, Some("no GPU".into()));
         }
         if let Some(step) = steps.get_mut(uncached_downstream) {
             step.uncached_downstream = true;

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::image::oci::{Descriptor, refused, sha256};
+use crate::plan::ids::StepKey;
 use crate::plan::pins::Pins;
 use crate::rocm::therock::Prints;
 use crate::store::history::History;
@@ -45,7 +46,7 @@ pub(super) struct Snapshot {
 /// A step's snapshot.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Step {
-    pub(super) key: String,
+    pub(super) key: StepKey,
     pub(super) name: String,
     pub(super) created: Timestamp,
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -113,7 +113,7 @@ impl<'a> Pull<'a> {
         let there = (0..steps.len()).rev().find_map(|at| {
             let layer = known.get(&chains[at])?;
             // What is asked for is looked for by its key.
-            let found = at + 1 < steps.len() || layer.id == steps[at].key;
+            let found = at + 1 < steps.len() || *layer.id == *steps[at].key;
             found.then(|| (at + 1, layer.clone()))
         });
         let (first, base) = match there {
@@ -475,7 +475,8 @@ impl<'a> Pull<'a> {
     fn describe(&self, at: usize, volumes: BTreeMap<String, VolumeState>) -> Layer {
         let step = &self.document.snapshot.steps[at];
         Layer {
-            id: String::new(),
+            // Its own id where another layer has this one.
+            id: step.key.clone().into(),
             key: Some(step.key.clone()),
             parent: self.base.as_ref().map(|base| base.id.clone()),
             env: String::new(),

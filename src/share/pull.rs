@@ -15,6 +15,7 @@ use crate::engine::BuildUser;
 use crate::engine::docker::Service;
 use crate::image::fetch::Meter;
 use crate::image::oci::{Operation, Part, Registry, sha256};
+use crate::plan::ids::StepKey;
 use crate::share::import_layers::import_layers;
 use crate::store::Store;
 use crate::store::history::Reuse;
@@ -91,10 +92,10 @@ pub struct Pulled {
 /// Returns the first of these tags under which a registry has what serves.
 pub fn available(
     repository: &Repository,
-    keys: &[String],
+    keys: &[StepKey],
     reuse: Reuse,
     means: &mut Means<'_>,
-) -> Result<Option<String>> {
+) -> Result<Option<StepKey>> {
     let registry = repository.open(Operation::Pull, means)?;
     let meter = Meter::default();
     let cancel = means.cancel;

@@ -49,9 +49,9 @@ impl Store {
     /// Returns everything that may stand on a layer or an image, and does not say on which: envs, layers, and what running commands keep.
     pub fn unreadable(&self) -> Result<Vec<Unreadable>> {
         let mut found = self.unreadable_envs()?;
-        for id in names(&self.root.join("layers"))? {
+        for id in self.layer_ids()? {
             // What a repair set aside is used by nobody.
-            if crate::plan::checked::is_name(&id) && !id.contains(super::check::ASIDE) {
+            if !id.contains(super::check::ASIDE) {
                 let error = self.layer(&id).err();
                 found.extend(error.map(|error| Unreadable::new(format!("layer `{id}`"), &error)));
             }

@@ -17,6 +17,7 @@ use super::{Lock, Store, check_name};
 use crate::engine::hold::State;
 use crate::engine::{BuildUser, Root, session};
 use crate::plan::checked;
+use crate::plan::ids::{LayerId, StepKey};
 use crate::plan::record::Record;
 use crate::plan::resolve::Spec;
 use crate::sys::atomic::{self, random_id};
@@ -154,7 +155,7 @@ impl LockedEnv<'_> {
     /// Writes down that a step was begun: until it ends well, the build volumes are its.
     ///
     /// Synced: what the volumes hold after a loss of power must not pass for what the layer below left there.
-    pub(super) fn begin_attempt(&self, key: &str) -> Result<()> {
+    pub(super) fn begin_attempt(&self, key: &StepKey) -> Result<()> {
         let text = attempt_line(key, self.known_record()?);
         atomic::write(&self.directory.join("attempt"), text.as_bytes())
     }
@@ -309,7 +310,7 @@ impl LockedEnv<'_> {
     }
 
     /// Makes a live tree on `layer`, not yet in the record.
-    pub fn checkout_tree(&self, layer: Option<&str>) -> Result<String> {
+    pub fn checkout_tree(&self, layer: Option<&LayerId>) -> Result<String> {
         let record = self.known_record()?;
         match &record.service {
             Some(socket) => self.checkout_service_tree(socket),
@@ -325,7 +326,7 @@ impl LockedEnv<'_> {
         if let Some(tree) = head.tree {
             return Ok(tree);
         }
-        let tree = self.checkout_tree(head.layer.as_deref())?;
+        let tree = self.checkout_tree(head.layer.as_ref())?;
         let made = tree.clone();
         self.update(|record| record.head.tree = Some(made))?;
         Ok(tree)
@@ -334,7 +335,7 @@ impl LockedEnv<'_> {
     /// Returns what an engine mounts for `tree` on `layer`.
     ///
     /// `key` is that of the step that runs on it.
-    pub fn root(&self, tree: &str, layer: Option<&str>, key: Option<&str>) -> Result<Root> {
+    pub fn root(&self, tree: &str, layer: Option<&LayerId>, key: Option<&StepKey>) -> Result<Root> {
         let record = self.known_record()?;
         match &record.service {
             Some(socket) => Ok(Root::Service(self.place(socket, tree, layer, key)?)),
@@ -383,16 +384,16 @@ impl LockedEnv<'_> {
 }
 
 /// The volumes are part of the line: an attempt on volumes that were replaced since says nothing of the present ones.
-fn attempt_line(key: &str, record: &Record) -> String {
+fn attempt_line(key: &StepKey, record: &Record) -> String {
     let volumes: Vec<&str> = record.head.volumes.values().map(String::as_str).collect();
     format!("{key} {}", volumes.join(" "))
 }
 
 impl Store {
     /// Returns the key of the step that was begun on the env's present build volumes and did not end well.
-    pub fn attempt(&self, name: &str, record: &Record) -> Option<String> {
+    pub fn attempt(&self, name: &str, record: &Record) -> Option<StepKey> {
         let text = fs::read_to_string(self.env_dir(name).join("attempt")).ok()?;
-        let key = text.split(' ').next()?;
-        (text == attempt_line(key, record)).then(|| key.to_owned())
+        let key = text.split(' ').next()?.parse().ok()?;
+        (text == attempt_line(&key, record)).then_some(key)
     }
 }

@@ -16,6 +16,7 @@ use super::layer::VolumeState;
 use crate::engine::docker::Service;
 use crate::plan::gc::roots::Roots;
 use crate::plan::gc::{Frozen, Inventory};
+use crate::plan::ids::LayerId;
 use crate::store::inventory::{Look, allocated};
 use crate::sys::error::{Result, ResultExt as _};
 use crate::tree::measure::{Options, Root};
@@ -104,7 +105,7 @@ impl Store {
         let roots = Roots::of(stock, keep_last);
         let things = Things::of(stock, &roots, look.everything);
         let unsure = |(thing, _): &(Thing, u32)| match thing {
-            Thing::Layer(id) => self.is_unsure(&stock.layers[id]),
+            Thing::Layer(id) => self.is_unsure(&stock.layers[id.as_str()]),
             _ => false,
         };
         if self.method() == Method::Overlay || !things.0.iter().any(unsure) {
@@ -117,7 +118,7 @@ impl Store {
         for (at, (thing, owner)) in (1..).zip(&things.0) {
             let path = match thing {
                 Thing::Image(key) => self.image_dir(key),
-                Thing::Layer(id) if stock.layers[id].layer.kept.is_some() => {
+                Thing::Layer(id) if stock.layers[id.as_str()].layer.kept.is_some() => {
                     self.layer_dir(id).join("volumes")
                 }
                 Thing::Layer(id) => self.layer_dir(id),
@@ -217,7 +218,7 @@ impl Store {
 /// Something that may go, and has blocks that others may share.
 enum Thing {
     Image(String),
-    Layer(String),
+    Layer(LayerId),
     /// The env and its tree.
     Failed(String, String),
 }
@@ -267,10 +268,10 @@ impl Things {
 }
 
 /// Returns how many things that may go are below a layer, and the lowest of them: with that, all of them are gone.
-fn bottom<'a>(stock: &'a Inventory, roots: &Roots, id: &'a str) -> (usize, &'a str) {
+fn bottom<'a>(stock: &'a Inventory, roots: &Roots, id: &'a LayerId) -> (usize, &'a str) {
     let (mut depth, mut at) = (0, id);
     if roots.layers.contains_key(id) {
-        return (depth, at);
+        return (depth, at.as_str());
     }
     // A damaged chain may stand on itself.
     while depth <= stock.layers.len() {

@@ -9,6 +9,7 @@ use super::check::names;
 use super::{Lock, LockedEnv, Store};
 use crate::plan::gc::What;
 use crate::plan::gc::roots::tops;
+use crate::plan::ids::LayerId;
 use crate::plan::record::Origin;
 use crate::sys::atomic;
 use crate::sys::error::{Error, Kind, Result};
@@ -71,7 +72,7 @@ impl Store {
         }
     }
 
-    fn remove_snapshot(&self, layer: &str, keep_last: usize) -> Result<Swept> {
+    fn remove_snapshot(&self, layer: &LayerId, keep_last: usize) -> Result<Swept> {
         if let Some(unreadable) = self.unreadable()?.first() {
             return Ok(Swept::Stays(format!("{} may need it", unreadable.object)));
         }
@@ -79,7 +80,7 @@ impl Store {
         for name in self.envs()? {
             let has = self
                 .record(&name)?
-                .is_some_and(|record| record.snapshots.iter().any(|known| known.layer == layer));
+                .is_some_and(|record| record.snapshots.iter().any(|known| known.layer == *layer));
             if has {
                 names.push(name);
             }
@@ -97,7 +98,7 @@ impl Store {
         Ok(self.left(layer))
     }
 
-    fn left(&self, layer: &str) -> Swept {
+    fn left(&self, layer: &LayerId) -> Swept {
         if self.layer_dir(layer).exists() {
             Swept::Stays("a layer or env depends on it now".to_owned())
         } else {
@@ -116,7 +117,7 @@ impl Store {
                 .record(&name)?
                 .is_some_and(|record| record.image_key == key);
         }
-        for id in names(&self.root.join("layers"))? {
+        for id in self.layer_ids()? {
             used |= self.layer(&id)?.is_some_and(|layer| layer.image_key == key);
         }
         if used {
@@ -187,7 +188,7 @@ impl Store {
 
 impl LockedEnv<'_> {
     /// Forgets the steps' snapshots on a layer, unless the env has come to need it.
-    fn drop_layer(&mut self, layer: &str, keep_last: usize) -> Result<Swept> {
+    fn drop_layer(&mut self, layer: &LayerId, keep_last: usize) -> Result<Swept> {
         let record = self.known_record()?;
         for (top, why) in tops(self.name(), record, keep_last) {
             if self.store.descends(Some(&top), layer)? {
@@ -195,7 +196,7 @@ impl LockedEnv<'_> {
             }
         }
         self.forget(layer, |known| {
-            known.layer == layer && known.origin == Origin::Step
+            known.layer == *layer && known.origin == Origin::Step
         })?;
         Ok(Swept::Gone)
     }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::layer::{Layer, VolumeState};
 use super::{LockedEnv, Store};
+use crate::plan::ids::{LayerId, StepKey};
 pub use crate::plan::layer::{History, VolumesFrom};
 use crate::plan::record::{Head, Record};
 use crate::sys::error::Result;
@@ -81,7 +82,7 @@ impl Layer {
 
 impl Store {
     /// Finds the layer of a step that serves an env: its own, else the one that has the key as its id, else any other.
-    pub fn step_layer(&self, key: &str, seeker: &Seeker<'_>) -> Result<Option<Layer>> {
+    pub fn step_layer(&self, key: &StepKey, seeker: &Seeker<'_>) -> Result<Option<Layer>> {
         let own = seeker.record.and_then(|record| record.of_step(key));
         if let Some(own) = own
             && let Some(layer) = self.layer(&own.layer)?
@@ -94,7 +95,7 @@ impl Store {
             let takes_all = made || seeker.reuse == Reuse::Incremental;
             layer.is_clean() || (takes_all && !seeker.clean)
         };
-        let named = self.layer(key)?;
+        let named = self.layer(&key.clone().into())?;
         if let Some(layer) = named.as_ref().filter(|layer| serves(layer)) {
             return Ok(Some(layer.clone()));
         }
@@ -104,13 +105,13 @@ impl Store {
         }
         let all = self.layers()?.into_iter();
         let of_key = all.filter(|layer| {
-            layer.key.as_deref() == Some(key) && serves(layer) && self.is_sound(layer)
+            layer.key.as_ref() == Some(key) && serves(layer) && self.is_sound(layer)
         });
         Ok(of_key.max_by_key(|layer| (layer.is_clean(), layer.created)))
     }
 
     /// Returns whether the build volumes of a layer, or of the image, are all empty.
-    fn is_bare(&self, layer: Option<&str>) -> Result<bool> {
+    fn is_bare(&self, layer: Option<&LayerId>) -> Result<bool> {
         let Some(layer) = layer else { return Ok(true) };
         let found = self.layer(layer)?;
         Ok(found.is_some_and(|layer| {
@@ -122,7 +123,7 @@ impl Store {
 
 impl LockedEnv<'_> {
     /// Writes down that a step begins on the live build volumes, and what they hold by then.
-    pub fn begin_step(&mut self, key: &str) -> Result<()> {
+    pub fn begin_step(&mut self, key: &StepKey) -> Result<()> {
         let mut from = self.known_record()?.head.volumes_from();
         if from.history == History::Clean && !self.begins_clean(&from, key)? {
             let head = &self.known_record()?.head;
@@ -136,22 +137,22 @@ impl LockedEnv<'_> {
     }
 
     /// Returns whether the live build volumes hold nothing but what the layers below left there, and the same step before it failed.
-    fn begins_clean(&self, from: &VolumesFrom, key: &str) -> Result<bool> {
+    fn begins_clean(&self, from: &VolumesFrom, key: &StepKey) -> Result<bool> {
         let record = self.known_record()?;
         let head = &record.head;
         let mut volumes = head.volumes.values();
         if volumes.all(|id| self.store.is_volume_empty(id)) {
-            return Ok(from.layer == head.layer || self.store.is_bare(head.layer.as_deref())?);
+            return Ok(from.layer == head.layer || self.store.is_bare(head.layer.as_ref())?);
         }
         let attempt = self.store.attempt(self.name(), record);
         // What `exec` runs may write there. Where nothing tells, it has.
         let tells = self.store.method() == Method::Btrfs && attempt.is_none();
         let by_hand = head.tree.is_some() && !tells;
-        Ok(from.layer == head.layer && attempt.is_none_or(|begun| begun == key) && !by_hand)
+        Ok(from.layer == head.layer && attempt.is_none_or(|begun| begun == *key) && !by_hand)
     }
 
     /// Returns how a layer began that is made of the env's tree on `parent`.
-    pub(super) fn history_on(&self, parent: Option<&str>) -> Result<History> {
+    pub(super) fn history_on(&self, parent: Option<&LayerId>) -> Result<History> {
         let live = self.known_record()?.head.volumes_from().history;
         let parent = match (&live, parent) {
             (History::Clean, Some(parent)) => self.store.layer(parent)?,
@@ -179,7 +180,7 @@ mod tests {
         let clean = read(r#""volumes": {"build": "frozen"}, "history": "clean""#);
         assert!(clean.is_clean());
         let other = read(r#""volumes": {}, "history": {"incremental": {"on": "l"}}"#);
-        let on = Some("l".to_owned());
+        let on = Some("l".into());
         assert_eq!(other.history(), History::Incremental { on });
         // A record from before.
         let head = |volumes: &str| {

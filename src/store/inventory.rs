@@ -78,7 +78,7 @@ impl Store {
             }
         }
         for (id, item) in found.layers {
-            if let Read::Fine(layer) = item.layer {
+            if let (Read::Fine(layer), Ok(id)) = (item.layer, id.try_into()) {
                 let bytes = layer.cost.map_or(0, |cost| cost.bytes);
                 let frozen = Frozen {
                     layer,

@@ -10,6 +10,7 @@ use fs_err as fs;
 use serde::{Deserialize, Serialize};
 
 use crate::plan::checked;
+use crate::plan::ids::LayerId;
 use crate::plan::record::Snapshot;
 use crate::sys::error::{Error, Result};
 
@@ -31,8 +32,7 @@ pub enum Entry {
         #[serde(deserialize_with = "checked::names")]
         id: String,
         /// Layers it used, to be removed where nobody else does.
-        #[serde(deserialize_with = "checked::names")]
-        layers: Vec<String>,
+        layers: Vec<LayerId>,
     },
     /// A sub-project of TheRock is about to be given up.
     Expunge {
@@ -46,8 +46,7 @@ pub enum Entry {
     /// The record is about to forget snapshots.
     Forget {
         /// Their layers, to be removed where nobody needs them.
-        #[serde(deserialize_with = "checked::names")]
-        layers: Vec<String>,
+        layers: Vec<LayerId>,
     },
 }
 

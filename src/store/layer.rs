@@ -13,6 +13,7 @@ use super::Store;
 use super::check::names;
 use crate::engine::Root;
 use crate::plan::checked;
+use crate::plan::ids::LayerId;
 pub use crate::plan::layer::{Cost, Layer, VolumeState};
 use crate::sys::atomic::{self, random_id};
 use crate::sys::error::{Error, Result, ResultExt as _};
@@ -27,15 +28,15 @@ impl checked::Names for VolumeState {
 
 impl Store {
     /// Returns a layer's directory.
-    pub fn layer_dir(&self, id: &str) -> PathBuf {
+    pub fn layer_dir(&self, id: &LayerId) -> PathBuf {
         self.root.join("layers").join(id)
     }
 
     /// Reads a layer; `None` where there is none of that id.
-    pub fn layer(&self, id: &str) -> Result<Option<Layer>> {
+    pub fn layer(&self, id: &LayerId) -> Result<Option<Layer>> {
         let path = self.layer_dir(id).join("layer.json");
         match atomic::read_json::<Layer>(&path)? {
-            Some(layer) if layer.id != id => Err(Error::unexpected(format!(
+            Some(layer) if layer.id != *id => Err(Error::unexpected(format!(
                 "`{}` is of another layer",
                 path.display()
             ))
@@ -44,17 +45,23 @@ impl Store {
         }
     }
 
+    /// Returns the ids of all layers. A file of another name is none.
+    pub(super) fn layer_ids(&self) -> Result<Vec<LayerId>> {
+        let names = names(&self.root.join("layers"))?.into_iter();
+        Ok(names.filter_map(|name| name.try_into().ok()).collect())
+    }
+
     /// Reads all layers. A damaged description is for `fsck`: it must not keep an env from being removed.
     pub fn layers(&self) -> Result<Vec<Layer>> {
         let mut found = Vec::new();
-        for id in names(&self.root.join("layers"))? {
+        for id in self.layer_ids()? {
             found.extend(self.layer(&id).ok().flatten());
         }
         Ok(found)
     }
 
     /// Returns the ids of the layers that an env made.
-    pub fn layers_of(&self, env: &str) -> Result<Vec<String>> {
+    pub fn layers_of(&self, env: &str) -> Result<Vec<LayerId>> {
         let made = self.layers()?.into_iter().filter(|layer| layer.env == env);
         Ok(made.map(|layer| layer.id).collect())
     }
@@ -65,7 +72,7 @@ impl Store {
     }
 
     /// Waits until everything written so far is on disk, and marks these layers as safe from a loss of power.
-    pub fn make_durable(&self, layers: &[String]) -> Result<()> {
+    pub fn make_durable(&self, layers: &[LayerId]) -> Result<()> {
         let directory = fs::File::open(self.root.join("layers"))?;
         nix::unistd::syncfs(directory.file())?;
         for id in layers {
@@ -81,7 +88,7 @@ impl Store {
     pub fn make_all_durable(&self) -> Result<()> {
         let mut fresh = Vec::new();
         let boot = boot_id();
-        for id in names(&self.root.join("layers"))? {
+        for id in self.layer_ids()? {
             if !self.layer_dir(&id).join("durable").exists()
                 && let Ok(Some(layer)) = self.layer(&id)
                 && layer.boot == boot
@@ -97,9 +104,9 @@ impl Store {
     }
 
     /// Returns the layer and everything below it, topmost first.
-    pub fn chain(&self, top: &str) -> Result<Vec<Layer>> {
+    pub fn chain(&self, top: &LayerId) -> Result<Vec<Layer>> {
         let mut chain: Vec<Layer> = Vec::new();
-        let mut next = Some(top.to_owned());
+        let mut next = Some(top.clone());
         while let Some(id) = next {
             let layer = self.layer(&id)?.ok_or_else(|| missing(&id))?;
             if chain.iter().any(|known| known.id == layer.id) {
@@ -113,15 +120,15 @@ impl Store {
     }
 
     /// Returns whether `top` is `below` or stands on it.
-    pub fn descends(&self, top: Option<&str>, below: &str) -> Result<bool> {
+    pub fn descends(&self, top: Option<&LayerId>, below: &LayerId) -> Result<bool> {
         match top {
             None => Ok(false),
-            Some(top) => Ok(self.chain(top)?.iter().any(|layer| layer.id == below)),
+            Some(top) => Ok(self.chain(top)?.iter().any(|layer| layer.id == *below)),
         }
     }
 
     /// Returns the key of the image at the bottom: the layer's own, which an env's may have left behind.
-    pub(super) fn image_below(&self, layer: Option<&str>, image_key: &str) -> Result<String> {
+    pub(super) fn image_below(&self, layer: Option<&LayerId>, image_key: &str) -> Result<String> {
         match layer {
             None => Ok(image_key.to_owned()),
             Some(id) => Ok(self.layer(id)?.ok_or_else(|| missing(id))?.image_key),
@@ -132,9 +139,9 @@ impl Store {
     /// of the image `image_key` alone.
     ///
     /// A chain near the kernel's limit is merged first, by hard links, into `flat` of its top.
-    pub fn lowers(&self, layer: Option<&str>, image_key: &str) -> Result<Vec<PathBuf>> {
+    pub fn lowers(&self, layer: Option<&LayerId>, image_key: &str) -> Result<Vec<PathBuf>> {
         let mut lowers = Vec::new();
-        let mut next = layer.map(str::to_owned);
+        let mut next = layer.cloned();
         while let Some(id) = next {
             let directory = self.layer_dir(&id);
             let flat = directory.join("flat");
@@ -158,7 +165,7 @@ impl Store {
     }
 
     /// Merges the layers of `top` on their image into `flat` of `top`.
-    fn flatten(&self, top: &str, lowers: &[PathBuf], image: &Path) -> Result<()> {
+    fn flatten(&self, top: &LayerId, lowers: &[PathBuf], image: &Path) -> Result<()> {
         let mut bottom_up = lowers.to_vec();
         bottom_up.reverse();
         let temporary = self.layer_dir(top).join(format!("flat-{}", random_id()?));
@@ -176,7 +183,7 @@ impl Store {
     pub fn checkout_tree(
         &self,
         env: &Path,
-        layer: Option<&str>,
+        layer: Option<&LayerId>,
         image_key: &str,
     ) -> Result<String> {
         let id = random_id()?;
@@ -213,7 +220,7 @@ impl Store {
         &self,
         env: &Path,
         tree: &str,
-        layer: Option<&str>,
+        layer: Option<&LayerId>,
         image_key: &str,
     ) -> Result<Root> {
         let directory = env.join("trees").join(tree);
@@ -234,11 +241,16 @@ impl Store {
 
     /// Returns an id for a layer: its step's key, by which it is looked for, unless another layer has that. The key stands for what a
     /// clean build makes: no other one gets it.
-    pub(super) fn free_id(&self, layer: &Layer) -> Result<String> {
-        match &layer.key {
-            Some(key) if layer.is_clean() && !self.layer_dir(key).exists() => Ok(key.clone()),
-            _ => Ok(format!("{}{}", random_id()?, random_id()?)),
+    pub(super) fn free_id(&self, layer: &Layer) -> Result<LayerId> {
+        let named = layer.key.clone().filter(|_| layer.is_clean());
+        match named.map(LayerId::from) {
+            Some(id) if !self.layer_dir(&id).exists() => Ok(id),
+            _ => self.random_layer_id(),
         }
+    }
+
+    pub(super) fn random_layer_id(&self) -> Result<LayerId> {
+        Ok(format!("{}{}", random_id()?, random_id()?).try_into()?)
     }
 
     /// Publishes a live tree as a layer: one rename. Nothing may have it mounted. False where another layer has its id by now.
@@ -272,7 +284,7 @@ impl Store {
     }
 }
 
-fn missing(id: &str) -> Error {
+fn missing(id: &LayerId) -> Error {
     Error::not_found(format!("layer `{id}` is missing from the store")).help("rockenv fsck")
 }
 
@@ -290,13 +302,14 @@ mod tests {
     use jiff::Timestamp;
 
     use super::*;
+    use crate::plan::ids::StepKey;
     use crate::plan::pins::Pins;
 
     #[test]
     fn of_two_layers_of_one_key_the_second_gets_another_id() {
         let directory = tempfile::tempdir().unwrap();
         let store = Store::open(&directory.path().join("store")).unwrap();
-        let layer = |id: String| Layer {
+        let layer = |id: LayerId| Layer {
             id,
             key: Some("key".into()),
             parent: None,
@@ -318,15 +331,16 @@ mod tests {
             fs::create_dir(tree).unwrap();
         }
         // Both have looked before either is there.
-        let ids = [(); 2].map(|()| store.free_id(&layer(String::new())).unwrap());
-        assert_eq!(ids, ["key", "key"]);
-        assert!(store.place(&trees[0], &layer("key".into())).unwrap());
-        assert!(!store.place(&trees[1], &layer("key".into())).unwrap());
+        let ids = [(); 2].map(|()| store.free_id(&layer("new".into())).unwrap());
+        let key = LayerId::from(StepKey::from("key"));
+        assert_eq!(ids, [key.clone(), key.clone()]);
+        assert!(store.place(&trees[0], &layer(key.clone())).unwrap());
+        assert!(!store.place(&trees[1], &layer(key.clone())).unwrap());
         assert!(trees[1].exists());
-        let other = store.free_id(&layer(String::new())).unwrap();
+        let other = store.free_id(&layer("new".into())).unwrap();
         assert!(store.place(&trees[1], &layer(other.clone())).unwrap());
         let found = store.layers().unwrap().into_iter().map(|layer| layer.id);
-        let found: std::collections::BTreeSet<String> = found.collect();
-        assert_eq!(found, ["key".to_owned(), other].into());
+        let found: std::collections::BTreeSet<LayerId> = found.collect();
+        assert_eq!(found, [key, other].into());
     }
 }

@@ -18,13 +18,14 @@ use super::service::objects_below;
 use super::shared::ARRIVING;
 use super::{LockedEnv, Store};
 use crate::engine::docker::{Frozen, Service, What};
+use crate::plan::ids::{LayerId, StepKey};
 use crate::sys::error::Result;
 
 impl Store {
     /// Returns the forgotten images of steps with one of these keys, the newest last.
-    pub fn forgotten(&self, service: &Service, keys: &[&str]) -> Result<Vec<Frozen>> {
+    pub fn forgotten(&self, service: &Service, keys: &[&StepKey]) -> Result<Vec<Frozen>> {
         let mut found = service.frozen(&self.root().to_string_lossy())?;
-        found.retain(|frozen| keys.contains(&frozen.key.as_str()));
+        found.retain(|frozen| keys.contains(&&frozen.key));
         if found.is_empty() {
             return Ok(found);
         }
@@ -75,7 +76,7 @@ impl Store {
     }
 
     /// Removes forgotten images that have become useless: their steps have layers.
-    pub fn remove_forgotten(&self, service: &Service, keys: &[&str]) -> Result<()> {
+    pub fn remove_forgotten(&self, service: &Service, keys: &[&StepKey]) -> Result<()> {
         let _lock = self.lock("up")?;
         for frozen in self.forgotten(service, keys)? {
             service.remove_image(&frozen.image)?;
@@ -87,21 +88,22 @@ impl Store {
 impl LockedEnv<'_> {
     /// Makes layers of forgotten images; `steps` are names and keys of those that need not run, in order. Returns how
     /// many there were.
-    pub fn remember(&self, service: &Service, steps: &[(&str, &str)]) -> Result<usize> {
+    pub fn remember(&self, service: &Service, steps: &[(&str, &StepKey)]) -> Result<usize> {
         let record = self.known_record()?;
         let _lock = self.store.lock("up")?;
-        let keys: Vec<&str> = steps.iter().map(|(_, key)| *key).collect();
-        let mut forgotten: BTreeMap<String, Frozen> = self
+        let keys: Vec<&StepKey> = steps.iter().map(|(_, key)| *key).collect();
+        let mut forgotten: BTreeMap<StepKey, Frozen> = self
             .store
             .forgotten(service, &keys)?
             .into_iter()
             .filter(|frozen| frozen.whole.is_some())
             .map(|frozen| (frozen.key.clone(), frozen))
             .collect();
-        let mut parent: Option<String> = None;
+        let mut parent: Option<LayerId> = None;
         let mut made = Vec::new();
         for (name, key) in steps {
-            if let Some(layer) = self.store.layer(key)? {
+            let id = LayerId::from((*key).clone());
+            if let Some(layer) = self.store.layer(&id)? {
                 parent = Some(layer.id);
                 continue;
             }
@@ -113,8 +115,8 @@ impl LockedEnv<'_> {
             self.store
                 .note_tree(&directory, &service.socket, &frozen.tree)?;
             let layer = Layer {
-                id: (*key).to_owned(),
-                key: Some((*key).to_owned()),
+                id,
+                key: Some((*key).clone()),
                 parent: parent.take(),
                 env: record.id.clone(),
                 image_key: record.image_key.clone(),

@@ -12,6 +12,7 @@ use super::check::names;
 use super::journal::{self, Entry};
 use super::snapshot::no_snapshot;
 use super::{LockedEnv, Record, Store, ephemeral};
+use crate::plan::ids::LayerId;
 use crate::plan::record::Snapshot;
 use crate::sys::atomic;
 use crate::sys::error::Result;
@@ -33,9 +34,13 @@ impl LockedEnv<'_> {
     }
 
     /// Drops snapshots of a layer from the record, and the layer where nobody needs it any more.
-    pub(super) fn forget(&mut self, layer: &str, which: impl Fn(&Snapshot) -> bool) -> Result<()> {
+    pub(super) fn forget(
+        &mut self,
+        layer: &LayerId,
+        which: impl Fn(&Snapshot) -> bool,
+    ) -> Result<()> {
         // With all that goes with it: killed in between, nobody could tell any more what it stood on.
-        let mut layers = vec![layer.to_owned()];
+        let mut layers = vec![layer.clone()];
         if let Ok(chain) = self.store.chain(layer) {
             layers.extend(chain.into_iter().map(|below| below.id));
         }
@@ -129,7 +134,7 @@ impl LockedEnv<'_> {
         let Ok(Some(record)) = atomic::read_json::<Record>(&removed) else {
             return self.clear_directory();
         };
-        let mut layers: BTreeSet<String> = record.layers().map(str::to_owned).collect();
+        let mut layers: BTreeSet<LayerId> = record.layers().cloned().collect();
         for top in layers.clone() {
             // A damaged chain must not keep an env from being removed.
             if let Ok(chain) = self.store.chain(&top) {
@@ -142,7 +147,7 @@ impl LockedEnv<'_> {
         self.finish_removal(&record.id, &layers)
     }
 
-    pub(super) fn finish_removal(&mut self, id: &str, layers: &[String]) -> Result<()> {
+    pub(super) fn finish_removal(&mut self, id: &str, layers: &[LayerId]) -> Result<()> {
         self.store.discard(&self.directory.join("record.json"))?;
         self.record = None;
         self.discard_volumes(id, &BTreeSet::new())?;
@@ -169,7 +174,7 @@ impl LockedEnv<'_> {
 impl Store {
     /// Throws away those of `candidates` and of what they stand on that no env's record, no running command and no lock file
     /// needs, directly or as a parent.
-    pub fn remove_unused_layers(&self, candidates: &[String]) -> Result<()> {
+    pub fn remove_unused_layers(&self, candidates: &[LayerId]) -> Result<()> {
         if candidates.is_empty() {
             return Ok(());
         }
@@ -177,14 +182,15 @@ impl Store {
         let Ok(locked) = self.locked() else {
             return Ok(());
         };
-        self.remove_layers(candidates, locked.names.into_keys())
+        let locked = locked.names.into_keys();
+        self.remove_layers(candidates, locked.filter_map(|name| name.try_into().ok()))
     }
 
     /// The same with other reasons to keep layers than lock files.
     fn remove_layers(
         &self,
-        candidates: &[String],
-        keep: impl Iterator<Item = String>,
+        candidates: &[LayerId],
+        keep: impl Iterator<Item = LayerId>,
     ) -> Result<()> {
         let _lock = self.lock("rm")?;
         // What cannot be read may need any of them; `gc` takes them when it can.
@@ -197,7 +203,7 @@ impl Store {
                 continue;
             };
             for top in record.layers() {
-                tops.push(top.to_owned());
+                tops.push(top.clone());
             }
         }
         let leases = self.leases()?.into_values();
@@ -211,12 +217,12 @@ impl Store {
                 next = self.layer(&id)?.and_then(|layer| layer.parent);
             }
         }
-        let mut parents: BTreeMap<String, Option<String>> = BTreeMap::new();
+        let mut parents: BTreeMap<LayerId, Option<LayerId>> = BTreeMap::new();
         for layer in self.layers()? {
             parents.insert(layer.id, layer.parent);
         }
         // What nobody needs may stand on another such layer, where a command was killed. Then that one goes first, or neither.
-        let mut left: BTreeSet<&String> = candidates.iter().collect();
+        let mut left: BTreeSet<&LayerId> = candidates.iter().collect();
         let mut next = left.pop_first().cloned();
         while let Some(id) = next {
             let stood_on = parents.values().any(|parent| parent.as_ref() == Some(&id));

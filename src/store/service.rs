@@ -12,6 +12,7 @@ use fs_err as fs;
 use super::snapshot::Freeze;
 use super::{LockedEnv, Store};
 use crate::engine::docker::{Image, Object, Place, Service, What};
+use crate::plan::ids::{LayerId, StepKey};
 pub use crate::plan::layer::Kept;
 use crate::sys::atomic;
 use crate::sys::error::{Error, Result};
@@ -144,8 +145,8 @@ impl LockedEnv<'_> {
         &self,
         socket: &Path,
         tree: &str,
-        layer: Option<&str>,
-        key: Option<&str>,
+        layer: Option<&LayerId>,
+        key: Option<&StepKey>,
     ) -> Result<Place> {
         let record = self.known_record()?;
         let image = match layer {
@@ -178,7 +179,7 @@ impl LockedEnv<'_> {
             id: self.store.id()?,
             env: record.id.clone(),
             tree: tree.to_owned(),
-            key: key.unwrap_or_default().to_owned(),
+            key: key.map(ToString::to_string).unwrap_or_default(),
         })
     }
 

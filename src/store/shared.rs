@@ -14,6 +14,7 @@ use super::images::{Image, Means};
 use super::layer::Layer;
 use super::{Lock, Store, random_id};
 use crate::plan::checked;
+use crate::plan::ids::LayerId;
 use crate::sys::atomic;
 use crate::sys::error::{Error, Result};
 
@@ -62,7 +63,7 @@ pub struct Arrival<'a> {
 
 impl Store {
     /// Returns what is remembered of a layer.
-    pub fn shared_layer(&self, id: &str) -> Result<Option<Shared>> {
+    pub fn shared_layer(&self, id: &LayerId) -> Result<Option<Shared>> {
         atomic::read_json(&self.layer_dir(id).join(FILE))
     }
 
@@ -72,7 +73,7 @@ impl Store {
     }
 
     /// Remembers what a layer is at registries.
-    pub fn remember_layer(&self, id: &str, shared: &Shared) -> Result<()> {
+    pub fn remember_layer(&self, id: &LayerId, shared: &Shared) -> Result<()> {
         atomic::write_json(&self.layer_dir(id).join(FILE), shared)
     }
 
@@ -148,7 +149,7 @@ impl Arrival<'_> {
                 );
             }
         }
-        let mut below: Option<String> = None;
+        let mut below: Option<LayerId> = None;
         for (place, mut layer, _) in layers {
             layer.parent = below.or(layer.parent);
             loop {

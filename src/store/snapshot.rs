@@ -10,6 +10,7 @@ use super::history::{History, VolumesFrom};
 use super::journal::{self, Entry};
 use super::layer::{Layer, VolumeState, boot_id};
 use super::{LockedEnv, check_name};
+use crate::plan::ids::{LayerId, StepKey};
 use crate::plan::pins::Pins;
 use crate::plan::record::{Head, Origin, Record, Snapshot};
 use crate::rocm::therock::Prints;
@@ -23,11 +24,11 @@ pub struct Freeze<'a> {
     /// The live tree.
     pub tree: &'a str,
     /// The layer it stands on.
-    pub parent: Option<&'a str>,
+    pub parent: Option<&'a LayerId>,
     /// Name in the env.
     pub name: &'a str,
     /// Step key, for a step's.
-    pub key: Option<&'a str>,
+    pub key: Option<&'a StepKey>,
     /// Why.
     pub origin: Origin,
     /// Its step ran although a layer of its key was there.
@@ -47,7 +48,7 @@ impl LockedEnv<'_> {
         &mut self,
         freeze: &Freeze<'_>,
         change: impl FnOnce(&mut Record),
-    ) -> Result<String> {
+    ) -> Result<LayerId> {
         let record = self.known_record()?.clone();
         let directory = self.directory.join("trees").join(freeze.tree);
         // Frozen volumes of a freeze that was cut off before its rename.
@@ -69,9 +70,9 @@ impl LockedEnv<'_> {
         // Taken with the global lock: nobody deletes a layer between the look and the record that names it.
         let shared = self.store.lock_shared()?;
         let mut layer = Layer {
-            id: String::new(),
-            key: freeze.key.map(str::to_owned),
-            parent: freeze.parent.map(str::to_owned),
+            id: self.store.random_layer_id()?,
+            key: freeze.key.cloned(),
+            parent: freeze.parent.cloned(),
             env: record.id.clone(),
             image_key: self.store.image_below(freeze.parent, &record.image_key)?,
             tree: freeze.tree.to_owned(),
@@ -146,7 +147,12 @@ impl LockedEnv<'_> {
 
     /// Stands the env on a layer that exists already and adds `snapshots` to the record. With `restore`, its
     /// volumes come from the layer, where that froze them; else they stay as they are.
-    pub fn adopt(&mut self, snapshots: Vec<Snapshot>, layer: &str, restore: bool) -> Result<()> {
+    pub fn adopt(
+        &mut self,
+        snapshots: Vec<Snapshot>,
+        layer: &LayerId,
+        restore: bool,
+    ) -> Result<()> {
         let shared = self.store.lock_shared()?;
         let found = self.store.layer(layer)?.ok_or_else(|| {
             Error::not_found(format!("layer `{layer}` was removed meanwhile"))
@@ -155,7 +161,7 @@ impl LockedEnv<'_> {
         let mut record = self.known_record()?.clone();
         let old = record.head.clone();
         record.head.tree = None;
-        record.head.layer = Some(layer.to_owned());
+        record.head.layer = Some(layer.clone());
         if restore {
             record.head.volumes = self.restored_volumes(&old, &found)?;
             let frozen = |name: &String| found.volumes.get(name) == Some(&VolumeState::Frozen);
@@ -231,7 +237,7 @@ impl LockedEnv<'_> {
         self.freeze(
             &Freeze {
                 tree: &tree,
-                parent: parent.as_deref(),
+                parent: parent.as_ref(),
                 name,
                 key: None,
                 origin,

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::resolve::Prepared;
 use super::{Resolved, Run};
 use crate::plan::gc::Lease;
+use crate::plan::ids::LayerId;
 use crate::plan::record::{self, Head, Record};
 use crate::plan::resolve::Spec;
 use crate::plan::{Observed, Plan};
@@ -39,7 +40,7 @@ pub(super) fn lease(
     plan: &Plan,
 ) -> Result<bool> {
     // A forgotten layer is not in the store yet, so `gc` cannot remove it.
-    let known = |layer: &&String| !observed.forgotten.contains(*layer);
+    let known = |layer: &&LayerId| !observed.forgotten.contains(layer.as_str());
     env.lease(&Lease {
         layers: plan.start.iter().filter(known).cloned().collect(),
         image: resolved.image.key.clone(),

@@ -9,6 +9,7 @@ use crate::engine::choose::Reason;
 use crate::engine::docker::Service;
 use crate::engine::ninja;
 use crate::execute::{Ended, Execution, Progress};
+use crate::plan::ids::StepKey;
 use crate::plan::{Action, Observed, Plan};
 use crate::store::LockedEnv;
 use crate::sys::error::Result;
@@ -65,7 +66,7 @@ pub(super) fn execute<'a>(
             .steps
             .iter()
             .filter(|step| step.action != Action::Later);
-        let keys: Vec<&str> = done.map(|step| step.key.as_str()).collect();
+        let keys: Vec<&StepKey> = done.filter_map(|step| step.key.as_ref()).collect();
         run.store.remove_forgotten(&service, &keys)?;
     }
     Ok(progress)
@@ -140,8 +141,8 @@ fn remember(
         return Ok(());
     }
     let hits = plan.steps.iter().filter(|step| step.action == Action::Hit);
-    let steps: Vec<(&str, &str)> = hits
-        .map(|step| (step.name.as_str(), step.key.as_str()))
+    let steps: Vec<(&str, &StepKey)> = hits
+        .filter_map(|step| Some((step.name.as_str(), step.key.as_ref()?)))
         .collect();
     let count = env.remember(service, &steps)?;
     if count > 0 {
@@ -162,7 +163,7 @@ fn shown(plan: &Plan) -> Vec<Planned> {
         .map(|(position, step)| Planned {
             index: u32::try_from(position + 1).unwrap_or(u32::MAX),
             name: step.name.clone(),
-            key: step.key.clone(),
+            key: step.key.clone().map(String::from).unwrap_or_default(),
             cached: step.action == Action::Hit,
             reason: step.why.clone(),
         })

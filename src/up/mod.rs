@@ -283,7 +283,7 @@ fn nothing_to_do(
             Action::Hit => Outcome::Hit,
             _ => Outcome::Skipped,
         };
-        let row = || Row::of(spec, &step.name, &step.key, outcome);
+        let row = || Row::of(spec, &step.name, step.key.as_ref(), outcome);
         run.reporter.measured(row);
     }
     Ok(())

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use crate::engine::docker::Service;
+use crate::plan::ids::{LayerId, StepKey};
 use crate::plan::record::Snapshot;
 use crate::plan::resolve::{self, Spec};
 use crate::plan::{Found, Observed, Options, Plan, Wanted, plan as decide};
@@ -25,7 +26,7 @@ pub fn wanted(profile: &Profile, spec: &Spec) -> Vec<Wanted> {
         if let Some(found) = spec.step(&step.name) {
             wanted.push(Wanted {
                 name: step.name.clone(),
-                key: found.key.to_string(),
+                key: Some(found.key.clone()),
                 incremental: found.incremental,
                 skip: None,
                 uncached_downstream: found.is_aside(),
@@ -37,7 +38,7 @@ pub fn wanted(profile: &Profile, spec: &Spec) -> Vec<Wanted> {
         {
             wanted.push(Wanted {
                 name: step.name.clone(),
-                key: String::new(),
+                key: None,
                 incremental: false,
                 skip: Some(skipped.reason.clone()),
                 uncached_downstream: false,
@@ -77,14 +78,17 @@ pub fn observe(
         }),
         of_head: None,
     };
-    for step in wanted.iter().filter(|step| step.skip.is_none()) {
-        let served = store.step_layer(&step.key, seeker)?;
+    for (step, key) in wanted
+        .iter()
+        .filter_map(|step| Some((step, step.key.as_ref()?)))
+    {
+        let served = store.step_layer(key, seeker)?;
         let refused = served.is_none();
         let other = match served {
             Some(layer) => Some(layer),
             None => {
-                let own = record.and_then(|record| record.of_step(&step.key));
-                store.layer(own.map_or(step.key.as_str(), |own| own.layer.as_str()))?
+                let own = record.and_then(|record| record.of_step(key));
+                store.layer(&own.map_or_else(|| key.clone().into(), |own| own.layer.clone()))?
             }
         };
         if let Some(layer) = other {
@@ -99,7 +103,7 @@ pub fn observe(
                 Some(_) => BTreeSet::new(),
             };
             observed.layers.insert(
-                step.key.clone(),
+                key.clone(),
                 Found {
                     holds_volumes: layer.volumes.values().any(frozen),
                     brings,
@@ -122,19 +126,19 @@ pub fn observe(
                 };
                 what.push(above.to_owned());
             }
-            observed.changed.insert(step.key.clone(), what.join(", "));
+            observed.changed.insert(key.clone(), what.join(", "));
         }
     }
     if let Some(service) = &service {
-        let missing = wanted
-            .iter()
-            .filter(|step| step.skip.is_none() && !observed.layers.contains_key(&step.key));
-        let missing: Vec<&str> = missing.map(|step| step.key.as_str()).collect();
+        let keys = wanted.iter().filter_map(|step| step.key.as_ref());
+        let missing: Vec<&StepKey> = keys
+            .filter(|key| !observed.layers.contains_key(*key))
+            .collect();
         if !missing.is_empty() {
             for frozen in store.forgotten(service, &missing)? {
                 if frozen.whole.is_some() {
                     let found = Found {
-                        layer: frozen.key.clone(),
+                        layer: frozen.key.clone().into(),
                         unusable: None,
                         refused: false,
                         holds_volumes: false,
@@ -168,11 +172,11 @@ pub fn observe(
 struct Stand<'a> {
     record: &'a Record,
     /// Its layers, topmost first.
-    head: Vec<String>,
+    head: Vec<LayerId>,
     /// Key of the step begun last, if it did not end well.
-    attempt: Option<String>,
+    attempt: Option<StepKey>,
     /// That step's layer, if it has one: the step was to run again.
-    redone: Option<String>,
+    redone: Option<LayerId>,
 }
 
 impl<'a> Stand<'a> {
@@ -197,15 +201,15 @@ impl<'a> Stand<'a> {
 
     /// Returns the env's layers of steps that are not wanted any more. A layer of a step that is skipped here for
     /// lack of a GPU may stay.
-    fn outlived(&self, store: &Store, wanted: &[Wanted]) -> Result<Vec<String>> {
+    fn outlived(&self, store: &Store, wanted: &[Wanted]) -> Result<Vec<LayerId>> {
         let mut outlived = Vec::new();
         for id in &self.head {
             let Some(layer) = store.layer(id)? else {
                 continue;
             };
-            let is = |step: &Wanted| match step.skip {
-                Some(_) => step.name == layer.title,
-                None => layer.key.as_ref() == Some(&step.key),
+            let is = |step: &Wanted| match step.key {
+                None => step.name == layer.title,
+                Some(_) => layer.key == step.key,
             };
             if layer.key.is_some() && !wanted.iter().any(is) {
                 outlived.push(layer.id);
@@ -227,13 +231,14 @@ impl<'a> Stand<'a> {
             || snapshots.iter().any(|snapshot| snapshot.layer == layer.id);
         // A missing lower layer is reported where it is needed.
         for below in store.chain(&layer.id).ok()? {
-            let key = below.key.as_deref();
-            if self.redone.is_some() && key == self.attempt.as_deref() {
+            let key = below.key.as_ref();
+            if self.redone.is_some() && key == self.attempt.as_ref() {
                 return Some("did not finish last time".to_owned());
             }
             // If later keys do not depend on a step's result, nothing is built on it.
             let mut uncached_downstream = wanted.iter().filter(|step| step.uncached_downstream);
-            let key = key.filter(|key| !uncached_downstream.any(|step| step.key == *key));
+            let key =
+                key.filter(|key| !uncached_downstream.any(|step| step.key.as_ref() == Some(key)));
             let newer = key.and_then(|key| self.record.of_step(key));
             let is_newer = |newer: &Snapshot| {
                 let than = match is_own {
@@ -255,17 +260,17 @@ struct Results<'a> {
     store: &'a Store,
     spec: &'a Spec,
     /// The env's layers, topmost first.
-    head: &'a [String],
+    head: &'a [LayerId],
     /// Layers of its snapshots.
-    known: Vec<String>,
+    known: Vec<LayerId>,
     /// What is lacking at the env's current layer.
-    of_head: Option<BTreeSet<String>>,
+    of_head: Option<BTreeSet<StepKey>>,
 }
 
 impl Results<'_> {
     /// Returns the keys of steps whose results must be restored for an env at this layer. A layer that it stands on
     /// already does not undo the results of later steps.
-    fn lacking(&mut self, layer: &str) -> Result<BTreeSet<String>> {
+    fn lacking(&mut self, layer: &LayerId) -> Result<BTreeSet<StepKey>> {
         let head = self
             .head
             .first()
@@ -279,7 +284,7 @@ impl Results<'_> {
         Ok(self.of_head.clone().unwrap_or_default())
     }
 
-    fn of(&self, top: &str) -> Result<BTreeSet<String>> {
+    fn of(&self, top: &LayerId) -> Result<BTreeSet<StepKey>> {
         // A missing lower layer is reported where it is needed.
         if self.store.chain(top).is_err() {
             return Ok(BTreeSet::new());

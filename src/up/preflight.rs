@@ -87,7 +87,7 @@ impl Needs {
         record: Option<&Record>,
     ) -> Result<Self> {
         let runs = || plan.steps.iter().filter(|step| step.action == Action::Run);
-        let steps = runs().map(|step| (step.name.as_str(), step.key.as_str()));
+        let steps = runs().filter_map(|step| Some((step.name.as_str(), step.key.as_deref()?)));
         // The space that this env's finished steps took is not needed again.
         let spent: i64 = record.map_or(0, |record| {
             let done = record.steps.iter().filter(|step| {

@@ -5,6 +5,7 @@ use std::fmt::Display;
 use std::time::Instant;
 
 use crate::engine::docker::Service;
+use crate::plan::ids::StepKey;
 use crate::plan::resolve::Spec;
 use crate::plan::{Action, Options};
 use crate::share::{self, Pulled, Repository, Wanted};
@@ -154,7 +155,7 @@ impl<'a> Source<'a> {
             Some(key) => {
                 let service = prepared.choice.service.as_deref();
                 let service = service.map(Service::connect).transpose()?;
-                self.pull(store, &Wanted::Key(key), service.as_ref())
+                self.pull(store, &Wanted::Key(key.into()), service.as_ref())
             }
             None => Ok(false),
         }
@@ -184,7 +185,7 @@ impl<'a> Source<'a> {
     }
 
     /// Returns the first of these keys that the registry has.
-    pub(crate) fn available(&self, keys: &[String]) -> Result<Option<String>> {
+    pub(crate) fn available(&self, keys: &[StepKey]) -> Result<Option<StepKey>> {
         if keys.is_empty() || self.failed.get() {
             return Ok(None);
         }
@@ -227,7 +228,7 @@ pub(crate) fn lacking(
     prepared: &Prepared,
     spec: &Spec,
     asked: &Options,
-) -> Result<Vec<String>> {
+) -> Result<Vec<StepKey>> {
     // A clean build must not use existing snapshots.
     if asked.clean && !store.freezes_volumes() {
         return Ok(Vec::new());
@@ -235,13 +236,13 @@ pub(crate) fn lacking(
     let (observed, plan) = plan_for(store, None, prepared, spec, asked)?;
     let again = asked.rerun.as_ref();
     let steps = plan.steps.into_iter();
-    let mut keys: Vec<String> = steps
+    let mut keys: Vec<StepKey> = steps
         .take_while(|step| Some(&step.name) != again)
         .filter(|step| {
-            let found = observed.layers.get(&step.key);
+            let found = step.key.as_ref().and_then(|key| observed.layers.get(key));
             step.action == Action::Run && found.is_none_or(|found| found.refused)
         })
-        .map(|step| step.key)
+        .filter_map(|step| step.key)
         .collect();
     keys.reverse();
     Ok(keys)
@@ -252,7 +253,7 @@ pub(crate) struct Remote {
     /// The spec, which may be based on an image that only the registry has.
     pub(crate) spec: Spec,
     /// The last step's key that it has, and its name.
-    pub(crate) last: Option<(String, String)>,
+    pub(crate) last: Option<(StepKey, String)>,
 }
 
 /// Asks what `up` would pull.
@@ -270,7 +271,7 @@ pub(crate) fn remote(
         Some(store) => lacking(store, prepared, &spec, &options(args))?,
         None => {
             let steps = spec.steps.iter().rev();
-            steps.map(|step| step.key.to_string()).collect()
+            steps.map(|step| step.key.clone()).collect()
         }
     };
     let found = source.available(&keys)?;

@@ -387,7 +387,7 @@ impl Prepared {
                 reuse: self.reuse,
                 clean: self.clean,
             };
-            let Some(layer) = store.step_layer(step.key.as_str(), &seeker)? else {
+            let Some(layer) = store.step_layer(&step.key, &seeker)? else {
                 return Ok(spec);
             };
             let prints = layer.prints.unwrap_or_else(Prints::none);

@@ -1,5 +1,6 @@
 //! Owns deciding, for `verify`, which steps must run to rebuild steps of an env from clean.
 
+use crate::plan::ids::{LayerId, StepKey};
 use crate::plan::layer::{Layer, VolumeState};
 use crate::plan::record::Record;
 use crate::plan::resolve::{Spec, Step};
@@ -11,12 +12,12 @@ use crate::sys::error::{Error, Result};
 #[derive(Debug)]
 pub(crate) struct Segment {
     /// The layer that the first one starts from; `None` for the image.
-    pub(crate) start: Option<String>,
+    pub(crate) start: Option<LayerId>,
     pub(crate) image_key: String,
     /// Keys of the steps.
-    pub(crate) runs: Vec<String>,
+    pub(crate) runs: Vec<StepKey>,
     /// Keys of the steps that are compared.
-    pub(crate) compared: Vec<String>,
+    pub(crate) compared: Vec<StepKey>,
 }
 
 /// Returns the segments that rebuild the named steps, or all of them. Segments share the steps that must run in
@@ -43,7 +44,7 @@ pub(crate) fn segments(
 
 /// Returns the steps to build again, in order.
 fn chosen<'a>(spec: &'a Spec, record: &Record, names: &[String]) -> Result<Vec<&'a Step>> {
-    let has = |step: &&Step| record.of_step(step.key.as_str()).is_some();
+    let has = |step: &&Step| record.of_step(&step.key).is_some();
     let known: Vec<&Step> = spec.steps.iter().filter(has).collect();
     for name in names {
         if !known.iter().any(|step| step.name == *name) {
@@ -70,7 +71,7 @@ fn chosen<'a>(spec: &'a Spec, record: &Record, names: &[String]) -> Result<Vec<&
 /// Returns the segment for a step: the step itself, and earlier ones whose snapshots lack the build volumes of a
 /// clean build.
 fn segment(store: &Store, spec: &Spec, record: &Record, step: &Step) -> Result<Segment> {
-    let key = step.key.to_string();
+    let key = step.key.clone();
     let layer = &snapshot_layer(record, &key)?;
     let mut chain = store.chain(layer)?.into_iter();
     let image_key = match chain.next() {
@@ -85,7 +86,7 @@ fn segment(store: &Store, spec: &Spec, record: &Record, step: &Step) -> Result<S
         }
         let known = below
             .key
-            .filter(|key| spec.steps.iter().any(|step| step.key.as_str() == key));
+            .filter(|key| spec.steps.iter().any(|step| step.key == *key));
         runs.push(known.ok_or_else(|| {
             Error::invalid(format!(
                 "step `{}` cannot be built again: it is based on `{}`, which is not one of the env's steps",
@@ -114,7 +115,7 @@ fn holds_clean(store: &Store, layer: &Layer) -> bool {
         })
 }
 
-pub(crate) fn snapshot_layer(record: &Record, key: &str) -> Result<String> {
+pub(crate) fn snapshot_layer(record: &Record, key: &StepKey) -> Result<LayerId> {
     let snapshot = record.of_step(key);
     snapshot
         .map(|snapshot| snapshot.layer.clone())
@@ -122,12 +123,12 @@ pub(crate) fn snapshot_layer(record: &Record, key: &str) -> Result<String> {
 }
 
 pub(crate) fn runs<'a>(spec: &'a Spec, segment: &'a Segment) -> impl Iterator<Item = &'a Step> {
-    let is_run = |step: &&Step| segment.runs.iter().any(|key| step.key.as_str() == key);
+    let is_run = |step: &&Step| segment.runs.contains(&step.key);
     spec.steps.iter().filter(is_run)
 }
 
 pub(crate) fn plan(spec: &Spec, segment: &Segment) -> Plan {
-    let is_run = |step: &Step| segment.runs.iter().any(|key| step.key.as_str() == key);
+    let is_run = |step: &Step| segment.runs.contains(&step.key);
     let first = spec.steps.iter().position(is_run);
     let steps = spec.steps.iter().enumerate().map(|(position, step)| {
         let (action, why) = match (is_run(step), Some(position) < first) {
@@ -137,7 +138,7 @@ pub(crate) fn plan(spec: &Spec, segment: &Segment) -> Plan {
         };
         Planned {
             name: step.name.clone(),
-            key: step.key.to_string(),
+            key: Some(step.key.clone()),
             action,
             why: why.to_owned(),
             again: false,

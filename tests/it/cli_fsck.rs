@@ -9,6 +9,7 @@ use std::time::Duration;
 use crate::support::loopfs::{Kind, LoopFs};
 use fs_err as fs;
 use jiff::Timestamp;
+use rockenv::plan::ids::StepKey;
 use rockenv::plan::record;
 use rockenv::plan::record::{Head, Origin, Record};
 use rockenv::plan::resolve::{BuildUser, Spec};
@@ -124,7 +125,7 @@ impl Lab {
         let id = env.record().unwrap().head.volumes["build"].clone();
         fs::write(self.store.volume_dir(&id).join("object.o"), "hours of work").unwrap();
         for step in &spec.steps[..2] {
-            freeze(&mut env, &step.name, Some(&step.key.to_string()));
+            freeze(&mut env, &step.name, Some(&step.key));
         }
         freeze(&mut env, "mine", None);
         env.live_tree().unwrap();
@@ -209,13 +210,13 @@ impl Lab {
     }
 }
 
-fn freeze(env: &mut LockedEnv<'_>, name: &str, key: Option<&str>) {
+fn freeze(env: &mut LockedEnv<'_>, name: &str, key: Option<&StepKey>) {
     let tree = env.live_tree().unwrap();
     let parent = env.record().unwrap().head.layer.clone();
     env.freeze(
         &Freeze {
             tree: &tree,
-            parent: parent.as_deref(),
+            parent: parent.as_ref(),
             name,
             key,
             origin: if key.is_some() {

@@ -341,7 +341,11 @@ fn what_was_tampered_with_is_refused() {
         .data()
         .join("docker/registry/v2/repositories/team/rocm/_manifests/tags");
     let link = |key: &str| tags.join(key).join("current/link");
-    let keys: Vec<&str> = record.steps.iter().map(|step| step.key.as_str()).collect();
+    let keys: Vec<&str> = record
+        .steps
+        .iter()
+        .filter_map(|step| step.key.as_deref())
+        .collect();
     // A tag that stands for another step's snapshot.
     let right = fs::read(link(keys[1])).unwrap();
     fs::copy(link(keys[0]), link(keys[1])).unwrap();
@@ -349,7 +353,12 @@ fn what_was_tampered_with_is_refused() {
     up.exits(8).says(&["stands for something else", keys[0]]);
     fs::write(link(keys[1]), right).unwrap();
     // A layer of other bytes.
-    let shared = store.shared_layer(keys[0]).unwrap().unwrap().tree.unwrap();
+    let shared = store
+        .shared_layer(&keys[0].parse().unwrap())
+        .unwrap()
+        .unwrap()
+        .tree
+        .unwrap();
     let (blob, good) = two.registry.spoil(&shared.sha256);
     two.run(&two.other, &["up", name, "--pull"])
         .exits(8)
@@ -402,6 +411,8 @@ fn other_key(store: &TestStore, name: &str) -> String {
         .pop()
         .unwrap()
         .key
+        .unwrap()
+        .to_string()
 }
 
 #[test]

@@ -12,6 +12,7 @@ use serde::Deserialize;
 use super::{Build, Cache, Edge, Fact, Report, Run, Space, Step, Verdict, locked};
 use crate::execute::log::text_of;
 use crate::execute::samples_beside;
+use crate::plan::ids::StepKey;
 use crate::plan::jobs;
 use crate::plan::ninja_log;
 use crate::plan::record::{Cost, Outcome, Record};
@@ -34,7 +35,7 @@ const DEPTH: usize = 8;
 #[derive(Debug, Deserialize)]
 struct Past {
     time: Timestamp,
-    key: String,
+    key: StepKey,
     outcome: Outcome,
     jobs: u32,
     cost: Cost,
@@ -111,11 +112,11 @@ fn steps(record: &Record) -> Vec<Step> {
 
 /// Reads the history of the env's current steps. A run under another key was another step.
 fn runs(store: &Store, env: &str, record: &Record) -> Vec<Run> {
-    let places: BTreeMap<&str, usize> = record
+    let places: BTreeMap<&StepKey, usize> = record
         .steps
         .iter()
         .enumerate()
-        .map(|(at, step)| (step.key.as_str(), at))
+        .filter_map(|(at, step)| Some((step.key.as_ref()?, at)))
         .collect();
     let directory = store.env_dir(env);
     let text = fs::read_to_string(directory.join("metrics.jsonl")).unwrap_or_default();
@@ -128,7 +129,7 @@ fn runs(store: &Store, env: &str, record: &Record) -> Vec<Run> {
             let samples = row.log.map(|log| directory.join(samples_beside(&log)));
             let samples = samples.and_then(|path| fs::read_to_string(path).ok());
             Some(Run {
-                step: *places.get(row.key.as_str())?,
+                step: *places.get(&row.key)?,
                 ended: row.time,
                 wall_ms: row.cost.wall_ms,
                 done: row.outcome == Outcome::Done,

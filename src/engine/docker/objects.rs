@@ -20,6 +20,7 @@ use tokio::sync::mpsc::error::TrySendError;
 
 use super::{AGAIN, LATE, SETTLE, SOON, Service, settled};
 use crate::engine::docker::retry::retry;
+use crate::plan::ids::StepKey;
 use crate::sys::error::{Error, Result};
 use crate::sys::process::Program;
 
@@ -83,7 +84,7 @@ pub struct Frozen {
     /// The live tree that it was.
     pub tree: String,
     /// The step's key.
-    pub key: String,
+    pub key: StepKey,
     /// When it was made, in seconds since 1970.
     pub created: i64,
     /// Where it is all there is of the snapshot: how many layers there were below it.
@@ -288,14 +289,14 @@ impl Service {
         let found = self.ask(SOON, "list images", request)?;
         let frozen = |image: ImageSummary| {
             let label = |name: &str| image.labels.get(name).filter(|value| !value.is_empty());
-            let (tree, key) = (label("rockenv.tree")?, label("rockenv.key")?);
+            let (tree, key) = (label("rockenv.tree")?, label("rockenv.key")?.parse().ok()?);
             // Labels are passed on to what is built upon an image, its name is not.
             let name = format!("rockenv/snapshot-{tree}");
             let mut names = image.repo_tags.iter();
             let named = names.any(|tag| own_name(tag) == Some(&name));
             named.then(|| Frozen {
                 tree: tree.clone(),
-                key: key.clone(),
+                key,
                 created: image.created,
                 whole: label("rockenv.whole").and_then(|below| below.parse().ok()),
                 image: image.id.clone(),

@@ -18,6 +18,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde::Serialize;
 
+use crate::plan::ids::LayerId;
 use crate::plan::layer::Layer;
 use crate::plan::record::Record;
 pub use decide::plan;
@@ -44,7 +45,7 @@ pub struct Inventory {
     /// What running commands count on beyond their env's record, by env.
     pub leases: BTreeMap<String, Lease>,
     /// Layers by id.
-    pub layers: BTreeMap<String, Frozen>,
+    pub layers: BTreeMap<LayerId, Frozen>,
     /// Images by key.
     pub images: BTreeMap<String, Base>,
     /// Downloads by name.
@@ -84,8 +85,7 @@ pub struct Env {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, serde::Deserialize)]
 pub struct Lease {
     /// Layers by id.
-    #[serde(deserialize_with = "crate::plan::checked::names")]
-    pub layers: Vec<String>,
+    pub layers: Vec<LayerId>,
     /// The image's key.
     #[serde(deserialize_with = "crate::plan::checked::names")]
     pub image: String,
@@ -159,12 +159,12 @@ pub enum What {
     /// A snapshot of a step, in every env that has it, and its layer.
     Snapshot {
         /// The layer.
-        layer: String,
+        layer: LayerId,
     },
     /// A layer that no env names.
     Layer {
         /// The layer.
-        layer: String,
+        layer: LayerId,
     },
     /// The tree that a failed step left.
     Failed {
@@ -307,7 +307,7 @@ pub fn rooted(stock: &Inventory, limits: &Limits) -> Vec<Rooted> {
         let item = stock.layers.get(id)?;
         Some(Rooted {
             name: format!("layer {} ({})", short(id), item.layer.title),
-            id: id.clone(),
+            id: id.to_string(),
             bytes: item.bytes,
             because: say(reasons),
         })

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::Inventory;
+use crate::plan::ids::LayerId;
 use crate::plan::record::{Origin, Record, Snapshot};
 
 /// Why something stays.
@@ -70,7 +71,7 @@ impl fmt::Display for Why {
 #[derive(Clone, Debug, Default)]
 pub struct Roots {
     /// Layers by id, those below the ones that are named included.
-    pub layers: BTreeMap<String, BTreeSet<Why>>,
+    pub layers: BTreeMap<LayerId, BTreeSet<Why>>,
     /// Images by key.
     pub images: BTreeMap<String, BTreeSet<Why>>,
     /// Downloads by name.
@@ -78,9 +79,9 @@ pub struct Roots {
 }
 
 /// Returns the topmost layers that an idle env keeps, with the reason for each.
-pub fn tops(env: &str, record: &Record, keep_last: usize) -> Vec<(String, Why)> {
+pub fn tops(env: &str, record: &Record, keep_last: usize) -> Vec<(LayerId, Why)> {
     let mut tops = Vec::new();
-    let mut add = |layer: &str, why: Why| tops.push((layer.to_owned(), why));
+    let mut add = |layer: &LayerId, why: Why| tops.push((layer.clone(), why));
     let name = || env.to_owned();
     if let Some(head) = &record.head.layer {
         add(head, Why::Head(name()));
@@ -133,11 +134,13 @@ impl Roots {
         }
         for (key, file) in &stock.locked {
             let why = Why::Locked(file.clone());
-            roots.layer(stock, key, &why);
+            if let Some((id, _)) = stock.layers.get_key_value(key.as_str()) {
+                roots.layer(stock, id, &why);
+            }
             roots.image(key, why.clone());
             roots.blobs.entry(key.clone()).or_default().insert(why);
         }
-        let recorded: BTreeSet<&str> = stock
+        let recorded: BTreeSet<&LayerId> = stock
             .envs
             .values()
             .flat_map(|env| env.record.layers())
@@ -148,7 +151,7 @@ impl Roots {
                 .iter()
                 .find(|(_, env)| env.record.id == item.layer.env);
             if let Some((name, env)) = maker
-                && !recorded.contains(id.as_str())
+                && !recorded.contains(id)
                 && (env.busy || env.unsettled || !env.record.complete)
             {
                 roots.layer(stock, id, &Why::Unrecorded(name.clone()));
@@ -162,11 +165,11 @@ impl Roots {
                 && named.insert(id)
             {
                 let item = stock.layers.get(id);
-                next = item.and_then(|item| item.layer.parent.as_deref());
+                next = item.and_then(|item| item.layer.parent.as_ref());
             }
         }
         for (id, item) in &stock.layers {
-            if item.layer.key.is_none() && !named.contains(id.as_str()) {
+            if item.layer.key.is_none() && !named.contains(id) {
                 roots.layer(stock, id, &Why::Nameless);
             }
         }
@@ -188,12 +191,10 @@ impl Roots {
     }
 
     /// Keeps a layer, what it stands on, and the image at the bottom.
-    fn layer(&mut self, stock: &Inventory, top: &str, why: &Why) {
+    fn layer(&mut self, stock: &Inventory, top: &LayerId, why: &Why) {
         let mut next = Some(top);
-        while let Some(id) = next
-            && let Some(item) = stock.layers.get(id)
-        {
-            let reasons = self.layers.entry(id.to_owned()).or_default();
+        while let Some((id, item)) = next.and_then(|id| stock.layers.get_key_value(id)) {
+            let reasons = self.layers.entry(id.clone()).or_default();
             let known = !reasons.is_empty();
             // Below the first one, one reason is enough.
             if !known || id == top {
@@ -203,7 +204,7 @@ impl Roots {
                 return;
             }
             self.image(&item.layer.image_key, why.clone());
-            next = item.layer.parent.as_deref();
+            next = item.layer.parent.as_ref();
         }
     }
 

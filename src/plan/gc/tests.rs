@@ -11,6 +11,7 @@ use proptest::prelude::*;
 use super::cache::Kind;
 use super::policy::Limits;
 use super::{Base, Cache, Env, Frozen, Inventory, Kept, Lease, Plan, Rule, What, plan, rooted};
+use crate::plan::ids::LayerId;
 use crate::plan::layer::{self, Layer};
 use crate::plan::record::{Failed, Head, Origin, Record, Snapshot};
 
@@ -55,8 +56,8 @@ fn env(id: &str) -> Env {
 fn snapshot(name: &str, layer: &str, origin: Origin, hours: i64) -> Snapshot {
     Snapshot {
         name: name.to_owned(),
-        layer: layer.to_owned(),
-        key: (origin == Origin::Step).then(|| layer.to_owned()),
+        layer: layer.into(),
+        key: (origin == Origin::Step).then(|| layer.into()),
         again: false,
         origin,
         created: hours_ago(hours),
@@ -67,9 +68,9 @@ fn snapshot(name: &str, layer: &str, origin: Origin, hours: i64) -> Snapshot {
 fn frozen(id: &str, parent: Option<&str>, bytes: u64, seconds: u64) -> Frozen {
     Frozen {
         layer: Layer {
-            id: id.to_owned(),
-            key: Some(id.to_owned()),
-            parent: parent.map(str::to_owned),
+            id: id.into(),
+            key: Some(id.into()),
+            parent: parent.map(LayerId::from),
             env: "e".to_owned(),
             image_key: "image".to_owned(),
             tree: String::new(),
@@ -94,7 +95,7 @@ fn frozen(id: &str, parent: Option<&str>, bytes: u64, seconds: u64) -> Frozen {
 /// One env `e` that stands on `head`, with snapshots of steps `a`, `b` and `c`, each on the bare image.
 fn stock() -> Inventory {
     let mut one = env("e");
-    one.record.head.layer = Some("head".to_owned());
+    one.record.head.layer = Some("head".into());
     let mut layers = BTreeMap::new();
     for (name, bytes, seconds, hours) in [
         ("a", 100 * MIB, 3600, 30 * DAY),
@@ -102,7 +103,7 @@ fn stock() -> Inventory {
         ("c", 10 * MIB, 1, 10 * DAY),
         ("head", 500 * MIB, 1, 2),
     ] {
-        layers.insert(name.to_owned(), frozen(name, None, bytes, seconds));
+        layers.insert(name.into(), frozen(name, None, bytes, seconds));
         one.record
             .snapshots
             .push(snapshot(name, name, Origin::Step, hours));
@@ -210,10 +211,10 @@ fn what_is_large_and_cheap_goes_with_what_stands_on_it() {
     let mut stock = stock();
     stock
         .layers
-        .insert("b".to_owned(), frozen("b", Some("c"), 1, 5));
+        .insert("b".into(), frozen("b", Some("c"), 1, 5));
     stock
         .layers
-        .insert("c".to_owned(), frozen("c", None, 200 * MIB, 10));
+        .insert("c".into(), frozen("c", None, 200 * MIB, 10));
     let found = plan(&stock, &Limits::default(), Some(100 * MIB));
     assert_eq!(names(&found), ["snapshot one/b", "snapshot one/c"]);
 }
@@ -254,7 +255,7 @@ fn pins_changes_leases_and_lock_files_hold() {
     assert_eq!(count(&pinned), 1);
     let mut leased = stock();
     let lease = Lease {
-        layers: vec!["a".to_owned()],
+        layers: vec!["a".into()],
         image: "image".to_owned(),
     };
     leased.leases.insert("two".to_owned(), lease);
@@ -297,7 +298,7 @@ fn a_killed_command_s_work_is_kept_for_the_next_one_and_garbage_goes() {
     let mut stock = stock();
     stock
         .layers
-        .insert("lost".to_owned(), frozen("lost", Some("a"), MIB, 9000));
+        .insert("lost".into(), frozen("lost", Some("a"), MIB, 9000));
     let limits = Limits::default();
     let found = plan(&stock, &limits, None);
     assert_eq!(found.items.len(), 1);

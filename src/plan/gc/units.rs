@@ -6,6 +6,7 @@ use jiff::Timestamp;
 
 use super::roots::Roots;
 use super::{Inventory, What};
+use crate::plan::ids::{LayerId, StepKey};
 
 /// How fast what was never timed is taken to be made again, in bytes a second: a download.
 const GUESS: u64 = 10 << 20;
@@ -69,7 +70,7 @@ pub(super) fn units(stock: &Inventory, roots: &Roots) -> Vec<Unit> {
     for (id, at) in &layers {
         let item = &stock.layers[*id];
         units[*at].below = match &item.layer.parent {
-            Some(parent) => layers.get(parent.as_str()).copied(),
+            Some(parent) => layers.get(parent).copied(),
             None => images.get(item.layer.image_key.as_str()).copied(),
         };
     }
@@ -80,7 +81,7 @@ pub(super) fn units(stock: &Inventory, roots: &Roots) -> Vec<Unit> {
     {
         let failed = &env.record.failed;
         if let Some(failed) = failed {
-            let below = failed.parent.as_deref().and_then(|id| layers.get(id));
+            let below = failed.parent.as_ref().and_then(|id| layers.get(id));
             units.push(Unit {
                 what: What::Failed { env: name.clone() },
                 name: format!("tree of failed step {name}/{}", failed.step),
@@ -159,10 +160,10 @@ fn layers<'a>(
     stock: &'a Inventory,
     roots: &Roots,
     units: &mut Vec<Unit>,
-) -> BTreeMap<&'a str, usize> {
+) -> BTreeMap<&'a LayerId, usize> {
     // Who has each layer in its record, what it is called there, and when that env was last used.
-    let mut users: BTreeMap<&str, (Timestamp, Vec<String>)> = BTreeMap::new();
-    let mut times: BTreeMap<&str, u64> = BTreeMap::new();
+    let mut users: BTreeMap<&LayerId, (Timestamp, Vec<String>)> = BTreeMap::new();
+    let mut times: BTreeMap<&StepKey, u64> = BTreeMap::new();
     for (name, env) in &stock.envs {
         for snapshot in &env.record.snapshots {
             let entry = users
@@ -172,12 +173,12 @@ fn layers<'a>(
             entry.1.push(format!("{name}/{}", snapshot.name));
         }
         for step in &env.record.steps {
-            if let Some(cost) = &step.cost {
-                times.insert(&step.key, cost.wall_ms);
+            if let (Some(key), Some(cost)) = (&step.key, &step.cost) {
+                times.insert(key, cost.wall_ms);
             }
         }
     }
-    let mut needed: BTreeSet<&str> = BTreeSet::new();
+    let mut needed: BTreeSet<&LayerId> = BTreeSet::new();
     for env in stock.envs.values() {
         for top in env.record.layers() {
             let mut next = Some(top);
@@ -187,7 +188,7 @@ fn layers<'a>(
                 next = stock
                     .layers
                     .get(id)
-                    .and_then(|item| item.layer.parent.as_deref());
+                    .and_then(|item| item.layer.parent.as_ref());
             }
         }
     }
@@ -198,12 +199,12 @@ fn layers<'a>(
         }
         let layer = &item.layer;
         let recorded = layer.cost.map(|cost| cost.wall_ms);
-        let known = layer.key.as_deref().and_then(|key| times.get(key).copied());
+        let known = layer.key.as_ref().and_then(|key| times.get(key).copied());
         let (used, names) = users
-            .get(id.as_str())
+            .get(id)
             .cloned()
             .unwrap_or((layer.created, Vec::new()));
-        places.insert(id.as_str(), units.len());
+        places.insert(id, units.len());
         units.push(Unit {
             what: if names.is_empty() {
                 What::Layer { layer: id.clone() }
@@ -218,7 +219,7 @@ fn layers<'a>(
             bytes: item.bytes,
             rebuild_ms: recorded.or(known).unwrap_or_else(|| guess(item.bytes)),
             used: used.max(layer.created),
-            garbage: (!needed.contains(id.as_str())).then(|| "no env needs it".to_owned()),
+            garbage: (!needed.contains(id)).then(|| "no env needs it".to_owned()),
             below: None,
             by_age: false,
         });

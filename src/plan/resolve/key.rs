@@ -5,76 +5,21 @@
 //! unless the step mentions one: up to there, all targets share their snapshots.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
 use super::{Action, BuildUser, Step, User, Volume, VolumeKind};
+pub use crate::plan::ids::StepKey;
 use crate::rocm::gpu::Extras;
 
 /// Starts every base key. Another number gives every key a new value: all envs are built again.
 const FORMAT: &str = "rockenv-1";
 
-/// Names what a snapshot holds: a sha256 in lower-case hexadecimal.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct StepKey(String);
-
 impl StepKey {
     /// Returns the key of the image, the parent of the first step.
     pub fn base(image_key: &str) -> Self {
         Self::hash(FORMAT, image_key)
-    }
-
-    /// Returns all 64 digits.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-
-    /// Returns the 12 digits shown to people.
-    pub fn short(&self) -> &str {
-        &self.0[..12]
-    }
-
-    // A parent has no NUL, so no two pairs are hashed alike.
-    fn hash(parent: &str, content: &str) -> Self {
-        let mut hash = Sha256::new();
-        hash.update(parent);
-        hash.update([0]);
-        hash.update(content);
-        Self(hex::encode(hash.finalize()))
-    }
-}
-
-impl fmt::Display for StepKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for StepKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.short())
-    }
-}
-
-impl From<StepKey> for String {
-    fn from(key: StepKey) -> Self {
-        key.0
-    }
-}
-
-// A key becomes the name of a directory, so a saved one is not trusted.
-impl TryFrom<String> for StepKey {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        let digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-        match text.len() == 64 && text.bytes().all(digit) {
-            true => Ok(Self(text)),
-            false => Err("a key is 64 hexadecimal digits".to_owned()),
-        }
     }
 }
 

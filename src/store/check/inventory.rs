@@ -186,7 +186,7 @@ impl Store {
             }
         }
         for name in names(&root.join("layers"))? {
-            let directory = self.layer_dir(&name);
+            let directory = root.join("layers").join(&name);
             if name.contains(ASIDE) {
                 inventory.set_aside.push(directory);
             } else {

@@ -16,6 +16,7 @@ pub(super) use inventory::{ASIDE, is_busy, names};
 pub use inventory::{Directory, EnvItem, ImageItem, Inventory, LayerItem, Read};
 pub use repair::{Attempt, repair, repair_format};
 
+use crate::plan::ids::LayerId;
 use crate::plan::record::Record;
 use crate::tree::Method;
 
@@ -320,7 +321,7 @@ impl Judge<'_> {
         // A layer stays on the image it was made on; the env may have a newer one.
         let mut keys: BTreeSet<&str> = record
             .layers()
-            .filter_map(|id| match &self.store.layers.get(id)?.layer {
+            .filter_map(|id| match &self.store.layers.get(id.as_str())?.layer {
                 Read::Fine(layer) => Some(layer.image_key.as_str()),
                 _ => None,
             })
@@ -480,9 +481,9 @@ impl Inventory {
             record.head.tree = None;
             self.adopt_published(&mut record, &tree);
         }
-        let lost = |layer: &Option<String>| {
+        let lost = |layer: &Option<LayerId>| {
             layer
-                .as_deref()
+                .as_ref()
                 .is_some_and(|layer| self.chain_fault(layer).is_some())
         };
         if lost(&record.head.layer) {

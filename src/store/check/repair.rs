@@ -12,6 +12,7 @@ use jiff::Timestamp;
 use super::inventory::{ASIDE, Read, is_busy, names};
 use super::{Inventory, Mend, Problem, examine};
 use crate::engine::docker::Service;
+use crate::plan::ids::LayerId;
 use crate::plan::record::{self, Head, Origin, Record, Snapshot};
 use crate::plan::resolve::Spec;
 use crate::store::access::{self, MODE};
@@ -85,9 +86,10 @@ fn mend(store: &Store, inventory: &Inventory, mend: &Mend) -> Result<Option<Stri
         }
         Mend::Cut(id) => {
             let _lock = store.lock("fsck")?;
-            if let Some(mut layer) = store.layer(id)? {
+            let id: LayerId = id.parse()?;
+            if let Some(mut layer) = store.layer(&id)? {
                 layer.parent = None;
-                atomic::write_json(&store.layer_dir(id).join("layer.json"), &layer)?;
+                atomic::write_json(&store.layer_dir(&id).join("layer.json"), &layer)?;
             }
         }
         Mend::Rebuild(name) => return rebuild(store, inventory, name).map(Some),
@@ -113,7 +115,7 @@ fn mend(store: &Store, inventory: &Inventory, mend: &Mend) -> Result<Option<Stri
         Mend::ImageWork(name) => image_work(store, name)?,
         Mend::Merge(layer, directory) => {
             let _held = every_env(store)?;
-            store.discard(&store.layer_dir(layer).join(directory))?;
+            store.discard(&store.root().join("layers").join(layer).join(directory))?;
         }
         Mend::Reference(recipe) => {
             let references = store.root().join("images/refs");
@@ -241,10 +243,9 @@ fn record_from(inventory: &Inventory, name: &str, spec: &Spec) -> Result<Option<
         .collect();
     let mut snapshots = Vec::new();
     for step in &spec.steps {
-        let key = step.key.to_string();
         let newest = layers
             .iter()
-            .filter(|layer| layer.key.as_ref() == Some(&key))
+            .filter(|layer| layer.key.as_ref() == Some(&step.key))
             .max_by_key(|layer| layer.created);
         if let Some(layer) = newest {
             snapshots.push((layer, step.name.clone()));
@@ -360,8 +361,8 @@ impl Inventory {
             while let Some(id) = next
                 && named.insert(id)
             {
-                next = match self.layers.get(id).map(|item| &item.layer) {
-                    Some(Read::Fine(layer)) => layer.parent.as_deref(),
+                next = match self.layers.get(id.as_str()).map(|item| &item.layer) {
+                    Some(Read::Fine(layer)) => layer.parent.as_ref(),
                     _ => None,
                 };
             }
@@ -369,7 +370,7 @@ impl Inventory {
         self.layers
             .values()
             .filter_map(move |item| match &item.layer {
-                Read::Fine(layer) if layer.key.is_none() && !named.contains(layer.id.as_str()) => {
+                Read::Fine(layer) if layer.key.is_none() && !named.contains(&layer.id) => {
                     Some(layer)
                 }
                 _ => None,

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::Named;
+use crate::plan::ids::StepKey;
 use crate::plan::lockfile::Lockfile;
 use crate::plan::resolve::{Spec, VolumeSource};
 use crate::profile::hook::Hook;
@@ -101,7 +102,7 @@ pub struct Env<'a> {
     /// The last step, where later ones of the profile were not run.
     pub until: Option<&'a str>,
     /// Keys of the steps that were built on files from an earlier build.
-    pub incremental: &'a BTreeMap<String, String>,
+    pub incremental: &'a BTreeMap<StepKey, String>,
 }
 
 /// Makes the manifest for files, links and empty directories, by path.

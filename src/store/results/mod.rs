@@ -14,6 +14,7 @@ use fs_err as fs;
 pub use left::{Left, LeftIn, refuse_special};
 
 use super::Store;
+use crate::plan::ids::LayerId;
 use crate::plan::resolve::{Spec, Volume, VolumeKind, VolumeSource};
 use crate::store::export;
 use crate::sys::account::{self, Rights};
@@ -28,7 +29,7 @@ pub struct Results {
     /// What they left.
     pub listing: Listing,
     /// The layer that has each of them.
-    layers: BTreeMap<PathBuf, String>,
+    layers: BTreeMap<PathBuf, LayerId>,
 }
 
 /// How an output directory differs from a result.
@@ -69,7 +70,7 @@ pub struct Difference {
     /// The path below it.
     pub path: PathBuf,
     /// The layer that has the result.
-    pub layer: String,
+    pub layer: LayerId,
     /// What is there.
     pub state: ResultState,
 }
@@ -90,7 +91,7 @@ pub struct InTheWay {
 struct Item {
     path: PathBuf,
     entry: Entry,
-    layer: String,
+    layer: LayerId,
     /// What is there is a result too, and is replaced.
     replaces: bool,
     /// The same for what is in the directory that is there, the innermost first.
@@ -117,7 +118,7 @@ pub struct Bringing {
 
 impl Bringing {
     /// Returns the layers that have what is to be written.
-    pub fn layers(&self) -> BTreeSet<String> {
+    pub fn layers(&self) -> BTreeSet<LayerId> {
         let items = self.volumes.iter().flat_map(|volume| &volume.items);
         items.map(|item| item.layer.clone()).collect()
     }
@@ -139,12 +140,12 @@ impl Store {
     }
 
     /// Returns where a layer has its step's results, a directory for each output volume.
-    pub fn results_dir(&self, layer: &str) -> PathBuf {
+    pub fn results_dir(&self, layer: &LayerId) -> PathBuf {
         self.layer_dir(layer).join("results")
     }
 
     /// Returns the results of the steps up to a layer, by output volume: of what several steps wrote, the last one's.
-    pub fn results(&self, top: &str, spec: &Spec) -> Result<BTreeMap<String, Results>> {
+    pub fn results(&self, top: &LayerId, spec: &Spec) -> Result<BTreeMap<String, Results>> {
         let mut found: BTreeMap<String, Results> = outputs(spec)
             .map(|volume| (volume.name.clone(), Results::default()))
             .collect();
@@ -166,20 +167,25 @@ impl Store {
 
     /// Compares an env's output volumes with what the steps up to a layer left there. `exactly`: by content, also where size
     /// and time are the same.
-    pub fn differences(&self, top: &str, spec: &Spec, exactly: bool) -> Result<Vec<Difference>> {
+    pub fn differences(
+        &self,
+        top: &LayerId,
+        spec: &Spec,
+        exactly: bool,
+    ) -> Result<Vec<Difference>> {
         let mut differences = Vec::new();
         for (volume, results) in self.results(top, spec)? {
             let Some(directory) = spec.volume(&volume) else {
                 continue;
             };
             let directory = self.output_dir(&spec.name, directory);
-            for (path, entry) in &results.listing.entries {
+            for (path, entry, layer) in results.entries() {
                 let state = compare(entry, &directory, path, exactly)?;
                 if state != ResultState::Same {
                     differences.push(Difference {
                         volume: volume.clone(),
-                        path: path.clone(),
-                        layer: results.layer(path),
+                        path: path.to_owned(),
+                        layer: layer.clone(),
                         state,
                     });
                 }
@@ -190,7 +196,12 @@ impl Store {
 
     /// Decides which results of the steps up to a layer go to the env's output. What is in the place of one is replaced if one
     /// of `known`, layers of the same env, has it; else it is in the way.
-    pub fn results_to_bring(&self, top: &str, spec: &Spec, known: &[String]) -> Result<Bringing> {
+    pub fn results_to_bring(
+        &self,
+        top: &LayerId,
+        spec: &Spec,
+        known: &[LayerId],
+    ) -> Result<Bringing> {
         let mut bringing = Bringing::default();
         for (name, results) in self.results(top, spec)? {
             let Some(volume) = spec.volume(&name) else {
@@ -204,12 +215,12 @@ impl Store {
                 stays: BTreeSet::new(),
                 blocked: None,
             };
-            for (path, entry) in &results.listing.entries {
-                judge.judge(path, entry, results.layer(path))?;
+            for (path, entry, layer) in results.entries() {
+                judge.judge(path, entry, layer.clone())?;
             }
             for path in judge.stays {
                 bringing.in_the_way.push(InTheWay {
-                    step: self.title_of(&results.layer(&path)),
+                    step: self.title_of(&results.layers[&path]),
                     volume: name.clone(),
                     path,
                 });
@@ -227,7 +238,7 @@ impl Store {
     }
 
     /// Returns what layers have of an output volume, each by itself.
-    fn ours(&self, volume: &str, layers: &[String]) -> Result<Vec<Listing>> {
+    fn ours(&self, volume: &str, layers: &[LayerId]) -> Result<Vec<Listing>> {
         let mut found = Vec::new();
         for layer in layers {
             let left = Left::read(&self.results_dir(layer))?.take(volume);
@@ -293,15 +304,17 @@ impl Store {
     }
 
     /// Returns the title of a layer, for messages.
-    pub fn title_of(&self, layer: &str) -> String {
+    pub fn title_of(&self, layer: &LayerId) -> String {
         let layer = self.layer(layer).ok().flatten();
         layer.map(|layer| layer.title).unwrap_or_default()
     }
 }
 
 impl Results {
-    fn layer(&self, path: &Path) -> String {
-        self.layers.get(path).cloned().unwrap_or_default()
+    /// Returns what was left, with the layer that has it.
+    fn entries(&self) -> impl Iterator<Item = (&Path, &Entry, &LayerId)> {
+        let entries = self.listing.entries.iter();
+        entries.map(|(path, entry)| (path.as_path(), entry, &self.layers[path]))
     }
 }
 
@@ -318,7 +331,7 @@ struct Judge {
 }
 
 impl Judge {
-    fn judge(&mut self, path: &Path, entry: &Entry, layer: String) -> Result<()> {
+    fn judge(&mut self, path: &Path, entry: &Entry, layer: LayerId) -> Result<()> {
         if let Some(above) = &self.blocked
             && path.starts_with(above)
         {

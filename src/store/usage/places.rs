@@ -8,6 +8,7 @@ use fs_err as fs;
 use super::inside;
 use super::report::{Class, FileSystem, Report, Row};
 use super::service::holdings;
+use crate::plan::ids::LayerId;
 use crate::plan::resolve::{VolumeKind, VolumeSource};
 use crate::store::source::Repository;
 use crate::store::{Layer, Record, Store};
@@ -88,7 +89,7 @@ struct Places<'a> {
 
 /// A layer.
 struct Frozen {
-    id: String,
+    id: LayerId,
     title: String,
     users: Vec<String>,
 }
@@ -211,16 +212,19 @@ impl Places<'_> {
     /// Returns the layers from the bottom up, those that several envs need by themselves: a layer's `flat` directory is made of
     /// links to what is below it, which no fewer envs need.
     fn layers(&self) -> (Vec<Frozen>, Vec<Frozen>) {
-        let mut layers: BTreeMap<String, Option<Layer>> = BTreeMap::new();
+        let mut layers: BTreeMap<LayerId, Option<Layer>> = BTreeMap::new();
         for id in names(&self.store.root().join("layers")) {
+            let Ok(id) = LayerId::try_from(id) else {
+                continue;
+            };
             let layer = self.store.layer(&id).ok().flatten();
             layers.insert(id, layer);
         }
-        let parent = |id: &str| layers.get(id)?.as_ref()?.parent.as_deref();
-        let mut needed: BTreeMap<&str, BTreeSet<usize>> = BTreeMap::new();
+        let parent = |id: &LayerId| layers.get(id)?.as_ref()?.parent.as_ref();
+        let mut needed: BTreeMap<&LayerId, BTreeSet<usize>> = BTreeMap::new();
         for (at, (_, record)) in self.envs.iter().enumerate() {
             for top in record.layers() {
-                let mut next = layers.get_key_value(top).map(|(id, _)| id.as_str());
+                let mut next = layers.get_key_value(top).map(|(id, _)| id);
                 while let Some(id) = next
                     && needed.entry(id).or_default().insert(at)
                 {
@@ -228,7 +232,7 @@ impl Places<'_> {
                 }
             }
         }
-        let depth = |id: &str| {
+        let depth = |id: &LayerId| {
             let mut depth = 0;
             let mut next = parent(id);
             // A damaged chain may stand on itself.
@@ -240,7 +244,7 @@ impl Places<'_> {
             }
             depth
         };
-        let unused = |id: &str| !needed.contains_key(id);
+        let unused = |id: &LayerId| !needed.contains_key(id);
         let mut order: Vec<_> = layers
             .keys()
             .map(|id| (unused(id), depth(id), id))
@@ -250,9 +254,9 @@ impl Places<'_> {
             id: id.clone(),
             title: layers[id]
                 .as_ref()
-                .map_or_else(|| id.clone(), |layer| layer.title.clone()),
+                .map_or_else(|| id.to_string(), |layer| layer.title.clone()),
             users: needed
-                .get(id.as_str())
+                .get(id)
                 .into_iter()
                 .flatten()
                 .map(|at| self.envs[*at].0.clone())

@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use super::report::Class;
 use crate::engine::docker::Service;
+use crate::plan::ids::LayerId;
 use crate::store::{Layer, Record, Store};
 use crate::sys::error::Result;
 
@@ -40,13 +41,13 @@ pub(crate) struct Holdings {
 
 /// Asks the services of a store's envs, layers and images.
 pub(crate) fn holdings(store: &Store, envs: &[(String, Record)]) -> Result<Holdings> {
-    let mut layers: BTreeMap<String, (Layer, BTreeSet<&str>)> = BTreeMap::new();
+    let mut layers: BTreeMap<LayerId, (Layer, BTreeSet<&str>)> = BTreeMap::new();
     for layer in store.layers()? {
         layers.insert(layer.id.clone(), (layer, BTreeSet::new()));
     }
     for (name, record) in envs {
         for top in record.layers() {
-            let mut next = Some(top.to_owned());
+            let mut next = Some(top.clone());
             // A damaged chain may stand on itself.
             while let Some((layer, users)) = next.take().and_then(|id| layers.get_mut(&id))
                 && users.insert(name)
@@ -77,7 +78,7 @@ fn ask(
     service: &Service,
     socket: &Path,
     envs: &[(String, Record)],
-    layers: &BTreeMap<String, (Layer, BTreeSet<&str>)>,
+    layers: &BTreeMap<LayerId, (Layer, BTreeSet<&str>)>,
 ) -> Result<Vec<Held>> {
     let engine = service.flavour.to_string();
     let mut held = Vec::new();

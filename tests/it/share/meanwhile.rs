@@ -33,7 +33,7 @@ impl Pushed {
         let name = two.pushed(&format!("{ONE}{TWO}")).to_owned();
         let store = Store::open_existing(two.one.home()).unwrap().unwrap();
         let layers = two.one.keys(&name).into_iter().map(|(_, key)| {
-            let shared = store.shared_layer(&key).unwrap().unwrap();
+            let shared = store.shared_layer(&key.parse().unwrap()).unwrap().unwrap();
             shared.tree.unwrap().sha256
         });
         let layers: Vec<String> = layers.collect();
@@ -103,7 +103,7 @@ fn what_another_up_finishes_meanwhile_is_in_nobodys_way() {
     let layers = store.layers().unwrap();
     let same = layers
         .iter()
-        .filter(|layer| layer.key.as_ref() == Some(key));
+        .filter(|layer| layer.key.as_deref() == Some(key.as_str()));
     assert_eq!(same.count(), 2);
     let print = |env: &str| {
         let inside = other.rockenv(&["exec", env, "--", "sh", "-c", "sha256sum $HOME/one"]);

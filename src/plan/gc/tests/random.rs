@@ -44,10 +44,10 @@ fn stocks() -> impl Strategy<Value = Inventory> {
                 let mut item = frozen(&id(at), parent.as_deref(), bytes * MIB, *seconds);
                 item.layer.created = hours_ago(*hours * DAY);
                 item.layer.image_key = match &parent {
-                    Some(parent) => stock.layers[parent].layer.image_key.clone(),
+                    Some(parent) => stock.layers[parent.as_str()].layer.image_key.clone(),
                     None => ["image", "other"][*image].to_owned(),
                 };
-                stock.layers.insert(id(at), item);
+                stock.layers.insert(id(at).as_str().into(), item);
             }
             for (number, (snaps, head, state, hours)) in envs.iter().enumerate() {
                 let mut one = env(&format!("e{number}"));
@@ -55,13 +55,14 @@ fn stocks() -> impl Strategy<Value = Inventory> {
                 one.unsettled = *state == 1;
                 one.record.complete = *state > 4;
                 one.used = hours_ago(*hours * DAY);
-                one.record.head.layer = (*state > 2).then(|| id(head.index(layers.len())));
+                one.record.head.layer =
+                    (*state > 2).then(|| id(head.index(layers.len())).as_str().into());
                 one.failed = 3 * MIB;
                 if *state == 5 {
                     one.record.failed = Some(Failed {
                         step: "f".to_owned(),
                         tree: "t".to_owned(),
-                        parent: Some(id(head.index(layers.len()))),
+                        parent: Some(id(head.index(layers.len())).as_str().into()),
                         log: String::new(),
                         code: None,
                     });
@@ -115,19 +116,22 @@ fn limits() -> impl Strategy<Value = (Limits, Option<u64>)> {
 }
 
 /// Returns the layers below each of `tops`, themselves included.
-fn below<'a>(stock: &'a Inventory, tops: impl IntoIterator<Item = &'a str>) -> BTreeSet<&'a str> {
+fn below<'a>(
+    stock: &'a Inventory,
+    tops: impl IntoIterator<Item = &'a LayerId>,
+) -> BTreeSet<&'a LayerId> {
     let mut found = BTreeSet::new();
     for top in tops {
         let mut next = Some(top);
         while let Some(id) = next {
             found.insert(id);
-            next = stock.layers[id].layer.parent.as_deref();
+            next = stock.layers[id].layer.parent.as_ref();
         }
     }
     found
 }
 
-fn layer_of(what: &What) -> Option<&str> {
+fn layer_of(what: &What) -> Option<&LayerId> {
     match what {
         What::Snapshot { layer } | What::Layer { layer } => Some(layer),
         _ => None,
@@ -143,17 +147,17 @@ proptest! {
         let gone: Vec<&What> = found.items.iter().map(|item| &item.what).collect();
         let unique: BTreeSet<&&What> = gone.iter().collect();
         prop_assert_eq!(unique.len(), gone.len(), "something goes twice");
-        let layers: Vec<&str> = gone.iter().copied().filter_map(layer_of).collect();
+        let layers: Vec<&LayerId> = gone.iter().copied().filter_map(layer_of).collect();
         // Said again in other words than the decision's own.
-        let mut tops: Vec<&str> = Vec::new();
+        let mut tops: Vec<&LayerId> = Vec::new();
         for env in stock.envs.values() {
-            tops.extend(env.record.head.layer.as_deref());
+            tops.extend(&env.record.head.layer);
             let snapshots = env.record.snapshots.iter();
             tops.extend(
                 snapshots
                     .clone()
                     .filter(|snapshot| env.busy || snapshot.origin != Origin::Step)
-                    .map(|snapshot| snapshot.layer.as_str()),
+                    .map(|snapshot| &snapshot.layer),
             );
             let newest = snapshots
                 .filter(|snapshot| snapshot.origin == Origin::Step)
@@ -164,7 +168,7 @@ proptest! {
                     snapshot.origin == Origin::Step && snapshot.created == newest
                 });
                 prop_assert!(
-                    of_that_time.any(|snapshot| !layers.contains(&snapshot.layer.as_str())),
+                    of_that_time.any(|snapshot| !layers.contains(&&snapshot.layer)),
                     "the newest of an env goes"
                 );
             }
@@ -174,13 +178,13 @@ proptest! {
             prop_assert!(!kept.contains(layer), "{layer} is needed");
         }
         // What stays never stands on what goes, and what goes is gone before what it stands on.
-        let going: BTreeSet<&str> = layers.iter().copied().collect();
+        let going: BTreeSet<&LayerId> = layers.iter().copied().collect();
         for (id, item) in &stock.layers {
-            if let Some(parent) = item.layer.parent.as_deref()
+            if let Some(parent) = item.layer.parent.as_ref()
                 && going.contains(parent)
             {
-                prop_assert!(going.contains(id.as_str()), "{id} stands on {parent}");
-                let at = |wanted: &str| layers.iter().position(|layer| *layer == wanted);
+                prop_assert!(going.contains(id), "{id} stands on {parent}");
+                let at = |wanted: &LayerId| layers.iter().position(|layer| *layer == wanted);
                 prop_assert!(at(id) < at(parent));
             }
         }
@@ -189,7 +193,7 @@ proptest! {
                 What::Image { image } => {
                     prop_assert!(stock.envs.values().all(|env| env.record.image_key != *image));
                     for (id, item) in &stock.layers {
-                        prop_assert!(item.layer.image_key != *image || going.contains(id.as_str()));
+                        prop_assert!(item.layer.image_key != *image || going.contains(id));
                     }
                 }
                 What::Failed { env } => prop_assert!(!stock.envs[env].busy),
@@ -197,7 +201,7 @@ proptest! {
             }
         }
         for (name, env) in &stock.envs {
-            let stands = env.record.failed.as_ref().and_then(|failed| failed.parent.as_deref());
+            let stands = env.record.failed.as_ref().and_then(|failed| failed.parent.as_ref());
             if let Some(parent) = stands && going.contains(parent) {
                 let failed = What::Failed { env: name.clone() };
                 prop_assert!(gone.contains(&&failed));

@@ -1,0 +1,226 @@
+//! Owns the names by which the store's things are known. Each becomes part of a path, so each is checked where it is parsed: no file
+//! that is read can lead out of a directory.
+
+use std::borrow::Borrow;
+use std::fmt;
+use std::ops::Deref;
+use std::path::Path;
+use std::str::FromStr;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use crate::sys::error::Error;
+
+/// The longest name of a file that all file systems take.
+const LONGEST: usize = 255;
+
+/// What is wrong with a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InvalidName(&'static str);
+
+const LEADS_OUT: InvalidName = InvalidName("a name in it is empty or leads out of its directory");
+const NO_KEY: InvalidName = InvalidName("a key is 64 hexadecimal digits");
+
+impl fmt::Display for InvalidName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+impl std::error::Error for InvalidName {}
+
+impl From<InvalidName> for Error {
+    fn from(error: InvalidName) -> Self {
+        Self::unexpected(error.to_string())
+    }
+}
+
+/// Returns whether a text can be the name of something below a directory: one component, of letters, digits and `. _ - +`.
+fn is_name(text: &str) -> bool {
+    let fine = |byte: u8| byte.is_ascii_alphanumeric() || b"._-+".contains(&byte);
+    !text.is_empty()
+        && text.len() <= LONGEST
+        && text.bytes().all(fine)
+        && !text.starts_with('.')
+        && !text.contains("..")
+}
+
+fn is_sha256(text: &str) -> bool {
+    let digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    text.len() == 64 && text.bytes().all(digit)
+}
+
+macro_rules! checked {
+    ($($(#[$doc:meta])* $name:ident: $check:ident or $wrong:ident;)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(try_from = "String")]
+        pub struct $name(String);
+
+        impl $name {
+            /// Returns it as text.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl TryFrom<String> for $name {
+            type Error = InvalidName;
+
+            fn try_from(text: String) -> Result<Self, InvalidName> {
+                match $check(&text) {
+                    true => Ok(Self(text)),
+                    false => Err($wrong),
+                }
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = InvalidName;
+
+            fn from_str(text: &str) -> Result<Self, InvalidName> {
+                text.to_owned().try_into()
+            }
+        }
+
+        impl From<$name> for String {
+            fn from(name: $name) -> Self {
+                name.0
+            }
+        }
+
+        impl Deref for $name {
+            type Target = str;
+
+            fn deref(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl Borrow<str> for $name {
+            fn borrow(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl AsRef<Path> for $name {
+            fn as_ref(&self) -> &Path {
+                Path::new(&self.0)
+            }
+        }
+
+        impl PartialEq<str> for $name {
+            fn eq(&self, other: &str) -> bool {
+                self.0 == other
+            }
+        }
+
+        impl PartialEq<&str> for $name {
+            fn eq(&self, other: &&str) -> bool {
+                self.0 == *other
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+
+        impl JsonSchema for $name {
+            fn inline_schema() -> bool {
+                true
+            }
+
+            fn schema_name() -> std::borrow::Cow<'static, str> {
+                String::schema_name()
+            }
+
+            fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+                String::json_schema(generator)
+            }
+        }
+    )*};
+}
+
+checked! {
+    /// Names a layer's directory in `layers/`: the key of its step, or random digits.
+    LayerId: is_name or LEADS_OUT;
+    /// Names what a snapshot holds: a sha256 in lower-case hexadecimal.
+    StepKey: is_sha256 or NO_KEY;
+}
+
+impl From<StepKey> for LayerId {
+    fn from(key: StepKey) -> Self {
+        Self(key.0)
+    }
+}
+
+impl StepKey {
+    /// Returns the key of what `content` makes of what the key `parent` names.
+    pub(super) fn hash(parent: &str, content: &str) -> Self {
+        let mut hash = Sha256::new();
+        hash.update(parent);
+        // A parent has no NUL, so no two pairs are hashed alike.
+        hash.update([0]);
+        hash.update(content);
+        Self(hex::encode(hash.finalize()))
+    }
+
+    /// Returns the 12 digits shown to people.
+    pub fn short(&self) -> &str {
+        &self.0[..12]
+    }
+}
+
+/// Reads and writes a name that may be missing as an empty text.
+pub(crate) mod or_empty {
+    use std::fmt::Display;
+    use std::str::FromStr;
+
+    use serde::de::Error as _;
+    use serde::{Deserialize as _, Deserializer, Serializer};
+
+    #[expect(clippy::ref_option, reason = "the signature that serde calls")]
+    pub(crate) fn serialize<T: Display, S: Serializer>(
+        name: &Option<T>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        match name {
+            Some(name) => to.collect_str(name),
+            None => to.serialize_str(""),
+        }
+    }
+
+    pub(crate) fn deserialize<'de, T: FromStr<Err: Display>, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Option<T>, D::Error> {
+        match String::deserialize(from)?.as_str() {
+            "" => Ok(None),
+            text => text.parse().map(Some).map_err(D::Error::custom),
+        }
+    }
+}
+
+#[cfg(test)]
+impl From<&str> for LayerId {
+    fn from(text: &str) -> Self {
+        text.parse().unwrap()
+    }
+}
+
+/// Makes a key of any text, for tests.
+#[cfg(test)]
+impl From<&str> for StepKey {
+    fn from(text: &str) -> Self {
+        text.parse().unwrap_or_else(|_| Self::hash("test", text))
+    }
+}
