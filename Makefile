@@ -89,7 +89,7 @@ bench: build ## measure, against the peers (root)
 	tests/bench/run
 
 .PHONY: gen
-gen: generated ## docs/cli.md; manual pages, completions and JSON schemas in target/generated
+gen: generated ## docs/reference/cli.md; manual pages, completions and JSON schemas in target/generated
 	ROCKENV_UPDATE=1 cargo test --locked --quiet --test cli_reference
 
 .PHONY: generated

@@ -6,7 +6,7 @@
 //! *volume* is a directory mounted into an env; an *engine* runs containers; the *store* is what is on disk.
 //!
 //! A room, which is a folder here, imports only from rooms below it: `cli`, `up`, `matrix`, `remote`, `execute`, `share`,
-//! `store`, `engine`, `plan`, `profile`, `image`, `rocm`, `tree`, `ui`, `sys`. `docs/architecture.md` has the map.
+//! `store`, `engine`, `plan`, `profile`, `image`, `rocm`, `tree`, `ui`, `sys`. `docs/explanation/architecture.md` has the map.
 
 pub mod rocm;
 pub mod sys;

@@ -1,10 +1,10 @@
-//! `docs/cli.md` is what the program says of itself; `ROCKENV_UPDATE=1 cargo test --test cli_reference` writes it anew.
+//! `docs/reference/cli.md` is what the program says of itself; `ROCKENV_UPDATE=1 cargo test --test cli_reference` writes it anew.
 
 use rockenv::sys::error::{EXIT_CODES, Kind};
 
 #[test]
 fn docs_cli_md_is_up_to_date() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/cli.md");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/reference/cli.md");
     let text = rockenv::cli::reference::markdown();
     #[expect(
         clippy::disallowed_methods,
@@ -16,7 +16,7 @@ fn docs_cli_md_is_up_to_date() {
     let on_disk = fs_err::read_to_string(path).unwrap_or_default();
     assert!(
         on_disk == text,
-        "docs/cli.md is stale: ROCKENV_UPDATE=1 cargo test --test cli_reference"
+        "docs/reference/cli.md is stale: ROCKENV_UPDATE=1 cargo test --test cli_reference"
     );
 }
 

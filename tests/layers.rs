@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
-/// From top to bottom; `docs/architecture.md` says what each is for.
+/// From top to bottom; `docs/explanation/architecture.md` says what each is for.
 const ROOMS: [&str; 15] = [
     "cli", "up", "matrix", "remote", "execute", "share", "store", "engine", "plan", "profile",
     "image", "rocm", "tree", "ui", "sys",

@@ -1,4 +1,4 @@
-//! Owns the reference of the command line, generated from clap's definitions: `docs/cli.md` and the manual page.
+//! Owns the reference of the command line, generated from clap's definitions: `docs/reference/cli.md` and the manual page.
 
 use std::fmt::Write as _;
 
@@ -20,7 +20,7 @@ pub fn markdown() -> String {
         "# Command line\n\n<!-- Generated from the program by `ROCKENV_UPDATE=1 cargo test --test cli_reference`: edit the doc comments in src/. -->\n\n",
     );
     text.push_str("Results go to stdout, everything else to stderr. Configuration: flags, then `ROCKENV_*`, then `./rockenv.toml`,\n");
-    text.push_str("then `~/.config/rockenv/config.toml`, then `/etc/rockenv/config.toml`.\nFiles of the current directory apply after [`rockenv trust`](security.md#the-current-directory).\n\n");
+    text.push_str("then `~/.config/rockenv/config.toml`, then `/etc/rockenv/config.toml`.\nFiles of the current directory apply after [`rockenv trust`](../explanation/security.md#the-current-directory).\n\n");
     text.push_str("## Commands\n\n| command | what it does |\n| --- | --- |\n");
     each(&command, "", &mut |path, command| {
         if does_something(command) {

@@ -94,18 +94,26 @@ impl Document {
 }
 
 fn documents() -> Vec<Document> {
-    let mut found = Vec::new();
-    for directory in ["", "docs", "images", "profiles", "hooks"] {
-        for entry in fs_err::read_dir(Path::new(ROOT).join(directory)).unwrap() {
+    fn add(directory: &Path, found: &mut Vec<Document>) {
+        for entry in fs_err::read_dir(directory).unwrap() {
             let path = entry.unwrap().path();
-            if path.extension().is_some_and(|end| end == "md") {
+            if path.is_dir() && directory != Path::new(ROOT) {
+                add(&path, found);
+            } else if path.extension().is_some_and(|end| end == "md") {
                 let name = path.strip_prefix(ROOT).unwrap().to_str().unwrap();
                 found.push(Document::read(name));
             }
         }
     }
-    assert!(found.iter().any(|document| document.name == "README.md"));
+    let mut found = Vec::new();
+    for directory in ["", "docs", "images", "profiles", "hooks"] {
+        add(&Path::new(ROOT).join(directory), &mut found);
+    }
     found
+}
+
+fn is_page(document: &Document) -> bool {
+    document.name.starts_with("docs/")
 }
 
 /// Splits a line as a shell does, up to the first thing that is not an argument of the first command.
@@ -213,7 +221,7 @@ fn toml_is_valid() {
     // The reference of profiles shows parts of profiles; the tests of `profile` read it.
     for document in documents()
         .iter()
-        .filter(|document| document.name != "docs/profile.md")
+        .filter(|document| document.name != "docs/reference/profile.md")
     {
         for Block { place, text, .. } in document
             .blocks()
@@ -316,7 +324,7 @@ fn the_readme_is_short() {
 
 #[test]
 fn every_room_has_its_line() {
-    let document = Document::read("docs/architecture.md");
+    let document = Document::read("docs/explanation/architecture.md");
     let rows = document.section("## Rooms").join("\n");
     let lib = fs_err::read_to_string(Path::new(ROOT).join("src/lib.rs")).unwrap();
     for line in lib.lines() {
@@ -325,7 +333,7 @@ fn every_room_has_its_line() {
             let module = module.trim_end_matches(';');
             assert!(
                 rows.contains(&format!("`{module}`")) || rows.contains(&format!("`{module}/`")),
-                "docs/architecture.md has no line for `{module}`"
+                "docs/explanation/architecture.md has no line for `{module}`"
             );
         }
     }
@@ -402,4 +410,24 @@ fn links_lead_somewhere() {
             }
         }
     }
+}
+
+#[test]
+fn the_book_has_every_page_once() {
+    let summary = Document::read("docs/SUMMARY.md");
+    let mut listed: Vec<String> = summary
+        .text
+        .split("](")
+        .skip(1)
+        .filter_map(|rest| rest.split(')').next())
+        .map(|page| format!("docs/{page}"))
+        .collect();
+    let mut pages: Vec<String> = documents()
+        .into_iter()
+        .filter(|document| is_page(document) && document.name != summary.name)
+        .map(|document| document.name)
+        .collect();
+    listed.sort();
+    pages.sort();
+    assert_eq!(listed, pages);
 }

@@ -1,4 +1,4 @@
-//! Owns the abilities of each engine on this machine: those rows of the table in `docs/engines.md` that depend on the
+//! Owns the abilities of each engine on this machine: those rows of the table in `docs/reference/engines.md` that depend on the
 //! machine, or that decide between engines.
 
 use serde::Serialize;
@@ -161,15 +161,19 @@ mod tests {
 
     #[test]
     fn the_documentation_has_the_same_rows() {
-        let page = include_str!("../../../docs/engines.md");
+        let page = include_str!("../../../docs/reference/engines.md");
         for row in abilities(&debian()).iter().skip(1) {
             let line = |line: &str| {
                 let cell = line.split('|').nth(1).unwrap_or_default();
                 // The documentation has a link here; compare its text.
-                let text = cell.replace("[sharing](sharing.md)", "sharing");
+                let text = cell.replace("[sharing](../how-to/sharing.md)", "sharing");
                 text.trim() == row.what
             };
-            assert!(page.lines().any(line), "docs/engines.md: {}", row.what);
+            assert!(
+                page.lines().any(line),
+                "docs/reference/engines.md: {}",
+                row.what
+            );
         }
     }
 }

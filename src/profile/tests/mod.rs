@@ -180,7 +180,7 @@ fn blocks(text: &str) -> Vec<String> {
 
 #[test]
 fn reference_is_right() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/profile.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reference/profile.md");
     let text = fs_err::read_to_string(path).unwrap();
     let blocks = blocks(&text);
     assert!(blocks.len() > 10);
@@ -227,7 +227,7 @@ fn reference_is_right() {
         ];
         assert!(
             written.iter().any(|key| text.contains(key)),
-            "docs/profile.md does not mention {key}"
+            "docs/reference/profile.md does not mention {key}"
         );
     }
 }

@@ -16,7 +16,7 @@ use crate::sys::error::{Error, Result};
 
 const STATEMENT: &str = "https://in-toto.io/Statement/v1";
 const PROVENANCE: &str = "https://slsa.dev/provenance/v1";
-/// What the parameters below mean is written in `docs/lock.md`; another meaning gets another number.
+/// What the parameters below mean is written in `docs/reference/lock.md`; another meaning gets another number.
 const BUILD_TYPE: &str = "urn:rockenv:build:1";
 const BUILDER: &str = "urn:rockenv:builder:1";
 
