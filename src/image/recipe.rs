@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use jiff::civil::DateTime;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_spanned::Spanned;
 use sha2::{Digest as _, Sha256};
 
 use super::check::{Bad, nearest};
 use super::oci::Platform;
 use crate::sys::error::{Error, Result};
+use crate::sys::span::{self, At, Place};
 
 const PROVIDERS: [&str; 5] = ["mmdebstrap", "pacstrap", "oci", "tarball", "directory"];
 
@@ -20,24 +20,19 @@ const PROVIDERS: [&str; 5] = ["mmdebstrap", "pacstrap", "oci", "tarball", "direc
 #[schemars(rename = "Image")]
 struct RawRecipe {
     /// Format version; 1.
-    #[schemars(with = "u32", range(min = 1, max = 1))]
-    schema: Spanned<u32>,
+    #[schemars(range(min = 1, max = 1))]
+    schema: At<u32>,
     /// One line for `rockenv image ls`.
     #[serde(default)]
     description: String,
     /// What makes the root file system; the table of the same name configures it.
     #[schemars(with = "Provider")]
-    provider: Spanned<String>,
-    #[schemars(with = "Option<Mmdebstrap>")]
-    mmdebstrap: Option<Spanned<Mmdebstrap>>,
-    #[schemars(with = "Option<Pacstrap>")]
-    pacstrap: Option<Spanned<Pacstrap>>,
-    #[schemars(with = "Option<Oci>")]
-    oci: Option<Spanned<Oci>>,
-    #[schemars(with = "Option<Tarball>")]
-    tarball: Option<Spanned<Tarball>>,
-    #[schemars(with = "Option<Directory>")]
-    directory: Option<Spanned<Directory>>,
+    provider: At<String>,
+    mmdebstrap: Option<At<Mmdebstrap>>,
+    pacstrap: Option<At<Pacstrap>>,
+    oci: Option<At<Oci>>,
+    tarball: Option<At<Tarball>>,
+    directory: Option<At<Directory>>,
 }
 
 // Only for the schema: the parser reads a string, so that its error can suggest.
@@ -184,6 +179,18 @@ pub enum Source {
     Directory(Directory),
 }
 
+impl Source {
+    fn provider(&self) -> &'static str {
+        match self {
+            Self::Mmdebstrap(_) => "mmdebstrap",
+            Self::Pacstrap(_) => "pacstrap",
+            Self::Oci(_) => "oci",
+            Self::Tarball(_) => "tarball",
+            Self::Directory(_) => "directory",
+        }
+    }
+}
+
 /// What a recipe stood for when it was locked.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Pin<'a> {
@@ -217,72 +224,49 @@ impl Recipe {
                 .source(error.to_string().trim_end().to_string())
                 .help("rockenv schema image")
         })?;
-        let at = |span: std::ops::Range<usize>| {
-            let line = text
-                .get(..span.start)
-                .map_or(1, |before| 1 + before.matches('\n').count());
-            move |error: Error| locate(error, name, line)
-        };
-        let schema = *raw.schema.get_ref();
-        if schema != 1 {
-            return Err(at(raw.schema.span())(
-                Error::invalid(format!("schema {schema} is not known to this rockenv"))
-                    .help("write schema = 1"),
-            ));
+        let at = |place: &Place, error| locate(error, name, span::line(text, place.start));
+        if raw.schema.value != 1 {
+            let message = format!("schema {} is not known to this rockenv", raw.schema);
+            let error = Error::invalid(message).help("write schema = 1");
+            return Err(at(&raw.schema.place, error));
         }
-        let provider = raw.provider.get_ref().as_str();
+        let provider = raw.provider.as_str();
         if !PROVIDERS.contains(&provider) {
+            let known = format!("providers: {}", PROVIDERS.join(", "));
             let help = match nearest(provider, &PROVIDERS) {
-                Some(near) => format!(
-                    "did you mean \"{near}\"? providers: {}",
-                    PROVIDERS.join(", ")
-                ),
-                None => format!("providers: {}", PROVIDERS.join(", ")),
+                Some(near) => format!("did you mean \"{near}\"? {known}"),
+                None => known,
             };
-            return Err(at(raw.provider.span())(
-                Error::invalid(format!("no provider is called `{provider}`")).help(help),
-            ));
+            let error = Error::invalid(format!("no provider is called `{provider}`")).help(help);
+            return Err(at(&raw.provider.place, error));
         }
         let tables = [
-            ("mmdebstrap", raw.mmdebstrap.as_ref().map(Spanned::span)),
-            ("pacstrap", raw.pacstrap.as_ref().map(Spanned::span)),
-            ("oci", raw.oci.as_ref().map(Spanned::span)),
-            ("tarball", raw.tarball.as_ref().map(Spanned::span)),
-            ("directory", raw.directory.as_ref().map(Spanned::span)),
+            table(raw.mmdebstrap, Source::Mmdebstrap),
+            table(raw.pacstrap, Source::Pacstrap),
+            table(raw.oci, Source::Oci),
+            table(raw.tarball, Source::Tarball),
+            table(raw.directory, Source::Directory),
         ];
-        for (table, span) in tables {
-            if let Some(span) = span
-                && table != provider
-            {
-                return Err(at(span)(
-                    Error::invalid(format!(
-                        "[{table}] does not belong to provider \"{provider}\""
-                    ))
-                    .help(format!("remove [{table}], or write provider = \"{table}\"")),
-                ));
+        let mut given = None;
+        for (source, place) in tables.into_iter().flatten() {
+            let table = source.provider();
+            if table != provider {
+                let message = format!("[{table}] does not belong to provider \"{provider}\"");
+                let help = format!("remove [{table}], or write provider = \"{table}\"");
+                return Err(at(&place, Error::invalid(message).help(help)));
             }
+            given = Some((source, place.start));
         }
-        // At most one is left, by the loop above.
-        let given = None
-            .or(source(raw.mmdebstrap, Source::Mmdebstrap))
-            .or(source(raw.pacstrap, Source::Pacstrap))
-            .or(source(raw.oci, Source::Oci))
-            .or(source(raw.tarball, Source::Tarball))
-            .or(source(raw.directory, Source::Directory));
-        let Some((source, span)) = given else {
-            return Err(at(raw.provider.span())(
-                Error::invalid(format!(
-                    "provider \"{provider}\" needs a table [{provider}]"
-                ))
-                .help(format!("add [{provider}]")),
-            ));
+        let Some((source, start)) = given else {
+            let message = format!("provider \"{provider}\" needs a table [{provider}]");
+            let error = Error::invalid(message).help(format!("add [{provider}]"));
+            return Err(at(&raw.provider.place, error));
         };
-        let start = span.start;
         let source = source.checked(base).map_err(|Bad { error, mentions }| {
             // The value itself is a better place to point at than its table, when it can be found.
             let inside = text.get(start..).and_then(|rest| rest.find(&mentions));
-            let offset = start + inside.filter(|_| !mentions.is_empty()).unwrap_or(0);
-            at(offset..offset)(error)
+            let start = start + inside.filter(|_| !mentions.is_empty()).unwrap_or(0);
+            at(&(start..start), error)
         })?;
         Ok(Self {
             description: raw.description,
@@ -328,13 +312,7 @@ impl Recipe {
 
     /// Returns the provider's name.
     pub fn provider(&self) -> &'static str {
-        match self.source {
-            Source::Mmdebstrap(_) => "mmdebstrap",
-            Source::Pacstrap(_) => "pacstrap",
-            Source::Oci(_) => "oci",
-            Source::Tarball(_) => "tarball",
-            Source::Directory(_) => "directory",
-        }
+        self.source.provider()
     }
 
     /// Returns the recipe with what it leaves to the moment of building decided; what it pins itself stays.
@@ -381,13 +359,8 @@ impl Recipe {
     }
 }
 
-fn source<T>(
-    table: Option<Spanned<T>>,
-    variant: fn(T) -> Source,
-) -> Option<(Source, std::ops::Range<usize>)> {
-    let table = table?;
-    let span = table.span();
-    Some((variant(table.into_inner()), span))
+fn table<T>(table: Option<At<T>>, variant: fn(T) -> Source) -> Option<(Source, Place)> {
+    table.map(|table| (variant(table.value), table.place))
 }
 
 /// A path in a form that JSON can hold, whatever its bytes.

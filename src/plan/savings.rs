@@ -71,7 +71,7 @@ pub fn ways(profile: &Profile, spec: &Spec, recorded: &BTreeMap<String, Figure>)
 
 fn is_of(step: &Step, way: &str) -> bool {
     let from = step.when.from.as_ref();
-    from.is_none_or(|from| from.iter().any(|name| name == way))
+    from.is_none_or(|from| from.iter().any(|name| name.value == way))
 }
 
 fn in_variant(step: &Step, variant: Option<&str>) -> bool {

@@ -105,7 +105,7 @@ pub fn copy_files(profile: &Profile) -> Result<CopyFiles> {
             continue;
         };
         for item in items {
-            match reader.item(item) {
+            match reader.item(&profile.sources.file(&item.from.place).origin, item) {
                 Ok(entries) => files.items.push(CopiedItem {
                     step: step.name.clone(),
                     from: item.from.value.clone(),
@@ -161,10 +161,10 @@ struct Reader {
 }
 
 impl Reader {
-    fn item(&mut self, item: &CopyItem) -> Read<Vec<Entry>> {
+    fn item(&mut self, profile: &Origin, item: &CopyItem) -> Read<Vec<Entry>> {
         let mut entries = Vec::new();
         let from = Path::new(&item.from.value);
-        match &item.beside {
+        match profile {
             Origin::Builtin(profile) => {
                 let path = Path::new(profile).with_file_name("").join(from);
                 self.builtin(&path, &mut entries)?;

@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_spanned::Spanned;
+
+use super::resources;
+use crate::sys::span::At;
 
 /// A profile: what an environment is made of and the steps that build it.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -15,62 +17,52 @@ use serde_spanned::Spanned;
 #[schemars(title = "rockenv profile")]
 pub(crate) struct File {
     /// Version of this format: 1.
-    #[schemars(with = "i64", range(min = 1, max = 1))]
-    pub(crate) schema: Spanned<i64>,
+    #[schemars(range(min = 1, max = 1))]
+    #[expect(dead_code, reason = "`merge` reads it before there are types")]
+    schema: i64,
     /// One line for `rockenv profile ls`.
     pub(crate) description: Option<String>,
     /// Profile that this one changes: its name, or a path ending in `.toml`, relative to this file.
-    #[schemars(with = "Option<String>")]
-    pub(crate) extends: Option<Spanned<String>>,
+    #[expect(dead_code, reason = "`merge` reads it before there are types")]
+    extends: Option<String>,
     /// Image that the first step starts from, by name.
-    #[schemars(with = "Option<String>")]
-    pub(crate) image: Option<Spanned<String>>,
+    pub(crate) image: Option<At<String>>,
     /// GPU targets such as `gfx1103`; `--target` replaces them.
-    #[schemars(with = "Option<Vec<String>>")]
-    pub(crate) targets: Option<Vec<Spanned<String>>>,
+    pub(crate) targets: Option<Vec<At<String>>>,
     /// Hooks to apply, by name, in this order.
-    #[schemars(with = "Option<Vec<String>>")]
-    pub(crate) hooks: Option<Vec<Spanned<String>>>,
+    pub(crate) hooks: Option<Vec<At<String>>>,
     /// Variables handed through from the host. Never stored, never logged, in no key: the place for secrets and proxies.
-    #[schemars(with = "Option<Vec<String>>")]
-    pub(crate) env_from_host: Option<Vec<Spanned<String>>>,
+    pub(crate) env_from_host: Option<Vec<At<String>>>,
     /// Parameters and their defaults; `--param name=value` replaces them, `${name}` stands for them.
     #[serde(default)]
-    #[schemars(with = "BTreeMap<String, String>")]
-    pub(crate) params: BTreeMap<Spanned<String>, Spanned<String>>,
+    pub(crate) params: BTreeMap<At<String>, At<String>>,
     /// Variant that is built unless `--variant` says which.
-    #[schemars(with = "Option<String>")]
-    pub(crate) variant: Option<Spanned<String>>,
+    pub(crate) variant: Option<At<String>>,
     /// What `--variant` can name.
     #[serde(default)]
-    #[schemars(with = "BTreeMap<String, Choice>")]
-    pub(crate) variants: BTreeMap<Spanned<String>, Choice>,
+    pub(crate) variants: BTreeMap<At<String>, Choice>,
     /// What `--from` can name, beside `source`.
     #[serde(default)]
-    #[schemars(with = "BTreeMap<String, Choice>")]
-    pub(crate) from: BTreeMap<Spanned<String>, Choice>,
+    pub(crate) from: BTreeMap<At<String>, Choice>,
     /// What the env needs of the machine, and its limits.
     #[serde(default)]
-    pub(crate) resources: Resources,
+    pub(crate) resources: resources::Written,
     /// Which steps get the GPU.
     #[serde(default)]
     pub(crate) gpu: Gpu,
     /// Variables of every step. They are part of every key: keep what depends on the target in a step's own `env`.
     #[serde(default)]
-    #[schemars(with = "BTreeMap<String, String>")]
-    pub(crate) env: BTreeMap<Spanned<String>, Spanned<String>>,
+    pub(crate) env: BTreeMap<At<String>, At<String>>,
     /// Variables that `rockenv env` prints for using what was built; in no key.
     #[serde(default)]
-    #[schemars(with = "BTreeMap<String, String>")]
-    pub(crate) runtime_env: BTreeMap<Spanned<String>, Spanned<String>>,
+    pub(crate) runtime_env: BTreeMap<At<String>, At<String>>,
     /// Parts of what is built, for the question whether they fit together: a library needs code for each target of
     /// what links it.
     #[serde(default)]
     pub(crate) component: Vec<Component>,
     /// What variables of `[runtime-env]` are for.
     #[serde(default)]
-    #[schemars(with = "BTreeMap<String, String>")]
-    pub(crate) runtime_notes: BTreeMap<Spanned<String>, Spanned<String>>,
+    pub(crate) runtime_notes: BTreeMap<At<String>, At<String>>,
     /// Directories mounted into the env.
     #[serde(default)]
     pub(crate) volume: Vec<Volume>,
@@ -84,48 +76,14 @@ pub(crate) struct File {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct Choice {
     /// One line for people.
-    #[schemars(with = "Option<String>")]
-    pub(crate) description: Option<Spanned<String>>,
+    pub(crate) description: Option<String>,
     /// Parameters that get another value.
     #[serde(default)]
-    #[schemars(with = "BTreeMap<String, String>")]
-    pub(crate) params: BTreeMap<Spanned<String>, Spanned<String>>,
+    pub(crate) params: BTreeMap<At<String>, At<String>>,
     /// Free disk space that `up` asks for, in place of `[resources]` and of what volumes say.
-    #[schemars(with = "Option<String>")]
-    pub(crate) disk: Option<Spanned<String>>,
+    pub(crate) disk: Option<At<String>>,
     /// Hooks to apply after the profile's own.
-    #[schemars(with = "Option<Vec<String>>")]
-    pub(crate) hooks: Option<Vec<Spanned<String>>>,
-}
-
-/// What the env needs of the machine, and its limits.
-#[derive(Debug, Default, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub(crate) struct Resources {
-    /// Free disk space that `up` asks for before it starts, such as "230G".
-    #[schemars(with = "Option<String>")]
-    pub(crate) disk: Option<Spanned<String>>,
-    /// Memory that one compile job takes; the number of jobs is the smaller of cores and memory divided by this.
-    #[schemars(with = "Option<String>")]
-    pub(crate) memory_per_job: Option<Spanned<String>>,
-    /// Memory that one link takes; decides `${link-jobs}`.
-    #[schemars(with = "Option<String>")]
-    pub(crate) memory_per_link_job: Option<Spanned<String>>,
-    /// Memory that one process of TensileLite takes; decides `${tensile-jobs}`.
-    #[schemars(with = "Option<String>")]
-    pub(crate) memory_per_tensile_job: Option<Spanned<String>>,
-    /// Memory that the machine must have; `up` refuses one with less.
-    #[schemars(with = "Option<String>")]
-    pub(crate) memory: Option<Spanned<String>>,
-    /// Puts a ninja that keeps to the machine's jobs, also when it is started by another, first on the path.
-    #[schemars(with = "Option<bool>")]
-    pub(crate) ninja: Option<Spanned<bool>>,
-    /// Limit of the env's memory: a size, or a share of the machine's such as "90%".
-    #[schemars(with = "Option<String>")]
-    pub(crate) memory_max: Option<Spanned<String>>,
-    /// Limit of the env's processes and threads.
-    #[schemars(with = "Option<i64>", range(min = 1))]
-    pub(crate) tasks_max: Option<Spanned<i64>>,
+    pub(crate) hooks: Option<Vec<At<String>>>,
 }
 
 /// Which steps get the GPU.
@@ -133,14 +91,11 @@ pub(crate) struct Resources {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct Gpu {
     /// Steps that get the GPU's devices; the same as `gpu = true` in each.
-    #[schemars(with = "Option<Vec<String>>")]
-    pub(crate) needed_by: Option<Vec<Spanned<String>>>,
+    pub(crate) needed_by: Option<Vec<At<String>>>,
     /// These steps get `/dev/accel/*` too: accelerators for inference beside the GPU.
-    #[schemars(with = "Option<bool>")]
-    pub(crate) accel: Option<Spanned<bool>>,
+    pub(crate) accel: Option<bool>,
     /// These steps get `/dev/dma_heap/*` too: buffers shared between devices.
-    #[schemars(with = "Option<bool>")]
-    pub(crate) dma_heap: Option<Spanned<bool>>,
+    pub(crate) dma_heap: Option<bool>,
 }
 
 /// What a volume is for; decides where it lies, who may delete it, and what is frozen with a snapshot.
@@ -164,7 +119,10 @@ pub enum VolumeKind {
 impl VolumeKind {
     /// Returns whether the files in such a volume are the user's, and nothing that `copy` replaces.
     pub fn is_theirs(self) -> bool {
-        matches!(self, Self::Source | Self::Output | Self::Host)
+        match self {
+            Self::Source | Self::Output | Self::Host => true,
+            Self::Build | Self::Cache => false,
+        }
     }
 }
 
@@ -183,47 +141,34 @@ pub enum Access {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct Volume {
     /// Name of the volume; a cache of this name is shared by all envs.
-    #[schemars(with = "String")]
-    pub(crate) name: Spanned<String>,
+    pub(crate) name: At<String>,
     /// What the volume is for.
-    #[schemars(with = "Option<VolumeKind>")]
-    pub(crate) kind: Option<Spanned<VolumeKind>>,
+    pub(crate) kind: Option<At<VolumeKind>>,
     /// Where it appears in the env: an absolute path.
-    #[schemars(with = "Option<String>")]
-    pub(crate) target: Option<Spanned<String>>,
+    pub(crate) target: Option<At<String>>,
     /// Directory of the host: absolute, `~/...`, or relative to this file. For `host`, `source` and `output`.
-    #[schemars(with = "Option<String>")]
-    pub(crate) path: Option<Spanned<String>>,
+    pub(crate) path: Option<At<String>>,
     /// Repository to clone. For `source`.
-    #[schemars(with = "Option<String>")]
-    pub(crate) git: Option<Spanned<String>>,
+    pub(crate) git: Option<At<String>>,
     /// Commit, tag or branch to check out. For `git`.
-    #[schemars(with = "Option<String>")]
-    pub(crate) rev: Option<Spanned<String>>,
+    pub(crate) rev: Option<At<String>>,
     /// Number of commits to fetch instead of the whole history. For `git`.
-    #[schemars(with = "Option<i64>", range(min = 1))]
-    pub(crate) depth: Option<Spanned<i64>>,
+    #[schemars(range(min = 1))]
+    pub(crate) depth: Option<At<i64>>,
     /// Check out submodules as well. For `git`.
-    #[schemars(with = "Option<bool>")]
-    pub(crate) submodules: Option<Spanned<bool>>,
+    pub(crate) submodules: Option<At<bool>>,
     /// Size above which `rockenv gc` shrinks it. For `cache`.
-    #[schemars(with = "Option<String>")]
-    pub(crate) max: Option<Spanned<String>>,
+    pub(crate) max: Option<At<String>>,
     /// Its files are published ones that never change: the lock file names each with its digest. For `cache`.
-    #[schemars(with = "Option<bool>")]
-    pub(crate) locked: Option<Spanned<bool>>,
+    pub(crate) locked: Option<At<bool>>,
     /// Source volume, a checkout of TheRock, whose third-party tarballs are fetched into it beforehand. For `cache`.
-    #[schemars(with = "Option<String>")]
-    pub(crate) downloads: Option<Spanned<String>>,
+    pub(crate) downloads: Option<At<String>>,
     /// The steps before which that happens; any without. For `downloads`.
-    #[schemars(with = "Option<Vec<String>>")]
-    pub(crate) needed_by: Option<Vec<Spanned<String>>>,
+    pub(crate) needed_by: Option<Vec<At<String>>>,
     /// Space that it grows to; `up` refuses a file system with less.
-    #[schemars(with = "Option<String>")]
-    pub(crate) disk: Option<Spanned<String>>,
+    pub(crate) disk: Option<At<String>>,
     /// `ro` or `rw`; a `host` volume is `ro` unless this says otherwise, the others `rw`.
-    #[schemars(with = "Option<Access>")]
-    pub(crate) access: Option<Spanned<Access>>,
+    pub(crate) access: Option<At<Access>>,
 }
 
 /// A part of what is built.
@@ -231,19 +176,16 @@ pub(crate) struct Volume {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct Component {
     /// Name of the component.
-    #[schemars(with = "String")]
-    pub(crate) name: Spanned<String>,
+    pub(crate) name: At<String>,
     /// The project by which TheRock leaves it out of targets; the component's name unless given.
     pub(crate) project: Option<String>,
     /// Components that it links, and that so must be built for each of its targets.
     #[serde(default)]
-    #[schemars(with = "Vec<String>")]
-    pub(crate) links: Vec<Spanned<String>>,
+    pub(crate) links: Vec<At<String>>,
     /// Targets that it is built for beside the env's, so that the library exists where it has no code for any of them; each
     /// may be several with `;` between them, or none.
     #[serde(default)]
-    #[schemars(with = "Vec<String>")]
-    pub(crate) extra_targets: Vec<Spanned<String>>,
+    pub(crate) extra_targets: Vec<At<String>>,
     /// A stub stands in for it where it is not built.
     #[serde(default)]
     pub(crate) stub: bool,
@@ -251,7 +193,8 @@ pub(crate) struct Component {
     pub(crate) when: Option<When>,
     /// Drop the component of this name that the extended profile has: it is not built.
     #[serde(default)]
-    pub(crate) remove: bool,
+    #[expect(dead_code, reason = "`merge` reads it before there are types")]
+    remove: bool,
 }
 
 /// Who a step runs as.
@@ -299,68 +242,51 @@ impl std::fmt::Display for Engine {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct Step {
     /// Name of the step, unique in the profile.
-    #[schemars(with = "String")]
-    pub(crate) name: Spanned<String>,
+    pub(crate) name: At<String>,
     /// Script to run.
-    #[schemars(with = "Option<String>")]
-    pub(crate) run: Option<Spanned<String>>,
+    pub(crate) run: Option<At<String>>,
     /// Packages to install with the image's package manager.
-    #[schemars(with = "Option<Vec<String>>")]
-    pub(crate) packages: Option<Spanned<Vec<Spanned<String>>>>,
+    pub(crate) packages: Option<Vec<At<String>>>,
     /// Files to bring in from beside the profile.
-    #[schemars(with = "Option<Vec<Copy>>")]
-    pub(crate) copy: Option<Spanned<Vec<Copy>>>,
+    pub(crate) copy: Option<Vec<CopyItem>>,
     /// Results to copy to `output` volumes.
-    #[schemars(with = "Option<Vec<Export>>")]
-    pub(crate) export: Option<Spanned<Vec<Export>>>,
+    pub(crate) export: Option<Vec<ExportItem>>,
     /// Program and arguments that get the script as their last argument; `["/bin/sh", "-eu", "-c"]` unless given.
-    #[schemars(with = "Option<Vec<String>>")]
-    pub(crate) shell: Option<Spanned<Vec<Spanned<String>>>>,
+    pub(crate) shell: Option<At<Vec<At<String>>>>,
     /// `builder` (unless given) or `root`; `packages` always run as root.
-    #[schemars(with = "Option<User>")]
-    pub(crate) user: Option<Spanned<User>>,
+    pub(crate) user: Option<At<User>>,
     /// Directory that the script starts in; the user's home unless given.
-    #[schemars(with = "Option<String>")]
-    pub(crate) workdir: Option<Spanned<String>>,
+    pub(crate) workdir: Option<At<String>>,
     /// Whether the step has a network; true unless given.
-    #[schemars(with = "Option<bool>")]
-    pub(crate) network: Option<Spanned<bool>>,
+    pub(crate) network: Option<bool>,
     /// Time after which the step is stopped and has failed, such as "2h 30m".
-    #[schemars(with = "Option<String>")]
-    pub(crate) timeout: Option<Spanned<String>>,
+    pub(crate) timeout: Option<At<String>>,
     /// Memory that the machine must have for this step; `up` refuses one with less, where the step would run.
-    #[schemars(with = "Option<String>")]
-    pub(crate) memory: Option<Spanned<String>>,
+    pub(crate) memory: Option<At<String>>,
     /// Source volumes, or paths in them such as `src/requirements.txt`, whose content is part of this step's key.
-    #[schemars(with = "Option<Vec<String>>")]
-    pub(crate) inputs: Option<Vec<Spanned<String>>>,
+    pub(crate) inputs: Option<Vec<At<String>>>,
     /// Build directory of TheRock that this step configures. The fingerprints that TheRock writes there take the place of
     /// this step's `inputs` in the keys of later steps.
-    #[schemars(with = "Option<String>")]
-    pub(crate) fingerprints: Option<Spanned<String>>,
+    pub(crate) fingerprints: Option<At<String>>,
     /// Stages of TheRock: only the fingerprints of what they build are in this step's key, instead of all.
-    #[schemars(with = "Option<Vec<String>>")]
-    pub(crate) stages: Option<Vec<Spanned<String>>>,
+    pub(crate) stages: Option<Vec<String>>,
     /// Keep build volumes as they are when the step runs again, instead of the parent snapshot's.
-    #[schemars(with = "Option<bool>")]
-    pub(crate) incremental: Option<Spanned<bool>>,
+    pub(crate) incremental: Option<bool>,
     /// Variables of this step, added to the profile's `env`.
     #[serde(default)]
-    #[schemars(with = "BTreeMap<String, String>")]
-    pub(crate) env: BTreeMap<Spanned<String>, Spanned<String>>,
+    pub(crate) env: BTreeMap<At<String>, At<String>>,
     /// The step gets the GPU's devices, and is skipped where there is no GPU.
-    #[schemars(with = "Option<bool>")]
-    pub(crate) gpu: Option<Spanned<bool>>,
+    pub(crate) gpu: Option<bool>,
     /// Conditions that must all hold, or the step is left out.
     pub(crate) when: Option<When>,
     /// What somebody published of this step: how long it takes and what disk it fills.
     pub(crate) published: Option<Published>,
     /// Step that this one is placed behind. For a profile that extends another.
-    #[schemars(with = "Option<String>")]
-    pub(crate) after: Option<Spanned<String>>,
+    #[expect(dead_code, reason = "`merge` reads it before there are types")]
+    after: Option<String>,
     /// Drop the step of this name that the extended profile has.
-    #[schemars(with = "Option<bool>")]
-    pub(crate) remove: Option<Spanned<bool>>,
+    #[expect(dead_code, reason = "`merge` reads it before there are types")]
+    remove: Option<bool>,
 }
 
 /// What somebody published of a step.
@@ -368,58 +294,49 @@ pub(crate) struct Step {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct Published {
     /// How long it takes, such as "1h".
-    #[schemars(with = "Option<String>")]
-    pub(crate) time: Option<Spanned<String>>,
+    pub(crate) time: Option<At<String>>,
     /// Disk that it fills, such as "30G".
-    #[schemars(with = "Option<String>")]
-    pub(crate) disk: Option<Spanned<String>>,
+    pub(crate) disk: Option<At<String>>,
     /// Who says so, and of what machine.
-    #[schemars(with = "String")]
-    pub(crate) source: Spanned<String>,
+    pub(crate) source: String,
 }
 
 /// Conditions on the target, the engine and what was chosen; each lists the values that satisfy it.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub(crate) struct When {
+pub struct When {
     /// TheRock's families, such as `gfx110X-all` or `igpu-all`: a target of the env must be in one of them.
-    #[schemars(with = "Option<Vec<String>>")]
-    pub(crate) family: Option<Vec<Spanned<String>>>,
+    pub family: Option<Vec<At<String>>>,
     /// A target of the env must be one of these.
-    #[schemars(with = "Option<Vec<String>>")]
-    pub(crate) target: Option<Vec<Spanned<String>>>,
+    pub target: Option<Vec<At<String>>>,
     /// The engine must be one of these.
-    pub(crate) engine: Option<Vec<Engine>>,
+    pub engine: Option<Vec<Engine>>,
     /// The variant must be one of these.
-    #[schemars(with = "Option<Vec<String>>")]
-    pub(crate) variant: Option<Vec<Spanned<String>>>,
+    pub variant: Option<Vec<At<String>>>,
     /// The way of `--from` must be one of these: `source`, or one of `[from]`.
-    #[schemars(with = "Option<Vec<String>>")]
-    pub(crate) from: Option<Vec<Spanned<String>>>,
+    pub from: Option<Vec<At<String>>>,
 }
 
 /// A file or directory to bring in.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub(crate) struct Copy {
+#[schemars(rename = "Copy")]
+pub struct CopyItem {
     /// Path relative to the profile's directory, inside it. Symbolic links on the way are refused.
-    #[schemars(with = "String")]
-    pub(crate) from: Spanned<String>,
+    pub from: At<String>,
     /// Absolute path that it gets in the env.
-    #[schemars(with = "String")]
-    pub(crate) to: Spanned<String>,
+    pub to: At<String>,
 }
 
 /// A file or directory to hand out.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub(crate) struct Export {
+#[schemars(rename = "Export")]
+pub struct ExportItem {
     /// Absolute path in the env.
-    #[schemars(with = "String")]
-    pub(crate) from: Spanned<String>,
+    pub from: At<String>,
     /// Name of a volume of kind `output`.
-    #[schemars(with = "String")]
-    pub(crate) to: Spanned<String>,
+    pub to: At<String>,
 }
 
 /// Returns the JSON schema of a profile, for editors and for `rockenv schema`.

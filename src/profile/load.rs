@@ -3,18 +3,16 @@
 use std::fmt;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use serde::{Deserialize as _, Serialize};
-use toml::de::DeTable;
 
 use super::file::File;
-use super::merge::Draft;
-use super::report::{At, Place, Problem, SourceFile, Sources, invalid};
+use super::report::{Problem, Sources, invalid};
 use super::shape::shorten;
-use super::{Profile, check, shape, value};
+use super::{Profile, check, merge, shape, value};
 use crate::sys::catalog::Directory;
 use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::span::At;
 use crate::sys::suggest;
 use crate::sys::{builtin, catalog};
 
@@ -63,27 +61,18 @@ pub fn load(dirs: &[Directory], name_or_path: &str) -> Result<Profile> {
         false => find(dirs, name_or_path, None)?.ok_or_else(|| unknown(dirs, name_or_path))?,
     };
     let name = stem(&found)?;
-    let chain = chain(dirs, &name, found)?;
-    assemble(name, chain)
+    let sources = chain(dirs, &name, found)?;
+    assemble(name, sources)
 }
 
 /// Checks a profile's text without looking for anything it extends.
 #[cfg(test)]
 pub(crate) fn from_text(name: &str, text: &str) -> Result<Profile> {
     let origin = Origin::File(PathBuf::from(format!("/p/{name}.toml")));
-    let source = Arc::new(SourceFile {
-        origin,
-        text: text.to_owned(),
-    });
-    let sources = vec![source];
-    let file = parse(name, &sources)?;
-    assemble(
-        name.to_owned(),
-        Chain {
-            sources,
-            files: vec![file],
-        },
-    )
+    let mut sources = Sources::default();
+    sources.push(origin, text.to_owned());
+    check_last(name, &sources)?;
+    assemble(name.to_owned(), sources)
 }
 
 /// Returns true when the argument means a file: a slash or `.toml` is in no name.
@@ -251,32 +240,21 @@ fn read(path: &Path) -> Result<String> {
     })
 }
 
-/// The files of a profile, the profile itself first.
-struct Chain {
-    sources: Sources,
-    files: Vec<File>,
-}
-
-fn chain(dirs: &[Directory], name: &str, first: Origin) -> Result<Chain> {
-    let mut chain = Chain {
-        sources: Vec::new(),
-        files: Vec::new(),
-    };
+/// Reads a profile and what it extends.
+fn chain(dirs: &[Directory], name: &str, first: Origin) -> Result<Sources> {
+    let mut sources = Sources::default();
     let mut next = Some(first);
     while let Some(origin) = next.take() {
         let (origin, text) = open(origin)?;
-        chain.sources.push(Arc::new(SourceFile { origin, text }));
-        let file = parse(name, &chain.sources)?;
-        if let Some(extends) = &file.extends {
-            let extends = At::new(chain.sources.len() - 1, extends.clone());
-            match parent(dirs, &chain.sources, &extends) {
+        sources.push(origin, text);
+        if let Some(extends) = check_last(name, &sources)? {
+            match parent(dirs, &sources, &extends) {
                 Ok(origin) => next = Some(origin),
-                Err(problem) => return Err(invalid(name, &chain.sources, vec![*problem])),
+                Err(problem) => return Err(invalid(name, &sources, vec![*problem])),
             }
         }
-        chain.files.push(file);
     }
-    Ok(chain)
+    Ok(sources)
 }
 
 /// Reads a file and gives it the path that does not depend on the working directory.
@@ -306,7 +284,7 @@ fn parent(
     let problem =
         |message: String, label: &str| Box::new(Problem::new(&extends.place, message, label));
     let shown = shorten(extends);
-    let own = &sources[extends.place.source].origin;
+    let own = &sources.file(&extends.place).origin;
     let found = if Path::new(&extends.value)
         .extension()
         .is_some_and(|end| end == "toml")
@@ -378,51 +356,42 @@ fn parent(
     Ok(found)
 }
 
-/// Parses the last of `sources`.
-fn parse(name: &str, sources: &Sources) -> Result<File> {
-    let source = sources.len() - 1;
-    let text = &sources[source].text;
-    let place = |span: Option<std::ops::Range<usize>>| Place {
-        source,
-        span: span.unwrap_or(0..0),
+/// Checks the structure of the last of `sources`, and returns what it extends.
+fn check_last(name: &str, sources: &Sources) -> Result<Option<At<String>>> {
+    let Some(source) = sources.last() else {
+        return Ok(None);
     };
-    let (table, errors) = DeTable::parse_recoverable(text);
-    let mut problems: Vec<_> = errors
-        .iter()
-        .map(|error| {
-            Problem::new(
-                &place(error.span()),
-                format!("this is not TOML: {}", error.message()),
-                "here",
-            )
-        })
-        .collect();
+    let (table, errors) = merge::parse(source);
+    let not_toml = errors.iter().map(|error| {
+        let span = error.span().unwrap_or(0..0);
+        let place = source.start + span.start..source.start + span.end;
+        let message = format!("this is not TOML: {}", error.message());
+        Problem::new(&place, message, "here")
+    });
+    let mut problems: Vec<_> = not_toml.collect();
     if problems.is_empty() {
-        problems = shape::check(source, &table);
+        problems = shape::check(source.start, &table);
     }
-    if problems.is_empty() {
-        match File::deserialize(toml::de::Deserializer::from(table)) {
-            Ok(file) => return Ok(file),
-            // `shape` found nothing and serde did: still an error with a place, only less kind.
-            Err(error) => {
-                problems.push(Problem::new(&place(error.span()), error.message(), "here"));
-            }
-        }
+    match problems.is_empty() {
+        true => Ok(merge::text_at(table.get_ref(), "extends")),
+        false => Err(invalid(name, sources, problems)),
     }
-    Err(invalid(name, sources, problems))
 }
 
-fn assemble(name: String, chain: Chain) -> Result<Profile> {
-    let mut draft = Draft::default();
+fn assemble(name: String, sources: Sources) -> Result<Profile> {
     let mut problems = Vec::new();
-    let last = chain.files.len() - 1;
-    // The most distant ancestor is the ground that the others change.
-    for (source, file) in chain.files.into_iter().enumerate().rev() {
-        draft.apply(source, source != last, file, &mut problems);
-    }
-    let profile = check::finish(name.clone(), chain.sources.clone(), draft, &mut problems);
+    let merged = merge::merge(&sources, &mut problems);
+    let profile = match File::deserialize(toml::de::Deserializer::from(merged)) {
+        Ok(file) => check::finish(name.clone(), sources.clone(), file, &mut problems),
+        // `shape` found nothing and serde did: still an error with a place, only less kind.
+        Err(error) => {
+            let place = error.span().unwrap_or(0..0);
+            problems.push(Problem::new(&place, error.message(), "here"));
+            None
+        }
+    };
     match profile {
         Some(profile) if problems.is_empty() => Ok(profile),
-        _ => Err(invalid(&name, &chain.sources, problems)),
+        _ => Err(invalid(&name, &sources, problems)),
     }
 }

@@ -1,6 +1,7 @@
 //! Profiles: TOML text in, `Profile` out. Knows nothing of machines, engines or stores.
 //!
-//! `load` finds and reads, `shape` checks the structure, `merge` applies `extends`, `check` gives values their meaning.
+//! `load` finds and reads, `shape` checks the structure, `merge` applies `extends`, `file` has the types of what is written,
+//! `check` gives values their meaning.
 //! What is still open in a `Profile` (targets, parameters, `${...}`) is for `spec`.
 
 pub mod hook;
@@ -12,6 +13,7 @@ mod lint;
 mod load;
 mod merge;
 mod report;
+mod resources;
 mod shape;
 mod template;
 #[cfg(test)]
@@ -25,19 +27,20 @@ use std::time::Duration;
 
 pub(crate) use check::host_path;
 pub use copy::{CopiedFile, CopiedItem, CopyFiles, Entry, copy_files, copy_key};
-pub use file::{Access, Engine, User, VolumeKind, schema};
+pub use file::{Access, CopyItem, Engine, ExportItem, User, VolumeKind, When, schema};
 pub use lint::check;
 #[cfg(test)]
 pub(crate) use load::from_text;
 pub use load::{Listed, Origin, is_path, list, load};
-pub use report::At;
 pub(crate) use report::{Problem, invalid};
+pub use resources::Resources;
 pub(crate) use shape::shorten;
 pub use template::template;
 pub use value::MemoryMax;
 
 use crate::rocm::gpu::Extras;
 use crate::rocm::target::Target;
+use crate::sys::span::At;
 
 /// A profile with all that it extends, checked.
 #[derive(Clone, Debug)]
@@ -149,35 +152,6 @@ pub struct Published {
     pub disk: Option<u64>,
     /// Who says so, and of what machine.
     pub source: String,
-}
-
-/// Needs and limits, in bytes.
-#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Resources {
-    /// Free disk space that `up` asks for.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub disk: Option<u64>,
-    /// Memory of one job.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub memory_per_job: Option<u64>,
-    /// Memory of one link.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory_per_link_job: Option<u64>,
-    /// Memory of one process of TensileLite.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory_per_tensile_job: Option<u64>,
-    /// Memory that the machine must have.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory: Option<u64>,
-    /// With rockenv's ninja.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub ninja: bool,
-    /// Limit of the env.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub memory_max: Option<MemoryMax>,
-    /// Limit of processes and threads.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub tasks_max: Option<u64>,
 }
 
 /// A volume, its source not expanded.
@@ -305,39 +279,4 @@ pub enum Action {
     Copy(Vec<CopyItem>),
     /// Hands results out.
     Export(Vec<ExportItem>),
-}
-
-/// A file or directory to bring in.
-#[derive(Clone, Debug)]
-pub struct CopyItem {
-    /// The profile file that it lies beside.
-    pub beside: Origin,
-    /// Path relative to that file's directory.
-    pub from: At<String>,
-    /// Absolute path in the env.
-    pub to: At<String>,
-}
-
-/// A file or directory to hand out.
-#[derive(Clone, Debug)]
-pub struct ExportItem {
-    /// Absolute path in the env.
-    pub from: At<String>,
-    /// Name of an output volume.
-    pub to: String,
-}
-
-/// Conditions that must all hold.
-#[derive(Clone, Debug, Default)]
-pub struct When {
-    /// One of the env's targets is in one of these families.
-    pub family: Option<Vec<String>>,
-    /// One of the env's targets is one of these.
-    pub target: Option<Vec<Target>>,
-    /// The engine is one of these.
-    pub engine: Option<Vec<Engine>>,
-    /// The variant is one of these.
-    pub variant: Option<Vec<String>>,
-    /// The way of `--from` is one of these.
-    pub from: Option<Vec<String>>,
 }

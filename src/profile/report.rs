@@ -11,66 +11,55 @@ use miette::{
 };
 
 use super::load::Origin;
+use super::value::Refused;
 use crate::sys::error::{Error, Kind};
+use crate::sys::span::Place;
+use crate::sys::suggest;
 
 /// One file that a profile was read from.
 #[derive(Debug)]
 pub(crate) struct SourceFile {
     pub(crate) origin: Origin,
     pub(crate) text: String,
+    /// Where the text begins in that of all files.
+    pub(crate) start: usize,
 }
 
-/// The files of a profile and those it extends, the profile itself first.
-pub(crate) type Sources = Vec<Arc<SourceFile>>;
+/// The files of a profile and those it extends, the profile itself first. A place counts bytes through all of them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sources(Vec<Arc<SourceFile>>);
 
-/// Bytes of one of the files.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
-    pub(crate) source: usize,
-    pub(crate) span: Range<usize>,
-}
-
-/// A value and where it was written.
-#[derive(Clone, Debug)]
-pub struct At<T> {
-    pub(crate) value: T,
-    pub(crate) place: Place,
-}
-
-impl<T> At<T> {
-    pub(crate) fn new(source: usize, spanned: serde_spanned::Spanned<T>) -> Self {
-        let span = spanned.span();
-        let value = spanned.into_inner();
-        let place = Place { source, span };
-        Self { value, place }
+impl Sources {
+    pub(crate) fn push(&mut self, origin: Origin, text: String) {
+        let last = self.0.last();
+        let start = last.map_or(0, |last| last.start + last.text.len() + 1);
+        self.0.push(Arc::new(SourceFile {
+            origin,
+            text,
+            start,
+        }));
     }
 
-    pub(crate) fn map<U>(self, change: impl FnOnce(T) -> U) -> At<U> {
-        let value = change(self.value);
-        At {
-            value,
-            place: self.place,
-        }
+    /// Returns the file that a place is in.
+    pub(crate) fn file(&self, place: &Place) -> &SourceFile {
+        let after = self.0.partition_point(|file| file.start <= place.start);
+        &self.0[after.saturating_sub(1)]
     }
 }
 
-impl<T> Deref for At<T> {
-    type Target = T;
+impl Deref for Sources {
+    type Target = [Arc<SourceFile>];
 
-    fn deref(&self) -> &T {
-        &self.value
+    fn deref(&self) -> &Self::Target {
+        &self.0
     }
 }
 
-impl<T: PartialEq> PartialEq for At<T> {
-    fn eq(&self, other: &Self) -> bool {
-        self.value == other.value
-    }
-}
-
-impl<T: fmt::Display> fmt::Display for At<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.value.fmt(f)
+impl SourceFile {
+    /// Returns the bytes of a place in this file's text.
+    pub(crate) fn bytes(&self, place: &Place) -> Range<usize> {
+        let within = |at: usize| at.saturating_sub(self.start).min(self.text.len());
+        within(place.start)..within(place.end)
     }
 }
 
@@ -94,15 +83,37 @@ impl Problem {
         }
     }
 
+    pub(crate) fn refused(place: &Place, refused: Refused, label: &str) -> Self {
+        Self {
+            help: refused.help,
+            ..Self::new(place, refused.message, label)
+        }
+    }
+
     #[must_use]
     pub(crate) fn help(mut self, help: impl Into<String>) -> Self {
         self.help = Some(help.into());
         self
     }
 
+    /// Adds the known name that was probably meant, or else this help.
+    #[must_use]
+    pub(crate) fn meant<'n>(
+        mut self,
+        name: &str,
+        known: impl IntoIterator<Item = &'n str>,
+        otherwise: Option<&str>,
+    ) -> Self {
+        self.help = match suggest::closest(name, known) {
+            Some(close) => Some(format!("did you mean `{close}`?")),
+            None => otherwise.map(str::to_owned),
+        };
+        self
+    }
+
     fn render(&self, sources: &Sources) -> String {
-        let source = &sources[self.place.source];
-        let span = clamp(&source.text, &self.place.span);
+        let source = sources.file(&self.place);
+        let span = clamp(&source.text, source.bytes(&self.place));
         let mut diagnostic = MietteDiagnostic::new(&self.message)
             .with_label(LabeledSpan::new_with_span(Some(self.label.clone()), span));
         if let Some(help) = &self.help {
@@ -125,11 +136,9 @@ impl Problem {
 }
 
 /// Keeps a caret on one line: a mark over a whole script or table hides what it points at.
-fn clamp(text: &str, span: &Range<usize>) -> Range<usize> {
-    let start = span.start.min(text.len());
-    let end = span.end.clamp(start, text.len());
-    let line = text.get(start..end).and_then(|marked| marked.find('\n'));
-    start..line.map_or(end, |length| start + length)
+fn clamp(text: &str, bytes: Range<usize>) -> Range<usize> {
+    let line = text.get(bytes.clone()).and_then(|text| text.find('\n'));
+    bytes.start..line.map_or(bytes.end, |length| bytes.start + length)
 }
 
 /// How many mistakes of one file are worth reading at once.
@@ -137,7 +146,7 @@ const SHOWN: usize = 15;
 
 /// Makes the error that shows all of the mistakes.
 pub(crate) fn invalid(name: &str, sources: &Sources, mut problems: Vec<Problem>) -> Error {
-    problems.sort_by_key(|problem| (problem.place.source, problem.place.span.start));
+    problems.sort_by_key(|problem| problem.place.start);
     problems.dedup_by(|a, b| a.place == b.place && a.message == b.message);
     let count = match problems.len() {
         1 => String::new(),

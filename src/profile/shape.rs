@@ -10,43 +10,31 @@ use serde_spanned::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::file;
-use super::report::{Place, Problem};
+use super::report::Problem;
+use crate::sys::span::Place;
 use crate::sys::suggest;
 
 static SCHEMA: LazyLock<Json> = LazyLock::new(file::schema);
 
-/// Returns what is wrong with the structure of file number `source`.
-pub(crate) fn check(source: usize, table: &Spanned<DeTable<'_>>) -> Vec<Problem> {
+/// Returns what is wrong with the structure of the file whose places begin at `start`.
+pub(crate) fn check(start: usize, table: &Spanned<DeTable<'_>>) -> Vec<Problem> {
     let mut walk = Walk {
-        source,
+        start,
         problems: Vec::new(),
     };
-    walk.table("the profile", table.get_ref(), table.span(), &SCHEMA);
+    walk.table("the profile", table.get_ref(), &table.span(), &SCHEMA);
     walk.problems
 }
 
 struct Walk {
-    source: usize,
+    start: usize,
     problems: Vec<Problem>,
 }
 
 impl Walk {
-    fn report(
-        &mut self,
-        span: std::ops::Range<usize>,
-        message: String,
-        label: String,
-        help: Option<String>,
-    ) {
-        let place = Place {
-            source: self.source,
-            span,
-        };
-        let problem = Problem::new(&place, message, label);
-        self.problems.push(match help {
-            Some(help) => problem.help(help),
-            None => problem,
-        });
+    fn report(&mut self, place: &Place, message: String, label: &str, help: Option<String>) {
+        let problem = Problem::new(place, message, label);
+        self.problems.push(Problem { help, ..problem });
     }
 
     fn value(&mut self, name: &str, value: &Spanned<DeValue<'_>>, schema: &Json) {
@@ -56,11 +44,11 @@ impl Walk {
         if !wanted.is_empty() && !wanted.contains(&found) {
             let (message, help) = wrong_type(name, value.get_ref(), schema, &wanted);
             let label = format!("this is {}", article(found));
-            self.report(value.span(), message, label, help);
+            self.report(&value.span(), message, &label, help);
             return;
         }
         match value.get_ref() {
-            DeValue::String(text) => self.string(name, text, value.span(), schema),
+            DeValue::String(text) => self.string(name, text, &value.span(), schema),
             DeValue::Array(items) => {
                 if let Some(schema) = schema.get("items") {
                     for item in items {
@@ -68,16 +56,16 @@ impl Walk {
                     }
                 }
             }
-            DeValue::Table(table) => self.table(name, table, value.span(), schema),
+            DeValue::Table(table) => self.table(name, table, &value.span(), schema),
             _ => {}
         }
     }
 
-    fn string(&mut self, name: &str, text: &str, span: std::ops::Range<usize>, schema: &Json) {
+    fn string(&mut self, name: &str, text: &str, place: &Place, schema: &Json) {
         // Nothing a profile says can hold a NUL: it ends up in paths, arguments and variables.
         if text.contains('\0') {
-            let label = "has a NUL".to_owned();
-            self.report(span, format!("`{name}` contains a NUL byte"), label, None);
+            let message = format!("`{name}` contains a NUL byte");
+            self.report(place, message, "has a NUL", None);
             return;
         }
         let Some(known) = constants(schema) else {
@@ -91,16 +79,10 @@ impl Walk {
             None => format!("one of {}", list(&known)),
         };
         let message = format!("`{name}` cannot be `{}`", shorten(text));
-        self.report(span, message, "unknown value".to_owned(), Some(help));
+        self.report(place, message, "unknown value", Some(help));
     }
 
-    fn table(
-        &mut self,
-        name: &str,
-        table: &DeTable<'_>,
-        span: std::ops::Range<usize>,
-        schema: &Json,
-    ) {
+    fn table(&mut self, name: &str, table: &DeTable<'_>, place: &Place, schema: &Json) {
         let properties = schema.get("properties").and_then(Json::as_object);
         let others = schema
             .get("additionalProperties")
@@ -122,7 +104,7 @@ impl Walk {
                         None => format!("{name} has the keys {}", list(&known)),
                     };
                     let message = format!("unknown key `{}`", shorten(text));
-                    self.report(key.span(), message, "unknown".to_owned(), Some(help));
+                    self.report(&key.span(), message, "unknown", Some(help));
                 }
             }
         }
@@ -130,16 +112,15 @@ impl Walk {
         for key in required.into_iter().flatten().filter_map(Json::as_str) {
             if !table.keys().any(|present| present.get_ref() == key) {
                 // The format's version is missing from a whole file: there is no table to point at.
-                let (span, help) = match key {
-                    "schema" => (0..0, Some("add `schema = 1` at the top".to_owned())),
-                    _ => (span.clone(), None),
+                let (place, help) = match key {
+                    "schema" => {
+                        let help = "add `schema = 1` at the top".to_owned();
+                        (self.start..self.start, Some(help))
+                    }
+                    _ => (place.clone(), None),
                 };
-                self.report(
-                    span,
-                    format!("missing key `{key}` in {name}"),
-                    "here".to_owned(),
-                    help,
-                );
+                let message = format!("missing key `{key}` in {name}");
+                self.report(&place, message, "here", help);
             }
         }
     }

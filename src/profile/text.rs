@@ -7,9 +7,10 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::report::{Place, Problem, Sources};
+use super::report::{Problem, Sources};
 use super::shape::shorten;
 use crate::rocm::target::Target;
+use crate::sys::span::Place;
 use crate::sys::suggest;
 
 /// Names that stand for facts; a parameter cannot have them.
@@ -104,10 +105,8 @@ pub(crate) struct Fault {
 impl Fault {
     /// Points at the reference in the file, not only at the value that holds it.
     pub(crate) fn problem(self, place: &Place, sources: &Sources) -> Problem {
-        let raw = sources[place.source]
-            .text
-            .get(place.span.clone())
-            .unwrap_or_default();
+        let file = sources.file(place);
+        let raw = file.text.get(file.bytes(place)).unwrap_or_default();
         // The raw TOML has the same references in the same order, unless they are spelled with escapes.
         let reference = pieces(raw)
             .into_iter()
@@ -119,10 +118,7 @@ impl Fault {
             .filter(|range| {
                 raw[range.clone()].starts_with(&self.reference) || self.reference == "${"
             });
-        let exact = reference.map(|range| Place {
-            source: place.source,
-            span: place.span.start + range.start..place.span.start + range.end,
-        });
+        let exact = reference.map(|range| place.start + range.start..place.start + range.end);
         let problem = Problem::new(exact.as_ref().unwrap_or(place), self.message, "here");
         match self.help {
             Some(help) => problem.help(help),

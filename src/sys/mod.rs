@@ -11,6 +11,7 @@ pub(crate) mod frames;
 pub mod host;
 pub mod process;
 pub mod signals;
+pub(crate) mod span;
 pub(crate) mod suggest;
 pub(crate) mod trust;
 pub mod userns;

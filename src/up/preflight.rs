@@ -353,7 +353,7 @@ fn ways(profile: &Profile, taken: &str, machine: u64) -> Vec<Way> {
         step.when
             .from
             .as_ref()
-            .is_some_and(|from| !from.contains(way))
+            .is_some_and(|from| !from.iter().any(|name| name.value == *way))
     };
     let others = profile.from.iter().filter(|(name, _)| *name != taken);
     others

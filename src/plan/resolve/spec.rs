@@ -15,10 +15,11 @@ use super::{
 };
 use crate::profile::text::{Fault, Scope};
 use crate::profile::value::{self, Refused};
-use crate::profile::{self, At, Problem, Profile, When, copy_key, host_path, invalid};
+use crate::profile::{self, Problem, Profile, When, copy_key, host_path, invalid};
 use crate::rocm::target::Target;
 use crate::rocm::therock::Prints;
 use crate::sys::error::{Error, Kind, Result};
+use crate::sys::span::At;
 
 /// What `resolve` needs beside the profile, gathered before.
 #[derive(Clone, Debug)]
@@ -229,11 +230,8 @@ impl<'a> Resolver<'a> {
         match meaning(&expanded) {
             Ok(()) => Some(expanded),
             Err(refused) => {
-                let problem = Problem::new(&text.place, refused.message, "after expansion");
-                self.problems.push(match refused.help {
-                    Some(help) => problem.help(help),
-                    None => problem,
-                });
+                let problem = Problem::refused(&text.place, refused, "after expansion");
+                self.problems.push(problem);
                 None
             }
         }
@@ -308,7 +306,7 @@ impl<'a> Resolver<'a> {
 
     fn host_path(&mut self, path: &At<String>) -> Option<PathBuf> {
         let text = self.text(path, host_path)?;
-        let beside = &self.profile.sources[path.place.source].origin;
+        let beside = &self.profile.sources.file(&path.place).origin;
         let full = if text == "~" {
             self.inputs.host_home.clone()
         } else if let Some(rest) = text.strip_prefix("~/") {
@@ -382,7 +380,7 @@ impl<'a> Resolver<'a> {
             let Some(component) = found else { continue };
             let without = component.when.variant.iter().flat_map(|with| {
                 let all = profile.variants.keys();
-                all.filter(|variant| !with.contains(variant))
+                all.filter(|variant| !with.iter().any(|name| name.value == **variant))
             });
             // The profile's own is what is meant, if it is one of them; the others build more or differ in something else.
             let own = without
@@ -436,14 +434,13 @@ impl<'a> Resolver<'a> {
         if let Some(families) = &when.family {
             let inside = |target: &Target| families.iter().any(|family| target.is_in(family));
             if !targets.iter().any(inside) {
-                return Some(format!("only for {}, not for {shown}", families.join(", ")));
+                return Some(format!("only for {}, not for {shown}", list(families)));
             }
         }
         if let Some(wanted) = &when.target
-            && !targets.iter().any(|target| wanted.contains(target))
+            && !wanted.iter().any(|name| names.contains(&name.as_str()))
         {
-            let wanted: Vec<_> = wanted.iter().map(Target::name).collect();
-            return Some(format!("only for {}, not for {shown}", wanted.join(", ")));
+            return Some(format!("only for {}, not for {shown}", list(wanted)));
         }
         if let Some(engines) = &when.engine
             && !engines.contains(&self.inputs.engine)
@@ -462,16 +459,16 @@ impl<'a> Resolver<'a> {
         {
             return Some(format!(
                 "only in variant {}, not in {}",
-                variants.join(", "),
+                list(variants),
                 self.chosen.variant.unwrap_or("none")
             ));
         }
         if let Some(from) = &when.from
-            && !from.iter().any(|name| name == self.chosen.from)
+            && !from.iter().any(|name| name.value == self.chosen.from)
         {
             return Some(format!(
                 "only from {}, not from {}",
-                from.join(", "),
+                list(from),
                 self.chosen.from
             ));
         }
@@ -562,7 +559,7 @@ impl<'a> Resolver<'a> {
                 let mut exports = Vec::new();
                 for item in items {
                     if let Some(from) = self.text(&item.from, value::inside) {
-                        let to = item.to.clone();
+                        let to = item.to.value.clone();
                         exports.push(ExportItem { from, to });
                     }
                 }
@@ -570,6 +567,11 @@ impl<'a> Resolver<'a> {
             }
         })
     }
+}
+
+fn list(names: &[At<String>]) -> String {
+    let names: Vec<&str> = names.iter().map(|name| name.as_str()).collect();
+    names.join(", ")
 }
 
 /// Refuses to copy over files of the user's: what `copy` writes replaces what was there.

@@ -1,4 +1,4 @@
-//! Owns the meaning of a merged draft: every value parsed, every reference followed, every mistake collected.
+//! Owns the meaning of a merged file: every value parsed, every reference followed, every mistake collected.
 
 mod step;
 mod volume;
@@ -7,22 +7,21 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub(crate) use volume::host_path;
 
-use super::file::VolumeKind;
-use super::merge::{ChoiceDraft, ComponentDraft, Draft, Entry};
-use super::report::{At, Place, Problem, Sources};
+use super::file::{self, File, VolumeKind};
+use super::report::{Problem, Sources};
 use super::shape::shorten;
 use super::text::{self, Late, Piece};
 use super::value::{self, Refused};
-use super::{Choice, Component, FROM_SOURCE, Profile, Resources, Volume};
+use super::{Choice, Component, FROM_SOURCE, Profile, Volume};
 use crate::rocm::gpu::Extras;
 use crate::rocm::target::Target;
-use crate::sys::suggest;
+use crate::sys::span::{At, Place};
 
 /// Returns the profile, or nothing where a missing part left no way to make one; `problems` says which.
 pub(crate) fn finish(
     name: String,
     sources: Sources,
-    draft: Draft,
+    file: File,
     problems: &mut Vec<Problem>,
 ) -> Option<Profile> {
     let mut check = Check {
@@ -30,71 +29,49 @@ pub(crate) fn finish(
         params: BTreeMap::new(),
         problems,
     };
-    check.params(draft.params);
-    let variants = check.choices("variant", draft.variants);
-    let from = check.choices("way", draft.from);
-    let variant = check.variant(draft.variant, &variants);
-    let image = check.image(draft.image);
-    let targets = check.targets(draft.targets);
-    let hooks = check.hooks(draft.hooks);
-    let env_from_host = check.env_from_host(draft.env_from_host);
-    let is_on = |key: Option<At<bool>>| key.is_some_and(|on| on.value);
-    let resources = Resources {
-        disk: check.parsed(draft.disk, value::size),
-        memory_per_job: check.parsed(draft.memory_per_job, positive),
-        memory_per_link_job: check.parsed(draft.memory_per_link_job, positive),
-        memory_per_tensile_job: check.parsed(draft.memory_per_tensile_job, positive),
-        memory: check.parsed(draft.memory, positive),
-        ninja: is_on(draft.ninja),
-        memory_max: check.parsed(draft.memory_max, value::memory_max),
-        tasks_max: check.positive("tasks-max", draft.tasks_max),
-    };
-    let gpu = Extras {
-        accel: is_on(draft.accel),
-        dma_heap: is_on(draft.dma_heap),
-    };
-    let env = check.env(draft.env, Late::Keep);
-    let runtime_env = check.env(draft.runtime_env, Late::Refuse);
-    let components = check.components(draft.components, (&variants, &from));
-    let runtime_notes = check.runtime_notes(draft.runtime_notes, &runtime_env);
-    let volumes = check.volumes(draft.volumes, &draft.steps);
-    let needed_by = check.needed_by(&draft.needed_by, &draft.steps);
-    let steps = draft
-        .steps
-        .into_iter()
-        .filter_map(|step| check.step(step, &volumes, &needed_by, (&variants, &from)))
-        .collect();
-    let params = check.params;
+    check.params(file.params);
+    let variants = check.choices("variant", file.variants);
+    let from = check.choices("way", file.from);
+    let choices = (&variants, &from);
+    let needed_by = check.needed_by(file.gpu.needed_by.as_deref(), &file.step);
+    let volumes = check.volumes(file.volume, &file.step);
+    let steps = file.step.into_iter();
+    let steps = steps.filter_map(|step| check.step(step, &volumes, &needed_by, choices));
+    let steps = steps.collect();
+    let runtime_env = check.env(file.runtime_env, Late::Refuse);
+    let image = check.image(file.image);
     Some(Profile {
         name,
-        description: draft.description.unwrap_or_default(),
-        image: image?,
-        targets,
-        hooks,
-        env_from_host,
-        params,
-        variant,
+        description: file.description.unwrap_or_default(),
+        variant: check.variant(file.variant, &variants),
+        targets: check.targets(file.targets.unwrap_or_default()),
+        hooks: check.hooks(file.hooks),
+        env_from_host: check.env_from_host(file.env_from_host.unwrap_or_default()),
+        resources: file.resources.checked(&mut check),
+        gpu: Extras {
+            accel: file.gpu.accel.unwrap_or_default(),
+            dma_heap: file.gpu.dma_heap.unwrap_or_default(),
+        },
+        components: check.components(file.component, choices),
+        env: check.env(file.env, Late::Keep),
+        runtime_notes: check.runtime_notes(file.runtime_notes, &runtime_env),
+        runtime_env,
+        volumes: volumes.into_iter().filter_map(|(_, good)| good).collect(),
+        steps,
+        params: check.params,
         variants,
         from,
-        resources,
-        gpu,
-        components,
-        env,
-        runtime_env,
-        runtime_notes,
-        volumes: volumes
-            .into_iter()
-            .filter_map(|(_, volume)| volume)
-            .collect(),
-        steps,
+        image: image?,
         sources,
     })
 }
 
+type Entries = BTreeMap<At<String>, At<String>>;
+
 /// Volumes by name; nothing for one that has errors of its own and can still be referred to.
 type Volumes = Vec<((At<String>, Option<VolumeKind>), Option<Volume>)>;
 
-struct Check<'a> {
+pub(super) struct Check<'a> {
     sources: &'a Sources,
     params: BTreeMap<String, String>,
     problems: &'a mut Vec<Problem>,
@@ -102,72 +79,64 @@ struct Check<'a> {
 
 fn positive(text: &str) -> Result<u64, Refused> {
     match value::size(text)? {
-        0 => Err(Refused {
-            message: "a size of nothing".to_owned(),
-            help: None,
-        }),
+        0 => Err(Refused::new("a size of nothing")),
         size => Ok(size),
     }
 }
 
 impl Check<'_> {
-    fn push(
-        &mut self,
-        place: &Place,
-        message: impl Into<String>,
-        label: &str,
-        help: Option<String>,
-    ) {
-        let problem = Problem::new(place, message, label);
-        self.problems.push(match help {
-            Some(help) => problem.help(help),
-            None => problem,
-        });
+    fn push(&mut self, place: &Place, message: impl Into<String>, label: &str) {
+        self.problems.push(Problem::new(place, message, label));
+    }
+
+    /// Refuses keys that are for something else.
+    fn only_for<const N: usize>(&mut self, what: &str, keys: [(&str, Option<Place>); N]) {
+        for (key, place) in keys {
+            if let Some(place) = place {
+                self.push(&place, format!("`{key}` is for {what}"), "here");
+            }
+        }
     }
 
     fn refused(&mut self, place: &Place, refused: Refused) {
-        self.push(place, refused.message, "here", refused.help);
+        self.problems.push(Problem::refused(place, refused, "here"));
     }
 
-    fn parsed<T>(
+    /// Returns what a check of the value at `place` gave, unless it was refused.
+    fn accepted<T>(&mut self, place: &Place, checked: Result<T, Refused>) -> Option<T> {
+        checked.map_err(|refused| self.refused(place, refused)).ok()
+    }
+
+    pub(super) fn parsed<T>(
         &mut self,
         text: Option<At<String>>,
         parse: impl Fn(&str) -> Result<T, Refused>,
     ) -> Option<T> {
         let text = text?;
-        match parse(&text) {
-            Ok(parsed) => Some(parsed),
-            Err(refused) => {
-                self.refused(&text.place, refused);
-                None
-            }
-        }
+        self.accepted(&text.place, parse(&text))
     }
 
-    fn positive<T: TryFrom<i64>>(&mut self, key: &str, number: Option<At<i64>>) -> Option<T> {
+    pub(super) fn size(&mut self, text: Option<At<String>>) -> Option<u64> {
+        self.parsed(text, positive)
+    }
+
+    pub(super) fn positive<T: TryFrom<i64>>(
+        &mut self,
+        key: &str,
+        number: Option<At<i64>>,
+    ) -> Option<T> {
         let number = number?;
-        match T::try_from(number.value) {
-            Ok(good) if number.value > 0 => Some(good),
-            _ => {
-                self.push(
-                    &number.place,
-                    format!("`{key}` is {}", number.value),
-                    "out of range",
-                    None,
-                );
-                None
-            }
+        let good = T::try_from(number.value).ok().filter(|_| number.value > 0);
+        if good.is_none() {
+            let message = format!("`{key}` is {number}");
+            self.push(&number.place, message, "out of range");
         }
+        good
     }
 
     fn name(&mut self, what: &str, name: &At<String>) -> bool {
-        match value::name(what, name) {
-            Ok(()) => true,
-            Err(refused) => {
-                self.refused(&name.place, refused);
-                false
-            }
-        }
+        let checked = value::name(what, name);
+        self.accepted(&name.place, checked).is_some()
     }
 
     fn text(&mut self, text: &At<String>, late: Late) {
@@ -200,70 +169,60 @@ impl Check<'_> {
     ) -> bool {
         if text.contains("${") {
             let message = format!("`{key}` is fixed: `${{...}}` means nothing in it");
-            self.push(&text.place, message, "here", None);
+            self.push(&text.place, message, "here");
             return false;
         }
-        match meaning(text) {
-            Ok(()) => true,
-            Err(refused) => {
-                self.refused(&text.place, refused);
-                false
-            }
-        }
+        self.accepted(&text.place, meaning(text)).is_some()
     }
 
-    fn params(&mut self, params: BTreeMap<String, Entry>) {
-        for (name, entry) in params {
-            if let Err(refused) = value::name("parameter", &name) {
-                self.refused(&entry.key, refused);
+    fn params(&mut self, params: Entries) {
+        for (name, value) in params {
+            if !self.name("parameter", &name) {
                 continue;
             }
             if text::FACTS.contains(&name.as_str()) || name.starts_with("target.") {
                 let message = format!("`${{{name}}}` has a meaning of its own");
-                self.push(&entry.key, message, "not a name for a parameter", None);
+                self.push(&name.place, message, "not a name for a parameter");
                 continue;
             }
-            if entry.value.contains("${") {
-                let help = "put the reference where the parameter is used".to_owned();
+            if value.contains("${") {
                 let message = "a parameter's value is not expanded";
-                self.push(&entry.value.place, message, "here", Some(help));
+                let problem = Problem::new(&value.place, message, "here");
+                self.problems
+                    .push(problem.help("put the reference where the parameter is used"));
             }
-            self.params.insert(name, entry.value.value);
+            self.params.insert(name.value, value.value);
         }
     }
 
     fn choices(
         &mut self,
         what: &str,
-        drafts: BTreeMap<String, ChoiceDraft>,
+        written: BTreeMap<At<String>, file::Choice>,
     ) -> BTreeMap<String, Choice> {
         let mut choices = BTreeMap::new();
-        for (name, draft) in drafts {
-            self.name(what, &draft.name);
-            if what == "way" && name == FROM_SOURCE {
+        for (name, written) in written {
+            self.name(what, &name);
+            if what == "way" && name.value == FROM_SOURCE {
                 let message = format!("`{FROM_SOURCE}` is built in: it builds everything");
-                self.push(&draft.name.place, message, "has nothing to change", None);
+                self.push(&name.place, message, "has nothing to change");
             }
             let mut params = BTreeMap::new();
-            for (param, entry) in draft.params {
-                if !self.params.contains_key(&param) {
-                    let at = At {
-                        value: param,
-                        place: entry.key,
-                    };
+            for (param, value) in written.params {
+                if self.params.contains_key(&param.value) {
+                    params.insert(param.value, value.value);
+                } else {
                     let known: Vec<String> = self.params.keys().cloned().collect();
-                    self.unknown("parameter", &at, known.iter().map(String::as_str));
-                    continue;
+                    self.unknown("parameter", &param, known.iter().map(String::as_str));
                 }
-                params.insert(param, entry.value.value);
             }
             let choice = Choice {
-                description: draft.description.map(|at| at.value).unwrap_or_default(),
+                description: written.description.unwrap_or_default(),
                 params,
-                disk: self.parsed(draft.disk, value::size),
-                hooks: self.hooks(draft.hooks),
+                disk: self.parsed(written.disk, value::size),
+                hooks: self.hooks(written.hooks),
             };
-            choices.insert(name, choice);
+            choices.insert(name.value, choice);
         }
         choices
     }
@@ -281,13 +240,10 @@ impl Check<'_> {
             }
             None => {
                 if let Some(first) = variants.keys().next() {
-                    let top = Place {
-                        source: 0,
-                        span: 0..0,
-                    };
-                    let help = format!("add `variant = \"{first}\"`");
                     let message = "there are variants, and none that is built unless asked";
-                    self.push(&top, message, "in this file or one it extends", Some(help));
+                    let problem = Problem::new(&(0..0), message, "in this file or one it extends");
+                    self.problems
+                        .push(problem.help(format!("add `variant = \"{first}\"`")));
                 }
                 None
             }
@@ -295,108 +251,89 @@ impl Check<'_> {
     }
 
     fn image(&mut self, image: Option<At<String>>) -> Option<At<String>> {
-        match image {
+        match &image {
             Some(image) => {
-                self.name("image", &image);
-                Some(image)
+                self.name("image", image);
             }
             None => {
-                let help = "add `image = \"NAME\"`; `rockenv image ls` shows them".to_owned();
-                let top = Place {
-                    source: 0,
-                    span: 0..0,
-                };
-                self.push(
-                    &top,
-                    "no image",
-                    "in this file or one it extends",
-                    Some(help),
-                );
-                None
+                let problem = Problem::new(&(0..0), "no image", "in this file or one it extends");
+                self.problems
+                    .push(problem.help("add `image = \"NAME\"`; `rockenv image ls` shows them"));
             }
         }
+        image
     }
 
     fn targets(&mut self, names: Vec<At<String>>) -> Vec<Target> {
         let mut targets = Vec::new();
         for name in names {
-            match Target::parse(&name) {
-                Ok(target) if targets.contains(&target) => {
-                    self.push(
-                        &name.place,
-                        format!("target `{target}` is there twice"),
-                        "again",
-                        None,
-                    );
+            match self.target(&name) {
+                Some(target) if targets.contains(&target) => {
+                    let message = format!("target `{target}` is there twice");
+                    self.push(&name.place, message, "again");
                 }
-                Ok(target) => targets.push(target),
-                Err(_) => self.unknown_target(&name),
+                target => targets.extend(target),
             }
         }
         targets.sort_unstable();
         targets
     }
 
-    fn unknown_target(&mut self, name: &At<String>) {
-        let message = format!("unknown target `{}`", shorten(name));
-        self.push(
-            &name.place,
-            message,
-            "not in the table",
-            Some(Target::advice(name)),
-        );
+    fn target(&mut self, name: &At<String>) -> Option<Target> {
+        let target = Target::parse(name).ok();
+        if target.is_none() {
+            let message = format!("unknown target `{}`", shorten(name));
+            let problem = Problem::new(&name.place, message, "not in the table");
+            self.problems.push(problem.help(Target::advice(name)));
+        }
+        target
     }
 
     fn components(
         &mut self,
-        drafts: Vec<ComponentDraft>,
+        written: Vec<file::Component>,
         choices: step::Choices<'_>,
     ) -> Vec<Component> {
-        let names: Vec<String> = drafts
-            .iter()
-            .map(|draft| draft.name.value.clone())
-            .collect();
+        let names = written.iter().map(|component| component.name.value.clone());
+        let names: Vec<String> = names.collect();
         let mut components = Vec::new();
-        for draft in drafts {
-            if let Err(refused) = value::project("component", &draft.name) {
-                self.refused(&draft.name.place, refused);
+        for written in written {
+            let checked = value::project("component", &written.name);
+            if self.accepted(&written.name.place, checked).is_none() {
                 continue;
             }
-            for link in &draft.links {
+            for link in &written.links {
                 if !names.contains(&link.value) {
-                    let help = match suggest::closest(link, names.iter().map(String::as_str)) {
-                        Some(close) => format!("did you mean `{close}`?"),
-                        None => "only what is a [[component]] itself can be linked".to_owned(),
-                    };
                     let message = format!("there is no component `{}`", shorten(link));
-                    self.push(&link.place, message, "not there", Some(help));
+                    let known = names.iter().map(String::as_str);
+                    let help = "only what is a [[component]] itself can be linked";
+                    let problem = Problem::new(&link.place, message, "not there");
+                    self.problems.push(problem.meant(link, known, Some(help)));
                 }
             }
-            for extra in &draft.extra_targets {
+            for extra in &written.extra_targets {
                 self.expandable(extra, |text| value::targets(text).map(drop));
             }
             components.push(Component {
-                project: draft.project.unwrap_or_else(|| draft.name.value.clone()),
-                links: draft.links.into_iter().map(|link| link.value).collect(),
-                extra: draft.extra_targets,
-                stub: draft.stub,
-                when: self.when(&draft.when, choices),
-                name: draft.name,
+                project: written
+                    .project
+                    .unwrap_or_else(|| written.name.value.clone()),
+                links: values(written.links),
+                extra: written.extra_targets,
+                stub: written.stub,
+                when: self.when(written.when, choices),
+                name: written.name,
             });
         }
         components
     }
 
-    fn hooks(&mut self, hooks: Vec<At<String>>) -> Vec<String> {
+    fn hooks(&mut self, hooks: Option<Vec<At<String>>>) -> Vec<String> {
         let mut names: Vec<String> = Vec::new();
-        for hook in hooks {
+        for hook in hooks.into_iter().flatten() {
             if names.contains(&hook.value) {
-                self.push(
-                    &hook.place,
-                    format!("hook `{}` is there twice", shorten(&hook)),
-                    "again",
-                    None,
-                );
+                let message = format!("hook `{}` is there twice", shorten(&hook));
+                self.push(&hook.place, message, "again");
             } else if self.name("hook", &hook) {
                 names.push(hook.value);
             }
@@ -407,43 +344,32 @@ impl Check<'_> {
     fn env_from_host(&mut self, names: Vec<At<String>>) -> Vec<String> {
         let mut good = BTreeSet::new();
         for name in names {
-            match value::variable(&name) {
-                Ok(()) => {
-                    good.insert(name.value);
-                }
-                Err(refused) => self.refused(&name.place, refused),
+            if self.accepted(&name.place, value::variable(&name)).is_some() {
+                good.insert(name.value);
             }
         }
         good.into_iter().collect()
     }
 
-    fn env(
-        &mut self,
-        entries: BTreeMap<String, Entry>,
-        late: Late,
-    ) -> BTreeMap<String, At<String>> {
+    fn env(&mut self, entries: Entries, late: Late) -> BTreeMap<String, At<String>> {
         let mut env = BTreeMap::new();
-        for (name, entry) in entries {
-            if let Err(refused) = value::variable(&name) {
-                self.refused(&entry.key, refused);
-            }
-            self.text(&entry.value, late);
-            env.insert(name, entry.value);
+        for (name, value) in entries {
+            self.accepted(&name.place, value::variable(&name));
+            self.text(&value, late);
+            env.insert(name.value, value);
         }
         env
     }
 
     fn runtime_notes(
         &mut self,
-        notes: BTreeMap<String, Entry>,
+        notes: Entries,
         variables: &BTreeMap<String, At<String>>,
     ) -> BTreeMap<String, String> {
         let mut good = BTreeMap::new();
-        for (value, entry) in notes {
-            let place = entry.key;
-            let name = At { value, place };
+        for (name, note) in notes {
             if variables.contains_key(&name.value) {
-                good.insert(name.value, entry.value.value);
+                good.insert(name.value, note.value);
             } else {
                 let known = variables.keys().map(String::as_str);
                 self.unknown("runtime variable", &name, known);
@@ -454,23 +380,20 @@ impl Check<'_> {
 
     fn unknown<'n>(&mut self, what: &str, name: &At<String>, known: impl Iterator<Item = &'n str>) {
         let known: Vec<&str> = known.collect();
-        let help = match suggest::closest(name, known.iter().copied()) {
-            Some(close) => Some(format!("did you mean `{close}`?")),
-            None if known.is_empty() => None,
-            None => Some(format!(
-                "there is {}",
-                known
-                    .iter()
-                    .map(|name| format!("`{}`", shorten(name)))
-                    .collect::<Vec<_>>()
-                    .join(", ")
-            )),
-        };
-        self.push(
-            &name.place,
-            format!("there is no {what} `{}`", shorten(name)),
-            "not found",
-            help,
-        );
+        let quoted = known.iter().map(|name| format!("`{}`", shorten(name)));
+        let all = format!("there is {}", quoted.collect::<Vec<_>>().join(", "));
+        let all = (!known.is_empty()).then_some(all.as_str());
+        let message = format!("there is no {what} `{}`", shorten(name));
+        let problem = Problem::new(&name.place, message, "not found");
+        self.problems.push(problem.meant(name, known, all));
     }
+}
+
+fn place<T>(key: Option<&At<T>>) -> Option<Place> {
+    key.map(|at| at.place.clone())
+}
+
+/// The values without their places.
+fn values(list: Vec<At<String>>) -> Vec<String> {
+    list.into_iter().map(|at| at.value).collect()
 }

@@ -3,18 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use super::{Check, Volumes};
-use crate::profile::file::{User, VolumeKind};
-use crate::profile::merge::{ActionDraft, CopyDraft, StepDraft, WhenDraft};
-use crate::profile::report::At;
+use super::{Check, Volumes, place, values};
+use crate::profile::file::{self, User, VolumeKind};
+use crate::profile::report::Problem;
 use crate::profile::shape::shorten;
 use crate::profile::text::Late;
 use crate::profile::{
-    Action, Choice, CopyItem, ExportItem, FROM_SOURCE, Fingerprints, Published, Step, When, input,
-    value,
+    Action, Choice, ExportItem, FROM_SOURCE, Fingerprints, Published, Step, When, input, value,
 };
-use crate::rocm::target::{self, Target};
-use crate::sys::suggest;
+use crate::rocm::target;
+use crate::sys::span::At;
 
 /// Variants, and ways of `--from`, that a `when` can name.
 pub(super) type Choices<'a> = (&'a BTreeMap<String, Choice>, &'a BTreeMap<String, Choice>);
@@ -24,9 +22,10 @@ const SHELL: [&str; 3] = ["/bin/sh", "-eu", "-c"];
 impl Check<'_> {
     pub(super) fn needed_by(
         &mut self,
-        names: &[At<String>],
-        steps: &[StepDraft],
+        names: Option<&[At<String>]>,
+        steps: &[file::Step],
     ) -> BTreeSet<String> {
+        let names = names.unwrap_or_default();
         for name in names {
             if !steps.iter().any(|step| step.name == *name) {
                 let known = steps.iter().map(|step| step.name.as_str());
@@ -38,75 +37,94 @@ impl Check<'_> {
 
     pub(super) fn step(
         &mut self,
-        draft: StepDraft,
+        written: file::Step,
         volumes: &Volumes,
         needed_by: &BTreeSet<String>,
         choices: Choices<'_>,
     ) -> Option<Step> {
-        self.name("step", &draft.name);
-        let gpu = draft.gpu.as_ref().is_some_and(|gpu| gpu.value)
-            || needed_by.contains(&draft.name.value);
-        let when = self.when(&draft.when, choices);
-        let published = draft.published.map(|draft| Published {
-            time: self.parsed(draft.time, value::duration),
-            disk: self.parsed(draft.disk, value::size),
-            source: draft.source.value,
+        let name = written.name;
+        self.name("step", &name);
+        let gpu = written.gpu.unwrap_or_default() || needed_by.contains(&name.value);
+        let when = self.when(written.when, choices);
+        let published = written.published.map(|published| Published {
+            time: self.parsed(published.time, value::duration),
+            disk: self.parsed(published.disk, value::size),
+            source: published.source,
         });
-        let timeout = self.parsed(draft.timeout, value::duration);
-        let memory = self.parsed(draft.memory, super::positive);
-        let inputs = self.inputs(draft.inputs, volumes);
-        let fingerprints = draft
+        let timeout = self.parsed(written.timeout, value::duration);
+        let memory = self.size(written.memory);
+        let inputs = self.inputs(written.inputs, volumes);
+        let fingerprints = written
             .fingerprints
             .and_then(|at| self.fingerprints(&at, volumes));
-        let env = self.env(draft.env, Late::Keep);
-        let Some(action) = draft.action else {
-            let message = format!("step `{}` does nothing", shorten(&draft.name));
-            let help = "one of `run`, `packages`, `copy`, `export`".to_owned();
-            self.push(&draft.name.place, message, "this one", Some(help));
+        let env = self.env(written.env, Late::Keep);
+        let only_for_run = [
+            ("shell", place(written.shell.as_ref())),
+            ("workdir", place(written.workdir.as_ref())),
+        ];
+        // `merge` left one of them.
+        let action = if let Some(script) = written.run {
+            self.action(&name, script.trim().is_empty());
+            self.text(&script, Late::Keep);
+            let shell = self.shell(written.shell);
+            Action::Run { script, shell }
+        } else if let Some(packages) = written.packages {
+            self.action(&name, packages.is_empty());
+            for package in &packages {
+                self.expandable(package, value::package);
+            }
+            Action::Packages(packages)
+        } else if let Some(items) = written.copy {
+            self.action(&name, items.is_empty());
+            for item in &items {
+                self.fixed("from", &item.from, value::beside);
+                self.expandable(&item.to, value::destination);
+            }
+            Action::Copy(items)
+        } else if let Some(items) = written.export {
+            self.action(&name, items.is_empty());
+            for item in &items {
+                self.export(item, volumes);
+            }
+            Action::Export(items)
+        } else {
+            let message = format!("step `{}` does nothing", shorten(&name));
+            let problem = Problem::new(&name.place, message, "this one");
+            self.problems
+                .push(problem.help("one of `run`, `packages`, `copy`, `export`"));
             return None;
         };
-        if !matches!(action, ActionDraft::Run(_)) {
-            let shell = draft.shell.as_ref().map(|at| ("shell", &at.place));
-            let workdir = draft.workdir.as_ref().map(|at| ("workdir", &at.place));
-            for (key, place) in shell.into_iter().chain(workdir) {
-                self.push(
-                    place,
-                    format!("`{key}` is for a step with `run`"),
-                    "here",
-                    None,
-                );
-            }
+        if !matches!(action, Action::Run { .. }) {
+            self.only_for("a step with `run`", only_for_run);
         }
-        if let Some(workdir) = &draft.workdir {
+        if let Some(workdir) = &written.workdir {
             self.expandable(workdir, value::inside);
         }
-        let mut user = draft.user.as_ref().map_or(User::Builder, |user| user.value);
-        if let ActionDraft::Packages(_) = action {
-            if let Some(given) = draft.user.filter(|_| user == User::Builder) {
-                self.push(
-                    &given.place,
-                    "packages are installed by root",
-                    "leave it out",
-                    None,
-                );
+        let user = match (&action, written.user) {
+            (Action::Packages(_), user) => {
+                if let Some(given) = user.filter(|user| user.value == User::Builder) {
+                    self.push(
+                        &given.place,
+                        "packages are installed by root",
+                        "leave it out",
+                    );
+                }
+                User::Root
             }
-            user = User::Root;
-        }
-        let action = self.action(&draft.name, action, draft.shell, volumes);
+            (_, user) => user.map_or(User::Builder, |user| user.value),
+        };
         Some(Step {
-            name: draft.name.value,
+            name: name.value,
             action,
             user,
-            workdir: draft.workdir,
-            network: draft.network.is_none_or(|network| network.value),
+            workdir: written.workdir,
+            network: written.network.unwrap_or(true),
             timeout,
             memory,
             inputs,
             fingerprints,
-            stages: draft.stages.into_iter().map(|at| at.value).collect(),
-            incremental: draft
-                .incremental
-                .is_some_and(|incremental| incremental.value),
+            stages: written.stages.unwrap_or_default(),
+            incremental: written.incremental.unwrap_or_default(),
             env,
             gpu,
             when,
@@ -114,43 +132,10 @@ impl Check<'_> {
         })
     }
 
-    fn action(
-        &mut self,
-        step: &At<String>,
-        draft: ActionDraft,
-        shell: Option<At<Vec<At<String>>>>,
-        volumes: &Volumes,
-    ) -> Action {
-        let empty = match &draft {
-            ActionDraft::Run(script) => script.trim().is_empty(),
-            ActionDraft::Packages(list) => list.is_empty(),
-            ActionDraft::Copy(list) | ActionDraft::Export(list) => list.is_empty(),
-        };
-        if empty {
+    fn action(&mut self, step: &At<String>, is_empty: bool) {
+        if is_empty {
             let message = format!("step `{}` has nothing to do", shorten(step));
-            self.push(&step.place, message, "its action is empty", None);
-        }
-        match draft {
-            ActionDraft::Run(script) => {
-                self.text(&script, Late::Keep);
-                let shell = self.shell(shell);
-                Action::Run { script, shell }
-            }
-            ActionDraft::Packages(packages) => {
-                for package in &packages {
-                    self.expandable(package, value::package);
-                }
-                Action::Packages(packages)
-            }
-            ActionDraft::Copy(items) => {
-                Action::Copy(items.into_iter().map(|item| self.copy(item)).collect())
-            }
-            ActionDraft::Export(items) => Action::Export(
-                items
-                    .into_iter()
-                    .map(|item| self.export(item, volumes))
-                    .collect(),
-            ),
+            self.push(&step.place, message, "its action is empty");
         }
     }
 
@@ -164,53 +149,29 @@ impl Check<'_> {
             .first()
             .is_some_and(|program| program.starts_with('/'))
         {
-            let help = "such as [\"/bin/bash\", \"-euo\", \"pipefail\", \"-c\"]".to_owned();
             let message = "a shell starts with the absolute path of a program";
-            self.push(&place, message, "here", Some(help));
+            let problem = Problem::new(&place, message, "here");
+            self.problems
+                .push(problem.help("such as [\"/bin/bash\", \"-euo\", \"pipefail\", \"-c\"]"));
         }
         for word in &words {
             self.fixed("shell", word, |_| Ok(()));
         }
-        words.into_iter().map(|word| word.value).collect()
+        values(words)
     }
 
-    fn copy(&mut self, item: CopyDraft) -> CopyItem {
-        self.fixed("from", &item.from, value::beside);
-        self.expandable(&item.to, value::destination);
-        let from = self.sources[item.from.place.source].origin.clone();
-        CopyItem {
-            beside: from,
-            from: item.from,
-            to: item.to,
-        }
-    }
-
-    fn export(&mut self, item: CopyDraft, volumes: &Volumes) -> ExportItem {
+    fn export(&mut self, item: &ExportItem, volumes: &Volumes) {
         self.expandable(&item.from, value::inside);
-        let outputs = || {
-            volumes
-                .iter()
-                .filter(|((_, kind), _)| *kind == Some(VolumeKind::Output))
-                .map(|((name, _), _)| name.as_str())
-        };
-        if !outputs().any(|name| name == item.to.value) {
-            self.unknown("volume of kind `output` called", &item.to, outputs());
-        }
-        ExportItem {
-            from: item.from,
-            to: item.to.value,
+        if !named(volumes, VolumeKind::Output).any(|name| name == item.to.value) {
+            let outputs = named(volumes, VolumeKind::Output);
+            self.unknown("volume of kind `output` called", &item.to, outputs);
         }
     }
 
-    fn inputs(&mut self, names: Vec<At<String>>, volumes: &Volumes) -> Vec<String> {
+    fn inputs(&mut self, names: Option<Vec<At<String>>>, volumes: &Volumes) -> Vec<String> {
         let mut inputs: Vec<String> = Vec::new();
-        let sources = || {
-            volumes
-                .iter()
-                .filter(|((_, kind), _)| *kind == Some(VolumeKind::Source))
-                .map(|((name, _), _)| name.as_str())
-        };
-        for name in names {
+        let sources = || named(volumes, VolumeKind::Source);
+        for name in names.into_iter().flatten() {
             let (volume, path) = input(&name);
             if !sources().any(|source| source == volume) {
                 self.unknown("volume of kind `source` called", &name, sources());
@@ -240,39 +201,32 @@ impl Check<'_> {
         }
         if found.is_none() {
             let message = format!("`{}` is in no volume of kind `build`", shorten(at));
-            let help = "TheRock's build directory, such as \"/therock/build\"".to_owned();
-            self.push(&at.place, message, "here", Some(help));
+            let problem = Problem::new(&at.place, message, "here");
+            self.problems
+                .push(problem.help("TheRock's build directory, such as \"/therock/build\""));
         }
         found.map(|(volume, path)| Fingerprints { volume, path })
     }
 
-    pub(super) fn when(&mut self, when: &WhenDraft, (variants, from): Choices<'_>) -> When {
+    pub(super) fn when(&mut self, when: Option<When>, (variants, from): Choices<'_>) -> When {
+        let when = when.unwrap_or_default();
         for family in when.family.iter().flatten() {
             if target::family(family).is_none() {
-                self.unknown_family(family);
+                let message = format!("unknown family `{}`", shorten(family));
+                let problem = Problem::new(&family.place, message, "not in the table");
+                let help = Some("`rockenv target ls` shows them all");
+                self.problems
+                    .push(problem.meant(family, target::families(), help));
             }
         }
-        let mut targets = Vec::new();
         for name in when.target.iter().flatten() {
-            match Target::parse(name) {
-                Ok(target) => targets.push(target),
-                Err(_) => self.unknown_target(name),
-            }
+            self.target(name);
         }
-        When {
-            family: when
-                .family
-                .as_ref()
-                .map(|names| names.iter().map(|name| name.value.clone()).collect()),
-            target: when.target.as_ref().map(|_| targets),
-            engine: when.engine.clone(),
-            variant: self.chosen("variant", when.variant.as_deref(), variants.keys()),
-            from: {
-                let source = FROM_SOURCE.to_owned();
-                let known = from.keys().chain(std::iter::once(&source));
-                self.chosen("way", when.from.as_deref(), known)
-            },
-        }
+        self.chosen("variant", when.variant.as_deref(), variants.keys());
+        let source = FROM_SOURCE.to_owned();
+        let ways = from.keys().chain(std::iter::once(&source));
+        self.chosen("way", when.from.as_deref(), ways);
+        when
     }
 
     fn chosen<'n>(
@@ -280,27 +234,20 @@ impl Check<'_> {
         what: &str,
         names: Option<&[At<String>]>,
         known: impl Iterator<Item = &'n String>,
-    ) -> Option<Vec<String>> {
+    ) {
         let known: Vec<&str> = known.map(String::as_str).collect();
         for name in names.into_iter().flatten() {
             if !known.contains(&name.as_str()) {
                 self.unknown(what, name, known.iter().copied());
             }
         }
-        let chosen = |name: &At<String>| name.value.clone();
-        names.map(|names| names.iter().map(chosen).collect())
     }
+}
 
-    fn unknown_family(&mut self, name: &At<String>) {
-        let help = match suggest::closest(name, target::families()) {
-            Some(close) => format!("did you mean `{close}`?"),
-            None => "`rockenv target ls` shows them all".to_owned(),
-        };
-        self.push(
-            &name.place,
-            format!("unknown family `{}`", shorten(name)),
-            "not in the table",
-            Some(help),
-        );
-    }
+/// Returns the names of the volumes of a kind.
+fn named(volumes: &Volumes, kind: VolumeKind) -> impl Iterator<Item = &str> {
+    let of_kind = volumes
+        .iter()
+        .filter(move |((_, own), _)| *own == Some(kind));
+    of_kind.map(|((name, _), _)| name.as_str())
 }

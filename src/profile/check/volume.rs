@@ -2,151 +2,126 @@
 
 use std::collections::BTreeMap;
 
-use super::{Check, Volumes, positive};
-use crate::profile::file::{Access, VolumeKind};
-use crate::profile::merge::{StepDraft, VolumeDraft};
+use super::{Check, Volumes, place, values};
+use crate::profile::file::{self, Access, VolumeKind};
+use crate::profile::report::Problem;
 use crate::profile::shape::shorten;
 use crate::profile::value::{self, Refused};
 use crate::profile::{Downloads, Volume, VolumeSource};
+use crate::sys::span::At;
 
 impl Check<'_> {
-    pub(super) fn volumes(&mut self, drafts: Vec<VolumeDraft>, steps: &[StepDraft]) -> Volumes {
-        let is_source = |draft: &&VolumeDraft| {
-            let kind = draft.kind.as_ref();
-            kind.is_some_and(|kind| kind.value == VolumeKind::Source)
-        };
-        let sources = drafts.iter().filter(is_source);
-        let sources: Vec<String> = sources.map(|draft| draft.name.value.clone()).collect();
+    pub(super) fn volumes(&mut self, written: Vec<file::Volume>, steps: &[file::Step]) -> Volumes {
+        let kind = |volume: &file::Volume| volume.kind.as_ref().map(|kind| kind.value);
+        let sources = written
+            .iter()
+            .filter(|volume| kind(volume) == Some(VolumeKind::Source))
+            .map(|volume| volume.name.value.clone());
+        let sources: Vec<String> = sources.collect();
         let mut targets: BTreeMap<String, String> = BTreeMap::new();
         let mut volumes = Volumes::new();
-        for draft in drafts {
-            let handle = (
-                draft.name.clone(),
-                draft.kind.as_ref().map(|kind| kind.value),
-            );
-            if let Some(target) = &draft.target
-                && let Some(other) = targets.insert(target.value.clone(), draft.name.value.clone())
+        for volume in written {
+            let name = &volume.name;
+            let handle = (name.clone(), kind(&volume));
+            if let Some(target) = &volume.target
+                && let Some(other) = targets.insert(target.value.clone(), name.value.clone())
             {
-                let message = format!(
-                    "volumes `{}` and `{}` have one target",
-                    shorten(&other),
-                    shorten(&draft.name)
-                );
-                self.push(&target.place, message, "already taken", None);
+                let (other, own) = (shorten(&other), shorten(name));
+                let message = format!("volumes `{other}` and `{own}` have one target");
+                self.push(&target.place, message, "already taken");
             }
-            let downloads = self.downloads(&draft, &sources, steps);
-            let volume = self.volume(draft).map(|volume| Volume {
-                downloads,
-                ..volume
-            });
-            volumes.push((handle, volume));
+            volumes.push((handle, self.volume(volume, &sources, steps)));
         }
         volumes
     }
 
     fn downloads(
         &mut self,
-        draft: &VolumeDraft,
+        source: Option<At<String>>,
+        needed_by: Option<Vec<At<String>>>,
         sources: &[String],
-        steps: &[StepDraft],
+        steps: &[file::Step],
     ) -> Option<Downloads> {
-        if let Some(names) = &draft.needed_by {
-            self.needed_by(names, steps);
-            if let (None, Some(first)) = (&draft.downloads, names.first()) {
-                let message = "`needed-by` of a volume is for one with `downloads`";
-                self.push(&first.place, message, "here", None);
-            }
+        self.needed_by(needed_by.as_deref(), steps);
+        let first = needed_by.iter().flatten().next();
+        if let (None, Some(first)) = (&source, first) {
+            let message = "`needed-by` of a volume is for one with `downloads`";
+            self.push(&first.place, message, "here");
         }
-        let source = draft.downloads.as_ref()?;
+        let source = source?;
         if !sources.contains(&source.value) {
             let sources = sources.iter().map(String::as_str);
-            self.unknown("volume of kind `source` called", source, sources);
+            self.unknown("volume of kind `source` called", &source, sources);
         }
-        let names = draft.needed_by.as_ref();
         Some(Downloads {
-            source: source.value.clone(),
-            needed_by: names.map(|names| names.iter().map(|name| name.value.clone()).collect()),
+            source: source.value,
+            needed_by: needed_by.map(values),
         })
     }
 
-    fn volume(&mut self, draft: VolumeDraft) -> Option<Volume> {
-        let named = self.name("volume", &draft.name);
-        let shown = shorten(&draft.name);
-        let target = match &draft.target {
+    fn volume(
+        &mut self,
+        volume: file::Volume,
+        sources: &[String],
+        steps: &[file::Step],
+    ) -> Option<Volume> {
+        let caches_only = [
+            ("max", place(volume.max.as_ref())),
+            ("locked", place(volume.locked.as_ref())),
+            ("downloads", place(volume.downloads.as_ref())),
+        ];
+        let git_only = [
+            ("rev", place(volume.rev.as_ref())),
+            ("depth", place(volume.depth.as_ref())),
+            ("submodules", place(volume.submodules.as_ref())),
+        ];
+        if let Some(kind) = volume.kind.as_ref() {
+            if kind.value != VolumeKind::Cache {
+                self.only_for("a volume of kind `cache`", caches_only);
+            }
+            if volume.git.is_none() {
+                self.only_for("a volume with `git`", git_only);
+            }
+        }
+        let downloads = self.downloads(volume.downloads, volume.needed_by, sources, steps);
+        let named = self.name("volume", &volume.name);
+        let shown = shorten(&volume.name);
+        let target = match &volume.target {
             Some(target) => self
                 .fixed("target", target, value::destination)
                 .then(|| target.value.clone()),
             None => {
-                self.push(
-                    &draft.name.place,
-                    format!("volume `{shown}` has no `target`"),
-                    "this one",
-                    None,
-                );
+                let message = format!("volume `{shown}` has no `target`");
+                self.push(&volume.name.place, message, "this one");
                 None
             }
         };
-        let Some(kind) = &draft.kind else {
-            let help = "one of `source`, `build`, `cache`, `output`, `host`".to_owned();
-            self.push(
-                &draft.name.place,
-                format!("volume `{shown}` has no `kind`"),
-                "this one",
-                Some(help),
-            );
+        let Some(kind) = volume.kind else {
+            let message = format!("volume `{shown}` has no `kind`");
+            let problem = Problem::new(&volume.name.place, message, "this one");
+            let help = "one of `source`, `build`, `cache`, `output`, `host`";
+            self.problems.push(problem.help(help));
             return None;
         };
         let kind = kind.value;
-        let max = self.parsed(draft.max.clone(), positive);
-        let disk = self.parsed(draft.disk, positive);
-        let caches_only = [
-            ("max", draft.max.as_ref().map(|at| &at.place)),
-            ("locked", draft.locked.as_ref().map(|at| &at.place)),
-            ("downloads", draft.downloads.as_ref().map(|at| &at.place)),
-        ];
-        for (key, place) in caches_only {
-            if let Some(place) = place.filter(|_| kind != VolumeKind::Cache) {
-                self.push(
-                    place,
-                    format!("`{key}` is for a volume of kind `cache`"),
-                    "here",
-                    None,
-                );
-            }
-        }
-        let git_only = [
-            ("rev", draft.rev.as_ref().map(|at| &at.place)),
-            ("depth", draft.depth.as_ref().map(|at| &at.place)),
-            ("submodules", draft.submodules.as_ref().map(|at| &at.place)),
-        ];
-        if draft.git.is_none() {
-            for (key, place) in git_only {
-                if let Some(place) = place {
-                    self.push(
-                        place,
-                        format!("`{key}` is for a volume with `git`"),
-                        "here",
-                        None,
-                    );
-                }
-            }
-        }
-        if let Some(path) = &draft.path {
+        let max = self.size(volume.max);
+        let disk = self.size(volume.disk);
+        if let Some(path) = &volume.path {
             self.expandable(path, host_path);
         }
-        if let Some(git) = &draft.git {
+        if let Some(git) = &volume.git {
             self.expandable(git, value::git_url);
         }
-        if let Some(rev) = &draft.rev {
+        if let Some(rev) = &volume.rev {
             self.expandable(rev, value::git_rev);
         }
-        let depth = self.positive("depth", draft.depth);
-        let source = match (kind, draft.path, draft.git) {
+        let depth = self.positive("depth", volume.depth);
+        let source = match (kind, volume.path, volume.git) {
             (VolumeKind::Source, None, Some(url)) => VolumeSource::Git {
                 url,
-                rev: draft.rev,
+                rev: volume.rev,
                 depth,
-                submodules: draft.submodules.is_some_and(|at| at.value),
+                submodules: volume.submodules.is_some_and(|at| at.value),
             },
             (VolumeKind::Source | VolumeKind::Output | VolumeKind::Host, Some(path), None) => {
                 VolumeSource::Path(path)
@@ -155,41 +130,30 @@ impl Check<'_> {
                 VolumeSource::Store
             }
             (VolumeKind::Source, Some(_), Some(git)) => {
-                self.push(
-                    &git.place,
-                    "a source has a `path` or a `git`, not both",
-                    "second one",
-                    None,
-                );
+                let message = "a source has a `path` or a `git`, not both";
+                self.push(&git.place, message, "second one");
                 return None;
             }
             (VolumeKind::Source, None, None) => {
                 let message = format!("source `{shown}` has neither `path` nor `git`");
-                self.push(&draft.name.place, message, "this one", None);
+                self.push(&volume.name.place, message, "this one");
                 return None;
             }
             (VolumeKind::Host, None, None) => {
-                self.push(
-                    &draft.name.place,
-                    format!("host volume `{shown}` has no `path`"),
-                    "this one",
-                    None,
-                );
+                let message = format!("host volume `{shown}` has no `path`");
+                self.push(&volume.name.place, message, "this one");
                 return None;
             }
             (_, _, Some(git)) => {
-                self.push(
-                    &git.place,
-                    "`git` is for a volume of kind `source`",
-                    "here",
-                    None,
-                );
+                let message = "`git` is for a volume of kind `source`";
+                self.push(&git.place, message, "here");
                 return None;
             }
             (_, Some(path), None) => {
-                let help = "rockenv keeps this kind in its store; a directory of your own is `kind = \"host\"`".to_owned();
+                let help = "rockenv keeps this kind in its store; a directory of your own is `kind = \"host\"`";
                 let message = "`path` is for volumes of kind `source`, `output` and `host`";
-                self.push(&path.place, message, "here", Some(help));
+                let problem = Problem::new(&path.place, message, "here");
+                self.problems.push(problem.help(help));
                 return None;
             }
         };
@@ -198,15 +162,15 @@ impl Check<'_> {
             _ => Access::Rw,
         };
         named.then_some(Volume {
-            name: draft.name.value,
+            name: volume.name.value,
             kind,
             target: target?,
             source,
             max,
-            locked: draft.locked.is_some_and(|at| at.value),
-            downloads: None,
+            locked: volume.locked.is_some_and(|at| at.value),
+            downloads,
             disk,
-            access: draft.access.map_or(default, |at| at.value),
+            access: volume.access.map_or(default, |at| at.value),
         })
     }
 }
@@ -214,12 +178,8 @@ impl Check<'_> {
 /// Checks a directory of the host.
 pub(crate) fn host_path(text: &str) -> Result<(), Refused> {
     let refuse = |message: &str| {
-        Err(Refused {
-            message: format!("{message}: `{}`", shorten(text)),
-            help: Some(
-                "an absolute path, `~/...`, or one relative to the profile's file".to_owned(),
-            ),
-        })
+        let help = "an absolute path, `~/...`, or one relative to the profile's file";
+        Err(Refused::new(format!("{message}: `{}`", shorten(text))).help(help))
     };
     match text {
         "" => refuse("an empty path"),

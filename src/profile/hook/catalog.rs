@@ -2,7 +2,6 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use serde_spanned::Spanned;
 use sha2::{Digest as _, Sha256};
 
 use super::{Applies, Edit, Hook, Patch, Script, Work, file};
@@ -10,6 +9,7 @@ use crate::profile::value;
 use crate::rocm::target::{self, Target};
 use crate::sys::catalog::{Directory, Listed};
 use crate::sys::error::{Error, Result};
+use crate::sys::span::{self, At, Place};
 use crate::sys::{builtin, catalog};
 
 /// A patch of a hook is text that people read: a larger one is a mistake.
@@ -104,23 +104,20 @@ fn parse(
         shown,
         beside,
     };
-    check.name("hook", &Spanned::new(0..0, name.to_owned()))?;
-    if *raw.schema.get_ref() != 1 {
-        let message = format!(
-            "schema {} is not known to this rockenv",
-            raw.schema.get_ref()
-        );
-        return Err(check.error(&raw.schema, message));
+    value::name("hook", name).map_err(|refused| check.error(&(0..0), refused.message))?;
+    if raw.schema.value != 1 {
+        let message = format!("schema {} is not known to this rockenv", raw.schema);
+        return Err(check.error(&raw.schema.place, message));
     }
     check.name("volume", &raw.volume)?;
     if let Some(step) = &raw.from_step {
         check.name("step", step)?;
     }
     for target in &raw.applies.targets {
-        let known = target::family(target.get_ref()).is_some();
-        if !known && let Err(error) = Target::parse(target.get_ref()) {
+        let known = target::family(target).is_some();
+        if !known && let Err(error) = Target::parse(target) {
             let message = format!("{}, nor a family", error.message());
-            return Err(check.error(target, message));
+            return Err(check.error(&target.place, message));
         }
     }
     for commit in [&raw.applies.since, &raw.applies.until]
@@ -138,7 +135,10 @@ fn parse(
             let changes = script.changes.iter().map(|path| check.below(path));
             let mut changes = changes.collect::<Result<Vec<_>>>()?;
             if changes.is_empty() {
-                return Err(check.error(&raw.volume, "a script has to say which files it changes"));
+                return Err(check.error(
+                    &raw.volume.place,
+                    "a script has to say which files it changes",
+                ));
             }
             changes.sort();
             let default = || ["/bin/sh", "-eu", "-c"].map(str::to_owned).to_vec();
@@ -154,7 +154,10 @@ fn parse(
         None => None,
     };
     if edits.is_empty() && patches.is_empty() && script.is_none() {
-        return Err(check.error(&raw.volume, "it changes nothing: no edit, patch or script"));
+        return Err(check.error(
+            &raw.volume.place,
+            "it changes nothing: no edit, patch or script",
+        ));
     }
     Ok(Hook {
         name: name.to_owned(),
@@ -164,18 +167,13 @@ fn parse(
         path: None,
         applies: Applies {
             profiles: raw.applies.profiles,
-            targets: raw
-                .applies
-                .targets
-                .into_iter()
-                .map(Spanned::into_inner)
-                .collect(),
-            since: raw.applies.since.map(Spanned::into_inner),
-            until: raw.applies.until.map(Spanned::into_inner),
+            targets: raw.applies.targets.into_iter().map(|at| at.value).collect(),
+            since: raw.applies.since.map(|at| at.value),
+            until: raw.applies.until.map(|at| at.value),
         },
         work: Work {
-            volume: raw.volume.into_inner(),
-            from_step: raw.from_step.map(Spanned::into_inner),
+            volume: raw.volume.value,
+            from_step: raw.from_step.map(|at| at.value),
             patches,
             edits,
             script,
@@ -190,46 +188,48 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
-    fn error<T>(&self, at: &Spanned<T>, message: impl std::fmt::Display) -> Error {
-        let before = self.text.get(..at.span().start).unwrap_or_default();
-        let line = 1 + before.matches('\n').count();
+    fn error(&self, place: &Place, message: impl std::fmt::Display) -> Error {
+        let line = span::line(self.text, place.start);
         Error::invalid(format!("{}:{line}: {message}", self.shown)).help("rockenv schema hook")
     }
 
-    fn name(&self, what: &str, name: &Spanned<String>) -> Result<()> {
-        value::name(what, name.get_ref()).map_err(|refused| self.error(name, refused.message))
+    fn name(&self, what: &str, name: &At<String>) -> Result<()> {
+        value::name(what, name).map_err(|refused| self.error(&name.place, refused.message))
     }
 
-    fn digits(&self, text: &Spanned<String>, count: usize) -> Result<()> {
+    fn digits(&self, text: &At<String>, count: usize) -> Result<()> {
         let digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-        match text.get_ref().len() == count && text.get_ref().bytes().all(digit) {
+        match text.len() == count && text.bytes().all(digit) {
             true => Ok(()),
-            false => Err(self.error(text, format!("not {count} lower-case hexadecimal digits"))),
+            false => Err(self.error(
+                &text.place,
+                format!("not {count} lower-case hexadecimal digits"),
+            )),
         }
     }
 
-    fn below(&self, path: &Spanned<String>) -> Result<PathBuf> {
-        below(path.get_ref())
-            .map_err(|why| self.error(path, format!("`{}` {why}", path.get_ref().escape_debug())))
+    fn below(&self, path: &At<String>) -> Result<PathBuf> {
+        below(path)
+            .map_err(|why| self.error(&path.place, format!("`{}` {why}", path.escape_debug())))
     }
 
     fn edit(&self, edit: &file::Edit) -> Result<Edit> {
-        if edit.find.get_ref().is_empty() {
-            return Err(self.error(&edit.find, "an empty text is everywhere"));
+        if edit.find.is_empty() {
+            return Err(self.error(&edit.find.place, "an empty text is everywhere"));
         }
-        if *edit.find.get_ref() == edit.replace {
-            return Err(self.error(&edit.find, "the edit changes nothing"));
+        if edit.find.value == edit.replace {
+            return Err(self.error(&edit.find.place, "the edit changes nothing"));
         }
         let count = match &edit.count {
             None => 1,
-            Some(count) => usize::try_from(*count.get_ref())
+            Some(count) => usize::try_from(count.value)
                 .ok()
                 .filter(|count| *count > 0)
-                .ok_or_else(|| self.error(count, "a text is there at least once"))?,
+                .ok_or_else(|| self.error(&count.place, "a text is there at least once"))?,
         };
         Ok(Edit {
             file: self.below(&edit.file)?,
-            find: edit.find.get_ref().clone(),
+            find: edit.find.value.clone(),
             replace: edit.replace.clone(),
             count,
         })
@@ -242,20 +242,22 @@ impl Check<'_> {
         };
         let strip = match &patch.strip {
             None => 1,
-            Some(strip) => usize::try_from(*strip.get_ref())
+            Some(strip) => usize::try_from(strip.value)
                 .ok()
                 .filter(|strip| *strip <= 16)
-                .ok_or_else(|| self.error(strip, "0 to 16 parts can be stripped"))?,
+                .ok_or_else(|| self.error(&strip.place, "0 to 16 parts can be stripped"))?,
         };
         let (name, sha256, bytes) = match (&patch.file, &patch.url, &patch.sha256) {
             (Some(file), None, None) => {
-                let name = file.get_ref();
+                let name = &file.value;
                 if name.contains('/') || name.starts_with('.') {
-                    return Err(self.error(file, "not the name of a file beside `hook.toml`"));
+                    return Err(
+                        self.error(&file.place, "not the name of a file beside `hook.toml`")
+                    );
                 }
                 let bytes = (self.beside)(name).map_err(|cause| {
                     let name = name.escape_debug();
-                    self.error(file, format!("cannot read patch `{name}`"))
+                    self.error(&file.place, format!("cannot read patch `{name}`"))
                         .source(cause)
                 })?;
                 (
@@ -265,19 +267,23 @@ impl Check<'_> {
                 )
             }
             (None, Some(url), Some(sha256)) => {
-                if !url.get_ref().starts_with("https://") {
-                    return Err(self.error(url, "an address begins with `https://`"));
+                if !url.starts_with("https://") {
+                    return Err(self.error(&url.place, "an address begins with `https://`"));
                 }
                 self.digits(sha256, 64)?;
-                (url.get_ref().clone(), sha256.get_ref().clone(), None)
+                (url.value.clone(), sha256.value.clone(), None)
             }
             (Some(at), ..) => {
-                return Err(self.error(at, "a patch has either `file`, or `url` with `sha256`"));
+                return Err(self.error(
+                    &at.place,
+                    "a patch has either `file`, or `url` with `sha256`",
+                ));
             }
-            (None, Some(at), _) => return Err(self.error(at, "an address needs a `sha256`")),
+            (None, Some(at), _) => return Err(self.error(&at.place, "an address needs a `sha256`")),
             (None, None, _) => {
-                let top = Spanned::new(0..0, ());
-                return Err(self.error(&top, "a patch has either `file`, or `url` with `sha256`"));
+                return Err(
+                    self.error(&(0..0), "a patch has either `file`, or `url` with `sha256`")
+                );
             }
         };
         Ok(Patch {

@@ -2,7 +2,8 @@
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_spanned::Spanned;
+
+use crate::sys::span::At;
 
 /// A hook: a checked change of a source volume.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -10,8 +11,8 @@ use serde_spanned::Spanned;
 #[schemars(title = "rockenv hook")]
 pub(super) struct File {
     /// Version of this format: 1.
-    #[schemars(with = "i64", range(min = 1, max = 1))]
-    pub(super) schema: Spanned<i64>,
+    #[schemars(range(min = 1, max = 1))]
+    pub(super) schema: At<i64>,
     /// What it changes, in a line.
     pub(super) description: String,
     /// Why that is needed, and when it will not be any more.
@@ -20,11 +21,9 @@ pub(super) struct File {
     #[serde(default)]
     pub(super) links: Vec<String>,
     /// Source volume that it changes, by name.
-    #[schemars(with = "String")]
-    pub(super) volume: Spanned<String>,
+    pub(super) volume: At<String>,
     /// Step from which on it is applied; unless given, the first one that has the volume among its `inputs`.
-    #[schemars(with = "Option<String>")]
-    pub(super) from_step: Option<Spanned<String>>,
+    pub(super) from_step: Option<At<String>>,
     /// Where it applies.
     #[serde(default)]
     pub(super) applies: Applies,
@@ -47,14 +46,11 @@ pub(super) struct Applies {
     pub(super) profiles: Vec<String>,
     /// Targets or families of TheRock: the env must have one of them, else the hook is left out.
     #[serde(default)]
-    #[schemars(with = "Vec<String>")]
-    pub(super) targets: Vec<Spanned<String>>,
+    pub(super) targets: Vec<At<String>>,
     /// First commit of the source that the hook is for, all 40 digits.
-    #[schemars(with = "Option<String>")]
-    pub(super) since: Option<Spanned<String>>,
+    pub(super) since: Option<At<String>>,
     /// First commit of the source that the hook is no longer for, all 40 digits.
-    #[schemars(with = "Option<String>")]
-    pub(super) until: Option<Spanned<String>>,
+    pub(super) until: Option<At<String>>,
 }
 
 /// A text to replace.
@@ -62,16 +58,14 @@ pub(super) struct Applies {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct Edit {
     /// File, relative to the volume.
-    #[schemars(with = "String")]
-    pub(super) file: Spanned<String>,
+    pub(super) file: At<String>,
     /// Text that is in it, byte for byte.
-    #[schemars(with = "String")]
-    pub(super) find: Spanned<String>,
+    pub(super) find: At<String>,
     /// Text that comes in its place.
     pub(super) replace: String,
     /// How often the text is there: 1 unless given. Any other number is an error.
-    #[schemars(with = "Option<i64>", range(min = 1))]
-    pub(super) count: Option<Spanned<i64>>,
+    #[schemars(range(min = 1))]
+    pub(super) count: Option<At<i64>>,
 }
 
 /// A patch in unified form: a file beside `hook.toml`, or an address with the digest of what is there.
@@ -79,20 +73,16 @@ pub(super) struct Edit {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct Patch {
     /// Name of a file in the hook's directory.
-    #[schemars(with = "Option<String>")]
-    pub(super) file: Option<Spanned<String>>,
+    pub(super) file: Option<At<String>>,
     /// Address, beginning with `https://`; kept in the store once it was fetched.
-    #[schemars(with = "Option<String>")]
-    pub(super) url: Option<Spanned<String>>,
+    pub(super) url: Option<At<String>>,
     /// SHA-256 of what is at the address.
-    #[schemars(with = "Option<String>")]
-    pub(super) sha256: Option<Spanned<String>>,
+    pub(super) sha256: Option<At<String>>,
     /// Directory below the volume that the patch's paths are relative to.
-    #[schemars(with = "Option<String>")]
-    pub(super) directory: Option<Spanned<String>>,
+    pub(super) directory: Option<At<String>>,
     /// Leading parts of the patch's paths that do not count: 1 unless given, as git writes them.
-    #[schemars(with = "Option<i64>", range(min = 0, max = 16))]
-    pub(super) strip: Option<Spanned<i64>>,
+    #[schemars(range(min = 0, max = 16))]
+    pub(super) strip: Option<At<i64>>,
 }
 
 /// A script that runs inside the env as the build user, in the volume's directory, without a network.
@@ -104,8 +94,7 @@ pub(super) struct Script {
     /// Program and arguments that get the script as their last argument; `["/bin/sh", "-eu", "-c"]` unless given.
     pub(super) shell: Option<Vec<String>>,
     /// The files that it changes, makes or removes, relative to the volume: all of them, and no others.
-    #[schemars(with = "Vec<String>")]
-    pub(super) changes: Vec<Spanned<String>>,
+    pub(super) changes: Vec<At<String>>,
 }
 
 /// Returns the JSON schema of a hook.

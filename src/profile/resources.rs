@@ -1,0 +1,76 @@
+//! Owns `[resources]`: its keys as written, what they mean, and what is refused.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::check::Check;
+use super::value::{self, MemoryMax};
+use crate::sys::span::At;
+
+/// What the env needs of the machine, and its limits.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+#[schemars(rename = "Resources")]
+pub(crate) struct Written {
+    /// Free disk space that `up` asks for before it starts, such as "230G".
+    disk: Option<At<String>>,
+    /// Memory that one compile job takes; the number of jobs is the smaller of cores and memory divided by this.
+    memory_per_job: Option<At<String>>,
+    /// Memory that one link takes; decides `${link-jobs}`.
+    memory_per_link_job: Option<At<String>>,
+    /// Memory that one process of TensileLite takes; decides `${tensile-jobs}`.
+    memory_per_tensile_job: Option<At<String>>,
+    /// Memory that the machine must have; `up` refuses one with less.
+    memory: Option<At<String>>,
+    /// Puts a ninja that keeps to the machine's jobs, also when it is started by another, first on the path.
+    ninja: Option<bool>,
+    /// Limit of the env's memory: a size, or a share of the machine's such as "90%".
+    memory_max: Option<At<String>>,
+    /// Limit of the env's processes and threads.
+    #[schemars(range(min = 1))]
+    tasks_max: Option<At<i64>>,
+}
+
+/// Needs and limits, in bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Resources {
+    /// Free disk space that `up` asks for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk: Option<u64>,
+    /// Memory of one job.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_per_job: Option<u64>,
+    /// Memory of one link.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_per_link_job: Option<u64>,
+    /// Memory of one process of TensileLite.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_per_tensile_job: Option<u64>,
+    /// Memory that the machine must have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<u64>,
+    /// With rockenv's ninja.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ninja: bool,
+    /// Limit of the env.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_max: Option<MemoryMax>,
+    /// Limit of processes and threads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tasks_max: Option<u64>,
+}
+
+impl Written {
+    pub(super) fn checked(self, check: &mut Check<'_>) -> Resources {
+        Resources {
+            disk: check.parsed(self.disk, value::size),
+            memory_per_job: check.size(self.memory_per_job),
+            memory_per_link_job: check.size(self.memory_per_link_job),
+            memory_per_tensile_job: check.size(self.memory_per_tensile_job),
+            memory: check.size(self.memory),
+            ninja: self.ninja.unwrap_or_default(),
+            memory_max: check.parsed(self.memory_max, value::memory_max),
+            tasks_max: check.positive("tasks-max", self.tasks_max),
+        }
+    }
+}
