@@ -10,17 +10,19 @@ use fs_err as fs;
 use sha2::{Digest as _, Sha256};
 
 use crate::cli::{Cli, Command};
-use crate::remote::{LOOKED_AT, Machine, Outcome, Seen, Tree, Way, is_looked_at};
+use crate::remote::{LATEST, Machine, Manifest, Seen, Tree, Way, send, short};
 use crate::sys::account::become_caller;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::host::Host;
+use crate::sys::shell::quoted;
 use crate::tree::listing::Listing;
 use crate::tree::write::{Existing, Writer};
 use crate::up::context::Context;
-use crate::up::select::quoted;
 
 /// The directory on the other machine, below the user's home.
 const PLACE: &str = ".cache/rockenv";
+/// What of a working directory rockenv looks at, and so is always sent, beside `.toml` and `.lock` files.
+const ALWAYS: [&str; 3] = ["profiles", "images", "hooks"];
 
 #[derive(Debug, Args)]
 pub struct OnArgs {
@@ -33,9 +35,6 @@ pub struct OnArgs {
     /// Send a file or directory below the working directory too; may be given again
     #[arg(long, value_name = "PATH")]
     send: Vec<PathBuf>,
-    /// Also send files that were changed on both machines: the other machine's file becomes `PATH.~1~` there
-    #[arg(long)]
-    backup: bool,
     /// After success, fetch a file or directory, below the working directory on both machines; no file here is
     /// replaced
     #[arg(long, value_name = "PATH")]
@@ -62,22 +61,31 @@ pub fn on(cx: &Context, args: &OnArgs) -> Result<u8> {
         ssh: &cx.config.ssh,
     };
     let working = std::env::current_dir()?;
-    let files = files(&working, &args.send)?;
-    let program = send_program(cx, &way)?;
     let place = format!(
         "{PLACE}/on/{}",
         short(working.as_os_str().as_encoded_bytes())
     );
-    let outcome = send_files(&way, &working, &place, &program, &files, args)?;
-    say(cx, &outcome, args)?;
+    if args.command.is_empty() && args.send.is_empty() {
+        let latest = format!("{place}/{LATEST}");
+        return fetch_all(&way, &latest, &working, args).map(|()| 0);
+    }
+    let manifest = manifest(&working, &args.send)?;
+    let program = send_program(cx, &way)?;
+    let received = send(&way, &program, &place, &working, &manifest)?;
+    if let Some((directory, path)) = received.changed {
+        cx.ui.note(&format!(
+            "`{}` was changed on {} since it was sent: it stays in `~/{place}/{directory}`",
+            path.display(),
+            way.machine
+        ));
+    }
+    let directory = format!("{place}/{}", received.directory);
     let code = match args.command.is_empty() {
         true => 0,
-        false => run(cx, &way, &place, &program, args)?,
+        false => run(cx, &way, &directory, &program, args)?,
     };
     if code == 0 {
-        for path in &args.fetch {
-            fetch(&way, &place, &working, path)?;
-        }
+        fetch_all(&way, &directory, &working, args)?;
     }
     Ok(code)
 }
@@ -99,10 +107,6 @@ fn check_below(path: &Path) -> Result<()> {
         format!("`{}` is not below the working directory", path.display()),
     )
     .help("name it relative to the working directory, without `..`"))
-}
-
-fn short(bytes: &[u8]) -> String {
-    hex::encode(Sha256::digest(bytes))[..16].to_owned()
 }
 
 /// Makes sure that this exact program is there; returns its path below the home.
@@ -137,21 +141,20 @@ cat >"$new"
 [ "$(sha256sum <"$new")" = "$2  -" ]
 chmod 755 "$new"
 mv "$new" "$HOME/$1""#;
-    way.exchange("store rockenv", script, &[&path, &digest], |pipe| {
+    way.converse("store rockenv", script, &[&path, &digest], |mut pipe, _| {
         pipe.write_all(&bytes)
     })?;
     Ok(path)
 }
 
-/// Lists the local configuration, profiles, images and hooks, and `more`, with their parent directories.
-fn files(working: &Path, more: &[PathBuf]) -> Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
+/// Lists what is here of configuration, profiles, images and hooks, and of `more`.
+fn manifest(working: &Path, more: &[PathBuf]) -> Result<Manifest> {
+    let mut found = Manifest::new();
     for entry in fs::read_dir(working)? {
         let name = PathBuf::from(entry?.file_name());
-        if is_looked_at(&name)
-            || LOOKED_AT
-                .iter()
-                .any(|looked_at| name == Path::new(looked_at))
+        let is_ending = |ending| ending == "toml" || ending == "lock";
+        if ALWAYS.iter().any(|always| name == Path::new(always))
+            || name.extension().is_some_and(is_ending)
         {
             list(working, &name, &mut found)?;
         }
@@ -167,12 +170,10 @@ fn files(working: &Path, more: &[PathBuf]) -> Result<Vec<PathBuf>> {
         }
         list(working, &path, &mut found)?;
     }
-    found.sort();
-    found.dedup();
     Ok(found)
 }
 
-fn list(working: &Path, path: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
+fn list(working: &Path, path: &Path, found: &mut Manifest) -> Result<()> {
     let refuse = |why: &str| {
         Err(
             Error::invalid(format!("cannot send `{}`: {why}", path.display()))
@@ -182,121 +183,29 @@ fn list(working: &Path, path: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
     if path.to_str().is_none() {
         return refuse("its name is not UTF-8");
     }
-    let place = working.join(path);
-    let kind = fs::symlink_metadata(&place)?.file_type();
-    found.push(path.to_owned());
-    if kind.is_dir() {
-        for entry in fs::read_dir(&place)? {
-            list(working, &path.join(entry?.file_name()), found)?;
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return refuse("it has no name");
+    };
+    let seen = Tree::open(&working.join(parent))?.look(name.as_ref())?;
+    match &seen {
+        Seen::Directory => {
+            for entry in fs::read_dir(working.join(path))? {
+                list(working, &path.join(entry?.file_name()), found)?;
+            }
         }
-    } else if !kind.is_file() && !kind.is_symlink() {
-        return refuse("it is not a file, directory or link");
+        Seen::Is(_) => {}
+        Seen::Absent | Seen::Other => {
+            return refuse("it is no directory, link or file that can be read");
+        }
     }
+    found.insert(path.to_owned(), seen);
     Ok(())
 }
 
-/// Copies these files into the directory there, except over files that were changed there.
-fn send_files(
-    way: &Way<'_>,
-    working: &Path,
-    place: &str,
-    program: &str,
-    files: &[PathBuf],
-    args: &OnArgs,
-) -> Result<Outcome> {
-    let script =
-        r#"place=$HOME/$1 program=$HOME/$2; shift 2; exec "$program" __receive "$place" "$@""#;
-    let conflicts = if args.backup { "backup" } else { "refuse" };
-    let more: Vec<_> = args
-        .send
-        .iter()
-        .map(|path| path.to_string_lossy())
-        .collect();
-    let mut words = vec![place, program, conflicts];
-    words.extend(more.iter().map(|path| &**path));
-    let said = way.exchange("store files", script, &words, |pipe| {
-        let mut pipe = std::io::BufWriter::new(pipe);
-        // An archive that was cut off at a record looks complete, so the count goes first.
-        writeln!(pipe, "{}", files.len())?;
-        let mut archive = tar::Builder::new(pipe);
-        archive.follow_symlinks(false);
-        for path in files {
-            archive.append_path_with_name(working.join(path), path)?;
-        }
-        archive.into_inner()?.flush()
-    })?;
-    serde_json::from_slice(&said)
-        .map_err(|error| Error::unexpected(format!("{} sent no result", way.machine)).source(error))
-}
-
-/// Reports files that were changed there; an error if they were changed here too.
-fn say(cx: &Context, outcome: &Outcome, args: &OnArgs) -> Result<()> {
-    let (machine, url) = (&args.machine, args.machine.url());
-    for path in &outcome.kept {
-        let path = path.display();
-        cx.ui.note(&format!(
-            "`{path}` was changed on {machine} but not here: keeping the file there"
-        ));
-    }
-    for path in &outcome.left {
-        let path = path.display();
-        cx.ui.note(&format!(
-            "`{path}` was removed here but changed on {machine}: keeping the file there"
-        ));
-    }
-    for (path, name) in &outcome.aside {
-        let (path, name) = (path.display(), name.display());
-        cx.ui.note(&format!(
-            "`{path}` on {machine} was renamed to `{name}` there"
-        ));
-    }
-    let Some(first) = outcome.conflicts.first() else {
-        return Ok(());
-    };
-    let names: Vec<String> = outcome
-        .conflicts
-        .iter()
-        .map(|path| format!("`{}`", path.display()))
-        .collect();
-    let quoted = |path: &Path| quoted(&path.to_string_lossy()).into_owned();
-    let (theirs, mut mine) = (quoted(first), first.as_os_str().to_owned());
-    mine.push(".mine");
-    let mine = quoted(Path::new(&mine));
-    Err(Error::new(
-        Kind::Drift,
-        format!(
-            "{} changed both on {machine} and here since it was sent; nothing was done",
-            names.join(", ")
-        ),
-    )
-    .help(format!(
-        "`mv {theirs} {mine} && rockenv on {url} --fetch {theirs}` fetches the file from there; `{}` sends the local file, and keeps the \
-         one there as `{theirs}.~1~`",
-        with_backup(args)
-    )))
-}
-
-/// Returns the same command with `--backup`, to type.
-fn with_backup(args: &OnArgs) -> String {
-    let mut words = vec!["rockenv".into(), "on".into(), args.machine.url()];
-    words.extend(args.sudo.then(|| "--sudo".to_owned()));
-    for (option, paths) in [("--send", &args.send), ("--fetch", &args.fetch)] {
-        for path in paths {
-            words.extend([option.to_owned(), path.to_string_lossy().into_owned()]);
-        }
-    }
-    words.push("--backup".to_owned());
-    words.extend(args.command.iter().cloned());
-    let words: Vec<_> = words.iter().map(|word| quoted(word)).collect();
-    words.join(" ")
-}
-
-/// Runs rockenv there, at a terminal if we are at one. It ends with the connection, because nobody would see its
-/// further output.
-fn run(cx: &Context, way: &Way<'_>, place: &str, program: &str, args: &OnArgs) -> Result<u8> {
-    // The shell turns a signal into an exit code, because ssh reports a signal as a failure of its own; Ctrl-C must
-    // not end the shell.
-    let script = r#"cd "$HOME/$1/work" || exit 1
+/// Runs rockenv there, at a terminal where we are at one. It ends with the connection: nobody would see how it goes on.
+fn run(cx: &Context, way: &Way<'_>, directory: &str, program: &str, args: &OnArgs) -> Result<u8> {
+    // The shell makes an exit code of a signal, which ssh would take for a failure of its own; Ctrl-C is not for the shell.
+    let script = r#"cd "$HOME/$1" || exit 1
 program=$HOME/$2 sudo=$3 trusted=$4
 shift 4
 trap : HUP INT QUIT TERM
@@ -307,7 +216,7 @@ exit $?"#;
         true => "trusted",
         false => "",
     };
-    let mut words = vec![place, program, sudo, trusted];
+    let mut words = vec![directory, program, sudo, trusted];
     words.extend(args.command.iter().map(String::as_str));
     let terminals = cx.ui.settings().terminals;
     let reads = reads_input(&args.command);
@@ -362,8 +271,13 @@ fn reads_input(words: &[String]) -> bool {
     parsed.is_ok_and(|cli| matches!(cli.command, Command::Exec(_) | Command::Shell(_)))
 }
 
-/// Fetches a file or directory, all or nothing.
-fn fetch(way: &Way<'_>, place: &str, working: &Path, path: &Path) -> Result<()> {
+fn fetch_all(way: &Way<'_>, directory: &str, working: &Path, args: &OnArgs) -> Result<()> {
+    let fetch = |path: &PathBuf| fetch(way, directory, working, path);
+    args.fetch.iter().try_for_each(fetch)
+}
+
+/// Fetches a file or directory from there, whole or not at all.
+fn fetch(way: &Way<'_>, directory: &str, working: &Path, path: &Path) -> Result<()> {
     let name = path.to_string_lossy();
     let cannot = || format!("cannot fetch `{name}` from {}", way.machine);
     let arriving = tempfile::Builder::new()
@@ -371,8 +285,8 @@ fn fetch(way: &Way<'_>, place: &str, working: &Path, path: &Path) -> Result<()> 
         .tempdir_in(working)
         .context(cannot)?;
     let mut command = way.script(
-        r#"cd "$HOME/$1/work" && { [ -e "$2" ] || [ -L "$2" ] || exit 7; } && exec tar -c -f - -- "$2""#,
-        &[place, &name],
+        r#"cd "$HOME/$1" 2>/dev/null && { [ -e "$2" ] || [ -L "$2" ]; } || exit 7; exec tar -c -f - -- "$2""#,
+        &[directory, &name],
     )?;
     command.stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = way.start(command)?;
@@ -383,7 +297,7 @@ fn fetch(way: &Way<'_>, place: &str, working: &Path, path: &Path) -> Result<()> 
     let status = child.wait()?;
     if status.code() == Some(7) {
         return Err(Error::not_found(cannot()).source("there is no such file").help(
-            format!("--fetch takes a path below ~/{place}/work there, which stands for the working directory"),
+            format!("--fetch takes a path below ~/{directory} there, which stands for the working directory"),
         ));
     }
     unpacked.context(cannot)?;

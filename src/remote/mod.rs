@@ -1,13 +1,12 @@
-//! Owns another machine that rockenv runs on: the `way` there by ssh, what both sides do so that files sent there are written
-//! over nobody's work (`tree`, `merge`, `receive`), and that commands there end with their connection (`attend`).
+//! Owns another machine that rockenv runs on: the way there by ssh, the directory there that files are sent to, and that
+//! commands there end with their connection.
 
-mod merge;
-mod receive;
 mod remote_exec;
 mod ssh;
+mod transfer;
 mod tree;
 
 pub(crate) use crate::remote::remote_exec::{attend, watch};
 pub(crate) use crate::remote::ssh::{Machine, Way};
-pub(crate) use receive::{LOOKED_AT, Outcome, is_looked_at, receive};
+pub(crate) use transfer::{LATEST, Manifest, receive, send, short};
 pub(crate) use tree::{Seen, Tree};

@@ -1,11 +1,12 @@
 //! Owns the way to another machine: ssh, as the user has configured it.
 
 use std::fmt;
-use std::io::{Read as _, Write};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::io::ErrorKind;
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::str::FromStr;
 
 use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::shell::quoted;
 
 /// What ssh itself ends with where it could not connect.
 const SSH_FAILED: i32 = 255;
@@ -48,11 +49,6 @@ impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.host)
     }
-}
-
-fn quoted(word: &str) -> std::borrow::Cow<'_, str> {
-    // No argument of a process can hold the one character that cannot be quoted.
-    shlex::try_quote(word).unwrap_or(std::borrow::Cow::Borrowed(word))
 }
 
 /// The way there.
@@ -141,37 +137,36 @@ impl Way<'_> {
         }
     }
 
-    /// Runs a script that reads what `write` writes; returns what it prints.
-    pub(crate) fn exchange(
+    /// Runs a script whose input and output are `talk`'s.
+    pub(crate) fn converse<T>(
         &self,
         what: &str,
         script: &str,
         words: &[&str],
-        write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>,
-    ) -> Result<Vec<u8>> {
+        talk: impl FnOnce(ChildStdin, ChildStdout) -> std::io::Result<T>,
+    ) -> Result<T> {
         let mut command = self.script(script, words)?;
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = self.start(command)?;
-        let mut pipe = child.stdin.take();
-        let written = pipe.as_mut().map_or(Ok(()), |pipe| write(pipe));
-        if written.is_err() {
-            // Or what has arrived would be taken for all of it.
-            child.kill()?;
-        }
-        drop(pipe);
-        let mut said = Vec::new();
-        let read = child.stdout.take();
-        let read = read.map_or(Ok(0), |mut pipe| pipe.read_to_end(&mut said));
-        let status = child.wait()?;
-        match written {
-            // What ssh says comes first: a broken pipe is its consequence.
-            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
-                return Err(error).context(|| format!("cannot {what} on {}", self.machine));
+        let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(Error::unexpected("ssh has no input or output"));
+        };
+        let talked = talk(stdin, stdout);
+        let is_theirs = |error: &std::io::Error| {
+            matches!(
+                error.kind(),
+                ErrorKind::BrokenPipe | ErrorKind::UnexpectedEof
+            )
+        };
+        match &talked {
+            // What ssh says comes first: a pipe that ended is its consequence.
+            Err(error) if !is_theirs(error) => {
+                child.kill()?;
+                child.wait()?;
             }
-            _ => self.judge(what, status)?,
+            _ => self.judge(what, child.wait()?)?,
         }
-        read.context(|| format!("cannot {what} on {}", self.machine))?;
-        Ok(said)
+        talked.context(|| format!("cannot {what} on {}", self.machine))
     }
 }
 

@@ -35,7 +35,8 @@ enum Kind {
 }
 
 /// What is at a path.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum Seen {
     Absent,
     Is(State),
@@ -163,35 +164,6 @@ impl Tree {
                 Ok(true)
             }
             Err(error) => Err(error).context(shown),
-        }
-    }
-
-    /// Renames what is at `below` to the first free `below.~N~`, as `cp --backup=numbered` does; returns that name.
-    pub(crate) fn set_aside(&self, below: &Path, from: &Self) -> Result<PathBuf> {
-        for number in 1.. {
-            let mut name = below.as_os_str().to_owned();
-            name.push(format!(".~{number}~"));
-            let name = PathBuf::from(name);
-            if from.give(below, self, &name)? {
-                return Ok(name);
-            }
-        }
-        Ok(below.to_owned())
-    }
-
-    /// Removes the directories at and below `below` that hold nothing else.
-    pub(crate) fn remove_empty(&self, below: &Path) -> Result<()> {
-        for entry in fs::read_dir(self.path.join(below))? {
-            let entry = entry?;
-            if entry.file_type()?.is_dir() {
-                self.remove_empty(&below.join(entry.file_name()))?;
-            }
-        }
-        let cannot = || format!("cannot remove `{}`", self.path.join(below).display());
-        let (parent, name) = self.parent(below).context(cannot)?;
-        match unlinkat(&parent, name.as_c_str(), UnlinkatFlags::RemoveDir) {
-            Err(Errno::ENOTEMPTY) => Ok(()),
-            other => other.context(cannot),
         }
     }
 

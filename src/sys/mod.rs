@@ -10,6 +10,7 @@ pub mod error;
 pub(crate) mod frames;
 pub mod host;
 pub mod process;
+pub(crate) mod shell;
 pub mod signals;
 pub(crate) mod span;
 pub(crate) mod suggest;

@@ -7,12 +7,13 @@ use clap::{Args, ValueEnum};
 use super::context::Context;
 use super::locked;
 use super::resolve::Prepared;
-use super::select::{SelectArgs, UpRequest, quoted};
+use super::select::{SelectArgs, UpRequest};
 use crate::plan::Options;
 use crate::profile::Profile;
 use crate::store::config::Config;
 use crate::store::history::Reuse;
 use crate::sys::error::{Error, Result};
+use crate::sys::shell::quoted;
 
 #[derive(Debug, Args)]
 pub struct UpOptions {

@@ -1,8 +1,8 @@
 //! Owns selecting an env: the arguments that `up`, `plan` and `lock` share, and how to type them again.
 
-use std::borrow::Cow;
-
 use clap::Args;
+
+use crate::sys::shell::quoted;
 
 /// Arguments that select what is built.
 #[derive(Debug, Args)]
@@ -97,12 +97,6 @@ impl UpRequest<'_> {
         }
         text
     }
-}
-
-/// Quotes a word for a shell.
-pub(crate) fn quoted(word: &str) -> Cow<'_, str> {
-    // A process argument cannot contain NUL, the one character that cannot be quoted.
-    shlex::try_quote(word).unwrap_or(Cow::Borrowed(word))
 }
 
 #[cfg(test)]

@@ -125,11 +125,11 @@ impl Other {
         finish(words.join(" "), self.command(words))
     }
 
-    /// Returns the directory there that stands for the working directory here.
+    /// Returns the directory there that files were sent to last.
     fn work(&self) -> PathBuf {
-        let works = self.place.path().join("home/.cache/rockenv/on");
-        let mut works = fs::read_dir(works).unwrap();
-        works.next().unwrap().unwrap().path().join("work")
+        let places = self.place.path().join("home/.cache/rockenv/on");
+        let place = fs::read_dir(places).unwrap().next().unwrap().unwrap();
+        fs::canonicalize(place.path().join("latest")).unwrap()
     }
 }
 
@@ -184,7 +184,8 @@ fn a_profile_is_built_there_and_what_it_made_is_fetched() {
         "`results/out/made` exists already, with different content",
     ]);
     assert_eq!(fs::read_to_string(&made).unwrap(), "mine\n");
-    // What changed here changes there, what is gone here goes, and what was made there stays.
+    // What changed here is another directory there, and what was made in the first one stays.
+    let first = other.work();
     fs::write(&file, "changed\n").unwrap();
     other.on(&["up", env]).ok().says(&["step 1/2 copy"]);
     let log = other.on(&["logs", env, "use"]).ok().text();
@@ -198,7 +199,8 @@ fn a_profile_is_built_there_and_what_it_made_is_fetched() {
     other.on(&["plan", env]).exits(7);
     let listed = other.on(&["ls", "--json"]).ok().text();
     assert!(listed.contains(env), "{listed}");
-    assert!(other.work().join("results/out/made").exists());
+    assert_ne!(other.work(), first);
+    assert!(first.join("results/out/made").exists());
     other.on(&["rm", "--yes", env]).ok();
 }
 
@@ -245,79 +247,56 @@ fn exit_codes_come_through_and_nothing_goes_on_unseen() {
 #[test]
 fn what_was_changed_there_is_neither_replaced_nor_removed() {
     let other = Other::new();
-    let (env, here) = (other.here.env(), other.here.work().to_owned());
+    let here = other.here.work().to_owned();
     let write = |name: &str, text: &str| fs::write(here.join(name), text).unwrap();
     let read = |path: &std::path::Path| fs::read_to_string(path).unwrap();
     fs::create_dir(here.join("data")).unwrap();
     write("data/in", "from here\n");
     write("data/same", "from here\n");
-    // A step that writes its result over what it was given, and one beside it.
     fs::create_dir_all(other.place.path().join("home")).unwrap();
     other.on(&["--send", "data", "ls"]).ok();
+    // A command that writes its result over what was sent, and one beside it.
     let work = other.work();
-    nix::unistd::chown(&work.join("data/in"), Some(1234.into()), Some(1234.into())).unwrap();
-    nix::unistd::chown(&work.join("data"), Some(1234.into()), Some(1234.into())).unwrap();
-    other.here.profile(&format!(
-        "volume = [{{ name = 'data', kind = 'host', path = '{}', target = '/data', access = 'rw' }}]
-        [[step]]\nname = 'one'\nrun = 'echo result > /data/in; echo made > /data/made; rm /data/same'\n",
-        work.join("data").display()
-    ));
-    other.on(&["--send", "data", "up", env]).ok();
-    assert_eq!(read(&work.join("data/in")), "result\n");
-    // Sent once more, it stays; what was only removed there comes again.
-    other
-        .on(&["--send", "data", "ls"])
-        .ok()
-        .says(&["`data/in` was changed on root@127.0.0.1 but not here"]);
-    assert_eq!(read(&work.join("data/in")), "result\n");
-    assert_eq!(read(&work.join("data/made")), "made\n");
-    assert_eq!(read(&work.join("data/same")), "from here\n");
-    // What is not sent this time is not taken for gone.
-    other.on(&["ls"]).ok();
-    assert_eq!(read(&work.join("data/same")), "from here\n");
-    // Changed on both sides, somebody has to decide; nothing is done until then.
-    write("data/in", "changed here\n");
-    write("data/same", "changed here\n");
-    let refused = other.on(&["--send", "data", "ls"]).exits(8).says(&[
-        "`data/in` changed both on root@127.0.0.1 and here since it was sent",
-        "--send data --backup ls` sends this one",
-    ]);
-    assert_eq!(read(&work.join("data/in")), "result\n");
-    assert_eq!(read(&work.join("data/same")), "from here\n");
-    // The commands that it names do it.
-    let bring = "mv data/in data/in.mine && rockenv on ";
-    assert!(refused.err.contains(bring), "{}", refused.err);
+    fs::write(work.join("data/in"), "result\n").unwrap();
+    fs::write(work.join("data/made"), "made\n").unwrap();
+    fs::remove_file(work.join("data/same")).unwrap();
+    // What was sent is there again beside it, and the result can be fetched until then.
+    let refused = other.on(&["--fetch", "data/in"]).exits(2);
+    assert!(
+        refused.err.contains("mv data/in data/in.mine"),
+        "{}",
+        refused.err
+    );
     fs::rename(here.join("data/in"), here.join("data/in.mine")).unwrap();
-    other.on(&["--fetch", "data/in"]).ok();
+    other.on(&["--fetch", "data"]).ok();
     assert_eq!(read(&here.join("data/in")), "result\n");
+    assert_eq!(read(&here.join("data/made")), "made\n");
+    fs::remove_file(here.join("data/made")).unwrap();
     fs::rename(here.join("data/in.mine"), here.join("data/in")).unwrap();
     other
-        .on(&["--send", "data", "--backup", "ls"])
-        .ok()
-        .says(&["`data/in` of root@127.0.0.1 is `data/in.~1~` there now"]);
-    assert_eq!(read(&work.join("data/in")), "changed here\n");
-    assert_eq!(read(&work.join("data/in.~1~")), "result\n");
-    assert_eq!(read(&work.join("data/same")), "changed here\n");
-    // Gone here, it goes there only where it is as it was sent.
-    fs::write(work.join("data/in"), "another result\n").unwrap();
-    for name in ["data/in", "data/same"] {
-        fs::remove_file(here.join(name)).unwrap();
-    }
-    other
         .on(&["--send", "data", "ls"])
         .ok()
-        .says(&["`data/in` was removed here but changed on"]);
-    assert_eq!(read(&work.join("data/in")), "another result\n");
-    assert!(!work.join("data/same").exists());
+        .says(&["`data/in` was changed on root@127.0.0.1 since it was sent: it stays in `~/.cache/rockenv/on/"]);
+    let fresh = other.work();
+    assert_eq!(read(&fresh.join("data/in")), "from here\n");
+    assert_eq!(read(&fresh.join("data/same")), "from here\n");
+    assert_eq!(read(&work.join("data/in")), "result\n");
+    // What changes or is gone here does so in a directory of its own.
+    write("data/in", "changed here\n");
+    fs::remove_file(here.join("data/same")).unwrap();
+    other.on(&["--send", "data", "ls"]).ok();
+    assert_eq!(read(&other.work().join("data/in")), "changed here\n");
+    assert!(!other.work().join("data/same").exists());
+    assert_eq!(read(&fresh.join("data/same")), "from here\n");
+    assert_eq!(read(&work.join("data/made")), "made\n");
     other
         .on(&["--send", "absent", "ls"])
         .exits(7)
         .says(&["cannot send `absent`"]);
-    other.on(&["rm", "--yes", env]).ok();
 }
 
 #[test]
-fn a_sender_that_is_killed_loses_and_resurrects_nothing() {
+fn a_sender_that_is_killed_leaves_no_half_of_a_directory() {
     let other = Other::new();
     let here = other.here.work().to_owned();
     let files: Vec<String> = (0..200).map(|number| format!("data/{number}")).collect();
@@ -329,22 +308,12 @@ fn a_sender_that_is_killed_loses_and_resurrects_nothing() {
     };
     write("first");
     other.on(&["--send", "data"]).ok();
-    let work = other.work();
-    let entries = |name: &str| fs::read_dir(work.with_file_name(name)).map_or(0, Iterator::count);
-    let moved = || fs::read_dir(work.with_file_name("out/data")).map_or(0, Iterator::count);
-    let moments: [&dyn Fn() -> bool; 5] = [
-        &|| entries("in") > 0,
-        &|| entries("out") > 0,
-        &|| moved() > 20,
-        &|| moved() > 100,
-        &|| moved() > 195,
-    ];
-    for (round, is_now) in moments.into_iter().enumerate() {
-        // Somebody there changes one file, which is not the same one each time.
-        fs::write(work.join(&files[round]), "theirs").unwrap();
+    let (work, first) = (other.work(), "first".repeat(1000));
+    let arrived = || fs::read_dir(work.with_file_name("new/data")).map_or(0, Iterator::count);
+    for (round, count) in [1, 20, 100, 195].into_iter().enumerate() {
         write(&format!("round {round}"));
-        let mut sending = Background::start(other.command(&["--send", "data", "--backup"]));
-        while sending.runs() && !is_now() {
+        let mut sending = Background::start(other.command(&["--send", "data"]));
+        while sending.runs() && arrived() < count {
             std::thread::yield_now();
         }
         // Who takes it there, and who sends it; it is no test's of another home.
@@ -354,22 +323,28 @@ fn a_sender_that_is_killed_loses_and_resurrects_nothing() {
             }
         }
         drop(sending);
+        for file in &files {
+            assert_eq!(fs::read_to_string(work.join(file)).unwrap(), first);
+        }
     }
     write("last");
-    other.on(&["--send", "data", "--backup"]).ok();
-    let there = fs::read_dir(work.join("data")).unwrap();
-    let texts: Vec<(PathBuf, String)> = there
-        .map(|entry| entry.unwrap().path())
-        .map(|path| (path.clone(), fs::read_to_string(path).unwrap()))
-        .collect();
-    let of = |text: &str| texts.iter().filter(|(_, found)| found == text).count();
-    assert_eq!(of("theirs"), 5, "{texts:?}");
-    assert_eq!(of(&"last".repeat(1000)), files.len());
-    assert_eq!(texts.len(), files.len() + 5);
-    let left = fs::read_dir(work.parent().unwrap()).unwrap();
-    let mut left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
-    left.sort();
-    assert_eq!(left, ["lock", "sent.json", "work"]);
+    other.on(&["--send", "data"]).ok();
+    let of = |directory: &PathBuf| {
+        let texts = fs::read_dir(directory.join("data")).unwrap();
+        let read = |entry: std::io::Result<fs::DirEntry>| fs::read_to_string(entry.unwrap().path());
+        texts.map(|entry| read(entry).unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(of(&other.work()), vec!["last".repeat(1000); files.len()]);
+    // Whole ones only: a round was too late to stop its sender, or left nothing.
+    for entry in fs::read_dir(work.parent().unwrap()).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        if !["lock", "latest"].contains(&name) {
+            let texts = of(&path);
+            assert_eq!(texts.len(), files.len(), "{name}");
+            assert!(texts.iter().all(|text| *text == texts[0]), "{name}");
+        }
+    }
 }
 
 #[test]

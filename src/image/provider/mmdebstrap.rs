@@ -2,7 +2,6 @@
 //!
 //! No mirror is named here: it is mmdebstrap's default, or what the user has configured.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
@@ -15,6 +14,7 @@ use crate::image::tar::unpack::{Options, unpack};
 use crate::image::{BuildContext, Progress, WORK};
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::process::{Event, Program};
+use crate::sys::shell::quoted;
 
 /// First apt that knows snapshots (`APT::Snapshot`) without further configuration.
 const APT_WITH_SNAPSHOTS: (u32, u32) = (2, 9);
@@ -72,7 +72,7 @@ pub(crate) fn build(table: &Mmdebstrap, source_date: i64, cx: &mut BuildContext<
         // The image's own apt is to trust the mirror too, when steps install packages.
         program = program.arg(format!("--keyring={keys}")).arg(format!(
             "--customize-hook=copy-in {} /etc/apt",
-            quote(keys)?
+            quoted(keys)
         ));
     }
     for option in options {
@@ -82,7 +82,7 @@ pub(crate) fn build(table: &Mmdebstrap, source_date: i64, cx: &mut BuildContext<
         // For apt outside, as long as it builds: in the image the list would not be there.
         let place = "\"$1/etc/apt/apt.conf.d/00rockenv-authorities\"";
         let setting = format!("Acquire::https::CAInfo \"{}\";", list.display());
-        let setting = quote(&setting)?;
+        let setting = quoted(&setting);
         program = program
             .arg(format!("--setup-hook=echo {setting} > {place}"))
             .arg(format!("--customize-hook=rm {place}"));
@@ -181,10 +181,6 @@ fn keys(name: &str, mirrors: &BTreeMap<String, String>, work: &Path) -> Result<O
             directory.display()
         ))),
     }
-}
-
-fn quote(word: &str) -> Result<Cow<'_, str>> {
-    shlex::try_quote(word).map_err(|error| Error::unexpected("a path with NUL").source(error))
 }
 
 /// Returns sources.list lines for the configured mirrors; none without one, for the tool's default.

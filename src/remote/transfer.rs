@@ -1,0 +1,396 @@
+//! Owns sending files: they become a fresh directory on the other machine, named after what is in it. A directory that is
+//! there is never written into, since commands leave their results among the files.
+//!
+//! One line says what the files are, one from the other end which of them it lacks, and an archive has these. The last line
+//! names the directory.
+
+use std::collections::BTreeMap;
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use fs_err as fs;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use super::ssh::Way;
+use super::tree::{Seen, Tree};
+use crate::store::lock::Lock;
+use crate::sys::error::{Error, Kind, Result, ResultExt as _};
+use crate::tree::{file, remove_tree};
+
+/// The link to the directory of the last command.
+pub(crate) const LATEST: &str = "latest";
+/// How long another sender is waited for.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Files and directories, by path.
+pub(crate) type Manifest = BTreeMap<PathBuf, Seen>;
+
+/// Where the files are.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Received {
+    /// Name of the directory.
+    pub(crate) directory: String,
+    /// The directory that had the same files, and the file in it that was changed since.
+    pub(crate) changed: Option<(String, PathBuf)>,
+}
+
+/// Returns a name for what these bytes are.
+pub(crate) fn short(bytes: &[u8]) -> String {
+    hex::encode(Sha256::digest(bytes))[..16].to_owned()
+}
+
+/// Sends files below `working` into a directory below `place` on the other machine.
+pub(crate) fn send(
+    way: &Way<'_>,
+    program: &str,
+    place: &str,
+    working: &Path,
+    manifest: &Manifest,
+) -> Result<Received> {
+    let script = r#"exec "$HOME/$1" __receive "$HOME/$2""#;
+    way.converse("store files", script, &[program, place], |pipe, reply| {
+        let mut pipe = io::BufWriter::new(pipe);
+        write_line(&mut pipe, manifest)?;
+        let mut reply = BufReader::new(reply);
+        let missing: Vec<PathBuf> = read_line(&mut reply)?;
+        if !missing.is_empty() {
+            let mut archive = tar::Builder::new(&mut pipe);
+            archive.follow_symlinks(false);
+            for path in missing.iter().filter(|path| manifest.contains_key(*path)) {
+                archive.append_path_with_name(working.join(path), path)?;
+            }
+            archive.finish()?;
+        }
+        drop(pipe.into_inner()?);
+        read_line(&mut reply)
+    })
+}
+
+/// `__receive PLACE`: takes what is sent into a directory below PLACE.
+pub(crate) fn receive(arguments: &[String]) -> Result<()> {
+    let [place] = arguments else {
+        return Err(Error::new(
+            Kind::Usage,
+            "this subcommand is rockenv's own, on another machine",
+        ));
+    };
+    take(Path::new(place), io::stdin().lock(), io::stdout())
+}
+
+fn take(place: &Path, mut from: impl BufRead, mut to: impl Write) -> Result<()> {
+    let manifest: Manifest = read_line(&mut from)?;
+    fs::create_dir_all(place)?;
+    // What is sent may be for nobody else.
+    fs::set_permissions(place, std::fs::Permissions::from_mode(0o700))?;
+    let what = "the directory that files are sent to";
+    let _lock = Lock::exclusive(&place.join("lock"), what, "on", PATIENCE)?;
+    let (received, is_there) = choose(place, &manifest)?;
+    let directory = place.join(&received.directory);
+    let latest = place.join(LATEST);
+    let new = place.join("new");
+    remove_tree(&new)?;
+    let missing = match is_there {
+        true => Vec::new(),
+        false => copy_unchanged(&latest, &new, &manifest)?,
+    };
+    write_line(&mut to, &missing)?;
+    if !missing.is_empty() {
+        unpack(from, &new)?;
+        check(&Tree::open(&new)?, &manifest, &missing)?;
+    }
+    if !is_there {
+        fs::rename(new, directory)?;
+    }
+    let link = place.join("latest.new");
+    remove_tree(&link)?;
+    symlink(&received.directory, &link)?;
+    fs::rename(link, latest)?;
+    Ok(write_line(&mut to, &received)?)
+}
+
+/// Returns the directory for these files, and whether it is there: one in which a command changed a file that was sent stays
+/// as it is, and is not taken again.
+fn choose(place: &Path, manifest: &Manifest) -> Result<(Received, bool)> {
+    let digest = short(&encode(manifest)?);
+    let mut received = Received {
+        directory: digest.clone(),
+        changed: None,
+    };
+    for number in 2.. {
+        let there = place.join(&received.directory);
+        if fs::symlink_metadata(&there).is_err() {
+            return Ok((received, false));
+        }
+        let Some(changed) = first_difference(&Tree::open(&there)?, manifest)? else {
+            received.changed = None;
+            return Ok((received, true));
+        };
+        received.changed = Some((received.directory, changed));
+        received.directory = format!("{digest}-{number}");
+    }
+    Err(Error::unexpected("there is no free name"))
+}
+
+fn first_difference(tree: &Tree, manifest: &Manifest) -> Result<Option<PathBuf>> {
+    for (path, seen) in manifest {
+        if tree.look(path)? != *seen {
+            return Ok(Some(path.clone()));
+        }
+    }
+    Ok(None)
+}
+
+/// Makes the directories, and copies what the last directory has of the files, with shared blocks where the file system can;
+/// returns what is missing.
+fn copy_unchanged(latest: &Path, new: &Path, manifest: &Manifest) -> Result<Vec<PathBuf>> {
+    fs::create_dir(new)?;
+    let tree = Tree::open(new)?;
+    let previous = Tree::open(latest).ok();
+    let mut missing = Vec::new();
+    for (path, seen) in manifest {
+        if *seen == Seen::Directory {
+            tree.make(path)?;
+            continue;
+        }
+        let is_same = match &previous {
+            Some(previous) => previous.look(path)? == *seen,
+            None => false,
+        };
+        if is_same && let Some(old) = file::open(latest, path)? {
+            file::place(new, path, old.as_fd())?;
+            if let Some(copy) = file::open(new, path)? {
+                let metadata = old.metadata()?;
+                copy.set_permissions(metadata.permissions())?;
+                copy.set_modified(metadata.modified()?)?;
+            }
+        }
+        // It may have changed while it was copied.
+        if !is_same || tree.look(path)? != *seen {
+            missing.push(path.clone());
+        }
+    }
+    Ok(missing)
+}
+
+fn unpack(archive: impl BufRead, into: &Path) -> Result<()> {
+    let mut archive = tar::Archive::new(archive);
+    archive.set_preserve_mtime(true);
+    for entry in archive.entries()? {
+        let mut entry = entry.context(|| "cannot read the transfer".to_owned())?;
+        let path = entry.path()?.into_owned();
+        let unpacked = entry.unpack_in(into);
+        if !unpacked.context(|| format!("cannot store `{}`", path.display()))? {
+            return Err(Error::invalid(format!(
+                "`{}` is not below the working directory",
+                path.display()
+            )));
+        }
+    }
+    // The other end has something to send until it closes its end.
+    io::copy(&mut archive.into_inner(), &mut io::sink())?;
+    Ok(())
+}
+
+/// Refuses what is not what was to be sent, and writes it to disk.
+fn check(tree: &Tree, manifest: &Manifest, missing: &[PathBuf]) -> Result<()> {
+    for path in missing {
+        if tree.look(path)? != manifest[path] {
+            return Err(Error::busy(format!(
+                "`{}` changed while it was sent, or the transfer was cut off",
+                path.display()
+            ))
+            .help("run it again"));
+        }
+        // A machine that loses power must not have half of what has its name.
+        tree.sync(path)?;
+    }
+    Ok(())
+}
+
+fn encode(value: &impl Serialize) -> io::Result<Vec<u8>> {
+    Ok(serde_json::to_vec(value)?)
+}
+
+fn write_line(to: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
+    let mut line = encode(value)?;
+    line.push(b'\n');
+    to.write_all(&line)?;
+    to.flush()
+}
+
+fn read_line<T: DeserializeOwned>(from: &mut impl BufRead) -> io::Result<T> {
+    let mut line = String::new();
+    match from.read_line(&mut line)? {
+        0 => Err(io::ErrorKind::UnexpectedEof.into()),
+        _ => Ok(serde_json::from_str(&line)?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two directories that stand for two machines.
+    struct Machines(tempfile::TempDir);
+
+    impl Machines {
+        fn new() -> Self {
+            let directory = tempfile::tempdir().unwrap();
+            fs::create_dir(directory.path().join("here")).unwrap();
+            Self(directory)
+        }
+
+        fn put(&self, path: &str, text: &str) {
+            let path = self.0.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+
+        fn read(&self, path: &str) -> String {
+            fs::read_to_string(self.0.path().join(path)).unwrap()
+        }
+
+        /// Returns what a sender writes that offers these files and has these.
+        fn sent(&self, manifest: &Manifest, files: &[&str]) -> Vec<u8> {
+            let mut bytes = Vec::new();
+            write_line(&mut bytes, manifest).unwrap();
+            let mut archive = tar::Builder::new(bytes);
+            for file in files {
+                archive
+                    .append_path_with_name(self.0.path().join("here").join(file), file)
+                    .unwrap();
+            }
+            archive.into_inner().unwrap()
+        }
+
+        fn manifest(&self, files: &[&str]) -> Manifest {
+            let here = Tree::open(&self.0.path().join("here")).unwrap();
+            let see = |file: &&str| (PathBuf::from(file), here.look(file.as_ref()).unwrap());
+            files.iter().map(see).collect()
+        }
+
+        /// Sends files; returns what had to be sent, and where they are.
+        fn send(&self, files: &[&str]) -> (Vec<PathBuf>, Received) {
+            let sent = self.sent(&self.manifest(files), files);
+            let mut reply = Vec::new();
+            take(&self.0.path().join("there"), sent.as_slice(), &mut reply).unwrap();
+            let mut reply = reply.as_slice();
+            let missing = read_line(&mut reply).unwrap();
+            let received: Received = read_line(&mut reply).unwrap();
+            for file in files {
+                let there = format!("there/{}/{file}", received.directory);
+                assert_eq!(self.read(&there), self.read(&format!("here/{file}")));
+            }
+            (missing, received)
+        }
+    }
+
+    #[test]
+    fn each_content_has_a_directory_and_only_changes_are_sent() {
+        let machines = Machines::new();
+        machines.put("here/same", "sent");
+        machines.put("here/d/other", "sent");
+        let (missing, first) = machines.send(&["same", "d/other"]);
+        assert_eq!(missing.len(), 2);
+        // What a command made there stays, and the directory is the same one.
+        machines.put(&format!("there/{}/made", first.directory), "result");
+        let (missing, again) = machines.send(&["same", "d/other"]);
+        assert_eq!((missing, &again.directory), (vec![], &first.directory));
+        assert_eq!(machines.read("there/latest/made"), "result");
+        machines.put("here/d/other", "changed");
+        let (missing, second) = machines.send(&["same", "d/other"]);
+        assert_eq!(missing, [PathBuf::from("d/other")]);
+        assert_eq!(
+            machines.read(&format!("there/{}/d/other", first.directory)),
+            "sent"
+        );
+        // No name is shared: who writes there writes into one directory.
+        machines.put(&format!("there/{}/same", second.directory), "theirs");
+        assert_eq!(
+            machines.read(&format!("there/{}/same", first.directory)),
+            "sent"
+        );
+        machines.put("here/d/other", "sent");
+        assert_eq!(
+            machines.send(&["same", "d/other"]).1.directory,
+            first.directory
+        );
+    }
+
+    #[test]
+    fn what_was_changed_there_stays_beside_a_fresh_directory() {
+        let machines = Machines::new();
+        machines.put("here/file", "sent");
+        let first = machines.send(&["file"]).1;
+        let theirs = format!("there/{}/file", first.directory);
+        machines.put(&theirs, "result");
+        let second = machines.send(&["file"]).1;
+        assert_eq!(
+            second.changed,
+            Some((first.directory.clone(), "file".into()))
+        );
+        assert_ne!(second.directory, first.directory);
+        assert_eq!(machines.read(&theirs), "result");
+        let third = machines.send(&["file"]).1;
+        assert_eq!(
+            (third.directory, third.changed),
+            (second.directory.clone(), None)
+        );
+        // A link in its place leads nowhere.
+        let outside = machines.0.path().join("outside");
+        fs::write(&outside, "outside").unwrap();
+        let link = machines
+            .0
+            .path()
+            .join("there")
+            .join(&second.directory)
+            .join("file");
+        fs::remove_file(&link).unwrap();
+        symlink(&outside, &link).unwrap();
+        machines.send(&["file"]);
+        assert_eq!(machines.read("outside"), "outside");
+    }
+
+    #[test]
+    fn what_was_cut_off_or_is_something_else_becomes_nothing() {
+        let machines = Machines::new();
+        let there = machines.0.path().join("there");
+        for name in ["a", "b", "c"] {
+            machines.put(&format!("here/{name}"), &name.repeat(600));
+        }
+        let manifest = machines.manifest(&["a", "b", "c"]);
+        let sent = machines.sent(&manifest, &["a", "b", "c"]);
+        // All of it but its end, which nobody needs.
+        for length in (0..sent.len() - 2048).step_by(256) {
+            assert!(
+                take(&there, &sent[..length], io::sink()).is_err(),
+                "{length}"
+            );
+        }
+        assert!(
+            take(
+                &there,
+                machines.sent(&manifest, &["a", "b"]).as_slice(),
+                io::sink()
+            )
+            .is_err()
+        );
+        machines.put("here/b", "something else");
+        let sent = machines.sent(&manifest, &["a", "b", "c"]);
+        assert!(take(&there, sent.as_slice(), io::sink()).is_err());
+        let outside = Manifest::from([(PathBuf::from("../x"), Seen::Directory)]);
+        assert!(take(&there, machines.sent(&outside, &[]).as_slice(), io::sink()).is_err());
+        let names = fs::read_dir(&there).unwrap();
+        let mut names: Vec<_> = names.map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["lock", "new"]);
+        assert!(!machines.0.path().join("x").exists());
+        machines.send(&["a", "b", "c"]);
+        assert!(!there.join("new").exists());
+    }
+}
