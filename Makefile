@@ -72,6 +72,13 @@ clippy: ## lints; a warning is an error
 doc: ## the library's documentation; a warning is an error
 	RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --document-private-items
 
+# Debian has no package of mdbook; building it takes minutes, once.
+.PHONY: docs
+docs: ## the book of docs/ in target/book, with search; its links are checked
+	@type -P mdbook >/dev/null || cargo install --locked --version 0.5.4 --no-default-features --features search mdbook
+	mdbook build docs --dest-dir "$(abspath $(CARGO_TARGET_DIR))/book"
+	tests/book $(CARGO_TARGET_DIR)/book
+
 .PHONY: deny
 deny: ## licences, advisories and sources of dependencies, where cargo-deny is installed
 	@if type -P cargo-deny >/dev/null; then cargo deny --locked check; \

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser as _};
@@ -13,6 +14,10 @@ use rockenv::profile::hook;
 use rockenv::store::config;
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+/// Pages that programs write: `tests/cli_reference.rs` and `tests/bench/run`.
+const GENERATED: [&str; 2] = ["docs/reference/cli.md", "docs/explanation/benchmarks.md"];
+/// What a part of a profile needs to be a profile.
+const HEAD: &str = "schema = 1\nimage = \"debian-forky\"\n";
 
 struct Document {
     /// Relative to the repository.
@@ -40,12 +45,14 @@ impl Document {
         let mut blocks = Vec::new();
         let mut lines = self.text.lines().enumerate();
         while let Some((number, line)) = lines.next() {
-            let Some(language) = line.strip_prefix("```") else {
+            // In a list a block is indented.
+            let indent = line.len() - line.trim_start().len();
+            let Some(language) = line.trim_start().strip_prefix("```") else {
                 continue;
             };
             let text: Vec<&str> = lines
                 .by_ref()
-                .map(|(_, line)| line)
+                .map(|(_, line)| line.get(indent..).unwrap_or_default())
                 .take_while(|line| *line != "```")
                 .collect();
             blocks.push(Block {
@@ -63,7 +70,7 @@ impl Document {
         self.text
             .lines()
             .filter(|line| {
-                let fence = line.starts_with("```");
+                let fence = line.trim_start().starts_with("```");
                 fenced ^= fence;
                 !fenced && !fence
             })
@@ -170,6 +177,28 @@ fn refused(line: &str, named: bool) -> Option<String> {
     }
 }
 
+/// The commands of a line of a shell, each with its arguments: between pipes, and in `$(...)`.
+fn commands(line: &str) -> impl Iterator<Item = &str> {
+    let (first, inner) = line.split_once("$(").unwrap_or((line, ""));
+    let inner = inner.split(')').next().unwrap_or_default();
+    [first, inner]
+        .into_iter()
+        .flat_map(|part| part.split(['|', ';', '&']))
+        .map(str::trim)
+}
+
+/// What somebody types in a block: the lines after a prompt, or all of a script; continued ones joined.
+fn typed(block: &Block) -> Vec<String> {
+    let text = block.text.replace("\\\n", " ");
+    let lines = text.lines();
+    let lines: Vec<&str> = match block.language.as_str() {
+        "console" => lines.filter_map(|line| line.strip_prefix("$ ")).collect(),
+        "sh" => lines.collect(),
+        _ => Vec::new(),
+    };
+    lines.into_iter().map(str::to_owned).collect()
+}
+
 #[test]
 fn commands_parse() {
     assert!(
@@ -180,6 +209,11 @@ fn commands_parse() {
         .is_none()
     );
     assert!(refused("rockenv no-such-command", true).is_some());
+    let found: Vec<&str> = commands("cat x | rockenv ls; eval \"$(sudo rockenv env e)\"").collect();
+    assert_eq!(
+        found,
+        ["cat x", "rockenv ls", "eval \"", "sudo rockenv env e"]
+    );
     let mut wrong = Vec::new();
     let mut seen = 0;
     let mut check = |place: &str, line: &str, named| {
@@ -188,18 +222,18 @@ fn commands_parse() {
     };
     for document in documents() {
         for block in document.blocks() {
-            if block.language == "console" {
-                let typed = block
-                    .text
-                    .lines()
-                    .filter_map(|line| line.strip_prefix("$ "));
-                typed.for_each(|line| check(&block.place, line, false));
+            for line in typed(&block) {
+                for command in commands(&line) {
+                    check(&block.place, command, false);
+                }
             }
         }
         for line in document.prose() {
-            if let Some(line) = line.strip_prefix("    ") {
-                check(&document.name, line, false);
-            }
+            assert!(
+                !line.starts_with("    "),
+                "{}: an indented block, which no test reads: {line}",
+                document.name
+            );
         }
         for span in document.code_spans() {
             // Not what shows a form: `rockenv plan ...`.
@@ -211,8 +245,21 @@ fn commands_parse() {
             }
         }
     }
-    assert!(seen > 10, "{seen}");
+    assert!(seen > 200, "{seen}");
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Whether a block without a version is of a profile, not of the configuration.
+fn is_part_of_a_profile(text: &str) -> bool {
+    [
+        "[[component]]",
+        "[[volume]]",
+        "[[step]]",
+        "hooks = ",
+        "env-from-host = ",
+    ]
+    .iter()
+    .any(|start| text.lines().any(|line| line.starts_with(start)))
 }
 
 #[test]
@@ -230,6 +277,12 @@ fn toml_is_valid() {
         {
             let outcome = if text.starts_with("build = ") {
                 Runners::parse(text)
+                    .map(drop)
+                    .map_err(|error| error.chain().join("\n"))
+            } else if !text.contains("schema = 1") && is_part_of_a_profile(text) {
+                let path: PathBuf = directory.path().join("part.toml");
+                fs_err::write(&path, format!("{HEAD}{text}")).unwrap();
+                profile::load(&[], path.to_str().unwrap())
                     .map(drop)
                     .map_err(|error| error.chain().join("\n"))
             } else if !text.contains("schema = 1") {
@@ -264,18 +317,18 @@ fn toml_is_valid() {
 }
 
 #[test]
-fn the_readme_holds_a_whole_profile() {
-    let blocks = Document::read("README.md").blocks();
+fn a_tutorial_holds_a_whole_profile() {
+    let blocks = Document::read("docs/tutorials/library.md").blocks();
     let whole =
         |block: &Block| block.text.contains("schema = 1") && block.text.contains("[[step]]");
     assert!(blocks.iter().any(whole));
 }
 
 #[test]
-fn the_readme_lists_every_command() {
-    let readme = Document::read("README.md");
-    let rows: Vec<&str> = readme
-        .section("## Commands")
+fn every_command_has_its_row() {
+    let page = Document::read("docs/reference/commands.md");
+    let rows: Vec<&str> = page
+        .prose()
         .into_iter()
         .filter_map(|line| line.strip_prefix("| `"))
         .collect();
@@ -308,9 +361,9 @@ fn the_readme_lists_every_command() {
 }
 
 #[test]
-fn the_readme_lists_every_exit_code() {
-    let readme = Document::read("README.md");
-    let rows = readme.section("## Exit codes");
+fn every_exit_code_has_its_row() {
+    let page = Document::read("docs/reference/exit-codes.md");
+    let rows = page.prose();
     for (code, meaning) in rockenv::sys::error::EXIT_CODES {
         let row = format!("| {code} | {meaning} |");
         assert!(rows.contains(&row.as_str()), "missing: {row}");
@@ -319,7 +372,7 @@ fn the_readme_lists_every_exit_code() {
 
 #[test]
 fn the_readme_is_short() {
-    assert!(Document::read("README.md").text.lines().count() <= 200);
+    assert!(Document::read("README.md").text.lines().count() < 150);
 }
 
 #[test]
@@ -344,12 +397,10 @@ fn make_targets_exist() {
     let makefile = fs_err::read_to_string(Path::new(ROOT).join("Makefile")).unwrap();
     for document in documents() {
         let blocks = document.blocks();
-        let typed = blocks
-            .iter()
-            .flat_map(|block| block.text.lines())
-            .filter_map(|line| line.strip_prefix("$ "));
-        for line in document.code_spans().into_iter().chain(typed) {
-            let words = words(line);
+        let typed = blocks.iter().flat_map(typed);
+        let spans = document.code_spans().into_iter().map(str::to_owned);
+        for line in spans.chain(typed) {
+            let words = words(&line);
             let Some(make) = words.iter().position(|word| word == "make") else {
                 continue;
             };
@@ -408,6 +459,96 @@ fn links_lead_somewhere() {
                     );
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn every_configuration_key_has_its_row() {
+    let page = Document::read("docs/reference/configuration.md");
+    let schema = schemars::schema_for!(config::File);
+    let keys = schema.get("properties").and_then(|keys| keys.as_object());
+    for key in keys.unwrap().keys() {
+        let row = |line: &&str| {
+            line.starts_with(&format!("| `{key}` |")) || line.starts_with(&format!("| `[{key}]` |"))
+        };
+        assert!(
+            page.prose().iter().any(row),
+            "{} has no row for `{key}`",
+            page.name
+        );
+    }
+}
+
+#[test]
+fn the_first_lines_of_the_profile_reference_run() {
+    let page = Document::read("docs/reference/profile.md");
+    let block = &page.blocks()[0];
+    assert_eq!(block.language, "sh", "{}", block.place);
+    let directory = tempfile::tempdir().unwrap();
+    let program = Path::new(env!("CARGO_BIN_EXE_rockenv")).parent().unwrap();
+    let out = Command::new("sh")
+        .args(["-exc", &block.text])
+        .current_dir(directory.path())
+        .env(
+            "PATH",
+            format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", program.display()),
+        )
+        .env("HOME", directory.path())
+        .env("ROCKENV_HOME", directory.path().join("store"))
+        .env("ROCKENV_ENGINE", "nspawn")
+        .output()
+        .unwrap();
+    assert!(
+        out.status.success(),
+        "{}",
+        String::from_utf8_lossy(&out.stderr)
+    );
+    let written = fs_err::read_to_string(directory.path().join("mine.toml")).unwrap();
+    assert!(written.contains("[[step]]"), "{written}");
+}
+
+#[test]
+fn prose_has_one_sentence_a_line() {
+    let two = |line: &str| {
+        let letters: Vec<char> = line.chars().collect();
+        letters.windows(4).any(|window| {
+            let ends = window[0].is_lowercase() || matches!(window[0], ')' | '`' | '*');
+            ends && window[1..3] == ['.', ' '] && window[3].is_uppercase()
+        })
+    };
+    assert!(two("It is done. Go on.") && !two("1. Go on, for example with `a`."));
+    let mut wrong = Vec::new();
+    for document in documents() {
+        let ours = is_page(&document) || document.name == "README.md";
+        if !ours || GENERATED.contains(&document.name.as_str()) {
+            continue;
+        }
+        let prose = document.prose();
+        let sentences = prose
+            .iter()
+            .filter(|line| !line.trim_start().starts_with('|'));
+        for line in sentences {
+            if two(line) || line.chars().count() > 120 {
+                wrong.push(format!("{}: {line}", document.name));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_book_stands_alone() {
+    for document in documents().iter().filter(|document| is_page(document)) {
+        let here = Path::new(&document.name).parent().unwrap();
+        let depth = here.components().count() - 1;
+        for link in document.text.split("](").skip(1) {
+            let up = link.split(')').next().unwrap().matches("../").count();
+            assert!(
+                up <= depth,
+                "{}: a link out of docs/: {link}",
+                document.name
+            );
         }
     }
 }
