@@ -281,7 +281,11 @@ fn toml_is_valid() {
                     .map_err(|error| error.chain().join("\n"))
             } else if !text.contains("schema = 1") && is_part_of_a_profile(text) {
                 let path: PathBuf = directory.path().join("part.toml");
-                fs_err::write(&path, format!("{HEAD}{text}")).unwrap();
+                let step = match text.contains("[[step]]") {
+                    true => "",
+                    false => "\n[[step]]\nname = \"step\"\nrun = \"true\"\n",
+                };
+                fs_err::write(&path, format!("{HEAD}{text}{step}")).unwrap();
                 profile::load(&[], path.to_str().unwrap())
                     .map(drop)
                     .map_err(|error| error.chain().join("\n"))
