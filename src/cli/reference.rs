@@ -19,8 +19,9 @@ pub fn markdown() -> String {
     let mut text = String::from(
         "# Command line\n\n<!-- Generated from the program by `ROCKENV_UPDATE=1 cargo test --test cli_reference`: edit the doc comments in src/. -->\n\n",
     );
-    text.push_str("Results go to stdout, everything else to stderr. Configuration: flags, then `ROCKENV_*`, then `./rockenv.toml`,\n");
-    text.push_str("then `~/.config/rockenv/config.toml`, then `/etc/rockenv/config.toml`.\nFiles of the current directory apply after [`rockenv trust`](../explanation/security.md#the-current-directory).\n\n");
+    text.push_str("Results go to stdout, everything else to stderr.\n");
+    text.push_str("Defaults come from the [configuration](configuration.md).\n");
+    text.push_str("[Commands](commands.md) groups the commands by purpose; [exit codes](exit-codes.md) has a page of its own.\n\n");
     text.push_str("## Commands\n\n| command | what it does |\n| --- | --- |\n");
     each(&command, "", &mut |path, command| {
         if does_something(command) {
@@ -38,10 +39,6 @@ pub fn markdown() -> String {
             section(&mut text, path, command);
         }
     });
-    text.push_str("\n## Exit codes\n\n| code | meaning |\n| --- | --- |\n");
-    for (code, meaning) in EXIT_CODES {
-        line(&mut text, &format!("| {code} | {meaning} |"));
-    }
     text.push_str("\n## Environment variables\n\n| variable | meaning |\n| --- | --- |\n");
     for (name, meaning) in VARIABLES {
         line(&mut text, &format!("| `{name}` | {meaning} |"));

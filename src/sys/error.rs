@@ -33,7 +33,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Returns the process exit code documented in `docs/reference/cli.md`.
+    /// Returns the process exit code documented in `docs/reference/exit-codes.md`.
     pub fn exit_code(self) -> u8 {
         match self {
             Self::Unexpected => 1,
