@@ -487,7 +487,7 @@ fn containers_of_an_env_that_is_gone_are_found_by_their_labels() {
     fs::write(&id, "another").unwrap();
     assert!(!store.rockenv(&["fsck"]).text().contains("container"));
     fs::write(&id, own).unwrap();
-    let gone = "is of an env that was removed";
+    let gone = "belongs to an env that was removed";
     let ran = store.rockenv(&["fsck"]).exits(1);
     assert_eq!(ran.text().matches(gone).count(), 1, "{ran:?}");
     assert_eq!(containers(&store), 1);

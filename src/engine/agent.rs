@@ -1,9 +1,9 @@
-//! Owns rockenv's side inside a container: the first process there, which starts commands for clients
-//! outside and ends everything when the holder is gone. Asked to end (SIGTERM), it gives its commands a moment.
+//! Owns rockenv's side inside a container: the first process there, which starts commands for clients outside and
+//! ends everything when the holder is gone. On SIGTERM it gives its commands a moment to end.
 //!
-//! It has a stream to the holder, so a killed holder (or a killed systemd-nspawn, which leaves
-//! its payload running) is seen at once as the end of that stream. Clients connect to a listening socket that
-//! was made outside and handed in: nothing inside the container can reach it.
+//! It has a stream to the holder. The end of that stream reveals at once that the holder was killed (or
+//! systemd-nspawn, which leaves its payload running when killed). Clients connect to a listening socket that was made
+//! outside and passed in: nothing inside the container can reach it.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -47,13 +47,13 @@ pub fn run(path: Option<&Path>) -> Result<()> {
     };
     let Some((ToAgent::Listen { user }, fds)) = frames::receive::<ToAgent>(&holder)? else {
         return Err(Error::unexpected(
-            "the agent is started by `rockenv`, not by hand",
+            "the agent is started by `rockenv`, not manually",
         ));
     };
     let listener: UnixListener = fds
         .into_iter()
         .next()
-        .ok_or_else(|| Error::unexpected("the agent got no socket"))?
+        .ok_or_else(|| Error::unexpected("the agent received no socket"))?
         .into();
     if let Some(user) = user {
         user.ensure(Path::new("/"))?;
@@ -105,7 +105,7 @@ pub fn run(path: Option<&Path>) -> Result<()> {
         }
         let wake = deadline.or(rest.until.filter(|_| sessions.is_empty()));
         let timeout = match wake {
-            // The last millisecond may be a part of one.
+            // Round up, so as not to spin through the last millisecond.
             Some(deadline) => PollTimeout::try_from(
                 deadline.saturating_duration_since(Instant::now()) + Duration::from_millis(1),
             )
@@ -158,26 +158,27 @@ pub fn run(path: Option<&Path>) -> Result<()> {
             });
         }
     }
-    // Everything in this process namespace but its init and ourselves; the init ends when we do.
+    // Everything in this pid namespace but its init and ourselves; the init ends when we do.
     match kill(Pid::from_raw(-1), Signal::SIGKILL) {
         Ok(()) | Err(Errno::ESRCH) => Ok(()),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Waiting for another command after the last: starting a container takes a service far longer than a command in it.
+/// Waiting for another command after the last one: a service takes far longer to start a container than to run a
+/// command in it.
 #[derive(Debug)]
 struct Rest {
     /// For how long; zero: not at all.
     limit: Duration,
-    /// Until when, while it waits.
+    /// The end of the wait, while it waits.
     until: Option<Instant>,
-    /// What was there before the first command.
+    /// The traces before the first command.
     fresh: BTreeSet<PathBuf>,
 }
 
 impl Rest {
-    /// Returns whether the next command would find what it finds in a fresh container.
+    /// Returns whether the container looks fresh to the next command.
     fn is_possible(&self) -> bool {
         !self.limit.is_zero() && traces() == self.fresh
     }
@@ -191,7 +192,8 @@ impl Rest {
     }
 }
 
-/// Returns what a command may leave behind that no snapshot holds: processes, and files where each container has its own.
+/// Returns everything a command may leave behind that no snapshot holds: processes, and files in the container's
+/// private directories.
 fn traces() -> BTreeSet<PathBuf> {
     let is_process = |path: &Path| {
         let name = path.file_name().and_then(OsStr::to_str);
@@ -205,7 +207,7 @@ fn traces() -> BTreeSet<PathBuf> {
         .collect()
 }
 
-/// Handles one frame of a client; a client that is gone takes its command with it.
+/// Handles one frame of a client; a disconnected client takes its command with it.
 fn serve(session: &mut Session, rest: &mut Rest) {
     let Some(socket) = &session.socket else {
         return;
@@ -221,9 +223,9 @@ fn serve(session: &mut Session, rest: &mut Rest) {
                     }
                 }
                 Err(not_started) => {
-                    // A client that is gone needs no answer.
+                    // A disconnected client needs no answer.
                     drop(frames::send(socket, &not_started, &[]));
-                    // Nothing more to say: a drain must not wait until the client has closed its end.
+                    // The session is over: a drain must not wait for the client to close its end.
                     hang_up(session);
                 }
             }
@@ -257,9 +259,9 @@ fn hang_up(session: &mut Session) {
     }
 }
 
-/// Kills a command with its session and its descendants: jobs of a shell have process groups of their own.
+/// Kills a command with its session and its descendants: a shell's jobs have process groups of their own.
 fn kill_family(leader: Pid) {
-    // What is forked while we look is found the next time; a fork bomb ends with the container.
+    // The next round finds processes forked meanwhile; a fork bomb ends with the container.
     for _ in 0..16 {
         let family = family(leader);
         if family.is_empty() {
@@ -271,13 +273,13 @@ fn kill_family(leader: Pid) {
     }
 }
 
-/// Returns the living processes of the session that `leader` leads, and what descends from them.
+/// Returns the living processes of the session of `leader`, and their descendants.
 fn family(leader: Pid) -> Vec<Pid> {
     let mut others = Vec::new();
     let mut family = Vec::new();
     for entry in fs_err::read_dir("/proc").into_iter().flatten().flatten() {
         let stat = fs_err::read_to_string(entry.path().join("stat")).unwrap_or_default();
-        // The name, in parentheses, may hold anything: `pid (name) state ppid group session ...`.
+        // The name, in parentheses, may contain anything: `pid (name) state ppid group session ...`.
         let Some((pid, rest)) = stat
             .split_once(" (")
             .zip(stat.rsplit_once(") "))
@@ -314,7 +316,7 @@ fn family(leader: Pid) -> Vec<Pid> {
     }
 }
 
-/// Collects ended commands and tells their clients; `ends` says whether the container ends with the last.
+/// Collects ended commands and tells their clients; `ends` tells whether the container ends with the last.
 fn reap(sessions: &mut [Session], ends: &dyn Fn() -> bool) -> Result<()> {
     loop {
         let (pid, code, signal) = match waitpid(Pid::from_raw(-1), Some(WaitPidFlag::WNOHANG)) {
@@ -334,7 +336,7 @@ fn reap(sessions: &mut [Session], ends: &dyn Fn() -> bool) -> Result<()> {
         if let Some(session) = sessions.iter_mut().find(|session| session.pid == Some(pid)) {
             session.pid = None;
             if let Some(socket) = session.socket.take() {
-                // A client that is gone needs no answer.
+                // A disconnected client needs no answer.
                 drop(frames::send(
                     &socket,
                     &Reply::Exited { code, signal, last },
@@ -345,12 +347,12 @@ fn reap(sessions: &mut [Session], ends: &dyn Fn() -> bool) -> Result<()> {
     }
 }
 
-/// Starts a command, or says why it cannot be started in the way of shells.
+/// Starts a command, or reports the failure as shells do.
 fn start(
     command: &Command,
     fds: Vec<OwnedFd>,
 ) -> std::result::Result<(Pid, Option<OwnedFd>), Reply> {
-    // The error of `exec` does not tell a missing directory from a missing program.
+    // The error of `exec` does not distinguish a missing directory from a missing program.
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     if let Err(error) = nix::fcntl::open(command.cwd.as_str(), flags, Mode::empty()) {
         let words = error.desc().to_lowercase();
@@ -372,7 +374,7 @@ fn start(
     })
 }
 
-/// Returns the kernel's words without the number that std adds.
+/// Returns the kernel's message without the number that std adds.
 fn without_number(error: &std::io::Error) -> String {
     match error.raw_os_error() {
         Some(number) => Errno::from_raw(number).desc().to_lowercase(),
@@ -380,7 +382,7 @@ fn without_number(error: &std::io::Error) -> String {
     }
 }
 
-/// Starts a command in a session of its own, as the user it names.
+/// Starts a command in its own session, as the user it names.
 fn execute(command: &Command, fds: Vec<OwnedFd>) -> std::io::Result<(Pid, Option<OwnedFd>)> {
     let (stdio, terminal) = if command.tty {
         let (outer, inner) = open_terminal(command)?;
@@ -403,7 +405,7 @@ fn execute(command: &Command, fds: Vec<OwnedFd>) -> std::io::Result<(Pid, Option
         .stderr(Stdio::from(stderr));
     become_user(&mut process, command);
     let child = process.spawn()?;
-    // `reap` collects by pid; the handle would only wait for it a second time.
+    // `reap` collects by pid; the handle would wait a second time.
     Ok((Pid::from_raw(child.id().cast_signed()), terminal))
 }
 
@@ -420,7 +422,7 @@ fn become_user(process: &mut std::process::Command, command: &Command) {
     // SAFETY: the agent has one thread, and the closure only makes system calls on values made before the fork.
     unsafe {
         process.pre_exec(move || {
-            // std passes our own mask on.
+            // std passes our own signal mask on.
             SigSet::empty().thread_set_mask()?;
             nix::unistd::setsid()?;
             if tty {

@@ -1,8 +1,8 @@
 //! Owns the control group of one container: its limits, its figures, and ending every process in it.
 //!
-//! Two worlds: where systemd is PID 1 a transient scope is asked for (systemd owns the tree there), elsewhere
-//! the directories are made directly, in every cgroup v1 hierarchy that matters and in v2. A bare v2 mount
-//! beside v1 has no controllers, but its `cgroup.kill` still ends a whole tree at once.
+//! If systemd is PID 1, it owns the tree, so a transient scope is requested. Elsewhere the directories are made
+//! directly, in every relevant cgroup v1 hierarchy and in v2. A bare v2 mount beside v1 has no controllers, but its
+//! `cgroup.kill` still ends a whole tree at once.
 
 use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -16,43 +16,41 @@ use super::Device;
 use super::hold::PATIENCE;
 use crate::sys::error::{Error, Result, ResultExt as _};
 
-/// The slice that holds every container where systemd is PID 1.
+/// The slice of all containers if systemd is PID 1.
 pub const SLICE: &str = "rockenv.slice";
 
-/// The limits of one container.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Limits {
-    /// Most memory, in bytes.
+    /// Maximum memory, in bytes.
     pub memory_max: Option<u64>,
-    /// Most processes and threads.
+    /// Maximum number of processes and threads.
     pub tasks_max: Option<u64>,
 }
 
-/// What a container used.
+/// The resource usage of a container.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Figures {
-    /// Processor time, in microseconds; `None` where no hierarchy counts it.
+    /// Processor time, in microseconds; `None` if no hierarchy counts it.
     pub cpu_us: Option<u64>,
-    /// Highest memory use, in bytes, page cache included.
+    /// Peak memory, in bytes, including page cache.
     pub memory_peak: Option<u64>,
-    /// Processes the kernel killed because memory ran out.
+    /// Processes that the kernel killed because memory ran out.
     pub oom_kills: u64,
 }
 
-/// The cgroup v1 hierarchies that carry a limit or a figure of ours.
+/// The cgroup v1 hierarchies used for limits and figures.
 const V1: [&str; 5] = ["memory", "pids", "cpuacct", "devices", "freezer"];
 
-/// Where the kernel's hierarchies are mounted, and where this process is in them.
+/// Mount points of the kernel's hierarchies, and this process's place in them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hierarchies {
-    /// cgroup v1: controller and the directory under which ours are made.
+    /// cgroup v1: controller and parent directory for our groups.
     pub v1: Vec<(String, PathBuf)>,
-    /// cgroup v2: its mount point and the controllers it has.
+    /// cgroup v2: its mount point and its controllers.
     pub v2: Option<(PathBuf, Vec<String>)>,
 }
 
 impl Hierarchies {
-    /// Reads them from `/proc` and `/sys`.
     pub fn probe() -> Result<Self> {
         let mounts = fs::read_to_string("/proc/self/mountinfo")?;
         let own = fs::read_to_string("/proc/self/cgroup")?;
@@ -65,7 +63,6 @@ impl Hierarchies {
         Ok(found)
     }
 
-    /// Parses `/proc/self/mountinfo` and `/proc/self/cgroup`.
     fn parse(mountinfo: &str, own: &str) -> Self {
         let mut found = Self::default();
         for line in mountinfo.lines() {
@@ -104,7 +101,6 @@ impl Hierarchies {
         found
     }
 
-    /// Returns whether a memory limit can be set without systemd.
     pub fn can_limit_memory(&self) -> bool {
         let v2 = self
             .v2
@@ -124,17 +120,16 @@ fn own_path<'a>(own: &'a str, controller: &str) -> &'a str {
         .map_or("/", |(_, path)| path)
 }
 
-/// The control group of one container.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Cgroup {
-    /// The transient scope's unit name, where systemd is PID 1.
+    /// The transient scope's unit name, if systemd is PID 1.
     pub unit: Option<String>,
     /// Directories by controller; the empty name is cgroup v2.
     pub directories: Vec<(String, PathBuf)>,
 }
 
 impl Cgroup {
-    /// Names the group for `id`, without making anything: so that it can be written down before it exists.
+    /// Names the group for `id` without making it, so that it can be recorded first.
     pub fn plan(id: &str, hierarchies: &Hierarchies, systemd: bool) -> Self {
         if systemd && let Some((mount, _)) = &hierarchies.v2 {
             let unit = format!("{id}.scope");
@@ -158,7 +153,7 @@ impl Cgroup {
         }
     }
 
-    /// Finds the group that a process is in, made by somebody else for the container called `id`.
+    /// Finds the group of a process that another program made for the container `id`.
     pub fn of_container(pid: i64, id: &str) -> Result<Self> {
         let mounts = fs::read_to_string("/proc/self/mountinfo")?;
         let theirs = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
@@ -168,7 +163,7 @@ impl Cgroup {
             let path = own_path(&theirs, "");
             directories.push((String::new(), mount.join(path.trim_start_matches('/'))));
         }
-        // A group that the container shares with others is not its own: ending it would end them.
+        // A shared group is not the container's own: ending it would end other processes.
         directories.retain(|(_, path)| path.to_string_lossy().contains(id) && path.is_dir());
         Ok(Self {
             unit: None,
@@ -176,7 +171,8 @@ impl Cgroup {
         })
     }
 
-    /// Returns whether it is what [`Cgroup::plan`] names for `id`: what was written down is only used where it names nothing else.
+    /// Returns whether it is the group that [`Cgroup::plan`] names for `id`: a recorded group is used only if it can
+    /// name nothing else.
     pub(super) fn is_of(&self, id: &str) -> bool {
         let scope = format!("{id}.scope");
         self.unit.as_ref().is_none_or(|unit| *unit == scope)
@@ -192,7 +188,7 @@ impl Cgroup {
         self.unit.is_none() && self.lie_in_hierarchies(of_one)
     }
 
-    /// Returns whether all directories lie below mounted hierarchies, in groups for one container by their name.
+    /// Returns whether all directories are below mounted hierarchies, and named like a single container's group.
     fn lie_in_hierarchies(&self, of_one: impl Fn(&str) -> bool) -> bool {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let mut found = Hierarchies::parse(&mounts, "");
@@ -214,9 +210,9 @@ impl Cgroup {
         })
     }
 
-    /// Makes the directories and sets the limits; a scope is made by [`Cgroup::launcher`] instead.
+    /// Makes the directories and sets the limits; scopes are made by [`Cgroup::launcher`] instead.
     ///
-    /// Returns a sentence for each limit that this machine cannot hold.
+    /// Returns a sentence for each limit that this machine cannot enforce.
     pub fn create(&self, limits: &Limits, devices: &[Device]) -> Result<Vec<String>> {
         let mut missing = Vec::new();
         if self.unit.is_some() {
@@ -248,7 +244,7 @@ impl Cgroup {
             missing.push("memory is not limited: no cgroup memory controller here".to_owned());
         }
         if limits.memory_max.is_some() {
-            // Without this a limited container swaps instead of ending.
+            // Without this, a limited container swaps instead of ending.
             self.set(
                 &["memory.memsw.limit_in_bytes"],
                 limits.memory_max.unwrap_or_default(),
@@ -266,7 +262,7 @@ impl Cgroup {
         Ok(missing)
     }
 
-    /// Returns the program and arguments to put before a command so that it runs inside the group.
+    /// Returns the program and arguments that run a command inside the group.
     pub fn launcher(&self, limits: &Limits, devices: &[Device]) -> Vec<String> {
         let Some(unit) = &self.unit else {
             return Vec::new();
@@ -279,7 +275,7 @@ impl Cgroup {
         let mut property = |text: String| argv.push(format!("--property={text}"));
         property("Delegate=yes".to_owned());
         property("OOMPolicy=continue".to_owned());
-        // A limit is the user's choice of what to lose; oomd would take the whole session first.
+        // The limit is the user's choice of what to lose; oomd would kill the whole session first.
         property("ManagedOOMPreference=avoid".to_owned());
         if let Some(bytes) = limits.memory_max {
             property(format!("MemoryMax={bytes}"));
@@ -293,7 +289,7 @@ impl Cgroup {
             property(format!("DeviceAllow={class} rwm"));
         }
         for device in devices {
-            // By number: what is bound need not have this name.
+            // By number, because the bound node may have another name.
             property(format!(
                 "DeviceAllow=/dev/char/{}:{} rw",
                 device.major, device.minor
@@ -303,7 +299,7 @@ impl Cgroup {
         argv
     }
 
-    /// Returns the files into which a process writes `0` to enter the group.
+    /// Returns the files to write `0` to, in order to enter the group.
     pub fn entrances(&self) -> Vec<PathBuf> {
         if self.unit.is_some() {
             return Vec::new();
@@ -314,7 +310,7 @@ impl Cgroup {
             .collect()
     }
 
-    /// Writes `value` into the first of `files` that exists; returns whether one did.
+    /// Writes `value` to the first existing one of `files`; returns whether there was one.
     fn set(&self, files: &[&str], value: u64) -> Result<bool> {
         for (_, directory) in &self.directories {
             for file in files {
@@ -328,7 +324,7 @@ impl Cgroup {
         Ok(false)
     }
 
-    /// Reads what the group used so far.
+    /// Reads the group's usage so far.
     pub fn figures(&self) -> Figures {
         let read = |file: &str| {
             self.directories
@@ -351,7 +347,7 @@ impl Cgroup {
         }
     }
 
-    /// Returns the memory in use that is no page cache, in bytes, where it is counted.
+    /// Returns the memory in use without page cache, in bytes, if it is counted.
     pub fn anonymous(&self) -> Option<u64> {
         self.directories.iter().find_map(|(controller, directory)| {
             let text = fs::read_to_string(directory.join("memory.stat")).ok()?;
@@ -367,7 +363,6 @@ impl Cgroup {
         })
     }
 
-    /// Returns the processes in the group.
     pub fn processes(&self) -> Vec<i32> {
         let mut found = Vec::new();
         for (_, directory) in &self.directories {
@@ -378,7 +373,7 @@ impl Cgroup {
         found
     }
 
-    /// Stops every process in the group where it is, or lets them go on; returns whether this machine can.
+    /// Freezes or thaws every process in the group; returns whether this machine can.
     pub fn freeze(&self, frozen: bool) -> bool {
         let (old, new) = if frozen {
             ("FROZEN", "1")
@@ -396,7 +391,7 @@ impl Cgroup {
         })
     }
 
-    /// Asks every process in the group to end; all but systemd-nspawn, which would take the others with it at once.
+    /// Asks every process in the group to end, except systemd-nspawn, which would take the others with it at once.
     pub fn terminate(&self) {
         for pid in self.processes() {
             let engine = fs::read_to_string(format!("/proc/{pid}/comm"))
@@ -411,13 +406,13 @@ impl Cgroup {
     /// Kills every process in the group and waits until none is left.
     pub fn kill(&self, patience: Duration) -> Result<()> {
         let deadline = Instant::now() + patience;
-        // In cgroup v1 a frozen process does not even die.
+        // In cgroup v1 a frozen process does not die.
         self.freeze(false);
         loop {
             let mut left = Vec::new();
             for (controller, directory) in &self.directories {
                 if controller.is_empty() {
-                    // Absent before Linux 5.14; the signals below do the same with more steps.
+                    // Absent before Linux 5.14; the signals below do the same in more steps.
                     drop(fs::write(directory.join("cgroup.kill"), "1"));
                 }
                 processes(directory, &mut left);
@@ -431,8 +426,8 @@ impl Cgroup {
                 let _: nix::Result<()> = kill(Pid::from_raw(*pid), Signal::SIGKILL);
             }
             if Instant::now() > deadline {
-                return Err(Error::busy(format!("processes {left:?} do not end"))
-                    .help("look at their state with `ps -o pid,stat,wchan:20,cmd -p PID`; a D means the kernel holds them"));
+                return Err(Error::busy(format!("processes {left:?} do not exit"))
+                    .help("look at their state with `ps -o pid,stat,wchan:20,cmd -p PID`; state D means that the kernel holds them"));
             }
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -479,7 +474,7 @@ fn remove_group(directory: &Path) -> std::io::Result<()> {
     for child in children(directory) {
         remove_group(&child)?;
     }
-    // A group stays busy for a moment after its last process ended, and for longer on a busy machine.
+    // A group stays busy for a moment after its last process, longer on a loaded machine.
     let deadline = Instant::now() + PATIENCE;
     loop {
         match fs::remove_dir(directory) {
@@ -495,10 +490,11 @@ fn remove_group(directory: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Closes a v1 device group to all but the devices every container has, and this one (systemd does this for a scope).
+/// Closes a v1 device group to all but the standard devices of containers, and these (systemd does this for a scope).
 fn close_devices(directory: &Path, devices: &[Device]) -> Result<()> {
     fs::write(directory.join("devices.deny"), "a")?;
-    // null, zero, full, random, urandom, tty, console, ptmx, pts; `m` alone lets packages make other nodes unopened.
+    // null, zero, full, random, urandom, tty, console, ptmx, pts. `m` alone lets packages make other nodes without
+    // opening them.
     for rule in [
         "c *:* m",
         "b *:* m",

@@ -1,4 +1,4 @@
-//! Owns which engine runs an env: the one that was asked for, the one that it was made with, or the first that works
+//! Owns choosing an env's engine: the requested one, the one that the env was made with, or the first that works
 //! here.
 
 use std::fmt;
@@ -12,22 +12,21 @@ use crate::plan::resolve::Engine;
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::userns;
 
-/// Docker's own socket.
 const DOCKER: &str = "/run/docker.sock";
 
-/// Where services are looked for.
+/// Sockets of services.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sockets {
-    /// What `DOCKER_HOST` says.
+    /// The value of `DOCKER_HOST`.
     pub docker: Option<String>,
-    /// What counts without that: Docker's contexts.
+    /// Docker's contexts, used without `DOCKER_HOST`.
     pub contexts: Contexts,
-    /// Podman's, or what `CONTAINER_HOST` says.
+    /// Podman's socket, or the value of `CONTAINER_HOST`.
     pub podman: String,
 }
 
 impl Sockets {
-    /// Returns where Docker is, as Docker's own client finds it.
+    /// Returns Docker's address, as Docker's own client finds it.
     fn docker(&self) -> Result<String> {
         if let Some(host) = &self.docker {
             return Ok(host.clone());
@@ -37,14 +36,12 @@ impl Sockets {
     }
 }
 
-/// An engine, and why this one.
+/// The chosen engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// The engine.
     pub engine: Engine,
-    /// The service's socket, for the engines that are services.
+    /// The service's socket, for engines that are services.
     pub service: Option<PathBuf>,
-    /// Why this one.
     pub reason: Reason,
 }
 
@@ -53,7 +50,7 @@ pub struct Choice {
 pub enum Reason {
     /// The user named it.
     Asked,
-    /// The env stays with it.
+    /// The env was made with it.
     MadeWith,
     /// It is the first that works here.
     Found(&'static str),
@@ -63,15 +60,15 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Asked => "asked for",
-            Self::MadeWith => "the env was made with it",
+            Self::MadeWith => "the env was created with it",
             Self::Found(why) => why,
         })
     }
 }
 
-/// Chooses.
+/// Chooses an engine.
 ///
-/// `asked` is what the user typed or configured, `made_with` what the env has been made with, `nspawn` whether
+/// `asked` is the engine on the command line or in the configuration, `made_with` the env's engine, `nspawn` whether
 /// systemd-nspawn can be used: it is installed, and we are root.
 pub fn choose(
     asked: Option<&str>,
@@ -107,7 +104,7 @@ fn named(name: &str) -> Result<Engine> {
         .into_iter()
         .find(|engine| engine.name() == name)
         .ok_or_else(|| {
-            Error::new(Kind::Usage, format!("there is no engine `{name}`"))
+            Error::new(Kind::Usage, format!("unknown engine `{name}`"))
                 .help("one of: auto, nspawn, docker, podman")
         })
 }
@@ -121,7 +118,7 @@ fn first_service(sockets: &Sockets) -> Result<Choice> {
                     engine,
                     service,
                     reason: Reason::Found(
-                        "systemd-nspawn needs root and to be installed; this service answers",
+                        "systemd-nspawn is not installed or needs root; this service answers",
                     ),
                 });
             }
@@ -129,7 +126,7 @@ fn first_service(sockets: &Sockets) -> Result<Choice> {
         }
     }
     Err(Error::unavailable(
-        "no engine: systemd-nspawn needs root and to be installed, and no service answers",
+        "no engine available: systemd-nspawn is not installed or needs root, and no service answers",
     )
     .source(causes.join("; "))
     .help("rockenv doctor"))
@@ -143,7 +140,7 @@ fn service(engine: Engine, sockets: &Sockets) -> Result<Option<PathBuf>> {
     }
 }
 
-/// Connects to the service of an engine, and makes sure that it is what it is taken for.
+/// Connects to the service of an engine, and checks that it is the expected one.
 pub fn service_at(engine: Engine, sockets: &Sockets) -> Result<Service> {
     let (host, flavour) = match engine {
         Engine::Podman => (sockets.podman.clone(), Flavour::Podman),
@@ -154,7 +151,7 @@ pub fn service_at(engine: Engine, sockets: &Sockets) -> Result<Service> {
         Some(("unix", path)) => path,
         Some(_) => {
             return Err(Error::unavailable(format!(
-                "engine `{engine}` at `{host}` is not on this machine: rockenv mounts local directories"
+                "engine `{engine}` at `{host}` is not on this machine, but rockenv mounts local directories"
             ))
             .help(match engine {
                 Engine::Podman => "unset CONTAINER_HOST".to_owned(),
@@ -171,7 +168,7 @@ pub fn service_at(engine: Engine, sockets: &Sockets) -> Result<Service> {
         ))
         .help(format!("rockenv up ... --engine {}", service.flavour)));
     }
-    // Root's service would leave files of root's in the user's store, that the user cannot remove.
+    // Root's service would leave root's files in the user's store, which the user cannot remove.
     if !userns::is_root() && fs::metadata(path)?.uid() == 0 {
         return Err(Error::unavailable(format!(
             "{flavour} at `{path}` belongs to root; only root can use it"

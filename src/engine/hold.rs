@@ -1,8 +1,8 @@
-//! Owns the holder: one process per container, outside it, that has the engine make and start it, waits, and takes
-//! everything down again whatever happened.
+//! Owns the holder: one process per container, outside it, that has the engine make and start it, waits, and cleans
+//! everything up whatever happened.
 //!
-//! The holder keeps the env's lock open, so nobody gets the env before the container is really gone, even
-//! when the command that started it was killed.
+//! The holder keeps the env's lock open, so nobody gets the env before the container is really gone, even if the
+//! command that started it was killed.
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
@@ -28,7 +28,7 @@ use crate::sys::userns;
 
 /// How long a killed container may take to end before the holder reports it.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
-/// How long the engine may take to end by itself, removing its own files, once the agent has ended; in ms.
+/// How long the engine may take to end by itself, removing its own files, after the agent has ended; in ms.
 const GRACE: u16 = 3000;
 
 /// What happens to the container when the command that started it goes away.
@@ -36,17 +36,16 @@ const GRACE: u16 = 3000;
 pub enum OnDisconnect {
     /// It ends at once: a step's container.
     Kill,
-    /// It ends with the last command in it, `exec` and `shell`, which others may have joined; or stays for another one so
-    /// long, where nothing in it tells that there was one before.
+    /// It ends with its last command, for `exec` and `shell`, which others may have joined. With a duration, it stays
+    /// that long for another command, unless the earlier ones left traces.
     Drain(Duration),
 }
 
 /// The request that starts a holder; carries the env's lock and the listening socket.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Hold {
-    /// The container.
     pub container: Container,
-    /// What its starter's end means.
+    /// The effect of its starter's end.
     pub tie: OnDisconnect,
     /// The env's `run` directory: mount point, state and temporary directories are made in it.
     pub run: PathBuf,
@@ -54,34 +53,32 @@ pub struct Hold {
     pub program: PathBuf,
     /// Whether systemd is PID 1 here.
     pub systemd: bool,
-    /// Whether its starter is an ordinary user, and root only of a namespace.
+    /// Whether its starter is an ordinary user, and root only in a user namespace.
     pub rootless: bool,
     /// Its claim on the machine's jobs.
     pub jobs: Ticket,
 }
 
 impl Hold {
-    /// Starts to serve the container's FIFO; `file` carries the claim.
+    /// Starts serving the container's FIFO; `file` carries the claim.
     pub(super) fn serve_jobs(&self, file: OwnedFd, cgroup: &Cgroup) -> Result<Server> {
         let limit = self.container.limits.memory_max;
         Server::start(self.jobs.clone(), file, cgroup.clone(), limit)
     }
 }
 
-/// What the holder tells its starter.
+/// Messages from the holder to its starter.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum FromHolder {
     /// The container runs; sentences about limits that could not be set.
     Ready(Vec<String>),
-    /// It takes long to make the container: what is waited for.
+    /// Creating the container takes long; a description of the wait.
     Waits(String),
-    /// The container stays, and the holder with it: others use it still, or may soon.
+    /// The container and its holder stay: others still use it, or may soon.
     Shared,
-    /// The container is gone.
     Ended(Usage),
     /// The container could not be made, or was lost.
     Failed {
-        /// Why.
         reason: Reason,
     },
 }
@@ -135,12 +132,10 @@ impl From<Reason> for Error {
     }
 }
 
-/// What is known of a container that runs, or ran when its holder was killed: `run/state.json`.
+/// The record of a container that runs, or ran when its holder was killed: `run/state.json`.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct State {
-    /// Name of the container.
     pub id: String,
-    /// Its control group.
     pub cgroup: Cgroup,
     /// The file by which systemd-nspawn locks the tree; a killed one leaves it.
     pub lock: Option<TreeLock>,
@@ -149,33 +144,32 @@ pub struct State {
     /// It only waits for another command.
     #[serde(default)]
     pub idle: bool,
-    /// The device nodes in it, where a service made them: they stay what they were at its start.
+    /// Its device nodes, if a service made them: they stay as they were at its start.
     #[serde(default)]
     pub nodes: Vec<Device>,
 }
 
 impl State {
-    /// Returns where the state is in an env's `run` directory.
+    /// Returns the path of the state in an env's `run` directory.
     pub fn path(run: &Path) -> PathBuf {
         run.join("state.json")
     }
 
-    /// Writes it down.
     pub(super) fn save(&self, run: &Path) -> Result<()> {
         let text = serde_json::to_vec(self)
             .map_err(|error| Error::unexpected("cannot encode state").source(error))?;
-        // Others read it meanwhile, and half a file would say that nothing runs.
+        // Atomically: a concurrent reader would take half a file for no container.
         let new = run.join("state.json.new");
         fs::write(&new, text)?;
         Ok(fs::rename(new, Self::path(run))?)
     }
 
-    /// Reads the state of the container that runs, where one does.
+    /// Reads the state of the running container, if any.
     pub fn read(run: &Path) -> Option<Self> {
         Self::parse(run, &fs::read(Self::path(run)).ok()?)
     }
 
-    /// Reads a state; none where it is not whole, or names what is no container of this env's.
+    /// Parses a state; `None` if it is incomplete, or names anything but a container of this env.
     fn parse(run: &Path, text: &[u8]) -> Option<Self> {
         let state: Self = serde_json::from_slice(text).ok()?;
         let env = run.parent()?.file_name()?.to_str()?;
@@ -194,10 +188,10 @@ impl State {
         fits.then_some(state)
     }
 
-    /// Asks what runs in the container to end.
+    /// Asks the container's processes to end.
     pub fn terminate(&self) -> Result<()> {
         match &self.place {
-            // Without root there may be no control group of it.
+            // Without root the container may have no control group.
             Some(place) if self.cgroup.directories.is_empty() => {
                 docker::Service::connect(&place.socket)?.terminate(&place.name);
             }
@@ -216,7 +210,7 @@ impl State {
         }
     }
 
-    /// Ends what a killed holder left: its processes, control group and engine's files.
+    /// Ends what a killed holder left: its processes, control group and the engine's files.
     ///
     /// Returns what there was. The caller holds the env's lock.
     pub fn recover(run: &Path) -> Result<Option<Ended>> {
@@ -226,7 +220,7 @@ impl State {
             other => other?,
         };
         let mut ended = Ended::default();
-        // Written whole before the container exists: half a file means that nothing was started.
+        // Written completely before the container exists: half a file means that nothing was started.
         if let Some(state) = Self::parse(run, &text) {
             ended = Ended::count(&state.cgroup);
             state.clear()?;
@@ -249,7 +243,7 @@ impl State {
             let path = Path::new("/run/systemd/nspawn")
                 .join(directory)
                 .join(&self.id);
-            // Mounted in the holder's namespace from systemd 255 on, where a killed systemd-nspawn leaves it.
+            // Mounted in the holder's namespace since systemd 255; a killed systemd-nspawn leaves it.
             let _: nix::Result<()> =
                 umount2(&path, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW);
             drop(fs::remove_dir(path));
@@ -258,7 +252,7 @@ impl State {
     }
 }
 
-/// Returns how the names of all containers of an env begin.
+/// Returns the prefix of the names of an env's containers.
 pub fn name_prefix(env: &str) -> String {
     let readable: String = env
         .bytes()
@@ -271,7 +265,7 @@ pub fn name_prefix(env: &str) -> String {
     format!("rockenv-{}-", readable.trim_matches('-'))
 }
 
-/// The file by which systemd-nspawn locks a tree for the whole machine.
+/// The file by which systemd-nspawn locks a tree on the whole machine.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(try_from = "PathBuf", into = "PathBuf")]
 pub struct TreeLock {
@@ -279,7 +273,7 @@ pub struct TreeLock {
     inode: u64,
 }
 
-/// Where systemd-nspawn keeps these files.
+/// systemd-nspawn's directory of these files.
 const TREE_LOCKS: &str = "/run/systemd/nspawn/locks";
 
 impl TreeLock {
@@ -303,7 +297,7 @@ impl From<TreeLock> for PathBuf {
     }
 }
 
-// It is removed, so a saved one is made again from its numbers.
+// The file will be removed, so a saved path is rebuilt from its numbers.
 impl TryFrom<PathBuf> for TreeLock {
     type Error = String;
 
@@ -317,16 +311,16 @@ impl TryFrom<PathBuf> for TreeLock {
             })
         });
         lock.filter(|lock| lock.path() == path)
-            .ok_or_else(|| "a lock of systemd-nspawn's has another path".to_owned())
+            .ok_or_else(|| "this is not the path of a systemd-nspawn lock".to_owned())
     }
 }
 
-/// What was left of a container when its holder was killed.
+/// The leftovers of a container whose holder was killed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ended {
-    /// Processes in its control group, which is nobody else's.
+    /// Processes in its own control group.
     pub processes: usize,
-    /// Those of them that had a node of a GPU open.
+    /// Those of them that had a GPU node open.
     pub on_gpu: usize,
 }
 
@@ -341,7 +335,7 @@ impl Ended {
     }
 }
 
-/// Returns whether a process has a node of a GPU open.
+/// Returns whether a process has a GPU node open.
 fn has_gpu(pid: i32) -> bool {
     let open = fs::read_dir(format!("/proc/{pid}/fd"));
     let targets = open.into_iter().flatten().flatten();
@@ -355,7 +349,7 @@ fn is_gpu(node: &Path) -> bool {
     node == "/dev/kfd" || node.starts_with("/dev/dri/renderD")
 }
 
-/// Removes a lock file, unless somebody else's tree got the same numbers and is locked by now.
+/// Removes a lock file, unless another tree got the same numbers and is locked by now.
 fn remove_lock(path: &Path) -> Result<()> {
     let file = match fs::File::open(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
@@ -385,7 +379,7 @@ pub fn run() -> Result<()> {
             reason: (&error).into(),
         },
     };
-    // A starter that was killed needs no answer.
+    // A killed starter needs no answer.
     drop(frames::send(&starter, &outcome, &[]));
     Ok(())
 }
@@ -393,7 +387,7 @@ pub fn run() -> Result<()> {
 fn hold_container(hold: &Hold, fds: Vec<OwnedFd>, starter: &UnixStream) -> Result<Usage> {
     let [_lock, listener, jobs]: [OwnedFd; 3] = fds
         .try_into()
-        .map_err(|_| Error::unexpected("the holder is started by `rockenv`, not by hand"))?;
+        .map_err(|_| Error::unexpected("the holder is started by `rockenv`, not manually"))?;
     let mut mask = SigSet::empty();
     for signal in [
         Signal::SIGCHLD,
@@ -434,7 +428,7 @@ fn hold_container(hold: &Hold, fds: Vec<OwnedFd>, starter: &UnixStream) -> Resul
             nspawn::hold(hold, &mut state, listener.into(), jobs, &signals, starter)
         }
     };
-    // Where something is left, its state is too: the next command that takes the lock goes on with it.
+    // If anything is left, so is the state: the next command that takes the lock continues from it.
     let cleared = state
         .clear()
         .and_then(|()| match fs::remove_file(State::path(&hold.run)) {
@@ -446,7 +440,7 @@ fn hold_container(hold: &Hold, fds: Vec<OwnedFd>, starter: &UnixStream) -> Resul
     Ok(usage)
 }
 
-/// Refuses what cannot be mounted, by the name that the profile gives it.
+/// Refuses missing sources of mounts, under the names in the profile.
 pub(super) fn check_binds(container: &Container) -> Result<()> {
     for bind in &container.binds {
         fs::symlink_metadata(&bind.source)
@@ -455,16 +449,16 @@ pub(super) fn check_binds(container: &Container) -> Result<()> {
     Ok(())
 }
 
-/// What an engine does while its container is waited for.
+/// An engine's callbacks while its container is waited for.
 pub(super) struct Watch<'a> {
-    /// What the starter's end means.
+    /// The effect of the starter's end.
     pub tie: OnDisconnect,
-    /// Is asked when the agent is gone (then its argument says so), and after every signal.
+    /// Called when the agent is gone (then with true), and after every signal.
     pub has_ended: &'a mut dyn FnMut(bool) -> Result<bool>,
-    /// Is called before the agent is told to end, and when it ended by itself: what is to be read of the container has to
-    /// be read before somebody else removes it.
+    /// Called before the agent is told to end, and when it ended by itself: the container's figures must be read
+    /// before they are removed.
     pub dismiss: &'a mut dyn FnMut(),
-    /// Is told when the container begins to wait for another command, and when one came.
+    /// Called when the container begins to wait for another command, and when one comes.
     pub idle: &'a mut dyn FnMut(bool),
 }
 
@@ -558,7 +552,7 @@ pub(super) fn supervise(
                     agent = None;
                 }
             }
-            // Also without a word of the agent: it may be what was killed.
+            // Also without a message from the agent, which may have been killed.
             if (watch.has_ended)(agent.is_none())? {
                 return Ok(ready);
             }

@@ -1,9 +1,9 @@
-//! Owns the machine's budget of jobs: which env may use how many at once.
+//! Owns the machine's budget of jobs: how many each env may use at once.
 //!
-//! A slot of the budget is a byte of the store's file `jobs`, and who has it locked has the slot: the kernel gives it back
-//! whatever happens to its owner, so there is no broker that could die, and nothing to recover. The holders agree by the
-//! same file: each has a seat in it, a locked record of how many slots it has and whether it could use more, and each
-//! decides for itself, by the same rule (`target`).
+//! A slot of the budget is a byte in the store's file `jobs`, and whoever has locked it has the slot. The kernel
+//! releases it however its owner ends, so there is no broker that could die, and nothing to recover. The holders
+//! coordinate through the same file: each has a seat in it, a locked record of its number of slots and its need, and
+//! each decides for itself by the same rule (`target`).
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::FileExt as _;
@@ -21,22 +21,21 @@ use crate::sys::error::{Error, Result, ResultExt as _};
 const SEAT: u64 = 64;
 /// More seats than envs can run at once.
 const SEATS: u32 = 4096;
-/// Where the bytes of slots begin: behind every seat.
+/// Offset of the bytes for slots: after every seat.
 const SLOTS: u64 = 1 << 40;
 
-/// What another seat says.
+/// The record of another seat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Other {
-    /// Its env.
     pub env: String,
     held: u32,
     need: Need,
 }
 
-/// What an env could do with more slots.
+/// Whether an env could use more slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Need {
-    /// It has tokens lying.
+    /// It has unused tokens.
     None,
     /// It uses all it has, and may not have more.
     Enough,
@@ -54,21 +53,21 @@ pub struct Claim {
     env: String,
 }
 
-/// A [`Claim`] on its way to another process, beside the file's descriptor, which carries the locks.
+/// A [`Claim`] on its way to another process, together with the file's descriptor, which carries the locks.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Ticket {
     slot: u32,
     total: u32,
     held: Vec<u32>,
     env: String,
-    /// Most slots the env may have.
+    /// Maximum of slots for the env.
     pub(super) cap: u32,
-    /// The FIFO outside.
+    /// Path of the FIFO outside.
     pub(super) fifo: PathBuf,
 }
 
 impl Claim {
-    /// Takes a seat for `env` at the budget in the store's file `path`, of `total` slots.
+    /// Takes a seat for `env` at the budget of `total` slots in the store's file `path`.
     pub fn open(path: &Path, total: u32, env: &str) -> Result<Self> {
         let file = fs::OpenOptions::new()
             .read(true)
@@ -95,7 +94,7 @@ impl Claim {
         )))
     }
 
-    /// Takes over what [`Claim::pass`] handed on.
+    /// Takes over a claim from [`Claim::pass`].
     #[expect(
         clippy::disallowed_types,
         reason = "it came by a socket, without a name"
@@ -110,12 +109,11 @@ impl Claim {
         }
     }
 
-    /// Returns how many slots there are in all.
     pub(super) fn total(&self) -> u32 {
         self.total
     }
 
-    /// Takes one slot more, where one is free.
+    /// Takes another slot, if one is free.
     pub fn take(&mut self) -> Result<bool> {
         for slot in (0..self.total)
             .filter(|slot| !self.held.contains(slot))
@@ -129,7 +127,7 @@ impl Claim {
         Ok(false)
     }
 
-    /// Gives one slot back.
+    /// Releases one slot.
     pub(super) fn give(&mut self) -> Result<()> {
         if let Some(slot) = self.held.pop() {
             set_lock(&self.file, SLOTS + u64::from(slot), libc::F_UNLCK)?;
@@ -137,12 +135,11 @@ impl Claim {
         Ok(())
     }
 
-    /// Returns how many slots are taken.
     pub(super) fn count(&self) -> u32 {
         u32::try_from(self.held.len()).unwrap_or(u32::MAX)
     }
 
-    /// Tells the others.
+    /// Publishes the need.
     pub(super) fn say(&self, need: Need) -> Result<()> {
         let mut record = [0; SEAT as usize];
         record[..4].copy_from_slice(&self.count().to_le_bytes());
@@ -156,7 +153,7 @@ impl Claim {
         Ok(())
     }
 
-    /// Returns what the other seats that are taken say.
+    /// Returns the records of the other seats that are taken.
     pub fn others(&self) -> Result<Vec<Other>> {
         let mut others = Vec::new();
         for slot in 0..self.file.metadata()?.len() / SEAT {
@@ -167,7 +164,7 @@ impl Claim {
         Ok(others)
     }
 
-    /// Hands the claim to another process: what it is, and the descriptor to send along.
+    /// Passes the claim to another process: its description, and the descriptor to send along.
     pub fn pass(self, cap: u32, fifo: PathBuf) -> (Ticket, OwnedFd) {
         let ticket = Ticket {
             slot: self.slot,
@@ -181,7 +178,7 @@ impl Claim {
     }
 }
 
-/// Returns what a seat of the budget in `file` says, where it is taken.
+/// Returns the record of a seat in `file`, if it is taken.
 fn slot_holder(file: &fs::File, slot: u64) -> Result<Option<Other>> {
     if !is_locked(file, slot * SEAT)? {
         return Ok(None);
@@ -201,9 +198,9 @@ fn slot_holder(file: &fs::File, slot: u64) -> Result<Option<Other>> {
     }))
 }
 
-/// Returns how many slots of the budget in `file` an env has, where it has a seat.
+/// Returns how many slots of the budget in `file` an env has, if it has a seat.
 pub(super) fn held(file: &fs::File, env: &str) -> Result<Option<u32>> {
-    // As much of the name as a seat has room for.
+    // Names are cut to the size of a seat's record.
     let end = env.len().min(SEAT as usize - 5);
     let mut sum = None;
     for slot in 0..file.metadata()?.len() / SEAT {
@@ -229,7 +226,7 @@ fn set_lock(file: &fs::File, at: u64, kind: i32) -> Result<bool> {
     }
 }
 
-/// Returns whether somebody else has the byte.
+/// Returns whether somebody else has locked the byte.
 fn is_locked(file: &fs::File, at: u64) -> Result<bool> {
     let mut range = range(at, libc::F_WRLCK);
     fcntl(file.file().as_fd(), FcntlArg::F_OFD_GETLK(&mut range))
@@ -247,25 +244,24 @@ fn range(at: u64, kind: i32) -> libc::flock {
     }
 }
 
-/// Where an env stands, for [`target`].
+/// The state of an env, for [`target`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mine {
     /// Slots it has.
     pub(super) held: u32,
-    /// Slots it keeps whatever happens.
+    /// Slots it keeps in any case.
     pub(super) base: u32,
     /// Slots it may have.
     pub(super) limit: u32,
-    /// Tokens that nobody took.
+    /// Unused tokens.
     pub(super) idle: u32,
-    /// What it could do with more.
     pub(super) need: Need,
 }
 
 /// Returns how many slots an env should have, for a budget of `total`.
 ///
-/// Where nobody asks for more, free slots lie ready wherever they are. Else tokens that lie unused go to who asks, and
-/// whoever has more than an equal share gives the rest as its jobs end.
+/// If nobody asks for more, free slots stay wherever they are. Otherwise unused tokens go to the envs that ask, and
+/// any env with more than an equal share releases the rest as its jobs end.
 pub(super) fn target(total: u32, mine: Mine, others: &[Other]) -> u32 {
     let Mine {
         held,
@@ -286,7 +282,7 @@ pub(super) fn target(total: u32, mine: Mine, others: &[Other]) -> u32 {
         .map(|other| other.held)
         .min();
     let Some(poorest) = poorest else {
-        // Nobody asks: what lies here is found at once when it is needed.
+        // Nobody asks: a token that stays here is available at once.
         return limit.min(held + free);
     };
     if need == Need::None {
@@ -351,7 +347,7 @@ mod tests {
         let busy = [other(4, Need::More)];
         assert_eq!(target(8, mine(4, 2, Need::None), &busy), 2);
         assert_eq!(target(8, mine(4, 4, Need::None), &busy), 1);
-        // It stays where nobody asks.
+        // It stays if nobody asks.
         let content = [other(2, Need::Enough)];
         assert_eq!(target(8, mine(4, 2, Need::None), &content), 6);
         let idle = [other(1, Need::None)];
@@ -398,7 +394,7 @@ mod tests {
         );
         a.give().unwrap();
         assert!(b.take().unwrap());
-        // Handed on, it is still taken; a descriptor that is closed, by whatever end of its process, frees it.
+        // Still taken after passing it on; a closed descriptor, however its process ended, frees it.
         let (_, fd) = b.pass(2, PathBuf::new());
         let mut c = Claim::open(&path, 2, "c").unwrap();
         assert!(!c.take().unwrap());

@@ -1,8 +1,9 @@
-//! Owns the FIFO by which the tools in an env learn how many jobs they may start: GNU make's protocol, served from outside.
+//! Owns the FIFO that tells the tools in an env how many jobs they may start: GNU make's protocol, served from
+//! outside.
 //!
-//! Each env has a FIFO of its own, with a token for each of its slots of the [`budget`] but the first, which every client has
-//! without asking. So the tokens of a killed client are lost at most until the container ends, and an env that writes tokens
-//! of its own gains nothing from the others.
+//! Each env has its own FIFO, with a token for each of its slots of the [`budget`] except the first, which every
+//! client has implicitly. So tokens of a killed client are lost at most until the container ends, and an env that
+//! forges tokens gains nothing from the others.
 //!
 //! [`budget`]: crate::engine::job_slots
 
@@ -23,27 +24,27 @@ use super::pressure::{self, Throttle};
 use crate::engine::job_slots::{Claim, Mine, Need, Ticket, held, target};
 use crate::sys::error::{Result, ResultExt as _};
 
-/// Where the FIFO is inside every env.
+/// Path of the FIFO inside every env.
 pub const INSIDE: &str = "/run/rockenv/jobserver";
-/// How often a holder looks at its FIFO and at the other seats, in ms.
+/// How often a holder checks its FIFO and the other seats, in ms.
 const PERIOD: u16 = 50;
-/// How long an env that left tokens lying, and gave them back, asks for none.
+/// How long an env that had unused tokens, and returned them, asks for none.
 const REST: Duration = Duration::from_secs(1);
-/// How often memory is looked at.
+/// How often memory is checked.
 const MEMORY: Duration = Duration::from_secs(1);
 /// How often lost tokens are looked for.
 const RECOUNT: Duration = Duration::from_secs(2);
 
-/// Returns what `MAKEFLAGS` is inside.
+/// Returns the value of `MAKEFLAGS` inside.
 ///
-/// Behind `--`, it is a variable to every make: one without `-j` stays serial as its author wrote it, and one before 4.4
-/// does not stumble over a FIFO. Everybody else (ninja from 1.13 on, cargo, gcc) looks for the word alone. A `make -jN`
-/// joins through the shim.
+/// After `--`, make takes it for a variable: a make without `-j` stays serial as its author intended, and one before
+/// 4.4 does not fail on a FIFO. Other tools (ninja since 1.13, cargo, gcc) look only for the word. A `make -jN` joins
+/// through the shim.
 pub fn makeflags() -> String {
     format!(" -- --jobserver-auth=fifo:{INSIDE}")
 }
 
-/// Makes the FIFO of an env, where it is not there yet.
+/// Makes the FIFO of an env, unless it exists.
 pub fn make_fifo(path: &Path) -> Result<()> {
     if !fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_fifo()) {
         match nix::unistd::mkfifo(path, nix::sys::stat::Mode::S_IRWXU) {
@@ -53,7 +54,7 @@ pub fn make_fifo(path: &Path) -> Result<()> {
             }
         }
     }
-    // The build user's tools write back what they took.
+    // The build user's tools write tokens back.
     fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
     Ok(())
 }
@@ -62,12 +63,12 @@ pub fn make_fifo(path: &Path) -> Result<()> {
 #[derive(Debug)]
 pub struct Server {
     thread: JoinHandle<Option<u64>>,
-    /// Its end wakes the thread.
+    /// Closing it wakes the thread.
     stop: OwnedFd,
 }
 
 impl Server {
-    /// Starts to serve the env whose container is in `cgroup`, with `memory_max` bytes.
+    /// Starts serving the env whose container is in `cgroup`, with `memory_max` bytes.
     ///
     /// Before the container starts, so that the first client finds its tokens.
     pub fn start(
@@ -82,21 +83,21 @@ impl Server {
         let thread = std::thread::Builder::new()
             .name("jobserver".to_owned())
             .spawn(move || {
-                // Without it the env goes on with the tokens it has.
+                // Without the server the env continues with the tokens it has.
                 drop(env.serve(&stopped));
                 env.peak
             })?;
         Ok(Self { thread, stop })
     }
 
-    /// Stops, gives everything back, and returns the most memory that was no cache, in bytes, where it is counted.
+    /// Stops, releases everything, and returns the peak of memory without page cache, in bytes, if it is counted.
     pub fn finish(self) -> Option<u64> {
         drop(self.stop);
         self.thread.join().unwrap_or(None)
     }
 }
 
-/// Tells how many jobs an env runs, from outside its holder.
+/// Measures from outside the holder how many jobs an env runs.
 #[derive(Debug)]
 pub struct Gauge {
     fifo: fs::File,
@@ -105,7 +106,7 @@ pub struct Gauge {
 }
 
 impl Gauge {
-    /// Opens the machine's budget in `jobs`, and the FIFO of `env`; none where one is not there.
+    /// Opens the machine's budget in `jobs`, and the FIFO of `env`; `None` if one is missing.
     pub fn open(jobs: &Path, fifo: &Path, env: &str) -> Option<Self> {
         use fs_err::os::unix::fs::OpenOptionsExt as _;
         let mut options = fs::OpenOptions::new();
@@ -117,21 +118,21 @@ impl Gauge {
         })
     }
 
-    /// Returns how many slots of the budget are in use: those that the env has, without the tokens that lie in its FIFO.
+    /// Returns how many slots are in use: the env's slots without the tokens in its FIFO.
     pub fn used(&self) -> Option<u32> {
         let held = held(&self.jobs, &self.env).ok()??;
         Some(held.saturating_sub(waiting(&self.fifo).ok()?))
     }
 }
 
-/// What the server knows of its env.
+/// The server's state of its env.
 #[derive(Debug)]
 struct Env {
     claim: Claim,
     fifo: fs::File,
     cgroup: Cgroup,
     memory_max: Option<u64>,
-    /// Slots without a token: a step's own, which its first client has without asking.
+    /// Slots without a token: a step's own, which its first client has implicitly.
     base: u32,
     cap: u32,
     throttle: Throttle,
@@ -150,7 +151,7 @@ impl Env {
         cgroup: Cgroup,
         memory_max: Option<u64>,
     ) -> Result<Self> {
-        // For writing too: else make, which waits for a writer when it opens the FIFO, waits for ever.
+        // Opened for writing too: make waits for a writer when it opens the FIFO, for ever if there is none.
         let fifo = {
             use fs_err::os::unix::fs::OpenOptionsExt as _;
             fs::OpenOptions::new()
@@ -194,7 +195,7 @@ impl Env {
         }
     }
 
-    /// Looks at everything once, and gives or takes.
+    /// Checks everything once, and adds or removes tokens.
     fn look(&mut self) -> Result<()> {
         let now = Instant::now();
         let granted = self.claim.count().saturating_sub(self.base);
@@ -254,7 +255,7 @@ impl Env {
         self.claim.say(need)
     }
 
-    /// Returns how many tokens lie in the FIFO.
+    /// Returns the number of tokens in the FIFO.
     fn idle(&self) -> Result<u32> {
         waiting(&self.fifo)
     }
@@ -272,7 +273,7 @@ impl Env {
         Ok(())
     }
 
-    /// Returns whether no process in the container has the FIFO open: then nobody is left who could give a token back.
+    /// Returns whether no process in the container has the FIFO open, so that nobody is left to return a token.
     fn nobody_holds(&self) -> Result<bool> {
         let own = self.fifo.metadata()?;
         let processes = self.cgroup.processes();
@@ -290,7 +291,7 @@ impl Env {
                 Ok(false) => {}
                 Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
                 Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
-                // One that may not be looked at may hold it.
+                // An unreadable process may have it open.
                 Ok(true) | Err(_) => return Ok(false),
             }
         }
@@ -298,7 +299,7 @@ impl Env {
     }
 }
 
-/// Returns how many tokens lie in a FIFO.
+/// Returns the number of tokens in a FIFO.
 fn waiting(fifo: &fs::File) -> Result<u32> {
     let mut count: libc::c_int = 0;
     pending(fifo.file().as_raw_fd(), &mut count)?;
@@ -328,11 +329,11 @@ mod tests {
         let mut env = Env::open(ticket, fd, Cgroup::default(), None).unwrap();
         env.look().unwrap();
         assert_eq!((env.claim.count(), env.idle().unwrap()), (3, 2));
-        // Made inside: taken away.
+        // Made inside, so removed.
         env.write().unwrap();
         env.look().unwrap();
         assert_eq!(env.idle().unwrap(), 2);
-        // Another env wants some: it gets what lies there.
+        // Another env wants tokens: it gets the unused ones.
         let b = Claim::open(&path, 4, "b").unwrap();
         b.say(Need::More).unwrap();
         env.look().unwrap();

@@ -1,9 +1,9 @@
-//! Owns what runs containers. An engine is one of a closed set; each step, `exec` and `shell` gets a container
-//! of its own, or joins the one that runs.
+//! Owns running containers. An engine is one of a closed set; each step, `exec` and `shell` gets its own container,
+//! or joins the one that runs.
 //!
-//! A container is made by a *holder* process ([`hold`]) that owns its mounts, its control group and its end;
-//! inside, an *agent* ([`agent`]) starts commands for clients ([`session`]). Whoever dies, the others see a
-//! closed socket and end the container.
+//! A container is made by a *holder* process ([`hold`]) that owns its mounts, its control group and its end; inside,
+//! an *agent* ([`agent`]) starts commands for clients ([`session`]). Whichever dies, the others see a closed socket
+//! and end the container.
 
 pub mod ninja;
 pub mod shim;
@@ -33,16 +33,16 @@ use crate::sys::error::Result;
 pub use cgroup::Limits;
 pub use user::BuildUser;
 
-/// The tree a container runs on, and with it who runs the container.
+/// The tree of a container, and thereby its engine.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Root {
-    /// A directory or subvolume, used as it is.
+    /// A directory or subvolume, used directly.
     Directory(PathBuf),
-    /// An overlay, mounted by the holder in a mount namespace of its own.
+    /// An overlay, mounted by the holder in its own mount namespace.
     Overlay {
         /// Frozen directories, topmost first.
         lowers: Vec<PathBuf>,
-        /// Where changes go.
+        /// Directory of the changes.
         upper: PathBuf,
         /// The overlay's scratch directory, beside `upper`.
         work: PathBuf,
@@ -60,47 +60,45 @@ pub struct Bind {
     pub target: String,
     /// Refuses writes inside.
     pub read_only: bool,
-    /// What lies over the directory; what is written inside then goes there, and the directory stays as it is.
+    /// An overlay on the directory that receives writes, so that the directory stays unchanged.
     pub view: Option<View>,
 }
 
-/// A view of a directory: an overlay on it, mounted by the holder in a mount namespace of its own.
+/// A view of a directory: an overlay on it, mounted by the holder in its own mount namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct View {
     /// Frozen changes, topmost first.
     pub layers: Vec<PathBuf>,
-    /// Where further changes go.
+    /// Directory of further changes.
     pub upper: PathBuf,
     /// The overlay's scratch directory, on the same file system as `upper`.
     pub work: PathBuf,
 }
 
-/// Everything that decides a container.
+/// Everything that defines a container.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Container {
-    /// Unique name: machine, control group and scope are called so. At most 64 characters.
+    /// Unique name of the machine, control group and scope, at most 64 characters.
     pub id: String,
-    /// Its tree.
     pub root: Root,
     /// Host directories inside, in order.
     pub binds: Vec<Bind>,
     /// Device nodes passed through, and no others.
     pub devices: Vec<Device>,
-    /// Keeps the groups of an ordinary user, which may be what opens the devices, where the engine runs as that user.
+    /// Keep the groups of an ordinary user, which may be needed to open the devices, if the engine runs as that user.
     pub keep_groups: bool,
     /// The host's network, or none at all.
     pub network: bool,
-    /// Its limits.
     pub limits: Limits,
-    /// The user to be found in its `/etc/passwd`, where commands run as one.
+    /// The user to add to `/etc/passwd`, if commands run as one.
     pub user: Option<BuildUser>,
-    /// What it trusts beside what its tree does.
+    /// Certificate authorities in addition to those of its tree.
     #[serde(default)]
     pub certificates: Option<Given>,
 }
 
 impl Container {
-    /// Shows the authorities that are configured over the lists of its tree; nothing is made in the tree.
+    /// Mounts the configured authorities over the lists of its tree; nothing is made in the tree.
     pub(crate) fn show_certificates(&mut self, tree: Option<&Path>, run: &Path) -> Result<()> {
         let Some(given) = self.certificates.take() else {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Owns the ninja that rockenv puts into envs: one that takes part in the machine's jobs, which those in distributions
+//! Owns the ninja that rockenv puts into envs: a version that joins the machine's jobs, which those of distributions
 //! before 2026 do not.
 
 use std::io::Read as _;
@@ -10,20 +10,21 @@ use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use fs_err as fs;
 use sha2::{Digest as _, Sha256};
 
-/// The release that is fetched where nothing else is configured.
+/// The release that is fetched by default.
 const URL: &str = "https://github.com/ninja-build/ninja/releases/download/v1.13.2/ninja-linux.zip";
 const SHA256: &str = "5749cbc4e668273514150a80e387a957f933c6ed3f5f11e03fb30955e2bbead6";
-/// What a client of a jobserver looks for in its environment, and so has as text: ninja since version 1.13.
+/// The text that a jobserver client looks for in its environment, which ninja contains since version 1.13.
 const CLIENT: &[u8] = b"--jobserver-auth=";
-/// More than any release unpacks to, in bytes.
+/// Larger than any unpacked release, in bytes.
 const LIMIT: u64 = 64 << 20;
 
 /// Name of the program in an env's `run` directory.
 pub const NAME: &str = "ninja";
-/// Where it is inside.
+/// Its path inside.
 pub const INSIDE: &str = "/run/rockenv/bin/ninja";
 
-/// Puts ninja into an env's `run` directory: the user's `own`, or the release, from the store's `blobs` or the network.
+/// Puts ninja into an env's `run` directory: the user's `own`, or the release, from the store's `blobs` or the
+/// network.
 pub fn place(
     run: &Path,
     own: Option<&Path>,
@@ -42,7 +43,7 @@ pub fn place(
             if offline && !there {
                 return Err(Error::new(
                     Kind::Unavailable,
-                    "ninja is not in the store yet and `--offline` forbids to fetch it",
+                    "ninja is not in the store yet and `--offline` forbids fetching it",
                 )
                 .help("ROCKENV_NINJA=/usr/bin/ninja rockenv up ... --offline, with ninja 1.13 or newer"));
             }
@@ -55,7 +56,7 @@ pub fn place(
                     ),
                 })?;
             unzip(&fs::read(&zip)?, NAME).ok_or_else(|| {
-                Error::unexpected(format!("`{}` has no program `{NAME}`", zip.display()))
+                Error::unexpected(format!("`{}` contains no program `{NAME}`", zip.display()))
             })?
         }
     };
@@ -64,14 +65,14 @@ pub fn place(
         return Ok(());
     }
     fs::create_dir_all(run)?;
-    // By another name first: the one before may be running.
+    // Renamed into place, because the previous one may be running.
     let part = run.join("ninja.part");
     fs::write(&part, &program)?;
     fs::set_permissions(&part, std::fs::Permissions::from_mode(0o755))?;
     Ok(fs::rename(part, path)?)
 }
 
-/// Returns where ninja comes from, nothing for the user's `own`, and the digest of what is there.
+/// Returns ninja's URL, `None` for the user's `own`, and the digest of the existing file.
 pub fn identity(own: Option<&Path>) -> Result<(Option<&'static str>, String)> {
     match own {
         Some(path) => Ok((None, hex::encode(Sha256::digest(fs::read(path)?)))),
@@ -79,19 +80,20 @@ pub fn identity(own: Option<&Path>) -> Result<(Option<&'static str>, String)> {
     }
 }
 
-/// Refuses a ninja that takes part in nothing. It is not run to be asked for its version: here it would have root's rights.
+/// Refuses a ninja that does not join the jobserver. It is not run to ask for its version, because here it would have
+/// root's rights.
 fn check(path: &Path, program: &[u8]) -> Result<()> {
     match program.windows(CLIENT.len()).any(|part| part == CLIENT) {
         true => Ok(()),
         false => Err(Error::invalid(format!(
-            "`{}` takes no part in the machine's jobs: it is not ninja 1.13 or newer",
+            "`{}` cannot join the machine's job slots: it is not ninja 1.13 or newer",
             path.display()
         ))
         .help("pip download --no-deps ninja, or remove `ninja` from the configuration")),
     }
 }
 
-/// Returns a file of a zip archive by the last part of its name; `None` where there is none, or the archive is broken.
+/// Returns a file of a zip archive by the last part of its name; `None` if it is missing, or the archive is broken.
 fn unzip(zip: &[u8], name: &str) -> Option<Vec<u8>> {
     let number = |at: usize, length: usize| {
         let bytes = zip.get(at..at.checked_add(length)?)?;
@@ -100,7 +102,7 @@ fn unzip(zip: &[u8], name: &str) -> Option<Vec<u8>> {
             .rev()
             .try_fold(0usize, |sum, byte| Some(sum << 8 | usize::from(*byte)))
     };
-    // The end record, behind which a comment may be.
+    // The end record, which a comment may follow.
     let end = (0..=zip.len().checked_sub(22)?)
         .rev()
         .find(|at| zip[*at..].starts_with(b"PK\x05\x06"))?;
@@ -213,7 +215,7 @@ mod tests {
             assert_eq!(unzip(&archive, "ninja").unwrap(), content);
             assert_eq!(unzip(&archive, "other"), None);
             for cut in 0..archive.len() {
-                // Whatever is cut off, nothing panics.
+                // Truncation at any point must not cause a panic.
                 drop(unzip(&archive[..cut], "ninja"));
                 drop(unzip(&archive[cut..], "ninja"));
             }

@@ -1,4 +1,5 @@
-//! Owns the decision how many jobs the memory bears at the moment: pure, fed with what the host and the control group say.
+//! Owns deciding how many jobs the memory allows at the moment: pure, from the figures of the host and the control
+//! group.
 
 use crate::sys::host::MemoryNow;
 
@@ -33,7 +34,7 @@ pub(super) fn level(machine: &MemoryNow, used: Option<u64>, limit: Option<u64>) 
     stalled.max(machine).max(own)
 }
 
-/// How many jobs are allowed: a quarter less each time that memory is short, one more each time that there is room.
+/// The number of allowed jobs: a quarter less each time that memory is short, one more each time that there is room.
 #[derive(Debug)]
 pub(super) struct Throttle {
     cap: u32,
@@ -46,12 +47,11 @@ impl Throttle {
         Self { cap, allowed: cap }
     }
 
-    /// Returns how many jobs are allowed.
     pub(super) fn allowed(&self) -> u32 {
         self.allowed
     }
 
-    /// Takes in what was seen while `used` jobs ran.
+    /// Takes an observation made while `used` jobs ran.
     pub(super) fn observe(&mut self, level: Level, used: u32) {
         match level {
             Level::High => {

@@ -20,7 +20,7 @@ use crate::sys::signals;
 /// Name of the listening socket in an env's `run` directory.
 const SOCKET: &str = "control.sock";
 
-/// How long an agent may take to say whether its container is idle.
+/// How long an agent may take to tell whether its container is idle.
 const ANSWER: Duration = Duration::from_secs(1);
 
 /// How long the holder may take to end its container once the command was interrupted.
@@ -34,17 +34,16 @@ pub struct Running {
     run: PathBuf,
 }
 
-/// What the holder said at the end.
+/// The holder's last message.
 #[derive(Debug)]
 pub enum End {
-    /// The container is gone.
     Ended(Usage),
     /// Others still use it, or may soon.
     Shared,
 }
 
 impl Running {
-    /// Starts a holder for `hold`, which keeps `lock`, and its claim on jobs, open until the container is gone.
+    /// Starts a holder for `hold`. It keeps `lock`, and its claim on jobs, open until the container is gone.
     pub fn start(hold: &Hold, lock: BorrowedFd<'_>, jobs: OwnedFd) -> Result<Self> {
         fs::create_dir_all(hold.run.join("root"))?;
         let path = hold.run.join(SOCKET);
@@ -63,7 +62,8 @@ impl Running {
             .current_dir("/")
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())
-            // It may outlive this command, and whoever reads this command's output waits for all who could write.
+            // It may outlive this command, and a reader of this command's output waits for everyone who could write
+            // to it.
             .stderr(Stdio::null());
         leave_session(&mut command);
         let holder = command
@@ -85,7 +85,7 @@ impl Running {
         })
     }
 
-    /// Returns the socket on which the holder speaks, to be polled.
+    /// Returns the holder's socket, for polling.
     pub fn link(&self) -> Option<BorrowedFd<'_>> {
         self.link.as_ref().map(std::os::fd::AsFd::as_fd)
     }
@@ -104,13 +104,13 @@ impl Running {
             Some((message, _)) => Ok(message),
             None => Err(
                 Error::unavailable("the process that held the container was killed")
-                    .help("rockenv up ...: it goes on from the last snapshot"),
+                    .help("rockenv up ...: continues from the last snapshot"),
             ),
         }
     }
 
-    /// Lets go of the container and waits for what its tie says: its end, or word that others use it. `interrupted`: the
-    /// command was, or is while it waits; a holder that does not answer then is killed.
+    /// Releases the container and waits for the outcome: its end, or a message that others use it. `interrupted`: the
+    /// command was interrupted, or is while it waits; a holder that does not answer then is killed.
     pub fn finish(mut self, interrupted: bool) -> Result<End> {
         if let Some(link) = &self.link {
             link.shutdown(std::net::Shutdown::Write)?;
@@ -129,20 +129,20 @@ impl Running {
                 Ok(FromHolder::Ended(usage)) => break Ok(End::Ended(usage)),
                 Ok(FromHolder::Failed { reason }) => break Err(reason.into()),
                 Err(killed) => {
-                    // What it held is ours to end: we have the env's lock.
+                    // We have the env's lock, so its leftovers are ours to end.
                     self.holder.wait()?;
                     let _ended = State::recover(&self.run)?;
                     return Err(killed);
                 }
             }
         };
-        // Its mount namespace is gone only when it is.
+        // Its mount namespace ends only with it.
         self.holder.wait()?;
         self.link = None;
         end
     }
 
-    /// Waits for a message of the holder; from a signal on only for so long. Returns whether one is there.
+    /// Waits for a message of the holder, after a signal for a limited time. Returns whether there is one.
     fn answers(&self, until: &mut Option<Instant>) -> Result<bool> {
         let Some(link) = &self.link else {
             return Ok(true);
@@ -195,7 +195,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to the container that runs on the env whose `run` directory is given; `None` where none listens.
+    /// Connects to the running container of the env with this `run` directory; `None` if none listens.
     pub fn join(run: &Path) -> Result<Option<Self>> {
         let Ok((_directory, path)) = short_path(run, SOCKET) else {
             return Ok(None);
@@ -218,13 +218,12 @@ impl Client {
         }
     }
 
-    /// Asks for a command; `fds` are its stdin, stdout and stderr, absent where it wants a terminal.
+    /// Requests a command; `fds` are its stdin, stdout and stderr, absent if it wants a terminal.
     pub fn run(&self, command: Command, fds: &[BorrowedFd<'_>]) -> Result<()> {
         let fds: Vec<_> = fds.iter().map(|fd| fd.as_raw_fd()).collect();
         frames::send(&self.socket, &Request::Run(command), &fds)
     }
 
-    /// Sends a signal to the command's process group.
     pub fn signal(&self, number: i32) -> Result<()> {
         frames::send(&self.socket, &Request::Signal(number), &[])
     }
@@ -234,27 +233,27 @@ impl Client {
         frames::receive(&self.socket)
     }
 
-    /// Returns the socket, to be polled.
+    /// Returns the socket, for polling.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 }
 
-/// Ends the container that runs on the env whose `run` directory is given, where it only waits for another command; says
+/// Ends the running container of the env with this `run` directory if it only waits for another command; returns
 /// whether it did.
 pub fn retire(run: &Path) -> Result<bool> {
     let Some(client) = Client::join(run)? else {
         return Ok(false);
     };
-    // A container that somebody stopped (SIGSTOP) does not answer.
+    // A stopped container (SIGSTOP) does not answer.
     client.socket.set_read_timeout(Some(ANSWER))?;
-    // It may end just now.
+    // It may be ending at this moment.
     Ok(frames::send(&client.socket, &Request::Retire, &[]).is_ok()
         && matches!(frames::receive(&client.socket), Ok(Some((true, _)))))
 }
 
-/// Returns a path to the socket `name` in `directory` that fits into a socket address (108 bytes) whatever the store's path, and the
-/// directory that must stay open meanwhile.
+/// Returns a path to the socket `name` in `directory` that fits into a socket address (108 bytes) whatever the
+/// store's path, and the directory that must stay open meanwhile.
 pub(super) fn short_path(directory: &Path, name: &str) -> Result<(OwnedFd, PathBuf)> {
     use nix::fcntl::OFlag;
     let path = directory;

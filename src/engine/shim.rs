@@ -1,8 +1,8 @@
 //! Owns the make shim: rockenv's binary under the name `make`, first on the path of every env that has a make.
 //!
-//! What an env's `MAKEFLAGS` says of the jobserver, no make takes notice of (see [`makeflags`]): one without `-j` stays
-//! serial. One that is asked for several jobs would start that many beside everybody else's; the shim makes it take part
-//! instead, by the FIFO from GNU make 4.4 on, by two descriptors of it before.
+//! No make reacts to the jobserver in an env's `MAKEFLAGS` by itself (see [`makeflags`]): one without `-j` stays
+//! serial. One with `-j` would start that many jobs beside everybody else's. The shim makes it join the jobserver
+//! instead, through the FIFO since GNU make 4.4, through two descriptors of it before.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::IntoRawFd as _;
@@ -21,12 +21,12 @@ use crate::engine::nspawn::PROGRAM;
 use crate::sys::host;
 use crate::ui::{Settings, Ui};
 
-/// The names that it goes by.
+/// The names of the shim.
 const NAMES: [&str; 2] = ["make", "gmake"];
-/// Directories of which one has a make, where there is one.
+/// The directories where a make would be.
 const USUAL: [&str; 3] = ["/usr/local/bin", "/usr/bin", "/bin"];
 
-/// Puts the shim on the path inside, for each make that there is; where that cannot be done, `make -j` is not counted.
+/// Installs the shim on the path inside, for each existing make; if that fails, `make -j` is not counted.
 pub fn install() {
     let Some(directory) = Path::new(PROGRAM).parent() else {
         return;
@@ -48,7 +48,7 @@ pub fn is_meant(program: &OsStr) -> bool {
         .is_some_and(|name| NAMES.iter().any(|own| name == *own))
 }
 
-/// Becomes the real make. Returns only where there is none, or where it cannot be run.
+/// Becomes the real make. Returns only if there is none, or if it cannot be run.
 pub fn run(program: &OsStr, arguments: &[OsString]) -> ExitCode {
     let name = Path::new(program).file_name().unwrap_or(program);
     let Some(make) = real(name) else {
@@ -86,7 +86,7 @@ fn real(name: &OsStr) -> Option<PathBuf> {
         })
 }
 
-/// Returns flags and arguments by which `make` takes part, where it should.
+/// Returns the flags and arguments that make `make` join, if it should.
 fn joined(make: &Path, flags: &str, arguments: &[OsString]) -> Option<(String, Vec<OsString>)> {
     let fifo = offered(flags)?;
     let rest = without_jobs(arguments)?;
@@ -99,7 +99,7 @@ fn joined(make: &Path, flags: &str, arguments: &[OsString]) -> Option<(String, V
     let auth = if version >= (4, 4) {
         format!("--jobserver-auth=fifo:{fifo}")
     } else {
-        // They are for make, so not closed when it takes this process's place.
+        // For make, so not closed when it replaces this process.
         let open = |flag| nix::fcntl::open(fifo, flag, Mode::empty()).ok();
         let (read, write) = (open(OFlag::O_RDONLY)?, open(OFlag::O_WRONLY)?);
         let word = if version >= (4, 2) { "auth" } else { "fds" };
@@ -113,7 +113,7 @@ fn joined(make: &Path, flags: &str, arguments: &[OsString]) -> Option<(String, V
     Some((format!("{left}-j {auth} -- {right}"), rest))
 }
 
-/// Returns the FIFO that is offered and that no make above has joined.
+/// Returns the offered FIFO, unless a make above has joined it.
 fn offered(flags: &str) -> Option<&str> {
     let (left, right) = flags.split_once("-- ")?;
     if left.contains("--jobserver-") {
@@ -124,7 +124,7 @@ fn offered(flags: &str) -> Option<&str> {
         .find_map(|word| word.strip_prefix("--jobserver-auth=fifo:"))
 }
 
-/// Returns the arguments without those that ask for several jobs; nothing where none does.
+/// Returns the arguments without those that request several jobs; `None` if there are none.
 fn without_jobs(arguments: &[OsString]) -> Option<Vec<OsString>> {
     let mut rest = Vec::new();
     let mut several = false;
@@ -174,7 +174,7 @@ fn short_jobs(text: &str) -> Option<(&str, &str)> {
     for (at, letter) in letters.char_indices() {
         match letter {
             'j' => return Some((&text[..=at], &letters[at + 1..])),
-            // What follows is their value.
+            // The rest is their value.
             '-' | 'C' | 'f' | 'o' | 'W' | 'I' | 'l' | 'O' | 'E' => return None,
             _ => {}
         }
@@ -182,7 +182,7 @@ fn short_jobs(text: &str) -> Option<(&str, &str)> {
     None
 }
 
-/// Returns the version of GNU make by what it says.
+/// Parses the version of GNU make from its output.
 fn version(text: &str) -> Option<(u32, u32)> {
     let number = text.strip_prefix("GNU Make ")?.lines().next()?;
     let mut parts = number.trim().split('.');

@@ -1,7 +1,6 @@
-//! Owns the build user: the invoking person's numbers, named `builder` inside.
+//! Owns the build user: the invoking user's ids, named `builder` inside.
 //!
-//! The tree is untrusted (an image may hold any link), so every path in it is opened below its root by the
-//! kernel's own rules.
+//! The tree is untrusted (an image may contain any link), so the kernel resolves every path in it below its root.
 
 use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -16,14 +15,14 @@ pub use crate::plan::resolve::BuildUser;
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::tree::openat2;
 
-/// The longest account file read, in bytes; longer is an attack or an accident.
+/// Maximum size of an account file, in bytes; a larger one is an attack or an accident.
 const MAX_ACCOUNT_FILE: u64 = 1 << 20;
 
-/// How deep below a home mount points are looked for.
+/// Search depth for mount points below a home.
 const MAX_DEPTH: usize = 16;
 
 impl BuildUser {
-    /// Makes the user known in the tree at `root`: passwd and group lines and a home directory.
+    /// Adds the user to the tree at `root`: passwd and group lines and a home directory.
     pub fn ensure(&self, root: &Path) -> Result<()> {
         let root = open_root(root)?;
         let etc = below(root.as_fd(), "etc", OFlag::O_PATH | OFlag::O_DIRECTORY)
@@ -67,8 +66,7 @@ impl BuildUser {
         }
     }
 
-    /// Gives the user a home that is root's for no other reason than that something was mounted below it before: an engine
-    /// made it then.
+    /// Gives the user a home that is root's only because an engine made it for a mount point below it.
     fn take_home(&self, parent: &OwnedFd, name: &str) -> Result<()> {
         let Ok(home) = enter(parent, name) else {
             return Ok(());
@@ -87,7 +85,7 @@ impl BuildUser {
     }
 }
 
-/// Opens a directory by name, which is no link and nothing is mounted on.
+/// Opens a directory by name, which must not be a link or a mount point.
 fn enter<P: nix::NixPath + ?Sized>(parent: impl AsFd, name: &P) -> nix::Result<OwnedFd> {
     let how = OpenHow::new()
         .flags(OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC)
@@ -99,7 +97,7 @@ fn enter<P: nix::NixPath + ?Sized>(parent: impl AsFd, name: &P) -> nix::Result<O
     openat2(parent, name, how)
 }
 
-/// Returns whether a directory holds nothing but directories of root's, and what is mounted there.
+/// Returns whether a directory contains only root's directories, and mount points.
 fn is_bare(directory: OwnedFd, depth: usize) -> bool {
     let Ok(mut directory) = Dir::from_fd(directory) else {
         return false;
@@ -131,7 +129,7 @@ fn open_root(root: &Path) -> Result<OwnedFd> {
     .context(|| format!("cannot open tree `{}`", root.display()))
 }
 
-/// Opens a path inside the tree, links resolved as if the tree were `/`.
+/// Opens a path inside the tree, with links resolved as if the tree were `/`.
 fn below(root: BorrowedFd<'_>, path: &str, flags: OFlag) -> nix::Result<OwnedFd> {
     let how = OpenHow::new()
         .flags(flags | OFlag::O_CLOEXEC)
@@ -139,7 +137,7 @@ fn below(root: BorrowedFd<'_>, path: &str, flags: OFlag) -> nix::Result<OwnedFd>
     openat2(root, path, how)
 }
 
-/// Adds a line to an account file unless its name or number is there; written whole and renamed.
+/// Adds a line to an account file unless its name or id exists; replaces the file atomically.
 fn append_account(
     etc: BorrowedFd<'_>,
     file: &str,
@@ -190,7 +188,7 @@ fn append_account(
     text.push_str(line);
     text.push('\n');
     let temporary = format!(".{file}.rockenv");
-    // Of a command that was killed, or a trap: root of the container may have put a FIFO or a device there.
+    // A leftover of a killed command, or a trap: root of the container may have put a FIFO or a device there.
     match unlinkat(etc, temporary.as_str(), UnlinkatFlags::NoRemoveDir) {
         Ok(()) | Err(nix::Error::ENOENT) => {}
         Err(error) => {

@@ -1,4 +1,4 @@
-//! Owns what a container of an env looks like: its mounts, limits and user, the same for steps, `exec` and `shell`.
+//! Owns the definition of an env's containers: mounts, limits and user, the same for steps, `exec` and `shell`.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt as _;
@@ -21,10 +21,9 @@ use crate::sys::atomic::random_id;
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::host::Host;
 
-/// Directories on disk that every container gets fresh, and that no snapshot holds.
+/// Directories on disk that every container gets empty, and that no snapshot contains.
 const TEMPORARY: [(&str, &str); 2] = [("tmp", "/tmp"), ("var-tmp", "/var/tmp")];
 
-/// Name of the jobserver's FIFO in an env's `run` directory.
 pub const FIFO: &str = "jobserver";
 
 /// Returns the container of a step.
@@ -70,7 +69,7 @@ pub fn of_step(
     Ok(container)
 }
 
-/// Returns the container of `exec` and `shell`, which sees every volume and the network.
+/// Returns the container of `exec` and `shell`, which has every volume and the network.
 pub fn of_shell(
     env: &LockedEnv<'_>,
     store: &Store,
@@ -193,7 +192,7 @@ fn build(
     })
 }
 
-/// Returns the host directory that a volume shows, made where rockenv owns it.
+/// Returns the host directory of a volume, made if rockenv owns it.
 pub fn directory_of(
     env: &LockedEnv<'_>,
     store: &Store,
@@ -205,7 +204,7 @@ pub fn directory_of(
         (VolumeKind::Build, _) => {
             let id = env.known_record()?.head.volumes.get(&volume.name).cloned();
             let id = id.ok_or_else(|| {
-                Error::unexpected(format!("build volume `{}` is not made yet", volume.name))
+                Error::unexpected(format!("build volume `{}` does not exist yet", volume.name))
             })?;
             Ok(store.volume_dir(&id))
         }
@@ -220,10 +219,11 @@ pub fn directory_of(
             spec,
         ),
         (VolumeKind::Output, VolumeSource::Path(path)) => made(path.clone(), spec),
-        (VolumeKind::Source, VolumeSource::Git(_)) => sources
-            .get(&volume.name)
-            .cloned()
-            .ok_or_else(|| Error::unexpected(format!("source `{}` is not there yet", volume.name))),
+        (VolumeKind::Source, VolumeSource::Git(_)) => {
+            sources.get(&volume.name).cloned().ok_or_else(|| {
+                Error::unexpected(format!("source `{}` is not fetched yet", volume.name))
+            })
+        }
         (_, VolumeSource::Path(path)) => existing(path, volume),
         (kind, _) => Err(Error::invalid(format!(
             "volume `{}` of kind {kind:?} names no directory",
@@ -232,12 +232,12 @@ pub fn directory_of(
     }
 }
 
-/// Returns the directory of a cache, made if it is not there.
+/// Returns the directory of a cache, made if it is missing.
 pub fn cache_directory(store: &Store, spec: &Spec, name: &str) -> Result<PathBuf> {
     made(store.root().join("caches").join(name), spec)
 }
 
-/// Makes a directory for the build user; one that exists keeps its owner.
+/// Makes a directory for the build user. An existing one keeps its owner.
 fn made(path: PathBuf, spec: &Spec) -> Result<PathBuf> {
     if !path.exists() {
         if let Some(parent) = path.parent() {
@@ -253,7 +253,7 @@ fn made(path: PathBuf, spec: &Spec) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// A directory of the user's is never made: a wrong path would silently become an empty mount.
+/// A user's directory is never made: a wrong path would silently become an empty mount.
 fn existing(path: &Path, volume: &Volume) -> Result<PathBuf> {
     match fs::metadata(path) {
         Ok(found) if found.is_dir() || found.is_file() => Ok(fs::canonicalize(path)?),
@@ -274,7 +274,7 @@ fn existing(path: &Path, volume: &Volume) -> Result<PathBuf> {
     }
 }
 
-/// Returns a machine name: at most 64 characters, each label as host names are.
+/// Returns a machine name: at most 64 characters, each label valid in a host name.
 fn container_id(env: &str) -> Result<String> {
     Ok(format!("{}{}", name_prefix(env), random_id()?))
 }
@@ -286,9 +286,9 @@ pub fn clean(store: &Store, run: &Path) -> Result<()> {
         .try_for_each(|(name, _)| discard(store, &run.join(name)))
 }
 
-/// Removes a directory of a container that is gone, with what it left there.
+/// Removes the directory of a container that is gone, with its files.
 pub(super) fn discard(store: &Store, directory: &Path) -> Result<()> {
-    // Empty as a rule: then nothing has to wait in the trash.
+    // It is usually empty, so nothing has to wait in the trash.
     match fs::remove_dir(directory) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => store.discard(directory),
         _ => Ok(()),

@@ -1,4 +1,4 @@
-//! Owns looking after disk space while a step runs: a warning when it gets short, and a pause before it is gone, so that
+//! Owns guarding disk space while a step runs: a warning when it gets short, and a pause before it runs out, so that
 //! hours of work do not end in a full disk.
 
 use std::collections::BTreeSet;
@@ -18,27 +18,27 @@ use crate::sys::error::Result;
 use crate::sys::host::{Space, space};
 use crate::ui::size;
 
-/// How often the file systems are looked at.
+/// How often free space is checked.
 const PERIOD: Duration = Duration::from_millis(250);
-/// The same, where space is short.
+/// The same when space is short.
 const SOON: Duration = Duration::from_millis(50);
 
-/// Less free space than this is taken for the cause of a failure, in bytes.
+/// Below this many free bytes, a failure is attributed to the full disk.
 const FULL: u64 = 32 << 20;
 
-/// When to act, in bytes that are free.
+/// Thresholds in free bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Marks {
     /// Below this the step is paused.
     floor: u64,
-    /// From here on it goes on.
+    /// From here on it resumes.
     resume: u64,
     /// Below this the user is warned.
     warn: u64,
 }
 
 impl Marks {
-    /// Decides them for a file system of `total` bytes: what was configured, and no more than a fiftieth of it.
+    /// Returns the thresholds for a file system of `total` bytes: as configured, but at most a fiftieth of it.
     fn new(floor: u64, total: u64) -> Self {
         let floor = floor.min(total / 50);
         Self {
@@ -61,7 +61,7 @@ struct Place {
 }
 
 impl Place {
-    /// Returns how much is free.
+    /// Returns the free bytes.
     fn look(&mut self) -> Result<u64> {
         self.now = space(&self.path)?.free;
         self.lowest = self.lowest.min(self.now);
@@ -111,8 +111,8 @@ impl Room {
         })
     }
 
-    /// Looks, where it is time to; pauses the step or lets it go on. Returns whether it is paused. `advice` says what to do
-    /// about too little space.
+    /// Checks if it is time to; pauses or resumes the step. Returns whether it is paused. `advice` tells the user
+    /// what to do about too little space.
     pub fn look(
         &mut self,
         advice: &dyn Fn() -> String,
@@ -147,7 +147,7 @@ impl Room {
             Some((path, free, marks)) if !self.paused && self.freeze(true) => {
                 self.paused = true;
                 warn(format!(
-                    "step `{}` is paused: `{}` has {} left; it goes on by itself once there are {}; {}",
+                    "step `{}` is paused: `{}` has {} left; it resumes once {} are free; {}",
                     self.step,
                     path.display(),
                     size::bytes(free),
@@ -157,14 +157,14 @@ impl Room {
             }
             None if self.paused && resumes => {
                 self.release();
-                warn(format!("step `{}` goes on", self.step));
+                warn(format!("step `{}` resumes", self.step));
             }
             _ => {}
         }
         Ok(self.paused)
     }
 
-    /// Returns how long to wait until the next look.
+    /// Returns how long to wait until the next check.
     pub fn period(&self) -> Duration {
         let short = self
             .places
@@ -173,14 +173,15 @@ impl Room {
         if short { SOON } else { PERIOD }
     }
 
-    /// Lets a paused step go on, whatever space there is: to end, for one.
+    /// Resumes a paused step regardless of free space, for example to end it.
     pub fn release(&mut self) {
         if std::mem::take(&mut self.paused) {
             self.freeze(false);
         }
     }
 
-    /// Returns the most that was written over what was there at the start, in bytes, by whomever.
+    /// Returns the peak of bytes used on the store's file system above the level at the start, written by any
+    /// process.
     pub fn taken(&self) -> u64 {
         self.places
             .iter()
@@ -188,7 +189,7 @@ impl Room {
             .sum()
     }
 
-    /// Returns what was in use at the last look over what was in use at the start, in bytes, whoever wrote it.
+    /// Returns the bytes in use at the last check above the level at the start, written by any process.
     pub fn grown(&self) -> i64 {
         let bytes = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
         self.places
@@ -197,8 +198,8 @@ impl Room {
             .sum()
     }
 
-    /// Returns the file system that the step filled, by what was free at some time, or by the last lines it wrote: what took
-    /// the space may be gone before anybody looks.
+    /// Returns the file system that the step filled, judged by free space at any time or by its last lines: the space
+    /// may be free again before the next check.
     pub fn filled<'a>(&self, mut tail: impl Iterator<Item = &'a str>) -> Option<PathBuf> {
         let says = tail.any(|line| line.contains("No space left on device"));
         let full = |place: &&Place| {
@@ -211,7 +212,7 @@ impl Room {
             .map(|place| place.path.clone())
     }
 
-    /// Looks how much is free, and does nothing about it.
+    /// Checks the free space, without acting on it.
     pub fn measure(&mut self) -> Result<()> {
         for place in &mut self.places {
             place.look()?;
@@ -230,7 +231,7 @@ impl Drop for Room {
     }
 }
 
-/// Says what `gc` could free of a store.
+/// Returns what `gc` could free in a store.
 pub fn advice(store: &Store, config: &Config) -> String {
     let found = || -> Result<gc::Plan> {
         let policy = Policy::new(&config.gc, None)?;
@@ -246,7 +247,7 @@ pub fn advice(store: &Store, config: &Config) -> String {
             None,
         ))
     };
-    // A store that cannot be read is no reason to end a step.
+    // An unreadable store must not end a step.
     match found() {
         Ok(plan) if plan.estimate + plan.spare > 0 => format!(
             "`rockenv gc` could free {}, and with `--free` {} more",

@@ -1,5 +1,5 @@
-//! Owns writing finished steps to disk beside the steps that follow: a machine that is reset in the night keeps
-//! what was finished.
+//! Owns syncing finished steps to disk in parallel with later steps, so that a reset of the machine loses no finished
+//! step.
 
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
@@ -9,11 +9,9 @@ use crate::plan::ids::LayerId;
 use crate::store::Store;
 use crate::sys::error::{Error, Result};
 
-/// How long layers are gathered before they are written out together: a sync makes the next step wait, and short
-/// steps need none of their own.
+/// How long layers are collected for one sync. A sync delays the next step, and short steps need none of their own.
 const GATHER: Duration = Duration::from_millis(300);
 
-/// Writes layers to disk in the background.
 #[derive(Debug)]
 pub(super) struct Durable {
     layers: Sender<LayerId>,
@@ -38,9 +36,9 @@ impl Durable {
         Self { layers, thread }
     }
 
-    /// Has a layer written soon.
+    /// Queues a layer to be written soon.
     pub(super) fn add(&self, layer: LayerId) {
-        // A thread that failed says why at the end.
+        // A thread that failed reports why at the end.
         drop(self.layers.send(layer));
     }
 

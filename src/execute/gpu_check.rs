@@ -1,5 +1,5 @@
-//! Owns the proof that a command will be able to use its devices: rockenv's own probe runs in the container first, as
-//! the same user with the same groups, and what it finds decides.
+//! Owns proving that a command can use its devices: rockenv's probe runs in the container first, as the same user
+//! with the same groups, and its result decides.
 
 use std::io::Read as _;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -18,24 +18,21 @@ use crate::rocm::gpu::probe::{self, Finding, Layer};
 use crate::sys::error::{Error, Result};
 use crate::sys::signals::Signals;
 
-/// How long container and probe may take. A driver that hangs would hang the command too.
+/// Limit for container and probe. A hanging driver would hang the command too.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The longest report read, in bytes.
+/// Maximum size of a report, in bytes.
 const MAX_REPORT: u64 = 1 << 16;
 
-/// What came of it, where nothing failed.
+/// The result, if nothing failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Proof {
-    /// Every device works.
     Given,
-    /// The container is gone.
     Gone,
-    /// The user asked to stop.
     Interrupted(i32),
 }
 
-/// Proves that `command` will be able to use `devices`; a device that it cannot use is an error that names the layer
-/// which said no and what mends it.
+/// Proves that `command` can use `devices`. The error for an unusable device names the layer that refuses it, and the
+/// fix.
 pub fn prove(
     client: &Client,
     devices: &[Device],
@@ -100,7 +97,7 @@ pub fn prove(
     }
 }
 
-/// Proves it for a step, whose container was just started; returns an ending where the step must not begin.
+/// Proves it for a step whose container was just started; returns an ending if the step must not begin.
 pub fn step(
     running: &mut Running,
     devices: &[Device],
@@ -120,7 +117,7 @@ pub fn step(
         Proof::Interrupted(signal) => return Ok(Some(Ending::Interrupted(signal))),
         Proof::Gone => {}
     }
-    // It ended, or never started: its holder says why.
+    // It ended or never started; its holder has the reason.
     loop {
         match running.hear()? {
             FromHolder::Ready(missing) => missing.into_iter().for_each(&mut *warn),
@@ -133,7 +130,7 @@ pub fn step(
     }
 }
 
-/// Reads the report of a probe that has ended: a few hundred bytes, which fit into the pipe.
+/// Reads the report of a finished probe: a few hundred bytes, which fit into the pipe.
 #[expect(clippy::disallowed_types, reason = "a pipe has no path")]
 fn read(report: OwnedFd) -> Result<Vec<u8>> {
     let mut text = Vec::new();
@@ -161,9 +158,9 @@ fn judge(report: &[u8]) -> Result<Proof> {
     let error = Error::unavailable("the GPU cannot be used inside").source(each.join("; "));
     let absent = |finding: &&Finding| finding.layer == Some(Layer::Absent);
     Err(match &first.mend {
-        // The nodes were there when the container was described.
+        // The nodes existed when the container was defined.
         _ if failed.iter().all(absent) => error.help(
-            "the container runs without the GPU; end what runs in the env, then run it again",
+            "the container runs without the GPU; stop the env with `rockenv down`, then run the command again",
         ),
         Some(mend) => error.help(mend.clone()),
         None => error,

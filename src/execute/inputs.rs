@@ -1,5 +1,5 @@
-//! Owns noticing that sources are no longer what the keys of steps say: a step of this run fetched or made something in one, or
-//! somebody edits while it is built.
+//! Owns detecting that sources no longer match the keys of steps: a step of this run wrote to one, or somebody edited
+//! one during the build.
 
 use std::collections::BTreeSet;
 
@@ -13,10 +13,10 @@ use crate::sys::signals::Cancel;
 use crate::ui::event::Event;
 
 impl Execution<'_, '_> {
-    /// Returns whether a source became another, so that the keys from `step` on are to be computed anew before it runs.
+    /// Returns whether a source changed, so that the keys from `step` on must be computed anew before it runs.
     ///
-    /// Where a step before it has the source as well, its key would become another too, and what was just built would be built
-    /// again: then the run goes on, and says so at its end. What is locked stays as it is.
+    /// If an earlier step has the source as well, its key would change too, and what was just built would be built
+    /// again. In that case the run continues, and warns at its end. Locked inputs stay as they are.
     pub(super) fn is_stale_before(&self, step: &Step) -> Result<bool> {
         if self.locked.is_some() || self.changed(&step.inputs)?.is_empty() {
             return Ok(false);
@@ -31,7 +31,7 @@ impl Execution<'_, '_> {
         Ok(self.changed(before)?.is_empty())
     }
 
-    /// Says at the end which step the next `up` will run again, because its sources are no longer what it began with.
+    /// Warns at the end which step the next `up` will run again, because its sources changed after it began.
     pub(super) fn say_stale(&self) -> Result<()> {
         for planned in &self.plan.steps {
             let Some(step) = self.spec.step(&planned.name) else {
@@ -52,7 +52,7 @@ impl Execution<'_, '_> {
         Ok(())
     }
 
-    /// Returns those of the inputs whose fingerprint is another than the one in the keys.
+    /// Returns the inputs whose fingerprint differs from the one in the keys.
     pub fn changed<'a>(
         &self,
         inputs: impl IntoIterator<Item = &'a String>,
@@ -66,7 +66,7 @@ impl Execution<'_, '_> {
         Ok(changed)
     }
 
-    /// Returns the fingerprint of a source, or of a path in one, as it is now.
+    /// Returns the current fingerprint of a source, or of a path in one.
     pub(super) fn print_now(&self, input: &str) -> Result<String> {
         let (volume, path) = profile::input(input);
         let source = self.sources.get(volume).ok_or_else(|| {

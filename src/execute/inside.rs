@@ -1,5 +1,5 @@
-//! Owns what rockenv does inside an env, as hidden subcommands of the binary that is mounted there: files of
-//! `copy` steps are unpacked and results of `export` steps are gathered where links can lead nowhere else.
+//! Owns rockenv's work inside an env, as hidden subcommands of the binary mounted there. It unpacks the files of
+//! `copy` steps and gathers the results of `export` steps inside the container, so that links cannot lead out of it.
 
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
@@ -21,10 +21,10 @@ use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::tree::listing::{self, Content, Entry, Place, look};
 use crate::tree::write::{Existing, Writer};
 
-/// Name of the manifest that an export writes, in the format of `sha256sum`.
+/// Name of an export's manifest, in the format of `sha256sum`.
 pub const MANIFEST: &str = "SHA256SUMS";
 
-/// What a service makes in every container by itself: none of it gets into a snapshot.
+/// Files that a service makes in every container: none of them gets into a snapshot.
 const MADE: [&str; 8] = [
     ".dockerenv",
     "dev",
@@ -36,7 +36,7 @@ const MADE: [&str; 8] = [
     "sys",
 ];
 
-/// `__layer ARCHIVE SHA256 REPORT`: unpacks a layer on the root file system; what goes wrong is written to the file `REPORT`.
+/// `__layer ARCHIVE SHA256 REPORT`: unpacks a layer on the root file system; errors go to the file `REPORT`.
 pub fn layer(arguments: &[String]) -> Result<()> {
     let [archive, diff_id, report] = arguments else {
         return Err(usage());
@@ -60,8 +60,8 @@ pub fn layer(arguments: &[String]) -> Result<()> {
     outcome.map(drop)
 }
 
-/// `__copy UID GID [THEIRS]...`: unpacks the archive on standard input; everything made belongs to the build user. Nothing is
-/// written below `THEIRS`, wherever links lead.
+/// `__copy UID GID [THEIRS]...`: unpacks the archive on standard input. Everything it makes belongs to the build
+/// user. It writes nothing below `THEIRS`, wherever links lead.
 pub fn copy(arguments: &[String]) -> Result<()> {
     let [uid, gid, theirs @ ..] = arguments else {
         return Err(usage());
@@ -104,9 +104,9 @@ pub fn copy(arguments: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a path that is below a directory of the user's when the links on its way are followed.
+/// Refuses a path that is below a user's directory once its links are followed.
 fn refuse_theirs(target: &Path, theirs: &[PathBuf]) -> Result<()> {
-    // From below: what is not there yet is made where the last directory is that is there.
+    // Upwards: missing directories are made in the deepest existing one.
     for above in target.ancestors().skip(1) {
         let Ok(real) = fs::canonicalize(above) else {
             continue;
@@ -124,19 +124,19 @@ fn refuse_theirs(target: &Path, theirs: &[PathBuf]) -> Result<()> {
                 volume.display()
             ),
         )
-        .help("copy to another path, and let a `run` step put it there if it must"));
+        .help("copy to another path, then use a `run` step to move it there"));
     }
     Ok(())
 }
 
-/// A new file takes the name; a directory in its place is not thrown away.
+/// A new file takes the name, but never replaces a directory.
 fn remove_old(path: &Path) -> Result<()> {
     match fs::symlink_metadata(path) {
         Ok(found) if found.is_dir() => Err(Error::new(
             Kind::StepFailed,
             format!("`{}` is a directory", path.display()),
         )
-        .help("copy to a path that is free, or remove the directory in a step before")),
+        .help("copy to an unused path, or remove the directory in an earlier step")),
         Ok(_) => Ok(fs::remove_file(path)?),
         Err(_) => Ok(()),
     }
@@ -222,7 +222,7 @@ struct Exporting<'a> {
 
 impl Exporting<'_> {
     fn directory(&mut self, source: &Path, name: &Path) -> Result<()> {
-        // One that is there already may be somebody's.
+        // An existing directory may belong to somebody else.
         if fs::symlink_metadata(self.target.join(name)).is_err() {
             let entry = entry(source)?;
             self.writer.put(name, &entry, None, Existing::Refuse)?;
@@ -239,7 +239,8 @@ impl Exporting<'_> {
         Ok(())
     }
 
-    /// Copies one file or link: a reader of the volume never sees half of it. What is there is replaced if an export left it.
+    /// Copies one file or link, so that a reader of the volume never sees half of it. Replaces an existing one only
+    /// if an export wrote that.
     fn file(&mut self, source: &Path, name: &Path) -> Result<()> {
         let entry = entry(source)?;
         let left = match &entry.content {
@@ -306,14 +307,14 @@ fn digest(source: &Path) -> Result<String> {
 /// What an export left at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Exported {
-    /// A file, with its SHA-256.
+    /// A file, by SHA-256.
     File(String),
-    /// A link, with its target.
+    /// A link, by target.
     Link(PathBuf),
 }
 
 impl Exported {
-    /// Returns its line of a manifest. `sha256sum` reads a link's as a comment.
+    /// Returns its line in a manifest. For `sha256sum`, the line of a link is a comment.
     fn line(&self, name: &Path) -> String {
         match self {
             Self::File(sum) => format!("{sum}  {}\n", name.to_string_lossy()),
@@ -332,7 +333,7 @@ impl Exported {
     }
 }
 
-/// Writes a path without white space.
+/// Encodes a path without white space.
 fn word(path: &Path) -> String {
     let mut word = String::new();
     for character in listing::path::encode(path).chars() {
@@ -347,13 +348,13 @@ fn word(path: &Path) -> String {
     word
 }
 
-/// The manifest of an output volume: what exports left there.
+/// The manifest of an output volume: everything that exports left there.
 struct Manifest {
     /// Lines that no export wrote.
     others: Vec<String>,
-    /// What was left by path: where an export was about to replace it when it was killed, both.
+    /// Exported files by path: two versions if an export was killed while replacing one.
     left: BTreeMap<PathBuf, Vec<Exported>>,
-    /// Its last line has no end.
+    /// Its last line has no newline.
     is_open: bool,
 }
 
@@ -377,7 +378,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Refuses to replace what no export left, or what somebody changed since, unless by the same.
+    /// Refuses to replace what no export left, or what was changed since, unless the content is the same.
     fn may_replace(&self, target: &Path, name: &Path, with: &Exported) -> Result<()> {
         let place = target.join(name);
         let there = match fs::symlink_metadata(&place) {
@@ -399,7 +400,7 @@ impl Manifest {
         .help("move it away in the output volume, and run `up` again"))
     }
 
-    /// Adds a line before the file is there: one that is in no line is taken for somebody else's the next time.
+    /// Adds a line before the file exists: without a line, the next export would take it for somebody else's.
     fn announce(&mut self, target: &Path, name: &Path, left: &Exported) -> Result<()> {
         let mut file = fs::OpenOptions::new()
             .create(true)
@@ -411,7 +412,7 @@ impl Manifest {
         Ok(file.write_all(format!("{end}{}", left.line(name)).as_bytes())?)
     }
 
-    /// Writes it: lines of this export replace old ones of the same files, others stay.
+    /// Writes the manifest: lines of this export replace old ones of the same files, others stay.
     fn write(&self, target: &Path) -> Result<()> {
         let path = target.join(MANIFEST);
         let others = self.others.iter().map(|line| format!("{line}\n"));
@@ -433,7 +434,7 @@ fn is_sha256(text: &str) -> bool {
 fn usage() -> Error {
     Error::new(
         Kind::Usage,
-        "this subcommand is rockenv's own, inside an env",
+        "this subcommand is for rockenv's own use, inside an env",
     )
 }
 
@@ -458,7 +459,7 @@ mod tests {
             fs::write(&from, text).unwrap();
             export(&arguments).unwrap();
             assert_eq!(fs::read_to_string(to.join("a")).unwrap(), text);
-            // Killed before the file had its name, or after it.
+            // Killed before or after the rename.
             let sum = hex::encode(Sha256::digest("next"));
             let mut manifest = Manifest::read(&to).unwrap();
             let next = Exported::File(sum);
@@ -507,7 +508,7 @@ mod tests {
             text.contains("# result/lib/a\\x20b\\x20->\\x20c -> a.so\n"),
             "{text}"
         );
-        // A link that an export left is replaced, and nobody else's.
+        // A link that an export left is replaced; others are not.
         fs::remove_file(from.join("lib/a b -> c")).unwrap();
         symlink("b.so", from.join("lib/a b -> c")).unwrap();
         export(&arguments).unwrap();

@@ -20,11 +20,8 @@ use crate::tree::{Method, overlay};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// It is new.
     Added,
-    /// Its content or metadata changed.
     Changed,
-    /// It is gone.
     Deleted,
 }
 
@@ -39,10 +36,8 @@ impl Kind {
     }
 }
 
-/// A path that differs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Change {
-    /// What happened.
     pub kind: Kind,
     /// Absolute path in the env.
     pub path: PathBuf,
@@ -50,7 +45,7 @@ pub struct Change {
 
 /// Compares snapshot `from` with snapshot `to`, or with the env as it is; paths in order.
 ///
-/// Mounts what it compares in a mount namespace of its own, which ends with the process.
+/// Mounts the trees in a mount namespace of its own, which ends with the process.
 pub fn diff(
     store: &Store,
     env: &mut LockedEnv<'_>,
@@ -88,7 +83,7 @@ fn diff_at(
     let record = env.known_record()?;
     let list = |name: &str| {
         let snapshot = snapshot(env, name)?;
-        // A name for the container that is looked at; the tree is that of the image.
+        // A name for the examined container; its tree is the image's.
         let place = env.place(
             &service.socket,
             &snapshot.layer,
@@ -125,7 +120,7 @@ fn diff_at(
             path: path.clone(),
         })
     };
-    // As elsewhere: what was in a directory that is gone goes without saying.
+    // As elsewhere: files in a deleted directory are not listed.
     let gone = |path: &PathBuf| {
         path.ancestors()
             .skip(1)

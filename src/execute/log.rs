@@ -1,7 +1,7 @@
-//! Owns a step's log: each line with its time and stream, whatever bytes it has, in constant memory and bounded space.
+//! Owns a step's log: each line with its time and stream, for any bytes, in constant memory and bounded space.
 //!
-//! A log keeps its first lines and its last ones. While it grows, the middle becomes a hole in the file, so that whoever reads it goes
-//! on where they were; at the end the file is written again without the hole.
+//! A log keeps its first and its last lines. While it grows, the middle becomes a hole in the file, so that readers
+//! keep their position; at the end the file is rewritten without the hole.
 
 mod reader;
 
@@ -19,33 +19,32 @@ use crate::sys::error::Result;
 use crate::ui::event::Stream;
 use crate::ui::size;
 
-/// A longer line is written in pieces, in bytes.
+/// Longer lines are written in pieces, in bytes.
 const LONGEST: usize = 64 << 10;
 const BUFFER: usize = 128 << 10;
-/// No log is held to less, in bytes: what is kept of the end has to be larger than what is not in the file yet.
+/// Minimum for a log's limit, in bytes: the part kept at the end must be larger than the buffered part.
 pub const LEAST: u64 = 1 << 20;
 
-/// A log file being written.
 #[derive(Debug)]
 pub struct Log {
     file: std::io::BufWriter<fs::File>,
     pending: [Vec<u8>; 2],
     stamp: (i64, String),
-    /// What the file may take, in bytes.
+    /// Maximum size of the file, in bytes.
     limit: u64,
     written: u64,
-    /// Where the first lines end and the last ones begin, as soon as there is something between them.
+    /// Where the first lines end and the last ones begin, once there is something between them.
     hole: Option<(u64, u64)>,
-    /// Where lines begin of which the hole may become larger.
+    /// Starts of lines up to which the hole may grow.
     marks: VecDeque<u64>,
-    /// Bytes that were not written, since the file system cannot make holes.
+    /// Bytes that were not written because the file system cannot make holes.
     dropped: Option<u64>,
-    /// Lines were dropped because the disk was full: the step itself may manage without more of it.
+    /// Lines were dropped because the disk was full: the step itself may succeed without more space.
     pub lossy: bool,
 }
 
 impl Log {
-    /// Creates the log; only root reads it, since it may hold what a build printed by accident.
+    /// Creates the log, readable only by root: a build may print secrets by accident.
     pub fn create(path: &Path, limit: u64) -> Result<Self> {
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent)?;
@@ -65,7 +64,7 @@ impl Log {
         })
     }
 
-    /// Adds what a stream brought: lines that are complete, or too long to wait for, go to the file.
+    /// Adds output of a stream: complete lines, and lines too long to wait for, go to the file.
     pub fn write(&mut self, stream: Stream, bytes: &[u8]) -> Result<()> {
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -96,7 +95,7 @@ impl Log {
         Ok(())
     }
 
-    /// Writes what had no newline at the end, and everything to the file.
+    /// Writes the last line without a newline, and flushes the file.
     pub fn finish(&mut self) -> Result<()> {
         for stream in [Stream::Stdout, Stream::Stderr] {
             let rest = std::mem::take(&mut self.pending[slot(stream)]);
@@ -119,7 +118,7 @@ impl Log {
         }
     }
 
-    /// Writes the file again, with a line in place of the hole.
+    /// Rewrites the file, with one line in place of the hole.
     fn without_hole(&self, start: u64, end: u64) -> std::io::Result<()> {
         let mut file = self.file.get_ref().file();
         let name = self.file.get_ref().path();
@@ -136,7 +135,7 @@ impl Log {
         write().inspect_err(|_| drop(fs::remove_file(&path)))
     }
 
-    /// Makes the hole larger, so that the file does not take more than its limit.
+    /// Grows the hole, so that the file stays within its limit.
     fn bound(&mut self) -> Result<()> {
         let half = self.limit / 2;
         if self.written < half {
@@ -166,7 +165,7 @@ impl Log {
         Ok(())
     }
 
-    /// Writes buffered lines out, so that `logs -f` sees them.
+    /// Flushes buffered lines, so that `logs -f` sees them.
     pub fn flush(&mut self) -> Result<()> {
         let flushed = self.file.flush();
         self.unless_full(flushed)
@@ -199,7 +198,7 @@ impl Log {
         } else {
             b" | "
         };
-        // In one piece, so that a full disk takes whole lines.
+        // In one piece, so that a full disk drops whole lines only.
         let whole = [self.stamp.1.as_bytes(), mark, line, b"\n"].concat();
         let written = self.file.write_all(&whole);
         if written.is_ok() {
@@ -210,17 +209,17 @@ impl Log {
     }
 }
 
-/// The line in place of others, in the form of a log's lines.
+/// The line that replaces the dropped ones, in the log's format.
 fn left_out_line(stamp: &str, bytes: u64) -> String {
     let bytes = size::bytes(bytes);
-    format!("{stamp:24} ~ [{bytes} left out here: the log reached `log-max`]\n")
+    format!("{stamp:24} ~ [{bytes} omitted here: the log reached `log-max`]\n")
 }
 
 fn slot(stream: Stream) -> usize {
     usize::from(stream == Stream::Stderr)
 }
 
-/// Takes the time and the stream's mark off a log line.
+/// Strips the time and the stream's mark from a log line.
 pub fn text_of(line: &[u8]) -> &[u8] {
     // 2026-11-20T18:49:53.123Z | text
     line.get(27..)
@@ -302,7 +301,7 @@ mod tests {
     fn check(shown: &[String], all: u32) {
         let number = |line: &String| line.split(' ').nth(1).unwrap().parse::<u32>().ok();
         let gap = shown.iter().position(|line| line.starts_with('[')).unwrap();
-        assert!(shown[gap].contains("left out here"), "{}", shown[gap]);
+        assert!(shown[gap].contains("omitted here"), "{}", shown[gap]);
         let (head, tail) = (&shown[..gap], &shown[gap + 1..]);
         let numbers: Vec<_> = head.iter().map_while(number).collect();
         assert_eq!(
@@ -327,7 +326,7 @@ mod tests {
             }
         });
         assert!(largest.get() <= limit + (64 << 10), "{}", largest.get());
-        // As after a kill, and as after the step's end.
+        // First as after a kill, then as after the step's end.
         log.flush().unwrap();
         let path = path(&log);
         check(&read(&path), 100_000);
@@ -362,7 +361,7 @@ mod tests {
             log.finish().unwrap();
             take(&mut reader);
             let (lines, gaps) = shown.lines().fold((0, 0), |(lines, gaps), line| {
-                match line.contains("left out here") {
+                match line.contains("omitted here") {
                     true => (lines, gaps + 1),
                     false => (lines + 1, gaps),
                 }

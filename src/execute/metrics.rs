@@ -8,7 +8,7 @@ use crate::ui::event::{Cost, Outcome};
 use crate::ui::metrics::{Row, SCHEMA};
 
 impl Row {
-    /// Makes the row of a step that took nothing.
+    /// Makes the row of a step that did not run.
     pub fn of(spec: &Spec, step: &str, key: Option<&StepKey>, outcome: Outcome) -> Self {
         let targets: Vec<&str> = spec.targets.iter().map(|target| target.name()).collect();
         Self {

@@ -1,7 +1,7 @@
-//! Owns carrying out a plan: the only code that changes an env by running its steps.
+//! Owns executing a plan: the only code that changes an env by running its steps.
 //!
-//! Each step gets a tree of its own on its parent's snapshot and a container of its own; if it succeeds, the tree
-//! becomes its snapshot by one rename. Whatever happens in between, the env stands where it stood.
+//! Each step gets its own container, and its own tree based on its parent's snapshot. If it succeeds, one rename
+//! turns the tree into its snapshot. Until then the env stays as it was.
 
 pub mod inside;
 mod metrics;
@@ -58,55 +58,51 @@ use crate::ui::Reporter;
 use crate::ui::event::{self, Event};
 use crate::ui::metrics::Row;
 
-/// What executing a plan needs.
+/// Everything that executing a plan needs.
 #[derive(Debug)]
 pub struct Execution<'a, 'store> {
-    /// The store.
     pub store: &'store Store,
     /// The env, locked.
     pub env: &'a mut LockedEnv<'store>,
-    /// What is wanted.
     pub spec: &'a Spec,
-    /// What is to be done.
     pub plan: &'a Plan,
     /// Content of `copy` steps.
     pub files: &'a CopyFiles,
     /// Directories of `source` volumes by name.
     pub sources: &'a BTreeMap<String, PathBuf>,
-    /// What they hold, for those with hooks.
+    /// Fingerprints of the sources with hooks.
     pub fingerprints: &'a BTreeMap<String, String>,
-    /// The lock file that everything has to be as, if there is one.
+    /// The lock file to match, if any.
     pub locked: Option<&'a Lockfile>,
     /// The hooks of the spec, by name.
     pub hooks: &'a BTreeMap<String, Hook>,
-    /// The machine.
     pub host: &'a Host,
-    /// What steps with `gpu` get.
+    /// The GPU for steps with `gpu`.
     pub gpu: Option<&'a Grant>,
     /// Configuration, for variables from the host.
     pub config: &'a Config,
-    /// Whether steps get no network, whatever they ask for.
+    /// Steps get no network, whatever they ask for.
     pub offline: bool,
-    /// Volumes that stay as they are, whatever steps write there.
+    /// Volumes that must stay unchanged, whatever steps write there.
     pub apart: &'a BTreeSet<String>,
-    /// What may run at once.
+    /// Limits on what may run at once.
     pub sizing: &'a Sizing,
     /// The user's signals.
     pub signals: &'a Signals,
-    /// Told what happens.
+    /// Receives the events.
     pub reporter: &'a Reporter,
 }
 
-/// How far it went.
+/// How far execution went.
 #[derive(Debug)]
 pub enum Progress {
     /// To its end.
     Ended(Ended),
-    /// To the end of this step: a source that those after it have as input is no longer what their keys say.
+    /// To the end of this step: a source changed that is in the keys of later steps.
     Changed(String),
 }
 
-/// How it ended.
+/// How execution ended.
 #[derive(Debug)]
 pub enum Ended {
     /// Every step of the plan ran, or was skipped.
@@ -115,12 +111,13 @@ pub enum Ended {
     Failed(Box<Failure>),
     /// The user stopped it.
     Interrupted(i32),
-    /// Steps were begun, and rockenv could not go on.
+    /// Steps were begun, and rockenv could not continue.
     Broke(Error),
 }
 
 impl Ended {
-    /// Returns how it ended where rockenv could not go on: what failed may be a tool that the user's Ctrl-C had ended as well.
+    /// Returns how execution ended if rockenv could not continue: a tool may have failed because the user's Ctrl-C
+    /// ended it too.
     pub fn broke(error: Error, signals: &Signals) -> Self {
         let signal = match error.kind() {
             Kind::Signal(signal) => Some(signal),
@@ -130,16 +127,14 @@ impl Ended {
     }
 }
 
-/// A failed step.
 #[derive(Debug)]
 pub struct Failure {
-    /// The step.
     pub step: String,
-    /// What happened, for people.
+    /// What happened.
     pub message: String,
     /// Its kind.
     pub kind: Kind,
-    /// How the build volumes began that it failed on.
+    /// The history of the build volumes that it failed on.
     pub history: History,
     /// The last lines it wrote.
     pub tail: Vec<String>,
@@ -161,7 +156,7 @@ struct Metrics<'a> {
 }
 
 impl Execution<'_, '_> {
-    /// Carries the plan out.
+    /// Executes the plan.
     pub fn run(mut self) -> Result<Progress> {
         self.keep_changes()?;
         self.move_to_start()?;
@@ -193,7 +188,7 @@ impl Execution<'_, '_> {
         Ok(Progress::Ended(Ended::Complete))
     }
 
-    /// Runs the steps of the plan; returns how far it went where that is not to the end.
+    /// Runs the steps of the plan; returns how far it went if that is not the end.
     fn run_steps(&mut self, run: &str, durable: &durable::Durable) -> Result<Option<Progress>> {
         let (plan, spec) = (self.plan, self.spec);
         let total = u32::try_from(plan.steps.len()).unwrap_or(u32::MAX);
@@ -268,13 +263,13 @@ impl Execution<'_, '_> {
         });
     }
 
-    /// Tells of a step that does not run.
+    /// Reports a step that does not run.
     fn did_not_run(&self, step: &Planned, outcome: event::Outcome) {
         self.reporter
             .measured(|| Row::of(self.spec, &step.name, step.key.as_ref(), outcome));
     }
 
-    /// Returns how often ccache was asked so far and knew, or did not, where somebody asked for metrics.
+    /// Returns ccache's hits and misses so far, if metrics were requested.
     fn lookups(&self) -> Option<(u64, u64)> {
         if !self.reporter.measures() {
             return None;
@@ -287,7 +282,7 @@ impl Execution<'_, '_> {
             .reduce(|(hits, misses), (more, others)| (hits + more, misses + others))
     }
 
-    /// Adds a row to the env's history of what steps cost.
+    /// Adds a row to the env's history of step costs.
     fn measure(
         &self,
         step: &Step,
@@ -297,7 +292,7 @@ impl Execution<'_, '_> {
         lookups: Option<(u64, u64)>,
     ) -> Result<()> {
         self.reporter.measured(|| {
-            // A cache begins to count with its first use, and from nothing when it was emptied.
+            // The counters start with the cache's first use, and restart when it is emptied.
             let now = self.lookups();
             let (hits, misses) = lookups.unwrap_or_default();
             let ended = match outcome {
@@ -348,13 +343,14 @@ impl Execution<'_, '_> {
         }
         let steps = self.spec.steps.iter().map(|step| step.name.as_str());
         for (old, new) in self.env.make_room(&steps.collect())? {
-            let message = format!("snapshot `{old}` is `{new}` now: step `{old}` has that name");
+            let message =
+                format!("snapshot `{old}` renamed to `{new}`: step `{old}` needs its name");
             self.reporter.emit(&Event::Warning { message });
         }
         Ok(())
     }
 
-    /// Stands the env where the first step starts.
+    /// Moves the env to the layer where the first step starts.
     fn move_to_start(&mut self) -> Result<()> {
         for note in &self.plan.notes {
             self.reporter.emit(&Event::Warning {
@@ -371,7 +367,7 @@ impl Execution<'_, '_> {
                 (None, Volumes::Live) => self.env.reset_root()?,
                 (None, _) => self.env.reset()?,
             }
-            // Its volumes are gone, and what it was to do is done or begins anew.
+            // Its volumes are gone, so the interrupted step's work is done or begins anew.
             if self.plan.volumes != Volumes::Live {
                 self.env.end_attempt()?;
             }
@@ -379,7 +375,7 @@ impl Execution<'_, '_> {
         Ok(())
     }
 
-    /// Makes snapshots for the steps whose layers are there: those of the chain below `start`.
+    /// Makes snapshots for steps whose layers exist: those of the chain below `start`.
     fn hits(&self, start: &LayerId) -> Result<Vec<Snapshot>> {
         let chain = self.store.chain(start)?;
         let mut snapshots = Vec::new();
@@ -408,7 +404,7 @@ impl Execution<'_, '_> {
         Ok(snapshots)
     }
 
-    /// Writes down the spec and what is known of each step before the first one runs.
+    /// Records the spec and the state of each step before the first one runs.
     fn save_steps(&mut self) -> Result<()> {
         self.env.save_spec(self.spec)?;
         let old: BTreeMap<StepKey, StepRecord> = self
@@ -456,7 +452,7 @@ impl Execution<'_, '_> {
         Ok(())
     }
 
-    /// Runs one step. `Ok(Ok(layer))` is its snapshot; `Ok(Err(_))` says why there is none.
+    /// Runs one step. `Ok(Ok(layer))` is its snapshot; `Ok(Err(_))` tells why there is none.
     fn run_step(
         &mut self,
         index: u32,
@@ -477,7 +473,7 @@ impl Execution<'_, '_> {
             self.measure(step, Outcome::Failed, jobs, &ran, lookups)?;
             let (_, message) = ran.explain(step, jobs, step::memory_max(self.spec, self.host));
             jobs /= 2;
-            let message = format!("{message}: once more, with {jobs}");
+            let message = format!("{message}: retrying with {jobs}");
             self.reporter.emit(&Event::Warning { message });
             self.store
                 .discard(&self.env.directory().join("trees").join(&tree))?;
@@ -541,7 +537,7 @@ impl Execution<'_, '_> {
             (false, _) => (Kind::Drift, left.explain(step)),
         };
         let message = match self.offline && step.network {
-            true => format!("{message}; `--offline` kept the network from it"),
+            true => format!("{message}; it had no network because of `--offline`"),
             false => message,
         };
         let record = ran.record(step, Outcome::Failed, Some(message.clone()));
@@ -560,7 +556,7 @@ impl Execution<'_, '_> {
             })
         });
         match kept {
-            // Not even that fits: what is said is the same, and the next `up` begins the step anew.
+            // Not even the failed tree fits. The message is the same, and the next `up` begins the step anew.
             Err(error) if error.kind() == Kind::OutOfSpace && kind == Kind::OutOfSpace => {}
             other => other?,
         }
@@ -577,7 +573,7 @@ impl Execution<'_, '_> {
     }
 }
 
-/// Returns where the samples of the step with this log are.
+/// Returns the path of the samples of the step with this log.
 pub fn samples_beside(log: &Path) -> PathBuf {
     log.with_extension("samples")
 }

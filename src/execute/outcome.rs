@@ -1,4 +1,4 @@
-//! Owns what one run of a step came to: what is said of it, and what is kept.
+//! Owns the outcome of one run of a step: its message, and its record.
 
 use std::path::PathBuf;
 
@@ -9,14 +9,14 @@ use crate::sys::error::Kind;
 use crate::ui::event;
 use crate::ui::size::{bytes, duration};
 
-/// What one run of a step came to.
+/// The outcome of one run of a step.
 #[derive(Debug)]
 pub(super) struct Ran {
     /// How it ended.
     pub(super) ending: Ending,
-    /// What it took.
+    /// Its cost.
     pub(super) cost: Cost,
-    /// What its layer holds beyond the one below, in bytes.
+    /// Bytes of its layer beyond the one below.
     pub(super) frozen: u64,
     /// The last lines it wrote.
     pub(super) tail: Vec<String>,
@@ -27,13 +27,12 @@ pub(super) struct Ran {
 }
 
 impl Ran {
-    /// Returns whether it failed because memory ran out.
     pub(super) fn out_of_memory(&self) -> bool {
         let ended = matches!(self.ending, Ending::Exited { code: 1.., .. });
         ended && self.cost.usage.oom_kills > 0
     }
 
-    /// Says why it failed with so many jobs, under a limit of so many bytes of memory.
+    /// Explains why it failed with so many jobs, under a limit of so many bytes of memory.
     pub(super) fn explain(&self, step: &Step, jobs: u32, limit: Option<u64>) -> (Kind, String) {
         let name = &step.name;
         let usage = &self.cost.usage;
@@ -46,7 +45,7 @@ impl Ran {
                 .memory()
                 .map_or_else(String::new, |peak| format!(" (it held {})", bytes(peak)));
             let next = match jobs {
-                1 => "a job needs more than that".to_owned(),
+                1 => "a single job needs more than that".to_owned(),
                 _ => format!("try `--jobs {}`", jobs / 2),
             };
             let message = format!(
@@ -56,7 +55,7 @@ impl Ran {
         }
         if let Some(full) = &self.full {
             let message = format!(
-                "step `{name}` ran out of disk: `{}` is full, and the step used {} of it; `rockenv gc --dry-run` says what can be freed",
+                "step `{name}` ran out of disk: `{}` is full, and the step used {} of it; `rockenv gc --dry-run` shows what can be freed",
                 full.display(),
                 bytes(self.cost.disk_peak)
             );
@@ -65,19 +64,19 @@ impl Ran {
         let message = match self.ending {
             Ending::TimedOut => {
                 let limit = step.timeout.unwrap_or_default();
-                format!("step `{name}` did not end within {}", duration(limit))
+                format!("step `{name}` timed out after {}", duration(limit))
             }
             Ending::Exited {
                 signal: Some(signal),
                 ..
-            } => format!("step `{name}` was ended by signal {signal}"),
+            } => format!("step `{name}` was killed by signal {signal}"),
             Ending::Exited { code, .. } => format!("step `{name}` failed with exit code {code}"),
             Ending::Interrupted(_) | Ending::Lost => format!("step `{name}` was interrupted"),
         };
         (Kind::StepFailed, message)
     }
 
-    /// Returns what the env's record keeps of it.
+    /// Returns the entry for the env's record.
     pub(super) fn record(
         &self,
         step: &Step,

@@ -1,15 +1,15 @@
-//! Owns keeping credentials out of what a step prints: passwords in the URLs that it was handed from the host are shown as
-//! `***`, on the screen and in its log.
+//! Owns redacting credentials in a step's output: passwords in URLs that the host passed to it are shown as `***`, on
+//! the screen and in the log.
 
 use std::borrow::Cow;
 
 use crate::ui::event::Stream;
 
 const SHOWN: &[u8] = b"***";
-/// Shorter ones would be found in every other line.
+/// Shorter secrets would match by chance in many lines.
 const SHORTEST: usize = 4;
 
-/// What is hidden, and what may be the beginning of it at the end of what each stream brought.
+/// The secrets, and for each stream held-back output that may be the beginning of one.
 #[derive(Debug, Default)]
 pub struct Mask {
     secrets: Vec<Vec<u8>>,
@@ -24,7 +24,7 @@ impl Mask {
             .filter(|secret| secret.len() >= SHORTEST)
             .map(|secret| secret.as_bytes().to_vec())
             .collect();
-        // The longest first: one may be the beginning of another.
+        // Longest first, because a shorter secret may be the beginning of a longer one.
         secrets.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
         secrets.dedup();
         Self {
@@ -33,7 +33,7 @@ impl Mask {
         }
     }
 
-    /// Returns what of the stream can be shown by now.
+    /// Returns the part of the stream that can be shown now.
     pub fn hide<'a>(&mut self, stream: Stream, bytes: &'a [u8]) -> Cow<'a, [u8]> {
         if self.secrets.is_empty() {
             return Cow::Borrowed(bytes);
@@ -58,7 +58,7 @@ impl Mask {
         Cow::Owned(shown)
     }
 
-    /// Returns what was held back, when the stream has ended.
+    /// Returns held-back output when the stream has ended.
     pub fn rest(&mut self, stream: Stream) -> Vec<u8> {
         std::mem::take(self.held_of(stream))
     }
@@ -68,7 +68,8 @@ impl Mask {
     }
 }
 
-/// Returns the password of a URL, `scheme://user:password@host`, for Redis also `redis://password@host`, and the token of ccache's `|bearer-token=`.
+/// Returns the password of a URL, `scheme://user:password@host`, for Redis also `redis://password@host`, and the
+/// token of ccache's `|bearer-token=`.
 fn credentials(value: &str) -> Vec<&str> {
     let mut found = Vec::new();
     for word in value.split_whitespace() {
@@ -76,11 +77,11 @@ fn credentials(value: &str) -> Vec<&str> {
         let url = parts.next().and_then(|url| url.split_once("://"));
         found.extend(url.and_then(|(scheme, rest)| {
             let authority = rest.split(['/', '?', '#']).next()?;
-            // A password may hold an `@` itself, unescaped.
+            // A password may contain an unescaped `@`.
             let (user, _) = authority.rsplit_once('@')?;
             match user.split_once(':') {
                 Some((_, password)) => Some(password),
-                // Where there is one word, ccache takes it for Redis' password.
+                // ccache takes a single word for the Redis password.
                 None => scheme.starts_with("redis").then_some(user),
             }
         }));

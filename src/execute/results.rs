@@ -1,5 +1,5 @@
-//! Owns results in output volumes while a plan is carried out: those of steps that ran are kept with their snapshots, and those of
-//! steps that need not run are put into the env's output, where later steps and people look for them.
+//! Owns results in output volumes during execution. Results of steps that ran are kept with their snapshots. Results
+//! of steps that need not run are put into the env's output, where later steps and people look for them.
 
 use std::collections::BTreeMap;
 
@@ -13,11 +13,11 @@ use crate::sys::error::{Error, Kind, Result};
 use crate::tree::listing::Listing;
 use crate::ui::event::Event;
 
-/// What the output volumes of a step held before it ran, by name.
+/// The content of a step's output volumes before it ran, by name.
 pub(super) type Before = Vec<(String, Listing)>;
 
 impl Execution<'_, '_> {
-    /// Looks at the output volumes that a step can write to.
+    /// Lists the output volumes that a step can write to.
     pub(super) fn outputs_before(&self, step: &Step) -> Result<Before> {
         let volumes = results::outputs(self.spec);
         let written = volumes
@@ -30,7 +30,7 @@ impl Execution<'_, '_> {
             .collect()
     }
 
-    /// Refuses what a step left in them that no snapshot can hold.
+    /// Refuses files in them that no snapshot can hold.
     pub(super) fn refuse_special(&self, before: &Before) -> Result<()> {
         for (name, before) in before {
             if let Some(volume) = self.spec.volume(name) {
@@ -41,7 +41,7 @@ impl Execution<'_, '_> {
         Ok(())
     }
 
-    /// Keeps what a step left there with the tree that becomes its snapshot; `parent` is the layer below.
+    /// Keeps the step's results with the tree that becomes its snapshot; `parent` is the layer below.
     pub(super) fn keep_results(
         &self,
         before: &Before,
@@ -72,7 +72,7 @@ impl Execution<'_, '_> {
         left.write(&kept)
     }
 
-    /// Puts the results of steps that do not run where they belong. What is there instead stays, and no step takes it for them.
+    /// Restores the results of steps that do not run. Changed files stay, but no later step may use them as results.
     pub(super) fn bring_results(&self) -> Result<()> {
         let runs = || {
             let steps = self.plan.steps.iter();
@@ -91,7 +91,7 @@ impl Execution<'_, '_> {
         if stays && self.plan.brings.is_empty() {
             return Ok(());
         }
-        // What a step did before it failed is not told from what somebody did.
+        // The writes of a failed step cannot be told from anybody else's.
         let attempt = self.store.attempt(self.env.name(), record);
         let resumes = attempt.is_some_and(|key| runs().any(|step| step.key == key));
         let layers = record.snapshots.iter();
@@ -105,20 +105,20 @@ impl Execution<'_, '_> {
                 other.step
             );
             let volume = self.spec.volume(&other.volume);
-            // Several envs may have one directory of the user's for their output.
+            // Several envs may share a user's directory as output.
             let own = volume.is_some_and(|volume| volume.source == VolumeSource::Store);
             let mut readers = runs().filter(|step| step.volumes.contains(&other.volume));
             match readers.next().filter(|_| own && !resumes) {
                 Some(step) => {
                     let message =
-                        format!("{message}; step `{}` would use it as its own", step.name);
+                        format!("{message}; step `{}` would use the changed file", step.name);
                     return Err(Error::new(Kind::Drift, message).help(format!(
                         "move it away, or make it again: rockenv up ... --rerun {}",
                         other.step
                     )));
                 }
                 None => {
-                    let message = format!("{message}; it stays as it is");
+                    let message = format!("{message}; leaving it as it is");
                     self.reporter.emit(&Event::Warning { message });
                 }
             }

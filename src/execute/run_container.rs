@@ -1,4 +1,4 @@
-//! Owns one run of a step: its container from the first job that is free to what it used.
+//! Owns one run of a step: its container, from waiting for a free job to measuring its usage.
 
 use std::path::Path;
 use std::time::Instant;
@@ -23,7 +23,7 @@ use crate::tree::{self, Method, measure};
 use crate::ui::event::Event;
 
 impl Execution<'_, '_> {
-    /// Returns by how much a step's tree is larger than what it stands on, in allocated bytes.
+    /// Returns by how much a step's tree is larger than its parent, in allocated bytes.
     fn tree_growth(&self, tree: &str, parent: Option<&LayerId>) -> Result<i64> {
         if let Some(written) = self.env.written_at_service(tree)? {
             return Ok(i64::try_from(written).unwrap_or(i64::MAX));
@@ -36,7 +36,7 @@ impl Execution<'_, '_> {
             let written = tree::btrfs::written(&directory.join("root"))?;
             return Ok(i64::try_from(written).unwrap_or(i64::MAX));
         }
-        // The clone looks as large as its parent: only the difference was written.
+        // A clone looks as large as its parent; only the difference was written.
         let below = match parent {
             Some(layer) => self.store.layer_dir(layer).join("root"),
             None => self.store.image_root(&self.env.known_record()?.image_key),
@@ -44,7 +44,7 @@ impl Execution<'_, '_> {
         Ok(allocated(&directory.join("root")) - allocated(&below))
     }
 
-    /// Returns what the build volumes that a step sees hold, in allocated bytes.
+    /// Returns the size of the build volumes that a step sees, in allocated bytes.
     fn volume_bytes(&self, step: &Step) -> Result<i64> {
         let volumes = &self.env.known_record()?.head.volumes;
         let seen = volumes
@@ -55,7 +55,7 @@ impl Execution<'_, '_> {
             .sum())
     }
 
-    /// Returns the device nodes that a step gets, as they are now.
+    /// Returns the current device nodes for a step.
     fn devices(&self, step: &Step) -> Result<Vec<Device>> {
         match (step.gpu, self.gpu) {
             (false, _) => Ok(Vec::new()),
@@ -67,7 +67,7 @@ impl Execution<'_, '_> {
         }
     }
 
-    /// Runs the step's command in a container on `tree`, from its start to its end.
+    /// Runs the step's command in a container on `tree`, from start to end.
     #[expect(
         clippy::too_many_arguments,
         reason = "one private function with everything that a run of a step is made of"
@@ -190,18 +190,18 @@ impl Execution<'_, '_> {
         };
         room.measure()?;
         room.release();
-        // While the container is there: its group goes with it.
+        // Before the container ends, which removes its control group.
         meter.take(room.grown());
         let interrupted = matches!(&attended, Ok(Ending::Interrupted(_)));
         let end = running.finish(interrupted);
         container::clean(self.store, &self.env.run_dir())?;
         let (ending, mut usage) = match (attended, end) {
-            // The first error tells more: what happens after it is its consequence.
+            // The first error is the cause; what follows is its consequence.
             (Err(error), _) | (Ok(_), Err(error)) => {
                 return Err(error).context(|| format!("cannot run step `{}`", step.name));
             }
             (Ok(Ending::Lost), Ok(End::Ended(usage))) if usage.oom_kills > 0 => {
-                // The kernel chose the container's first process.
+                // The kernel killed the container's first process.
                 let killed = Ending::Exited {
                     code: 137,
                     signal: Some(9),
@@ -210,20 +210,20 @@ impl Execution<'_, '_> {
             }
             (Ok(Ending::Lost), Ok(_)) => {
                 let message = format!(
-                    "the container of step `{}` was ended from outside",
+                    "the container of step `{}` was stopped by another process",
                     step.name
                 );
                 return Err(Error::unavailable(message)
-                    .help("rockenv up ...: it starts again, on its build volumes as they are"));
+                    .help("rockenv up ...: the step starts again and keeps its build volumes"));
             }
             (Ok(ending), Ok(End::Ended(usage))) => (ending, usage),
             (Ok(ending), Ok(End::Shared)) => (ending, Usage::default()),
         };
-        // The figure of the report's curve, whoever saw more.
+        // The report's curve must not exceed this figure, so use the larger one.
         usage.memory_held = usage.memory_held.max(meter.most_memory());
         let written = self.tree_growth(tree, parent)?;
         let grown = written + self.volume_bytes(step)? - before;
-        // Build volumes are in the layer where the store can freeze them; what a service has may be on another disk.
+        // Build volumes are in the layer if the store can freeze them. A service's data may be on another disk.
         let apart = self.env.known_record()?.service.is_some();
         let frozen = if self.store.freezes_volumes() && !apart {
             grown

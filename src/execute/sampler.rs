@@ -1,5 +1,5 @@
-//! Owns recording what a step uses while it runs: a few numbers every now and then, beside its log. What cannot be recorded
-//! is left out, and never a reason for anything else to fail.
+//! Owns recording a step's resource usage: a few numbers at intervals, beside its log. Whatever cannot be recorded is
+//! omitted and never causes a failure.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,6 @@ use crate::engine::hold::State;
 use crate::engine::jobserver::Gauge;
 use crate::plan::samples::{Sample, Series};
 
-/// The samples of one step.
 #[derive(Debug)]
 pub struct Meter {
     path: PathBuf,
@@ -43,19 +42,18 @@ impl Meter {
         }
     }
 
-    /// Returns the most memory without page cache that a sample saw, in bytes.
+    /// Returns the peak memory of all samples without page cache, in bytes.
     pub fn most_memory(&self) -> Option<u64> {
         self.most_memory
     }
 
-    /// Takes a sample where it is time to; `grown` is what the disk has in use over what it had, in bytes.
+    /// Takes a sample if it is time to; `grown` is the growth of disk usage in bytes.
     pub fn look(&mut self, grown: i64) {
         if Instant::now() >= self.due {
             self.take(grown);
         }
     }
 
-    /// Takes a sample now.
     pub fn take(&mut self, grown: i64) {
         if self.cgroup.is_none() {
             self.find_group();
@@ -83,7 +81,7 @@ impl Meter {
         }
     }
 
-    /// The group is known once the container runs, which without root may have none.
+    /// The control group is known once the container runs; without root there may be none.
     fn find_group(&mut self) {
         let state = State::read(&self.run);
         self.cgroup = state
@@ -91,7 +89,7 @@ impl Meter {
             .filter(|cgroup| !cgroup.directories.is_empty());
     }
 
-    /// Writes all samples anew, beside the old ones first: whoever reads meanwhile sees either.
+    /// Rewrites all samples atomically, so that a concurrent reader sees a complete file.
     fn rewrite(&mut self) -> std::io::Result<()> {
         let new = self.path.with_extension("samples.new");
         let mut file = fs::File::create(&new)?;

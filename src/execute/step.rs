@@ -1,4 +1,4 @@
-//! Owns what a step runs inside its container: the command of each kind of step.
+//! Owns the command that each kind of step runs inside its container.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -14,12 +14,12 @@ use crate::store::config::Config;
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::host::Host;
 
-/// Where programs are looked for inside.
+/// Search path for programs inside.
 pub(super) const PATH: &str =
     "/run/rockenv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Installs packages with whatever the image has. Lists are refreshed, since an image may be old, and removed
-/// again, since the next step refreshes them anyway.
+/// Installs packages with the image's package manager. Refreshes the lists, because an image may be old, and removes
+/// them, because the next step refreshes them anyway.
 const INSTALL: &str = r#"set -eu
 ca=/run/rockenv/ca-certificates.crt
 [ -e $ca ] || ca=
@@ -47,9 +47,7 @@ fi
 /// A command and its standard input.
 #[derive(Debug)]
 pub(super) struct Work {
-    /// What runs.
     pub(super) command: Command,
-    /// What it reads.
     pub(super) stdin: OwnedFd,
 }
 
@@ -65,7 +63,7 @@ impl Work {
     ) -> Result<Self> {
         let text = |text: &str| finish(text, facts);
         let mut env = base_environment(spec, matches!(step.user, User::Root));
-        // rockenv's own program is no business of an image's variables.
+        // rockenv's own program must not see the image's variables.
         if let Action::Run { .. } | Action::Packages(_) = step.action {
             let variables = step.env.iter();
             env.extend(variables.map(|(name, value)| (name.clone(), text(value))));
@@ -93,7 +91,7 @@ impl Work {
             }
             Action::Copy(items) => {
                 stdin = archive(&step.name, items, files)?;
-                // Directories on the way may be root's; what is made is given to the build user.
+                // Parent directories may be root's; what `copy` makes is given to the build user.
                 root = true;
                 let mut argv = vec![
                     PROGRAM.to_owned(),
@@ -135,7 +133,7 @@ impl Work {
     }
 }
 
-/// Returns the variables that every command inside has.
+/// Returns the variables of every command inside.
 pub fn base_environment(spec: &Spec, root: bool) -> BTreeMap<String, String> {
     let (user, home) = if root {
         ("root", "/root")
@@ -157,12 +155,11 @@ pub fn base_environment(spec: &Spec, root: bool) -> BTreeMap<String, String> {
     .collect()
 }
 
-/// Returns the env's memory limit in bytes.
 pub fn memory_max(spec: &Spec, host: &Host) -> Option<u64> {
     crate::plan::jobs::memory_limit(spec.resources.memory_max, host.memory)
 }
 
-/// Writes the files of a `copy` step as an archive, in a file without a name.
+/// Writes the files of a `copy` step as an archive, in an unnamed file.
 fn archive(step: &str, items: &[CopyItem], files: &CopyFiles) -> Result<OwnedFd> {
     use std::io::{Seek as _, SeekFrom};
     let cannot = || format!("cannot gather the files of step `{step}`");

@@ -1,5 +1,5 @@
-//! Owns what a step leaves beside its snapshot: fingerprints for the keys of later ones, and what it fetched by itself. Where there
-//! is a lock file, both are as it says.
+//! Owns the outputs of a step beside its snapshot: fingerprints for the keys of later steps, and files that it
+//! fetched. With a lock file, both must match it.
 
 use super::{Execution, container};
 use crate::plan::lockfile;
@@ -9,17 +9,17 @@ use crate::rocm::therock::{Checkout, Prints};
 use crate::sys::error::Result;
 use crate::ui::event::Event;
 
-/// What a step left.
+/// The outputs of a step.
 #[derive(Debug, Default)]
 pub(super) struct Left {
     pub(super) prints: Option<Prints>,
     pub(super) pins: Pins,
-    /// How that differs from the lock file.
+    /// Differences from the lock file.
     pub(super) drift: Vec<String>,
 }
 
 impl Left {
-    /// Says why its step failed.
+    /// Explains why its step failed.
     pub(super) fn explain(&self, step: &Step) -> String {
         format!(
             "output of step `{}` differs from the lock file: {}",
@@ -30,7 +30,7 @@ impl Left {
 }
 
 impl Execution<'_, '_> {
-    /// Hands a step what the lock file has of what it fetches by itself.
+    /// Provides a step with the locked files that it would otherwise fetch.
     pub(super) fn offer(&self, step: &Step) -> Result<()> {
         let directory = self.env.run_dir().join(pins::NAME);
         container::discard(self.store, &directory)?;
@@ -39,7 +39,7 @@ impl Execution<'_, '_> {
         pins::offer(&directory, locked.filter(|pins| !pins.is_empty()))
     }
 
-    /// Reads what a step that succeeded has left.
+    /// Reads the outputs of a successful step.
     pub(super) fn left(&self, step: &Step) -> Result<Left> {
         let directory = self.env.run_dir().join(pins::NAME);
         let (prints, pins) = (self.prints(step)?, pins::read(&directory, &step.name)?);

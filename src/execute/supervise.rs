@@ -1,5 +1,5 @@
-//! Owns waiting for a step's command: its output, its end, the clock and the user's signals, in one loop of
-//! one thread, so that memory stays flat whatever it prints.
+//! Owns waiting for a step's command: its output, its end, the timeout and the user's signals, in one loop of one
+//! thread, so that memory stays constant whatever it prints.
 
 use std::io::Read as _;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -23,7 +23,7 @@ use crate::ui::event::Stream;
 
 /// How long a step may take to end after being asked to.
 const GRACE: Duration = Duration::from_secs(5);
-/// How often buffered log lines are written out while the step is silent or busy.
+/// How often buffered log lines are flushed, whether or not the step writes.
 const FLUSH: Duration = Duration::from_millis(250);
 
 /// How a step's command ended.
@@ -31,41 +31,35 @@ const FLUSH: Duration = Duration::from_millis(250);
 pub enum Ending {
     /// It ended by itself, with this code (128 plus the number for a signal).
     Exited {
-        /// The code.
         code: u8,
         /// The signal, if one ended it.
         signal: Option<i32>,
     },
-    /// Its time was up.
     TimedOut,
-    /// The user asked to stop.
     Interrupted(i32),
-    /// The container went away under it.
+    /// Its container disappeared.
     Lost,
 }
 
-/// What a step's command gets and where its output goes.
+/// The inputs of a step's command, and where its output goes.
 #[expect(missing_debug_implementations, reason = "holds a callback")]
 pub struct Attended<'a> {
-    /// The command.
     pub command: Command,
-    /// Its standard input.
     pub stdin: BorrowedFd<'a>,
     /// The longest it may take.
     pub timeout: Option<Duration>,
-    /// What of its output is hidden.
+    /// Hides credentials in its output.
     pub mask: &'a mut Mask,
-    /// Its log.
     pub log: &'a mut Log,
     /// Shows its output.
     pub output: &'a mut StepOutput,
-    /// The disk space that it has.
+    /// Guards its disk space.
     pub room: &'a mut Room,
-    /// Records what it uses.
+    /// Records its resource usage.
     pub meter: &'a mut Meter,
-    /// Says what to do about too little disk space.
+    /// Returns advice about too little disk space.
     pub advice: &'a dyn Fn() -> String,
-    /// Called with sentences about limits that could not be set, and about its disk space.
+    /// Receives warnings about limits that could not be set, and about disk space.
     pub warn: &'a mut dyn FnMut(String),
 }
 
@@ -82,7 +76,7 @@ pub fn attend(running: &mut Running, signals: &Signals, step: Attended<'_>) -> R
     });
     let client = match sent {
         Ok(client) => client,
-        // A container that failed at once took its socket with it; its holder says why.
+        // A container that failed at once took its socket with it; its holder has the reason.
         Err(error) => loop {
             match running.hear() {
                 Ok(FromHolder::Waits(_)) => {}
@@ -107,12 +101,12 @@ pub fn attend(running: &mut Running, signals: &Signals, step: Attended<'_>) -> R
     let mut looked = Instant::now();
     let mut stopping: Option<(Ending, Instant)> = None;
     let mut flushed = Instant::now();
-    // Before it is, its holder is on the way into the control group, and would be paused for ever.
+    // Until then its holder is still moving into the control group, and pausing would freeze it for ever.
     let mut ready = false;
     let ending = loop {
         let now = Instant::now();
         if ready && stopping.is_none() && step.room.look(step.advice, step.warn)? {
-            // A paused step's clock stands still.
+            // The timeout does not count while the step is paused.
             deadline = deadline.map(|deadline| deadline + (now - looked));
         }
         looked = now;
@@ -157,7 +151,7 @@ pub fn attend(running: &mut Running, signals: &Signals, step: Attended<'_>) -> R
                 Some((ending, _)) => break ending,
                 None => stopping = Some((Ending::Interrupted(number), Instant::now() + GRACE)),
             }
-            // What is frozen hears no signal.
+            // A frozen process receives no signal.
             step.room.release();
             drop(client.signal(Signal::SIGTERM as i32));
         }
@@ -174,7 +168,7 @@ pub fn attend(running: &mut Running, signals: &Signals, step: Attended<'_>) -> R
                     )?;
                     break Ending::Exited { code, signal: None };
                 }
-                // Somebody told the container to end, not us.
+                // Another process stopped the container.
                 Some((
                     Reply::Exited {
                         signal: Some(_),
@@ -201,7 +195,7 @@ pub fn attend(running: &mut Running, signals: &Signals, step: Attended<'_>) -> R
             _ => {}
         }
     };
-    // What the command wrote before it ended; children it left behind may hold the pipes open for ever.
+    // Collects the last output. Children left behind may hold the pipes open for ever.
     for (stream, pipe) in &mut pipes {
         drain(pipe, &mut buffer, |bytes| {
             keep(step.mask, step.log, step.output, *stream, bytes)
@@ -281,14 +275,14 @@ fn wait(
     })
 }
 
-/// Reads what is there. Returns whether the stream is still open.
+/// Reads the available output. Returns whether the stream is still open.
 fn drain(
     pipe: &mut Pipe,
     buffer: &mut [u8],
     mut take: impl FnMut(&[u8]) -> Result<()>,
 ) -> Result<bool> {
     let Some(file) = pipe else { return Ok(false) };
-    // A bounded number of reads, so that a flood on one stream does not starve the rest.
+    // A bounded number of reads, so that one busy stream does not starve the others.
     for _ in 0..16 {
         match file.read(buffer) {
             Ok(0) => return Ok(false),

@@ -1,5 +1,5 @@
-//! Owns the terminal of `exec` and `shell`: descriptors go to the command as they are where that is safe, and
-//! through a copy where they are the user's terminal, which must not be handed into a container.
+//! Owns the terminal of `exec` and `shell`. Descriptors are passed to the command directly if that is safe. The
+//! user's terminal must not enter a container, so it is copied through pipes.
 
 use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
@@ -22,16 +22,15 @@ const ANSWER: Duration = Duration::from_secs(10);
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exit {
-    /// Its exit code.
     pub code: u8,
-    /// The container, which another command had started, ends with it.
+    /// Another command started the container, which ends now.
     pub last: bool,
     /// It was told to end.
     pub interrupted: bool,
 }
 
-/// Runs a command and passes input, output, signals and window size; returns how it ended, or `None` when the
-/// container was gone before it started.
+/// Runs a command and passes input, output, signals and window size. Returns how it ended, or `None` if the container
+/// was gone before it started.
 pub fn run(client: &Client, command: Command) -> Result<Option<Exit>> {
     let signals = signals::block(&[&STOP[..], &[Signal::SIGWINCH]].concat())?;
     let mut copies = Vec::new();
@@ -66,7 +65,7 @@ pub fn run(client: &Client, command: Command) -> Result<Option<Exit>> {
             while let Some(signal) = signals.read_signal()? {
                 match i32::try_from(signal.ssi_signo).unwrap_or(0) {
                     number if number == Signal::SIGWINCH as i32 => resize(terminal.as_ref())?,
-                    // A container that somebody stopped (SIGSTOP) never answers: the second Ctrl-C ends the wait.
+                    // A stopped container (SIGSTOP) never answers: the second Ctrl-C ends the wait.
                     number if asked.is_some() && !started => return Err(no_answer(number)),
                     number => {
                         asked = Some((number, Instant::now() + ANSWER));
@@ -83,7 +82,7 @@ pub fn run(client: &Client, command: Command) -> Result<Option<Exit>> {
                 drop(raw);
                 return Err(Error::new(
                     Kind::Command(137),
-                    "the container ended, and the command in it",
+                    "the container ended, and the command with it",
                 ));
             }
             None => return Ok(None),
@@ -108,7 +107,7 @@ pub fn run(client: &Client, command: Command) -> Result<Option<Exit>> {
                 return Err(Error::new(Kind::Command(code), message));
             }
             Some((Reply::Exited { code, last, .. }, _)) => {
-                // What it wrote last is still on the way; input is no longer wanted.
+                // Its last output is still on the way; input is no longer needed.
                 for copy in copies.iter_mut().filter(|copy| copy.is_output) {
                     copy.flush()?;
                 }
@@ -130,7 +129,7 @@ fn no_answer(signal: i32) -> Error {
     )
 }
 
-/// Returns what the command gets as its standard descriptors; those that are terminals are replaced by pipes.
+/// Returns the standard descriptors for the command; terminals are replaced by pipes.
 fn standard_ends(copies: &mut Vec<Copy>) -> Result<[OwnedFd; 3]> {
     let own = [
         std::io::stdin().as_fd().try_clone_to_owned()?,
@@ -142,7 +141,7 @@ fn standard_ends(copies: &mut Vec<Copy>) -> Result<[OwnedFd; 3]> {
         let kind = nix::sys::stat::SFlag::from_bits_truncate(nix::sys::stat::fstat(&fd)?.st_mode)
             & nix::sys::stat::SFlag::S_IFMT;
         if kind == nix::sys::stat::SFlag::S_IFDIR {
-            // A directory of the host inside would be a way out.
+            // A host directory inside would be a way out of the container.
             return Err(
                 Error::new(Kind::Usage, "standard input or output is a directory")
                     .help("rockenv exec ENV -- CMD </dev/null"),
@@ -192,19 +191,19 @@ fn wait(
     Ok((ready[0], ready[1], copies))
 }
 
-/// Bytes from one descriptor to another.
+/// Copies bytes from one descriptor to another.
 #[derive(Debug)]
 struct Copy {
     from: fs_err::File,
     to: fs_err::File,
-    /// What was read and could not be written yet.
+    /// Bytes read and not written yet.
     pending: Vec<u8>,
     is_output: bool,
 }
 
 impl Copy {
-    /// Copies to the command. A program that does not read must not keep us from showing what it writes, so this
-    /// end, which is ours alone, does not block.
+    /// Copies to the command. Non-blocking, because a program that does not read must not stop its output from being
+    /// shown. This end of the pipe is ours alone, so its mode may change.
     fn input(from: OwnedFd, to: OwnedFd) -> Result<Self> {
         fcntl(&to, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
         Ok(Self {
@@ -215,7 +214,7 @@ impl Copy {
         })
     }
 
-    /// Copies to the user's terminal, which other programs have open too: its mode is not ours to change.
+    /// Copies to the user's terminal. Other programs have it open too, so its mode must not change.
     fn output(from: OwnedFd, to: OwnedFd) -> Self {
         Self {
             from: file(from),
@@ -233,7 +232,7 @@ impl Copy {
         }
     }
 
-    /// Copies what is there, as far as it is taken; returns whether there can be more.
+    /// Copies available data as far as the reader takes it; returns whether there can be more.
     fn step(&mut self) -> Result<bool> {
         if self.pending.is_empty() {
             let mut buffer = [0u8; 16 << 10];
@@ -251,7 +250,7 @@ impl Copy {
             match self.to.file().write(&self.pending) {
                 Ok(count) => drop(self.pending.drain(..count)),
                 Err(error) if is_momentary(&error) => return Ok(true),
-                // Nobody reads any more.
+                // The reader is gone.
                 Err(error)
                     if matches!(
                         error.raw_os_error(),
@@ -289,7 +288,7 @@ fn file(fd: OwnedFd) -> fs_err::File {
     fs_err::File::from_parts(std::fs::File::from(fd), "a standard stream")
 }
 
-/// The user's terminal in raw mode, put back when dropped.
+/// The user's terminal in raw mode, restored when dropped.
 struct Raw(Termios);
 
 impl Raw {

@@ -1,5 +1,5 @@
-//! Owns comparing what a step left with what it left when it was built again, for `verify`: its root file system, the build volumes
-//! that it sees, and its results.
+//! Owns comparing the results of a step with those of building it again, for `verify`: its root file system, the
+//! build volumes that it sees, and its exported results.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -20,20 +20,20 @@ use crate::tree::{Method, listing, overlay};
 
 /// How many differences of a step are named.
 const NAMED: usize = 20;
-/// What ninja writes down of a build's times.
+/// Ninja's own files, which contain build times.
 const NINJA: [&str; 2] = [".ninja_log", ".ninja_deps"];
-/// What the two are called.
+/// Labels of the two sides.
 const NAMES: [&str; 2] = ["the snapshot", "the new build"];
 
-/// A path that came out differently.
+/// A path that differs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Difference {
     /// Absolute path in the env.
     #[serde(serialize_with = "text")]
     pub path: PathBuf,
-    /// The volume that it is in; none for the root file system.
+    /// The volume that it is in; `None` for the root file system.
     pub volume: Option<String>,
-    /// What differs, as a phrase, the snapshot's first.
+    /// The difference, as a phrase, with the snapshot's side first.
     pub what: String,
 }
 
@@ -41,7 +41,7 @@ fn text<S: Serializer>(path: &Path, to: S) -> std::result::Result<S::Ok, S::Erro
     to.serialize_str(&listing::path::encode(path))
 }
 
-/// What comparing a step came to.
+/// The result of comparing a step.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Compared {
     /// The first paths that differ.
@@ -53,7 +53,6 @@ pub struct Compared {
 }
 
 impl Compared {
-    /// Returns whether nothing differs.
     pub fn is_same(&self) -> bool {
         self.differences.is_empty()
     }
@@ -74,26 +73,26 @@ impl Compared {
     }
 }
 
-/// A step's layer, and the env whose layer it is.
+/// A step's layer, and its env.
 #[derive(Clone, Copy, Debug)]
 pub struct Side<'a> {
     /// The env, locked.
     pub env: &'a LockedEnv<'a>,
-    /// The layer.
     pub layer: &'a Layer,
 }
 
-/// What a layer has of a volume.
+/// A layer's tree of a volume.
 enum Tree {
     /// This directory.
     At(PathBuf),
-    /// Nothing.
+    /// Empty.
     Empty,
-    /// Nobody knows any more.
+    /// No longer available.
     Lost,
 }
 
-/// Compares what a step left before with what it left now. `strict`: modification times too, and what only says when it was made.
+/// Compares the old results of a step with the new ones. `strict`: also modification times, and files that only
+/// record the time of the build.
 pub fn compare(
     store: &Store,
     spec: &Spec,
@@ -120,7 +119,7 @@ pub fn compare(
                 let (old, new) = (work.built(before, name)?, work.built(now, name)?);
                 match (old, new) {
                     (Tree::Lost, _) | (_, Tree::Lost) => compared.not_compared.push(format!(
-                        "build volume `{name}`: this store (overlay) keeps it only as the last step or command left it"
+                        "build volume `{name}`: not in snapshots of an overlay store"
                     )),
                     (old, new) => compared.add(inside, Some(name), work.trees(&old, &new)?),
                 }
@@ -145,7 +144,7 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// Compares two directories, without what `except` is true of.
+    /// Compares two directories, except paths for which `except` is true.
     fn directories(
         &self,
         old: &Path,
@@ -173,7 +172,7 @@ impl Work<'_> {
         }
         let lowers = |layer: &Layer| self.store.lowers(Some(&layer.id), &layer.image_key);
         let (old, new) = (lowers(before.layer)?, lowers(now.layer)?);
-        // The env itself is left as it is.
+        // The env itself is not touched.
         let places = ["before", "now"].map(|name| now.env.run_dir().join(name));
         for place in &places {
             fs::create_dir_all(place)?;
@@ -189,7 +188,7 @@ impl Work<'_> {
     fn roots_at(&self, service: &Service) -> Result<digest::Differences> {
         let list = |side: Side<'_>| {
             let id = &side.layer.id;
-            // A name for the container that is looked at; the tree is that of the image.
+            // A name for the examined container; its tree is the image's.
             let place = side.env.place(&service.socket, id, Some(id), None)?;
             service.list_image(&place.image, &place)
         };
@@ -217,7 +216,7 @@ impl Work<'_> {
         Ok(found)
     }
 
-    /// Returns what a layer has of a build volume.
+    /// Returns a layer's tree of a build volume.
     fn built(&self, side: Side<'_>, name: &str) -> Result<Tree> {
         let (store, layer) = (self.store, side.layer);
         Ok(match layer.volumes.get(name) {
@@ -229,7 +228,7 @@ impl Work<'_> {
                 let record = side.env.known_record()?;
                 let head = &record.head;
                 let from = head.volumes_from();
-                // What a command or a failed step may have written to is no longer the layer's.
+                // A command or a failed step may have written to it since, so it is no longer the layer's.
                 let is_whole = head.volumes.get(name) == Some(id)
                     && from.layer.as_ref() == Some(&layer.id)
                     && head.tree.is_none()
@@ -242,7 +241,7 @@ impl Work<'_> {
         })
     }
 
-    /// Returns the results that a layer has of an output volume.
+    /// Returns a layer's results in an output volume.
     fn results(&self, side: Side<'_>, name: &str) -> Tree {
         let place = self.store.results_dir(&side.layer.id).join(name);
         match place.is_dir() {
@@ -251,7 +250,7 @@ impl Work<'_> {
         }
     }
 
-    /// Compares what is in a volume. The volume itself is rockenv's.
+    /// Compares the content of a volume. The volume's own directory is rockenv's.
     fn trees(&self, old: &Tree, new: &Tree) -> Result<digest::Differences> {
         let nothing = self.now.env.run_dir().join("nothing");
         let place = |tree: &Tree| match tree {
@@ -290,12 +289,12 @@ impl Work<'_> {
     }
 }
 
-/// Says that the sources of a step are not what it was built from.
+/// Makes the error for a step whose sources changed since it was built.
 pub fn changed(step: &Step, inputs: &[&str]) -> Error {
     Error::invalid(format!(
         "step `{}` cannot be built again: its inputs have changed since: {}",
         step.name,
         inputs.join(", ")
     ))
-    .help("rockenv up ...: it builds with them as they are now")
+    .help("rockenv up ...: builds with the current inputs")
 }

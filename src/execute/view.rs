@@ -1,9 +1,9 @@
-//! Owns the views that an env has of sources with hooks: overlays on the shared checkout, which stays as it is.
+//! Owns an env's views of sources with hooks: overlays on the shared checkout, which stays unchanged.
 //!
-//! `envs/<env>/views/<volume>/` has one layer for each hook, made when the first step that sees it runs, and one that
-//! takes what steps write. `stack.json` names them from the bottom up; what it does not name is garbage. The
-//! checkout is only ever the lowest layer of an overlay: the kernel writes nothing to it. Services cannot be handed
-//! an overlay: they get a copy, see `copied`. Hooks' scripts run on either, see `script`.
+//! `envs/<env>/views/<volume>/` has one layer for each hook, made when the first step that sees it runs, and one for
+//! what steps write. `stack.json` lists them from the bottom up; unlisted ones are garbage. The checkout is only ever
+//! the lowest layer of an overlay: the kernel writes nothing to it. Services cannot be given an overlay: they get a
+//! copy, see `copied`. Hooks' scripts run on either, see `script`.
 
 mod copied;
 mod manual_edits;
@@ -35,7 +35,7 @@ fn directory(env: &LockedEnv<'_>, volume: &str) -> PathBuf {
     env.directory().join("views").join(volume)
 }
 
-/// Where an env has views of volumes without hooks that stay as they are.
+/// Directory of an env's views of volumes without hooks that must stay unchanged.
 pub const APART: &str = "apart";
 
 /// Names in the directory of a view.
@@ -51,7 +51,7 @@ fn work(directory: &Path) -> PathBuf {
     directory.join(WORK)
 }
 
-/// Where overlays are mounted that only rockenv itself looks at, each in a namespace of its own.
+/// Mount points for overlays that only rockenv itself reads, each in its own namespace.
 fn at(directory: &Path) -> PathBuf {
     directory.join(AT)
 }
@@ -65,10 +65,10 @@ pub enum Shown {
     Copy(PathBuf),
 }
 
-/// What the views of a container are, by volume.
+/// The views of a container, by volume.
 pub(super) type Views = BTreeMap<String, Shown>;
 
-/// Returns the view of a volume as the last step saw it; nothing where none had hooks.
+/// Returns the view of a volume as the last step saw it; `None` if it had no hooks.
 pub(super) fn existing(env: &LockedEnv<'_>, volume: &str) -> Result<Option<Shown>> {
     let directory = directory(env, volume);
     let Some(stack) = atomic::read_json::<Stack>(&stack_file(&directory))? else {
@@ -85,20 +85,20 @@ pub(super) fn existing(env: &LockedEnv<'_>, volume: &str) -> Result<Option<Shown
     }))
 }
 
-/// What a view is made for.
+/// The step that a view is made for.
 struct Sight<'s> {
     /// The step that sees it, and its number.
     step: &'s Step,
     index: u32,
     volume: &'s Volume,
-    /// The layer that the step stands on.
+    /// The step's parent layer.
     parent: Option<&'s LayerId>,
     /// Name of the run, for logs.
     run: &'s str,
 }
 
 impl<'a> Execution<'a, '_> {
-    /// Brings the views that `step` sees to the hooks that it is to see, and returns them by volume.
+    /// Brings the views for `step` up to its hooks, and returns them by volume.
     pub(super) fn views(
         &mut self,
         index: u32,
@@ -126,7 +126,7 @@ impl<'a> Execution<'a, '_> {
         Ok(views)
     }
 
-    /// Returns a view of a volume that goes with the env, and with it what steps write there.
+    /// Returns a view of a volume that is removed with the env, together with what steps wrote to it.
     fn apart(&self, volume: &Volume) -> Result<Shown> {
         const UPPER: &str = "upper";
         let directory = self.env.directory().join(APART).join(&volume.name);
@@ -178,7 +178,7 @@ impl<'a> Execution<'a, '_> {
         self.collect(&directory, &stack)?;
         for wanted in &hooks[there..] {
             let hook = self.hook(wanted)?;
-            // What steps wrote until now is below the hook, which may change it.
+            // Earlier writes of steps are below the hook, which may change them.
             if let Some(upper) = stack.upper.take()
                 && !overlay::is_clean(&directory.join(&upper))?
             {
@@ -218,8 +218,8 @@ impl<'a> Execution<'a, '_> {
             .ok_or_else(|| Error::unexpected("the view of the source is missing"))
     }
 
-    /// Returns the fingerprint of a source as it is below the view. A step of this run that sees the source itself, before the
-    /// first hook, may have fetched something into it: hooks are applied to that then, and not shown with what was there before.
+    /// Returns the fingerprint of the source below the view. A step of this run that sees the source itself, before
+    /// the first hook, may have fetched something into it; the hooks must then apply to that.
     fn base(&self, sight: &Sight<'_>) -> Result<String> {
         let name = &sight.volume.name;
         let writes = |step: &Step| {
@@ -244,7 +244,7 @@ impl<'a> Execution<'a, '_> {
         self.print_now(name)
     }
 
-    /// Makes the layer `id` with what the patches and edits of a hook change, on all the layers there are.
+    /// Makes the layer `id` with the changes of a hook's patches and edits, on top of all existing layers.
     fn layer(
         &self,
         stack: &mut Stack,
@@ -278,8 +278,8 @@ impl<'a> Execution<'a, '_> {
             .ok_or_else(|| Error::unexpected(format!("the hook `{}` was not read", wanted.name)))
     }
 
-    /// Throws away what a killed command left, and layers that are no longer part of the view, but for what somebody changed
-    /// there by hand.
+    /// Removes leftovers of a killed command, and layers that are no longer part of the view, except for files
+    /// changed by hand.
     fn collect(&self, directory: &Path, stack: &Stack) -> Result<()> {
         let names = stack.names();
         let commands = match fs::read_to_string(directory.join(manual_edits::COMMANDS)) {
@@ -300,7 +300,7 @@ impl<'a> Execution<'a, '_> {
             let aside = directory.join(format!("{}{}", manual_edits::KEPT, name.to_string_lossy()));
             if manual_edits::keep(&commands, &entry.path(), &aside)? {
                 let message = format!(
-                    "its source or an earlier hook changed: files that were changed by hand in the view are now in `{}`",
+                    "its source or an earlier hook changed: manually edited files of the view were moved to `{}`",
                     aside.display()
                 );
                 self.reporter.emit(&Event::Warning { message });
@@ -310,7 +310,7 @@ impl<'a> Execution<'a, '_> {
         Ok(())
     }
 
-    /// Says which patches the source has already.
+    /// Reports patches that the source already has.
     fn tell(&self, hook: &Hook, changes: &Changes) {
         for patch in &changes.already {
             self.reporter.emit(&Event::Warning {
@@ -320,7 +320,7 @@ impl<'a> Execution<'a, '_> {
     }
 }
 
-/// Makes the changes of a hook's patches and edits in a directory that is the env's own.
+/// Makes the changes of a hook's patches and edits in a directory of the env.
 fn change(at: &Path, hook: &Hook, times: &mut BTreeMap<PathBuf, Time>) -> Result<Changes> {
     let changes = hook::apply(hook, &|path| found(at, path))?;
     for (path, change) in &changes.files {
@@ -361,7 +361,7 @@ pub fn look(source: &Path, path: &Path) -> Result<Found> {
 
 fn make_upper(store: &Store, directory: &Path, id: &str, source: &Path) -> Result<()> {
     let work = work(directory);
-    // Of a layer that is frozen by now: each gets a scratch directory of its own.
+    // Left by a layer that is frozen by now: each gets its own scratch directory.
     store.discard(&work)?;
     let upper = overlay::Upper {
         diff: &directory.join(id),
@@ -370,7 +370,7 @@ fn make_upper(store: &Store, directory: &Path, id: &str, source: &Path) -> Resul
     overlay::create_upper(upper, source)
 }
 
-/// An overlay does not show what is mounted below its lowest layer.
+/// An overlay does not show mounts below its lowest layer.
 fn no_mounts_inside(volume: &Volume, source: &Path) -> Result<()> {
     let inside = tree::mounts_at_or_below(source)?
         .into_iter()
@@ -386,7 +386,7 @@ fn no_mounts_inside(volume: &Volume, source: &Path) -> Result<()> {
     }
 }
 
-/// Writes a layer to disk: the overlay it was made by does not, and a hook must not get lost with the power.
+/// Writes a layer to disk: the overlay that made it does not, and a hook must survive a power failure.
 fn sync(directory: &Path) -> Result<()> {
     for entry in fs::read_dir(directory)? {
         let entry = entry?;

@@ -1,4 +1,4 @@
-//! Owns the wait for an env's first job: a step does not start while all of the machine's are in use.
+//! Owns waiting for an env's first job: a step does not start while all job slots of the machine are in use.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use crate::engine::job_slots::Claim;
 use crate::sys::error::Result;
 use crate::sys::signals::Signals;
 
-/// How often a slot is tried for, in ms.
+/// Polling interval in ms.
 const PERIOD: u16 = 100;
 
 /// Whether the step may start.
@@ -20,7 +20,7 @@ pub(super) enum Admitted {
     Interrupted(i32),
 }
 
-/// Waits for one of the `total` jobs of the budget in `path`; `say` is told once who has them.
+/// Waits for one of the `total` jobs of the budget in `path`; `say` is called once with the current holders.
 pub(super) fn wait_for_slot(
     path: &Path,
     total: u32,
@@ -39,7 +39,7 @@ pub(super) fn wait_for_slot(
                 .map(|other| format!("`{}`", other.env))
                 .collect();
             say(format!(
-                "waits for a job: all {total} of this machine are in use by {}",
+                "is waiting for a job slot: all {total} of this machine are in use by {}",
                 names.join(", ")
             ));
         }

@@ -7,14 +7,13 @@ use crate::sys::catalog::{Directory, Listed};
 use crate::sys::error::{Error, Result};
 use crate::sys::{builtin, catalog};
 
-/// Returns every recipe, the user's before the built-in ones of the same name.
+/// Returns every recipe; the user's come before built-in ones of the same name.
 pub fn list(directories: &[Directory]) -> Result<Vec<Listed>> {
     let builtin = builtin::toml_files(&builtin::IMAGES);
     let names = builtin.into_iter().map(|(name, _)| name);
     catalog::list(directories, names, catalog::toml_file)
 }
 
-/// Loads the recipe of that name.
 pub fn find(directories: &[Directory], name: &str) -> Result<Recipe> {
     match &catalog::named(&list(directories)?, "image", name)?.path {
         Some(path) => Recipe::load(path),
@@ -23,7 +22,7 @@ pub fn find(directories: &[Directory], name: &str) -> Result<Recipe> {
                 .into_iter()
                 .find(|(known, _)| *known == name);
             let (_, text) =
-                text.ok_or_else(|| Error::unexpected("a compiled-in recipe is gone"))?;
+                text.ok_or_else(|| Error::unexpected("a built-in recipe is missing"))?;
             Recipe::parse(text, name, Path::new("/"))
         }
     }

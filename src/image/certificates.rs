@@ -1,5 +1,6 @@
-//! Owns the authorities that are trusted beside those of an image and of the machine: what is configured, as one PEM file, and where
-//! programs inside look for it. None of it is in a key, nor in a tree.
+//! Owns the certificate authorities that are trusted in addition to those of an image and of the machine: the
+//! configured ones, as one PEM file, and the places where programs inside look for it. They are part of no key, and
+//! of no tree.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,10 +12,10 @@ use serde::{Deserialize, Serialize};
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::tree::file;
 
-/// Where steps find all that they are to trust.
+/// Path of the list for steps.
 pub(crate) const INSIDE: &str = "/run/rockenv/ca-certificates.crt";
 
-/// What programs have in place of their own list: OpenSSL and Go, requests, pip, curl, Node and git.
+/// Variables that replace programs' own lists: OpenSSL and Go, requests, pip, curl, Node and git.
 const VARIABLES: [&str; 6] = [
     "SSL_CERT_FILE",
     "REQUESTS_CA_BUNDLE",
@@ -24,7 +25,8 @@ const VARIABLES: [&str; 6] = [
     "GIT_SSL_CAINFO",
 ];
 
-/// Where distributions have the list, as it is without links: Debian, Ubuntu and Alpine; Fedora and RHEL; older ones; Arch; openSUSE.
+/// Paths of distributions' lists, without links: Debian, Ubuntu and Alpine; Fedora and RHEL; older ones; Arch;
+/// openSUSE.
 const PLACES: [&str; 5] = [
     "etc/ssl/certs/ca-certificates.crt",
     "etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
@@ -36,7 +38,6 @@ const PLACES: [&str; 5] = [
 const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
 const END: &str = "-----END CERTIFICATE-----";
 
-/// Authorities to trust.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Authorities {
     /// Those of this machine.
@@ -56,7 +57,7 @@ pub enum Written {
 }
 
 impl Written {
-    /// Reads what a variable says: `host`, or paths with colons in between.
+    /// Parses the variable: `host`, or paths separated by colons.
     pub(crate) fn variable(text: &str) -> Self {
         match text {
             "host" => Self::Word(text.to_owned()),
@@ -64,14 +65,14 @@ impl Written {
         }
     }
 
-    /// Gives it its meaning; paths are taken from `directory`, and `~` is `home`.
+    /// Interprets it; relative paths start from `directory`, and `~` is `home`.
     pub(crate) fn resolve(&self, directory: &Path, home: &Path) -> Result<Authorities> {
         let paths = match self {
             Self::Word(word) if word == "host" => return Ok(Authorities::Host),
             Self::Word(word) => {
                 let word = word.escape_debug();
                 return Err(Error::invalid(format!(
-                    "`ca-certificates` is `{word}` in the configuration"
+                    "invalid `ca-certificates` in the configuration: `{word}`"
                 ))
                 .help("ca-certificates = \"host\", or a list of PEM files"));
             }
@@ -87,19 +88,18 @@ impl Written {
 
 static CONFIGURED: OnceLock<Option<Authorities>> = OnceLock::new();
 
-/// Says once for this process what is configured.
+/// Sets the configured authorities, once for this process.
 pub(crate) fn configure(authorities: Option<Authorities>) {
-    // A second word in one process is a test's, and says the same.
+    // Only tests set them twice, to the same value.
     drop(CONFIGURED.set(authorities));
 }
 
-/// Returns what is configured.
 pub(crate) fn configured() -> Option<&'static Authorities> {
     CONFIGURED.get()?.as_ref()
 }
 
 impl Authorities {
-    /// Returns the certificates in PEM form, and nothing else of the files.
+    /// Returns the certificates in PEM form, without the other content of the files.
     pub(crate) fn pem(&self) -> Result<String> {
         match self {
             Self::Host => host().ok_or_else(|| {
@@ -128,7 +128,7 @@ impl Authorities {
         }
     }
 
-    /// Returns what a program of the host's is to be told: nothing where it trusts the machine's authorities anyway.
+    /// Returns the certificates for a program on the host; `None` if it trusts the machine's authorities anyway.
     pub(crate) fn for_host(&self) -> Result<Option<String>> {
         match self {
             Self::Host => Ok(None),
@@ -136,7 +136,7 @@ impl Authorities {
         }
     }
 
-    /// Returns the certificates for rockenv's own connections, which trust the machine's authorities as well.
+    /// Returns the certificates for rockenv's own connections, which also trust the machine's authorities.
     pub(crate) fn of_clients() -> Result<Vec<reqwest::Certificate>> {
         match configured() {
             None | Some(Self::Host) => Ok(Vec::new()),
@@ -157,7 +157,7 @@ fn host() -> Option<String> {
     found.find_map(|text| Some(certificates(&text)).filter(|pem| !pem.is_empty()))
 }
 
-/// Returns the certificates in a text, without what is around them.
+/// Returns the certificates in a text, without the text around them.
 fn certificates(text: &str) -> String {
     let mut found = String::new();
     let mut rest = text;
@@ -171,20 +171,21 @@ fn certificates(text: &str) -> String {
     found
 }
 
-/// What a container is to trust beside what its tree does.
+/// The additional authorities of a container.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Given {
     /// The certificates, in PEM form.
     pem: String,
-    /// The tree to look into, where a service keeps the container's own.
+    /// The tree to examine, if a service keeps the container's own.
     tree: Option<PathBuf>,
-    /// A package manager runs: it replaces its distribution's list, on which nothing can be mounted then, and is told otherwise.
+    /// A package manager runs: it replaces its distribution's list, so nothing can be mounted on that, and an option
+    /// is used instead.
     packages: bool,
 }
 
 impl Given {
-    /// Returns what is configured for a container in which a package manager runs, or none does; `tree` is that of the image, where
-    /// a service keeps the container's own.
+    /// Returns the configured authorities for a container, in which a package manager runs or not; `tree` is the
+    /// image's, if a service keeps the container's own.
     pub(crate) fn new(packages: bool, tree: Option<PathBuf>) -> Result<Option<Self>> {
         let pem = configured().map(Authorities::pem).transpose()?;
         Ok(pem.map(|pem| Self {
@@ -194,18 +195,18 @@ impl Given {
         }))
     }
 
-    /// Writes a container's list into its directory of run time data; returns the file, and where it is to be shown read-only.
+    /// Writes a container's list to its runtime directory; returns the file, and the read-only mount points for it.
     pub(crate) fn install(self, tree: Option<&Path>, run: &Path) -> Result<(PathBuf, Vec<String>)> {
         let tree = tree.or(self.tree.as_deref());
         let mut own = String::new();
         let mut targets = vec![INSIDE.to_owned()];
         for place in PLACES {
-            // What cannot be read is not where programs find anything, or an attack.
+            // An unreadable list is unused, or an attack.
             if let Some(tree) = tree
                 && let Ok(file::Entry::File { bytes, .. }) = file::read(tree, Path::new(place))
             {
                 own.push_str(&certificates(&String::from_utf8_lossy(&bytes)));
-                // Arch's hook takes it when a list cannot be replaced; the others are told by an option.
+                // Arch's hook copes with a list that cannot be replaced; the others get an option.
                 if !self.packages || place.starts_with("etc/ca-certificates/") {
                     targets.push(format!("/{place}"));
                 }
@@ -221,7 +222,7 @@ impl Given {
     }
 }
 
-/// Writes what programs of the host's are to trust into a directory; nothing where they do anyway.
+/// Writes the list for programs on the host to a directory; `None` if they trust the authorities anyway.
 pub(crate) fn list(directory: &Path) -> Result<Option<PathBuf>> {
     let Some(pem) = configured()
         .map(Authorities::for_host)
@@ -232,14 +233,14 @@ pub(crate) fn list(directory: &Path) -> Result<Option<PathBuf>> {
     };
     let path = directory.join("ca-certificates.crt");
     fs::write(&path, pem)?;
-    // apt fetches as a user of its own.
+    // apt fetches as its own user.
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);
     fs::set_permissions(&path, mode)?;
     Ok(Some(path))
 }
 
-/// Points programs to the list, where the profile does not point them elsewhere: `env` has its variables and the image's, `image`
-/// the latter.
+/// Sets the variables for the list unless the profile sets them: `env` has its variables and the image's, `image` the
+/// latter.
 pub(crate) fn point(
     variables: &mut BTreeMap<String, String>,
     env: &BTreeMap<String, String>,
@@ -276,7 +277,7 @@ mod tests {
         fs::create_dir_all(at("etc/ssl/certs")).unwrap();
         fs::create_dir_all(at("etc/pki/tls/certs")).unwrap();
         fs::write(at(PLACES[0]), format!("{BEGIN}\nOWN\n{END}\n")).unwrap();
-        // A reader that follows it would show the list over a file of the host's.
+        // Following it would mount the list over a file of the host.
         fs_err::os::unix::fs::symlink("/etc/passwd", at(PLACES[2])).unwrap();
         for (packages, expected) in [
             (false, vec![INSIDE, "/etc/ssl/certs/ca-certificates.crt"]),

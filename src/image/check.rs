@@ -1,8 +1,8 @@
-//! Owns what a recipe's strings may be.
+//! Owns validating a recipe's strings.
 //!
-//! A recipe may come from someone else than the person who runs it, and both apt and pacman have options that
-//! run programs on the host. So every string that reaches a tool's command line or configuration is checked
-//! against what the tool would do with it; options pass by an allow-list.
+//! A recipe may come from somebody else, and both apt and pacman have options that run programs on the host. So every
+//! string that reaches a tool's command line or configuration is checked against the tool's use of it; options need
+//! to be on an allow-list.
 
 use std::path::Path;
 
@@ -10,8 +10,8 @@ use super::oci::{Platform, Reference};
 use super::recipe::{Mmdebstrap, Oci, Pacstrap, Source, Tarball, snapshot_time};
 use crate::sys::error::Error;
 
-/// apt options a recipe may set. Left out on purpose: whatever runs a program (`DPkg::*`, `*::Pre-Invoke`,
-/// `Proxy-Auto-Detect`, `Apt::Key::gpgvcommand`), moves a directory (`Dir::*`) or weakens signatures.
+/// apt options that a recipe may set. Excluded on purpose: options that run a program (`DPkg::*`, `*::Pre-Invoke`,
+/// `Proxy-Auto-Detect`, `Apt::Key::gpgvcommand`), move a directory (`Dir::*`) or weaken signatures.
 const APT_OPTIONS: [&str; 15] = [
     "APT::Install-Recommends",
     "APT::Install-Suggests",
@@ -30,7 +30,7 @@ const APT_OPTIONS: [&str; 15] = [
     "Acquire::https::Timeout",
 ];
 
-/// pacman.conf keys a recipe may set, for the same reason: no `XferCommand`, `HookDir`, `Include`, `SigLevel`.
+/// pacman.conf keys that a recipe may set, for the same reason: no `XferCommand`, `HookDir`, `Include`, `SigLevel`.
 const PACMAN_OPTIONS: [&str; 7] = [
     "IgnorePkg",
     "IgnoreGroup",
@@ -41,7 +41,7 @@ const PACMAN_OPTIONS: [&str; 7] = [
     "Architecture",
 ];
 
-/// What is wrong with a table, and the text in it to point at.
+/// The fault of a table, and the text in it to point at.
 pub(super) struct Bad {
     pub(super) error: Error,
     pub(super) mentions: String,
@@ -106,7 +106,7 @@ impl Mmdebstrap {
             let near = nearest(&self.variant, &VARIANTS[..8]).unwrap_or("minbase");
             return Err(bad(
                 &self.variant,
-                format!("no variant is called `{}`", self.variant),
+                format!("unknown variant `{}`", self.variant),
                 format!(
                     "did you mean \"{near}\"? variants: {}",
                     VARIANTS[..8].join(", ")
@@ -143,7 +143,7 @@ impl Pacstrap {
             if repository == "options" {
                 return Err(bad(
                     repository,
-                    "no repository can be called `options`".into(),
+                    "a repository cannot be named `options`".into(),
                     "core, extra, multilib",
                 ));
             }
@@ -154,7 +154,7 @@ impl Pacstrap {
             if line.contains(['\n', '\r', '[', ']']) || !PACMAN_OPTIONS.contains(&key) {
                 return Err(bad(
                     line,
-                    format!("pacman option `{line}` is not one that a recipe may set"),
+                    format!("a recipe cannot set pacman option `{line}`"),
                     format!("allowed: {}", PACMAN_OPTIONS.join(", ")),
                 ));
             }
@@ -164,7 +164,7 @@ impl Pacstrap {
 }
 
 impl Oci {
-    /// Returns the digest that `ref` pins, in hexadecimal digits.
+    /// Returns the digest pinned by `ref`, in hexadecimal digits.
     pub(super) fn sha256(&self) -> Option<String> {
         Reference::parse(self.reference.as_deref()?).ok()?.sha256
     }
@@ -183,7 +183,7 @@ impl Oci {
                 "neither `ref` nor `path` is given".into(),
                 "ref = \"registry.example.org/name@sha256:...\", or path = \"DIRECTORY\"",
             )),
-            // In files an image may be called anything.
+            // Images in files may have any name.
             (_, Some(_)) => Ok(()),
             (Some(text), None) => match Reference::parse(text) {
                 Ok(_) => Ok(()),
@@ -209,7 +209,7 @@ impl Tarball {
             (Some(_), Some(_)) => {
                 return Err(bad(
                     "url",
-                    "`path` and `url` are both given".into(),
+                    "both `path` and `url` are given".into(),
                     "keep one of them",
                 ));
             }
@@ -292,7 +292,7 @@ fn check_apt_option(option: &str) -> std::result::Result<(), Bad> {
     };
     Err(bad(
         name,
-        format!("apt option `{name}` is not one that a recipe may set"),
+        format!("a recipe cannot set apt option `{name}`"),
         help,
     ))
 }

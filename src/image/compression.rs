@@ -1,6 +1,6 @@
-//! Owns telling how an archive is compressed, by its first bytes, and decompressing it beside the extraction.
+//! Owns detecting an archive's compression by its first bytes, and decompressing it in parallel to the extraction.
 //!
-//! The ratio limit lives here, where both sizes are known: a small file must not become a full disk.
+//! The ratio limit is enforced here, where both sizes are known: a small file must not fill the disk.
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::sync::Arc;
@@ -10,19 +10,15 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use crate::image::tar::unpack::Limits;
 
 const CHUNK: usize = 512 << 10;
-/// Small archives may have any ratio: a few kilobytes of text say nothing.
+/// Small archives may have any ratio: a few kilobytes of text compress very well.
 const RATIO_FLOOR: u64 = 64 << 20;
 
-/// How a stream is compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Compression {
-    /// Not at all, or not in a way that is known.
+    /// None, or an unknown one.
     None,
-    /// gzip.
     Gzip,
-    /// Zstandard.
     Zstd,
-    /// xz.
     Xz,
 }
 
@@ -31,7 +27,7 @@ impl Compression {
         match start {
             [0x1f, 0x8b, ..] => Self::Gzip,
             [0x28, 0xb5, 0x2f, 0xfd, ..] => Self::Zstd,
-            // A skippable frame, as zstd's seekable and split forms have at their start.
+            // A skippable frame, with which zstd's seekable and split forms start.
             [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Self::Zstd,
             [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Self::Xz,
             _ => Self::None,
@@ -39,11 +35,11 @@ impl Compression {
     }
 }
 
-/// What the compressed side is like while the other one is read.
+/// The state of the compressed side while the other one is read.
 #[derive(Debug, Default)]
 struct Input {
     count: AtomicU64,
-    /// It could not be read: what the decoder then says is not the archive's fault.
+    /// Reading failed, so an error of the decoder is not the archive's fault.
     failed: AtomicBool,
 }
 
@@ -61,7 +57,7 @@ impl<R: Read> Read for Counted<R> {
     }
 }
 
-/// Calls `consume` with the decompressed stream; decompression runs in a thread of its own.
+/// Calls `consume` with the decompressed stream; decompression runs in its own thread.
 pub(super) fn decompressed<T>(
     source: impl Read + Send,
     limits: &Limits,
@@ -100,11 +96,11 @@ pub(super) fn decompressed<T>(
                         let compressed = input.count.load(Ordering::Relaxed).max(1);
                         if total > RATIO_FLOOR && total / compressed > ratio {
                             Err(invalid(format!(
-                                "it grows more than {ratio} times when it is decompressed ({compressed} bytes became {total})"
+                                "it grows more than {ratio} times when decompressed ({compressed} bytes became {total})"
                             )))
                         } else if total > unpacked {
                             Err(invalid(format!(
-                                "it has more than the {unpacked} bytes that were announced"
+                                "it has more than the announced {unpacked} bytes"
                             )))
                         } else {
                             Ok(chunk)
@@ -136,7 +132,7 @@ fn invalid(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Erro
     io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
-/// Returns a stream without its compression, for a service's own archives, which have no limit.
+/// Returns a decompressed stream, without a limit, for a service's own archives.
 pub(crate) fn plain<'a>(mut source: impl Read + 'a) -> io::Result<Box<dyn Read + 'a>> {
     let mut head = Vec::new();
     source.by_ref().take(6).read_to_end(&mut head)?;
@@ -150,7 +146,7 @@ fn decoder<'a>(kind: Compression, source: impl Read + 'a) -> io::Result<Box<dyn 
         Compression::Gzip => Box::new(flate2::read::MultiGzDecoder::new(source)),
         Compression::Zstd => {
             let mut decoder = zstd::Decoder::new(source)?;
-            // 128 MiB: what `zstd --long` and distributions use; more is for asking for memory.
+            // 128 MiB: what `zstd --long` and distributions use; a larger window only wastes memory.
             decoder.window_log_max(27)?;
             Box::new(decoder)
         }

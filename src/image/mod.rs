@@ -1,7 +1,7 @@
 //! Owns images: recipes for base root file systems (`recipe`), building them (here and one file per provider), safe
 //! extraction (`unpack`), and the digest by which two builds are compared (`digest`).
 //!
-//! Everything here blocks: call it from a thread in which waiting is allowed.
+//! Everything here blocks: call it from a thread that may wait.
 
 pub mod certificates;
 pub mod provider;
@@ -29,19 +29,19 @@ use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::tree::root_fs::Tree;
 use recipe::{Source, Tarball};
 
-/// The tools' scratch directory, inside the tree being built: who removes a half-built tree removes it as well.
+/// The tools' scratch directory, inside the tree being built, so that removing a half-built tree removes it too.
 const WORK: &str = ".rockenv-build";
 
-/// How far a build is.
+/// Progress of a build.
 #[derive(Debug)]
 pub enum Progress<'a> {
     /// A line of a tool's output.
     Line(&'a str),
-    /// Bytes downloaded, extracted or copied, and how many there are if that is known.
+    /// Bytes downloaded, extracted or copied.
     Bytes {
         /// So far.
         done: u64,
-        /// In all.
+        /// In total, if known.
         total: Option<u64>,
     },
 }
@@ -49,11 +49,11 @@ pub enum Progress<'a> {
 /// Where the user's logins to registries are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Logins {
-    /// Files with them, in the order in which they are looked at.
+    /// Files with logins, in the order of precedence.
     pub files: Vec<PathBuf>,
-    /// Directories, as in `PATH`, of the programs that such files name as keepers of passwords.
+    /// Search path, as in `PATH`, for the credential helpers that such files name.
     pub programs: OsString,
-    /// The home directory that these programs get.
+    /// The home directory for these programs.
     pub home: PathBuf,
 }
 
@@ -64,18 +64,17 @@ pub struct BuildContext<'a> {
     /// The store's `blobs` directory: the cache of downloads.
     pub blobs: &'a Path,
     /// The user's mirrors: `debian`, `debian-security`, `ubuntu`, `arch`, and each with `-snapshot`, in which
-    /// `@SNAPSHOTID@` (for Arch also `@DATE@`, as `2026/01/31`) stands for the moment; `debian-signed-by`, `ubuntu-signed-by`,
-    /// `arch-signatures`; and by its host a registry's.
+    /// `@SNAPSHOTID@` (for Arch also `@DATE@`, as `2026/01/31`) stands for the time; `debian-signed-by`,
+    /// `ubuntu-signed-by`, `arch-signatures`; and registries' mirrors by host.
     pub mirrors: &'a BTreeMap<String, String>,
-    /// The user's logins to registries.
     pub logins: &'a Logins,
-    /// Further environment of the tools: the proxy variables.
+    /// Further environment variables for the tools: the proxy variables.
     pub env: &'a BTreeMap<String, String>,
-    /// The time that files made by the build get; the snapshot's, else today's midnight (UTC) by default.
+    /// Timestamp for files made by the build; default: the snapshot's, else last midnight (UTC).
     pub source_date: Option<i64>,
     /// Stops the build when it becomes true.
     pub cancel: &'a AtomicBool,
-    /// Hears how it goes.
+    /// Receives progress.
     pub progress: &'a mut dyn FnMut(Progress<'_>),
 }
 
@@ -87,28 +86,27 @@ impl std::fmt::Debug for BuildContext<'_> {
     }
 }
 
-/// What was built.
+/// The result of a build.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Built {
-    /// The time that files made by the build have.
+    /// Timestamp of files made by the build.
     pub source_date: i64,
-    /// What the package manager's database lists, sorted.
+    /// Packages in the package manager's database, sorted.
     pub packages: Vec<Package>,
-    /// Digest of the manifest that the recipe resolved to, if it is one for a container image.
+    /// Digest of the manifest that a container image's recipe resolved to.
     pub resolved: Option<String>,
-    /// The variables that its configuration gives commands, if it is a container image.
+    /// Environment variables of a container image.
     pub env: Option<BTreeMap<String, String>>,
-    /// Digest of the tree.
     pub digest: String,
-    /// Files and directories.
+    /// Number of files and directories.
     pub entries: u64,
     /// Sum of file sizes.
     pub bytes: u64,
-    /// What the tree says it is.
+    /// The distribution that the tree names.
     pub os_release: OsRelease,
 }
 
-/// Builds a recipe's root file system. What is in `into` after an error is of no use.
+/// Builds a recipe's root file system. After an error the content of `into` is useless.
 pub fn build(recipe: &Recipe, cx: &mut BuildContext<'_>) -> Result<Built> {
     let tree = Tree::open(cx.into)?;
     if !tree.list(".")?.is_empty() {
@@ -130,7 +128,7 @@ pub fn build(recipe: &Recipe, cx: &mut BuildContext<'_>) -> Result<Built> {
             with_work_directory(cx, &tree, |cx| provider::pacstrap::build(table, cx))?;
             normalise::normalise(&tree, source_date, false)?;
         }
-        // These are somebody's exact bytes: nothing in them is ours to change.
+        // The image's exact bytes: nothing in them may be changed.
         Source::Oci(table) => resolved = Some(oci::build(table, cx)?),
         Source::Tarball(table) => tarball(table, cx)?,
         Source::Directory(table) => {
@@ -177,7 +175,7 @@ fn with_work_directory(
         return Err(Error::unavailable("building this image needs root")
             .help("sudo rockenv image build, or a tarball image"));
     }
-    // Tools are given paths, and run elsewhere.
+    // Tools get the path, but run in another directory.
     if !cx.into.is_absolute() {
         return Err(Error::unexpected(format!(
             "`{}` is not an absolute path",
@@ -193,7 +191,7 @@ fn with_work_directory(
     tree.remove_all(WORK)
 }
 
-/// Returns the file at `url` from the download cache, fetching it if need be; it has this SHA-256.
+/// Returns the file at `url` from the download cache, fetching it if necessary; it has this SHA-256.
 pub(crate) fn blob(url: &str, sha256: &str, blobs: &Path, cancel: &AtomicBool) -> Result<PathBuf> {
     let path = fetch::fetch(url, sha256, blobs, cancel, &mut |_, _| {})?;
     fetch::verify(&path, sha256, cancel)?;
@@ -210,7 +208,7 @@ fn tarball(table: &Tarball, cx: &mut BuildContext<'_>) -> Result<()> {
         }
         (None, None) => return Err(Error::unexpected("a tarball recipe without path and url")),
     };
-    // The cache too: disks rot, and the extraction must not see one unverified byte.
+    // Also when cached: disks fail, and the extraction must not see one unverified byte.
     fetch::verify(&path, &table.sha256, cx.cancel)?;
     let options = tar::unpack::Options {
         strip_components: table.strip_components,

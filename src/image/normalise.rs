@@ -1,7 +1,7 @@
-//! Owns making a fresh root file system say nothing about when and where it was built: two builds of one recipe
-//! then have one digest, and no machine shares another one's identity.
+//! Owns removing all traces of the time and place of a build from a fresh root file system: two builds of one recipe
+//! then have the same digest, and no two machines share an identity.
 //!
-//! Nothing here follows a link: the tree's links are not ours.
+//! Follows no links: those in the tree are untrusted.
 
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::Path;
@@ -13,7 +13,7 @@ use nix::sys::time::TimeSpec;
 use crate::sys::error::{Result, ResultExt as _};
 use crate::tree::root_fs::{self, Tree};
 
-/// Logs, caches, backups and keys: absent from a fresh system, or made again when they are missed.
+/// Logs, caches, backups and keys: absent from a fresh system, or made again when needed.
 const REMOVED: [&str; 24] = [
     "etc/.pwd.lock",
     "etc/.updated",
@@ -41,20 +41,21 @@ const REMOVED: [&str; 24] = [
     "var/lib/systemd/random-seed",
 ];
 
-/// Returns whether what is at a path of a root file system says only when and where it was made: logs, caches, backups, identities.
+/// Returns whether a file of a root file system depends only on the time and place of the build: logs, caches,
+/// backups, identities.
 pub fn varies(path: &Path) -> bool {
     let mut places = REMOVED.iter().copied().chain(["etc/machine-id", "var/log"]);
     places.any(|place| path != Path::new("var/log") && path.starts_with(place))
 }
 
-/// Removes what varies and sets times newer than `source_date` back to it.
+/// Removes such files and limits times to `source_date`.
 ///
-/// `copied_from_host`: the tool has put the host's resolv.conf and hostname into the tree.
+/// `copied_from_host`: the tool has copied the host's resolv.conf and hostname into the tree.
 pub(super) fn normalise(tree: &Tree, source_date: i64, copied_from_host: bool) -> Result<()> {
     for path in REMOVED {
         tree.remove_all(path)?;
     }
-    // Empty means "first boot": each environment then gets its own.
+    // Empty means "first boot": each env then gets its own.
     tree.rewrite("etc/machine-id", b"")?;
     if copied_from_host {
         tree.remove("etc/hostname")?;
@@ -73,8 +74,8 @@ pub(super) fn normalise(tree: &Tree, source_date: i64, copied_from_host: bool) -
     clamp_one(tree.fd(), b".", &time)
 }
 
-/// Removes the logs of package managers, which come back with the first line, and empties the others, whose owner
-/// and mode a package has chosen.
+/// Removes the logs of package managers, which reappear with the first line, and empties the others, whose owner and
+/// mode a package has chosen.
 fn logs(tree: &Tree, directory: &str) -> Result<()> {
     for name in tree.list(directory)? {
         let name = String::from_utf8_lossy(&name).into_owned();
@@ -92,7 +93,7 @@ fn logs(tree: &Tree, directory: &str) -> Result<()> {
             tree.remove(&path)?;
         } else {
             tree.rewrite(&path, b"")?;
-            // Two levels hold all that packages make at installation.
+            // Packages create at most two levels at installation.
             if directory == "var/log" {
                 logs(tree, &path)?;
             }
@@ -134,7 +135,7 @@ fn shadow(tree: &Tree, source_date: i64) -> Result<()> {
 
 fn pacman(tree: &Tree, source_date: i64) -> Result<()> {
     for name in tree.list("var/lib/pacman/sync")? {
-        // As apt's lists: what they say is old by the time that somebody reads it.
+        // Like apt's lists, outdated by the time of their first use.
         tree.remove(&format!(
             "var/lib/pacman/sync/{}",
             String::from_utf8_lossy(&name)

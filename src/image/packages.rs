@@ -1,23 +1,22 @@
-//! Owns reading what a root file system says about itself: its distribution and its installed packages.
+//! Owns reading a root file system's distribution and its installed packages.
 
 use crate::sys::error::Result;
 use crate::tree::root_fs::Tree;
 
-/// dpkg's status file of a full desktop has 10 MB.
+/// Maximum size of a package database; dpkg's status file of a full desktop has 10 MB.
 const MAX_DATABASE: usize = 256 << 20;
 
-/// An installed package.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub struct Package {
     /// Name in the distribution.
     pub name: String,
     /// Full version, with epoch and revision.
     pub version: String,
-    /// The distribution's word for the architecture.
+    /// The distribution's name for the architecture.
     pub architecture: String,
 }
 
-/// `ID` and `VERSION_ID` of os-release; empty where there is none.
+/// `ID` and `VERSION_ID` of os-release; empty if missing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct OsRelease {
     /// `debian`, `ubuntu`, `arch`, ...
@@ -48,7 +47,7 @@ pub(super) fn os_release(tree: &Tree) -> Result<OsRelease> {
     Ok(found)
 }
 
-/// Returns the installed packages, sorted; none for package managers whose database is not plain text.
+/// Returns the installed packages, sorted; none for package managers without a plain text database.
 pub(super) fn installed(tree: &Tree) -> Result<Vec<Package>> {
     let mut packages = Vec::new();
     if let Some(status) = tree.read("var/lib/dpkg/status", MAX_DATABASE)? {

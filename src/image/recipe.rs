@@ -1,4 +1,4 @@
-//! Owns `Recipe`: what an image file (`images/*.toml`) says, checked, and the digest of what decides its content.
+//! Owns `Recipe`: a checked image file (`images/*.toml`), and the digest over everything that determines its content.
 
 use std::path::{Path, PathBuf};
 
@@ -35,7 +35,7 @@ struct RawRecipe {
     directory: Option<At<Directory>>,
 }
 
-// Only for the schema: the parser reads a string, so that its error can suggest.
+// Only for the schema: the parser reads a string, so that its error can suggest a name.
 #[derive(JsonSchema)]
 #[serde(rename_all = "lowercase")]
 #[expect(dead_code, reason = "its variants exist for the JSON schema")]
@@ -87,9 +87,9 @@ pub struct Mmdebstrap {
     /// apt options such as `Acquire::Retries "5"`; they stay in the image.
     #[serde(default)]
     pub apt_options: Vec<String>,
-    /// Debian architecture; the host's when left out.
+    /// Debian architecture [default: the host's].
     pub architecture: Option<String>,
-    /// Moment of the distribution's dated archive, `YYYYMMDDTHHMMSSZ`.
+    /// Time of the distribution's dated archive, `YYYYMMDDTHHMMSSZ`.
     pub snapshot: Option<String>,
 }
 
@@ -103,24 +103,24 @@ pub struct Pacstrap {
     /// Repositories, in order.
     #[serde(default = "arch_repositories")]
     pub repositories: Vec<String>,
-    /// Moment of the configured `arch-snapshot` archive, `YYYYMMDDTHHMMSSZ`.
+    /// Time of the configured `arch-snapshot` archive, `YYYYMMDDTHHMMSSZ`.
     pub snapshot: Option<String>,
     /// Further lines for the `[options]` section of pacman.conf.
     #[serde(default)]
     pub pacman_conf: Vec<String>,
 }
 
-/// An image in the containers' format: in a registry, or in files.
+/// A container image: in a registry, or in files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Oci {
-    /// `host/name:tag@sha256:digest`. With a digest it is always the same image; a tag alone is looked up when the image
-    /// is built. With `path`: which image, where there are several.
+    /// `host/name:tag@sha256:digest`. With a digest it is always the same image; a tag alone is resolved when the
+    /// image is built. With `path`: selects one of several images.
     #[serde(rename = "ref")]
     pub reference: Option<String>,
     /// OCI layout (a directory, or an archive of one) or `docker save` archive, relative to the recipe.
     pub path: Option<PathBuf>,
-    /// Operating system and processor, this machine's when left out.
+    /// Operating system and processor [default: this machine's].
     #[serde(default = "Platform::own")]
     pub platform: String,
 }
@@ -167,15 +167,10 @@ fn arch_repositories() -> Vec<String> {
 /// What makes the root file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// mmdebstrap.
     Mmdebstrap(Mmdebstrap),
-    /// pacstrap.
     Pacstrap(Pacstrap),
-    /// A container image.
     Oci(Oci),
-    /// An archive.
     Tarball(Tarball),
-    /// A directory.
     Directory(Directory),
 }
 
@@ -191,12 +186,12 @@ impl Source {
     }
 }
 
-/// What a recipe stood for when it was locked.
+/// The resolved inputs of a locked recipe.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Pin<'a> {
-    /// Moment of the dated archive, `YYYYMMDDTHHMMSSZ`.
+    /// Time of the dated archive, `YYYYMMDDTHHMMSSZ`.
     pub snapshot: Option<&'a str>,
-    /// Digest of a container image's manifest, `sha256:` included.
+    /// Digest of a container image's manifest, with `sha256:`.
     pub resolved: Option<&'a str>,
 }
 
@@ -205,19 +200,19 @@ pub struct Pin<'a> {
 pub struct Recipe {
     /// One line for people.
     pub description: String,
-    /// What makes the root file system; paths in it are absolute if the recipe came from a file.
+    /// What makes the root file system. Its paths are absolute if the recipe came from a file.
     pub source: Source,
 }
 
 impl Recipe {
-    /// Reads and checks the recipe in a file; relative paths in it are relative to that file.
+    /// Reads and checks the recipe in a file, whose relative paths start from that file.
     pub fn load(path: &Path) -> Result<Self> {
         let text = fs_err::read_to_string(path)?;
         let base = path.parent().unwrap_or(Path::new("."));
         Self::parse(&text, &path.display().to_string(), base)
     }
 
-    /// Checks a recipe's text; `name` is what errors call it, `base` what relative paths are relative to.
+    /// Checks a recipe's text; `name` is for errors, `base` is where relative paths start.
     pub fn parse(text: &str, name: &str, base: &Path) -> Result<Self> {
         let raw: RawRecipe = toml::from_str(text).map_err(|error| {
             Error::invalid(format!("{name} is not a valid image recipe"))
@@ -237,7 +232,7 @@ impl Recipe {
                 Some(near) => format!("did you mean \"{near}\"? {known}"),
                 None => known,
             };
-            let error = Error::invalid(format!("no provider is called `{provider}`")).help(help);
+            let error = Error::invalid(format!("unknown provider `{provider}`")).help(help);
             return Err(at(&raw.provider.place, error));
         }
         let tables = [
@@ -263,7 +258,7 @@ impl Recipe {
             return Err(at(&raw.provider.place, error));
         };
         let source = source.checked(base).map_err(|Bad { error, mentions }| {
-            // The value itself is a better place to point at than its table, when it can be found.
+            // Point at the value itself rather than at its table, if it can be found.
             let inside = text.get(start..).and_then(|rest| rest.find(&mentions));
             let start = start + inside.filter(|_| !mentions.is_empty()).unwrap_or(0);
             at(&(start..start), error)
@@ -274,8 +269,9 @@ impl Recipe {
         })
     }
 
-    /// Returns the SHA-256 over what decides the content, as canonical JSON: not the description, not the place an
-    /// archive comes from (its own digest says more). What a `directory` holds is only known when it is built.
+    /// Returns the SHA-256 over everything that determines the content, as canonical JSON: without the description
+    /// and the address of an archive, whose digest is included. The content of a `directory` is known only when it is
+    /// built.
     pub fn digest(&self) -> String {
         let value = match &self.source {
             Source::Mmdebstrap(table) => {
@@ -306,7 +302,7 @@ impl Recipe {
                 serde_json::json!(["rockenv-image-1", "directory", path_digits(&table.path)])
             }
         };
-        // serde_json's maps are sorted by key, and its compact form has one spelling: that is the canonical JSON.
+        // serde_json's maps are sorted by key, and its compact form is unique: that is canonical JSON.
         hex::encode(Sha256::digest(value.to_string().as_bytes()).as_slice())
     }
 
@@ -315,7 +311,7 @@ impl Recipe {
         self.source.provider()
     }
 
-    /// Returns the recipe with what it leaves to the moment of building decided; what it pins itself stays.
+    /// Returns the recipe with open choices decided by the pin; its own pins stay.
     #[must_use]
     pub fn pinned(&self, pin: Pin<'_>) -> Self {
         let mut recipe = self.clone();
@@ -337,8 +333,8 @@ impl Recipe {
         recipe
     }
 
-    /// Returns the mirrors, by their names in the configuration, that would have the recipe's packages of a past moment; none
-    /// where the recipe says which moment, or has no packages.
+    /// Returns the configuration key of a mirror that would have the recipe's packages of a past time; `None` if the
+    /// recipe names a time, or has no packages.
     pub fn dated_mirror(&self) -> Option<String> {
         match &self.source {
             Source::Mmdebstrap(table) if table.snapshot.is_none() => {
@@ -349,7 +345,7 @@ impl Recipe {
         }
     }
 
-    /// Returns the archive moment the recipe asks for, if it does.
+    /// Returns the archive time that the recipe names.
     pub fn snapshot(&self) -> Option<&str> {
         match &self.source {
             Source::Mmdebstrap(table) => table.snapshot.as_deref(),
@@ -363,7 +359,7 @@ fn table<T>(table: Option<At<T>>, variant: fn(T) -> Source) -> Option<(Source, P
     table.map(|table| (variant(table.value), table.place))
 }
 
-/// A path in a form that JSON can hold, whatever its bytes.
+/// Encodes a path for JSON, whatever its bytes.
 fn path_digits(path: &Path) -> String {
     hex::encode(std::os::unix::ffi::OsStrExt::as_bytes(path.as_os_str()))
 }
@@ -373,7 +369,7 @@ pub fn schema() -> schemars::Schema {
     schemars::schema_for!(RawRecipe)
 }
 
-/// Returns the snapshot id of a moment in seconds since 1970.
+/// Returns the snapshot id of a time in seconds since 1970.
 pub fn snapshot_id(seconds: i64) -> Option<String> {
     let moment = jiff::Timestamp::from_second(seconds).ok()?;
     Some(moment.strftime("%Y%m%dT%H%M%SZ").to_string())

@@ -2,18 +2,17 @@
 
 use super::pipeline::{Pipeline, Share, block, list, scalar};
 
-/// The only action: the source of the profile has to get there. Pinned by its commit, which nobody can move.
+/// The only action: it checks out the profile's repository. Pinned by commit, which nobody can move.
 const CHECKOUT: &str = "actions/checkout@3d3c42e5aac5ba805825da76410c181273ba90b1 # v7.0.1";
 
-/// Writes the workflow.
 pub fn workflow(pipeline: &Pipeline) -> String {
     let mut text = vec![pipeline.heading()];
-    // Envs of one store are called the same in each run of the workflow.
+    // Envs of one store have the same names in each run of the workflow.
     let (which, cancel) = match pipeline.cleans_last() {
         true => ("", "false"),
         false => ("-${{ github.ref }}", "true"),
     };
-    // The token that GitHub gives to jobs is a login to its own registry.
+    // GitHub's token for jobs is a login to its own registry.
     let packages = match &pipeline.share {
         Share::Registry(registry) if registry.starts_with("ghcr.io/") => "  packages: write\n",
         _ => "",
@@ -37,7 +36,7 @@ jobs:
     let common = pipeline.common.as_ref();
     if let Some(common) = common {
         let run = pipeline.build_common(common, &[]);
-        let title = format!("the same for all, up to {}", common.until);
+        let title = format!("common steps, up to {}", common.until);
         text.push(job(pipeline, "common", &title, &common.runner, None, &run));
         if !pipeline.cleans_last() {
             text.push(always(&pipeline.clean([common.env.as_str()])));
@@ -78,7 +77,7 @@ jobs:
     text.concat()
 }
 
-/// Writes a job with the step that does the work.
+/// Writes a job and the step that does its work.
 fn job(
     pipeline: &Pipeline,
     id: &str,
@@ -110,7 +109,7 @@ fn job(
     )
 }
 
-/// Writes what a job gets of the secrets: the only expressions in the file that are not text.
+/// Writes the secrets of a job: the only expressions in the file.
 fn environment(pipeline: &Pipeline) -> String {
     let secrets = pipeline.calls.secrets.iter();
     let lines = secrets.map(|secret| {
@@ -126,7 +125,7 @@ fn environment(pipeline: &Pipeline) -> String {
     }
 }
 
-/// Writes the step that is run in any case.
+/// Writes the step that always runs.
 fn always(lines: &[String]) -> String {
     let lines: Vec<String> = lines.iter().map(|line| literal(line)).collect();
     format!(
@@ -137,12 +136,12 @@ fn always(lines: &[String]) -> String {
     )
 }
 
-/// Writes text so that GitHub does not take a part of it for an expression.
+/// Escapes text so that GitHub finds no expression in it.
 fn literal(text: &str) -> String {
     text.replace("${{", "${{ '${{' }}")
 }
 
-/// Returns a name for a job, of the letters that may be in one: another one for each name.
+/// Returns a job id made of permitted characters, unique for each name.
 fn id(name: &str) -> String {
     format!("env-{}", name.replace('_', "__").replace('.', "_-"))
 }
@@ -168,7 +167,7 @@ mod tests {
                 "env-a_-__b"
             ]
         );
-        // What is named as a secret is one, in each job.
+        // The named secret is one, in each job.
         let secret = "    env:\n      TOKEN: ${{ secrets.REGISTRY_TOKEN }}\n    steps:\n";
         assert_eq!(text.matches(secret).count(), 2, "{text}");
         assert_eq!(workflow(&pipeline(true, &[])).matches(secret).count(), 5);
@@ -190,7 +189,7 @@ mod tests {
         );
         assert!(text.contains("needs: [\"env-a\", \"env-a-gpu\", \"env-b\", \"common\"]"));
         assert!(!workflow(&pipeline(false, &[])).contains("common"));
-        // Labels are text, of whatever job.
+        // Labels are text, whatever the job.
         let mut labelled = pipeline(true, &[]);
         for job in &mut labelled.jobs {
             job.runner = vec!["${{ x }}".to_owned()];
@@ -198,7 +197,7 @@ mod tests {
         let text = workflow(&labelled);
         let label = "    runs-on: [\"${{ '${{' }} x }}\"]\n";
         assert_eq!(text.matches(label).count(), 4, "{text}");
-        // What others find elsewhere can go at once.
+        // Results that others get elsewhere can be removed at once.
         let pushed = Share::Registry("registry.example.org/r".to_owned());
         let text = workflow(&sharing(pushed, &[]));
         assert_eq!(text.matches("if: always()").count(), 4, "{text}");
@@ -206,7 +205,7 @@ mod tests {
             text.contains("needs: common") && !text.contains("  clean:"),
             "{text}"
         );
-        // Nobody may write to GitHub's registry who has another one.
+        // Only jobs that use GitHub's registry get write access to it.
         let may = "permissions:\n  contents: read\n";
         assert!(text.contains(&format!("{may}concurrency:")), "{text}");
         let own = Share::Registry("ghcr.io/o/r".to_owned());

@@ -2,12 +2,12 @@
 
 use super::pipeline::{Pipeline, block, list, scalar};
 
-/// Where each job's metrics are, in its checkout.
+/// Path of each job's metrics, in its checkout.
 const METRICS: &str = "rockenv-metrics.jsonl";
-/// No env is called so, and nothing that means something to GitLab.
+/// Neither an env's name nor one with a meaning for GitLab.
 const COMMON: &str = "what is common";
 
-/// Writes the pipeline; `file` is where it will be in the repository.
+/// Writes the pipeline; `file` is its path in the repository.
 pub fn pipeline(pipeline: &Pipeline, file: &str) -> String {
     let mut text = vec![pipeline.heading()];
     text.push("stages: [common, build, test, clean]\n".to_owned());
@@ -58,9 +58,9 @@ pub fn pipeline(pipeline: &Pipeline, file: &str) -> String {
     text.concat()
 }
 
-/// Writes the job that runs all others, as a pipeline below this one of the same file. Envs of one store are called the same in each
-/// pipeline, so that only one of these may be anywhere between its first job and its last; a group of GitLab's holds for one job, and
-/// this one lasts as long as all of them.
+/// Writes the job that runs all others, as a child pipeline of the same file. Envs of one store have the same names
+/// in each pipeline, so only one of these may be between its first job and its last. GitLab's resource group covers
+/// one job, and this one lasts as long as all of them.
 fn one_at_a_time(file: &str) -> String {
     format!(
         "\"one at a time\":
@@ -80,12 +80,11 @@ fn one_at_a_time(file: &str) -> String {
     )
 }
 
-/// Writes that a job belongs to the pipeline below only.
+/// Writes that a job belongs only to the child pipeline.
 fn inner() -> &'static str {
     "  rules:\n    - if: $CI_PIPELINE_SOURCE == \"parent_pipeline\"\n"
 }
 
-/// Writes a job.
 fn job(
     pipeline: &Pipeline,
     name: &str,
@@ -117,12 +116,12 @@ fn job(
     )
 }
 
-/// Writes what is run in any case.
+/// Writes the lines that always run.
 fn after(lines: &[String]) -> String {
     format!("  after_script:\n    - {}", block(6, lines))
 }
 
-/// Writes the secrets that are called otherwise in jobs; those that the project's settings have by the same name are there anyway.
+/// Writes the secrets with other names in jobs; those of the same name are set by the project's settings.
 fn variables(pipeline: &Pipeline) -> String {
     let secrets = pipeline.calls.secrets.iter();
     let lines = secrets

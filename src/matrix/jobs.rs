@@ -1,5 +1,5 @@
-//! Owns what a CI system is told: a job for each env, and where a profile has steps with a GPU, one more that runs these where
-//! there is one. Pure.
+//! Owns the jobs for a CI system: one for each env, and if a profile has steps with a GPU, another one that runs
+//! these on a machine with one. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -12,20 +12,20 @@ use crate::rocm::target::{self, Target};
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::suggest;
 
-/// How many jobs GitHub takes in one matrix.
+/// GitHub's limit for jobs in one matrix.
 pub const MOST: usize = 256;
 
-/// Which machines run what: labels, as CI systems call them.
+/// The machines for each kind of job, by the CI system's labels.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Runners {
-    /// Of machines that build.
+    /// For builds.
     #[serde(default = "build")]
     build: Vec<String>,
-    /// Of machines with a GPU, by target or family.
+    /// With a GPU, by target or family.
     #[serde(default)]
     gpu: BTreeMap<String, Vec<String>>,
-    /// Of machines with any GPU.
+    /// With any GPU.
     #[serde(skip)]
     any_gpu: Option<Vec<String>>,
 }
@@ -45,7 +45,7 @@ impl Default for Runners {
 }
 
 impl Runners {
-    /// Returns none in particular: whatever machine there is builds, and none is known to have a GPU.
+    /// Returns no particular ones: any machine builds, and none is known to have a GPU.
     pub fn any() -> Self {
         Self {
             build: Vec::new(),
@@ -54,7 +54,7 @@ impl Runners {
         }
     }
 
-    /// Returns those of a system that finds a machine for what a job asks for, a GPU included.
+    /// Returns those of a scheduler that finds a machine for each request, including GPUs.
     pub fn scheduled() -> Self {
         Self {
             any_gpu: Some(Vec::new()),
@@ -62,15 +62,14 @@ impl Runners {
         }
     }
 
-    /// Returns the labels of machines that build.
     pub fn build(&self) -> &[String] {
         &self.build
     }
 
-    /// Reads a file's text; errors name what is wrong in it.
+    /// Parses a file's text; errors name the fault.
     pub fn parse(text: &str) -> Result<Self> {
         let runners: Self = toml::from_str(text)
-            .map_err(|error| Error::invalid("this is no list of runners").source(error))?;
+            .map_err(|error| Error::invalid("this is not a list of runners").source(error))?;
         for (name, labels) in &runners.gpu {
             if Target::parse(name).is_err() && target::family(name).is_none() {
                 let known = target::all()
@@ -80,7 +79,7 @@ impl Runners {
                     Some(close) => format!("did you mean `{close}`?"),
                     None => "`rockenv target ls` shows them all".to_owned(),
                 };
-                return Err(Error::invalid(format!("no target and no family `{name}`")).help(help));
+                return Err(Error::invalid(format!("no target or family `{name}`")).help(help));
             }
             if labels.is_empty() {
                 return Err(Error::invalid(format!("`{name}` has no labels"))
@@ -97,7 +96,7 @@ impl Runners {
         Ok(runners)
     }
 
-    /// Returns the target whose GPU an env's steps run on, of those that it is built for: the first that there is a machine for.
+    /// Returns the target whose GPU an env's steps run on: the first of its targets that has a machine.
     pub fn choose(&self, targets: &[Target]) -> Option<Target> {
         let mut all = targets.iter();
         let found = all.find(|target| self.with_gpu(**target).is_some());
@@ -107,7 +106,7 @@ impl Runners {
     /// Returns the labels of a machine with a GPU of that target: its own, or else its family's.
     fn with_gpu(&self, target: Target) -> Option<&Vec<String>> {
         let families = self.gpu.iter().filter(|(name, _)| target.is_in(name));
-        // The smallest family says most.
+        // The smallest family is the most specific.
         let size = |name: &str| target::family(name).map_or(usize::MAX, |list| list.len());
         self.gpu.get(target.name()).or_else(|| {
             families
@@ -148,13 +147,13 @@ impl fmt::Display for Shard {
 }
 
 impl Shard {
-    /// Returns what belongs to the part: all parts together have each once.
+    /// Returns the items of this part; all parts together have each item once.
     pub fn of<T>(self, all: Vec<T>) -> Vec<T> {
         let own = all.into_iter().skip(self.index - 1);
         own.step_by(self.of).collect()
     }
 
-    /// Refuses a part that has none of so many: there is nothing to write down.
+    /// Refuses an empty part: there would be nothing to write.
     pub fn check(self, envs: usize) -> Result<()> {
         if self.index <= envs {
             return Ok(());
@@ -171,17 +170,16 @@ impl Shard {
 /// One job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Job {
-    /// Its name: the env's; with `-gpu` where it runs the steps with a GPU.
+    /// Its name: the env's; with `-gpu` if it runs the steps with a GPU.
     pub name: String,
-    /// The env.
     pub env: String,
-    /// What it is built for; of several targets the one whose GPU it is for.
+    /// The env's target; of several, the one whose GPU it is for.
     pub target: &'static str,
     /// Arguments of `rockenv up`, one by one.
     pub up: Vec<String>,
     /// Labels of the machines that may run it.
     pub runner: Vec<String>,
-    /// Whether it runs the steps that need a GPU, and nothing else is left to do.
+    /// Whether it runs only the steps that need a GPU.
     pub needs_gpu: bool,
     /// The job that must be done before.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -191,20 +189,19 @@ pub struct Job {
 /// An env, and whether steps of its profile use a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Env {
-    /// Its name.
     pub name: String,
-    /// What `up` is given.
+    /// The arguments for `up`.
     pub cell: Cell,
-    /// What it is built for; of several targets the one whose GPU its steps run on.
+    /// Its target; of several, the one whose GPU its steps run on.
     pub target: Target,
     /// Whether steps use a GPU.
     pub gpu: bool,
 }
 
-/// What `--gpu` is for jobs that have a GPU: one that finds none must not end well.
+/// Value of `--gpu` for jobs that have a GPU: without one they must fail.
 pub const NEEDED: &str = "required";
 
-/// Takes out of the options of `up` what they say of the GPU: it is meant for the jobs that have one.
+/// Removes `--gpu` from the options of `up`: it applies only to jobs that have a GPU.
 pub fn gpu_option(options: &[String]) -> (Vec<String>, Option<String>) {
     let mut rest = Vec::new();
     let mut gpu = None;
@@ -214,7 +211,7 @@ pub fn gpu_option(options: &[String]) -> (Vec<String>, Option<String>) {
             Some(which) => gpu = Some(which.to_owned()),
             None if option == "--gpu" => match options.next() {
                 Some(which) => gpu = Some(which),
-                // `up` says what is missing.
+                // `up` reports the missing value.
                 None => rest.push(option),
             },
             None => rest.push(option),
@@ -223,8 +220,8 @@ pub fn gpu_option(options: &[String]) -> (Vec<String>, Option<String>) {
     (rest, gpu)
 }
 
-/// Returns the jobs, and the targets whose steps with a GPU have no machine to run on. `gpu` is what jobs that have a GPU tell `up`
-/// of it; where that is `none`, there are no such jobs.
+/// Returns the jobs, and the targets whose steps with a GPU have no machine. `gpu` is the `--gpu` value for jobs that
+/// have a GPU; with `none` there are no such jobs.
 pub fn jobs(envs: &[Env], runners: &Runners, gpu: &str) -> Result<(Vec<Job>, Vec<&'static str>)> {
     let with = |gpu: &str| ["--gpu".to_owned(), gpu.to_owned()];
     let mut jobs = Vec::new();
@@ -257,7 +254,7 @@ pub fn jobs(envs: &[Env], runners: &Runners, gpu: &str) -> Result<(Vec<Job>, Vec
             ..job.clone()
         });
         let mut built = job;
-        // A machine that builds may have a GPU too, which is not the one to test on.
+        // A build machine may have a GPU too, which is not the one to test on.
         built.up.extend(with("none"));
         jobs.push(built);
         jobs.extend(tested);
@@ -265,7 +262,7 @@ pub fn jobs(envs: &[Env], runners: &Runners, gpu: &str) -> Result<(Vec<Job>, Vec
     if jobs.len() > MOST {
         return Err(Error::new(
             Kind::Usage,
-            format!("{} jobs are more than a matrix takes, {MOST}", jobs.len()),
+            format!("{} jobs exceed the limit of a matrix, {MOST}", jobs.len()),
         )
         .help(format!("--shard 1/{}", jobs.len().div_ceil(MOST) + 1)));
     }
@@ -333,7 +330,7 @@ mod tests {
             ]
         );
         assert_eq!(homeless, ["gfx1201"]);
-        // Who wants no GPU misses none.
+        // Without a wanted GPU, none is missing.
         let (found, homeless) = jobs(&envs, &runners, "none").unwrap();
         assert!(found.iter().all(|job| !job.needs_gpu) && homeless.is_empty());
         // No two jobs may have one name.
@@ -342,7 +339,7 @@ mod tests {
         let error = jobs(&envs, &runners, NEEDED).unwrap_err();
         assert!(error.message().contains("two jobs are `gfx1103-gpu`"));
         jobs(&envs, &runners, "none").unwrap();
-        // Of several targets, one that can be run counts.
+        // Of several targets, one with a machine counts.
         let several = ["gfx1201", "gfx1103"].map(|name| Target::parse(name).unwrap());
         assert_eq!(runners.choose(&several), Some(several[1]));
         assert_eq!(Runners::default().choose(&several), Some(several[0]));

@@ -1,35 +1,37 @@
-//! Owns the manifest for Kubernetes: a job for each env, and one for its steps with a GPU, which alone asks for one. Pure.
+//! Owns the manifest for Kubernetes: a job for each env, and one for its steps with a GPU, which alone requests one.
+//! Pure.
 //!
-//! Jobs of Kubernetes do not wait for each other, and a pod that waits holds all that it asks for, a GPU too. So a job that stands on
-//! another one is suspended, which is to have no pod, and `conductor.sh` starts it: the script of a small job of its own.
+//! Kubernetes jobs do not wait for each other, and a waiting pod keeps everything that it requested, even a GPU. So a
+//! job that depends on another one is suspended, without a pod, and `conductor.sh` starts it: the script of a small
+//! job of its own.
 
 use sha2::{Digest as _, Sha256};
 
 use super::pipeline::{Pipeline, block, list, scalar};
 
-/// The image that the conductor runs in, unless told another: Kubernetes' own has no shell.
+/// Default image of the conductor: Kubernetes' own has no shell.
 pub const KUBECTL: &str = "docker.io/alpine/kubectl:1.34.1";
-/// What the conductor does.
+/// The conductor's script.
 const CONDUCTOR: &str = include_str!("conductor.sh");
-/// Where the store is in a container.
+/// Path of the store in a container.
 const STORE: &str = "/var/lib/rockenv";
-/// The object that has the secrets that jobs get by name.
+/// The object with the secrets for jobs.
 const SECRETS: &str = "rockenv";
-/// Where logins to registries are in a container.
+/// Path of the logins to registries in a container.
 const LOGIN: &str = "/run/rockenv-login";
-/// How long a name may be: that of a job is a label too.
+/// Maximum length of a name: that of a job is a label too.
 const NAME_LIMIT: usize = 63;
 
 /// Where the jobs run.
 #[derive(Clone, Debug)]
 pub struct Cluster {
-    /// The image that has rockenv in it.
+    /// An image that contains rockenv.
     pub image: String,
-    /// The claim on the volume that has the store; without, each job has its own.
+    /// The claim on the volume with the store; default: each job has its own.
     pub claim: Option<String>,
-    /// The secret that has logins to registries.
+    /// The secret with logins to registries.
     pub login: Option<String>,
-    /// The image that has kubectl and a shell in it.
+    /// An image that contains kubectl and a shell.
     pub kubectl: String,
 }
 
@@ -37,16 +39,15 @@ pub struct Cluster {
 struct Work {
     name: String,
     gpu: bool,
-    /// What it stands on.
+    /// The job that it depends on.
     after: Option<String>,
     lines: Vec<String>,
 }
 
-/// Writes the manifest.
 pub fn manifest(pipeline: &Pipeline, cluster: &Cluster) -> String {
-    // Envs belong to one matrix, so that the first one's name is as good as a name for all.
+    // An env belongs to one matrix, so the first one's name can identify all.
     let first = pipeline.envs().first().copied().unwrap_or_default();
-    // No env's job is called so: these have no point there.
+    // No env's job has this name, because their names have no dot there.
     let common = name(&format!("rockenv.common-{first}"));
     let conductor = name(&format!("rockenv.conductor-{first}"));
     let matrix = env_job(first);
@@ -55,7 +56,7 @@ pub fn manifest(pipeline: &Pipeline, cluster: &Cluster) -> String {
         .iter()
         .map(|work| job(pipeline, cluster, &matrix, work))
         .collect();
-    // It comes last: a job that is not there yet is as one that was deleted.
+    // Last, because the conductor treats a missing job like a deleted one.
     documents.push(account(&matrix, &conductor, &works));
     documents.push(conduct(cluster, &matrix, &conductor, &works));
     format!(
@@ -65,7 +66,7 @@ pub fn manifest(pipeline: &Pipeline, cluster: &Cluster) -> String {
     )
 }
 
-/// Returns the jobs, those that others stand on before them.
+/// Returns the jobs, dependencies first.
 fn works(pipeline: &Pipeline, common: &str) -> Vec<Work> {
     let jobs = pipeline.jobs_option();
     let built = pipeline.common.as_ref().map(|steps| Work {
@@ -92,8 +93,8 @@ fn env_job(env: &str) -> String {
     name(&format!("rockenv-{env}"))
 }
 
-/// Returns what Kubernetes takes for a name: without `_`, each part between points beginning and ending with a letter or digit. What
-/// is changed for that ends with a digest, so that no two become one.
+/// Returns a valid Kubernetes name: without `_`, each part between dots beginning and ending with a letter or digit.
+/// A changed name ends with a digest, so that names stay distinct.
 fn name(wanted: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let good = |part: &str| {
@@ -114,7 +115,7 @@ fn name(wanted: &str) -> String {
     format!("{}-{digest}", readable.trim_end_matches('-'))
 }
 
-/// Writes what kind of thing of which matrix an object is, so far to the right.
+/// Writes an object's labels, with this indentation: its kind and its matrix.
 fn labels(indent: usize, matrix: &str, component: &str) -> String {
     let labels = [
         ("name", "rockenv"),
@@ -127,7 +128,7 @@ fn labels(indent: usize, matrix: &str, component: &str) -> String {
     format!("{indent}labels:\n{}", labels.concat())
 }
 
-/// Writes what lets the conductor look at jobs, and change those of its matrix.
+/// Writes the account with which the conductor reads jobs, and changes those of its matrix.
 fn account(matrix: &str, conductor: &str, works: &[Work]) -> String {
     let metadata = format!(
         "metadata:\n  name: {}\n{}",
@@ -170,7 +171,7 @@ subjects:
     )
 }
 
-/// Writes the job that starts the others. It may be tried again, for its node may go away.
+/// Writes the job that starts the others. It may be retried, because its node may go away.
 fn conduct(cluster: &Cluster, matrix: &str, conductor: &str, works: &[Work]) -> String {
     let jobs: Vec<String> = works
         .iter()
@@ -231,7 +232,8 @@ metadata:
     )
 }
 
-/// Writes a job. It is tried once: a step that failed fails again, and `up` goes on where it stopped. Its time begins when it is started.
+/// Writes a job. It is tried once: a failed step would fail again, and `up` resumes where it stopped. Its time begins
+/// when it is started.
 fn job(pipeline: &Pipeline, cluster: &Cluster, matrix: &str, work: &Work) -> String {
     let suspend = match work.after {
         Some(_) => "  suspend: true\n",
@@ -290,7 +292,8 @@ metadata:
     )
 }
 
-/// Writes the lines of a script as an argument of a container, in which Kubernetes replaces `$(NAME)` and takes `$$` for `$`.
+/// Writes the lines of a script as an argument of a container, in which Kubernetes replaces `$(NAME)` and takes `$$`
+/// for `$`.
 fn argument(lines: &[&str]) -> String {
     let escaped = lines.iter().map(|line| {
         let next = line.chars().skip(1).map(Some).chain([None]);
@@ -304,7 +307,7 @@ fn argument(lines: &[&str]) -> String {
     block(14, &escaped.collect::<Vec<_>>())
 }
 
-/// Writes a container's variables: where logins are, and what jobs get of the secrets.
+/// Writes a container's variables: the place of logins, and the jobs' secrets.
 fn variables(pipeline: &Pipeline, cluster: &Cluster) -> String {
     let login = cluster.login.iter().map(|_| {
         format!("            - name: REGISTRY_AUTH_FILE\n              value: {LOGIN}/auth.json\n")
@@ -361,7 +364,8 @@ impl Login {
     }
 }
 
-/// Writes what a job asks for. Memory is a limit too, so that a build that takes more fails rather than its neighbours.
+/// Writes the resource requests of a job. Memory is a limit too, so that a build that exceeds it fails rather than
+/// its neighbours.
 fn resources(pipeline: &Pipeline, gpu: bool) -> String {
     let size = pipeline.size;
     let memory = size

@@ -1,5 +1,5 @@
-//! Owns the decisions about several envs at once: which there are, what they have in common, whose turn it is (`turns`), what `jobs` they
-//! are in CI, and the `pipeline` of these that is written for a system that runs jobs. Pure.
+//! Owns the decisions about several envs at once: the list of envs, their common steps, their order (`turns`), their
+//! CI `jobs`, and the `pipeline` of these for a system that runs jobs. Pure.
 
 pub mod github;
 pub mod gitlab;
@@ -19,22 +19,22 @@ use crate::sys::error::{Error, Kind, Result};
 /// One env of a matrix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cell {
-    /// What it is built for; without, the targets that its profile names.
+    /// Its target; default: the targets of its profile.
     pub target: Option<Target>,
-    /// Its profile; without, the one that `up TARGET` means.
+    /// Its profile; default: the one that `up TARGET` means.
     pub profile: Option<String>,
-    /// What to give to `up`: a target, or a profile, with one or alone.
+    /// Arguments for `up`: a target, a profile, or both.
     pub args: Vec<String>,
 }
 
 impl Cell {
-    /// Returns what it is built for, by the targets that its profile names.
+    /// Returns its targets; `own` are those of its profile.
     pub fn targets(&self, own: &[Target]) -> Result<Vec<Target>> {
         match (self.target, own, &self.profile) {
             (Some(target), _, _) => Ok(vec![target]),
             (None, [], Some(profile)) => Err(Error::new(
                 Kind::Usage,
-                format!("profile `{profile}` names no targets, and none are given"),
+                format!("profile `{profile}` names no targets and none are given"),
             )
             .help(format!(
                 "rockenv matrix up --profile {profile} gfx1103, or `targets = [\"gfx1103\"]` in the profile"
@@ -44,8 +44,8 @@ impl Cell {
     }
 }
 
-/// Returns the envs for targets and families of targets, each once and in the order given; of each profile, or of the one that
-/// `up TARGET` means. Without targets, one for each profile.
+/// Returns the envs for targets and families of targets, without duplicates and in the given order, for each profile,
+/// or for the one that `up TARGET` means. Without targets, one env for each profile.
 pub fn cells(profiles: &[String], names: &[String]) -> Result<Vec<Cell>> {
     let mut targets: Vec<Target> = Vec::new();
     for name in names {
@@ -96,7 +96,7 @@ pub fn cells(profiles: &[String], names: &[String]) -> Result<Vec<Cell>> {
     Ok(cells)
 }
 
-/// Refuses what would be one env for two of them.
+/// Refuses two envs with the same name.
 pub fn check_names<'a>(envs: impl IntoIterator<Item = (&'a str, &'a Cell)>) -> Result<()> {
     let mut known = BTreeMap::new();
     for (name, cell) in envs {
@@ -104,20 +104,18 @@ pub fn check_names<'a>(envs: impl IntoIterator<Item = (&'a str, &'a Cell)>) -> R
             let [one, two] = [other, cell].map(|cell| cell.args.join(" "));
             let message = format!("`up {one}` and `up {two}` are both env `{name}`");
             return Err(Error::new(Kind::Usage, message)
-                .help("give profiles names of their own, and no `--name` to all envs"));
+                .help("use profiles with different names, and no `--name` for all envs"));
         }
     }
     Ok(())
 }
 
-/// What `plan --json` says of a step.
+/// The part of `plan --json` about a step.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct PlannedStep {
-    /// Its name.
     pub name: String,
-    /// Its key.
     pub key: String,
-    /// Whether its snapshot is there (`hit`), or what happens else.
+    /// `hit` if its snapshot exists, or another action.
     pub action: String,
     /// Whether it runs in any case.
     #[serde(default)]
@@ -130,7 +128,7 @@ impl PlannedStep {
     }
 }
 
-/// Returns how many steps at the beginning of all plans have the same keys; of one plan alone none.
+/// Returns how many steps at the beginning of all plans have the same keys; 0 for a single plan.
 pub fn common(plans: &[Vec<PlannedStep>]) -> usize {
     let Some(first) = plans.first().filter(|_| plans.len() > 1) else {
         return 0;

@@ -1,34 +1,35 @@
-//! Owns what the jobs of several envs do, whatever system runs them: what is common first, where it is of use to the others, then each env,
-//! then its steps with a GPU; and the shell lines for that. Pure; `github` and its neighbours write it down.
+//! Owns the work of jobs for several envs, whatever system runs them: common steps first, if others can use them,
+//! then each env, then its steps with a GPU; and the shell lines for that. Pure; `github` and the other modules write
+//! it down.
 
 use std::str::FromStr;
 
 use super::jobs::Job;
 use crate::sys::error::{Error, Kind, Result};
 
-/// How rockenv is called on the machines that run jobs.
+/// How jobs call rockenv.
 #[derive(Clone, Debug)]
 pub struct Calls {
     /// The command that wrote the pipeline.
     pub written_by: String,
-    /// The program, with what has to stand before it.
+    /// The program, with its prefix.
     pub rockenv: String,
-    /// A line of shell that each shell of a job begins with: where rockenv and its store are.
+    /// First line of each shell of a job: sets up rockenv and its store.
     pub setup: Option<String>,
-    /// What jobs get of the secrets that the system keeps.
+    /// The jobs' secrets in the CI system.
     pub secrets: Vec<Secret>,
     /// Options of every `up`.
     pub options: Vec<String>,
-    /// What a job may take, in minutes.
+    /// Time limit of a job, in minutes.
     pub minutes: u32,
 }
 
-/// A secret that the system keeps, for the jobs: `TOKEN=REGISTRY_TOKEN`.
+/// A secret of the CI system for the jobs: `TOKEN=REGISTRY_TOKEN`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Secret {
-    /// The variable that has it in jobs.
+    /// The variable that contains it in jobs.
     pub variable: String,
-    /// What the system calls it.
+    /// Its name in the CI system.
     pub name: String,
 }
 
@@ -49,25 +50,25 @@ impl FromStr for Secret {
                 name: name.to_owned(),
             })
             .ok_or_else(|| {
-                "a secret is written `TOKEN=REGISTRY_TOKEN`: the variable, and what the system calls the secret, \
+                "a secret is written `TOKEN=REGISTRY_TOKEN`: the variable, and the system's name of the secret, \
                  of letters, digits and `_`"
                     .to_owned()
             })
     }
 }
 
-/// What a job needs of a machine.
+/// A job's requirements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Size {
     /// Processors.
     pub cpus: u32,
-    /// Memory in bytes, where the profile says so.
+    /// Memory in bytes, if the profile declares it.
     pub memory: Option<u64>,
-    /// Disk in bytes, where the profile says so.
+    /// Disk in bytes, if the profile declares it.
     pub disk: Option<u64>,
 }
 
-/// The steps that are the same for all envs.
+/// The steps common to all envs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Common {
     /// The env that builds them.
@@ -80,35 +81,35 @@ pub struct Common {
     pub runner: Vec<String>,
 }
 
-/// How jobs find what others built.
+/// How jobs get the results of others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Share {
     /// Not at all.
     Nothing,
-    /// All machines see one store.
+    /// All machines use one store.
     Store,
     /// Jobs push to this repository of a registry, and pull from it.
     Registry(String),
 }
 
-/// Everything that is to be written down.
+/// The complete pipeline.
 #[derive(Clone, Debug)]
 pub struct Pipeline {
-    /// How rockenv is called.
+    /// How jobs call rockenv.
     pub calls: Calls,
-    /// What a job needs.
+    /// Requirements of a job.
     pub size: Size,
-    /// What is built before the envs, where they can find it.
+    /// Common steps, built first if the others can use them.
     pub common: Option<Common>,
-    /// A job for each env, each followed by that of its steps with a GPU, where it has one.
+    /// A job for each env, each followed by that of its steps with a GPU, if any.
     pub jobs: Vec<Job>,
-    /// How jobs find what others built.
+    /// How jobs get the results of others.
     pub share: Share,
 }
 
 impl Pipeline {
-    /// Makes it of the jobs. Where machines share nothing, what one built is of no use to another: each env is one job then, on a
-    /// machine with a GPU where it has steps for one.
+    /// Makes the pipeline from the jobs. If machines share nothing, results of one are useless to another: then each
+    /// env is a single job, on a machine with a GPU if it has steps for one.
     pub fn new(
         calls: Calls,
         size: Size,
@@ -151,15 +152,15 @@ impl Pipeline {
         })
     }
 
-    /// Returns whether the envs are removed by a job of its own after all others: until then these find there what they stand on.
+    /// Returns whether a separate job removes the envs after all others: until then these need them.
     pub fn cleans_last(&self) -> bool {
         self.share == Share::Store
     }
 
-    /// Returns the lines that come before an `up`.
+    /// Returns the lines before an `up`.
     pub(super) fn before(&self) -> Vec<String> {
         let mut lines: Vec<String> = self.calls.setup.iter().cloned().collect();
-        // Nobody is there to be asked: what the job has checked out is what it is to build.
+        // A job cannot ask: its checkout is what it must build.
         lines.push("export ROCKENV_TRUSTED_DIRS=\"$PWD\"".to_owned());
         if let Share::Registry(registry) = &self.share {
             lines.push(format!("export ROCKENV_REGISTRY={}", quote(registry)));
@@ -167,15 +168,15 @@ impl Pipeline {
         lines
     }
 
-    /// Returns the envs, each once.
+    /// Returns the envs, without duplicates.
     pub fn envs(&self) -> Vec<&str> {
         let mut envs: Vec<&str> = self.jobs.iter().map(|job| job.env.as_str()).collect();
         envs.dedup();
         envs
     }
 
-    /// Returns the lines that build what is common, and see that the others can have it: that a push is refused is a warning for `up`,
-    /// which has built something all the same, but this job is for nothing else.
+    /// Returns the lines that build the common steps, and check that the others can get them: for `up` a refused push
+    /// is only a warning, because it has built something, but this job serves no other purpose.
     pub fn build_common(&self, common: &Common, more: &[String]) -> Vec<String> {
         let until = ["--until".to_owned(), common.until.clone()];
         let mut lines = self.up(&[&common.up[..], &until, more].concat());
@@ -189,7 +190,7 @@ impl Pipeline {
         lines
     }
 
-    /// Returns the lines that do a job, with more options for `up`.
+    /// Returns the lines of a job, with further options for `up`.
     pub fn build(&self, job: &Job, more: &[String]) -> Vec<String> {
         self.up(&[&job.up[..], more].concat())
     }
@@ -200,7 +201,7 @@ impl Pipeline {
         self.before().into_iter().chain([up]).collect()
     }
 
-    /// Returns the line that brings an env up, with arguments as the shell gets them and more options.
+    /// Returns the line that brings an env up, with quoted arguments and further options.
     pub(super) fn up_with(&self, arguments: &str, more: &[String]) -> String {
         let mut options = more.to_vec();
         if let Share::Registry(_) = self.share {
@@ -215,7 +216,7 @@ impl Pipeline {
         line.trim_end().to_owned()
     }
 
-    /// Returns the option that keeps `up` to the processors that a job asks for, on a machine that has more.
+    /// Returns the option that limits `up` to the processors that a job requests, on a larger machine.
     pub(super) fn jobs_option(&self) -> Vec<String> {
         let given = |option: &String| option.starts_with("--jobs") || option.starts_with("-j");
         match self.calls.options.iter().any(given) {
@@ -224,8 +225,8 @@ impl Pipeline {
         }
     }
 
-    /// Returns the lines that leave nothing of these envs, for a shell of their own. They are run whatever became of the job, so that
-    /// there may be no env, and no store.
+    /// Returns the lines that remove these envs, for a separate shell. They run whatever the job's outcome, so there
+    /// may be no env, and no store.
     pub fn clean<'a>(&self, envs: impl IntoIterator<Item = &'a str>) -> Vec<String> {
         let rockenv = &self.calls.rockenv;
         let envs = envs.into_iter().map(quote).collect::<Vec<_>>().join(" ");
@@ -243,13 +244,13 @@ impl Pipeline {
     /// Returns the first lines of the file, as comments.
     pub fn heading(&self) -> String {
         format!(
-            "# Written by `{}`; write it again rather than change it.\n",
+            "# Written by `{}`; generate it again instead of editing it.\n",
             self.calls.written_by
         )
     }
 }
 
-/// Puts an env's two jobs into one.
+/// Merges an env's two jobs into one.
 pub fn whole(jobs: Vec<Job>) -> Vec<Job> {
     let mut whole: Vec<Job> = Vec::new();
     for job in jobs {
@@ -267,13 +268,13 @@ pub fn whole(jobs: Vec<Job>) -> Vec<Job> {
     whole
 }
 
-/// Writes words so that a shell reads them back.
+/// Quotes words for a shell.
 pub fn words<S: AsRef<str>>(words: &[S]) -> String {
     let quoted: Vec<String> = words.iter().map(|word| quote(word.as_ref())).collect();
     quoted.join(" ")
 }
 
-/// Writes a word so that a shell reads it back.
+/// Quotes a word for a shell.
 pub fn quote(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+@:,=%".contains(c);
     match !word.is_empty() && word.chars().all(plain) {
@@ -282,7 +283,7 @@ pub fn quote(word: &str) -> String {
     }
 }
 
-/// Writes text as YAML, whatever is in it: JSON's strings are YAML's.
+/// Writes any text as YAML: JSON strings are valid YAML.
 pub(super) fn scalar(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
@@ -293,7 +294,7 @@ pub(super) fn list<S: AsRef<str>>(texts: &[S]) -> String {
     format!("[{}]", texts.join(", "))
 }
 
-/// Writes lines as a block of YAML, so far to the right; they begin after what introduces it.
+/// Writes lines as a YAML block with this indentation, to follow its introduction.
 pub(super) fn block<S: AsRef<str>>(indent: usize, lines: &[S]) -> String {
     let lines = lines
         .iter()
@@ -301,7 +302,7 @@ pub(super) fn block<S: AsRef<str>>(indent: usize, lines: &[S]) -> String {
     format!("|\n{}", lines.collect::<String>())
 }
 
-/// Returns a word that ends a here-document with these lines: one that none of them is.
+/// Returns an end marker for a here-document with these lines, different from all of them.
 pub(super) fn block_end(lines: &[String]) -> String {
     let mut end = "END".to_owned();
     while lines
@@ -329,7 +330,7 @@ pub(super) mod tests {
         }
     }
 
-    /// Two envs, one of them with steps with a GPU, and what they have in common.
+    /// Two envs, one of them with steps with a GPU, and their common steps.
     pub(crate) fn pipeline(shared: bool, options: &[&str]) -> Pipeline {
         match shared {
             true => sharing(Share::Store, options),

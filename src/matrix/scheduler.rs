@@ -1,15 +1,15 @@
-//! Owns the decision whose turn it is: which env of several builds what next, so that the steps at the beginning of some of them which
-//! have the same keys are built once, by one of these. Pure.
+//! Owns deciding whose turn it is: which of several envs builds what next, so that common steps at the beginning,
+//! with the same keys, are built once, by one of them. Pure.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::PlannedStep;
 
-/// How far several envs are.
+/// The progress of several envs.
 ///
-/// Their steps make a forest, in which envs go together as far as their keys are equal. Who comes to a step that somebody else
-/// builds waits for it; what one has built the others find.
+/// Their steps form a forest, in which envs share a path as far as their keys are equal. An env waits at a step that
+/// another one is building; what one has built the others find.
 #[derive(Debug)]
 pub struct Turns {
     envs: Vec<Env>,
@@ -17,7 +17,7 @@ pub struct Turns {
     built: BTreeSet<Place>,
 }
 
-/// A step in the forest: whoever has it there has the same steps before it.
+/// A step in the forest: all envs at it have the same steps before it.
 type Place = usize;
 
 #[derive(Debug)]
@@ -38,9 +38,9 @@ enum State {
 /// One `up`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Turn {
-    /// Whose, by position.
+    /// Its env, by position.
     pub env: usize,
-    /// What it builds for others too; without, it builds all that it still lacks.
+    /// The part that it builds for others too; without it, the env builds everything that it lacks.
     pub shared: Option<Shared>,
 }
 
@@ -51,12 +51,12 @@ pub struct Shared {
     pub envs: Vec<usize>,
     /// The last of the steps.
     pub until: String,
-    /// How many of them there are to build.
+    /// How many of them must be built.
     pub steps: usize,
 }
 
 impl Turns {
-    /// Begins with the envs of these plans; one without takes no part.
+    /// Begins with the envs of these plans; an env without a plan takes no part.
     pub fn new(plans: &[Option<Vec<PlannedStep>>]) -> Self {
         let mut places = BTreeMap::new();
         let mut built = BTreeSet::new();
@@ -64,9 +64,9 @@ impl Turns {
             let (mut steps, mut has, mut before) = (Vec::new(), 0, None);
             let asked = plan.iter().flatten();
             let asked = asked.take_while(|step| step.action != "later");
-            // What is skipped is in no key, and stands between no two steps.
+            // A skipped step is in no key.
             for step in asked.filter(|step| step.action != "skip") {
-                // What runs in any case runs in each of them.
+                // A step that runs in any case runs in each env.
                 let own = step.again.then_some(index);
                 let next = places.len();
                 let place = places.entry((before, step.key.clone(), own));
@@ -88,7 +88,7 @@ impl Turns {
         Self { envs, built }
     }
 
-    /// Returns what can be built beside all that is being built, and counts it among that: what most envs wait for.
+    /// Returns the best turn that can run beside the current ones, and records it: the one that most envs wait for.
     pub fn take(&mut self) -> Option<Turn> {
         let waits = |index: &usize| self.envs[*index].state == State::Waits;
         let builds = |index: &usize| self.envs[*index].state == State::Builds;
@@ -108,7 +108,7 @@ impl Turns {
         Some(turn)
     }
 
-    /// Returns the turn of envs that share the next step: up to where they part, by the one that has most.
+    /// Returns the turn of envs that share the next step: up to where they part, built by the one that has most.
     fn together(&self, index: usize, envs: Vec<usize>) -> Turn {
         let (steps, there) = (&self.envs[index].steps, self.there(index));
         let same = (there..steps.len()).take_while(|at| self.sharers(index, *at) == envs);
@@ -126,7 +126,7 @@ impl Turns {
         }
     }
 
-    /// Notes that a turn ended well.
+    /// Records that a turn succeeded.
     pub fn done(&mut self, turn: &Turn) {
         let env = &mut self.envs[turn.env];
         env.state = match &turn.shared {
@@ -140,13 +140,13 @@ impl Turns {
         };
     }
 
-    /// Notes that a turn's env could not be built: the others go on without it.
+    /// Records that a turn's env could not be built: the others continue without it.
     pub fn dropped(&mut self, turn: &Turn) {
         self.envs[turn.env].state = State::Over;
     }
 
-    /// Notes that a step failed in a turn, as it would in each env that shares it; returns those that it stops besides the
-    /// turn's own.
+    /// Records that a step failed in a turn, as it would in each env that shares it; returns the other envs that this
+    /// stops.
     pub fn failed(&mut self, turn: &Turn) -> Vec<usize> {
         self.dropped(turn);
         let shared = turn.shared.iter().flat_map(|shared| &shared.envs);
@@ -165,7 +165,7 @@ impl Turns {
             .count()
     }
 
-    /// Returns the envs that have the same step at that position, after the same ones, and are not over; none at the end.
+    /// Returns the active envs that have the same step at that position, after the same ones; none at the end.
     fn sharers(&self, index: usize, at: usize) -> Vec<usize> {
         let place = |index: usize| self.envs[index].steps.get(at).map(|(place, _)| *place);
         let wanted = place(index);
@@ -182,7 +182,7 @@ mod tests {
 
     use super::*;
 
-    /// Makes a plan of keys: an upper-case one is there, `-` is skipped, what follows `.` comes later.
+    /// Makes a plan of keys: upper case exists, `-` is skipped, keys after `.` come later.
     fn plan(keys: &str) -> Vec<PlannedStep> {
         let (mut later, mut again) = (false, false);
         let mut steps = Vec::new();
@@ -211,7 +211,7 @@ mod tests {
         Turns::new(&plans.collect::<Vec<_>>())
     }
 
-    /// Writes a turn down: `0+1:step2(3)` is env 0 that builds three steps up to `step2` for itself and env 1.
+    /// Formats a turn: `0+1:step2(3)` is env 0 that builds three steps up to `step2` for itself and env 1.
     fn shown(turn: &Turn) -> String {
         let Some(shared) = &turn.shared else {
             return turn.env.to_string();
@@ -222,7 +222,7 @@ mod tests {
         format!("{}{others}:{until}({steps})", turn.env)
     }
 
-    /// Takes all turns, so many at once, each group of which ends before the next begins.
+    /// Takes all turns, so many at once; each group ends before the next begins.
     fn all(plans: &[&str], parallel: usize) -> Vec<Vec<String>> {
         let mut turns = turns(plans);
         let mut taken = Vec::new();
@@ -245,7 +245,7 @@ mod tests {
             all(&["abx", "aby", "abz"], 2),
             [vec!["0+1+2:step1(2)"], vec!["0", "1"], vec!["2"]]
         );
-        // Two do, the third none: it goes on beside them.
+        // Two do, the third none: it runs beside them.
         assert_eq!(
             all(&["xyz", "abc", "abd"], 3),
             [vec!["1+2:step1(2)", "0"], vec!["1", "2"]]
@@ -262,7 +262,7 @@ mod tests {
         // Nothing is shared.
         assert_eq!(all(&["ax", "by"], 2), [["0", "1"]]);
         assert_eq!(all(&["abc"], 2), [["0"]]);
-        // The same after other steps is not the same.
+        // The same step after different ones is another step.
         assert_eq!(all(&["axc", "bxc"], 2), [["0", "1"]]);
         // One is a part of the other, or the whole.
         assert_eq!(all(&["ab", "a"], 2), [vec!["0+1:step0(1)"], vec!["0", "1"]]);
@@ -273,12 +273,12 @@ mod tests {
 
     #[test]
     fn what_is_there_is_built_by_nobody() {
-        // Whoever has most goes on.
+        // The env that has most builds.
         assert_eq!(
             all(&["abx", "Aby"], 2),
             [vec!["1+0:step1(1)"], vec!["0", "1"]]
         );
-        // One has it, and so have all.
+        // One has it, so all have.
         assert_eq!(all(&["abx", "ABy"], 2), [["0", "1"]]);
         assert_eq!(all(&["AB", "AB"], 2), [["0", "1"]]);
     }
@@ -295,7 +295,7 @@ mod tests {
             [vec!["0+1:step0(1)"], vec!["0", "1"]]
         );
         assert_eq!(all(&["A-", "A-"], 2), [["0", "1"]]);
-        // What runs again in each of them is of no use to another.
+        // A step that runs again in each of them cannot be shared.
         assert_eq!(all(&["A!bx", "A!by"], 2), [["0", "1"]]);
         assert_eq!(
             all(&["a!b", "a!b"], 2),
@@ -344,7 +344,7 @@ mod tests {
         Failed,
     }
 
-    /// The steps that a turn builds, each with all before it, by the plans and what is there.
+    /// The steps that a turn builds, each with all before it, by the plans and the existing snapshots.
     fn builds(plans: &[String], there: &BTreeSet<String>, turn: &Turn) -> Vec<String> {
         let keys = &plans[turn.env];
         let last = match &turn.shared {
@@ -370,13 +370,13 @@ mod tests {
             for (end, which) in ends {
                 while running.len() < parallel && let Some(turn) = turns.take() {
                     prop_assert!(!over.contains_key(&turn.env));
-                    // Nobody builds what another one builds.
+                    // No env builds what another one is building.
                     let new = builds(&plans, &there, &turn);
                     for other in &running {
                         prop_assert!(other.env != turn.env);
                         prop_assert!(builds(&plans, &there, other).iter().all(|step| !new.contains(step)));
                     }
-                    // What it builds for others is theirs; what it builds alone is nobody else's.
+                    // Only the part that it builds for others belongs to them.
                     for (env, keys) in plans.iter().enumerate().filter(|(env, _)| !over.contains_key(env)) {
                         let shares = turn.shared.as_ref().map_or(env == turn.env, |shared| shared.envs.contains(&env));
                         for step in &new {

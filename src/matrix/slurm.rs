@@ -1,18 +1,19 @@
-//! Owns the script that submits envs to Slurm: a job for what they have in common, an array with a task for each env, and a job with a GPU
-//! for each env that has steps for one. Pure.
+//! Owns the script that submits envs to Slurm: a job for their common steps, an array with a task for each env, and a
+//! job with a GPU for each env that has steps for one. Pure.
 
 use super::pipeline::{Pipeline, block_end, quote, words};
 
-/// What `sbatch` is told beyond what the plan says.
+/// Settings for `sbatch` beyond the plan.
 #[derive(Clone, Debug, Default)]
 pub struct Site {
-    /// The resource that jobs with a GPU ask for; `{target}` in it is the env's target.
+    /// The resource that jobs with a GPU request; `{target}` in it is the env's target.
     pub gres: Option<String>,
     /// Options of every `sbatch`: a partition, an account.
     pub options: Vec<String>,
 }
 
-/// Writes the script. It prints a line for each job, its name and its id, and if one is refused it takes the others back.
+/// Writes the script. It prints a line for each job, its name and its id, and if one is refused it cancels the
+/// others.
 pub fn script(pipeline: &Pipeline, site: &Site) -> String {
     let mut text = vec![
         "#!/bin/sh\n".to_owned(),

@@ -1,4 +1,4 @@
-//! Owns reading names out of the store's files: each becomes part of a path, so none may lead out of its directory.
+//! Owns reading names from the store's files: each becomes part of a path, so none may lead out of its directory.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
@@ -6,13 +6,13 @@ use std::path::{Component, Path, PathBuf};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 
-/// The longest name of a file that all file systems take.
+/// Maximum length of a file name on all file systems.
 const LONGEST: usize = 255;
 
 /// Why a file with such a name is not used.
 pub(crate) const LEADS_OUT: &str = "a name in it is empty or leads out of its directory";
 
-/// Returns whether a text can be the name of something below a directory: one component, of letters, digits and `. _ - +`.
+/// Returns whether a text can be the name of an entry in a directory: one component of letters, digits and `. _ - +`.
 pub(crate) fn is_name(text: &str) -> bool {
     let fine = |byte: u8| byte.is_ascii_alphanumeric() || b"._-+".contains(&byte);
     !text.is_empty()
@@ -28,7 +28,7 @@ fn is_below(path: &Path) -> bool {
     path.components().next().is_some() && parts.all(|part| matches!(part, Component::Normal(_)))
 }
 
-/// What holds names.
+/// A value that contains names.
 pub(crate) trait Names {
     fn all(&self, test: fn(&str) -> bool) -> bool;
 }
@@ -57,7 +57,6 @@ impl<V: Names> Names for BTreeMap<String, V> {
     }
 }
 
-/// Reads names.
 pub(crate) fn names<'de, D: Deserializer<'de>, T: Deserialize<'de> + Names>(
     from: D,
 ) -> Result<T, D::Error> {
@@ -76,7 +75,6 @@ pub(crate) fn below<'de, D: Deserializer<'de>, T: Deserialize<'de> + Names>(
     read(from, |text| is_below(Path::new(text)))
 }
 
-/// Reads a path below a directory.
 pub(crate) fn path_below<'de, D: Deserializer<'de>>(from: D) -> Result<PathBuf, D::Error> {
     let path = PathBuf::deserialize(from)?;
     match is_below(&path) {

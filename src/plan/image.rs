@@ -1,4 +1,4 @@
-//! Owns what is known of a built image, `image.json`: plain data.
+//! Owns the description of a built image, `image.json`: plain data.
 
 use std::collections::BTreeMap;
 
@@ -11,29 +11,25 @@ use crate::image::Package;
 /// A built image, `image.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Image {
-    /// Names its directory: recipe, what it resolved to, packages and content.
+    /// Names its directory: recipe, resolved inputs, packages and content.
     #[serde(deserialize_with = "checked::names")]
     pub key: String,
     /// Recipe's name when it was built.
     pub name: String,
-    /// Digest of the recipe.
     #[serde(deserialize_with = "checked::names")]
     pub recipe: String,
     /// Digest of the manifest that the recipe resolved to, for a container image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resolved: Option<String>,
-    /// The variables that a container image gives commands; nothing for other images, and for what older versions built.
+    /// Environment variables of a container image; `None` for other images, and those of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub env: Option<BTreeMap<String, String>>,
-    /// Digest of the tree.
     pub digest: String,
-    /// When it was built.
     pub built: Timestamp,
-    /// Latest modification time in the tree, in seconds since 1970; given again, the same tree comes out.
+    /// Latest modification time in the tree, in seconds since 1970; building with it again gives the same tree.
     pub source_date: i64,
     /// Distribution, as its os-release names it.
     pub distribution: String,
-    /// Packages with versions.
     pub packages: Vec<Package>,
     /// Apparent size of its files, in bytes.
     pub bytes: u64,

@@ -1,5 +1,5 @@
-//! Owns the decision how much of the machine an env's steps use at once, and what they will need: a pure function of the
-//! profile, the machine, and what steps cost before. Each number comes with its reason.
+//! Owns deciding how much of the machine an env's steps use at once, and forecasting their needs: a pure function of
+//! the profile, the machine, and the steps' earlier costs. Each number comes with its reason.
 
 use std::collections::BTreeMap;
 
@@ -9,41 +9,36 @@ use crate::plan::resolve::Facts;
 use crate::profile::{MemoryMax, Resources};
 use crate::ui::size;
 
-/// What decides.
+/// The inputs of the decision.
 #[derive(Clone, Copy, Debug)]
 pub struct Given<'a> {
     /// The profile's needs and limits.
     pub resources: &'a Resources,
-    /// Processors.
     pub cores: u32,
     /// The machine's memory, in bytes.
     pub memory: u64,
-    /// Most jobs on this machine, as configured.
+    /// Configured maximum of jobs on this machine.
     pub configured: Option<u32>,
-    /// Most jobs of this env, as asked for on the command line.
+    /// Maximum of jobs for this env, from the command line.
     pub asked: Option<u32>,
-    /// What the env's steps cost before.
+    /// Earlier costs of the env's steps.
     pub past: &'a [Past],
 }
 
-/// One run of a step: a row of an env's `metrics.jsonl`, as far as it matters here.
+/// One run of a step: the relevant part of a row of an env's `metrics.jsonl`.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct Past {
-    /// When it ended.
     pub time: jiff::Timestamp,
-    /// The step.
     pub step: String,
-    /// Its key.
     pub key: String,
     /// `done` or `failed`.
     pub outcome: String,
-    /// The jobs it had.
+    /// The number of jobs it had.
     pub jobs: u32,
-    /// What it took.
     pub cost: Spent,
 }
 
-/// What a step took.
+/// The cost of a step.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct Spent {
     /// Wall clock, in milliseconds.
@@ -51,20 +46,20 @@ pub struct Spent {
     /// Growth on disk, in bytes.
     #[serde(default)]
     pub disk_delta: i64,
-    /// Most disk in use over what was in use at its start, in bytes.
+    /// Peak of disk usage above the level at its start, in bytes.
     #[serde(default)]
     pub disk_peak: u64,
     /// Of its container.
     pub usage: Used,
 }
 
-/// What a step's container used.
+/// Resource usage of a step's container.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct Used {
     /// Processor time, in microseconds.
     #[serde(default)]
     pub cpu_us: u64,
-    /// Most memory that was no cache, in bytes.
+    /// Peak of memory without page cache, in bytes.
     #[serde(default)]
     pub memory_held: Option<u64>,
     /// Processes killed because memory ran out.
@@ -72,19 +67,18 @@ pub struct Used {
     pub oom_kills: u64,
 }
 
-/// A number and why it is that.
+/// A number and its reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Figure<T = u32> {
-    /// The number.
     pub value: T,
     /// Why, as the rest of "because".
     pub why: String,
 }
 
-/// What an env may use.
+/// The resources that an env may use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Sizing {
-    /// Jobs at once on this machine, in all envs together.
+    /// Job slots of this machine for all envs together.
     pub budget: Figure,
     /// Jobs at once in this env.
     pub jobs: Figure,
@@ -92,14 +86,14 @@ pub struct Sizing {
     pub link_jobs: Figure,
     /// Processes of TensileLite at once.
     pub tensile_jobs: Figure,
-    /// Limit of the env's memory, in bytes.
+    /// Memory limit of the env, in bytes.
     pub memory_max: Option<Figure<u64>>,
     #[serde(skip)]
     memory: u64,
 }
 
 impl Sizing {
-    /// Returns the facts for a step that may use `jobs` at once: all of them, or fewer where it ran out of memory.
+    /// Returns the facts for a step that may use `jobs` at once: all of them, or fewer after it ran out of memory.
     pub fn facts(&self, jobs: u32) -> Facts {
         Facts {
             jobs,
@@ -183,10 +177,7 @@ fn jobs(given: &Given<'_>, budget: &Figure, memory: u64) -> Figure {
             && held > 0
         {
             let per = held / u64::from(run.jobs.max(1));
-            let why = format!(
-                "step `{step}` held {} a job the last time",
-                size::bytes(per)
-            );
+            let why = format!("step `{step}` used {} a job last time", size::bytes(per));
             jobs = least(&jobs, fitting(memory, per.max(1)), why);
         }
     }
@@ -206,27 +197,25 @@ fn least(so_far: &Figure, value: u32, why: String) -> Figure {
     }
 }
 
-/// Returns the last run of each step, by name.
 fn last_runs(past: &[Past]) -> BTreeMap<&str, &Past> {
     past.iter().map(|run| (run.step.as_str(), run)).collect()
 }
 
-/// What a step will probably take.
+/// The expected cost of a step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Forecast {
-    /// The step.
     pub step: String,
     /// Wall clock, in milliseconds.
     pub wall_ms: u64,
-    /// Most memory, in bytes, where it is known.
+    /// Peak of memory, in bytes, if known.
     pub memory: Option<u64>,
-    /// Disk at its peak, in bytes.
+    /// Peak of disk usage, in bytes.
     pub disk: u64,
-    /// Whether exactly this step ran before, and not just one of its name.
+    /// Whether exactly this step ran before, and not only one of its name.
     pub exact: bool,
 }
 
-/// Foretells what `steps` (name and key) will take with `jobs` at once, from the last time that each succeeded.
+/// Forecasts the cost of `steps` (name and key) with `jobs` at once, from the last success of each.
 pub fn forecast<'a>(
     steps: impl Iterator<Item = (&'a str, &'a str)>,
     past: &[Past],
@@ -242,7 +231,7 @@ pub fn forecast<'a>(
             let same = find(&|run| run.key == key);
             let run = same.or_else(|| find(&|run| run.step == step))?;
             let cost = &run.cost;
-            // What the processors did is spread over other jobs now, the rest takes as long as it did.
+            // Processor time is divided by the new number of jobs, the rest takes as long as it did.
             let spread = |jobs: u32| cost.usage.cpu_us / 1000 / u64::from(jobs.max(1));
             let rest = cost.wall_ms.saturating_sub(spread(run.jobs));
             Some(Forecast {
@@ -356,7 +345,7 @@ mod tests {
         let sizing = sized(&none, None, &[killed, done]);
         assert_eq!(
             (sizing.jobs.value, sizing.jobs.why.as_str()),
-            (10, "step `math` held 6.0 GiB a job the last time")
+            (10, "step `math` used 6.0 GiB a job last time")
         );
     }
 

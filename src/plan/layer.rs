@@ -1,4 +1,4 @@
-//! Owns what is known of a layer, `layer.json`: plain data.
+//! Owns the description of a layer, `layer.json`: plain data.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use super::ids::{LayerId, StepKey};
 use crate::plan::pins::Pins;
 use crate::rocm::therock::Prints;
 
-/// What a layer remembers of a build volume.
+/// A layer's state of a build volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum VolumeState {
@@ -20,7 +20,7 @@ pub enum VolumeState {
     Frozen,
     /// The volume was empty.
     Empty,
-    /// Not frozen: the content is in this live volume, if it is still there.
+    /// Not frozen: the content is in this live volume, if it still exists.
     Live(String),
 }
 
@@ -29,7 +29,7 @@ pub enum VolumeState {
 pub struct Layer {
     /// Its directory's name.
     pub id: LayerId,
-    /// Step key, for a step's.
+    /// The step's key, if a step made it.
     #[serde(default)]
     pub key: Option<StepKey>,
     /// The layer below; `None` is the image.
@@ -41,39 +41,38 @@ pub struct Layer {
     /// The image at the bottom.
     #[serde(deserialize_with = "checked::names")]
     pub image_key: String,
-    /// The live tree it was, which tells a finished publication from one that never happened.
+    /// The live tree it was: shows whether an interrupted publication was finished.
     #[serde(deserialize_with = "checked::name_if_any")]
     pub tree: String,
     /// The step or snapshot, for people.
     pub title: String,
     /// When it was frozen.
     pub created: Timestamp,
-    /// The boot during which it was frozen: until it is on disk, it counts only while that boot lasts.
+    /// The boot during which it was frozen: until it is on disk, it is valid only during that boot.
     pub boot: String,
-    /// Build volumes by name.
     #[serde(deserialize_with = "checked::names")]
     pub volumes: BTreeMap<String, VolumeState>,
-    /// How they began; [`Layer::history`] says what it means where it is not written down.
+    /// How they began; [`Layer::history`] interprets a missing value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub history: Option<History>,
-    /// The image, where a service has the tree.
+    /// The image, if a service has the tree.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept: Option<Kept>,
-    /// What it took to make it, for a step's.
+    /// The cost of making it, for a step's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost: Option<Cost>,
     /// The fingerprints that its step found.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prints: Option<Prints>,
-    /// What its step says that it fetched by itself.
+    /// Files that its step reports to have fetched.
     #[serde(default, skip_serializing_if = "Pins::is_empty")]
     pub pins: Pins,
 }
 
-/// What it took to make a layer, which `gc` weighs.
+/// The cost of making a layer, for `gc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cost {
-    /// Bytes on disk that the layer holds and what it stands on does not; where a service has the tree, those there alone.
+    /// Bytes on disk beyond the parent's; if a service has the tree, only those there.
     pub bytes: u64,
     /// Wall clock of its step, in milliseconds.
     pub wall_ms: u64,
@@ -84,7 +83,6 @@ pub struct Cost {
 pub struct Kept {
     /// The service's socket.
     pub socket: PathBuf,
-    /// The image's id.
     pub image: String,
 }
 
@@ -92,20 +90,20 @@ pub struct Kept {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum History {
-    /// Each step up to it began with the build volumes that the step before left, or with empty ones.
+    /// Each step up to it began with the build volumes of the step before, or with empty ones.
     Clean,
-    /// A step began with what another build, or a command of `exec`, had left in them.
+    /// A step began with files that another build, or a command of `exec`, had left in them.
     Incremental {
-        /// The layer on which that build stood, where it had one.
+        /// The layer that the other build was based on, if any.
         #[serde(default)]
         on: Option<LayerId>,
     },
 }
 
-/// Where the content of an env's live build volumes comes from.
+/// Origin of the content of an env's live build volumes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct VolumesFrom {
-    /// The layer that has the same, but for what an unfinished step added; `None`: they began empty.
+    /// The layer with the same content, except for what an unfinished step added; `None`: they began empty.
     #[serde(default)]
     pub layer: Option<LayerId>,
     /// How they began.

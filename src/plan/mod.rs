@@ -1,4 +1,4 @@
-//! Owns the decision what `up` does: a pure function of the wanted steps and what was observed.
+//! Owns deciding what `up` does: a pure function of the wanted steps and the observed state.
 
 pub(crate) mod checked;
 pub mod gc;
@@ -20,10 +20,9 @@ use serde::Serialize;
 
 use ids::{LayerId, StepKey};
 
-/// A step of the spec, as far as planning needs it.
+/// The part of a step that planning needs.
 #[derive(Clone, Debug)]
 pub struct Wanted {
-    /// Name in the profile.
     pub name: String,
     /// Its key; a step that is skipped is in nobody's key, and has none.
     pub key: Option<StepKey>,
@@ -38,68 +37,67 @@ pub struct Wanted {
 /// A layer found for a step's key.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// Its id.
     pub layer: LayerId,
-    /// Why this env cannot use it, where it cannot.
+    /// Why this env cannot use it, if so.
     pub unusable: Option<String>,
-    /// It is not what a clean build makes, and so does not count: a registry may have one that does.
+    /// It differs from a clean build, so it does not count: a registry may have a clean one.
     pub refused: bool,
-    /// It holds the build volumes, though the store does not freeze them itself.
+    /// It contains the build volumes, although this store does not freeze them.
     pub holds_volumes: bool,
-    /// Keys of the steps up to it whose results are not in this env's output volumes, or are there as an earlier build of this env
-    /// left them.
+    /// Keys of the steps up to it whose results this env's output volumes lack, or have from an earlier build of this
+    /// env.
     pub brings: BTreeSet<StepKey>,
 }
 
-/// What there is.
+/// The observed state.
 #[derive(Clone, Debug, Default)]
 pub struct Observed {
     /// Whether the env has a record.
     pub exists: bool,
-    /// Layers the env's head stands on, topmost first; empty on the bare image.
+    /// The env's layers, topmost first; empty on the bare image.
     pub head: Vec<LayerId>,
-    /// Those of them that steps made which are not in the profile any more, or are other ones there.
+    /// Those of steps that the profile has no more, or has changed.
     pub outlived: Vec<LayerId>,
     /// Layers by step key.
     pub layers: BTreeMap<StepKey, Found>,
     /// What changed in steps since the last `up`, by their key.
     pub changed: BTreeMap<StepKey, String>,
-    /// Keys of steps whose snapshots a service has although the store forgot them; those among `layers` can be used.
+    /// Keys of orphaned snapshots at a service; those among `layers` can be used.
     pub forgotten: BTreeSet<StepKey>,
     /// The last step's key for which a registry has a layer, and the registry.
     pub remote: Option<(StepKey, String)>,
-    /// Key of the step that was begun last and did not end well.
+    /// Key of the step begun last that did not end well.
     pub attempt: Option<StepKey>,
-    /// Whether the live tree holds changes since its snapshot.
+    /// Whether the live tree has changes since its snapshot.
     pub touched: bool,
-    /// Whether the env has build volumes with something in them.
+    /// Whether any build volume of the env has content.
     pub has_volumes: bool,
     /// Whether the store freezes build volumes.
     pub freezes_volumes: bool,
 }
 
-/// What the user asked for beyond the profile.
+/// Options of the command line.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Last step to run.
     pub until: Option<String>,
-    /// Step to run again, with all after it.
+    /// Step to run again, with all later ones.
     pub rerun: Option<String>,
-    /// Start each step from its parent's state, volumes included.
+    /// Start each step from its parent's state, including volumes.
     pub clean: bool,
 }
 
-/// What happens to one step.
+/// What happens to a step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Action {
-    /// Its layer is there.
+    /// Its layer exists.
     Hit,
     /// Its layer comes from a registry.
     Pull,
     /// It runs.
     Run,
-    /// It is not run, and not passed.
+    /// It is skipped, so it has neither passed nor failed.
     Skip,
     /// It comes after `--until`.
     Later,
@@ -108,21 +106,19 @@ pub enum Action {
 /// One step of the plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Planned {
-    /// Name.
     pub name: String,
     /// Key, where it has one.
     #[serde(serialize_with = "ids::or_empty::serialize")]
     pub key: Option<StepKey>,
-    /// What happens.
     pub action: Action,
-    /// Why, in a few words.
+    /// The reason, in a few words.
     pub why: String,
-    /// It runs whether or not its snapshot is there, so that another env's is of no use.
+    /// It runs even if its snapshot exists, so another env's must not be used.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub again: bool,
 }
 
-/// Where the build volumes come from when the first step runs.
+/// Origin of the build volumes when the first step runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Volumes {
@@ -134,27 +130,24 @@ pub enum Volumes {
     Fresh,
 }
 
-/// What `up` does.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Plan {
-    /// The steps in order.
     pub steps: Vec<Planned>,
-    /// Layer on which the env stands when the first step runs, or in the end; `None` is the image.
+    /// The env's layer when the first step runs, or at the end; `None` is the image.
     pub start: Option<LayerId>,
     /// Whether the env must first be moved to `start`.
     pub moves: bool,
     /// What happens to the build volumes.
     pub volumes: Volumes,
-    /// Whether changes in the live tree are kept as a snapshot first.
+    /// Whether changes in the live tree are first kept as a snapshot.
     pub keep_changes: bool,
-    /// Steps whose snapshots are there, and whose results are to be put into the env's output.
+    /// Steps with a snapshot whose results are restored to the env's output.
     pub brings: Vec<String>,
-    /// What the user should know.
+    /// Notes for the user.
     pub notes: Vec<String>,
 }
 
 impl Plan {
-    /// Returns whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
         let work = [Action::Run, Action::Pull];
         !self.moves
@@ -162,7 +155,6 @@ impl Plan {
             && !self.steps.iter().any(|step| work.contains(&step.action))
     }
 
-    /// Returns how many steps run.
     pub fn runs(&self) -> usize {
         self.steps
             .iter()
@@ -171,7 +163,7 @@ impl Plan {
     }
 }
 
-/// Decides what to do. `options` name steps that exist.
+/// Decides what to do. `options` name existing steps.
 pub fn plan(wanted: &[Wanted], observed: &Observed, options: &Options) -> Plan {
     let mut notes = Vec::new();
     let last = options
@@ -183,10 +175,10 @@ pub fn plan(wanted: &[Wanted], observed: &Observed, options: &Options) -> Plan {
         .rerun
         .as_ref()
         .and_then(|name| wanted.iter().position(|step| step.name == *name));
-    // Live volumes that cannot be restored can only be clean when they are made again from the first step on.
+    // Live volumes that cannot be restored can only be clean by starting from the first step.
     let afresh = options.clean && !observed.freezes_volumes && observed.has_volumes;
 
-    // A layer holds everything below it: the last usable one decides, gaps before it do not matter.
+    // A layer includes everything below it: the last usable one decides, and gaps before it do not matter.
     let found = |index: usize| observed.layers.get(wanted[index].key.as_ref()?);
     let usable = |index: usize| {
         let found = found(index)?;
@@ -195,7 +187,7 @@ pub fn plan(wanted: &[Wanted], observed: &Observed, options: &Options) -> Plan {
     };
     let reached =
         || (0..wanted.len()).filter(|&index| index <= last && wanted[index].skip.is_none());
-    // Later layers say nothing of a step that is in no key of theirs: it runs, and they are made again on it.
+    // Later layers prove nothing about a step that is not in their keys: it runs, and they are made again on it.
     let first_lacking =
         reached().find(|&index| wanted[index].uncached_downstream && usable(index).is_none());
     let base = reached()
@@ -284,15 +276,15 @@ pub fn plan(wanted: &[Wanted], observed: &Observed, options: &Options) -> Plan {
         None => observed.exists && observed.head.is_empty(),
     };
     let (moves, volumes) = match first_run {
-        // Everything is there: an env that went on from its last step (by `exec` or a snapshot) stays where it is,
-        // unless it did so by a step that is not wanted any more, or one was at its volumes.
+        // Everything exists. An env that continued from its last step (by `exec` or a snapshot) stays, unless it
+        // stands on a step that is no longer wanted, or a step was begun on its volumes.
         None => {
             let dirty = observed.attempt.is_some() && restores;
             let mut above = observed
                 .head
                 .iter()
                 .take_while(|id| Some(*id) != start.as_ref());
-            // Before the end, what comes after it may be wanted.
+            // With `--until`, later layers may still be wanted.
             let outlived =
                 options.until.is_none() && above.any(|id| observed.outlived.contains(id));
             let stays = on_start && !dirty && !outlived;
@@ -319,7 +311,7 @@ pub fn plan(wanted: &[Wanted], observed: &Observed, options: &Options) -> Plan {
             } else {
                 Volumes::Fresh
             };
-            // It starts from its parent's snapshot, not from what was changed by hand since.
+            // It starts from its parent's snapshot, not from manual changes since.
             let as_it_is = at_start && !observed.touched && volumes == Volumes::Live;
             (!as_it_is || !observed.exists, volumes)
         }
@@ -329,7 +321,7 @@ pub fn plan(wanted: &[Wanted], observed: &Observed, options: &Options) -> Plan {
     } else {
         if observed.has_volumes && first_run.is_some() {
             notes.push(
-                "this store cannot restore build volumes (overlay): the step goes on with them as they are; \
+                "this store cannot restore build volumes (overlay): the step continues with the current ones; \
                  `--clean` empties them and runs every step again"
                     .to_owned(),
             );

@@ -1,11 +1,11 @@
-//! Owns `.ninja_log`, formats 5 to 7: how long each command of a build took. Pure.
+//! Owns parsing `.ninja_log`, formats 5 to 7: the time of each command of a build. Pure.
 
 use std::collections::BTreeMap;
 
-/// A log whose first line is longer is none.
+/// The beginning of every log.
 const HEADER: &str = "# ninja log v";
 
-/// A command that a ninja ran, and what it made first.
+/// A command that ninja ran, by its first output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Command {
     /// Its first output, relative to the build's directory.
@@ -14,17 +14,17 @@ pub struct Command {
     pub took_ms: u64,
 }
 
-/// Reads a log; `None` where this is none, or of a format that is not known.
+/// Parses a log; `None` if it is not one, or of an unknown format.
 ///
-/// A command that ran several times counts once, as it was the last time; one with several outputs, which has a line for each,
-/// counts once too.
+/// A command that ran several times counts once, with its last time. A command with several outputs, which has a line
+/// for each, counts once too.
 pub fn parse(text: &str) -> Option<Vec<Command>> {
     let (first, rest) = text.split_once('\n')?;
     let version: u32 = first.strip_prefix(HEADER)?.trim().parse().ok()?;
     if !(5..=7).contains(&version) {
         return None;
     }
-    // What an output says last is true; its line, which makes the order.
+    // The last line of an output is valid; its line number determines the order.
     let mut last: BTreeMap<&str, (usize, u64, u64, &str)> = BTreeMap::new();
     for (at, line) in rest.lines().enumerate() {
         let mut fields = line.split('\t');
@@ -53,7 +53,7 @@ pub fn parse(text: &str) -> Option<Vec<Command>> {
     Some(commands.into_iter().map(command).collect())
 }
 
-/// Returns whether an output is only a mark that something else was done: a whole sub-project, built by a ninja of its own.
+/// Returns whether an output is only a stamp of other work: a whole sub-project, built by its own ninja.
 pub fn is_stamp(output: &str) -> bool {
     output.ends_with(".stamp") || output.contains("/stamp/")
 }

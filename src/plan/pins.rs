@@ -1,4 +1,5 @@
-//! Owns what a step says that it fetched by itself: names, versions and digests, one a line. A lock file has it, and hands it back.
+//! Owns the pins of a step: names, versions and digests of files that it fetched, as the step reports them, one a
+//! line. A lock file keeps them and provides them to the step again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::PermissionsExt as _;
@@ -8,22 +9,22 @@ use fs_err as fs;
 
 use crate::sys::error::{Error, Result};
 
-/// Directory inside: a step reads `locked`, which is there if a lock file has something for it, and writes `installed`.
+/// Directory inside: a step reads `locked`, which exists if a lock file has pins for it, and writes `installed`.
 pub const INSIDE: &str = "/run/rockenv/pins";
-/// Its name in an env's `run` directory.
+/// The directory's name in an env's `run` directory.
 pub const NAME: &str = "pins";
 const LOCKED: &str = "locked";
 const INSTALLED: &str = "installed";
-/// The longest file that is read, in bytes.
+/// Maximum size of a report, in bytes.
 const MAX: u64 = 1 << 20;
 
 /// Version and `sha256:DIGEST` by name.
 pub type Pins = BTreeMap<String, String>;
 
-/// Makes the directory for one run of a step, with what is locked in it.
+/// Makes the directory for one run of a step, with the locked pins.
 pub fn offer(directory: &Path, locked: Option<&Pins>) -> Result<()> {
     fs::create_dir_all(directory)?;
-    // Who the step runs as is not always somebody that exists outside.
+    // The step's user may not exist outside.
     fs::set_permissions(directory, std::fs::Permissions::from_mode(0o777))?;
     if let Some(locked) = locked {
         let lines = locked.iter().map(|(name, is)| format!("{name} {is}\n"));
@@ -32,7 +33,7 @@ pub fn offer(directory: &Path, locked: Option<&Pins>) -> Result<()> {
     Ok(())
 }
 
-/// Reads what a step wrote; nothing where it wrote nothing.
+/// Reads a step's report; empty if there is none.
 pub fn read(directory: &Path, step: &str) -> Result<Pins> {
     let path = directory.join(INSTALLED);
     let found = match fs::symlink_metadata(&path) {
@@ -40,12 +41,12 @@ pub fn read(directory: &Path, step: &str) -> Result<Pins> {
         other => other?,
     };
     let bad = |what: &str| {
-        let message = format!("what step `{step}` wrote to `{INSIDE}/{INSTALLED}` {what}");
-        Error::invalid(message).help("a line of it is `NAME VERSION sha256:DIGEST`")
+        let message = format!("the report of step `{step}`, `{INSIDE}/{INSTALLED}`, {what}");
+        Error::invalid(message).help("each line must be `NAME VERSION sha256:DIGEST`")
     };
     // A link could lead anywhere on the host.
     if !found.is_file() || found.len() > MAX {
-        return Err(bad("is no file, or too long"));
+        return Err(bad("is not a regular file, or too long"));
     }
     let text = fs::read_to_string(&path)?;
     let lines = text.lines().map(|line| {
@@ -65,7 +66,7 @@ fn is_digest(text: &str) -> bool {
     digest.is_some_and(|hex| hex.len() == 64 && hex.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
-/// Says how what a step fetched differs from what is locked.
+/// Describes how fetched files differ from the locked pins.
 pub fn differences(step: &str, locked: &Pins, found: &Pins) -> Vec<String> {
     let names: BTreeSet<&String> = locked.keys().chain(found.keys()).collect();
     let differs = |name: &String| {
@@ -74,11 +75,11 @@ pub fn differences(step: &str, locked: &Pins, found: &Pins) -> Vec<String> {
         match (was, is) {
             (Some(was), Some(is)) if was == is => None,
             (Some(was), Some(is)) if version(was) == version(is) => Some(format!(
-                "`{name}` {} of step `{step}` has another content than the locked one",
+                "`{name}` {} of step `{step}` differs from the locked content",
                 version(is)
             )),
             (was, is) => Some(format!(
-                "`{name}` of step `{step}` is {} in it, and {} was installed",
+                "`{name}` of step `{step}` is {} in the lock file, but {} was installed",
                 was.map_or_else(|| "not".to_owned(), version),
                 is.map_or_else(|| "nothing".to_owned(), version)
             )),
@@ -128,7 +129,7 @@ mod tests {
         fs::remove_file(&file).unwrap();
         fs_err::os::unix::fs::symlink("/etc/hostname", &file).unwrap();
         let error = read(directory.path(), "tools").unwrap_err();
-        assert!(error.message().contains("is no file"), "{error}");
+        assert!(error.message().contains("is not a regular file"), "{error}");
     }
 
     #[test]
@@ -147,10 +148,10 @@ mod tests {
         assert_eq!(
             differences("tools", &locked, &found),
             [
-                "`lit` of step `tools` is 18.1 in it, and 18.2 was installed",
-                "`mako` of step `tools` is not in it, and 1 was installed",
-                "`meson` 1.7 of step `tools` has another content than the locked one",
-                "`six` of step `tools` is 1 in it, and nothing was installed",
+                "`lit` of step `tools` is 18.1 in the lock file, but 18.2 was installed",
+                "`mako` of step `tools` is not in the lock file, but 1 was installed",
+                "`meson` 1.7 of step `tools` differs from the locked content",
+                "`six` of step `tools` is 1 in the lock file, but nothing was installed",
             ]
         );
     }

@@ -1,5 +1,5 @@
-//! Owns what the store remembers of an env: `envs/<name>/record.json`, written last and by rename, so that it
-//! is the one place that decides which trees, volumes and layers are alive.
+//! Owns the store's record of an env: `envs/<name>/record.json`, written last and by rename, so that it alone decides
+//! which trees, volumes and layers are alive.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,17 +15,17 @@ use crate::plan::layer::VolumesFrom;
 /// Version of the record's format; a newer one is refused.
 pub const VERSION: u32 = 1;
 
-/// What is known of an env.
+/// The record of an env.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Record {
     /// Format version.
     pub version: u32,
-    /// Random, never used again: names the env's volumes.
+    /// Random and never reused: names the env's volumes.
     #[serde(deserialize_with = "checked::names")]
     pub id: String,
     /// When it was made.
     pub created: Timestamp,
-    /// When a command last changed it, other than to clean up.
+    /// When a command last changed it, except to clean up.
     pub used: Timestamp,
     /// Profile it came from.
     pub profile: String,
@@ -33,7 +33,7 @@ pub struct Record {
     pub targets: Vec<String>,
     /// Image recipe's name.
     pub image: String,
-    /// Key of the image it stands on.
+    /// Key of its image.
     #[serde(deserialize_with = "checked::names")]
     pub image_key: String,
     /// Engine it was made with.
@@ -41,31 +41,31 @@ pub struct Record {
     /// Socket of the service that has its trees; none with systemd-nspawn.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<PathBuf>,
-    /// What it is now.
+    /// Its current state.
     pub head: Head,
     /// Frozen states, oldest first.
     pub snapshots: Vec<Snapshot>,
-    /// What the last `up` knew of each step, in order.
+    /// The steps of the last `up`, in order.
     pub steps: Vec<StepRecord>,
     /// The tree of a failed step, kept for inspection.
     pub failed: Option<Failed>,
-    /// Whether `up` came to its end.
+    /// Whether `up` reached its end.
     pub complete: bool,
 }
 
-/// The env's present state.
+/// The env's current state.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Head {
-    /// Layer it stands on; `None` is the bare image.
+    /// Its layer; `None` is the bare image.
     #[serde(default)]
     pub layer: Option<LayerId>,
-    /// Live tree, made when something first writes.
+    /// Live tree, made on the first write.
     #[serde(default, deserialize_with = "checked::names")]
     pub tree: Option<String>,
     /// Live volumes of kind `build`: name to directory in `volumes/`.
     #[serde(deserialize_with = "checked::names")]
     pub volumes: BTreeMap<String, String>,
-    /// Where their content comes from; [`Head::volumes_from`] says what it means where it is not written down.
+    /// Origin of their content; [`Head::volumes_from`] interprets a missing value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volumes_from: Option<VolumesFrom>,
 }
@@ -76,7 +76,7 @@ pub struct Head {
 pub enum Origin {
     /// A step ended.
     Step,
-    /// Somebody asked for it.
+    /// A user created it.
     User,
     /// rockenv kept changes that a command would have dropped.
     Auto,
@@ -89,12 +89,12 @@ pub struct Snapshot {
     pub name: String,
     /// Directory in `layers/`.
     pub layer: LayerId,
-    /// Step key, for a step's.
+    /// The step's key, if a step made it.
     #[serde(default)]
     pub key: Option<StepKey>,
     /// Why it exists.
     pub origin: Origin,
-    /// Its step ran although a layer of its key was there: the user asked for that.
+    /// Its step ran although its key had a layer, at the user's request.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub again: bool,
     /// When it was taken.
@@ -107,17 +107,17 @@ pub struct Snapshot {
 pub enum Outcome {
     /// It ran and succeeded.
     Done,
-    /// Its layer was there already.
+    /// Its layer existed already.
     Hit,
     /// It failed.
     Failed,
-    /// It was not run, and not passed.
+    /// It was skipped, so it has neither passed nor failed.
     Skipped,
     /// It was stopped or never reached.
     Pending,
 }
 
-/// What the last `up` knew of a step.
+/// A step of the last `up`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct StepRecord {
     /// Name in the profile.
@@ -128,30 +128,30 @@ pub struct StepRecord {
     pub key: Option<StepKey>,
     /// How it ended.
     pub outcome: Outcome,
-    /// Why, in a sentence, where that needs saying.
+    /// Why, in a sentence, if there is more to say.
     pub reason: Option<String>,
     /// Its log, relative to the env's directory.
     #[serde(default, deserialize_with = "checked::below")]
     pub log: Option<String>,
-    /// What it cost.
+    /// Its cost.
     pub cost: Option<Cost>,
 }
 
-/// What a step cost.
+/// The cost of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Cost {
     /// Wall clock, in milliseconds.
     pub wall_ms: u64,
-    /// What its container used.
+    /// Resource usage of its container.
     pub usage: Usage,
     /// Growth of the tree and of the build volumes it sees, in allocated bytes.
     pub disk_delta: i64,
-    /// Most disk in use over what was in use when it began, in bytes; what others wrote meanwhile counts too.
+    /// Peak of disk usage above the level at its start, in bytes, including what others wrote meanwhile.
     #[serde(default)]
     pub disk_peak: u64,
 }
 
-/// A failed step's remains.
+/// The remains of a failed step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Failed {
     /// The step.
@@ -159,7 +159,7 @@ pub struct Failed {
     /// Its tree.
     #[serde(deserialize_with = "checked::names")]
     pub tree: String,
-    /// The layer that the tree stands on.
+    /// The tree's parent layer.
     #[serde(default)]
     pub parent: Option<LayerId>,
     /// Its log, relative to the env's directory.
@@ -170,7 +170,6 @@ pub struct Failed {
 }
 
 impl Record {
-    /// Returns the snapshot of that name.
     pub fn snapshot(&self, name: &str) -> Option<&Snapshot> {
         self.snapshots.iter().find(|snapshot| snapshot.name == name)
     }
@@ -181,7 +180,7 @@ impl Record {
         newest_first.find(|snapshot| snapshot.key.as_ref() == Some(key))
     }
 
-    /// Returns every layer that the env needs by name; their parents are needed too.
+    /// Returns the layers that the env names; their parents are needed too.
     pub fn layers(&self) -> impl Iterator<Item = &LayerId> {
         let failed = self
             .failed
@@ -203,7 +202,7 @@ impl Record {
             .chain(self.failed.iter().map(|failed| failed.tree.as_str()))
     }
 
-    /// Returns a snapshot name made from `base` that is not taken.
+    /// Returns an unused snapshot name based on `base`.
     pub fn free_name(&self, base: &str) -> String {
         let mut name = base.to_owned();
         let mut number = 2;
@@ -215,16 +214,16 @@ impl Record {
     }
 }
 
-/// What a container used, from its start to its end.
+/// Resource usage of a container, from start to end.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
 )]
 pub struct Usage {
     /// Processor time, in microseconds.
     pub cpu_us: u64,
-    /// Highest memory use in bytes, page cache included; `None` where no control group counts it.
+    /// Peak of memory in bytes, including page cache; `None` if no control group counts it.
     pub memory_peak: Option<u64>,
-    /// Highest memory use without page cache, as samples saw it; `None` where no control group counts it.
+    /// Peak of memory without page cache, over all samples; `None` if no control group counts it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_held: Option<u64>,
     /// Bytes read from block devices.
@@ -236,7 +235,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Returns the figure that is called memory everywhere: the highest use without page cache, or with it where only that is known.
+    /// Returns the figure called memory everywhere: the peak without page cache, or with it if only that is known.
     pub fn memory(&self) -> Option<u64> {
         self.memory_held
             .or(self.memory_peak)

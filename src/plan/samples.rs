@@ -1,8 +1,8 @@
-//! Owns what a step used over time: samples, kept few as they grow many, and the text they are kept as.
+//! Owns samples of a step's resource usage over time, thinned out as they grow, and their text form.
 //!
-//! One line a sample, five numbers: milliseconds since the step began, memory in KiB, processor time so far in milliseconds,
-//! jobs, disk in KiB; `-` for what is not counted here. At most [`MOST`] lines: then every two become one, and samples are
-//! taken half as often, so that a step of a minute and one of a night have files of the same size.
+//! Each line is a sample of five numbers: milliseconds since the step began, memory in KiB, processor time so far in
+//! milliseconds, jobs, disk in KiB; `-` for values that are not counted. At [`MOST`] lines, every two become one, and
+//! sampling continues at half the rate, so that the file of a long step is no larger than that of a short one.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,28 +10,28 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-/// More samples than this are never kept of one step.
+/// Maximum number of samples kept for one step.
 pub const MOST: usize = 1024;
-/// How far samples are apart at first.
+/// Initial interval of samples.
 const PERIOD: Duration = Duration::from_millis(250);
 
-/// What a step used at one moment.
+/// A step's resource usage at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Sample {
     /// Since the step began, in milliseconds.
     pub at_ms: u64,
-    /// Memory in use that is no page cache, in bytes; of several samples made one, the most.
+    /// Memory in use without page cache, in bytes; the maximum of merged samples.
     pub memory: Option<u64>,
     /// Processor time since the step began, in milliseconds.
     pub cpu_ms: Option<u64>,
-    /// Slots of the machine's budget of jobs in use; of several samples made one, the most.
+    /// Job slots in use; the maximum of merged samples.
     pub jobs: Option<u32>,
-    /// Disk in use over what was in use when the step began, in bytes; others' writing counts too.
+    /// Growth of disk usage since the step began, in bytes, including what others write.
     pub disk: i64,
 }
 
 impl Sample {
-    /// Makes one of two that follow each other.
+    /// Merges two consecutive samples.
     fn and(self, next: Self) -> Self {
         Self {
             memory: self.memory.max(next.memory),
@@ -72,7 +72,7 @@ impl FromStr for Sample {
     }
 }
 
-/// The samples of one step while it runs.
+/// The samples of a running step.
 #[derive(Debug)]
 pub struct Series {
     kept: Vec<Sample>,
@@ -89,7 +89,7 @@ impl Default for Series {
 }
 
 impl Series {
-    /// Adds a sample; returns whether those before it were made fewer.
+    /// Adds a sample; returns whether earlier ones were merged.
     pub fn push(&mut self, sample: Sample) -> bool {
         let thinned = self.kept.len() >= MOST;
         if thinned {
@@ -103,7 +103,7 @@ impl Series {
         thinned
     }
 
-    /// Returns how far samples are to be apart from now on.
+    /// Returns the current sampling interval.
     pub fn period(&self) -> Duration {
         self.period
     }
@@ -115,7 +115,7 @@ impl fmt::Display for Series {
     }
 }
 
-/// Reads the samples of a step in the order of time. A line cut short by a crash is left out.
+/// Parses the samples of a step, in the order of time. Skips a line cut short by a crash.
 pub fn parse(text: &str) -> Vec<Sample> {
     let mut found: Vec<Sample> = text.lines().filter_map(|line| line.parse().ok()).collect();
     found.sort_by_key(|sample| sample.at_ms);

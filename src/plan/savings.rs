@@ -1,5 +1,5 @@
-//! Owns what beginning with finished parts saves: a pure function of the profile, what was resolved, and what is known of its
-//! steps. Figures come from this machine, or from somebody who published them; nothing is guessed.
+//! Owns the savings of starting from prebuilt parts: a pure function of the profile, the resolved spec, and known
+//! costs of its steps. Figures come from this machine, or are published ones; nothing is guessed.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,34 +9,33 @@ use serde::Serialize;
 use crate::plan::resolve::Spec;
 use crate::profile::{FROM_SOURCE, Profile, Step};
 
-/// What a step cost, by who says so.
+/// The cost of a step, and its source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Figure {
-    /// The step.
     pub step: String,
     /// How long it takes, in seconds.
     pub seconds: Option<u64>,
     /// Disk that it fills, in bytes.
     pub disk: Option<u64>,
-    /// Who says so.
+    /// Who measured it.
     pub source: String,
 }
 
-/// One way of `--from`, against building everything.
+/// A starting point (`--from`), compared with building everything.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Way {
-    /// What `--from` takes.
+    /// Its name for `--from`.
     pub name: String,
     /// One line for people.
     pub description: String,
-    /// Steps that only the others have.
+    /// Steps that it skips.
     pub leaves_out: Vec<String>,
-    /// What is known of those: not of all of them, and what is fetched in their place is not counted.
+    /// Known figures of those steps, possibly not all. Downloads instead of them are not counted.
     pub figures: Vec<Figure>,
 }
 
 impl Way {
-    /// Returns the known seconds and bytes of the steps left out.
+    /// Returns the known seconds and bytes of the skipped steps.
     pub fn sums(&self) -> (u64, u64) {
         let seconds = self.figures.iter().filter_map(|figure| figure.seconds);
         let disk = self.figures.iter().filter_map(|figure| figure.disk);
@@ -44,7 +43,8 @@ impl Way {
     }
 }
 
-/// Compares every way of a profile with building from source; `recorded` are this machine's figures, by step.
+/// Compares every starting point of a profile with building from source; `recorded` are this machine's figures, by
+/// step.
 pub fn ways(profile: &Profile, spec: &Spec, recorded: &BTreeMap<String, Figure>) -> Vec<Way> {
     let mut ways = Vec::new();
     for (name, choice) in &profile.from {
@@ -64,7 +64,7 @@ pub fn ways(profile: &Profile, spec: &Spec, recorded: &BTreeMap<String, Figure>)
                 .collect(),
         });
     }
-    // What leaves out least comes first: that is how far from the sources it is.
+    // Closest to the sources first.
     ways.sort_by_key(|way| way.leaves_out.len());
     ways
 }
@@ -79,7 +79,7 @@ fn in_variant(step: &Step, variant: Option<&str>) -> bool {
     variants.is_none_or(|names| names.iter().any(|name| Some(name.as_str()) == variant))
 }
 
-/// What happened here says more than what was published of another machine.
+/// This machine's figures are better than published ones.
 fn figure(step: &Step, recorded: &BTreeMap<String, Figure>) -> Option<Figure> {
     let published = step.published.as_ref().map(|published| Figure {
         step: step.name.clone(),

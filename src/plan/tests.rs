@@ -270,7 +270,7 @@ fn a_last_step_that_is_not_wanted_any_more_is_undone() {
         ),
         ("h", Some("l-a"), true)
     );
-    // It is other work now, which is not asked for yet.
+    // The step has changed, and is not requested yet.
     let until = Options {
         until: Some("a".into()),
         ..Options::default()
@@ -288,7 +288,7 @@ fn a_step_starts_from_its_parent_and_not_from_what_was_changed_by_hand() {
     observed.touched = true;
     let next = plan(&steps, &observed, &all);
     assert_eq!((next.moves, next.volumes), (true, Volumes::Restored));
-    // A step that goes on does so with its volumes.
+    // A step that continues does so with its volumes.
     observed.attempt = Some("k-b".into());
     let resumed = plan(&steps, &observed, &all);
     assert_eq!((resumed.moves, resumed.volumes), (true, Volumes::Live));

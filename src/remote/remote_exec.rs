@@ -1,8 +1,9 @@
-//! Owns that a command on another machine ends with its connection: nobody would see how it goes on. Hidden subcommands there.
+//! Owns ending a command on another machine together with its connection, because nobody would see its further
+//! output. Hidden subcommands there.
 //!
-//! sshd tells a command without a terminal nothing. When the connection ends, so does its process, and the pipe that the
-//! command writes its messages to has no reader any more; with connections shared by several (`ControlMaster`) only the latter.
-//! nix has no calls for descriptors of processes, hence rustix.
+//! sshd does not notify a command without a terminal. When the connection ends, so does sshd's process, and the pipe
+//! for the command's messages loses its reader; with shared connections (`ControlMaster`) only the latter happens.
+//! nix has no calls for process descriptors, hence rustix.
 
 use std::os::fd::AsFd as _;
 use std::os::unix::process::CommandExt as _;
@@ -15,8 +16,8 @@ use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::host::Host;
 use crate::sys::trust;
 
-/// `__attend PID TRUSTED ARGUMENT...`: becomes rockenv with these arguments, which gets SIGTERM when the process ends. Where TRUSTED is
-/// not empty, the files that were sent count: they did where they came from.
+/// `__attend PID TRUSTED ARGUMENT...`: becomes rockenv with these arguments, which gets SIGTERM when the process
+/// ends. If TRUSTED is not empty, the sent files apply, because they did on the sending machine.
 pub(crate) fn attend(arguments: &[String]) -> Result<()> {
     let [session, trusted, arguments @ ..] = arguments else {
         return Err(usage());
@@ -38,7 +39,8 @@ pub(crate) fn attend(arguments: &[String]) -> Result<()> {
     Err(command.exec()).context(|| "cannot start rockenv".to_owned())
 }
 
-/// `__watch SESSION PID`: sends SIGTERM to process PID when process SESSION ends, or nobody reads our standard error.
+/// `__watch SESSION PID`: sends SIGTERM to process PID when process SESSION ends, or our standard error has no reader
+/// any more.
 pub(crate) fn watch(arguments: &[String]) -> Result<()> {
     let [session, command] = arguments else {
         return Err(usage());
@@ -58,7 +60,7 @@ pub(crate) fn watch(arguments: &[String]) -> Result<()> {
         let mut fds = [
             PollFd::new(command.as_fd(), PollFlags::POLLIN),
             PollFd::new(session.as_fd(), PollFlags::POLLIN),
-            // Errors are reported unasked.
+            // Errors are always reported.
             PollFd::new(messages.as_fd(), PollFlags::empty()),
         ];
         while let Err(nix::Error::EINTR) = poll(&mut fds, PollTimeout::NONE) {}
@@ -75,6 +77,6 @@ pub(crate) fn watch(arguments: &[String]) -> Result<()> {
 fn usage() -> Error {
     Error::new(
         Kind::Usage,
-        "this subcommand is rockenv's own, on another machine",
+        "this subcommand is for rockenv's own use, on another machine",
     )
 }

@@ -1,4 +1,4 @@
-//! Owns the way to another machine: ssh, as the user has configured it.
+//! Owns the connection to another machine: ssh, with the user's configuration.
 
 use std::fmt;
 use std::io::ErrorKind;
@@ -8,10 +8,10 @@ use std::str::FromStr;
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::shell::quoted;
 
-/// What ssh itself ends with where it could not connect.
+/// ssh's own exit code if it could not connect.
 const SSH_FAILED: i32 = 255;
 
-/// A machine that ssh knows.
+/// A machine that ssh can reach.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Machine {
     /// `HOST` or `USER@HOST`.
@@ -26,7 +26,7 @@ impl FromStr for Machine {
         let rest = text.strip_prefix("ssh://").unwrap_or(text);
         let rest = rest.strip_suffix('/').unwrap_or(rest);
         let (host, port) = match rest.rsplit_once(':') {
-            // An address of version 6 has colons of its own, in brackets.
+            // An IPv6 address has colons of its own, in brackets.
             Some((host, port)) if !port.contains(']') => {
                 let port = port
                     .parse()
@@ -36,7 +36,7 @@ impl FromStr for Machine {
             _ => (rest, None),
         };
         let host = host.replace(['[', ']'], "");
-        // One that begins with `-` would be an option of ssh's.
+        // A leading `-` would make it an option of ssh.
         let bad = |c: char| c.is_whitespace() || c.is_control() || matches!(c, '/' | '\'' | '"');
         if host.is_empty() || host.starts_with('-') || host.contains(bad) {
             return Err("not ssh://[USER@]HOST[:PORT]".to_owned());
@@ -51,7 +51,7 @@ impl fmt::Display for Machine {
     }
 }
 
-/// The way there.
+/// The connection.
 #[derive(Debug)]
 pub(crate) struct Way<'a> {
     pub(crate) machine: &'a Machine,
@@ -60,7 +60,7 @@ pub(crate) struct Way<'a> {
 }
 
 impl Machine {
-    /// Returns what to type for it.
+    /// Returns the machine as it is typed.
     pub(crate) fn url(&self) -> String {
         let (user, host) = match self.host.rsplit_once('@') {
             Some((user, host)) => (format!("{user}@"), host),
@@ -76,12 +76,12 @@ impl Machine {
 }
 
 impl Way<'_> {
-    /// Prepares a shell script to be run there; `words` are its arguments.
+    /// Prepares a shell script to run there; `words` are its arguments.
     pub(crate) fn script(&self, script: &str, words: &[&str]) -> Result<Command> {
         self.script_with(&[], script, words)
     }
 
-    /// The same with more options of ssh's.
+    /// The same with further options for ssh.
     pub(crate) fn script_with(
         &self,
         more: &[&str],
@@ -97,7 +97,7 @@ impl Way<'_> {
         if let Some(port) = self.machine.port {
             command.arg("-p").arg(port.to_string());
         }
-        // Whatever shell the user has there, this is for a plain one.
+        // The user's shell there may be any; this needs a plain one.
         let mut text = format!("exec sh -c {} sh", quoted(script));
         for word in words {
             text.push(' ');
@@ -107,7 +107,6 @@ impl Way<'_> {
         Ok(command)
     }
 
-    /// Starts it.
     pub(crate) fn start(&self, mut command: Command) -> Result<Child> {
         command.spawn().map_err(|error| {
             Error::unavailable(format!("cannot start ssh to {}", self.machine))
@@ -121,7 +120,7 @@ impl Way<'_> {
         matches!(status.code(), Some(SSH_FAILED) | None)
     }
 
-    /// Makes an error of ssh's own end.
+    /// Makes the error for a failure of ssh.
     pub(crate) fn judge(&self, what: &str, status: ExitStatus) -> Result<()> {
         match status.code() {
             Some(0) => Ok(()),

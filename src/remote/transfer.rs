@@ -201,7 +201,7 @@ fn check(tree: &Tree, manifest: &Manifest, missing: &[PathBuf]) -> Result<()> {
     for path in missing {
         if tree.look(path)? != manifest[path] {
             return Err(Error::busy(format!(
-                "`{}` changed while it was sent, or the transfer was cut off",
+                "`{}` changed while it was sent, or the transfer was interrupted",
                 path.display()
             ))
             .help("run it again"));

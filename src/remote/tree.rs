@@ -1,5 +1,5 @@
-//! Owns files below a directory in which others write too: looking at one, and moving one to a name that is free. No link
-//! is followed, and nothing is replaced.
+//! Owns files below a directory in which others write too: examining one, and moving one to a free name. Follows no
+//! links, and replaces nothing.
 
 use std::ffi::CString;
 use std::io::Read as _;
@@ -17,12 +17,12 @@ use nix::unistd::{LinkatFlags, UnlinkatFlags, linkat, unlinkat};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-/// What decides whether two files are the same.
+/// The state by which two files are compared.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct State {
     kind: Kind,
     size: u64,
-    /// Of the content; of what a link says.
+    /// Of the content, or of a link's target.
     sha256: String,
 }
 
@@ -34,14 +34,14 @@ enum Kind {
     Link,
 }
 
-/// What is at a path.
+/// The entry at a path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Seen {
     Absent,
     Is(State),
     Directory,
-    /// A pipe, a socket, a file that may not be read: nothing that was sent.
+    /// A pipe, a socket, an unreadable file: nothing that was sent.
     Other,
 }
 
@@ -53,7 +53,6 @@ pub(crate) struct Tree {
 }
 
 impl Tree {
-    /// Opens the directory at `path`.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let file = fs::File::open(path)?;
         Ok(Self {
@@ -62,7 +61,7 @@ impl Tree {
         })
     }
 
-    /// Looks at what is at `below`; behind a file or link on the way is nothing.
+    /// Examines `below`; below a file or link there is nothing.
     pub(crate) fn look(&self, below: &Path) -> Result<Seen> {
         let cannot = || format!("cannot look at `{}`", self.path.join(below).display());
         let (parent, name) = match self.parent(below) {
@@ -116,7 +115,7 @@ impl Tree {
         }
     }
 
-    /// Writes the file at `below` to disk.
+    /// Syncs the file at `below` to disk.
     pub(crate) fn sync(&self, below: &Path) -> Result<()> {
         let path = self.path.join(below);
         match fs::symlink_metadata(&path)?.is_file() {
@@ -125,7 +124,7 @@ impl Tree {
         }
     }
 
-    /// Lists all that is no directory below the directory `below`.
+    /// Lists everything except directories below the directory `below`.
     pub(crate) fn leaves(&self, below: &Path) -> Result<Vec<PathBuf>> {
         let mut found = Vec::new();
         for entry in fs::read_dir(self.path.join(below))? {
@@ -140,7 +139,7 @@ impl Tree {
         Ok(found)
     }
 
-    /// Moves what is at `below` to `name` in another tree of the same file system; false where that name is taken.
+    /// Moves the entry at `below` to `name` in another tree of the same file system; false if that name is taken.
     pub(crate) fn give(&self, below: &Path, to: &Self, name: &Path) -> Result<bool> {
         let shown = || {
             let (from, to) = (self.path.join(below), to.path.join(name));
@@ -154,7 +153,8 @@ impl Tree {
         match renameat2(&from_dir, from, &to_dir, to, flags) {
             Ok(()) => Ok(true),
             Err(Errno::EEXIST) => Ok(false),
-            // NFS and others cannot; a second name, which cannot replace anything either, and then one less.
+            // NFS and others cannot do that; a hard link, which cannot replace anything either, then removing the old
+            // name, can.
             Err(Errno::EINVAL) => {
                 match linkat(&from_dir, from, &to_dir, to, LinkatFlags::empty()) {
                     Err(Errno::EEXIST) => return Ok(false),
@@ -167,7 +167,7 @@ impl Tree {
         }
     }
 
-    /// Makes the directory `below`, and those above it.
+    /// Makes the directory `below`, and its parents.
     pub(crate) fn make(&self, below: &Path) -> Result<()> {
         let cannot = || format!("cannot make `{}`", self.path.join(below).display());
         self.make_parents(&below.join("in it")).context(cannot)
@@ -187,7 +187,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Opens the directory that holds `below`.
+    /// Opens the parent directory of `below`.
     fn parent(&self, below: &Path) -> nix::Result<(OwnedFd, CString)> {
         let name = below.file_name().ok_or(Errno::EINVAL)?;
         let name = CString::new(name.to_owned().into_vec()).map_err(|_| Errno::EINVAL)?;

@@ -1,4 +1,4 @@
-//! Owns what is known of ROCm: GPU targets, what a checkout of TheRock says, and this machine's GPUs.
+//! Owns ROCm: GPU targets, checkouts of TheRock, and this machine's GPUs.
 
 pub mod gpu;
 pub mod target;

@@ -1,7 +1,7 @@
-//! Owns what a registry is told of a snapshot: the manifest, and the configuration with what another store has to know.
+//! Owns a registry's documents of a snapshot: the manifest, and the configuration with the facts for another store.
 //!
-//! Both are as OCI has them. What is rockenv's own is one more field of the configuration; and build volumes are layers of another
-//! type, which are no part of the root file system.
+//! Both follow OCI. rockenv's own data is one more field of the configuration; build volumes are layers of another
+//! type, which are not part of the root file system.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,23 +23,23 @@ pub(super) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
 const VOLUME: &str = "application/vnd.rockenv.volume.v1.tar+zstd";
-/// Annotation of a layer: its size without compression, in bytes.
+/// Annotation of a layer: its uncompressed size, in bytes.
 const UNPACKED: &str = "rockenv.unpacked";
 /// Annotation of a manifest: how the build volumes of its steps began.
 const HISTORY: &str = "rockenv.history";
 const CLEAN: &str = "clean";
-/// Version of what is rockenv's own; a newer one is refused.
+/// Version of rockenv's own data; a newer one is refused.
 const SCHEMA: u32 = 1;
 pub(super) const MAX_CONFIG: u64 = 16 << 20;
 const MAX_LAYERS: usize = 1024;
 
-/// What is rockenv's own in a configuration.
+/// rockenv's own data in a configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Snapshot {
     pub(super) schema: u32,
     /// The image at the bottom, which is the lowest layer.
     pub(super) image: Image,
-    /// The steps, the first one first; none for an image alone.
+    /// The steps, first one first; none for an image alone.
     pub(super) steps: Vec<Step>,
 }
 
@@ -55,14 +55,14 @@ pub(super) struct Step {
     pub(super) prints: Option<Prints>,
     #[serde(default)]
     pub(super) pins: Pins,
-    /// Which layer has what it changed.
+    /// Index of the layer with its changes.
     pub(super) layer: usize,
     /// The build volumes after it.
     pub(super) volumes: BTreeMap<String, Volume>,
-    /// How they began, as a layer of the store has it.
+    /// How they began, as in a layer of the store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) history: Option<History>,
-    /// Which layer has what it left in output volumes.
+    /// Index of the layer with its results in output volumes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) results: Option<usize>,
 }
@@ -71,16 +71,15 @@ pub(super) struct Step {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Volume {
-    /// There was nothing in it.
+    /// It was empty.
     Empty,
-    /// This layer has what the step changed in it; all of it where the step before had none.
+    /// This layer has the step's changes; all of it if the step before had none.
     Layer(usize),
-    /// It was not kept: its step can only be what others stand on.
+    /// It was not kept: its step can only serve as a parent of others.
     Absent,
 }
 
 impl Step {
-    /// Returns the layer of a volume.
     pub(super) fn volume(&self, name: &str) -> Option<usize> {
         match self.volumes.get(name)? {
             Volume::Layer(index) => Some(*index),
@@ -88,7 +87,8 @@ impl Step {
         }
     }
 
-    /// Returns whether it is what a clean build makes; an older rockenv did not tell, unless there are no build volumes.
+    /// Returns whether it is the result of a clean build; older versions do not tell, unless there are no build
+    /// volumes.
     fn is_clean(&self) -> bool {
         match &self.history {
             Some(history) => *history == History::Clean,
@@ -96,18 +96,18 @@ impl Step {
         }
     }
 
-    /// Returns the layers that are no part of the root file system.
+    /// Returns the layers that are not part of the root file system.
     fn beside(&self) -> impl Iterator<Item = usize> {
         let volumes = self.volumes.keys().filter_map(|name| self.volume(name));
         volumes.chain(self.results)
     }
 }
 
-/// Everything that one tag stands for.
+/// Everything behind one tag.
 #[derive(Clone, Debug)]
 pub(super) struct Document {
     pub(super) snapshot: Snapshot,
-    /// The layers, with the digest of what they unpack to.
+    /// The layers, with the digest of their uncompressed content.
     pub(super) blobs: Vec<Blob>,
 }
 
@@ -121,7 +121,7 @@ struct Config {
     rockenv: Snapshot,
 }
 
-/// What engines give a container of it: the image's variables. rockenv itself reads those of the image.
+/// Configuration of a container made from it: the image's variables. rockenv itself reads those of the image.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Run {
@@ -135,7 +135,7 @@ struct RootFs {
     diff_ids: Vec<String>,
 }
 
-/// A manifest as far as it is read.
+/// The parts of a manifest that are read.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Manifest {
@@ -157,18 +157,18 @@ fn architecture() -> &'static str {
 }
 
 impl Document {
-    /// Returns what the tag stands for: the last step's key, or the image's.
+    /// Returns the key that the tag stands for: the last step's, or the image's.
     pub(super) fn key(&self) -> &str {
         let last = self.snapshot.steps.last();
         last.map_or(&self.snapshot.image.key, |step| &step.key)
     }
 
-    /// Returns whether all of it is what clean builds make.
+    /// Returns whether all of it is the result of clean builds.
     pub(super) fn is_clean(&self) -> bool {
         self.snapshot.steps.iter().all(Step::is_clean)
     }
 
-    /// Leaves out the first step that is not what a clean build makes, and all that stand on it; returns their names.
+    /// Removes the first step that is not the result of a clean build, and all later ones; returns their names.
     pub(super) fn cut_incremental(&mut self) -> Vec<String> {
         let steps = &mut self.snapshot.steps;
         let clean = steps.iter().position(|step| !step.is_clean());
@@ -176,7 +176,8 @@ impl Document {
         cut.into_iter().map(|step| step.name).collect()
     }
 
-    /// Returns a name for everything up to each step, which decides every byte of it: equal names, equal trees and volumes.
+    /// Returns a digest for everything up to each step, which determines every byte of it: equal digests, equal trees
+    /// and volumes.
     pub(super) fn chains(&self) -> Vec<String> {
         let mut chains: Vec<String> = Vec::new();
         let diff_id = |index: usize| self.blobs[index].diff_id.as_str();
@@ -281,14 +282,15 @@ fn digest(sha256: &str) -> String {
 
 impl Manifest {
     pub(super) fn parse(bytes: &[u8]) -> Result<Self> {
-        let manifest: Self = serde_json::from_slice(bytes)
-            .map_err(|error| refused("its manifest is not a snapshot's".into()).source(error))?;
+        let manifest: Self = serde_json::from_slice(bytes).map_err(|error| {
+            refused("its manifest does not describe a snapshot".into()).source(error)
+        })?;
         let is_called = |name: &str| ["", MANIFEST].contains(&name);
         if manifest.schema_version != 2
             || !is_called(&manifest.media_type)
             || manifest.layers.len() > MAX_LAYERS
         {
-            return Err(refused("its manifest is not a snapshot's".into()));
+            return Err(refused("its manifest does not describe a snapshot".into()));
         }
         for layer in &manifest.layers {
             if ![LAYER, VOLUME].contains(&layer.media_type.as_str()) {
@@ -301,13 +303,13 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Returns the key that it says that it is for.
+    /// Returns the key that it claims to be for.
     pub(super) fn key(&self) -> Option<&str> {
         self.annotations.get("rockenv.key").map(String::as_str)
     }
 
-    /// Returns whether it says that all of it is what clean builds make. One of an image, or of an older rockenv, says nothing: then it is
-    /// that where nothing is in it but a root file system.
+    /// Returns whether it claims to be entirely the result of clean builds. That of an image, or of an older version,
+    /// claims nothing: then it counts as clean if it has only a root file system.
     pub(super) fn is_clean(&self) -> bool {
         match self.annotations.get(HISTORY) {
             Some(history) => history == CLEAN,
@@ -315,7 +317,7 @@ impl Manifest {
         }
     }
 
-    /// Joins it with its configuration. Nothing in either is believed that would lead out of a place in the store.
+    /// Joins it with its configuration. Refuses names in either that would lead out of a place in the store.
     pub(super) fn with(self, config: &[u8]) -> Result<Document> {
         let config: Config = serde_json::from_slice(config).map_err(|error| {
             refused("it is not a snapshot that `rockenv push` or `rockenv export` made".into())
@@ -324,14 +326,14 @@ impl Manifest {
         let snapshot = config.rockenv;
         if snapshot.schema > SCHEMA {
             return Err(Error::invalid(format!(
-                "it was pushed by a newer rockenv: its schema is {}, this one knows up to {SCHEMA}",
+                "it was pushed by a newer rockenv: its schema is {}, but this one supports only up to {SCHEMA}",
                 snapshot.schema
             ))
             .help("use the newer rockenv that pushed it"));
         }
         if config.architecture != architecture() {
             return Err(Error::invalid(format!(
-                "it is for {}, and this machine is {}",
+                "it is for {}, but this machine is {}",
                 config.architecture.escape_debug(),
                 architecture()
             )));
@@ -344,7 +346,7 @@ impl Manifest {
         let mut blobs = Vec::new();
         for (layer, diff_id) in self.layers.iter().zip(&config.rootfs.diff_ids) {
             let diff_id = sha256(diff_id)
-                .ok_or_else(|| refused("a layer is not named by a SHA-256".into()))?;
+                .ok_or_else(|| refused("a layer is not identified by a SHA-256".into()))?;
             blobs.push(Blob {
                 diff_id: diff_id.to_owned(),
                 sha256: layer.sha256()?.to_owned(),
@@ -362,13 +364,13 @@ impl Manifest {
             return Err(Error::new(
                 Kind::Drift,
                 format!(
-                    "its manifest says that its key is {}, and it is {}",
+                    "its manifest declares key {}, but its key is {}",
                     said.escape_debug(),
                     document.key()
                 ),
             )
             .help(
-                "it is damaged or was tampered with; push or export it again where it was built",
+                "it is damaged or was tampered with; push or export it again on the machine that built it",
             ));
         }
         Ok(document)
@@ -389,7 +391,7 @@ impl Document {
                 "the key of its image does not match its description",
             )
             .help(
-                "it is damaged or was tampered with; push or export it again where it was built",
+                "it is damaged or was tampered with; push or export it again on the machine that built it",
             ));
         }
         let mut keys = BTreeSet::new();

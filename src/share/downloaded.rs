@@ -1,4 +1,4 @@
-//! Owns unpacking layers as their downloads come.
+//! Owns unpacking layers as their downloads arrive.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -22,15 +22,15 @@ pub(super) fn cannot_unpack(document: &Document, index: usize) -> String {
 /// What a layer is unpacked on.
 #[derive(Clone, Copy)]
 pub(super) enum On {
-    /// An empty directory: it is everything.
+    /// An empty directory: the layer is everything.
     Nothing,
     /// A tree that it changes.
     Tree,
-    /// An empty directory that an overlay shows above others.
+    /// An empty directory that an overlay mounts above others.
     Overlay,
 }
 
-/// Returns what a layer may use up: what its manifest says; where it says nothing, it may grow as much as an image's.
+/// Returns the limits for a layer: as its manifest declares; without a declaration, those of an image.
 fn limits(blob: &Blob) -> Limits {
     match blob.unpacked {
         Some(unpacked) => Limits {
@@ -41,7 +41,7 @@ fn limits(blob: &Blob) -> Limits {
     }
 }
 
-/// Downloads as they come.
+/// Downloads as they arrive.
 pub(super) struct Downloaded<'a> {
     pub(super) news: Receiver<(usize, Piece)>,
     pub(super) meter: &'a Meter,
@@ -59,7 +59,7 @@ impl Downloaded<'_> {
         on: On,
     ) -> Result<()> {
         let piece = self.piece(index)?;
-        // As in the store that it came from: what a container may open is its engine's to say.
+        // As in the original store: the engine decides which devices a container may open.
         let options = Options {
             devices: Devices::Make,
             limits: limits(&document.blobs[index]),
@@ -92,7 +92,7 @@ impl Downloaded<'_> {
         }
     }
 
-    /// Shows how far the other side is, and gives up where it is to.
+    /// Shows the other side's progress, and stops on request.
     pub(super) fn look(&mut self) -> Result<()> {
         crate::sys::signals::stop_if(self.cancel)?;
         let (done, total) = self.meter.read();
@@ -100,12 +100,12 @@ impl Downloaded<'_> {
         Ok(())
     }
 
-    /// Waits for the other side, and shows how far it is.
+    /// Waits for the other side, and shows its progress.
     fn next(&mut self) -> Result<()> {
         match self.news.recv_timeout(POLL) {
             Ok((index, piece)) => drop(self.arrived.insert(index, piece)),
             Err(RecvTimeoutError::Timeout) => self.look()?,
-            // It failed, and its own error is the one to show.
+            // The other side failed and reports its own error.
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(Error::unexpected("the download ended early"));
             }

@@ -1,7 +1,7 @@
-//! Owns taking what the store lacks of a snapshot, and making trees of its layers, however either store keeps its own.
+//! Owns importing the missing layers of a snapshot, and making trees of them, whatever the method of either store.
 //!
-//! What comes from elsewhere is somebody else's: it goes through the same extraction as images do, every byte is hashed, and nothing
-//! has a name in the store before all of it is there.
+//! Foreign data goes through the same extraction as images, every byte is hashed, and nothing has a name in the store
+//! before it is complete.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ use crate::sys::host;
 use crate::tree::{self, Method};
 use crate::ui::size;
 
-/// Takes what the store lacks of a document, to where a service keeps the trees of steps, else into the store.
+/// Imports the missing layers of a document, to the service that keeps the trees of steps, else into the store.
 pub(super) fn import_layers(
     store: &Store,
     supply: Supply<'_>,
@@ -42,7 +42,7 @@ pub(super) fn import_layers(
 ) -> Result<Pulled> {
     let arrival = store.arrival(means)?;
     let pulled = all(store, &arrival, supply, document, user, service, means);
-    // On a full disk nothing of it may stay; what was downloaded does, and is not downloaded again.
+    // On a full disk nothing of it may stay, except downloads, which need not be repeated.
     let finished = arrival.finish();
     let pulled = pulled?;
     finished?;
@@ -75,21 +75,21 @@ fn all(
     })
 }
 
-/// One pull, once it is known what is lacking.
+/// A pull with known missing layers.
 struct Pull<'a> {
     store: &'a Store,
     arrival: &'a Arrival<'a>,
     document: &'a Document,
     user: &'a BuildUser,
-    /// Where the trees of steps are kept, if not in the store.
+    /// Keeps the trees of steps instead of the store.
     service: Option<&'a Service>,
     chains: Vec<String>,
     needs_image: bool,
-    /// The first step whose snapshot is lacking.
+    /// The first step whose snapshot is missing.
     first: usize,
     /// The snapshot of the step before.
     base: Option<Layer>,
-    /// Layers to download, in the order in which they are used.
+    /// Layers to download, in the order of use.
     needed: Vec<usize>,
 }
 
@@ -112,7 +112,7 @@ impl<'a> Pull<'a> {
         }
         let there = (0..steps.len()).rev().find_map(|at| {
             let layer = known.get(&chains[at])?;
-            // What is asked for is looked for by its key.
+            // The requested step is looked up by its key.
             let found = at + 1 < steps.len() || *layer.id == *steps[at].key;
             found.then(|| (at + 1, layer.clone()))
         });
@@ -148,8 +148,8 @@ impl<'a> Pull<'a> {
         Ok(pull)
     }
 
-    /// Returns the steps whose changes make a build volume as it is after step `at`, on what is there by then. Where the store does
-    /// not freeze volumes, only the last snapshot has them: one copy on the disk is enough.
+    /// Returns the steps whose changes produce a build volume as it is after step `at`, on top of what exists by
+    /// then. If the store does not freeze volumes, only the last snapshot has them: one copy on the disk is enough.
     fn volume_layers(&self, name: &str, at: usize) -> std::ops::Range<usize> {
         let steps = &self.document.snapshot.steps;
         if steps[at].volume(name).is_none() {
@@ -184,7 +184,7 @@ impl<'a> Pull<'a> {
         sizes.fold(0, u64::saturating_add)
     }
 
-    /// Refuses what the disk has no room for. What is downloaded stays until all of it is unpacked.
+    /// Refuses a pull that the disk has no room for. Downloads stay until everything is unpacked.
     fn check_room(&self, supply: Supply<'_>) -> Result<()> {
         let root = self.store.root();
         let blobs = self.needed.iter().map(|index| &self.document.blobs[*index]);
@@ -197,7 +197,7 @@ impl<'a> Pull<'a> {
         };
         let here = self.needed.iter().filter(|index| !elsewhere(index));
         let unpacked = match tree::compresses(root) {
-            // Into how much, nobody knows.
+            // The unpacked size is unknown.
             true => 0,
             false => here
                 .filter_map(|index| self.document.blobs[*index].unpacked)
@@ -210,7 +210,7 @@ impl<'a> Pull<'a> {
         Err(Error::new(
             Kind::OutOfSpace,
             format!(
-                "it takes {} ({} to download, {} unpacked), and {} are free at `{}`",
+                "it needs {} ({} to download, {} unpacked), but only {} are free at `{}`",
                 size::bytes(needed),
                 size::bytes(downloads),
                 size::bytes(unpacked),
@@ -235,7 +235,7 @@ impl<'a> Pull<'a> {
                     let all = futures_util::stream::iter(needed)
                         .map(async |index| {
                             let piece = supply.layer(&document.blobs[index], &meter).await?;
-                            // An error of the other side is told by itself.
+                            // The other side reports its own error.
                             drop(sender.send((index, piece)));
                             Ok(())
                         })
@@ -259,12 +259,12 @@ impl<'a> Pull<'a> {
             let downloads = downloads
                 .join()
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            // If there was nothing to unpack any more, the other side says why.
+            // If there was nothing left to unpack, the other side has the reason.
             downloads.and(outcome)
         })
     }
 
-    /// Makes everything that is lacking, then publishes it.
+    /// Makes everything that is missing, then publishes it.
     fn unpack(&self, downloaded: &mut Downloaded<'_>) -> Result<()> {
         let image = &self.document.snapshot.image;
         let work = &self.arrival.work;
@@ -353,7 +353,7 @@ impl<'a> Pull<'a> {
         }
     }
 
-    /// Makes the root file system after a step, or what it changed.
+    /// Makes the root file system after a step, or its changes.
     fn tree(
         &self,
         at: usize,
@@ -400,7 +400,7 @@ impl<'a> Pull<'a> {
         let piece = downloaded.piece(index)?;
         let archive = piece
             .file()
-            .ok_or_else(|| Error::unexpected("a service takes layers from a registry only"))?;
+            .ok_or_else(|| Error::unexpected("a service accepts layers only from a registry"))?;
         let diff_id = &self.document.blobs[index].diff_id;
         let mut look = || downloaded.look();
         service_image::make(
@@ -437,7 +437,7 @@ impl<'a> Pull<'a> {
                     fs::create_dir_all(place.join("volumes"))?;
                     let before = changed.start.checked_sub(1);
                     let is_diff = before.is_some_and(|before| steps[before].volume(name).is_some());
-                    // Where volumes are not frozen, it lies in what was there before this pull.
+                    // If volumes are not frozen, it is in a layer from before this pull.
                     let on_base = changed.start == self.first && self.base_has(name);
                     let base = self.base.as_ref().filter(|_| on_base);
                     let from = match (base, below) {
@@ -471,7 +471,7 @@ impl<'a> Pull<'a> {
         Ok(made)
     }
 
-    /// Describes a layer that has no id yet; all but the lowest of them stand on one of those.
+    /// Describes a layer without an id yet; all but the lowest one are based on another such layer.
     fn describe(&self, at: usize, volumes: BTreeMap<String, VolumeState>) -> Layer {
         let step = &self.document.snapshot.steps[at];
         Layer {

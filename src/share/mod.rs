@@ -1,7 +1,8 @@
-//! Owns sharing snapshots between machines, by way of any registry of container images, or of files in the same form.
+//! Owns sharing snapshots between machines, through any registry of container images, or files in the same form.
 //!
-//! A snapshot is an image there, called by its step's key: the base image's tree is the lowest layer, and on it lies what each step
-//! up to this one changed. So what two snapshots have in common is there once, and "is it built?" is "is there such a tag?".
+//! There a snapshot is an image, named by its step's key: the base image's tree is the lowest layer, and above it are
+//! the changes of each step up to this one. So common parts of two snapshots are stored once, and "is it built?" is
+//! "does the tag exist?".
 
 mod document;
 mod downloaded;
@@ -26,29 +27,27 @@ use crate::image::oci::{Access, Operation, Reference, Registry};
 use crate::store::images::Means;
 use crate::sys::error::{Error, Kind, Result};
 
-/// A repository of a registry, in which snapshots are found by tags.
+/// A repository of a registry, in which tags identify snapshots.
 #[derive(Clone, Debug)]
 pub struct Repository {
     reference: Reference,
 }
 
 impl Repository {
-    /// Reads `host/name`, `host/name:tag` or `host/name@digest`.
+    /// Parses `host/name`, `host/name:tag` or `host/name@digest`.
     pub fn parse(text: &str) -> Result<Self> {
         match Reference::parse(text) {
             Ok(reference) => Ok(Self { reference }),
-            // What would be right is said for image recipes there.
+            // The help text for that is about image recipes.
             Err((message, _)) => Err(Error::new(Kind::Usage, message)
                 .help("registry.example.org/name, or registry.example.org/name:tag")),
         }
     }
 
-    /// Returns the tag, if it has one.
     pub fn tag(&self) -> Option<&str> {
         self.reference.tag.as_deref()
     }
 
-    /// Returns the tag or digest, if it has one.
     pub fn names_one(&self) -> Option<String> {
         let digest = self.reference.sha256.as_ref();
         digest
@@ -80,15 +79,15 @@ impl std::fmt::Display for Repository {
     }
 }
 
-/// What the tag begins with under which the image of a recipe is found.
+/// Prefix of the tag for the image of a recipe.
 const RECIPE: &str = "recipe-";
 
-/// Returns the tag under which the image is found that a recipe stands for at present.
+/// Returns the tag for the current image of a recipe.
 fn recipe_tag(recipe: &str) -> String {
     format!("{RECIPE}{recipe}")
 }
 
-/// Runs network work in a thread of its own, and shows how far it is.
+/// Runs network work in a separate thread, and shows its progress.
 fn watched<T: Send>(
     cancel: &AtomicBool,
     meter: &Meter,

@@ -1,4 +1,4 @@
-//! Owns the two kinds of places that snapshots go to and come from: a registry's repository, and a layout in files.
+//! Owns the two kinds of places for snapshots: a registry's repository, and a layout in files.
 
 use std::path::Path;
 
@@ -33,7 +33,7 @@ pub(super) enum Supply<'a> {
 }
 
 impl Supply<'_> {
-    /// Returns where a layer is, when it is there and all its bytes are right.
+    /// Returns where a layer is, once it is complete and verified.
     pub(super) async fn layer(self, blob: &Blob, meter: &Meter) -> Result<Piece> {
         match self {
             Self::Registry(registry, blobs) => registry
@@ -50,11 +50,11 @@ impl Supply<'_> {
         }
     }
 
-    /// Returns how many bytes of a layer have to be put on the store's disk before it can be unpacked.
+    /// Returns how many bytes of a layer must be stored before it can be unpacked.
     pub(super) fn lacking(self, blob: &Blob) -> u64 {
         match self {
             Self::Registry(_, blobs) => {
-                // As downloads are called, whole and in part.
+                // The names of complete and partial downloads.
                 let names = [blob.sha256.clone(), format!(".{}.partial", blob.sha256)];
                 let found = names.map(|name| fs_err::metadata(blobs.join("sha256").join(name)));
                 let sizes = found.iter().flatten().map(std::fs::Metadata::len);
@@ -64,7 +64,7 @@ impl Supply<'_> {
         }
     }
 
-    /// Removes a layer that is not needed any more; what is the user's stays.
+    /// Removes a layer that is no longer needed; the user's files stay.
     pub(super) fn forget(self, arrival: &Arrival<'_>, blob: &Blob) -> Result<()> {
         match self {
             Self::Registry(..) => arrival.drop_blob(&blob.sha256),

@@ -1,5 +1,4 @@
-//! Owns what can be had from elsewhere: a registry is asked for it by tags, a layout says it by itself. Downloads go on where they were
-//! cut off.
+//! Owns pulling: a registry is asked by tags, a layout lists its content. Interrupted downloads resume.
 
 use std::path::Path;
 
@@ -22,7 +21,7 @@ use crate::store::history::Reuse;
 use crate::store::images::{Image, Means};
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 
-/// Downloads at a time.
+/// Parallel downloads.
 pub(super) const PARALLEL: usize = 4;
 
 /// What is looked for.
@@ -30,14 +29,14 @@ pub(super) const PARALLEL: usize = 4;
 pub enum Wanted {
     /// The snapshot of a step, or the image, with this key.
     Key(String),
-    /// The image that a recipe stands for, by its digest.
+    /// The current image of a recipe, by the recipe's digest.
     Recipe(String),
-    /// Whatever somebody called so.
+    /// Any snapshot with this name.
     Named(String),
 }
 
 impl Wanted {
-    /// Returns what is meant by the name under which something is found.
+    /// Interprets a tag.
     pub fn of(name: &str) -> Self {
         let is_digest = |text: &str| sha256(&format!("sha256:{text}")) == Some(text);
         match name.strip_prefix(RECIPE) {
@@ -55,7 +54,7 @@ impl Wanted {
         }
     }
 
-    /// Refuses a document that stands for something else.
+    /// Refuses a document that is something else.
     pub(super) fn check(&self, document: &Document) -> Result<()> {
         let (wanted, found) = match self {
             Self::Key(key) => (key.as_str(), document.key()),
@@ -66,14 +65,14 @@ impl Wanted {
             true => Ok(()),
             false => Err(Error::new(
                 Kind::Drift,
-                format!("tag `{}` stands for something else: {found}", self.tag()),
+                format!("tag `{}` has unexpected content: {found}", self.tag()),
             )
-            .help("the tag was moved; push or export the right snapshot again where it was built")),
+            .help("the tag was moved; push or export the right snapshot again on the machine that built it")),
         }
     }
 }
 
-/// What was pulled.
+/// The result of a pull.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Pulled {
     /// Key of the image at the bottom.
@@ -82,14 +81,14 @@ pub struct Pulled {
     pub image_pulled: bool,
     /// Names of the steps whose snapshots were pulled.
     pub steps: Vec<String>,
-    /// Names of the steps whose snapshots were left out, as no clean build makes them.
+    /// Names of the steps whose snapshots were skipped because they are incremental.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub incremental: Vec<String>,
     /// Bytes that were needed, compressed.
     pub bytes: u64,
 }
 
-/// Returns the first of these tags under which a registry has what serves.
+/// Returns the first of these tags with a usable snapshot in the registry.
 pub fn available(
     repository: &Repository,
     keys: &[StepKey],
@@ -100,7 +99,7 @@ pub fn available(
     let meter = Meter::default();
     let cancel = means.cancel;
     watched(cancel, &meter, means.progress, async || {
-        // Asked for together, as most of the time goes by on the way.
+        // Requested in parallel, because latency dominates.
         let mut found = futures_util::stream::iter(keys)
             .map(async |key| (key, registry.has(key).await))
             .buffered(PARALLEL);
@@ -110,7 +109,7 @@ pub fn available(
             }
             let serves = match reuse {
                 Reuse::Incremental => true,
-                // What is wrong with a manifest is told when it is pulled.
+                // A faulty manifest is reported when it is pulled.
                 Reuse::Clean => registry.find_tag(key).await?.is_none_or(|(manifest, _)| {
                     Manifest::parse(&manifest).map_or(true, |manifest| manifest.is_clean())
                 }),
@@ -124,7 +123,7 @@ pub fn available(
     .context(|| format!("cannot ask `{repository}`"))
 }
 
-/// Returns the image that a registry has of what is wanted, without its tree.
+/// Returns the registry's image for the wanted one, without its tree.
 pub fn image(
     repository: &Repository,
     wanted: &Wanted,
@@ -144,8 +143,8 @@ pub fn image(
     Ok(Some(document.snapshot.image))
 }
 
-/// Pulls a snapshot, and what it stands on as far as the store lacks it, to where a service keeps the trees, else into the store; nothing
-/// where the registry has none.
+/// Pulls a snapshot and its missing parents, to the service that keeps the trees, else into the store; `None` if the
+/// registry has none.
 pub fn pull(
     store: &Store,
     repository: &Repository,
@@ -158,7 +157,7 @@ pub fn pull(
     let tag = wanted.tag();
     let registry = repository.open(Operation::Pull, means)?;
     let cannot = || format!("cannot pull `{tag}` from `{repository}`");
-    // From the first on, as one may wait for hours until it is unpacked.
+    // From the beginning, because a download may wait for hours until it is unpacked.
     let _downloads = store.keep_downloads()?;
     let blobs = store.root().join("blobs");
     let meter = Meter::default();
@@ -183,7 +182,7 @@ pub fn pull(
     }))
 }
 
-/// Takes all snapshots that are in a file or directory which [`super::export`] made, as far as the store lacks them.
+/// Imports the missing ones of all snapshots in a file or directory made by [`super::export`].
 pub fn import(
     store: &Store,
     path: &Path,
@@ -192,7 +191,7 @@ pub fn import(
     means: &mut Means<'_>,
 ) -> Result<Vec<Pulled>> {
     let mut all = || -> Result<_> {
-        // What is wrong with the last one is said before the first is taken.
+        // Report a fault of the last one before the first is imported.
         examine(path)?;
         let layout = Layout::open(path)?;
         let entries = layout.entries()?;
@@ -215,7 +214,7 @@ pub fn import(
     all().context(|| format!("cannot import `{}`", path.display()))
 }
 
-/// Reads everything that is said of the snapshots in a file or directory.
+/// Reads all documents of the snapshots in a file or directory.
 pub(crate) fn examine(path: &Path) -> Result<()> {
     let layout = Layout::open(path)?;
     for entry in layout.entries()? {
@@ -224,7 +223,7 @@ pub(crate) fn examine(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns what a tag stands for at present.
+/// Resolves a tag.
 pub(super) async fn find(registry: &Registry, tag: &str, blobs: &Path) -> Result<Option<Document>> {
     let Some((bytes, _)) = registry.find_tag(tag).await? else {
         return Ok(None);

@@ -1,7 +1,9 @@
-//! Owns pushing: which layers a registry lacks, and the tags that are set when all of them are there; and the same into files.
+//! Owns pushing: sending the layers that a registry lacks, and setting the tags when all of them are there; and the
+//! same into files.
 //!
-//! A layer that was pushed before is known by its digest, so the registry is only asked for it. Tags come last and from below: whoever
-//! finds one finds all that it stands on. A push that was cut off goes on with the layer at which it was.
+//! A layer that was pushed before has a known digest, so the registry is only asked whether it has it. Tags come last
+//! and from the bottom up: whoever finds one finds all of its parents. An interrupted push resumes with the current
+//! layer.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -28,31 +30,31 @@ use crate::store::{Layer, Store};
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::tree::Method;
 
-/// What is to be pushed.
+/// What to push.
 #[derive(Debug)]
 pub struct Push<'a> {
     /// The image at the bottom.
     pub image: &'a Image,
-    /// Snapshots of steps, the lowest first, each on the one before.
+    /// Snapshots of steps, lowest first, each on the one before.
     pub layers: &'a [Layer],
-    /// Where their trees are at a service.
+    /// Where a service keeps their trees.
     pub kept: Option<&'a Kept>,
     /// The profile, for people who look at the registry.
     pub profile: &'a str,
-    /// One more tag for the last of them; in a file, what those who load it are to call it.
+    /// Another tag for the last one; in a file, the name to load it under.
     pub tag: Option<&'a str>,
 }
 
-/// What was pushed.
+/// The result of a push.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Pushed {
     /// Snapshots that had no tag before.
     pub tags: u64,
     /// Layers that were sent.
     pub sent: u64,
-    /// Bytes of these, compressed.
+    /// Their bytes, compressed.
     pub sent_bytes: u64,
-    /// Layers that were there.
+    /// Layers that were already there.
     pub there: u64,
     /// Sockets that no archive can hold.
     pub left_out: u64,
@@ -70,14 +72,14 @@ pub fn push(
         .context(|| format!("cannot push to `{repository}`"))
 }
 
-/// Writes snapshots into a file or a directory that is not there yet, with everything below them.
+/// Writes snapshots to a new file or directory, with everything below them.
 pub fn export(
     store: &Store,
     place: &Path,
     what: &Push<'_>,
     means: &mut Means<'_>,
 ) -> Result<Pushed> {
-    // As old as what is in it: the same snapshots become the same file.
+    // Timestamps depend on the content, so that the same snapshots give the same file.
     let created = what.layers.last().map(|layer| layer.created.as_second());
     let time = created.and_then(|seconds| u64::try_from(seconds).ok());
     let draft = Draft::new(place, time.unwrap_or_default())?;
@@ -133,7 +135,7 @@ struct Pushing<'a> {
     done: Arc<AtomicU64>,
     document: Document,
     pushed: Pushed,
-    /// What each snapshot changed, where a service keeps them.
+    /// The changes of each snapshot, if a service keeps them.
     trees: Vec<Blob>,
 }
 
@@ -162,7 +164,7 @@ impl Pushing<'_> {
         let remembered = known.and_then(|shared| shared.tree);
         let known = match &remembered {
             Some(blob) => Some(blob.clone()),
-            // Somebody else may have pushed it: an image's key decides its content, and who pulls verifies that.
+            // Another machine may have pushed it: the image's key determines its content, and pulling verifies that.
             None => self.pushed_image().await,
         };
         let changes = Changes::Whole(store.image_root(&image.key));
@@ -184,7 +186,7 @@ impl Pushing<'_> {
         self.publish(&recipe_tag(&image.recipe), true).await
     }
 
-    /// Returns the layer of the image that the registry has under its key; what is wrong with it is as good as none.
+    /// Returns the image's layer that the registry has under its key; a faulty one counts as missing.
     async fn pushed_image(&self) -> Option<Blob> {
         let Destination::Registry(registry) = &self.to else {
             return None;
@@ -197,7 +199,7 @@ impl Pushing<'_> {
         document.blobs.into_iter().next().filter(|_| is_right)
     }
 
-    /// Pushes what one step changed, and gives the step its tag.
+    /// Pushes the changes of one step, and sets the step's tag.
     async fn layer(&mut self, at: usize) -> Result<()> {
         let (store, what) = (self.store, self.what);
         let layer = &what.layers[at];
@@ -296,7 +298,7 @@ impl Pushing<'_> {
             .values()
             .any(|volume| *volume == Volume::Absent)
         {
-            // Nobody can stand on it, only on what comes after.
+            // It can only be the parent of others, so it gets no tag.
             return Ok(());
         }
         self.publish(key, false).await
@@ -310,7 +312,7 @@ impl Pushing<'_> {
         }
     }
 
-    /// Makes the other side have a layer. `there`: what it is read from was not removed meanwhile.
+    /// Makes sure that the other side has a layer. `there`: its source was not removed meanwhile.
     async fn blob(
         &mut self,
         known: Option<Blob>,
@@ -333,13 +335,13 @@ impl Pushing<'_> {
         Ok(sent.blob)
     }
 
-    /// Puts the document, as it is by now, under a tag; one that stands for the same key already stays, unless it `moves`.
+    /// Stores the current document under a tag; an existing one for the same key stays, unless this one `moves` it.
     async fn publish(&mut self, tag: &str, moves: bool) -> Result<()> {
         let (config, manifest) = self.document.encode(self.what.profile)?;
         let registry = match &mut self.to {
             Destination::Registry(registry) => *registry,
             Destination::Layout(draft) => {
-                // One image: the last one says all that those below it do, and is all that most programs look for.
+                // One image: the last description includes all lower ones, and most programs look for just one.
                 draft.describe(self.document.key(), self.what.tag, config, manifest);
                 self.pushed.tags = 1;
                 return Ok(());
@@ -348,7 +350,7 @@ impl Pushing<'_> {
         if let Some((there, sha256)) = registry.find_tag(tag).await? {
             let same_key = || {
                 let manifest = Manifest::parse(&there).ok();
-                // One that a clean build makes takes the place of another one.
+                // The result of a clean build replaces another one.
                 manifest.is_some_and(|manifest| {
                     manifest.key() == Some(self.document.key())
                         && (manifest.is_clean() || !self.document.is_clean())
@@ -373,7 +375,7 @@ impl Pushing<'_> {
     }
 }
 
-/// What is remembered only saves asking and packing: a full disk keeps nobody from handing on what is on it.
+/// Remembered digests only save queries and packing: a full disk must not prevent a push.
 pub(super) fn unless_full(remembered: Result<()>) -> Result<()> {
     match remembered {
         Err(error) if error.kind() == Kind::OutOfSpace => Ok(()),

@@ -1,9 +1,9 @@
-//! Owns what a service keeps of an env, where that is shared: sending the layers of its snapshots' images, as the service has them, and
-//! making images there of layers that came.
+//! Owns sharing the snapshots that a service keeps: sending the layers of their images, and making images there of
+//! pulled layers.
 //!
-//! A step's container was made from the snapshot before and frozen, so the step's image has one layer more, with deletions as OCI has
-//! them: that layer is what the step changed. The service hands out an image only as a whole, so it is read once for all that
-//! the registry lacks, and what it has is passed over. Build volumes are the store's, for every engine.
+//! A step's container was made from the snapshot before and frozen, so the step's image has one more layer, with OCI
+//! deletions: the step's changes. The service exports an image only as a whole, so it is read once for all missing
+//! layers, and the others are skipped. Build volumes are in the store, for every engine.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -24,22 +24,23 @@ use crate::store::{Layer, Store};
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::host::Host;
 
-/// An archive with nothing in it: of a step that changed nothing.
+/// An empty archive, for a step without changes.
 const EMPTY: [u8; 1024] = [0; 1024];
 const EMPTY_SHA256: &str = "5f70bf18a086007016e948b04aed3b82103a36bea41755b6cddfaf10ace3c6ef";
 
-/// What a service has of snapshots that stand on each other.
+/// A service's layers of a chain of snapshots.
 #[derive(Debug)]
 pub struct Kept {
     socket: PathBuf,
     /// The topmost snapshot's image, which has all of the layers.
     image: String,
-    /// What each snapshot changed: a layer's digest.
+    /// The changes of each snapshot: a layer's digest.
     changes: Vec<String>,
 }
 
 impl Kept {
-    /// Looks at what a service has of these layers, the lowest first; as far as each is one layer on those before, and why not further.
+    /// Examines a service's images of these layers, lowest first. Returns those that are one layer on top of the
+    /// previous one, and why the next one is not.
     pub fn of(service: &Service, layers: &[Layer]) -> Result<(Self, Option<String>)> {
         let mut kept = Self {
             socket: service.socket.clone(),
@@ -80,26 +81,25 @@ impl Kept {
         Ok((kept, None))
     }
 
-    /// Returns how many snapshots it has, from below.
+    /// Returns how many snapshots it has, from the bottom.
     pub fn len(&self) -> usize {
         self.changes.len()
     }
 
-    /// Returns whether it has none.
     pub fn is_empty(&self) -> bool {
         self.changes.is_empty()
     }
 }
 
-/// A layer that is on its way from the service.
+/// A layer on its way from the service.
 struct Package {
     diff_id: String,
     pieces: Pieces,
     outcome: oneshot::Receiver<Result<Option<Sent>>>,
 }
 
-/// Makes a place have what each snapshot changed; returns the layers there, in order. What was sent is remembered at once: a push
-/// that was cut off goes on.
+/// Makes sure that a place has the changes of each snapshot; returns the layers there, in order. Remembers each sent
+/// layer at once, so that an interrupted push resumes.
 pub(super) async fn send(
     store: &Store,
     to: &mut Destination<'_>,
@@ -159,14 +159,14 @@ pub(super) async fn send(
         let read = reading
             .join()
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        // If the layer could not be read, that is why it was not sent.
+        // A failure to read the layer is the reason why it was not sent.
         read.and(outcome)?;
     }
     let all: Option<Vec<Blob>> = found.into_iter().collect();
     all.ok_or_else(|| Error::busy("a snapshot was removed while it was read").help("rockenv ls"))
 }
 
-/// Reads layers from the service, one after the other, as fast as somebody takes them.
+/// Reads layers from the service, one after the other, as fast as they are taken.
 fn read(
     socket: &Path,
     image: &str,
@@ -182,7 +182,7 @@ fn read(
             pieces,
             outcome,
         };
-        // Where nobody takes them any more, the other side says why.
+        // The other side has the reason why it stopped.
         if packages.blocking_send(package).is_err() {
             return Ok(false);
         }
@@ -207,7 +207,7 @@ fn read(
         .context(|| "cannot read the snapshots".to_owned())
 }
 
-/// Makes an image at a service of the image `below` and a layer that came; its files in the store are in `directory`.
+/// Makes an image at a service from the image `below` and a pulled layer; its files in the store are in `directory`.
 #[expect(
     clippy::too_many_arguments,
     reason = "everything that an image is made of"
@@ -222,7 +222,7 @@ pub(super) fn make(
     diff_id: &str,
     look: &mut dyn FnMut() -> Result<()>,
 ) -> Result<service::Kept> {
-    // Before it is there, so that whoever throws the directory away has it removed.
+    // Before it exists, so that discarding the directory removes it too.
     store.note_tree(directory, &service.socket, tree)?;
     let place = Place {
         socket: service.socket.clone(),
@@ -230,7 +230,7 @@ pub(super) fn make(
         name: format!("rockenv-pull-{tree}"),
         store: store.root().to_string_lossy().into_owned(),
         id: store.id()?,
-        // It is of no env, and found by no key: it can be pulled again.
+        // It belongs to no env, and is not found by a key: it can be pulled again.
         env: String::new(),
         tree: tree.to_owned(),
         key: String::new(),
@@ -244,7 +244,7 @@ pub(super) fn make(
         report: &report,
     };
     if let Err(error) = service.unpack(&unpack, look) {
-        // It may be the service that failed; whoever pulls next removes it then.
+        // The service itself may have failed; the next pull removes it then.
         drop(service.remove_container(&place.name));
         return Err(error);
     }

@@ -1,5 +1,5 @@
-//! Owns sending one layer: packed, compressed and hashed while it is sent, so that it is on the disk only once and its size does not
-//! matter. What is in flight has a few megabytes.
+//! Owns sending one layer: packed, compressed and hashed while it is sent, so that it is on the disk only once and
+//! its size does not matter. Only a few megabytes are in memory.
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;
@@ -18,13 +18,14 @@ use crate::sys::error::{Error, Result};
 use crate::ui::size;
 
 const CHUNK: usize = 256 << 10;
-/// Chunks between the compressing thread and who takes them.
+/// Chunks between the compressing thread and the receiver.
 const IN_FLIGHT: usize = 8;
-/// What Docker and others take for layers.
+/// Docker's and others' level for layers.
 const LEVEL: i32 = 3;
-/// How much each thread compresses at a time: the default takes four times as much memory as everything else together.
+/// How much each thread compresses at a time: the default takes four times as much memory as everything else
+/// together.
 const JOB: u32 = 1 << 20;
-/// Threads that compress. More of them only wait for the disk.
+/// Compressing threads. More would only wait for the disk.
 const MAX_THREADS: usize = 4;
 
 /// A layer that was sent.
@@ -34,7 +35,7 @@ pub(super) struct Sent {
     pub(super) left_out: u64,
 }
 
-/// A layer on its way from the thread that makes it.
+/// The writing end of a layer's stream.
 pub(super) struct Chunked {
     sender: Sender<io::Result<Bytes>>,
 }
@@ -64,10 +65,10 @@ pub(super) async fn send(
             };
             pack(&changes, archive, &flag, &mut progress)
         });
-        // Whoever gave up does not hear of its end.
+        // A receiver that stopped is not interested.
         drop(ended.send(outcome));
     });
-    // The connection lives meanwhile: one that broke off lets go of what the thread waits to hand over.
+    // The connection lives meanwhile; if it breaks, the thread's pending chunk is dropped.
     let outcome = async || {
         packed
             .await
@@ -78,13 +79,13 @@ pub(super) async fn send(
     Ok(sent)
 }
 
-/// Returns both ends of a layer's way.
+/// Returns both ends of a layer's stream.
 pub(super) fn chunked() -> (Chunked, Pieces) {
     let (sender, pieces) = channel(IN_FLIGHT);
     (Chunked { sender }, pieces)
 }
 
-/// Sends what comes; `outcome` is what became of the thread that makes it.
+/// Sends the stream; `outcome` is that of the producing thread.
 pub(super) async fn transfer(
     to: &mut Destination<'_>,
     pieces: Pieces,
@@ -121,11 +122,11 @@ pub(super) async fn transfer(
 
 pub(super) fn took_nothing() -> Error {
     let patience = size::duration(long_patience());
-    Error::unavailable(format!("the registry took nothing for {patience}"))
-        .help("the same command again goes on with this layer")
+    Error::unavailable(format!("the registry accepted no data for {patience}"))
+        .help("run the same command again to resume with this layer")
 }
 
-/// Ends when the registry has taken nothing for long.
+/// Ends when the registry has accepted nothing for long.
 async fn stalled(taken: &AtomicU64) {
     let mut before = None;
     loop {
@@ -138,7 +139,7 @@ async fn stalled(taken: &AtomicU64) {
     }
 }
 
-/// Ends the thread whose work nobody waits for any more.
+/// Ends the thread when nobody waits for its work any more.
 struct Stop(Arc<AtomicBool>);
 
 impl Drop for Stop {
@@ -148,7 +149,7 @@ impl Drop for Stop {
 }
 
 impl Chunked {
-    /// Sends an archive that is there already, and which must have this digest.
+    /// Sends an existing archive, which must have this digest.
     pub(super) fn copy(
         self,
         from: &mut dyn Read,
@@ -168,13 +169,13 @@ impl Chunked {
             match hex::encode(archive.sha256.clone().finalize()) {
                 found if found == diff_id => Ok((archive, 0)),
                 found => Err(Error::unexpected(format!(
-                    "a layer has SHA-256 {found}, and should have {diff_id}"
+                    "a layer has SHA-256 {found}, but should have {diff_id}"
                 ))),
             }
         })
     }
 
-    /// Compresses what `fill` writes; nothing where the other side hung up, which has the reason.
+    /// Compresses what `fill` writes; `None` if the other side stopped, which has the reason.
     fn compress(
         self,
         fill: impl FnOnce(Archive) -> Result<(Archive, u64)>,
@@ -189,7 +190,7 @@ impl Chunked {
         match outcome {
             Err(_) if hung_up.load(Ordering::Relaxed) => Ok(None),
             Err(error) => {
-                // Or the registry would take what it has for all of it.
+                // Otherwise the registry would take the truncated data for the whole layer.
                 let broken = io::Error::other("a layer could not be read");
                 drop(failure.blocking_send(Err(broken)));
                 Err(error)
@@ -255,7 +256,7 @@ impl<W: Write> Write for Hashed<W> {
     }
 }
 
-/// Hands pieces to the network, or to who writes them.
+/// Passes chunks to the network, or to a writer.
 struct Chunks {
     sender: Sender<io::Result<Bytes>>,
     buffer: Vec<u8>,

@@ -1,7 +1,8 @@
 //! Owns who may have written a store, and who may enter it.
 //!
-//! What is in a store decides what is deleted, mounted and ended, so it is opened only where nobody but its owner can have
-//! written it. Its directories are closed to other local users: steps, also root's, leave setuid programs there.
+//! The content of a store decides what is deleted, mounted and ended, so a store is opened only if nobody but its
+//! owner can have written it. Its directories are closed to other local users, because steps, even root's, may leave
+//! setuid programs there.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -19,14 +20,15 @@ use crate::tree;
 
 /// Directories that only the store's owner may enter.
 pub(super) const PRIVATE: [&str; 6] = ["envs", "images", "layers", "trash", "blobs", "volumes"];
-/// Directories that the people may enter too who have files of their own below them.
+/// Directories that other users may enter if they own files below them.
 pub(super) const SHARED: [&str; 3] = ["caches", "outputs", "sources"];
-/// Permissions of both kinds, without those that single people get.
+/// Permissions of both kinds, without those granted to single users.
 pub(super) const MODE: u32 = 0o700;
-/// How deep below each of [`SHARED`] what belongs to people is: `caches/<name>`, `sources/<name>`, `outputs/<env>/<name>`.
+/// Depth at which users' files lie below each of [`SHARED`]: `caches/<name>`, `sources/<name>`,
+/// `outputs/<env>/<name>`.
 const DEPTH: [usize; 3] = [1, 2, 1];
 
-/// Refuses a store that somebody else owns or may write to: all in it may be made up.
+/// Refuses a store that another user owns or may write to: its content may be forged.
 pub(super) fn check_owner(root: &Path) -> Result<()> {
     for path in [root.to_owned(), root.join("format"), root.join("envs")] {
         let found = match fs::symlink_metadata(&path) {
@@ -39,7 +41,7 @@ pub(super) fn check_owner(root: &Path) -> Result<()> {
             "is a symbolic link".to_owned()
         } else if found.mode() & writable(&found) != 0 {
             format!(
-                "may be written by others: its mode is {:04o}",
+                "is writable by others: its mode is {:04o}",
                 found.mode() & 0o7777
             )
         } else {
@@ -55,8 +57,8 @@ pub(super) fn check_owner(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns the permissions that let others write. The group of an ordinary user's own files is the user alone on most distributions,
-/// which then give it all rights.
+/// Returns the permission bits that let others write. On most distributions the group of an ordinary user's files
+/// contains only that user, and has write permission.
 fn writable(found: &std::fs::Metadata) -> u32 {
     let own_group = found.gid() == nix::unistd::getegid().as_raw();
     match own_group && !userns::is_root() {
@@ -66,15 +68,15 @@ fn writable(found: &std::fs::Metadata) -> u32 {
 }
 
 impl Store {
-    /// Closes the store's directories to other local users, but for `user` and those who have files of their own in caches, sources and
-    /// outputs: an earlier version left them open.
+    /// Closes the store's directories to other local users, except `user` and owners of files in caches, sources and
+    /// outputs. Earlier versions left them open.
     pub fn close(&self, user: u32) -> Result<()> {
         let mode = |path: &Path| -> Result<Option<u32>> {
             match fs::symlink_metadata(path) {
                 Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
                 Ok(found) if found.uid() != geteuid().as_raw() || !found.is_dir() => {
                     Err(Error::unavailable(format!(
-                        "`{}` is no directory of the store's owner",
+                        "`{}` is not a directory of the store's owner",
                         path.display()
                     ))
                     .help("rockenv fsck --repair"))
@@ -108,7 +110,7 @@ impl Store {
     }
 }
 
-/// Returns the owners of what is so deep below a directory.
+/// Returns the owners of entries at this depth below a directory.
 fn owners(directory: &Path, depth: usize) -> Result<BTreeSet<u32>> {
     let mut found = BTreeSet::new();
     for name in names(directory)? {

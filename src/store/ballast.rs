@@ -1,4 +1,4 @@
-//! Owns the ballast: a file that is there to be given up, so that `gc` can write the little it must on a full disk.
+//! Owns the ballast: a file to sacrifice on a full disk, so that `gc` can write the little that it must.
 
 use std::io::Write as _;
 
@@ -11,25 +11,26 @@ use crate::sys::error::Result;
 use crate::sys::host::{free_space, space};
 
 const NAME: &str = ".ballast";
-/// Its most and least size in bytes: records, journals and directories of any number of removals, and of a few.
+/// Largest and smallest size in bytes: records, journals and directories of any number of removals, or of a few.
 const MOST: u64 = 16 << 20;
 const LEAST: u64 = 4 << 20;
-/// One part in so many of the file system.
+/// At most this fraction of the file system.
 const SHARE: u64 = 64;
-/// It is laid down only where this many of it would fit.
+/// Created only if free space is this many times its size.
 const ROOM: u64 = 8;
-/// Where what gave it up made no room, it is laid down again in so many parts of its size: what that wrote is missing.
+/// If dropping it made no room, it is created again, smaller by one part in this many: the command's own writes need
+/// that space.
 const PARTS: u64 = 4;
-/// Less than this many free bytes are as good as none.
+/// Less free space than this counts as none.
 const LITTLE: u64 = 4 << 20;
 
-/// The ballast was given up. However the command ends, it is laid down again then, where there is room.
+/// The ballast was dropped. It is created again when the command ends, if there is room.
 #[derive(Debug)]
 pub struct Dropped(Store);
 
 impl Drop for Dropped {
     fn drop(&mut self) {
-        // Without it nothing is worse than it was on a disk that is full again.
+        // Without it, a disk that is full again is no worse off.
         if let Ok(size) = self.0.ballast_size() {
             let mut sizes = (1..=PARTS).rev().map(|part| size / PARTS * part);
             let _laid = sizes.any(|size| self.0.lay_ballast(size).is_ok());
@@ -38,7 +39,7 @@ impl Drop for Dropped {
 }
 
 impl Store {
-    /// Returns how large the ballast is to be.
+    /// Returns the size that the ballast should have.
     fn ballast_size(&self) -> Result<u64> {
         Ok((space(&self.root)?.total / SHARE).clamp(LEAST, MOST))
     }
@@ -47,7 +48,7 @@ impl Store {
         fs::metadata(self.root.join(NAME)).is_ok_and(|data| data.len() >= size)
     }
 
-    /// Lays the ballast down where it is missing and there is much room.
+    /// Creates the ballast if it is missing and there is plenty of room.
     pub fn load_ballast(&self) -> Result<()> {
         let size = self.ballast_size()?;
         if self.has_ballast(size) || free_space(&self.root)? < size * ROOM {
@@ -56,14 +57,14 @@ impl Store {
         self.lay_ballast(size)
     }
 
-    /// Lays a ballast of this size down, or none.
+    /// Creates a ballast of this size, or none.
     fn lay_ballast(&self, size: u64) -> Result<()> {
         if self.has_ballast(size) {
             return Ok(());
         }
         let path = self.root.join(NAME);
         let mut file = fs::File::create(&path)?;
-        // Written out: until then btrfs takes its space for free, and the next command the disk for one with room.
+        // Synced: until then btrfs counts its space as free, and the next command would misjudge the free space.
         let laid = fill(&mut file, size).and_then(|()| Ok(nix::unistd::syncfs(file.file())?));
         if laid.is_err() {
             fs::remove_file(&path)?;
@@ -71,7 +72,7 @@ impl Store {
         Ok(laid?)
     }
 
-    /// Gives the ballast up where the disk is full, for as long as the value lives.
+    /// Drops the ballast if the disk is full, for as long as the value lives.
     pub fn drop_ballast(&self) -> Result<Option<Dropped>> {
         if free_space(&self.root)? >= LITTLE {
             return Ok(None);
@@ -89,7 +90,7 @@ fn fill(file: &mut fs::File, size: u64) -> std::io::Result<()> {
         Ok(()) => Ok(()),
         Err(Errno::ENOSPC) => Err(Errno::ENOSPC.into()),
         Err(_) => {
-            // ext3 and others; not zeros, which some file systems do not store.
+            // ext3 and others cannot preallocate. No zeros, which some file systems do not store.
             let block: Vec<u8> = (0..=255).cycle().take(1 << 20).collect();
             (0..size >> 20).try_for_each(|_| file.write_all(&block))
         }

@@ -1,5 +1,5 @@
-//! Owns the caches of the store: what there is, what mounts it, and emptying one. Only `cache clear` and the limits that
-//! somebody set take anything from them.
+//! Owns the caches of the store: listing them, finding who mounts them, and emptying one. Only `cache clear` and
+//! configured limits ever remove anything from them.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,12 +14,11 @@ use crate::plan::resolve::VolumeKind;
 use crate::store::inventory::allocated;
 use crate::sys::error::{Error, Result};
 
-/// A cache.
 #[derive(Clone, Debug)]
 pub struct Shelf {
-    /// What made it, where its files tell.
+    /// The tool that made it, if its files show that.
     pub kind: Option<Kind>,
-    /// The envs that mount it, with the directory there.
+    /// The envs that mount it, with the mount point.
     pub users: BTreeMap<String, String>,
     /// The largest limit that a profile sets, in bytes.
     pub max: Option<u64>,
@@ -33,11 +32,11 @@ impl Shelf {
     }
 }
 
-/// Where ccache counts.
+/// ccache's file of statistics.
 const STATS: &str = "stats";
 
-/// Lists what tells whose a cache is: what is in its directory, and in those directories there that may tell more. What cannot
-/// be read tells nothing.
+/// Lists the entries that identify a cache's tool: in its directory, and in those subdirectories that may tell more.
+/// Skips unreadable ones.
 pub fn entries(directory: &Path) -> Entries {
     let mut found = Vec::new();
     list(directory, "", &mut found);
@@ -47,14 +46,14 @@ pub fn entries(directory: &Path) -> Entries {
 fn list(directory: &Path, below: &str, found: &mut Vec<String>) {
     let entries = fs::read_dir(directory).into_iter().flatten();
     for entry in entries.flatten() {
-        // A name that is no text is in nobody's layout.
+        // No known layout has names that are not UTF-8.
         let name = entry.file_name().to_string_lossy().into_owned();
         // A link leads elsewhere.
         let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
         if is_directory && below.is_empty() && cache::tells(&name) {
             list(&entry.path(), &format!("{name}/"), found);
         }
-        // ccache counts there since 4.8; listing what it keeps would take long.
+        // ccache has its statistics there since 4.8; listing its content would take long.
         if is_directory && !below.is_empty() && entry.path().join(STATS).is_file() {
             found.push(format!("{below}{name}/{STATS}"));
         }
@@ -68,12 +67,11 @@ impl Store {
         self.root.join("caches").join(name)
     }
 
-    /// Returns the caches by name.
     pub fn caches(&self) -> Result<BTreeMap<String, Shelf>> {
         let mut shelves = BTreeMap::new();
         for name in names(&self.root.join("caches"))? {
             let directory = self.cache_dir(&name);
-            // A link is somebody's own arrangement.
+            // A link is the user's own arrangement.
             if !fs::symlink_metadata(&directory).is_ok_and(|data| data.is_dir()) {
                 continue;
             }
@@ -85,7 +83,7 @@ impl Store {
             shelves.insert(name, shelf);
         }
         for env in self.envs()? {
-            // An env that was never resolved mounts nothing; a damaged one is for `fsck`.
+            // An env that was never resolved mounts nothing; `fsck` reports a damaged one.
             let Ok(spec) = self.spec(&env) else {
                 continue;
             };
@@ -103,12 +101,11 @@ impl Store {
         Ok(shelves)
     }
 
-    /// Returns the bytes of a cache.
     pub fn cache_bytes(&self, name: &str) -> u64 {
         allocated(&self.cache_dir(name))
     }
 
-    /// Says what a cache holds, and how often it helped, where its files tell.
+    /// Describes a cache's content and hit rate, if its files show them.
     pub fn cache_content(&self, name: &str) -> Option<String> {
         let entries = entries(&self.cache_dir(name));
         match Kind::of(&entries) {
@@ -124,13 +121,13 @@ impl Store {
         }
     }
 
-    /// Returns the lookups that a cache answered and those that it did not, where its files tell.
+    /// Returns a cache's hits and misses, if its files show them.
     pub fn cache_lookups(&self, name: &str) -> Option<(u64, u64)> {
         let kind = Kind::of(&entries(&self.cache_dir(name)));
         (kind == Some(Kind::Ccache)).then(|| self.ccache_hits(name))
     }
 
-    /// Returns hits and misses of a ccache, which counts in one or two levels of directories.
+    /// Returns hits and misses of a ccache, whose statistics are in one or two levels of directories.
     fn ccache_hits(&self, name: &str) -> (u64, u64) {
         let mut files = Vec::new();
         let mut left = vec![(self.cache_dir(name), 0)];
@@ -171,7 +168,7 @@ impl Store {
         Ok(())
     }
 
-    /// Empties a cache; the directory stays, for it may be mounted.
+    /// Empties a cache. The directory stays, because it may be mounted.
     pub fn clear_cache(&self, name: &str) -> Result<()> {
         check_name(name)?;
         let shelves = self.caches()?;

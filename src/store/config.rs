@@ -1,6 +1,7 @@
 //! Owns configuration: the only reader of the process's environment, and of the configuration files.
 //!
-//! Flags win over `ROCKENV_*`, then `./rockenv.toml` as far as `trust` lets it, the user's `rockenv/config.toml`, `/etc/rockenv/config.toml`.
+//! Precedence: flags, `ROCKENV_*`, `./rockenv.toml` if `trust` allows it, the user's `rockenv/config.toml`,
+//! `/etc/rockenv/config.toml`.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -26,15 +27,15 @@ use crate::ui::ci::System;
 mod variables;
 pub use variables::VARIABLES;
 
-/// The variable by which ccache learns of a storage that several machines share.
+/// The variable that tells ccache about a storage shared by several machines.
 const CCACHE_REMOTE: &str = "CCACHE_REMOTE_STORAGE";
-/// How long a container stays for the next `exec`, where nothing else is configured: somebody at work, not somebody who left.
+/// Default time that a container stays for the next `exec`: long enough for a person at work.
 const IDLE: Duration = Duration::from_secs(60);
-/// More than any configuration has, in bytes.
+/// Larger than any configuration, in bytes.
 const MAX_FILE: u64 = 1 << 20;
-/// Free space below which a step is paused, in bytes, where nothing else is configured.
+/// Default free space below which a step is paused, in bytes.
 const DISK_FLOOR: u64 = 1 << 30;
-/// Size of a step's log, in bytes, where nothing else is configured.
+/// Default maximum size of a step's log, in bytes.
 const LOG_MAX: u64 = 256 << 20;
 
 /// A configuration file, exactly as written.
@@ -45,33 +46,33 @@ pub struct File {
     pub home: Option<PathBuf>,
     /// Engine to use: `auto`, `nspawn`, `docker` or `podman`.
     pub engine: Option<String>,
-    /// Jobs at once on this machine, in all envs together, in place of the number of cores.
+    /// Job slots of this machine for all envs together [default: the number of cores].
     pub jobs: Option<u32>,
     /// How long a container of Docker or Podman stays after `exec` for the next one, such as `60s`, or `never`.
     pub idle: Option<String>,
     /// Free space below which a step is paused, such as "1G"; "0" never pauses.
     pub disk_floor: Option<String>,
-    /// Size of a step's log, such as "256M"; of a longer one the middle is left out.
+    /// Maximum size of a step's log, such as "256M"; of a longer one the middle is omitted.
     pub log_max: Option<String>,
-    /// How long a server may send next to nothing, such as "60s".
+    /// How long a server may send almost nothing, such as "60s".
     pub http_timeout: Option<String>,
-    /// A ninja 1.13 or newer, in place of the one that rockenv fetches.
+    /// A ninja 1.13 or newer, instead of the one that rockenv fetches.
     pub ninja: Option<PathBuf>,
-    /// ccache's storage for several machines, `redis://...` or `http://...`: what profiles get that name
+    /// ccache's storage for several machines, `redis://...` or `http://...`, for profiles that name
     /// `CCACHE_REMOTE_STORAGE` in `env-from-host`.
     pub ccache_remote: Option<String>,
     /// Repository that snapshots are pushed to and pulled from, such as `registry.example.org/rockenv`.
     pub registry: Option<String>,
-    /// Whether `up` pulls the snapshots that it lacks from there.
+    /// Whether `up` pulls missing snapshots from there.
     pub pull: Option<bool>,
-    /// Whether `up` pushes the snapshots that it made there.
+    /// Whether `up` pushes new snapshots there.
     pub push: Option<bool>,
-    /// Which snapshots are shared between envs and machines: `clean` ones, or `incremental` ones too.
+    /// Which snapshots envs and machines share: only `clean` ones, or `incremental` ones too.
     pub reuse: Option<Reuse>,
-    /// Build user as `UID:GID`, in place of the invoking user.
+    /// Build user as `UID:GID`, instead of the invoking user.
     pub build_user: Option<String>,
-    /// Targets of all envs on this machine: `${machine.targets}` in profiles, so that steps which are built for all of
-    /// them are built once.
+    /// Targets of all envs on this machine: `${machine.targets}` in profiles, so that common steps are built once for
+    /// all of them.
     #[serde(default)]
     pub targets: Vec<String>,
     /// Directories searched for profiles before the built-in ones.
@@ -83,20 +84,21 @@ pub struct File {
     /// Directories searched for hooks before the built-in ones.
     #[serde(default)]
     pub hook_dirs: Vec<PathBuf>,
-    /// Package mirrors by distribution: `debian`, `ubuntu`, `arch`, and `debian-snapshot` and so on for dated archives,
-    /// `debian-signed-by` and `ubuntu-signed-by` with the file of their keys; and what stands in for a registry, or for
-    /// another host of downloads, by its name: `"registry.example.org" = "https://mirror.example.org/prefix"`.
+    /// Package mirrors by distribution: `debian`, `ubuntu`, `arch`, and `debian-snapshot` and so on for dated
+    /// archives, `debian-signed-by` and `ubuntu-signed-by` with the file of their keys; and the replacement for a
+    /// registry, or for another download host, by its name: `"registry.example.org" =
+    /// "https://mirror.example.org/prefix"`.
     #[serde(default)]
     pub mirror: BTreeMap<String, String>,
-    /// Certificate authorities that steps, image builds and downloads trust too: "host", for those of this machine, or a list of PEM
-    /// files. Not from `./rockenv.toml`.
+    /// Additional certificate authorities for steps, image builds and downloads: "host", for those of this machine,
+    /// or a list of PEM files. Ignored in `./rockenv.toml`.
     pub ca_certificates: Option<certificates::Written>,
     /// What `gc` keeps.
     #[serde(default)]
     pub gc: policy::Table,
 }
 
-/// What the process's environment says about output.
+/// The environment's settings for output.
 #[derive(Clone, Debug, Default)]
 pub struct Terminal {
     /// `NO_COLOR` is set and not empty.
@@ -105,80 +107,77 @@ pub struct Terminal {
     pub force_color: bool,
     /// `TERM`.
     pub term: Option<String>,
-    /// `CI` is set to something true.
+    /// `CI` is set to a true value.
     pub ci: bool,
     /// The CI system that reads the output.
     pub ci_system: Option<System>,
-    /// Where GitHub Actions takes the job's summary from.
+    /// GitHub Actions' file for the job's summary.
     pub step_summary: Option<PathBuf>,
 }
 
-/// Everything that was configured.
+/// The complete configuration.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The store's root.
     pub home: PathBuf,
-    /// Engine asked for.
+    /// Requested engine.
     pub engine: Option<String>,
-    /// Where services are looked for.
+    /// Sockets of container services.
     pub sockets: Sockets,
     /// The ssh program and its options.
     pub ssh: Vec<String>,
-    /// Jobs at once on this machine.
+    /// Job slots of this machine.
     pub jobs: Option<u32>,
     /// How long a container of a service stays after `exec` for the next one.
     pub idle: Duration,
     /// Free space below which a step is paused, in bytes.
     pub disk_floor: u64,
-    /// Size of a step's log, in bytes.
+    /// Maximum size of a step's log, in bytes.
     pub log_max: u64,
-    /// How long a server may send next to nothing, where it is configured.
+    /// How long a server may send almost nothing, if configured.
     pub http_timeout: Option<Duration>,
-    /// A ninja of the user's own.
+    /// The user's own ninja.
     pub ninja: Option<PathBuf>,
     /// Repository that snapshots are pushed to and pulled from.
     pub registry: Option<String>,
-    /// Whether `up` pulls what it lacks.
+    /// Whether `up` pulls missing snapshots.
     pub pull: bool,
-    /// Whether `up` pushes what it made.
+    /// Whether `up` pushes new snapshots.
     pub push: bool,
-    /// Which snapshots are shared between envs and machines.
+    /// Which snapshots envs and machines share.
     pub reuse: Reuse,
     /// Targets of all envs on this machine.
     pub targets: Vec<String>,
-    /// Where profiles are looked for, first match wins.
+    /// Directories of profiles; the first match wins.
     pub profile_dirs: Vec<Directory>,
-    /// Where image recipes are looked for.
+    /// Directories of image recipes.
     pub image_dirs: Vec<Directory>,
-    /// Where hooks are looked for.
+    /// Directories of hooks.
     pub hook_dirs: Vec<Directory>,
-    /// The current directory, and what of it counts.
+    /// The current directory, and which of its files apply.
     pub current: Current,
     /// Directory of the invoking user's configuration.
     pub user_dir: PathBuf,
-    /// Directories that are trusted without being asked for.
+    /// Directories that are trusted without asking.
     pub trusted_dirs: Option<String>,
-    /// Mirrors by distribution.
     pub mirrors: BTreeMap<String, String>,
-    /// Certificate authorities that are trusted too.
+    /// Additional certificate authorities.
     pub authorities: Option<Authorities>,
-    /// What `gc` keeps: the nearest file that says something wins.
+    /// What `gc` keeps: the nearest file that sets a key wins.
     pub gc: policy::Table,
-    /// The user's logins to registries; the files may be there or not.
+    /// The user's logins to registries; the files need not exist.
     pub logins: Logins,
-    /// The user who called, by way of `sudo` too.
+    /// The user who called, even through `sudo`.
     pub invoking_user: BuildUser,
     /// The user that steps run as.
     pub user: BuildUser,
     /// The invoking user's home on the host, for `~`.
     pub host_home: PathBuf,
-    /// Root directory below which GPUs are looked for.
+    /// Root directory below which GPUs are detected.
     pub gpu_root: PathBuf,
-    /// Output.
     pub terminal: Terminal,
     /// Proxy variables of the caller, for tools that fetch.
     pub proxies: BTreeMap<String, String>,
-    /// Variables of the caller, and what the configuration has in their place, for `env-from-host`.
+    /// Variables of the caller, or their replacements from the configuration, for `env-from-host`.
     environment: BTreeMap<String, String>,
 }
 
@@ -194,7 +193,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Reads what these variables name, and the files of the working directory.
+    /// Reads the configuration from these variables, and from the files of the working directory.
     pub(crate) fn of(
         environment: BTreeMap<String, String>,
         working: Option<&Path>,
@@ -206,7 +205,7 @@ impl Config {
             Some(home) => home,
             None => set("HOME").map_or_else(|| PathBuf::from("/"), PathBuf::from),
         };
-        // Under sudo `$XDG_*` are root's; the invoking user's profiles are meant.
+        // Under sudo, `$XDG_*` are root's, but the invoking user's profiles are meant.
         let own = |name: &str, below: &str| match set(name) {
             Some(path) if set("SUDO_UID").is_none() => PathBuf::from(path),
             _ => host_home.join(below),
@@ -232,7 +231,7 @@ impl Config {
             let Some(file) = read_file(&path)? else {
                 continue;
             };
-            // The working directory may be anybody's, and has no say in which authorities are trusted.
+            // The working directory may be anybody's, so it must not choose trusted authorities.
             if authorities.is_none()
                 && let Some(written) = &file.ca_certificates
             {
@@ -283,7 +282,7 @@ impl Config {
             ],
         };
         let invoking_user = user.clone();
-        // An ordinary user is root in the namespace that the store is changed in, and in a rootless container.
+        // An ordinary user is root in the user namespace that changes the store, and in a rootless container.
         let user = if root { user } else { BuildUser::new(0, 0) };
         let user = match set("ROCKENV_BUILD_USER")
             .cloned()
@@ -292,7 +291,7 @@ impl Config {
             Some(text) => parse_user(&text)?,
             None => user,
         };
-        // The first file that says something, as everywhere: two lists are not one.
+        // The first file that sets it wins, as for all keys: lists are not merged.
         let targets = files.iter().find(|file| !file.targets.is_empty());
         let targets = targets.map_or(&[][..], |file| &file.targets);
         let targets = targets.to_vec();
@@ -341,7 +340,7 @@ impl Config {
                 .or_else(|| first(|file| file.engine.clone())),
             sockets: Sockets {
                 docker: set("DOCKER_HOST").cloned(),
-                // As whoever runs this, not whom it is for: `sudo docker` has root's contexts too.
+                // Of the effective user: `sudo docker` uses root's contexts too.
                 contexts: Contexts {
                     directory: set("DOCKER_CONFIG").map(PathBuf::from).or_else(|| {
                         let home = set("HOME")?;
@@ -421,7 +420,7 @@ impl Config {
     }
 }
 
-/// Returns where Podman's service listens: the machine's for root, else the user's own.
+/// Returns the socket of Podman's service: the system's for root, else the user's own.
 fn podman_socket(runtime: Option<&String>) -> String {
     let user = nix::unistd::geteuid();
     if user.is_root() {
@@ -431,7 +430,7 @@ fn podman_socket(runtime: Option<&String>) -> String {
     format!("{runtime}/podman/podman.sock")
 }
 
-/// Reads the configuration of the current directory, as far as it counts.
+/// Reads the configuration of the current directory, as far as it applies.
 fn read_current(working: &Path, current: &mut Current) -> Result<Option<File>> {
     let path = working.join(trust::CONFIGURATION);
     if fs::symlink_metadata(&path).is_err() {
@@ -444,7 +443,7 @@ fn read_current(working: &Path, current: &mut Current) -> Result<Option<File>> {
         .ok_or_else(|| Error::invalid(format!("`{}` is not a regular file", path.display())))?;
     let text = String::from_utf8_lossy(&bytes);
     if current.counts() {
-        // What does not count is checked all the same.
+        // An untrusted file is checked all the same.
         toml::from_str::<File>(&text).map_err(invalid)?;
     }
     let table = text.parse::<toml::Table>().map_err(invalid)?;

@@ -1,4 +1,5 @@
-//! Owns what in a store cannot be read: a damaged file hides what it describes, and nothing that this may need is removed.
+//! Owns finding unreadable files in a store: a damaged file hides what it describes, so nothing that it may need is
+//! removed.
 
 use std::fmt;
 
@@ -7,10 +8,10 @@ use super::check::{is_busy, names};
 use super::lock;
 use crate::sys::error::{Error, Result};
 
-/// Something whose description cannot be read.
+/// An object whose description cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unreadable {
-    /// What it is, such as "env `gfx1103`".
+    /// The object, such as "env `gfx1103`".
     pub object: String,
     /// Why it cannot be read.
     why: String,
@@ -29,7 +30,7 @@ impl fmt::Display for Unreadable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} is left out: {}; `rockenv fsck --repair` sets the file aside",
+            "{} is skipped: {}; `rockenv fsck --repair` sets the file aside",
             self.object, self.why
         )
     }
@@ -46,11 +47,11 @@ impl Store {
         Ok(found)
     }
 
-    /// Returns everything that may stand on a layer or an image, and does not say on which: envs, layers, and what running commands keep.
+    /// Returns all unreadable users of layers and images: envs, layers, and leases of running commands.
     pub fn unreadable(&self) -> Result<Vec<Unreadable>> {
         let mut found = self.unreadable_envs()?;
         for id in self.layer_ids()? {
-            // What a repair set aside is used by nobody.
+            // Nothing uses what a repair set aside.
             if !id.contains(super::check::ASIDE) {
                 let error = self.layer(&id).err();
                 found.extend(error.map(|error| Unreadable::new(format!("layer `{id}`"), &error)));

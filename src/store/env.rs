@@ -1,4 +1,4 @@
-//! Owns an env under its lock: every change of what is on disk for it, and cleaning up after a killed command.
+//! Owns an env under its lock: every change of its data on disk, and cleaning up after a killed command.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -32,7 +32,7 @@ pub struct LockedEnv<'a> {
     pub(super) directory: PathBuf,
     lock: Lock,
     pub(super) record: Option<Record>,
-    /// It was removed just now: the command that it should have ended with is gone.
+    /// It was removed a moment ago, because the command that it should have ended with is gone.
     pub(super) reaped: Option<Reaped>,
 }
 
@@ -41,7 +41,7 @@ const RETIREMENT: Duration = Duration::from_secs(30);
 /// How often a container is asked whether it only waits.
 const ASK: Duration = Duration::from_millis(100);
 
-/// Takes the lock of the env in `directory`, for `verb`; a container that only waits for another command makes way.
+/// Takes the lock of the env in `directory` for `verb`. A container that only waits for another command is ended.
 pub(super) fn lock_alone(directory: &Path, name: &str, verb: &str, wait: Duration) -> Result<Lock> {
     let (path, what) = (super::lock::env_lock(directory), env_named(name));
     let mut deadline = Instant::now() + wait;
@@ -69,7 +69,7 @@ fn env_named(name: &str) -> String {
 const SPEC: &str = "spec.toml";
 
 impl Store {
-    /// Reads what an env was resolved to.
+    /// Reads an env's resolved spec.
     pub fn spec(&self, name: &str) -> Result<Spec> {
         let path = self.env_dir(name).join(SPEC);
         let text = match fs::read_to_string(&path) {
@@ -93,7 +93,7 @@ impl Store {
         }
     }
 
-    /// Locks an env for `verb`, finishing or undoing what a killed command left.
+    /// Locks an env for `verb`, finishing or undoing the work of a killed command.
     pub fn lock_env(&self, name: &str, verb: &str, wait: Duration) -> Result<LockedEnv<'_>> {
         check_name(name)?;
         let directory = self.env_dir(name);
@@ -116,7 +116,7 @@ impl Store {
         Ok(env)
     }
 
-    /// Locks an env that must exist, unless anybody holds it: a container too that only waits for another command.
+    /// Locks an existing env if nobody holds it, not even a container that only waits for another command.
     pub fn lock_unheld(&self, name: &str, verb: &str) -> Result<LockedEnv<'_>> {
         self.known(name)?;
         let path = super::lock::env_lock(&self.env_dir(name));
@@ -126,41 +126,40 @@ impl Store {
         Ok(env)
     }
 
-    /// Locks an env that must exist.
+    /// Locks an existing env.
     pub fn lock_known(&self, name: &str, verb: &str, wait: Duration) -> Result<LockedEnv<'_>> {
         self.known(name)?;
         let env = self.lock_env(name, verb, wait)?;
-        // Removed between the look and the lock.
+        // Removed before the lock was taken.
         env.known_record()?;
         Ok(env)
     }
 }
 
 impl LockedEnv<'_> {
-    /// Returns the env's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns the env's directory.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// Returns the directory of what exists only while a container runs.
+    /// Returns the directory for files that exist only while a container runs.
     pub fn run_dir(&self) -> PathBuf {
         self.directory.join("run")
     }
 
-    /// Writes down that a step was begun: until it ends well, the build volumes are its.
+    /// Records that a step begins: until it ends well, the build volumes contain its work.
     ///
-    /// Synced: what the volumes hold after a loss of power must not pass for what the layer below left there.
+    /// Synced: after a power failure, the step's writes to the volumes must not pass for the state of the layer
+    /// below.
     pub(super) fn begin_attempt(&self, key: &StepKey) -> Result<()> {
         let text = attempt_line(key, self.known_record()?);
         atomic::write(&self.directory.join("attempt"), text.as_bytes())
     }
 
-    /// Forgets the step that was begun.
+    /// Deletes the record of a begun step.
     pub fn end_attempt(&self) -> Result<()> {
         match fs::remove_file(self.directory.join("attempt")) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
@@ -173,12 +172,12 @@ impl LockedEnv<'_> {
         self.lock.as_fd()
     }
 
-    /// Returns the record, where the env exists.
+    /// Returns the record, if the env exists.
     pub fn record(&self) -> Option<&Record> {
         self.record.as_ref()
     }
 
-    /// Returns the record of an env that must exist.
+    /// Returns the record of an existing env.
     pub fn known_record(&self) -> Result<&Record> {
         self.record
             .as_ref()
@@ -191,21 +190,21 @@ impl LockedEnv<'_> {
         self.put(record)
     }
 
-    /// The same for what only cleans up: it makes nothing younger.
+    /// The same for cleanup, which does not count as a use.
     pub(super) fn put(&mut self, record: Record) -> Result<()> {
         atomic::write_json(&self.directory.join("record.json"), &record)?;
         self.record = Some(record);
         Ok(())
     }
 
-    /// Writes down what was resolved: for people, and for `exec`.
+    /// Writes the resolved spec, for people and for `exec`.
     pub fn save_spec(&self, spec: &Spec) -> Result<()> {
         let text = toml::to_string_pretty(spec)
             .map_err(|error| Error::unexpected("cannot encode the spec").source(error))?;
         atomic::write(&self.directory.join(SPEC), text.as_bytes())
     }
 
-    /// Adds a row to `metrics.jsonl`, which outlives the steps it tells of.
+    /// Adds a row to `metrics.jsonl`, which outlives its steps.
     pub fn add_metrics(&self, row: &impl serde::Serialize) -> Result<()> {
         use std::io::Write as _;
         let mut line = serde_json::to_string(row)
@@ -227,8 +226,8 @@ impl LockedEnv<'_> {
         self.commit(record)
     }
 
-    /// Ends what still runs, finishes the journal, and throws away what the record does not name; all of it, where the
-    /// command is gone that the env ends with.
+    /// Ends running processes, finishes the journal, and discards what the record does not name; discards everything
+    /// if the command that the env ends with is gone.
     fn recover(&mut self) -> Result<()> {
         let ended = State::recover(&self.run_dir())?;
         self.settle(ended.is_some())?;
@@ -239,7 +238,7 @@ impl LockedEnv<'_> {
         Ok(())
     }
 
-    /// Does what the journal and the record say; `ended` is whether a container was left.
+    /// Applies the journal and the record; `ended` is whether a container was left.
     fn settle(&mut self, ended: bool) -> Result<()> {
         let run = self.run_dir();
         self.end_lease()?;
@@ -250,7 +249,7 @@ impl LockedEnv<'_> {
             match entry {
                 Entry::Remove { id, layers } => return self.finish_removal(&id, &layers),
                 Entry::Forget { layers } => self.store.remove_unused_layers(&layers)?,
-                // What cannot be moved is no reason to have no env: without its stamps ninja builds it anew.
+                // A failed move must not block the env: without its stamps ninja builds the project anew.
                 Entry::Expunge { volume, project } => {
                     drop(self.store.take_project(&volume, &project));
                 }
@@ -274,7 +273,7 @@ impl LockedEnv<'_> {
         if ended {
             self.store.discard(&run)?;
         }
-        // Temporary directories of a container that outlived the command that started it.
+        // Temporary directories of a container that outlived its command.
         for name in names(&run)? {
             if name != "root" && name != "control.sock" {
                 self.store.discard(&run.join(name))?;
@@ -285,7 +284,7 @@ impl LockedEnv<'_> {
         self.collect_garbage()
     }
 
-    /// Throws away files that a killed command had not finished writing: only who has the lock writes here.
+    /// Discards files that a killed command had not finished writing: only the holder of the lock writes here.
     fn discard_unfinished(&self) -> Result<()> {
         for name in names(&self.directory)? {
             if name.starts_with(atomic::PREFIX) {
@@ -345,7 +344,7 @@ impl LockedEnv<'_> {
         }
     }
 
-    /// Makes the build volumes that are missing, owned by `user`.
+    /// Makes missing build volumes, owned by `user`.
     pub fn ensure_volumes(&mut self, volumes: &[String], user: &BuildUser) -> Result<()> {
         let missing: Vec<String> = {
             let head = &self.known_record()?.head;
@@ -383,14 +382,14 @@ impl LockedEnv<'_> {
     }
 }
 
-/// The volumes are part of the line: an attempt on volumes that were replaced since says nothing of the present ones.
+/// Includes the volumes: an attempt on volumes that were replaced since says nothing about the current ones.
 fn attempt_line(key: &StepKey, record: &Record) -> String {
     let volumes: Vec<&str> = record.head.volumes.values().map(String::as_str).collect();
     format!("{key} {}", volumes.join(" "))
 }
 
 impl Store {
-    /// Returns the key of the step that was begun on the env's present build volumes and did not end well.
+    /// Returns the key of the step that was begun on the env's current build volumes and did not end well.
     pub fn attempt(&self, name: &str, record: &Record) -> Option<StepKey> {
         let text = fs::read_to_string(self.env_dir(name).join("attempt")).ok()?;
         let key = text.split(' ').next()?.parse().ok()?;

@@ -1,9 +1,9 @@
-//! Owns envs that end with the command that made them: `envs/<name>/ephemeral` says which command that is.
+//! Owns envs that end with the command that made them: `envs/<name>/ephemeral` names that command.
 //!
-//! That command keeps a lock on the file for as long as it lives. The kernel gives the lock back whatever becomes of the
-//! command, so neither another process with its number nor another boot can pass for it, and it does not matter in which
-//! namespace numbers are counted. What is written in the file is for people, and for its own children. Whoever locks an env
-//! whose command is gone removes the env: nobody can go on with it by mistake.
+//! The command keeps a lock on the file for as long as it lives. The kernel releases the lock however the command
+//! ends, so neither a process with a reused id nor another boot can pass for it, and pid namespaces do not matter.
+//! The file's content is for people, and for the command's own children. Whoever locks an env whose command is gone
+//! removes the env, so nobody can continue with it by mistake.
 
 use std::io::{Read as _, Write as _};
 use std::path::Path;
@@ -24,13 +24,12 @@ pub(super) const FILE: &str = "ephemeral";
 /// The command that an env ends with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owner {
-    /// Which boot of the machine it runs in.
+    /// The boot that it runs in.
     pub boot: String,
-    /// Its process id.
     pub pid: u32,
     /// When it began, in the kernel's ticks since that boot.
     pub start: u64,
-    /// What was typed.
+    /// The command line.
     #[serde(default = "up")]
     pub command: String,
 }
@@ -50,7 +49,7 @@ impl Owner {
         }
     }
 
-    /// Returns whether it is this process or the one that started it.
+    /// Returns whether it is this process or its parent.
     fn is_ours(&self) -> bool {
         let parent = nix::unistd::getppid().as_raw().cast_unsigned();
         let near = self.pid == std::process::id() || self.pid == parent;
@@ -61,40 +60,40 @@ impl Owner {
 /// Returns when a process began.
 fn start_of(pid: u32) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // pid (name) state ..., and the name may hold anything; the 22nd field counts.
+    // pid (name) state ..., and the name may contain anything; the start time is the 22nd field.
     let (_, rest) = text.rsplit_once(") ")?;
     rest.split(' ').nth(19)?.parse().ok()
 }
 
-/// Holds an env's fate: with this value, or the process that has it, the env ends.
+/// Ties an env's life to this value, or to the process that has it.
 #[derive(Debug)]
 pub struct Claim(#[expect(dead_code, reason = "its lock is what counts")] fs::File);
 
-/// Whose an env is.
+/// Whether an env stays.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     /// It stays until somebody removes it.
     Kept,
-    /// It ends with a command that lives.
+    /// It ends with a running command.
     Owned(Option<Owner>),
     /// Its command is gone.
     Left(Option<Owner>),
 }
 
-/// Reads whose the env in `directory` is.
+/// Reads the fate of the env in `directory`.
 fn fate(directory: &Path) -> Result<Fate> {
     let mut file = match fs::File::open(directory.join(FILE)) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Fate::Kept),
         other => other?,
     };
-    // Shared: two that ask at once are not in each other's way, and the owner never asks.
+    // Shared: two readers do not disturb each other, and the owner never asks.
     let lives = match file.file().try_lock_shared() {
         Ok(()) => false,
         Err(std::fs::TryLockError::WouldBlock) => true,
         Err(std::fs::TryLockError::Error(error)) => return Err(error.into()),
     };
     let mut text = String::new();
-    // That the file is there is enough: its words may be another version's.
+    // The file's existence suffices: another version may have written it.
     let owner = match file.read_to_string(&mut text) {
         Ok(_) => serde_json::from_str(&text).ok(),
         Err(_) => None,
@@ -108,7 +107,6 @@ fn fate(directory: &Path) -> Result<Fate> {
 /// An env that was removed because its command is gone.
 #[derive(Debug)]
 pub struct Reaped {
-    /// Its name.
     pub env: String,
     owner: Option<Owner>,
     ended: Ended,
@@ -140,8 +138,8 @@ impl std::fmt::Display for Reaped {
         }
         match self.ended.processes {
             0 => {}
-            1 => write!(f, ", and had left a process")?,
-            processes => write!(f, ", and had left {processes} processes")?,
+            1 => write!(f, ", and left a process running")?,
+            processes => write!(f, ", and left {processes} processes running")?,
         }
         if self.ended.on_gpu > 0 {
             write!(f, ", {} of them with a GPU", self.ended.on_gpu)?;
@@ -151,7 +149,7 @@ impl std::fmt::Display for Reaped {
 }
 
 impl Store {
-    /// Makes a new env that ends with this command, which is `up --ephemeral` or the like.
+    /// Makes a new env that ends with this command, which is `up --ephemeral` or similar.
     pub fn claim(&self, name: &str, command: &str) -> Result<Claim> {
         let env = self.lock_env(name, "up", lock::WAIT)?;
         env.check_owner()?;
@@ -169,7 +167,7 @@ impl Store {
         let new = env.directory().join(format!("{}{FILE}", atomic::PREFIX));
         let mut file = fs::File::create(&new)?;
         file.write_all(&text)?;
-        // Locked before anybody can see it, and on disk before anything of the env is.
+        // Locked before anybody can see it, and on disk before any of the env's data.
         file.file()
             .try_lock()
             .map_err(|error| Error::unexpected("cannot lock a new file").source(error))?;
@@ -179,20 +177,20 @@ impl Store {
         Ok(Claim(file))
     }
 
-    /// Returns whether an env is still there although the command that it should have ended with is gone.
+    /// Returns whether an env still exists although the command that it should have ended with is gone.
     pub fn is_left(&self, name: &str) -> bool {
         matches!(fate(&self.env_dir(name)), Ok(Fate::Left(_)))
     }
 
-    /// Returns the envs that are left of ephemeral commands.
+    /// Returns the envs that ephemeral commands left.
     pub fn abandoned(&self) -> Result<Vec<String>> {
         let mut names = names(&self.root().join("envs"))?;
         names.retain(|name| self.is_left(name));
         Ok(names)
     }
 
-    /// Removes what ephemeral commands left that were killed; what is in use still, by an `exec` say, stays for the next
-    /// time. Returns what went, and why something could not.
+    /// Removes envs that killed ephemeral commands left. An env in use, for example by an `exec`, stays for the next
+    /// time. Returns the removed envs, and errors.
     pub fn reap(&self) -> Result<(Vec<Reaped>, Vec<Error>)> {
         let (mut reaped, mut wrong) = (Vec::new(), Vec::new());
         for name in self.abandoned()? {
@@ -222,17 +220,16 @@ impl LockedEnv<'_> {
         .help("wait for its end, or: rockenv up ... --name NEW"))
     }
 
-    /// Returns whether the env ends with this command: somebody may have removed it, and even made another of its name.
+    /// Returns whether the env ends with this command: it may have been removed, and even recreated under its name.
     pub fn is_owned(&self) -> Result<bool> {
         Ok(matches!(self.fate()?, Fate::Owned(Some(owner)) if owner.is_ours()))
     }
 
-    /// Says whose the env is.
     pub(super) fn fate(&self) -> Result<Fate> {
         fate(self.directory())
     }
 
-    /// Makes an env one that stays: the last thing when it is removed.
+    /// Makes the env one that stays: the last step of removing it.
     pub(super) fn disown(&self) -> Result<()> {
         match fs::remove_file(self.directory().join(FILE)) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
@@ -255,7 +252,7 @@ mod tests {
         assert_eq!(fate(directory.path()).unwrap(), Fate::Kept);
         let this = Owner::this(&up());
         assert!(this.is_ours() && this.start > 0);
-        // Its number went to this process, or the machine was started again since.
+        // Its process id was reused, or the machine was rebooted since.
         let reused = Owner {
             start: this.start - 1,
             ..this.clone()
@@ -282,7 +279,7 @@ mod tests {
         let file = fs::File::open(directory.path().join(FILE)).unwrap();
         file.file().try_lock().unwrap();
         let claim = Claim(file);
-        // However often it is looked at, and by how many at once.
+        // However often it is checked, and by how many at once.
         for _ in 0..2 {
             assert_eq!(
                 fate(directory.path()).unwrap(),

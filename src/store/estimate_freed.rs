@@ -1,8 +1,8 @@
-//! Owns what removing each layer, image and failed tree would give back on the store's file system: what is remembered of it
-//! where nothing can have changed that, else what is measured.
+//! Owns estimating what removing each layer, image and failed tree frees on the store's file system: recorded figures
+//! if nothing can have changed them, else measured ones.
 //!
-//! Where trees share blocks, a removal gives back those that nothing else holds, and what else holds them changes with every
-//! step. There all that may go is measured against the rest of the store, as soon as it matters.
+//! If trees share blocks, a removal frees only blocks that nothing else holds, and sharing changes with every step.
+//! In that case everything removable is measured against the rest of the store, once it matters.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
@@ -22,15 +22,16 @@ use crate::sys::error::{Result, ResultExt as _};
 use crate::tree::measure::{Options, Root};
 use crate::tree::{self, Method, measure};
 
-/// The class and owner of what stays.
+/// The class and owner of everything that stays.
 const KEPT: u32 = 0;
-/// What may share blocks with trees: a step may clone files of theirs into a cache or an output.
+/// Directories that may share blocks with trees: a step may clone its files into a cache or an output.
 const HOLDERS: [&str; 7] = [
     "images", "layers", "volumes", "envs", "caches", "outputs", "sources",
 ];
 
 impl Store {
-    /// Finds out the bytes of what was never measured or may lie elsewhere, and of the store where a limit needs them.
+    /// Estimates the bytes of what was never measured or may be elsewhere, and of the whole store if a limit needs
+    /// them.
     pub(super) fn estimate_freed(
         &self,
         stock: &mut Inventory,
@@ -49,7 +50,7 @@ impl Store {
                 None => self.image_dir(&item.layer.image_key),
             };
             if let Some(kept) = &item.layer.kept {
-                // What was recorded is what the service wrote. The store has nothing of it but the build volumes.
+                // Recorded figures are the service's. Only the build volumes are in the store.
                 item.at_service = match services.beside(&kept.socket) {
                     Some(_) => item.bytes,
                     None => 0,
@@ -92,10 +93,11 @@ impl Store {
         Ok(())
     }
 
-    /// Measures all that may go against all else in the store, where what is remembered may be wrong. Returns whether it was.
+    /// Measures everything removable against the rest of the store, if recorded figures may be wrong. Returns whether
+    /// it did.
     ///
-    /// What stands on a thing goes before it: a block that only these share counts for the lowest of them, and so the sum
-    /// over a thing and all that stands on it is what removing these gives back.
+    /// Things are counted after everything that stands on them: a block that only these share counts for the lowest
+    /// of them. The sum over a thing and everything on it is thus what removing them frees.
     pub fn estimate_shared(
         &self,
         stock: &mut Inventory,
@@ -111,7 +113,7 @@ impl Store {
         if self.method() == Method::Overlay || !things.0.iter().any(unsure) {
             return Ok(false);
         }
-        // What has no place on disk yet would count for everybody who shares it.
+        // Data without allocated blocks would count for everybody who shares it.
         nix::unistd::syncfs(fs::File::open(self.root())?.file())
             .context(|| format!("cannot sync `{}`", self.root().display()))?;
         let mut places = Vec::new();
@@ -162,7 +164,7 @@ impl Store {
         Ok(true)
     }
 
-    /// Returns the bytes that emptying the trash gives back: `gc` begins with that.
+    /// Returns the bytes that emptying the trash frees, which `gc` does first.
     pub fn trash_bytes(&self) -> Result<u64> {
         let trash = self.root().join("trash");
         let mut entries = names(&trash)?;
@@ -180,10 +182,10 @@ impl Store {
         Ok(measure::scan(&roots, &options).total().exclusive)
     }
 
-    /// Returns whether what is remembered of a layer need not be what its removal gives back.
+    /// Returns whether the recorded figure of a layer may differ from what its removal frees.
     fn is_unsure(&self, item: &Frozen) -> bool {
         let mut volumes = item.layer.volumes.values();
-        // By how much a clone was larger than its parent is not what was written in it; btrfs knows that. Live volumes, and
+        // A clone's growth over its parent is not what was written in it; only btrfs knows that. Live volumes, and
         // those of later steps, hold what a frozen one held when it was measured.
         (self.method() == Method::Reflink && item.layer.kept.is_none())
             || item.layer.cost.is_none()
@@ -194,7 +196,7 @@ impl Store {
         self.env_dir(env).join("trees").join(tree)
     }
 
-    /// Returns the bytes on disk that a tree holds and the one that it was made from does not.
+    /// Returns the bytes on disk that a tree holds and its parent does not.
     fn written(&self, directory: &Path, below: Option<&Path>) -> Result<u64> {
         let root = directory.join("root");
         match self.method() {
@@ -215,7 +217,7 @@ impl Store {
     }
 }
 
-/// Something that may go, and has blocks that others may share.
+/// A removable thing whose blocks others may share.
 enum Thing {
     Image(String),
     Layer(LayerId),
@@ -223,11 +225,11 @@ enum Thing {
     Failed(String, String),
 }
 
-/// Things from the bottom up, each with its owner: one for all that stand on the same one that may go.
+/// Things from the bottom up, each with its owner: one owner for all that stand on the same removable thing.
 struct Things(Vec<(Thing, u32)>);
 
 impl Things {
-    /// With `everything`, what stays is among them too, each alone.
+    /// With `everything`, includes what stays, each thing alone.
     fn of(stock: &Inventory, roots: &Roots, everything: bool) -> Self {
         let mut owners: BTreeMap<String, u32> = BTreeMap::new();
         let mut owner = |bottom: &str| {
@@ -267,13 +269,13 @@ impl Things {
     }
 }
 
-/// Returns how many things that may go are below a layer, and the lowest of them: with that, all of them are gone.
+/// Returns how many removable things are below a layer, and the lowest of them, whose removal takes all of them.
 fn bottom<'a>(stock: &'a Inventory, roots: &Roots, id: &'a LayerId) -> (usize, &'a str) {
     let (mut depth, mut at) = (0, id);
     if roots.layers.contains_key(id) {
         return (depth, at.as_str());
     }
-    // A damaged chain may stand on itself.
+    // A damaged chain may be circular.
     while depth <= stock.layers.len() {
         let layer = &stock.layers[at].layer;
         match &layer.parent {
@@ -294,18 +296,18 @@ fn bottom<'a>(stock: &'a Inventory, roots: &Roots, id: &'a LayerId) -> (usize, &
     (depth, at)
 }
 
-/// Returns the bytes that the containers of a tree wrote; none where the service does not say.
+/// Returns the bytes that the containers of a tree wrote; 0 if the service does not know.
 fn written_at(service: &Service, tree: &str) -> u64 {
     let containers = service.containers("tree", tree).unwrap_or_default();
     let sizes = containers.iter().map(|(id, _)| service.sizes(id));
     sizes.flatten().map(|(own, _)| own).sum()
 }
 
-/// The services that were asked where they keep what they have.
+/// The services that were asked where they keep their data.
 struct Services {
-    /// Of the store's file system.
+    /// Device of the store's file system.
     device: u64,
-    /// By socket; none where a removal gives nothing back to the store's file system.
+    /// By socket; `None` if a removal there frees nothing on the store's file system.
     known: BTreeMap<PathBuf, Option<Service>>,
 }
 
@@ -317,8 +319,8 @@ impl Services {
         })
     }
 
-    /// Returns the service at a socket where all that it keeps is on the store's file system. One that does not answer
-    /// gives nothing back: what is removed of it waits in the trash.
+    /// Returns the service at a socket if all of its data is on the store's file system. An unresponsive service
+    /// frees nothing: what is removed of it waits in the trash.
     fn beside(&mut self, socket: &Path) -> Option<&Service> {
         if !self.known.contains_key(socket) {
             let service = Service::connect(socket).ok();

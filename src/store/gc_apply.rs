@@ -1,5 +1,5 @@
-//! Owns carrying out what `gc` decided, one thing at a time: under the locks, looked at again, and by steps of which each
-//! leaves the store whole. A `gc` that is killed leaves less to do for the next one, and nothing to mend.
+//! Owns applying a decision of `gc`, one item at a time: under the locks, checked again, and in steps that each leave
+//! the store intact. A killed `gc` leaves less to do for the next one, and nothing to repair.
 
 use std::time::{Duration, Instant};
 
@@ -15,20 +15,20 @@ use crate::sys::atomic;
 use crate::sys::error::{Error, Kind, Result};
 use crate::tree::{self, Method};
 
-/// How long somebody else may take to empty the trash before the freed bytes are counted without it.
+/// How long another process may take to empty the trash before freed bytes are counted without it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What became of a removal.
+/// The result of a removal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Swept {
     /// It is in the trash.
     Gone,
-    /// It stays, for a reason that was not there when it was decided.
+    /// It stays, for a reason that is newer than the decision.
     Stays(String),
 }
 
 impl Store {
-    /// Removes one thing, if it may still be removed. Caches are not this function's.
+    /// Removes one item, if it may still be removed. Caches are handled elsewhere.
     pub fn sweep(&self, what: &What, keep_last: usize) -> Result<Swept> {
         match what {
             What::Snapshot { layer } => self.remove_snapshot(layer, keep_last),
@@ -65,7 +65,7 @@ impl Store {
         match self.lock_known(name, "gc", Duration::ZERO) {
             Ok(mut env) => then(&mut env),
             Err(error) if error.kind() == Kind::Busy => {
-                Ok(Swept::Stays(format!("a command runs in env {name}")))
+                Ok(Swept::Stays(format!("in use by a command in env {name}")))
             }
             Err(error) if error.kind() == Kind::NotFound => Ok(Swept::Gone),
             Err(error) => Err(error),
@@ -85,9 +85,9 @@ impl Store {
                 names.push(name);
             }
         }
-        // Before the first forgets it: the layer would stay for the one that cannot.
+        // Before the first one forgets it: the layer would stay for the env that cannot.
         if let Some(busy) = names.iter().find(|name| self.is_env_busy(name)) {
-            return Ok(Swept::Stays(format!("a command runs in env {busy}")));
+            return Ok(Swept::Stays(format!("in use by a command in env {busy}")));
         }
         for name in names {
             let swept = self.with_idle(&name, |env| env.drop_layer(layer, keep_last))?;
@@ -100,7 +100,7 @@ impl Store {
 
     fn left(&self, layer: &LayerId) -> Swept {
         if self.layer_dir(layer).exists() {
-            Swept::Stays("a layer or env depends on it now".to_owned())
+            Swept::Stays("a layer or env now depends on it".to_owned())
         } else {
             Swept::Gone
         }
@@ -121,10 +121,10 @@ impl Store {
             used |= self.layer(&id)?.is_some_and(|layer| layer.image_key == key);
         }
         if used {
-            return Ok(Swept::Stays("a layer or env depends on it now".to_owned()));
+            return Ok(Swept::Stays("a layer or env now depends on it".to_owned()));
         }
         let images = self.root.join("images");
-        // The references first: they must not name what is not there.
+        // The references first: they must not name a missing image.
         for name in names(&images.join("refs"))? {
             let path = images.join("refs").join(&name);
             let reference: Option<serde_json::Value> = match name.ends_with(".json") {
@@ -142,13 +142,13 @@ impl Store {
     fn remove_stray(&self, path: &str) -> Result<Swept> {
         let _lock = self.lock("gc")?;
         if !path.starts_with("images/tmp-") {
-            return Err(Error::unexpected(format!("`{path}` is not for `gc`")));
+            return Err(Error::unexpected(format!("`gc` does not manage `{path}`")));
         }
         self.discard(&self.root.join(path))?;
         Ok(Swept::Gone)
     }
 
-    /// Finishes what killed commands left in the envs that nobody holds. Returns what went wrong.
+    /// Finishes what killed commands left in envs that nobody holds. Returns the errors.
     pub fn settle_envs(&self) -> Result<Vec<Error>> {
         let mut wrong = Vec::new();
         for name in names(&self.root.join("envs"))? {
@@ -160,7 +160,7 @@ impl Store {
         Ok(wrong)
     }
 
-    /// Empties the trash, or waits for whoever does.
+    /// Empties the trash, or waits for the process that does.
     pub fn await_trash(&self) -> Result<()> {
         let started = Instant::now();
         while !self.empty_trash()? && started.elapsed() < PATIENCE {
@@ -169,13 +169,13 @@ impl Store {
         Ok(())
     }
 
-    /// Empties the trash and waits until the file system has the space back, whoever empties it.
+    /// Empties the trash and waits until the file system has the space back.
     pub fn reclaim(&self) -> Result<()> {
         self.await_trash()?;
         self.settle_space()
     }
 
-    /// Waits until the file system says what is free: btrfs gives back what was deleted with its next commit.
+    /// Waits until the file system reports the free space: btrfs frees deleted data with its next commit.
     pub fn settle_space(&self) -> Result<()> {
         let directory = fs::File::open(&self.root)?;
         nix::unistd::syncfs(directory.file())?;

@@ -1,7 +1,7 @@
-//! Owns where the content of build volumes comes from: a build that began clean, or one that went on with what another build left.
+//! Owns the history of build volumes: whether a build began clean, or continued with files from an earlier build.
 //!
-//! A key names what a clean build makes. A layer that came about otherwise belongs to the env that made it and to its forks; nobody else
-//! gets it by its key, unless the user asks for that.
+//! A key names the result of a clean build. Any other layer belongs to the env that made it and to its forks; other
+//! envs get it by its key only if the user asks for that.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -14,19 +14,19 @@ use crate::plan::record::{Head, Record};
 use crate::sys::error::Result;
 use crate::tree::Method;
 
-/// Which layers serve an env that did not make them.
+/// Which layers an env may use that it did not make.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Reuse {
     /// Those whose build volumes began clean.
     #[default]
     Clean,
-    /// Incremental ones as well.
+    /// Incremental ones too.
     Incremental,
 }
 
 impl Reuse {
-    /// Returns what is asked for on the command line, else what is configured.
+    /// Returns the command line's choice, or else the configured one.
     pub fn or_asked(self, allow_incremental: bool) -> Self {
         match allow_incremental {
             true => Self::Incremental,
@@ -35,19 +35,19 @@ impl Reuse {
     }
 }
 
-/// Who looks for a step's layer.
+/// The env that looks for a step's layer.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seeker<'a> {
-    /// The env's record: its own layers serve it however they came about.
+    /// Its record: an env may use all of its own layers.
     pub record: Option<&'a Record>,
-    /// What serves it of other envs.
+    /// Which layers of other envs it may use.
     pub reuse: Reuse,
-    /// It begins clean: its own incremental layers do not serve it either.
+    /// It begins clean, so its own incremental layers are excluded too.
     pub clean: bool,
 }
 
 impl Head {
-    /// Returns where the content of the live build volumes comes from. Records of an older rockenv do not tell.
+    /// Returns the origin of the live build volumes' content. Records of older versions do not tell.
     pub fn volumes_from(&self) -> VolumesFrom {
         match &self.volumes_from {
             _ if self.volumes.is_empty() => VolumesFrom::NOTHING,
@@ -63,7 +63,8 @@ impl Head {
 }
 
 impl Layer {
-    /// Returns how its build volumes began. Where an older rockenv did not write that down, only a layer without any is clean.
+    /// Returns how its build volumes began. Older versions did not record that; their layers are clean only without
+    /// build volumes.
     pub fn history(&self) -> History {
         match &self.history {
             Some(history) => history.clone(),
@@ -74,14 +75,14 @@ impl Layer {
         }
     }
 
-    /// Returns whether it is what a clean build makes.
+    /// Returns whether it is the result of a clean build.
     pub fn is_clean(&self) -> bool {
         self.history() == History::Clean
     }
 }
 
 impl Store {
-    /// Finds the layer of a step that serves an env: its own, else the one that has the key as its id, else any other.
+    /// Finds a step's layer that the env may use: its own, else the one that has the key as its id, else any other.
     pub fn step_layer(&self, key: &StepKey, seeker: &Seeker<'_>) -> Result<Option<Layer>> {
         let own = seeker.record.and_then(|record| record.of_step(key));
         if let Some(own) = own
@@ -100,7 +101,7 @@ impl Store {
             return Ok(Some(layer.clone()));
         }
         if named.is_none() && seeker.reuse == Reuse::Clean {
-            // Of several clean layers of a key, one has it as its id.
+            // One of the clean layers with a key has it as its id.
             return Ok(None);
         }
         let all = self.layers()?.into_iter();
@@ -122,7 +123,7 @@ impl Store {
 }
 
 impl LockedEnv<'_> {
-    /// Writes down that a step begins on the live build volumes, and what they hold by then.
+    /// Records that a step begins on the live build volumes, and their origin.
     pub fn begin_step(&mut self, key: &StepKey) -> Result<()> {
         let mut from = self.known_record()?.head.volumes_from();
         if from.history == History::Clean && !self.begins_clean(&from, key)? {
@@ -136,7 +137,8 @@ impl LockedEnv<'_> {
         self.begin_attempt(key)
     }
 
-    /// Returns whether the live build volumes hold nothing but what the layers below left there, and the same step before it failed.
+    /// Returns whether the live build volumes contain only files from the layers below and from failed attempts of
+    /// the same step.
     fn begins_clean(&self, from: &VolumesFrom, key: &StepKey) -> Result<bool> {
         let record = self.known_record()?;
         let head = &record.head;
@@ -145,13 +147,13 @@ impl LockedEnv<'_> {
             return Ok(from.layer == head.layer || self.store.is_bare(head.layer.as_ref())?);
         }
         let attempt = self.store.attempt(self.name(), record);
-        // What `exec` runs may write there. Where nothing tells, it has.
+        // `exec` may write there. Assume that it did unless the file system can prove otherwise.
         let tells = self.store.method() == Method::Btrfs && attempt.is_none();
         let by_hand = head.tree.is_some() && !tells;
         Ok(from.layer == head.layer && attempt.is_none_or(|begun| begun == *key) && !by_hand)
     }
 
-    /// Returns how a layer began that is made of the env's tree on `parent`.
+    /// Returns the history of a layer made from the env's tree on `parent`.
     pub(super) fn history_on(&self, parent: Option<&LayerId>) -> Result<History> {
         let live = self.known_record()?.head.volumes_from().history;
         let parent = match (&live, parent) {
@@ -182,7 +184,7 @@ mod tests {
         let other = read(r#""volumes": {}, "history": {"incremental": {"on": "l"}}"#);
         let on = Some("l".into());
         assert_eq!(other.history(), History::Incremental { on });
-        // A record from before.
+        // A record of an older version.
         let head = |volumes: &str| {
             let text = format!(r#"{{"layer": "l", "tree": null, "volumes": {volumes}}}"#);
             let head: Head = serde_json::from_str(&text).unwrap();

@@ -1,8 +1,8 @@
-//! Owns built images on disk: `images/<key>/{image.json,root/}`, and `images/refs/<recipe>.json`, which says
-//! which of them a recipe stands for at present.
+//! Owns built images on disk: `images/<key>/{image.json,root/}`, and `images/refs/<recipe>.json`, which names the
+//! current image of a recipe.
 //!
-//! A recipe is built once and its image stays until somebody refreshes it: the key holds what the recipe
-//! resolved to (package versions, content digest), so a refreshed image with the same content is the same image.
+//! A recipe is built once, and its image stays until somebody refreshes it. The key covers what the recipe resolved
+//! to (package versions, content digest), so a refreshed image with the same content is the same image.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -28,14 +28,14 @@ use crate::tree;
 /// How long `gc` may take with downloads, which it renames one after the other.
 const SWEEP_WAIT: Duration = Duration::from_secs(60);
 
-/// What a recipe stands for at present.
+/// The current image of a recipe.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Reference {
     #[serde(deserialize_with = "checked::names")]
     key: String,
 }
 
-/// What building needs from outside the store.
+/// Everything from outside the store that building needs.
 pub struct Means<'a> {
     /// Mirrors from the configuration.
     pub mirrors: &'a BTreeMap<String, String>,
@@ -43,14 +43,14 @@ pub struct Means<'a> {
     pub logins: &'a Logins,
     /// Proxy variables for the tools.
     pub env: &'a BTreeMap<String, String>,
-    /// Told what happens.
+    /// Receives progress.
     pub progress: &'a mut dyn FnMut(Progress<'_>),
     /// Set to stop.
     pub cancel: &'a AtomicBool,
 }
 
 impl Means<'_> {
-    /// Takes a lock however long others have it: says for whom it waits, and stops when it should.
+    /// Takes a lock, however long others hold it; reports the holder meanwhile, and stops on request.
     pub(super) fn lock(&mut self, path: &Path, verb: &str) -> Result<Lock> {
         Lock::awaited(path, verb, &mut |waits| {
             (self.progress)(Progress::Line(waits));
@@ -68,11 +68,11 @@ impl std::fmt::Debug for Means<'_> {
 }
 
 impl Image {
-    /// Returns the key of what it describes.
+    /// Returns the key for its content.
     pub fn computed_key(&self) -> Result<String> {
         let failed = |error| Error::unexpected("cannot encode an image").source(error);
         let packages = serde_json::to_vec(&self.packages).map_err(failed)?;
-        // Images without variables keep the keys that they had before there were any.
+        // Images without variables keep the keys of versions that had none.
         let env = self.env.as_ref().filter(|env| !env.is_empty());
         let env = env.map(serde_json::to_vec).transpose().map_err(failed)?;
         let mut hash = Sha256::new();
@@ -95,12 +95,10 @@ impl Image {
 }
 
 impl Store {
-    /// Returns an image's directory.
     pub(super) fn image_dir(&self, key: &str) -> PathBuf {
         self.root.join("images").join(key)
     }
 
-    /// Returns an image's tree.
     pub fn image_root(&self, key: &str) -> PathBuf {
         self.image_dir(key).join("root")
     }
@@ -110,7 +108,7 @@ impl Store {
         let path = self.image_dir(key).join("image.json");
         match atomic::read_json::<Image>(&path)? {
             Some(image) if image.key != key => Err(Error::unexpected(format!(
-                "`{}` is of another image",
+                "`{}` belongs to another image",
                 path.display()
             ))
             .help("rockenv fsck")),
@@ -118,8 +116,8 @@ impl Store {
         }
     }
 
-    /// Returns the image that a recipe stands for, if it was built. A container image without its variables counts as not
-    /// built: an older version made it.
+    /// Returns the current image of a recipe, if it was built. A container image of an older version, without
+    /// variables, counts as not built.
     pub fn image_of(&self, recipe: &Recipe) -> Result<Option<Image>> {
         let image = self.referred(recipe)?;
         Ok(image.filter(|image| image.resolved.is_none() || image.env.is_some()))
@@ -134,14 +132,14 @@ impl Store {
         }
     }
 
-    /// Returns whether its recipe stands for this image at present.
+    /// Returns whether this is the current image of its recipe.
     pub fn is_current(&self, image: &Image) -> Result<bool> {
         let reference: Option<Reference> =
             atomic::read_json(&self.reference(&image.recipe, "json"))?;
         Ok(reference.is_some_and(|reference| reference.key == image.key))
     }
 
-    /// Returns every image, the newest first. A damaged description is for `fsck`.
+    /// Returns all images, newest first. Skips damaged ones, which `fsck` reports.
     pub fn images(&self) -> Result<Vec<Image>> {
         let mut images: Vec<Image> = Vec::new();
         for key in names(&self.root.join("images"))? {
@@ -151,12 +149,12 @@ impl Store {
         Ok(images)
     }
 
-    /// Returns the lock that those who download, and read it, hold together, and that whoever removes downloads holds alone.
+    /// Returns the lock that downloads and their readers share, and that removing downloads takes exclusively.
     pub(super) fn blobs_lock(&self) -> PathBuf {
         self.root.join("blobs/lock")
     }
 
-    /// Keeps everybody from removing downloads for as long as what this returns lives.
+    /// Prevents removing downloads for as long as the returned lock lives.
     pub fn keep_downloads(&self) -> Result<Lock> {
         Lock::shared(&self.blobs_lock(), "the downloads", SWEEP_WAIT)
     }
@@ -167,7 +165,7 @@ impl Store {
             .join(format!("{recipe}.{extension}"))
     }
 
-    /// Returns the image of a recipe, built if it is not there, or again with `refresh`.
+    /// Returns the image of a recipe, built if it is missing, or again with `refresh`.
     pub fn ensure_image(
         &self,
         name: &str,
@@ -182,14 +180,14 @@ impl Store {
         fs::create_dir_all(self.root.join("images/refs"))?;
         let lock = means.lock(&self.reference(&digest, "lock"), "image build")?;
         if !refresh && let Some(image) = self.image_of(recipe)? {
-            // Somebody else built it while we waited.
+            // Another command built it while we waited.
             return Ok(image);
         }
         let started = Instant::now();
         let work = self.image_work(&digest)?;
         let old = self.referred(recipe)?;
         let source_date = old.as_ref().map(|image| image.source_date);
-        // Nobody asked for another image where only the variables are missing.
+        // If only the variables are missing, the content must stay the same.
         let same = old.as_ref().filter(|_| !refresh);
         let pinned = recipe.pinned(Pin {
             snapshot: None,
@@ -215,7 +213,7 @@ impl Store {
         let place = self.root.join("images").join(&image.key);
         atomic::write_json(&work.join("image.json"), image)?;
         if place.join("root").exists() {
-            // The same content again: the age is new, the tree is not.
+            // The same content: only the description is new.
             fs::rename(work.join("image.json"), place.join("image.json"))?;
             return self.discard(work);
         }
@@ -224,8 +222,8 @@ impl Store {
         Ok(fs::rename(work, &place)?)
     }
 
-    /// Returns the image with the key `wanted`, built from the recipe if it is not there. What comes out of that with another
-    /// key is described and thrown away; what the recipe stands for at present stays what it is.
+    /// Returns the image with the key `wanted`, built from the recipe if it is missing. A result with another key is
+    /// described and discarded; the recipe's current image does not change.
     pub fn locked_image(
         &self,
         name: &str,
@@ -259,7 +257,7 @@ impl Store {
         Ok(image)
     }
 
-    /// Makes a recipe stand for an image, unless it stands for one.
+    /// Makes this the current image of its recipe, unless there is one.
     pub(super) fn refer(&self, image: &Image) -> Result<()> {
         let reference = self.reference(&image.recipe, "json");
         if !reference.exists() {
@@ -269,7 +267,7 @@ impl Store {
         Ok(())
     }
 
-    /// Builds a recipe again as it was built before and compares; returns the first differing paths.
+    /// Builds a recipe again from the same inputs and compares; returns the first differing paths.
     pub fn verify_image(
         &self,
         name: &str,
@@ -300,7 +298,7 @@ impl Store {
         Ok((image, differences))
     }
 
-    /// Makes the directory in which an image is built; what a killed build left under the same lock goes.
+    /// Makes the directory in which an image is built; removes the leftovers of a killed build under the same lock.
     fn image_work(&self, recipe: &str) -> Result<PathBuf> {
         let images = self.root.join("images");
         let prefix = format!("tmp-{}-", &recipe[..16]);
@@ -322,7 +320,7 @@ impl Store {
         source_date: Option<i64>,
         means: &mut Means<'_>,
     ) -> Result<Built> {
-        // Downloads stay while somebody may be about to read them.
+        // Another command may be about to read downloads.
         let _downloads = self.keep_downloads()?;
         let root = work.join("root");
         tree::create_tree(self.method, &root)?;

@@ -1,4 +1,5 @@
-//! Owns reading what `gc` decides about: the store's envs, layers, images, downloads and limited caches with their bytes.
+//! Owns reading the items that `gc` decides about: the store's envs, layers, images, downloads and limited caches,
+//! with their bytes.
 
 use std::collections::BTreeMap;
 use std::num::NonZero;
@@ -16,23 +17,23 @@ use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::tree::measure::{self, scan_one};
 use crate::ui::size;
 
-/// What to look at closely.
+/// What to examine closely.
 #[derive(Clone, Debug, Default)]
 pub struct Look {
-    /// Look for caches that are larger than they may be.
+    /// Look for caches that exceed their limit.
     pub caches: bool,
-    /// Most bytes by cache, from the configuration.
+    /// Maximum bytes by cache, from the configuration.
     pub cache_max: BTreeMap<String, u64>,
     /// Measure the whole store.
     pub used: bool,
-    /// Look for sub-projects of TheRock that may be given up.
+    /// Look for removable sub-projects of TheRock.
     pub projects: bool,
-    /// Measure what stays too.
+    /// Also measure what stays.
     pub everything: bool,
 }
 
 impl Store {
-    /// Reads the store. What cannot be read of it may need all layers and images.
+    /// Reads the store. Unreadable objects may need any layer or image.
     pub fn stock(&self, look: &Look, keep_last: usize) -> Result<Inventory> {
         let found = self.inventory()?;
         self.readable(&found)?;
@@ -59,7 +60,7 @@ impl Store {
                     .unreadable
                     .push(format!("the lost record of env `{name}`"));
                 stock.notes.push(format!(
-                    "env `{name}` has lost its record, so no layer goes: rockenv up ... --name {name} makes it again from its layers; or give them up: rm {}",
+                    "env `{name}` has lost its record, so all layers are kept: rockenv up ... --name {name} rebuilds it from its layers; or discard them: rm {}",
                     path.display()
                 ));
             }
@@ -98,7 +99,7 @@ impl Store {
                     name: image.name.clone(),
                     built: image.built,
                     used: self.last_use_of_image(&image),
-                    // A reference that cannot be read may be its.
+                    // An unreadable reference may name it.
                     current: current
                         || found.references.values().any(|reference| {
                             matches!(reference, Read::Damaged(_) | Read::Foreign(_))
@@ -112,10 +113,10 @@ impl Store {
         for (name, _) in found.image_work.iter().filter(|(_, busy)| !busy) {
             let path = format!("images/{name}");
             let bytes = allocated(&self.root.join(&path));
-            let why = "left of an image build that was cut off".to_owned();
+            let why = "left by an interrupted image build".to_owned();
             stock.strays.insert(path, (why, bytes));
         }
-        // A command that runs may be making one.
+        // A running command may be making one.
         if !busy {
             for volume in &found.volumes {
                 let id = volume.split('-').next().unwrap_or_default();
@@ -162,7 +163,7 @@ impl Store {
         let directory = self.env_dir(name);
         let mut logs = BTreeMap::new();
         for run in names(&directory.join("logs"))? {
-            // A few files each: threads would take longer to start than to look at them.
+            // A few files each: starting threads would take longer.
             let root = measure::Root::new(directory.join("logs").join(&run), 0);
             let options = measure::Options {
                 threads: Some(NonZero::<usize>::MIN),
@@ -181,7 +182,7 @@ impl Store {
     }
 
     fn blob_stock(&self, stock: &mut Inventory) -> Result<()> {
-        // Somebody builds an image, or pulls.
+        // A command builds an image, or pulls.
         if is_busy(&self.blobs_lock()) {
             return Ok(());
         }
@@ -210,13 +211,13 @@ impl Store {
         is_busy(&lock::env_lock(&self.env_dir(name))) && !self.only_waits(name)
     }
 
-    /// Returns whether nothing but a container that waits for another command has an env: who takes the lock ends it.
+    /// Returns whether only a container that waits for another command holds an env: taking the lock ends it.
     pub fn only_waits(&self, name: &str) -> bool {
         State::read(&self.env_dir(name).join("run")).is_some_and(|state| state.idle)
     }
 }
 
-/// Returns whether a file of this name is a download, or what is left of one: any other somebody else put there.
+/// Returns whether a file of this name is a complete or partial download. Others do not belong to rockenv.
 fn is_download(name: &str) -> bool {
     let is_digest = name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
     is_digest || name.starts_with('.')

@@ -1,4 +1,4 @@
-//! Owns whether an env holds changes that were made by hand, and keeping them before a step would drop them.
+//! Owns detecting manual changes in an env, and keeping them before a step would drop them.
 
 use super::LockedEnv;
 use crate::plan::record::{Origin, Record};
@@ -6,10 +6,11 @@ use crate::sys::error::Result;
 use crate::tree::{self, Method};
 
 impl LockedEnv<'_> {
-    /// Returns whether the live tree may hold changes since its snapshot, or a build volume that goes back with it.
+    /// Returns whether the live tree, or a build volume that a rollback restores, may have changed since the
+    /// snapshot.
     ///
-    /// With shared extents nothing tells: a clone's inodes are all new, and their times are as good as the clock. Whatever
-    /// ran counts as a change there, since a snapshot too many is better than a file too few.
+    /// With shared extents nothing proves that: a clone's inodes are all new, and their times depend on the clock.
+    /// There, any command that ran counts as a change, because an unneeded snapshot is better than a lost file.
     pub fn is_touched(&self) -> Result<bool> {
         let record = self.known_record()?;
         let Some(tree) = &record.head.tree else {
@@ -33,7 +34,7 @@ impl LockedEnv<'_> {
         }
     }
 
-    /// Returns whether a build volume is not what its layer froze.
+    /// Returns whether a build volume differs from the state that its layer froze.
     fn are_volumes_touched(&self, record: &Record) -> Result<bool> {
         for (name, id) in &record.head.volumes {
             let frozen = record

@@ -1,7 +1,7 @@
-//! Owns an env's journal: what a command began, so that the next one can finish or undo it.
+//! Owns an env's journal: operations that a command began, so that the next one can finish or undo them.
 //!
-//! Most of what a killed command leaves needs no journal: whatever the record does not name is garbage. The
-//! journal holds what cannot be seen that way: a live tree that became a layer, and what is being removed.
+//! Most leftovers of a killed command need no journal: anything that the record does not name is garbage. The journal
+//! has the rest: a live tree that became a layer, and removals in progress.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -14,29 +14,27 @@ use crate::plan::ids::LayerId;
 use crate::plan::record::Snapshot;
 use crate::sys::error::{Error, Result};
 
-/// Something begun.
+/// An operation in progress.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Entry {
     /// The live tree is about to become a layer of that snapshot.
     Freeze {
-        /// The tree.
         #[serde(deserialize_with = "checked::names")]
         tree: String,
         /// The snapshot it becomes.
         snapshot: Snapshot,
     },
-    /// What there is of a fork that has no record yet goes; earlier versions removed envs by it.
+    /// Discard a fork that has no record yet; earlier versions also removed envs by it.
     Remove {
         /// The env's id, which names its volumes.
         #[serde(deserialize_with = "checked::names")]
         id: String,
-        /// Layers it used, to be removed where nobody else does.
+        /// Layers it used, to be removed if nobody else needs them.
         layers: Vec<LayerId>,
     },
-    /// A sub-project of TheRock is about to be given up.
+    /// A sub-project of TheRock is about to be discarded.
     Expunge {
-        /// The build volume's id.
         #[serde(deserialize_with = "checked::names")]
         volume: String,
         /// The sub-project's directory there.
@@ -45,7 +43,7 @@ pub enum Entry {
     },
     /// The record is about to forget snapshots.
     Forget {
-        /// Their layers, to be removed where nobody needs them.
+        /// Their layers, to be removed if nobody needs them.
         layers: Vec<LayerId>,
     },
 }
@@ -68,7 +66,7 @@ pub fn begin(env: &Path, entry: &Entry) -> Result<()> {
     Ok(())
 }
 
-/// Reads the entries; a last line cut short was never acted upon and does not count.
+/// Reads the entries. A truncated last line was never acted upon, so it is ignored.
 pub fn read(env: &Path) -> Result<Vec<Entry>> {
     let text = match fs::read(path(env)) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -87,7 +85,7 @@ pub fn read(env: &Path) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// Forgets the entries: what was begun is done and recorded.
+/// Clears the journal: the operations are done and recorded.
 pub fn clear(env: &Path) -> Result<()> {
     match fs::remove_file(path(env)) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),

@@ -1,8 +1,9 @@
-//! Owns layers: frozen root file systems, `layers/<id>/` with `layer.json`, the tree (`diff` for an overlay,
-//! `root` else, neither where a service has the tree) and, where the method can, the env's build volumes in `volumes/<name>`.
+//! Owns layers: frozen root file systems, `layers/<id>/` with `layer.json`, the tree (`diff` for an overlay, else
+//! `root`, or neither if a service has the tree) and, if the method can freeze them, the env's build volumes in
+//! `volumes/<name>`.
 //!
-//! A layer is published by one rename of a tree directory and never written again. Its id is the step's key;
-//! a step run again under the same key, and a snapshot somebody asked for, get an id of their own.
+//! A layer is published by one rename of a tree directory and never written again. Its id is the step's key; a step
+//! run again under the same key, and a manual snapshot, get an id of their own.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -27,17 +28,16 @@ impl checked::Names for VolumeState {
 }
 
 impl Store {
-    /// Returns a layer's directory.
     pub fn layer_dir(&self, id: &LayerId) -> PathBuf {
         self.root.join("layers").join(id)
     }
 
-    /// Reads a layer; `None` where there is none of that id.
+    /// Reads a layer; `None` if there is none of that id.
     pub fn layer(&self, id: &LayerId) -> Result<Option<Layer>> {
         let path = self.layer_dir(id).join("layer.json");
         match atomic::read_json::<Layer>(&path)? {
             Some(layer) if layer.id != *id => Err(Error::unexpected(format!(
-                "`{}` is of another layer",
+                "`{}` belongs to another layer",
                 path.display()
             ))
             .help("rockenv fsck")),
@@ -51,7 +51,7 @@ impl Store {
         Ok(names.filter_map(|name| name.try_into().ok()).collect())
     }
 
-    /// Reads all layers. A damaged description is for `fsck`: it must not keep an env from being removed.
+    /// Reads all layers. Skips damaged ones, which `fsck` reports: they must not prevent removing an env.
     pub fn layers(&self) -> Result<Vec<Layer>> {
         let mut found = Vec::new();
         for id in self.layer_ids()? {
@@ -60,18 +60,18 @@ impl Store {
         Ok(found)
     }
 
-    /// Returns the ids of the layers that an env made.
     pub fn layers_of(&self, env: &str) -> Result<Vec<LayerId>> {
         let made = self.layers()?.into_iter().filter(|layer| layer.env == env);
         Ok(made.map(|layer| layer.id).collect())
     }
 
-    /// Returns whether a layer may be built upon: it is on disk for good, or no power was lost since it was made.
+    /// Returns whether a layer may be used as a parent: it is safely on disk, or the machine did not restart since it
+    /// was made.
     pub fn is_sound(&self, layer: &Layer) -> bool {
         layer.boot == boot_id() || self.layer_dir(&layer.id).join("durable").exists()
     }
 
-    /// Waits until everything written so far is on disk, and marks these layers as safe from a loss of power.
+    /// Waits until everything written so far is on disk, and marks these layers as durable.
     pub fn make_durable(&self, layers: &[LayerId]) -> Result<()> {
         let directory = fs::File::open(self.root.join("layers"))?;
         nix::unistd::syncfs(directory.file())?;
@@ -84,7 +84,7 @@ impl Store {
         Ok(())
     }
 
-    /// Makes every layer of the present boot durable that is not.
+    /// Makes all layers of the current boot durable.
     pub fn make_all_durable(&self) -> Result<()> {
         let mut fresh = Vec::new();
         let boot = boot_id();
@@ -110,8 +110,10 @@ impl Store {
         while let Some(id) = next {
             let layer = self.layer(&id)?.ok_or_else(|| missing(&id))?;
             if chain.iter().any(|known| known.id == layer.id) {
-                return Err(Error::unexpected(format!("layer `{id}` stands on itself"))
-                    .help("rockenv fsck"));
+                return Err(
+                    Error::unexpected(format!("layer `{id}` is its own ancestor"))
+                        .help("rockenv fsck"),
+                );
             }
             next = layer.parent.clone();
             chain.push(layer);
@@ -119,7 +121,7 @@ impl Store {
         Ok(chain)
     }
 
-    /// Returns whether `top` is `below` or stands on it.
+    /// Returns whether `top` is `below` or a descendant of it.
     pub fn descends(&self, top: Option<&LayerId>, below: &LayerId) -> Result<bool> {
         match top {
             None => Ok(false),
@@ -127,7 +129,7 @@ impl Store {
         }
     }
 
-    /// Returns the key of the image at the bottom: the layer's own, which an env's may have left behind.
+    /// Returns the key of the lowest image: the layer's own, which may be older than the env's.
     pub(super) fn image_below(&self, layer: Option<&LayerId>, image_key: &str) -> Result<String> {
         match layer {
             None => Ok(image_key.to_owned()),
@@ -135,10 +137,10 @@ impl Store {
         }
     }
 
-    /// Returns the directories an overlay on this layer needs, topmost first, the image last; on no layer, those
-    /// of the image `image_key` alone.
+    /// Returns the directories for an overlay on this layer, topmost first, the image last; without a layer, only
+    /// those of the image `image_key`.
     ///
-    /// A chain near the kernel's limit is merged first, by hard links, into `flat` of its top.
+    /// A chain near the kernel's limit is first merged, by hard links, into `flat` of its top.
     pub fn lowers(&self, layer: Option<&LayerId>, image_key: &str) -> Result<Vec<PathBuf>> {
         let mut lowers = Vec::new();
         let mut next = layer.cloned();
@@ -164,7 +166,7 @@ impl Store {
         Ok(lowers)
     }
 
-    /// Merges the layers of `top` on their image into `flat` of `top`.
+    /// Merges the layers from `top` down to the image into `flat` of `top`.
     fn flatten(&self, top: &LayerId, lowers: &[PathBuf], image: &Path) -> Result<()> {
         let mut bottom_up = lowers.to_vec();
         bottom_up.reverse();
@@ -173,13 +175,13 @@ impl Store {
             .map(drop)
             .context(|| format!("cannot merge the {} layers below `{top}`", lowers.len()))?;
         match fs::rename(&temporary, self.layer_dir(top).join("flat")) {
-            // Somebody else merged the same chain; theirs is as good.
+            // Another command merged the same chain; its result is as good.
             Err(_) if self.layer_dir(top).join("flat").exists() => self.discard(&temporary),
             other => Ok(other?),
         }
     }
 
-    /// Makes an empty live tree that stands on `layer`, in an env's directory; returns its id.
+    /// Makes an empty live tree on `layer`, in an env's directory; returns its id.
     pub fn checkout_tree(
         &self,
         env: &Path,
@@ -227,7 +229,7 @@ impl Store {
         match self.method() {
             Method::Overlay => {
                 let work = directory.join("work");
-                // Absent when a freeze was cut off before its rename.
+                // Absent if a freeze was interrupted before its rename.
                 fs::create_dir_all(&work)?;
                 Ok(Root::Overlay {
                     lowers: self.lowers(layer, image_key)?,
@@ -239,8 +241,8 @@ impl Store {
         }
     }
 
-    /// Returns an id for a layer: its step's key, by which it is looked for, unless another layer has that. The key stands for what a
-    /// clean build makes: no other one gets it.
+    /// Returns an id for a layer: its step's key, by which it is found, unless another layer has that. The key stands
+    /// for the result of a clean build, so no other layer gets it.
     pub(super) fn free_id(&self, layer: &Layer) -> Result<LayerId> {
         let named = layer.key.clone().filter(|_| layer.is_clean());
         match named.map(LayerId::from) {
@@ -253,24 +255,25 @@ impl Store {
         Ok(format!("{}{}", random_id()?, random_id()?).try_into()?)
     }
 
-    /// Publishes a live tree as a layer: one rename. Nothing may have it mounted. False where another layer has its id by now.
+    /// Publishes a live tree as a layer by one rename. It must not be mounted. Returns false if another layer has
+    /// taken its id.
     pub fn publish(&self, env: &Path, layer: &Layer) -> Result<bool> {
         let directory = env.join("trees").join(&layer.tree);
         if self.method() == Method::Overlay {
-            // The kernel keeps whiteouts and half copies in it.
+            // The kernel keeps whiteouts and partial copies there.
             self.discard(&directory.join("work"))?;
         }
         self.place(&directory, layer)
     }
 
-    /// Describes what is in a directory, and makes a layer of it; false where another layer has its id by now: of those who finish
-    /// the same step at the same time, one comes first.
+    /// Describes a directory and makes a layer of it. Returns false if another layer has taken its id: two commands
+    /// may finish the same step at the same time.
     pub(super) fn place(&self, directory: &Path, layer: &Layer) -> Result<bool> {
         let json = serde_json::to_vec_pretty(layer)
             .map_err(|error| Error::unexpected("cannot encode layer").source(error))?;
         fs::write(directory.join("layer.json"), json)?;
         match fs::rename(directory, self.layer_dir(&layer.id)) {
-            // XFS says it otherwise.
+            // XFS reports it differently.
             Err(error)
                 if [ErrorKind::DirectoryNotEmpty, ErrorKind::AlreadyExists]
                     .contains(&error.kind()) =>
@@ -288,7 +291,7 @@ fn missing(id: &LayerId) -> Error {
     Error::not_found(format!("layer `{id}` is missing from the store")).help("rockenv fsck")
 }
 
-/// Returns the kernel's random name for the present boot.
+/// Returns the kernel's random id of the current boot.
 pub fn boot_id() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id")
         .map(|text| text.trim().to_owned())
@@ -330,7 +333,7 @@ mod tests {
         for tree in &trees {
             fs::create_dir(tree).unwrap();
         }
-        // Both have looked before either is there.
+        // Both look before either exists.
         let ids = [(); 2].map(|()| store.free_id(&layer("new".into())).unwrap());
         let key = LayerId::from(StepKey::from("key"));
         assert_eq!(ids, [key.clone(), key.clone()]);

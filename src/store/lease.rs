@@ -1,6 +1,7 @@
-//! Owns leases: what a running command is about to stand on and its env's record does not say yet, `envs/<name>/lease`.
+//! Owns leases: layers and images that a running command needs and its env's record does not name yet, in
+//! `envs/<name>/lease`.
 //!
-//! A lease holds as long as the env's lock does, whatever the clock says: nobody who died can keep anything.
+//! A lease is valid for as long as the env's lock is held, whatever the clock says: a dead process can keep nothing.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +15,7 @@ use crate::sys::error::{Error, Result};
 const LEASE: &str = "lease";
 
 impl LockedEnv<'_> {
-    /// Keeps layers and an image until the lock is given back. Returns whether all of them are there still.
+    /// Keeps layers and an image until the lock is released. Returns whether all of them still exist.
     pub fn lease(&self, lease: &Lease) -> Result<bool> {
         let shared = self.store.lock_shared()?;
         let mut there = self.store.image(&lease.image)?.is_some();
@@ -31,7 +32,7 @@ impl LockedEnv<'_> {
         Ok(there)
     }
 
-    /// Gives up what an earlier command kept.
+    /// Ends the lease of an earlier command.
     pub(super) fn end_lease(&self) -> Result<()> {
         match fs::remove_file(self.directory.join(LEASE)) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
@@ -45,7 +46,7 @@ impl Store {
     pub fn leases(&self) -> Result<BTreeMap<String, Lease>> {
         let mut leases = BTreeMap::new();
         for name in names(&self.root.join("envs"))? {
-            // One that cannot be read keeps everything: see [`Store::unreadable`].
+            // An unreadable lease keeps everything: see [`Store::unreadable`].
             if let Ok(Some(lease)) = self.lease_of(&name)
                 && is_busy(&lock::env_lock(&self.env_dir(&name)))
             {
@@ -55,7 +56,7 @@ impl Store {
         Ok(leases)
     }
 
-    /// Reads what a command keeps, or kept when it ran.
+    /// Reads a lease, valid or not.
     pub(super) fn lease_of(&self, env: &str) -> Result<Option<Lease>> {
         crate::sys::atomic::read_json(&self.env_dir(env).join(LEASE))
     }

@@ -1,4 +1,4 @@
-//! Owns locks: `flock` on files that are never deleted, with the holder's name inside for the message.
+//! Owns locks: `flock` on files that are never deleted, with the holder's name inside for messages.
 //!
 //! Order: the global lock before an env's; never two envs' at once.
 
@@ -12,17 +12,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::sys::error::{Error, Result};
 
-/// How long a lock that others hold is waited for before the command gives up.
+/// How long to wait for a lock before the command fails.
 pub const WAIT: Duration = Duration::from_secs(5);
 
-/// Who holds a lock.
+/// The holder of a lock.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Holder {
-    /// Process id.
     pub pid: u32,
     /// The command, such as `up`.
     pub verb: String,
-    /// Since when.
     pub since: jiff::Timestamp,
 }
 
@@ -39,7 +37,7 @@ impl AsFd for Lock {
 }
 
 impl Lock {
-    /// Takes the lock at `path` for `verb` alone, or says who has it after `wait`.
+    /// Takes the lock at `path` exclusively for `verb`, or fails with the holder's name after `wait`.
     pub fn exclusive(path: &Path, what: &str, verb: &str, wait: Duration) -> Result<Self> {
         let deadline = Instant::now() + wait;
         loop {
@@ -54,8 +52,8 @@ impl Lock {
         }
     }
 
-    /// Takes the lock at `path` for `verb` alone, however long others have it. Meanwhile `waits` is told for whom, again and again; its
-    /// error ends the wait.
+    /// Takes the lock at `path` exclusively for `verb`, however long others hold it. Meanwhile calls `waits`
+    /// repeatedly with the holder; its error ends the wait.
     pub fn awaited(
         path: &Path,
         verb: &str,
@@ -97,7 +95,7 @@ impl Lock {
         }
     }
 
-    /// Writes down who holds the lock.
+    /// Records the holder of the lock.
     fn sign(&mut self, verb: &str) -> Result<()> {
         let holder = Holder {
             pid: std::process::id(),
@@ -109,14 +107,14 @@ impl Lock {
         self.file.set_len(0)?;
         self.file.seek(std::io::SeekFrom::Start(0))?;
         match self.file.write_all(text.as_bytes()) {
-            // It is for messages only, and who holds the lock may be about to make room.
+            // It is only for messages, and the holder may be about to free space.
             Err(error) if error.kind() == std::io::ErrorKind::StorageFull => Ok(()),
             other => Ok(other?),
         }
     }
 }
 
-/// Returns who holds the lock at `path`, where anybody does, without taking it.
+/// Returns the holder of the lock at `path`, if any, without taking it.
 pub fn holder(path: &Path) -> Option<Holder> {
     use std::os::unix::fs::MetadataExt as _;
     let holder: Holder = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
@@ -127,8 +125,8 @@ pub fn holder(path: &Path) -> Option<Holder> {
 
 /// Looks for an exclusive lock in `/proc/locks`: `1: FLOCK  ADVISORY  WRITE 4242 fe:00:131 0 EOF`.
 ///
-/// The device is not compared: btrfs reports another one there than for the file. The process that took the lock
-/// is named even when only its children hold it still.
+/// The device is not compared, because btrfs reports another one there than for the file. The process that took the
+/// lock is named even if only its children still hold it.
 fn is_locked(locks: &str, inode: u64, pid: u32) -> bool {
     locks.lines().any(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();
@@ -151,7 +149,7 @@ fn open(path: &Path) -> Result<fs::File> {
         .open(path)?)
 }
 
-/// Names who took a lock last, for people.
+/// Names the last process that took a lock, for messages.
 fn holder_named(path: &Path) -> String {
     let holder = fs::read(path).ok();
     match holder.and_then(|text| serde_json::from_slice::<Holder>(&text).ok()) {
@@ -170,7 +168,7 @@ fn busy(path: &Path, what: &str) -> Error {
     Error::busy(message).help("wait for it, or end it with Ctrl-C where it runs")
 }
 
-/// A path that names an env's lock file.
+/// Returns the path of an env's lock file.
 pub fn env_lock(env: &Path) -> PathBuf {
     env.join("lock")
 }

@@ -1,5 +1,5 @@
-//! Owns which lock files this store was used with, `locks/<digest of the path>.json`: what they name is kept as long as they
-//! are there.
+//! Owns the lock files that this store was used with, `locks/<digest of the path>.json`: everything they name is kept
+//! while they exist.
 
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt as _;
@@ -20,18 +20,18 @@ use crate::sys::error::{Error, Result};
 /// A lock file that was written or followed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Known {
-    /// Where it is, absolute.
+    /// Its absolute path.
     file: PathBuf,
-    /// What it named when it was last seen: images, layers and downloads.
+    /// Images, layers and downloads that it named when last seen.
     names: Vec<String>,
-    /// Where the file system begins that it was seen on.
+    /// Top of the file system that it was seen on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     top: Option<PathBuf>,
 }
 
 impl Known {
-    /// Returns whether the file was removed. Where its directory is not there either, or on another file system than the file
-    /// was, that one may just not be mounted: a home directory, a stick.
+    /// Returns whether the file was removed. If its directory is missing too, or on another file system than before,
+    /// that one may just not be mounted: a home directory, a USB disk.
     fn is_gone(&self) -> bool {
         let missing = |error: std::io::Error| error.kind() == std::io::ErrorKind::NotFound;
         let Some(parent) = self.file.parent().filter(|parent| parent.is_dir()) else {
@@ -51,16 +51,16 @@ fn top_of(directory: &Path) -> Option<PathBuf> {
     same.last().map(Path::to_owned)
 }
 
-/// What lock files keep.
+/// Everything that lock files keep.
 #[derive(Clone, Debug, Default)]
 pub struct Locked {
     /// Images, layers and downloads, each with the file.
     pub names: BTreeMap<String, String>,
-    /// What to say of the files that cannot be read now: what they named when they were last seen stays.
+    /// Notes about unreadable files; what they named when last seen is kept.
     pub notes: Vec<String>,
 }
 
-/// The copy of the lock file that an env was built from, in its directory.
+/// The copy, in an env's directory, of the lock file that it was built from.
 const COPY: &str = "locked.toml";
 
 impl LockedEnv<'_> {
@@ -76,7 +76,7 @@ impl LockedEnv<'_> {
 }
 
 impl Store {
-    /// Returns the text of the lock file that an env was built from, if it was.
+    /// Returns the text of the lock file that an env was built from, if any.
     pub fn locked_text(&self, spec: &Spec) -> Result<Option<String>> {
         let Some(digest) = &spec.lock else {
             return Ok(None);
@@ -92,7 +92,7 @@ impl Store {
         }
     }
 
-    /// Returns the SHA-256 of each file in a cache, by path; a download that is not finished does not count.
+    /// Returns the SHA-256 of each file in a cache, by path; unfinished downloads are skipped.
     pub fn cache_files(&self, cache: &str) -> Result<BTreeMap<String, String>> {
         let directory = self.root.join("caches").join(cache);
         if !directory.is_dir() {
@@ -125,8 +125,8 @@ impl Store {
         atomic::write_json(&place, &known)
     }
 
-    /// Returns what known lock files name. A file that was removed names nothing; one that cannot be read, or not be seen
-    /// now, names what it did.
+    /// Returns what known lock files name. A removed file names nothing; one that is unreadable or unreachable names
+    /// what it last did.
     pub fn locked(&self) -> Result<Locked> {
         let mut locked = Locked::default();
         let directory = self.root.join("locks");
@@ -136,7 +136,7 @@ impl Store {
                 Error::unexpected("cannot read the list of lock files")
                     .source(error)
                     .help(format!(
-                        "rm {}; `rockenv up --locked` makes it anew",
+                        "rm {}; `rockenv up --locked` creates it again",
                         place.display()
                     ))
             })?;
@@ -153,7 +153,7 @@ impl Store {
                         Err(_) => ("read", "as it is"),
                     };
                     locked.notes.push(format!(
-                        "lock file `{file}` cannot be {verb} now, {what}: what it named stays; if it is gone for good: rm {}",
+                        "lock file `{file}` cannot be {verb} now, {what}: keeping everything that it named; if it is gone for good: rm {}",
                         place.display()
                     ));
                     file = format!("{file} (which cannot be {verb} now)");

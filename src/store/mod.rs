@@ -75,24 +75,24 @@ use crate::tree::{self, Method};
 /// Version of the layout; a newer one is refused, never migrated silently.
 const VERSION: u32 = 1;
 
-/// Makes the error for a store of another user, root as a rule.
+/// Makes the error for another user's store, usually root's.
 fn not_ours(root: &Path) -> Error {
     Error::unavailable(format!(
-        "the store at `{}` may be read by its owner only",
+        "the store at `{}` is readable by its owner only",
         root.display()
     ))
     .help("sudo rockenv ...; ROCKENV_HOME=DIR names another store")
 }
 
-/// Returns whether a store may be made beside this entry of a directory. What is in a directory that will be the store's own is
-/// the store's to delete, so nothing may be in there.
+/// Returns whether a directory with this entry may become a store. The store may delete anything in its own
+/// directories, so those must be empty.
 fn may_be_there(entry: &fs::DirEntry) -> Result<bool> {
     let name = entry.file_name();
     let Some(name) = name.to_str() else {
         return Ok(false);
     };
     if !PRIVATE.contains(&name) {
-        // The rest is what a killed command began with, or what is kept here and never deleted.
+        // Left by a killed command, or kept here and never deleted.
         let known = matches!(name, "id" | "lock" | "jobs" | "CACHEDIR.TAG" | "lost+found");
         return Ok(known || SHARED.contains(&name) || name.starts_with('.'));
     }
@@ -112,7 +112,6 @@ struct Format {
     method: Method,
 }
 
-/// The store.
 #[derive(Clone, Debug)]
 pub struct Store {
     root: PathBuf,
@@ -120,7 +119,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens the store at `root`; makes it when it is absent.
+    /// Opens the store at `root`; makes it if it is missing.
     pub fn open(root: &Path) -> Result<Self> {
         match Self::open_existing(root)? {
             Some(store) => Ok(store),
@@ -128,9 +127,9 @@ impl Store {
         }
     }
 
-    /// Opens the store at `root`; `None` where there is none.
+    /// Opens the store at `root`; `None` if there is none.
     pub fn open_existing(root: &Path) -> Result<Option<Self>> {
-        // Every path below is compared and mounted: one name for one place.
+        // Paths below are compared and mounted, so each place must have one name.
         let root = match fs::canonicalize(root) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             other => other.map_err(|error| match error.kind() {
@@ -140,7 +139,7 @@ impl Store {
         };
         let root = root.as_path();
         let format = root.join("format");
-        // A store that somebody else owns is entered by nobody else, and said to be so before anything fails in it.
+        // Another user's store is inaccessible; report that before anything fails in it.
         for path in [root, &format, &root.join(PRIVATE[0])] {
             let all = AccessFlags::R_OK;
             if nix::unistd::eaccess(path, all) == Err(nix::Error::EACCES) {
@@ -168,7 +167,7 @@ impl Store {
         }))
     }
 
-    /// Returns what the steps of a profile cost before, in all its envs that there still are; oldest first.
+    /// Returns the earlier costs of a profile's steps, from all its existing envs; oldest first.
     pub fn past(&self, profile: &str) -> Vec<Past> {
         let entries = fs::read_dir(self.root.join("envs")).into_iter().flatten();
         let mut rows = Vec::new();
@@ -179,7 +178,7 @@ impl Store {
                 continue;
             }
             let text = fs::read_to_string(entry.path().join("metrics.jsonl")).unwrap_or_default();
-            // A line cut short by a crash, or of another version, is left out.
+            // Skips lines cut short by a crash or written by another version.
             rows.extend(
                 text.lines()
                     .filter_map(|line| serde_json::from_str::<Past>(line).ok()),
@@ -189,12 +188,12 @@ impl Store {
         rows
     }
 
-    /// Returns the file that holds the machine's budget of jobs.
+    /// Returns the file with the machine's budget of jobs.
     pub fn jobs_file(&self) -> PathBuf {
         self.root.join("jobs")
     }
 
-    /// Returns the file that remembers the fingerprint of a source directory.
+    /// Returns the file that caches the fingerprint of a source directory.
     pub fn known_fingerprint(&self, source: &Path) -> PathBuf {
         let digest = Sha256::digest(source.as_os_str().as_encoded_bytes());
         self.root
@@ -205,7 +204,7 @@ impl Store {
     fn create(root: &Path) -> Result<Self> {
         if !root.exists() {
             fs::create_dir_all(root)?;
-            // Whatever the mask of new files.
+            // Regardless of the umask.
             fs::set_permissions(root, std::fs::Permissions::from_mode(0o755))?;
         }
         let root = fs::canonicalize(root)?;
@@ -215,7 +214,7 @@ impl Store {
             if may_be_there(&entry)? {
                 continue;
             }
-            // Another command may just have made it.
+            // Another command may have made it a moment ago.
             if let Some(store) = Self::open_existing(&root)? {
                 return Ok(store);
             }
@@ -242,7 +241,7 @@ impl Store {
         fs::create_dir_all(root.join("blobs/sha256"))?;
         fs::write(
             root.join("CACHEDIR.TAG"),
-            "Signature: 8a477f597d28d172789f06886806bc55\n# Written by rockenv: back up what you export, not this.\n",
+            "Signature: 8a477f597d28d172789f06886806bc55\n# Written by rockenv: back up exported files, not this directory.\n",
         )?;
         let method = tree::probe(&root)?.method;
         fs::write(root.join("id"), random_id()?)?;
@@ -257,12 +256,11 @@ impl Store {
         Ok(Self { root, method })
     }
 
-    /// Returns the store's root.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Returns what tells the store from every other; empty where an older rockenv made it.
+    /// Returns the store's unique id; empty if an older version made it.
     pub fn id(&self) -> Result<String> {
         match fs::read_to_string(self.root.join("id")) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
@@ -270,27 +268,24 @@ impl Store {
         }
     }
 
-    /// Returns how snapshots are made here.
     pub fn method(&self) -> Method {
         self.method
     }
 
-    /// Returns whether build volumes are frozen with a snapshot.
+    /// Returns whether snapshots include build volumes.
     pub fn freezes_volumes(&self) -> bool {
         self.method != Method::Overlay
     }
 
-    /// Returns an env's directory.
     pub fn env_dir(&self, name: &str) -> PathBuf {
         self.root.join("envs").join(name)
     }
 
-    /// Returns a live build volume's directory.
     pub fn volume_dir(&self, id: &str) -> PathBuf {
         self.root.join("volumes").join(id)
     }
 
-    /// Returns whether there is nothing in a live build volume.
+    /// Returns whether a live build volume is empty.
     pub fn is_volume_empty(&self, id: &str) -> bool {
         fs::read_dir(self.volume_dir(id)).is_ok_and(|mut entries| entries.next().is_none())
     }
@@ -310,7 +305,7 @@ impl Store {
         Ok(names)
     }
 
-    /// Reads an env's record without its lock: what the last finished command left.
+    /// Reads an env's record without its lock, as the last finished command left it.
     pub fn record(&self, name: &str) -> Result<Option<Record>> {
         let Some(record) =
             crate::sys::atomic::read_json::<Record>(&self.env_dir(name).join("record.json"))?
@@ -326,19 +321,19 @@ impl Store {
         Ok(Some(record))
     }
 
-    /// Reads an env's record, or says that there is no such env.
+    /// Reads an env's record; an error if there is no such env.
     pub fn known(&self, name: &str) -> Result<Record> {
         check_name(name)?;
         self.record(name)?
             .ok_or_else(|| Error::not_found(format!("no env `{name}`")).help("rockenv ls"))
     }
 
-    /// Takes the global lock alone: what it protects is deleted or counted.
+    /// Takes the global lock exclusively, to delete or count what it protects.
     pub fn lock(&self, verb: &str) -> Result<Lock> {
         Lock::exclusive(&self.root.join("lock"), "the store", verb, lock::WAIT)
     }
 
-    /// Takes the global lock with others: while it is held, nothing shared is deleted.
+    /// Takes the global lock together with others: while it is held, nothing shared is deleted.
     pub fn lock_shared(&self) -> Result<Lock> {
         Lock::shared(&self.root.join("lock"), "the store", lock::WAIT)
     }
@@ -358,7 +353,7 @@ pub fn check_name(name: &str) -> Result<()> {
     }
     Err(Error::new(
         crate::sys::error::Kind::Usage,
-        format!("`{}` is not a name", name.escape_debug()),
+        format!("`{}` is not a valid name", name.escape_debug()),
     )
     .help("use up to 64 of a-z 0-9 . _ -, beginning with a letter or digit"))
 }
@@ -376,10 +371,10 @@ mod tests {
             ("blobs/notes", false),
             ("blobs/sha256/notes", false),
             ("notes", false),
-            // What a command had made when it was killed.
+            // Files of a command that was killed early.
             ("lock", true),
             ("CACHEDIR.TAG", true),
-            // Never deleted: somebody may have brought one along.
+            // Never deleted: a user may have brought one along.
             ("caches/ccache/stats", true),
             (".snapshots/1", true),
         ] {

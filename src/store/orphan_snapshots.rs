@@ -1,9 +1,10 @@
-//! Owns snapshots that a service has and the store knows nothing of: its records were lost, in part or as a whole. They are
-//! found again by their step's key, and a step with that key need not run again.
+//! Owns snapshots that a service has and the store lost the records of. They are found by their step's key, and a
+//! step with that key need not run again.
 //!
-//! What is found must be all that the step left: an image whose build volumes held something is not, since these were
-//! the store's. And nobody may be about to publish it or to remove it: a tree of which anything in the store speaks is not
-//! forgotten. It is looked for in the order in which a tree moves, from envs, or from a pull, to layers to the trash, so that none slips by.
+//! A found image must be complete: if its build volumes had content, it is not, because those were in the store. And
+//! no command may be about to publish or remove it: a tree mentioned anywhere in the store is not orphaned. The
+//! search follows the order in which a tree moves, from envs, or from a pull, to layers to the trash, so that none
+//! slips by.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -22,7 +23,7 @@ use crate::plan::ids::{LayerId, StepKey};
 use crate::sys::error::Result;
 
 impl Store {
-    /// Returns the forgotten images of steps with one of these keys, the newest last.
+    /// Returns the orphaned images of steps with one of these keys, the newest last.
     pub fn forgotten(&self, service: &Service, keys: &[&StepKey]) -> Result<Vec<Frozen>> {
         let mut found = service.frozen(&self.root().to_string_lossy())?;
         found.retain(|frozen| keys.contains(&&frozen.key));
@@ -34,11 +35,11 @@ impl Store {
         found.sort_by_key(|frozen| frozen.created);
         let mut left = Vec::new();
         for frozen in found {
-            // One that was just removed has left the trash too.
+            // One that was removed a moment ago has left the trash too.
             if let Some(image) = service.image(&frozen.image)? {
                 left.push(Frozen {
                     whole: frozen.whole.filter(|below| {
-                        // Somebody may have given its name to what he built upon it.
+                        // A user may have given its name to an image based on it.
                         image.layers == *below || image.layers == below + 1
                     }),
                     ..frozen
@@ -48,7 +49,7 @@ impl Store {
         Ok(left)
     }
 
-    /// Returns every tree of which anything in the store speaks.
+    /// Returns all trees mentioned anywhere in the store.
     pub(super) fn known_trees(&self) -> Result<BTreeSet<String>> {
         let mut known = BTreeSet::new();
         let listed = |directory: &Path, known: &mut BTreeSet<String>| {
@@ -75,7 +76,7 @@ impl Store {
         Ok(known)
     }
 
-    /// Removes forgotten images that have become useless: their steps have layers.
+    /// Removes orphaned images that have become useless because their steps have layers.
     pub fn remove_forgotten(&self, service: &Service, keys: &[&StepKey]) -> Result<()> {
         let _lock = self.lock("up")?;
         for frozen in self.forgotten(service, keys)? {
@@ -86,8 +87,8 @@ impl Store {
 }
 
 impl LockedEnv<'_> {
-    /// Makes layers of forgotten images; `steps` are names and keys of those that need not run, in order. Returns how
-    /// many there were.
+    /// Makes layers of orphaned images; `steps` are names and keys of the steps that need not run, in order. Returns
+    /// how many were found.
     pub fn remember(&self, service: &Service, steps: &[(&str, &StepKey)]) -> Result<usize> {
         let record = self.known_record()?;
         let _lock = self.store.lock("up")?;
@@ -125,7 +126,7 @@ impl LockedEnv<'_> {
                 created: Timestamp::from_second(frozen.created).unwrap_or_default(),
                 boot: boot_id(),
                 volumes: BTreeMap::new(),
-                // Of no other one its image is all there is.
+                // Only for a step with a clean history is its image complete.
                 history: Some(History::Clean),
                 cost: None,
                 prints: None,

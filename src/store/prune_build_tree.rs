@@ -1,8 +1,8 @@
-//! Owns sub-projects of TheRock in build volumes: which could be given up because an artifact holds what they install, and
-//! giving one up, as TheRock's own `+expunge` does.
+//! Owns pruning sub-projects of TheRock in build volumes: finding those whose installed files are in an artifact, and
+//! removing one, as TheRock's own `+expunge` does.
 //!
-//! Only where snapshots do not hold build volumes: there the space would not come back. The tree is what a build left, so
-//! nothing in it leads elsewhere: neither a link, nor a mount, nor a path in a file.
+//! Only if snapshots do not include build volumes: otherwise no space would be freed. The tree is a build's output,
+//! so nothing in it may lead elsewhere: no link, no mount, no path in a file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -26,8 +26,8 @@ fn read(top: &Path, below: &Path) -> Option<String> {
     }
 }
 
-/// Returns the sub-projects below the build tree `top` that an artifact holds and that were built there; none where it is no
-/// tree of TheRock's.
+/// Returns the sub-projects that were built below the build tree `top` and that an artifact contains; none if it is
+/// not TheRock's.
 fn archived_in(top: &Path) -> Result<BTreeSet<PathBuf>> {
     let mut found = BTreeSet::new();
     if !read(top, Path::new("CMakeCache.txt")).is_some_and(|cache| is_top(&cache)) {
@@ -50,7 +50,7 @@ fn archived_in(top: &Path) -> Result<BTreeSet<PathBuf>> {
 }
 
 impl Store {
-    /// Adds the sub-projects of finished envs that could be given up.
+    /// Adds the removable sub-projects of finished envs.
     pub(super) fn project_stock(&self, stock: &mut Inventory) -> Result<()> {
         if self.freezes_volumes() {
             return Ok(());
@@ -81,7 +81,7 @@ impl Store {
 }
 
 impl Store {
-    /// Moves what `+expunge` removes of a sub-project to the trash.
+    /// Moves the files that `+expunge` removes of a sub-project to the trash.
     pub(super) fn take_project(&self, volume: &str, project: &Path) -> Result<()> {
         let top = self.volume_dir(volume);
         for part in EXPUNGED {
@@ -92,7 +92,8 @@ impl Store {
     }
 }
 
-/// Returns what giving a sub-project up frees, in bytes: not what artifacts, or others' `dist`, hold by hard links too.
+/// Returns the bytes that removing a sub-project frees, without files that artifacts, or other `dist` directories,
+/// hold by hard links too.
 fn build_tree_bytes(project: &Path) -> u64 {
     let roots: Vec<measure::Root> = EXPUNGED
         .iter()
@@ -105,11 +106,11 @@ fn build_tree_bytes(project: &Path) -> u64 {
 }
 
 impl LockedEnv<'_> {
-    /// Gives a sub-project up, if it still may be.
+    /// Removes a sub-project, if it still may be removed.
     pub(super) fn prune_build_tree(&mut self, volume: &str, project: &str) -> Result<Swept> {
         let record = self.known_record()?;
         if !record.complete {
-            return Ok(Swept::Stays("the env is not complete any more".to_owned()));
+            return Ok(Swept::Stays("the env is no longer complete".to_owned()));
         }
         let Some(id) = record.head.volumes.get(volume) else {
             return Ok(Swept::Gone);
@@ -117,9 +118,9 @@ impl LockedEnv<'_> {
         let top = self.store.volume_dir(id);
         let project = Path::new(project);
         if !archived_in(&top)?.contains(project) {
-            return Ok(Swept::Stays("no artifact holds it any more".to_owned()));
+            return Ok(Swept::Stays("no artifact contains it any more".to_owned()));
         }
-        // Without its stamp nothing shows what was to go with it.
+        // The stamp is the only sign that the rest must go too.
         let entry = journal::Entry::Expunge {
             volume: id.clone(),
             project: project.to_owned(),

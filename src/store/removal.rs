@@ -1,7 +1,7 @@
-//! Owns what is deleted of an env, and what must stay: the other half of every change that replaces something.
+//! Owns deleting parts of an env, and keeping the rest: the other half of every change that replaces something.
 //!
-//! Nothing here is outside `envs/`, `layers/` and `volumes/`: sources, caches, outputs and host directories cannot
-//! be reached.
+//! Deletes only below `envs/`, `layers/` and `volumes/`: sources, caches, outputs and host directories are out of
+//! reach.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
@@ -18,11 +18,11 @@ use crate::sys::atomic;
 use crate::sys::error::Result;
 use crate::tree;
 
-/// What the record of an env is called as soon as the env is being removed: it says what is to go with it.
+/// The record's name while its env is being removed: it lists what must go.
 pub(super) const REMOVED: &str = "removed.json";
 
 impl LockedEnv<'_> {
-    /// Forgets a snapshot and removes its layer where nothing else stands on it.
+    /// Forgets a snapshot and removes its layer if nothing else depends on it.
     pub fn remove_snapshot(&mut self, name: &str) -> Result<()> {
         let record = self.known_record()?;
         let snapshot = record
@@ -33,13 +33,13 @@ impl LockedEnv<'_> {
         self.forget(&snapshot.layer, |known| known.name == snapshot.name)
     }
 
-    /// Drops snapshots of a layer from the record, and the layer where nobody needs it any more.
+    /// Drops snapshots of a layer from the record, and the layer if nobody needs it any more.
     pub(super) fn forget(
         &mut self,
         layer: &LayerId,
         which: impl Fn(&Snapshot) -> bool,
     ) -> Result<()> {
-        // With all that goes with it: killed in between, nobody could tell any more what it stood on.
+        // Including its unused parents: after a kill, nothing else would name them.
         let mut layers = vec![layer.clone()];
         if let Ok(chain) = self.store.chain(layer) {
             layers.extend(chain.into_iter().map(|below| below.id));
@@ -57,7 +57,7 @@ impl LockedEnv<'_> {
         journal::clear(&self.directory)
     }
 
-    /// Throws away this env's live volumes that are not in `keep`.
+    /// Discards this env's live volumes that are not in `keep`.
     pub(super) fn discard_volumes(&self, id: &str, keep: &BTreeSet<String>) -> Result<()> {
         for name in names(&self.store.root.join("volumes"))? {
             if name
@@ -79,10 +79,10 @@ impl LockedEnv<'_> {
 
     pub(super) fn clear(&mut self) -> Result<()> {
         if self.record.is_none() {
-            // A command ended, or was killed, before it came to the record.
+            // A command ended, or was killed, before it wrote the record.
             return self.clear_directory();
         }
-        // From here on it is gone, whatever happens. No file grows for it, and none is made: the disk may be full.
+        // From here on the env is gone, whatever happens. The rename needs no disk space: the disk may be full.
         let rename = || {
             let record = self.directory.join("record.json");
             fs::rename(record, self.directory.join(REMOVED))
@@ -101,8 +101,8 @@ impl LockedEnv<'_> {
         self.finish_clearing()
     }
 
-    /// Unlinks what is in the build volumes and live trees of an env that is being removed: on a btrfs whose metadata are full
-    /// there is no room for a name, nor to delete a subvolume, until files are gone.
+    /// Unlinks the content of build volumes and live trees of an env that is being removed. A btrfs with full
+    /// metadata cannot create a name or delete a subvolume until files are gone.
     fn empty_trees(&self) -> Result<()> {
         let record = self.known_record()?;
         let volumes = record.head.volumes.values();
@@ -113,14 +113,14 @@ impl LockedEnv<'_> {
         }
         for top in tops {
             for name in names(&top)? {
-                // What cannot go now goes with the rest.
+                // What fails now goes with the rest.
                 drop(tree::remove_tree(&top.join(name)));
             }
         }
         Ok(())
     }
 
-    /// Goes on with a removal that was begun; returns whether one was.
+    /// Continues a removal in progress; returns whether there was one.
     pub(super) fn go_on_clearing(&mut self) -> Result<bool> {
         let begun = fs::symlink_metadata(self.directory.join(REMOVED)).is_ok();
         if begun {
@@ -136,12 +136,12 @@ impl LockedEnv<'_> {
         };
         let mut layers: BTreeSet<LayerId> = record.layers().cloned().collect();
         for top in layers.clone() {
-            // A damaged chain must not keep an env from being removed.
+            // A damaged chain must not prevent removing an env.
             if let Ok(chain) = self.store.chain(&top) {
                 layers.extend(chain.into_iter().map(|layer| layer.id));
             }
         }
-        // Also what a killed command published and never recorded.
+        // Includes layers that a killed command published and never recorded.
         layers.extend(self.store.layers_of(&record.id)?);
         let layers = layers.into_iter().collect::<Vec<_>>();
         self.finish_removal(&record.id, &layers)
@@ -151,7 +151,7 @@ impl LockedEnv<'_> {
         self.store.discard(&self.directory.join("record.json"))?;
         self.record = None;
         self.discard_volumes(id, &BTreeSet::new())?;
-        // Lock files or not: who removes an env wants its space.
+        // Regardless of lock files: removing an env is meant to free its space.
         self.store.remove_layers(layers, std::iter::empty())?;
         self.clear_directory()
     }
@@ -166,19 +166,19 @@ impl LockedEnv<'_> {
         }
         journal::clear(&self.directory)?;
         self.store.discard(&self.directory.join(REMOVED))?;
-        // Last: until then whoever comes finds what is left to do.
+        // Last: until then the next command finds what is left to do.
         self.disown()
     }
 }
 
 impl Store {
-    /// Throws away those of `candidates` and of what they stand on that no env's record, no running command and no lock file
+    /// Discards those of `candidates` and their parents that no env's record, no running command and no lock file
     /// needs, directly or as a parent.
     pub fn remove_unused_layers(&self, candidates: &[LayerId]) -> Result<()> {
         if candidates.is_empty() {
             return Ok(());
         }
-        // Where it is not known what is locked, nothing goes; `gc` says so.
+        // If the locked layers are unknown, nothing goes; `gc` reports it.
         let Ok(locked) = self.locked() else {
             return Ok(());
         };
@@ -193,7 +193,7 @@ impl Store {
         keep: impl Iterator<Item = LayerId>,
     ) -> Result<()> {
         let _lock = self.lock("rm")?;
-        // What cannot be read may need any of them; `gc` takes them when it can.
+        // Unreadable objects may need any of them; `gc` removes them later.
         if !self.unreadable()?.is_empty() {
             return Ok(());
         }
@@ -221,7 +221,7 @@ impl Store {
         for layer in self.layers()? {
             parents.insert(layer.id, layer.parent);
         }
-        // What nobody needs may stand on another such layer, where a command was killed. Then that one goes first, or neither.
+        // After a kill, an unneeded layer may be the parent of another one. Then the child goes first, or neither.
         let mut left: BTreeSet<&LayerId> = candidates.iter().collect();
         let mut next = left.pop_first().cloned();
         while let Some(id) = next {
@@ -230,7 +230,7 @@ impl Store {
                 true => None,
                 false => {
                     self.discard(&self.layer_dir(&id))?;
-                    // With it goes what only it stood on.
+                    // Its exclusive parents go with it.
                     parents.remove(&id).flatten()
                 }
             };

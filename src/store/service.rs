@@ -1,8 +1,8 @@
-//! Owns what the store keeps at a Docker or Podman service: the trees of envs of these engines are containers there,
-//! their snapshots images. The store keeps the description of each, and their build volumes, as for every other env.
+//! Owns the store's objects at a Docker or Podman service. For these engines, live trees are containers there, and
+//! snapshots are images. The store keeps their descriptions, and their build volumes, as for every other env.
 //!
-//! Beside the files that belong to an object lies a list of it, `objects.json`: whoever deletes those files for
-//! good has the object removed first. While the service is down they stay in the trash.
+//! Beside the files of an object lies a list of it, `objects.json`: whoever deletes those files for good must have
+//! the object removed first. While the service is down they stay in the trash.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -19,18 +19,18 @@ use crate::sys::error::{Error, Result};
 
 /// Name of the list of objects.
 const OBJECTS: &str = "objects.json";
-/// Layers of an image from which on the next is merged into one: Docker's overlays take 125.
+/// From this many image layers on, the next one is merged into one: Docker's overlays allow 125.
 const MAX_LAYERS: usize = 100;
-/// How deep below an entry of the trash a list can be: an env's directory holds `trees/<id>/`.
+/// Maximum depth of a list below an entry of the trash: an env's directory has `trees/<id>/`.
 const DEPTH: usize = 2;
 
 impl Store {
-    /// Returns the name that an image of the store has at a service.
+    /// Returns the name of a store's image at a service.
     fn imported(key: &str) -> String {
         format!("rockenv/image-{}", &key[..key.len().min(32)])
     }
 
-    /// Makes sure that an image of the store is there at a service; `say` is told before a long copy.
+    /// Copies an image of the store to a service unless it is there; calls `say` before a long copy.
     pub fn import_image(
         &self,
         service: &Service,
@@ -54,7 +54,7 @@ impl Store {
         let name = Self::imported(key);
         object.id = service.imported(&name, key)?;
         objects.push(object);
-        // Before it is there: a list may name what is not, but nothing may be there that no list names.
+        // Before it exists: a list may name a missing object, but every object must be in a list.
         write_objects(&directory, &objects)?;
         if let Some(object) = objects.last_mut()
             && object.id.is_none()
@@ -66,7 +66,7 @@ impl Store {
         Ok(())
     }
 
-    /// Returns the id of an image of the store at a service, where it was copied into it.
+    /// Returns the id of a store's image at a service, if it was copied there.
     pub fn imported_id(&self, socket: &Path, key: &str) -> Result<Option<String>> {
         let objects = read_objects(&self.root().join("images").join(key))?;
         let found = objects
@@ -75,7 +75,7 @@ impl Store {
         Ok(found.and_then(|object| object.id))
     }
 
-    /// Returns the sockets of the services that images of the store were copied into.
+    /// Returns the sockets of the services that images of the store were copied to.
     pub fn services_of_images(&self) -> Result<BTreeSet<PathBuf>> {
         let mut sockets = BTreeSet::new();
         for image in self.images()? {
@@ -85,7 +85,7 @@ impl Store {
         Ok(sockets)
     }
 
-    /// Writes down beside the files of a tree that its containers and images are at a service.
+    /// Records beside the files of a tree that its containers and images are at a service.
     pub fn note_tree(&self, directory: &Path, socket: &Path, tree: &str) -> Result<()> {
         let object = Object {
             socket: socket.to_owned(),
@@ -95,7 +95,8 @@ impl Store {
         write_objects(directory, &[object])
     }
 
-    /// Freezes a container, which must not run, and removes it; `bare` says that it is all there is of the snapshot of a step.
+    /// Freezes a container, which must not run, and removes it; `bare` means that the image is the complete snapshot
+    /// of a step.
     pub fn freeze_container(&self, service: &Service, place: &Place, bare: bool) -> Result<Kept> {
         let name = format!("rockenv/snapshot-{}", place.tree);
         let below = lost_or(service.image(&place.image)?, &place.image)?;
@@ -113,8 +114,8 @@ impl Store {
         })
     }
 
-    /// Removes what the lists in a directory name, before its files are deleted for good. Returns whether all of it
-    /// could be.
+    /// Removes the objects that the lists in a directory name, before its files are deleted for good. Returns whether
+    /// all of them could be removed.
     pub(super) fn remove_objects(&self, directory: &Path) -> bool {
         let mut clean = true;
         for object in objects_below(directory) {
@@ -125,13 +126,13 @@ impl Store {
 }
 
 impl LockedEnv<'_> {
-    /// Connects to the service that the env lives at; `None` for an env of systemd-nspawn.
+    /// Connects to the env's service; `None` for an env of systemd-nspawn.
     pub fn service(&self) -> Result<Option<Service>> {
         let socket = self.record().and_then(|record| record.service.as_ref());
         socket.map(|socket| Service::connect(socket)).transpose()
     }
 
-    /// Makes a live tree on `layer` that is a container, as soon as something runs on it.
+    /// Makes a live tree on `layer` that becomes a container once something runs on it.
     pub(super) fn checkout_service_tree(&self, socket: &Path) -> Result<String> {
         let tree = super::random_id()?;
         let directory = self.directory().join("trees").join(&tree);
@@ -140,7 +141,7 @@ impl LockedEnv<'_> {
         Ok(tree)
     }
 
-    /// Returns the container that the live tree `tree` on `layer` is.
+    /// Returns the container of the live tree `tree` on `layer`.
     pub fn place(
         &self,
         socket: &Path,
@@ -155,10 +156,10 @@ impl LockedEnv<'_> {
                 .imported_id(socket, &record.image_key)?
                 .ok_or_else(|| {
                     Error::not_found(format!(
-                        "the image that env `{}` stands on is not at its service",
+                        "the image of env `{}` is missing at its service",
                         self.name()
                     ))
-                    .help("rockenv up ...: it is copied there")
+                    .help("rockenv up ...: copies it there")
                 })?,
             Some(id) => {
                 let layer = self.store.layer(id)?;
@@ -183,7 +184,7 @@ impl LockedEnv<'_> {
         })
     }
 
-    /// Returns the name of the container that a live tree is.
+    /// Returns the name of a live tree's container.
     fn container_name(&self, tree: &str) -> String {
         let readable: String = self
             .name()
@@ -196,13 +197,13 @@ impl LockedEnv<'_> {
     /// Returns whether a live tree at a service was changed since its snapshot.
     pub(super) fn is_changed_at(&self, service: &Service, tree: &str) -> Result<bool> {
         let name = self.container_name(tree);
-        // What was carried over into a container is no change of that container.
+        // Changes that were carried over into a container are not its own.
         Ok(service.carried(tree)?.is_some()
             || service.state(&name)?.is_some() && service.is_changed(&name)?)
     }
 
-    /// Removes containers and images of the env that nothing names: what a killed command left. While the service
-    /// is down there is nothing to do, and they are found the next time.
+    /// Removes the env's unnamed containers and images, left by a killed command. While the service is down this does
+    /// nothing; a later command finds them.
     pub(super) fn remove_strays(&self) -> Result<()> {
         let Some(record) = self.record() else {
             return Ok(());
@@ -222,7 +223,7 @@ impl LockedEnv<'_> {
         if images.is_empty() {
             return Ok(());
         }
-        // A service may finish freezing an image long after the command that wanted it was killed.
+        // A service may finish freezing an image long after the requesting command was killed.
         let mut known: BTreeSet<String> = record.trees().map(str::to_owned).collect();
         for id in self.store.layers_of(&record.id)? {
             known.extend(self.store.layer(&id)?.map(|layer| layer.tree));
@@ -235,7 +236,7 @@ impl LockedEnv<'_> {
         Ok(())
     }
 
-    /// Freezes a live tree as an image; `bare` says that no build volume holds anything that belongs to it.
+    /// Freezes a live tree as an image; `bare` means that no build volume has any of its content.
     pub(super) fn commit_tree(
         &self,
         socket: &Path,
@@ -264,7 +265,7 @@ impl LockedEnv<'_> {
         })
     }
 
-    /// Returns by how much a live tree is larger than what it stands on, in bytes.
+    /// Returns by how much a live tree is larger than its parent, in bytes.
     pub fn written_at_service(&self, tree: &str) -> Result<Option<u64>> {
         let Some(service) = self.service()? else {
             return Ok(None);
@@ -273,12 +274,12 @@ impl LockedEnv<'_> {
     }
 }
 
-/// Returns what the lists in an entry of the trash name.
+/// Returns the objects in the lists of a trash entry.
 pub(super) fn objects_below(directory: &Path) -> Vec<Object> {
     let mut found = Vec::new();
     let mut left = vec![(directory.to_owned(), 0)];
     while let Some((directory, depth)) = left.pop() {
-        // An unreadable list is as good as none.
+        // An unreadable list counts as empty.
         found.extend(read_objects(&directory).unwrap_or_default());
         if depth < DEPTH {
             let entries = fs::read_dir(&directory).into_iter().flatten().flatten();

@@ -1,8 +1,8 @@
-//! Owns what the store remembers of sharing: what a layer is called at registries, `shared.json` beside it; and taking in what
-//! came from one.
+//! Owns the store's side of sharing: a layer's digests at registries, in `shared.json` beside it, and adding pulled
+//! layers and images.
 //!
-//! What arrives is made in `images/tmp-pull-<id>/`, under one lock for the whole store, and renamed to where it belongs when all of
-//! it is there. Whoever takes the lock next throws away what a killed command left.
+//! Arriving data is collected in `images/tmp-pull-<id>/`, under one lock for the whole store, and renamed into place
+//! once it is complete. The next holder of the lock discards leftovers of a killed command.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use crate::sys::atomic;
 use crate::sys::error::{Error, Result};
 
 const FILE: &str = "shared.json";
-/// How directories begin in which something arrives.
+/// Prefix of directories for arriving data.
 pub(super) const ARRIVING: &str = "tmp-pull-";
 
 /// A layer as registries have it.
@@ -33,26 +33,26 @@ pub struct Blob {
     pub sha256: String,
     /// Size of the compressed archive.
     pub size: u64,
-    /// Size of the archive, where who made it has said so.
+    /// Size of the archive, if its maker declared it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unpacked: Option<u64>,
 }
 
-/// What a layer of the store, or an image, is at registries.
+/// The registry's description of a layer or an image of the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shared {
-    /// Decides every byte of the layer and of all below it.
+    /// Determines every byte of the layer and of all below it.
     pub chain: String,
-    /// The tree, or what is different in it.
+    /// The tree, or its difference from the parent's.
     pub tree: Option<Blob>,
-    /// The same of frozen build volumes.
+    /// The same for frozen build volumes.
     pub volumes: BTreeMap<String, Blob>,
-    /// What the step left in output volumes.
+    /// The step's results in output volumes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub results: Option<Blob>,
 }
 
-/// Where something is made that came from a registry.
+/// A place to assemble data from a registry.
 #[derive(Debug)]
 pub struct Arrival<'a> {
     store: &'a Store,
@@ -62,32 +62,32 @@ pub struct Arrival<'a> {
 }
 
 impl Store {
-    /// Returns what is remembered of a layer.
+    /// Returns the description of a layer.
     pub fn shared_layer(&self, id: &LayerId) -> Result<Option<Shared>> {
         atomic::read_json(&self.layer_dir(id).join(FILE))
     }
 
-    /// Returns what is remembered of an image.
+    /// Returns the description of an image.
     pub fn shared_image(&self, key: &str) -> Result<Option<Shared>> {
         atomic::read_json(&self.image_dir(key).join(FILE))
     }
 
-    /// Remembers what a layer is at registries.
+    /// Remembers the description of a layer.
     pub fn remember_layer(&self, id: &LayerId, shared: &Shared) -> Result<()> {
         atomic::write_json(&self.layer_dir(id).join(FILE), shared)
     }
 
-    /// Remembers what an image is at registries.
+    /// Remembers the description of an image.
     pub fn remember_image(&self, key: &str, shared: &Shared) -> Result<()> {
         atomic::write_json(&self.image_dir(key).join(FILE), shared)
     }
 
-    /// Returns the layers that are known at registries, by what decides all of them: those of which a service keeps the trees, or
+    /// Returns the layers known at registries, by their chain digest: those whose trees this service keeps, or else
     /// the store.
     pub fn layers_by_chain(&self, service: Option<&Path>) -> Result<BTreeMap<String, Layer>> {
         let mut found = BTreeMap::new();
         for layer in self.layers()? {
-            // A damaged note is as good as none.
+            // A damaged description counts as none.
             let shared = self.shared_layer(&layer.id).ok().flatten();
             if let Some(shared) = shared
                 && layer.kept.as_ref().map(|kept| kept.socket.as_path()) == service
@@ -99,7 +99,7 @@ impl Store {
         Ok(found)
     }
 
-    /// Makes a directory for what arrives; waits while another command has one, which may bring the same.
+    /// Makes a directory for arriving data; waits while another command has one, which may bring the same data.
     pub fn arrival(&self, means: &mut Means<'_>) -> Result<Arrival<'_>> {
         let images = self.root.join("images");
         fs::create_dir_all(images.join("refs"))?;
@@ -121,21 +121,21 @@ impl Store {
 }
 
 impl Arrival<'_> {
-    /// Publishes an image whose tree is `root` in `place`; its recipe stands for it where nothing else is known.
+    /// Publishes an image whose tree is `root` in `place`, as the current image of its recipe if there is none.
     pub fn publish_image(&self, place: &Path, image: &Image, shared: &Shared) -> Result<()> {
         atomic::write_json(&place.join(FILE), shared)?;
         self.store.publish_image(place, image)?;
         self.store.refer(image)
     }
 
-    /// Publishes layers whose trees are in these directories, each on the one before. Only now they get their ids, as another command
-    /// may have finished the same steps meanwhile: what came about otherwise is not what the next ones stand on. What the lowest
-    /// stands on must still be there.
+    /// Publishes layers whose trees are in these directories, each on the one before. They get their ids only now,
+    /// because another command may have finished the same steps meanwhile, and later layers must not be based on one
+    /// with another history. The parent of the lowest must still exist.
     pub fn publish_layers(&self, layers: Vec<(PathBuf, Layer, Shared)>) -> Result<()> {
         for (place, _, shared) in &layers {
             atomic::write_json(&place.join(FILE), shared)?;
         }
-        // Nobody removes what they stand on between the look and the renames.
+        // Nobody may remove the parent between the check and the renames.
         let _shared = self.store.lock_shared()?;
         if let Some((_, lowest, _)) = layers.first() {
             let there = match &lowest.parent {
@@ -143,10 +143,10 @@ impl Arrival<'_> {
                 None => self.store.image(&lowest.image_key)?.is_some(),
             };
             if !there {
-                return Err(
-                    Error::busy("a layer below the pulled one was removed meanwhile")
-                        .help("run the command again"),
-                );
+                return Err(Error::busy(
+                    "a layer below the pulled one was removed in the meantime",
+                )
+                .help("run the command again"));
             }
         }
         let mut below: Option<LayerId> = None;
@@ -163,7 +163,7 @@ impl Arrival<'_> {
         Ok(())
     }
 
-    /// Removes a download that is not needed any more.
+    /// Removes a download that is no longer needed.
     pub fn drop_blob(&self, sha256: &str) -> Result<()> {
         match fs::remove_file(self.store.root.join("blobs/sha256").join(sha256)) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
@@ -171,7 +171,7 @@ impl Arrival<'_> {
         }
     }
 
-    /// Ends it, whatever is left in its directory.
+    /// Ends the arrival and discards the rest of its directory.
     pub fn finish(self) -> Result<()> {
         self.store.discard(&self.work)
     }

@@ -1,4 +1,4 @@
-//! Owns an env's snapshots: freezing what it is, standing it on what was frozen, and making it a copy of another one.
+//! Owns an env's snapshots: freezing its state, returning it to a frozen state, and copying another env's state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -21,29 +21,28 @@ use crate::tree;
 /// What to freeze as a snapshot.
 #[derive(Debug)]
 pub struct Freeze<'a> {
-    /// The live tree.
     pub tree: &'a str,
-    /// The layer it stands on.
+    /// Its parent layer.
     pub parent: Option<&'a LayerId>,
     /// Name in the env.
     pub name: &'a str,
-    /// Step key, for a step's.
+    /// The step's key, if a step made it.
     pub key: Option<&'a StepKey>,
-    /// Why.
+    /// Why it is taken.
     pub origin: Origin,
-    /// Its step ran although a layer of its key was there.
+    /// Its step ran although its key had a layer.
     pub again: bool,
-    /// What it took to make it, where that is known.
+    /// The cost of making it, if known.
     pub cost: Option<super::layer::Cost>,
     /// Fingerprints that the step found.
     pub prints: Option<Prints>,
-    /// What the step says that it fetched by itself.
+    /// Files that the step reports to have fetched.
     pub pins: Pins,
 }
 
 impl LockedEnv<'_> {
-    /// Freezes a tree as a layer and adds its snapshot to the record, with whatever else `change` does in the
-    /// same commit; the env then stands on it.
+    /// Freezes a tree as a layer and adds its snapshot to the record; `change` can make further changes in the same
+    /// commit. The env then stands on the layer.
     pub fn freeze(
         &mut self,
         freeze: &Freeze<'_>,
@@ -51,7 +50,7 @@ impl LockedEnv<'_> {
     ) -> Result<LayerId> {
         let record = self.known_record()?.clone();
         let directory = self.directory.join("trees").join(freeze.tree);
-        // Frozen volumes of a freeze that was cut off before its rename.
+        // Frozen volumes of a freeze that was interrupted before its rename.
         self.store.discard(&directory.join("volumes"))?;
         let mut volumes = BTreeMap::new();
         for (name, id) in &record.head.volumes {
@@ -67,7 +66,7 @@ impl LockedEnv<'_> {
             }
             None => None,
         };
-        // Taken with the global lock: nobody deletes a layer between the look and the record that names it.
+        // Under the global lock: nobody deletes a layer between the check and the record that names it.
         let shared = self.store.lock_shared()?;
         let mut layer = Layer {
             id: self.store.random_layer_id()?,
@@ -145,8 +144,8 @@ impl LockedEnv<'_> {
         })
     }
 
-    /// Stands the env on a layer that exists already and adds `snapshots` to the record. With `restore`, its
-    /// volumes come from the layer, where that froze them; else they stay as they are.
+    /// Moves the env to an existing layer and adds `snapshots` to the record. With `restore`, its volumes come from
+    /// the layer, if that has them; else they stay.
     pub fn adopt(
         &mut self,
         snapshots: Vec<Snapshot>,
@@ -155,7 +154,7 @@ impl LockedEnv<'_> {
     ) -> Result<()> {
         let shared = self.store.lock_shared()?;
         let found = self.store.layer(layer)?.ok_or_else(|| {
-            Error::not_found(format!("layer `{layer}` was removed meanwhile"))
+            Error::not_found(format!("layer `{layer}` was removed in the meantime"))
                 .help("run the command again")
         })?;
         let mut record = self.known_record()?.clone();
@@ -184,7 +183,7 @@ impl LockedEnv<'_> {
         self.collect_garbage()
     }
 
-    /// Stands the env on the bare image, with empty volumes where volumes can be restored at all.
+    /// Moves the env to the bare image, with empty volumes if volumes can be restored at all.
     pub fn reset(&mut self) -> Result<()> {
         let mut record = self.known_record()?.clone();
         record.head = Head {
@@ -197,7 +196,7 @@ impl LockedEnv<'_> {
         self.collect_garbage()
     }
 
-    /// Stands the env on the bare image and keeps its live volumes.
+    /// Moves the env to the bare image and keeps its live volumes.
     pub fn reset_root(&mut self) -> Result<()> {
         self.update(|record| {
             record.head.layer = None;
@@ -207,7 +206,7 @@ impl LockedEnv<'_> {
     }
 
     fn restored_volumes(&self, old: &Head, layer: &Layer) -> Result<BTreeMap<String, String>> {
-        // Without freezing they stay as they are, unless the layer came from a store that froze them.
+        // Stores that cannot freeze volumes keep them, unless the layer came from a store that can.
         let mut volumes = match self.store.freezes_volumes() {
             true => BTreeMap::new(),
             false => old.volumes.clone(),
@@ -222,13 +221,13 @@ impl LockedEnv<'_> {
         Ok(volumes)
     }
 
-    /// Freezes the env as it is now.
+    /// Freezes the current state of the env.
     pub fn snapshot(&mut self, name: &str, origin: Origin) -> Result<()> {
         check_name(name)?;
         if self.known_record()?.snapshot(name).is_some() {
             return Err(Error::new(
                 Kind::Usage,
-                format!("env `{}` has a snapshot `{name}` already", self.name()),
+                format!("env `{}` already has a snapshot `{name}`", self.name()),
             )
             .help(format!("rockenv snapshot rm {} {name}", self.name())));
         }
@@ -251,8 +250,8 @@ impl LockedEnv<'_> {
         Ok(())
     }
 
-    /// Gives snapshots that no step made another name where it is a step's, whose snapshot would replace them. Returns the old and the
-    /// new names.
+    /// Renames manual snapshots that have the name of a step, whose snapshot would replace them. Returns the old and
+    /// the new names.
     pub fn make_room(&mut self, steps: &BTreeSet<&str>) -> Result<Vec<(String, String)>> {
         let mut record = self.known_record()?.clone();
         let mut renamed = Vec::new();
@@ -275,7 +274,7 @@ impl LockedEnv<'_> {
         Ok(renamed)
     }
 
-    /// Goes back to a snapshot: one commit of the record.
+    /// Goes back to a snapshot by one commit of the record.
     pub fn rollback(&mut self, name: &str) -> Result<()> {
         let layer = self
             .known_record()?
@@ -283,11 +282,11 @@ impl LockedEnv<'_> {
             .map(|snapshot| snapshot.layer.clone())
             .ok_or_else(|| no_snapshot(self.name(), name))?;
         self.adopt(Vec::new(), &layer, true)?;
-        // `up` decides whether that is its end.
+        // `up` decides whether this state is complete.
         self.update(|record| record.complete = false)
     }
 
-    /// Makes this (new) env a copy of `from`'s present state.
+    /// Makes this new env a copy of the current state of `from`.
     pub fn fork_from(&mut self, from: &mut LockedEnv<'_>) -> Result<()> {
         from.keep_changes("before-fork")?;
         let shared = self.store.lock_shared()?;
@@ -301,7 +300,7 @@ impl LockedEnv<'_> {
             // Logs stay with the env that wrote them.
             step.log = None;
         }
-        // Until the record is there, nothing else tells whose the volumes are.
+        // Until the record exists, only this names the volumes.
         let undo = Entry::Remove {
             id: record.id.clone(),
             layers: Vec::new(),
@@ -320,7 +319,7 @@ impl LockedEnv<'_> {
             }
         }
         self.record = None;
-        // What hooks and steps made of sources; small but for what steps wrote there.
+        // Copies views of sources: they are small except for what steps wrote there.
         let views = from.directory.join("views");
         if views.exists() {
             let own = self.directory.join("views");
@@ -332,7 +331,7 @@ impl LockedEnv<'_> {
         self.save_spec(&spec)?;
         self.commit(record)?;
         drop(shared);
-        // What a step had begun there when it failed is in the copies too.
+        // The copies include what a failed step had begun.
         if self.store.freezes_volumes()
             && let Some(begun) = from.store.attempt(from.name(), from.known_record()?)
         {
@@ -342,7 +341,7 @@ impl LockedEnv<'_> {
     }
 }
 
-/// Adds a snapshot and stands the env on it.
+/// Adds a snapshot and moves the env to it.
 pub(super) fn push_snapshot(record: &mut Record, snapshot: Snapshot, history: History) {
     record.head.volumes_from = Some(VolumesFrom {
         layer: Some(snapshot.layer.clone()),

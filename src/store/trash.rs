@@ -1,5 +1,5 @@
-//! Owns deleting: a rename into `trash/`, at once, then unlinking by a process of its own, so that no command
-//! waits for it and a killed one costs nothing.
+//! Owns deleting: an immediate rename into `trash/`, then unlinking by a separate process, so that no command waits
+//! for it and a kill does no harm.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -17,13 +17,13 @@ impl Store {
     pub fn discard(&self, path: &Path) -> Result<()> {
         match fs::rename(path, self.root.join("trash").join(random_id()?)) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-            // XFS has no room for the name, and a file that is unlinked needs none.
+            // A full XFS has no room for the new name, but unlinking needs none.
             Err(error) if error.kind() == ErrorKind::StorageFull => self.unlink(path),
             other => Ok(other?),
         }
     }
 
-    /// Unlinks a file or tree where it is: what describes it first, so that nobody takes half of it for all.
+    /// Unlinks a file or tree in place: its description first, so that nobody takes a part for the whole.
     fn unlink(&self, path: &Path) -> Result<()> {
         if !fs::symlink_metadata(path)?.is_dir() {
             return Ok(fs::remove_file(path)?);
@@ -40,14 +40,13 @@ impl Store {
             .context(|| format!("cannot remove `{}`", path.display()))
     }
 
-    /// Returns whether something waits to be unlinked.
     pub fn has_trash(&self) -> bool {
         fs::read_dir(self.root.join("trash")).is_ok_and(|mut entries| {
             entries.any(|entry| entry.is_ok_and(|entry| entry.file_name() != "lock"))
         })
     }
 
-    /// Unlinks what is in the trash, unless somebody else is at it. Returns whether nobody was: what is left then is kept.
+    /// Empties the trash, unless another process does. Returns false in that case. Entries that must be kept stay.
     pub fn empty_trash(&self) -> Result<bool> {
         let trash = self.root.join("trash");
         loop {
@@ -60,7 +59,7 @@ impl Store {
                 if entry.file_name() == "lock" {
                     continue;
                 }
-                // The files stay as long as the service does not answer: they are all that names its objects.
+                // The files stay while the service does not answer: only they name its objects.
                 if self.remove_objects(&entry.path()) {
                     gone = true;
                     tree::remove_tree(&entry.path())
@@ -70,15 +69,15 @@ impl Store {
                 }
             }
             drop(_lock);
-            // Something thrown away while we were busy would otherwise wait for the next command.
-            // What was kept may go now: an image goes only after those that stand on it.
+            // Catches entries added meanwhile, which would otherwise wait for the next command. Kept entries may be
+            // removable now: an image goes only after its descendants.
             if !self.has_trash() || (kept && !gone) {
                 return Ok(true);
             }
         }
     }
 
-    /// Starts a process that empties the trash and writes fresh layers to disk, and does not wait for it.
+    /// Starts a process that empties the trash and writes new layers to disk, without waiting for it.
     pub fn start_background(&self, program: &Path) -> Result<()> {
         let child = std::process::Command::new(program)
             .arg("__reap")

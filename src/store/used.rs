@@ -1,5 +1,5 @@
-//! Owns when envs and images were last used: the time of the file `used` of each. Whatever works with one sets it, changes or
-//! not; what only cleans up does not.
+//! Owns the time when envs and images were last used: the modification time of each one's file `used`. Commands that
+//! work with one set it, whether they change it or not; cleanup does not.
 
 use std::path::Path;
 use std::time::SystemTime;
@@ -12,7 +12,7 @@ use super::{LockedEnv, Record, Store};
 
 const FILE: &str = "used";
 
-/// Sets the time. That it could not be, on a full disk say, is no reason to refuse what is done meanwhile.
+/// Sets the time. A failure, for example on a full disk, must not stop the command.
 fn touch(directory: &Path) {
     let path = directory.join(FILE);
     let file = fs::OpenOptions::new().create(true).append(true).open(path);
@@ -31,19 +31,18 @@ impl Store {
         modified_at.map_or(record.used, |modified_at| modified_at.max(record.used))
     }
 
-    /// Returns when an env on an image was last used, or the image built.
+    /// Returns when an env on an image was last used, or the image was built.
     pub fn last_use_of_image(&self, image: &Image) -> Timestamp {
         let modified_at = modified_at(&self.image_dir(&image.key));
         modified_at.map_or(image.built, |modified_at| modified_at.max(image.built))
     }
 
-    /// Notes that an env is used, by a command that has its lock, or a part in its container.
+    /// Records that an env is used, by a command that has its lock or a share in its container.
     pub fn use_env(&self, name: &str, record: &Record) {
         touch(&self.env_dir(name));
         self.use_image(&record.image_key);
     }
 
-    /// Notes that an image is used.
     pub fn use_image(&self, key: &str) {
         let directory = self.image_dir(key);
         if directory.exists() {
@@ -53,7 +52,6 @@ impl Store {
 }
 
 impl LockedEnv<'_> {
-    /// Notes that the env is used.
     pub fn touch(&self) {
         if let Some(record) = self.record() {
             self.store.use_env(self.name(), record);

@@ -1,4 +1,5 @@
-//! Owns writing small files so that a reader, or a machine that lost power, sees the old or the new one whole.
+//! Owns writing small files atomically: a reader, or a machine after a power failure, sees the old or the new one
+//! complete.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -9,7 +10,7 @@ use serde::de::DeserializeOwned;
 
 use crate::sys::error::{Error, Result, ResultExt as _};
 
-/// What the names of files begin with that are being written.
+/// Prefix of files that are being written.
 pub const PREFIX: &str = ".tmp-";
 
 /// Replaces `path` by `bytes`: temporary file, sync, rename, sync of the directory.
@@ -42,7 +43,7 @@ pub fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
     write(path, &bytes)
 }
 
-/// Reads JSON; `None` where there is no file.
+/// Reads JSON; `None` if there is no file.
 pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
     let bytes = match fs::read(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -55,7 +56,6 @@ pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
     })
 }
 
-/// Returns 64 random bits in hexadecimal.
 pub fn random_id() -> Result<String> {
     use std::io::Read as _;
     let mut bytes = [0u8; 8];

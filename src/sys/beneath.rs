@@ -1,5 +1,5 @@
-//! Owns opening what is below a directory and nowhere else, and the one way this module enters a directory below another:
-//! a single name, never over a mount point, never through a link.
+//! Owns opening entries below a directory and nowhere else, one name at a time, never over a mount point, never
+//! through a link.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,8 +13,8 @@ use nix::sys::stat::{FileStat, Mode, SFlag, fstatat};
 
 use crate::sys::error::{Error, Result, ResultExt as _};
 
-/// What `RESOLVE_NO_XDEV` compares is the mount, not `st_dev`: a bind mount of the same file system is refused
-/// too (`EXDEV`), and a btrfs subvolume, which is no mount, is entered.
+/// `RESOLVE_NO_XDEV` compares the mount, not `st_dev`: a bind mount of the same file system is refused too (`EXDEV`),
+/// and a btrfs subvolume, which is not a mount, is entered.
 pub(crate) fn resolve() -> ResolveFlag {
     ResolveFlag::RESOLVE_BENEATH
         | ResolveFlag::RESOLVE_NO_XDEV
@@ -22,7 +22,8 @@ pub(crate) fn resolve() -> ResolveFlag {
         | ResolveFlag::RESOLVE_NO_SYMLINKS
 }
 
-/// Opens the entry `name` of `parent`. `EXDEV`: a mount point; `ELOOP`: a link; `ENOTDIR` where a directory was asked for.
+/// Opens the entry `name` of `parent`. `EXDEV`: a mount point; `ELOOP`: a link; `ENOTDIR` if a directory was
+/// requested.
 pub(crate) fn open(parent: impl AsFd, name: &CStr, flags: OFlag) -> nix::Result<OwnedFd> {
     let how = OpenHow::new()
         .flags(flags | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW)
@@ -30,8 +31,8 @@ pub(crate) fn open(parent: impl AsFd, name: &CStr, flags: OFlag) -> nix::Result<
     openat2(parent, name, how)
 }
 
-/// Opens a path below a directory by the rules of `how`, as often as it takes: something that was renamed or mounted anywhere
-/// on the machine at the same moment makes the kernel give up with `EAGAIN`, because it could not rule out an escape.
+/// Opens a path below a directory by the rules of `how`, retrying on `EAGAIN`: the kernel gives up if anything on the
+/// machine was renamed or mounted at the same moment, because it could not rule out an escape.
 pub(crate) fn openat2<P: ?Sized + NixPath>(
     directory: impl AsFd,
     path: &P,
@@ -75,12 +76,11 @@ pub(crate) fn open_below(root: impl AsFd, below: &Path) -> nix::Result<OwnedFd> 
     }
 }
 
-/// Reads the metadata of an entry, never of what a link points to.
+/// Reads the metadata of an entry, never of a link's target.
 pub(crate) fn stat(parent: impl AsFd, name: &CStr) -> nix::Result<FileStat> {
     fstatat(parent, name, AtFlags::AT_SYMLINK_NOFOLLOW)
 }
 
-/// Returns the file type bits.
 pub(crate) fn kind(stat: &FileStat) -> SFlag {
     SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT
 }
@@ -100,8 +100,7 @@ pub(crate) fn open_path(path: &Path) -> Result<OwnedFd> {
     .context(|| format!("cannot open directory `{}`", path.display()))
 }
 
-/// Splits `path` into the open directory that holds it and its last name, so that what follows is
-/// decided on a file descriptor.
+/// Splits `path` into its open parent directory and its last name, so that later operations use the descriptor.
 pub(crate) fn split(path: &Path) -> Result<(OwnedFd, CString)> {
     let name = path
         .file_name()
@@ -131,7 +130,7 @@ mod tests {
             fs::create_dir(at(name)).unwrap();
         }
         fs::write(at("root/lib/release"), "").unwrap();
-        // Only a way back up makes the kernel look for renames.
+        // Only `..` makes the kernel check for renames.
         fs::os::unix::fs::symlink("../lib/release", at("root/etc/release")).unwrap();
         let root = fs::File::open(at("root")).unwrap();
         let how = OpenHow::new()

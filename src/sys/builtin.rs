@@ -1,4 +1,4 @@
-//! Owns what is compiled in: the repository's own profiles, images and hooks, so that one binary is enough.
+//! Owns the compiled-in files: the repository's own profiles, images and hooks, so that the binary alone is enough.
 
 use include_dir::{Dir, include_dir};
 

@@ -1,4 +1,4 @@
-//! Owns finding what can be named, profiles, images and hooks: in the user's directories first, then among those compiled in.
+//! Owns finding profiles, images and hooks by name: first in the user's directories, then among the built-in ones.
 
 use std::path::{Path, PathBuf};
 
@@ -8,9 +8,8 @@ use crate::sys::suggest;
 /// A directory that is searched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Directory {
-    /// Where it is.
     pub path: PathBuf,
-    /// It is one of the current directory's: what is compiled in comes before.
+    /// It is one of the current directory's: built-in files take precedence.
     pub current: bool,
 }
 
@@ -21,17 +20,16 @@ impl From<PathBuf> for Directory {
     }
 }
 
-/// Something that can be named.
+/// A profile, image or hook.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// Its name.
     pub name: String,
-    /// Its file, or nothing where it is compiled in.
+    /// Its file; `None` if it is built in.
     pub path: Option<PathBuf>,
 }
 
-/// Returns everything that can be named, sorted; the first of several with one name counts, and directories may be absent.
-/// `of` says what an entry of a directory is called and which file it is; nothing where it is none.
+/// Returns everything that has a name, sorted; the first one of a name wins, and directories may be missing. `of`
+/// returns the name and file of a directory's entry, or `None` for other entries.
 pub fn list<'a>(
     directories: &[Directory],
     builtin: impl IntoIterator<Item = &'a str>,
@@ -64,14 +62,14 @@ pub fn list<'a>(
     Ok(found)
 }
 
-/// What `<name>.toml` is called.
+/// Returns the name of `<name>.toml`.
 pub fn toml_file(path: &Path) -> Option<(String, PathBuf)> {
     let name = path.file_stem()?.to_string_lossy().into_owned();
     let is_toml = path.extension().is_some_and(|end| end == "toml");
     is_toml.then(|| (name, path.to_owned()))
 }
 
-/// Returns whether a directory, or what should be one, is not there.
+/// Returns whether a directory, or a file in its place, is missing.
 pub fn is_absent(error: &std::io::Error) -> bool {
     matches!(
         error.kind(),
@@ -79,7 +77,7 @@ pub fn is_absent(error: &std::io::Error) -> bool {
     )
 }
 
-/// Returns the one of that name; `what` is its kind, as in `rockenv WHAT ls`.
+/// Returns the entry of that name; `what` is its kind, as in `rockenv WHAT ls`.
 pub fn named<'a>(listed: &'a [Listed], what: &str, name: &str) -> Result<&'a Listed> {
     if let Some(found) = listed.iter().find(|listed| listed.name == name) {
         return Ok(found);

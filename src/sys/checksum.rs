@@ -1,16 +1,15 @@
-//! Owns digests that others demand of a file, by the algorithms that are worth anything.
+//! Owns digests that others require of a file, by secure algorithms.
 
 use std::fmt;
 
 use sha2::digest::DynDigest;
 use sha2::{Sha256, Sha512};
 
-/// How a digest is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Algorithm {
-    /// What rockenv itself knows files by.
+    /// rockenv's own identification of files.
     Sha256,
-    /// What some upstreams publish.
+    /// Published by some upstreams.
     Sha512,
 }
 
@@ -43,14 +42,13 @@ impl fmt::Display for Algorithm {
 /// A digest with its algorithm; shown as `sha256:DIGITS`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checksum {
-    /// How it is computed.
     pub algorithm: Algorithm,
-    /// Lower-case hexadecimal digits, as many as it has.
+    /// Lower-case hexadecimal digits of the right number.
     pub digits: String,
 }
 
 impl Checksum {
-    /// Reads one as CMake writes it: `SHA256` and digits in either case. Nothing for another algorithm.
+    /// Parses CMake's form: `SHA256` and digits in either case. `None` for another algorithm.
     pub fn new(algorithm: &str, digits: &str) -> Option<Self> {
         let (algorithm, length) = match algorithm.to_ascii_uppercase().as_str() {
             "SHA256" => (Algorithm::Sha256, 64),

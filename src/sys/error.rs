@@ -1,26 +1,26 @@
-//! Owns the one error type of the library: a kind (which decides the exit code), a message that names
-//! the object, the cause, and a `help:` line that can be typed.
+//! Owns the one error type of the library: a kind (which determines the exit code), a message that names the object,
+//! the cause, and a `help:` line that can be typed.
 
 use std::fmt;
 
 /// What an error means for the caller; each kind has one documented exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Unexpected: a bug, or the machine failed in a way that has no better name.
+    /// Unexpected: a bug, or a failure of the machine without a better name.
     Unexpected,
     /// The command line was wrong.
     Usage,
     /// A profile, image recipe or configuration file is invalid.
     Invalid,
-    /// An engine, device or tool is not available, or a container was ended from outside.
+    /// An engine, device or tool is not available, or a container was stopped by another process.
     Unavailable,
     /// A step of the profile failed.
     StepFailed,
-    /// Somebody else holds the env, image or store.
+    /// Another command holds the env, image or store.
     Busy,
     /// No env, profile, image or snapshot of that name.
     NotFound,
-    /// What is differs from what was locked or recorded.
+    /// The current state differs from the locked or recorded one.
     Drift,
     /// The machine does not meet the profile's needs.
     Preflight,
@@ -28,7 +28,7 @@ pub enum Kind {
     OutOfSpace,
     /// Stopped by a signal, with its number.
     Signal(i32),
-    /// A command of the user's could not be run, with the exit code that shells use.
+    /// A user's command could not be run, with the exit code that shells use.
     Command(u8),
 }
 
@@ -73,7 +73,7 @@ impl Kind {
     }
 }
 
-/// The exit codes and what they mean, for the documentation.
+/// The exit codes and their meaning, for the documentation.
 pub const EXIT_CODES: [(&str, &str); 14] = [
     ("0", "done, or nothing to do"),
     (
@@ -87,7 +87,7 @@ pub const EXIT_CODES: [(&str, &str); 14] = [
     ),
     (
         "4",
-        "an engine, device, tool, server or registry is not available, or a container was ended from outside",
+        "an engine, device, tool, server or registry is not available, or a container was stopped by another process",
     ),
     ("5", "a step failed"),
     ("6", "the env, image or store is in use by another command"),
@@ -100,7 +100,7 @@ pub const EXIT_CODES: [(&str, &str); 14] = [
     ("10", "out of disk or memory"),
     (
         "125, 126, 127",
-        "`exec` and `shell`: the command could not be run, as shells and engines say it",
+        "`exec` and `shell`: the command could not be run, with the codes of shells and engines",
     ),
     (
         "130, 143",
@@ -123,7 +123,6 @@ pub struct Error {
     source: Option<Source>,
 }
 
-/// The library's result.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
@@ -137,22 +136,20 @@ impl Error {
         }
     }
 
-    /// Makes an unexpected error.
     pub fn unexpected(message: impl Into<String>) -> Self {
         Self::new(Kind::Unexpected, message)
     }
 
-    /// Makes an error for an invalid profile, image recipe or configuration.
     pub fn invalid(message: impl Into<String>) -> Self {
         Self::new(Kind::Invalid, message)
     }
 
-    /// Makes an error for a tool, engine or device that is missing.
+    /// Makes an error for a missing tool, engine or device.
     pub fn unavailable(message: impl Into<String>) -> Self {
         Self::new(Kind::Unavailable, message)
     }
 
-    /// Makes an error for a name that nothing has.
+    /// Makes an error for an unknown name.
     pub fn not_found(message: impl Into<String>) -> Self {
         Self::new(Kind::NotFound, message)
     }
@@ -176,17 +173,14 @@ impl Error {
         self
     }
 
-    /// Returns the kind.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// Returns the message without causes.
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// Returns what to type next, if there is advice.
     pub fn help_text(&self) -> Option<&str> {
         self.help.as_deref()
     }
@@ -224,7 +218,7 @@ impl std::error::Error for Error {
 fn io_kind(error: &std::io::Error) -> Kind {
     match error.kind() {
         std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => Kind::OutOfSpace,
-        // Bytes that are not what they should be, such as those of an archive.
+        // Damaged bytes, such as those of an archive.
         std::io::ErrorKind::InvalidData => Kind::Invalid,
         _ => Kind::Unexpected,
     }
@@ -238,7 +232,7 @@ impl From<std::io::Error> for Error {
 }
 
 impl Error {
-    /// Makes an error of an io error's kind, with what to do about a full disk.
+    /// Makes an error of an io error's kind, with advice for a full disk.
     fn of_io(error: &std::io::Error, message: String) -> Self {
         let kind = io_kind(error);
         let made = Self::new(kind, message);
@@ -250,7 +244,7 @@ impl Error {
         }
     }
 
-    // The io error's own message is already ours; only what lies below it is a cause.
+    // The io error's own message is already ours; only its source is a cause.
     fn source_of(self, error: &std::io::Error) -> Self {
         let below = std::error::Error::source(error).map(ToString::to_string);
         match below {
@@ -260,9 +254,9 @@ impl Error {
     }
 }
 
-/// Adds the sentence that says what was being done, keeping the cause and its class.
+/// Adds a sentence about the failed operation, keeping the cause and its class.
 pub trait ResultExt<T> {
-    /// Wraps the error: `message` says what failed ("cannot freeze `gfx1103`"), the old error becomes its cause.
+    /// Wraps the error: `message` names the failure ("cannot freeze `gfx1103`"), the old error becomes its cause.
     fn context(self, message: impl FnOnce() -> String) -> Result<T>;
 }
 

@@ -1,4 +1,5 @@
-//! Owns frames on Unix stream sockets between rockenv's processes: a length, a JSON body, and file descriptors beside the length.
+//! Owns frames on Unix stream sockets between rockenv's processes: a length, a JSON body, and file descriptors beside
+//! the length.
 
 use std::io::{IoSlice, IoSliceMut, Read as _, Write as _};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
@@ -10,12 +11,11 @@ use serde::de::DeserializeOwned;
 
 use crate::sys::error::{Error, Result};
 
-/// The longest body accepted, in bytes: a step's script and environment fit many times over.
+/// Maximum size of a body, in bytes: many times that of a step's script and environment.
 const MAX_BODY: u32 = 16 << 20;
-/// The most descriptors one frame carries.
+/// Maximum number of descriptors in a frame.
 const MAX_FDS: usize = 4;
 
-/// Sends one frame.
 pub(crate) fn send(socket: &UnixStream, body: &impl Serialize, fds: &[RawFd]) -> Result<()> {
     let body = serde_json::to_vec(body)
         .map_err(|error| Error::unexpected("cannot encode a frame").source(error))?;
@@ -33,7 +33,7 @@ pub(crate) fn send(socket: &UnixStream, body: &impl Serialize, fds: &[RawFd]) ->
     let slices = [IoSlice::new(&length)];
     let rights = [ControlMessage::ScmRights(fds)];
     let control: &[ControlMessage<'_>] = if fds.is_empty() { &[] } else { &rights };
-    // Four bytes into a stream socket's buffer arrive whole or not at all.
+    // Four bytes into a stream socket's buffer arrive completely or not at all.
     sendmsg::<()>(
         socket.as_raw_fd(),
         &slices,
@@ -45,7 +45,7 @@ pub(crate) fn send(socket: &UnixStream, body: &impl Serialize, fds: &[RawFd]) ->
     (&mut &*socket).write_all(&body).map_err(not_sent)
 }
 
-/// Makes the error for a frame that did not arrive: a peer that was killed is no bug.
+/// Makes the error for a frame that did not arrive: a killed peer is not a bug.
 fn not_sent(error: std::io::Error) -> Error {
     if is_gone(&error) {
         Error::unavailable("the container ended").source(error)
@@ -54,7 +54,7 @@ fn not_sent(error: std::io::Error) -> Error {
     }
 }
 
-/// Returns whether the peer has closed its end, or was killed, in the middle of a frame too.
+/// Returns whether the peer has closed its end, or was killed, even in the middle of a frame.
 fn is_gone(error: &std::io::Error) -> bool {
     use std::io::ErrorKind::{BrokenPipe, ConnectionReset, NotConnected, UnexpectedEof};
     matches!(

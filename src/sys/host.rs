@@ -1,4 +1,4 @@
-//! Owns reading the machine: what `resolve`, the jobs decision and preflight need to know, as plain values.
+//! Owns reading the machine: the facts for `resolve`, the jobs decision and preflight, as plain values.
 
 use std::path::{Path, PathBuf};
 
@@ -8,10 +8,10 @@ use serde::Serialize;
 use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::userns;
 
-/// What the machine has.
+/// Facts about the machine.
 #[derive(Clone, Debug, Serialize)]
 pub struct Host {
-    /// Processors this process may use.
+    /// Processors that this process may use.
     pub cores: u32,
     /// Memory in bytes.
     pub memory: u64,
@@ -24,7 +24,6 @@ pub struct Host {
 }
 
 impl Host {
-    /// Reads the machine.
     pub fn probe() -> Result<Self> {
         let cores = std::thread::available_parallelism()
             .map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX));
@@ -39,20 +38,18 @@ impl Host {
     }
 }
 
-/// Returns the processor's name, as its maker writes it.
 pub fn processor() -> Option<String> {
     let text = fs::read_to_string("/proc/cpuinfo").ok()?;
     let line = text.lines().find(|line| line.starts_with("model name"))?;
     Some(line.split_once(':')?.1.trim().to_owned())
 }
 
-/// Returns the release of the kernel that runs.
 pub fn kernel() -> Option<String> {
     let text = fs::read_to_string("/proc/sys/kernel/osrelease").ok()?;
     Some(format!("Linux {}", text.trim()))
 }
 
-/// Returns the version of the module `amdgpu`, where it is not the kernel's own.
+/// Returns the version of the module `amdgpu`, if it is not the kernel's own.
 pub fn amdgpu() -> Option<String> {
     let text = fs::read_to_string("/sys/module/amdgpu/version").ok()?;
     Some(text.trim().to_owned())
@@ -61,21 +58,19 @@ pub fn amdgpu() -> Option<String> {
 /// The machine's memory at the moment, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MemoryNow {
-    /// All there is.
     pub total: u64,
-    /// What programs could still get.
+    /// Memory that programs could still get.
     pub available: u64,
-    /// Share of the last ten seconds in which something waited for memory, in percent, where the kernel says so.
+    /// Share of the last ten seconds in which something waited for memory, in percent, if the kernel reports it.
     pub stalled: Option<f64>,
 }
 
-/// Reads how much memory there is at the moment.
 pub fn memory_now() -> MemoryNow {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total = memory_field(&meminfo, "MemTotal:");
     MemoryNow {
         total,
-        // Unreadable: nobody is short of what cannot be seen.
+        // Unreadable: assume that there is enough.
         available: match memory_field(&meminfo, "MemAvailable:") {
             0 => total,
             bytes => bytes,
@@ -86,7 +81,6 @@ pub fn memory_now() -> MemoryNow {
     }
 }
 
-/// Parses `/proc/pressure/memory`.
 fn stalled(text: &str) -> Option<f64> {
     let line = text.lines().find_map(|line| line.strip_prefix("some "))?;
     line.split(' ')
@@ -109,13 +103,11 @@ fn memory_field(meminfo: &str, name: &str) -> u64 {
 /// A file system's space, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {
-    /// What an ordinary user could still write.
+    /// Bytes that an ordinary user could still write.
     pub free: u64,
-    /// Its size.
     pub total: u64,
 }
 
-/// Returns the space of the file system that `path` is on.
 pub fn space(path: &Path) -> Result<Space> {
     let found = nix::sys::statvfs::statvfs(path)
         .context(|| format!("cannot ask for free space at `{}`", path.display()))?;
@@ -125,17 +117,17 @@ pub fn space(path: &Path) -> Result<Space> {
     })
 }
 
-/// Free space below `path` that an ordinary user could still write, in bytes.
+/// Returns the bytes below `path` that an ordinary user could still write.
 pub fn free_space(path: &Path) -> Result<u64> {
     Ok(space(path)?.free)
 }
 
-/// Returns a variable of a process inside an env, where rockenv stands in for another program.
+/// Returns a variable of a process inside an env, where rockenv replaces another program.
 pub fn inherited(name: &str) -> Option<std::ffi::OsString> {
     std::env::vars_os().find_map(|(known, value)| (known == name).then_some(value))
 }
 
-/// Returns whether a text can be the name of an environment variable in any shell.
+/// Returns whether a text is a valid name of an environment variable in any shell.
 pub(crate) fn is_variable_name(text: &str) -> bool {
     let first = |byte: u8| byte.is_ascii_alphabetic() || byte == b'_';
     let mut bytes = text.bytes();

@@ -1,4 +1,4 @@
-//! What the operating system gives: errors, processes, signals, users, facts of the host.
+//! The operating system: errors, processes, signals, users, facts about the host.
 
 pub(crate) mod account;
 pub mod atomic;

@@ -1,8 +1,8 @@
-//! Owns running outside programs: found in the system's directories, with a clean environment, in a process group
-//! of their own so that Ctrl-C is ours to handle, and dead whenever rockenv is dead.
+//! Owns running external programs: found in the system's directories, with a clean environment, in a process group of
+//! their own so that Ctrl-C is ours to handle, and ended whenever rockenv ends.
 //!
-//! Calls block the thread. A program dies with the *thread* that started it (that is what the kernel's
-//! parent-death signal looks at), which is the one that waits here.
+//! Calls block the thread. A program dies with the *thread* that started it (the kernel's parent-death signal is per
+//! thread), which is the one that waits here.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -21,20 +21,20 @@ use nix::unistd::Pid;
 
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 
-/// Where programs are looked up: not in the caller's `PATH`, as these may run as root.
+/// Search path for programs: not the caller's `PATH`, because they may run as root.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 const POLL: u16 = 100;
 const TAIL_LINES: usize = 15;
 const MAX_LINE: usize = 4096;
-/// How long a program may take to stop by itself, asked to or because its reader has failed.
+/// How long a program may take to stop by itself, after being asked or because its reader failed.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// What happens while a program runs.
+/// An event while a program runs.
 #[derive(Debug)]
 pub enum Event<'a> {
     /// It wrote a line to stderr.
     Line(&'a str),
-    /// Some time went by (about ten times a second).
+    /// Some time has passed (about ten times a second).
     Tick,
 }
 
@@ -68,7 +68,7 @@ impl Program {
         }
     }
 
-    /// Takes the program at a path.
+    /// Uses the program at a path.
     pub fn at(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
         Self {
@@ -95,14 +95,12 @@ impl Program {
         }
     }
 
-    /// Adds an argument.
     #[must_use]
     pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
         self.args.push(arg.as_ref().into());
         self
     }
 
-    /// Adds arguments.
     #[must_use]
     pub fn args<A: AsRef<OsStr>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
         self.args
@@ -110,21 +108,21 @@ impl Program {
         self
     }
 
-    /// Sets a variable; there are no others but `PATH` and a UTF-8 locale, both fixed.
+    /// Sets a variable. There are no others except `PATH` and a UTF-8 locale, both fixed.
     #[must_use]
     pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
         self.env.push((name.as_ref().into(), value.as_ref().into()));
         self
     }
 
-    /// Passes the caller's variables on, but for `PATH` and the locale: for tools that read the user's settings.
+    /// Passes the caller's variables on, except `PATH` and the locale: for tools that read the user's settings.
     #[must_use]
     pub fn inherit_env(mut self) -> Self {
         self.inherit_env = true;
         self
     }
 
-    /// Keeps these of the caller's variables from it.
+    /// Withholds these variables of the caller.
     #[must_use]
     pub fn without(mut self, names: &'static [&'static str]) -> Self {
         self.without = names;
@@ -138,36 +136,36 @@ impl Program {
         self
     }
 
-    /// Gives it something to read, less than a pipe holds: 64 KiB. There is nothing otherwise.
+    /// Sets its standard input, at most 64 KiB, the size of a pipe. Default: empty.
     #[must_use]
     pub fn input(mut self, bytes: impl Into<Vec<u8>>) -> Self {
         self.input = bytes.into();
         self
     }
 
-    /// Sets the working directory, `/` otherwise.
+    /// Sets the working directory; default: `/`.
     #[must_use]
     pub fn directory(mut self, directory: impl AsRef<Path>) -> Self {
         self.directory = directory.as_ref().into();
         self
     }
 
-    /// Runs it as PID 1 of its own PID and mount namespaces: when it ends or is killed, the kernel takes every
-    /// process and every mount it made with it. Needs root.
+    /// Runs it as PID 1 of its own PID and mount namespaces: when it ends or is killed, the kernel ends every process
+    /// and unmounts every mount it made. Needs root.
     #[must_use]
     pub fn isolated(mut self) -> Self {
         self.isolated = true;
         self
     }
 
-    /// Gives it so long to stop when it is asked to, before it is killed.
+    /// Sets how long it may take to stop when asked, before it is killed.
     #[must_use]
     pub fn grace(mut self, grace: Duration) -> Self {
         self.grace = grace;
         self
     }
 
-    /// Runs it to its end and returns what it wrote to stdout, at most `limit` bytes.
+    /// Runs it to its end and returns its stdout, at most `limit` bytes.
     pub fn output(
         &self,
         limit: u64,
@@ -190,20 +188,20 @@ impl Program {
         })
     }
 
-    /// Takes this exit status for success too.
+    /// Accepts this exit status as success too.
     pub fn tolerate(mut self, status: i32) -> Self {
         self.tolerated = Some(status);
         self
     }
 
-    /// Takes its exit status for that of a rockenv: what it failed of is the kind of the error.
+    /// Interprets its exit status as rockenv's: it determines the kind of the error.
     #[must_use]
     pub fn own_codes(mut self) -> Self {
         self.own_codes = true;
         self
     }
 
-    /// Runs it with `consume` reading its stdout in a thread of its own. An error of either stops the other.
+    /// Runs it with `consume` reading its stdout in a separate thread. An error of either stops the other.
     pub fn stream<T: Send>(
         &self,
         cancel: &AtomicBool,
@@ -212,14 +210,14 @@ impl Program {
     ) -> Result<T> {
         let mut child = self.spawn()?;
         if let Some(mut stdin) = child.stdin.take() {
-            // Who does not read it has no need of it.
+            // A program that does not read its input does not need it.
             drop(stdin.write_all(&self.input));
         }
         let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) else {
             return Err(Error::unexpected("a pipe is missing"));
         };
-        // Held until the end: a program whose reader gave up should wait to be stopped, not die of SIGPIPE and
-        // have that reported as the cause.
+        // Held until the end: a program whose reader failed should wait to be stopped, not die of SIGPIPE and have
+        // that reported as the cause.
         let held = stdout.as_fd().try_clone_to_owned();
         let failed = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -312,7 +310,7 @@ impl Program {
         }
         let parent = nix::unistd::getpid();
         let die_with_parent = move || {
-            // What a program makes must not depend on the caller's habits; std passes blocked signals on.
+            // A program's output must not depend on the caller's settings; std passes blocked signals on.
             nix::sys::signal::SigSet::empty().thread_set_mask()?;
             nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o022));
             nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
@@ -366,7 +364,7 @@ impl Program {
                     return Ok(End::Stopped);
                 }
             }
-            // What it wrote before it exited is in the pipe; a daemon it left behind must not keep us here.
+            // Its last output is in the pipe; a daemon it left behind must not keep us here.
             let timeout = if exited.is_some() { 0 } else { POLL };
             let ready = open && readable(stderr, timeout);
             if ready {
@@ -385,7 +383,7 @@ impl Program {
         let group = Pid::from_raw(i32::try_from(child.id()).unwrap_or(i32::MAX));
         let wait = || format!("cannot wait for `{}`", self.name);
         if !self.isolated {
-            // A group that is already gone is what we want.
+            // The group may be gone already, which is fine.
             let _gone = killpg(group, Signal::SIGTERM);
             let deadline = Instant::now() + self.grace;
             while Instant::now() < deadline {
@@ -397,7 +395,7 @@ impl Program {
         }
         let _gone = killpg(group, Signal::SIGKILL);
         child.wait().context(wait)?;
-        // Its own children may take longer to die, a namespace's first process until all others in it have.
+        // Its own children may take longer to die; a namespace's first process waits for all others in it.
         let deadline = Instant::now() + GRACE;
         while killpg(group, None) != Err(Errno::ESRCH) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));

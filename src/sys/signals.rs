@@ -1,4 +1,4 @@
-//! Owns the user's signals: Ctrl-C and its kin are blocked and read, so that every command ends in its own way.
+//! Owns the user's signals: Ctrl-C and similar ones are blocked and read, so that every command ends in its own way.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
@@ -13,7 +13,7 @@ use crate::sys::error::{Error, Kind, Result};
 #[derive(Debug)]
 pub struct Signals(SignalFd);
 
-/// Returns whether this process was started with the signal ignored, as `nohup` does.
+/// Returns whether this process was started with the signal ignored, as by `nohup`.
 fn is_ignored(signal: Signal) -> bool {
     let status = fs_err::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -33,7 +33,7 @@ pub(crate) const STOP: [Signal; 4] = [
 pub(crate) fn block(signals: &[Signal]) -> Result<SignalFd> {
     let mut mask = SigSet::empty();
     for signal in signals {
-        // A blocked signal arrives even where it is ignored.
+        // A blocked signal arrives even if it is ignored.
         if !is_ignored(*signal) {
             mask.add(*signal);
         }
@@ -47,12 +47,12 @@ impl Signals {
     /// Blocks them for this process from now on.
     pub fn take() -> Result<Self> {
         let signals = block(&STOP)?;
-        // Taken once in a process, as a rule; a second one sees the same signals.
+        // Usually taken once in a process; a second one sees the same signals.
         drop(TAKEN.set(signals.as_fd().try_clone_to_owned()?));
         Ok(Self(signals))
     }
 
-    /// Returns the signal that came, if one did.
+    /// Returns the signal that came, if any.
     pub fn pending(&self) -> Result<Option<i32>> {
         Ok(self
             .0
@@ -67,15 +67,15 @@ impl AsFd for Signals {
     }
 }
 
-/// The signals of this process, once they are taken: long waits far from the command that took them look here.
+/// The signals of this process, once they are taken, for long waits far from the command that took them.
 static TAKEN: OnceLock<OwnedFd> = OnceLock::new();
 
-/// Returns what becomes readable when a signal has come; `None` where signals end the process as usual.
+/// Returns a descriptor that becomes readable when a signal has come; `None` if signals end the process as usual.
 pub(crate) fn taken() -> Option<BorrowedFd<'static>> {
     TAKEN.get().map(AsFd::as_fd)
 }
 
-/// Turns a signal into a flag, for work that looks at a flag to know when to stop.
+/// Turns a signal into a flag, for work that checks a flag to know when to stop.
 #[derive(Debug)]
 pub struct Cancel<'a> {
     signals: &'a Signals,
@@ -84,7 +84,6 @@ pub struct Cancel<'a> {
 }
 
 impl<'a> Cancel<'a> {
-    /// Starts with nothing caught.
     pub fn new(signals: &'a Signals) -> Self {
         Self {
             signals,
@@ -98,7 +97,7 @@ impl<'a> Cancel<'a> {
         &self.flag
     }
 
-    /// Looks for a signal; the work calls this now and then.
+    /// Checks for a signal; the work calls this at intervals.
     pub fn look(&self) {
         if let Ok(Some(number)) = self.signals.pending() {
             self.caught.store(number, Ordering::Relaxed);
@@ -106,12 +105,12 @@ impl<'a> Cancel<'a> {
         }
     }
 
-    /// Returns the signal that came, if one did.
+    /// Returns the signal that came, if any.
     pub fn caught(&self) -> Option<i32> {
         Some(self.caught.load(Ordering::Relaxed)).filter(|number| *number != 0)
     }
 
-    /// Makes an error of work that was stopped say by which signal.
+    /// Makes the error of stopped work name the signal.
     pub fn outcome<T>(&self, result: Result<T>) -> Result<T> {
         match (result, self.caught()) {
             (Err(_), Some(number)) => Err(Error::new(Kind::Signal(number), "interrupted")),

@@ -1,6 +1,6 @@
-//! Owns "did you mean": which known name is close to a mistyped one.
+//! Owns "did you mean": finding the known name closest to a mistyped one.
 
-/// Returns the known name closest to `typed`, unless even that one is too far away to be what was meant.
+/// Returns the known name closest to `typed`, unless even that one is too different.
 pub(crate) fn closest<'a>(
     typed: &str,
     known: impl IntoIterator<Item = &'a str>,

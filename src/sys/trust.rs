@@ -1,7 +1,8 @@
-//! Owns which files of the current directory count: a stranger may have written them, and what runs here has privileges.
+//! Owns which files of the current directory apply: a stranger may have written them, and rockenv runs with
+//! privileges.
 //!
-//! A person trusts a directory by `rockenv trust`, which remembers a digest of its `rockenv.toml`, `profiles/`, `images/` and `hooks/` among
-//! that person's configuration. Files that change have to be trusted again.
+//! A user trusts a directory by `rockenv trust`, which stores a digest of its `rockenv.toml`, `profiles/`, `images/`
+//! and `hooks/` in that user's configuration. Changed files must be trusted again.
 
 use std::io::Read as _;
 use std::os::unix::ffi::OsStrExt as _;
@@ -18,15 +19,15 @@ use crate::sys::account::{self, Existing, Place};
 use crate::sys::atomic;
 use crate::sys::error::{Error, Result};
 
-/// The variable that names trusted directories, for where nobody can be asked.
+/// The variable that names trusted directories, for use without a terminal.
 pub(crate) const VARIABLE: &str = "ROCKENV_TRUSTED_DIRS";
 /// The configuration of a directory.
 pub(crate) const CONFIGURATION: &str = "rockenv.toml";
-/// Directories of a directory that are searched by name.
+/// Subdirectories that are searched by name.
 const DIRECTORIES: [&str; 3] = ["profiles", "images", "hooks"];
-/// What anybody may configure.
+/// Keys that even an untrusted directory may configure.
 const HARMLESS: [&str; 2] = ["jobs", "targets"];
-/// What a trusted directory may configure beside that: nothing that names a program, a path or a host.
+/// Further keys that a trusted directory may configure: none of them names a program, a path or a host.
 const TRUSTED: [&str; 7] = [
     "disk-floor",
     "engine",
@@ -36,19 +37,19 @@ const TRUSTED: [&str; 7] = [
     "push",
     "reuse",
 ];
-/// More files, levels and bytes than anybody looks through before trusting them.
+/// Maximum numbers of files, levels and bytes: more than anybody reviews before trusting them.
 const MOST_FILES: usize = 10_000;
 const MOST_LEVELS: usize = 32;
 const MOST_BYTES: u64 = 256 << 20;
 
-/// Whether the files of a directory count.
+/// Whether the files of a directory apply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum State {
     /// There is nothing to trust.
     #[default]
     Empty,
-    /// They are as they were when they were trusted.
+    /// They are unchanged since they were trusted.
     Trusted,
     /// They have changed since.
     Changed,
@@ -56,18 +57,18 @@ pub(crate) enum State {
     Untrusted,
 }
 
-/// The current directory, and what of it counts.
+/// The current directory, and which of its files apply.
 #[derive(Clone, Debug, Default)]
 pub struct Current {
-    /// Where it is, without links.
+    /// Its path, without links.
     pub(crate) directory: PathBuf,
-    /// Whether its files count.
+    /// Whether its files apply.
     pub(crate) state: State,
-    /// What it has that does not count, in words.
+    /// Files and keys that do not apply.
     pub(crate) unread: Vec<String>,
 }
 
-/// What a person trusts, as it is written down.
+/// A stored trust decision.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Trusted {
     /// A directory, or a profile's file.
@@ -75,15 +76,16 @@ pub(crate) struct Trusted {
     /// Digest of a directory's files.
     #[serde(default)]
     pub(crate) digest: Option<String>,
-    /// Directories of the host that the steps of a file may write to.
+    /// Host directories that the steps of a file may write to.
     #[serde(default)]
     pub(crate) writes: Vec<PathBuf>,
 }
 
 impl Current {
-    /// Looks at the current directory. `user` is the directory of the user's configuration, `listed` the value of [`VARIABLE`].
+    /// Examines the current directory. `user` is the directory of the user's configuration, `listed` the value of
+    /// [`VARIABLE`].
     pub(crate) fn look(working: &Path, user: &Path, listed: Option<&str>) -> Self {
-        // One that cannot be looked at has nothing that counts.
+        // In an unreadable directory nothing applies.
         let Ok(directory) = fs::canonicalize(working) else {
             return Self::default();
         };
@@ -104,12 +106,12 @@ impl Current {
         current
     }
 
-    /// Returns whether its files count.
+    /// Returns whether its files apply.
     pub(crate) fn counts(&self) -> bool {
         self.state == State::Trusted
     }
 
-    /// Returns the keys of its configuration that count, and notes the others.
+    /// Returns the keys of its configuration that apply, and records the others.
     pub(crate) fn keep(&mut self, table: toml::Table) -> toml::Table {
         let counts = self.counts();
         let (kept, left): (toml::Table, toml::Table) = table.into_iter().partition(|(key, _)| {
@@ -123,30 +125,30 @@ impl Current {
         kept
     }
 
-    /// Says what does not count, and what to type; nothing where all does.
+    /// Returns a message about what does not apply, with the command to type; `None` if everything does.
     pub(crate) fn notice(&self) -> Option<String> {
         let unread = self.unread.join(", ");
         let directory = self.directory.display();
         Some(match self.state {
             _ if self.unread.is_empty() => return None,
             State::Trusted | State::Empty => format!(
-                "not read: {unread}: programs, paths and hosts are configured in ~/.config/rockenv/config.toml"
+                "ignored: {unread}: configure programs, paths and hosts in ~/.config/rockenv/config.toml"
             ),
             State::Changed => {
                 format!(
-                    "not read, since `{directory}` has changed: {unread}; `rockenv trust` trusts it again"
+                    "ignored because `{directory}` has changed: {unread}; `rockenv trust` trusts it again"
                 )
             }
             State::Untrusted => {
                 format!(
-                    "not read, since `{directory}` is not trusted: {unread}; `rockenv trust` trusts it"
+                    "ignored because `{directory}` is not trusted: {unread}; `rockenv trust` trusts it"
                 )
             }
         })
     }
 }
 
-/// Returns whether the files of a directory count.
+/// Returns whether the files of a directory apply.
 fn state(directory: &Path, user: &Path, listed: Option<&str>) -> State {
     if is_listed(directory, listed) {
         return State::Trusted;
@@ -169,7 +171,7 @@ pub(crate) fn is_listed(path: &Path, listed: Option<&str>) -> bool {
         .any(|one| path.starts_with(one))
 }
 
-/// Returns what a directory has of rockenv's.
+/// Returns the names of rockenv's files in a directory.
 pub(crate) fn present(directory: &Path) -> Vec<&'static str> {
     let has = |name: &str| {
         let entries = fs::read_dir(directory.join(name)).into_iter().flatten();
@@ -188,7 +190,7 @@ pub(crate) fn present(directory: &Path) -> Vec<&'static str> {
     found
 }
 
-/// Returns the digest of what a directory has of rockenv's: names, kinds, executable bits and content, through links.
+/// Returns the digest of a directory's files for rockenv: names, kinds, executable bits and content, through links.
 pub(crate) fn digest(directory: &Path) -> Result<String> {
     let mut walk = Walk {
         hash: Sha256::new(),
@@ -230,7 +232,7 @@ impl Walk {
             }
         } else if let Some(bytes) = read(&path, MOST_BYTES + 1)? {
             self.bytes += bytes.len() as u64;
-            // What is not read could change unseen.
+            // Unread content could change unnoticed.
             if self.bytes > MOST_BYTES {
                 return Err(too_much(top));
             }
@@ -246,7 +248,7 @@ impl Walk {
 
 fn too_much(top: &Path) -> Error {
     Error::invalid(format!(
-        "`{}` has too much in its profiles, images and hooks to be trusted",
+        "`{}` has too many files in its profiles, images and hooks to be trusted",
         top.display()
     ))
     .help(format!(
@@ -255,7 +257,7 @@ fn too_much(top: &Path) -> Error {
     ))
 }
 
-/// Reads a regular file, at most so many bytes of it; nothing where it is none. Nobody is waited for who should write to it.
+/// Reads a regular file up to a limit; `None` for anything else. Never blocks on a FIFO.
 pub(crate) fn read(path: &Path, most: u64) -> Result<Option<Vec<u8>>> {
     let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
     let file = fs::OpenOptions::new()
@@ -280,14 +282,14 @@ impl Trusted {
         Self::directory(user).join(format!("{}.json", &name[..32]))
     }
 
-    /// Reads what is written down of a path.
+    /// Reads the decision about a path.
     pub(crate) fn read(user: &Path, path: &Path) -> Option<Self> {
-        // One that is damaged trusts nothing.
+        // A damaged file trusts nothing.
         let known = atomic::read_json::<Self>(&Self::file(user, path));
         known.ok().flatten().filter(|known| known.path == path)
     }
 
-    /// Returns all that is written down, by path.
+    /// Returns all decisions, by path.
     pub(crate) fn all(user: &Path) -> Result<Vec<Self>> {
         let entries = match fs::read_dir(Self::directory(user)) {
             Err(error) if crate::sys::catalog::is_absent(&error) => return Ok(Vec::new()),
@@ -304,7 +306,7 @@ impl Trusted {
         Ok(all)
     }
 
-    /// Writes it down among the configuration of the person who called, with that person's rights.
+    /// Writes it to the configuration of the calling user, with that user's rights.
     pub(crate) fn write(&self, user: &Path) -> Result<()> {
         let text = serde_json::to_vec_pretty(self).map_err(|error| {
             Error::unexpected("cannot write the list of trusted directories").source(error)

@@ -1,5 +1,5 @@
 //! Owns working without root: this process becomes root of a user namespace in which the invoking user's subordinate
-//! ids are the other users, as Podman does it. So the store can hold trees and volumes with files of any owner.
+//! ids are the other users, as in Podman. So the store can contain trees and volumes with files of any owner.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -14,19 +14,19 @@ use crate::sys::error::{Error, Result, ResultExt as _};
 /// Whether this process has entered one.
 static ENTERED: AtomicBool = AtomicBool::new(false);
 
-/// A range of ids that a user may hand out in namespaces.
+/// A range of ids that a user may use in namespaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Range {
     start: u32,
     count: u32,
 }
 
-/// Returns whether this process is root of the machine, and not only of a namespace that it entered.
+/// Returns whether this process is root of the machine, and not only of a namespace.
 pub fn is_root() -> bool {
     nix::unistd::geteuid().is_root() && !ENTERED.load(Ordering::Relaxed)
 }
 
-/// Says that the process which started this one had entered one.
+/// Records that the parent process had entered one.
 pub fn inherit() {
     ENTERED.store(true, Ordering::Relaxed);
 }
@@ -41,14 +41,14 @@ pub fn enter() -> Result<()> {
     let name = user_name(uid.as_raw());
     let users = ranges("/etc/subuid", &name, uid.as_raw())?;
     let groups = ranges("/etc/subgid", &name, uid.as_raw())?;
-    // Before anything is entered that cannot be left.
+    // Checked first, because a namespace cannot be left again.
     if !["newuidmap", "newgidmap"].iter().all(|name| has(name)) {
         return Err(
             Error::unavailable("cannot make a user namespace: there is no newuidmap")
                 .help("install newuidmap (package uidmap or shadow-utils), or sudo rockenv ..."),
         );
     }
-    // A process inside can only map itself to itself. This one stays outside until we are in, and has numbers only.
+    // A process inside can only map itself to itself. This one stays outside until we are in, and gets only numbers.
     let script = format!(
         "read -r _ && newuidmap {pid} {} && newgidmap {pid} {}",
         map(uid.as_raw(), &users),
@@ -86,7 +86,7 @@ pub fn enter() -> Result<()> {
     Ok(())
 }
 
-/// Where the programs are looked for that give a namespace its ids.
+/// Search path for the programs that set up the ids of a namespace.
 const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
 fn has(name: &str) -> bool {
@@ -113,7 +113,7 @@ fn ranges(file: &str, name: &str, uid: u32) -> Result<Vec<Range>> {
     let found = parse(&text, name, uid);
     if found.is_empty() {
         return Err(Error::unavailable(format!(
-            "user `{name}` has no subordinate ids in `{file}`, and without them only root can build"
+            "user `{name}` has no subordinate ids in `{file}`; without them only root can build"
         ))
         .help(format!(
             "sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {name}"
@@ -122,7 +122,7 @@ fn ranges(file: &str, name: &str, uid: u32) -> Result<Vec<Range>> {
     Ok(found)
 }
 
-/// Reads lines such as `ann:100000:65536`; the user is there by name or number.
+/// Parses lines such as `ann:100000:65536`, which identify the user by name or id.
 fn parse(text: &str, name: &str, uid: u32) -> Vec<Range> {
     text.lines()
         .filter_map(|line| {

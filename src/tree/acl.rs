@@ -1,4 +1,5 @@
-//! Owns giving single users a directory that others may not enter: POSIX access control lists, as the kernel stores them.
+//! Owns granting single users access to a directory that others may not enter: POSIX access control lists, as the
+//! kernel stores them.
 
 use std::collections::BTreeSet;
 use std::os::fd::AsFd as _;
@@ -13,18 +14,18 @@ use crate::sys::error::{Result, ResultExt as _};
 
 const ATTRIBUTE: &std::ffi::CStr = c"system.posix_acl_access";
 const VERSION: u32 = 2;
-/// Tags of entries: the owner, a user by number, the owning group, the most that users and groups get, all others.
+/// Tags of entries: the owner, a user by id, the owning group, the mask for users and groups, all others.
 const OWNER: u16 = 0x01;
 const USER: u16 = 0x02;
 const GROUP: u16 = 0x04;
 const MASK: u16 = 0x10;
 const OTHER: u16 = 0x20;
-/// The number of entries that have none.
+/// The id of entries that have none.
 const NOBODY: u32 = u32::MAX;
 /// Read and enter.
 const ENTER: u16 = 0o5;
 
-/// Returns the users whom the list of a directory names.
+/// Returns the users that a directory's list names.
 pub(crate) fn people(directory: &Path) -> Result<BTreeSet<u32>> {
     let file = fs::File::open(directory)?;
     let mut value = vec![0; 4096];
@@ -45,7 +46,8 @@ pub(crate) fn people(directory: &Path) -> Result<BTreeSet<u32>> {
     Ok(users.collect())
 }
 
-/// Lets only its owner and these users enter a directory. Where the file system has no lists, all users may enter it who know a name in it.
+/// Lets only its owner and these users enter a directory. If the file system has no lists, all users may enter it who
+/// know a name inside.
 pub(crate) fn admit(directory: &Path, people: &BTreeSet<u32>) -> Result<()> {
     let file = fs::File::open(directory)?;
     let mut value = VERSION.to_le_bytes().to_vec();
@@ -80,7 +82,7 @@ mod tests {
         let people = BTreeSet::from([1234, 70_000]);
         admit(directory.path(), &people).unwrap();
         let mode = fs::metadata(directory.path()).unwrap().permissions().mode();
-        // A file system without lists has nothing to test here.
+        // A file system without lists cannot be tested here.
         if mode & 0o001 == 0 {
             assert_eq!(mode & 0o777, 0o750);
             assert_eq!(super::people(directory.path()).unwrap(), people);

@@ -1,7 +1,6 @@
-//! Owns the btrfs ioctls: subvolumes, snapshots, deletion with what is nested inside, and what changed in
-//! one since it was made.
+//! Owns the btrfs ioctls: subvolumes, snapshots, deletion including nested subvolumes, and changes since a snapshot.
 //!
-//! A snapshot does not include the subvolumes nested in its source: it has an empty directory at their place.
+//! A snapshot does not include the subvolumes nested in its source: it has an empty directory in their place.
 
 #![expect(
     unsafe_code,
@@ -24,7 +23,7 @@ use crate::sys::error::{Error, Result, ResultExt as _};
 /// The inode number of the root directory of every subvolume.
 const SUBVOLUME_ROOT: u64 = 256;
 const SNAPSHOT_READ_ONLY: u64 = 1 << 1;
-/// What a subvolume that is no snapshot has as its parent's name.
+/// The parent's name of a subvolume that is not a snapshot.
 const NO_PARENT: [u8; 16] = [0; 16];
 const DESTROY_BY_ID: u64 = 1 << 4;
 
@@ -116,7 +115,7 @@ mod ioctl {
     nix::ioctl_write_ptr!(destroy_v2, 0x94, 63, ArgsV2);
 }
 
-/// Returns whether `fd` lies on btrfs.
+/// Returns whether `fd` is on btrfs.
 pub fn is_btrfs(fd: impl AsFd) -> nix::Result<bool> {
     Ok(fstatfs(fd)?.filesystem_type() == BTRFS_SUPER_MAGIC)
 }
@@ -127,13 +126,11 @@ pub fn is_subvolume_fd(fd: impl AsFd) -> nix::Result<bool> {
     Ok(stat.st_ino == SUBVOLUME_ROOT && is_btrfs(fd)?)
 }
 
-/// Returns whether `path` is a subvolume.
 pub fn is_subvolume(path: &Path) -> Result<bool> {
     is_subvolume_fd(beneath::open_path(path)?)
         .context(|| format!("cannot examine `{}`", path.display()))
 }
 
-/// Makes an empty subvolume.
 pub fn create(path: &Path) -> Result<()> {
     let (parent, name) = beneath::split(path)?;
     let args = Args {
@@ -168,7 +165,6 @@ pub fn snapshot(from: &Path, to: &Path, read_only: bool) -> Result<()> {
     Ok(())
 }
 
-/// Returns whether the subvolume is read-only.
 pub fn is_read_only(path: &Path) -> Result<bool> {
     let fd = beneath::open_path(path)?;
     flags(fd.as_fd())
@@ -183,12 +179,12 @@ pub fn set_read_only(path: &Path, read_only: bool) -> Result<()> {
         .context(|| format!("cannot change the btrfs subvolume `{}`", path.display()))
 }
 
-/// Returns whether a subvolume holds anything else than another one, of which it is a snapshot, or which is a snapshot of it and
-/// read-only since. Access times do not count.
+/// Returns whether the content of a subvolume differs from another one's, of which it is a snapshot, or which is a
+/// snapshot of it and read-only since. Ignores access times.
 ///
-/// Every change of a file, its content, names or attributes, changes its inode; the kernel finds the inodes that were written
-/// since the snapshot, and each must then be what it is in the other subvolume. What is not yet on disk is written there first. Two
-/// that are no relatives are taken for different.
+/// Every change of a file, its content, names or attributes, changes its inode. The kernel finds the inodes that were
+/// written since the snapshot, and each must be equal in the other subvolume. Unwritten data is first written to
+/// disk. Unrelated subvolumes count as different.
 pub fn differs(path: &Path, other: &Path) -> Result<bool> {
     let (fd, other_fd) = (beneath::open_path(path)?, beneath::open_path(other)?);
     let look = || {
@@ -213,17 +209,17 @@ pub fn differs(path: &Path, other: &Path) -> Result<bool> {
     })
 }
 
-/// Returns the bytes on disk of the file data in the subvolume that was written since it was made.
+/// Returns the bytes on disk of file data written to the subvolume since it was made.
 ///
-/// Data shared with what it was cloned from is not counted, nor is what was deleted. What is not yet on disk is
-/// written there first. The time this takes grows with what was written, not with the size of the tree.
+/// Excludes data shared with its source, and deleted data. Unwritten data is first written to disk. The time this
+/// takes grows with the amount written, not with the size of the tree.
 pub fn written(path: &Path) -> Result<u64> {
     let fd = beneath::open_path(path)?;
     let read = || {
-        // Places on disk are chosen when data is written out.
+        // Data gets its place on disk when it is written out.
         nix::unistd::syncfs(&fd)?;
         let info = info(fd.as_fd())?;
-        // Making a snapshot commits: what follows is younger. One that was made empty holds nothing older.
+        // Making a snapshot commits, so later data is newer. A subvolume that was made empty has nothing older.
         let made = match info.parent_uuid {
             NO_PARENT => info.transids[1].saturating_sub(1),
             _ => info.transids[1],
@@ -238,18 +234,19 @@ pub fn written(path: &Path) -> Result<u64> {
     })
 }
 
-/// An inode as it lies in a tree.
+/// An inode as stored in a tree.
 const INODE_ITEM: u32 = 1;
-/// Transaction, object, offset, kind and length before each item that is found.
+/// Transaction, object, offset, kind and length before each item found.
 const HEADER: usize = 32;
 
-/// Returns whether an inode of a subvolume that is younger than the generation is another one in the other subvolume, or none.
+/// Returns whether any inode of a subvolume newer than the generation differs in the other subvolume, or is missing
+/// there.
 fn inodes_differ(fd: BorrowedFd<'_>, generation: u64, other: BorrowedFd<'_>) -> nix::Result<bool> {
     let mut search = Box::new(Search {
         key: SearchKey {
             objectid: [SUBVOLUME_ROOT, u64::MAX],
             offset: [0, u64::MAX],
-            // The kernel then leaves out every branch of the tree that is older.
+            // The kernel then skips every older branch of the tree.
             generation: [generation + 1, u64::MAX],
             kind: [INODE_ITEM; 2],
             ..SearchKey::default()
@@ -268,7 +265,7 @@ fn inodes_differ(fd: BorrowedFd<'_>, generation: u64, other: BorrowedFd<'_>) -> 
             let length = number::<4>(rest, 28) as usize;
             let object = number::<8>(rest, 8);
             let item = rest.get(HEADER..HEADER + length).unwrap_or_default();
-            // A young branch holds old inodes too; what else lies between them says nothing that they do not.
+            // A new branch contains old inodes too. Other items in between add nothing to what the inodes tell.
             if number::<4>(rest, 24) == u64::from(INODE_ITEM)
                 && number::<8>(item, 8) > generation
                 && inode(other, object)?.as_deref() != Some(&without_access(item)[..])
@@ -281,7 +278,7 @@ fn inodes_differ(fd: BorrowedFd<'_>, generation: u64, other: BorrowedFd<'_>) -> 
     }
 }
 
-/// Returns an inode of a subvolume, without what an access changes.
+/// Returns an inode of a subvolume, without fields that an access changes.
 fn inode(fd: BorrowedFd<'_>, object: u64) -> nix::Result<Option<Vec<u8>>> {
     let mut search = Box::new(Search {
         key: SearchKey {
@@ -300,7 +297,7 @@ fn inode(fd: BorrowedFd<'_>, object: u64) -> nix::Result<Option<Vec<u8>>> {
     Ok(item.filter(|_| search.key.items == 1).map(without_access))
 }
 
-/// Returns an inode with zeros for the transaction that last wrote it and for its access time.
+/// Returns an inode with its transaction and access time zeroed.
 fn without_access(item: &[u8]) -> Vec<u8> {
     let mut item = item.to_vec();
     for range in [8..16, 112..124] {
@@ -311,14 +308,14 @@ fn without_access(item: &[u8]) -> Vec<u8> {
     item
 }
 
-/// Adds up the file extents of a subvolume that are younger than the generation.
+/// Adds up the file extents of a subvolume that are newer than the generation.
 fn extents_since(fd: BorrowedFd<'_>, generation: u64) -> nix::Result<u64> {
     const EXTENT_DATA: u32 = 108;
     let mut search = Box::new(Search {
         key: SearchKey {
             objectid: [0, u64::MAX],
             offset: [0, u64::MAX],
-            // The kernel then leaves out every branch of the tree that is older.
+            // The kernel then skips every older branch of the tree.
             generation: [generation + 1, u64::MAX],
             kind: [EXTENT_DATA; 2],
             ..SearchKey::default()
@@ -342,13 +339,13 @@ fn extents_since(fd: BorrowedFd<'_>, generation: u64) -> nix::Result<u64> {
             let (object, offset) = (number::<8>(rest, 8), number::<8>(rest, 16));
             let kind = number::<4>(rest, 24);
             next = match (kind < u64::from(EXTENT_DATA), offset) {
-                // What we look for comes after the other kinds of the same object.
+                // Extents come after the other kinds of the same object.
                 (true, _) => (object, 0),
                 (false, u64::MAX) => (object.saturating_add(1), 0),
                 (false, offset) => (object, offset + 1),
             };
             let item = rest.get(HEADER..HEADER + length).unwrap_or_default();
-            // A young branch holds old items too, and items of other kinds lie between.
+            // A new branch contains old items too, and items of other kinds.
             if kind == u64::from(EXTENT_DATA) && number::<8>(item, 0) > generation {
                 total += match item.get(20) {
                     // Inline: the content follows.
@@ -366,7 +363,7 @@ fn extents_since(fd: BorrowedFd<'_>, generation: u64) -> nix::Result<u64> {
     }
 }
 
-/// Reads a little-endian number of `N` bytes; zero where the bytes end before.
+/// Reads a little-endian number of `N` bytes; zero if the bytes end before.
 fn number<const N: usize>(bytes: &[u8], at: usize) -> u64 {
     let mut all = [0; 8];
     if let Some(found) = bytes.get(at..at + N) {
@@ -375,18 +372,18 @@ fn number<const N: usize>(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(all)
 }
 
-/// Deletes the subvolume `name` of `parent` with all subvolumes nested in it, the innermost first, and returns how
-/// many there were. Each vanishes at once; the kernel frees the space in the background.
+/// Deletes the subvolume `name` of `parent` with all subvolumes nested in it, innermost first, and returns their
+/// number. Each vanishes at once; the kernel frees the space in the background.
 ///
-/// Nested subvolumes are found by the references that btrfs keeps and deleted by id, not by path: no
-/// mount or link placed inside can lead this elsewhere. For an ordinary user `EPERM`, unless nothing is nested in it and the
-/// file system is mounted with `user_subvol_rm_allowed`; nothing is deleted then.
+/// Nested subvolumes are found by btrfs's own references and deleted by id, not by path: no mount or link placed
+/// inside can lead this elsewhere. An ordinary user gets `EPERM`, and nothing is deleted, unless nothing is nested in
+/// it and the file system is mounted with `user_subvol_rm_allowed`.
 pub(super) fn destroy(parent: BorrowedFd<'_>, name: &CStr) -> nix::Result<u64> {
     let top = beneath::open_dir(parent, name)?;
     if !is_subvolume_fd(&top)? {
         return Err(Errno::EINVAL);
     }
-    // Parents come before what is nested in them, so the reverse order is innermost first.
+    // Parents come before their children, so the reverse order is innermost first.
     let mut ids = Vec::new();
     let mut queue = vec![info(top.as_fd())?.id];
     while let Some(id) = queue.pop() {
@@ -396,7 +393,7 @@ pub(super) fn destroy(parent: BorrowedFd<'_>, name: &CStr) -> nix::Result<u64> {
             }
             other => other?,
         };
-        // A read-only subvolume refuses the deletion of what is nested in it.
+        // A read-only subvolume refuses deletions inside it.
         write_read_only(subvolume.as_fd(), false)?;
         queue.extend(nested(subvolume.as_fd())?);
         ids.push(id);
@@ -428,13 +425,13 @@ pub(super) fn make_writable(fd: BorrowedFd<'_>) -> nix::Result<()> {
     write_read_only(fd, false)
 }
 
-/// Waits until the kernel has given back the space of deleted subvolumes, or for so long.
+/// Waits until the kernel has freed the space of deleted subvolumes, up to a time limit.
 pub fn wait_for_deleted(fd: impl AsFd, patience: Duration) -> Result<()> {
     let fd = fd.as_fd();
     let started = Instant::now();
     let wait = || {
         loop {
-            // Before the call: what was freed before it is free for good after it. It also wakes who frees.
+            // Checked before the call: the call completes everything freed before it, and wakes the kernel's cleaner.
             let last = !has_deleted(fd)? || started.elapsed() > patience;
             // SAFETY: the call has no argument.
             unsafe { ioctl::sync(fd.as_raw_fd()) }?;
@@ -448,7 +445,7 @@ pub fn wait_for_deleted(fd: impl AsFd, patience: Duration) -> Result<()> {
     outcome.context(|| "cannot wait for btrfs to free deleted subvolumes".to_owned())
 }
 
-/// Returns whether a subvolume of the file system is deleted and not yet freed; an ordinary user is not told.
+/// Returns whether the file system has a deleted subvolume that is not freed yet; ordinary users cannot find out.
 fn has_deleted(fd: BorrowedFd<'_>) -> nix::Result<bool> {
     const ROOT_TREE: u64 = 1;
     const ORPHANS: u64 = u64::MAX - 4;
@@ -493,7 +490,7 @@ fn nested(fd: BorrowedFd<'_>) -> nix::Result<Vec<u64>> {
         // SAFETY: `args` is a valid structure of the size in the ioctl number, which the kernel reads and fills.
         let more = match unsafe { ioctl::root_refs(fd.as_raw_fd(), &raw mut *args) } {
             Ok(_) => false,
-            // The list is full and goes on; the kernel has set `min_id` to where.
+            // The list is full; the kernel has set `min_id` to where it continues.
             Err(Errno::EOVERFLOW) => true,
             Err(error) => return Err(error),
         };
@@ -504,9 +501,9 @@ fn nested(fd: BorrowedFd<'_>) -> nix::Result<Vec<u64>> {
     }
 }
 
-/// Opens the root directory of a subvolume by its id, wherever it lies in the file system of `fd`.
+/// Opens the root directory of a subvolume by its id, anywhere in the file system of `fd`.
 fn open_by_id(fd: BorrowedFd<'_>, id: u64) -> nix::Result<OwnedFd> {
-    /// `struct btrfs_fid` without a parent, behind the kernel's `struct file_handle`.
+    /// `struct btrfs_fid` without a parent, after the kernel's `struct file_handle`.
     #[repr(C)]
     struct Handle {
         bytes: u32,

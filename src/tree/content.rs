@@ -1,4 +1,4 @@
-//! Owns the ways in which a file gets another's content: shared extents if possible, else a copy with its holes.
+//! Owns transferring a file's content: by shared extents if possible, else by copying, including holes.
 
 #![expect(
     unsafe_code,
@@ -17,7 +17,7 @@ mod ioctl {
     nix::ioctl_write_int!(ficlone, 0x94, 9);
 }
 
-/// Makes `to` share all of `from`'s extents, holes included; the previous content is replaced.
+/// Makes `to` share all of `from`'s extents, including holes; replaces its previous content.
 pub(super) fn share(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> nix::Result<()> {
     let from = nix::libc::c_ulong::try_from(from.as_raw_fd()).map_err(|_| Errno::EBADF)?;
     // SAFETY: both descriptors are open for the length of the call, and the kernel accesses no memory of ours.
@@ -27,11 +27,11 @@ pub(super) fn share(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> nix::Result<()>
 /// How one file's content was transferred.
 pub(super) enum Transfer {
     Shared,
-    /// With the number of bytes of data, holes not counted.
+    /// With the number of bytes of data, without holes.
     Copied(u64),
 }
 
-/// Transfers content between one pair of file systems, remembering what they cannot do.
+/// Transfers content between one pair of file systems, and remembers what they do not support.
 #[derive(Debug, Default)]
 pub(super) struct Transport {
     cannot_share: AtomicBool,
@@ -51,7 +51,7 @@ impl Transport {
                 Err(Errno::EOPNOTSUPP | Errno::EXDEV | Errno::ENOTTY | Errno::ENOSYS) => {
                     self.cannot_share.store(true, Ordering::Relaxed);
                 }
-                // This file only: it is not copied on write, or a swap file.
+                // Only this file: it is not copied on write, or a swap file.
                 Err(Errno::EINVAL | Errno::ETXTBSY) => {}
                 Err(error) => return Err(error),
             }
@@ -60,7 +60,7 @@ impl Transport {
     }
 }
 
-/// Copies the data between the holes; returns how much it was.
+/// Copies the data between the holes; returns its size.
 fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>, size: off_t) -> nix::Result<u64> {
     ftruncate(to, size)?;
     let mut copied = 0;
@@ -69,7 +69,7 @@ fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>, size: off_t) -> nix::Result<u6
         let (start, end) = match lseek(from, at, Whence::SeekData) {
             Ok(start) => (start, lseek(from, start, Whence::SeekHole)?.min(size)),
             Err(Errno::ENXIO) => break,
-            // A file system that does not know its holes.
+            // A file system without hole detection.
             Err(Errno::EINVAL | Errno::EOPNOTSUPP) => (at, size),
             Err(error) => return Err(error),
         };
@@ -118,7 +118,7 @@ fn copy_range(
     Ok((at - start).unsigned_abs())
 }
 
-/// Between file systems that do not talk to each other; returns where it came to.
+/// Copies between file systems without kernel support for that; returns the reached position.
 fn copy_by_hand(
     from: BorrowedFd<'_>,
     to: BorrowedFd<'_>,

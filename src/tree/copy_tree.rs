@@ -1,5 +1,5 @@
-//! Owns copying a tree with everything that belongs to it: owners, modes, times, attributes, hard links and holes.
-//! File data is shared with the source where the file system can.
+//! Owns copying a tree with all metadata: owners, modes, times, attributes, hard links and holes. Shares file data
+//! with the source if the file system can.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -18,7 +18,7 @@ use crate::tree::openat2;
 use crate::tree::root_fs::{self, STRICT, Tree};
 use crate::tree::xattr_names;
 
-/// Copies what is in `from` into the existing directory `into`, never following a link or entering a mount.
+/// Copies the content of `from` into the existing directory `into`, without following links or entering mounts.
 pub(crate) fn copy(
     from: &Path,
     into: &Path,
@@ -28,7 +28,7 @@ pub(crate) fn copy(
     let inside = fs_err::canonicalize(into)?.starts_with(fs_err::canonicalize(from)?);
     if inside {
         return Err(Error::invalid(format!(
-            "`{}` lies inside `{}`, of which it is to be a copy",
+            "`{}` is inside `{}`, so it cannot become a copy of it",
             into.display(),
             from.display()
         )));
@@ -50,7 +50,7 @@ pub(crate) fn copy(
 
 struct Copy<'a> {
     target: BorrowedFd<'a>,
-    /// Where the first name of a file with several names went.
+    /// The first copied name of each file with several names.
     names: HashMap<(u64, u64), Vec<u8>>,
     is_root: bool,
     bytes: u64,
@@ -125,7 +125,7 @@ impl Copy<'_> {
                 self.attributes_by_name(from, into, name, &stat)
                     .context(fail)
             }
-            // A socket without the process that made it is nothing.
+            // A socket without its process is useless.
             SFlag::S_IFSOCK => Ok(()),
             _ => {
                 match nix::sys::stat::mknodat(into, name, kind, Mode::S_IRUSR, stat.st_rdev) {
@@ -142,7 +142,7 @@ impl Copy<'_> {
     fn data(&mut self, source: &OwnedFd, target: &OwnedFd, size: i64) -> Result<()> {
         let mut at = 0;
         while at < size {
-            // A file system without holes says that all is data.
+            // A file system without holes reports that all is data.
             at = match nix::unistd::lseek(source, at, Whence::SeekData) {
                 Ok(at) => at,
                 Err(Errno::ENXIO) => break,
@@ -158,7 +158,9 @@ impl Copy<'_> {
                     usize::try_from(end - at).unwrap_or(1 << 20).min(64 << 20),
                 )?;
                 if amount == 0 {
-                    return Err(Error::unexpected("it became shorter while it was copied"));
+                    return Err(Error::unexpected(
+                        "it became shorter while it was being copied",
+                    ));
                 }
                 at += i64::try_from(amount).unwrap_or(0);
                 self.bytes += amount as u64;
@@ -233,7 +235,7 @@ fn open_source(parent: BorrowedFd<'_>, name: &[u8], flags: OFlag, path: &[u8]) -
     match openat2(parent, name, OpenHow::new().flags(flags).resolve(STRICT)) {
         Err(Errno::EXDEV) => Err(
             Error::invalid(format!("`{}` is a mount point", described()))
-                .help("unmount it: an image holds one file system"),
+                .help("unmount it: an image contains one file system"),
         ),
         other => other.context(|| format!("cannot open `{}`", described())),
     }

@@ -1,9 +1,9 @@
-//! Owns the digest of a tree: one SHA-256 over everything that makes two root file systems differ, and the list of
-//! paths where they do.
+//! Owns the digest of a tree: one SHA-256 over everything that distinguishes two root file systems, and the list of
+//! paths where they differ.
 //!
-//! In: type, mode, owner, modification time in ns, size, content, link target, device number, content attributes
-//! (see `xattr`), and which names are one file. Out: inode numbers, allocation, access and change times, directory
-//! sizes: they depend on the file system or on having looked.
+//! Included: type, mode, owner, modification time in ns, size, content, link target, device number, content
+//! attributes (see `xattr`), and which names are one file. Excluded: inode numbers, allocation, access and change
+//! times, directory sizes, because they depend on the file system or on being read.
 
 mod content;
 
@@ -24,23 +24,22 @@ use crate::tree::root_fs::{self, Tree};
 use crate::tree::xattr_names;
 use content::{BLOCK, hash};
 
-/// The digest of a tree, and its size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
     /// SHA-256, hexadecimal.
     pub digest: String,
-    /// Files and directories, the root included.
+    /// Number of files and directories, including the root.
     pub entries: u64,
     /// Sum of file sizes; a file with several names counts once.
     pub bytes: u64,
 }
 
-/// One path in which two trees differ.
+/// A path that differs between two trees.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
     /// Relative to the trees' roots.
     pub path: PathBuf,
-    /// What differs, as a phrase: `mode 0644, 0755`.
+    /// The difference, as a phrase: `mode 0644, 0755`.
     pub what: String,
 }
 
@@ -72,11 +71,11 @@ pub fn digest(root: &Path, cancel: &AtomicBool) -> Result<Summary> {
 pub struct Comparing<'a> {
     /// How many differences are named.
     pub limit: usize,
-    /// Modification times count.
+    /// Compare modification times.
     pub times: bool,
-    /// What does not count, by its path below the root, which is empty for the root itself.
+    /// Paths to ignore, relative to the root, whose own path is empty.
     pub except: &'a (dyn Fn(&Path) -> bool + Sync),
-    /// What the two trees are called.
+    /// Labels of the two trees.
     pub names: [&'a str; 2],
 }
 
@@ -90,12 +89,12 @@ impl fmt::Debug for Comparing<'_> {
     }
 }
 
-/// In what two trees differ.
+/// The differences between two trees.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Differences {
     /// The first paths, in order.
     pub first: Vec<Difference>,
-    /// How many there are.
+    /// Their total number.
     pub count: usize,
 }
 
@@ -110,7 +109,7 @@ pub fn compare(a: &Path, b: &Path, limit: usize, cancel: &AtomicBool) -> Result<
     Ok(compare_as(a, b, &exactly, cancel)?.first)
 }
 
-/// Returns the paths in which two trees differ, as far as that counts.
+/// Returns the paths in which two trees differ, by the given rules.
 pub fn compare_as(
     a: &Path,
     b: &Path,
@@ -352,7 +351,7 @@ impl Walk<'_> {
 }
 
 fn node(path: Vec<u8>, stat: &FileStat, what: What, xattrs: Vec<(Vec<u8>, Vec<u8>)>) -> Node {
-    // A symbolic link's mode is no choice of anybody's.
+    // A symbolic link's mode has no meaning.
     let mode = if matches!(what, What::Symlink(_)) {
         0o777
     } else {
@@ -368,7 +367,7 @@ fn node(path: Vec<u8>, stat: &FileStat, what: What, xattrs: Vec<(Vec<u8>, Vec<u8
     }
 }
 
-/// Makes every name of a file but the first one, in order, say so.
+/// Marks every name of a file except the first one, in order, as another name of it.
 fn name_links(nodes: &mut [Node], seen: HashMap<(u64, u64), Vec<Vec<u8>>>) {
     for mut names in seen.into_values() {
         names.sort_unstable();
@@ -383,7 +382,7 @@ fn name_links(nodes: &mut [Node], seen: HashMap<(u64, u64), Vec<Vec<u8>>>) {
     }
 }
 
-/// Hashes the files' content, in two threads: the machines that build images have at least that many cores.
+/// Hashes the files' content, in two threads: machines that build images have at least that many cores.
 fn hash_all(tree: &Tree, nodes: &mut [Node], cancel: &AtomicBool) -> Result<()> {
     let jobs: Vec<usize> = (0..nodes.len())
         .filter(|at| matches!(nodes[*at].what, What::File { size: 1.., .. }))
@@ -416,7 +415,7 @@ fn hash_all(tree: &Tree, nodes: &mut [Node], cancel: &AtomicBool) -> Result<()> 
             }
         }
     }
-    // Empty files all have the digest of nothing; asking the disk for it would be a waste.
+    // Empty files all have the same digest; no need to read them.
     let empty: [u8; 32] = Sha256::digest(b"").into();
     for node in nodes {
         if let What::File { size: 0, sha256 } = &mut node.what {

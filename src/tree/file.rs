@@ -1,5 +1,5 @@
-//! Owns single files of a tree: reading and changing what is at a path below a directory, through no link and over no
-//! mount point. The tree may be anybody's.
+//! Owns single files of a tree: reading and changing the file at a path below a directory, through no link and over
+//! no mount point. The tree is untrusted.
 
 use std::ffi::CString;
 use std::io::{Read as _, Write as _};
@@ -17,22 +17,19 @@ use super::content::Transport;
 use crate::sys::beneath::{self, openat2};
 use crate::sys::error::{Error, Result, ResultExt as _};
 
-/// The largest file that is changed: hooks are for source code.
+/// Maximum size of a file to change: hooks are for source code.
 const LARGEST: i64 = 64 << 20;
 
-/// What is at a path.
+/// The entry at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Entry {
-    /// A regular file.
     File {
-        /// Content.
         bytes: Vec<u8>,
-        /// Permission bits.
         mode: u32,
     },
     /// Nothing.
     Absent,
-    /// Nothing, and the nearest directory on the way is empty.
+    /// Nothing, and the nearest parent directory is empty.
     Empty,
 }
 
@@ -64,11 +61,11 @@ pub fn read(root: &Path, below: &Path) -> Result<Entry> {
     })
 }
 
-/// Returns whether the nearest directory on the way to what is absent has anything in it.
+/// Returns whether the nearest existing parent of an absent path has any content.
 fn absent(top: &OwnedFd, parent: &Path) -> Result<Entry> {
     for directory in parent.ancestors() {
         if let Ok(found) = beneath::open_below(top, directory) {
-            // A submodule without content may have the file by which git knows it.
+            // A submodule without content may still have git's own file.
             let mut entries = nix::dir::Dir::from_fd(found)?;
             let empty = entries.iter().all(|entry| {
                 entry.is_ok_and(|entry| {
@@ -86,9 +83,9 @@ fn absent(top: &OwnedFd, parent: &Path) -> Result<Entry> {
     Ok(Entry::Absent)
 }
 
-/// Gives the file at `below` this content: one that is there keeps owner and mode, a new one gets those of its
-/// directory. `executable` adds or takes the permission to execute. The time of modification is now, unless `time`
-/// says otherwise in seconds and nanoseconds; returns which it is.
+/// Gives the file at `below` this content. An existing file keeps owner and mode, a new one gets those of its
+/// directory. `executable` sets or clears the permission to execute. The modification time is now, or `time` in
+/// seconds and nanoseconds; returns which it is.
 pub fn write(
     root: &Path,
     below: &Path,
@@ -113,7 +110,7 @@ pub fn write(
         )));
     }
     if let Some(executable) = executable {
-        // Whoever may read it may execute it.
+        // Everybody who may read it may execute it.
         let bits = (stat.st_mode & 0o444) >> 2;
         let mode = match executable {
             true => stat.st_mode | bits,
@@ -135,7 +132,7 @@ pub fn write(
     Ok((stat.st_mtime, stat.st_mtime_nsec))
 }
 
-/// Opens the regular file at `below` for reading; nothing where there is none.
+/// Opens the regular file at `below` for reading; `None` if there is none.
 #[expect(
     clippy::disallowed_types,
     reason = "the file was opened by its name in a directory"
@@ -157,20 +154,20 @@ pub fn open(root: &Path, below: &Path) -> Result<Option<std::fs::File>> {
     Ok(regular.then(|| into_file(file)))
 }
 
-/// Puts what `from` holds at `below`, whole or not at all: by shared blocks where the file system can, else as a copy. A file
-/// that is there is replaced; owners are those of the directories.
+/// Puts the content of `from` at `below`, all or nothing: by shared blocks if the file system can, else as a copy.
+/// Replaces an existing file; the owner is that of the directory.
 pub fn place(root: &Path, below: &Path, from: BorrowedFd<'_>) -> Result<()> {
     let shown = || format!("cannot write `{}`", root.join(below).display());
     let top = beneath::open_path(root)?;
     let (parent, name) = split(below)?;
     let directory = make_directories(&top, &parent).context(shown)?;
-    // Not another command's, which may do the same.
+    // Distinct from that of another command, which may do the same.
     let mut part = name.as_bytes().to_vec();
     part.extend(format!(".{}.part", std::process::id()).bytes());
     let part = CString::new(part).map_err(|_| Error::unexpected("a name with a NUL"))?;
     let outcome = (|| {
         let file = match create(&directory, &part) {
-            // Of a command that was killed.
+            // Left by a killed command.
             Err(Errno::EEXIST) => {
                 unlinkat(&directory, part.as_c_str(), UnlinkatFlags::NoRemoveDir)?;
                 create(&directory, &part)?
@@ -182,13 +179,12 @@ pub fn place(root: &Path, below: &Path, from: BorrowedFd<'_>) -> Result<()> {
         renameat(&directory, part.as_c_str(), &directory, name.as_c_str())
     })();
     if outcome.is_err() {
-        // Why it failed is what counts.
+        // The first error is the one to report.
         unlinkat(&directory, part.as_c_str(), UnlinkatFlags::NoRemoveDir).ok();
     }
     outcome.context(shown)
 }
 
-/// Removes the file at `below`.
 pub fn remove(root: &Path, below: &Path) -> Result<()> {
     let shown = || format!("cannot remove `{}`", root.join(below).display());
     let (parent, name) = split(below)?;
@@ -202,7 +198,7 @@ fn split(below: &Path) -> Result<(PathBuf, CString)> {
     match (name, below.parent()) {
         (Some(Ok(name)), Some(parent)) if !below.is_absolute() => Ok((parent.to_owned(), name)),
         _ => Err(Error::unexpected(format!(
-            "`{}` is no path below a tree",
+            "`{}` is not a path below a tree",
             below.display()
         ))),
     }
@@ -270,7 +266,7 @@ mod tests {
         std::os::unix::fs::symlink(outside.path().join("f"), root.join("f")).unwrap();
         for path in ["link/f", "f", "../f"] {
             let path = Path::new(path);
-            // A link on the way is no directory, so nothing is there.
+            // A link on the way is not a directory, so nothing is there.
             let found = read(root, path);
             assert!(found.is_err() || path == Path::new("link/f"), "{found:?}");
             assert!(

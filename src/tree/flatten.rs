@@ -1,8 +1,8 @@
-//! Owns the merge of several overlay layers into one that means the same.
+//! Owns merging several overlay layers into an equivalent one.
 //!
-//! Files of the layers are hard-linked, not copied: frozen layers are never written, so two may share an inode. The
-//! link count that a program sees inside is higher until the old layers are removed. Directories are made anew.
-//! Nothing is held open between directories, so neither depth nor the number of layers meets a limit.
+//! Files of the layers are hard-linked, not copied: frozen layers are never written, so two may share an inode. A
+//! program inside sees a higher link count until the old layers are removed. Directories are made anew. Nothing is
+//! held open between directories, so neither depth nor the number of layers is limited.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -27,26 +27,24 @@ use crate::sys::error::{Error, Result, ResultExt as _};
 
 const OPAQUE: &CStr = c"trusted.overlay.opaque";
 
-/// What a merge made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flattened {
-    /// Directories made.
     pub directories: u64,
     /// Files and other entries linked to those of the layers.
     pub linked: u64,
-    /// Entries copied because the file system refused one more link.
+    /// Entries copied because the file system refused another link.
     pub copied: u64,
-    /// Deletions kept, of what the layers below have.
+    /// Deletions kept, because they hide entries of lower layers.
     pub whiteouts: u64,
 }
 
 /// Merges the layers `diffs` into the new directory `into` on their file system, so that `into` on `below` shows what
 /// `diffs` show on `below`. Both are given bottom first; the first of `below` is the image.
 ///
-/// The result is for these lower layers only: it keeps a deletion only if they have what is deleted, because
-/// the kernel lists a deletion as an entry (that cannot be found) in a directory which no other layer has.
+/// The result is for these lower layers only. It keeps a deletion only if they have the deleted entry, because in a
+/// directory that no other layer has, the kernel lists a deletion as an entry (that cannot be found).
 ///
-/// After an error a part of the result is left for the caller to remove.
+/// After an error the caller must remove the partial result.
 pub fn flatten(below: &[PathBuf], diffs: &[PathBuf], into: &Path) -> Result<Flattened> {
     let (holder, name) = beneath::split(into)?;
     let open = |paths: &[PathBuf]| {
@@ -92,7 +90,7 @@ pub fn flatten(below: &[PathBuf], diffs: &[PathBuf], into: &Path) -> Result<Flat
 struct Merge<'a> {
     /// Top first.
     layers: Vec<OwnedFd>,
-    /// What the result will lie on, top first.
+    /// The layers below the result, top first.
     below: Vec<OwnedFd>,
     target: OwnedFd,
     into: &'a Path,
@@ -100,16 +98,16 @@ struct Merge<'a> {
     queue: Queue<Merged>,
 }
 
-/// A directory of the result, made already and still empty.
+/// A directory of the result, already made and still empty.
 struct Merged {
     path: PathBuf,
-    /// The layers whose directories of this path show through each other, top first.
+    /// The layers whose directories at this path are merged, top first.
     layers: Vec<usize>,
     /// The same for the layers below the result.
     below: Vec<usize>,
-    /// Nothing from below shows through the directory above.
+    /// The directory above hides everything below.
     hides_below: bool,
-    /// The last of `layers` lies on something that is no directory, which hides what is below.
+    /// Below the last of `layers` is an entry other than a directory, which hides everything further below.
     closed: bool,
 }
 
@@ -128,9 +126,9 @@ impl std::ops::AddAssign for Sum {
     }
 }
 
-/// What the layers read so far have at a name.
+/// The layers' entries of a name so far.
 enum Found {
-    /// A file, a link or a deletion, which hides all that lower layers have.
+    /// A file, a link or a deletion, which hides everything in lower layers.
     Other,
     Directory {
         layers: Vec<usize>,
@@ -223,7 +221,7 @@ impl Merge<'_> {
         };
         for name in &whiteouts {
             if shown(&below, name).map_err(|error| at(name, error))? {
-                // What a deletion looks like has no metadata of its own.
+                // A deletion's mark has no metadata of its own.
                 mknodat(&target, name.as_c_str(), SFlag::S_IFCHR, Mode::empty(), 0)
                     .map_err(|error| at(name, error))?;
                 sum.flattened.whiteouts += 1;
@@ -252,7 +250,7 @@ impl Merge<'_> {
         Ok(())
     }
 
-    /// Opens the directories below that show through each other, top first.
+    /// Opens the directories below that are merged, top first.
     fn open_below(&self, merged: &Merged, sum: &mut Sum) -> nix::Result<Vec<(usize, OwnedFd)>> {
         let mut open = Vec::new();
         for &layer in &merged.below {
@@ -316,7 +314,7 @@ fn kind_of(directory: BorrowedFd<'_>, entry: &nix::dir::Entry) -> nix::Result<Ki
     }
 }
 
-/// Returns whether the directories, top first, show something of this name.
+/// Returns whether the directories, top first, show an entry of this name.
 fn shown(directories: &[(usize, OwnedFd)], name: &CStr) -> nix::Result<bool> {
     for (_, directory) in directories {
         match beneath::stat(directory, name) {
@@ -328,7 +326,7 @@ fn shown(directories: &[(usize, OwnedFd)], name: &CStr) -> nix::Result<bool> {
     Ok(false)
 }
 
-/// Returns the layers whose directories of this name show through each other, top first.
+/// Returns the layers whose directories of this name are merged, top first.
 fn directories(parents: &[(usize, OwnedFd)], name: &CStr) -> nix::Result<Vec<usize>> {
     let mut layers = Vec::new();
     for (layer, directory) in parents {
@@ -344,7 +342,8 @@ fn directories(parents: &[(usize, OwnedFd)], name: &CStr) -> nix::Result<Vec<usi
     Ok(layers)
 }
 
-/// Returns whether the layer's directory hides those below. A layer that refers to others cannot be merged: `EUCLEAN`.
+/// Returns whether the layer's directory hides those below. A layer that refers to others cannot be merged:
+/// `EUCLEAN`.
 pub(super) fn is_opaque(
     directory: BorrowedFd<'_>,
     attributes: &mut Attributes,
@@ -381,7 +380,7 @@ fn finish(
 
 /// Returns whether an attribute belongs to the tree, not to the layer's place in a stack.
 ///
-/// `overlay.overlay` is what an overlay inside the env has written, `protattr` a `chattr` flag.
+/// `overlay.overlay` is written by an overlay inside the env, `protattr` is a `chattr` flag.
 pub(super) fn is_content(name: &CStr) -> bool {
     let name = name.to_bytes();
     !name.starts_with(b"trusted.overlay.")

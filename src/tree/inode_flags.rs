@@ -1,4 +1,4 @@
-//! Owns the `chattr` flags that make a file refuse its own deletion.
+//! Owns the `chattr` flags that protect a file from deletion.
 
 #![expect(unsafe_code, reason = "inode flags are read and written by ioctls")]
 
@@ -11,7 +11,7 @@ const IMMUTABLE: c_int = 0x10;
 
 mod ioctl {
     use super::{c_int, c_long};
-    // The numbers are made with `long`, the kernel transfers an `int`.
+    // The numbers are defined with `long`, but the kernel transfers an `int`.
     nix::ioctl_read_bad!(
         get,
         nix::request_code_read!(b'f', 1, size_of::<c_long>()),
@@ -36,7 +36,6 @@ pub(super) fn make_deletable(fd: BorrowedFd<'_>) -> nix::Result<Option<c_int>> {
     Ok(Some(flags))
 }
 
-/// Sets the flags to `flags`.
 pub(super) fn restore(fd: BorrowedFd<'_>, flags: c_int) -> nix::Result<()> {
     // SAFETY: `flags` is an integer that outlives the call.
     unsafe { ioctl::set(fd.as_raw_fd(), &raw const flags) }.map(drop)

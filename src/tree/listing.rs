@@ -1,4 +1,4 @@
-//! Owns the listing of a directory: what there is at each path below it. No link is followed and no mount point entered.
+//! Owns the listing of a directory: the entry at each path below it. Follows no links and enters no mount points.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::{CString, OsStr};
@@ -15,11 +15,10 @@ use serde::{Deserialize, Serialize};
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
 
-/// What is at a path.
+/// The content of an entry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", tag = "type")]
 pub enum Content {
-    /// A regular file.
     File {
         /// In bytes.
         size: u64,
@@ -34,36 +33,30 @@ pub enum Content {
         )]
         hardlink: Option<PathBuf>,
     },
-    /// A directory.
     Directory {
-        /// It was there before the step whose results these are.
+        /// It existed before the step that left these results.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         existed: bool,
     },
-    /// A symbolic link.
     Symlink {
         /// Its text.
         #[serde(with = "path")]
         target: PathBuf,
     },
-    /// A FIFO, socket or device.
     #[serde(skip)]
     Special(Special),
 }
 
-/// What has no content that could be kept.
+/// Entries whose content cannot be kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Special {
-    /// A named pipe.
     Fifo,
-    /// A socket.
     Socket,
-    /// A block or character device.
     Device,
 }
 
 impl Content {
-    /// Returns what people call it.
+    /// Returns its name for people.
     pub fn name(&self) -> &'static str {
         match self {
             Self::File { .. } => "a regular file",
@@ -76,7 +69,7 @@ impl Content {
     }
 }
 
-/// What tells that an entry was written to.
+/// Shows whether an entry was written to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Mark {
     device: u64,
@@ -84,10 +77,8 @@ struct Mark {
     ctime: (i64, i64),
 }
 
-/// One entry of a listing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
-    /// What it is.
     #[serde(flatten)]
     pub content: Content,
     /// Permission bits; a link has none of its own.
@@ -113,29 +104,28 @@ impl Entry {
         }
     }
 
-    /// Returns whether it is a directory.
     pub fn is_directory(&self) -> bool {
         matches!(self.content, Content::Directory { .. })
     }
 
-    /// Returns whether two entries that were found on disk are names of one file.
+    /// Returns whether two entries found on disk are names of the same file.
     pub fn is_same_file(&self, other: &Self) -> bool {
         (self.mark.device, self.mark.inode) == (other.mark.device, other.mark.inode)
     }
 }
 
-/// What is there when a path is looked at.
+/// The result of examining a path.
 #[derive(Clone, Debug)]
 pub enum Place {
-    /// Nothing.
+    /// Nothing is there.
     Free,
-    /// A link, a file or a mount point on the way to it.
+    /// A link, a file or a mount point is on the way to it.
     Blocked,
-    /// This entry.
+    /// This entry is there.
     Taken(Entry),
 }
 
-/// The entries below a directory, each directory before what is in it.
+/// The entries below a directory, each directory before its content.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listing {
     /// By path below the directory.
@@ -143,7 +133,7 @@ pub struct Listing {
 }
 
 impl Listing {
-    /// Reads a directory; one that is not there has no entries.
+    /// Reads a directory; a missing one has no entries.
     pub fn of(directory: &Path) -> Result<Self> {
         let shown = |below: &Path| format!("cannot read `{}`", directory.join(below).display());
         let top = match beneath::open_path(directory) {
@@ -152,7 +142,7 @@ impl Listing {
         };
         let mut listing = Self::default();
         let mut first = HashMap::new();
-        // Not one descriptor a level: a step decides how deep it is.
+        // Not one descriptor a level, because a step decides the depth.
         let mut waiting = vec![PathBuf::new()];
         while let Some(below) = waiting.pop() {
             let open = beneath::open_below(&top, &below);
@@ -178,7 +168,7 @@ impl Listing {
         Ok(listing)
     }
 
-    /// Returns the entries that are new since, or were written to.
+    /// Returns the entries that are new or were written to since.
     pub fn since(mut self, before: &Self) -> Self {
         self.entries.retain(|path, entry| {
             let old = before.entries.get(path);
@@ -196,11 +186,11 @@ impl Listing {
         self
     }
 
-    /// Adds what a later step left.
+    /// Adds the results of a later step.
     pub fn extend(&mut self, later: Self) {
         for (path, mut entry) in later.entries {
             if let Content::Directory { existed: true } = entry.content {
-                // Only one that an earlier step made is a result.
+                // A directory is a result only if an earlier step made it.
                 match self.entries.get(&path) {
                     Some(old) if old.is_directory() => entry.content = old.content.clone(),
                     _ => continue,
@@ -213,13 +203,13 @@ impl Listing {
         }
     }
 
-    /// Removes an entry, with what is below it.
+    /// Removes an entry and everything below it.
     pub fn remove(&mut self, path: &Path) {
         self.entries.retain(|known, _| !known.starts_with(path));
     }
 }
 
-/// Looks at one path below a directory.
+/// Examines one path below a directory.
 pub fn look(directory: &Path, path: &Path) -> Result<Place> {
     let shown = || format!("cannot read `{}`", directory.join(path).display());
     let top = match beneath::open_path(directory) {
@@ -259,7 +249,7 @@ fn entries(directory: &OwnedFd) -> nix::Result<Vec<(CString, Entry)>> {
         let name = listed.file_name();
         if beneath::is_entry(name) {
             match entry(directory, name) {
-                // Somebody removed it since.
+                // Removed since it was listed.
                 Err(Errno::ENOENT) => {}
                 other => found.push((name.to_owned(), other?)),
             }
@@ -278,7 +268,7 @@ fn entry(directory: impl AsFd, name: &std::ffi::CStr) -> nix::Result<Entry> {
             hardlink: None,
         },
         SFlag::S_IFDIR => {
-            // On btrfs another subvolume's root has the number that it has inside.
+            // On btrfs the root of another subvolume has the inode number that it has inside.
             match beneath::open(directory, name, OFlag::O_PATH | OFlag::O_DIRECTORY) {
                 Ok(opened) => stat = fstat(&opened)?,
                 Err(Errno::EXDEV) => {}
@@ -296,7 +286,7 @@ fn entry(directory: impl AsFd, name: &std::ffi::CStr) -> nix::Result<Entry> {
     Ok(Entry::new(content, &stat))
 }
 
-/// A path as text: bytes that are not UTF-8, and backslashes, as `\xNN`.
+/// Encodes a path as text: bytes that are not UTF-8, and backslashes, as `\xNN`.
 pub(crate) mod path {
     use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
     use std::path::{Path, PathBuf};
@@ -362,7 +352,6 @@ mod optional_path {
     }
 }
 
-/// Paths below a directory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Paths(pub Vec<PathBuf>);
 
@@ -480,7 +469,7 @@ mod tests {
         let paths: Vec<&Path> = since.entries.keys().map(PathBuf::as_path).collect();
         let wanted = ["grown", "grown/new", "link", "locked"].map(Path::new);
         assert_eq!(paths, wanted);
-        // One that was there is nobody's result, unless a step made it or changed its mode.
+        // An existing directory is not a result, unless a step made it or changed its mode.
         let mut all = Listing::default();
         all.extend(since);
         assert!(!all.entries.contains_key(Path::new("grown")));

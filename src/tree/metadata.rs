@@ -1,4 +1,4 @@
-//! Owns the transfer of owner, mode, extended attributes and times, in the order that keeps all of them.
+//! Owns transferring owner, mode, extended attributes and times, in the order that keeps all of them.
 //!
 //! A new owner clears setuid bits and capabilities, an ACL is part of the mode, and any change of content moves the
 //! modification time: so owner, mode, attributes, times.
@@ -35,7 +35,7 @@ fn times(stat: &FileStat) -> (TimeSpec, TimeSpec) {
     )
 }
 
-/// Gives the open file or directory `to` what `from` has, except attributes that are not `wanted`.
+/// Gives the open file or directory `to` the metadata of `from`, except attributes that are not `wanted`.
 pub(super) fn copy_open(
     from: BorrowedFd<'_>,
     stat: &FileStat,
@@ -44,7 +44,7 @@ pub(super) fn copy_open(
     wanted: impl Fn(&CStr) -> bool,
 ) -> nix::Result<()> {
     let (uid, gid) = owner(stat);
-    // Most files have the owner that they are made with, and this is a transaction on some file systems.
+    // Most files have the right owner already, and a change is a transaction on some file systems.
     let made = fstat(to)?;
     if (made.st_uid, made.st_gid) != (stat.st_uid, stat.st_gid) {
         fchown(to, uid, gid)?;
@@ -55,7 +55,8 @@ pub(super) fn copy_open(
     futimens(to, &atime, &mtime)
 }
 
-/// Gives the entry `name` of `to`, which cannot be opened (a link, device, FIFO or socket), what that of `from` has.
+/// Gives the entry `name` of `to`, which cannot be opened (a link, device, FIFO or socket), the metadata of that of
+/// `from`.
 pub(super) fn copy_entry(
     from: BorrowedFd<'_>,
     stat: &FileStat,
@@ -66,7 +67,7 @@ pub(super) fn copy_entry(
     let (uid, gid) = owner(stat);
     fchownat(to, name, uid, gid, AtFlags::AT_SYMLINK_NOFOLLOW)?;
     if beneath::kind(stat) != nix::sys::stat::SFlag::S_IFLNK {
-        // Links have no mode, and nothing that is no link can be followed.
+        // Links have no mode, and other entries cannot be followed.
         fchmodat(to, name, mode(stat), FchmodatFlags::FollowSymlink)?;
     }
     attributes.copy(Place::Entry(from, name), Place::Entry(to, name), |_| true)?;
@@ -74,7 +75,7 @@ pub(super) fn copy_entry(
     utimensat(to, name, &atime, &mtime, UtimensatFlags::NoFollowSymlink)
 }
 
-/// Clears the ACLs that a new directory has from its parent, so that they do not spread to what is made in it.
+/// Clears the ACLs that a new directory inherits from its parent, so that they do not spread to its content.
 pub(super) fn clear_inherited(directory: BorrowedFd<'_>) -> nix::Result<()> {
     let place = Place::Open(directory);
     for name in [c"system.posix_acl_default", c"system.posix_acl_access"] {

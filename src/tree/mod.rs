@@ -1,5 +1,5 @@
-//! Owns directory trees on disk: how they are made, cloned, stacked, merged and removed, and which of three
-//! methods the file system of the store allows.
+//! Owns directory trees on disk: making, cloning, stacking, merging and removing them, and choosing one of three
+//! methods that the store's file system supports.
 
 pub(crate) mod copy_tree;
 pub mod digest;
@@ -83,7 +83,7 @@ impl FromStr for Method {
     }
 }
 
-/// Returns the mount points at or below a path, as this process sees them; none where the kernel does not say.
+/// Returns the mount points at or below a path, as this process sees them; none if the kernel does not report them.
 pub fn mounts_below(path: &Path) -> Vec<PathBuf> {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     mounts::at_or_below(&absolute).unwrap_or_default()
@@ -97,11 +97,11 @@ pub fn create_tree(method: Method, path: &Path) -> Result<()> {
     }
 }
 
-/// Makes `to`, which must not exist, a writable clone of the tree `from`, and says how.
+/// Makes `to`, which must not exist, a writable clone of the tree `from`, and returns how.
 ///
-/// On btrfs one snapshot, whatever the size: it is on disk when this returns, and does not include subvolumes
-/// nested in `from`, which are empty directories in it. Where `from` is a plain directory, and with the other
-/// methods, a copy with shared extents, or with copied ones where the file system has none.
+/// On btrfs this is one snapshot, whatever the size: it is on disk when this returns, and has empty directories in
+/// place of subvolumes nested in `from`. If `from` is a plain directory, and with the other methods, it is a copy
+/// with shared extents, or with copied ones if the file system has none.
 pub fn clone_tree(method: Method, from: &Path, to: &Path) -> Result<Cloned> {
     if method != Method::Btrfs {
         return copy_tree(from, to);

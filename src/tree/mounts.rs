@@ -1,4 +1,4 @@
-//! Owns the reading of the kernel's mount table, to name mounts and file systems in messages.
+//! Owns reading the kernel's mount table, to name mounts and file systems in messages.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
@@ -16,12 +16,12 @@ pub(crate) fn at_or_below(top: &Path) -> Result<Vec<PathBuf>> {
         .collect())
 }
 
-/// Returns the type of the file system that `fd` lies on, as the mount table has it.
+/// Returns the type of the file system of `fd`, according to the mount table.
 pub(super) fn file_system(fd: BorrowedFd<'_>) -> Option<String> {
     described(fd)?.split(' ').next().map(str::to_owned)
 }
 
-/// Returns whether files below `path` may take less of the disk than they have bytes.
+/// Returns whether files below `path` may take less disk space than their size.
 pub(crate) fn compresses(path: &Path) -> bool {
     let described = crate::sys::beneath::open_path(path)
         .ok()
@@ -29,7 +29,7 @@ pub(crate) fn compresses(path: &Path) -> bool {
     described.is_some_and(|described| is_compressing(&described))
 }
 
-/// Judges a type, source and options. These know of no compression in some file systems.
+/// Judges a type, source and options; these reveal compression only for some file systems.
 fn is_compressing(described: &str) -> bool {
     let mut fields = described.split(' ');
     let kind = fields.next().unwrap_or_default();
@@ -38,7 +38,7 @@ fn is_compressing(described: &str) -> bool {
         || options.any(|option| option.starts_with("compress"))
 }
 
-/// Returns the type, source and options of the file system that `fd` lies on.
+/// Returns the type, source and options of the file system of `fd`.
 fn described(fd: BorrowedFd<'_>) -> Option<String> {
     let info = fs_err::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd())).ok()?;
     let id = info

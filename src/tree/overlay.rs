@@ -1,12 +1,13 @@
-//! Owns overlay mounts: the options, the limit on layers, and what may be an upper directory.
+//! Owns overlay mounts: the options, the limit on layers, and the checks of an upper directory.
 //!
-//! `index=off`, `metacopy=off` and `redirect_dir=nofollow` keep a layer meaningful by itself: it can be renamed,
-//! stacked on others and merged with its neighbours, since it never refers to a layer below. What that costs:
-//! hard links in lower layers break when one name is written, and renaming a lower directory is a copy.
-//! Inode numbers and link counts inside may change when an upper is frozen; modification times do not.
+//! `index=off`, `metacopy=off` and `redirect_dir=nofollow` keep a layer self-contained: it can be renamed, stacked on
+//! others and merged with its neighbours, because it never refers to a layer below. The price: hard links in lower
+//! layers break when one name is written, and renaming a lower directory is a copy. Inode numbers and link counts
+//! inside may change when an upper is frozen; modification times do not.
 //!
-//! Unmounting is what takes time: it forgets each inode (about a second for 200,000), and without `volatile` writes out
-//! the file system first. Renaming the upper of a mount that nobody uses any more, and mounting the next, takes a millisecond.
+//! Unmounting takes time: it drops each inode (about a second for 200,000), and without `volatile` writes out the
+//! file system first. Renaming the upper of a mount that nobody uses any more, and mounting the next, takes a
+//! millisecond.
 
 use std::fmt::Write as _;
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
@@ -24,15 +25,15 @@ use super::xattr::Attributes;
 use crate::sys::beneath;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 
-/// The most layers to stack, the image included; longer chains are to be flattened.
+/// Maximum number of stacked layers, including the image; longer chains are flattened.
 ///
-/// Measured on Linux 6.18 with a Debian `/usr` of 114,000 files below layers that all touch the same eight directories:
-/// the first `find` with stat took 1.1 s on 1 layer, 1.2 on 10, 1.3 on 20, 2.4 on 30, 3.2 on 60, 5.7 on 120; a
-/// lookup of a missing name (what a compiler does along its include path) 6 us, 20, 31, 50, 150, 360.
-/// Once looked up, the depth costs nothing.
+/// Measured on Linux 6.18 with a Debian `/usr` of 114,000 files below layers that all touch the same eight
+/// directories: the first `find` with stat took 1.1 s on 1 layer, 1.2 on 10, 1.3 on 20, 2.4 on 30, 3.2 on 60, 5.7 on
+/// 120; a lookup of a missing name (as compilers do along the include path) 6 us, 20, 31, 50, 150, 360. After the
+/// first lookup, the depth costs nothing.
 pub const MAX_LAYERS: usize = 20;
 
-/// Keeps kernels from reading references between layers that somebody put into one.
+/// Prevents kernels from following forged references between layers.
 const OPTIONS: &str = "index=off,metacopy=off,redirect_dir=nofollow";
 
 /// The writable part of an overlay: both on one file system, `work` belonging to this upper alone.
@@ -46,11 +47,11 @@ pub struct Upper<'a> {
 
 /// Mounts `lowers` (top first, the image last) and `upper` at `at` in the caller's mount namespace.
 ///
-/// The mount is volatile: nothing waits for the disk inside, and unmounting does not write out the whole file system
-/// of the store, which others may have filled with gigabytes. Whoever freezes the upper syncs it.
+/// The mount is volatile: nothing inside waits for the disk, and unmounting does not write out the store's whole file
+/// system, which may have gigabytes of others' unwritten data. Freezing the upper must sync it.
 ///
-/// Without `upper` the mount is read-only. The caller holds the lock that keeps `upper` from being mounted twice:
-/// the kernel allows that and calls the result undefined.
+/// Without `upper` the mount is read-only. The caller holds the lock that keeps `upper` from being mounted twice: the
+/// kernel allows that and calls the result undefined.
 pub fn mount(
     lowers: &[PathBuf],
     upper: Option<Upper<'_>>,
@@ -72,8 +73,8 @@ pub fn mount(
             at.display()
         )));
     }
-    // Directories go in as descriptors: short, so that many fit into the one page of options, and
-    // untouched by `:` and `,` in paths.
+    // Directories are passed as descriptors: short, so that many fit into the one page of options, and safe for `:`
+    // and `,` in paths.
     let mut held = Vec::new();
     let mut options = String::from("lowerdir=");
     for (index, lower) in lowers.iter().enumerate() {
@@ -116,8 +117,8 @@ pub fn mount(
     result.map_err(|error| explain(error, upper, at))
 }
 
-/// Removes the kernel's mark of an earlier volatile mount, with which it refuses another one: whether the upper can
-/// still be trusted after a loss of power is the store's to know.
+/// Removes the kernel's mark of an earlier volatile mount, which prevents another one: the store itself tracks
+/// whether the upper survived a power failure.
 fn forget_volatile(work: &Path) -> Result<()> {
     let mark = work.join("work/incompat/volatile");
     let gone = |result: std::io::Result<()>| match result {
@@ -159,14 +160,14 @@ fn explain(error: Errno, upper: Option<Upper<'_>>, at: &Path) -> Error {
         ))
         .source(cause),
         (Errno::EINVAL, Some(upper)) => Error::unavailable(message).source(cause).help(format!(
-            "the kernel log has the reason; `{}` has to lie on a file system such as ext4, xfs or btrfs",
+            "the kernel log has the reason; `{}` must be on a file system such as ext4, xfs or btrfs",
             upper.diff.display()
         )),
         _ => Error::unexpected(message).source(cause),
     }
 }
 
-/// One layer alone is no overlay for the kernel.
+/// For the kernel, a single layer is not an overlay.
 fn bind_read_only(from: &Path, at: &Path) -> Result<()> {
     let bind = |flags| {
         sys_mount(
@@ -182,8 +183,8 @@ fn bind_read_only(from: &Path, at: &Path) -> Result<()> {
         .context(|| format!("cannot mount `{}` at `{}`", from.display(), at.display()))
 }
 
-/// Makes the two directories of an upper, which must not exist. The root of an overlay is that of its upper: so the
-/// new one gets owner, mode, attributes and times of `below`, the layer it will lie on.
+/// Makes the two directories of an upper, which must not exist. The root of an overlay is that of its upper, so the
+/// new one gets owner, mode, attributes and times of `below`, the layer under it.
 pub fn create_upper(upper: Upper<'_>, below: &Path) -> Result<()> {
     let source = beneath::open_path(below)?;
     for path in [upper.diff, upper.work] {
@@ -204,9 +205,9 @@ pub fn create_upper(upper: Upper<'_>, below: &Path) -> Result<()> {
     })
 }
 
-/// Returns whether the upper directory has nothing in it, so that freezing it would record no change.
+/// Returns whether the upper directory is empty, so that freezing it would record no change.
 ///
-/// Changes of the root directory itself (its mode, owner or extended attributes) do not count.
+/// Ignores changes of the root directory itself (its mode, owner or extended attributes).
 pub fn is_clean(upper: &Path) -> Result<bool> {
     match fs_err::read_dir(upper)?.next() {
         None => Ok(true),
@@ -214,7 +215,7 @@ pub fn is_clean(upper: &Path) -> Result<bool> {
     }
 }
 
-/// Returns whether a directory of a layer shows nothing of those below it.
+/// Returns whether a directory of a layer hides the content of those below it.
 pub fn is_opaque(directory: &Path) -> Result<bool> {
     let open = beneath::open_path(directory)?;
     let found = flatten::is_opaque(open.as_fd(), &mut Attributes::default());
@@ -222,10 +223,10 @@ pub fn is_opaque(directory: &Path) -> Result<bool> {
 }
 
 /// Fails unless `diff` can be mounted as an upper now: it exists, and no overlay in any mount namespace of the
-/// machine has it as upper, not even one that a killed rockenv left to its orphans.
+/// machine has it as upper, not even one left behind by a killed rockenv.
 ///
-/// The kernel knows, and says so when asked for a mount that cannot succeed otherwise. Asking writes a
-/// line to the kernel log, so this is for recovery rather than for each start.
+/// The kernel reveals this when asked for a mount that would fail anyway. Asking writes a line to the kernel log, so
+/// this is for recovery rather than for each start.
 pub fn usable_upper(diff: &Path) -> Result<()> {
     let diff = fs_err::canonicalize(diff)?;
     let place = tempfile::tempdir()?;
@@ -239,8 +240,8 @@ pub fn usable_upper(diff: &Path) -> Result<()> {
     Ok(())
 }
 
-/// With `index=on` the kernel first refuses an upper in use (`EBUSY`), and then a work directory on another
-/// mount (`EINVAL`), before it writes anything.
+/// With `index=on` the kernel first refuses an upper in use (`EBUSY`), and then a work directory on another mount
+/// (`EINVAL`), before it writes anything.
 fn is_mounted_upper(diff: &Path, place: &Path) -> Result<bool> {
     sys_mount(
         Some("rockenv"),
@@ -280,8 +281,8 @@ fn is_mounted_upper(diff: &Path, place: &Path) -> Result<bool> {
     }
 }
 
-/// Runs `work` on a thread with a mount namespace of its own, from which nothing propagates and which is gone,
-/// with all its mounts, when this returns.
+/// Runs `work` on a thread with its own mount namespace, from which nothing propagates and which is gone, with all
+/// its mounts, when this returns.
 pub fn in_throw_away_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T> {
     let run = || {
         unshare(CloneFlags::CLONE_FS | CloneFlags::CLONE_NEWNS)

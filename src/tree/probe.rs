@@ -1,4 +1,4 @@
-//! Owns the choice of the method: what the file system of the store really does, tried out in it.
+//! Owns choosing the method: tests what the store's file system really supports, in the store's directory.
 
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::FileTypeExt as _;
@@ -10,12 +10,12 @@ use super::{Method, btrfs, content, mounts, overlay, remove_tree};
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result};
 
-/// What a file system can do for a store.
+/// The abilities of a file system for a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probe {
     /// The best method that works.
     pub method: Method,
-    /// The file system's name, as the kernel lists it.
+    /// The file system's name, according to the kernel.
     pub file_system: String,
     /// Why not a better one: a sentence for each method that was tried before `method`.
     pub reasons: Vec<String>,
@@ -30,7 +30,7 @@ pub fn probe(dir: &Path) -> Result<Probe> {
     let place = tempfile::Builder::new()
         .prefix(".rockenv-probe-")
         .tempdir_in(dir)?
-        // Its own clean-up would follow into whatever a failed attempt left mounted or write-protected.
+        // Its own cleanup would follow into whatever a failed attempt left mounted or write-protected.
         .keep();
     let result = choose(&place, &file_system);
     let removed = remove_tree(&place);
@@ -79,10 +79,10 @@ fn try_btrfs(place: &Path) -> Result<()> {
     let (tree, snapshot) = (place.join("tree"), place.join("snapshot"));
     btrfs::create(&tree)?;
     btrfs::snapshot(&tree, &snapshot, true)?;
-    // An ordinary user may make both, but is told neither what was written in one nor what changed, and may not delete one at
-    // once: clones of files are as good then, and no worse to get rid of.
+    // An ordinary user may make both, but cannot find out what was written or changed in one, nor delete one at once:
+    // then clones of files are as good, and easier to delete.
     btrfs::written(&tree).map_err(|error| {
-        Error::unavailable("only root is told what a subvolume holds, and deletes one at once")
+        Error::unavailable("only root can inspect a subvolume's changes, and delete one at once")
             .source(error)
     })?;
     remove_tree(&snapshot)?;
@@ -92,7 +92,7 @@ fn try_btrfs(place: &Path) -> Result<()> {
 
 fn try_reflink(place: &Path) -> Result<()> {
     let (from, to) = (place.join("from"), place.join("to"));
-    // Small files can live inside the inode, where there is nothing to share.
+    // Small files can be stored inside the inode, where there is nothing to share.
     fs_err::write(&from, vec![1; 128 * 1024])?;
     let source = fs_err::File::open(&from)?;
     let target = fs_err::File::create(&to)?;
@@ -128,7 +128,7 @@ fn try_overlay(place: &Path) -> Result<()> {
     let whiteout = fs_err::symlink_metadata(diff.join("file"))?;
     if !whiteout.file_type().is_char_device() {
         return Err(Error::unavailable(
-            "its overlays do not keep deletions in a form that can be read",
+            "its overlays do not store deletions in a readable form",
         ));
     }
     Ok(())

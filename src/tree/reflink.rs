@@ -1,9 +1,9 @@
-//! Owns the copy of a tree file by file: shared extents where the file system can, all metadata, several threads.
+//! Owns copying a tree file by file: with shared extents if the file system can, all metadata, several threads.
 //!
 //! Preserved: content with holes, hard links within the tree, owner, mode, access and modification times in
-//! nanoseconds, extended attributes with ACLs and capabilities, links, FIFOs, devices, sockets.
-//! Not preserved: inode flags (`chattr`), creation and change times, hard links to files outside the tree.
-//! Mounts inside the tree are not entered: an empty directory or file is at their place.
+//! nanoseconds, extended attributes with ACLs and capabilities, links, FIFOs, devices, sockets. Not preserved: inode
+//! flags (`chattr`), creation and change times, hard links to files outside the tree. Mounts inside the tree are not
+//! entered: an empty directory or file takes their place.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, OsStr};
@@ -30,13 +30,13 @@ use crate::sys::error::{Result, ResultExt as _};
 pub struct Cloned {
     /// By one btrfs snapshot; the counts below are then unknown and zero.
     pub snapshot: bool,
-    /// Entries made, directories and second names included, the tree's own directory not.
+    /// Entries made, including directories and second names, but not the tree's own directory.
     pub entries: u64,
     /// Files whose extents are shared with the source.
     pub shared: u64,
     /// Files whose content was copied.
     pub copied: u64,
-    /// Bytes copied, holes not counted.
+    /// Bytes copied, without holes.
     pub copied_bytes: u64,
     /// Mount points inside the tree that were not entered.
     pub mounts: u64,
@@ -55,7 +55,7 @@ impl std::ops::AddAssign for Cloned {
 
 /// Makes `to`, which must not exist, a copy of the directory `from`, on the same file system or another.
 ///
-/// Nothing may write to `from` meanwhile. After an error a part of the copy is left for the caller to remove.
+/// Nothing may write to `from` meanwhile. After an error the caller must remove the partial copy.
 pub fn copy_tree(from: &Path, to: &Path) -> Result<Cloned> {
     let (holder, name) = beneath::split(to)?;
     mkdirat(&holder, name.as_c_str(), Mode::S_IRWXU)
@@ -92,7 +92,7 @@ pub(super) fn copy_into(from: &Path, to: &Path) -> Result<Cloned> {
 struct Pair {
     source: OwnedFd,
     target: OwnedFd,
-    /// Where both are, below the tops.
+    /// Their path below the tops.
     path: PathBuf,
 }
 
@@ -102,7 +102,7 @@ enum Task {
     Below(Arc<Pair>, CString),
 }
 
-/// What a thread has to itself.
+/// The state of one thread.
 #[derive(Default)]
 pub(super) struct Worker {
     pub(super) cloned: Cloned,
@@ -187,7 +187,7 @@ impl Copy<'_> {
         }
     }
 
-    /// Copies the entries of a directory, and its own metadata last: its copies below change its times no more.
+    /// Copies the entries of a directory, then its own metadata: later copies below do not change its times.
     fn directory(
         &self,
         pair: &Arc<Pair>,
@@ -280,8 +280,8 @@ impl Copy<'_> {
 
     /// Creates the copy of a file, or links to it and returns `None` if it has been created under another name.
     ///
-    /// The first name is created under the lock, its content comes later: a link to a file still being
-    /// filled is as good.
+    /// The first name is created under the lock, its content comes later: a link to a file still being filled is as
+    /// good.
     fn once<T>(
         &self,
         pair: &Pair,
@@ -347,7 +347,7 @@ impl Worker {
         metadata::copy_open(from, stat, to, &mut self.attributes, |_| true)
     }
 
-    /// Copies one entry that is no directory.
+    /// Copies one entry other than a directory.
     pub(super) fn copy_entry(
         &mut self,
         from: BorrowedFd<'_>,

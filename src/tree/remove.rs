@@ -1,9 +1,9 @@
-//! Owns the deletion of trees: parallel, never over a mount point, never through a link, and finished by
-//! a second call if the first was killed.
+//! Owns deleting trees: in parallel, never over a mount point, never through a link, and completed by a second call
+//! if the first was killed.
 //!
-//! Every step is taken on a directory's file descriptor and one name in it, so renaming or swapping entries
-//! meanwhile cannot lead the deletion out of the tree. A directory holds its descriptor until its
-//! children are gone; where that would go too deep, the subtree is moved up to the top of the tree first.
+//! Every operation uses a directory's file descriptor and one name in it, so renaming or swapping entries meanwhile
+//! cannot lead the deletion out of the tree. A directory keeps its descriptor until its children are gone; if that
+//! would go too deep, the subtree is first moved up to the top of the tree.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::mem::MaybeUninit;
@@ -24,19 +24,19 @@ use super::{btrfs, inode_flags, mounts};
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
 
-/// How deep descriptors are held. Times the threads this stays below the usual limit of 1024 descriptors.
+/// How deep descriptors are kept open. Times the threads this stays below the usual limit of 1024 descriptors.
 const MAX_DEPTH: usize = 40;
-/// One listing call returns this much: one or two thousand entries.
+/// Buffer size of a listing call: one or two thousand entries.
 const LISTING: usize = 64 * 1024;
-/// How often a directory is read again because somebody added to it meanwhile.
+/// How often a directory is read again because entries were added meanwhile.
 const MAX_RESCANS: usize = 8;
 
 /// What a deletion removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Removed {
-    /// Files, directories, links; a subvolume counts as one, whatever it held.
+    /// Files, directories, links; a subvolume counts as one, whatever its content.
     pub entries: u64,
-    /// btrfs subvolumes, nested ones included.
+    /// btrfs subvolumes, including nested ones.
     pub subvolumes: u64,
 }
 
@@ -47,11 +47,10 @@ impl std::ops::AddAssign for Removed {
     }
 }
 
-/// Deletes `path` and everything below it. A path that does not exist is a success: the deletion may be the
-/// second half of one that was killed.
+/// Deletes `path` and everything below it. A missing path is a success: this may complete a deletion that was killed.
 ///
-/// Refuses before touching anything if a mount lies at or below `path`; one that appears later stops the
-/// deletion, and nothing below it is touched. Other failures do not stop the rest; the first is returned.
+/// Refuses before touching anything if a mount is at or below `path`; one that appears later stops the deletion, and
+/// nothing below it is touched. Other failures do not stop the rest; the first is returned.
 pub fn remove_tree(path: &Path) -> Result<Removed> {
     let (holder, name) = match beneath::split(path) {
         Ok(split) => split,
@@ -96,8 +95,8 @@ pub fn remove_tree(path: &Path) -> Result<Removed> {
     removal.finish(total)
 }
 
-/// The friendly refusal: before anything is deleted, with all that the kernel lists for this namespace.
-/// The safe one is `RESOLVE_NO_XDEV` on each directory.
+/// Refuses with a clear message before anything is deleted, by the mounts that the kernel lists for this namespace.
+/// The safe guard is `RESOLVE_NO_XDEV` on each directory.
 fn refuse_mounts(path: &Path, holder: BorrowedFd<'_>, name: &CStr) -> Result<()> {
     let Ok(place) = fs_err::read_link(format!("/proc/self/fd/{}", holder.as_raw_fd())) else {
         return Ok(());
@@ -126,11 +125,11 @@ struct Directory {
     fd: OwnedFd,
     name: CString,
     parent: Option<Arc<Self>>,
-    /// 0 is the directory that holds the tree, 1 the tree's top.
+    /// 0 is the directory that contains the tree, 1 the tree's top.
     depth: usize,
-    /// The top of a btrfs subvolume, which goes like a directory once it is empty.
+    /// The top of a btrfs subvolume, which is removed like a directory once it is empty.
     subvolume: bool,
-    /// Child directories still there, and one for the scan of the directory itself.
+    /// Remaining child directories, plus one for the scan of the directory itself.
     pending: AtomicUsize,
     rescans: AtomicUsize,
 }
@@ -162,7 +161,7 @@ impl Removal<'_> {
         }
     }
 
-    /// Opens the directory of a task and empties it of all but its directories, which become tasks.
+    /// Opens the directory of a task and empties it of everything except directories, which become tasks.
     fn enter(&self, task: &Task, removed: &mut Removed) {
         let Task { parent, name } = task;
         if parent.depth >= MAX_DEPTH && self.hoist(parent, name) {
@@ -187,7 +186,7 @@ impl Removal<'_> {
         let subvolume = self.on_btrfs && btrfs::is_subvolume_fd(&fd).unwrap_or(false);
         if subvolume {
             let outcome = match btrfs::destroy(parent.fd.as_fd(), name) {
-                // What an ordinary user may do: empty it, and remove it as a directory.
+                // An ordinary user may empty it, and remove it as a directory.
                 Err(Errno::EPERM) => btrfs::make_writable(fd.as_fd()).map(|()| None),
                 other => other.map(Some),
             };
@@ -291,7 +290,7 @@ impl Removal<'_> {
         }
     }
 
-    /// One thing that kept `directory` alive is done; deletes it if that was the last, and so on upwards.
+    /// Something that kept `directory` alive is done; deletes it if that was the last, and so on upwards.
     fn child_done(&self, directory: &Arc<Directory>, removed: &mut Removed) {
         let mut directory = Arc::clone(directory);
         while directory.pending.fetch_sub(1, Ordering::AcqRel) == 1 {
@@ -318,7 +317,7 @@ impl Removal<'_> {
         }
     }
 
-    /// Moves the directory to the top of the tree, where it is near again. Returns whether it has moved.
+    /// Moves the directory to the top of the tree, so that it is near again. Returns whether it has moved.
     fn hoist(&self, parent: &Arc<Directory>, name: &CStr) -> bool {
         let mut top = parent;
         while top.depth > 1 {
@@ -343,7 +342,7 @@ impl Removal<'_> {
                     return true;
                 }
                 Err(Errno::EEXIST) => {}
-                // Gone, a mount point, a full disk: entering it where it is gives the right answer.
+                // Gone, a mount point, a full disk: entering it in place gives the right answer.
                 Err(_) => return false,
             }
         }
@@ -372,7 +371,7 @@ impl Removal<'_> {
             }
         };
         if is_mount {
-            // Somebody uses this tree: it should not lose anything more.
+            // The tree is in use, so nothing more may be deleted.
             self.queue.abort(error);
         } else {
             self.queue.fail(error);
@@ -386,7 +385,7 @@ impl Removal<'_> {
             names.push(&directory.name);
             at = directory.parent.as_deref();
         }
-        // The last one is the tree itself, whose path is known in full.
+        // The last one is the tree itself, whose full path is known.
         names.pop();
         let mut path = self.path.to_owned();
         path.extend(
@@ -404,7 +403,7 @@ fn errno(error: rustix::io::Errno) -> Errno {
     Errno::from_raw(error.raw_os_error())
 }
 
-/// Deletes the emptied directory, clearing `chattr +i` where that is what keeps it.
+/// Deletes the emptied directory, clearing `chattr +i` if that prevents it.
 fn remove_empty(directory: &Directory, parent: &Directory) -> nix::Result<()> {
     let remove = || {
         unlinkat(
@@ -423,7 +422,7 @@ fn remove_empty(directory: &Directory, parent: &Directory) -> nix::Result<()> {
     }
 }
 
-/// Deletes a file which itself, or whose directory, is immutable or append-only.
+/// Deletes a file that is immutable or append-only, or whose directory is.
 fn unlink_protected(
     directory: &Directory,
     name: &CStr,
@@ -440,7 +439,7 @@ fn unlink_protected(
     )?;
     let old = inode_flags::make_deletable(file.as_fd())?;
     let result = unlink();
-    // The same file may have another name outside the tree: there it keeps its protection.
+    // If the file has another name outside the tree, it keeps its protection there.
     if let Some(old) = old
         && fstat(&file)?.st_nlink > 0
     {
@@ -449,7 +448,7 @@ fn unlink_protected(
     result
 }
 
-/// Clears the flags of a directory inside the tree, never of the one that holds the tree.
+/// Clears the flags of a directory inside the tree, never of the one that contains the tree.
 fn make_deletable_inside(directory: &Directory) -> nix::Result<()> {
     if directory.depth > 0 {
         inode_flags::make_deletable(directory.fd.as_fd())?;

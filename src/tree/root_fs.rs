@@ -1,4 +1,4 @@
-//! Owns access to a root file system's files by descriptor: nothing in the tree, however its links point, can make
+//! Owns access to a root file system's files by descriptor: nothing in the tree, wherever its links point, can make
 //! these calls touch a file outside of it.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -32,16 +32,16 @@ impl Tree {
         Ok(Self { root })
     }
 
-    /// Opens without following any link; `None` where there is no such file, or a link is in the way.
+    /// Opens without following any link; `None` if there is no such file, or a link is on the way.
     pub(crate) fn open_strictly(&self, path: &str, flags: OFlag) -> Result<Option<OwnedFd>> {
         self.open_with(path, flags, STRICT)
     }
 
-    /// Reads a regular file of at most `limit` bytes, following links as the file system's own programs would.
+    /// Reads a regular file of at most `limit` bytes, following links like the file system's own programs.
     ///
-    /// `None` where there is none: absent, a directory, a FIFO, a link that leads out or round in a circle.
+    /// `None` for anything else: absent, a directory, a FIFO, a link that leads out or in a circle.
     pub(crate) fn read(&self, path: &str, limit: usize) -> Result<Option<Vec<u8>>> {
-        // RESOLVE_IN_ROOT makes absolute links start at the tree's root; O_NONBLOCK lets a FIFO be recognised.
+        // RESOLVE_IN_ROOT makes absolute links start at the tree's root; O_NONBLOCK allows detecting a FIFO.
         let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
         let resolve = ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS;
         let Some(file) = self.open_with(path, flags, resolve)? else {
@@ -51,7 +51,7 @@ impl Tree {
             Some(size) if size <= limit => size,
             Some(size) => {
                 return Err(Error::invalid(format!(
-                    "`{path}` in the image has {size} bytes, more than is plausible"
+                    "`{path}` in the image is too large: {size} bytes"
                 )));
             }
             None => return Ok(None),
@@ -92,7 +92,7 @@ impl Tree {
         write_all(file.as_fd(), content).context(|| format!("cannot write `{path}` in the image"))
     }
 
-    /// Removes a file that is no directory, if it is there and no link leads to it.
+    /// Removes a file other than a directory, if it exists and no link is on the way.
     pub(crate) fn remove(&self, path: &str) -> Result<()> {
         let (parent, name) = path.rsplit_once('/').unwrap_or((".", path));
         let Some(parent) = self.open_strictly(
@@ -108,7 +108,7 @@ impl Tree {
         }
     }
 
-    /// Removes a file or a directory with all that is in it, if it is there and no link leads to it.
+    /// Removes a file, or a directory with its content, if it exists and no link is on the way.
     pub(crate) fn remove_all(&self, path: &str) -> Result<()> {
         let (parent, name) = path.rsplit_once('/').unwrap_or((".", path));
         match self.open_strictly(parent, OFlag::O_PATH | OFlag::O_DIRECTORY)? {
@@ -118,7 +118,7 @@ impl Tree {
         }
     }
 
-    /// Returns the names in a directory, sorted; empty where there is no such directory.
+    /// Returns the names in a directory, sorted; empty if there is no such directory.
     pub(crate) fn list(&self, path: &str) -> Result<Vec<Vec<u8>>> {
         match self.open_strictly(
             path,
@@ -192,7 +192,6 @@ pub(crate) fn open_directory(parent: BorrowedFd<'_>, name: &[u8]) -> nix::Result
     openat2(parent, name, OpenHow::new().flags(flags).resolve(STRICT))
 }
 
-/// Returns the type bits of a mode.
 pub(crate) fn file_type(stat: &FileStat) -> SFlag {
     SFlag::from_bits_truncate(stat.st_mode & SFlag::S_IFMT.bits())
 }

@@ -1,4 +1,4 @@
-//! Owns taking something out of a tree that may be anybody's: by one rename, through no link and over no mount point.
+//! Owns moving something out of an untrusted tree: by one rename, through no link and over no mount point.
 
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt as _;
@@ -9,12 +9,12 @@ use nix::errno::Errno;
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
 
-/// Moves what is at `below` in the directory `root` to `to`, on the same file system. What is not there is a success.
+/// Moves the entry at `below` in the directory `root` to `to`, on the same file system. A missing entry is a success.
 pub fn take_below(root: &Path, below: &Path, to: &Path) -> Result<()> {
     let shown = || format!("cannot remove `{}`", root.join(below).display());
     let (Some(parent), Some(name)) = (below.parent(), below.file_name()) else {
         return Err(Error::unexpected(format!(
-            "`{}` is no name",
+            "`{}` is not a name",
             below.display()
         )));
     };
@@ -32,7 +32,8 @@ pub fn take_below(root: &Path, below: &Path, to: &Path) -> Result<()> {
     }
 }
 
-/// Returns whether there is a directory at `below` in the directory `root`, without a link or a mount point on the way.
+/// Returns whether there is a directory at `below` in the directory `root`, without a link or a mount point on the
+/// way.
 pub fn is_directory_below(root: &Path, below: &Path) -> bool {
     beneath::open_path(root).is_ok_and(|top| beneath::open_below(&top, below).is_ok())
 }

@@ -1,4 +1,4 @@
-//! Owns the queue from which several threads work on one tree, newest first so that few directories are open.
+//! Owns the queue for several threads that work on one tree, newest first so that few directories are open.
 
 use std::collections::VecDeque;
 use std::ops::AddAssign;
@@ -6,7 +6,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::sys::error::Error;
 
-/// Tasks, and how the work went so far.
+/// Tasks, and the state of the work.
 pub(super) struct Queue<T> {
     state: Mutex<State<T>>,
     wake: Condvar,
@@ -45,7 +45,7 @@ impl<T: Send> Queue<T> {
         state.tasks.extend(tasks);
         let added = state.tasks.len() - before;
         drop(state);
-        // The thread that adds goes on with one of them itself.
+        // The thread that adds tasks continues with one of them itself.
         if added > 1 {
             self.wake.notify_all();
         }
@@ -57,7 +57,7 @@ impl<T: Send> Queue<T> {
         self.wake.notify_one();
     }
 
-    /// Records a failure, the first of which is returned in the end; the work goes on.
+    /// Records a failure, the first of which is returned at the end; the work continues.
     pub(super) fn fail(&self, error: Error) {
         let mut state = self.lock();
         if !state.stop {
@@ -66,7 +66,7 @@ impl<T: Send> Queue<T> {
         }
     }
 
-    /// Records the failure that counts, after which no further task is begun.
+    /// Records the decisive failure, after which no further task is begun.
     pub(super) fn abort(&self, error: Error) {
         let mut state = self.lock();
         if !state.stop {
@@ -91,7 +91,7 @@ impl<T: Send> Queue<T> {
         state.error.map(|error| (error, state.failures))
     }
 
-    /// Works until no task is left and none can come any more; returns what the threads summed up.
+    /// Works until no task is left and none can come any more; returns the sum of the threads' results.
     pub(super) fn run<S>(&self, work: impl Fn(T, &mut S) + Sync) -> S
     where
         S: Default + AddAssign + Send,
@@ -142,7 +142,7 @@ impl<T: Send> Queue<T> {
     }
 }
 
-/// A task being worked on; ends also by a panic, which would else leave the other threads waiting.
+/// A task in progress. Ends also by a panic, which would otherwise leave the other threads waiting.
 struct Busy<'a, T: Send>(&'a Queue<T>);
 
 impl<T: Send> Drop for Busy<'_, T> {

@@ -1,4 +1,5 @@
-//! Owns writing entries below a directory in which others write too: through no link, over no mount point, whole or not at all.
+//! Owns writing entries below a directory in which others write too: through no link, over no mount point, all or
+//! nothing.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
@@ -19,7 +20,7 @@ use crate::sys::account::{Rights, caller};
 use crate::sys::beneath;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 
-/// What is done where something is already.
+/// How an existing entry is handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Existing {
     /// It stays, and that is an error.
@@ -34,22 +35,23 @@ pub struct Writer {
     rights: &'static Rights,
     root: OwnedFd,
     shown: PathBuf,
-    /// Whom new entries belong to, where that is not who makes them.
+    /// Owner of new entries, if that is not the process's own user.
     owner: Option<(u32, u32)>,
     transport: Transport,
-    /// Every file is on disk before it has its name.
+    /// Sync every file to disk before it gets its name.
     synced: bool,
-    /// The mode and time that directories get in the end.
+    /// The mode and time that directories get at the end.
     directories: BTreeMap<PathBuf, (u32, Option<(i64, i64)>)>,
 }
 
 impl Writer {
-    /// Opens a directory of the store, or of this process's otherwise.
+    /// Opens a directory of the store, or another one of this process.
     pub fn open(directory: &Path, owner: Option<(u32, u32)>, synced: bool) -> Result<Self> {
         Self::with(&Rights::Own, directory, owner, synced)
     }
 
-    /// Opens a directory of the person who called; links on the way to it are theirs and are followed, with their rights.
+    /// Opens a directory of the calling user. Links on the way to it are the user's own and are followed, with the
+    /// user's rights.
     pub(crate) fn for_caller(
         directory: &Path,
         owner: Option<(u32, u32)>,
@@ -80,7 +82,8 @@ impl Writer {
         })
     }
 
-    /// Writes an entry; the content of a file is that of the open file `from`. A directory that is there gets mode and time of the entry.
+    /// Writes an entry; a file gets the content of the open file `from`. An existing directory gets mode and time of
+    /// the entry.
     pub fn put(
         &mut self,
         path: &Path,
@@ -115,7 +118,7 @@ impl Writer {
         self.explain(path, outcome)
     }
 
-    /// Removes the entry at a path; a directory has to be empty.
+    /// Removes the entry at a path; a directory must be empty.
     pub fn remove(&mut self, path: &Path, is_directory: bool) -> Result<()> {
         let (parent, name) = split(path)?;
         self.open_below(parent)
@@ -126,9 +129,9 @@ impl Writer {
             .context(|| format!("cannot remove `{}`", self.shown.join(path).display()))
     }
 
-    /// Gives directories their modes and times, which no entry below them changes any more.
+    /// Sets the modes and times of directories, after all entries below them.
     pub fn finish(self) -> Result<()> {
-        // What is in a directory first, since that may need a mode that it does not keep.
+        // Children first, because they may need a mode that their parent does not keep.
         for (path, (mode, mtime)) in self.directories.iter().rev() {
             let finish = || -> nix::Result<()> {
                 let directory = self.open_below(path)?;
@@ -150,7 +153,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Makes a directory, and those above it; returns it open.
+    /// Makes a directory, and missing parents; returns it open.
     fn make(&mut self, path: &Path) -> nix::Result<OwnedFd> {
         match self.open_below(path) {
             Err(Errno::ENOENT) => {}
@@ -175,7 +178,7 @@ impl Writer {
         Ok(at)
     }
 
-    /// Makes an entry under a name of its own, and gives it the right one when it is whole.
+    /// Makes an entry under a temporary name, and renames it once it is complete.
     fn place(
         &mut self,
         path: &Path,
@@ -184,7 +187,7 @@ impl Writer {
     ) -> nix::Result<()> {
         let (parent, name) = split(path).map_err(|_| Errno::EINVAL)?;
         let parent = self.make(parent)?;
-        // Not another command's, which may write the same.
+        // Distinct from that of another command, which may write the same.
         let part = format!(".rockenv-{:016x}", RandomState::new().hash_one(0));
         let part = CString::new(part).map_err(|_| Errno::EINVAL)?;
         let at = parent.as_fd();
@@ -194,7 +197,7 @@ impl Writer {
                 .rename(at, part.as_c_str(), at, name.as_c_str(), replaces)
         });
         if outcome.is_err() {
-            // Why it failed is what counts.
+            // The first error is the one to report.
             self.rights.unlink(at, part.as_c_str(), false).ok();
         }
         outcome
@@ -274,7 +277,7 @@ impl Writer {
     }
 }
 
-/// Says that nothing is written over what is at a path.
+/// Makes the error for an existing entry that must not be overwritten.
 pub fn in_the_way(place: &Path) -> Error {
     Error::new(
         Kind::Usage,

@@ -1,4 +1,4 @@
-//! Owns extended attributes, of which nix has none: ACLs and capabilities are stored in them.
+//! Owns extended attributes, which nix lacks: they store ACLs and capabilities.
 
 #![expect(unsafe_code, reason = "nix wraps no extended attribute calls")]
 
@@ -8,20 +8,20 @@ use std::os::fd::{AsRawFd as _, BorrowedFd};
 use nix::errno::Errno;
 use nix::libc;
 
-/// The largest list and the largest value that the kernel has.
+/// The kernel's limit for a list and for a value.
 const LIMIT: usize = 64 * 1024;
 
-/// What has the attributes.
+/// The file that has the attributes.
 #[derive(Clone, Copy)]
 pub(super) enum Place<'a> {
     /// A file or directory opened for reading or writing.
     Open(BorrowedFd<'a>),
-    /// The entry of an open directory, a link itself rather than its target.
+    /// The entry of an open directory; a link itself rather than its target.
     Entry(BorrowedFd<'a>, &'a CStr),
 }
 
 impl Place<'_> {
-    /// The kernel has no calls relative to a directory before 6.13, but a way through /proc to the same end.
+    /// Before 6.13 the kernel has no calls relative to a directory, but a path through /proc is equivalent.
     fn path(directory: BorrowedFd<'_>, name: &CStr) -> nix::Result<CString> {
         let mut path = format!("/proc/self/fd/{}/", directory.as_raw_fd()).into_bytes();
         path.extend_from_slice(name.to_bytes());
@@ -70,7 +70,7 @@ impl Place<'_> {
         Errno::result(result).map(drop)
     }
 
-    /// Removes an attribute if it is there.
+    /// Removes an attribute if it exists.
     pub(super) fn remove(self, attribute: &CStr) -> nix::Result<()> {
         let key = attribute.as_ptr();
         let result = match self {
@@ -89,7 +89,7 @@ impl Place<'_> {
     }
 }
 
-/// Room for names and a value, to be used again for each file.
+/// Buffers for names and a value, reused for each file.
 pub(super) struct Attributes {
     names: Vec<u8>,
     value: Vec<u8>,

@@ -11,8 +11,8 @@ use rustix::io::Errno;
 
 /// Returns whether an attribute is content, to be kept in copies and digests.
 ///
-/// `trusted.*` and overlayfs's own attributes would be instructions to the kernel of whoever mounts the tree;
-/// security labels belong to the host's policy.
+/// `trusted.*` and overlayfs's own attributes would be instructions to the kernel that mounts the tree; security
+/// labels belong to the host's policy.
 pub(crate) fn is_content(name: &[u8]) -> bool {
     let is_overlay = name.starts_with(b"user.overlay.") || name.starts_with(b"user.fuseoverlayfs.");
     let is_kept = name == b"security.capability"
@@ -43,10 +43,10 @@ pub(crate) fn read_at(
     )
 }
 
-/// What overlayfs calls a directory in which nothing of lower layers shows.
+/// overlayfs's mark of a directory that hides lower layers' content.
 const OPAQUE: &str = "trusted.overlay.opaque";
 
-/// Returns whether a directory of an overlay's layer hides what lower layers have in it.
+/// Returns whether a directory of an overlay's layer hides lower layers' content.
 pub(crate) fn is_opaque(directory: impl AsFd) -> std::io::Result<bool> {
     let mut value = [0_u8; 8];
     match rustix::fs::fgetxattr(directory, OPAQUE, &mut value) {
@@ -56,7 +56,7 @@ pub(crate) fn is_opaque(directory: impl AsFd) -> std::io::Result<bool> {
     }
 }
 
-/// Makes a directory of an overlay's layer hide what lower layers have in it.
+/// Makes a directory of an overlay's layer hide lower layers' content.
 pub(crate) fn make_opaque(directory: impl AsFd) -> std::io::Result<()> {
     Ok(rustix::fs::fsetxattr(
         directory,
@@ -66,7 +66,7 @@ pub(crate) fn make_opaque(directory: impl AsFd) -> std::io::Result<()> {
     )?)
 }
 
-/// Removes an attribute of an open file, if it is there.
+/// Removes an attribute of an open file, if it exists.
 pub(crate) fn remove(file: impl AsFd, name: &[u8]) -> std::io::Result<()> {
     match rustix::fs::fremovexattr(file, name) {
         Ok(()) | Err(Errno::NODATA | Errno::NOTSUP) => Ok(()),
@@ -74,7 +74,6 @@ pub(crate) fn remove(file: impl AsFd, name: &[u8]) -> std::io::Result<()> {
     }
 }
 
-/// Sets an attribute of an open file.
 pub(crate) fn write(file: impl AsFd, name: &[u8], value: &[u8]) -> std::io::Result<()> {
     Ok(rustix::fs::fsetxattr(
         file,
@@ -99,7 +98,7 @@ pub(crate) fn write_at(
     )?)
 }
 
-// There are no *at() calls for attributes before Linux 6.13; the descriptor's own link in /proc is as good.
+// There are no *at() calls for attributes before Linux 6.13; the descriptor's own link in /proc is equivalent.
 fn place(parent: BorrowedFd<'_>, name: &[u8]) -> PathBuf {
     let mut path = PathBuf::from(format!("/proc/self/fd/{}", parent.as_raw_fd()));
     path.push(std::ffi::OsStr::from_bytes(name));

@@ -1,8 +1,8 @@
-//! Owns what CI systems read in the output: sections that fold, and annotations.
+//! Owns output for CI systems: sections that fold, and annotations.
 //!
-//! GitHub's runner obeys every line that looks like one of its commands, whoever wrote it. What steps write could be anything: while a
-//! section is open the runner is told to stop listening, until it hears a word that nobody else knows. Outside of sections whatever
-//! looks like a command is written so that it does not.
+//! GitHub's runner obeys every line that looks like one of its commands, whoever wrote it, and steps may write
+//! anything. While a section is open the runner is told to ignore commands until a secret word. Outside of sections,
+//! text that looks like a command is escaped.
 
 use std::borrow::Cow;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
@@ -11,37 +11,35 @@ use jiff::Timestamp;
 
 use super::text::escape;
 
-/// A CI system that reads more than text.
+/// A CI system that interprets the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum System {
-    /// GitHub Actions.
     Github,
-    /// GitLab.
     Gitlab,
 }
 
-/// How much an annotation matters.
+/// The severity of an annotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Level {
     Warning,
     Error,
 }
 
-/// The output of one process, as its CI system sees it.
+/// The output of one process, for its CI system.
 #[derive(Debug)]
 pub(super) struct Sections {
     system: Option<System>,
-    /// What the runner listens to while a section is open.
+    /// The word that the runner waits for while a section is open.
     word: String,
-    /// How many there were.
+    /// Number of sections so far.
     count: u32,
-    /// The open one's name.
+    /// The open section's name.
     open: Option<String>,
 }
 
 impl Sections {
     pub(super) fn new(system: Option<System>) -> Self {
-        // The standard library's hash keys are random, and cannot be told from what comes out.
+        // The standard library's hash keys are random, and cannot be deduced from the output.
         let random = || RandomState::new().build_hasher().finish();
         Self {
             system,
@@ -51,14 +49,14 @@ impl Sections {
         }
     }
 
-    /// Returns the lines that begin a section; nothing where nobody reads them.
+    /// Returns the lines that begin a section; empty without a CI system.
     pub(super) fn begin(&mut self, title: &str, now: Timestamp) -> String {
         let Some(system) = self.system else {
             return String::new();
         };
         let ended = self.end(now);
         self.count += 1;
-        // A job may run more than one rockenv, and names have to differ.
+        // A job may run more than one rockenv, and names must differ.
         let name = format!(
             "rockenv_{}_{}",
             now.as_millisecond().unsigned_abs(),
@@ -91,7 +89,7 @@ impl Sections {
         }
     }
 
-    /// Returns the lines that annotate the job, where the system has annotations.
+    /// Returns the lines that annotate the job, if the system has annotations.
     pub(super) fn annotation(&self, level: Level, message: &str) -> Option<String> {
         if self.system != Some(System::Github) {
             return None;
@@ -108,7 +106,7 @@ impl Sections {
         })
     }
 
-    /// Returns text in which nothing is a command.
+    /// Returns text without commands.
     pub(super) fn harmless<'a>(&self, text: &'a str) -> Cow<'a, str> {
         if self.system != Some(System::Github) || self.open.is_some() {
             return Cow::Borrowed(text);
@@ -129,7 +127,7 @@ impl Sections {
     }
 }
 
-/// Escapes what follows the name of a command, as the runner takes it apart.
+/// Escapes the argument of a command as the runner expects it.
 fn data(text: &str) -> String {
     text.replace('%', "%25")
         .replace('\r', "%0D")

@@ -1,5 +1,5 @@
-//! Owns what `up` reports while it runs. The same events feed the screen and `--progress json`, whose readers
-//! rely on the names here: adding an event or an optional field keeps [`SCHEMA`], anything else raises it.
+//! Owns the events that `up` reports while it runs. The same events feed the screen and `--progress json`, whose
+//! readers rely on the names here: adding an event or an optional field keeps [`SCHEMA`], any other change raises it.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Version of the event stream.
 pub const SCHEMA: u32 = 1;
 
-/// One thing that happened; bytes and milliseconds are integers.
+/// One event; bytes and milliseconds are integers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum Event {
@@ -15,11 +15,11 @@ pub enum Event {
     RunStarted {
         env: String,
         plan: Vec<Planned>,
-        /// The engine, where it was chosen for the user.
+        /// The engine, if rockenv chose it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         chosen: Option<Chosen>,
     },
-    /// The base image is being built; `done` and `total` where its provider tells.
+    /// The base image is being built; `done` and `total` if its provider reports them.
     Image {
         image: String,
         message: String,
@@ -28,20 +28,20 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         total: Option<u64>,
     },
-    /// The base image is there.
+    /// The base image is ready.
     ImageFinished { image: String, wall_ms: u64 },
-    /// Snapshots go to a registry, or come from one; or what a build downloads is fetched for it.
+    /// Snapshots are transferred to or from a registry, or downloads of the build are fetched.
     Transfer {
-        /// Which way, and where.
+        /// Direction and registry.
         what: String,
-        /// What it does other than that.
+        /// Other work of the transfer.
         #[serde(default, skip_serializing_if = "String::is_empty")]
         message: String,
         done: u64,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         total: Option<u64>,
     },
-    /// They are there.
+    /// The transfer is complete.
     TransferFinished { what: String, wall_ms: u64 },
     /// A step begins; `index` counts from 1. `cached`: its snapshot exists and it will not run.
     StepStarted {
@@ -74,7 +74,7 @@ pub enum Event {
         outcome: Outcome,
         cost: Cost,
     },
-    /// What is done that is no step, and takes its time.
+    /// Work that takes time but is not a step.
     Note { message: String },
     /// Something the user should know that stops nothing.
     Warning { message: String },
@@ -82,12 +82,12 @@ pub enum Event {
     Finished { outcome: Outcome, message: String },
 }
 
-/// An engine that was chosen for a new env.
+/// The engine chosen for a new env.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Chosen {
     pub engine: String,
-    /// Why this one.
+    /// Why it was chosen.
     pub reason: String,
 }
 
@@ -100,11 +100,11 @@ pub struct Planned {
     pub key: String,
     /// Its snapshot exists.
     pub cached: bool,
-    /// Why it runs, or why it does not have to.
+    /// Why it runs, or need not run.
     pub reason: String,
 }
 
-/// Where a line came from.
+/// The origin of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Stream {
@@ -126,14 +126,14 @@ pub enum Outcome {
     Hit,
 }
 
-/// What a step took; what could not be measured is absent.
+/// The cost of a step; values that could not be measured are absent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Cost {
     pub wall_ms: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_ms: Option<u64>,
-    /// Without page cache, where that is known.
+    /// Without page cache, if that is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peak_memory: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]

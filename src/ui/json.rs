@@ -12,7 +12,8 @@ struct Stamped {
     time: Timestamp,
 }
 
-/// Returns the line, with its end. Text in it is escaped for a terminal too: people run this to see it.
+/// Returns the line with its newline. Text in it is escaped for a terminal too, because people run this to look at
+/// it.
 pub(super) fn line(event: &Event, time: Timestamp) -> String {
     // Put together from two objects: flattening would go through a buffer and lose integers above 64 bits.
     let stamp = serde_json::to_string(&Stamped {

@@ -1,34 +1,32 @@
-//! Owns the way from a step's output to lines that can be shown: any bytes in, safe text of bounded length out.
+//! Owns turning a step's output into displayable lines: any bytes in, safe text of bounded length out.
 
 use std::borrow::Cow;
 
-/// A line is shown up to here; a build may well print 100 MB without a line end. The log has all of it.
+/// Maximum length of a displayed line; a build may print 100 MB without a newline. The log has all of it.
 const LINE_MAX: usize = 4096;
 
-/// Cuts a stream of bytes into lines.
 #[derive(Debug, Default)]
 pub struct Lines {
     line: Vec<u8>,
     cut: bool,
-    /// A carriage return came last: the line is over, and the next byte tells how.
+    /// The last byte was a carriage return: the line is over, and the next byte decides how it ended.
     returned: bool,
 }
 
-/// A line of output without its end, with escape sequences removed and everything else made safe.
+/// A line of output without its newline, with escape sequences removed and everything else made safe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Line<'a> {
     pub text: &'a str,
-    /// It was overwritten by the next one with a carriage return: a progress display, not worth keeping.
+    /// The next line overwrote it after a carriage return: a progress display, not worth keeping.
     pub overwritten: bool,
 }
 
 impl Lines {
-    /// Makes a cutter at the start of a line.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes the next bytes and calls `each` for the lines that they end.
+    /// Takes the next bytes and calls `each` for the completed lines.
     pub fn push(&mut self, mut bytes: &[u8], mut each: impl FnMut(Line<'_>)) {
         while let Some(&first) = bytes.first() {
             if self.returned {
@@ -62,7 +60,7 @@ impl Lines {
         }
     }
 
-    /// Calls `each` for what came after the last line end.
+    /// Calls `each` for the text after the last newline.
     pub fn finish(&mut self, mut each: impl FnMut(Line<'_>)) {
         self.returned = false;
         if !self.line.is_empty() {
@@ -93,7 +91,7 @@ impl Lines {
     }
 }
 
-/// Removes escape sequences and control characters; what is not UTF-8 becomes the replacement character.
+/// Removes escape sequences and control characters; bytes that are not UTF-8 become the replacement character.
 fn clean(bytes: &[u8]) -> Cow<'_, str> {
     let plain = |bytes: &[u8]| bytes.iter().all(|byte| (b' '..0x7f).contains(byte));
     if plain(bytes) {
@@ -119,7 +117,7 @@ fn clean(bytes: &[u8]) -> Cow<'_, str> {
     Cow::Owned(super::text::escape(&text).into_owned())
 }
 
-/// Returns what follows the escape sequence whose first byte is already taken.
+/// Returns the rest after an escape sequence, whose first byte is already taken.
 fn skip_escape(bytes: &[u8]) -> &[u8] {
     match bytes {
         // CSI: parameters, then one final byte.

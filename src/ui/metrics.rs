@@ -1,5 +1,5 @@
-//! Owns `up --metrics`: one row for each step, for whoever keeps figures of many runs. A row is written when its step has ended, with
-//! one call, so that several commands may add to the same file.
+//! Owns `up --metrics`: one row for each step, to collect figures of many runs. A row is written when its step has
+//! ended, with one call, so that several commands may append to the same file.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -15,51 +15,51 @@ use crate::sys::account::{Place, caller};
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::ui::event::{Cost, Outcome};
 
-/// Version of the rows: a field more keeps it, anything else raises it.
+/// Version of the rows: a new field keeps it, any other change raises it.
 pub const SCHEMA: u32 = 1;
 
-/// One step of one `up`; a step that ran out of memory and ran once more has two. Bytes and milliseconds are integers.
+/// One step of one `up`; a step that ran out of memory and was retried has two. Bytes and milliseconds are integers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Row {
     /// Version of the rows.
     pub schema: u32,
-    /// When the step ended, or was found to be there.
+    /// When the step ended, or was found to exist.
     pub time: Timestamp,
     pub env: String,
     pub profile: String,
-    /// What the env is built for, with commas in between.
+    /// The env's targets, separated by commas.
     pub target: String,
     pub engine: String,
     pub step: String,
     pub key: String,
-    /// `hit`: its snapshot was there.
+    /// `hit`: its snapshot existed.
     pub outcome: Outcome,
     /// The jobs it could use at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub jobs: Option<u32>,
     #[serde(flatten)]
     pub cost: Cost,
-    /// Compilations that ccache answered meanwhile, in whatever env.
+    /// ccache's hits meanwhile, in all envs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache_hits: Option<u64>,
-    /// Compilations that it did not.
+    /// ccache's misses meanwhile.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache_misses: Option<u64>,
 }
 
-/// The file that rows are added to.
+/// The file that rows are appended to.
 #[derive(Debug)]
 pub struct Rows {
     path: PathBuf,
     file: fs::File,
-    /// Steps that have a row: what has just run is found by the next plan of the same command.
+    /// Steps that have a row: the next plan of the same command finds a step that has just run.
     told: Mutex<BTreeSet<String>>,
 }
 
 impl Rows {
-    /// Opens the file, before anything is built that it should tell of.
+    /// Opens the file, before the build that it is about.
     pub fn open(path: &Path) -> Result<Self> {
-        let help = "--metrics FILE, in a directory that is there";
+        let help = "--metrics FILE, in an existing directory";
         let place = Place::new(caller(), path).map_err(|error| error.help(help))?;
         Ok(Self {
             path: path.to_owned(),
@@ -68,7 +68,7 @@ impl Rows {
         })
     }
 
-    /// Adds a row; that of a hit only where the step has none yet.
+    /// Adds a row; a hit gets one only if the step has none yet.
     pub fn add(&self, row: &Row) -> Result<()> {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         if !told.insert(row.step.clone()) && row.outcome == Outcome::Hit {

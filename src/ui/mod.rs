@@ -30,14 +30,14 @@ pub use report::{Format, Reporter, StepOutput};
 use table::Table;
 use term::Bars;
 
-/// What decides how output looks; plain values, so that tests and `config` can set them all.
+/// Settings for the output; plain values, so that tests and `config` can set them all.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Settings {
     /// `-q`: no notes; warnings and errors remain.
     pub quiet: bool,
-    /// How many `-v`: details, and every line of a step's output.
+    /// Number of `-v`: details, and every line of a step's output.
     pub verbose: u8,
-    /// `--yes`: answers what would be asked.
+    /// `--yes`: the answer to every question.
     pub yes: bool,
     /// `NO_COLOR` is set and not empty; wins over `force_color`.
     pub no_color: bool,
@@ -45,11 +45,10 @@ pub struct Settings {
     pub force_color: bool,
     /// `TERM` is `dumb` or unset.
     pub dumb: bool,
-    /// `CI` is set: nothing moves on the screen.
+    /// `CI` is set: no animation.
     pub ci: bool,
-    /// The CI system that reads the output, where it is one that folds and annotates.
+    /// The CI system that reads the output, if it folds and annotates.
     pub ci_system: Option<ci::System>,
-    /// Which standard streams are terminals.
     pub terminals: Terminals,
 }
 
@@ -62,7 +61,6 @@ pub struct Terminals {
 }
 
 impl Terminals {
-    /// Asks the kernel.
     pub fn detect() -> Self {
         Self {
             stdin: io::stdin().is_terminal(),
@@ -78,7 +76,7 @@ impl Settings {
     }
 }
 
-/// Output of the program: one thing behind any number of clones, usable from any thread.
+/// Output of the program: one object behind any number of clones, usable from any thread.
 #[derive(Clone)]
 pub struct Ui {
     settings: Settings,
@@ -135,12 +133,12 @@ fn paint(on: bool, paint: Paint, text: &str) -> String {
 impl Ui {
     /// Makes the program's own output.
     pub fn new(settings: Settings) -> Self {
-        // Listings are written in one go, whoever reads them: stdout's own line buffering costs a call each line.
+        // Listings are written in one go: stdout's own line buffering costs a call each line.
         let out = io::BufWriter::new(io::stdout());
         Self::with_writers(settings, Box::new(out), Box::new(io::stderr()))
     }
 
-    /// Makes an output that goes elsewhere, for tests.
+    /// Makes an output to other writers, for tests.
     pub fn with_writers(
         settings: Settings,
         out: Box<dyn Write + Send>,
@@ -160,7 +158,6 @@ impl Ui {
         }
     }
 
-    /// Returns the settings.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
@@ -172,7 +169,7 @@ impl Ui {
         }
     }
 
-    /// Writes result text for people, escaped; adds the last line end if there is none.
+    /// Writes result text for people, escaped; adds a missing newline at the end.
     pub fn data(&self, text: &str) {
         let safe = text::escape_lines(text);
         self.write_out(safe.as_bytes());
@@ -181,7 +178,7 @@ impl Ui {
         }
     }
 
-    /// Writes a table; the header is bold where there is colour.
+    /// Writes a table; the header is bold if colour is on.
     pub fn table(&self, table: &Table) {
         let text = table.render();
         let on = self.settings.color(self.settings.terminals.stdout);
@@ -194,7 +191,6 @@ impl Ui {
         }
     }
 
-    /// Writes a result as JSON.
     pub fn json(&self, value: &impl Serialize) -> Result<()> {
         let json = serde_json::to_string_pretty(value)
             .map_err(|error| Error::unexpected("cannot write the result as json").source(error))?;
@@ -203,7 +199,7 @@ impl Ui {
         Ok(())
     }
 
-    /// Writes bytes that a program may read, such as shell code: exactly as they are, except to a terminal.
+    /// Writes bytes that a program may read, such as shell code: unchanged, except to a terminal.
     pub fn raw(&self, bytes: &[u8]) {
         if self.settings.terminals.stdout {
             self.lines(bytes);
@@ -212,8 +208,8 @@ impl Ui {
         }
     }
 
-    /// Writes what somebody else wrote, such as logs: control sequences and bytes that are not UTF-8 as escapes, wherever it goes, since
-    /// a pipe often ends at a terminal.
+    /// Writes untrusted text, such as logs: control sequences and bytes that are not UTF-8 as escapes, even to a
+    /// pipe, which often ends at a terminal.
     pub fn lines(&self, bytes: &[u8]) {
         for chunk in bytes.utf8_chunks() {
             self.write_out(text::escape_lines(chunk.valid()).as_bytes());
@@ -223,12 +219,12 @@ impl Ui {
         }
     }
 
-    /// Writes bytes as they are, because somebody asked for that.
+    /// Writes bytes unchanged, because the user asked for that.
     pub fn bytes(&self, bytes: &[u8]) {
         self.write_out(bytes);
     }
 
-    /// Makes what was written visible now, for output that follows something.
+    /// Shows the output now, for commands that follow something.
     pub fn flush(&self) {
         let mut out = lock(&self.out);
         if out.failed.is_none() {
@@ -236,7 +232,7 @@ impl Ui {
         }
     }
 
-    /// Returns whether nobody reads stdout any more, so that long output may as well stop.
+    /// Returns whether stdout has no reader any more, so that long output may stop.
     pub fn closed(&self) -> bool {
         lock(&self.out).failed.is_some()
     }
@@ -252,16 +248,16 @@ impl Ui {
         }
     }
 
-    /// Tells what happens, unless `-q`.
+    /// Reports what happens, unless `-q`.
     pub fn note(&self, text: &str) {
         if !self.settings.quiet {
-            // On a terminal results come before what is said of them.
+            // On a terminal results come before notes about them.
             self.flush();
             self.write_err(&format!("{}\n", text::escape_lines(text)));
         }
     }
 
-    /// Tells a detail, with `-v`.
+    /// Reports a detail, with `-v`.
     pub fn detail(&self, text: &str) {
         if self.settings.verbose > 0 && !self.settings.quiet {
             let on = self.settings.color(self.settings.terminals.stderr);
@@ -270,7 +266,7 @@ impl Ui {
         }
     }
 
-    /// Tells what stops nothing but should be known.
+    /// Warns of something that stops nothing.
     pub fn warn(&self, text: &str) {
         if self.annotate(Level::Warning, &text::escape_lines(text)) {
             return;
@@ -280,7 +276,7 @@ impl Ui {
         self.write_err(&format!("{label} {}\n", text::escape_lines(text)));
     }
 
-    /// Tells why the program fails: the message, its causes, and what to type.
+    /// Reports why the program fails: the message, its causes, and what to type.
     pub fn error(&self, error: &Error) {
         let github = self.settings.ci_system == Some(ci::System::Github);
         let on = !github && self.settings.color(self.settings.terminals.stderr);
@@ -297,7 +293,7 @@ impl Ui {
             let help = text::escape_lines(help);
             lines.push(format!("{} {help}", paint(on, Paint::Cyan, "help:")));
         }
-        // What the run was doing is over.
+        // The run's current work is over.
         self.end_section();
         let text = lines.join("\n");
         if !self.annotate(Level::Error, text.strip_prefix("error: ").unwrap_or(&text)) {
@@ -305,7 +301,7 @@ impl Ui {
         }
     }
 
-    /// Begins a section that a CI system shows as one line until somebody opens it; where there is none, a note of its title.
+    /// Begins a section that a CI system shows folded; without one, prints its title as a note.
     pub fn begin_section(&self, title: &str) {
         if self.settings.ci_system.is_none() {
             return self.note(title);
@@ -317,20 +313,20 @@ impl Ui {
         }
     }
 
-    /// Ends the section that is open, if there is one.
+    /// Ends the open section, if there is one.
     pub fn end_section(&self) {
         let mut err = lock(&self.err);
         let text = err.sections.end(Timestamp::now());
         err.write(&text);
     }
 
-    /// Marks the job as one in which something failed, where a CI system shows that; what failed is said elsewhere.
+    /// Marks the job as one with a failure, if a CI system shows that; the failure itself is reported elsewhere.
     pub fn annotate_failure(&self, what: &str, why: &str) {
         let message = format!("{what}: {why}");
         self.annotate(Level::Error, &text::escape_lines(&message));
     }
 
-    /// Tells the CI system that this is to be seen by whoever looks at the job; returns whether there is one.
+    /// Adds an annotation that the CI system shows with the job; returns whether there is such a system.
     fn annotate(&self, level: Level, message: &str) -> bool {
         let mut err = lock(&self.err);
         let text = err.sections.annotation(level, message);
@@ -338,8 +334,8 @@ impl Ui {
         text.is_some()
     }
 
-    /// Asks a yes-or-no question. `--yes` answers it; without a terminal to ask on it is an error, since silence
-    /// must not delete anything.
+    /// Asks a yes-or-no question. `--yes` answers it; without a terminal it is an error, because silence must not
+    /// delete anything.
     pub fn confirm(&self, question: &str) -> Result<bool> {
         if self.settings.yes {
             return Ok(true);
@@ -348,7 +344,7 @@ impl Ui {
         let question = text::escape_lines(question);
         if !stdin || !stderr {
             let message = format!("cannot ask without a terminal: {question}");
-            return Err(Error::new(Kind::Usage, message).help("add `--yes` to go ahead"));
+            return Err(Error::new(Kind::Usage, message).help("add `--yes` to proceed"));
         }
         self.flush();
         self.write_err(&format!("{question} [y/N] "));
@@ -360,7 +356,6 @@ impl Ui {
         Ok(is_yes(&answer))
     }
 
-    /// Starts to report a run.
     pub fn reporter(&self, format: Format) -> Reporter {
         Reporter::new(self, format)
     }
@@ -373,7 +368,7 @@ impl Ui {
         lock(&self.err).bars = Weak::new();
     }
 
-    // A message that cannot be written has nowhere to be reported.
+    // A failure to write here cannot be reported anywhere.
     fn write_err(&self, text: &str) {
         let mut err = lock(&self.err);
         match err.bars.upgrade() {

@@ -1,9 +1,9 @@
-//! Owns what a build's output says about its progress: finds `[12/345]` in lines and adds nested builds up.
+//! Owns a build's progress according to its output: finds `[12/345]` in lines and adds nested builds up.
 //!
-//! TheRock's build is a ninja whose edges run ninjas of their own. Their lines come out between each other, most
-//! with the sub-project in front (`[amd-llvm] [3/40] Building ...`), some without (LLVM builds its runtimes in a
-//! ninja inside its ninja). Every count found is kept apart by what stands in front of it, and the sum over all
-//! of them is the answer: outer edges plus the inner ones that are known so far. No clock, no output in here.
+//! TheRock's build is a ninja whose edges run ninjas of their own. Their lines are interleaved, most with the
+//! sub-project in front (`[amd-llvm] [3/40] Building ...`), some without (LLVM builds its runtimes in a ninja inside
+//! its ninja). Counts are tracked separately by prefix, and the progress is the sum over all of them: outer edges
+//! plus the inner ones known so far. No clock, no output in here.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -11,13 +11,13 @@ use std::time::Duration;
 /// Edges over all builds seen so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Edges that are finished; never falls.
+    /// Finished edges; never falls.
     pub done: u64,
-    /// Edges known; grows when a nested build begins.
+    /// Known edges; grows when a nested build begins.
     pub total: u64,
 }
 
-/// A line's count, and what stood in front of it.
+/// A line's count and its prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Count<'a> {
     /// Labels in front, as written: empty for the outer build.
@@ -29,20 +29,20 @@ pub struct Count<'a> {
 /// More edges than any build has: larger numbers in brackets are something else.
 const EDGES_MAX: u64 = 10_000_000;
 
-/// Builds told apart by prefix. TheRock has about 120; output that makes up prefixes must not fill memory.
+/// Maximum number of prefixes. TheRock has about 120; output with random prefixes must not fill memory.
 const BUILDS_MAX: usize = 1024;
 
-/// Builds inside each other under one prefix, or after each other.
+/// Maximum number of nested or consecutive builds under one prefix.
 const NESTED_MAX: usize = 64;
 
-/// How far a label or count may reach; longer brackets are text.
+/// Maximum length of a label or count; longer brackets are text.
 const BRACKET_MAX: usize = 80;
 
 /// Finds a count at the start of a line, after any labels in brackets.
 pub fn parse(line: &str) -> Option<Count<'_>> {
     let start = line.len() - line.trim_start().len();
     let mut at = start;
-    // A few labels are enough; text full of brackets is no progress.
+    // A few labels are enough; text full of brackets is not progress.
     for _ in 0..4 {
         let rest = &line[at..];
         let inside = bracket(rest)?;
@@ -69,7 +69,7 @@ fn bracket(text: &str) -> Option<&str> {
     (inside.as_bytes()[end] == b']').then(|| &inside[..end])
 }
 
-/// Reads `12/345` standing alone in a status such as `12/345 | 3 running` or `3.5% 12/345`.
+/// Parses `12/345` standing alone in a status such as `12/345 | 3 running` or `3.5% 12/345`.
 fn fraction(inside: &str) -> Option<(u64, u64)> {
     inside
         .split([' ', '|', '(', ')', ',', ':'])
@@ -80,24 +80,23 @@ fn fraction(inside: &str) -> Option<(u64, u64)> {
         })
 }
 
-/// Reads ` 12%`, which CMake's makefiles print; a hundred edges is as good a guess as any.
+/// Parses ` 12%`, which CMake's makefiles print; a hundred edges is as good a guess as any.
 fn percent(inside: &str) -> Option<(u64, u64)> {
     let done = number(inside.trim().strip_suffix('%')?)?;
     (done <= 100).then_some((done, 100))
 }
 
 fn number(text: &str) -> Option<u64> {
-    // `parse` alone would take a sign.
+    // `parse` alone would accept a sign.
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     digits.then(|| text.parse().ok()).flatten()
 }
 
-/// One ninja run.
 #[derive(Clone, Copy, Debug)]
 struct Run {
     done: u64,
     total: u64,
-    /// The total it printed last, by which it is known again after it was closed.
+    /// Its last printed total, which identifies it after it was closed.
     printed: u64,
 }
 
@@ -115,23 +114,22 @@ type Build = Vec<Run>;
 #[derive(Debug, Default)]
 pub struct Tracker {
     builds: HashMap<String, Build>,
-    /// Sum over the runs that are no longer told apart.
+    /// Sum over the runs that are no longer tracked separately.
     folded: Progress,
     sum: Progress,
 }
 
 impl Tracker {
-    /// Makes a tracker that has seen nothing.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Looks at one line of output, without escape sequences; returns the new sum if it changed.
+    /// Examines one line of output, without escape sequences; returns the new sum if it changed.
     pub fn line(&mut self, line: &str) -> Option<Progress> {
         if let Some(count) = parse(line) {
             self.count(count);
         } else if let Some(prefix) = stopped(line) {
-            // What follows is another try, with what is left as its total.
+            // The next run is another attempt, with the remaining edges as its total.
             if let Some(run) = self
                 .builds
                 .get_mut(prefix)
@@ -171,7 +169,7 @@ impl Tracker {
         let Some(build) = self.builds.get_mut(count.prefix) else {
             return;
         };
-        // A run is known by its total. One that starts over, or was outside of others, is found again here.
+        // A run is identified by its total. One that starts over, or contained others, is found again here.
         if let Some(at) = build.iter().rposition(|run| run.printed == count.total) {
             if count.done >= build[at].done {
                 build[at].done = count.done;
@@ -182,7 +180,7 @@ impl Tracker {
             return;
         }
         match build.last_mut() {
-            // Ninja's own total moves as it learns what is up to date.
+            // Ninja's own total changes as it learns what is up to date.
             Some(run) if run.done <= count.done && run.done < run.total => {
                 *run = Run {
                     done: count.done,
@@ -212,7 +210,7 @@ fn stopped(line: &str) -> Option<&str> {
         .map(|(prefix, _)| prefix.trim())
 }
 
-/// Returns the label of a sub-project that is finished: `[amd-llvm completed in 12 seconds]`.
+/// Returns the label of a finished sub-project: `[amd-llvm completed in 12 seconds]`.
 fn completed(line: &str) -> Option<&str> {
     let inside = bracket(line.trim_start())?;
     let (label, _) = inside.split_once(" completed in ")?;
@@ -228,14 +226,14 @@ pub struct Estimate {
     rate: f64,
 }
 
-/// Rates older than this hardly count: a build's phases differ, and a long link must not look like the end.
+/// Older rates hardly count: a build's phases differ, and a long link must not look like the end.
 const MEMORY: f64 = 120.0;
 
 /// Before this nothing is known.
 const SETTLE: Duration = Duration::from_secs(10);
 
 impl Estimate {
-    /// Takes the state at `now`, a time since any fixed point, and returns what is left.
+    /// Takes the state at `now`, a time since any fixed point, and returns the time left.
     pub fn update(&mut self, now: Duration, progress: Progress) -> Option<Duration> {
         let (start, begun_with) = *self.first.get_or_insert_with(|| {
             self.last = (now, progress.done);
@@ -245,7 +243,7 @@ impl Estimate {
         let step = now.saturating_sub(self.last.0).as_secs_f64();
         if step >= 1.0 {
             let recent = progress.done.saturating_sub(self.last.1) as f64 / step;
-            // Until the memory is full this is the plain average.
+            // Until enough time has passed this is the plain average.
             let weight = (1.0 - (-step / MEMORY).exp()).max(step / elapsed.as_secs_f64());
             self.rate += (recent - self.rate) * weight.min(1.0);
             self.last = (now, progress.done);

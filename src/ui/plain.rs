@@ -1,4 +1,4 @@
-//! Owns the lines that stay: what `up` writes where nothing can move, and above the bars where it can.
+//! Owns permanent lines: the output of `up` without animation, and the lines above the bars with it.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -7,20 +7,19 @@ use super::event::{Cost, Event, Outcome};
 use super::text::escape;
 use super::{Paint, Settings, paint, size};
 
-/// Progress inside a step or an image build is told this often.
+/// How often progress inside a step or an image build is printed.
 const PROGRESS_EVERY: Duration = Duration::from_secs(30);
 
-/// Turns events into lines.
 #[derive(Debug)]
 pub(super) struct Plain {
     quiet: bool,
     verbose: bool,
     color: bool,
-    /// Steps that run: their titles.
+    /// Titles of running steps.
     titles: HashMap<u32, String>,
     told: Option<Instant>,
     image: String,
-    /// What a transfer does.
+    /// The transfer's current work.
     transfer: String,
 }
 
@@ -37,7 +36,7 @@ impl Plain {
         }
     }
 
-    /// Returns the lines for an event, each with its end; often none.
+    /// Returns the lines for an event, each with its newline; often none.
     pub(super) fn event(&mut self, event: &Event, now: Instant) -> String {
         if let Some(text) = self.important(event) {
             return text;
@@ -125,7 +124,7 @@ impl Plain {
         due
     }
 
-    /// Returns what stays on the screen whether or not bars move below it.
+    /// Returns the lines that stay on the screen, whether or not there are bars below.
     pub(super) fn important(&mut self, event: &Event) -> Option<String> {
         let text = match event {
             Event::Warning { message } => {
@@ -202,7 +201,7 @@ pub(super) fn title(index: u32, total: u32, name: &str) -> String {
     format!("step {index}/{total} {}", escape(name))
 }
 
-/// Returns ninja's progress in words: `1204/3450, about 41 min left`.
+/// Formats ninja's progress: `1204/3450, about 41 min left`.
 pub(super) fn ninja(done: u64, total: u64, left_ms: Option<u64>) -> String {
     match left_ms {
         Some(left) if done < total => {

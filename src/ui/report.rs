@@ -1,4 +1,4 @@
-//! Owns the reporting of a run: takes events, and hands them to the screen, to plain lines or to JSON.
+//! Owns reporting a run: takes events, and passes them to the screen, to plain lines or to JSON.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -33,7 +33,7 @@ pub struct Reporter {
     metrics: Option<Arc<Rows>>,
 }
 
-// Closed: a third way to show a run is added here and nowhere else.
+// Closed: a further way to show a run is added here and nowhere else.
 #[derive(Clone, Debug)]
 enum Kind {
     Json,
@@ -51,7 +51,7 @@ impl Reporter {
             Format::Human => Kind::Plain(Arc::new(Mutex::new(Plain::new(settings)))),
         };
         if let Kind::Bars(bars) = &kind {
-            // Warnings from elsewhere must not land in the middle of a bar.
+            // Other warnings must not land in the middle of a bar.
             ui.print_through(bars);
         }
         Self {
@@ -61,19 +61,19 @@ impl Reporter {
         }
     }
 
-    /// Adds what each step took to a file as well.
+    /// Also writes the cost of each step to a file.
     #[must_use]
     pub fn with_metrics(mut self, rows: Option<Rows>) -> Self {
         self.metrics = rows.map(Arc::new);
         self
     }
 
-    /// Returns whether somebody wants to know what each step took.
+    /// Returns whether step costs are recorded.
     pub fn measures(&self) -> bool {
         self.metrics.is_some()
     }
 
-    /// Tells what a step took, where somebody wants to know it. A file that cannot be written to stops no build.
+    /// Records a step's cost, if requested. A failure to write the file must not stop the build.
     pub fn measured(&self, row: impl FnOnce() -> Row) {
         if let Some(Err(error)) = self.metrics.as_ref().map(|rows| rows.add(&row())) {
             self.emit(&Event::Warning {
@@ -82,12 +82,11 @@ impl Reporter {
         }
     }
 
-    /// Shows one event.
     pub fn emit(&self, event: &Event) {
         self.emit_all(std::slice::from_ref(event));
     }
 
-    /// Shows events that came together, with one write: a build's output comes by the thousand lines.
+    /// Shows several events with one write: a build prints thousands of lines at a time.
     fn emit_all(&self, events: &[Event]) {
         match &self.kind {
             Kind::Json => {
@@ -118,7 +117,7 @@ impl Reporter {
         }
     }
 
-    /// Marks where a CI system may fold the output; returns whether nothing is left to show of the event.
+    /// Marks sections for a CI system; returns whether nothing of the event is left to show.
     fn emit_to_ci(&self, event: &Event) -> bool {
         match event {
             Event::StepStarted {
@@ -138,7 +137,7 @@ impl Reporter {
         false
     }
 
-    /// Shows lines of output that came together.
+    /// Shows several lines of output.
     fn output(&self, index: u32, stream: Stream, lines: Vec<String>) {
         if let Kind::Bars(bars) = &self.kind {
             return bars.output(index, &lines);
@@ -159,7 +158,7 @@ impl Reporter {
         matches!(self.kind, Kind::Json) || self.ui.settings().verbose > 0
     }
 
-    /// Makes what takes the output of step `index`.
+    /// Makes the receiver for the output of step `index`.
     pub fn step_output(&self, index: u32) -> StepOutput {
         StepOutput {
             reporter: self.clone(),
@@ -175,7 +174,7 @@ impl Reporter {
     }
 }
 
-/// Ninja's progress is reported this often at most; it changes thousands of times a second when nothing is to do.
+/// Minimum interval of ninja's progress, which changes thousands of times a second when nothing is to do.
 const NINJA_EVERY: Duration = Duration::from_millis(200);
 
 /// Takes a step's output as it comes, reports lines and progress, and keeps the end of it.
@@ -198,7 +197,7 @@ impl StepOutput {
         self.with_lines(stream, |lines, each| lines.push(bytes, each));
     }
 
-    /// Ends both streams and reports what is left; call it before the step is reported as finished.
+    /// Ends both streams and reports the rest; call it before the step is reported as finished.
     pub fn finish(&mut self) {
         for stream in [Stream::Stdout, Stream::Stderr] {
             self.with_lines(stream, |lines, each| lines.finish(each));
@@ -206,7 +205,7 @@ impl StepOutput {
         self.report_ninja(true);
     }
 
-    /// Returns what is left of the output, safe to show.
+    /// Returns the end of the output, safe to show.
     pub fn tail(&self) -> &Tail {
         &self.tail
     }
@@ -247,7 +246,7 @@ impl StepOutput {
             }
         });
         if !all {
-            // What a person can see is where this piece of output ended.
+            // Only the end of this piece of output is visible to a person.
             let last =
                 overwritten.or_else(|| tail.last().next_back().filter(|_| seen).map(str::to_owned));
             batch.extend(last);

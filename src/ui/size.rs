@@ -1,4 +1,4 @@
-//! Owns how quantities are written for people: bytes, durations, ages.
+//! Owns formatting quantities for people: bytes, durations, ages.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ pub fn bytes(bytes: u64) -> String {
 /// Cells of a bar.
 const BAR: u64 = 12;
 
-/// Returns a part of a whole as a bar, in eighths of a cell; empty where there is no whole.
+/// Returns a part of a whole as a bar, in eighths of a cell; empty without a whole.
 pub fn bar(part: u64, whole: u64) -> String {
     const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
     if whole == 0 {
@@ -24,7 +24,7 @@ pub fn bar(part: u64, whole: u64) -> String {
     format!("{}{}", "█".repeat(full), EIGHTHS[rest])
 }
 
-/// Returns how far something is: `1.5 GiB of 3.0 GiB (50 %)`, `1.5 GiB` where the end is not known.
+/// Formats progress: `1.5 GiB of 3.0 GiB (50 %)`, or `1.5 GiB` without a known total.
 pub fn progress(done: u64, total: Option<u64>) -> String {
     match total {
         Some(total) if total > 0 => {
@@ -48,7 +48,7 @@ pub fn delta(change: i64) -> String {
 /// Returns a duration to two places: `35 ms`, `3.2 s`, `4 min 05 s`, `2 h 03 min`, `3 d 4 h`.
 pub fn duration(duration: Duration) -> String {
     let millis = duration.as_millis();
-    // Rounded once, before it is taken apart: 59.96 s is a minute, not 60.0 s.
+    // Rounded once, before it is split up: 59.96 s is a minute, not 60.0 s.
     if millis < 1000 {
         return format!("{millis} ms");
     }
@@ -68,7 +68,7 @@ pub fn duration(duration: Duration) -> String {
     format!("{} d {} h", hours / 24, hours % 24)
 }
 
-/// Returns how long ago something was, to one place: `just now`, `5 min ago`, `3 h ago`, `12 d ago`.
+/// Formats an age to one place: `just now`, `5 min ago`, `3 h ago`, `12 d ago`.
 pub fn age(since: Duration) -> String {
     let seconds = since.as_secs();
     match seconds {

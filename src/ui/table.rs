@@ -13,7 +13,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// Makes a table. A column whose title starts with `>` is aligned to the right, as numbers should be.
+    /// Makes a table. A column whose title starts with `>` is aligned to the right, for numbers.
     pub fn new<const N: usize>(header: [&str; N]) -> Self {
         Self {
             header: header
@@ -36,12 +36,11 @@ impl Table {
         self
     }
 
-    /// Returns whether there are no rows.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    /// Returns the lines, each with its line end and without spaces before it.
+    /// Returns the lines, each with its newline and without trailing spaces.
     pub fn render(&self) -> String {
         let lines = || std::iter::once(&self.header).chain(&self.rows);
         let widths: Vec<usize> = (0..self.header.len())
@@ -51,7 +50,7 @@ impl Table {
         for line in lines() {
             let start = text.len();
             for (at, cell) in line.iter().enumerate() {
-                // A column with nothing in it takes no room.
+                // An empty column takes no room.
                 let gap = if at == 0 || widths[at] == 0 { "" } else { "  " };
                 let pad = " ".repeat(widths[at] - cell.width());
                 text.push_str(gap);

@@ -1,5 +1,5 @@
-//! Owns what is left of a step's output for the message about its failure: the last lines, and, where a build went on
-//! beside the command that failed, what that one said.
+//! Owns the end of a step's output for the message about its failure: the last lines, and if a build went on after
+//! one command failed, that command's output.
 
 use std::collections::VecDeque;
 
@@ -19,22 +19,22 @@ pub struct Tail {
     failed: Failed,
 }
 
-/// The first command of a ninja that failed and said why.
+/// The first failed command of ninja with an error message.
 #[derive(Debug, Default)]
 enum Failed {
-    /// No command failed yet, or none that said why.
+    /// No command failed yet, or none with a message.
     #[default]
     None,
-    /// This line of ninja named it; what it printed follows.
+    /// This line of ninja named it; its output follows.
     Named(String),
-    /// That line, the error, and what follows it: as many lines as are still to come.
+    /// That line, the error, and the lines after it; the number is how many more to take.
     Saying(Vec<String>, usize),
 }
 
 impl Tail {
     /// Takes one line, safe to show.
     pub fn push(&mut self, line: &str) {
-        // The oldest line's memory becomes the newest's: a gigabyte of output allocates nothing.
+        // The newest line reuses the oldest one's memory: a gigabyte of output allocates nothing.
         let mut kept = match self.last.len() {
             LAST => self.last.pop_front().unwrap_or_default(),
             _ => String::new(),
@@ -45,13 +45,12 @@ impl Tail {
         self.failed.push(line);
     }
 
-    /// Returns the last lines, oldest first.
     pub fn last(&self) -> impl DoubleEndedIterator<Item = &str> {
         self.last.iter().map(String::as_str)
     }
 
-    /// Returns what tells why the step failed: the last lines, or those of the command that failed and a few of the last
-    /// ones, where the former do not have them.
+    /// Returns the lines that show why the step failed: the last ones, or those of the failed command and a few of
+    /// the last ones, if those do not include the former.
     pub fn why(&self) -> Vec<String> {
         let Failed::Saying(said, _) = &self.failed else {
             return self.last.iter().cloned().collect();
@@ -88,7 +87,7 @@ impl Failed {
     }
 }
 
-/// Ninja's line about a command that failed, whatever labels stand in front.
+/// Ninja's line about a failed command, after any labels.
 fn is_failed(line: &str) -> bool {
     let mut rest = line;
     while let Some((_, after)) = rest
@@ -100,7 +99,7 @@ fn is_failed(line: &str) -> bool {
     rest.starts_with("FAILED: ")
 }
 
-/// A compiler's, linker's or CMake's error; not an option such as `-Werror=all` in the command that ninja prints.
+/// An error of a compiler, linker or CMake; not an option such as `-Werror=all` in the command that ninja prints.
 fn is_error(line: &str) -> bool {
     [
         "error: ",
@@ -132,7 +131,7 @@ mod tests {
         (0..count).map(|at| format!("[other] [{at}/9999] Building {at}.o"))
     }
 
-    /// As TheRock's build prints it: the outer ninja, the command, then what the inner one said.
+    /// As TheRock's build prints it: the outer ninja, the command, then the inner one's output.
     const NESTED: &str = "\
 FAILED: math-libs/stamp/build.stamp
 cmake --build . -- -Werror=all

@@ -1,4 +1,4 @@
-//! Owns the lines that move: one for each running step, with what it does now. The only user of indicatif.
+//! Owns the moving lines: one for each running step, with its current work. The only user of indicatif.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -12,10 +12,10 @@ use super::plain::{Plain, ninja, title};
 use super::text::{escape, escape_lines};
 use super::{Paint, Settings, lock, paint, size};
 
-/// Seconds are all that the elapsed time shows.
+/// The elapsed time shows seconds, no more.
 const TICK: Duration = Duration::from_millis(250);
 
-/// Which line is meant.
+/// Identifies a line.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Key {
     Step(u32),
@@ -35,15 +35,15 @@ pub(super) struct Bars {
 #[derive(Debug)]
 struct State {
     lines: HashMap<Key, Moving>,
-    /// What stays above.
+    /// The permanent lines above.
     plain: Plain,
     closed: bool,
-    /// The last words, to be written when nothing moves any more.
+    /// The closing message, to be written when nothing moves any more.
     finished: String,
 }
 
 impl Drop for Bars {
-    // A run that ends with an error has nobody who says that it finished.
+    // A run that ends with an error reports no end.
     fn drop(&mut self) {
         self.close();
     }
@@ -77,7 +77,7 @@ impl Bars {
 
     /// Writes text above the moving lines.
     pub(super) fn print(&self, text: &str) {
-        // Without a screen to write to there is nobody to tell.
+        // Without a screen there is nobody to report a failure to.
         drop(self.multi.println(text.strip_suffix('\n').unwrap_or(text)));
     }
 
@@ -171,7 +171,7 @@ impl Bars {
         }
     }
 
-    /// Shows lines that were printed together; drawing for each of them would take longer than the build.
+    /// Shows several lines of output; drawing for each of them would take longer than the build.
     pub(super) fn output(&self, index: u32, lines: &[String]) {
         let mut state = lock(&self.state);
         if !state.closed {
@@ -191,7 +191,7 @@ impl Bars {
         }
     }
 
-    /// Ends all moving; returns the last words.
+    /// Ends all movement; returns the closing message.
     pub(super) fn close(&self) -> String {
         let mut state = lock(&self.state);
         state.closed = true;
@@ -242,7 +242,7 @@ impl Bars {
             if !message.is_empty() {
                 message.push_str("  ");
             }
-            // More than a screen's width is never seen, and indicatif measures all of it at each draw.
+            // More than a screen's width is never visible, and indicatif measures all of it at each draw.
             let output = super::text::fit(&moving.output, 400);
             let output = paint(self.color, Paint::Dim, &output);
             write!(message, "{output}").expect("a string takes everything");
@@ -261,7 +261,7 @@ mod tests {
     use super::super::event::{Cost, Outcome, Stream};
     use super::*;
 
-    /// A terminal of 80 columns that remembers what was written to it.
+    /// A terminal of 80 columns that remembers its output.
     #[derive(Clone, Debug, Default)]
     struct Screen(Arc<Mutex<String>>);
 

@@ -182,7 +182,7 @@ fn raw_bytes_are_exact_unless_a_person_sees_them() {
     });
     seen.raw(b"\x1b[31m\xff\n");
     assert_eq!(out.text(), "\\x1b[31m\\xff\n");
-    // What a build wrote is harmless on the other side of a pipe as well, unless somebody wants it as it is.
+    // A build's output must be harmless on the other side of a pipe as well, unless the user wants it raw.
     let (piped, out, _) = ui(Settings::default());
     piped.lines(b"\x1b[31m\xff\n");
     piped.bytes(b"\x1b[31m\xff\n");

@@ -1,7 +1,7 @@
-//! Owns what makes text from elsewhere safe to show: names, causes, and output of builds can hold anything.
+//! Owns making foreign text safe to show: names, causes, and output of builds can contain anything.
 //!
-//! Whatever a terminal would act on is shown as its escape (`\x1b`, `\n`, `\u{202e}`): control characters, the
-//! C1 range that some terminals read as escape sequences, and the marks that turn the direction of text.
+//! Any character that a terminal would act on is shown as its escape (`\x1b`, `\n`, `\u{202e}`): control characters,
+//! the C1 range that some terminals read as escape sequences, and the marks that change the direction of text.
 
 use std::borrow::Cow;
 use std::ffi::OsStr;
@@ -40,12 +40,12 @@ fn push_escape(out: &mut String, c: char) {
     }
 }
 
-/// Returns text of one line, such as a name, with nothing left in it that a terminal acts on.
+/// Returns text of one line, such as a name, with all characters escaped that a terminal acts on.
 pub fn escape(text: &str) -> Cow<'_, str> {
     escape_where(text, is_unsafe)
 }
 
-/// As [`escape`], but line ends and tabs stay.
+/// As [`escape`], but newlines and tabs stay.
 pub fn escape_lines(text: &str) -> Cow<'_, str> {
     escape_where(text, |c| is_unsafe(c) && c != '\n' && c != '\t')
 }

@@ -23,7 +23,7 @@ pub(super) fn lock<'a>(
     let env = run.store.lock_env(&resolved.spec.name, "up", wait)?;
     env.check_owner()?;
     if run.args.ephemeral && !env.is_owned()? {
-        let what = format!("env `{}` was removed meanwhile", env.name());
+        let what = format!("env `{}` was removed in the meantime", env.name());
         return Err(Error::busy(what).help(run.args.resume_command()));
     }
     if let Some(locked) = &prepared.pinned {

@@ -413,7 +413,7 @@ fn a_store_image_is_made_mounted_and_taken_back_when_that_fails() {
     // Not twice.
     place
         .run(&arguments)
-        .fails_after_notes(2, "something is mounted at");
+        .fails_after_notes(2, "is a mount point already");
     nix::mount::umount2(&store, nix::mount::MntFlags::empty()).unwrap();
     let ran = place.run(&arguments);
     assert_eq!(ran.code, 2, "{}", ran.err);

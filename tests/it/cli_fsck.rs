@@ -245,7 +245,7 @@ fn a_good_store_has_no_problems() {
     assert!(lab.store.has_trash());
     let text = lab.fsck(&[], 0);
     assert!(
-        text.contains("no problems") && text.contains("note: the trash has "),
+        text.contains("no problems") && text.contains("note: the trash contains "),
         "{text}"
     );
     lab.fsck(&["--repair"], 0);
@@ -382,7 +382,7 @@ fn after_a_repair_gc_works_and_keeps_what_the_env_had() {
     let old = lab.record();
     spoil(&lab.at("envs/one/record.json"));
     let help = lab.gc(10);
-    assert!(help.contains("env `one` is left out"), "{help}");
+    assert!(help.contains("env `one` is skipped"), "{help}");
     assert!(help.contains("`rockenv fsck --repair`"), "{help}");
     lab.finds_and_mends(&["record is damaged"]);
     lab.gc(10);
@@ -597,9 +597,9 @@ fn orphans_go_to_the_trash() {
     lab.finds_and_mends(&[
         "1 tree left",
         "earlier state of env `one`",
-        "image build that was cut off",
-        "merge that was cut off",
-        "clone that was cut off",
+        "left by an interrupted image build",
+        "left by an interrupted merge",
+        "is an interrupted clone",
     ]);
     assert!(!lab.layer(0).join("flat-0123").exists());
     // It may be hours of work of an env that is lost: only who says so gives it up.

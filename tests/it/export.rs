@@ -236,7 +236,7 @@ fn what_is_handed_out_says_what_it_was_made_from() {
     store
         .rockenv(&["export", "--check", "to"])
         .exits(8)
-        .prints("more/b has another content\nout/dist/a-1.0.whl is missing");
+        .prints("more/b has different content\nout/dist/a-1.0.whl is missing");
     // A file of that name is the user's, and stays; nothing else is written then.
     store.rockenv(&["export", env, "to"]).exits(2).says(&[
         "more/b` exists with other content",
@@ -276,7 +276,7 @@ fn links_are_not_followed_and_an_unfinished_env_is_refused() {
     store
         .rockenv(&["export", env, "to"])
         .exits(3)
-        .says(&["out/pipe` is no regular file"]);
+        .says(&["out/pipe` is not a regular file"]);
     store
         .rockenv(&["export", env, "to", "--volume", "in"])
         .exits(7)

@@ -236,7 +236,7 @@ fn who_waits_is_told_by_whom_and_goes_on_when_that_is_killed() {
     let says = |text: &str| fs::read_to_string(&said).unwrap().contains(text);
     wait_until("the second says that it waits", || {
         says(&format!(
-            "step `s0` waits for a job: all 1 of this machine are in use by `{first}`"
+            "step `s0` is waiting for a job slot: all 1 of this machine are in use by `{first}`"
         ))
     });
     // Ctrl-C ends the wait, and a command needs no job.
@@ -328,7 +328,7 @@ fn out_of_memory_is_tried_again_with_half_the_jobs() {
         "step `s0` ran out of memory",
         "64.0 MiB",
         "with 4 jobs",
-        "once more, with 2",
+        "retrying with 2",
     ] {
         assert!(said.contains(text), "{said}");
     }
@@ -422,7 +422,7 @@ fn a_step_pauses_before_the_disk_is_full() {
     std::thread::sleep(Duration::from_millis(500));
     assert!(up.runs());
     fs::remove_file(disk.join("filler")).unwrap();
-    says("step `two` goes on");
+    says("step `two` resumes");
     up.wait().exits(0);
     store.sh("cat /build/size").ok().prints("62914560");
     store.assert_clean();

@@ -170,7 +170,7 @@ fn two_stores_with_one_lock_file_have_equal_step_keys() {
         .says(&["nothing to do"]);
     a.rockenv(&["lock", &name])
         .ok()
-        .says(&["nothing changed but its format"]);
+        .says(&["only its format changed"]);
     assert!(fs::read_to_string(&lock).unwrap().contains("[step.parts]"));
 
     // A new commit is taken only when it is asked for.
@@ -240,12 +240,12 @@ fn what_differs_from_the_lock_file_is_refused_by_name_and_left_alone() {
         (
             "hooks = [\"louder\"]",
             "",
-            "hook `louder` is in it, and not in use",
+            "hook `louder` is in the lock file, but not in use",
         ),
         (
             "name = \"after\"",
             "name = \"later\"",
-            "step `later` is not in it",
+            "step `later` is not in the lock file",
         ),
     ] {
         assert!(profile.contains(from));
@@ -253,12 +253,12 @@ fn what_differs_from_the_lock_file_is_refused_by_name_and_left_alone() {
         refused(&[words]);
     }
     store.profile_named(name, &format!("targets = [\"gfx1103\"]\n{profile}"));
-    refused(&["the target is none in it, and `gfx1103` here"]);
+    refused(&["the target is none in the lock file, but `gfx1103` here"]);
     store.profile_named(name, &profile);
     store
         .rockenv(&["up", name, "--locked", "--param", "word=x"])
         .exits(8)
-        .says(&["parameter `word` is none in it, and `x` here"]);
+        .says(&["parameter `word` is none in the lock file, but `x` here"]);
     let hook = store.work().join("hooks/louder/hook.toml");
     let text = fs::read_to_string(&hook).unwrap();
     fs::write(&hook, text.replace("ONE", "TWO")).unwrap();
@@ -283,7 +283,7 @@ fn what_differs_from_the_lock_file_is_refused_by_name_and_left_alone() {
     store
         .rockenv(&["lock", name, "--file", "other.lock"])
         .exits(8)
-        .says(&["has changes that are in no commit"]);
+        .says(&["has uncommitted changes"]);
     git(&checkout, &["checkout", "--quiet", "a"]);
     store.rockenv(&["plan", name, "--locked"]).ok();
     // A lock file of something else, and what is none, are not written over.
@@ -341,7 +341,7 @@ fn an_image_that_comes_out_otherwise_is_thrown_away() {
     fs::write(tree.join("os-release"), "ID=other\n").unwrap();
     b.rockenv(&["up", "locked", "--locked"])
         .exits(8)
-        .says(&["image `small` came out with another content"]);
+        .says(&["image `small` was built with different content"]);
     let images = fs::read_dir(b.home().join("images")).unwrap();
     let names: Vec<_> = images.map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(names, ["refs"]);
@@ -537,7 +537,7 @@ fn what_a_step_installs_is_locked_handed_back_and_compared() {
     a.rockenv(&used).ok().prints("two");
     for verb in ["up", "plan"] {
         a.rockenv(&[verb, env, "--locked"]).exits(8).says(&[
-            "`tool` of step `install` is 1 in it, and 2 was installed",
+            "`tool` of step `install` is 1 in the lock file, but 2 was installed",
             &format!("rockenv up {env} --locked --rerun install"),
         ]);
     }
@@ -550,7 +550,7 @@ fn what_a_step_installs_is_locked_handed_back_and_compared() {
     publish(&a, "1", "other");
     a.rockenv(&again)
         .exits(8)
-        .says(&["`tool` 1 of step `install` has another content than the locked one"]);
+        .says(&["`tool` 1 of step `install` differs from the locked content"]);
 }
 
 #[test]
@@ -567,7 +567,7 @@ fn offline_steps_have_no_network() {
     store.profile("[[step]]\nname = \"fetch\"\nrun = \"false\"\n");
     store.rockenv(&["up", env, "--offline"]).exits(5).says(&[
         "step `fetch` failed",
-        "`--offline` kept the network from it",
+        "it had no network because of `--offline`",
     ]);
 }
 

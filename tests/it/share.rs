@@ -185,7 +185,7 @@ fn push_sends_what_is_missing_and_pull_brings_it() {
     two.one.rockenv(&["up", name]).ok();
     let push = |words: &[&str]| two.run(&two.one, &[&["push", name], words].concat()).ok();
     push(&["--until", "two"]).says(&["2 snapshots at", "3 layers sent"]);
-    push(&[]).says(&["3 snapshots are at", "1 layers sent", "3 already there"]);
+    push(&[]).says(&["3 snapshots at", "1 layers sent", "3 already there"]);
     let sent = two.uploads();
     push(&[]).says(&["0 layers sent", "4 already there"]);
     assert_eq!(two.uploads(), sent, "{:#?}", two.registry.answered("POST"));
@@ -327,7 +327,7 @@ fn who_may_not_is_told_how_to_log_in() {
     command.env("REGISTRY_AUTH_FILE", &logins);
     crate::support::run::finish("push".into(), command)
         .ok()
-        .says(&["1 snapshots are at"]);
+        .says(&["1 snapshots at"]);
 }
 
 #[test]
@@ -350,7 +350,7 @@ fn what_was_tampered_with_is_refused() {
     let right = fs::read(link(keys[1])).unwrap();
     fs::copy(link(keys[0]), link(keys[1])).unwrap();
     let up = two.run(&two.other, &["up", name, "--pull"]);
-    up.exits(8).says(&["stands for something else", keys[0]]);
+    up.exits(8).says(&["has unexpected content", keys[0]]);
     fs::write(link(keys[1]), right).unwrap();
     // A layer of other bytes.
     let shared = store
@@ -423,7 +423,7 @@ fn a_volume_that_was_not_frozen_is_not_pushed() {
     let push = two.run(&two.one, &["push", name]);
     push.exits(2).says(&[
         "no snapshot of env",
-        "build volume `build` was not frozen",
+        "build volume `build` is not part of it",
         "--store-image",
     ]);
 }

@@ -59,9 +59,9 @@ fn a_checkout_is_compared_and_believed() {
         .exits(8);
     let text = ran.text();
     for line in [
-        "gfx1103: product `A laptop`, known as `AMD Radeon 780M Laptop iGPU`\n",
-        "gfx1103: hipSPARSELt is built now\n",
-        "gfx1201: rocWMMA is left out now (no issue named)\n",
+        "gfx1103: product `A laptop`, previously `AMD Radeon 780M Laptop iGPU`\n",
+        "gfx1103: hipSPARSELt is now built\n",
+        "gfx1201: rocWMMA is now excluded (no issue named)\n",
         "gfx90a: not there\n",
     ] {
         assert!(text.contains(line), "{text}");
@@ -74,7 +74,7 @@ fn a_checkout_is_compared_and_believed() {
     assert_eq!(json["drift"][0]["what"], "no-target");
 
     // rockenv's own table does not leave rocWMMA out for gfx1201: the checkout's does, and counts.
-    let error = "`rocWMMA` would be built for no target: TheRock leaves it out of gfx1201";
+    let error = "`rocWMMA` would be built for no target: TheRock excludes it for gfx1201";
     store.profile(STEPS);
     let env = store.env();
     let ran = store.rockenv(&["up", env, "--target", "gfx1201"]).exits(3);
@@ -99,7 +99,7 @@ fn a_checkout_is_compared_and_believed() {
         .rockenv(&["target", "check", "--source", path])
         .exits(3)
         .says(&[
-            "cmake/therock_amdgpu_targets.cmake:2:15: a keyword that is not known",
+            "cmake/therock_amdgpu_targets.cmake:2:15: unknown keyword",
             "  gfx1103 \"A\" NEW b)",
         ]);
     store
@@ -180,7 +180,7 @@ fn therock_with_rccl_needs_a_target_that_can_have_it() {
     let alone = [&with[..], &["--param", "test-targets="]].concat();
     store.rockenv(&alone).exits(3).says(&[
         "`rccl` is not built for gfx1103, and `torch`, which links it, is",
-        "150\n        build variant `lean`, which does without it, leave it out",
+        "150\n        build variant `lean`, which does not need it, leave it out",
     ]);
     // One that can have it needs no other.
     let other: Vec<&str> = alone

@@ -41,7 +41,7 @@ fn an_engine_that_was_chosen_is_shown_with_its_reason_once() {
     let chosen = match crate::support::ordinary::Ordinary::get() {
         None => "engine nspawn (root, and systemd-nspawn is installed)",
         Some(_) => {
-            "engine podman (systemd-nspawn needs root and to be installed; this service answers)"
+            "engine podman (systemd-nspawn is not installed or needs root; this service answers)"
         }
     };
     let up = |engine: &str, more: &[&str]| {
@@ -185,7 +185,7 @@ fn a_step_replaces_no_snapshot_that_somebody_took() {
             .up_with(&format!(
                 "{STEPS}\n[[step]]\nname = \"four\"\nrun = \"true\"\n"
             ))
-            .says(&["snapshot `four` is `four-2` now"]);
+            .says(&["snapshot `four` renamed to `four-2`"]);
         store.rockenv(&["rollback", store.env(), "four-2"]).ok();
         store.sh("cat /etc/precious").ok().prints("precious");
     });

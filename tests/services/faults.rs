@@ -286,7 +286,7 @@ fn a_request_for_a_container_that_is_lost_is_made_again() {
     *relay.plan.to.lock().unwrap() = Some("/containers/create");
     relay.plan(Fault::Lose, usize::MAX);
     let up = relay.up(&store).wait().ok();
-    up.says(&["takes longer than 10 s to make a container"]);
+    up.says(&["is taking longer than 10 s to make a container"]);
     store.rockenv(&["rm", "--yes", store.env()]).ok();
     assert_nothing_left(&store);
 }
@@ -357,7 +357,7 @@ fn the_service_to_start_again_is_the_user_s_own() {
         .up(&store)
         .wait()
         .exits(4)
-        .says(&["broke the connection off", restart]);
+        .says(&["closed the connection", restart]);
     *relay.plan.to.lock().unwrap() = None;
     relay.plan(Fault::None, usize::MAX);
     store.rockenv(&["rm", "--yes", store.env()]).ok();

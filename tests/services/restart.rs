@@ -155,7 +155,7 @@ fn a_service_that_is_started_again_loses_nothing() {
     own.come_back();
     if own.engine == "docker" {
         up.wait().exits(4).says(&[
-            "the container of step `two` was ended from outside",
+            "the container of step `two` was stopped by another process",
             "help: rockenv up",
         ]);
         fs::write(out.join("go"), "").unwrap();

@@ -195,7 +195,7 @@ fn snapshots_cross_engines() {
     other.rockenv(&["export", name, "--snapshots", file]).ok();
     one.rockenv(&["import", file])
         .ok()
-        .says(&["the store has all"]);
+        .says(&["the store already has all"]);
     two.remove(other);
 }
 

@@ -167,10 +167,10 @@ pub(super) mod tests {
         };
         assert_eq!(check(|_| {}), None);
         let (message, command) = check(|facts| facts.gpu.machine.kfd = false).unwrap();
-        assert!(message.contains("no /dev/kfd"), "{message}");
+        assert!(message.contains("/dev/kfd is missing"), "{message}");
         assert_eq!(command, "modprobe amdgpu");
         let (message, command) = check(|facts| drop(facts.gpu.nodes.pop())).unwrap();
-        assert!(message.contains("no /dev/dri/renderD128"), "{message}");
+        assert!(message.contains("/dev/dri/renderD128 missing"), "{message}");
         assert_eq!(command, "journalctl -k -g amdgpu");
         // Root can open anything; the build user inside could not.
         for change in [

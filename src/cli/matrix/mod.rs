@@ -28,7 +28,7 @@ const PLAN_LIMIT: u64 = 64 << 20;
 /// Work with several targets at once.
 #[derive(Debug, Subcommand)]
 pub enum MatrixCommand {
-    /// Bring an env up for each target; what they have in common is built once
+    /// Bring an env up for each target; common steps are built once
     Up(up::MatrixUpArgs),
     #[command(flatten)]
     Write(Box<write::For>),

@@ -51,7 +51,7 @@ pub(super) struct Part {
 pub struct JsonArgs {
     #[command(flatten)]
     part: Part,
-    /// File that says which machines build and which have a GPU
+    /// File that lists the build machines and those with a GPU
     #[arg(long, value_name = "FILE")]
     runners: Option<PathBuf>,
 }
@@ -83,7 +83,7 @@ pub(super) struct Call {
 pub struct PipelineArgs {
     #[command(flatten)]
     part: Part,
-    /// File that says which machines build and which have a GPU
+    /// File that lists the build machines and those with a GPU
     #[arg(long, value_name = "FILE")]
     runners: Option<PathBuf>,
     #[command(flatten)]

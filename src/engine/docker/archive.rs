@@ -1,7 +1,8 @@
-//! Owns what a service says of an image's layers: which there are, and their archives, of the one archive that it makes of an image.
+//! Owns reading an image's layers from a service: their digests, and their archives inside the one archive that the
+//! service makes of an image.
 //!
-//! What that looks like differs: Podman and Docker since 25 call a layer by its digest, older ones by a number of their own, and an
-//! image store of containerd's has it compressed. But each says in `manifest.json` which is which.
+//! The archive's structure varies: Podman, and Docker since 25, name a layer by its digest, older ones by a number of
+//! their own, and containerd's image store compresses it. But all of them describe the layers in `manifest.json`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
@@ -22,19 +23,19 @@ struct Manifest {
     layers: Vec<PathBuf>,
 }
 
-/// What one look at the archive found beside the layers.
+/// The contents of the archive besides the layers.
 #[derive(Default)]
 struct Contents {
     manifest: Option<Manifest>,
-    /// Layers that are the same as others, and which these are.
+    /// Layers that are links to other layers.
     links: BTreeMap<PathBuf, PathBuf>,
 }
 
-/// Takes a layer's archive, given its digest; false: no more is wanted.
+/// Receives a layer's archive with its digest; false: no more is wanted.
 type Take<'a> = dyn FnMut(&str, &mut dyn Read) -> Result<bool> + Send + 'a;
 
 impl Service {
-    /// Returns the digests of an image's layers, the lowest first; of what is in them, without compression.
+    /// Returns the digests of an image's layers, lowest first, of the uncompressed content.
     pub fn layers(&self, image: &str) -> Result<Option<Vec<String>>> {
         let request = settled(|| self.client.inspect_image(image));
         let found = self.found(SOON, "look at an image", request)?;
@@ -43,7 +44,7 @@ impl Service {
         Ok(layers.map(|layers| layers.into_iter().filter_map(digest).collect()))
     }
 
-    /// Reads those of an image's layers that are `wanted`, in no order. Takes as long as reading all of the image.
+    /// Reads the `wanted` layers of an image, in any order. Takes as long as reading the whole image.
     pub fn read_layers(&self, image: &str, wanted: &[String], take: &mut Take<'_>) -> Result<()> {
         let all = self.layers(image)?.unwrap_or_default();
         let mut left: BTreeSet<&str> = wanted.iter().map(String::as_str).collect();
@@ -56,7 +57,7 @@ impl Service {
         if left.is_empty() {
             return Ok(());
         }
-        // They are called otherwise, and how is told at the end: once more.
+        // They have other names, which the end of the archive reveals: read it again.
         let names: BTreeMap<PathBuf, &str> = match contents.manifest {
             Some(manifest) if manifest.layers.len() == all.len() => manifest
                 .layers
@@ -71,7 +72,7 @@ impl Service {
         match left.first() {
             None => Ok(()),
             Some(layer) => Err(Error::unexpected(format!(
-                "layer `{layer}` is not in the archive that {} makes of its image",
+                "layer `{layer}` is missing from the image archive made by {}",
                 self.flavour
             ))),
         }
@@ -109,8 +110,7 @@ impl Service {
                         .context(cannot)?;
                     let manifests: Vec<Manifest> =
                         serde_json::from_slice(&text).map_err(|error| {
-                            Error::unexpected("the archive of an image makes no sense")
-                                .source(error)
+                            Error::unexpected("the archive of an image is invalid").source(error)
                         })?;
                     contents.manifest = manifests.into_iter().next();
                 } else if kind.is_file()
@@ -127,7 +127,7 @@ impl Service {
     }
 }
 
-/// Returns a path within the archive with nothing in it but names.
+/// Returns a path within the archive, reduced to normal components.
 fn plain(path: &Path) -> PathBuf {
     let mut found = PathBuf::new();
     for part in path.components() {

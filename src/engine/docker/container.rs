@@ -1,4 +1,4 @@
-//! Owns containers of a service: what they are made with, and their life.
+//! Owns containers of a service: their creation, and their life.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -22,21 +22,19 @@ use crate::engine::{Bind, Container, nspawn};
 use crate::rocm::gpu::Device;
 use crate::sys::error::{Error, Result};
 
-/// How often a container that was killed is looked at.
+/// Polling interval for a container that was killed.
 const PERIOD: Duration = Duration::from_millis(10);
 /// Where the holder's socket is inside; see [`crate::engine::agent`].
 pub(super) const AGENT_DIRECTORY: &str = "/run/rockenv/agent";
-/// Its name there.
+/// The socket's name there.
 pub(super) const AGENT_SOCKET: &str = "socket";
 
-/// The tree of a container at a service, and what it is to be called.
+/// The tree of a container at a service, and its names.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Place {
-    /// The service's socket.
     pub socket: PathBuf,
-    /// Id of the image below: a name may be given to another one.
+    /// Id of the parent image: a name may be reassigned to another one.
     pub image: String,
-    /// Name of the container.
     pub name: String,
     /// Label values: the store's root.
     pub store: String,
@@ -52,7 +50,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// Returns the labels of what belongs to this tree.
+    /// Returns the labels for this tree's objects.
     pub fn labels(&self) -> Labels {
         Labels {
             store: self.store.clone(),
@@ -65,27 +63,25 @@ impl Place {
     }
 }
 
-/// What a service knows of a container.
+/// A service's description of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
     /// Its id: 64 hexadecimal digits.
     pub id: String,
-    /// Whether it runs.
     pub running: bool,
-    /// Its first process, as the host numbers it; 0 when it does not run.
+    /// Its first process, as the host numbers it; 0 if it is not running.
     pub pid: i64,
-    /// Whether the kernel killed in it because memory ran out.
+    /// Whether the kernel killed a process in it because memory ran out.
     pub oom_killed: bool,
-    /// Its exit code.
     pub exit_code: i64,
-    /// What it was made with, by the label.
+    /// Its setup, from the label.
     pub setup: String,
 }
 
 impl Service {
-    /// Makes sure that the container of `place` is there and set up for `container`: with the same set-up the one
-    /// that is there serves, with another its changes are carried over. Returns sentences about limits that cannot
-    /// be set.
+    /// Makes sure that the container of `place` exists with the setup for `container`. An existing one with the same
+    /// setup is used; with another setup, its changes are carried over. Returns sentences about limits that cannot be
+    /// set.
     pub fn prepare(
         &self,
         place: &Place,
@@ -99,7 +95,7 @@ impl Service {
         let mut image = self.below(place)?;
         if let Some(state) = self.state(&place.name)? {
             if state.running {
-                // Whoever has the env's lock knows of everybody who may use it: this is a rest.
+                // The holder of the env's lock knows all users of the container: this one is a leftover.
                 self.stop(&place.name)?;
             }
             if state.setup == setup {
@@ -127,21 +123,21 @@ impl Service {
             ))
             .help("rockenv up ... builds missing parts again")),
             Ok(None) => Err(Error::unexpected(format!(
-                "{} lost something while it made a container",
+                "{} lost an object while creating a container",
                 self.flavour
             ))),
             Err(error) => Err(error),
         }
     }
 
-    /// Returns the id of the image that a container of `place` is made from: what was carried over from the one before,
-    /// which may be all that is left of it when rockenv was killed in between, else the image below.
+    /// Returns the id of the image for a container of `place`: the changes carried over from the one before, which
+    /// may be all that is left of it if rockenv was killed in between, or else the parent image.
     pub fn below(&self, place: &Place) -> Result<String> {
         let carried = self.carried(&place.tree)?;
         Ok(carried.map_or_else(|| place.image.clone(), |image| image.id))
     }
 
-    /// Returns the image that holds the changes of a tree whose container is, or was, set up anew.
+    /// Returns the image with the changes of a tree whose container is, or was, being replaced.
     pub fn carried(&self, tree: &str) -> Result<Option<Image>> {
         let name = carried(tree);
         let Some(image) = self.image(&name)? else {
@@ -154,12 +150,11 @@ impl Service {
             "image `{name}` was not made by rockenv: its name was reassigned outside rockenv"
         ))
         .help(format!(
-            "{} rmi {name}, and the env goes on from its last snapshot",
+            "{} rmi {name}, then the env continues from its last snapshot",
             self.flavour
         )))
     }
 
-    /// Starts a container.
     pub fn start(&self, name: &str) -> Result<()> {
         let request = self
             .client
@@ -167,7 +162,7 @@ impl Service {
         self.ask(SLOW, "start a container", request)
     }
 
-    /// Returns what is known of a container; `None` where there is none of that name.
+    /// Returns the state of a container; `None` if there is none of that name.
     pub fn state(&self, name: &str) -> Result<Option<State>> {
         let request = settled(|| self.client.inspect_container(name, None));
         let Some(found) = self.found(SOON, "look at a container", request)? else {
@@ -192,7 +187,7 @@ impl Service {
         Ok(self.sizes(name)?.0)
     }
 
-    /// Returns the bytes that a container changed in its tree, and those of all of the tree.
+    /// Returns the bytes that a container changed in its tree, and those of the whole tree.
     pub fn sizes(&self, name: &str) -> Result<(u64, u64)> {
         let options = InspectContainerOptionsBuilder::new().size(true).build();
         let request = settled(|| self.client.inspect_container(name, Some(options.clone())));
@@ -201,34 +196,34 @@ impl Service {
         Ok((bytes(found.size_rw), bytes(found.size_root_fs)))
     }
 
-    /// Returns whether something was changed in a container's tree since it was made.
+    /// Returns whether a container's tree changed since it was made.
     pub fn is_changed(&self, name: &str) -> Result<bool> {
         let request = settled(|| self.client.container_changes(name));
         let changes = self.found(LATE, "look for changes", request)?.flatten();
         Ok(changes.unwrap_or_default().iter().any(|change| {
             let path = Path::new(&change.path);
-            // A directory in which the service makes its own is changed by that.
+            // The service's own files change their parent directory too.
             !MADE
                 .iter()
                 .any(|made| path.starts_with(made) || Path::new(made).starts_with(path))
         }))
     }
 
-    /// Sends a container's first process SIGTERM; it may have ended by itself.
+    /// Sends SIGTERM to a container's first process, which may have ended by itself.
     pub fn terminate(&self, name: &str) {
         let options = KillContainerOptionsBuilder::new().signal("SIGTERM").build();
         let request = self.client.kill_container(name, Some(options));
-        // Refused where it is not running any more.
+        // Refused if it is no longer running.
         drop(self.found(SOON, "stop a container", request));
     }
 
-    /// Kills a container, where it runs, and waits until it has ended.
+    /// Kills a running container, and waits until it has ended.
     pub fn stop(&self, name: &str) -> Result<()> {
         let deadline = Instant::now() + SOON;
         while self.state(name)?.is_some_and(|state| state.running) {
             if Instant::now() > deadline {
                 return Err(Error::unexpected(format!(
-                    "container `{name}` does not end although {} was told to kill it",
+                    "container `{name}` does not exit although {} was told to kill it",
                     self.flavour
                 )));
             }
@@ -242,7 +237,7 @@ impl Service {
         Ok(())
     }
 
-    /// Waits until a container that is about to end has ended; kills it when that takes longer than `grace`.
+    /// Waits until a container that is about to end has ended; kills it after `grace`.
     pub fn wait(&self, name: &str, grace: Duration) -> Result<()> {
         let deadline = Instant::now() + grace;
         while Instant::now() < deadline {
@@ -255,7 +250,7 @@ impl Service {
     }
 }
 
-/// Returns the name of the image that holds a tree's changes while its container is set up anew.
+/// Returns the name of the image with a tree's changes while its container is replaced.
 fn carried(tree: &str) -> String {
     format!("rockenv/carried-{tree}")
 }
@@ -304,7 +299,7 @@ fn body(
                 .collect(),
         ),
         devices: Some(devices(&container.devices)),
-        // What `podman run --group-add keep-groups` asks crun for.
+        // What `podman run --group-add keep-groups` requests from crun.
         annotations: container.keep_groups.then(|| {
             let keep = ("run.oci.keep_original_groups", "1");
             [keep]
@@ -312,22 +307,22 @@ fn body(
                 .into()
         }),
         network_mode: Some(network.to_owned()),
-        // Where those of systemd-nspawn are too: what the host sets there is for all of them.
+        // In the same slice as those of systemd-nspawn, so that the host's settings for it apply to all.
         cgroup_parent: systemd.then(|| SLICE.to_owned()),
         memory,
         // The same number: no swap on top.
         memory_swap: memory,
-        // Podman has a limit of its own otherwise.
+        // Without this, Podman applies its own limit.
         pids_limit: Some(tasks.unwrap_or(-1)),
         ulimits: Some(ulimits(service.flavour)?),
-        // Output goes by descriptors of our own; a log of the service would only grow.
+        // Output goes through our own descriptors; a log of the service would only grow.
         log_config: Some(HostConfigLogConfig {
             typ: Some("none".to_owned()),
             config: None,
         }),
-        // Volumes are the user's files: their labels are not ours to change.
+        // Volumes are the user's files: their labels must not change.
         security_opt: Some(vec!["label=disable".to_owned()]),
-        // The size is a limit of a file system in memory, not a reservation.
+        // A limit of a file system in memory, not a reservation.
         shm_size: Some(8 << 30),
         ..HostConfig::default()
     };
@@ -345,7 +340,7 @@ fn body(
     })
 }
 
-/// Podman's service writes mounts as lists of words between commas, and has no way to quote.
+/// Podman's service writes mounts as comma-separated lists, without a way to quote.
 const NO_LIST: [char; 3] = [',', '"', '\n'];
 
 pub(super) fn mount(bind: &Bind, flavour: Flavour) -> Result<Mount> {
@@ -360,7 +355,7 @@ pub(super) fn mount(bind: &Bind, flavour: Flavour) -> Result<Mount> {
         .find(|path| path.contains(NO_LIST));
     if let (Flavour::Podman, Some(path)) = (flavour, odd) {
         return Err(Error::invalid(format!(
-            "Podman cannot mount `{}`: there is a comma, quotation mark or line break in its name",
+            "Podman cannot mount `{}`: its name contains a comma, quotation mark or line break",
             crate::ui::text::path(Path::new(path))
         ))
         .help("rename it, or use another engine: rockenv up ... --engine docker"));
@@ -389,7 +384,7 @@ fn devices(nodes: &[Device]) -> Vec<DeviceMapping> {
         .collect()
 }
 
-/// Returns limits that a service may set: more than its own is refused, and without any Podman asks for more.
+/// Returns the ulimits that a service may set: it refuses more than its own, and without any Podman requests more.
 pub(super) fn ulimits(flavour: Flavour) -> Result<Vec<ResourcesUlimits>> {
     // Some old programs close every descriptor that could be open.
     let mut limits = vec![("nofile", Resource::RLIMIT_NOFILE, 1 << 19)];
@@ -408,8 +403,8 @@ pub(super) fn ulimits(flavour: Flavour) -> Result<Vec<ResourcesUlimits>> {
     limits.into_iter().map(limit).collect()
 }
 
-/// Names a set-up: the request, and what the devices were: their numbers change when a driver is loaded again, and
-/// Podman makes nodes once for all starts.
+/// Identifies a setup: the request, and the device numbers, which change when a driver is reloaded. Podman makes
+/// nodes once for all starts.
 fn setup(body: &ContainerCreateBody, devices: &[Device]) -> Result<String> {
     let text = serde_json::to_vec(body)
         .map_err(|error| Error::unexpected("cannot encode a container").source(error))?;

@@ -1,4 +1,4 @@
-//! Owns Docker's contexts: the endpoint that `docker context use` chose, as Docker's own client finds it.
+//! Owns Docker's contexts: the endpoint chosen by `docker context use`, as Docker's own client finds it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,13 +9,13 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
 
-/// The context that is none: the machine's own socket.
+/// The context that means the machine's own socket.
 const DEFAULT: &str = "default";
 
-/// Where contexts are looked for.
+/// Where contexts come from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Contexts {
-    /// Directory of Docker's `config.json`; none where there is no home.
+    /// Directory of Docker's `config.json`; `None` without a home.
     pub directory: Option<PathBuf>,
     /// `DOCKER_CONTEXT`.
     pub name: Option<String>,
@@ -43,7 +43,8 @@ struct Endpoint {
 }
 
 impl Contexts {
-    /// Returns the endpoint of the context in use, such as `unix:///run/user/1000/docker.sock`; `None` where none is in use.
+    /// Returns the endpoint of the current context, such as `unix:///run/user/1000/docker.sock`; `None` if there is
+    /// none.
     pub fn host(&self) -> Result<Option<String>> {
         let Some(directory) = &self.directory else {
             return Ok(None);
@@ -121,7 +122,7 @@ mod tests {
         );
         let host = Some("unix:///x/d.sock".to_owned());
         assert_eq!(at(None).host().unwrap(), host);
-        // The variable wins over the file, and `default` is none.
+        // The variable wins over the file, and `default` means none.
         assert_eq!(at(Some("default")).host().unwrap(), None);
         settings("{}");
         assert_eq!(at(None).host().unwrap(), None);

@@ -1,4 +1,5 @@
-//! Owns making a container at a service: its name sees to it that there is one of it, however often it is asked for.
+//! Owns creating a container at a service: its name guarantees that there is only one, however often the request is
+//! repeated.
 
 use bollard::errors::Error as Refusal;
 use bollard::models::ContainerCreateBody;
@@ -9,7 +10,7 @@ use crate::engine::docker::retry::retry;
 use crate::sys::error::Result;
 
 impl Service {
-    /// Makes a container, and returns what the service warned of; `None` where it does not have its image.
+    /// Creates a container, and returns the service's warnings; `None` if the service lacks its image.
     pub(super) fn create(
         &self,
         name: &str,
@@ -39,7 +40,7 @@ impl Service {
         }
     }
 
-    /// Returns whether the container of that name is the one that was asked for, by its labels; while it is made there is none.
+    /// Returns whether the container of that name has the requested labels; there is none while it is being made.
     async fn is_made(
         &self,
         name: &str,
@@ -56,7 +57,7 @@ impl Service {
     }
 }
 
-/// Returns whether a request was refused because there is a container of that name, or is about to be.
+/// Returns whether a request was refused because a container of that name exists, or is being made.
 fn is_taken(refusal: &Refusal) -> bool {
     matches!(refusal, Refusal::DockerResponseServerError { status_code, message }
         if *status_code == 409 || message.contains("already in use"))

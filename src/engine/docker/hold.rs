@@ -1,5 +1,5 @@
-//! Owns a holder's part for a container of a service: it starts the container, and hands the agent inside the
-//! listening socket as if it were a child of its own.
+//! Owns the holder of a service's container: it starts the container, and passes the listening socket to the agent
+//! inside, which is not its child.
 
 use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::fs::PermissionsExt as _;
@@ -21,15 +21,15 @@ use crate::rocm::gpu::probe::Layer;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::frames;
 
-/// How long a container may take from its start until the agent in it answers.
+/// Limit from the start of a container until its agent answers.
 const START: Duration = Duration::from_secs(60);
-/// How often a container that does not answer is looked at, in ms.
+/// Polling interval for a container that does not answer, in ms.
 const PERIOD: u16 = 200;
-/// How long a service may be away when a container has ended.
+/// How long a service may be down when a container has ended.
 const RESTART: Duration = Duration::from_secs(60);
-/// How long a service may still take to make a container that nobody wants any more.
+/// How long to wait for a service to finish making a container that nobody wants any more.
 const ANSWER: Duration = Duration::from_secs(5);
-/// How long a container may take to end after the agent has.
+/// How long a container may take to end after its agent.
 const GRACE: Duration = Duration::from_secs(3);
 
 /// Runs the container until nobody wants it any more.
@@ -49,7 +49,7 @@ pub(in crate::engine) fn hold(
     check_binds(&hold.container)?;
     let directory = hold.run.join("agent");
     fs::create_dir_all(&directory)?;
-    // Inside, it is root's alone: the build user must not speak for the agent.
+    // Inside, only root may enter: the build user must not speak for the agent.
     fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o700))?;
     let path = directory.join(AGENT_SOCKET);
     match fs::remove_file(&path) {
@@ -59,12 +59,12 @@ pub(in crate::engine) fn hold(
     let entrance = UnixListener::bind(short_path(&directory, AGENT_SOCKET)?.1)
         .context(|| format!("cannot listen at `{}`", path.display()))?;
     state.save(&hold.run)?;
-    // Nobody wants a container whose starter is gone. Making one is waited for a little: it would be there after all, until the next
-    // command that looks for such.
+    // Nobody wants a container whose starter is gone. Wait a little for its creation: otherwise it would appear later
+    // and stay until a command looks for leftovers.
     let gone = || starter.as_fd().try_clone_to_owned();
     service.heed(Some((gone()?, ANSWER)));
     let told = UnixStream::from(gone()?);
-    // A starter that is gone needs no word.
+    // A starter that is gone needs no message.
     service.tell(move |text| drop(frames::send(&told, &FromHolder::Waits(text), &[])));
     let missing = service.prepare(
         place,
@@ -73,7 +73,7 @@ pub(in crate::engine) fn hold(
         &hold.program,
         hold.systemd,
     )?;
-    // What is there has a name: a start needs no waiting for.
+    // It has a name by now, so a start need not be waited for.
     service.heed(Some((gone()?, Duration::ZERO)));
     service
         .start(&place.name)
@@ -101,13 +101,13 @@ pub(in crate::engine) fn hold(
         missing,
         Watch {
             tie: hold.tie,
-            // The container is no child of ours: the end of the agent's stream is its end.
+            // The container is not our child: it ends when the agent's stream does.
             has_ended: &mut |agent_is_gone| Ok(agent_is_gone),
             // The service removes the control group with the container's last process.
             dismiss: &mut || figures = cgroup.figures(),
             idle: &mut |idle| {
                 state.idle = idle;
-                // For those who look: nothing is decided by it.
+                // For observers only: nothing depends on it.
                 drop(state.save(&hold.run));
             },
         },
@@ -118,7 +118,7 @@ pub(in crate::engine) fn hold(
     if !ready {
         let code = ended.map_or(-1, |state| state.exit_code);
         return Err(Error::unexpected(format!(
-            "the agent in container `{}` ended before it began (exit code {code})",
+            "the agent in container `{}` exited before it was ready (exit code {code})",
             place.name
         ))
         .help("rockenv doctor"));
@@ -134,8 +134,7 @@ pub(in crate::engine) fn hold(
     })
 }
 
-/// Waits until the container has ended, and for a service that is started again meanwhile: what ran for hours should not
-/// be lost with it.
+/// Waits until the container has ended, even across a restart of the service: hours of work must not be lost with it.
 fn wait(service: &Service, name: &str) -> Result<()> {
     let deadline = Instant::now() + RESTART;
     loop {
@@ -148,8 +147,8 @@ fn wait(service: &Service, name: &str) -> Result<()> {
     }
 }
 
-/// Names the layer where the service could not make a device's node: crun makes it under the rules that are to hold
-/// inside, and gives up there. runc goes on, and the proof finds it.
+/// Names the layer that prevented a device node: crun makes the node under the device rules of the container, and
+/// fails there. runc continues, and the GPU check finds it.
 fn refused_node(error: Error, container: &Container) -> Error {
     let said = error.chain().join(": ");
     let refused = said.contains("mknod") && said.contains("peration not permitted");
@@ -168,7 +167,7 @@ fn refused_node(error: Error, container: &Container) -> Error {
     }
 }
 
-/// Waits for the agent to call.
+/// Waits for the agent to connect.
 fn accept(entrance: &UnixListener, service: &Service, name: &str) -> Result<UnixStream> {
     let deadline = Instant::now() + START;
     loop {

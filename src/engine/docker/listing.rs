@@ -1,4 +1,4 @@
-//! Owns what is in a tree at a service: read from the archive that the service makes of it.
+//! Owns listing a tree at a service, from the archive that the service makes of it.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -16,7 +16,7 @@ use sha2::{Digest as _, Sha256};
 use super::{LATE, Labels, Place, Service};
 use crate::sys::error::{Error, Result, ResultExt as _};
 
-/// What the service itself makes in every container, anew each time.
+/// Files that the service itself makes in every container.
 pub(super) const MADE: [&str; 9] = [
     "/.dockerenv",
     "/dev",
@@ -29,15 +29,14 @@ pub(super) const MADE: [&str; 9] = [
     "/sys",
 ];
 
-/// How many pieces of the archive are on their way at once.
+/// Maximum number of buffered pieces of the archive.
 const PIECES: usize = 64;
 
-/// What is known of one path.
+/// An entry of the tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// Kind, as in the archive.
     pub kind: u8,
-    /// Permissions.
     pub mode: u32,
     /// Owner and group.
     pub owner: (u64, u64),
@@ -50,7 +49,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Returns in what it differs from another one, as a phrase.
+    /// Returns the difference to another entry, as a phrase.
     pub fn differs(&self, other: &Self, times: bool) -> Option<String> {
         let mut all = Vec::new();
         if self.kind != other.kind {
@@ -79,13 +78,13 @@ impl Entry {
 }
 
 impl Service {
-    /// Lists the tree of a container that exists, by name.
+    /// Lists the tree of an existing container, by name.
     pub fn list_container(&self, name: &str) -> Result<BTreeMap<PathBuf, Entry>> {
         let archive = self.client.export_container(name).boxed();
         self.reading(LATE, "read a tree", archive, read)
     }
 
-    /// Hands what a service sends to a reader in a thread of its own; `what` completes "cannot ...".
+    /// Passes a service's data to a reader in its own thread; `what` completes "cannot ...".
     pub(super) fn reading<T: Send>(
         &self,
         limit: Duration,
@@ -98,7 +97,7 @@ impl Service {
             let reading = scope.spawn(move || read(Pieces::new(receiver)));
             let sent = self.ask(limit, what, async {
                 while let Some(piece) = stream.next().await {
-                    // A reader that gave up has said why.
+                    // A reader that stopped has reported why.
                     if sender.send(piece?).is_err() {
                         break;
                     }
@@ -114,7 +113,7 @@ impl Service {
         })
     }
 
-    /// Lists the tree of an image, by a container that never runs.
+    /// Lists the tree of an image, through a container that never runs.
     pub fn list_image(&self, image: &str, place: &Place) -> Result<BTreeMap<PathBuf, Entry>> {
         let name = format!("{}-look", place.name);
         self.remove_container(&name)?;

@@ -1,7 +1,8 @@
-//! Owns the conversation with a Docker or Podman service: every request rockenv makes, and every way in which the
-//! two differ. Podman speaks Docker's protocol; which of the two answers is asked once.
+//! Owns the communication with a Docker or Podman service: every request that rockenv makes, and every difference
+//! between the two. Podman speaks Docker's protocol; which one it is, is determined once.
 //!
-//! What rockenv makes there carries the labels of [`Labels`], so that it is found again by what it is, not by memory.
+//! Every object that rockenv makes there carries the labels of [`Labels`], so that it is found by them, not by a
+//! record.
 
 mod archive;
 mod container;
@@ -42,28 +43,26 @@ use tokio::runtime::Runtime;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::{signals, userns};
 
-/// How long an answer may take that needs no work.
+/// Limit for answers that need no work.
 const SOON: Duration = Duration::from_secs(30);
-/// How often a long wait looks for signals.
+/// How often a long wait checks for signals.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long a service may contradict itself about what others are making or removing.
+/// How long a service may contradict itself about objects that others are making or removing.
 const SETTLE: Duration = Duration::from_secs(25);
-/// How soon a question that failed for that is asked again.
+/// Interval for repeating a question that failed for that reason.
 const AGAIN: Duration = Duration::from_millis(20);
-/// How long a request may stand before that is said, or before it is made again.
+/// How long a request may stay unanswered before that is reported, or before it is repeated.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a start may take, on a machine that has too much to do.
+/// Limit for a start on an overloaded machine.
 const SLOW: Duration = Duration::from_secs(600);
-/// How long copying a tree may take: an import, a commit, the removal of an image.
+/// Limit for copying a tree: an import, a commit, the removal of an image.
 const LATE: Duration = Duration::from_secs(3600);
 
-/// Which program answers.
+/// The kind of service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Flavour {
-    /// Docker's daemon.
     Docker,
-    /// Podman's service.
     Podman,
 }
 
@@ -78,23 +77,23 @@ impl fmt::Display for Flavour {
 
 /// The labels of an object, by name without the prefix `rockenv.`.
 ///
-/// An image passes its labels on to containers and these to images: each container has every label, empty where
-/// one does not apply, and an image has those of the container that it was.
+/// An image passes its labels on to containers and vice versa. So every container has every label, with an empty
+/// value if it does not apply, and an image has those of its container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Labels {
     /// The store's root.
     pub store: String,
-    /// Its id: another store may come to be at that path.
+    /// Its id: a different store may appear at that path.
     pub id: String,
     /// Id of the env.
     pub env: String,
     /// Id of the live tree that a container is, and that an image was.
     pub tree: String,
-    /// Key of the step that runs in a container, and that ran in the container that an image was.
+    /// Key of the step that runs in a container, or ran in an image's container.
     pub key: String,
-    /// Of an image that is all there is of its step's snapshot: how many layers there were below it.
+    /// For an image that is the complete snapshot of its step: the number of layers below it.
     pub whole: String,
-    /// What a container is set up with; another set-up needs another container.
+    /// The setup of a container; another setup needs another container.
     pub setup: String,
 }
 
@@ -119,22 +118,21 @@ impl Labels {
     }
 }
 
-/// Is told in a sentence what is waited for.
+/// Receives a sentence about what is being waited for.
 type Tell = Box<dyn Fn(String)>;
 
 /// A service that answers.
 pub struct Service {
     client: bollard::Docker,
     runtime: Runtime,
-    /// Whose end makes every wait end, and how long after it.
+    /// Every wait ends this long after the other side of this socket has closed.
     starter: RefCell<Option<(OwnedFd, Duration)>>,
-    /// Who is told of a request that stands.
+    /// Receives reports of unanswered requests.
     tell: RefCell<Option<Tell>>,
     /// The socket at which it answers.
     pub socket: PathBuf,
-    /// What it is.
     pub flavour: Flavour,
-    /// Its version, as it says.
+    /// Its version.
     pub version: String,
 }
 
@@ -148,7 +146,7 @@ impl fmt::Debug for Service {
 }
 
 impl Service {
-    /// Connects to the service at a socket and asks what it is.
+    /// Connects to the service at a socket and determines its kind.
     pub fn connect(socket: &Path) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -175,22 +173,19 @@ impl Service {
         })
     }
 
-    /// Ends every wait from now on so long after the other side of a socket has closed it; `None`: no more.
+    /// From now on, ends every wait this long after the other side of a socket has closed it; `None` stops that.
     fn heed(&self, starter: Option<(OwnedFd, Duration)>) {
         *self.starter.borrow_mut() = starter;
     }
 
-    /// Tells from now on of requests that stand.
+    /// From now on, reports unanswered requests.
     fn tell(&self, tell: impl Fn(String) + 'static) {
         *self.tell.borrow_mut() = Some(Box::new(tell));
     }
 
     fn lacks(&self, what: &str) -> Error {
-        Error::not_found(format!(
-            "cannot {what}: {} does not have it any more",
-            self.flavour
-        ))
-        .help("rockenv fsck")
+        Error::not_found(format!("cannot {what}: {} no longer has it", self.flavour))
+            .help("rockenv fsck")
     }
 
     /// Waits for an answer; `what` completes "cannot ...".
@@ -204,7 +199,7 @@ impl Service {
             .ok_or_else(|| self.lacks(what))
     }
 
-    /// Waits for an answer; `None` where the object is not there.
+    /// Waits for an answer; `None` if the object does not exist.
     fn found<T>(
         &self,
         limit: Duration,
@@ -219,7 +214,7 @@ impl Service {
                 () = self.lose_patience(what) => None,
             }
         });
-        // Whoever took the signal reads it, and says which it was.
+        // The owner of the signal handler reads it and reports which one it was.
         let Some(answer) = answer else {
             return Err(Error::new(
                 Kind::Signal(nix::libc::SIGINT),
@@ -239,12 +234,12 @@ impl Service {
         }
     }
 
-    /// Says after a while what is waited for, and goes on waiting.
+    /// Reports after a while what is being waited for, and continues to wait.
     async fn lose_patience(&self, what: &str) {
         tokio::time::sleep(PATIENCE).await;
         if let Some(tell) = &*self.tell.borrow() {
             tell(format!(
-                "{} takes longer than {} s to {what}",
+                "{} is taking longer than {} s to {what}",
                 self.flavour,
                 PATIENCE.as_secs()
             ));
@@ -267,10 +262,7 @@ impl Service {
             ),
             Refusal::JsonDataError { message, .. } => (
                 Kind::Unexpected,
-                format!(
-                    "{} gave an answer that makes no sense: {message}",
-                    self.flavour
-                ),
+                format!("{} sent an invalid answer: {message}", self.flavour),
             ),
             Refusal::RequestTimeoutError => (
                 Kind::Unavailable,
@@ -278,7 +270,7 @@ impl Service {
             ),
             other => (
                 Kind::Unavailable,
-                format!("{} broke the connection off: {other}", self.flavour),
+                format!("{} closed the connection: {other}", self.flavour),
             ),
         };
         let error = Error::new(kind, message);
@@ -289,7 +281,7 @@ impl Service {
     }
 }
 
-/// Asks a question that changes nothing until its answer is not one of a moment between two states.
+/// Repeats a read-only question until the answer is not from a transient state.
 async fn settled<T: DeserializeOwned, F: Future<Output = std::result::Result<T, Refusal>>>(
     question: impl Fn() -> F,
 ) -> std::result::Result<T, Refusal> {
@@ -310,8 +302,8 @@ async fn settled<T: DeserializeOwned, F: Future<Output = std::result::Result<T, 
     }
 }
 
-/// Returns whether an answer may come from a moment between two states, which Podman does not hide: it looks at a
-/// process that ends meanwhile, or lists first and fails where one of the listed is gone by then.
+/// Returns whether an answer may come from a transient state, which Podman does not hide: it examines a process that
+/// ends meanwhile, or fails because a container that it listed is gone.
 fn is_passing(refusal: &Refusal) -> bool {
     match refusal {
         Refusal::JsonDataError { .. } => true,
@@ -322,7 +314,7 @@ fn is_passing(refusal: &Refusal) -> bool {
             "no such process",
             "not known",
             "no such container",
-            // Of an image that is being removed, whichever one was asked for.
+            // From an image that is being removed, even if the question was about another one.
             "locating item named",
         ]
         .iter()
@@ -331,8 +323,8 @@ fn is_passing(refusal: &Refusal) -> bool {
     }
 }
 
-/// Reads an answer with a state of containers that Docker has no word for: to Podman one is "stopped" that has ended and was
-/// not cleaned up after, which may take long where there is no root. `None` where that is not what is wrong with it.
+/// Parses an answer with a container state unknown to Docker: Podman reports "stopped" for a container that ended and
+/// was not cleaned up yet, which may take long without root. `None` if that is not the problem.
 fn in_dockers_words<T: DeserializeOwned>(answer: &str) -> Option<T> {
     let mut answer: Value = serde_json::from_str(answer).ok()?;
     let containers = match &mut answer {
@@ -352,7 +344,8 @@ fn in_dockers_words<T: DeserializeOwned>(answer: &str) -> Option<T> {
     serde_json::from_value(answer).ok()
 }
 
-/// Ends when a signal has come or the starter is gone for so long; never where there is none, and signals end the process as usual.
+/// Ends when a signal has come or the starter has been gone for that long; never without a starter, when signals end
+/// the process as usual.
 async fn interrupted(starter: Option<&(OwnedFd, Duration)>) {
     let grace = starter.map_or(Duration::ZERO, |(_, grace)| *grace);
     let starter = starter.map(|(socket, _)| socket.as_fd());
@@ -372,7 +365,7 @@ async fn interrupted(starter: Option<&(OwnedFd, Duration)>) {
     }
 }
 
-/// Returns whether the service does not have what was asked for.
+/// Returns whether the service lacks the object.
 fn is_absent(refusal: &Refusal) -> bool {
     let Refusal::DockerResponseServerError {
         status_code,
@@ -381,7 +374,7 @@ fn is_absent(refusal: &Refusal) -> bool {
     else {
         return false;
     };
-    // Podman takes the id of an image that it does not have for a bad name.
+    // Podman takes the id of an image that it lacks for an invalid name.
     *status_code == 404 || message.contains("cannot specify 64-byte hexadecimal strings")
 }
 

@@ -1,4 +1,4 @@
-//! Owns images, and finding and removing what carries rockenv's labels.
+//! Owns images, and finding and removing objects with rockenv's labels.
 
 use std::collections::HashMap;
 use std::io::Read as _;
@@ -24,25 +24,24 @@ use crate::plan::ids::StepKey;
 use crate::sys::error::{Error, Result};
 use crate::sys::process::Program;
 
-/// The label of a store's image, and of all that was built upon it: its key.
+/// The label of a store's image, and of everything built on it: its key.
 const IMAGE: &str = "rockenv.image";
-/// Where containerd keeps images, unless it was set up otherwise.
+/// containerd's default directory of images.
 const CONTAINERD: &str = "/var/lib/containerd";
-/// How much of a tree's archive is on its way at once, in pieces of 64 KiB.
+/// Maximum number of buffered pieces of a tree's archive, of 64 KiB each.
 const PIECES: usize = 16;
-/// How soon room for the next one is looked for: by then some are gone.
+/// Interval for retrying to send the next piece.
 const ROOM: Duration = Duration::from_millis(1);
 
-/// What the store keeps at a service: written down beside the files that belong to it, so that whoever deletes
-/// these can have it removed there.
+/// An object of the store at a service. It is recorded beside the files that belong to it, so that deleting these can
+/// remove it too.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Object {
-    /// The service's socket.
     pub socket: PathBuf,
-    /// What is there.
+    /// Which object.
     #[serde(flatten)]
     pub what: What,
-    /// Id of an image that has been made: its name may mean another one by now.
+    /// Id of an image that was made: its name may be reassigned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
 }
@@ -51,7 +50,7 @@ pub struct Object {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum What {
-    /// Containers and images by the label of the live tree that they are, or were.
+    /// Containers and images by the label of their live tree.
     Tree(String),
     /// An image by its name.
     Image(String),
@@ -63,7 +62,7 @@ impl Object {
         (&self.socket, &self.what) == (&other.socket, &other.what)
     }
 
-    /// Removes it; what is not there is no error.
+    /// Removes it; a missing object is no error.
     pub fn remove(&self) -> Result<()> {
         let service = Service::connect(&self.socket)?;
         match &self.what {
@@ -79,39 +78,37 @@ pub(super) type Labelled = (String, HashMap<String, String>);
 /// An image that is, by its labels and its name, the snapshot of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frozen {
-    /// Its id.
     pub image: String,
     /// The live tree that it was.
     pub tree: String,
-    /// The step's key.
     pub key: StepKey,
     /// When it was made, in seconds since 1970.
     pub created: i64,
-    /// Where it is all there is of the snapshot: how many layers there were below it.
+    /// If it is the complete snapshot: the number of layers below it.
     pub whole: Option<usize>,
 }
 
 /// An image of the service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
-    /// Its id.
     pub id: String,
     /// Its labels, with the prefix.
     pub labels: HashMap<String, String>,
-    /// Its names, as the service writes them: with a tag, from Podman with a host.
+    /// Its names, as the service writes them: with a tag, and from Podman with a host.
     pub names: Vec<String>,
-    /// Bytes of all its layers, shared ones included.
+    /// Bytes of all its layers, including shared ones.
     pub size: u64,
-    /// How many layers it has.
+    /// Number of layers.
     pub layers: usize,
 }
 
 impl Service {
-    /// Makes an image of the tree at a directory, for image `key` of a store; returns its id. `name` has no tag, which
-    /// Podman would ignore.
+    /// Makes an image from the tree at a directory, for image `key` of a store; returns its id. `name` has no tag,
+    /// which Podman would ignore.
     pub fn import(&self, tree: &Path, name: &str, key: &str) -> Result<String> {
         let tar = Program::find("tar", "importing images")?
-            // A file changed while it was read: those of an image do not, but somebody may make or remove a link to one.
+            // A file changed while it was read: files of an image do not, but another command may make or remove a
+            // link to one.
             .tolerate(1)
             .args([
                 "--create",
@@ -134,7 +131,7 @@ impl Service {
             .repo(name)
             .changes(vec![format!("LABEL {IMAGE}={key}")])
             .build();
-        // After an interruption the connection, which has the receiver, is neither used any more nor closed yet.
+        // After an interruption the connection, which owns the receiver, is neither used nor closed yet.
         let given_up = &AtomicBool::new(false);
         std::thread::scope(|scope| {
             let packing = scope.spawn(|| {
@@ -143,7 +140,7 @@ impl Service {
                         let mut piece = vec![0; 64 << 10];
                         let count = stdout.read(&mut piece)?;
                         piece.truncate(count);
-                        // Whoever gave up has said why.
+                        // The receiver has reported why it stopped.
                         if count == 0 || !hand_over(&sender, piece.into(), given_up) {
                             return Ok(());
                         }
@@ -171,10 +168,10 @@ impl Service {
         }
     }
 
-    /// Returns the id of the image that [`Service::import`] made under a name, where the name still means it.
+    /// Returns the id of the image that [`Service::import`] made under a name, if the name still means it.
     pub fn imported(&self, name: &str, key: &str) -> Result<Option<String>> {
         let image = self.image(name)?;
-        // What was built upon it has its label too, and a layer more or the label of a tree.
+        // An image built on it has its label too, and one more layer or a tree's label.
         let own = |image: &Image| {
             image.labels.get(IMAGE).is_some_and(|found| found == key)
                 && image
@@ -186,7 +183,7 @@ impl Service {
         Ok(image.filter(own).map(|image| image.id))
     }
 
-    /// Returns the directories that it says it keeps images and containers in.
+    /// Returns the directories of its images and containers, as it reports them.
     pub fn places(&self) -> Result<Vec<PathBuf>> {
         let found = self.ask(SOON, "ask for its directory", self.client.info())?;
         let mut places: Vec<PathBuf> = found
@@ -194,7 +191,7 @@ impl Service {
             .into_iter()
             .map(PathBuf::from)
             .collect();
-        // With containerd's images the layers are there, and where that keeps them Docker does not tell.
+        // With containerd's image store the layers are elsewhere, in a place that Docker does not report.
         let status = found.driver_status.unwrap_or_default();
         let system = Path::new(CONTAINERD);
         if status
@@ -230,8 +227,8 @@ impl Service {
         }))
     }
 
-    /// Freezes a container, which must not run, as an image with the container's labels; returns its id. `whole` is for
-    /// the snapshot of a step that is all in the image: how many layers there are below.
+    /// Freezes a container, which must not run, as an image with the container's labels; returns its id. `whole` is
+    /// given if the image is the complete snapshot of a step: the number of layers below.
     pub fn commit(&self, container: &str, name: &str, whole: Option<usize>) -> Result<String> {
         let mut options = CommitContainerOptionsBuilder::new()
             .container(container)
@@ -248,15 +245,15 @@ impl Service {
         Ok(self.ask(LATE, "freeze a container", request)?.id)
     }
 
-    /// Freezes a container, which must not run, as an image of one layer that stands on nothing. Takes as long as
-    /// reading all of the tree.
+    /// Freezes a container, which must not run, as an image of a single layer without a parent. Takes as long as
+    /// reading the whole tree.
     pub fn commit_whole(&self, container: &str, name: &str, tree: &str) -> Result<()> {
         let archive = self.client.export_container(container);
         let body = archive.map(|piece| piece.map_err(std::io::Error::other));
         let options = CreateImageOptionsBuilder::new()
             .from_src("-")
             .repo(name)
-            // More than one label in an instruction is taken for one by Podman.
+            // Podman takes several labels in one instruction for a single one.
             .changes(vec![format!("LABEL rockenv.tree={tree}")])
             .build();
         self.ask(LATE, "merge an image's layers", async {
@@ -269,7 +266,7 @@ impl Service {
         })
     }
 
-    /// Returns ids and labels of the images that carry a label, which is given without the prefix.
+    /// Returns ids and labels of the images with a label, whose name is given without the prefix.
     pub fn images(&self, label: &str, value: &str) -> Result<Vec<Labelled>> {
         let filters = filters(label, value);
         let options = ListImagesOptionsBuilder::new().filters(&filters).build();
@@ -281,7 +278,7 @@ impl Service {
             .collect())
     }
 
-    /// Returns the snapshots of steps that a store, which is given by its label, has made.
+    /// Returns the snapshots of steps of the store with this label.
     pub fn frozen(&self, store: &str) -> Result<Vec<Frozen>> {
         let filters = filters("store", store);
         let options = ListImagesOptionsBuilder::new().filters(&filters).build();
@@ -290,7 +287,7 @@ impl Service {
         let frozen = |image: ImageSummary| {
             let label = |name: &str| image.labels.get(name).filter(|value| !value.is_empty());
             let (tree, key) = (label("rockenv.tree")?, label("rockenv.key")?.parse().ok()?);
-            // Labels are passed on to what is built upon an image, its name is not.
+            // Images built on it inherit the labels, but not the name.
             let name = format!("rockenv/snapshot-{tree}");
             let mut names = image.repo_tags.iter();
             let named = names.any(|tag| own_name(tag) == Some(&name));
@@ -305,7 +302,7 @@ impl Service {
         Ok(found.into_iter().filter_map(frozen).collect())
     }
 
-    /// Returns ids and labels of the containers that carry a label, which is given without the prefix.
+    /// Returns ids and labels of the containers with a label, whose name is given without the prefix.
     pub fn containers(&self, label: &str, value: &str) -> Result<Vec<Labelled>> {
         let filters = filters(label, value);
         let options = ListContainersOptionsBuilder::new()
@@ -320,7 +317,7 @@ impl Service {
             .collect())
     }
 
-    /// Removes a container and what it changed; running or not, there or not.
+    /// Removes a container and its changes, whether it runs, exists or not.
     pub fn remove_container(&self, name: &str) -> Result<()> {
         let options = RemoveContainerOptionsBuilder::new()
             .force(true)
@@ -331,7 +328,7 @@ impl Service {
             loop {
                 let request = || self.client.remove_container(name, Some(options.clone()));
                 match retry(request, is_at_it, async || Ok(None)).await {
-                    // Somebody else is at it, and until that is done its image cannot be removed.
+                    // Another client is removing it; until then its image cannot be removed.
                     Err(refusal) if is_at_it(&refusal) && Instant::now() < deadline => {
                         tokio::time::sleep(AGAIN).await;
                     }
@@ -342,9 +339,9 @@ impl Service {
         self.found(LATE, "remove a container", request).map(drop)
     }
 
-    /// Removes every container and image that carries a label, which is given without the prefix.
+    /// Removes every container and image with a label, whose name is given without the prefix.
     ///
-    /// An image that others stand on loses its name, and goes with the last of them.
+    /// An image with children loses its name, and goes with the last of them.
     pub fn remove_labelled(&self, label: &str, value: &str) -> Result<()> {
         if value.is_empty() {
             return Err(Error::unexpected("an empty label would fit everything"));
@@ -358,13 +355,13 @@ impl Service {
         Ok(())
     }
 
-    /// Removes an image by name or id; one that others stand on only loses its names, and one that somebody gave a name
-    /// of his own stays his.
+    /// Removes an image by name or id. An image with children only loses its names, and one that a user has named
+    /// stays.
     pub fn remove_image(&self, id: &str) -> Result<()> {
         let Some(found) = self.image(id)? else {
             return Ok(());
         };
-        // By its names: by its id, one that others stand on is refused.
+        // By its names: by id, the service refuses an image with children.
         let nameless = found.names.is_empty();
         let names = if nameless {
             vec![found.id]
@@ -380,9 +377,9 @@ impl Service {
             let request = || self.client.remove_image(&name, Some(options.clone()), None);
             let request = retry(request, |_| false, async || Ok(None));
             match self.found(LATE, "remove an image", request) {
-                // Others stand on it.
+                // It has children.
                 Err(_) if nameless => {}
-                // Somebody else removed it meanwhile: Docker then has no words for it.
+                // Another client removed it meanwhile, for which Docker has no specific error.
                 Err(_) if self.image(&name)?.is_none() => {}
                 other => drop(other?),
             }
@@ -402,7 +399,7 @@ fn is_at_it(refusal: &Refusal) -> bool {
     )
 }
 
-/// Sends a piece as soon as there is room for it; returns whether anybody still wants it.
+/// Sends a piece as soon as there is room for it; returns whether the receiver still wants it.
 fn hand_over(sender: &Sender<Bytes>, mut piece: Bytes, given_up: &AtomicBool) -> bool {
     while !given_up.load(Ordering::Relaxed) {
         match sender.try_send(piece) {
@@ -415,7 +412,8 @@ fn hand_over(sender: &Sender<Bytes>, mut piece: Bytes, given_up: &AtomicBool) ->
     false
 }
 
-/// Returns a name as rockenv gives it, `rockenv/...`: Podman puts a host before it. `None` for any other.
+/// Returns a name in rockenv's form, `rockenv/...`, without the host that Podman puts before it. `None` for any
+/// other.
 fn own_name(name: &str) -> Option<&str> {
     let hosts = ["docker.io/", "localhost/", ""];
     let name = hosts.iter().find_map(|host| name.strip_prefix(host))?;

@@ -1,5 +1,5 @@
-//! Owns finding out what answers at a socket, by the service's shortest answer: for its longer ones Podman starts a dozen
-//! programs, to ask them for their versions.
+//! Owns identifying the service at a socket by its shortest answer: for longer ones Podman starts a dozen programs to
+//! ask for their versions.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -9,20 +9,19 @@ use bollard::ClientVersion;
 
 use super::{Flavour, SOON};
 
-/// The longest head of an answer read, in bytes.
+/// Maximum size of an answer's head, in bytes.
 const MAX_HEAD: usize = 1 << 16;
 
-/// What a service says that it is.
+/// A service's description of itself.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Greeting {
     pub(super) flavour: Flavour,
-    /// Its version.
     pub(super) version: String,
-    /// The version of the protocol that it speaks.
+    /// The version of its protocol.
     pub(super) protocol: ClientVersion,
 }
 
-/// Asks the service at a socket; the error says why there is no answer.
+/// Asks the service at a socket; the error tells why there is no answer.
 pub(super) fn greet(socket: &Path) -> Result<Greeting, String> {
     let head = ask(socket).map_err(|error| match error.kind() {
         ErrorKind::WouldBlock | ErrorKind::TimedOut => "it does not answer".to_owned(),
@@ -32,7 +31,7 @@ pub(super) fn greet(socket: &Path) -> Result<Greeting, String> {
     parse(&head).ok_or_else(|| match first.is_empty() {
         true => "it closed the connection".to_owned(),
         false => format!(
-            "it does not answer as Docker or Podman do: `{}`",
+            "it does not answer like Docker or Podman: `{}`",
             first.escape_debug()
         ),
     })

@@ -1,5 +1,5 @@
-//! Owns requests that are made again. One that nobody answers may be lost, with a service that was started again, or on its way
-//! still: so it is made once more beside the first, which is waited for as before.
+//! Owns repeating requests. An unanswered request may be lost, because the service was restarted, or still be in
+//! progress: so it is sent again in parallel to the first one.
 
 use std::future::Future;
 use std::time::Duration;
@@ -10,11 +10,12 @@ use futures_util::stream::FuturesUnordered;
 
 use super::PATIENCE;
 
-/// How often that time may pass while a service says nothing at all: ten minutes. One that is at work refuses to begin the same work
-/// beside it.
+/// How many such periods a service may stay silent: ten minutes in all. A service that is working refuses to begin
+/// the same work again.
 const SILENCE: u32 = 60;
 
-/// Makes a request until one is answered. `is_under_way` knows the refusal of what is being done already; `look` then finds it done.
+/// Sends a request until one is answered. `is_under_way` recognizes the refusal of work in progress; `look` then
+/// finds it done.
 pub(super) async fn retry<T, F: Future<Output = Result<T, Refusal>>>(
     request: impl Fn() -> F,
     is_under_way: impl Fn(&Refusal) -> bool,
@@ -69,7 +70,7 @@ mod tests {
         }
     }
 
-    /// Asks a service whose n-th answer is that of `answers`, or none.
+    /// Simulates a service whose n-th answer is that of `answers`, or none.
     fn ask(
         answers: impl Fn(u32) -> Option<Result<u32, Refusal>>,
         done: impl Fn(u32) -> bool,
@@ -106,10 +107,10 @@ mod tests {
         let never = |_| false;
         assert!(matches!(ask(|n| Some(Ok(n)), never), Ok(1)));
         assert!(matches!(ask(|n| (n > 1).then_some(Ok(n)), never), Ok(2)));
-        // Under way by the first, which then is found done.
+        // In progress through the first request, which is then found done.
         let second = |n| (n > 1).then(|| Err(busy()));
         assert!(matches!(ask(second, |looked| looked > 3), Ok(100)));
-        // Refused at once: by somebody else's work.
+        // Refused at once, because of another client's work.
         assert!(ask(|_| Some(Err(busy())), never).is_err());
         let silent = ask(|_| None, never);
         assert!(matches!(silent, Err(Refusal::RequestTimeoutError)));

@@ -1,8 +1,9 @@
-//! Owns making a snapshot of a layer that came from elsewhere: rockenv unpacks it in a container made from the snapshot below, as if it
-//! were the step, and the container is frozen as a step's is.
+//! Owns turning a layer from elsewhere into a snapshot: rockenv unpacks it in a container made from the snapshot
+//! below, like a step, and the container is frozen like a step's.
 //!
-//! A service could load an image by itself, but it wants all layers for that, unpacks by its own rules, and says nothing of what came
-//! out. So every byte is hashed where it is unpacked, and nothing of another machine's has to be known to the service.
+//! A service could load an image by itself, but it needs all layers for that, unpacks by its own rules, and reports
+//! nothing about the result. This way every byte is hashed where it is unpacked, and the service needs no knowledge
+//! of the other machine.
 
 use std::path::Path;
 use std::time::Duration;
@@ -15,32 +16,30 @@ use super::{LATE, Place, Service};
 use crate::engine::{Bind, nspawn};
 use crate::sys::error::{Error, Kind, Result};
 
-/// Name of the subcommand that unpacks a layer.
 pub const SUBCOMMAND: &str = "__layer";
-/// Where the layer is inside.
+/// Path of the layer inside.
 const LAYER: &str = "/run/rockenv/layer";
-/// Where what went wrong is written inside.
+/// Path of the error report inside.
 const REPORT: &str = "/run/rockenv/report";
-/// How often the container is looked at.
+/// Polling interval for the container.
 const PERIOD: Duration = Duration::from_millis(50);
 
 /// A layer to unpack.
 #[derive(Clone, Copy, Debug)]
 pub struct Unpack<'a> {
-    /// The container that becomes the snapshot, and the image below.
+    /// The container that becomes the snapshot, and the parent image.
     pub place: &'a Place,
-    /// The archive.
     pub archive: &'a Path,
-    /// SHA-256 of what it unpacks to.
+    /// SHA-256 of the unpacked archive.
     pub diff_id: &'a str,
-    /// The rockenv that unpacks.
+    /// The rockenv binary that unpacks.
     pub program: &'a Path,
-    /// A file that is made there to say what went wrong.
+    /// Host path for the error report.
     pub report: &'a Path,
 }
 
 impl Service {
-    /// Runs a container in which the layer is unpacked, and waits for its end; `look` is called meanwhile and may give up.
+    /// Runs a container that unpacks the layer, and waits for its end. `look` is called meanwhile and may abort.
     pub fn unpack(&self, what: &Unpack<'_>, look: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         let name = &what.place.name;
         fs_err::write(what.report, "")?;
@@ -63,7 +62,7 @@ impl Service {
             network_mode: Some("none".to_owned()),
             pids_limit: Some(-1),
             ulimits: Some(ulimits(self.flavour)?),
-            // Podman leaves out what Docker has; a layer may hold device nodes, which no container may open for that.
+            // Docker's default, which Podman lacks. A layer may have device nodes; making them opens none.
             cap_add: Some(vec!["MKNOD".to_owned()]),
             log_config: Some(HostConfigLogConfig {
                 typ: Some("none".to_owned()),
@@ -115,7 +114,7 @@ fn outcome(code: i64, report: &Path) -> Result<()> {
         .find(|kind| i64::from(kind.exit_code()) == code);
     let said = fs_err::read_to_string(report)?;
     let message = match said.as_str() {
-        "" => format!("the container in which it is unpacked ended with exit code {code}"),
+        "" => format!("the container that unpacks it exited with code {code}"),
         said => said.to_owned(),
     };
     Err(Error::new(kind.unwrap_or(Kind::Unexpected), message))

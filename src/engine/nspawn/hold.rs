@@ -1,5 +1,5 @@
-//! Owns the holder's side of a container under systemd-nspawn: its mounts in a namespace of its own, starting it, and what
-//! it used.
+//! Owns the holder's side of a container under systemd-nspawn: its mounts in a private namespace, starting it, and
+//! its usage.
 
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -23,7 +23,7 @@ use crate::engine::{Root, Usage};
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::frames;
 
-/// Makes the container's mounts, runs it and waits until it has ended; returns what it used.
+/// Makes the container's mounts, runs it and waits until it has ended; returns its usage.
 pub(in crate::engine) fn hold(
     hold: &Hold,
     state: &mut State,
@@ -68,7 +68,7 @@ pub(in crate::engine) fn hold(
     let mut hold = with_volumes(with_views(hold)?)?;
     hold.container.show_certificates(Some(&root), &hold.run)?;
     let hold = &hold;
-    // Root of a container may have made device nodes in it, and systemd-nspawn mounts a `/dev` of its own.
+    // The container's root may have made device nodes in it. systemd-nspawn mounts its own `/dev`.
     add_flags(&root, MsFlags::MS_NODEV)
         .context(|| format!("cannot mount `{}` without devices", root.display()))?;
     state.lock = Some(TreeLock::of(&root)?);
@@ -89,10 +89,10 @@ pub(in crate::engine) fn hold(
     result
 }
 
-/// How the mount points of views begin in an env's `run` directory.
+/// Prefix of the mount points of views in an env's `run` directory.
 const VIEW: &str = "view-";
 
-/// Adds flags to a mount, for this namespace; what it is mounted with stays.
+/// Adds flags to a mount in this namespace, keeping its other flags.
 fn add_flags(at: &Path, flags: MsFlags) -> nix::Result<()> {
     let found = statvfs(at)?.flags();
     let mut flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | flags;
@@ -128,12 +128,12 @@ fn with_views(hold: &Hold) -> Result<Hold> {
             work: &view.work,
         };
         crate::tree::overlay::mount(&lowers, Some(upper), &at, false)
-            .context(|| format!("cannot show `{}` with its hooks", bind.target))?;
+            .context(|| format!("cannot mount `{}` with its hooks", bind.target))?;
     }
     Ok(hold)
 }
 
-/// How the mount points of volumes begin in an env's `run` directory.
+/// Prefix of the mount points of volumes in an env's `run` directory.
 const VOLUME: &str = "volume-";
 
 fn is_volume(at: &Path) -> bool {
@@ -141,8 +141,8 @@ fn is_volume(at: &Path) -> bool {
     name.is_some_and(|name| name.starts_with(VOLUME))
 }
 
-/// Mounts the volumes in this namespace, and returns the request with these mounts in their place: a program in a volume gets no
-/// rights of its owner's, and a device there does not open.
+/// Mounts the volumes in this namespace, and returns the request with these mounts in their place: setuid programs in
+/// a volume gain nothing, and devices there cannot be opened.
 fn with_volumes(mut hold: Hold) -> Result<Hold> {
     for (index, bind) in hold.container.binds.iter_mut().enumerate() {
         let is_view = bind.source.parent() == Some(&hold.run);
@@ -184,7 +184,7 @@ fn run_engine(
     let mut noise = tempfile::tempfile_in(&hold.run)?;
     let (ours, theirs) = UnixStream::pair()?;
     let mut child = spawn(hold, state, root, theirs, &noise)?;
-    // A thread of its own, so not before the fork.
+    // It starts a thread, so not before the fork.
     let jobs = hold.serve_jobs(jobs, &state.cgroup)?;
     frames::send(
         &ours,
@@ -206,7 +206,7 @@ fn run_engine(
             idle: &mut |_| {},
         },
     );
-    // systemd removes a scope with its last process, and what it counted with it, maybe between two figures.
+    // systemd removes a scope with its last process, and its counters with it, possibly between two reads.
     let last = state.cgroup.figures();
     let figures = Figures {
         cpu_us: last.cpu_us.or(before.cpu_us),
@@ -238,13 +238,13 @@ fn run_engine(
     }
 }
 
-/// Waits for a process that was killed; one that the kernel does not let go is no reason to wait for ever.
+/// Waits for a killed process, but not for ever if the kernel holds it.
 fn await_end(child: &mut Child) -> Result<()> {
     let until = Instant::now() + PATIENCE;
     while child.try_wait()?.is_none() {
         if Instant::now() > until {
             return Err(Error::unexpected(
-                "systemd-nspawn was killed and does not end",
+                "systemd-nspawn was killed but does not exit",
             ));
         }
         std::thread::sleep(Duration::from_millis(2));
@@ -252,7 +252,7 @@ fn await_end(child: &mut Child) -> Result<()> {
     Ok(())
 }
 
-/// Makes the error for an engine that ended before the agent answered, from what it wrote.
+/// Makes the error for an engine that ended before the agent answered, from its output.
 #[expect(clippy::disallowed_types, reason = "the file has no name")]
 fn engine_error(noise: &mut std::fs::File) -> Error {
     use std::io::{Read as _, Seek as _, SeekFrom};
@@ -262,7 +262,7 @@ fn engine_error(noise: &mut std::fs::File) -> Error {
         .and_then(|_| noise.take(4096).read_to_string(&mut text));
     let said = match read {
         Ok(_) if !text.trim().is_empty() => text.trim().to_owned(),
-        _ => "it said nothing".to_owned(),
+        _ => "it printed nothing".to_owned(),
     };
     Error::unavailable("systemd-nspawn did not start the container")
         .source(said)
@@ -305,8 +305,8 @@ fn spawn(
         .stdin(Stdio::from(OwnedFd::from(agent)))
         .stdout(Stdio::from(noise.try_clone()?))
         .stderr(Stdio::from(noise.try_clone()?));
-    // SAFETY: between fork and exec the closure only makes system calls, on files opened before: it allocates nothing and
-    // takes no lock that another thread could hold.
+    // SAFETY: between fork and exec the closure only makes system calls, on files opened before: it allocates nothing
+    // and takes no lock that another thread could hold.
     unsafe {
         command.pre_exec(move || {
             nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;

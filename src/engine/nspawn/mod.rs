@@ -1,7 +1,7 @@
 //! Owns systemd-nspawn: its command line, a pure function from a container to arguments; `hold` runs it.
 //!
-//! Works with systemd 249 to 258. Facts behind the choices: nspawn reads `.nspawn` files beside the tree unless
-//! told not to (CVE-2026-40226); it mounts a small tmpfs over `/tmp` unless its environment says otherwise.
+//! Works with systemd 249 to 258. Background: nspawn reads `.nspawn` files beside the tree unless told not to
+//! (CVE-2026-40226); it mounts a small tmpfs over `/tmp` unless its environment says otherwise.
 
 mod hold;
 
@@ -11,7 +11,7 @@ pub(super) use hold::hold;
 
 use super::Container;
 
-/// Where rockenv's binary is inside every container.
+/// Path of rockenv's binary inside every container.
 pub const PROGRAM: &str = "/run/rockenv/bin/rockenv";
 
 /// Environment of systemd-nspawn itself; `/tmp` comes from the store instead of a tmpfs in memory.
@@ -34,8 +34,8 @@ pub fn argv(container: &Container, root: &Path, program: &Path) -> Vec<String> {
         "--link-journal=no",
         "--timezone=off",
         "--hostname=rockenv",
-        // With these, root inside could remount what is bound read-only, open files of the host by their handles,
-        // and start the container again. Docker gives none of them either.
+        // With these capabilities, root inside could remount read-only binds, open host files by their handles, and
+        // restart the container. Docker grants none of them either.
         "--drop-capability=CAP_SYS_ADMIN,CAP_DAC_READ_SEARCH,CAP_SYS_BOOT",
     ]
     .map(str::to_owned)
@@ -74,7 +74,7 @@ pub fn argv(container: &Container, root: &Path, program: &Path) -> Vec<String> {
     argv
 }
 
-/// Escapes what separates the parts of a bind: `:` and the escape itself.
+/// Escapes the separator of a bind's parts, `:`, and the escape character itself.
 fn escape(path: &Path) -> String {
     path.to_string_lossy()
         .replace('\\', "\\\\")

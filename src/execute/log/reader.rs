@@ -10,19 +10,19 @@ use nix::unistd::Whence;
 use super::left_out_line;
 use crate::sys::error::Result;
 
-/// Reads lines from where it is on.
+/// Reads lines from its position on.
 #[derive(Debug)]
 pub struct Reader {
     file: fs::File,
     at: u64,
-    /// What follows the last line end.
+    /// The data after the last newline.
     pending: Vec<u8>,
-    /// Bytes of a hole since then.
+    /// Bytes of a hole skipped since then.
     skipped: u64,
 }
 
 impl Reader {
-    /// Opens a log at its begin.
+    /// Opens a log at its beginning.
     pub fn open(path: &Path) -> Result<Self> {
         Ok(Self {
             file: fs::File::open(path)?,
@@ -32,7 +32,7 @@ impl Reader {
         })
     }
 
-    /// Returns whole lines that were written since, without the last line's end; `None` where there are none now.
+    /// Returns the whole lines that were written since, without the last newline; `None` if there are none now.
     pub fn lines(&mut self) -> Result<Option<Vec<u8>>> {
         let mut buffer = vec![0; 64 << 10];
         loop {
@@ -43,7 +43,7 @@ impl Reader {
             }
             self.at += count as u64;
             let mut read = &buffer[..count];
-            // Every line begins with its time, so what is zero there is what is left of a page with a hole.
+            // Every line begins with its time, so a leading zero byte is the rest of a page with a hole.
             if self.pending.is_empty() {
                 let text = read.iter().position(|byte| *byte != 0);
                 let zeros = text.unwrap_or(read.len());
@@ -63,7 +63,7 @@ impl Reader {
         }
     }
 
-    /// Returns what comes after the last line end, once nothing more is written.
+    /// Returns the data after the last newline, once the log is complete.
     pub fn rest(&mut self) -> Option<Vec<u8>> {
         (!self.pending.is_empty()).then(|| std::mem::take(&mut self.pending))
     }
@@ -72,7 +72,7 @@ impl Reader {
         let at = i64::try_from(self.at).map_err(|_| Errno::EFBIG)?;
         let data = match nix::unistd::lseek(self.file.file(), at, Whence::SeekData) {
             Ok(data) => u64::try_from(data).unwrap_or(self.at),
-            // The end, or a file system that does not know its holes.
+            // The end, or a file system without hole detection.
             Err(Errno::ENXIO | Errno::EINVAL | Errno::EOPNOTSUPP) => return Ok(()),
             Err(error) => return Err(error.into()),
         };

@@ -1,8 +1,9 @@
-//! Owns views for services: a service mounts by itself, in a namespace that rockenv is not in, and is handed a copy of the
-//! source that belongs to the env. Blocks are shared where the file system of the store can.
+//! Owns views for services. A service mounts in its own namespace, out of rockenv's reach, so it gets a copy of the
+//! source that belongs to the env. Blocks are shared if the store's file system can.
 //!
-//! The copy that steps write to is the stack's upper. Before later hooks are applied it is frozen, and they are applied to
-//! a copy of it, so that what steps wrote before them can be gone back to. A copy is in the stack only when all is in it.
+//! The copy that steps write to is the stack's upper. Before later hooks are applied it is frozen, and they are
+//! applied to a copy of it, so that steps' earlier writes can be restored. A copy is in the stack only once it is
+//! complete.
 
 use std::path::Path;
 
@@ -17,7 +18,7 @@ use crate::tree;
 use crate::ui::event::Event;
 
 impl Execution<'_, '_> {
-    /// Brings the copy to the hooks that a step is to see, of which the stack has the first `there`.
+    /// Brings the copy up to the hooks that a step is to see; the stack has the first `there` of them.
     pub(super) fn copied(
         &mut self,
         sight: &Sight<'_>,
@@ -52,7 +53,7 @@ impl Execution<'_, '_> {
         if made.copied_bytes > 0 {
             self.reporter.emit(&Event::Warning {
                 message: format!(
-                    "{} of `{}` copied for the hooks: with systemd-nspawn, or where files can share blocks, nothing is",
+                    "copied {} of `{}` for hooks; systemd-nspawn, or a file system with shared blocks, avoids the copy",
                     crate::ui::size::bytes(made.copied_bytes),
                     source.display()
                 ),

@@ -1,7 +1,9 @@
-//! Owns what people changed by hand in a view, by `exec` and `shell`: before the layer that has it is thrown away, it is put aside.
+//! Owns files that people edited by hand in a view, by `exec` and `shell`: they are moved aside before their layer is
+//! removed.
 //!
-//! A step makes again what it wrote; nobody makes again what somebody typed. `hand` has a line for each command: when it began, and
-//! another with both ends when it ended. A file whose change time lies between these was changed by it.
+//! A step makes its own files again; nobody can make manual edits again. The file `hand` has a line when a command
+//! begins, and another with both times when it ends. A file whose change time lies between the two was changed by
+//! that command.
 
 use std::io::Write as _;
 use std::os::unix::fs::MetadataExt as _;
@@ -12,11 +14,11 @@ use jiff::Timestamp;
 
 use crate::sys::error::Result;
 
-/// The file with the commands.
+/// The file that lists the commands.
 pub(super) const COMMANDS: &str = "hand";
-/// How directories with what was put aside begin.
+/// Prefix of directories for files moved aside.
 pub(super) const KEPT: &str = "kept-";
-/// How far the clock of file systems may be behind, in nanoseconds.
+/// How far a file system's clock may be behind, in nanoseconds.
 const BEHIND: i128 = 20_000_000;
 
 /// A command that may write to the views of an env, from its start to its end.
@@ -27,7 +29,7 @@ pub struct ByHand {
 }
 
 impl ByHand {
-    /// Writes down that a command begins.
+    /// Records that a command begins.
     pub fn begin(env: &Path) -> Result<Self> {
         let began = now();
         let mut files = Vec::new();
@@ -39,7 +41,7 @@ impl ByHand {
         Ok(Self { files, began })
     }
 
-    /// Writes down that it ended. Where nobody does, it counts as running.
+    /// Records that it ended. Without this record it counts as running.
     pub fn end(self) -> Result<()> {
         for file in &self.files {
             append(file, &format!("{} {}\n", self.began, now()))?;
@@ -69,7 +71,8 @@ fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
     paths.collect()
 }
 
-/// Moves the files of a layer that were changed by hand below `into`, which is made for the first. Returns whether there were any.
+/// Moves the layer's files that were changed by hand below `into`, made for the first one. Returns whether there were
+/// any.
 pub(super) fn keep(commands: &str, layer: &Path, into: &Path) -> Result<bool> {
     let times = times(commands);
     if times.is_empty() || !fs::symlink_metadata(layer)?.is_dir() {
@@ -111,7 +114,7 @@ fn keep_below(times: &[(i128, i128)], from: &Path, into: &Path) -> Result<bool> 
         let by_hand = times
             .iter()
             .any(|(began, end)| (began - BEHIND..=*end).contains(&changed));
-        // Not what says that a file is gone.
+        // Markers of deleted files are not kept.
         if by_hand && (found.is_file() || found.is_symlink()) {
             fs::create_dir_all(into)?;
             fs::rename(&path, into.join(name))?;

@@ -1,4 +1,5 @@
-//! Owns hooks' scripts: running one in a container of its env, on the env's own view of the source, and what it changed there.
+//! Owns hooks' scripts: running one in a container of its env, on the env's own view of the source, and checking its
+//! changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
@@ -14,7 +15,7 @@ use crate::sys::error::{Error, Kind, Result};
 use crate::tree::{file, overlay};
 
 impl Execution<'_, '_> {
-    /// Runs a hook's script in a container of the step's kind, with `shown` in the place of the volume.
+    /// Runs a hook's script in a container like the step's, with `shown` in place of the volume.
     pub(super) fn script(
         &mut self,
         sight: &Sight<'_>,
@@ -64,8 +65,8 @@ impl Execution<'_, '_> {
 }
 
 impl Script {
-    /// Refuses a script that changed something else than it says. What is as the hook's patches and edits `made` it in the
-    /// directory `inside` was not changed by the script.
+    /// Refuses a script that changed other files than it declares. Files that equal what the hook's patches and edits
+    /// `made` in the directory `inside` were not changed by the script.
     pub(super) fn check(
         &self,
         hook: &Hook,
@@ -78,7 +79,7 @@ impl Script {
                 Change::Write { bytes, .. } => {
                     matches!(file::read(inside, path), Ok(file::Entry::File { bytes: now, .. }) if now == *bytes)
                 }
-                // In a layer a character device stands for what is not there.
+                // In a layer, a character device marks a deleted file.
                 Change::Remove => !matches!(file::read(inside, path), Ok(file::Entry::File { .. })),
             };
             if same {
@@ -97,26 +98,26 @@ impl Script {
             }
         };
         Err(hook.refuses(format!(
-            "its script should change {}, and changed {}",
+            "its script should change {}, but changed {}",
             list(&said),
             list(&changed)
         )))
     }
 }
 
-/// What tells that a file is the one that was there: nobody can set a change time.
+/// Identifies an unchanged file: nobody can set a change time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Identity {
     inode: u64,
     changed: (i64, i64),
 }
 
-/// The files of a directory at one time, directories left out.
+/// The files of a directory at one time, without directories.
 #[derive(Debug)]
 pub(super) struct Look(BTreeMap<PathBuf, Identity>);
 
 impl Look {
-    /// Looks at a directory in which nobody writes meanwhile.
+    /// Lists a directory that nobody writes to meanwhile.
     pub(super) fn at(top: &Path) -> Result<Self> {
         let mut found = BTreeMap::new();
         for path in files(top)? {
@@ -130,7 +131,7 @@ impl Look {
         Ok(Self(found))
     }
 
-    /// Returns the files that are not in `later` as they are here, or only there.
+    /// Returns the files that differ in `later` or are missing there.
     pub(super) fn differences(&self, later: &Self) -> BTreeSet<PathBuf> {
         let (before, after) = (&self.0, &later.0);
         let touched = before
@@ -141,8 +142,8 @@ impl Look {
     }
 }
 
-/// Returns the files that a layer changes, makes or removes, on what lies `below` it, topmost first. `at` is a place to mount
-/// that.
+/// Returns the files that a layer changes, makes or removes on top of the layers `below` it, topmost first. `at` is a
+/// mount point for that.
 pub(super) fn changed_in(layer: &Path, below: &[PathBuf], at: &Path) -> Result<BTreeSet<PathBuf>> {
     let (mut found, mut hidden) = (BTreeSet::new(), Vec::new());
     let mut left = vec![PathBuf::new()];
@@ -166,7 +167,7 @@ pub(super) fn changed_in(layer: &Path, below: &[PathBuf], at: &Path) -> Result<B
     if hidden.is_empty() {
         return Ok(found);
     }
-    // A directory that was removed, or made anew in its place, is all the files that were in it.
+    // A removed or replaced directory stands for all the files that were in it.
     fs::create_dir_all(at)?;
     let gone = overlay::in_throw_away_namespace(|| -> Result<BTreeSet<PathBuf>> {
         overlay::mount(below, None, at, true)?;
@@ -189,7 +190,7 @@ pub(super) fn changed_in(layer: &Path, below: &[PathBuf], at: &Path) -> Result<B
     Ok(found)
 }
 
-/// Lists what is below a directory but directories, by paths below it.
+/// Lists everything below a directory except directories, by paths relative to it.
 fn files(top: &Path) -> Result<Vec<PathBuf>> {
     let (mut found, mut left) = (Vec::new(), vec![PathBuf::new()]);
     while let Some(directory) = left.pop() {

@@ -1,21 +1,20 @@
-//! Owns what is remembered of a view: its layers, and what of them still fits. Pure.
+//! Owns the record of a view: its layers, and which of them still fit. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// The layers of a view.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Stack {
-    /// Fingerprint of the source that they lie on.
+    /// Fingerprint of the source below them.
     pub(super) base: String,
     /// From the bottom up.
     pub(super) layers: Vec<Layer>,
-    /// The layer that takes what steps write; always the topmost.
+    /// The layer that steps write to; always the topmost.
     #[serde(default, deserialize_with = "crate::plan::checked::names")]
     pub(super) upper: Option<String>,
-    /// When files were first given the content that hooks gave them: made again, they look as old, and nothing that was
+    /// When files first got the content that hooks gave them. Made again, they get the same times, so that nothing
     /// built from them is built again.
     pub(super) times: BTreeMap<PathBuf, Time>,
 }
@@ -25,7 +24,7 @@ pub(super) struct Layer {
     /// Its directory.
     #[serde(deserialize_with = "crate::plan::checked::names")]
     pub(super) id: String,
-    /// Digest of the hook that made it; nothing where steps did.
+    /// Digest of the hook that made it; `None` if steps did.
     pub(super) hook: Option<String>,
 }
 
@@ -37,9 +36,9 @@ pub(super) struct Time {
 }
 
 impl Stack {
-    /// Drops what does not belong to these hooks on this source; returns how many of the hooks are there.
+    /// Drops layers that do not belong to these hooks on this source; returns how many of the hooks remain.
     ///
-    /// What steps wrote stays as long as nothing below it changes.
+    /// Steps' writes stay as long as nothing below them changes.
     pub(super) fn fit(&mut self, base: &str, hooks: &[&str]) -> usize {
         if self.base != base {
             base.clone_into(&mut self.base);
@@ -61,7 +60,7 @@ impl Stack {
         there
     }
 
-    /// Returns the layers below what steps write, topmost first.
+    /// Returns the layers below the upper one, topmost first.
     pub(super) fn lowers(&self, directory: &Path) -> Vec<PathBuf> {
         let layers = self.layers.iter().rev();
         layers.map(|layer| directory.join(&layer.id)).collect()
@@ -107,7 +106,7 @@ mod tests {
         let all = [("1", Some("a")), ("w", None), ("2", Some("b"))];
         assert_eq!(fitted(&all, "f1", &["a", "b"]), (2, "1 w 2|u".into()));
         assert_eq!(fitted(&all, "f1", &["a", "b", "c"]), (2, "1 w 2|u".into()));
-        // Back before the second hook: what was written with it is gone, what was before it stays.
+        // Back before the second hook: later writes are gone, earlier ones stay.
         assert_eq!(fitted(&all, "f1", &["a"]), (1, "1 w|".into()));
         assert_eq!(fitted(&all, "f1", &["a", "x"]), (1, "1 w|".into()));
         assert_eq!(fitted(&all, "f1", &["b"]), (0, "|".into()));

@@ -1,7 +1,7 @@
-//! Owns fetching several files at once into the download cache, each from the first of its addresses, or their mirrors, that
-//! has it.
+//! Owns fetching several files at once into the download cache, each from the first of its addresses, or their
+//! mirrors, that has it.
 //!
-//! Plain `http` is taken as well: what a file must be is decided by its digest, and by nobody who sends it.
+//! Plain `http` is accepted: the digest decides whether a file is right, whoever sends it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,23 +13,22 @@ use crate::image::fetch::{self, Meter, POLL, Size, Wanted};
 use crate::sys::checksum::Checksum;
 use crate::sys::error::{Error, Kind, Result};
 
-/// Downloads at a time.
+/// Parallel downloads.
 const PARALLEL: usize = 6;
-/// More bytes than these are no source code.
+/// Maximum size of source code, in bytes.
 const LARGEST: u64 = 4 << 30;
 
 /// A file to fetch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
-    /// What messages call it.
+    /// Its name in messages.
     pub(crate) name: String,
-    /// Where it can be had.
+    /// Its addresses.
     pub(crate) urls: Vec<String>,
-    /// What it must be.
     pub(crate) checksum: Checksum,
 }
 
-/// Fetches those that are not there; returns the paths, in the order of the pieces.
+/// Fetches missing files; returns the paths, in the order of the pieces.
 pub(crate) fn fetch_all(
     pieces: &[Piece],
     blobs: &Path,
@@ -38,12 +37,12 @@ pub(crate) fn fetch_all(
     progress: &mut dyn FnMut(u64),
 ) -> Result<Vec<PathBuf>> {
     let meter = Meter::default();
-    // A thread of its own: the caller's may already be running a tokio runtime.
+    // A separate thread: the caller's may already be running a tokio runtime.
     std::thread::scope(|scope| {
         let worker = scope.spawn(|| {
             fetch::run(cancel, async {
                 let client = fetch::client(false)?;
-                // Where one cannot be had, none is begun any more; those under way come to their end.
+                // After a failure no download is begun; those in progress finish.
                 let failed = AtomicBool::new(false);
                 let found: Vec<Option<Result<PathBuf>>> = futures_util::stream::iter(pieces)
                     .map(async |piece| {
@@ -107,18 +106,18 @@ async fn one(
     let (kind, help) = match error.kind() {
         Kind::Drift => (
             Kind::Drift,
-            "a mirror of that host in the configuration may have the right one: [mirror]",
+            "try a mirror of that host: [mirror] in the configuration",
         ),
         kind => (
             kind,
-            "run the same command again, and it goes on; [mirror] in the configuration names another place for that host",
+            "run the same command again to resume, or set a mirror of that host: [mirror] in the configuration",
         ),
     };
     let what = format!("cannot fetch `{}` from `{url}`", piece.name);
     Err(Error::new(kind, what).source(error).help(help))
 }
 
-/// Returns the address at the user's mirror of the host, where there is one.
+/// Returns the address at the user's mirror of the host, if there is one.
 fn mirrored(url: &str, mirrors: &BTreeMap<String, String>) -> String {
     let parts = url.split_once("://").map(|(_, rest)| rest);
     let parts = parts.map(|rest| rest.split_once('/').unwrap_or((rest, "")));
@@ -138,7 +137,7 @@ mod tests {
 
     use super::*;
 
-    /// Serves `/a` and `/b` with their own names as content, and nothing else; notes what was asked for.
+    /// Serves `/a` and `/b` with their own names as content, and nothing else; records the requests.
     fn serve() -> (String, Arc<Mutex<Vec<String>>>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let host = listener.local_addr().unwrap().to_string();
@@ -211,7 +210,7 @@ mod tests {
             .join("sha256")
             .join(hex::encode(Sha256::digest("b")));
         assert_eq!(fs_err::read_to_string(&known).unwrap(), "b");
-        // What `gc` took is fetched again, whatever still leads to it.
+        // Files that `gc` removed are fetched again, even if a link to them remains.
         fs_err::remove_file(&known).unwrap();
         fetch(&pieces, blobs.path(), None).unwrap();
         assert_eq!(seen.lock().unwrap().len(), 3);

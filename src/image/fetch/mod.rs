@@ -1,6 +1,6 @@
-//! Owns the download cache `blobs/sha256/<digest>`: what is there under its digest had it when it was put there, and is
-//! verified again before it is used, because disks rot. What is being downloaded has another name, from which an
-//! interrupted download goes on. What is asked for by another digest is there under that one as a link.
+//! Owns the download cache `blobs/sha256/<digest>`. A file had its digest when it was put there, and is verified
+//! again before use, because disks fail. Downloads in progress have another name, from which an interrupted download
+//! resumes. A file requested by another digest is there under that one as a link.
 
 pub(crate) mod fetch_all;
 
@@ -21,17 +21,17 @@ use sha2::digest::DynDigest;
 
 pub(crate) const POLL: Duration = Duration::from_millis(100);
 
-/// How long a server may send next to nothing, where nothing else is configured.
+/// Default time that a server may send almost nothing.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Bytes a second below which a server sends next to nothing.
+/// Slower than this counts as almost nothing, in bytes per second.
 const SLOWEST: u64 = 1 << 10;
-/// What one attempt has to bring to be worth another one, and how many that bring less are made.
+/// An attempt that brings this many bytes is worth another one; the second number limits attempts that bring less.
 const WORTHWHILE: u64 = 64 << 10;
 const MOST_POOR: u32 = 2;
 
 static CONFIGURED: OnceLock<Duration> = OnceLock::new();
 
-/// Settles how long a server may send next to nothing, once.
+/// Sets the time that a server may send almost nothing, once.
 pub(crate) fn configure(patience: Option<Duration>) {
     if let Some(patience) = patience {
         // The second caller read the same configuration.
@@ -39,17 +39,17 @@ pub(crate) fn configure(patience: Option<Duration>) {
     }
 }
 
-/// Returns how long a server may send next to nothing.
+/// Returns the time that a server may send almost nothing.
 pub(crate) fn patience() -> Duration {
     CONFIGURED.get().copied().unwrap_or(PATIENCE)
 }
 
-/// Returns how long a registry may take nothing, or think about what it has got: some hash all of it again.
+/// Returns the time that a registry may accept nothing, or process an upload: some hash all of it again.
 pub(crate) fn long_patience() -> Duration {
     patience() * 10
 }
 
-/// How far downloads are; shared with the thread that waits for them.
+/// Progress of downloads; shared with the waiting thread.
 #[derive(Debug, Default)]
 pub(crate) struct Meter {
     pub(crate) done: AtomicU64,
@@ -58,35 +58,35 @@ pub(crate) struct Meter {
 }
 
 impl Meter {
-    /// Returns what was downloaded so far, and how much there is in all if that is known.
+    /// Returns the bytes downloaded so far, and the total if known.
     pub(crate) fn read(&self) -> (u64, Option<u64>) {
         let total = Some(self.total.load(Ordering::Relaxed)).filter(|total| *total > 0);
         (self.done.load(Ordering::Relaxed), total)
     }
 }
 
-/// What is to be downloaded.
+/// A file to download.
 #[derive(Debug)]
 pub(super) struct Wanted<'a> {
-    /// What messages call it.
+    /// Its name in messages.
     pub(super) name: &'a str,
-    /// How its digest is computed.
+    /// The algorithm of its digest.
     pub(super) algorithm: Algorithm,
     /// Its digest, in hexadecimal digits.
     pub(super) digest: &'a str,
     pub(super) size: Size,
 }
 
-/// How many bytes a download has.
+/// The size of a download.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Size {
-    /// What refers to it says so; anything else is refused.
+    /// Declared by the document that refers to it; any other size is refused.
     Exactly(u64),
     AtMost(u64),
 }
 
 impl Size {
-    /// Refuses a size that is another one.
+    /// Refuses a different size.
     fn check(self, name: &str, found: u64) -> Result<()> {
         let wrong = match self {
             Self::Exactly(size) if found != size => format!("not {size} as the image says"),
@@ -105,7 +105,7 @@ impl Size {
     }
 }
 
-/// Returns the path of the blob with this SHA-256, downloading it if need be.
+/// Returns the path of the blob with this SHA-256, downloading it if necessary.
 pub(crate) fn fetch(
     url: &str,
     sha256: &str,
@@ -131,7 +131,7 @@ fn fetch_by(
         digest: sha256,
         size: Size::AtMost(u64::MAX),
     };
-    // A thread of its own: the caller's may already be running a tokio runtime.
+    // A separate thread: the caller's may already be running a tokio runtime.
     std::thread::scope(|scope| {
         let worker = scope.spawn(|| {
             run(cancel, async {
@@ -183,8 +183,8 @@ pub(super) fn client(https_only: bool) -> Result<reqwest::Client> {
     built(builder(https_only)?.read_timeout(patience()))
 }
 
-/// Makes a client for uploads: nothing is to be read until all is sent, however long that takes, and whoever writes it to a busy disk
-/// takes nothing for a while.
+/// Makes a client for uploads. It has no read timeout, because nothing is received until all is sent, and a server
+/// with a busy disk may accept nothing for a while.
 pub(super) fn upload_client(https_only: bool) -> Result<reqwest::Client> {
     built(builder(https_only)?.tcp_user_timeout(long_patience()))
 }
@@ -193,7 +193,7 @@ fn builder(https_only: bool) -> Result<reqwest::ClientBuilder> {
     install_cryptography();
     Ok(reqwest::Client::builder()
         .tls_certs_merge(Authorities::of_clients()?)
-        // Holds for redirects too.
+        // Applies to redirects too.
         .https_only(https_only)
         .connect_timeout(patience() / 2)
         .user_agent(USER_AGENT))
@@ -207,9 +207,9 @@ fn built(builder: reqwest::ClientBuilder) -> Result<reqwest::Client> {
 
 pub(super) const USER_AGENT: &str = concat!("rockenv/", env!("CARGO_PKG_VERSION"));
 
-/// Gives rustls its cryptography, without which no client can be made.
+/// Installs rustls's cryptography, which every client needs.
 pub(super) fn install_cryptography() {
-    // Fails only if somebody else has installed one already, which is as good.
+    // Fails only if one is installed already, which is as good.
     drop(rustls::crypto::ring::default_provider().install_default());
 }
 
@@ -225,12 +225,12 @@ pub(super) fn failed(name: &str, error: reqwest::Error) -> Error {
     Error::unavailable(format!("cannot download `{name}`")).source(error.without_url())
 }
 
-/// What a server sends, as long as it comes fast enough.
+/// A server's answer, as long as it comes fast enough.
 pub(super) struct Body<'a> {
     response: Response,
-    /// What messages call it.
+    /// Its name in messages.
     name: &'a str,
-    /// Since when `bytes` came.
+    /// Start of the interval in which `bytes` came.
     since: Instant,
     bytes: u64,
 }
@@ -245,7 +245,7 @@ impl<'a> Body<'a> {
         }
     }
 
-    /// Returns the next piece, nothing at the end.
+    /// Returns the next piece; `None` at the end.
     async fn chunk(&mut self) -> Result<Option<Bytes>> {
         let patience = patience();
         let left = patience.saturating_sub(self.since.elapsed());
@@ -266,7 +266,7 @@ impl<'a> Body<'a> {
         Ok(chunk)
     }
 
-    /// Reads all of it; more than so many bytes are refused.
+    /// Reads all of it; refuses more than this many bytes.
     pub(super) async fn whole(mut self, most: u64) -> Result<Vec<u8>> {
         let mut bytes = Vec::new();
         while let Some(chunk) = self.chunk().await? {
@@ -284,7 +284,8 @@ fn too_long(name: &str, most: u64) -> Error {
         .help("the image is damaged or was tampered with; take another")
 }
 
-/// Returns the path of a blob, downloading it if need be; `open` sends the request for what follows a number of bytes.
+/// Returns the path of a blob, downloading it if necessary; `open` sends the request for the rest after a number of
+/// bytes.
 pub(super) async fn obtain(
     wanted: &Wanted<'_>,
     open: impl AsyncFn(u64) -> Result<Response>,
@@ -312,7 +313,8 @@ pub(super) async fn obtain(
                 return Err(error);
             }
             Err(error) => {
-                // A connection that broke is worth another as long as each brings something; a few may bring little.
+                // A broken connection is worth retrying as long as each attempt brings something; a few may bring
+                // little.
                 let have = fs_err::metadata(&partial).map_or(0, |partial| partial.len());
                 poor += u32::from(have < had + WORTHWHILE);
                 if have <= had || poor > MOST_POOR {
@@ -340,14 +342,14 @@ pub(super) async fn obtain(
     Ok(blob)
 }
 
-/// Puts a finished download among those known by SHA-256, and a link to it where it was asked for.
+/// Files a finished download under its SHA-256, with a link under the requested digest.
 async fn file_under_sha256(partial: &Path, blob: &Path, blobs: &Path) -> Result<()> {
     let mut hash = Algorithm::Sha256.hasher();
     hash_on(&mut fs_err::File::open(partial)?, &mut *hash).await?;
     let sha256 = hex::encode(hash.finalize());
     fs_err::create_dir_all(blobs.join("sha256"))?;
     fs_err::rename(partial, blobs.join("sha256").join(&sha256))?;
-    // It leads nowhere where `gc` has removed what it led to.
+    // The link is dangling if `gc` has removed its target.
     if fs_err::symlink_metadata(blob).is_ok() {
         fs_err::remove_file(blob)?;
     }
@@ -357,7 +359,7 @@ async fn file_under_sha256(partial: &Path, blob: &Path, blobs: &Path) -> Result<
     )?)
 }
 
-/// Puts bytes that have this SHA-256 among the blobs.
+/// Stores bytes with this SHA-256 as a blob.
 pub(super) fn keep(bytes: &[u8], sha256: &str, blobs: &Path) -> Result<()> {
     let directory = blobs.join("sha256");
     fs_err::create_dir_all(&directory)?;
@@ -369,7 +371,7 @@ pub(super) fn keep(bytes: &[u8], sha256: &str, blobs: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns whether a blob is there, undamaged; a damaged one is removed.
+/// Returns whether a blob exists, undamaged; removes a damaged one.
 async fn present(blob: &Path, wanted: &Wanted<'_>, meter: &Meter) -> Result<bool> {
     let mut file = match fs_err::File::open(blob) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
@@ -386,7 +388,7 @@ async fn present(blob: &Path, wanted: &Wanted<'_>, meter: &Meter) -> Result<bool
     Ok(true)
 }
 
-/// Hashes a file, letting other work of this thread go on; returns its size.
+/// Hashes a file, yielding to other work of this thread; returns its size.
 async fn hash_on(file: &mut impl Read, hash: &mut dyn DynDigest) -> Result<u64> {
     let mut buffer = vec![0; 256 << 10];
     let mut size = 0;
@@ -402,7 +404,7 @@ async fn hash_on(file: &mut impl Read, hash: &mut dyn DynDigest) -> Result<u64> 
     }
 }
 
-/// Takes the partial file for this process; the kernel frees it if the process dies.
+/// Locks the partial file for this process; the kernel unlocks it if the process dies.
 async fn lock(partial: &Path) -> Result<Flock<std::os::fd::OwnedFd>> {
     loop {
         let file = fs_err::OpenOptions::new()
@@ -413,7 +415,7 @@ async fn lock(partial: &Path) -> Result<Flock<std::os::fd::OwnedFd>> {
             std::os::fd::OwnedFd::from(file.into_file()),
             FlockArg::LockExclusiveNonblock,
         ) {
-            // Unless whoever had it has renamed or removed it meanwhile.
+            // Unless the previous holder has renamed or removed it meanwhile.
             Ok(lock) if names(partial, &lock)? => return Ok(lock),
             Ok(_) => {}
             Err((_, nix::errno::Errno::EWOULDBLOCK)) => tokio::time::sleep(POLL).await,
@@ -431,7 +433,7 @@ fn names(path: &Path, file: &Flock<std::os::fd::OwnedFd>) -> Result<bool> {
     Ok(named.is_ok_and(|named| (named.dev(), named.ino()) == (open.st_dev, open.st_ino)))
 }
 
-/// Brings the partial file to its end and returns the digest of all of it.
+/// Completes the partial file and returns the digest of all of it.
 async fn transfer(
     wanted: &Wanted<'_>,
     open: &impl AsyncFn(u64) -> Result<Response>,
@@ -455,7 +457,7 @@ async fn transfer(
     };
     let starts_again = match response.status() {
         StatusCode::PARTIAL_CONTENT => !resumes,
-        // What is there is longer than what the server has, or the server cannot send a part.
+        // The partial file is longer than the server's, or the server cannot send a part.
         status => status == StatusCode::RANGE_NOT_SATISFIABLE || status.is_success(),
     };
     if have > 0 && starts_again {
@@ -495,7 +497,7 @@ async fn transfer(
     }
     .await;
     if outcome.is_err() {
-        // The next attempt counts what is there anew.
+        // The next attempt counts the existing part anew.
         meter.done.fetch_sub(counted, Ordering::Relaxed);
     }
     outcome.map(|()| hex::encode(hash.finalize()))
@@ -510,12 +512,12 @@ pub(crate) fn verify(path: &Path, sha256: &str, cancel: &AtomicBool) -> Result<(
     }
 }
 
-/// Returns the SHA-256 of what is left to read.
+/// Returns the SHA-256 of the rest of a file.
 pub(crate) fn sha256_of(mut file: impl Read, cancel: &AtomicBool) -> Result<String> {
     digest_of(&mut file, Algorithm::Sha256, cancel)
 }
 
-/// Returns the digest of what is left to read.
+/// Returns the digest of the rest of a file.
 pub(crate) fn digest_of(
     file: &mut impl Read,
     algorithm: Algorithm,
@@ -548,7 +550,9 @@ fn mismatch(path: &Path, algorithm: Algorithm, found: &str, wanted: &str) -> Err
             path.display()
         ),
     )
-    .help("check where the file comes from; if the change is wanted, write its sha256 into the recipe")
+    .help(
+        "check the origin of the file; if the change is intended, write its sha256 into the recipe",
+    )
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
-//! Owns the token servers of registries: a registry answers who is not logged in with the address of one, which hands out tokens, for a
-//! password or to everybody.
+//! Owns the token servers of registries: a registry refers clients that are not logged in to one, which issues
+//! tokens, for a password or to everybody.
 //!
-//! As with Docker and containerd it may be on any host, as Docker Hub's is, and gets the password that the user has for the registry. The
-//! registry was reached by https and names it; so it is asked by https too, and a password goes to another host in no other way.
+//! As with Docker and containerd it may be on any host, as Docker Hub's is, and it gets the user's password for the
+//! registry. The registry was reached by https and names the server, so the server must use https too: a password is
+//! sent to another host in no other way.
 
 use std::borrow::Cow;
 
@@ -15,10 +16,10 @@ use super::credentials::Login;
 use crate::image::fetch::{self, Body};
 use crate::sys::error::{Error, Result};
 
-/// The longest answer with a token, in bytes. Registries take no header of this size.
+/// Maximum size of an answer with a token, in bytes. Registries accept no header of this size.
 const MAX_ANSWER: u64 = 1 << 20;
 
-/// Where a registry's tokens are handed out.
+/// The address of a registry's token server.
 #[derive(Clone, Debug)]
 pub(super) struct TokenServer {
     address: Url,
@@ -32,7 +33,7 @@ struct Answer {
 }
 
 impl TokenServer {
-    /// Returns the one that a registry's answer names; nothing where it asks for no token.
+    /// Returns the token server that a registry's answer names; `None` if it asks for no token.
     pub(super) fn named(answer: &HeaderMap, registry: &Url) -> Result<Option<Self>> {
         let lines = answer.get_all(WWW_AUTHENTICATE).iter();
         let mut challenges = lines
@@ -60,7 +61,7 @@ impl TokenServer {
                 service: parameter("service"),
             })),
             None => Err(Error::invalid(format!(
-                "registry `{}` sends logins to `{}`, which is no {} address",
+                "registry `{}` sends logins to `{}`, which is not an {} address",
                 place(registry),
                 realm.escape_debug(),
                 registry.scheme()
@@ -69,7 +70,7 @@ impl TokenServer {
         }
     }
 
-    /// Asks for a token; nothing where the login does not suffice.
+    /// Requests a token; `None` if the login is not sufficient.
     pub(super) async fn token(
         &self,
         client: &reqwest::Client,
@@ -84,7 +85,7 @@ impl TokenServer {
                 place(registry),
                 place(&self.address)
             ))
-            .help("the registry has to name an https address there, or one at its own host"));
+            .help("the registry must name an https address there, or one at its own host"));
         }
         let asked = tokio::time::timeout(fetch::patience(), self.ask(client, scope, login));
         let outcome = match asked.await {
@@ -132,7 +133,7 @@ impl TokenServer {
             _ => {}
         }
         let answer = Body::new(response, "token").whole(MAX_ANSWER).await?;
-        // The parser's own words could quote a token.
+        // The parser's own error could quote a token.
         let answer: Answer =
             serde_json::from_slice(&answer).map_err(|_| Error::invalid("its answer has none"))?;
         Ok(Some(answer.token))

@@ -1,8 +1,9 @@
-//! Owns what a layer of an OCI image has to hold of a tree: all of it, what an overlay's upper directory has, or what is
-//! different from the tree that it was cloned from.
+//! Owns the content of an OCI layer for a tree: all of it, an overlay's upper directory, or the differences from the
+//! tree that it was cloned from.
 //!
-//! The directories on the way to what changed are in it as well, with what they are now: whoever stacks layers shows the topmost
-//! one's. Files with several names go together: if one of the names changed, all are written, so that they are one file again.
+//! The parent directories of changes are included with their current attributes, because those of the topmost layer
+//! win. Files with several names stay together: if one of the names changed, all are written, so that they are one
+//! file again.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -21,25 +22,25 @@ use crate::sys::signals::stop_if;
 use crate::tree::root_fs::{self, Tree};
 use crate::tree::xattr_names;
 
-/// What goes into a layer.
+/// The content of a layer.
 #[derive(Clone, Debug)]
 pub(crate) enum Changes {
     /// All of a tree.
     Whole(PathBuf),
-    /// An overlay's upper directory, with the kernel's marks for what is deleted.
+    /// An overlay's upper directory, with the kernel's marks for deletions.
     Upper(PathBuf),
-    /// What is different from another tree.
+    /// The differences from another tree.
     Between {
         /// The tree that it was cloned from.
         old: PathBuf,
         /// The tree.
         new: PathBuf,
-        /// A file that nobody touched has the same number and the same change time in both: they are btrfs snapshots.
+        /// An untouched file has the same inode number and change time in both, because they are btrfs snapshots.
         inodes: bool,
     },
 }
 
-/// Writes the archive; returns what it was written to, and how many sockets were left out.
+/// Writes the archive; returns the writer, and the number of skipped sockets.
 pub(crate) fn pack<W: Write>(
     changes: &Changes,
     out: W,
@@ -72,7 +73,7 @@ pub(crate) fn pack<W: Write>(
     if let Some(old) = &old {
         walk.group(old, &root, b"", 0)?;
     }
-    // The root is in every layer: so none is empty, and what it is now is said.
+    // Every layer includes the root, with its current attributes, so none is empty.
     walk.enter(&root, b"", None)?;
     walk.flush()?;
     walk.inside(old.as_ref(), &root, b"", 0)?;
@@ -82,7 +83,7 @@ pub(crate) fn pack<W: Write>(
 
 /// A file with several names, seen from the new tree.
 struct Group {
-    /// Its number in the old tree, if it has one.
+    /// Its inode in the old tree, if it has one.
     old: Option<u64>,
     changed: bool,
 }
@@ -92,9 +93,9 @@ struct Walk<'a, W> {
     cancel: &'a AtomicBool,
     upper: bool,
     inodes: bool,
-    /// By number, files with several names of which not all are what the old tree has.
+    /// By inode: files with several names that differ from the old tree in any of them.
     groups: HashMap<u64, Group>,
-    /// Directories on the way to the present one that are not written yet.
+    /// Parents of the current directory that are not written yet.
     pending: Vec<Option<(OwnedFd, Vec<u8>, FileStat)>>,
 }
 
@@ -105,13 +106,13 @@ fn look(parent: BorrowedFd<'_>, name: &[u8]) -> nix::Result<Option<FileStat>> {
     }
 }
 
-/// Returns what an entry is that is there: frozen trees do not change.
+/// Returns the attributes of an existing entry: frozen trees do not change.
 fn known(parent: BorrowedFd<'_>, name: &[u8]) -> nix::Result<FileStat> {
     fstatat(parent, name, AtFlags::AT_SYMLINK_NOFOLLOW)
 }
 
 fn names(directory: &OwnedFd) -> Result<Vec<Vec<u8>>> {
-    // A descriptor of its own: where one reads in a directory belongs to all duplicates.
+    // Opened again, because all duplicates of a descriptor share the reading position.
     root_fs::names(root_fs::open_directory(directory.as_fd(), b".")?)
 }
 
@@ -132,7 +133,7 @@ impl<W: Write> Walk<'_, W> {
         Ok(depth + 1)
     }
 
-    /// Notes a directory, to be written with the first thing in it; at once where it is new or not what it was.
+    /// Records a directory, to be written before its first content, or at once if it is new or changed.
     fn enter(&mut self, directory: &OwnedFd, path: &[u8], old: Option<&OwnedFd>) -> Result<()> {
         let stat = fstat(directory).context(|| cannot(path))?;
         self.pending
@@ -178,7 +179,7 @@ impl<W: Write> Walk<'_, W> {
                 == (new.st_ino, new.st_ctime, new.st_ctime_nsec)
     }
 
-    /// Writes what is in a directory.
+    /// Writes the content of a directory.
     fn inside(
         &mut self,
         old: Option<&OwnedFd>,
@@ -228,7 +229,7 @@ impl<W: Write> Walk<'_, W> {
         Ok(())
     }
 
-    /// Returns whether an entry that is no directory is what the old tree has under this name.
+    /// Returns whether an entry other than a directory is unchanged from the old tree's under this name.
     fn same(
         &self,
         old: Option<&OwnedFd>,
@@ -250,7 +251,7 @@ impl<W: Write> Walk<'_, W> {
         }
     }
 
-    /// Compares two entries by all that a tree's digest holds.
+    /// Compares two entries by everything that a tree's digest covers.
     fn equal(
         &self,
         old: &OwnedFd,
@@ -260,7 +261,7 @@ impl<W: Write> Walk<'_, W> {
         stat: &FileStat,
         path: &[u8],
     ) -> Result<bool> {
-        // Names that were one file and are not any more would be one again.
+        // Names that were one file and no longer are would become one again.
         if !same_attributes(before, stat)
             || before.st_nlink != stat.st_nlink
             || before.st_rdev != stat.st_rdev
@@ -302,7 +303,7 @@ impl<W: Write> Walk<'_, W> {
         }
     }
 
-    /// Finds the files with several names, and whether all of the names are as they were.
+    /// Finds the files with several names, and whether all of the names are unchanged.
     fn group(&mut self, old: &OwnedFd, new: &OwnedFd, path: &[u8], depth: usize) -> Result<()> {
         let depth = self.deeper(path, depth)?;
         for name in names(new)? {

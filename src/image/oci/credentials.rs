@@ -1,8 +1,8 @@
-//! Owns finding the invoking user's password for a registry: in the files where `docker login` and `podman login` put it, or
-//! kept by a program that such a file names, `docker-credential-NAME`.
+//! Owns finding the invoking user's password for a registry: in the files of `docker login` and `podman login`, or
+//! through a credential helper that such a file names, `docker-credential-NAME`.
 //!
-//! rockenv may be root, and the file somebody's: the program runs as whose file it is. What would run as root is looked for in the
-//! system's directories only.
+//! rockenv may be root, and the file another user's: the helper runs as the file's owner. Helpers that would run as
+//! root are only looked for in the system's directories.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
@@ -19,12 +19,12 @@ use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::process::{Event, Program};
 
 const MAX_FILE: u64 = 1 << 20;
-/// The longest answer of a program, in bytes.
+/// Maximum size of a helper's answer, in bytes.
 const MAX_ANSWER: u64 = 1 << 16;
-/// What programs say instead of a password that they do not have.
+/// What helpers print if they have no password.
 const NOT_FOUND: &str = "credentials not found";
 
-/// What stands for the user's name where there is no password but a token, which only few registries hand out.
+/// Used as user name for a token instead of a password, which only few registries issue.
 const TOKEN: &str = "<token>";
 
 /// A user's name and password.
@@ -36,14 +36,14 @@ pub(super) struct Login {
     pub(super) file: PathBuf,
 }
 
-/// A program that keeps passwords.
+/// A credential helper.
 #[derive(Debug)]
 pub(super) struct Keeper<'a> {
-    /// What follows `docker-credential-` in its name.
+    /// The part of its name after `docker-credential-`.
     name: &'a str,
     /// The registry, as the file writes it.
     server: &'a str,
-    /// The file says that there is a password.
+    /// The file claims that there is a password.
     promised: bool,
     file: &'a Path,
     /// User and group of the file.
@@ -67,7 +67,7 @@ struct Entry {
     auth: Option<String>,
 }
 
-/// What a program answers.
+/// A helper's answer.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Answer {
@@ -75,8 +75,8 @@ struct Answer {
     secret: String,
 }
 
-/// Returns the login for an image: of its repository or what that is in, else of its registry, from the first file that
-/// has one. `ask` asks a program for it.
+/// Returns the login for an image: for its repository or a parent of that, else for its registry, from the first file
+/// that has one. `ask` asks a helper for it.
 pub(super) fn find(
     reference: &Reference,
     host: &str,
@@ -106,7 +106,7 @@ pub(super) fn find(
         });
         let keeper = match (helper, &file.creds_store) {
             (Some((server, name)), _) => Some((name, server.as_str(), true)),
-            // A store keeps what was logged in to, and notes that by an empty entry; others are for all registries.
+            // A store records each login by an empty entry; other helpers are for all registries.
             (None, Some(store)) => {
                 Some((store, entry.map_or(host, |(key, _)| key), entry.is_some()))
             }
@@ -128,7 +128,7 @@ pub(super) fn find(
 }
 
 impl Keeper<'_> {
-    /// Asks the program; `None` where it does not have the password.
+    /// Asks the helper; `None` if it does not have the password.
     pub(super) fn ask(
         &self,
         logins: &Logins,
@@ -173,7 +173,7 @@ impl Keeper<'_> {
             .inherit_env()
             .env("HOME", &logins.home)
             .input(self.server)
-            // It says what is wrong on its standard output.
+            // It prints errors on its standard output.
             .tolerate(1)
             .output(MAX_ANSWER, cancel, &mut |event| {
                 if let Event::Tick = event {
@@ -192,7 +192,7 @@ impl Keeper<'_> {
         }
         let said = String::from_utf8_lossy(&answer);
         let said = said.lines().next().unwrap_or_default();
-        // What looks like an answer may hold a password.
+        // Output that looks like an answer may contain a password.
         if said.contains(NOT_FOUND) || (!self.promised && !said.contains('{')) {
             return Ok(None);
         }
@@ -211,7 +211,7 @@ impl Keeper<'_> {
     }
 }
 
-/// Docker once wrote addresses where hosts are meant.
+/// Docker once wrote URLs instead of hosts.
 fn place(key: &str) -> &str {
     match key.strip_prefix("https://").or(key.strip_prefix("http://")) {
         Some(rest) => rest.split('/').next().unwrap_or(rest),
@@ -243,7 +243,7 @@ fn read(path: &Path) -> Result<Option<File>> {
         }
         Err(error) => return Err(error.into()),
     };
-    // The parser's own words could quote what is in the file.
+    // The parser's own error could quote the file.
     let read: File = serde_json::from_slice(&text).map_err(|error| {
         Error::invalid(format!(
             "`{}` is not a file of registry logins: see line {}",

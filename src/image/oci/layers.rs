@@ -1,8 +1,9 @@
-//! Owns the layers of a container image: archives extracted over each other, each of which may delete what those before
-//! it made.
+//! Owns the layers of a container image: archives extracted over each other, each of which may delete files of
+//! earlier ones.
 //!
-//! A deletion ("whiteout") is an entry `.wh.NAME`, or `.wh..wh..opq` for all that is in a directory. It means the layers
-//! below and never its own, wherever in the layer it stands; so what the current layer made has to be known.
+//! A deletion ("whiteout") is an entry `.wh.NAME`, or `.wh..wh..opq` for all content of a directory. It applies to
+//! the layers below and never to its own, wherever in the layer it is; so the entries of the current layer must be
+//! tracked.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher as _, RandomState};
@@ -23,27 +24,28 @@ use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::tree::{root_fs, xattr_names};
 
 pub(crate) const WHITEOUT: &[u8] = b".wh.";
-/// aufs kept its own files under such names, and some old images still carry them.
+/// aufs kept its own files under such names, and some old images still have them.
 const AUFS: &[u8] = b".wh..wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
 
-/// What becomes of deletions.
+/// How deletions are handled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Deletions {
     /// They are carried out.
     #[default]
     Apply,
-    /// They become overlayfs's: the directory is one layer of an overlay, and what is deleted lies in those below.
+    /// They become overlayfs whiteouts: the directory is one layer of an overlay, and the deleted files are in lower
+    /// ones.
     Keep,
 }
 
-/// What the layer being extracted has made so far.
+/// The entries of the current layer so far.
 #[derive(Debug, Default)]
 pub(crate) struct Layer {
     deletions: Deletions,
     /// Whether there are layers below; the lowest one has nothing to delete.
     is_upper: bool,
-    /// Hashes of paths: eight bytes for each, as an image has hundreds of thousands.
+    /// Hashes of paths: eight bytes each, because an image has hundreds of thousands.
     touched: HashSet<u64>,
     hasher: RandomState,
 }
@@ -61,7 +63,7 @@ impl<'a> Layers<'a> {
         Ok(Self { unpacker })
     }
 
-    /// Starts with what lower layers made: a tree, or an empty directory that an overlay shows above theirs.
+    /// Starts on top of lower layers: a tree, or an empty directory that an overlay mounts above theirs.
     pub(crate) fn upon(into: &Path, options: &'a Options, deletions: Deletions) -> Result<Self> {
         let mut layers = Self::new(into, options)?;
         layers.unpacker.layer = Some(Layer {
@@ -70,7 +72,7 @@ impl<'a> Layers<'a> {
             ..Layer::default()
         });
         for path in options.left_out {
-            // Nor does it go when a directory around it is emptied.
+            // Emptying a directory around it must not remove it either.
             for (at, _) in path.match_indices('/') {
                 layers.unpacker.touch(&path.as_bytes()[..at]);
             }
@@ -101,12 +103,12 @@ impl<'a> Layers<'a> {
             return Err(Error::new(
                 Kind::Drift,
                 format!(
-                    "the layer's content has SHA-256 {found}, and the image's configuration says {sha256}"
+                    "the layer's content has SHA-256 {found}, but the image's configuration says {sha256}"
                 ),
             )
             .help("the image is damaged or was tampered with; take another"));
         }
-        // Directories stay open by name from the root, and what they are called may change with each layer.
+        // Open directories are cached by name, and each layer may change what a name means.
         unpacker.stack.clear();
         if let Some(layer) = &mut unpacker.layer {
             layer.is_upper = true;
@@ -129,7 +131,7 @@ struct Hashed<R> {
 }
 
 impl<R: BufRead> Hashed<R> {
-    /// Reads what follows the archive's end, which is hashed too, and returns the digest of all.
+    /// Reads the data after the archive's end, which is hashed too, and returns the digest of all.
     fn finish(mut self) -> Result<String> {
         loop {
             let amount = self
@@ -158,7 +160,7 @@ impl<R: BufRead> BufRead for Hashed<R> {
     }
 
     fn consume(&mut self, amount: usize) {
-        // What is consumed was in the buffer already, so this reads nothing and cannot fail.
+        // The consumed bytes are buffered, so this reads nothing and cannot fail.
         if amount > 0
             && let Ok(buffer) = self.inner.fill_buf()
         {
@@ -169,7 +171,7 @@ impl<R: BufRead> BufRead for Hashed<R> {
 }
 
 impl Unpacker<'_> {
-    /// Notes that the current layer made this path, or something below it.
+    /// Records that the current layer made this path, or something below it.
     pub(crate) fn touch(&mut self, path: &[u8]) {
         if let Some(layer) = &mut self.layer
             && layer.is_upper
@@ -178,7 +180,6 @@ impl Unpacker<'_> {
         }
     }
 
-    /// Whether there are layers below the current one.
     pub(crate) fn is_upper(&self) -> bool {
         self.layer.as_ref().is_some_and(|layer| layer.is_upper)
     }
@@ -189,14 +190,14 @@ impl Unpacker<'_> {
             .is_none_or(|layer| layer.touched.contains(&layer.hasher.hash_one(path)))
     }
 
-    /// Carries out the deletion that an entry stands for; false if it is an ordinary entry.
+    /// Carries out the deletion of an entry; false if it is a normal entry.
     pub(crate) fn whiteout(&mut self, components: &[&[u8]], entry: &[u8]) -> Result<bool> {
         let Some((name, parents)) = components.split_last() else {
             return Ok(false);
         };
         if parents.iter().any(|part| part.starts_with(WHITEOUT)) {
             return Err(refused(format!(
-                "entry `{}` lies in a directory that is a deletion",
+                "entry `{}` is inside a deleted directory",
                 lossy(entry)
             )));
         }
@@ -231,7 +232,7 @@ impl Unpacker<'_> {
                 Ok(parent) => parent,
                 // There is nothing to delete.
                 Err(Errno::ENOENT) => return Ok(true),
-                // Whoever followed a link here would delete something else.
+                // Following a link here would delete something else.
                 Err(Errno::ENOTDIR | Errno::ELOOP | Errno::EXDEV) => {
                     return Err(refused(format!(
                         "entry `{}` deletes through `{}`, which is not a directory",
@@ -253,7 +254,7 @@ impl Unpacker<'_> {
         Ok(true)
     }
 
-    /// Makes the kernel's mark for a deletion, in the directory that was entered.
+    /// Makes the kernel's mark for a deletion, in the entered directory.
     fn keep_deletion(&mut self, name: &[u8], deleted: &[u8], entry: &[u8]) -> Result<()> {
         let fail = || cannot("keep the deletion", entry);
         let parent = self.parent();
@@ -263,14 +264,14 @@ impl Unpacker<'_> {
         }
         match nix::sys::stat::mknodat(parent, deleted, SFlag::S_IFCHR, Mode::empty(), 0) {
             Err(Errno::EEXIST) => Err(refused(format!(
-                "entry `{}` deletes what its own layer has made",
+                "entry `{}` deletes an entry of its own layer",
                 lossy(entry)
             ))),
             other => other.context(fail),
         }
     }
 
-    /// Removes what lower layers have under this name. What the current layer made stays, with the way to it.
+    /// Removes lower layers' content under this name. Entries of the current layer stay, with their parents.
     pub(crate) fn remove_lower(
         &mut self,
         parent: BorrowedFd<'_>,

@@ -1,4 +1,4 @@
-//! Owns images that are files: an OCI layout, in a directory or packed into an archive, and what `docker save` writes.
+//! Owns images in files: an OCI layout, in a directory or packed into an archive, and the output of `docker save`.
 
 use std::io::{Seek as _, SeekFrom};
 use std::path::Path;
@@ -21,11 +21,11 @@ use crate::tree::root_fs::Tree;
 #[derive(Debug)]
 pub(super) struct Layout {
     tree: Tree,
-    /// Of the manifest, or of the configuration where there is none.
+    /// Of the manifest, or of the configuration if there is none.
     pub(super) sha256: String,
     pub(super) config: Configuration,
     pub(super) layers: Vec<Layer>,
-    /// What an archive was unpacked into; removed in the end.
+    /// The directory of an unpacked archive; removed at the end.
     _unpacked: Option<tempfile::TempDir>,
 }
 
@@ -33,16 +33,16 @@ pub(super) struct Layout {
 #[derive(Debug)]
 pub(super) struct Layer {
     path: String,
-    /// Of the file; what `docker save` writes says only that of the content.
+    /// Of the file; `docker save` records only that of the content.
     sha256: Option<String>,
     size: Option<u64>,
     pub(super) diff_id: String,
 }
 
 impl Layout {
-    /// Opens the image in a directory or archive; `scratch` is where an archive is unpacked.
+    /// Opens the image in a directory or archive; `scratch` is for unpacking an archive.
     ///
-    /// `wanted` says which, where there are several: a reference, or a tag alone.
+    /// `wanted` selects one of several: a reference, or only a tag.
     pub(super) fn open(
         path: &Path,
         wanted: Option<&str>,
@@ -122,7 +122,7 @@ fn blob(sha256: &str) -> String {
     format!("blobs/sha256/{sha256}")
 }
 
-/// Reads a document that a descriptor points to, and verifies it.
+/// Reads a document by its descriptor, and verifies it.
 fn document(tree: &Tree, descriptor: &Descriptor, limit: u64) -> Result<Vec<u8>> {
     let sha256 = descriptor.sha256()?;
     let bytes = read(tree, &blob(sha256), limit)?
@@ -135,7 +135,7 @@ fn document(tree: &Tree, descriptor: &Descriptor, limit: u64) -> Result<Vec<u8>>
     }
 }
 
-/// Refuses a file of another size than its descriptor says.
+/// Refuses a file whose size differs from its descriptor.
 fn same_size(name: &str, found: u64, size: u64) -> Result<()> {
     match found == size {
         true => Ok(()),
@@ -152,7 +152,7 @@ fn from_index(
     platform: &Platform,
 ) -> Result<Found> {
     let Document::Index(entries) = Document::parse(index)? else {
-        return Err(refused("its `index.json` is no index".into()));
+        return Err(refused("its `index.json` is not an index".into()));
     };
     let mut entries = match wanted {
         Some(wanted) => named(entries, wanted)?,
@@ -187,7 +187,7 @@ fn from_index(
     Err(refused("its index leads to indexes only".into()))
 }
 
-/// Returns the entries that a reference, a tag or a digest means.
+/// Returns the entries matching a reference, a tag or a digest.
 fn named(entries: Vec<Descriptor>, wanted: &str) -> Result<Vec<Descriptor>> {
     let (wanted_name, digest) = match wanted.split_once('@') {
         Some((name, digest)) => (name, sha256(digest)),
@@ -215,7 +215,7 @@ fn named(entries: Vec<Descriptor>, wanted: &str) -> Result<Vec<Descriptor>> {
 
 fn absent(wanted: &str, all: &[String]) -> Error {
     Error::not_found(format!(
-        "no image in it is called `{}`",
+        "it contains no image named `{}`",
         wanted.escape_debug()
     ))
     .help(match all.first() {
@@ -242,7 +242,7 @@ fn several(entries: &[Descriptor]) -> Result<()> {
 fn ambiguous(names: &[&str]) -> Result<()> {
     match names {
         [first, _, ..] => Err(
-            Error::invalid(format!("there are {} images in it", names.len())).help(format!(
+            Error::invalid(format!("it contains {} images", names.len())).help(format!(
                 "ref = \"{}\" (there are: {})",
                 first.escape_debug(),
                 names.join(", ").escape_debug()
@@ -285,12 +285,12 @@ fn from_docker(
         ambiguous(&all.iter().map(String::as_str).collect::<Vec<_>>())?;
     }
     let Some(image) = saved.into_iter().next() else {
-        return Err(refused("there is no image in it".into()));
+        return Err(refused("it contains no image".into()));
     };
     let config = read(tree, &image.config, MAX_CONFIG)?
         .ok_or_else(|| refused(format!("`{}` is not in it", image.config.escape_debug())))?;
     let found = hex::encode(Sha256::digest(&config));
-    // The file is called by its digest, with `.json` or without.
+    // The file is named by its digest, with or without `.json`.
     let name = image.config.rsplit('/').next().unwrap_or_default();
     let name = name.trim_end_matches(".json");
     if sha256(&format!("sha256:{name}")).is_some_and(|sha256| sha256 != found) {

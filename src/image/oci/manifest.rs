@@ -1,7 +1,8 @@
-//! Owns an image's documents: the index of platforms, the manifest and the configuration, and what of them is believed.
+//! Owns an image's documents: the index of platforms, the manifest and the configuration, and how far they are
+//! trusted.
 //!
-//! Only what the tree is made of is read, and the environment. User, working directory, command and labels of an image
-//! reach nothing: a profile has its own.
+//! Only the tree's layers and the environment are used. User, working directory, command and labels of an image are
+//! ignored: a profile has its own.
 
 use std::collections::BTreeMap;
 
@@ -11,17 +12,17 @@ use super::reference::{Platform, sha256};
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::host::is_variable_name;
 
-/// A manifest or index of the usual registries has some kilobytes; registries themselves refuse more than this.
+/// Manifests and indexes of common registries have a few kilobytes; registries themselves refuse more than this.
 pub(crate) const MAX_MANIFEST: u64 = 4 << 20;
 /// A configuration grows with the image's history.
 pub(super) const MAX_CONFIG: u64 = 16 << 20;
 const MAX_LAYERS: usize = 1024;
-/// Names and values together. The kernel takes no single variable of more than 128 KiB.
+/// Names and values together. The kernel accepts at most 128 KiB for a single variable.
 const MAX_ENVIRONMENT: usize = 64 << 10;
-/// An index in an index is allowed; in a circle it cannot be, because of the digests.
+/// Nested indexes are allowed; digests make a cycle impossible.
 pub(super) const MAX_NESTING: usize = 4;
 
-/// The types of documents that are asked for and understood.
+/// Media types of the requested documents.
 pub(super) const MANIFEST_TYPES: [&str; 4] = [
     INDEX_TYPES[0],
     "application/vnd.oci.image.manifest.v1+json",
@@ -33,7 +34,7 @@ const INDEX_TYPES: [&str; 2] = [
     "application/vnd.docker.distribution.manifest.list.v2+json",
 ];
 
-/// A pointer to bytes by their digest.
+/// A reference to bytes by their digest.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Descriptor {
@@ -56,12 +57,11 @@ struct DescribedPlatform {
 }
 
 impl Descriptor {
-    /// Returns what is said of it under a name.
     pub(crate) fn annotation(&self, name: &str) -> Option<&str> {
         self.annotations.get(name).map(String::as_str)
     }
 
-    /// Returns the SHA-256 in hexadecimal digits, which is safe as a file's name.
+    /// Returns the SHA-256 in hexadecimal digits, which is safe as a file name.
     pub(crate) fn sha256(&self) -> Result<&str> {
         sha256(&self.digest).ok_or_else(|| {
             refused(format!(
@@ -71,7 +71,7 @@ impl Descriptor {
         })
     }
 
-    /// Returns what the index calls it: a tag, or a whole reference.
+    /// Returns its names in the index: a tag, or a whole reference.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         [
             "io.containerd.image.name",
@@ -90,7 +90,7 @@ impl Descriptor {
     }
 }
 
-/// What a manifest's bytes are.
+/// A parsed document.
 #[derive(Debug)]
 pub(super) enum Document {
     /// Manifests of several platforms or images.
@@ -99,7 +99,7 @@ pub(super) enum Document {
     Manifest(Manifest),
 }
 
-/// One image: its configuration and its layers, the lowest first.
+/// One image: its configuration and its layers, lowest first.
 #[derive(Clone, Debug)]
 pub(super) struct Manifest {
     pub(super) config: Descriptor,
@@ -107,7 +107,7 @@ pub(super) struct Manifest {
 }
 
 impl Document {
-    /// Reads an index or manifest.
+    /// Parses an index or manifest.
     pub(super) fn parse(bytes: &[u8]) -> Result<Self> {
         #[derive(Deserialize)]
         #[serde(rename_all = "camelCase")]
@@ -127,7 +127,7 @@ impl Document {
             refused(format!("its manifest is invalid{page}")).source(error)
         })?;
         let document = match (raw.schema_version, raw.manifests, raw.config, raw.layers) {
-            // Readers that took one or the other would see two images in one document.
+            // Otherwise readers that prefer one or the other would see two images in one document.
             (2, Some(manifests), None, None) => Ok(Self::Index(manifests)),
             (2, None, Some(config), Some(layers)) => Self::manifest(config, layers),
             (2, ..) => Err(refused(
@@ -142,14 +142,14 @@ impl Document {
         Ok(document)
     }
 
-    /// Refuses a document that is called something else: readers that go by the name would see another image.
+    /// Refuses a document with another media type: readers that rely on that would see another image.
     pub(super) fn check_type(&self, name: &str) -> Result<()> {
         let is_index = matches!(self, Self::Index(_));
         if !MANIFEST_TYPES.contains(&name) || INDEX_TYPES.contains(&name) == is_index {
             return Ok(());
         }
         let what = if is_index { "an index" } else { "a manifest" };
-        Err(refused(format!("it is {what}, and is called `{name}`")))
+        Err(refused(format!("it is {what}, but declared as `{name}`")))
     }
 
     fn manifest(config: Descriptor, layers: Vec<Descriptor>) -> Result<Self> {
@@ -176,7 +176,7 @@ impl Document {
     }
 }
 
-/// Refuses a manifest that a registry calls otherwise than it calls itself.
+/// Refuses a manifest whose media type differs from the registry's.
 pub(super) fn check_header(kind: &str, bytes: &[u8]) -> Result<()> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
@@ -189,11 +189,11 @@ pub(super) fn check_header(kind: &str, bytes: &[u8]) -> Result<()> {
             if MANIFEST_TYPES.contains(&kind) && kind != media_type.as_str() =>
         {
             Err(refused(format!(
-                "its registry calls it `{kind}`, and it calls itself `{}`",
+                "its registry declares it as `{kind}`, but it declares itself as `{}`",
                 media_type.escape_debug()
             )))
         }
-        // What is none is refused where it is read.
+        // An invalid manifest is refused when it is parsed.
         _ => Ok(()),
     }
 }
@@ -218,7 +218,7 @@ pub(super) fn choose<'a>(entries: &'a [Descriptor], platform: &Platform) -> Resu
         there.sort();
         there.dedup();
         let wanted = named(platform);
-        Error::not_found(format!("the image is not there for {wanted}")).help(
+        Error::not_found(format!("the image is not available for {wanted}")).help(
             match there.is_empty() {
                 true => "its index is empty; take another image".into(),
                 false => format!(
@@ -238,19 +238,19 @@ fn named(platform: &Platform) -> String {
     }
 }
 
-/// What is believed of a configuration.
+/// The used part of a configuration.
 #[derive(Debug)]
 pub(super) struct Configuration {
     /// The SHA-256 of each layer's uncompressed bytes.
     pub(super) diff_ids: Vec<String>,
-    /// The variables that commands get.
+    /// Environment variables.
     pub(super) env: BTreeMap<String, String>,
-    /// Why others are left out.
+    /// Why others are skipped.
     pub(super) left_out: Vec<String>,
 }
 
 impl Configuration {
-    /// Reads that of an image with this many layers.
+    /// Parses the configuration of an image with this many layers.
     pub(super) fn parse(config: &[u8], layers: usize, platform: &Platform) -> Result<Self> {
         #[derive(Deserialize)]
         struct Raw {
@@ -272,7 +272,7 @@ impl Configuration {
         }
         let raw: Raw = serde_json::from_slice(config)
             .map_err(|error| refused("its configuration is invalid".into()).source(error))?;
-        // Some tools leave them out; what they say is believed.
+        // Some tools omit them; if present, they must match.
         let differs = |said: &str, wanted: &str| !said.is_empty() && said != wanted;
         if differs(&raw.os, &platform.os) || differs(&raw.architecture, &platform.architecture) {
             let there = format!("{}/{}", raw.os, raw.architecture);
@@ -292,7 +292,7 @@ impl Configuration {
         let diff_ids = raw.rootfs.diff_ids.iter().map(|digest| {
             sha256(digest).map(str::to_owned).ok_or_else(|| {
                 refused(format!(
-                    "layer `{}` is not named by a SHA-256",
+                    "layer `{}` is not identified by a SHA-256",
                     digest.escape_debug()
                 ))
             })
@@ -316,7 +316,7 @@ impl Configuration {
             )));
         }
         for entry in entries {
-            // The last one counts, as in a container of any engine.
+            // The last one wins, as in a container of any engine.
             match entry.split_once('=') {
                 Some((name, text)) if is_variable_name(name) && !text.contains('\0') => {
                     self.env.insert(name.to_owned(), text.to_owned());
@@ -338,12 +338,12 @@ impl Configuration {
     }
 }
 
-/// An image that is not made as it should be.
+/// The error for an invalid image.
 pub(crate) fn refused(what: String) -> Error {
     Error::invalid(format!("refused image: {what}"))
 }
 
-/// Bytes that are not those that were promised.
+/// The error for bytes that do not match their digest.
 pub(crate) fn damaged(what: &str, found: &str, sha256: &str) -> Error {
     Error::new(
         Kind::Drift,

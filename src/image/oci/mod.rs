@@ -1,8 +1,8 @@
-//! Owns images in the containers' format: pulled from a registry without any daemon, or read from files.
+//! Owns container images: pulled from a registry without a daemon, or read from files.
 //!
 //! Downloads and extraction overlap: layers arrive a few at a time, in the order in which they are needed. A layer is
-//! extracted once its bytes have the digest that the manifest names; what comes out of it must have the one that the
-//! configuration names. So a manifest's digest decides the whole tree, and the environment.
+//! extracted once its bytes have the digest in the manifest; its content must have the digest in the configuration.
+//! So a manifest's digest determines the whole tree, and the environment.
 
 pub(crate) mod changes;
 pub(crate) mod layers;
@@ -36,18 +36,17 @@ pub(super) use reference::Platform;
 pub(crate) use reference::{Reference, sha256};
 pub(crate) use registry::{Access, Operation, Part, Registry};
 
-/// Downloads at a time. More of them only share the same line.
+/// Parallel downloads. More would only share the same bandwidth.
 const PARALLEL: usize = 4;
 
 /// What a recipe resolved to.
 pub(super) struct Resolved {
-    /// Digest of the manifest, or of the configuration where there is none; `sha256:` included.
+    /// Digest of the manifest, or of the configuration if there is none, with `sha256:`.
     pub(super) digest: String,
-    /// The variables that the image's configuration gives commands.
+    /// Environment variables of the image's configuration.
     pub(super) env: BTreeMap<String, String>,
 }
 
-/// Builds an image.
 pub(super) fn build(table: &Oci, cx: &mut BuildContext<'_>) -> Result<Resolved> {
     let platform = Platform::parse(&table.platform)
         .ok_or_else(|| Error::unexpected("a recipe for no platform"))?;
@@ -71,7 +70,7 @@ fn from_files(
     let cancel = cx.cancel;
     let progress = &mut *cx.progress;
     let mut report = |done| progress(Progress::Bytes { done, total: None });
-    // Beside the tree, in what is removed with it when this process is killed.
+    // Beside the tree, where it is removed with the tree if this process is killed.
     let scratch = cx.into.parent().unwrap_or(Path::new("/"));
     let layout = Layout::open(path, wanted, platform, scratch, cancel, &mut report)?;
     let options = Options::default();
@@ -92,7 +91,7 @@ fn from_files(
     Ok(resolved(&layout.sha256, layout.config, &report, progress))
 }
 
-/// Returns what an image is when all of it is there, and tells what is left out.
+/// Returns what a complete image resolved to, and reports what is skipped.
 fn resolved(
     sha256: &str,
     config: Configuration,
@@ -111,16 +110,16 @@ fn resolved(
     }
 }
 
-/// What the downloading thread says to the extracting one.
+/// Messages from the downloading thread to the extracting one.
 enum News {
-    /// The manifest is there: its SHA-256, and the configuration.
+    /// The manifest arrived: its SHA-256, and the configuration.
     Image(String, Configuration),
-    /// A layer's file is there.
+    /// A layer's file arrived.
     Layer(usize, PathBuf),
 }
 
 fn pull(reference: &Reference, platform: &Platform, cx: &mut BuildContext<'_>) -> Result<Resolved> {
-    // Whoever shows the progress looks for signals then.
+    // The receiver of progress checks for signals.
     let mut access = Access {
         mirrors: cx.mirrors,
         logins: cx.logins,
@@ -138,7 +137,7 @@ fn pull(reference: &Reference, platform: &Platform, cx: &mut BuildContext<'_>) -
     let meter = Meter::default();
     let failed = AtomicBool::new(false);
     let (sender, news) = channel();
-    // A thread of its own: the caller's may already be running a tokio runtime.
+    // A separate thread: the caller's may already be running a tokio runtime.
     std::thread::scope(|scope| {
         let downloads = scope.spawn(|| {
             let sender = sender;
@@ -160,7 +159,7 @@ fn pull(reference: &Reference, platform: &Platform, cx: &mut BuildContext<'_>) -
         let downloaded = downloads
             .join()
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        // If there was nothing to extract any more, the other side says why.
+        // If the extraction had ended, the other side has the reason.
         downloaded.and(outcome)
     })
 }
@@ -171,7 +170,7 @@ async fn given_up(failed: &AtomicBool) {
     }
 }
 
-/// Downloads everything, and says so piece by piece.
+/// Downloads everything, and reports each piece.
 async fn fetch(
     registry: &Registry,
     reference: &Reference,
@@ -180,10 +179,10 @@ async fn fetch(
     meter: &Meter,
     sender: &Sender<News>,
 ) -> Result<()> {
-    // What is small is not worth showing.
+    // Small downloads need no progress.
     let aside = Meter::default();
     let (mut bytes, mut sha256) = match &reference.sha256 {
-        // The digest is the promise, and the tag beside it a remark: it may have moved.
+        // The digest decides. The tag beside it is only informative and may have moved.
         Some(sha256) => {
             let path = registry
                 .obtain_sha256(
@@ -234,7 +233,7 @@ async fn fetch(
         return Err(manifest::refused(format!("its layers have {total} bytes")));
     }
     meter.total.store(total, Ordering::Relaxed);
-    // An error of the other side is told by itself.
+    // The other side reports its own error.
     drop(sender.send(News::Image(sha256, config)));
     futures_util::stream::iter(layers.iter().enumerate())
         .map(async |(index, layer)| {
@@ -298,14 +297,14 @@ impl Extraction<'_> {
                     )
                 })?;
         }
-        // A small layer may have come and been extracted between two looks.
+        // A small layer may have arrived and been extracted between two updates.
         let (done, total) = self.meter.read();
         progress(Progress::Bytes { done, total });
         let report = layers.finish()?;
         Ok(resolved(&sha256, config, &report, progress))
     }
 
-    /// Waits for the other side, and shows how far it is.
+    /// Waits for the other side, and shows its progress.
     fn next(&self, progress: &mut dyn FnMut(Progress<'_>)) -> Result<News> {
         loop {
             match self.news.recv_timeout(POLL) {
@@ -315,7 +314,7 @@ impl Extraction<'_> {
                     let (done, total) = self.meter.read();
                     progress(Progress::Bytes { done, total });
                 }
-                // It failed, and its own error is the one to show.
+                // The other side failed and reports its own error.
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(Error::unexpected("the download ended early"));
                 }

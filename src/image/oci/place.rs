@@ -1,11 +1,11 @@
-//! Owns where requests for a repository go: to its registry, or to the user's mirror of it.
+//! Owns the destination of requests for a repository: its registry, or the user's mirror of it.
 
 use std::collections::BTreeMap;
 
 use super::reference::{Reference, is_host, is_repository};
 use crate::sys::error::{Error, Result};
 
-/// Where requests go.
+/// The destination of requests.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) https: bool,
@@ -14,7 +14,8 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Takes the user's mirror of the registry if there is one; it may say `http://`, which nothing else may but this machine.
+    /// Uses the user's mirror of the registry if there is one. Only a mirror, or this machine, may be reached by
+    /// `http://`.
     pub(super) fn of(reference: &Reference, mirrors: &BTreeMap<String, String>) -> Result<Self> {
         let Some(mirror) = mirrors.get(&reference.host) else {
             return Ok(Self {
@@ -41,7 +42,7 @@ impl Place {
             (_, Some(rest)) => (false, rest),
             _ => return Err(wrong()),
         };
-        // What follows the host goes before every name.
+        // The mirror's path precedes every name.
         let whole = format!("{}/{}", rest.trim_end_matches('/'), reference.repository);
         match whole.split_once('/') {
             Some((host, repository)) if is_host(host) && is_repository(repository) => Ok(Self {

@@ -1,20 +1,20 @@
-//! Owns what names an image: `host/name:tag@sha256:digest`, and a platform such as `linux/amd64`.
+//! Owns image references, `host/name:tag@sha256:digest`, and platforms such as `linux/amd64`.
 
-/// A reference, taken apart.
+/// A parsed reference.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reference {
-    /// Registry with its port, if it is given.
+    /// Registry with its port, if one is given.
     pub(crate) host: String,
     /// Name in the registry.
     pub(crate) repository: String,
-    /// Tag; `latest` is meant where neither it nor a digest is given.
+    /// Tag; without a tag and a digest, `latest` is meant.
     pub(crate) tag: Option<String>,
     /// SHA-256 of the manifest or of the index of manifests, in hexadecimal digits.
     pub(crate) sha256: Option<String>,
 }
 
 impl Reference {
-    /// Takes a reference apart; the error says what is wrong with it, and what would be right.
+    /// Parses a reference; the error names the fault and an example of the correct form.
     pub(crate) fn parse(text: &str) -> Result<Self, (String, String)> {
         let wrong = |what: &str, help: &str| Err((format!("`{text}` {what}"), help.to_owned()));
         let (rest, sha256) = match text.split_once('@') {
@@ -32,7 +32,7 @@ impl Reference {
         let Some((host, path)) = rest.split_once('/') else {
             return wrong("names no registry", EXAMPLE);
         };
-        // As everywhere: what has neither a dot nor a port is not a host but part of a name.
+        // As elsewhere: without a dot or a port it is not a host but part of a name.
         if !(host.contains(['.', ':']) || host == "localhost") {
             return wrong("names no registry", EXAMPLE);
         }
@@ -129,7 +129,7 @@ fn is_tag(tag: &str) -> bool {
         && tag.bytes().all(|byte| word(byte) || b".-".contains(&byte))
 }
 
-/// An operating system and processor that an image is for.
+/// The operating system and processor of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::image) struct Platform {
     pub(super) os: String,
@@ -138,7 +138,7 @@ pub(in crate::image) struct Platform {
 }
 
 impl Platform {
-    /// Returns this machine's, as recipes write it.
+    /// Returns this machine's platform, as recipes write it.
     pub(in crate::image) fn own() -> String {
         let architecture = match std::env::consts::ARCH {
             "x86_64" => "amd64",
@@ -148,7 +148,7 @@ impl Platform {
         format!("linux/{architecture}")
     }
 
-    /// Takes `linux/arm64/v8` apart.
+    /// Parses `linux/arm64/v8`.
     pub(in crate::image) fn parse(text: &str) -> Option<Self> {
         let word =
             |part: &&str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_alphanumeric());

@@ -1,4 +1,4 @@
-//! Owns talking to one registry about one repository: its address, the mirror in its place, logging in, requests.
+//! Owns the communication with one registry about one repository: its address, its mirror, logging in, requests.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ use crate::image::fetch::{self, Body, Meter, Size, Wanted};
 use crate::sys::checksum::Algorithm;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 
-/// What a request is for.
+/// The subject of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Part {
     /// An index or a manifest.
@@ -31,20 +31,19 @@ pub(crate) enum Part {
     Blob,
 }
 
-/// What a registry is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
     Pull,
     Push,
 }
 
-/// What is needed to talk to a registry.
+/// Everything needed to access a registry.
 pub(crate) struct Access<'a> {
-    /// The user's mirrors, by the host of what they stand in for.
+    /// The user's mirrors, by the registry's host.
     pub(crate) mirrors: &'a BTreeMap<String, String>,
     pub(crate) logins: &'a Logins,
     pub(crate) cancel: &'a AtomicBool,
-    /// Called now and then while a program is asked for a password.
+    /// Called at intervals while a credential helper runs.
     pub(crate) tick: &'a mut dyn FnMut(),
 }
 
@@ -57,43 +56,43 @@ pub(crate) struct Registry {
     /// `https://host/v2/repository`.
     base: Url,
     client: reqwest::Client,
-    /// For layers, which take as long as they take.
+    /// For layers, whose transfer has no time limit.
     uploads: reqwest::Client,
     login: Option<Login>,
     operation: Operation,
-    /// What the registry asked for, as soon as it has.
+    /// The current login, once the registry asked for one.
     authorization: Mutex<Option<Granted>>,
 }
 
-/// What requests carry since the last login.
+/// The authorization of requests since the last login.
 #[derive(Clone)]
 struct Granted {
     header: HeaderValue,
     since: Instant,
-    /// Where the token comes from, if it is one.
+    /// The origin of the token, if it is one.
     server: Option<TokenServer>,
 }
 
-/// How old a token may be when a layer begins: the shortest-lived ones last a minute.
+/// Maximum age of a token at the start of a layer: the shortest-lived ones last a minute.
 const FRESH: Duration = Duration::from_secs(30);
 
 /// How often a registry is asked for what it has just stored.
 const LOOKS: usize = 3;
 
-/// Returns a line of an answer's head.
+/// Returns a header of an answer.
 fn header(response: &Response, name: &str) -> Option<String> {
     let value = response.headers().get(name)?;
     value.to_str().ok().map(str::to_owned)
 }
 
-/// Returns the digest that an answer says a manifest has.
+/// Returns the manifest's digest according to an answer.
 fn digest_of(response: &Response) -> Option<String> {
     let digest = header(response, "docker-content-digest")?;
     sha256(&digest).map(str::to_owned)
 }
 
 impl Granted {
-    /// Returns whether it may end before a request does that begins now and cannot be sent twice. A password does not.
+    /// Returns whether it may expire during a request that cannot be repeated. A password does not.
     fn is_stale(&self, now: Instant) -> bool {
         let is_token = self.header.as_bytes().starts_with(b"Bearer ");
         is_token && now.saturating_duration_since(self.since) >= FRESH
@@ -101,7 +100,7 @@ impl Granted {
 }
 
 impl Registry {
-    /// Finds out where the repository is and who the user is there; nothing is sent yet.
+    /// Determines the repository's address and the user's login; sends nothing yet.
     pub(crate) fn new(
         reference: &Reference,
         operation: Operation,
@@ -112,7 +111,7 @@ impl Registry {
             host,
             repository,
         } = Place::of(reference, access.mirrors)?;
-        // One registry answers at another name than its own.
+        // Docker Hub's registry has another name than its web site.
         let host = match host.as_str() {
             "docker.io" => "index.docker.io".to_owned(),
             _ => host,
@@ -138,7 +137,7 @@ impl Registry {
         })
     }
 
-    /// Asks what a tag stands for at present; returns the document and its SHA-256.
+    /// Resolves a tag; returns the document and its SHA-256.
     pub(super) async fn tag(&self, tag: &str) -> Result<(Vec<u8>, String)> {
         self.find_tag(tag).await?.ok_or_else(|| {
             Error::not_found(format!("there is no image `{}:{tag}`", self.name))
@@ -146,7 +145,7 @@ impl Registry {
         })
     }
 
-    /// Asks what a tag or a digest stands for at present; nothing where there is none.
+    /// Resolves a tag or a digest; `None` if it does not exist.
     pub(crate) async fn find_tag(&self, tag: &str) -> Result<Option<(Vec<u8>, String)>> {
         let response = self.get(Part::Manifest, tag, 0).await?;
         let what = format!("{}:{tag}", self.name);
@@ -162,7 +161,7 @@ impl Registry {
         let kind = header(&response, CONTENT_TYPE.as_str()).unwrap_or_default();
         let bytes = Body::new(response, &what).whole(MAX_MANIFEST).await?;
         manifest::check_header(&kind, &bytes)
-            .context(|| format!("cannot use what `{what}` stands for"))?;
+            .context(|| format!("cannot use the image `{what}`"))?;
         let found = hex::encode(Sha256::digest(&bytes));
         match promised {
             Some(promised) if promised != found => Err(damaged(
@@ -174,12 +173,12 @@ impl Registry {
         }
     }
 
-    /// Returns whether there is a tag, or a manifest of that digest.
+    /// Returns whether a tag, or a manifest of that digest, exists.
     pub(crate) async fn has(&self, tag: &str) -> Result<bool> {
         Ok(self.look(Part::Manifest, tag).await?.is_some())
     }
 
-    /// Returns whether there is a blob of that digest, which must have that size.
+    /// Returns whether a blob of that digest exists; it must have that size.
     pub(crate) async fn has_blob(&self, sha256: &str, size: u64) -> Result<bool> {
         let name = format!("sha256:{sha256}");
         let Some(response) = self.look(Part::Blob, &name).await? else {
@@ -192,7 +191,7 @@ impl Registry {
                 self.host, self.name
             ))
             .help("remove it there and push again, or push to another repository")),
-            // Few registries do not say.
+            // A few registries do not report it.
             _ => Ok(true),
         }
     }
@@ -208,7 +207,7 @@ impl Registry {
         }
     }
 
-    /// Fails unless the registry has what it says that it has stored; some need a moment to notice.
+    /// Fails unless the registry has the blob that it claims to have stored; some need a moment.
     async fn assert_stored(&self, name: &str, has: impl AsyncFn() -> Result<bool>) -> Result<()> {
         for _ in 0..LOOKS {
             if has().await? {
@@ -217,13 +216,14 @@ impl Registry {
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
         Err(Error::unavailable(format!(
-            "registry `{}` says that it has stored `{}@{name}`, and does not have it",
+            "registry `{}` claims to have stored `{}@{name}`, but does not have it",
             self.host, self.name
         ))
         .help("run the same command again, or push to another registry"))
     }
 
-    /// Uploads a blob; its digest and size are asked for when all of it is sent: nothing where the connection ended before.
+    /// Uploads a blob. Its digest and size are requested after all of it is sent; `None` if the connection ended
+    /// before.
     pub(crate) async fn upload(
         &self,
         blob: reqwest::Body,
@@ -234,7 +234,7 @@ impl Registry {
             .authorized(|| self.client.post(&begin).header(CONTENT_LENGTH, 0))
             .await?;
         let place = self.next_place(&begin, &response)?;
-        // What is packed while it is sent cannot be sent twice, so it begins with a token that holds.
+        // A stream that is packed while it is sent cannot be sent twice, so begin with a valid token.
         if self.is_own(&place)
             && self
                 .granted()
@@ -249,10 +249,10 @@ impl Registry {
             .body(blob);
         let response = self.send_with(sent, self.authorization_at(&place)).await;
         if let Ok(response) = &response {
-            // Whoever refuses a part of it may read no more, and what makes the rest would wait for that.
+            // A registry that refuses early may stop reading, and the packing side would wait for that.
             self.accepted(response)?;
         }
-        // What could not be read here is why the connection broke.
+        // A local read error is the cause of the broken connection.
         let digest = digest().await?;
         let place = self.next_place(place.as_str(), &response?)?;
         let (sha256, size) =
@@ -260,7 +260,7 @@ impl Registry {
         let digest = format!("sha256:{sha256}");
         let mut finish = place.clone();
         finish.query_pairs_mut().append_pair("digest", &digest);
-        // The token may have ended meanwhile: a layer takes as long as it takes.
+        // The token may have expired during the upload.
         let finish = || self.uploads.put(finish.clone()).header(CONTENT_LENGTH, 0);
         let response = match self.is_own(&place) {
             true => self.authorized(finish).await?,
@@ -271,7 +271,7 @@ impl Registry {
             .await
     }
 
-    /// Refuses an answer that is no success.
+    /// Refuses an unsuccessful answer.
     fn accepted(&self, response: &Response) -> Result<()> {
         match response.status().is_success() {
             true => Ok(()),
@@ -279,7 +279,7 @@ impl Registry {
         }
     }
 
-    /// Puts a document under a tag.
+    /// Stores a document under a tag.
     pub(crate) async fn publish(&self, tag: &str, kind: &str, document: &[u8]) -> Result<()> {
         let url = format!("{}/manifests/{tag}", self.base);
         let response = self
@@ -302,7 +302,7 @@ impl Registry {
             .await
     }
 
-    /// Returns where an upload goes on.
+    /// Returns the address where an upload continues.
     fn next_place(&self, asked: &str, response: &Response) -> Result<Url> {
         self.accepted(response)?;
         let location = header(response, LOCATION.as_str());
@@ -312,7 +312,7 @@ impl Registry {
             .and_then(|(asked, location)| asked.join(&location).ok())
             .ok_or_else(|| {
                 Error::unavailable(format!(
-                    "registry `{}` does not say where an upload goes",
+                    "registry `{}` does not name an address for the upload",
                     self.host
                 ))
             })
@@ -326,7 +326,7 @@ impl Registry {
         }
     }
 
-    /// Returns the file with what a descriptor points to, downloading it if need be.
+    /// Returns the file for a descriptor, downloading it if necessary.
     pub(crate) async fn obtain(
         &self,
         part: Part,
@@ -345,7 +345,7 @@ impl Registry {
             .await
     }
 
-    /// Returns the file with this SHA-256, downloading it if need be.
+    /// Returns the file with this SHA-256, downloading it if necessary.
     pub(crate) async fn obtain_sha256(
         &self,
         part: Part,
@@ -383,7 +383,7 @@ impl Registry {
         }
     }
 
-    /// Sends a request; logs in when the registry asks for that, and again when it forgets.
+    /// Sends a request; logs in when the registry asks for that, and again when the login has expired.
     async fn authorized(&self, make: impl Fn() -> RequestBuilder) -> Result<Response> {
         let granted = self.granted().map(|granted| granted.header);
         let response = self.send_with(make(), granted).await?;
@@ -398,7 +398,8 @@ impl Registry {
         }
     }
 
-    /// Returns what a request to there carries. An upload may go elsewhere, where the user's password is nobody's business.
+    /// Returns the authorization for a request to this place. An upload may go elsewhere, which must not get the
+    /// user's password.
     fn authorization_at(&self, place: &Url) -> Option<HeaderValue> {
         let granted = self.granted().filter(|_| self.is_own(place));
         granted.map(|granted| granted.header)
@@ -419,7 +420,7 @@ impl Registry {
         authorization: Option<HeaderValue>,
     ) -> Result<Response> {
         if let Some(value) = authorization {
-            // reqwest takes it off where a redirect leads to another host.
+            // reqwest removes it if a redirect leads to another host.
             request = request.header(AUTHORIZATION, value);
         }
         let outcome = request.send().await;
@@ -437,7 +438,7 @@ impl Registry {
         })
     }
 
-    /// Logs in as an answer asks for, or once more; returns what requests carry from now on.
+    /// Logs in as an answer requests, or once more; returns the authorization for further requests.
     async fn log_in(&self, answer: Option<&HeaderMap>) -> Result<HeaderValue> {
         let server = match answer {
             Some(answer) => TokenServer::named(answer, &self.base)?,

@@ -1,6 +1,6 @@
 //! Owns building Debian and Ubuntu images with mmdebstrap, whose tar stream goes through our own extraction.
 //!
-//! No mirror is named here: it is mmdebstrap's default, or what the user has configured.
+//! No mirror is named here: it is mmdebstrap's default, or the configured one.
 
 use std::collections::BTreeMap;
 use std::fs::Permissions;
@@ -16,7 +16,7 @@ use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::process::{Event, Program};
 use crate::sys::shell::quoted;
 
-/// First apt that knows snapshots (`APT::Snapshot`) without further configuration.
+/// First apt that supports snapshots (`APT::Snapshot`) without further configuration.
 const APT_WITH_SNAPSHOTS: (u32, u32) = (2, 9);
 
 pub(crate) fn build(table: &Mmdebstrap, source_date: i64, cx: &mut BuildContext<'_>) -> Result<()> {
@@ -36,7 +36,7 @@ pub(crate) fn build(table: &Mmdebstrap, source_date: i64, cx: &mut BuildContext<
                     ))
                     .help(format!("set `{name}-snapshot = \"https://.../@SNAPSHOTID@/\"` under [mirror] in config.toml")));
                 }
-                // Stays in the image, so that packages installed later come from the same moment.
+                // Stays in the image, so that packages installed later come from the same time.
                 options.push(format!("APT::Snapshot \"{id}\""));
                 sources(table, cx, "", None)?
             }
@@ -47,7 +47,7 @@ pub(crate) fn build(table: &Mmdebstrap, source_date: i64, cx: &mut BuildContext<
         options.push("Acquire::Check-Valid-Until \"false\"".into());
     }
     let work = cx.into.join(WORK);
-    // A key is for the mirrors that are configured, not for the tool's own.
+    // A configured key is for the configured mirrors, not for the tool's default.
     let keys = match lines.is_empty() {
         true => None,
         false => keys(name, cx.mirrors, &work)?,
@@ -69,7 +69,7 @@ pub(crate) fn build(table: &Mmdebstrap, source_date: i64, cx: &mut BuildContext<
         program = program.arg(format!("--architectures={architecture}"));
     }
     if let Some(keys) = &keys {
-        // The image's own apt is to trust the mirror too, when steps install packages.
+        // The image's own apt must trust the mirror too, when steps install packages.
         program = program.arg(format!("--keyring={keys}")).arg(format!(
             "--customize-hook=copy-in {} /etc/apt",
             quoted(keys)
@@ -79,7 +79,7 @@ pub(crate) fn build(table: &Mmdebstrap, source_date: i64, cx: &mut BuildContext<
         program = program.arg(format!("--aptopt={option}"));
     }
     if let Some(list) = certificates::list(&work)? {
-        // For apt outside, as long as it builds: in the image the list would not be there.
+        // Only for apt on the host during the build: in the image the list does not exist.
         let place = "\"$1/etc/apt/apt.conf.d/00rockenv-authorities\"";
         let setting = format!("Acquire::https::CAInfo \"{}\";", list.display());
         let setting = quoted(&setting);
@@ -124,13 +124,13 @@ pub(crate) fn build(table: &Mmdebstrap, source_date: i64, cx: &mut BuildContext<
     })
 }
 
-/// Returns what apt says is wrong, if a line says so: what follows it may be longer than what is kept of the output.
+/// Returns apt's error message if a line contains one: later lines may push it out of the kept output.
 fn refused(line: &str) -> Option<&str> {
     let said = line.strip_prefix("E: ").or_else(|| {
         line.strip_prefix("W: ")
             .filter(|said| said.starts_with("GPG error"))
     })?;
-    // mmdebstrap's own messages, of which none is the cause.
+    // mmdebstrap's own messages are never the cause.
     let is_apt = !["apt", "mmdebstrap", "setup"]
         .iter()
         .any(|own| said.starts_with(own));
@@ -147,7 +147,7 @@ fn explain(name: &str, refusal: &str, error: Error) -> Error {
     }
 }
 
-/// Lays the key of the user's mirrors into a directory such as apt has, and returns it; none without one.
+/// Copies the key of the user's mirrors into a directory in apt's layout, and returns that; `None` without a key.
 fn keys(name: &str, mirrors: &BTreeMap<String, String>, work: &Path) -> Result<Option<String>> {
     let setting = format!("{name}-signed-by");
     let Some(path) = mirrors.get(&setting).map(Path::new) else {
@@ -156,13 +156,13 @@ fn keys(name: &str, mirrors: &BTreeMap<String, String>, work: &Path) -> Result<O
     let cannot = || format!("cannot read the key that `{setting}` under [mirror] names");
     if !path.is_absolute() {
         return Err(Error::invalid(format!(
-            "`{setting}` under [mirror] is no absolute path: `{}`",
+            "`{setting}` under [mirror] is not an absolute path: `{}`",
             path.display()
         ))
         .help(format!("{setting} = \"/etc/apt/keyrings/....gpg\"")));
     }
     let key = fs_err::read(path).context(cannot)?;
-    // By the name apt knows which form it has.
+    // apt determines the key's format by its file name.
     let form = match key.starts_with(b"-----BEGIN PGP") {
         true => "asc",
         false => "gpg",
@@ -177,13 +177,13 @@ fn keys(name: &str, mirrors: &BTreeMap<String, String>, work: &Path) -> Result<O
     match directory.to_str() {
         Some(directory) => Ok(Some(directory.to_owned())),
         None => Err(Error::unavailable(format!(
-            "the store's path is no text: `{}`",
+            "the store's path is not UTF-8: `{}`",
             directory.display()
         ))),
     }
 }
 
-/// Returns sources.list lines for the configured mirrors; none without one, for the tool's default.
+/// Returns sources.list lines for the configured mirrors; none for the tool's default.
 fn sources(
     table: &Mmdebstrap,
     cx: &BuildContext<'_>,
@@ -226,7 +226,7 @@ fn sources(
     lines.push(line(main.clone(), &format!("{suite}-updates"))?);
     match table.distribution {
         Distribution::Ubuntu => lines.push(line(main, &format!("{suite}-security"))?),
-        // Debian keeps security updates in an archive of its own.
+        // Debian has security updates in a separate archive.
         Distribution::Debian => {
             if let Some(security) = mirror(format!("debian-security{kind}")) {
                 lines.push(line(security, &format!("{suite}-security"))?);
@@ -243,13 +243,13 @@ fn apt_version(cx: &mut BuildContext<'_>) -> Result<(u32, u32)> {
         .ok_or_else(|| Error::unexpected("cannot read apt's version"))
 }
 
-/// Reads `apt 2.9.8 (amd64)`.
+/// Parses `apt 2.9.8 (amd64)`.
 fn parse_version(text: &str) -> Option<(u32, u32)> {
     let mut numbers = text.split_whitespace().nth(1)?.split('.');
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-/// A foreign host has not the distribution's keys, and apt's own message does not say which package has.
+/// Other distributions lack the keys, and apt's own message does not name the package that has them.
 fn check_keyring(distribution: Distribution, host: &Path) -> Result<()> {
     let (package, file) = match distribution {
         Distribution::Debian => ("debian-archive-keyring", "debian-archive-keyring"),

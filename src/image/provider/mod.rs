@@ -1,4 +1,4 @@
-//! Owns building base images by the tools of distributions: one file a provider.
+//! Owns building base images with distributions' tools: one file per provider.
 
 pub(crate) mod mmdebstrap;
 pub(crate) mod pacstrap;

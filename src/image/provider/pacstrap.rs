@@ -1,7 +1,7 @@
 //! Owns building Arch Linux images with pacstrap, on Arch and on hosts that package pacman.
 //!
-//! pacman reads a configuration made here and nothing of the host's but its keys. Signatures are required;
-//! only the user's own configuration may waive them, and only for a repository on this machine's disk.
+//! pacman reads a configuration made here and nothing of the host's except its keys. Signatures are required; only
+//! the user's own configuration may waive them, and only for a repository on this machine's disk.
 
 use std::path::{Path, PathBuf};
 
@@ -27,7 +27,7 @@ pub(crate) fn build(table: &Pacstrap, cx: &mut BuildContext<'_>) -> Result<()> {
     let authorities = certificates::list(&work)?;
     fs_err::write(&config, server.config(table, &keys, authorities.as_deref()))?;
     if keys.starts_with(&work) {
-        // Debian's pacman has no keyring until somebody makes one; ours lasts as long as the build.
+        // Debian's pacman has no keyring at first; ours lasts as long as the build.
         fs_err::create_dir(&keys)?;
         for arguments in [&["--init"][..], &["--populate", "archlinux"]] {
             let program = Program::find("pacman-key", "the signatures of Arch packages")?
@@ -70,7 +70,7 @@ fn run(program: &Program, cx: &mut BuildContext<'_>) -> Result<()> {
                 progress(Progress::Line(line));
             }
         },
-        // Their stdout is for people too, but only stderr can hold what went wrong.
+        // Their stdout is informative too, but errors are only on stderr.
         |mut stdout| {
             drop(std::io::copy(&mut stdout, &mut std::io::sink()));
             Ok(())
@@ -78,7 +78,7 @@ fn run(program: &Program, cx: &mut BuildContext<'_>) -> Result<()> {
     )
 }
 
-/// Where packages come from.
+/// The source of packages.
 struct Server {
     /// `None`: the host's own list.
     line: Option<String>,
@@ -131,7 +131,7 @@ impl Server {
             }
             Some(other) => {
                 return Err(Error::invalid(format!(
-                    "`arch-signatures = \"{other}\"` is not known"
+                    "unknown value `arch-signatures = \"{other}\"`"
                 ))
                 .help("required, never"));
             }
@@ -166,7 +166,7 @@ impl Server {
             lines.push("Architecture = auto".into());
         }
         if let Some(list) = authorities {
-            // pacman itself knows the machine's list alone.
+            // pacman itself uses only the machine's list.
             let list = list.display();
             lines.push(format!(
                 "XferCommand = /usr/bin/curl --silent --show-error --fail --location --cacert {list} --output %o %u"
@@ -184,7 +184,7 @@ impl Server {
     }
 }
 
-/// Arch's archive has a directory per day: `@DATE@` is that path; `@SNAPSHOTID@` the id as it is.
+/// Arch's archive has a directory per day: `@DATE@` is that path; `@SNAPSHOTID@` is the id.
 fn expand(mirror: &str, id: &str) -> String {
     let date = format!("{}/{}/{}", &id[..4], &id[4..6], &id[6..8]);
     mirror.replace("@DATE@", &date).replace("@SNAPSHOTID@", id)

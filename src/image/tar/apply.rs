@@ -1,4 +1,4 @@
-//! Owns what is done to a file once its name exists: data, owner, mode, attributes and times, in an order in which none
+//! Owns setting up a file once its name exists: data, owner, mode, attributes and times, in an order in which none
 //! undoes another.
 
 use std::io::BufRead;
@@ -17,7 +17,7 @@ use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::signals::stop_if;
 use crate::tree::{root_fs, xattr_names};
 
-/// Attributes a directory gets at the end.
+/// Attributes that a directory gets at the end.
 #[derive(Debug)]
 pub(crate) struct Attributes {
     pub(crate) mode: u32,
@@ -57,7 +57,7 @@ impl Unpacker<'_> {
 
     pub(crate) fn finish_by_name(&mut self, name: &[u8], entry: &Entry) -> Result<()> {
         let fail = || cannot("set the attributes of", &entry.path);
-        // The file was made exclusively a moment ago, so its name is no link unless it was to be one.
+        // The file was made exclusively a moment ago, so its name is a link only if it should be one.
         let is_link = matches!(entry.kind, Kind::Symlink(_));
         let parent = self.parent().try_clone_to_owned().context(fail)?;
         if self.options.ownership {
@@ -115,8 +115,8 @@ impl Unpacker<'_> {
     pub(crate) fn finish(&mut self) -> Result<()> {
         self.stack.clear();
         let newest = self.newest;
-        // Without an entry of its own the root gets the time of the newest one, as made directories do: any
-        // other choice would differ from one extraction to the next.
+        // Without its own entry the root gets the time of the newest entry, like other implied directories: anything
+        // else would vary between extractions.
         self.directories.entry(Vec::new()).or_insert(Attributes {
             mode: 0o755,
             owner: (0, 0),
@@ -141,7 +141,7 @@ impl Unpacker<'_> {
                 .context(fail)?;
             }
             if self.is_upper() {
-                // A directory of lower layers, which may have had others.
+                // A directory of lower layers, which may have had other attributes.
                 let mut had = xattr_names::read(&directory).context(fail)?;
                 had.retain(|(had, _)| attributes.xattrs.iter().all(|(name, _)| name != had));
                 for (name, _) in had {
@@ -179,7 +179,7 @@ pub(crate) fn copy_data<R: BufRead>(
                 .min(usize::try_from(end - at).unwrap_or(usize::MAX));
             if amount == 0 {
                 return Err(refused(format!(
-                    "the data of entry `{}` is cut short",
+                    "the data of entry `{}` is truncated",
                     lossy(path)
                 )));
             }

@@ -1,9 +1,9 @@
-//! Owns reading a tar stream: from blocks to entries with everything an extended header says already applied.
+//! Owns reading a tar stream: from blocks to entries with all extended headers applied.
 //!
-//! The `tar` crate's own iterator cannot be used here: it keeps extended headers of any size in memory, leaves PAX
-//! sparse files as their condensed form and ignores global headers. Its header accessors are used.
-//! An archive becomes the tree that GNU tar makes of it. Archives that GNU tar does not take either, and those that contradict
-//! themselves (a long name beside another PAX path, a map of a sparse file that does not fit its data), are refused.
+//! The `tar` crate's own iterator is unsuitable: it keeps extended headers of any size in memory, leaves PAX sparse
+//! files in their condensed form and ignores global headers. Its header accessors are used. The result is the tree
+//! that GNU tar would make. Archives that GNU tar refuses, and those that contradict themselves (a long name beside a
+//! different PAX path, a sparse map that does not fit its data), are refused.
 
 pub(crate) mod apply;
 pub(crate) mod pack;
@@ -21,13 +21,13 @@ use crate::image::tar::pax::Pax;
 use crate::sys::error::{Error, Result, ResultExt as _};
 
 const BLOCK: u64 = 512;
-/// An extended header holds names and attributes; the kernel's own limit for one attribute is 64 KiB.
+/// An extended header contains names and attributes; the kernel's own limit for one attribute is 64 KiB.
 const MAX_EXTENSION: u64 = 1 << 20;
 
-/// What an entry is.
+/// The kind of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A regular file of `size` bytes; `map` lists what the archive holds of a sparse one, as offset and length.
+    /// A regular file of `size` bytes; `map` lists the stored parts of a sparse one, as offset and length.
     File {
         size: u64,
         map: Option<Vec<(u64, u64)>>,
@@ -40,7 +40,7 @@ pub(crate) enum Kind {
     Fifo,
 }
 
-/// One entry, names as in the archive and not yet trusted.
+/// One entry, with untrusted names as in the archive.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub(crate) path: Vec<u8>,
@@ -50,7 +50,7 @@ pub(crate) struct Entry {
     pub(super) gid: u32,
     pub(super) mtime: (i64, u32),
     pub(super) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
-    /// Things the format can say and this reader does not apply, to be reported.
+    /// Valid metadata that this reader does not apply, to be reported.
     pub(super) ignored: Vec<&'static str>,
 }
 
@@ -58,7 +58,7 @@ pub(crate) struct Entry {
 #[derive(Debug)]
 pub(crate) struct Reader<R> {
     input: R,
-    /// Bytes of the current entry's data not read yet, and of the padding after them.
+    /// Unread bytes of the current entry's data, and of the padding after them.
     remaining: u64,
     padding: u64,
     globals: Pax,
@@ -78,16 +78,17 @@ impl<R: BufRead> Reader<R> {
         }
     }
 
-    /// Returns the next entry, skipping what is left of the current one.
+    /// Returns the next entry, skipping the rest of the current one.
     pub(crate) fn next_entry(&mut self) -> Result<Option<Entry>> {
-        // Of several headers of one kind before an entry, the last one counts.
+        // Of several headers of one kind before an entry, the last one wins.
         let mut pax: Option<Pax> = None;
         let mut long_name = None;
         let mut long_link = None;
         loop {
             self.skip_rest()?;
             let Some(header) = self.header()? else {
-                // GNU tar says nothing, and the file is missing: the archive was cut off, or its end was put here.
+                // GNU tar accepts this silently, and a file is missing: the archive was truncated, or its end was
+                // forged.
                 if pax.is_some() || long_name.is_some() || long_link.is_some() {
                     return Err(broken(
                         "an extended header describes an entry that does not follow",
@@ -202,7 +203,8 @@ impl<R: BufRead> Reader<R> {
         if bytes.iter().all(|byte| *byte == 0) {
             return Ok(None);
         }
-        // The checksum is over the header with its own field blank. Some old archivers added the bytes as signed numbers.
+        // The checksum is over the header with its own field blank. Some old archivers added the bytes as signed
+        // numbers.
         let sum = |value: fn(u8) -> i64| -> i64 {
             let (before, after) = (&bytes[..148], &bytes[156..]);
             let blank = 8 * i64::from(b' ');
@@ -253,7 +255,7 @@ impl<R: BufRead> Reader<R> {
         })
     }
 
-    /// The name of an entry, and what it links to.
+    /// The name of an entry, and its link target.
     fn names(
         &self,
         header: &Header,
@@ -301,7 +303,7 @@ impl<R: BufRead> Reader<R> {
         Ok((path, link))
     }
 
-    /// What an entry is; its data begin afterwards.
+    /// The kind of an entry, whose data begin afterwards.
     fn kind(
         &mut self,
         header: &Header,
@@ -331,14 +333,15 @@ impl<R: BufRead> Reader<R> {
                 }),
             };
         }
-        // Before ustar there was no type for directories: a slash at the end said it.
+        // Before ustar there was no type for directories: a trailing slash marked them.
         if is_file && !path.ends_with(b"/") {
             self.start(size);
             return Ok(Kind::File { size, map: None });
         }
         // A directory of an incremental archive has the list of its files as data.
         let is_dump = kind.as_byte() == b'D';
-        // Nothing else has data. A size in such a header means nothing: whatever follows is the next header, or is refused as none.
+        // Nothing else has data. A size in such a header is meaningless: the next block is the next header, or is
+        // refused.
         self.start(if is_dump { size } else { 0 });
         Ok(match kind {
             EntryType::Directory | EntryType::Regular | EntryType::Continuous => Kind::Directory,
@@ -355,7 +358,7 @@ impl<R: BufRead> Reader<R> {
             EntryType::Fifo => Kind::Fifo,
             other => {
                 return refuse(&format!(
-                    "entry type {:?} is not known",
+                    "unknown entry type {:?}",
                     char::from(other.as_byte())
                 ));
             }
@@ -363,7 +366,7 @@ impl<R: BufRead> Reader<R> {
     }
 }
 
-/// A header that is no entry.
+/// A header that is not an entry.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Extension {
     Global,
@@ -380,7 +383,7 @@ impl Extension {
             EntryType::XHeader => Some(Self::Pax),
             EntryType::GNULongName => Some(Self::LongName),
             EntryType::GNULongLink => Some(Self::LongLink),
-            // Before POSIX had extended headers, Solaris did.
+            // Solaris had extended headers before POSIX.
             _ if kind.as_byte() == b'X' => Some(Self::Pax),
             _ if kind.as_byte() == b'V' => Some(Self::Label),
             _ => None,
@@ -388,7 +391,7 @@ impl Extension {
     }
 }
 
-/// A user's or group's number. The last one means "leave unchanged" to `chown`, so what an archive gives to it stays ours: root's.
+/// A user or group id. The largest one means "leave unchanged" to `chown`, so such entries stay ours: root's.
 fn owner(pax: Option<u64>, field: &[u8], path: &[u8]) -> Result<u32> {
     let id = match pax {
         Some(id) => id,
@@ -398,7 +401,7 @@ fn owner(pax: Option<u64>, field: &[u8], path: &[u8]) -> Result<u32> {
         Ok(u32::MAX) => Ok(0),
         Ok(id) => Ok(id),
         Err(_) => Err(broken(&format!(
-            "entry `{}`: owner {id} is not a user or group number",
+            "entry `{}`: owner {id} is not a user or group id",
             lossy(path)
         ))),
     }
@@ -414,8 +417,8 @@ fn device(header: &Header) -> Result<(u64, u64)> {
 }
 
 impl<R: BufRead + Seek> Reader<R> {
-    /// Passes over the current entry's data without reading them; returns where in the archive they begin. Whether all of them are
-    /// there is for the caller to see.
+    /// Skips the current entry's data without reading them; returns their offset in the archive. The caller must
+    /// check that they are complete.
     pub(crate) fn pass(&mut self) -> Result<u64> {
         let cannot = || "cannot read the archive".to_owned();
         let at = self.input.stream_position().context(cannot)?;
@@ -428,7 +431,7 @@ impl<R: BufRead + Seek> Reader<R> {
 }
 
 fn fill(input: &mut impl BufRead) -> Result<&[u8]> {
-    // The borrow of a successful `fill_buf` would have to outlive the loop; so ask again once it has succeeded.
+    // The borrow of a successful `fill_buf` would have to outlive the loop, so ask again after it succeeded.
     loop {
         match input.fill_buf() {
             Ok(_) => break,
@@ -456,7 +459,7 @@ fn until_nul(data: &[u8]) -> Vec<u8> {
         .to_vec()
 }
 
-/// Reads a header's number: octal digits, or 0x80 and big-endian bytes.
+/// Parses a header's number: octal digits, or 0x80 and big-endian bytes.
 fn number(field: &[u8], what: &str) -> Result<u64> {
     u64::try_from(signed(field, what)?)
         .map_err(|_| broken(&format!("a header has a negative {what}")))

@@ -1,7 +1,8 @@
-//! Owns writing a tar stream: the entries that `archive` reads, with extended headers for whatever the plain ones cannot say.
+//! Owns writing a tar stream: the entries that `archive` reads, with extended headers for anything that the plain
+//! ones cannot express.
 //!
-//! Times are written to the nanosecond, attributes as `SCHILY.xattr`, holes in GNU's sparse format 1.0: what Docker, GNU tar and
-//! libarchive read as well. The same tree gives the same bytes, whoever packs it.
+//! Times have nanoseconds, attributes are written as `SCHILY.xattr`, holes in GNU's sparse format 1.0: all of them
+//! readable by Docker, GNU tar and libarchive. The same tree always gives the same bytes.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -20,13 +21,13 @@ use crate::sys::signals::stop_if;
 use crate::tree::{root_fs, xattr_names};
 
 const BLOCK: u64 = 512;
-/// The largest number in an octal field of eleven digits: what is more goes into an extended header.
+/// The largest number in an octal field of eleven digits; larger ones go into an extended header.
 const MAX_OCTAL: u64 = 0o777_7777_7777;
 const MAX_ID: u32 = 0o777_7777;
-/// A file with more pieces than these is written whole.
+/// A file with more pieces than this is written in full.
 const MAX_SEGMENTS: usize = 4096;
 const CHUNK: usize = 256 << 10;
-/// What an OCI layer calls a deletion: no file of a tree may be called so.
+/// Prefix of deletions in an OCI layer: no file of a tree may have such a name.
 const WHITEOUT: &[u8] = b".wh.";
 
 /// Writes one archive.
@@ -36,10 +37,10 @@ pub(crate) struct Packer<'a, W> {
     links: HashMap<(u64, u64), Vec<u8>>,
     buffer: Vec<u8>,
     cancel: &'a AtomicBool,
-    /// Bytes of files written so far, told as they are.
+    /// Bytes of files written so far, for progress.
     done: u64,
     progress: &'a mut (dyn FnMut(u64) + Send),
-    /// Sockets, which no archive can hold and which mean nothing without their process.
+    /// Sockets, which no archive can hold and which are useless without their process.
     pub(crate) left_out: u64,
 }
 
@@ -60,7 +61,7 @@ impl<'a, W: Write> Packer<'a, W> {
         }
     }
 
-    /// Writes a directory, which is open; the root's path is empty.
+    /// Writes an open directory; the root's path is empty.
     pub(crate) fn directory(
         &mut self,
         directory: BorrowedFd<'_>,
@@ -75,7 +76,7 @@ impl<'a, W: Write> Packer<'a, W> {
         self.header(EntryType::Directory, &name, b"", stat, 0, extended)
     }
 
-    /// Writes an entry that is no directory.
+    /// Writes an entry other than a directory.
     pub(crate) fn entry(
         &mut self,
         parent: BorrowedFd<'_>,
@@ -133,12 +134,12 @@ impl<'a, W: Write> Packer<'a, W> {
         self.header(kind, path, link, stat, 0, extended)
     }
 
-    /// Writes that what lower layers have under this name is gone.
+    /// Writes the deletion of lower layers' content under this name.
     pub(crate) fn deletion(&mut self, parent: &[u8], name: &[u8]) -> Result<()> {
         self.mark(parent, &[WHITEOUT, name].concat())
     }
 
-    /// Writes that nothing of lower layers shows in a directory.
+    /// Writes that a directory hides all content of lower layers.
     pub(crate) fn opaque(&mut self, directory: &[u8]) -> Result<()> {
         self.mark(directory, b".wh..wh..opq")
     }
@@ -301,7 +302,7 @@ impl<'a, W: Write> Packer<'a, W> {
         self.write(&[0; BLOCK as usize][..usize::try_from(rest).unwrap_or(0)])
     }
 
-    /// Ends the archive and returns what it was written to.
+    /// Ends the archive and returns the writer.
     pub(crate) fn finish(mut self) -> Result<W> {
         self.write(&[0; 2 * BLOCK as usize])?;
         Ok(self.out)
@@ -320,13 +321,13 @@ pub(crate) fn cannot(path: &[u8]) -> String {
     format!("cannot read `/{}`", String::from_utf8_lossy(path))
 }
 
-/// Opens a file for reading; never what a link points to.
+/// Opens a file for reading, without following a link.
 pub(crate) fn open_file(parent: BorrowedFd<'_>, name: &[u8]) -> nix::Result<OwnedFd> {
     let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
     nix::fcntl::openat(parent, name, flags, Mode::empty())
 }
 
-/// Returns where a file with holes has data; nothing for one without.
+/// Returns the data segments of a file with holes; `None` for one without.
 fn segments(file: &OwnedFd, stat: &FileStat) -> nix::Result<Option<Vec<(u64, u64)>>> {
     let size = stat.st_size;
     if stat.st_blocks * 512 >= size {
@@ -346,7 +347,7 @@ fn segments(file: &OwnedFd, stat: &FileStat) -> nix::Result<Option<Vec<(u64, u64
         };
         let whole = |value: i64| u64::try_from(value).unwrap_or(0);
         let piece = (whole(start), whole(end) - whole(start));
-        // Which reader pads where is a known disagreement: only whole blocks, but at the end.
+        // Readers disagree about padding, so use whole blocks, except at the end.
         if found.len() == MAX_SEGMENTS || (end < size && !piece.1.is_multiple_of(BLOCK)) {
             return Ok(None);
         }
@@ -358,7 +359,7 @@ fn segments(file: &OwnedFd, stat: &FileStat) -> nix::Result<Option<Vec<(u64, u64
     Ok((!is_whole).then_some(found))
 }
 
-/// Writes names into a header, and into the extended one where they do not fit.
+/// Writes names into a header, and into the extended one if they do not fit.
 fn fill(header: &mut Header, kind: EntryType, path: &[u8], link: &[u8], extended: &mut Extended) {
     header.set_entry_type(kind);
     let bytes = header.as_old_mut();
@@ -374,7 +375,7 @@ fn fill(header: &mut Header, kind: EntryType, path: &[u8], link: &[u8], extended
     }
 }
 
-/// An extended header: records of a key and a value, each after its own length.
+/// An extended header: records of a key and a value, each preceded by its length.
 #[derive(Default)]
 struct Extended(Vec<u8>);
 

@@ -1,9 +1,9 @@
-//! Owns PAX extended headers: records of a key and a value, and which of them mean something here.
+//! Owns PAX extended headers: parsing records of a key and a value, and interpreting the known ones.
 
 use crate::image::tar::{broken, lossy};
 use crate::sys::error::Result;
 
-/// What extended headers say, as far as it is understood.
+/// The known content of extended headers.
 #[derive(Debug, Default)]
 pub(crate) struct Pax {
     pub(crate) path: Option<Vec<u8>>,
@@ -37,7 +37,7 @@ impl Pax {
         Ok(pax)
     }
 
-    /// Global headers may set defaults; a name, size or attribute for every entry makes no sense but as an attack.
+    /// Global headers may set defaults; a name, size or attribute for every entry only makes sense as an attack.
     pub(crate) fn parse_global(&mut self, data: &[u8]) -> Result<()> {
         for record in Records(data) {
             let (key, value) = record?;
@@ -90,7 +90,7 @@ impl Pax {
                 if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {
                     self.xattrs.push((name.to_vec(), value.to_vec()));
                 } else if key.starts_with(b"LIBARCHIVE.xattr.") && self.xattrs.is_empty() {
-                    // libarchive writes each attribute in both spellings, unless it was told not to.
+                    // libarchive writes each attribute in both spellings by default.
                     self.ignored.push("xattr in libarchive's spelling");
                 }
             }
@@ -100,7 +100,7 @@ impl Pax {
     }
 }
 
-/// The records of a PAX header: `<length> <key>=<value>\n`, the length counting itself.
+/// The records of a PAX header: `<length> <key>=<value>\n`; the length counts itself.
 struct Records<'a>(&'a [u8]);
 
 impl<'a> Iterator for Records<'a> {
@@ -144,16 +144,17 @@ fn decimal(key: &[u8], value: &[u8]) -> Result<u64> {
     })
 }
 
-/// Some writers count the byte that ends a text in C. Any other NUL is two names in one: readers that end at it see another file than
-/// those that do not, so it stays and is refused.
+/// Some writers include the byte that ends a text in C. Any other NUL means two names in one: readers that end at it
+/// see another file than the others, so it stays and is refused.
 fn name(value: &[u8]) -> Vec<u8> {
     let end = value.iter().rposition(|byte| *byte != 0);
     value[..end.map_or(0, |end| end + 1)].to_vec()
 }
 
-/// Reads `[-]seconds[.fraction]`; the fraction of a negative time counts down too.
+/// Parses `[-]seconds[.fraction]`; the fraction of a negative time counts down too.
 ///
-/// Anything else is refused, although GNU tar takes the digits that it begins with: `999xxx9324` is 999 there and 0 elsewhere, and was neither.
+/// Anything else is refused, although GNU tar uses the leading digits: `999xxx9324` is 999 there and 0 elsewhere, and
+/// was neither.
 fn time(value: &[u8]) -> Result<(i64, u32)> {
     let fail = || broken("an extended header's `mtime` is not a time");
     let text = std::str::from_utf8(value).map_err(|_| fail())?;

@@ -1,4 +1,4 @@
-//! Owns the maps of sparse files, in each of the formats that tar has had for them.
+//! Owns the maps of sparse files, in all of tar's formats.
 
 use std::io::BufRead;
 
@@ -8,11 +8,11 @@ use super::{BLOCK, Reader, broken, number};
 use crate::image::tar::pax::Sparse;
 use crate::sys::error::Result;
 
-/// 24 bytes of memory each; a file with more fragments is an attack or a defragmentation emergency.
+/// 24 bytes of memory each; a file with more fragments is an attack or badly fragmented.
 const MAX_SEGMENTS: usize = 1 << 20;
 
 impl<R: BufRead> Reader<R> {
-    /// GNU's first sparse format: a map of four in the header, 21 more in each block that follows it.
+    /// GNU's first sparse format: a map of four in the header, 21 more in each block after it.
     pub(super) fn old_sparse(
         &mut self,
         header: &Header,
@@ -47,7 +47,7 @@ impl<R: BufRead> Reader<R> {
             add(next.sparse())?;
             more = next.is_extended();
         }
-        // The map's blocks are outside of the entry's size.
+        // The map's blocks are not part of the entry's size.
         self.start(size);
         Ok((number(&gnu.realsize, "size")?, map))
     }
@@ -56,7 +56,7 @@ impl<R: BufRead> Reader<R> {
     pub(super) fn pax_sparse(&mut self, sparse: &Sparse) -> Result<(u64, Vec<(u64, u64)>)> {
         let real = sparse
             .real_size
-            .ok_or_else(|| broken("a sparse entry does not say its size"))?;
+            .ok_or_else(|| broken("a sparse entry does not declare its size"))?;
         match (sparse.major, sparse.minor) {
             (None | Some(0), _) => {
                 if !sparse.numbers.len().is_multiple_of(2) {
@@ -85,7 +85,7 @@ impl<R: BufRead> Reader<R> {
                 while pad > 0 {
                     let amount = usize::try_from(pad).unwrap_or(0).min(self.chunk()?.len());
                     if amount == 0 {
-                        return Err(broken("a sparse map is cut short"));
+                        return Err(broken("a sparse map is truncated"));
                     }
                     self.consume(amount);
                     pad -= amount as u64;
@@ -93,7 +93,7 @@ impl<R: BufRead> Reader<R> {
                 Ok((real, map))
             }
             (major, minor) => Err(broken(&format!(
-                "sparse format {major:?}.{minor:?} is not known"
+                "unknown sparse format {major:?}.{minor:?}"
             ))),
         }
     }
@@ -103,7 +103,7 @@ impl<R: BufRead> Reader<R> {
         let mut digits = 0;
         loop {
             let Some(byte) = self.chunk()?.first().copied() else {
-                return Err(broken("a sparse map is cut short"));
+                return Err(broken("a sparse map is truncated"));
             };
             self.consume(1);
             *used += 1;
@@ -116,7 +116,11 @@ impl<R: BufRead> Reader<R> {
                         .ok_or_else(|| broken("a number in a sparse map is too large"))?;
                 }
                 b'\n' if digits > 0 => return Ok(value),
-                _ => return Err(broken("a sparse map holds something that is not a number")),
+                _ => {
+                    return Err(broken(
+                        "a sparse map contains something that is not a number",
+                    ));
+                }
             }
         }
     }
@@ -136,7 +140,7 @@ pub(super) fn check_map(
         if *offset < end {
             return Err("the fragments of a sparse file overlap or are out of order");
         }
-        // Fragments start on block boundaries; which reader pads where is a known disagreement.
+        // Fragments start on block boundaries; readers disagree about other padding.
         if !total.is_multiple_of(BLOCK) {
             return Err("a fragment of a sparse file is not a whole number of blocks");
         }

@@ -1,8 +1,8 @@
 //! Owns extraction: turns archive entries into files below one directory, and nowhere else.
 //!
-//! Every call names one component relative to an open directory, and directories are opened with `openat2`
-//! without following anything. Attributes of directories are applied at the end: until then a read-only
-//! directory could not be filled, and its times would not last.
+//! Every call names one component relative to an open directory, and directories are opened with `openat2` without
+//! following anything. Attributes of directories are applied at the end: until then a read-only directory could not
+//! be filled, and its times would not last.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{BufRead, Read};
@@ -24,10 +24,10 @@ use crate::sys::signals::stop_if;
 use crate::tree::openat2;
 use crate::tree::{root_fs, xattr_names};
 
-/// What an archive may use up. An archive beyond a limit is refused.
+/// Limits for an archive, which is refused beyond them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Sum of file sizes, holes included.
+    /// Sum of file sizes, including holes.
     pub bytes: u64,
     /// Number of entries.
     pub entries: u64,
@@ -48,13 +48,13 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// For snapshots: what a step made may compress as well as it likes, and whoever pushes it runs code here anyway.
+    /// For snapshots: a step's output may have any compression ratio, and whoever pushes it runs code here anyway.
     pub const SNAPSHOT: Self = Self {
         ratio: u64::MAX,
         ..Self::ARCHIVE
     };
 
-    /// Ten times the largest ROCm image, and what the kernel accepts as a path.
+    /// Ten times the largest ROCm image, and the kernel's limits for a path.
     const ARCHIVE: Self = Self {
         bytes: 512 << 30,
         entries: 8_000_000,
@@ -70,22 +70,22 @@ impl Limits {
 pub enum Devices {
     /// None; each is reported.
     Skip,
-    /// All, except the character device 0:0: to overlayfs it says that a file is deleted.
+    /// All, except the character device 0:0, which marks a deleted file for overlayfs.
     Make,
 }
 
 /// How to extract.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// What the archive may use up.
+    /// Limits for the archive.
     pub limits: Limits,
     /// Leading path components to drop; entries with nothing left are skipped.
     pub strip_components: u32,
-    /// Give files the owners the archive names (needs root); otherwise they are ours, without setuid bits.
+    /// Give files the owners that the archive names (needs root); otherwise they are ours, without setuid bits.
     pub ownership: bool,
     /// Which device nodes are made.
     pub devices: Devices,
-    /// Paths that are not the tree's: what an archive says of them, and of all below, is passed over.
+    /// Paths that are not part of the tree: entries for them, and below them, are skipped.
     pub left_out: &'static [&'static str],
 }
 
@@ -101,14 +101,14 @@ impl Default for Options {
     }
 }
 
-/// What was extracted, and what was left out.
+/// What was extracted, and what was dropped.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Entries made.
+    /// Number of entries made.
     pub entries: u64,
     /// Sum of the files' sizes.
     pub bytes: u64,
-    /// What was dropped, and how often: `device node`, `xattr trusted.x`, ...
+    /// Number of dropped items by kind: `device node`, `xattr trusted.x`, ...
     pub dropped: BTreeMap<String, u64>,
     /// The first paths that something was dropped from.
     pub examples: Vec<(String, String)>,
@@ -125,7 +125,7 @@ impl Report {
 
 /// Extracts an archive (tar, plain or compressed by gzip, zstd or xz) into an existing directory.
 ///
-/// `progress` gets the bytes written so far. What is already in the directory stays.
+/// `progress` gets the bytes written so far. Existing files in the directory stay.
 pub fn unpack(
     archive: impl Read + Send,
     into: &Path,
@@ -158,13 +158,13 @@ fn drain(mut stream: impl BufRead) {
 
 pub(crate) struct Unpacker<'a> {
     pub(crate) root: OwnedFd,
-    /// The open directories from the root to the last parent: archives are mostly in the order of a walk.
+    /// The open directories from the root to the last parent: most archives are in the order of a tree walk.
     pub(crate) stack: Vec<(Vec<u8>, OwnedFd)>,
     pub(crate) directories: HashMap<Vec<u8>, Attributes>,
     pub(crate) newest: i64,
     pub(crate) options: &'a Options,
     pub(crate) report: Report,
-    /// Set while archives are extracted over each other, as the layers of a container image.
+    /// Set while the layers of a container image are extracted over each other.
     pub(crate) layer: Option<Layer>,
 }
 
@@ -184,7 +184,7 @@ impl<'a> Unpacker<'a> {
         })
     }
 
-    /// Makes everything that one archive holds; directories get their attributes from [`Self::finish`].
+    /// Makes all entries of one archive; directories get their attributes from [`Self::finish`].
     pub(crate) fn archive(
         &mut self,
         stream: impl BufRead,
@@ -268,7 +268,7 @@ impl<'a> Unpacker<'a> {
         }
     }
 
-    /// Returns whether an entry, or the deletion that it stands for, is of something that stays as it is.
+    /// Returns whether an entry, or the path that it deletes, must be skipped.
     fn is_left_out(&self, components: &[&[u8]]) -> bool {
         let mut path = components.to_vec();
         if let Some(last) = path.last_mut()
@@ -283,7 +283,7 @@ impl<'a> Unpacker<'a> {
         })
     }
 
-    /// An entry `./`: attributes for the directory that was given.
+    /// An entry `./`: attributes for the given directory.
     fn root_entry(&mut self, entry: Entry) -> Result<()> {
         match entry.kind {
             Kind::Directory => {
@@ -340,7 +340,7 @@ impl<'a> Unpacker<'a> {
         Ok((components.len() > strip).then(|| components.split_off(strip)))
     }
 
-    /// Makes the stack end at the directory of these components, making what is missing.
+    /// Makes the stack end at the directory of these components, making missing ones.
     pub(crate) fn enter(&mut self, components: &[&[u8]], entry: &[u8]) -> Result<()> {
         let common = self
             .stack
@@ -421,7 +421,7 @@ impl<'a> Unpacker<'a> {
         Ok(())
     }
 
-    /// Removes what a new entry replaces: a file, a directory that is empty, or one that lower layers filled.
+    /// Removes the entry to be replaced: a file, an empty directory, or one that lower layers filled.
     fn clear(&mut self, name: &[u8], path: &[u8]) -> Result<()> {
         match nix::unistd::unlinkat(self.parent(), name, UnlinkatFlags::NoRemoveDir) {
             Err(Errno::EISDIR) => {}
@@ -444,7 +444,7 @@ impl<'a> Unpacker<'a> {
         }
     }
 
-    /// Calls `make`, which fails where something exists; then again with that out of the way.
+    /// Calls `make`. If the name exists, removes it and calls `make` again.
     fn replacing<T>(
         &mut self,
         name: &[u8],
@@ -474,7 +474,7 @@ impl<'a> Unpacker<'a> {
         let Some((target_name, parents)) = components.split_last() else {
             return Err(described());
         };
-        // A link to itself is valid, and would be destroyed by making room for it.
+        // A link to itself is valid, but making room for it would destroy it.
         if components.join(&b'/') == path {
             return Ok(());
         }
@@ -512,7 +512,7 @@ impl<'a> Unpacker<'a> {
         })
     }
 
-    /// Makes anything that is not a directory and has attributes of its own.
+    /// Makes an entry other than a directory, with its own attributes.
     fn file<R: BufRead>(
         &mut self,
         reader: &mut Reader<R>,
@@ -577,7 +577,7 @@ impl<'a> Unpacker<'a> {
     }
 }
 
-/// Opens a directory without reading rights being needed; `path` may have several components.
+/// Opens a directory without needing read permission; `path` may have several components.
 pub(crate) fn open_path(parent: BorrowedFd<'_>, path: &[u8]) -> nix::Result<OwnedFd> {
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     openat2(

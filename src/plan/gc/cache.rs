@@ -1,4 +1,4 @@
-//! Owns what caches are: which tool made one, told by its files, and how that tool shrinks it.
+//! Owns identifying caches: which tool made one, judged by its files, and how that tool shrinks it.
 
 use std::collections::BTreeSet;
 
@@ -8,19 +8,15 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// Compilers' results, by ccache.
+    /// Compiler output, by ccache.
     Ccache,
-    /// Python packages, by uv.
     Uv,
-    /// Python packages, by pip.
     Pip,
-    /// Packages of Arch.
     Pacman,
-    /// Packages of Debian and Ubuntu.
     Apt,
 }
 
-/// What is in a cache's directory: paths below it, a directory's with a slash at its end.
+/// The entries of a cache: paths below its directory; those of directories end in a slash.
 #[derive(Clone, Debug, Default)]
 pub struct Entries(BTreeSet<String>);
 
@@ -35,7 +31,7 @@ impl Entries {
         self.0.contains(path)
     }
 
-    /// Returns what is right in a directory, which is empty for the top or ends in a slash.
+    /// Returns the direct entries of a directory, whose name is empty for the top or ends in a slash.
     fn within<'a>(&'a self, directory: &'a str) -> impl Iterator<Item = &'a str> {
         let below = self
             .0
@@ -44,14 +40,13 @@ impl Entries {
         below.filter(|path| !path.is_empty() && !path.trim_end_matches('/').contains('/'))
     }
 
-    /// Returns the names at the top.
     pub fn names(&self) -> impl Iterator<Item = &str> + Clone {
         let names = self.0.iter().map(|path| path.trim_end_matches('/'));
         names.filter(|name| !name.contains('/'))
     }
 }
 
-/// Returns whether what is in a directory of this name tells of the tool.
+/// Returns whether the content of a directory of this name helps to identify the tool.
 pub fn tells(name: &str) -> bool {
     matches!(name, "archives" | "http" | "http-v2") || is_digit(name)
 }
@@ -65,7 +60,7 @@ fn is_part(name: &str) -> bool {
     name.strip_suffix('/').is_some_and(is_digit)
 }
 
-/// A directory of uv's, as `wheels-v5/`.
+/// A directory of uv's, such as `wheels-v5/`.
 fn is_bucket(name: &str) -> bool {
     let parts = name
         .strip_suffix('/')
@@ -76,8 +71,8 @@ fn is_bucket(name: &str) -> bool {
 }
 
 impl Kind {
-    /// Tells by what the tool itself lays down. Some take all that is there for theirs: with anything of somebody else's
-    /// among it, a cache is nobody's.
+    /// Identifies the tool by the files that it creates itself. Some tools treat every entry as theirs: with foreign
+    /// entries among them, a cache is of no known tool.
     pub fn of(entries: &Entries) -> Option<Self> {
         [Self::Ccache, Self::Uv, Self::Pip, Self::Pacman, Self::Apt]
             .into_iter()
@@ -113,7 +108,7 @@ impl Kind {
                 entries.has("CACHEDIR.TAG") && all("", own) && entries.within("").any(kept)
             }
             Self::Pip => {
-                // Before 23.3 it has its downloads in a directory that could be anybody's, and maybe in no other.
+                // Before 23.3, pip has its downloads in a directory with a generic name, and possibly in no other.
                 let own = |name: &str| matches!(name, "http/" | "wheels/");
                 all("http-v2/", is_part) || (all("http/", is_part) && all("", own))
             }
@@ -131,7 +126,6 @@ impl Kind {
         }
     }
 
-    /// Returns the program.
     pub fn tool(self) -> &'static str {
         match self {
             Self::Ccache => "ccache",
@@ -142,12 +136,12 @@ impl Kind {
         }
     }
 
-    /// Returns whether root's files are in it.
+    /// Returns whether root owns its files.
     pub fn is_root(self) -> bool {
         matches!(self, Self::Pacman | Self::Apt)
     }
 
-    /// Says what the tool does to a cache that is too large, and whether nothing may be left of it then.
+    /// Describes how the tool shrinks a cache, and whether that may empty it.
     pub fn shrinks(self) -> (&'static str, bool) {
         match self {
             Self::Ccache => ("removes the least recently used entries", false),
@@ -164,11 +158,11 @@ impl Kind {
     pub fn script(self) -> &'static str {
         match self {
             Self::Ccache => {
-                // To ccache a size of nothing is no limit.
+                // ccache takes a size of 0 for no limit.
                 r#"CCACHE_DIR="$1" CCACHE_MAXSIZE="$(($2 < 1000 ? 1 : $2 / 1000))k" exec ccache --cleanup"#
             }
-            // Unused entries first; all of it only where they were not enough. Then uv wants to remove the directory too, which
-            // is mounted, and so fails when it is done.
+            // Unused entries first; everything only if that was not enough. uv then also tries to remove the
+            // directory, which is a mount point, and so fails after doing its work.
             Self::Uv => {
                 r#"export UV_CACHE_DIR="$1"
 uv cache prune
@@ -184,10 +178,10 @@ exec apt-get clean -o Dir::Cache="$1""#
     }
 }
 
-/// Says what a cache holds that no tool here keeps, by the names in its top directory.
+/// Describes a cache that no known tool keeps, by the names in its top directory.
 pub fn content<'a>(names: impl IntoIterator<Item = &'a str> + Clone) -> Option<&'static str> {
     let any = |fits: fn(&str) -> bool| names.clone().into_iter().any(fits);
-    // 256 bits in base 32, of which each is a kernel.
+    // 256 bits in base 32, each a kernel.
     let triton = |name: &str| {
         name.len() == 52
             && name
@@ -205,7 +199,7 @@ pub fn content<'a>(names: impl IntoIterator<Item = &'a str> + Clone) -> Option<&
     }
 }
 
-/// Adds up hits and misses of ccache's `stats` files: numbers, one a line, of which each position has its meaning.
+/// Adds up hits and misses of ccache's `stats` files: one number a line, with a meaning for each position.
 pub fn ccache_hits<'a>(files: impl IntoIterator<Item = &'a str>) -> (u64, u64) {
     const MISSES: usize = 4;
     const HITS: [usize; 2] = [8, 22];

@@ -1,4 +1,5 @@
-//! Owns the order of removals: garbage, too large caches, what is old, and what pays best where space is short.
+//! Owns the order of removals: garbage, oversized caches, old items, and if space is short, those that free the most
+//! for the least rebuild time.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -11,7 +12,7 @@ use super::roots::Roots;
 use super::units::{Unit, guess, units};
 use super::{Inventory, Item, Plan, Rule, What, age};
 
-/// Decides what to remove. `asked` is what the user wants to have freed in any case, in bytes.
+/// Decides what to remove. `asked` is what the user wants freed in any case, in bytes.
 pub fn plan(stock: &Inventory, limits: &Limits, asked: Option<u64>) -> Plan {
     let roots = Roots::of(stock, limits.keep_last);
     let mut sweep = Sweep {
@@ -32,7 +33,7 @@ pub fn plan(stock: &Inventory, limits: &Limits, asked: Option<u64>) -> Plan {
         let over = used.saturating_sub(freed(&sweep.plan)).saturating_sub(most);
         sweep.pressure(Rule::KeepAtMost, over, limits.keep_at_least);
     }
-    // What `--free` asks for may go below the floor: somebody decided so, now.
+    // `--free` may go below the floor, because it is the user's decision now.
     if let Some(asked) = asked {
         let missing = asked.saturating_sub(freed(&sweep.plan));
         sweep.pressure(Rule::Free, missing, 0);
@@ -48,7 +49,7 @@ pub fn plan(stock: &Inventory, limits: &Limits, asked: Option<u64>) -> Plan {
 struct Sweep {
     units: Vec<Unit>,
     gone: Vec<bool>,
-    /// Bytes of what could be removed and was not.
+    /// Bytes of removable items that were kept.
     left: u64,
     plan: Plan,
 }
@@ -69,7 +70,7 @@ impl Sweep {
         });
     }
 
-    /// Units with what stands on them before them.
+    /// Units with their descendants before them.
     fn top_down(&self) -> Vec<usize> {
         let mut depths: Vec<(usize, usize)> = (0..self.units.len())
             .map(|at| {
@@ -137,7 +138,7 @@ impl Sweep {
                     let why = match (kind, &cache.busy) {
                         (None, _) => format!("its tool is unknown: {clear}"),
                         (_, Some(env)) => format!(
-                            "a command runs in env {env}, which uses the cache: `rockenv gc` shrinks it later"
+                            "in use by a command in env {env}: run `rockenv gc` again later"
                         ),
                         (_, None) => format!("no env mounts it: {clear}"),
                     };
@@ -149,7 +150,7 @@ impl Sweep {
         }
     }
 
-    /// Removes what was not used for `limit`, as long as `floor` bytes stay.
+    /// Removes items that were not used for `limit`, as long as `floor` bytes stay.
     fn old(&mut self, now: Timestamp, limit: Duration, floor: u64) {
         let order = self.top_down();
         let mut young: BTreeSet<usize> = BTreeSet::new();
@@ -178,7 +179,7 @@ impl Sweep {
         let order = self.top_down();
         let mut refused: BTreeSet<usize> = BTreeSet::new();
         while freed < wanted {
-            // What goes with each unit, itself included.
+            // Each unit's sum over itself and its descendants.
             let mut sums: Vec<(u64, u64)> = vec![(0, 0); self.units.len()];
             let mut best: Option<usize> = None;
             for &at in &order {
@@ -197,7 +198,7 @@ impl Sweep {
                 }
                 let better = best.is_none_or(|best| {
                     let (this, other) = (sums[at], sums[best]);
-                    // Bytes for a second, without dividing.
+                    // Compares bytes per second without dividing.
                     let worth = |a: (u64, u64), b: (u64, u64)| u128::from(a.0) * u128::from(b.1);
                     let older =
                         (unit.used, &unit.what) < (self.units[best].used, &self.units[best].what);
@@ -225,7 +226,7 @@ impl Sweep {
                 let unit = &self.units[at];
                 let per = unit.bytes / unit.rebuild_ms.max(1).div_ceil(1000);
                 let reason = format!(
-                    "{} for each second of making it again",
+                    "{} for each second of rebuild time",
                     crate::ui::size::bytes(per)
                 );
                 freed += unit.bytes;
@@ -235,7 +236,7 @@ impl Sweep {
         }
     }
 
-    /// Returns what is left of a unit and of what stands on it, in the order to remove it; `order` is from the top down.
+    /// Returns the remaining unit and descendants, in the order to remove them; `order` is from the top down.
     fn with(&self, bottom: usize, order: &[usize]) -> Vec<usize> {
         let mut found = vec![false; self.units.len()];
         found[bottom] = true;
@@ -246,7 +247,7 @@ impl Sweep {
         order.iter().copied().filter(goes).collect()
     }
 
-    /// Returns the bytes of the layers without a name that go when this unit does, and what stands on it with it.
+    /// Returns the bytes of the unnamed layers that go together with this unit and its descendants.
     fn followers(&self, top: usize) -> u64 {
         let (mut bytes, mut top) = (0, top);
         while let Some(below) = self.units[top].below {
@@ -262,7 +263,7 @@ impl Sweep {
         bytes
     }
 
-    /// Takes the layers without a name of which everything that stood on them is gone; returns their bytes.
+    /// Takes the unnamed layers whose descendants are all gone; returns their bytes.
     fn orphans(&mut self) -> u64 {
         let mut freed = 0;
         for at in self.top_down() {
@@ -280,7 +281,7 @@ impl Sweep {
         freed
     }
 
-    /// Counts the layers that could go and would give nothing back, for a service has them elsewhere.
+    /// Counts removable layers that free nothing because a service has them elsewhere.
     fn elsewhere(&self, stock: &Inventory) -> usize {
         let kept = |unit: &Unit| match &unit.what {
             What::Snapshot { layer } | What::Layer { layer } => {
@@ -309,22 +310,22 @@ impl Sweep {
             let floor = asked.is_none() && limits.keep_at_least > 0;
             let why = if floor && self.left > 0 {
                 format!(
-                    "only {} can be rebuilt (`keep-at-least` is {}); the rest is in use or not rockenv's",
+                    "only {} can be rebuilt (`keep-at-least` is {}); the rest is in use or not managed by rockenv",
                     size(self.left),
                     size(limits.keep_at_least)
                 )
             } else {
-                "everything else is in use, or not rockenv's".to_owned()
+                "everything else is in use or not managed by rockenv".to_owned()
             };
             self.plan.notes.push(format!(
-                "{} are still missing: {why}; `rockenv du` shows who has it, `rockenv rm ENV` and `rockenv cache clear` free more",
+                "{} short: {why}; `rockenv du` shows disk usage, `rockenv rm ENV` and `rockenv cache clear` free more",
                 size(self.plan.missing)
             ));
         }
         let elsewhere = self.elsewhere(stock);
         if self.plan.missing > 0 && elsewhere > 0 {
             self.plan.notes.push(format!(
-                "snapshots that stay because Docker or Podman has them on another file system: {elsewhere}"
+                "snapshots kept because Docker or Podman stores them on another file system: {elsewhere}"
             ));
         }
         if let (Some(most), Some(used)) = (limits.keep_at_most, stock.used)

@@ -1,8 +1,8 @@
-//! Owns the decision what `gc` removes: a pure function of an inventory of the store, a policy and a wish.
+//! Owns deciding what `gc` removes: a pure function of an inventory of the store, a policy and a request.
 //!
-//! What nobody can use any more goes always. What could be made again goes when it was not used for long, or when space is
-//! short: most bytes for the least time to make them again first, and never what something that stays stands on. What stays
-//! and why is in [`roots`]. Sources, outputs and host directories are not even in the inventory.
+//! Unusable items always go. Items that can be rebuilt go if they were not used for long, or if space is short: first
+//! those that free the most bytes for the least rebuild time, and never the parent of something that stays. [`roots`]
+//! decides what stays and why. Sources, outputs and host directories are not even in the inventory.
 
 pub mod cache;
 mod decide;
@@ -26,65 +26,58 @@ use policy::Limits;
 use roots::{Roots, Why};
 use units::short;
 
-/// An image younger than this is kept: its builder may not have said yet what stands on it.
+/// A younger image is kept: its builder may not have recorded yet what is based on it.
 const FRESH: Duration = Duration::from_secs(3600);
 
-/// What there is to decide about; bytes are what removing the thing would free once what stands on it is gone, as far as known.
+/// The items to decide about. The bytes of each are what removing it frees once its descendants are gone, as far as
+/// known.
 #[derive(Clone, Debug, Default)]
 pub struct Inventory {
     /// When it was read.
     pub now: Timestamp,
-    /// Bytes of the file system.
+    /// Size of the file system.
     pub size: u64,
     /// Bytes that an ordinary user could still write.
     pub free: u64,
-    /// Bytes of the whole store; none where no limit needs them.
+    /// Size of the whole store; `None` if no limit needs it.
     pub used: Option<u64>,
-    /// Envs by name.
     pub envs: BTreeMap<String, Env>,
-    /// What running commands count on beyond their env's record, by env.
+    /// Leases of running commands, by env.
     pub leases: BTreeMap<String, Lease>,
-    /// Layers by id.
     pub layers: BTreeMap<LayerId, Frozen>,
-    /// Images by key.
     pub images: BTreeMap<String, Base>,
-    /// Downloads by name.
     pub blobs: BTreeMap<String, Kept>,
-    /// What no command will ever use: path in the store, why, and its bytes.
+    /// Files that no command will ever use: path in the store, reason, and bytes.
     pub strays: BTreeMap<String, (String, u64)>,
-    /// Caches by name that have a limit.
+    /// Caches with a limit, by name.
     pub caches: BTreeMap<String, Cache>,
-    /// Sub-projects of TheRock that may be given up: env, build volume, and path in it.
+    /// Removable sub-projects of TheRock: env, build volume, and path in it.
     pub projects: BTreeMap<(String, String, String), Project>,
     /// Layers and images that lock files name, with the file.
     pub locked: BTreeMap<String, String>,
-    /// What cannot be read, and so may stand on any layer and image.
+    /// Unreadable objects, which may need any layer and image.
     pub unreadable: Vec<String>,
-    /// What else the user should know: what stays because nobody can tell whose it is.
+    /// Further notes for the user: items of unknown owners, which stay.
     pub notes: Vec<String>,
 }
 
 /// An env.
 #[derive(Clone, Debug)]
 pub struct Env {
-    /// Its record.
     pub record: Record,
-    /// When it was last used.
     pub used: Timestamp,
-    /// A command holds it.
     pub busy: bool,
-    /// A killed command left a journal, which comes first.
+    /// A killed command left a journal, which must be finished first.
     pub unsettled: bool,
     /// Bytes of the failed step's tree.
     pub failed: u64,
-    /// Bytes of the logs of each run, by its time.
+    /// Bytes of each run's logs, by its time.
     pub logs: BTreeMap<String, u64>,
 }
 
 /// What a running command is about to use.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, serde::Deserialize)]
 pub struct Lease {
-    /// Layers by id.
     pub layers: Vec<LayerId>,
     /// The image's key.
     #[serde(deserialize_with = "crate::plan::checked::names")]
@@ -94,26 +87,22 @@ pub struct Lease {
 /// A layer.
 #[derive(Clone, Debug)]
 pub struct Frozen {
-    /// Its description.
     pub layer: Layer,
-    /// Bytes that only it holds, and what stands on it.
+    /// Bytes that only the layer and its descendants hold.
     pub bytes: u64,
-    /// Those of them that a service has.
+    /// Part of them that a service holds.
     pub at_service: u64,
 }
 
-/// A base image.
 #[derive(Clone, Debug)]
 pub struct Base {
     /// Recipe's name.
     pub name: String,
-    /// When it was built.
     pub built: Timestamp,
     /// When an env on it was last used, or it was built.
     pub used: Timestamp,
-    /// Its recipe still stands for it.
+    /// It is the current image of its recipe.
     pub current: bool,
-    /// Its bytes.
     pub bytes: u64,
     /// Milliseconds that building it took.
     pub took_ms: Option<u64>,
@@ -122,33 +111,31 @@ pub struct Base {
 /// A file that can be fetched again.
 #[derive(Clone, Copy, Debug)]
 pub struct Kept {
-    /// Its bytes.
     pub bytes: u64,
     /// When it was last written or read.
     pub used: Timestamp,
 }
 
-/// A cache with a limit.
 #[derive(Clone, Debug)]
 pub struct Cache {
-    /// What it holds now.
+    /// Current size.
     pub bytes: u64,
-    /// What it may hold.
+    /// Maximum size.
     pub max: u64,
-    /// What it is, where its files tell.
+    /// Its tool, if its files show that.
     pub kind: Option<cache::Kind>,
-    /// An env that mounts it and that nothing runs in, and the directory there; none while one is busy.
+    /// An idle env that mounts it, and the mount point; `None` while one is busy.
     pub at: Option<(String, String)>,
-    /// An env that mounts it and in which a command runs: the tool would take files from under it.
+    /// An env that mounts it and in which a command runs, whose files the tool might remove.
     pub busy: Option<String>,
 }
 
-/// A sub-project in a build volume that an artifact holds too.
+/// A sub-project in a build volume that an artifact contains too.
 #[derive(Clone, Copy, Debug)]
 pub struct Project {
-    /// What giving it up frees: not what artifacts hold by hard links.
+    /// Bytes that removing it frees, without hard links to artifacts.
     pub bytes: u64,
-    /// Milliseconds that its commands took one after the other, where its ninja wrote that down.
+    /// Total milliseconds of its commands, if ninja recorded them.
     pub took_ms: Option<u64>,
 }
 
@@ -157,61 +144,42 @@ pub struct Project {
 #[serde(rename_all = "lowercase", tag = "kind")]
 pub enum What {
     /// A snapshot of a step, in every env that has it, and its layer.
-    Snapshot {
-        /// The layer.
-        layer: LayerId,
-    },
+    Snapshot { layer: LayerId },
     /// A layer that no env names.
-    Layer {
-        /// The layer.
-        layer: LayerId,
-    },
-    /// The tree that a failed step left.
-    Failed {
-        /// The env.
-        env: String,
-    },
+    Layer { layer: LayerId },
+    /// The tree of a failed step.
+    Failed { env: String },
     /// The logs of one run.
-    Logs {
-        /// The env.
-        env: String,
-        /// The run.
-        run: String,
-    },
-    /// A base image.
+    Logs { env: String, run: String },
     Image {
         /// Its key.
         image: String,
     },
-    /// A download.
     Download {
         /// Its name below `blobs/sha256`.
         blob: String,
     },
-    /// What no command will ever use.
+    /// A file that no command will ever use.
     Stray {
         /// Its path in the store.
         path: String,
     },
-    /// What `+expunge` removes of a sub-project in a build volume.
+    /// The files that `+expunge` removes of a sub-project in a build volume.
     Project {
-        /// The env.
         env: String,
-        /// The volume's name.
         volume: String,
         /// Its path in the volume.
         path: String,
     },
-    /// What is too much in a cache.
+    /// The excess content of a cache.
     Cache {
-        /// The cache.
         cache: String,
-        /// What its own tool is to leave, in bytes.
+        /// The size that its own tool must shrink it to, in bytes.
         max: u64,
     },
 }
 
-/// Which rule asks for a removal.
+/// The rule behind a removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Rule {
@@ -230,7 +198,6 @@ pub enum Rule {
 }
 
 impl Rule {
-    /// Returns its name in the configuration.
     pub fn name(self) -> &'static str {
         match self {
             Self::Garbage => "garbage",
@@ -242,64 +209,59 @@ impl Rule {
         }
     }
 
-    /// Returns whether enough free space ends it.
+    /// Returns whether it ends as soon as enough space is free.
     pub fn wants_space(self) -> bool {
         matches!(self, Self::MinFree | Self::Free)
     }
 }
 
-/// One removal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Item {
-    /// What.
     #[serde(flatten)]
     pub what: What,
     /// Its name for people.
     pub name: String,
-    /// What it should free, in bytes.
+    /// Estimated bytes that it frees.
     pub bytes: u64,
-    /// How long it would take to make it again, in milliseconds.
+    /// Time to rebuild it, in milliseconds.
     pub rebuild_ms: u64,
-    /// The rule that asks for it.
     pub rule: Rule,
-    /// Why, in a sentence.
+    /// The reason, as a sentence.
     pub reason: String,
 }
 
 /// What `gc` does.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Plan {
-    /// The removals, in order: what stands on something goes before it.
+    /// The removals, in order: descendants first.
     pub items: Vec<Item>,
-    /// What the items should free, in bytes.
+    /// Estimated bytes that the items free.
     pub estimate: u64,
-    /// What could be removed and stays, in bytes.
+    /// Bytes of removable items that stay.
     pub spare: u64,
-    /// Bytes that are still missing when all is done.
+    /// Bytes still missing after all removals.
     pub missing: u64,
-    /// What the user should know.
+    /// Notes for the user.
     pub notes: Vec<String>,
 }
 
-/// Returns how long ago something was; nothing for what a wrong clock put into the future.
+/// Returns the age of something; zero for times in the future, set by a wrong clock.
 fn age(now: Timestamp, then: Timestamp) -> Duration {
     Duration::try_from(now.duration_since(then)).unwrap_or_default()
 }
 
-/// One thing that stays, and why.
+/// An item that stays, and why.
 #[derive(Clone, Debug, Serialize)]
 pub struct Rooted {
     /// Its name for people.
     pub name: String,
     /// Layer, image or download.
     pub id: String,
-    /// Its bytes.
     pub bytes: u64,
-    /// Why.
     pub because: Vec<String>,
 }
 
-/// Lists what stays whatever the pressure, with the reasons.
+/// Lists what stays in any case, with the reasons.
 pub fn rooted(stock: &Inventory, limits: &Limits) -> Vec<Rooted> {
     let roots = Roots::of(stock, limits.keep_last);
     let say = |reasons: &BTreeSet<Why>| reasons.iter().map(ToString::to_string).collect();

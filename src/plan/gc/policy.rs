@@ -1,4 +1,4 @@
-//! Owns what `gc` is told to keep: the `[gc]` table of the configuration, the presets, and both as plain numbers.
+//! Owns the policy of `gc`: the `[gc]` table of the configuration, the presets, and both as plain numbers.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -24,47 +24,47 @@ use crate::sys::error::{Error, Result};
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Preset {
-    /// Little disk: what was not used for a month goes, and a fifth stays free
+    /// Little disk: items unused for a month go, and a fifth stays free
     Laptop,
-    /// Much disk: the last three snapshots stay, what was not used for three months goes, and a tenth stays free
+    /// Much disk: the last three snapshots stay, items unused for three months go, and a tenth stays free
     #[default]
     Workstation,
-    /// Built once: what was not used for a week goes, and a quarter stays free
+    /// Built once: items unused for a week go, and a quarter stays free
     Ci,
 }
 
-/// The `[gc]` table, exactly as written; what is not said is the preset's.
+/// The `[gc]` table, exactly as written; missing values are the preset's.
 #[derive(Clone, Debug, Default, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct Table {
-    /// Where the other values come from: `laptop`, `workstation` or `ci`.
+    /// Source of the other values: `laptop`, `workstation` or `ci`.
     pub preset: Option<Preset>,
-    /// Most that the store may hold: a size, or a part of the file system such as `60%`.
+    /// Maximum size of the store: a size, or a part of the file system such as `60%`.
     pub keep_at_most: Option<String>,
-    /// What stays of what could be removed, however full the disk is: a size, or a part of the file system.
+    /// How much removable data stays, however full the disk is: a size, or a part of the file system.
     pub keep_at_least: Option<String>,
-    /// What should be free on the file system for ordinary users: a size, or a part of it.
+    /// Space to keep free on the file system for ordinary users: a size, or a part of it.
     pub min_free: Option<String>,
-    /// Age without use after which a thing goes although there is room: `90d`, or `never`.
+    /// Time without use after which an item goes even if there is room: `90d`, or `never`.
     pub older_than: Option<String>,
     /// Newest snapshots of steps that each env keeps.
     pub keep_last: Option<usize>,
-    /// Sub-projects of TheRock in build volumes may be given up too, where an artifact holds what they install.
+    /// Also remove sub-projects of TheRock from build volumes if an artifact contains their installed files.
     pub expunge: Option<bool>,
     /// Caches by name.
     pub cache: BTreeMap<String, CacheTable>,
 }
 
-/// What is said of one cache.
+/// Settings of one cache.
 #[derive(Clone, Debug, Default, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct CacheTable {
-    /// Size above which the cache is shrunk; wins over that of profiles.
+    /// Size above which the cache is shrunk; overrides profiles.
     pub max: Option<String>,
 }
 
 impl Table {
-    /// Fills what is not said from a table of lower rank.
+    /// Fills missing values from a table of lower rank.
     pub fn fill(&mut self, lower: &Self) {
         fn or<T: Clone>(value: &mut Option<T>, lower: Option<&T>) {
             if value.is_none() {
@@ -89,9 +89,7 @@ impl Table {
 /// A size, or a part of the file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Amount {
-    /// Bytes.
     Bytes(u64),
-    /// Percent.
     Part(u8),
 }
 
@@ -109,21 +107,21 @@ impl Amount {
 /// What to keep.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// The preset that it began with.
+    /// The preset behind missing values.
     pub preset: Preset,
-    /// Most that the store may hold.
+    /// Maximum size of the store.
     pub keep_at_most: Option<Amount>,
-    /// What stays of what could be removed.
+    /// How much removable data stays.
     pub keep_at_least: Amount,
-    /// What should be free.
+    /// Space to keep free.
     pub min_free: Amount,
-    /// Age without use after which a thing goes.
+    /// Time without use after which an item goes.
     pub older_than: Option<Duration>,
     /// Newest snapshots of steps that each env keeps.
     pub keep_last: usize,
-    /// Sub-projects of TheRock may be given up too.
+    /// Also remove sub-projects of TheRock.
     pub expunge: bool,
-    /// Most bytes by cache.
+    /// Maximum bytes by cache.
     pub cache_max: BTreeMap<String, u64>,
 }
 
@@ -151,7 +149,7 @@ impl Preset {
 }
 
 impl Policy {
-    /// Reads a table; `preset` wins over the table's own.
+    /// Reads a table; `preset` overrides the table's own.
     pub fn new(table: &Table, preset: Option<Preset>) -> Result<Self> {
         let mut policy = preset.or(table.preset).unwrap_or_default().policy();
         if let Some(text) = &table.keep_at_most {
@@ -195,13 +193,13 @@ impl Policy {
 /// A policy in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Limits {
-    /// Most bytes that the store may hold.
+    /// Maximum size of the store.
     pub keep_at_most: Option<u64>,
-    /// Bytes that stay of what could be removed.
+    /// Bytes of removable data that stay.
     pub keep_at_least: u64,
-    /// Bytes that should be free.
+    /// Bytes to keep free.
     pub min_free: u64,
-    /// Age without use after which a thing goes.
+    /// Time without use after which an item goes.
     #[serde(serialize_with = "seconds")]
     pub older_than: Option<Duration>,
     /// Newest snapshots of steps that each env keeps.
@@ -225,7 +223,7 @@ fn amount(key: &str, text: &str) -> Result<Amount> {
     if let Some(number) = text.trim().strip_suffix('%') {
         return match number.trim().parse() {
             Ok(percent) if percent <= 100 => Ok(Amount::Part(percent)),
-            _ => Err(bad(key, text, "not a part of 100")),
+            _ => Err(bad(key, text, "not a percentage")),
         };
     }
     value::size(text)

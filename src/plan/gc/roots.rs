@@ -1,5 +1,5 @@
-//! Owns what `gc` must not remove, and why: everything that an env stands on, that somebody named, or that a running
-//! command counts on.
+//! Owns what `gc` must not remove, and why: everything that an env is based on, that a user named, or that a running
+//! command needs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -8,39 +8,38 @@ use super::Inventory;
 use crate::plan::ids::LayerId;
 use crate::plan::record::{Origin, Record, Snapshot};
 
-/// Why something stays.
+/// Why an item stays.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Why {
     /// A command runs in an env that needs it.
     Running(String),
-    /// A command that runs is about to stand on it.
+    /// A running command is about to use it.
     Lease(String),
     /// An env is in this state.
     Head(String),
     /// The newest snapshot of an env.
     Newest(String, String),
-    /// Somebody asked for this snapshot of an env.
+    /// A manual snapshot of an env.
     Pinned(String, String),
-    /// A snapshot that holds changes made by hand.
+    /// A snapshot with manual changes.
     Changes(String, String),
-    /// One of the newest snapshots of an env, of which the policy keeps some.
+    /// One of an env's newest snapshots that the policy keeps.
     Last(String, String),
-    /// A killed `up` finished it for this env and could not say so.
+    /// A killed `up` finished it for this env and could not record it.
     Unrecorded(String),
     /// No step makes it again and no env names it: its env may have lost its record.
     Nameless,
-    /// A lock file names it.
     Locked(String),
-    /// Something that cannot be read may need it.
+    /// Something unreadable may need it.
     Unreadable(String),
-    /// It was built a moment ago: whoever did may be about to use it.
+    /// It was built a moment ago, and its builder may be about to use it.
     Fresh,
 }
 
 impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Running(env) => write!(f, "a command runs in env {env}"),
+            Self::Running(env) => write!(f, "in use by a command in env {env}"),
             Self::Lease(env) => write!(f, "a running command builds env {env} on it"),
             Self::Head(env) => write!(f, "env {env} depends on it"),
             Self::Newest(env, name) => write!(f, "newest snapshot of env {env}: {name}"),
@@ -48,10 +47,10 @@ impl fmt::Display for Why {
                 write!(f, "snapshot {name} of env {env} was created by a user")
             }
             Self::Changes(env, name) => {
-                write!(f, "snapshot {name} of env {env} holds changes made by hand")
+                write!(f, "snapshot {name} of env {env} holds manual changes")
             }
             Self::Last(env, name) => write!(f, "`keep-last`: snapshot {name} of env {env}"),
-            Self::Unrecorded(env) => write!(f, "the next `up` of env {env} goes on from it"),
+            Self::Unrecorded(env) => write!(f, "the next `up` of env {env} continues from it"),
             Self::Nameless => {
                 f.write_str("no env names it and no step makes it again: an env may have lost it")
             }
@@ -59,7 +58,7 @@ impl fmt::Display for Why {
             Self::Unreadable(object) => {
                 write!(
                     f,
-                    "{object} cannot be read, and may need it: rockenv fsck --repair"
+                    "{object} is unreadable and may need it: rockenv fsck --repair"
                 )
             }
             Self::Fresh => f.write_str("built within the last hour"),
@@ -67,14 +66,12 @@ impl fmt::Display for Why {
     }
 }
 
-/// What stays, with the reasons.
+/// Everything that stays, with the reasons.
 #[derive(Clone, Debug, Default)]
 pub struct Roots {
-    /// Layers by id, those below the ones that are named included.
+    /// Layers by id, including the parents of named ones.
     pub layers: BTreeMap<LayerId, BTreeSet<Why>>,
-    /// Images by key.
     pub images: BTreeMap<String, BTreeSet<Why>>,
-    /// Downloads by name.
     pub blobs: BTreeMap<String, BTreeSet<Why>>,
 }
 
@@ -95,7 +92,7 @@ pub fn tops(env: &str, record: &Record, keep_last: usize) -> Vec<(LayerId, Why)>
             Origin::Step => steps.push(snapshot),
         }
     }
-    // The order of the record breaks ties: a clock may have stood still, or gone back.
+    // The record's order breaks ties: the clock may have stood still, or gone back.
     steps.reverse();
     steps.sort_by_key(|snapshot| std::cmp::Reverse(snapshot.created));
     for (at, snapshot) in steps.into_iter().enumerate() {
@@ -157,7 +154,7 @@ impl Roots {
                 roots.layer(stock, id, &Why::Unrecorded(name.clone()));
             }
         }
-        // What a snapshot stands on that somebody took goes with that one.
+        // Parents of a manual snapshot go together with it.
         let mut named = BTreeSet::new();
         for top in recorded {
             let mut next = Some(top);
@@ -190,7 +187,7 @@ impl Roots {
         roots
     }
 
-    /// Keeps a layer, what it stands on, and the image at the bottom.
+    /// Keeps a layer, its parents, and the image at the bottom.
     fn layer(&mut self, stock: &Inventory, top: &LayerId, why: &Why) {
         let mut next = Some(top);
         while let Some((id, item)) = next.and_then(|id| stock.layers.get_key_value(id)) {

@@ -1,4 +1,4 @@
-//! Properties of the decision over random stores, and what single rules do.
+//! Properties of the decision over random stores, and the effect of single rules.
 
 mod random;
 
@@ -92,7 +92,7 @@ fn frozen(id: &str, parent: Option<&str>, bytes: u64, seconds: u64) -> Frozen {
     }
 }
 
-/// One env `e` that stands on `head`, with snapshots of steps `a`, `b` and `c`, each on the bare image.
+/// One env `e` based on `head`, with snapshots of steps `a`, `b` and `c`, each on the bare image.
 fn stock() -> Inventory {
     let mut one = env("e");
     one.record.head.layer = Some("head".into());
@@ -305,7 +305,7 @@ fn a_killed_command_s_work_is_kept_for_the_next_one_and_garbage_goes() {
     assert_eq!(found.items[0].rule, Rule::Garbage);
     stock.envs.get_mut("one").unwrap().record.complete = false;
     assert!(plan(&stock, &limits, None).items.is_empty());
-    // Nor does it go with what it stands on.
+    // Nor does it go together with its parent.
     assert_eq!(names(&plan(&stock, &limits, Some(1 << 40))).len(), 2);
 }
 

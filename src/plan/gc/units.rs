@@ -1,4 +1,4 @@
-//! Owns what may be removed at all: each thing with its bytes, what making it again takes, and what it stands on.
+//! Owns the removable items: each with its bytes, the cost of making it again, and its parent.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,10 +8,10 @@ use super::roots::Roots;
 use super::{Inventory, What};
 use crate::plan::ids::{LayerId, StepKey};
 
-/// How fast what was never timed is taken to be made again, in bytes a second: a download.
+/// Assumed speed of making untimed items again, in bytes a second: a download.
 const GUESS: u64 = 10 << 20;
 
-/// A thing that may be removed.
+/// A removable item.
 pub(super) struct Unit {
     pub(super) what: What,
     pub(super) name: String,
@@ -20,14 +20,14 @@ pub(super) struct Unit {
     pub(super) used: Timestamp,
     /// Why nobody can use it.
     pub(super) garbage: Option<String>,
-    /// The one it stands on, if that may be removed too.
+    /// Its parent, if that is removable too.
     pub(super) below: Option<usize>,
-    /// Goes by age only: it is not worth the loss for its bytes.
+    /// Removed only by age: its bytes are not worth the loss.
     pub(super) by_age: bool,
 }
 
 impl Unit {
-    /// Returns its bytes where it could be made again: garbage and history cannot.
+    /// Returns its bytes if it can be made again, unlike garbage and history.
     pub(super) fn worth(&self) -> u64 {
         if self.garbage.is_none() && !self.by_age {
             self.bytes
@@ -41,7 +41,6 @@ pub(super) fn guess(bytes: u64) -> u64 {
     1000 + bytes / (GUESS / 1000)
 }
 
-/// Collects what may be removed.
 pub(super) fn units(stock: &Inventory, roots: &Roots) -> Vec<Unit> {
     let mut units = Vec::new();
     let mut images: BTreeMap<&str, usize> = BTreeMap::new();
@@ -61,7 +60,7 @@ pub(super) fn units(stock: &Inventory, roots: &Roots) -> Vec<Unit> {
             rebuild_ms: image.took_ms.unwrap_or_else(|| guess(image.bytes)),
             used: image.used,
             garbage: (!image.current && !used)
-                .then(|| "its recipe was built again, and nothing depends on it".to_owned()),
+                .then(|| "its recipe was built again and nothing depends on it".to_owned()),
             below: None,
             by_age: false,
         });
@@ -155,13 +154,13 @@ pub(super) fn units(stock: &Inventory, roots: &Roots) -> Vec<Unit> {
     units
 }
 
-/// Adds the layers that may be removed; returns where each is.
+/// Adds the removable layers; returns the position of each.
 fn layers<'a>(
     stock: &'a Inventory,
     roots: &Roots,
     units: &mut Vec<Unit>,
 ) -> BTreeMap<&'a LayerId, usize> {
-    // Who has each layer in its record, what it is called there, and when that env was last used.
+    // For each layer: its names in records, and when those envs were last used.
     let mut users: BTreeMap<&LayerId, (Timestamp, Vec<String>)> = BTreeMap::new();
     let mut times: BTreeMap<&StepKey, u64> = BTreeMap::new();
     for (name, env) in &stock.envs {
@@ -231,7 +230,7 @@ pub(super) fn short(id: &str) -> &str {
     id.get(..12).unwrap_or(id)
 }
 
-/// Reads the time in the name of a run's logs, `20260102T030405Z`.
+/// Parses the time in the name of a run's logs, `20260102T030405Z`.
 fn started(run: &str) -> Option<Timestamp> {
     let time = jiff::civil::DateTime::strptime("%Y%m%dT%H%M%SZ", run).ok()?;
     time.to_zoned(jiff::tz::TimeZone::UTC)

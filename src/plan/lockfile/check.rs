@@ -1,4 +1,4 @@
-//! Owns the comparison of a lock file with what is: pure, and in words that name the thing.
+//! Owns comparing a lock file with the current state: pure, with messages that name the difference.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -12,15 +12,15 @@ use crate::rocm::target::Target;
 use crate::rocm::therock::Prints;
 use crate::sys::error::{Error, Kind};
 
-/// How many differences an error tells of.
+/// How many differences an error lists.
 const SHOWN: usize = 5;
 
-/// Makes the error for what differs from the lock file at `path`; `command` makes the file anew.
+/// Makes the error for differences from the lock file at `path`; `command` writes the file anew.
 pub fn drift(path: &Path, differences: &[String], command: &str) -> Error {
     let shown = some(differences);
     Error::new(
         Kind::Drift,
-        format!("`{}` is not met: {shown}", path.display()),
+        format!("`{}` does not match: {shown}", path.display()),
     )
     .help(command)
 }
@@ -35,7 +35,7 @@ pub fn some(differences: &[String]) -> String {
     shown.join("; ")
 }
 
-/// Compares what a step left with what is locked of it.
+/// Compares a step's outputs with the locked ones.
 pub fn left(locked: &LockedStep, found: Option<&Prints>, pins: &Pins) -> Vec<String> {
     let mut differences = match locked.pins.is_empty() {
         true => Vec::new(),
@@ -56,7 +56,7 @@ pub fn left(locked: &LockedStep, found: Option<&Prints>, pins: &Pins) -> Vec<Str
         }));
         if prints.stages != found.stages {
             differences.push(format!(
-                "TheRock's stages after step `{}` are others than the locked ones",
+                "TheRock's stages after step `{}` differ from the lock file",
                 locked.name
             ));
         }
@@ -64,7 +64,7 @@ pub fn left(locked: &LockedStep, found: Option<&Prints>, pins: &Pins) -> Vec<Str
     differences
 }
 
-/// Compares what is built for: profile, targets, variant, way and the parameters that were given.
+/// Compares the choices of a build: profile, targets, variant, starting point and parameters.
 pub fn choices(lock: &Lockfile, now: &Choices<'_>) -> Vec<String> {
     let mut found = Vec::new();
     let mut differs = |what: &str, locked: &str, now: &str| {
@@ -74,7 +74,7 @@ pub fn choices(lock: &Lockfile, now: &Choices<'_>) -> Vec<String> {
                 text => format!("`{text}`"),
             };
             found.push(format!(
-                "{what} is {} in it, and {} here",
+                "{what} is {} in the lock file, but {} here",
                 shown(locked),
                 shown(now)
             ));
@@ -88,8 +88,8 @@ pub fn choices(lock: &Lockfile, now: &Choices<'_>) -> Vec<String> {
         lock.variant.as_deref().unwrap_or_default(),
         now.variant.unwrap_or_default(),
     );
-    differs("the way (`--from`)", &lock.from, now.from);
-    // Without any, those of the lock file are meant.
+    differs("the starting point (`--from`)", &lock.from, now.from);
+    // Without any, those of the lock file apply.
     if !now.params.is_empty() {
         let names: BTreeSet<&String> = lock.params.keys().chain(now.params.keys()).collect();
         for name in names {
@@ -108,19 +108,15 @@ pub fn choices(lock: &Lockfile, now: &Choices<'_>) -> Vec<String> {
 /// What `up` was asked to build.
 #[derive(Clone, Copy, Debug)]
 pub struct Choices<'a> {
-    /// Profile's name.
     pub profile: &'a str,
-    /// Targets.
     pub targets: &'a [Target],
-    /// Variant.
     pub variant: Option<&'a str>,
-    /// Where the work begins.
+    /// Starting point.
     pub from: &'a str,
-    /// Parameters from the command line.
     pub params: &'a BTreeMap<String, String>,
 }
 
-/// Compares which source volumes there are and what the profile says of them.
+/// Compares the source volumes, as the profile declares them.
 pub fn sources(lock: &Lockfile, volumes: &[crate::plan::resolve::Volume]) -> Vec<String> {
     let mut found = Vec::new();
     let is_source = |volume: &&crate::plan::resolve::Volume| volume.kind == VolumeKind::Source;
@@ -128,7 +124,7 @@ pub fn sources(lock: &Lockfile, volumes: &[crate::plan::resolve::Volume]) -> Vec
     for volume in volumes.iter().filter(is_source) {
         left.remove(volume.name.as_str());
         let Some(locked) = lock.source.get(&volume.name) else {
-            found.push(format!("source `{}` is not in it", volume.name));
+            found.push(format!("source `{}` is not in the lock file", volume.name));
             continue;
         };
         let (git, rev) = match &volume.source {
@@ -142,7 +138,7 @@ pub fn sources(lock: &Lockfile, volumes: &[crate::plan::resolve::Volume]) -> Vec
                 (Some(git), Some(rev)) => format!("`{rev}` of `{git}`"),
             };
             found.push(format!(
-                "source `{}` is {} in it, and {} in the profile",
+                "source `{}` is {} in the lock file, but {} in the profile",
                 volume.name,
                 shown(locked.git.as_ref(), locked.rev.as_ref()),
                 shown(git, rev)
@@ -151,12 +147,12 @@ pub fn sources(lock: &Lockfile, volumes: &[crate::plan::resolve::Volume]) -> Vec
     }
     found.extend(
         left.into_iter()
-            .map(|name| format!("source `{name}` is in it, and not in the profile")),
+            .map(|name| format!("source `{name}` is in the lock file, but not in the profile")),
     );
     found
 }
 
-/// Compares a source as it lies there, by its fingerprint, with what is locked.
+/// Compares a source's current fingerprint with the locked one.
 pub fn source(name: &str, locked: &LockedSource, directory: &Path, print: &str) -> Option<String> {
     let wanted = locked.fingerprint();
     if print == wanted {
@@ -170,22 +166,24 @@ pub fn source(name: &str, locked: &LockedSource, directory: &Path, print: &str) 
         },
         None => {
             return Some(format!(
-                "source `{name}` in `{place}` has another content than the locked one"
+                "source `{name}` in `{place}` differs from the locked content"
             ));
         }
     };
     Some(match &locked.commit {
         Some(commit) if head == commit && dirty => format!(
-            "source `{name}` in `{place}` is at the locked commit and was changed (`git -C {place} status` shows it)"
+            "source `{name}` in `{place}` is at the locked commit, but has changes (`git -C {place} status` shows it)"
         ),
         Some(commit) => format!(
-            "source `{name}` in `{place}` is at commit {head}, and {commit} is locked (`git -C {place} checkout {commit}` goes there)"
+            "source `{name}` in `{place}` is at commit {head}, but {commit} is locked; to check it out: git -C {place} checkout {commit}"
         ),
-        None => format!("source `{name}` in `{place}` was a plain directory, and is a repository"),
+        None => {
+            format!("source `{name}` in `{place}` was a plain directory, but is now a repository")
+        }
     })
 }
 
-/// Says how an image that was built from a locked recipe is not the locked one.
+/// Describes how an image built from a locked recipe differs from the locked one.
 pub fn image(locked: &LockedImage, image: &Image) -> Vec<String> {
     let now = super::packages(&image.packages);
     let names: BTreeSet<&String> = locked.packages.keys().chain(now.keys()).collect();
@@ -195,7 +193,7 @@ pub fn image(locked: &LockedImage, image: &Image) -> Vec<String> {
         let (old, new) = (locked.packages.get(name), now.get(name));
         if old != new {
             found.push(format!(
-                "package `{name}` of image `{}` is {} in it, and can be had as {}",
+                "package `{name}` of image `{}` is {} in the lock file, but available as {}",
                 locked.name,
                 shown(old),
                 shown(new)
@@ -204,19 +202,18 @@ pub fn image(locked: &LockedImage, image: &Image) -> Vec<String> {
     }
     if found.is_empty() {
         found.push(format!(
-            "image `{}` came out with another content: {} instead of {}",
+            "image `{}` was built with different content: {} instead of {}",
             locked.name, image.digest, locked.digest
         ));
     }
     found
 }
 
-/// Compares digests of hooks.
 pub fn hooks(lock: &Lockfile, now: &BTreeMap<String, String>) -> Vec<String> {
     named("hook", &lock.hooks, now)
 }
 
-/// Compares what rockenv fetches itself.
+/// Compares the files that rockenv itself fetches.
 pub fn fetched(lock: &Lockfile, now: &BTreeMap<String, Fetched>) -> Vec<String> {
     let sums = |files: &BTreeMap<String, Fetched>| {
         let sums = files.iter();
@@ -235,14 +232,16 @@ fn named(
     let differs = |name: &String| match (locked.get(name), now.get(name)) {
         (Some(locked), Some(now)) if locked == now => None,
         (Some(_), Some(_)) => Some(format!("{what} `{name}` differs from the lock file")),
-        (Some(_), None) => Some(format!("{what} `{name}` is in it, and not in use")),
-        (None, _) => Some(format!("{what} `{name}` is not in it")),
+        (Some(_), None) => Some(format!(
+            "{what} `{name}` is in the lock file, but not in use"
+        )),
+        (None, _) => Some(format!("{what} `{name}` is not in the lock file")),
     };
     names.into_iter().filter_map(differs).collect()
 }
 
-/// Compares the steps of a spec that was resolved with everything as locked. The first that differs is named: those after
-/// it differ with it.
+/// Compares the steps of a spec that was resolved from the lock file. Names only the first difference, because later
+/// keys depend on it.
 pub fn steps(lock: &Lockfile, spec: &Spec) -> Vec<String> {
     let names: BTreeSet<&str> = lock.steps.iter().map(|step| step.name.as_str()).collect();
     for (at, step) in spec.steps.iter().enumerate() {
@@ -262,26 +261,26 @@ pub fn steps(lock: &Lockfile, spec: &Spec) -> Vec<String> {
                 )
             }
             _ if !names.contains(step.name.as_str()) => {
-                format!("step `{}` is not in it", step.name)
+                format!("step `{}` is not in the lock file", step.name)
             }
             Some(locked) => format!(
-                "step `{}` comes where `{}` is locked",
+                "step `{}` is in the place of the locked step `{}`",
                 step.name, locked.name
             ),
-            None => format!("step `{}` comes again", step.name),
+            None => format!("step `{}` is repeated", step.name),
         };
         return vec![message];
     }
     match lock.steps.get(spec.steps.len()) {
         Some(missing) => vec![format!(
-            "step `{}` is in it, and not in the profile",
+            "step `{}` is in the lock file, but not in the profile",
             missing.name
         )],
         None => Vec::new(),
     }
 }
 
-/// Says what of an env is not as the lock file has it: what it was built for, on which image, from which sources, and its steps.
+/// Describes how an env differs from a lock file: choices, image, sources, and steps.
 pub fn built(lock: &Lockfile, spec: &Spec, image_key: &str) -> Vec<String> {
     let now = Choices {
         profile: &spec.profile,
@@ -296,12 +295,12 @@ pub fn built(lock: &Lockfile, spec: &Spec, image_key: &str) -> Vec<String> {
         found.push(format!("image `{name}` differs from the lock file"));
     }
     for (name, locked) in &lock.source {
-        // A part of a source that has its own fingerprint is in its step's key.
+        // A part of a source with its own fingerprint is in its step's key.
         if let Some(print) = spec.fingerprints.get(name)
             && *print != locked.fingerprint()
         {
             found.push(format!(
-                "source `{name}` is {} in it, and {print} here",
+                "source `{name}` is {} in the lock file, but {print} here",
                 locked.fingerprint()
             ));
         }
@@ -310,14 +309,14 @@ pub fn built(lock: &Lockfile, spec: &Spec, image_key: &str) -> Vec<String> {
     if user != lock.build_user {
         // It is in the keys of nearly all steps.
         found.push(format!(
-            "the build user is {} in it, and {user} here",
+            "the build user is {} in the lock file, but {user} here",
             lock.build_user
         ));
         return found;
     }
     let left_out = |name: &str| spec.skipped.iter().any(|step| step.name == name);
     let mut steps = spec.steps.iter();
-    // What follows a step that is left out has another key, and so has what is built on TheRock's own fingerprints.
+    // Steps after a skipped one have other keys, and so do those with TheRock's fingerprints in their keys.
     let mut comparable = true;
     for locked in &lock.steps {
         if left_out(&locked.name) {
@@ -326,9 +325,12 @@ pub fn built(lock: &Lockfile, spec: &Spec, image_key: &str) -> Vec<String> {
         }
         let name = &locked.name;
         found.push(match steps.next() {
-            None => format!("step `{name}` is in it, and not in the env"),
+            None => format!("step `{name}` is in the lock file, but not in the env"),
             Some(step) if step.name != *name => {
-                format!("step `{}` comes where `{name}` is locked", step.name)
+                format!(
+                    "step `{}` is in the place of the locked step `{name}`",
+                    step.name
+                )
             }
             Some(step) if comparable && step.key != locked.key => {
                 format!("step `{name}` differs from the lock file")
@@ -343,7 +345,7 @@ pub fn built(lock: &Lockfile, spec: &Spec, image_key: &str) -> Vec<String> {
     found.extend(
         steps
             .next()
-            .map(|step| format!("step `{}` is not in it", step.name)),
+            .map(|step| format!("step `{}` is not in the lock file", step.name)),
     );
     found
 }
@@ -380,7 +382,10 @@ mod tests {
                 ..now
             },
         );
-        assert_eq!(one(&found), "the variant is `lean` in it, and none here");
+        assert_eq!(
+            one(&found),
+            "the variant is `lean` in the lock file, but none here"
+        );
         let found = choices(
             &lock,
             &Choices {
@@ -388,7 +393,10 @@ mod tests {
                 ..now
             },
         );
-        assert_eq!(one(&found), "the target is `gfx1103` in it, and none here");
+        assert_eq!(
+            one(&found),
+            "the target is `gfx1103` in the lock file, but none here"
+        );
         let params = BTreeMap::from([("jobs".to_owned(), "8".to_owned())]);
         let found = choices(
             &lock,
@@ -397,7 +405,10 @@ mod tests {
                 ..now
             },
         );
-        assert_eq!(one(&found), "parameter `jobs` is `4` in it, and `8` here");
+        assert_eq!(
+            one(&found),
+            "parameter `jobs` is `4` in the lock file, but `8` here"
+        );
     }
 
     #[test]
@@ -411,14 +422,18 @@ mod tests {
         assert!(
             is(&format!("git:{commit}+00"))
                 .unwrap()
-                .contains("was changed")
+                .contains("has changes")
         );
         let moved = is(&format!("git:{}", "c".repeat(40))).unwrap();
         assert!(
             moved.contains(&format!("git -C /s checkout {commit}")),
             "{moved}"
         );
-        assert!(is("content:00").unwrap().contains("another content"));
+        assert!(
+            is("content:00")
+                .unwrap()
+                .contains("differs from the locked content")
+        );
     }
 
     #[test]
@@ -435,7 +450,10 @@ mod tests {
         now.insert("i".to_owned(), "0".to_owned());
         assert_eq!(
             hooks(&lock, &now),
-            ["hook `h` is in it, and not in use", "hook `i` is not in it"]
+            [
+                "hook `h` is in the lock file, but not in use",
+                "hook `i` is not in the lock file"
+            ]
         );
     }
 
@@ -443,12 +461,12 @@ mod tests {
     fn what_a_step_left_is_compared_as_far_as_it_is_locked() {
         let lock = example();
         let none = Pins::new();
-        // What was not known when it was locked is not compared.
+        // Values that were unknown when it was locked are not compared.
         let first = lock.step("z-first").unwrap();
         assert!(left(first, Some(&Prints::none()), &first.pins).is_empty());
         assert_eq!(
             one(&left(first, None, &none)),
-            "`meson` of step `z-first` is 1.7.0 in it, and nothing was installed"
+            "`meson` of step `z-first` is 1.7.0 in the lock file, but nothing was installed"
         );
         let second = lock.step("a-second").unwrap();
         let mut prints = second.prints.as_ref().unwrap().prints();
@@ -470,7 +488,7 @@ mod tests {
         assert_eq!(error.kind(), Kind::Drift);
         assert_eq!(
             error.message(),
-            "`p.lock` is not met: d0; d1; d2; d3; d4; and 2 more"
+            "`p.lock` does not match: d0; d1; d2; d3; d4; and 2 more"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Owns the comparison of two lock files: what changed from one to the other, for people and as data.
+//! Owns comparing two lock files, for people and as data.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -7,37 +7,35 @@ use serde::Serialize;
 
 use super::{Lockfile, steps};
 
-/// What happened to a thing.
+/// What happened to an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verb {
-    /// It is in the second file only.
+    /// It is only in the second file.
     Added,
-    /// It is in the first file only.
+    /// It is only in the first file.
     Removed,
-    /// It is in both, and not the same.
+    /// It is in both, but differs.
     Changed,
 }
 
-/// One change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Change {
-    /// What kind of thing: `package`, `source`, `submodule`, ...
+    /// Kind of entry: `package`, `source`, `submodule`, ...
     pub kind: &'static str,
     /// Its name; a submodule's is `source/path`.
     pub name: String,
-    /// What happened.
     pub change: Verb,
-    /// As it was.
+    /// Old value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
-    /// As it is.
+    /// New value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub to: Option<String>,
-    /// Of a step: what of its own is another.
+    /// For a step: its own parts that differ.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub own: Vec<String>,
-    /// Of a step of which nothing else is known: the step before or the image, as `step NAME`, that it changed with.
+    /// For a step without own differences: the step before or the image, as `step NAME`, that caused the change.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub follows: Option<String>,
 }
@@ -46,7 +44,7 @@ impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { kind, name, .. } = self;
         let shown = |value: &Option<String>| match value.as_deref() {
-            // Digests and commits are told apart by their beginning.
+            // The first digits are enough to distinguish digests and commits.
             Some(value)
                 if value.len() >= 40 && value.bytes().all(|byte| byte.is_ascii_hexdigit()) =>
             {
@@ -71,14 +69,14 @@ impl fmt::Display for Change {
     }
 }
 
-/// Returns changes in lines for people: steps that only follow others are counted, not listed.
+/// Formats changes for people: steps that only follow others are counted, not listed.
 pub fn told(changes: &[Change]) -> Vec<String> {
     let own = changes.iter().filter(|change| change.follows.is_none());
     let lines = own.map(ToString::to_string);
     lines.chain(steps::followers(changes)).collect()
 }
 
-/// Returns what changed from `a` to `b`, in the order of the file. What was only observed of a machine is no change.
+/// Returns the changes from `a` to `b`, in the order of the file. Observations of a machine are not compared.
 pub fn changes(a: &Lockfile, b: &Lockfile) -> Vec<Change> {
     let mut found = Vec::new();
     let pairs = |pairs: &[(&str, String)]| {
@@ -132,7 +130,7 @@ pub fn changes(a: &Lockfile, b: &Lockfile) -> Vec<Change> {
         sources.collect::<BTreeMap<_, _>>()
     };
     let (old, new) = (places(a), places(b));
-    // Of those in both files only: what came or went was said.
+    // Only entries in both files: added and removed ones are reported already.
     let both = |these: &BTreeMap<String, String>, those: &BTreeMap<String, String>| {
         let mut these = these.clone();
         these.retain(|name, _| those.contains_key(name));

@@ -1,4 +1,4 @@
-//! Owns the lock file on disk: where it is, reading it, and replacing it whole.
+//! Owns the lock file on disk: its place, reading it, and replacing it atomically.
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -14,14 +14,14 @@ use crate::profile::Origin;
 use crate::sys::account::{self, Existing, Place, Rights};
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 
-/// More than any lock file has: a larger file is something else.
+/// Larger than any lock file: such a file is something else.
 const LARGEST: u64 = 16 << 20;
 
 const HEADER: &str = "\
 # What `rockenv up --locked` builds from. Made by `rockenv lock`: keep it with the profile, do not edit it.
 ";
 
-/// Returns where the lock file of an env is: beside its profile, in the working directory for a built-in one.
+/// Returns the place of an env's lock file: beside its profile, or in the working directory for a built-in one.
 pub fn place(profile: &Origin, env: &str) -> PathBuf {
     let name = format!("{env}.lock");
     match profile {
@@ -30,7 +30,7 @@ pub fn place(profile: &Origin, env: &str) -> PathBuf {
     }
 }
 
-/// Reads a lock file with the rights of the person who called; `None` where there is none.
+/// Reads a lock file with the caller's rights; `None` if there is none.
 pub fn read(path: &Path) -> Result<Option<Lockfile>> {
     read_as(account::caller(), path)
 }
@@ -61,7 +61,7 @@ fn read_as(rights: &Rights, path: &Path) -> Result<Option<Lockfile>> {
     parse(&text, &path.display().to_string()).map(Some)
 }
 
-/// Reads the text of a lock file; `name` is what errors call it.
+/// Parses a lock file; `name` is for errors.
 pub fn parse(text: &str, name: &str) -> Result<Lockfile> {
     let bad = |cause: &dyn std::fmt::Display| {
         Error::invalid(format!("`{name}` is not a rockenv lock file"))
@@ -69,21 +69,24 @@ pub fn parse(text: &str, name: &str) -> Result<Lockfile> {
             .help("rockenv lock PROFILE --file NEW.lock")
     };
     let table: toml::Table = text.parse().map_err(|error| bad(&error))?;
-    // Before anything else: what a later version calls things is not known here.
+    // First of all, because later formats are unknown here.
     let version = table.get("version").and_then(toml::Value::as_integer);
     match version {
         Some(version) if version > i64::from(VERSION) => {
             return Err(Error::invalid(format!(
-                "`{name}` has format {version}, and this rockenv knows up to {VERSION}"
+                "`{name}` has format {version}, but this rockenv supports only up to {VERSION}"
             ))
-            .help("use the rockenv that made it, or a newer one"));
+            .help("use the rockenv version that made it, or a newer one"));
         }
         Some(1..) => {}
         _ => return Err(bad(&"it has no `version`")),
     }
     let file: Lockfile = toml::from_str(text).map_err(|error| bad(&error))?;
     if let Some(digest) = file.digests().find(|digest| !is_sha256(digest)) {
-        return Err(bad(&format!("`{}` is no SHA-256", digest.escape_debug())));
+        return Err(bad(&format!(
+            "`{}` is not a SHA-256",
+            digest.escape_debug()
+        )));
     }
     Ok(file)
 }
@@ -94,7 +97,7 @@ fn is_sha256(text: &str) -> bool {
 }
 
 impl Lockfile {
-    /// Returns what becomes names of files and directories.
+    /// Returns the digests that become names of files and directories.
     fn digests(&self) -> impl Iterator<Item = &String> {
         let image = [&self.image.key, &self.image.digest, &self.image.recipe];
         let fetched = self.fetched.values().map(|file| &file.sha256);
@@ -103,7 +106,7 @@ impl Lockfile {
         image.into_iter().chain(fetched).chain(files)
     }
 
-    /// Returns the text of the file: the same content is always the same text.
+    /// Returns the text of the file: the same content always gives the same text.
     pub fn text(&self) -> Result<String> {
         let text = toml::to_string(self)
             .map_err(|error| Error::unexpected("cannot encode a lock file").source(error))?;
@@ -111,12 +114,12 @@ impl Lockfile {
     }
 }
 
-/// Replaces the file at `path`, or makes it; it belongs to who owns the one before, or the directory.
+/// Writes the file at `path` atomically, with the owner of the old file, or of the directory.
 ///
-/// What is there and no lock file is left alone.
+/// An existing file that is not a lock file is refused.
 pub fn write(path: &Path, lock: &Lockfile) -> Result<()> {
     let rights = account::caller();
-    // A link is followed: what it points to is the user's lock file.
+    // Follow a link: its target is the user's lock file.
     let path = &account::resolved(rights, path);
     let old = match read(path) {
         Ok(old) => old,
@@ -246,7 +249,10 @@ mod tests {
     fn what_is_no_lock_file_is_refused_and_never_replaced() {
         let text = example().text().unwrap();
         for (text, words) in [
-            (text.replace("version = 2", "version = 3"), "knows up to 2"),
+            (
+                text.replace("version = 2", "version = 3"),
+                "supports only up to 2",
+            ),
             (
                 text.replace("version = 2", "version = 0"),
                 "not a rockenv lock file",

@@ -1,8 +1,8 @@
-//! Owns the lock file, `ENV.lock`: what a profile stood for when it was locked, as a file that a person can review.
+//! Owns the lock file, `ENV.lock`: the exact inputs of a profile, as a file that a person can review.
 //!
-//! `up --locked` builds from what it names and refuses what differs. `check` says what differs (pure), `diff` what changed
-//! between two of them (pure), `steps` which of their steps changed by themselves (pure), `file` reads and writes. Times and places of one machine are in no part of it but `observed`,
-//! which nothing is compared with.
+//! `up --locked` builds from it and refuses differences. `check` finds differences (pure), `diff` compares two lock
+//! files (pure), `steps` finds steps that changed by themselves (pure), `file` reads and writes. Only `observed`
+//! contains times and facts of a machine, and it is never compared.
 
 mod check;
 mod diff;
@@ -28,7 +28,7 @@ use crate::plan::pins::Pins;
 use crate::plan::resolve::StepKey;
 use crate::rocm::therock::Prints;
 
-/// Version of the format. A file of a newer one is refused, one of an older one always read.
+/// Version of the format. Newer ones are refused, older ones can always be read.
 ///
 /// 2 has the parts of steps.
 pub const VERSION: u32 = 2;
@@ -43,25 +43,23 @@ pub struct Lockfile {
     pub profile: String,
     /// Targets built for, in the order of the table.
     pub targets: Vec<String>,
-    /// Targets of the machine that it was locked on, which generic steps are built for.
+    /// Targets of the machine that it was locked on, for generic steps.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub machine_targets: Vec<String>,
-    /// Variant of the profile, where it has any.
+    /// Variant of the profile, if it has any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub variant: Option<String>,
-    /// Where the work begins.
+    /// Starting point.
     pub from: String,
-    /// Build user as `UID:GID`: the numbers own files of the result, so step keys have them.
+    /// Build user as `UID:GID`: the ids own result files, so they are in step keys.
     pub build_user: String,
     /// Parameters from the command line.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub params: BTreeMap<String, String>,
-    /// The image.
     pub image: LockedImage,
-    /// Source volumes by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub source: BTreeMap<String, LockedSource>,
-    /// Digests of what the profile's hooks do, by name.
+    /// Digests of the profile's hooks, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub hooks: BTreeMap<String, String>,
     /// Files that rockenv itself fetches, by name.
@@ -70,15 +68,14 @@ pub struct Lockfile {
     /// Files in caches whose content the profile locks, by volume, then path.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub files: BTreeMap<String, BTreeMap<String, CacheFile>>,
-    /// Steps in order, those with a GPU included wherever it was locked.
+    /// Steps in order, including those with a GPU, whatever the machine.
     #[serde(default, rename = "step")]
     pub steps: Vec<LockedStep>,
-    /// What the machine was that it was locked on.
+    /// Facts about the machine that it was locked on.
     pub observed: Observed,
 }
 
 impl Lockfile {
-    /// Returns the step of a name.
     pub fn step(&self, name: &str) -> Option<&LockedStep> {
         self.steps.iter().find(|step| step.name == name)
     }
@@ -90,22 +87,21 @@ impl Lockfile {
 pub struct LockedImage {
     /// Recipe's name.
     pub name: String,
-    /// Digest of the recipe as it is written.
+    /// Digest of the recipe as written.
     pub recipe: String,
     /// Names the image in a store: the pinned recipe, packages and content.
     pub key: String,
-    /// Digest of the tree.
     pub digest: String,
-    /// Digest of the container image's manifest, `sha256:` included.
+    /// Digest of the container image's manifest, with `sha256:`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resolved: Option<String>,
-    /// Variables that the container image gives commands.
+    /// Environment variables of the container image.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub env: BTreeMap<String, String>,
-    /// Moment of the distribution's dated archive, `YYYYMMDDTHHMMSSZ`.
+    /// Time of the distribution's dated archive, `YYYYMMDDTHHMMSSZ`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<String>,
-    /// Time that files made by the build have, in seconds since 1970.
+    /// Timestamp for files made by the build, in seconds since 1970.
     pub source_date: i64,
     /// Versions and architectures of its packages, by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -113,7 +109,7 @@ pub struct LockedImage {
 }
 
 impl LockedImage {
-    /// Describes an image that was built from the recipe of this digest, pinned to a moment or not.
+    /// Describes an image that was built from the recipe of this digest, pinned to a time or not.
     pub fn new(recipe: &str, snapshot: Option<&str>, image: &Image) -> Self {
         Self {
             name: image.name.clone(),
@@ -128,7 +124,7 @@ impl LockedImage {
         }
     }
 
-    /// Returns what makes the recipe mean this image and no later one.
+    /// Returns the pin, which makes the recipe stand for this image only.
     pub fn pin(&self) -> Pin<'_> {
         Pin {
             snapshot: self.snapshot.as_deref(),
@@ -137,7 +133,7 @@ impl LockedImage {
     }
 }
 
-/// Returns packages by name, and by `name:architecture` where there are several of one name.
+/// Returns packages by name, or by `name:architecture` if there are several of one name.
 pub(crate) fn packages(list: &[Package]) -> BTreeMap<String, String> {
     let mut count: BTreeMap<&str, usize> = BTreeMap::new();
     for package in list {
@@ -158,16 +154,16 @@ pub(crate) fn packages(list: &[Package]) -> BTreeMap<String, String> {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct LockedSource {
-    /// Repository that the profile names; none for a directory of the user's.
+    /// Repository that the profile names; `None` for a local directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub git: Option<String>,
     /// Commit, tag or branch that the profile names.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rev: Option<String>,
-    /// The commit; none for a directory that is no repository.
+    /// The commit; `None` for a directory that is not a repository.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commit: Option<String>,
-    /// Digest of the content, where there is no commit.
+    /// Digest of the content, without a commit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
     /// Commits of submodules, by path.
@@ -176,7 +172,7 @@ pub struct LockedSource {
 }
 
 impl LockedSource {
-    /// Returns the fingerprint that the source has when it is as locked, as `source::Git::fingerprint` writes it.
+    /// Returns the fingerprint of the locked source, in the form of `source::Git::fingerprint`.
     pub fn fingerprint(&self) -> String {
         match (&self.commit, &self.content) {
             (Some(commit), _) => format!("git:{commit}"),
@@ -190,25 +186,23 @@ impl LockedSource {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fetched {
-    /// Where it comes from; none for a file of the user's.
+    /// Its origin; `None` for a user's file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
-    /// Digest of its content.
     pub sha256: String,
 }
 
-/// A file in a cache: one that rockenv fetches, or one that a step put there, of which only the digest is known.
+/// A file in a cache: fetched by rockenv, or written by a step, in which case only its digest is known.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum CacheFile {
     /// Digest of its content.
     Sha256(String),
-    /// With where it comes from.
+    /// With its origin.
     Fetched(Fetched),
 }
 
 impl CacheFile {
-    /// Returns the digest of its content.
     pub fn sha256(&self) -> &String {
         match self {
             Self::Sha256(sha256) => sha256,
@@ -216,7 +210,6 @@ impl CacheFile {
         }
     }
 
-    /// Returns where rockenv fetches it from.
     pub fn url(&self) -> Option<&String> {
         match self {
             Self::Sha256(_) => None,
@@ -225,25 +218,23 @@ impl CacheFile {
     }
 }
 
-/// A step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LockedStep {
-    /// Name.
     pub name: String,
     /// Key of its snapshot.
     pub key: StepKey,
-    /// What the key is made of beside the step before, as [`crate::plan::resolve::Step::parts`]; nothing is refused by them, they are
-    /// there to say what changed.
+    /// The key's parts besides the parent, as [`crate::plan::resolve::Step::parts`]. They only serve to describe
+    /// changes.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub parts: BTreeMap<String, String>,
-    /// What it fetched by itself: versions and digests, as far as it said so and had run when this was written.
+    /// Versions and digests of files that it fetched, if it reported them and had run when this was written.
     #[serde(default, skip_serializing_if = "Pins::is_empty")]
     pub pins: Pins,
-    /// TheRock's fingerprints that it left for the keys of later steps, if it had run when this was written.
+    /// TheRock's fingerprints that it left for later keys, if it had run when this was written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prints: Option<LockedPrints>,
-    /// Both come from a snapshot that was built on what another build had left, as `--allow-incremental` lets them.
+    /// Both come from a snapshot built on another build's files, as `--allow-incremental` permits.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub incremental: bool,
 }
@@ -252,7 +243,7 @@ pub struct LockedStep {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LockedPrints {
-    /// Artifacts with their fingerprints, empty where TheRock has none.
+    /// Artifacts with their fingerprints, empty if TheRock has none.
     pub artifacts: BTreeMap<String, String>,
     /// The artifacts of each stage.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -260,7 +251,7 @@ pub struct LockedPrints {
 }
 
 impl LockedPrints {
-    /// Describes what a step left.
+    /// Describes a step's outputs.
     pub fn new(prints: &Prints) -> Self {
         let artifacts = prints.artifacts.iter();
         Self {
@@ -271,7 +262,7 @@ impl LockedPrints {
         }
     }
 
-    /// Returns them as a step leaves them.
+    /// Returns them in the form that a step leaves.
     pub fn prints(&self) -> Prints {
         let artifacts = self.artifacts.iter();
         Prints {
@@ -283,19 +274,17 @@ impl LockedPrints {
     }
 }
 
-/// A machine, as it was seen.
+/// Facts about a machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Observed {
     /// When it was locked.
     pub time: Timestamp,
-    /// Version of rockenv.
     pub rockenv: String,
-    /// Engine.
     pub engine: String,
     /// Release of the kernel.
     pub kernel: String,
-    /// Version of the GPU's driver, where it is one of its own.
+    /// Version of the GPU driver, if it is separate from the kernel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub amdgpu: Option<String>,
 }

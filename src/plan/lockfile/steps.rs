@@ -1,11 +1,12 @@
-//! Owns what changed of a lock file's steps: which by themselves, which only with one before them or with the image, in words.
+//! Owns finding changes of a lock file's steps: by themselves, or only because of an earlier step or the image, with
+//! a description.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::diff::{Change, Verb};
 use super::{LockedStep, Lockfile};
 
-/// Returns the steps that are in one file only or have other keys: those that went first, then the others in their order.
+/// Returns the steps that are in one file only or have other keys: removed ones first, then the others in order.
 pub(super) fn changes(a: &Lockfile, b: &Lockfile) -> Vec<Change> {
     let change = |name: &str, old: Option<&LockedStep>, new: Option<&LockedStep>| {
         let key = |step: Option<&LockedStep>| step.map(|step| step.key.as_str().to_owned());
@@ -27,14 +28,14 @@ pub(super) fn changes(a: &Lockfile, b: &Lockfile) -> Vec<Change> {
     let mut found: Vec<Change> = gone
         .map(|step| change(&step.name, Some(step), None))
         .collect();
-    // What a step that is as it was changed with.
+    // The cause of a step's change if nothing of its own changed.
     let mut cause = (a.image.key != b.image.key).then(|| format!("image {}", b.image.name));
     let mut before = None;
     for step in &b.steps {
         let old = a.step(&step.name);
         let mut one = change(&step.name, old, Some(step));
         if let Some(old) = old {
-            // Another one before it, or none any more.
+            // Another step before it, or none any more.
             if let Some(other) = moved(a, old, before, b) {
                 cause.get_or_insert(format!("step {other}"));
             }
@@ -47,7 +48,7 @@ pub(super) fn changes(a: &Lockfile, b: &Lockfile) -> Vec<Change> {
         }
         before = Some(step.name.as_str());
         if let Some(old) = old.filter(|old| old.key == step.key) {
-            // What it fetched is the same, and comes from another build.
+            // The same files, but fetched by another build.
             if old.incremental != step.incremental {
                 let word = |step: &LockedStep| match step.incremental {
                     true => "incremental".to_owned(),
@@ -66,7 +67,7 @@ pub(super) fn changes(a: &Lockfile, b: &Lockfile) -> Vec<Change> {
     found
 }
 
-/// Returns the step that stood before this one and has gone, or that stands there now and stood elsewhere.
+/// Returns the step that was before this one and is gone, or that has moved there.
 fn moved<'a>(
     a: &'a Lockfile,
     old: &LockedStep,
@@ -82,7 +83,7 @@ fn moved<'a>(
     }
 }
 
-/// Returns the names of the parts that differ; none where one of the files is from before they were written down.
+/// Returns the names of the parts that differ; none if one of the files is too old to have them.
 pub(super) fn differing(
     old: &BTreeMap<String, String>,
     new: &BTreeMap<String, String>,
@@ -115,7 +116,7 @@ pub(super) fn words(parts: &[String]) -> String {
     }
 }
 
-/// Sums up in one line the steps that only follow others; none where there are none.
+/// Sums up in one line the steps that only follow others; `None` if there are none.
 pub(super) fn followers(changes: &[Change]) -> Option<String> {
     let mut causes = BTreeSet::new();
     let mut names = Vec::new();
@@ -147,7 +148,7 @@ mod tests {
     use super::*;
     use crate::plan::resolve::StepKey;
 
-    /// A file with these steps; a step's part is its script, and its key is made of those before it too.
+    /// A file with these steps. A step's only part is its script, and its key depends on the steps before it too.
     fn with(image: &str, steps: &[(&str, &str)]) -> Lockfile {
         let mut lock = example();
         lock.image.key = image.repeat(64);

@@ -1,4 +1,5 @@
-//! Owns the chain of keys: each step's on the one before that any machine runs, up to a step whose fingerprints by TheRock are not known.
+//! Owns the chain of keys. Each step's key is based on the previous step that every machine runs, up to a step whose
+//! TheRock fingerprints are unknown.
 
 use super::key::{StepKey, Surroundings, key, parts};
 use super::{Hook, Step, Volume};
@@ -7,7 +8,7 @@ use crate::profile::Profile;
 use crate::rocm::therock::Prints;
 use crate::sys::error::{Error, Result};
 
-/// Gives the steps their keys; returns the step that has to run before those of later ones are what they will be.
+/// Gives the steps their keys; returns the step that must run before later keys are final.
 pub(super) fn chain(
     steps: &mut [Step],
     base: &StepKey,
@@ -22,12 +23,12 @@ pub(super) fn chain(
         .filter(|step| step.fingerprints.is_some())
         .flat_map(|step| step.inputs.clone())
         .collect();
-    // The parent as it is without what TheRock's fingerprints stand for.
+    // The parent's key without the part that TheRock's fingerprints replace.
     let mut bare = base.clone();
     let (mut prints, mut own, mut open) = (None, String::new(), None);
-    // TheRock asks git whether a source is changed, and git's answer leaves out files that it does not track.
+    // TheRock asks git whether a source has changes, and git's answer omits untracked files.
     let mut blind = false;
-    // Steps that are in no later one's key, and what begins at them is in the next one's.
+    // Steps that are in no later key. What begins at them is in the next step's key.
     let mut uncached_downstream: Vec<String> = Vec::new();
     for step in steps {
         let content = fingerprints(step, inputs)?;
@@ -92,10 +93,10 @@ fn fingerprints(step: &Step, inputs: &Inputs) -> Result<Vec<(String, String)>> {
     step.inputs.iter().map(print).collect()
 }
 
-/// Ends the fingerprint of a checkout with files that git does not track.
+/// Suffix of a fingerprint of a checkout with untracked files.
 pub(crate) const UNTRACKED: &str = "?";
 
-/// Returns whether a fingerprint is of a checkout with files that git does not track, its submodules' included.
+/// Returns whether a fingerprint is of a checkout with untracked files, including its submodules'.
 pub(crate) fn is_untracked(fingerprint: &str) -> bool {
     fingerprint.ends_with(UNTRACKED)
 }

@@ -1,10 +1,11 @@
-//! Owns what is different between a step and the same step of an earlier build: the ingredients of its key, by name and without values.
+//! Owns the differences between a step and the same step of an earlier build: the ingredients of its key, by name and
+//! without values.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Action, Step};
 
-/// Returns what changed in a step; empty where only something before it did.
+/// Returns the changes in a step; empty if only something before it changed.
 pub fn changed(old: &Step, new: &Step) -> Vec<String> {
     let mut found = action(&old.action, &new.action);
     let names = |names: &[String]| names.iter().cloned().collect::<BTreeSet<_>>();
@@ -26,9 +27,9 @@ pub fn changed(old: &Step, new: &Step) -> Vec<String> {
     found
 }
 
-/// Returns what only its digest tells of.
+/// Returns the changes that only digests reveal.
 fn parts(old: &Step, new: &Step, same_volumes: bool) -> Vec<String> {
-    // A spec from before they were written down.
+    // An older spec has no parts.
     if old.parts.is_empty() {
         return Vec::new();
     }

@@ -1,4 +1,4 @@
-//! Owns what `up X` means: a file, a profile or a target; and what the env is called.
+//! Owns the meaning of `up X`, a file, a profile or a target, and the env's name.
 
 use std::borrow::Cow;
 
@@ -10,20 +10,20 @@ use crate::sys::suggest;
 /// Profile that `up gfx1103` uses.
 pub const DEFAULT_PROFILE: &str = "therock";
 
-/// What was asked for.
+/// A request, interpreted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// Name or path for `profile::load`.
     pub profile: String,
     /// Targets that replace the profile's, in the order of the table.
     pub targets: Vec<Target>,
-    /// Name of the env, where it was given.
+    /// Name of the env, if given.
     pub env_name: Option<String>,
-    /// What the env is called in place of the profile and its targets.
+    /// Name of the env instead of the profile and its targets.
     pub stem: Option<String>,
 }
 
-/// Decides what `up ARGUMENT --target T... --name N` means; `profiles` are the names that can be loaded.
+/// Interprets `up ARGUMENT --target T... --name N`; `profiles` are the names of existing profiles.
 pub fn choose<'a>(
     argument: &str,
     targets: &[Target],
@@ -55,7 +55,7 @@ pub fn choose<'a>(
                 .map(|target| format!("--target {target}"))
                 .collect();
             let message = format!(
-                "`{target}` is a target already, and so is {}",
+                "`{target}` is already a target, and so is {}",
                 flags.join(" ")
             );
             let help = format!(
@@ -69,7 +69,7 @@ pub fn choose<'a>(
                 return Err(error);
             }
             let shown = argument.escape_debug().take(80).collect::<String>();
-            let error = Error::not_found(format!("no profile and no target `{shown}`"));
+            let error = Error::not_found(format!("no profile or target `{shown}`"));
             let known = profiles
                 .into_iter()
                 .chain(target::all().map(|target| target.name()));
@@ -81,8 +81,8 @@ pub fn choose<'a>(
     }
 }
 
-/// Returns the name of an env: the given one; or `stem`, or else the profile's with the targets that were asked for, and
-/// what else was chosen.
+/// Returns the name of an env: the given one; or `stem`, or else the profile's, followed by the requested targets and
+/// other choices.
 ///
 /// All of them: `up p --target A` and `up p --target A --target B` are different envs.
 pub fn env_name(

@@ -1,4 +1,4 @@
-//! Owns what is in effect of a profile's variants and of its ways to begin.
+//! Owns the choices in effect among a profile's variants and starting points.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use crate::profile::{Choice, FROM_SOURCE, Profile};
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::suggest;
 
-/// Returns what was asked for that the profile does not do by itself, as parts of the env's name.
+/// Returns the requested choices that are not the profile's defaults, as parts of the env's name.
 pub fn choices(profile: &Profile, variant: Option<&str>, from: Option<&str>) -> Vec<String> {
     let variant = variant.filter(|variant| Some(*variant) != profile.variant.as_deref());
     let from = from.filter(|from| *from != FROM_SOURCE);
@@ -14,18 +14,18 @@ pub fn choices(profile: &Profile, variant: Option<&str>, from: Option<&str>) -> 
     variant.map(str::to_owned).into_iter().chain(from).collect()
 }
 
-/// A profile's variant and way that were asked for, or that it takes by itself.
+/// The requested, or default, variant and starting point.
 #[derive(Debug)]
 pub struct Chosen<'a> {
-    /// The variant, where there are any.
+    /// The variant, if there are any.
     pub variant: Option<&'a str>,
-    /// The way.
+    /// The starting point.
     pub from: &'a str,
     profile: &'a Profile,
 }
 
 impl<'a> Chosen<'a> {
-    /// Looks them up; nothing asked for is what the profile takes by itself.
+    /// Looks them up; without a request, the profile's default.
     pub fn new(
         profile: &'a Profile,
         variant: Option<&'a str>,
@@ -45,7 +45,7 @@ impl<'a> Chosen<'a> {
         })
     }
 
-    /// Returns what they change; what comes later wins.
+    /// Returns what they change; later parts win.
     pub fn parts(&self) -> impl Iterator<Item = &'a Choice> {
         let variant = self
             .variant
@@ -53,7 +53,7 @@ impl<'a> Chosen<'a> {
         variant.into_iter().chain(self.profile.from.get(self.from))
     }
 
-    /// Returns the names of the hooks in effect, in order, each once.
+    /// Returns the names of the hooks in effect, in order, without duplicates.
     pub fn hooks(&self) -> Vec<String> {
         let mut names = self.profile.hooks.clone();
         for name in self.parts().flat_map(|choice| &choice.hooks) {

@@ -1,40 +1,39 @@
-//! Owns the question whether what is built fits together: a library must have code for every target of what links it.
+//! Owns checking that the results of a build fit together: a library must have code for every target of the
+//! components that link it.
 //!
-//! Gentoo's `rocm.eclass` demands the same of packages. Without it a build ends well after hours, and what came out fails
-//! to load, or runs on one of two GPUs.
+//! Gentoo's `rocm.eclass` demands the same of packages. Without this check a build succeeds after hours, but its
+//! result fails to load, or runs on one of two GPUs only.
 
 use std::collections::BTreeSet;
 
 use crate::rocm::target::Target;
 
-/// A part of what is built, as far as this question goes.
+/// A component of the build, as far as this check goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Component {
-    /// Its name.
     pub name: String,
-    /// The name by which TheRock leaves it out of targets.
+    /// TheRock's project name, for exclusions.
     pub project: String,
-    /// Names of what it links.
+    /// Names of the components that it links.
     pub links: Vec<String>,
-    /// Targets that it is built for beside the env's, so that there is a library where there would be none.
+    /// Targets that it is built for besides the env's, so that a library exists at all.
     pub extra: Vec<Target>,
-    /// Something of the same name that does nothing stands in for it where it is not built.
+    /// A stub of the same name replaces it where it is not built.
     pub stub: bool,
 }
 
 /// Why a component is not built for a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Excluded {
-    /// Upstream's issue, where one is named.
+    /// Upstream's issue, if one is named.
     pub issue: Option<String>,
 }
 
 /// A component that does not fit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Misfit {
-    /// The component.
     pub component: String,
-    /// What links it; nothing where it would be built for no target at all.
+    /// The component that links it; `None` if it would be built for no target at all.
     pub linked_by: Option<String>,
     /// The targets that it lacks.
     pub missing: Vec<Target>,
@@ -42,7 +41,8 @@ pub struct Misfit {
     pub issues: Vec<String>,
 }
 
-/// Returns what does not fit, in the order of `components`; `excluded` says whether a project is left out of a target.
+/// Returns what does not fit, in the order of `components`; `excluded` tells whether a project is excluded for a
+/// target.
 pub fn misfits(
     components: &[Component],
     targets: &[Target],
@@ -76,7 +76,7 @@ pub fn misfits(
             .iter()
             .filter(|user| user.links.contains(&component.name))
         {
-            // What links it is not built for these either, or it is there: both fit.
+            // If its user is not built for these targets either, or the library is, both fit.
             let missing: Vec<Target> = lacks.difference(&left_out(user)).copied().collect();
             if !missing.is_empty() {
                 misfits.push(misfit(Some(&user.name), missing));
@@ -150,7 +150,7 @@ mod tests {
         assert_eq!(found(&left_out, &["gfx1103"]), []);
         assert_eq!(found(&[extra, torch.clone()], &["gfx1103"]), []);
         assert_eq!(found(&[stub, torch.clone()], &["gfx1103"]), []);
-        // One for which it is not built either changes nothing.
+        // An extra target that excludes it as well changes nothing.
         let useless = Component {
             extra: targets(&["gfx1103"]),
             ..component("rccl", &[])
@@ -182,7 +182,7 @@ mod tests {
     }
 
     proptest! {
-        // What fits for a set of targets fits for every part of it that leaves something built.
+        // What fits for a set of targets fits for every subset that leaves something built.
         #[test]
         fn fewer_targets_bring_no_new_user(gaps in proptest::collection::vec(0usize..4, 0..6), keep in 1usize..4) {
             let all = ["gfx1100", "gfx1101", "gfx1102", "gfx1103"];

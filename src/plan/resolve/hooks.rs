@@ -1,4 +1,4 @@
-//! Owns the decision which hooks an env gets, and from which of its steps on.
+//! Owns deciding which hooks an env gets, and from which step on.
 
 use super::{Hook, Skipped, Step};
 use crate::plan::resolve::spec::Inputs;
@@ -7,22 +7,22 @@ use crate::profile::{self, Profile, VolumeKind};
 use crate::rocm::target::Target;
 use crate::sys::error::{Error, Result};
 
-/// What `resolve` has to know of a hook.
+/// The facts about a hook that `resolve` needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HookFacts {
-    /// Digest of what it does.
+    /// Digest of its effect.
     pub digest: String,
     /// The volume that it changes.
     pub volume: String,
-    /// The step that it asks to be applied from.
+    /// The first step to apply it at, if it names one.
     pub from_step: Option<String>,
     /// Where it applies.
     pub applies: Applies,
-    /// Why the source's revision needs it not, where that is known.
+    /// Why the source's revision does not need it, if known.
     pub not_now: Option<String>,
 }
 
-/// Decides which hooks there are and from which step on, and which are left out.
+/// Decides which hooks apply and from which step on, and which are skipped.
 pub(super) fn hooks(
     profile: &Profile,
     inputs: &Inputs,
@@ -87,7 +87,7 @@ pub(super) fn hooks(
                 ),
             });
         };
-        // The first one there is: conditions may leave out the one that was named.
+        // The first remaining step: conditions may exclude the named one.
         let from = profile.steps[first..]
             .iter()
             .find_map(|own| steps.iter().find(|step| step.name == own.name));
@@ -102,7 +102,7 @@ pub(super) fn hooks(
             }),
             (None, None) => left_out.push(Skipped {
                 name: name.clone(),
-                reason: "the steps that it is for are left out".to_owned(),
+                reason: "the steps that it is for are skipped".to_owned(),
             }),
             (Some(from), None) => hooks.push(Hook {
                 name: name.clone(),

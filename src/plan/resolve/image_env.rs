@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use crate::profile::text;
 
-/// Directory of rockenv's own programs inside, which begins every `PATH` but a profile's.
+/// Directory of rockenv's own programs inside, at the start of every `PATH` except a profile's.
 const BIN: &str = "/run/rockenv/bin";
 
-/// Returns whether a variable is rockenv's to set. An image is not asked who the user is, nor for the jobs of a build.
+/// Returns whether a variable is rockenv's to set. An image decides neither who the user is nor the jobs of a build.
 fn is_own(name: &str) -> bool {
     let own = [
         "HOME",

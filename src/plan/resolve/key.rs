@@ -1,8 +1,8 @@
 //! Owns keys: what is part of a step's identity, and in which bytes.
 //!
-//! A key says what is in a snapshot. So a step's name, time limit, the host paths behind volumes, the engine, limits and
-//! variables from the host are not in it, while everything that a step can see or say is. There is no target in it
-//! unless the step mentions one: up to there, all targets share their snapshots.
+//! A key identifies the content of a snapshot. So it excludes a step's name, time limit, the host paths behind
+//! volumes, the engine, limits and variables from the host, and includes everything that a step can see or declares.
+//! It includes a target only if the step mentions one: up to there, all targets share their snapshots.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use super::{Action, BuildUser, Step, User, Volume, VolumeKind};
 pub use crate::plan::ids::StepKey;
 use crate::rocm::gpu::Extras;
 
-/// Starts every base key. Another number gives every key a new value: all envs are built again.
+/// Prefix of every base key. A new number changes every key: all envs are built again.
 const FORMAT: &str = "rockenv-1";
 
 impl StepKey {
@@ -23,19 +23,19 @@ impl StepKey {
     }
 }
 
-/// What a key is made of, beside the parent. The order of fields is part of the format.
+/// The ingredients of a key besides the parent. The order of fields is part of the format.
 #[derive(Serialize)]
 struct Content<'a> {
     action: Act<'a>,
-    /// Nothing for root. Ownership is content, so the numbers of a step that runs as the build user count.
+    /// `None` for root. Ownership is content, so the ids of a step that runs as the build user count.
     builder: Option<&'a BuildUser>,
     workdir: Option<&'a str>,
     network: bool,
     gpu: bool,
-    // Absent where nothing is asked for: keys from before there was such a thing stay what they were.
+    // Omitted if empty, so that keys of versions without extras stay the same.
     #[serde(skip_serializing_if = "Extras::is_none")]
     gpu_extras: Extras,
-    // A snapshot made on top of what an earlier attempt left is not one made from scratch.
+    // A snapshot made on top of an earlier attempt differs from one made from scratch.
     incremental: bool,
     env: &'a BTreeMap<String, String>,
     volumes: Vec<(&'a str, VolumeKind, &'a str)>,
@@ -57,12 +57,12 @@ enum Act<'a> {
     Export(Vec<(&'a str, &'a str)>),
 }
 
-/// What is around a step and part of its key as far as the step sees it.
+/// The surroundings of a step that are part of its key, as far as the step sees them.
 pub(super) struct Surroundings<'a> {
     pub(super) volumes: &'a [Volume],
     /// The step's `inputs` with their fingerprints.
     pub(super) inputs: &'a [(String, String)],
-    /// Fingerprints by TheRock of what the step builds, by artifact.
+    /// TheRock's fingerprints of what the step builds, by artifact.
     pub(super) prints: &'a [(String, String)],
     /// Digests of the hooks whose change this step is the first to see.
     pub(super) hooks: Vec<&'a str>,
@@ -75,7 +75,7 @@ pub(super) fn key(parent: &StepKey, step: &Step, around: &Surroundings<'_>) -> S
     StepKey::hash(parent.as_str(), &json(&content(step, around)))
 }
 
-/// Returns the beginnings of digests of what a step's key is made of beside its parent, by the part's name.
+/// Returns the beginnings of digests of a key's ingredients besides the parent, by name.
 pub(super) fn parts(step: &Step, around: &Surroundings<'_>) -> BTreeMap<String, String> {
     let content = content(step, around);
     let mut parts = BTreeMap::new();
@@ -139,7 +139,7 @@ fn content<'a>(step: &'a Step, around: &'a Surroundings<'_>) -> Content<'a> {
     let visible = around.volumes.iter().filter(|volume| step.sees(volume));
     Content {
         builder: (step.user == User::Builder).then_some(around.user),
-        // Only scripts start anywhere; elsewhere it would be the build user's home without any meaning.
+        // Only scripts have a working directory; for others it would be the build user's home, meaninglessly.
         workdir: matches!(action, Act::Run { .. }).then_some(&step.workdir),
         action,
         network: step.network,
@@ -154,7 +154,7 @@ fn content<'a>(step: &'a Step, around: &'a Surroundings<'_>) -> Content<'a> {
             .map(|volume| (volume.name.as_str(), volume.kind, volume.target.as_str()))
             .collect(),
         inputs: around.inputs,
-        // Later steps have them by their parent's key.
+        // Later steps have them through their parent's key.
         hooks: around.hooks.clone(),
         prints: around.prints,
     }

@@ -1,7 +1,7 @@
-//! The spec: a profile with nothing left to decide. What `plan` compares and `execute` acts on; saved with the env.
+//! The spec: a profile with nothing left to decide. `plan` compares it, `execute` acts on it, and the env saves it.
 //!
-//! `resolve` is pure: what it needs of the machine comes in `Inputs`. Only the number of jobs and the memory stay open,
-//! because they may change from run to run without changing what is built: see `finish`.
+//! `resolve` is pure: facts about the machine come in `Inputs`. Only the number of jobs and the memory stay open,
+//! because they may vary from run to run without changing the result: see `finish`.
 
 mod chain;
 mod changed;
@@ -46,39 +46,36 @@ pub const VERSION: u32 = 1;
 pub struct Spec {
     /// Version of this form.
     pub version: u32,
-    /// Name of the env.
     pub name: String,
-    /// Name of the profile.
     pub profile: String,
     /// Where the profile is.
     pub origin: Origin,
-    /// Variant of the profile, where it has any.
+    /// Variant of the profile, if it has any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub variant: Option<String>,
-    /// Where the work begins.
+    /// Starting point.
     #[serde(default = "from_source")]
     pub from: String,
     /// Targets, in the order of the table; may be empty.
     pub targets: Vec<Target>,
-    /// Name of the image.
     pub image: String,
     /// What runs the steps.
     pub engine: Engine,
     /// Parent key of the first step.
     pub base_key: StepKey,
-    /// Names of variables to take from the host when a step starts. Their values are nowhere in here.
+    /// Names of variables to take from the host when a step starts. Their values are never saved.
     pub env_from_host: Vec<String>,
     /// Who `User::Builder` is.
     pub user: BuildUser,
     /// Needs and limits.
     pub resources: Resources,
-    /// What steps with the GPU get beside it.
+    /// Further settings of steps with the GPU.
     #[serde(default, skip_serializing_if = "Extras::is_none")]
     pub gpu: Extras,
-    /// Fingerprints of sources, by volume, as far as they were asked for.
+    /// Fingerprints of sources, by volume, as far as needed.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub fingerprints: BTreeMap<String, String>,
-    /// SHA-256 of the lock file that everything was taken from.
+    /// SHA-256 of the lock file behind this spec.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lock: Option<String>,
     /// The image's share of `env`, in late form.
@@ -86,9 +83,9 @@ pub struct Spec {
     pub image_env: BTreeMap<String, String>,
     /// Variables of every step, the image's below the profile's, in late form: see `finish`.
     pub env: BTreeMap<String, String>,
-    /// Variables of what was built.
+    /// Variables for using the results.
     pub runtime_env: BTreeMap<String, String>,
-    /// What they are for.
+    /// Descriptions of these variables.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub runtime_notes: BTreeMap<String, String>,
     /// Hooks, in order.
@@ -96,24 +93,22 @@ pub struct Spec {
     /// Hooks of the profile that are not for this env.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hooks_left_out: Vec<Skipped>,
-    /// Volumes, a parent directory before what is mounted in it.
+    /// Volumes, a parent directory before mounts inside it.
     pub volumes: Vec<Volume>,
     /// Steps in order.
     pub steps: Vec<Step>,
-    /// Steps that `when` or a missing GPU leaves out.
+    /// Steps skipped because of `when` or a missing GPU.
     pub skipped: Vec<Skipped>,
-    /// The first step whose fingerprints are not known: it has to run before the keys of later ones can be told.
+    /// The first step with unknown fingerprints: it must run before later keys are known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub open: Option<String>,
 }
 
 impl Spec {
-    /// Returns the volume of that name.
     pub fn volume(&self, name: &str) -> Option<&Volume> {
         self.volumes.iter().find(|volume| volume.name == name)
     }
 
-    /// Returns the step of that name.
     pub fn step(&self, name: &str) -> Option<&Step> {
         self.steps.iter().find(|step| step.name == name)
     }
@@ -127,7 +122,7 @@ impl Spec {
             .filter(move |hook| hook.volume == volume && position(&hook.from) <= now)
     }
 
-    /// Returns the volumes that a step sees, in the order to mount them.
+    /// Returns the volumes that a step sees, in mount order.
     pub fn visible(&self, step: &Step) -> impl Iterator<Item = &Volume> {
         self.volumes.iter().filter(|volume| step.sees(volume))
     }
@@ -136,9 +131,8 @@ impl Spec {
 /// A hook to apply.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hook {
-    /// Its name.
     pub name: String,
-    /// Digest of what it does.
+    /// Digest of its effect.
     pub digest: String,
     /// The source volume that it changes.
     pub volume: String,
@@ -149,9 +143,7 @@ pub struct Hook {
 /// A directory to mount.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Volume {
-    /// Name.
     pub name: String,
-    /// What it is for.
     pub kind: VolumeKind,
     /// Absolute path in the env.
     pub target: String,
@@ -170,7 +162,7 @@ pub struct Volume {
     pub source: VolumeSource,
 }
 
-/// What a volume shows.
+/// The content of a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum VolumeSource {
@@ -185,26 +177,23 @@ pub enum VolumeSource {
 /// A repository and what to check out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Git {
-    /// Its location.
     pub url: String,
-    /// Commit, tag or branch; the repository's default branch without.
+    /// Commit, tag or branch; default: the repository's default branch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rev: Option<String>,
-    /// Commits to fetch; all without.
+    /// Number of commits to fetch; default: all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub depth: Option<u32>,
-    /// With submodules.
     pub submodules: bool,
 }
 
 /// One unit of work.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
-    /// Name.
     pub name: String,
-    /// Key of the snapshot it ends in.
+    /// Key of its snapshot.
     pub key: StepKey,
-    /// What the key is made of beside the step before: beginnings of digests, by names such as `script` and `input NAME`.
+    /// The key's ingredients besides the parent: beginnings of digests, by names such as `script` and `input NAME`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub parts: BTreeMap<String, String>,
     /// Who it runs as.
@@ -215,30 +204,30 @@ pub struct Step {
     pub network: bool,
     /// With the GPU.
     pub gpu: bool,
-    /// Build volumes stay as they are when it runs again.
+    /// Build volumes are kept when it runs again.
     pub incremental: bool,
     /// Time limit, in seconds when saved.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "seconds")]
     pub timeout: Option<Duration>,
     /// Volumes, and paths in them, whose content is part of the key.
     pub inputs: Vec<String>,
-    /// Where TheRock's fingerprints are found when it has run.
+    /// Where it leaves TheRock's fingerprints.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fingerprints: Option<Fingerprints>,
-    /// Stages of TheRock whose fingerprints are part of the key, of those that there are.
+    /// Stages of TheRock whose fingerprints are part of the key, as far as they exist.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stages: Vec<String>,
     /// Names of the volumes it sees.
     pub volumes: Vec<String>,
-    /// All its variables but those from the host, in late form: see `finish`.
+    /// All its variables except those from the host, in late form: see `finish`.
     pub env: BTreeMap<String, String>,
     /// What it does.
     pub action: Action,
 }
 
 impl Step {
-    /// Returns whether it is in no later step's key: one that needs a GPU is left out where there is none, and what comes after it is
-    /// the same on every machine. What was configured decides over later keys wherever it was.
+    /// Returns whether it is in no later key. A step that needs a GPU is skipped without one, and later steps must be
+    /// the same on every machine. A configuring step affects later keys in any case.
     pub fn is_aside(&self) -> bool {
         self.gpu && self.fingerprints.is_none()
     }
@@ -248,26 +237,26 @@ impl Step {
     }
 }
 
-/// What a step does.
+/// The action of a step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Action {
     /// Runs a script.
     Run {
-        /// Program and arguments that come before the script.
+        /// Program and arguments before the script.
         shell: Vec<String>,
         /// The script, in late form: see `finish`.
         script: String,
     },
     /// Installs packages.
     Packages(Vec<String>),
-    /// Brings files in.
+    /// Copies files in.
     Copy(Vec<CopyItem>),
-    /// Hands results out.
+    /// Exports results.
     Export(Vec<ExportItem>),
 }
 
-/// A file or directory to bring in; `profile::copy_files` has its content.
+/// A file or directory to copy in; `profile::copy_files` has its content.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CopyItem {
     /// Path beside the profile, as written there.
@@ -278,7 +267,7 @@ pub struct CopyItem {
     pub digest: String,
 }
 
-/// A file or directory to hand out.
+/// A file or directory to export.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExportItem {
     /// Absolute path in the env.
@@ -290,7 +279,6 @@ pub struct ExportItem {
 /// A step or hook that is not part of this env.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Skipped {
-    /// Its name.
     pub name: String,
     /// Why, as the rest of "skipped: ...".
     pub reason: String,

@@ -1,4 +1,4 @@
-//! Owns the way from a profile to a spec: targets, parameters and conditions applied, keys computed.
+//! Owns turning a profile into a spec: applying targets, parameters and conditions, and computing keys.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,48 +21,48 @@ use crate::rocm::therock::Prints;
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::span::At;
 
-/// What `resolve` needs beside the profile, gathered before.
+/// Everything that `resolve` needs besides the profile.
 #[derive(Clone, Debug)]
 pub struct Inputs {
-    /// Name of the env, where it was given.
+    /// Name of the env, if given.
     pub env_name: Option<String>,
-    /// What the env is called in place of `<profile>` or `<profile>-<targets>`.
+    /// Name of the env instead of `<profile>` or `<profile>-<targets>`.
     pub stem: Option<String>,
     /// Targets instead of the profile's.
     pub targets: Vec<Target>,
-    /// Targets of all envs on this machine, as configured: what `${machine.targets}` has beside the env's own.
+    /// Configured targets of all envs on this machine: `${machine.targets}` is these plus the env's own.
     pub machine_targets: Vec<Target>,
     /// Variant instead of the profile's.
     pub variant: Option<String>,
-    /// Where the work begins; from source without.
+    /// Starting point; default: source.
     pub from: Option<String>,
     /// Values instead of the profile's defaults.
     pub params: BTreeMap<String, String>,
     /// What will run the steps.
     pub engine: Engine,
-    /// Why the env gets no GPU, where it gets none. Steps with `gpu` are left out then: not passed.
+    /// Why the env gets no GPU, if so. Steps with `gpu` are then skipped: they have not passed.
     pub without_gpu: Option<String>,
     /// Who the steps run as.
     pub user: BuildUser,
-    /// What `~` stands for: the invoking user's home, also under sudo.
+    /// Meaning of `~`: the invoking user's home, also under sudo.
     pub host_home: PathBuf,
-    /// Identity of the image: recipe and what it resolved to.
+    /// Identity of the image: its recipe and resolved inputs.
     pub image_key: String,
-    /// Variables that the image gives commands.
+    /// Environment variables of the image.
     pub image_env: BTreeMap<String, String>,
     /// Digests of copied files: `profile::copy_files(..)?.digests()`.
     pub file_digests: BTreeMap<String, String>,
-    /// Fingerprints of the source volumes that steps have as `inputs`, by volume.
+    /// Fingerprints of the source volumes in steps' `inputs`, by volume.
     pub fingerprints: BTreeMap<String, String>,
-    /// Fingerprints by TheRock, by the key of the step that made them.
+    /// TheRock's fingerprints, by the key of the step that made them.
     pub prints: BTreeMap<StepKey, Prints>,
-    /// What the source says is left out, by target and project, with the issue behind it; what is compiled in without.
+    /// The source's exclusions, by target and project, with the issue behind each; default: the built-in ones.
     pub excluded: Option<BTreeMap<String, BTreeMap<String, Option<String>>>>,
-    /// What the profile's hooks are, by name.
+    /// Facts about the profile's hooks, by name.
     pub hooks: BTreeMap<String, HookFacts>,
 }
 
-/// Returns the volumes of an env. They are needed before `resolve`, to find the fingerprints it asks for.
+/// Returns the volumes of an env. Needed before `resolve`, to find the required fingerprints.
 pub fn volumes(profile: &Profile, inputs: &Inputs) -> Result<Vec<Volume>> {
     let mut resolver = Resolver::new(profile, inputs)?;
     let volumes = resolver.volumes();
@@ -189,7 +189,7 @@ impl<'a> Resolver<'a> {
         })
     }
 
-    /// Returns the profile's needs with what the variant, and then the way of `--from`, say instead.
+    /// Returns the profile's resources with the overrides of the variant, then of the starting point.
     fn resources(&self) -> Resources {
         let mut resources = self.profile.resources.clone();
         for choice in self.chosen.parts() {
@@ -214,7 +214,7 @@ impl<'a> Resolver<'a> {
             .push(fault.problem(&text.place, &self.profile.sources));
     }
 
-    /// Returns the final text. What it means is checked again: a parameter may have changed it.
+    /// Returns the final text. The result is validated again, because a parameter may have changed its meaning.
     fn text(
         &mut self,
         text: &At<String>,
@@ -260,7 +260,7 @@ impl<'a> Resolver<'a> {
             .iter()
             .filter_map(|volume| self.volume(volume))
             .collect();
-        // By components: a directory before what is mounted in it, however the profile lists them.
+        // By components: a directory before mounts inside it, however the profile lists them.
         volumes.sort_by(|a, b| Path::new(&a.target).cmp(Path::new(&b.target)));
         volumes
     }
@@ -288,7 +288,7 @@ impl<'a> Resolver<'a> {
                 })
             }
         };
-        // What a variant or a way needs in all says nothing of its parts.
+        // The total of a variant or a starting point does not tell the parts.
         let whole = self.chosen.parts().any(|choice| choice.disk.is_some());
         Some(Volume {
             name: volume.name.clone(),
@@ -328,13 +328,13 @@ impl<'a> Resolver<'a> {
         if full.is_absolute() && full.to_str().is_some() {
             return Some(full);
         }
-        let message = format!("`{}` is no absolute UTF-8 path", full.display());
+        let message = format!("`{}` is not an absolute UTF-8 path", full.display());
         self.problems
             .push(Problem::new(&path.place, message, "here"));
         None
     }
 
-    /// Refuses components that are built for fewer targets than what links them.
+    /// Refuses components that are built for fewer targets than the components that link them.
     fn fit(&mut self) {
         let profile = self.profile;
         let mut components = Vec::new();
@@ -365,7 +365,7 @@ impl<'a> Resolver<'a> {
                     format!("`{name}` is not built for {missing}, and `{user}`, which links it, is")
                 }
                 None => format!(
-                    "`{name}` would be built for no target: TheRock leaves it out of {missing}"
+                    "`{name}` would be built for no target: TheRock excludes it for {missing}"
                 ),
             };
             let issues: String = misfit
@@ -382,13 +382,13 @@ impl<'a> Resolver<'a> {
                 let all = profile.variants.keys();
                 all.filter(|variant| !with.iter().any(|name| name.value == **variant))
             });
-            // The profile's own is what is meant, if it is one of them; the others build more or differ in something else.
+            // Prefers the profile's own choice if it is one of them; the others build more or differ otherwise.
             let own = without
                 .clone()
                 .find(|variant| Some(*variant) == profile.variant.as_ref());
             let without: String = without
                 .filter(|variant| own.is_none_or(|own| own == *variant))
-                .map(|variant| format!("build variant `{variant}`, which does without it, "))
+                .map(|variant| format!("build variant `{variant}`, which does not need it, "))
                 .collect();
             let help = format!(
                 "{issues}{without}leave it out (take it out of `links`, or `remove = true`, and build without it), let a stub stand in \
@@ -417,13 +417,13 @@ impl<'a> Resolver<'a> {
         }
     }
 
-    /// Says why a step is not part of this env.
+    /// Returns why a step is not part of this env, if so.
     fn excluded(&self, step: &profile::Step) -> Option<String> {
         let gpu = || self.inputs.without_gpu.clone().filter(|_| step.gpu);
         self.unmet(&step.when).or_else(gpu)
     }
 
-    /// Says which condition does not hold.
+    /// Returns the condition that does not hold, if any.
     fn unmet(&self, when: &When) -> Option<String> {
         let targets = &self.scope.targets;
         let names: Vec<_> = targets.iter().map(Target::name).collect();
@@ -475,7 +475,7 @@ impl<'a> Resolver<'a> {
         None
     }
 
-    /// Returns nothing for a step with a problem; its key is the base's until all steps are there.
+    /// Returns nothing for a step with a problem. Its key is the base's until all steps are known.
     fn step(
         &mut self,
         step: &profile::Step,
@@ -493,7 +493,7 @@ impl<'a> Resolver<'a> {
         let (Some(action), Some(workdir)) = (action, workdir) else {
             return Ok(None);
         };
-        // A package manager has no business in anything but a cache, and without the rest, profiles share its step.
+        // A package manager needs only caches, and without other volumes, profiles share its step.
         let visible = |volume: &&Volume| match action {
             Action::Packages(_) => volume.kind == VolumeKind::Cache,
             _ => true,
@@ -574,7 +574,7 @@ fn list(names: &[At<String>]) -> String {
     names.join(", ")
 }
 
-/// Refuses to copy over files of the user's: what `copy` writes replaces what was there.
+/// Refuses to copy over a user's files: `copy` replaces existing ones.
 fn copy_destination(to: &str, volumes: &[Volume]) -> std::result::Result<(), Refused> {
     value::destination(to)?;
     let theirs = volumes
@@ -586,6 +586,6 @@ fn copy_destination(to: &str, volumes: &[Volume]) -> std::result::Result<(), Ref
             "`copy` cannot write into volume `{}`: its files do not belong to rockenv",
             volume.name
         ))
-        .help("copy to another path, and let a `run` step put it there if it must")),
+        .help("copy to another path, then use a `run` step to move it there")),
     }
 }

@@ -278,7 +278,7 @@ impl<'a> Parser<'a> {
         while old_left > 0 || new_left > 0 {
             let line = self
                 .line()
-                .ok_or_else(|| self.wrong("the patch is cut off"))?;
+                .ok_or_else(|| self.wrong("the patch is truncated"))?;
             let (sign, rest) = line.split_first().unwrap_or((&b' ', b""));
             // Some mailers strip the blank from an empty line of context.
             let (sign, rest) = if line == b"\n" {
@@ -369,7 +369,7 @@ mod tests {
     fn what_is_not_understood_is_refused() {
         for (text, words) in [
             ("hello\n", "no patch"),
-            ("--- a/f\n+++ b/f\n@@ -1,2 +1 @@\n-a\n", "cut off"),
+            ("--- a/f\n+++ b/f\n@@ -1,2 +1 @@\n-a\n", "truncated"),
             ("--- a/f\n+++ b/f\n@@ -1 +1 @@\n*a\n", "neither"),
             ("--- a/f\n+++ b/f\n@@ nonsense @@\n", "head of a hunk"),
             ("--- a/../f\n+++ b/../f\n@@ -1 +1 @@\n-a\n+b\n", "leaves"),

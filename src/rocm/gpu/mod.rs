@@ -1,7 +1,7 @@
-//! Owns the GPUs of this machine: what the compute driver lists, which device nodes belong to each, which one an env
-//! gets, and the proof inside that it can be used.
+//! Owns the GPUs of this machine: the compute driver's list, their device nodes, choosing one for an env, and proving
+//! inside that it can be used.
 //!
-//! Everything is read below a root directory, so that a test can be another machine.
+//! Everything is read below a root directory, so that a test can simulate another machine.
 
 mod device;
 pub mod probe;
@@ -22,27 +22,26 @@ use crate::rocm::target::Target;
 use crate::sys::error::{Error, Result};
 pub use device::Device;
 
-/// The node of the compute driver, which all GPUs share.
+/// The compute driver's node, which all GPUs share.
 pub const KFD: &str = "/dev/kfd";
-/// Where render nodes are.
+/// Directory of render nodes.
 const DRI: &str = "/dev/dri";
 
 /// A GPU as the compute driver lists it; each partition of an accelerator is one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Gpu {
-    /// Position in the driver's list, which is how HIP counts.
+    /// Position in the driver's list, which is HIP's numbering.
     pub index: usize,
-    /// Name of the ISA such as `gfx1103`, whether TheRock knows it or not.
+    /// Name of the ISA such as `gfx1103`, whether TheRock supports it or not.
     pub isa: String,
     /// PCI address, such as `0000:03:00.0`.
     pub pci: String,
-    /// Number of the partition, where the device is divided.
+    /// Partition number, if the device is partitioned.
     pub partition: Option<u32>,
     /// Name of the render node, such as `renderD128`.
     pub render: String,
-    /// Memory of its own, in bytes; for a GPU in a processor what the firmware sets aside.
+    /// Its own memory, in bytes; for an integrated GPU, what the firmware reserves.
     pub memory: u64,
-    /// Compute units.
     pub compute_units: u32,
 }
 
@@ -52,7 +51,6 @@ impl Gpu {
         Target::parse(&self.isa).ok()
     }
 
-    /// Returns the path of the render node.
     pub fn render_node(&self) -> String {
         format!("{DRI}/{}", self.render)
     }
@@ -65,10 +63,10 @@ impl std::fmt::Display for Gpu {
     }
 }
 
-/// Device nodes that a profile can ask for beside the GPU's own.
+/// Device nodes that a profile can request besides the GPU's own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extras {
-    /// `/dev/accel/*`: accelerators for inference beside the GPU.
+    /// `/dev/accel/*`: inference accelerators.
     #[serde(default)]
     pub accel: bool,
     /// `/dev/dma_heap/*`: buffers shared between devices.
@@ -77,7 +75,7 @@ pub struct Extras {
 }
 
 impl Extras {
-    /// Returns true when nothing is asked for.
+    /// Returns true if nothing is requested.
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }
@@ -89,18 +87,18 @@ impl Extras {
     }
 }
 
-/// What this machine has of GPUs.
+/// The GPUs of a machine.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {
     /// The GPUs that the compute driver lists, in its order.
     pub gpus: Vec<Gpu>,
-    /// `/dev/kfd` is there.
+    /// `/dev/kfd` exists.
     pub kfd: bool,
     /// An AMD display device or accelerator is on the bus, with or without a driver.
     pub on_bus: bool,
-    /// This is Linux in Windows, which has `/dev/dxg` in place of `/dev/kfd`.
+    /// This is WSL, which has `/dev/dxg` instead of `/dev/kfd`.
     pub wsl: bool,
-    /// Where it was looked for.
+    /// The root directory that was examined.
     #[serde(skip)]
     pub root: PathBuf,
 }
@@ -118,7 +116,8 @@ impl Machine {
         }
     }
 
-    /// Returns the one target of the machine's GPUs, for who asks for "this machine's"; `command` is what names another one.
+    /// Returns the one target of the machine's GPUs, if the user asks for "this machine's"; `command` names another
+    /// one.
     pub fn target(&self, command: impl Fn(&str) -> String) -> Result<Target> {
         let mut isas: Vec<&str> = self.gpus.iter().map(|gpu| gpu.isa.as_str()).collect();
         isas.sort_unstable();
@@ -141,7 +140,7 @@ impl Machine {
         }
     }
 
-    /// Returns why nothing here can run GPU code; `None` where something can.
+    /// Returns why nothing here can run GPU code; `None` if something can.
     pub fn lack(&self) -> Option<&'static str> {
         match (self.kfd, self.gpus.is_empty()) {
             (true, false) => None,
@@ -169,18 +168,17 @@ impl Machine {
     }
 }
 
-/// What an env is given: one GPU, and what the profile asks for beside.
+/// A grant for an env: one GPU, and the further nodes of its profile.
 #[derive(Clone, Debug)]
 pub struct Grant {
     machine: Machine,
-    /// The GPU.
     pub gpu: Gpu,
     extras: Extras,
 }
 
 impl Grant {
-    /// Returns the device nodes as they are now. Asked at each start: groups differ between machines, and the major
-    /// number of `/dev/kfd` changes when the driver is loaded again.
+    /// Returns the current device nodes. Called at each start: groups differ between machines, and the major number
+    /// of `/dev/kfd` changes when the driver is reloaded.
     pub fn devices(&self) -> Result<Vec<Device>> {
         let mut paths = vec![KFD.to_owned(), self.gpu.render_node()];
         for directory in self.extras.directories() {
@@ -193,7 +191,7 @@ impl Grant {
     }
 }
 
-/// Returns the groups that open `devices`. Never root's: a node that only root may open is to be mended, see `probe`.
+/// Returns the groups that open `devices`. Never root's: a node that only root may open needs fixing, see `probe`.
 pub fn groups(devices: &[Device]) -> Vec<u32> {
     let mut groups: Vec<u32> = devices.iter().map(|device| device.gid).collect();
     groups.retain(|gid| *gid != 0);
@@ -202,7 +200,7 @@ pub fn groups(devices: &[Device]) -> Vec<u32> {
     groups
 }
 
-/// Looks at one node. What it is called on the host may be another name for it; inside it has its own.
+/// Examines one node. Its host path may be a link; inside it has its real name.
 fn device(root: &Path, path: &str) -> Result<Device> {
     let place = below(root, path);
     let found = fs::canonicalize(&place).and_then(|source| {
@@ -230,7 +228,7 @@ fn device(root: &Path, path: &str) -> Result<Device> {
     })
 }
 
-/// Returns every GPU device node of a machine that is there, for a look at all of them.
+/// Returns all existing GPU device nodes of a machine.
 pub fn all_devices(machine: &Machine) -> Vec<Device> {
     let mut paths = vec![KFD.to_owned()];
     paths.extend(machine.gpus.iter().map(Gpu::render_node));
@@ -240,7 +238,7 @@ pub fn all_devices(machine: &Machine) -> Vec<Device> {
         .collect()
 }
 
-/// Returns where an absolute path of the machine is below its root.
+/// Returns the place of an absolute path below the machine's root.
 fn below(root: &Path, path: &str) -> PathBuf {
     root.join(path.trim_start_matches('/'))
 }

@@ -1,8 +1,8 @@
-//! Owns the proof that device nodes can be used: `__probe-gpu`, which opens each as the user it runs as and asks the
-//! driver behind it for its version; and what a failure means.
+//! Owns proving that device nodes can be used: `__probe-gpu`, which opens each as its own user and asks the driver
+//! for its version; and interpreting failures.
 //!
-//! What is wrong is named by the layer that said no, since each is mended in another place: the node is not there, a
-//! group, the device rules of a control group, a driver that was loaded again, a user namespace, SELinux.
+//! A failure is attributed to the layer that refused, because each has a different fix: the node is missing, a group,
+//! the device rules of a control group, a reloaded driver, a user namespace, SELinux.
 
 use std::io::Write as _;
 use std::os::fd::AsRawFd as _;
@@ -17,11 +17,11 @@ use super::KFD;
 use crate::rocm::gpu::Device;
 use crate::sys::error::{Error, Kind, Result};
 
-/// What said no.
+/// The layer that refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Layer {
-    /// The node is not there.
+    /// The node is missing.
     Absent,
     /// Owner, group and mode of the node.
     Group,
@@ -29,28 +29,26 @@ pub enum Layer {
     DeviceCgroup,
     /// No driver has the node's number any more.
     Stale,
-    /// The node's group has no name in this user namespace.
+    /// The node's group has no id in this user namespace.
     UserNamespace,
-    /// SELinux.
     Selinux,
     /// Something else: see the error.
     Other,
 }
 
-/// What came of one node.
+/// The result for one node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
-    /// The node.
     pub path: String,
     /// It can be used.
     pub ok: bool,
     /// The driver and its version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<String>,
-    /// What said no.
+    /// The layer that refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layer: Option<Layer>,
-    /// What it said, for people.
+    /// The error, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
     /// What to type on the host.
@@ -71,7 +69,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
     if nodes.is_empty() || nodes.len() != arguments.len() {
         return Err(Error::new(
             Kind::Usage,
-            "this subcommand is rockenv's own, inside an env",
+            "this subcommand is for rockenv's own use, inside an env",
         ));
     }
     let findings: Vec<Finding> = nodes
@@ -88,7 +86,7 @@ pub fn run(arguments: &[String]) -> Result<()> {
     }
 }
 
-/// Returns the arguments that make [`run`] look at `devices`.
+/// Returns the arguments that make [`run`] examine `devices`.
 pub fn arguments(devices: &[Device]) -> Vec<String> {
     devices
         .iter()
@@ -96,18 +94,18 @@ pub fn arguments(devices: &[Device]) -> Vec<String> {
         .collect()
 }
 
-/// What owners and groups without a number in a user namespace look like there.
+/// The id that unmapped owners and groups have in a user namespace.
 const NOBODY: u32 = 65_534;
 
-/// What is known of a node after an attempt to use it.
+/// The facts about an attempt to use a node.
 #[derive(Clone, Debug)]
 struct Attempt {
     node: std::result::Result<Node, Errno>,
     /// Major and minor number that it should have.
     expected: Option<(u64, u64)>,
-    /// How opening failed.
+    /// Why opening failed.
     open: Option<Errno>,
-    /// How asking the driver failed.
+    /// Why asking the driver failed.
     ask: Option<Errno>,
     who: Who,
 }
@@ -121,20 +119,20 @@ struct Node {
     mode: u32,
 }
 
-/// What the kernel knows of the process.
+/// The kernel's facts about the process.
 #[derive(Clone, Debug)]
 struct Who {
     uid: u32,
     groups: Vec<u32>,
-    /// Groups of the host have other numbers here, or none.
+    /// Groups of the host have other ids here, or none.
     mapped: bool,
     /// The SELinux context, if there is one.
     selinux: Option<String>,
 }
 
-/// Tries one node; `expected` is the number it has on the host.
+/// Tries one node; `expected` is its number on the host.
 pub fn examine(path: &str, expected: Option<(u64, u64)>) -> Finding {
-    // By nix: an error of `fs_err` has no number.
+    // Not `fs_err`, whose errors have no number.
     let node = nix::sys::stat::stat(path).map(|found| {
         let kind = SFlag::from_bits_truncate(found.st_mode) & SFlag::S_IFMT;
         Node {
@@ -156,7 +154,7 @@ pub fn examine(path: &str, expected: Option<(u64, u64)>) -> Finding {
         node,
     };
     let mut driver = None;
-    // Opening what is not a device could wait for ever.
+    // Opening something other than a device could block for ever.
     if matches!(attempt.node, Ok(Node { device: true, .. })) {
         let flags = OFlag::O_RDWR | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
         match nix::fcntl::open(path, flags, Mode::empty()) {
@@ -208,7 +206,7 @@ impl Who {
 
     /// Returns whether owner, group and mode let this process read and write.
     fn may_open(&self, node: &Node) -> bool {
-        // Root of a user namespace is root of what has numbers in it.
+        // Root of a user namespace has rights only on mapped owners.
         if self.uid == 0 && !(self.mapped && [node.uid, node.gid].contains(&NOBODY)) {
             return true;
         }
@@ -224,12 +222,12 @@ impl Who {
 }
 
 impl Attempt {
-    /// Names the layer that said no, and what it said; `None` where the node can be used.
+    /// Returns the layer that refused, and an explanation; `None` if the node can be used.
     fn verdict(&self) -> Option<(Layer, String)> {
         let words = |error: Errno| error.desc().to_lowercase();
         let node = match &self.node {
             Err(Errno::ENOENT | Errno::ENOTDIR) => {
-                return Some((Layer::Absent, "it is not there".to_owned()));
+                return Some((Layer::Absent, "it is missing".to_owned()));
             }
             Err(error) => return Some((Layer::Other, words(*error))),
             Ok(node) if !node.device => {
@@ -241,7 +239,9 @@ impl Attempt {
             let (here, here_minor) = node.number;
             return Some((
                 Layer::Stale,
-                format!("its number is {here}:{here_minor}, on the host it is {major}:{minor} now"),
+                format!(
+                    "its number is {here}:{here_minor}, but on the host it is now {major}:{minor}"
+                ),
             ));
         }
         match (self.open, self.ask) {
@@ -263,7 +263,7 @@ impl Attempt {
                     node.number.1
                 ),
             )),
-            // The words for these would be about terminals and arguments.
+            // The standard messages for these are about terminals and arguments.
             (None, Some(Errno::ENOTTY | Errno::EINVAL | Errno::ENOSYS | Errno::ENODEV)) => Some((
                 Layer::Stale,
                 format!(
@@ -277,7 +277,7 @@ impl Attempt {
 
     fn denied(&self, node: &Node) -> (Layer, String) {
         let about = format!("group {}, mode {:04o}", node.gid, node.mode);
-        // Before its members: all groups without a number have the same one here.
+        // Before checking members: all unmapped groups have the same id here.
         if self.who.mapped
             && node.gid == NOBODY
             && node.mode & 0o060 == 0o060
@@ -285,9 +285,7 @@ impl Attempt {
         {
             return (
                 Layer::UserNamespace,
-                format!(
-                    "permission denied ({about}): its group has no number in this user namespace"
-                ),
+                format!("permission denied ({about}): its group has no id in this user namespace"),
             );
         }
         if self.who.may_open(node) {
@@ -304,9 +302,9 @@ impl Attempt {
             };
         }
         let reason = match (node.gid, node.mode & 0o060) {
-            (0, _) => "it is root's alone",
+            (0, _) => "it belongs to root alone",
             (_, 0o060) => "the user is not in its group",
-            _ => "its group may not open it",
+            _ => "its group has no permission to open it",
         };
         (
             Layer::Group,
@@ -316,28 +314,28 @@ impl Attempt {
 }
 
 impl Layer {
-    /// Returns what to type on the host; a sentence where there is no command. `rootless`: for a container of an ordinary
-    /// user.
+    /// Returns what to type on the host, or a sentence if there is no command. `rootless`: for a container of an
+    /// ordinary user.
     pub fn mend(self, path: &str, rootless: bool) -> String {
         match self {
             Self::Absent if path == KFD => "sudo modprobe amdgpu".to_owned(),
             Self::Absent => "sudo journalctl -k -g amdgpu".to_owned(),
-            // udev's own rules give the nodes to group `render`, when they are added.
+            // udev's default rules give new nodes to group `render`.
             Self::Group => format!("sudo udevadm trigger --action=add --name-match={path}"),
             Self::DeviceCgroup if rootless => {
-                "sudo systemctl revert \"user-$(id -u).slice\", then log in again; where this machine is a \
-                 container itself, its own engine has to allow the device"
+                "sudo systemctl revert \"user-$(id -u).slice\", then log in again; if this machine is a \
+                 container itself, its own engine must allow the device"
                     .to_owned()
             }
             Self::DeviceCgroup => {
-                "sudo systemctl revert rockenv.slice; where this machine is a container itself, \
-                 its own engine has to allow the device"
+                "sudo systemctl revert rockenv.slice; if this machine is a container itself, \
+                 its own engine must allow the device"
                     .to_owned()
             }
-            Self::Stale => "the driver was loaded again: end what runs in the env, then run it again; where this machine is a \
-                 container itself, start that again"
+            Self::Stale => "the driver was reloaded: stop the env, then run the command again; if this machine is a \
+                 container itself, restart that"
                 .to_owned(),
-            // Which group it is cannot be seen inside; by udev's rules it is `render`, of which users may be members.
+            // The group cannot be determined inside; by udev's rules it is `render`, which users may join.
             Self::UserNamespace => format!(
                 "sudo udevadm trigger --settle --action=add --name-match={path} && \
                  sudo usermod -aG \"$(stat -c %G {path})\" \"$USER\", then log in again; crun is needed, not runc"
@@ -348,7 +346,7 @@ impl Layer {
     }
 }
 
-/// Asks the driver behind an open node for its version; `None` for a node that has no such question.
+/// Asks the driver behind an open node for its version; `None` for a node without such a request.
 fn ask(path: &str, fd: i32) -> std::result::Result<Option<String>, Errno> {
     if path == KFD {
         let mut version = KfdVersion::default();
@@ -476,7 +474,7 @@ mod tests {
         for foreign in [Errno::ENOTTY, Errno::EINVAL, Errno::ENOSYS] {
             assert_eq!(layer(|it| it.ask = Some(foreign)), Some(Layer::Stale));
         }
-        // Even one that opens: the number belongs to something else by now.
+        // Even if it opens: the number belongs to something else by now.
         assert_eq!(layer(|it| it.expected = Some((510, 0))), Some(Layer::Stale));
         assert_eq!(layer(|it| it.open = Some(Errno::EIO)), Some(Layer::Other));
     }
@@ -494,11 +492,11 @@ mod tests {
         assert!(words.contains("group 105, mode 0660"), "{words}");
         let (layer, words) = denied(&|it| change_node(it, |node| node.mode = 0o600));
         assert_eq!(layer, Layer::Group);
-        assert!(words.contains("its group may not"), "{words}");
+        assert!(words.contains("its group has no permission"), "{words}");
         let (layer, words) = denied(&|it| change_node(it, |node| node.gid = 0));
         assert_eq!(layer, Layer::Group);
         assert!(words.contains("root's alone"), "{words}");
-        // Also for root there, and for who has other groups without a number.
+        // For root in the namespace too, and for a user with other unmapped groups.
         for (uid, groups) in [(1000, vec![1000]), (0, vec![0]), (0, vec![0, NOBODY])] {
             let mapped = |it: &mut Attempt| {
                 it.who = Who {
@@ -516,12 +514,12 @@ mod tests {
             });
             assert_eq!(layer, Layer::Group);
         }
-        // The mode allows it, so it was something that does not look at modes.
+        // The mode allows it, so something refused that ignores modes.
         let (layer, words) = denied(&|it| it.who.selinux = Some("u:r:container_t:s0".into()));
         assert_eq!(layer, Layer::Selinux);
         assert!(words.contains("container_t"), "{words}");
         assert_eq!(denied(&|_| {}).0, Layer::Other);
-        // World-writable, as some distributions have it: the groups do not matter.
+        // World-writable, as in some distributions: the groups do not matter.
         let (layer, _) = denied(&|it| {
             it.who.groups.clear();
             change_node(it, |node| node.mode = 0o666);
@@ -533,7 +531,7 @@ mod tests {
     fn real_nodes_are_tried() {
         let finding = examine("/nowhere/kfd", None);
         assert_eq!(finding.layer, Some(Layer::Absent));
-        // A device of another driver: it opens, and does not know the question.
+        // A device of another driver: it opens, but does not support the request.
         let null = examine("/dev/null", None);
         assert!(null.ok && null.driver.is_none(), "{null:?}");
         assert_eq!(

@@ -1,18 +1,18 @@
-//! Owns the choice of one GPU: what `--gpu` means on this machine, for these targets. Pure, but for a look whether
-//! what the profile asks for beside is there.
+//! Owns choosing one GPU: the meaning of `--gpu` on this machine, for these targets. Pure, except for checking that
+//! the profile's further nodes exist.
 
 use super::{Extras, Gpu, Grant, Machine};
 use crate::rocm::target::Target;
 use crate::sys::error::{Error, Kind, Result};
 
-/// What `--gpu` said.
+/// A parsed `--gpu`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Selector {
     /// No GPU.
     None,
     /// The first one that runs code for the env's targets, if there is one.
     Auto,
-    /// The same, and there has to be one.
+    /// The same, but there must be one.
     Required,
     /// An index, a PCI address or a render node.
     Named(String),
@@ -29,17 +29,17 @@ impl From<&str> for Selector {
     }
 }
 
-/// What came of it.
+/// The result.
 #[derive(Clone, Debug)]
 pub enum Choice {
     /// This one.
     Gpu {
-        /// What the env gets.
+        /// The grant for the env.
         grant: Box<Grant>,
-        /// What the user may want to know of the choice.
+        /// A note about the choice.
         note: Option<String>,
     },
-    /// None, and steps with `gpu` are left out.
+    /// None; steps with `gpu` are skipped.
     Without {
         /// Why, as the reason of such a step.
         why: String,
@@ -92,7 +92,7 @@ impl Machine {
                 };
                 let note = fitting.next().map(|other| {
                     format!(
-                        "GPU {gpu} is taken; `--gpu {}` takes another one",
+                        "using GPU {gpu}; `--gpu {}` selects another one",
                         other.render
                     )
                 });
@@ -118,7 +118,7 @@ impl Machine {
         })
     }
 
-    /// Finds the one GPU that an index, a PCI address or a render node names.
+    /// Finds the one GPU with this index, PCI address or render node.
     fn named(&self, name: &str) -> Result<&Gpu> {
         let render = name.strip_prefix("/dev/dri/").unwrap_or(name);
         let pci = name.to_ascii_lowercase();
@@ -145,7 +145,7 @@ impl Machine {
             [..] => Err(Error::new(
                 Kind::Usage,
                 format!(
-                    "`--gpu {name}` means {} partitions of one device",
+                    "`--gpu {name}` matches {} partitions of one device",
                     found.len()
                 ),
             )
@@ -154,7 +154,7 @@ impl Machine {
     }
 }
 
-/// Says how each GPU is named: the index, the address and the node are all accepted.
+/// Lists how to name each GPU: the index, the address and the node are all accepted.
 fn choices<'a>(gpus: impl Iterator<Item = &'a Gpu>) -> String {
     let each: Vec<String> = gpus
         .map(|gpu| format!("`--gpu {}` is {} at {}", gpu.render, gpu.isa, gpu.pci))

@@ -36,7 +36,7 @@ fn named(isa: &str) -> String {
     format!("rockenv lock {isa}")
 }
 
-/// What `--gpu SELECTOR` comes to for these targets: render node and note, or why there is none.
+/// The result of `--gpu SELECTOR` for these targets: render node and note, or why there is none.
 fn chosen(machine: &Machine, selector: &str, names: &[&str]) -> Result<String> {
     let choice = machine.choose(&selector.into(), &targets(names), Extras::default())?;
     Ok(match choice {
@@ -84,7 +84,7 @@ fn a_gpu_in_a_processor() {
         );
         assert_eq!(chosen(&machine, selector, &[]).unwrap(), "renderD128");
     }
-    // What was built for another one does not run, unless somebody insists.
+    // Code built for another one does not run, unless the user insists.
     assert_eq!(
         chosen(&machine, "auto", &["gfx90a", "gfx1100"]).unwrap(),
         "this machine has gfx1103, not gfx90a or gfx1100"
@@ -214,12 +214,12 @@ fn machines_without_one_say_why() {
             format!("steps with a GPU cannot run: {why}")
         );
         assert!(error.help_text().unwrap().contains("rockenv doctor"));
-        // The render node of another maker's GPU is none of ours.
+        // Another maker's render node is not a candidate.
         let error = chosen(&machine, "renderD128", &[]).unwrap_err();
         assert_eq!(error.chain(), ["no GPU `renderD128` in this machine", why]);
         assert_eq!(machine.target(named).unwrap_err().kind(), Kind::Unavailable);
     }
-    // In a container that got no devices, `/sys` is the host's.
+    // In a container without devices, `/sys` is the host's.
     let (root, _) = machine!("780m");
     fs::remove_file(root.path().join("dev/kfd")).unwrap();
     let machine = Machine::detect(root.path());
@@ -236,7 +236,7 @@ fn machines_without_one_say_why() {
 #[test]
 fn other_nodes_enter_only_where_the_profile_asks() {
     let (root, machine) = machine!("780m");
-    // Links to a device that is there stand for the nodes.
+    // Links to an existing device stand for the nodes.
     for path in ["kfd", "dri/renderD128", "accel/accel0", "dma_heap/system"] {
         let path = root.path().join("dev").join(path);
         fs::remove_file(&path).unwrap();
@@ -258,7 +258,7 @@ fn other_nodes_enter_only_where_the_profile_asks() {
                 .iter()
                 .all(|device| device.source == Path::new("/dev/null"))
         );
-        // Root's group is nobody's.
+        // Root's group is never used.
         assert!(groups(&devices).is_empty());
         devices
             .into_iter()

@@ -8,7 +8,7 @@ use fs_err as fs;
 use super::Gpu;
 use crate::rocm::target;
 
-/// Reads the directory `nodes`; what cannot be read is not listed, as in a container that may not see a GPU.
+/// Reads the directory `nodes`. Unreadable nodes are skipped, as in a container that may not see a GPU.
 pub(super) fn read(nodes: &Path) -> Vec<Gpu> {
     let mut found: Vec<(u32, Node)> = children(nodes)
         .into_iter()
@@ -86,7 +86,8 @@ impl Node {
     }
 }
 
-/// Returns the size of a memory bank if it is the GPU's own: heap types 1 and 2, visible and invisible to the processor.
+/// Returns the size of a memory bank if it is the GPU's own: heap types 1 and 2, visible and invisible to the
+/// processor.
 fn own_memory(properties: &str) -> Option<u64> {
     let values = values(properties);
     matches!(values.get("heap_type"), Some(1 | 2))

@@ -1,7 +1,7 @@
-//! Owns what a store learned of targets from a checkout of TheRock: its rows stand in front of those that are compiled in.
+//! Owns the targets that a store learned from a checkout of TheRock: its rows take precedence over the built-in ones.
 //!
-//! A newer TheRock builds for GPUs that this program was not told of. Its table is taken over by name and on purpose
-//! (`target learn`), so that a name means the same before any source is fetched.
+//! A newer TheRock supports GPUs that are unknown to this program. Its table is imported explicitly (`target learn`),
+//! so that a name has the same meaning before any source is fetched.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -15,7 +15,7 @@ use crate::sys::error::{Error, Result, ResultExt as _};
 
 const SCHEMA: &str = "rockenv/targets/1";
 
-/// What this process goes by; set once, before anybody asks for a target.
+/// The learned table of this process; set once, before anybody asks for a target.
 static LEARNED: OnceLock<Learned> = OnceLock::new();
 
 /// The table of a checkout.
@@ -40,16 +40,16 @@ impl Learned {
         }
     }
 
-    /// Reads what the store at `home` learned; nothing where it learned nothing.
+    /// Reads the learned table of the store at `home`; `None` if there is none.
     pub fn read(home: &Path) -> Result<Option<Self>> {
         let path = file(home);
-        let wrong = || format!("`{}` cannot be read", path.display());
+        let wrong = || format!("cannot read `{}`", path.display());
         let found: Option<Self> = atomic::read_json(&path).context(wrong)?;
         if let Some(learned) = &found
             && learned.schema != SCHEMA
         {
             return Err(Error::unexpected(format!(
-                "`{}` has schema {}, this rockenv knows {SCHEMA}",
+                "`{}` has schema {}, but this rockenv supports {SCHEMA}",
                 path.display(),
                 learned.schema
             ))
@@ -63,13 +63,13 @@ impl Learned {
         atomic::write_json(&file(home), self)
     }
 
-    /// Makes this process go by it.
+    /// Makes this process use it.
     pub fn install(self) {
-        // A second one is not heard: names mean one thing in one process.
+        // A second one is ignored: a name has one meaning in one process.
         drop(LEARNED.set(self));
     }
 
-    /// Returns what this process goes by, beside what is compiled in.
+    /// Returns the learned table of this process.
     pub fn installed() -> Option<&'static Self> {
         LEARNED.get()
     }
@@ -98,12 +98,12 @@ impl Learned {
     }
 }
 
-/// Returns where the store at `home` keeps it.
+/// Returns the path of the learned table of the store at `home`.
 pub fn file(home: &Path) -> PathBuf {
     home.join("targets.json")
 }
 
-/// Returns the row of a target as a checkout declares it; what only releases say stays as it was known.
+/// Returns the row of a target as a checkout declares it; facts that only releases declare stay as known.
 pub(super) fn row(known: Option<&Info>, declared: &Declared) -> Info {
     let is_in = |family: &str| declared.families.iter().any(|name| name == family);
     let kind = match known {
@@ -129,7 +129,7 @@ pub(super) fn row(known: Option<&Info>, declared: &Declared) -> Info {
     }
 }
 
-/// Returns a row that says nothing but a name.
+/// Returns a row with nothing but a name.
 pub(super) fn bare(name: String) -> Info {
     let declared = Declared {
         product: name.clone(),
@@ -180,7 +180,7 @@ mod tests {
             (laptop.product.as_str(), laptop.rccl_buildable),
             ("A product", true)
         );
-        // What a checkout does not say.
+        // Facts that a checkout does not declare.
         assert_eq!(laptop.marketing_names, ["AMD Radeon 780M"]);
         let new = find("gfx1310");
         assert_eq!((new.kind, new.rccl_buildable), (Kind::Dcgpu, false));

@@ -1,7 +1,8 @@
-//! Owns what is known of a target: product, kind, families, projects that TheRock does not build for it.
+//! Owns the facts about targets: product, kind, families, projects that TheRock does not build for it.
 //!
-//! The table is `target/gpu_targets.json`, taken from one commit of TheRock (named in the file) and compiled in, so that
-//! a name is checked before anything is downloaded. What the store learned from a newer checkout stands in front of it.
+//! The table is `target/gpu_targets.json`, taken from one commit of TheRock (named in the file) and compiled in, so
+//! that a name is checked before anything is downloaded. Targets that the store learned from a newer checkout take
+//! precedence.
 
 mod learned;
 mod runs;
@@ -19,7 +20,7 @@ use crate::rocm::therock::Declared;
 use crate::sys::error::{Error, Result};
 use crate::sys::suggest;
 
-/// Where a GPU sits; decides what a person expects of its memory and drivers.
+/// The kind of GPU, which determines its memory and drivers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
@@ -31,7 +32,7 @@ pub enum Kind {
     Dcgpu,
 }
 
-/// What TheRock says about a target on Linux.
+/// TheRock's support of a target on Linux.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Support {
     /// The marketing name of the architecture, such as `RDNA3`.
@@ -56,13 +57,12 @@ pub struct Info {
     name: String,
     /// The product as TheRock's CMake files call it.
     pub product: String,
-    /// Where the GPU sits.
     pub kind: Kind,
     /// Every family that contains the target, its own name first.
     pub families: Vec<String>,
-    /// Projects that TheRock leaves out for this target.
+    /// Projects that TheRock excludes for this target.
     pub excluded_projects: Vec<String>,
-    /// The upstream issue behind an exclusion, by project, where there is one.
+    /// The upstream issue behind an exclusion, by project, if there is one.
     pub exclusion_issues: BTreeMap<String, Option<String>>,
     /// RCCL can be built for this target alone.
     pub rccl_buildable: bool,
@@ -95,17 +95,17 @@ static TABLE: LazyLock<Table> = LazyLock::new(|| {
 });
 
 fn compiled_in() -> Table {
-    // A table that does not parse is caught by the first test that runs.
+    // An invalid table is caught by the first test that runs.
     #[expect(clippy::expect_used, reason = "the table is a constant of the program")]
     serde_json::from_str(include_str!("gpu_targets.json")).expect("gpu_targets.json")
 }
 
-/// A GPU ISA that TheRock knows, such as `gfx1103`.
+/// A GPU ISA that TheRock supports, such as `gfx1103`.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Target(&'static Info);
 
-const ALL: &str = "`rockenv target ls` shows them all, `rockenv target learn --source DIR` takes over those of a newer TheRock";
+const ALL: &str = "`rockenv target ls` shows them all, `rockenv target learn --source DIR` imports those of a newer TheRock";
 
 impl Target {
     /// Parses a name, which must be in the table.
@@ -128,7 +128,7 @@ impl Target {
         if let Some(members) = family(name) {
             let members: Vec<_> = members.iter().map(Self::name).collect();
             return format!(
-                "`{name}` is a family, name one or more of its targets: {}",
+                "`{name}` is a family; name one or more of its targets: {}",
                 members.join(", ")
             );
         }
@@ -138,22 +138,20 @@ impl Target {
         }
     }
 
-    /// Returns the name.
     pub fn name(&self) -> &'static str {
         &self.0.name
     }
 
-    /// Returns the row of the table.
     pub fn info(&self) -> &'static Info {
         self.0
     }
 
-    /// Returns what upstream says of Linux support, if it says anything.
+    /// Returns upstream's Linux support, if documented.
     pub fn support(&self) -> Option<&'static Support> {
         self.0.support.linux.as_ref()
     }
 
-    /// Returns true when the target is in `family`; every target is in the family of its own name.
+    /// Returns true if the target is in `family`; every target is in the family of its own name.
     pub fn is_in(&self, family: &str) -> bool {
         self.name() == family || self.0.families.iter().any(|name| name == family)
     }
@@ -170,7 +168,7 @@ impl Target {
     }
 }
 
-/// Returns the ISA name of a KFD `gfx_target_version`, known to TheRock or not.
+/// Returns the ISA name of a KFD `gfx_target_version`, supported by TheRock or not.
 pub fn isa_name(version: u32) -> String {
     let (major, minor, stepping) = (version / 10_000, version / 100 % 100, version % 100);
     format!("gfx{major}{minor:x}{stepping:x}")
@@ -181,7 +179,7 @@ pub fn all() -> impl Iterator<Item = Target> {
     TABLE.targets.iter().map(Target)
 }
 
-/// Returns the targets of a family, or nothing if TheRock has no family of that name.
+/// Returns the targets of a family; `None` if TheRock has no family of that name.
 pub fn family(name: &str) -> Option<Vec<Target>> {
     let members = TABLE.families.get(name)?;
     Some(
@@ -191,7 +189,6 @@ pub fn family(name: &str) -> Option<Vec<Target>> {
     )
 }
 
-/// Returns the names of all families.
 pub fn families() -> impl Iterator<Item = &'static str> {
     TABLE.families.keys().map(String::as_str)
 }
@@ -257,7 +254,7 @@ impl FromStr for Target {
 impl TryFrom<String> for Target {
     type Error = Error;
 
-    /// Takes a name that was written down when it was known; it may have been forgotten since.
+    /// Accepts a name that was saved when it was known; it may have been forgotten since.
     fn try_from(name: String) -> Result<Self> {
         let digits = name.strip_prefix("gfx").unwrap_or_default();
         let is_name = digits.len() >= 3 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -344,7 +341,7 @@ mod tests {
         );
         assert!(serde_json::from_str::<Target>("\"gfx1\"").is_err());
         assert!(serde_json::from_str::<Target>("\"radeon\"").is_err());
-        // What was written down stays readable.
+        // Saved names stay readable.
         let forgotten: Target = serde_json::from_str("\"gfx1310\"").unwrap();
         assert_eq!(forgotten.name(), "gfx1310");
         assert!(Target::parse("gfx1310").is_err());

@@ -1,33 +1,33 @@
-//! Owns what else is known of a target: which other code runs on it, and what a project that is not built for it means.
+//! Owns further facts about targets: other code that runs on one, and the effect of a project that is not built for
+//! it.
 //!
-//! Every sentence has its source. None of it was tried on hardware by this project.
+//! Every sentence has its source. This project has tested none of it on hardware.
 
 use serde::Serialize;
 
 use super::{Info, Kind, Target};
 
-/// How code that was not built for a target comes to run on it.
+/// How code built for something else can run on a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum How {
     /// It was built for a generic ISA that the compiler defines.
     Generic,
-    /// The runtime is told that the GPU is another one: `HSA_OVERRIDE_GFX_VERSION`.
+    /// `HSA_OVERRIDE_GFX_VERSION` makes the runtime treat the GPU as another one.
     Override,
-    /// The runtime has a distribution's patches, which let it load code of an ISA that is the same or a part.
+    /// The runtime has a distribution's patches, which let it load code of an ISA that is identical or a subset.
     Extended,
 }
 
 /// Other code that runs on a target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Runs {
-    /// What it was built for.
+    /// The ISA it was built for.
     pub code: String,
-    /// How.
     pub how: How,
-    /// What to know of it.
+    /// A remark.
     pub note: String,
-    /// Where that is from.
+    /// Sources of the information.
     pub sources: Vec<&'static str>,
 }
 
@@ -57,7 +57,7 @@ const GENERIC: [(&str, &[&str]); 6] = [
     ("gfx12-generic", &["gfx1200", "gfx1201"]),
 ];
 
-/// Which code the patches of Debian load: on any of the first, that of any of the second.
+/// Code that Debian's patches load: on any of the first, that of any of the second.
 const EXTENDED: [(&[&str], &[&str]); 3] = [
     (&["gfx900", "gfx906", "gfx90c"], &["gfx900", "gfx90c"]),
     (&["gfx1010", "gfx1011", "gfx1012"], &["gfx1010"]),
@@ -71,7 +71,7 @@ const EXTENDED: [(&[&str], &[&str]); 3] = [
     ),
 ];
 
-/// What is said to work by override: targets, whose code, where it is said, and what else.
+/// Reported overrides: targets, ISA of the code, source, and remark.
 const OVERRIDES: [(&[&str], &str, &str, &str); 2] = [
     (
         &[
@@ -85,7 +85,7 @@ const OVERRIDES: [(&[&str], &str, &str, &str); 2] = [
         &["gfx1103"],
         "gfx1100",
         "https://github.com/ROCm/rocBLAS/issues/1536",
-        "some have success with it; not official, and not needed for code built for gfx1103",
+        "works for some users; not official, and not needed for code built for gfx1103",
     ),
 ];
 
@@ -121,7 +121,7 @@ pub fn runs(target: Target) -> Vec<Runs> {
             runs.push(Runs {
                 code: (*code).to_owned(),
                 how: How::Extended,
-                note: "where comgr and the HIP runtime have the patches of Debian, which Gentoo, Solus and nixpkgs took over"
+                note: "if comgr and the HIP runtime have Debian's patches, which Gentoo, Solus and nixpkgs also use"
                     .to_owned(),
                 sources: vec![DEBIAN, DEBIAN_PATCH, SOLUS],
             });
@@ -130,7 +130,7 @@ pub fn runs(target: Target) -> Vec<Runs> {
     runs
 }
 
-/// Says what it means that a project is not built, where that is known.
+/// Returns the effect of not building a project, if known.
 pub fn without(project: &str) -> Option<&'static str> {
     Some(match project {
         "rccl" => {
@@ -138,9 +138,9 @@ pub fn without(project: &str) -> Option<&'static str> {
         }
         "rccl-tests" => "the tests of rccl",
         "hipSPARSELt" => "no products with structured sparsity; PyTorch does without",
-        "hipBLASLt" => "matrix products by rocBLAS alone",
+        "hipBLASLt" => "matrix products by rocBLAS only",
         "composable_kernel" => "MIOpen without its kernels",
-        "rocWMMA" => "a library of headers; what is written with it is not built",
+        "rocWMMA" => "a header library; code that uses it is not built",
         "hipTensor" => "no tensor contractions; nothing else needs it",
         "rocprofiler-compute" => "a tool for profiles; the rest of the profiler is built",
         _ => return None,
@@ -152,16 +152,19 @@ pub fn advised_variant(info: &Info) -> (&'static str, &'static str) {
     match (info.rccl_buildable, info.kind) {
         (false, _) => (
             "lean",
-            "RCCL cannot be built for this target, and PyTorch does without",
+            "RCCL cannot be built for this target, and PyTorch does not need it",
         ),
-        (true, Kind::Igpu) => ("lean", "one GPU in a processor has no other one to talk to"),
+        (true, Kind::Igpu) => (
+            "lean",
+            "an integrated GPU has no other GPU to communicate with",
+        ),
         (true, Kind::Dgpu) => (
             "lean",
             "RCCL is for several cards; with these: `--variant full-torch`",
         ),
         (true, Kind::Dcgpu) => (
             "full-torch",
-            "these come as several, and RCCL lets them talk to each other",
+            "machines have several of these, and RCCL lets them communicate",
         ),
     }
 }
@@ -233,7 +236,7 @@ mod tests {
             let Ok(target) = Target::parse(name) else {
                 continue;
             };
-            // What they extend has `lean`.
+            // `lean` has what they extend.
             let variant = profile.get("variant").and_then(toml::Value::as_str);
             let advised = advised_variant(target.info()).0;
             assert_eq!(variant.unwrap_or("lean"), advised, "{name}");

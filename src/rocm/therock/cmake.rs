@@ -1,4 +1,4 @@
-//! Owns reading CMake's syntax: a file is a list of commands with arguments. Nothing is evaluated.
+//! Owns parsing CMake's syntax: a file is a list of commands with arguments. Nothing is evaluated.
 
 use std::ops::Range;
 
@@ -8,30 +8,30 @@ use crate::sys::error::{Error, Result};
 /// A command with its arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Command {
-    /// Name, in lower case: CMake does not tell them apart.
+    /// Name, in lower case: CMake ignores case here.
     pub(super) name: String,
-    /// Where the name is.
+    /// Position of the name.
     pub(super) span: Range<usize>,
-    /// What is between the parentheses.
+    /// The text between the parentheses.
     pub(super) arguments: Vec<Argument>,
 }
 
 /// An argument of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Argument {
-    /// Its text, escapes resolved.
+    /// Its text, with escapes resolved.
     pub(super) text: String,
-    /// Where it is.
+    /// Its position.
     pub(super) span: Range<usize>,
     /// Written in quotation marks or brackets: never a keyword.
     pub(super) quoted: bool,
-    /// Has a reference to a variable, which is not evaluated here.
+    /// Contains a variable reference, which is not evaluated here.
     pub(super) variable: bool,
-    /// The comment behind it on its line.
+    /// The comment after it on its line.
     pub(super) comment: Option<String>,
 }
 
-/// Reads a file's commands in order.
+/// Parses a file's commands in order.
 pub(super) fn parse(file: &str, text: &str) -> Result<Vec<Command>> {
     let mut reader = Reader { file, text, at: 0 };
     let mut commands = Vec::new();
@@ -66,7 +66,7 @@ impl<'a> Reader<'a> {
         &rest[..end]
     }
 
-    /// Passes blanks and comments; returns the text of the last comment, where there was one.
+    /// Skips blanks and comments; returns the text of the last comment, if any.
     fn space(&mut self) -> Result<Option<String>> {
         let mut comment = None;
         loop {
@@ -78,7 +78,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Passes a comment that begins here.
+    /// Skips a comment that begins here.
     fn comment(&mut self) -> Result<String> {
         let start = self.at;
         self.at += 1;
@@ -89,7 +89,7 @@ impl<'a> Reader<'a> {
         Ok(self.take(|c| c != '\n').trim().to_owned())
     }
 
-    /// Passes `[==[ ... ]==]` with `length` equals signs, and returns what is in it.
+    /// Skips `[==[ ... ]==]` with `length` equals signs, and returns its content.
     fn bracketed(&mut self, start: usize, length: usize) -> Result<&'a str> {
         let close = format!("]{}]", "=".repeat(length));
         self.at += length + 2;
@@ -253,7 +253,7 @@ fn unescape(text: &str) -> String {
                 out.push('\t');
                 escaped = false;
             }
-            // A line that goes on.
+            // A continued line.
             (true, '\n') => escaped = false,
             (_, c) => {
                 out.push(c);

@@ -1,4 +1,4 @@
-//! Owns the comparison of a checkout of TheRock with what is compiled in: pure.
+//! Owns comparing a checkout of TheRock with the built-in table: pure.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::{Checkout, Excluded, StageKind};
 use crate::rocm::target::{self, Target};
 
-/// The stages that profiles build on, and how often each is built.
+/// The stages that profiles rely on, and how often each is built.
 const STAGES: [(&str, StageKind); 11] = [
     ("comm-libs", StageKind::Generic),
     ("compiler-runtime", StageKind::Generic),
@@ -34,97 +34,64 @@ const ARTIFACTS: &str = "\
     rpp solver sparse spdlog support sysdeps sysdeps-amd-mesa sysdeps-expat sysdeps-gmp sysdeps-hwloc sysdeps-libmnl \
     sysdeps-libnl sysdeps-libpciaccess sysdeps-mpfr sysdeps-ncurses sysdeps-util-linux wsl-rocdxg";
 
-/// A way in which a checkout differs from what is compiled in.
+/// A difference between a checkout and the built-in table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "what", rename_all = "kebab-case")]
 pub enum Drift {
-    /// A target that is not compiled in.
-    NewTarget {
-        /// Its name.
-        target: String,
-        /// Its product.
-        product: String,
-    },
-    /// A target that the checkout does not have.
-    NoTarget {
-        /// Its name.
-        target: String,
-    },
+    /// A target that the table lacks.
+    NewTarget { target: String, product: String },
+    /// A target that the checkout lacks.
+    NoTarget { target: String },
     /// Another product.
     Product {
-        /// The target.
         target: String,
-        /// As compiled in.
+        /// In the table.
         was: String,
-        /// As in the checkout.
+        /// In the checkout.
         now: String,
     },
     /// Other families.
     Families {
-        /// The target.
         target: String,
-        /// Those that came.
         added: Vec<String>,
-        /// Those that went.
         removed: Vec<String>,
     },
     /// A project is no longer built for a target.
     Excluded {
-        /// The target.
         target: String,
         /// The project and the issue behind it.
         #[serde(flatten)]
         excluded: Excluded,
     },
-    /// A project is built for a target that it was not built for.
-    Included {
-        /// The target.
-        target: String,
-        /// The project.
-        project: String,
-    },
-    /// Another issue stands behind an exclusion.
+    /// A project is now built for a target.
+    Included { target: String, project: String },
+    /// Another issue is behind an exclusion.
     Issue {
-        /// The target.
         target: String,
-        /// The project.
         project: String,
-        /// As compiled in.
+        /// In the table.
         was: Option<String>,
-        /// As in the checkout.
+        /// In the checkout.
         now: Option<String>,
     },
-    /// A stage that is not known.
-    NewStage {
-        /// Its name.
-        stage: String,
-    },
-    /// A stage that the checkout does not have.
-    NoStage {
-        /// Its name.
-        stage: String,
-    },
-    /// A stage is built as often as it was not.
+    /// An unknown stage.
+    NewStage { stage: String },
+    /// A stage that the checkout lacks.
+    NoStage { stage: String },
+    /// A stage is built more or less often than before.
     Stage {
-        /// Its name.
         stage: String,
-        /// As in the checkout.
+        /// In the checkout.
         now: StageKind,
     },
-    /// An artifact that is not known.
-    NewArtifact {
-        /// Its name.
-        artifact: String,
-    },
-    /// An artifact that the checkout does not have.
-    NoArtifact {
-        /// Its name.
-        artifact: String,
-    },
+    /// An unknown artifact.
+    NewArtifact { artifact: String },
+    /// An artifact that the checkout lacks.
+    NoArtifact { artifact: String },
 }
 
 impl Drift {
-    /// Returns whether it is one of this target.
+    /// Returns whether it concerns this target.
     pub fn is_of(&self, name: &str) -> bool {
         match self {
             Self::NewTarget { target, .. }
@@ -150,7 +117,7 @@ impl fmt::Display for Drift {
             Self::NewTarget { target, product } => write!(f, "{target}: new, {product}"),
             Self::NoTarget { target } => write!(f, "{target}: not there"),
             Self::Product { target, was, now } => {
-                write!(f, "{target}: product `{now}`, known as `{was}`")
+                write!(f, "{target}: product `{now}`, previously `{was}`")
             }
             Self::Families {
                 target,
@@ -170,11 +137,11 @@ impl fmt::Display for Drift {
                 let issue = excluded.issue.as_deref().unwrap_or("no issue named");
                 write!(
                     f,
-                    "{target}: {} is left out now ({issue})",
+                    "{target}: {} is now excluded ({issue})",
                     excluded.project
                 )
             }
-            Self::Included { target, project } => write!(f, "{target}: {project} is built now"),
+            Self::Included { target, project } => write!(f, "{target}: {project} is now built"),
             Self::Issue {
                 target,
                 project,
@@ -182,23 +149,23 @@ impl fmt::Display for Drift {
                 now,
             } => write!(
                 f,
-                "{target}: {project} is left out for {}, known for {}",
+                "{target}: {project} is excluded for {}, previously for {}",
                 now.as_deref().unwrap_or(none),
                 was.as_deref().unwrap_or(none)
             ),
             Self::NewStage { stage } => write!(f, "stage {stage}: new"),
-            Self::NoStage { stage } => write!(f, "stage {stage}: not there"),
+            Self::NoStage { stage } => write!(f, "stage {stage}: missing"),
             Self::Stage { stage, now } => match now {
-                StageKind::Generic => write!(f, "stage {stage}: built once for all targets now"),
-                StageKind::PerArch => write!(f, "stage {stage}: built for each target now"),
+                StageKind::Generic => write!(f, "stage {stage}: now built once for all targets"),
+                StageKind::PerArch => write!(f, "stage {stage}: now built for each target"),
             },
             Self::NewArtifact { artifact } => write!(f, "artifact {artifact}: new"),
-            Self::NoArtifact { artifact } => write!(f, "artifact {artifact}: not there"),
+            Self::NoArtifact { artifact } => write!(f, "artifact {artifact}: missing"),
         }
     }
 }
 
-/// Returns every way in which a checkout differs, targets first, in the order of the tables.
+/// Returns all differences of a checkout, targets first, in the order of the tables.
 pub fn drift(checkout: &Checkout) -> Vec<Drift> {
     let mut drift = Vec::new();
     for target in target::all() {
@@ -298,7 +265,7 @@ mod tests {
     use super::*;
     use crate::rocm::therock::Declared;
 
-    /// A checkout that says what is compiled in.
+    /// A checkout that matches the built-in table.
     fn same() -> Checkout {
         let targets = target::all().map(|target| {
             let info = target.info();
@@ -391,11 +358,11 @@ mod tests {
             lines,
             [
                 "gfx900: not there",
-                "gfx1103: product `Radeon 780M`, known as `AMD Radeon 780M Laptop iGPU`",
+                "gfx1103: product `Radeon 780M`, previously `AMD Radeon 780M Laptop iGPU`",
                 "gfx1103: families +phoenix -gfx110X-igpu",
-                "gfx1103: hipSPARSELt is left out for none, known for https://github.com/ROCm/TheRock/issues/2042",
-                "gfx1103: rocFFT is left out now (no issue named)",
-                "gfx1103: rccl is built now",
+                "gfx1103: hipSPARSELt is excluded for none, previously for https://github.com/ROCm/TheRock/issues/2042",
+                "gfx1103: rocFFT is now excluded (no issue named)",
+                "gfx1103: rccl is now built",
                 "gfx1170: new, New",
             ]
         );

@@ -1,8 +1,8 @@
-//! What a checkout of TheRock says of itself: its table of targets and its topology, read as data.
+//! A checkout of TheRock: its table of targets and its topology, read as data.
 //!
-//! Nothing of a checkout is run to find out: `cmake` reads the one function call that declares a target, `topology` the
-//! TOML, and both refuse what they do not know rather than guess. `drift` compares with what is compiled in, `prints` are what it
-//! writes when it is configured, `tarballs` what its build downloads.
+//! Nothing in a checkout is executed: `cmake` parses the one function call that declares a target, `topology` the
+//! TOML, and both refuse unknown input rather than guess. `drift` compares with the built-in table; `prints` are the
+//! fingerprints that it writes when it is configured, `tarballs` the downloads of its build.
 
 mod cmake;
 mod drift;
@@ -21,17 +21,17 @@ pub use topology::{Kind as StageKind, Topology};
 
 use crate::sys::error::{Error, Result};
 
-/// Where a checkout has its table of targets.
+/// A checkout's table of targets.
 pub const TARGETS: &str = "cmake/therock_amdgpu_targets.cmake";
-/// Where targets of one's own can be declared beside it.
+/// A user's own targets beside it.
 pub const CUSTOM_TARGETS: &str = "cmake/therock_custom_amdgpu_targets.cmake";
-/// Where a checkout has its topology.
+/// A checkout's topology.
 pub const TOPOLOGY: &str = "BUILD_TOPOLOGY.toml";
 
-/// The largest file that is read, in bytes: TheRock's are below 64 KiB.
+/// Maximum size of a file, in bytes: TheRock's are below 64 KiB.
 const LARGEST: u64 = 4 << 20;
 
-/// What a checkout says of itself.
+/// The content of a checkout.
 #[derive(Clone, Debug)]
 pub struct Checkout {
     /// Targets, in its order.
@@ -50,7 +50,7 @@ impl Checkout {
     pub fn read(directory: &Path) -> Result<Self> {
         let Some(text) = text(directory, TARGETS)? else {
             return Err(Error::not_found(format!(
-                "`{}` is no checkout of TheRock: it has no `{TARGETS}`",
+                "`{}` is not a checkout of TheRock: it has no `{TARGETS}`",
                 directory.display()
             ))
             .help("git clone https://github.com/ROCm/TheRock"));
@@ -60,7 +60,7 @@ impl Checkout {
             for custom in targets::parse(CUSTOM_TARGETS, &text)? {
                 if targets.iter().any(|target| target.name == custom.name) {
                     let message =
-                        format!("{CUSTOM_TARGETS}: `{}` is declared already", custom.name);
+                        format!("{CUSTOM_TARGETS}: `{}` is already declared", custom.name);
                     return Err(Error::invalid(message));
                 }
                 targets.push(custom);
@@ -73,7 +73,6 @@ impl Checkout {
         Ok(Self { targets, topology })
     }
 
-    /// Returns a target by name.
     pub fn target(&self, name: &str) -> Option<&Declared> {
         self.targets.iter().find(|target| target.name == name)
     }
@@ -84,7 +83,7 @@ fn text(directory: &Path, file: &str) -> Result<Option<String>> {
 
     let path = directory.join(file);
     let found = match fs_err::metadata(&path) {
-        // The second where a file was named for the checkout.
+        // NotADirectory: a file was given as the checkout.
         Err(error) if matches!(error.kind(), NotFound | NotADirectory) => return Ok(None),
         other => other?,
     };

@@ -1,7 +1,7 @@
-//! Owns the fingerprints that TheRock writes when it is configured: of each artifact's sources, options and all it is built
-//! from.
+//! Owns the fingerprints that TheRock writes when it is configured: of each artifact's sources, options and
+//! dependencies.
 //!
-//! One is missing where a source is no clean checkout, and where an artifact is split by targets.
+//! A fingerprint is missing if a source is not a clean checkout, or if an artifact is split by targets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -13,25 +13,25 @@ use sha2::{Digest as _, Sha256};
 use super::Checkout;
 use crate::sys::error::{Error, Result};
 
-/// The longest file that is read, in bytes: a list of some hundred names, or a digest.
+/// Maximum size of a file, in bytes: a list of some hundred names, or a digest.
 const MAX: u64 = 1 << 20;
 
-/// What a configured build directory says of what will be built.
+/// A configured build directory's description of the build.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Prints {
-    /// Artifacts that it builds, with their fingerprint where there is one.
+    /// Artifacts that it builds, with their fingerprint if there is one.
     pub artifacts: BTreeMap<String, Option<String>>,
     /// The artifacts of each stage.
     pub stages: BTreeMap<String, BTreeSet<String>>,
 }
 
 impl Prints {
-    /// Reads those of a build directory that `source` was configured in.
+    /// Reads the fingerprints from a build directory in which `source` was configured.
     pub fn read(build: &Path, source: Option<&Path>) -> Result<Self> {
         let file = build.join("artifact_subprojects.json");
         let listed: BTreeMap<String, Vec<String>> = serde_json::from_slice(&content(&file)?)
             .map_err(|error| {
-                Error::invalid(format!("`{}` is no list of artifacts", file.display()))
+                Error::invalid(format!("`{}` is not a list of artifacts", file.display()))
                     .source(error)
             })?;
         let mut hashes: BTreeMap<String, Sha256> = BTreeMap::new();
@@ -65,7 +65,7 @@ impl Prints {
         })
     }
 
-    /// Returns what stands for a configuration of which TheRock says nothing.
+    /// Returns the value for a configuration without fingerprints.
     pub fn none() -> Self {
         Self {
             artifacts: [("all".to_owned(), None)].into(),
@@ -73,10 +73,10 @@ impl Prints {
         }
     }
 
-    /// Returns the fingerprints of what `stages` build, of all without any; `own` stands in for one that is missing, and
-    /// for all where TheRock was `blind`.
+    /// Returns the fingerprints of what `stages` build, or of everything if empty. `own` replaces a missing one, and
+    /// all of them if TheRock was `blind`.
     ///
-    /// A stage that is not known may build anything.
+    /// An unknown stage may build anything.
     pub fn of(&self, stages: &[String], own: &str, blind: bool) -> Vec<(String, String)> {
         let known: Option<Vec<_>> = stages.iter().map(|stage| self.stages.get(stage)).collect();
         let built: Option<BTreeSet<&String>> = known
@@ -94,7 +94,7 @@ impl Prints {
     }
 }
 
-/// Returns the artifacts of each stage; nothing where the source cannot be read.
+/// Returns the artifacts of each stage; none if the source cannot be read.
 fn stages(source: &Path) -> BTreeMap<String, BTreeSet<String>> {
     let Some(topology) = Checkout::read(source).ok().and_then(|found| found.topology) else {
         return BTreeMap::new();
@@ -117,7 +117,7 @@ fn content(path: &Path) -> Result<Vec<u8>> {
     let found = fs::symlink_metadata(path)?;
     if !found.is_file() || found.len() > MAX {
         return Err(Error::invalid(format!(
-            "`{}` is no file of TheRock's, or too long",
+            "`{}` is not a file of TheRock, or too large",
             path.display()
         )));
     }
@@ -176,6 +176,6 @@ mod tests {
         let list = build.path().join("artifact_subprojects.json");
         std::os::unix::fs::symlink("/etc/passwd", &list).unwrap();
         let error = Prints::read(build.path(), None).unwrap_err();
-        assert!(error.message().contains("no file of TheRock's"), "{error}");
+        assert!(error.message().contains("not a file of TheRock"), "{error}");
     }
 }

@@ -1,5 +1,5 @@
-//! Owns which tarballs of others a checkout has built: the calls of `therock_subproject_fetch` in its CMake files, with name,
-//! addresses and digest. `parse` is pure; `read` finds the files.
+//! Owns the third-party tarballs that a checkout builds: the calls of `therock_subproject_fetch` in its CMake files,
+//! with name, addresses and digest. `parse` is pure; `read` finds the files.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,9 +9,9 @@ use super::{error_at, text};
 use crate::sys::checksum::Checksum;
 use crate::sys::error::Result;
 
-/// The function that TheRock declares one with.
+/// TheRock's function that declares a download.
 const FUNCTION: &str = "therock_subproject_fetch";
-/// What CMake takes for the end of an archive's name.
+/// Suffixes of archives, according to CMake.
 const ENDS: [&str; 10] = [
     ".7z", ".tar", ".tar.bz2", ".tar.gz", ".tar.xz", ".tar.zst", ".tbz2", ".tgz", ".txz", ".zip",
 ];
@@ -19,22 +19,22 @@ const ENDS: [&str; 10] = [
 /// A file that TheRock's build downloads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tarball {
-    /// What TheRock calls it: the name of a target, so there are no two.
+    /// TheRock's name for it: the name of a target, so it is unique.
     pub name: String,
     /// Name of the file.
     pub file: String,
-    /// Where it can be had.
+    /// Its addresses.
     pub urls: Vec<String>,
-    /// Digest that TheRock demands.
+    /// Digest that TheRock requires.
     pub checksum: Checksum,
 }
 
-/// What was found.
+/// The result.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tarballs {
     /// In the order of their names.
     pub found: Vec<Tarball>,
-    /// Calls that were not understood, in words that name the place: the build downloads these itself.
+    /// Calls that could not be interpreted, with their place: the build itself downloads these.
     pub unclear: Vec<String>,
 }
 
@@ -45,7 +45,7 @@ pub fn read(directory: &Path) -> Result<Tarballs> {
     while let Some(below) = left.pop() {
         for entry in fs_err::read_dir(directory.join(&below))? {
             let entry = entry?;
-            // What is no UTF-8 is not TheRock's.
+            // TheRock's own names are UTF-8.
             let Ok(name) = entry.file_name().into_string() else {
                 continue;
             };
@@ -71,9 +71,9 @@ pub fn read(directory: &Path) -> Result<Tarballs> {
     Ok(all)
 }
 
-/// Reads one CMake file. Of its variables those are known that it sets itself.
+/// Parses one CMake file. Only variables that the file itself sets are known.
 pub fn parse(file: &str, text: &str) -> Tarballs {
-    // Most files have none, and need not be understood.
+    // Most files have none, and need not be parsed.
     if !text.contains(FUNCTION) {
         return Tarballs::default();
     }
@@ -116,7 +116,7 @@ fn unclear(error: &crate::sys::error::Error) -> Tarballs {
     }
 }
 
-/// Reads one call; otherwise says why it cannot be read.
+/// Interprets one call, or returns why that is not possible.
 fn call(
     command: &Command,
     variables: &BTreeMap<String, String>,
@@ -153,12 +153,14 @@ fn call(
         .ok_or_else(|| format!("`{hash}` is neither a SHA-256 nor a SHA-512"))?;
     let file = match behind("DOWNLOAD_NAME").first() {
         Some(word) => known(word)?,
-        None => file_name(first).ok_or_else(|| format!("`{first}` names no archive"))?,
+        None => {
+            file_name(first).ok_or_else(|| format!("`{first}` is not the address of an archive"))?
+        }
     };
     let name = known(name)?;
     // Both become names of files.
     if let Some(bad) = [&name, &file].into_iter().find(|name| !is_plain(name)) {
-        return Err(format!("`{bad}` is no plain name"));
+        return Err(format!("`{bad}` is not a plain name"));
     }
     Ok(Tarball {
         name,
@@ -168,7 +170,7 @@ fn call(
     })
 }
 
-/// Returns the text of an argument; nothing where it has a variable that is not known.
+/// Expands an argument; `None` if it has an unknown variable.
 fn expand(word: &Argument, variables: &BTreeMap<String, String>) -> Option<String> {
     if !word.variable {
         return Some(word.text.clone());
@@ -186,7 +188,7 @@ fn expand(word: &Argument, variables: &BTreeMap<String, String>) -> Option<Strin
     (!out.contains("$<") && !out.contains("$ENV{")).then_some(out)
 }
 
-/// Returns the name that CMake gives to what it downloads.
+/// Returns the name that CMake gives to its download.
 fn file_name(url: &str) -> Option<String> {
     let path = url.split(['?', '#']).next()?;
     let name = path.rsplit('/').next()?;
@@ -279,11 +281,11 @@ therock_cmake_subproject_declare(therock-sqlite3 USE_DIST_AMDGPU_TARGETS)
             ),
             (
                 format!("a URL https://a.example.com/ {hash}"),
-                "names no archive",
+                "is not the address of an archive",
             ),
             (
                 format!("a {url} {hash} DOWNLOAD_NAME ../a.tgz"),
-                "no plain name",
+                "is not a plain name",
             ),
             (String::new(), "without a name"),
         ] {

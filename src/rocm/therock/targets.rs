@@ -12,9 +12,7 @@ const DECLARES: &str = "therock_add_amdgpu_target";
 /// A target as a checkout declares it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Declared {
-    /// Name.
     pub name: String,
-    /// Product.
     pub product: String,
     /// Families, its own name first.
     pub families: Vec<String>,
@@ -25,13 +23,12 @@ pub struct Declared {
 /// A project that is not built for a target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Excluded {
-    /// The project.
     pub project: String,
-    /// The address in the comment behind it.
+    /// The address in the comment after it.
     pub issue: Option<String>,
 }
 
-/// Reads the table. What cannot be understood without evaluating CMake is an error.
+/// Parses the table. Anything that would require evaluating CMake is an error.
 pub(super) fn parse(file: &str, text: &str) -> Result<Vec<Declared>> {
     let wrong = |argument: &Argument, message: &str| -> Error {
         error_at(file, text, argument.span.clone(), message)
@@ -47,7 +44,7 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Vec<Declared>> {
             close if close.starts_with("end") => {
                 let expected = blocks.pop().map(|open| format!("end{open}"));
                 if expected.as_deref() != Some(close) {
-                    return Err(at("this ends nothing that was begun"));
+                    return Err(at("this ends a block that was not begun"));
                 }
             }
             DECLARES => {
@@ -58,7 +55,7 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Vec<Declared>> {
                 }
                 let declared = declared(&command, &wrong, &at)?;
                 if targets.iter().any(|known| known.name == declared.name) {
-                    return Err(at(&format!("`{}` is declared already", declared.name)));
+                    return Err(at(&format!("`{}` is already declared", declared.name)));
                 }
                 targets.push(declared);
             }
@@ -102,16 +99,16 @@ fn declared(
             ("FAMILY" | "EXCLUDE_TARGET_PROJECTS", _) if is_keyword => {
                 keyword = Some(argument.text.as_str());
             }
-            (_, _) if is_keyword => return Err(wrong(argument, "a keyword that is not known")),
+            (_, _) if is_keyword => return Err(wrong(argument, "unknown keyword")),
             (text, Some("FAMILY")) => {
                 if declared.families.iter().any(|family| family == text) {
-                    return Err(wrong(argument, "this family is there already"));
+                    return Err(wrong(argument, "duplicate family"));
                 }
                 declared.families.push(text.to_owned());
             }
             (text, Some(_)) => {
                 if declared.excluded.iter().any(|one| one.project == text) {
-                    return Err(wrong(argument, "this project is there already"));
+                    return Err(wrong(argument, "duplicate project"));
                 }
                 let words = argument
                     .comment
@@ -129,7 +126,7 @@ fn declared(
     Ok(declared)
 }
 
-/// Returns whether a text looks like the name of an ISA; families have the same form but for an `X`.
+/// Returns whether a text looks like the name of an ISA; families have the same form except for an `X`.
 fn is_target(text: &str) -> bool {
     text.strip_prefix("gfx").is_some_and(|digits| {
         (3..=5).contains(&digits.len())
@@ -188,7 +185,7 @@ include(therock_custom_amdgpu_targets OPTIONAL)
         for (text, words) in [
             (
                 with("therock_add_amdgpu_target(gfx942 \"again\")"),
-                "`gfx942` is declared already",
+                "`gfx942` is already declared",
             ),
             (
                 with("therock_add_amdgpu_target(gfx1 x OTHER y)"),
@@ -196,7 +193,7 @@ include(therock_custom_amdgpu_targets OPTIONAL)
             ),
             (
                 with("therock_add_amdgpu_target(gfx950 x OTHER y)"),
-                "16:36: a keyword that is not known",
+                "16:36: unknown keyword",
             ),
             (
                 with("therock_add_amdgpu_target(gfx950 x y)"),

@@ -1,4 +1,4 @@
-//! Owns TheRock's `BUILD_TOPOLOGY.toml`: stages build groups of artifacts, artifacts stand on each other.
+//! Owns TheRock's `BUILD_TOPOLOGY.toml`: stages build groups of artifacts, which depend on each other.
 
 use std::collections::BTreeMap;
 
@@ -37,13 +37,10 @@ pub struct Topology {
     _metadata: Metadata,
     #[serde(rename = "source_sets")]
     sources: BTreeMap<String, SourceSet>,
-    /// Stages.
     #[serde(rename = "build_stages")]
     pub stages: BTreeMap<String, Stage>,
-    /// Groups of artifacts.
     #[serde(rename = "artifact_groups")]
     pub groups: BTreeMap<String, Group>,
-    /// Artifacts.
     pub artifacts: BTreeMap<String, Artifact>,
 }
 
@@ -102,7 +99,7 @@ pub struct Group {
     /// How often it is built.
     #[serde(default, rename = "type")]
     pub kind: Kind,
-    /// Groups that it stands on.
+    /// Groups that it depends on.
     #[serde(default, rename = "artifact_group_deps")]
     pub deps: Vec<Spanned<String>>,
     #[serde(default, rename = "source_sets")]
@@ -111,17 +108,17 @@ pub struct Group {
     _not_on: Vec<String>,
 }
 
-/// What is packaged as one.
+/// A unit of packaging.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Artifact {
-    /// The group that it is in.
+    /// Its group.
     #[serde(rename = "artifact_group")]
     pub group: Spanned<String>,
     /// How it is kept.
     #[serde(rename = "type")]
     pub scope: Scope,
-    /// Artifacts that it stands on.
+    /// Artifacts that it depends on.
     #[serde(default, rename = "artifact_deps")]
     pub deps: Vec<Spanned<String>>,
     #[serde(default, rename = "test_artifacts")]
@@ -144,7 +141,7 @@ pub struct Artifact {
     _databases: Vec<String>,
 }
 
-/// Reads a topology; unknown keys and names that lead nowhere are errors with their place.
+/// Parses a topology; unknown keys and dangling names are errors with their place.
 pub(super) fn parse(file: &str, text: &str) -> Result<Topology> {
     let topology: Topology = toml::from_str(text).map_err(|error| {
         let span = error.span().unwrap_or(0..0);

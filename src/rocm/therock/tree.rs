@@ -1,14 +1,14 @@
-//! Owns what TheRock's build tree looks like: which sub-projects it holds that are in an artifact as well, and what TheRock's
-//! own `+expunge` removes of one. Pure.
+//! Owns the layout of TheRock's build tree: the sub-projects in it that are also in an artifact, and the files that
+//! TheRock's own `+expunge` removes of one. Pure.
 
 use std::path::{Component, Path, PathBuf};
 
-/// What the top of a build tree has in its `CMakeCache.txt`, on a line of its own.
+/// A line in the `CMakeCache.txt` at the top of a build tree.
 const PROJECT: &str = "CMAKE_PROJECT_NAME:STATIC=THEROCK";
 
-/// What `PROJECT+expunge` removes of a sub-project's directory. In this order: without its stamps ninja takes a sub-project for
-/// one that was never built, however much of the rest is there when something is cut off; with stamps and without its stage it
-/// would have nothing to do and be wrong.
+/// The directories that `PROJECT+expunge` removes of a sub-project. In this order: without its stamps ninja takes a
+/// sub-project for one that was never built, whatever else an interruption leaves; with stamps but without its stage
+/// ninja would find nothing to do, which would be wrong.
 pub const EXPUNGED: [&str; 5] = ["stamp", "stage.prebuilt", "build", "stage", "dist"];
 
 /// Returns whether this is the `CMakeCache.txt` of TheRock itself.
@@ -16,8 +16,8 @@ pub fn is_top(cache: &str) -> bool {
     cache.lines().any(|line| line.trim_end() == PROJECT)
 }
 
-/// Reads an `artifact_manifest.txt`: the directories of the sub-projects whose stages are in that artifact. Whatever
-/// is no plain path below the build tree is left out.
+/// Parses an `artifact_manifest.txt`: the directories of the sub-projects whose stages are in that artifact. Skips
+/// anything but plain paths below the build tree.
 pub fn archived(manifest: &str) -> Vec<PathBuf> {
     let project = |line: &str| {
         let stage = Path::new(line.trim().trim_end_matches('/'));

@@ -1,4 +1,4 @@
-//! Owns snapshots in files: an OCI image layout, as a directory, or as one tar file of the same.
+//! Owns snapshots in files: an OCI image layout, as a directory or as a tar file of that.
 
 mod read;
 mod write;
@@ -11,35 +11,34 @@ use crate::sys::error::{Error, Kind, Result};
 pub(super) use read::{Layout, Piece};
 pub(super) use write::Draft;
 
-/// Says that it is a layout, and of which version.
+/// Marks a layout, with its version.
 const MARK: &str = "oci-layout";
 const MARK_TEXT: &[u8] = br#"{"imageLayoutVersion":"1.0.0"}"#;
-/// Says which images are in it.
+/// Lists the images of a layout.
 const INDEX: &str = "index.json";
 const INDEX_TYPE: &str = "application/vnd.oci.image.index.v1+json";
-/// Where everything else is, by its digest.
+/// Directory of everything else, by digest.
 const BLOBS: &str = "blobs/sha256";
-/// What an index calls an image: its tag, and what those who load it are to call it.
+/// Keys of an image's names in an index: its tag, and the name to load it under.
 const TAG: &str = "org.opencontainers.image.ref.name";
 const NAME: &str = "io.containerd.image.name";
 
-/// What a layout is on the disk.
+/// The form of a layout on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// A directory with its files.
     Directory,
-    /// One tar file.
     Archive,
 }
 
 impl Form {
-    /// Returns what a path is to become, by its name.
+    /// Returns the form for a path, by its name.
     pub fn of(path: &Path) -> Result<Self> {
         let Some(name) = path.file_name() else {
-            return Err(
-                Error::new(Kind::Usage, format!("`{}` names no file", path.display()))
-                    .help("--snapshots NAME.oci.tar, or --snapshots NAME.oci for a directory"),
-            );
+            return Err(Error::new(
+                Kind::Usage,
+                format!("`{}` is not a file name", path.display()),
+            )
+            .help("--snapshots NAME.oci.tar, or --snapshots NAME.oci for a directory"));
         };
         let name = name.to_string_lossy();
         let packed = [".gz", ".tgz", ".zst", ".xz", ".bz2", ".zip"];
@@ -63,12 +62,12 @@ impl Form {
     }
 }
 
-/// Returns where the bytes with this SHA-256 are.
+/// Returns the path of the bytes with this SHA-256.
 fn blob(sha256: &str) -> String {
     format!("{BLOBS}/{sha256}")
 }
 
-/// Returns whether a file has a place in a layout.
+/// Returns whether a file belongs in a layout.
 fn is_part(name: &str) -> bool {
     let is_digest = |digits: &str| sha256(&format!("sha256:{digits}")) == Some(digits);
     match name.strip_prefix(BLOBS) {

@@ -1,6 +1,6 @@
-//! Owns reading a layout that somebody else made: where its parts are, and that their bytes are those that were promised.
+//! Owns reading a foreign layout: locating its parts, and verifying their bytes.
 //!
-//! Nothing of it is copied: a tar file is looked through once, by its headers, and its parts are read where they lie.
+//! Nothing of it is copied: a tar file is scanned once, by its headers, and its parts are read in place.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufReader, Read};
@@ -22,10 +22,10 @@ use crate::store::export;
 use crate::store::shared::Blob;
 use crate::sys::error::{Error, Result};
 
-/// Each image has a manifest and a configuration of its own, and all are looked at before the first is taken.
+/// Each image has its own manifest and configuration, and all are checked before the first is imported.
 const MAX_IMAGES: usize = 256;
 const MAX_PARTS: usize = 16 << 10;
-/// No name in a layout is longer.
+/// Maximum length of a name in a layout.
 const MAX_NAME: usize = 128;
 const CHUNK: usize = 256 << 10;
 
@@ -33,11 +33,11 @@ const CHUNK: usize = 256 << 10;
 #[derive(Debug)]
 pub(in crate::share) struct Layout {
     path: PathBuf,
-    /// Where the parts are in a tar file: where they begin, and their sizes.
+    /// Offsets and sizes of the parts in a tar file.
     places: Option<BTreeMap<String, (u64, u64)>>,
 }
 
-/// Bytes that lie somewhere in a file.
+/// A range of bytes in a file.
 #[derive(Clone, Debug)]
 pub(in crate::share) struct Piece {
     path: PathBuf,
@@ -55,7 +55,7 @@ impl Piece {
         }
     }
 
-    /// Returns the file of which it is all.
+    /// Returns the file if the range is all of it.
     pub(in crate::share) fn file(&self) -> Option<&Path> {
         (self.size == u64::MAX).then_some(&self.path)
     }
@@ -87,7 +87,7 @@ impl Read for Part {
     }
 }
 
-/// An index as far as it is read.
+/// The parts of an index that are read.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Index {
@@ -96,12 +96,12 @@ struct Index {
 }
 
 impl Layout {
-    /// Finds the parts; none is believed yet.
+    /// Locates the parts, without verifying them yet.
     pub(in crate::share) fn open(path: &Path) -> Result<Self> {
         let found = match fs::metadata(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(
-                    Error::not_found(format!("there is no `{}`", path.display())).help(
+                    Error::not_found(format!("`{}` does not exist", path.display())).help(
                         "rockenv export ENV --snapshots FILE.oci.tar, on the machine that built it",
                     ),
                 );
@@ -125,7 +125,7 @@ impl Layout {
             .small(MARK, MAX_MANIFEST)?
             .ok_or_else(|| none(&format!("there is no `{MARK}` in it")))?;
         let mark: Mark = serde_json::from_slice(&mark)
-            .map_err(|error| none(&format!("its `{MARK}` says nothing")).source(error))?;
+            .map_err(|error| none(&format!("its `{MARK}` is invalid")).source(error))?;
         match mark.image_layout_version.starts_with("1.") {
             true => Ok(layout),
             false => Err(none(&format!(
@@ -135,23 +135,25 @@ impl Layout {
         }
     }
 
-    /// Returns what the index says is in it.
+    /// Returns the entries of the index.
     pub(in crate::share) fn entries(&self) -> Result<Vec<Descriptor>> {
-        // Written last: what was cut off has none.
+        // Written last, so an interrupted export has none.
         let index = self
             .small(INDEX, MAX_MANIFEST)?
-            .ok_or_else(|| none(&format!("there is no `{INDEX}` in it: was it cut off?")))?;
+            .ok_or_else(|| none(&format!("there is no `{INDEX}` in it: is it incomplete?")))?;
         let index: Index = serde_json::from_slice(&index)
-            .map_err(|error| none(&format!("its `{INDEX}` is no index")).source(error))?;
+            .map_err(|error| none(&format!("its `{INDEX}` is not an index")).source(error))?;
         match (index.schema_version, index.manifests.len()) {
             (2, 1..=MAX_IMAGES) => Ok(index.manifests),
-            (2, 0) => Err(none("there is no image in it")),
-            (2, count) => Err(none(&format!("it has {count} images (limit {MAX_IMAGES})"))),
+            (2, 0) => Err(none("it contains no image")),
+            (2, count) => Err(none(&format!(
+                "it contains {count} images (limit {MAX_IMAGES})"
+            ))),
             (version, _) => Err(none(&format!("its `{INDEX}` has version {version}, not 2"))),
         }
     }
 
-    /// Returns what an entry of the index stands for.
+    /// Returns the document of an index entry.
     pub(in crate::share) fn document(&self, entry: &Descriptor) -> Result<Document> {
         let manifest = Manifest::parse(&self.verified(entry, MAX_MANIFEST)?)?;
         let config = self.verified(&manifest.config, MAX_CONFIG)?;
@@ -162,7 +164,7 @@ impl Layout {
         Ok(document)
     }
 
-    /// Hashes a layer where it lies.
+    /// Hashes a layer in place.
     pub(in crate::share) async fn layer(&self, blob: &Blob, meter: &Meter) -> Result<Piece> {
         let (mut part, piece) = self.open_blob(&blob.sha256, blob.size)?;
         let mut hash = Sha256::new();
@@ -174,7 +176,7 @@ impl Layout {
             }
             hash.update(&buffer[..amount]);
             meter.done.fetch_add(amount as u64, Ordering::Relaxed);
-            // Another task of this thread looks whether all this is still wanted.
+            // Another task of this thread checks for cancellation.
             tokio::task::yield_now().await;
         }
         match hex::encode(hash.finalize()) {
@@ -221,7 +223,7 @@ impl Layout {
         Ok((part, piece))
     }
 
-    /// Reads a part that has no digest; nothing where there is none.
+    /// Reads a part that has no digest; `None` if it is missing.
     fn small(&self, name: &str, limit: u64) -> Result<Option<Vec<u8>>> {
         let Some((file, piece)) = self.find(name)? else {
             return Ok(None);
@@ -255,15 +257,15 @@ impl Layout {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             other => other?,
         };
-        // No link in it leads anywhere: what is read is in it.
+        // Follows no links: everything read is inside the layout.
         let file = export::open(&self.path, Path::new(name))
-            .map_err(|error| none(&format!("`{name}` is no file of its own")).source(error))?;
+            .map_err(|error| none(&format!("`{name}` is not a regular file")).source(error))?;
         let size = file.metadata()?.len();
         Ok(Some((file, Piece { path, at: 0, size })))
     }
 }
 
-/// Returns where the parts are in a tar file.
+/// Locates the parts in a tar file.
 fn scan(file: &fs::File) -> Result<BTreeMap<String, (u64, u64)>> {
     let length = file.metadata()?.len();
     let mut start = [0; 6];
@@ -297,7 +299,7 @@ fn scan(file: &fs::File) -> Result<BTreeMap<String, (u64, u64)>> {
             }
             _ => {
                 return Err(none(&format!(
-                    "`{}` is no part of one",
+                    "`{}` does not belong in a layout",
                     shown.escape_debug()
                 )));
             }
@@ -309,9 +311,9 @@ fn scan(file: &fs::File) -> Result<BTreeMap<String, (u64, u64)>> {
     Ok(places)
 }
 
-/// Something that is no layout.
+/// The error for something other than a layout.
 fn none(why: &str) -> Error {
-    Error::invalid(format!("this is no OCI layout: {why}")).help(
+    Error::invalid(format!("this is not an OCI layout: {why}")).help(
         "rockenv export ENV --snapshots FILE.oci.tar makes one, and so does skopeo copy docker://HOST/NAME:KEY oci:DIR:KEY",
     )
 }

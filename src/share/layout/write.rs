@@ -1,7 +1,8 @@
-//! Owns writing a layout: what is not whole has another name, nothing is written over, and what a killed command left is cleaned
-//! away by the next one.
+//! Owns writing a layout: an incomplete one has a temporary name, nothing is overwritten, and the leftovers of a
+//! killed command are removed by the next one.
 //!
-//! Layers are written while they are packed. In a tar file the size stands before the bytes, so it is written when they are there.
+//! Layers are written while they are packed. In a tar file the size precedes the bytes, so it is filled in
+//! afterwards.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -25,39 +26,39 @@ use super::{BLOBS, Form, INDEX, INDEX_TYPE, MARK, MARK_TEXT, NAME, TAG, blob};
 use crate::sys::account::{self, Rights};
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 
-/// How what is in a layout is found: nowhere else.
+/// All parts of a layout are accessed below its directory.
 const WITHIN: ResolveFlag = ResolveFlag::RESOLVE_BENEATH.union(ResolveFlag::RESOLVE_NO_SYMLINKS);
 
 const BLOCK: u64 = 512;
-/// What a layer is called in a directory before its digest is known.
+/// Name of a layer in a directory before its digest is known.
 const NEXT: &str = "blobs/next";
 
-/// A layout that is not whole yet. Dropped before it is, it leaves nothing.
+/// A layout in progress. Dropped early, it leaves nothing behind.
 #[derive(Debug)]
 pub(in crate::share) struct Draft {
-    /// What it will be called.
+    /// Its final path.
     place: PathBuf,
-    /// The person's, since the place is.
+    /// The user's rights, because the path is the user's.
     rights: &'static Rights,
-    /// The directory of the place, and in that the name and what it is called until then.
+    /// The parent directory, the final name in it, and the temporary one.
     parent: OwnedFd,
     name: OsString,
     partial: String,
-    /// The directory that it is until then.
+    /// The temporary directory.
     top: Option<OwnedFd>,
     form: Form,
-    /// The tar file, or the mark in the directory: locked, so that nobody takes it for what a killed command left.
+    /// The tar file, or the mark in the directory: locked, so that nobody takes it for a killed command's leftover.
     file: fs::File,
-    /// Whom new files belong to, where that is not who makes them.
+    /// Owner of new files, if that is not the process's own user.
     owner: Option<(u32, u32)>,
-    /// What the files of a tar file say of their age.
+    /// Modification time for the entries of a tar file.
     time: u64,
-    /// The SHA-256 of what is in it, and the sizes.
+    /// The SHA-256 and sizes of its parts.
     blobs: BTreeMap<String, u64>,
     image: Option<Image>,
 }
 
-/// The image in it.
+/// Its image.
 #[derive(Debug)]
 struct Image {
     names: BTreeMap<&'static str, String>,
@@ -80,7 +81,7 @@ impl Draft {
         let parent = match rights.open(None, parent, flags, Mode::empty(), ResolveFlag::empty()) {
             Err(nix::Error::ENOENT | nix::Error::ENOTDIR) => {
                 return Err(Error::not_found(format!(
-                    "there is no directory `{}`",
+                    "directory `{}` does not exist",
                     parent.display()
                 ))
                 .help(format!("mkdir {}", parent.display())));
@@ -146,12 +147,11 @@ impl Draft {
         Ok(())
     }
 
-    /// Returns whether something is in it.
     pub(in crate::share) fn has(&self, sha256: &str) -> bool {
         self.blobs.contains_key(sha256)
     }
 
-    /// Writes a layer as it comes; its digest is asked for when all of it is there.
+    /// Writes a layer as it arrives; its digest is requested after all of it is there.
     pub(in crate::share) async fn layer(
         &mut self,
         chunks: Receiver<io::Result<Bytes>>,
@@ -161,11 +161,10 @@ impl Draft {
             Form::Archive => self.append(chunks).await,
             Form::Directory => self.fill(chunks).await,
         };
-        // What could not be read is why it ended.
+        // A read error is the reason why it ended.
         let digest = digest().await?;
         let (at, size) = written.map_err(|error| too_large(&self.place, error))?;
-        let (sha256, _) =
-            digest.ok_or_else(|| Error::unexpected("a layer ended before its end"))?;
+        let (sha256, _) = digest.ok_or_else(|| Error::unexpected("a layer was truncated"))?;
         match self.form {
             Form::Archive if self.has(&sha256) => {
                 self.file.seek(SeekFrom::Start(at))?;
@@ -186,7 +185,7 @@ impl Draft {
         Ok(())
     }
 
-    /// Writes a layer behind the place of its header; returns that place, and the size.
+    /// Writes a layer after a gap for its header; returns the gap's position, and the size.
     async fn append(&mut self, mut chunks: Receiver<io::Result<Bytes>>) -> io::Result<(u64, u64)> {
         let at = self.file.stream_position()?;
         self.file.seek(SeekFrom::Start(at + BLOCK))?;
@@ -211,7 +210,7 @@ impl Draft {
         Ok((0, size))
     }
 
-    /// Says what the image in it is, in place of what was said before.
+    /// Describes its image, replacing an earlier description.
     pub(in crate::share) fn describe(
         &mut self,
         key: &str,
@@ -228,7 +227,7 @@ impl Draft {
         });
     }
 
-    /// Gives it its name, when all of it is on the disk; returns how many bytes it has.
+    /// Gives it its final name, once all of it is on the disk; returns its size in bytes.
     pub(in crate::share) fn finish(mut self) -> Result<u64> {
         let Image {
             names,
@@ -260,7 +259,7 @@ impl Draft {
         if self.form == Form::Archive {
             self.file.write_all(&[0; 2 * BLOCK as usize])?;
             let end = self.file.stream_position()?;
-            // Behind a layer that was there already, some of it may be left.
+            // After a duplicate layer, some of its bytes may be left.
             self.file.set_len(end)?;
         }
         self.file.sync_all()?;
@@ -275,7 +274,7 @@ impl Draft {
         let parent = self
             .rights
             .open(Some(self.parent.as_fd()), ".", flags, none.0, none.1);
-        // One may write to a directory and not read it.
+        // A directory may be writable but not readable.
         if let Ok(parent) = parent {
             nix::unistd::fsync(parent)?;
         }
@@ -321,14 +320,14 @@ impl Draft {
         Ok(header)
     }
 
-    /// Gives it its name, which nothing else may have by now.
+    /// Gives it its final name, which must still be free.
     fn publish(&self) -> Result<()> {
         let (at, partial) = (self.parent.as_fd(), self.partial.as_str());
         let name = self.name.as_os_str();
         match self.rights.rename(at, partial, at, name, false) {
             Ok(()) => return Ok(()),
             Err(nix::Error::EEXIST) => return Err(in_the_way(&self.place)),
-            // FAT by way of FUSE has neither that nor links; a directory replaces only an empty one.
+            // FAT through FUSE supports neither that nor links; a directory replaces only an empty one.
             Err(nix::Error::EPERM | nix::Error::EINVAL | nix::Error::ENOTSUP) => {}
             Err(error) => return Err(error).context(|| self.cannot()),
         }
@@ -355,7 +354,7 @@ impl Draft {
             .context(|| self.cannot())
     }
 
-    /// Makes a file of it, or empties the one that a layer was begun with.
+    /// Makes a file of it, or truncates the one of an earlier layer.
     fn create(&self, below: &str) -> Result<fs::File> {
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_TRUNC | OFlag::O_NOFOLLOW;
         let mode = Mode::from_bits_truncate(0o666);
@@ -382,7 +381,7 @@ impl Draft {
 
 impl Drop for Draft {
     fn drop(&mut self) {
-        // Gone already where it has its name; what cannot be removed now, the next one does.
+        // It is gone already if it has its final name; what cannot be removed now, the next command removes.
         let (at, partial) = (self.parent.as_fd(), self.partial.as_str());
         match self.form {
             Form::Archive => drop(self.rights.unlink(at, partial, false)),
@@ -396,7 +395,7 @@ struct Spot<'a> {
     rights: &'static Rights,
     parent: BorrowedFd<'a>,
     partial: &'a str,
-    /// What messages call it.
+    /// Its path in messages.
     path: PathBuf,
 }
 
@@ -429,13 +428,13 @@ impl Spot<'_> {
             return Err(in_the_way(&self.path));
         }
         lock(&file)?;
-        // What a killed command left begins as every archive does; anything else is somebody's file.
+        // A killed command's leftover begins like every archive; anything else is another file.
         let mut start = [0; MARK.len()];
         let length = file.file().read_at(&mut start, 0)?;
         if start[..length] != MARK.as_bytes()[..length] {
             return Err(in_the_way(&self.path));
         }
-        // The command that had it may have given it its name meanwhile.
+        // The command that held it may have renamed it meanwhile.
         let named = self.open(self.parent, self.partial, OFlag::O_PATH);
         let named = named.and_then(|named| nix::sys::stat::fstat(&named));
         if !named.is_ok_and(|named| (named.st_dev, named.st_ino) == (found.dev(), found.ino())) {
@@ -445,13 +444,13 @@ impl Spot<'_> {
         Ok(file)
     }
 
-    /// Makes the directory with its mark, which is locked.
+    /// Makes the directory with its locked mark.
     fn open_directory(&self) -> Result<(fs::File, Option<OwnedFd>)> {
         let mode = Mode::from_bits_truncate(0o777);
         let directory = OFlag::O_PATH | OFlag::O_DIRECTORY;
         let marked = OFlag::O_RDWR | OFlag::O_NONBLOCK;
         let file = |mark: OwnedFd| fs::File::from_parts(mark.into(), self.path.join(MARK));
-        // Once for what a killed command left.
+        // Twice, because a killed command may have left one.
         for _ in 0..2 {
             let made = self.rights.make_directory(self.parent, self.partial, mode);
             let top = match made {
@@ -497,7 +496,8 @@ impl Spot<'_> {
     }
 }
 
-/// Takes a file for this process; the kernel frees it if the process dies. Not every disk that is carried about can lock.
+/// Locks a file for this process; the kernel unlocks it if the process dies. Some removable disks do not support
+/// locks.
 fn lock(file: &fs::File) -> Result<()> {
     match file.file().try_lock() {
         Err(TryLockError::WouldBlock) => Err(busy(file.path())),
@@ -507,7 +507,7 @@ fn lock(file: &fs::File) -> Result<()> {
 
 fn busy(partial: &Path) -> Error {
     Error::busy(format!("another export is writing `{}`", partial.display()))
-        .help("wait for it, or take another name")
+        .help("wait for it, or choose another name")
 }
 
 fn in_the_way(place: &Path) -> Error {
@@ -529,7 +529,7 @@ fn too_large(place: &Path, error: io::Error) -> Error {
         .unwrap_or_else(|| Error::unexpected("nothing failed"));
     match large {
         true => error.help(
-            "this file system takes no larger file; a directory has one for each layer: --snapshots DIR",
+            "the file system does not allow larger files; export to a directory with one file per layer: --snapshots DIR",
         ),
         false => error,
     }

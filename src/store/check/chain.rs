@@ -1,4 +1,4 @@
-//! Owns the judgement on one layer and on the chain of layers below it.
+//! Owns judging one layer and the chain of layers below it.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use crate::tree::Method;
 pub(super) enum Fault {
     /// It is damaged itself.
     Own(String),
-    /// What it stands on is missing.
+    /// The layer below it is missing.
     Parent(String),
 }
 
@@ -30,7 +30,10 @@ impl Inventory {
             }
         };
         if layer.id != id {
-            return own(format!("layer.json is of layer `{}`", short(&layer.id)));
+            return own(format!(
+                "layer.json belongs to layer `{}`",
+                short(&layer.id)
+            ));
         }
         if !item.tree {
             return own("has no tree".to_owned());
@@ -42,7 +45,7 @@ impl Inventory {
             return own(format!("its frozen volume `{name}` is missing"));
         }
         if let Some(fault) = item.results.first() {
-            return own(format!("of the results of its step, {fault}"));
+            return own(format!("in the results of its step, {fault}"));
         }
         let parent = layer.parent.as_deref()?;
         match self.layers.get(parent) {
@@ -50,7 +53,7 @@ impl Inventory {
                 "depends on layer `{}`, which is missing",
                 short(parent)
             ))),
-            Some(_) if self.stands_on_itself(id) => own("stands on itself".to_owned()),
+            Some(_) if self.stands_on_itself(id) => own("is its own ancestor".to_owned()),
             Some(_) => None,
         }
     }
@@ -70,7 +73,7 @@ impl Inventory {
         false
     }
 
-    /// Says why an env cannot stand on a layer.
+    /// Returns why an env cannot use a layer, if so.
     pub(super) fn chain_fault(&self, top: &str) -> Option<String> {
         let mut next = Some(top);
         let mut steps = 0;

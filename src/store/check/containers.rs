@@ -1,4 +1,4 @@
-//! Owns containers at services that carry a store's labels: which there are, and which of them are of no env any more.
+//! Owns containers at services that carry a store's labels, and finding those that belong to no env any more.
 
 use std::path::PathBuf;
 
@@ -7,25 +7,23 @@ use crate::engine::docker::{Flavour, Service};
 use crate::store::Store;
 use crate::sys::error::Result;
 
-/// A container at a service.
 #[derive(Clone, Debug)]
 pub struct ContainerItem {
-    /// What answers at the service.
+    /// The kind of service.
     pub flavour: Flavour,
-    /// The service's socket.
     pub socket: PathBuf,
-    /// Its id.
     pub id: String,
     /// Id of the env that it was made for.
     pub env: String,
-    /// The tree that it is; empty where it is none.
+    /// Its tree; empty if it is none.
     pub tree: String,
 }
 
 impl Store {
-    /// Reads everything, and what services have of it. A service that does not answer has nothing.
+    /// Reads everything, including the store's containers at services. A service that does not answer counts as
+    /// empty.
     pub fn inventory_with(&self, services: &[Service]) -> Result<Inventory> {
-        // Before the envs: whoever makes a container has written down its env and tree by then.
+        // Before the envs: by then, the maker of a container has recorded its env and tree.
         let mut containers = Vec::new();
         let id = self.id()?;
         let asked = services.iter().filter(|_| !id.is_empty());
@@ -67,13 +65,13 @@ impl Judge<'_> {
             if self.store.lost_records() {
                 self.note(
                     format!("container `{name}` at {} belongs to no known env; it may belong to one with a damaged record", container.flavour),
-                    "rockenv rm ENV, once its damaged record is not needed any more",
+                    "rockenv rm ENV, once its damaged record is no longer needed",
                 );
                 continue;
             }
             self.problem(
                 format!("container `{name}` at {}", container.flavour),
-                "is of an env that was removed",
+                "belongs to an env that was removed",
                 Mend::Container(container.socket.clone(), container.id.clone()),
             );
         }

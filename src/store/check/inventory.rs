@@ -1,4 +1,4 @@
-//! Owns reading a whole store, whatever state it is in, without changing a byte of it.
+//! Owns reading a whole store in any state, without changing a byte of it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt as _;
@@ -20,72 +20,64 @@ use crate::store::{Layer, Lock, Record, Store, journal, lock};
 use crate::sys::error::{Kind, Result};
 use crate::tree::Method;
 
-/// What is part of the name of everything that a repair sets aside.
+/// Part of the name of everything that a repair sets aside.
 pub(in crate::store) const ASIDE: &str = ".damaged-";
 
-/// A file and what is in it.
+/// A file's state and content.
 #[derive(Clone, Debug)]
 pub enum Read<T> {
-    /// There is none.
+    /// It does not exist.
     Absent,
-    /// It is not what any version writes.
+    /// No version writes such content.
     Damaged(String),
     /// A newer version wrote it.
     Foreign(String),
-    /// Its content.
     Fine(T),
 }
 
 /// Everything in a store.
 #[derive(Clone, Debug)]
 pub struct Inventory {
-    /// Where the store is.
     pub root: PathBuf,
-    /// How trees are kept.
     pub method: Method,
-    /// Who should own the store.
+    /// The user who should own the store.
     pub owner: u32,
     /// The store's own directories.
     pub directories: Vec<Directory>,
-    /// Envs by name.
     pub envs: BTreeMap<String, EnvItem>,
-    /// Layers by id.
     pub layers: BTreeMap<String, LayerItem>,
-    /// Images by key.
     pub images: BTreeMap<String, ImageItem>,
     /// Image keys by recipe.
     pub references: BTreeMap<String, Read<String>>,
-    /// Directories of image builds, and whether one is at work there.
+    /// Directories of image builds, and whether a build is running there.
     pub image_work: Vec<(String, bool)>,
-    /// Names of build volumes.
     pub volumes: BTreeSet<String>,
-    /// Unfinished clones, and whether somebody is at work there.
+    /// Unfinished clones, and whether a clone is running there.
     pub partial_sources: Vec<(PathBuf, bool)>,
-    /// Entries of the trash; `None` while somebody empties it.
+    /// Entries of the trash; `None` while another process empties it.
     pub trash: Option<usize>,
-    /// Files that are whole and that this version does not understand, and why.
+    /// Intact files that this version does not understand, and why.
     pub foreign: Vec<(PathBuf, String)>,
-    /// What earlier repairs set aside.
+    /// Files that earlier repairs set aside.
     pub set_aside: Vec<PathBuf>,
-    /// Containers that carry the labels of this store, where services were asked.
+    /// Containers with this store's labels, if services were asked.
     pub containers: Vec<ContainerItem>,
-    /// Trees of which anything in the store speaks, where there are containers.
+    /// All trees mentioned anywhere in the store, if there are containers.
     pub trees: BTreeSet<String>,
 }
 
 /// One of the store's own directories.
 #[derive(Clone, Debug)]
 pub struct Directory {
-    /// Its name.
     pub name: &'static str,
     /// Owner and mode.
     pub found: Option<(u32, u32)>,
-    /// Permissions that it must not give.
+    /// Permissions that it must not grant.
     pub forbidden: u32,
 }
 
 impl Directory {
-    /// Says what others could do.
+    /// Names what others could do.
     pub fn risk(&self) -> &'static str {
         match self.found {
             Some((_, mode)) if mode & 0o022 != 0 => "write to it",
@@ -97,28 +89,25 @@ impl Directory {
 /// An env's directory.
 #[derive(Clone, Debug)]
 pub struct EnvItem {
-    /// Its record.
     pub record: Read<Record>,
     /// A command holds its lock.
     pub busy: bool,
-    /// The command is gone that it should have ended with.
+    /// The command that it should have ended with is gone.
     pub left: bool,
-    /// A container's state is there.
+    /// A container's state exists.
     pub state: bool,
-    /// Entries of its journal.
     pub journal: Read<usize>,
-    /// Its trees.
     pub trees: BTreeSet<String>,
     /// Why its spec cannot be read.
     pub damaged_spec: Option<String>,
-    /// The record that an earlier repair set aside last.
+    /// The record that a repair set aside last.
     pub old_record: Option<PathBuf>,
-    /// What its output volumes lack of what its steps left there, in words.
+    /// Step results that its output volumes lack, as phrases.
     pub lost_results: Vec<String>,
 }
 
 impl EnvItem {
-    /// Returns the record that a repair set aside and could not make again: what else there is of the env nobody names.
+    /// Returns the record that a repair set aside and could not rebuild: nothing else names the env's other data.
     pub fn lost_record(&self) -> Option<&Path> {
         self.old_record
             .as_deref()
@@ -129,31 +118,28 @@ impl EnvItem {
 /// A layer's directory.
 #[derive(Clone, Debug)]
 pub struct LayerItem {
-    /// Its description.
     pub layer: Read<Layer>,
     /// It has a tree.
     pub tree: bool,
-    /// It may be built upon.
+    /// It may be used as a parent.
     pub sound: bool,
     /// Names of its frozen volumes.
     pub volumes: BTreeSet<String>,
     /// Unfinished merges.
     pub merges: Vec<String>,
-    /// What is wrong with the results of its step.
+    /// Faults in the results of its step.
     pub results: Vec<String>,
 }
 
 /// An image's directory.
 #[derive(Clone, Debug)]
 pub struct ImageItem {
-    /// Its description.
     pub image: Read<Box<Image>>,
     /// It has a tree.
     pub root: bool,
 }
 
 impl Store {
-    /// Reads everything.
     pub fn inventory(&self) -> Result<Inventory> {
         let root = self.root();
         let mut inventory = Inventory {
@@ -343,19 +329,19 @@ fn env(store: &Store, name: &str, aside: &mut Vec<PathBuf>) -> Result<EnvItem> {
     Ok(item)
 }
 
-/// Says what is wrong with the results that a layer keeps.
+/// Returns the faults in the results that a layer keeps.
 fn results_faults(results: &Path) -> Vec<String> {
     let found = Left::read(results).and_then(|left| left.check(results));
     found.unwrap_or_else(|error| vec![error.chain().join(": ")])
 }
 
-/// Says what of its results an env has lost. What is in a directory of the user's may be another env's by now, and what a
-/// user changed is the user's.
+/// Returns the results that an env has lost. A user's directory may be another env's by now, and files that a user
+/// changed are the user's.
 fn lost_results(store: &Store, record: &Record, spec: &Spec) -> Vec<String> {
     let Some(head) = record.head.layer.as_ref().filter(|_| record.complete) else {
         return Vec::new();
     };
-    // What is wrong with the layers is said of them.
+    // Faults in layers are reported there.
     let differences = store.differences(head, spec, false).unwrap_or_default();
     let is_ours = |name: &str| {
         let volume = spec.volume(name);
@@ -372,7 +358,7 @@ fn lost_results(store: &Store, record: &Record, spec: &Spec) -> Vec<String> {
     .collect()
 }
 
-/// Returns whether what was set aside is a record.
+/// Returns whether a file that was set aside is a record.
 fn is_record(aside: &Path) -> bool {
     let name = aside.file_name().and_then(|name| name.to_str());
     name.is_some_and(|name| name.starts_with("record.json"))
@@ -392,12 +378,12 @@ fn is_directory(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir())
 }
 
-/// Returns whether somebody holds a lock, without making the file.
+/// Returns whether a lock is held, without making its file.
 pub(in crate::store) fn is_busy(path: &Path) -> bool {
     path.exists() && matches!(Lock::try_exclusive(path), Ok(None))
 }
 
-/// The version that a description names.
+/// The version in a description.
 #[derive(Deserialize)]
 struct Versioned {
     version: u32,
@@ -420,7 +406,7 @@ fn read<T: DeserializeOwned>(path: &Path) -> Read<T> {
     }
 }
 
-/// Returns the names in a directory, sorted; none where it is absent.
+/// Returns the sorted names in a directory; none if it is absent.
 pub(in crate::store) fn names(directory: &Path) -> Result<Vec<String>> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),

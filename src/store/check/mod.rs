@@ -1,4 +1,4 @@
-//! Owns what can be wrong with a store: a pure decision over an inventory of it, and what would mend each thing.
+//! Owns finding faults in a store: a pure decision over an inventory, with the fix for each fault.
 
 mod chain;
 mod containers;
@@ -20,63 +20,58 @@ use crate::plan::ids::LayerId;
 use crate::plan::record::Record;
 use crate::tree::Method;
 
-/// Something wrong.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Problem {
-    /// What it is about, such as "env `gfx1103`".
+    /// The object, such as "env `gfx1103`".
     pub object: String,
-    /// What is wrong with it.
     pub message: String,
     /// What to type.
     pub help: String,
-    /// What mends it.
     #[serde(skip)]
     pub mend: Mend,
 }
 
-/// What mends a problem.
+/// The fix for a problem.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mend {
-    /// Make the directory, or give it the owner and mode it should have.
+    /// Make the directory, or correct its owner and mode.
     Directory(&'static str),
-    /// Rename it, so that it is neither used nor lost; relative to the store.
+    /// Rename it, so that it is neither used nor lost; the path is relative to the store.
     SetAside(PathBuf),
-    /// Forget a layer's parent, which it does not need: its tree is whole.
+    /// Forget a layer's parent, which it does not need because its tree is complete.
     Cut(String),
-    /// Set the record aside and make another from the spec and the layers.
+    /// Set the record aside and rebuild it from the spec and the layers.
     Rebuild(String),
     /// Set the journal aside, then clean up.
     Journal(String),
-    /// Set the spec aside, so that `up` writes another.
+    /// Set the spec aside, so that `up` writes a new one.
     Spec(String),
-    /// Lock the env: that cleans up after a killed command.
+    /// Lock the env, which cleans up after a killed command.
     CleanUp(String),
-    /// Drop from the record what is not there.
+    /// Drop missing objects from the record.
     Forget(String),
-    /// Throw away what no image build is working on.
+    /// Discard files of image builds that are not running.
     ImageWork(String),
-    /// Throw away a merge that was cut off: layer and directory.
+    /// Discard an interrupted merge: layer and directory.
     Merge(String, String),
-    /// Throw away a reference to an image that is not there.
+    /// Discard a reference to a missing image.
     Reference(String),
     /// Remove a container of no env: its service's socket, and its id.
     Container(PathBuf, String),
-    /// Nothing that could be done here.
+    /// Nothing can be done here.
     Nothing,
 }
 
-/// What was found.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Findings {
-    /// What is wrong.
     pub problems: Vec<Problem>,
-    /// What is worth knowing, with what to type.
+    /// Notes, each with what to type.
     pub notes: Vec<(String, String)>,
 }
 
 const REPAIR: &str = "rockenv fsck --repair";
 
-/// Says what is wrong with a store.
+/// Examines a store.
 pub fn examine(store: &Inventory) -> Findings {
     let mut judge = Judge {
         store,
@@ -138,7 +133,7 @@ impl Judge<'_> {
         }
     }
 
-    /// What another version wrote is not damaged, and what looks superfluous to this one may not be.
+    /// Files of another version are not damaged, and files that look unused to this version may be used.
     fn foreign(&mut self) {
         for (path, why) in &self.store.foreign {
             self.found.problems.push(Problem {
@@ -159,7 +154,7 @@ impl Judge<'_> {
             match self.store.layer_fault(id) {
                 Some(Fault::Own(message)) => self.problem(object, message, aside),
                 Some(Fault::Parent(message)) => {
-                    // A merged or cloned tree is whole without what it was made from.
+                    // A merged or cloned tree is complete without its parent.
                     let whole = self.store.method != Method::Overlay;
                     let mend = if whole { Mend::Cut(id.clone()) } else { aside };
                     self.problem(object, message, mend);
@@ -169,7 +164,7 @@ impl Judge<'_> {
                         && !item.sound
                     {
                         self.note(
-                            format!("layer `{}` ({}) was not safely on disk when the machine stopped: it is built again when a command needs it", short(id), layer.title),
+                            format!("layer `{}` ({}) was not safely on disk when the machine stopped: rockenv builds it again when needed", short(id), layer.title),
                             "rockenv up",
                         );
                     }
@@ -178,7 +173,7 @@ impl Judge<'_> {
             for flat in item.merges.iter().filter(|_| !busy) {
                 self.problem(
                     format!("layer `{}`", short(id)),
-                    format!("`{flat}` is left of a merge that was cut off"),
+                    format!("`{flat}` was left by an interrupted merge"),
                     Mend::Merge(id.clone(), flat.clone()),
                 );
             }
@@ -197,7 +192,7 @@ impl Judge<'_> {
                     Mend::SetAside(place.join("image.json")),
                 ),
                 Read::Absent => self.note(
-                    format!("image `{}` has no image.json; envs that stand on it work, and building it again writes it", short(key)),
+                    format!("image `{}` has no image.json; envs based on it still work; building it again restores the file", short(key)),
                     "rockenv image build NAME",
                 ),
                 Read::Fine(_) | Read::Foreign(_) => {}
@@ -222,7 +217,7 @@ impl Judge<'_> {
             if !busy {
                 self.problem(
                     format!("`images/{name}`"),
-                    "is left of an image build that was cut off",
+                    "was left by an interrupted image build",
                     Mend::ImageWork(name.clone()),
                 );
             }
@@ -244,7 +239,7 @@ impl Judge<'_> {
             Read::Fine(count) if *count > 0 && !env.busy => {
                 self.problem(
                     object.clone(),
-                    "a command was cut off in the middle: its journal is not empty",
+                    "a command was interrupted: its journal is not empty",
                     clean(),
                 );
                 true
@@ -254,7 +249,7 @@ impl Judge<'_> {
         if env.left && !env.busy {
             self.problem(
                 object.clone(),
-                "is left of an `up --ephemeral` that was killed; the next command that changes the store removes it",
+                "was left by a killed `up --ephemeral`; the next command that changes the store removes it",
                 clean(),
             );
         }
@@ -274,11 +269,11 @@ impl Judge<'_> {
             Read::Foreign(_) => {}
             Read::Absent => {
                 if !env.trees.is_empty() && !env.busy {
-                    self.problem(object, "trees are left of an env that was removed", clean());
+                    self.problem(object, "trees of a removed env remain", clean());
                 }
             }
             Read::Fine(record) => {
-                // The journal may say where a tree went; it comes first.
+                // The journal may name the tree's new place, so it comes first.
                 if !journalled {
                     for message in self.store.losses(record, env) {
                         self.problem(object.clone(), message, Mend::Forget(name.to_owned()));
@@ -318,7 +313,7 @@ impl Judge<'_> {
     }
 
     fn missing_image(&mut self, object: &str, record: &Record) {
-        // A layer stays on the image it was made on; the env may have a newer one.
+        // A layer keeps the image that it was made on; the env may have a newer one.
         let mut keys: BTreeSet<&str> = record
             .layers()
             .filter_map(|id| match &self.store.layers.get(id.as_str())?.layer {
@@ -346,7 +341,7 @@ impl Judge<'_> {
     }
 
     fn volumes(&mut self) {
-        // A command that runs may be making one.
+        // A running command may be making one.
         if self.store.is_busy() {
             return;
         }
@@ -364,11 +359,11 @@ impl Judge<'_> {
             match owner {
                 Some((name, record)) => {
                     if !record.head.volumes.values().any(|known| known == volume) {
-                        let message = format!("is left of an earlier state of env `{name}`");
+                        let message = format!("was left by an earlier state of env `{name}`");
                         self.problem(object, message, Mend::CleanUp(name.clone()));
                     }
                 }
-                // It may be all that is left of an env that lost its record, and hours of work: whoever wants the space says so.
+                // It may be the last of an env that lost its record, and hours of work: only the user may delete it.
                 None => self.note(
                     format!("{object} belongs to no known env"),
                     format!(
@@ -384,24 +379,27 @@ impl Judge<'_> {
         for (path, busy) in &self.store.partial_sources {
             if !busy {
                 self.note(
-                    format!("`{}` is a clone that was cut off; the next `up` that needs it starts it again", path.display()),
+                    format!(
+                        "`{}` is an interrupted clone; the next `up` that needs it starts it again",
+                        path.display()
+                    ),
                     format!("rm -r {}", path.display()),
                 );
             }
         }
-        // Every command that discards something starts a process that deletes it: it may not have come to that yet, and
-        // where it was killed, nothing is lost by what is left.
+        // Every command that discards something starts a process that deletes it. That process may not have got to it
+        // yet; if it was killed, nothing is lost.
         if let Some(entries) = self.store.trash.filter(|entries| *entries > 0) {
             self.note(
-                format!("the trash has {} to delete", count(entries, "thing")),
+                format!("the trash contains {} to delete", count(entries, "thing")),
                 "rockenv fsck --repair",
             );
         }
         for (name, env) in &self.store.envs {
             if let Some(path) = env.lost_record() {
                 self.note(
-                    format!("env `{name}` has lost its record: `rockenv up` makes it again from its layers, which `rockenv gc` does not touch until then"),
-                    format!("rockenv up ... --name {name}; or give its layers up: rm {}", path.display()),
+                    format!("env `{name}` has lost its record: `rockenv up` rebuilds it from its layers, which `rockenv gc` keeps until then"),
+                    format!("rockenv up ... --name {name}; or discard its layers: rm {}", path.display()),
                 );
             }
         }
@@ -419,19 +417,18 @@ impl Judge<'_> {
 }
 
 impl Inventory {
-    /// Returns whether any env is held by a command.
     pub(super) fn is_busy(&self) -> bool {
         self.envs.values().any(|env| env.busy)
     }
 
-    /// Returns whether there are envs of which nothing reliable is known: a record that was made again may have another id.
+    /// Returns whether there are envs without reliable records: a rebuilt record may have another id.
     fn lost_records(&self) -> bool {
         self.envs
             .values()
             .any(|env| env.old_record.is_some() || matches!(env.record, Read::Damaged(_)))
     }
 
-    /// Says what a record names and is not there.
+    /// Returns the missing objects that a record names.
     fn losses(&self, record: &Record, env: &EnvItem) -> Vec<String> {
         let mut losses = Vec::new();
         for snapshot in &record.snapshots {
@@ -469,7 +466,7 @@ impl Inventory {
         losses
     }
 
-    /// Returns the record without what is not there.
+    /// Returns the record without missing objects.
     fn without_losses(&self, record: &Record, env: &EnvItem) -> Record {
         let mut record = record.clone();
         record
@@ -505,7 +502,7 @@ impl Inventory {
         record
     }
 
-    /// A live tree that is gone may be a layer by now, of which the record was never told.
+    /// A missing live tree may have become a layer that the record does not name yet.
     fn adopt_published(&self, record: &mut Record, tree: &str) {
         let layer = self.layers.values().find_map(|item| match &item.layer {
             Read::Fine(layer) if layer.tree == tree => Some(layer),

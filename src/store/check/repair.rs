@@ -1,5 +1,5 @@
-//! Owns mending a store: under the locks, and so that nothing is lost. What is damaged is renamed, what is
-//! superfluous goes to the trash; sources, caches and outputs are never touched.
+//! Owns repairing a store, under the locks and without losing anything. Damaged files are renamed, unused ones go to
+//! the trash; sources, caches and outputs are never touched.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::PermissionsExt as _;
@@ -22,17 +22,16 @@ use crate::sys::atomic;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::tree::{self, Method};
 
-/// What a repair did about something.
+/// A repair and its result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attempt {
-    /// What was wrong.
     pub problem: Problem,
-    /// What was done, where there is something to say.
+    /// What was done, if worth mentioning.
     pub done: std::result::Result<Option<String>, String>,
 }
 
-/// Mends what can be mended. One thing mended may show the next: an env's record is looked at again when its
-/// layers are as they will stay.
+/// Repairs what can be repaired. One repair may reveal the next: an env's record is examined again once its layers
+/// are final.
 pub fn repair(store: &Store, services: &[Service]) -> Result<Vec<Attempt>> {
     let mut attempts: Vec<Attempt> = Vec::new();
     let mut tried: BTreeSet<(String, Mend)> = BTreeSet::new();
@@ -46,7 +45,7 @@ pub fn repair(store: &Store, services: &[Service]) -> Result<Vec<Attempt>> {
             if problem.mend == Mend::Nothing || known {
                 continue;
             }
-            // One mend may serve several problems; whether it did shows in the next look.
+            // One repair may fix several problems; the next examination shows whether it did.
             let again = !tried.insert((problem.object.clone(), problem.mend.clone()));
             let done = if again {
                 Ok(None)
@@ -60,7 +59,8 @@ pub fn repair(store: &Store, services: &[Service]) -> Result<Vec<Attempt>> {
             attempts.push(Attempt { problem, done });
         }
         if !progress {
-            // What waits there is no problem, but nobody else may come to delete it. A newer version may have its reasons.
+            // Waiting trash is no problem, but no other command may come to empty it. With files of a newer version
+            // around, leave it alone.
             if inventory.foreign.is_empty() {
                 store.empty_trash()?;
             }
@@ -102,7 +102,7 @@ fn mend(store: &Store, inventory: &Inventory, mend: &Mend) -> Result<Option<Stri
         }
         Mend::Spec(name) => {
             let mut env = store.lock_env(name, "fsck", Duration::ZERO)?;
-            // `up` writes a spec when it has something to do.
+            // `up` writes a spec only when it has something to do.
             env.update(|record| record.complete = false)?;
             let to = set_aside(&env.directory().join("spec.toml"))?;
             return Ok(Some(format!(
@@ -128,7 +128,7 @@ fn mend(store: &Store, inventory: &Inventory, mend: &Mend) -> Result<Option<Stri
     Ok(None)
 }
 
-/// Renames so that nothing reads it and nothing is lost; returns the new path.
+/// Renames a file so that nothing reads it and nothing is lost; returns the new path.
 fn set_aside(path: &Path) -> Result<PathBuf> {
     let time = Timestamp::now().strftime("%Y%m%dT%H%M%SZ").to_string();
     let mut number = 0;
@@ -147,12 +147,12 @@ fn set_aside(path: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Takes an env's lock and nothing else: `lock_env` reads what is damaged here.
+/// Takes only an env's lock: `lock_env` would read the damaged files.
 fn lock_env_only(store: &Store, name: &str) -> Result<Lock> {
     lock_alone(&store.env_dir(name), name, "fsck", Duration::ZERO)
 }
 
-/// Takes every env's lock, or none: nobody merges layers then.
+/// Takes every env's lock, or none, so that no layers are merged meanwhile.
 fn every_env(store: &Store) -> Result<Vec<Lock>> {
     let mut held = Vec::new();
     for name in names(&store.root().join("envs"))? {
@@ -178,14 +178,14 @@ fn image_work(store: &Store, name: &str) -> Result<()> {
 
 fn forget(store: &Store, name: &str) -> Result<Option<String>> {
     let mut env = store.lock_env(name, "fsck", Duration::ZERO)?;
-    // Locking may have changed what there is.
+    // The state may have changed before the lock was taken.
     let inventory = store.inventory()?;
     let (Some(item), Some(record)) = (inventory.envs.get(name), env.record().cloned()) else {
         return Ok(None);
     };
     let mended = inventory.without_losses(&record, item);
     let mut done = None;
-    // Changes on a layer that is gone cannot be shown any more, but they are the user's.
+    // Changes based on a missing layer cannot be shown any more, but they are the user's.
     if let Some(tree) = &record.head.tree
         && mended.head.tree.is_none()
         && item.trees.contains(tree)
@@ -200,12 +200,12 @@ fn forget(store: &Store, name: &str) -> Result<Option<String>> {
     Ok(done)
 }
 
-/// Makes a record from what the last `up` resolved and the layers that are there.
+/// Rebuilds a record from the last resolved spec and the existing layers.
 fn rebuild(store: &Store, inventory: &Inventory, name: &str) -> Result<String> {
     let directory = store.env_dir(name);
     {
         let _lock = lock_env_only(store, name)?;
-        // No record names them any more, and cleaning up would take them for garbage.
+        // No record names these trees any more, and cleaning up would delete them.
         if !names(&directory.join("trees"))?.is_empty() {
             set_aside(&directory.join("trees"))?;
         }
@@ -216,7 +216,7 @@ fn rebuild(store: &Store, inventory: &Inventory, name: &str) -> Result<String> {
         let aside = set_aside(&directory.join("record.json"))?;
         let Some(record) = record.flatten() else {
             return Ok(format!(
-                "nothing is left to make another from: it is now `{}`; `rockenv up` makes the env again, from the layers that are still there",
+                "nothing is left to rebuild it from: it is now `{}`; `rockenv up` makes the env again from the remaining layers",
                 aside.display()
             ));
         };
@@ -225,7 +225,7 @@ fn rebuild(store: &Store, inventory: &Inventory, name: &str) -> Result<String> {
         drop(_lock);
         drop(store.lock_env(name, "fsck", Duration::ZERO)?);
         Ok(format!(
-            "made again from its spec and its layers with {snapshots} snapshots; the damaged one is now `{}`",
+            "rebuilt from its spec and its layers with {snapshots} snapshots; the damaged one is now `{}`",
             aside.display()
         ))
     }
@@ -255,7 +255,7 @@ fn record_from(inventory: &Inventory, name: &str, spec: &Spec) -> Result<Option<
         Some(id) => id,
         None => random_id()?,
     };
-    // Those that somebody asked for.
+    // Manual snapshots.
     let own = layers
         .iter()
         .filter(|layer| layer.env == id && layer.key.is_none());
@@ -317,8 +317,8 @@ fn record_from(inventory: &Inventory, name: &str, spec: &Spec) -> Result<Option<
     Ok(Some(record))
 }
 
-/// Finds the id of a lost record: its layers have it, except those that it shares with other envs; else its
-/// volumes and the snapshots that somebody took, where no other env can have them.
+/// Finds the id of a lost record: from its layers, except those shared with other envs, or else from its volumes and
+/// manual snapshots if no other env can own them.
 fn owner(inventory: &Inventory, name: &str, snapshots: &[(&&Layer, String)]) -> Option<String> {
     let known: BTreeSet<&str> = inventory
         .envs
@@ -339,7 +339,7 @@ fn owner(inventory: &Inventory, name: &str, snapshots: &[(&&Layer, String)]) -> 
         .filter(|id| !known.contains(id))
         .collect();
     let others = inventory.envs.iter().any(|(other, env)| {
-        // One that was made again may have another id than before.
+        // A rebuilt record may have another id than before.
         other != name && (env.old_record.is_some() || matches!(env.record, Read::Damaged(_)))
     });
     match lost.len() {
@@ -394,9 +394,9 @@ fn volumes_of(inventory: &Inventory, id: &str, spec: &Spec) -> BTreeMap<String, 
     volumes
 }
 
-/// Looks whether a store's `format` is damaged or lost; with `write`, makes it again from what is there.
+/// Checks whether a store's `format` is damaged or lost; with `write`, rebuilds it from what exists.
 ///
-/// Returns what was wrong, or `None` where nothing is.
+/// Returns the problem, or `None`.
 pub fn repair_format(root: &Path, write: bool) -> Result<Option<Problem>> {
     access::check_owner(root)?;
     let path = root.join("format");
@@ -441,7 +441,7 @@ pub fn repair_format(root: &Path, write: bool) -> Result<Option<Problem>> {
     }))
 }
 
-/// Finds out how trees are kept by looking at them; where there are none, by what the file system can do.
+/// Determines how trees are kept from existing ones, or else from the file system's abilities.
 fn method_of(root: &Path) -> Result<Method> {
     for name in names(&root.join("layers"))? {
         if root.join("layers").join(&name).join("diff").is_dir() {

@@ -1,4 +1,4 @@
-//! What the configuration comes from.
+//! Tests of where the configuration comes from.
 
 use super::*;
 
@@ -107,7 +107,7 @@ fn ci_systems_are_known_by_their_variables() {
     let gitlab = of(&[("GITLAB_CI", "true"), summary]);
     assert_eq!(gitlab.ci_system, Some(System::Gitlab));
     assert_eq!(gitlab.step_summary, None);
-    // As who starts a rockenv that somebody else speaks for says it.
+    // A caller that wraps rockenv sets them like this.
     let none = of(&[("GITHUB_ACTIONS", ""), ("GITLAB_CI", "false")]);
     assert_eq!((none.ci_system, none.ci), (None, false));
 }

@@ -2,7 +2,7 @@
 
 use crate::sys::trust;
 
-/// The variables that are read and what they mean, for the documentation.
+/// The variables that are read and their meaning, for the documentation.
 pub const VARIABLES: [(&str, &str); 32] = [
     ("ROCKENV_HOME", "root of the store, like `--home`"),
     (
@@ -15,23 +15,23 @@ pub const VARIABLES: [(&str, &str); 32] = [
     ),
     (
         "ROCKENV_LOG_MAX",
-        "size of a step's log, such as `256M`; of a longer one the middle is left out",
+        "size of a step's log, such as `256M`; of a longer one the middle is omitted",
     ),
     (
         "ROCKENV_NINJA",
-        "a ninja 1.13 or newer, in place of the one that rockenv fetches",
+        "a ninja 1.13 or newer, instead of the one that rockenv fetches",
     ),
     (
         "ROCKENV_CA_CERTIFICATES",
-        "certificate authorities that steps and downloads trust too: `host`, or PEM files with colons in between",
+        "additional certificate authorities for steps and downloads: `host`, or PEM files separated by colons",
     ),
     (
         "ROCKENV_HTTP_TIMEOUT",
-        "how long a server may send next to nothing, such as `60s`: then a download, a login or a request has failed",
+        "how long a server may send almost nothing, such as `60s`, before a download, login or request fails",
     ),
     (
         trust::VARIABLE,
-        "directories, with `:` between them, whose `rockenv.toml`, `profiles/`, `images/` and `hooks/` count without `rockenv trust`, as do those below",
+        "directories separated by `:` whose `rockenv.toml`, `profiles/`, `images/` and `hooks/` are trusted without `rockenv trust`, including subdirectories",
     ),
     (
         "ROCKENV_REGISTRY",
@@ -40,7 +40,7 @@ pub const VARIABLES: [(&str, &str); 32] = [
     ("DOCKER_HOST", "socket of Docker, as `unix:///PATH`"),
     (
         "DOCKER_CONTEXT",
-        "Docker's context, in place of the one that `docker context use` chose; `DOCKER_HOST` wins",
+        "Docker's context, instead of the one chosen by `docker context use`; `DOCKER_HOST` wins",
     ),
     (
         "ROCKENV_SSH",
@@ -49,31 +49,31 @@ pub const VARIABLES: [(&str, &str); 32] = [
     ("CONTAINER_HOST", "socket of Podman, as `unix:///PATH`"),
     (
         "ROCKENV_JOBS",
-        "jobs at once on this machine, in all envs together, in place of the number of cores",
+        "job slots of this machine for all envs together, instead of the number of cores",
     ),
     (
         "ROCKENV_BUILD_USER",
-        "`UID:GID` that steps run as, in place of the invoking user",
+        "`UID:GID` that steps run as, instead of the invoking user",
     ),
     (
         "ROCKENV_GPU_ROOT",
-        "directory in whose `sys` and `dev` GPUs are looked for, to try out another machine's [default: `/`]",
+        "directory whose `sys` and `dev` are searched for GPUs, to simulate another machine [default: `/`]",
     ),
     (
         "SUDO_UID, SUDO_GID, PKEXEC_UID",
-        "the invoking user, whom root acts for",
+        "the invoking user, on whose behalf root acts",
     ),
     (
         "HOME",
-        "what `~` in a profile means where the user has no passwd entry",
+        "meaning of `~` in a profile if the user has no passwd entry",
     ),
     (
         "XDG_CONFIG_HOME",
-        "where `rockenv/config.toml`, `profiles/`, `images/` and `hooks/` are looked for",
+        "directory of `rockenv/config.toml`, `profiles/`, `images/` and `hooks/`",
     ),
     (
         "REGISTRY_AUTH_FILE",
-        "file with logins to registries, in place of those that `podman login` and `docker login` write",
+        "file with logins to registries, instead of those written by `podman login` and `docker login`",
     ),
     (
         "DOCKER_CONFIG",
@@ -81,37 +81,37 @@ pub const VARIABLES: [(&str, &str); 32] = [
     ),
     (
         "PATH",
-        "where the programs are looked for that keep an ordinary user's logins to registries; no others are",
+        "search path for the credential helpers of an ordinary user, and for no other programs",
     ),
     (
         "CCACHE_REMOTE_STORAGE",
         "ccache's storage for several machines, like `ccache-remote` in the configuration: for profiles that name it in `env-from-host`",
     ),
-    ("XDG_DATA_HOME", "where the store of an ordinary user is"),
+    (
+        "XDG_DATA_HOME",
+        "parent directory of an ordinary user's store",
+    ),
     (
         "http_proxy, https_proxy, ftp_proxy, no_proxy",
-        "passed on to tools that fetch, in either case",
+        "passed on to tools that fetch; upper case works too",
     ),
-    ("NO_COLOR", "no colour, where it is set and not empty"),
+    ("NO_COLOR", "if set and not empty: no colour"),
     (
         "CLICOLOR_FORCE",
-        "colour without a terminal too, where it is set and not `0`",
+        "if set and not `0`: colour even without a terminal",
     ),
     (
         "TERM",
-        "`dumb` or unset: nothing moves on the screen, and no colour; inside it is the same, on a terminal",
+        "`dumb` or unset: no animation and no colour; passed on to commands at a terminal",
     ),
-    (
-        "CI",
-        "nothing moves on the screen, where it is set and not `false` or `0`",
-    ),
+    ("CI", "if set and not `false` or `0`: no animation"),
     (
         "GITHUB_ACTIONS, GITLAB_CI",
-        "where one is `true`, steps fold in the job's output, and GitHub shows errors and warnings beside it",
+        "if one is `true`: steps fold in the job's output, and GitHub annotates errors and warnings",
     ),
     (
         "GITHUB_STEP_SUMMARY",
-        "file that `up` and `matrix up` add their report to, in GitHub Actions",
+        "file that `up` and `matrix up` append their report to, in GitHub Actions",
     ),
     (
         "COMPLETE",

@@ -1,6 +1,6 @@
 //! Owns the exported files: finding them, copying without replacing anything, and comparing them with a manifest.
 //!
-//! What a build wrote is not trusted: a link in it is handed out as one, and never followed.
+//! A build's output is untrusted: a link in it is exported as a link, and never followed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read as _;
@@ -22,31 +22,32 @@ use crate::tree::write::{Existing, Writer};
 
 const ELSEWHERE: &str = "rockenv export ENV NEW-DIRECTORY";
 
-/// An entry to hand out.
+/// An entry to export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item {
     /// Directory that it is below.
     pub root: PathBuf,
     /// Path below that.
     pub from: PathBuf,
-    /// Path below the directory that it goes to.
+    /// Path below the destination.
     pub to: PathBuf,
-    /// What it is; a hard link names a path below `root`.
+    /// Its kind; a hard link names a path below `root`.
     pub entry: Entry,
 }
 
-/// What a manifest says of an entry.
+/// An entry as a manifest describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Named {
-    /// A regular file, by its SHA-256.
+    /// A regular file, by SHA-256.
     File(String),
-    /// A symbolic link, by its target.
+    /// A symbolic link, by target.
     Symlink(String),
     /// An empty directory.
     Directory,
 }
 
-/// Lists what is below a directory, each directory before what is in it, as items below `to`. FIFOs, sockets and devices are refused.
+/// Lists everything below a directory, each directory before its content, as items below `to`. Refuses FIFOs, sockets
+/// and devices.
 pub fn list(directory: &Path, to: &Path) -> Result<Vec<Item>> {
     let mut items = Vec::new();
     for (from, entry) in Listing::of(directory)?.entries {
@@ -67,14 +68,14 @@ fn not_for_a_manifest(path: &Path) -> Error {
     Error::new(
         Kind::Invalid,
         format!(
-            "`{}` is no regular file, and cannot be named with a digest",
+            "`{}` is not a regular file, so the manifest cannot have a digest of it",
             path.display()
         ),
     )
-    .help("let the step that makes it write a file in its place, or remove it")
+    .help("change the step that makes it to write a regular file, or remove it")
 }
 
-/// Returns the paths of the regular files below a directory, sorted part by part; anything else is refused.
+/// Returns the paths of the regular files below a directory, sorted by component; refuses anything else.
 pub(crate) fn regular(directory: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     walk(directory, Path::new(""), &mut found)?;
@@ -97,7 +98,7 @@ fn walk(directory: &Path, below: &Path, found: &mut Vec<PathBuf>) -> Result<()> 
     Ok(())
 }
 
-/// Returns the name that a path has in a manifest; refuses one that is not UTF-8.
+/// Returns the name of a path in a manifest; refuses one that is not UTF-8.
 pub fn names(path: &Path) -> Result<String> {
     let name = path.to_str().ok_or_else(|| {
         Error::invalid(format!(
@@ -108,8 +109,8 @@ pub fn names(path: &Path) -> Result<String> {
     Ok(name.to_owned())
 }
 
-/// Copies items into a directory, and returns what a manifest is to say of them. What is there already and the same stays;
-/// anything else is refused before anything is written. With `owner` the new files are theirs.
+/// Copies items into a directory, and returns their entries for a manifest. Identical files stay; any other existing
+/// file is refused before anything is written. New files get `owner`, if given.
 pub fn copy(
     items: &[Item],
     directory: &Path,
@@ -152,21 +153,21 @@ pub fn copy(
     }
     writer.finish()?;
     for item in items {
-        // The build may have gone on writing, and disks lie: what is handed out is what the manifest says.
+        // The build may still be writing, and disks fail: the exported file must match the manifest.
         if let Some(Named::File(sum)) = all.get(&names(&item.to)?)
             && digest(directory, &item.to)? != *sum
         {
             return Err(Error::new(
                 Kind::Drift,
                 format!(
-                    "`{}` changed while it was copied",
+                    "`{}` changed while it was being copied",
                     item.root.join(&item.from).display()
                 ),
             )
-            .help("run it again when no program writes there"));
+            .help("run it again when no program is writing there"));
         }
     }
-    // One that is not empty is named by what is in it.
+    // A directory with content is implied by that content.
     let full: BTreeSet<String> = items
         .iter()
         .filter_map(|item| Some(item.to.parent()?.to_str()?.to_owned()))
@@ -175,7 +176,7 @@ pub fn copy(
     Ok(all)
 }
 
-/// Returns what is no directory on the way to a path.
+/// Returns an entry on the way to a path that is not a directory.
 fn on_the_way(directory: &Path, path: &Path) -> Result<PathBuf> {
     let mut above: Vec<&Path> = path.ancestors().skip(1).collect();
     above.pop();
@@ -208,7 +209,7 @@ fn is_same(named: &Named, found: &Entry, directory: &Path, path: &Path) -> Resul
     })
 }
 
-/// Writes a file of `text` unless it is there with that content.
+/// Writes a file with `text` unless it exists with that content.
 pub(crate) fn write(
     directory: &Path,
     name: &str,
@@ -231,7 +232,7 @@ pub(crate) fn write(
     }
 }
 
-/// Gives a new file to whom it belongs.
+/// Gives a new file to its owner.
 pub(crate) fn give(file: impl AsFd, owner: Option<(u32, u32)>) -> std::io::Result<()> {
     match owner {
         Some((uid, gid)) => Ok(nix::unistd::fchown(
@@ -247,7 +248,7 @@ fn in_the_way(place: &Path) -> Error {
     tree::in_the_way(place).help(ELSEWHERE)
 }
 
-/// Opens a regular file below a directory; no link on the way is followed, and a pipe not waited for.
+/// Opens a regular file below a directory, without following links on the way or blocking on a pipe.
 pub(crate) fn open(directory: &Path, below: &Path) -> Result<fs::File> {
     let path = directory.join(below);
     let how = OpenHow::new()
@@ -263,20 +264,20 @@ pub(crate) fn open(directory: &Path, below: &Path) -> Result<fs::File> {
     let file = fs::File::from_parts(file.into(), path);
     if !file.metadata()?.is_file() {
         return Err(Error::invalid(format!(
-            "`{}` is no regular file",
+            "`{}` is not a regular file",
             file.path().display()
         )));
     }
     Ok(file)
 }
 
-/// Returns the SHA-256 of a regular file below a directory, where no link leads.
+/// Returns the SHA-256 of a regular file below a directory, without following links.
 pub(crate) fn digest(directory: &Path, below: &Path) -> Result<String> {
     let mut file = open(directory, below)?;
     let mut hash = Sha256::new();
     let mut buffer = vec![0u8; 256 << 10];
     loop {
-        // `fs_err` says which file it was.
+        // `fs_err` names the file in the error.
         let count = file.read(&mut buffer)?;
         if count == 0 {
             return Ok(hex::encode(hash.finalize()));
@@ -285,7 +286,7 @@ pub(crate) fn digest(directory: &Path, below: &Path) -> Result<String> {
     }
 }
 
-/// Compares the files below `directory` with a manifest; returns what differs, in words.
+/// Compares the files below `directory` with a manifest; returns the differences as phrases.
 pub fn check(directory: &Path, manifest: &Manifest) -> Result<Vec<String>> {
     let mut differences = Vec::new();
     let mut known = BTreeMap::new();
@@ -306,9 +307,9 @@ pub fn check(directory: &Path, manifest: &Manifest) -> Result<Vec<String>> {
             (Place::Blocked, _) => "is behind a link or a file".to_owned(),
             (Place::Taken(found), _) if is_same(wanted, &found, directory, path)? => continue,
             (Place::Taken(found), Named::File(_)) => match found.content {
-                Content::File { .. } => "has another content".to_owned(),
+                Content::File { .. } => "has different content".to_owned(),
                 Content::Directory { .. } | Content::Symlink { .. } | Content::Special(_) => {
-                    "is no regular file".to_owned()
+                    "is not a regular file".to_owned()
                 }
             },
             (Place::Taken(_), Named::Symlink(target)) => {
@@ -321,7 +322,7 @@ pub fn check(directory: &Path, manifest: &Manifest) -> Result<Vec<String>> {
     Ok(differences)
 }
 
-/// Returns whom new files in a directory belong to, where that is not who makes them.
+/// Returns the owner for new files in a directory, if that is not the process's own user.
 pub(crate) fn owner(directory: &Path) -> Result<Option<(u32, u32)>> {
     let found = fs::metadata(directory)?;
     Ok(nix::unistd::geteuid()

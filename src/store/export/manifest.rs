@@ -1,4 +1,4 @@
-//! Owns the manifest: an in-toto statement (v1) about files, with SLSA provenance (v1) as what it says of them.
+//! Owns the manifest: an in-toto statement (v1) about files, with SLSA provenance (v1) as predicate.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +20,7 @@ const PROVENANCE: &str = "https://slsa.dev/provenance/v1";
 const BUILD_TYPE: &str = "urn:rockenv:build:1";
 const BUILDER: &str = "urn:rockenv:builder:1";
 
-/// A statement as `check` reads it: what it says of files.
+/// A statement as `check` reads it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     /// Kind of document.
@@ -31,18 +31,19 @@ pub struct Manifest {
     /// Kind of `predicate`.
     #[serde(rename = "predicateType")]
     pub predicate_type: String,
-    /// What is said of the files.
+    /// The statement about the files.
     pub predicate: Value,
 }
 
 /// A file, a link or an empty directory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Subject {
-    /// Path below the manifest's directory, parts separated by `/`.
+    /// Path below the manifest's directory, with `/` as separator.
     pub name: String,
-    /// Digests by algorithm; `sha256` always: of a file's content, of a link's target, of nothing for a directory.
+    /// Digests by algorithm, including `sha256`: of a file's content, of a link's target, of the empty string for a
+    /// directory.
     pub digest: BTreeMap<String, String>,
-    /// `type` and, of a link, `target`, for what is no regular file.
+    /// `type`, and a link's `target`, for anything but a regular file.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, Value>,
 }
@@ -71,7 +72,7 @@ impl Subject {
         }
     }
 
-    /// Returns what it says of the entry.
+    /// Returns the entry that it describes.
     pub(super) fn named(&self) -> Result<Named> {
         let text = |name: &str| self.annotations.get(name).and_then(Value::as_str);
         match (text("type"), text("target"), self.digest.get("sha256")) {
@@ -86,20 +87,20 @@ impl Subject {
     }
 }
 
-/// What is known of an env.
+/// Facts about an env.
 #[derive(Debug)]
 pub struct Env<'a> {
-    /// What it was resolved to.
+    /// Its resolved spec.
     pub spec: &'a Spec,
-    /// The image it stands on.
+    /// Its image.
     pub image: &'a Image,
-    /// Its hooks, as far as they are there still.
+    /// Its hooks, as far as they still exist.
     pub hooks: &'a BTreeMap<String, Hook>,
-    /// Submodules that are checked out, by source and path.
+    /// Checked-out submodules, by source and path.
     pub submodules: &'a BTreeSet<(String, String)>,
     /// The lock file that it was built from, and the digest of its text.
     pub lock: Option<(&'a Lockfile, &'a str)>,
-    /// The last step, where later ones of the profile were not run.
+    /// The last step, if later ones of the profile were not run.
     pub until: Option<&'a str>,
     /// Keys of the steps that were built on files from an earlier build.
     pub incremental: &'a BTreeMap<StepKey, String>,
@@ -171,7 +172,7 @@ pub fn manifest(env: &Env<'_>, files: &BTreeMap<String, Named>) -> Manifest {
 fn dependencies(env: &Env<'_>) -> Vec<Value> {
     let spec = env.spec;
     let mut found = Vec::new();
-    // rockenv's own digest of a tree; a manifest's is everybody's.
+    // rockenv's own digest of a tree; the standard has none.
     let mut digest = BTreeMap::from([("rockenvTree", env.image.digest.clone())]);
     if let Some(resolved) = env.image.resolved.as_deref() {
         let sha256 = resolved.strip_prefix("sha256:").unwrap_or(resolved);
@@ -193,13 +194,13 @@ fn dependencies(env: &Env<'_>) -> Vec<Value> {
         if let Some(VolumeSource::Git(git)) = volume
             && let Some((scheme, rest)) = git.url.split_once("://")
         {
-            // A login in an address is nobody else's business.
+            // Credentials in an address must not be published.
             let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
             let host = host.rsplit('@').next().unwrap_or_default();
             source["uri"] = json!(format!("git+{scheme}://{host}/{path}@{digest}"));
         }
         if !changes.is_empty() {
-            // Not the commit alone: somebody had changed the checkout.
+            // Not only the commit: the checkout had local changes.
             source["annotations"] = json!({ "changes": changes });
         }
         found.push(source);
@@ -267,10 +268,10 @@ impl Manifest {
     }
 }
 
-/// Reads a manifest of ours, or of anybody who writes the same form; `name` is what errors call it.
+/// Reads a manifest, of rockenv or of another tool with the same format; `name` is for errors.
 pub fn parse(text: &[u8], name: &str) -> Result<Manifest> {
     let bad = |cause: String| {
-        Error::invalid(format!("`{name}` is no manifest of exported files")).source(cause)
+        Error::invalid(format!("`{name}` is not a manifest of exported files")).source(cause)
     };
     let manifest: Manifest =
         serde_json::from_slice(text).map_err(|error| bad(error.to_string()))?;
@@ -284,7 +285,7 @@ pub fn parse(text: &[u8], name: &str) -> Result<Manifest> {
         .find(|subject| !subject.digest.contains_key("sha256"))
     {
         let name = subject.name.escape_debug();
-        return Err(bad(format!("`{name}` has no SHA-256 in it")));
+        return Err(bad(format!("`{name}` contains no SHA-256")));
     }
     Ok(manifest)
 }

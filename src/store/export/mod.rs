@@ -1,7 +1,7 @@
-//! Owns what `export` hands out: the env's outputs with a manifest that says what they are and what they were made from.
+//! Owns `export` of an env's outputs, with a manifest of the files and their inputs.
 //!
-//! `manifest` makes the statement (pure), `files` copies and compares. The same env gives the same bytes: no time, no place and no
-//! name of a machine is in it.
+//! `manifest` makes the statement (pure), `files` copies and compares. The same env gives the same bytes: the
+//! manifest contains no time, no path and no machine name.
 
 mod files;
 mod manifest;

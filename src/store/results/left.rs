@@ -1,5 +1,5 @@
-//! Owns what a layer remembers of its step's results: their listing, `results/.listing.json`, beside a tree of them for each output
-//! volume. Both may come from another machine, so nothing there is followed.
+//! Owns a layer's record of its step's results: their listing, `results/.listing.json`, beside a tree of them for
+//! each output volume. Both may come from another machine, so links in them are never followed.
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -20,7 +20,7 @@ use crate::tree::write::{Existing, Writer};
 /// No volume can have this name.
 const LISTING: &str = ".listing.json";
 
-/// What a step left in its output volumes.
+/// The results of a step in its output volumes.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Left {
     /// By the volume's name.
@@ -28,10 +28,10 @@ pub struct Left {
     volumes: BTreeMap<String, LeftIn>,
 }
 
-/// What a step left in one of them.
+/// The results of a step in one output volume.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct LeftIn {
-    /// What is new, or was written to.
+    /// New and changed files.
     pub entries: Listing,
     /// Results of earlier steps that it removed.
     #[serde(default)]
@@ -39,7 +39,7 @@ pub struct LeftIn {
 }
 
 impl Left {
-    /// Reads what is in the directory `results` of a layer.
+    /// Reads the directory `results` of a layer.
     pub fn read(results: &Path) -> Result<Self> {
         if !results.is_dir() {
             return Ok(Self::default());
@@ -55,7 +55,7 @@ impl Left {
                     .help("rockenv fsck")
             });
         }
-        // An older rockenv kept regular files alone, without a listing, and made the directories on the way.
+        // Older versions kept only regular files, without a listing, and made parent directories.
         let mut left = Self::default();
         for (path, mut entry) in Listing::of(results)?.entries {
             let mut parts = path.iter();
@@ -70,13 +70,13 @@ impl Left {
         Ok(left)
     }
 
-    /// Returns what it left in an output volume.
+    /// Returns the results in an output volume.
     pub fn take(&mut self, volume: &str) -> LeftIn {
         self.volumes.remove(volume).unwrap_or_default()
     }
 
-    /// Keeps a copy of what a step left in the output volume `volume`, whose directory is `output` and was like `before`; `earlier`
-    /// are results of the steps that it stands on.
+    /// Keeps a copy of a step's results in the output volume `volume`, whose directory is `output` and was like
+    /// `before`; `earlier` are results of the steps below.
     pub fn keep(
         &mut self,
         results: &Path,
@@ -129,7 +129,7 @@ impl Left {
         writer.finish()
     }
 
-    /// Writes the listing, if there is anything in it.
+    /// Writes the listing, unless it is empty.
     pub fn write(&self, results: &Path) -> Result<()> {
         match self.volumes.is_empty() {
             true => Ok(()),
@@ -137,7 +137,7 @@ impl Left {
         }
     }
 
-    /// Compares the copies with the listing; returns what is wrong with them, in words.
+    /// Compares the copies with the listing; returns the faults as phrases.
     pub fn check(&self, results: &Path) -> Result<Vec<String>> {
         let mut faults = Vec::new();
         for (volume, left) in &self.volumes {
@@ -161,7 +161,7 @@ impl Left {
     }
 }
 
-/// Refuses what no snapshot can hold, if a step left it in an output volume that was like `before`.
+/// Refuses files that no snapshot can hold, if a step left them in an output volume that was like `before`.
 pub fn refuse_special(before: &Listing, output: &Path) -> Result<()> {
     for (path, entry) in Listing::of(output)?.since(before).entries {
         if let Content::Special(_) = entry.content {

@@ -1,7 +1,7 @@
-//! Owns what steps leave in output volumes, which are part of no snapshot: the layer of a step has a copy of it,
-//! `results/<volume>`, and every env that stands on the layer gets it.
+//! Owns step results in output volumes, which are not part of any snapshot: a step's layer has a copy,
+//! `results/<volume>`, and every env with that layer gets it.
 //!
-//! Whatever else is in an output directory is somebody's. A link is kept as its text, and never followed.
+//! Anything else in an output directory belongs to somebody else. Links are kept as text and never followed.
 
 mod left;
 
@@ -26,7 +26,7 @@ use crate::tree::write::{Existing, Writer};
 /// The results in one output volume, of several steps.
 #[derive(Clone, Debug, Default)]
 pub struct Results {
-    /// What they left.
+    /// The combined listing.
     pub listing: Listing,
     /// The layer that has each of them.
     layers: BTreeMap<PathBuf, LayerId>,
@@ -37,11 +37,11 @@ pub struct Results {
 pub enum ResultState {
     /// Not at all.
     Same,
-    /// It is not there.
+    /// It is missing.
     Missing,
-    /// Something that is no directory is on the way to it.
+    /// Something on the way to it is not a directory.
     Blocked,
-    /// It is another file than the one that it is a hard link to, with the same content.
+    /// It has the same content, but is not the expected hard link.
     Unlinked,
     /// It has other permissions, as a phrase.
     Mode(String),
@@ -50,7 +50,7 @@ pub enum ResultState {
 }
 
 impl ResultState {
-    /// Returns what differs, as a phrase.
+    /// Returns the difference as a phrase.
     pub fn words(&self) -> Option<&str> {
         match self {
             Self::Same => None,
@@ -62,27 +62,25 @@ impl ResultState {
     }
 }
 
-/// A result that is not in an env's output as a step left it.
+/// A result that an env's output lacks, or has in another state.
 #[derive(Clone, Debug)]
 pub struct Difference {
-    /// The output volume.
     pub volume: String,
     /// The path below it.
     pub path: PathBuf,
     /// The layer that has the result.
     pub layer: LayerId,
-    /// What is there.
+    /// What was found.
     pub state: ResultState,
 }
 
-/// A result that could not be put where it belongs: another file is there.
+/// A result that could not be restored because another file is there.
 #[derive(Debug)]
 pub struct InTheWay {
-    /// The output volume.
     pub volume: String,
-    /// The file that is there.
+    /// The existing file.
     pub path: PathBuf,
-    /// The step whose result it is not.
+    /// The step whose result is blocked.
     pub step: String,
 }
 
@@ -92,13 +90,13 @@ struct Item {
     path: PathBuf,
     entry: Entry,
     layer: LayerId,
-    /// What is there is a result too, and is replaced.
+    /// The existing entry is a result too, and is replaced.
     replaces: bool,
-    /// The same for what is in the directory that is there, the innermost first.
+    /// The same for the content of the existing directory, innermost first.
     clears: Vec<(PathBuf, bool)>,
 }
 
-/// What is to be written to one output volume.
+/// Everything to write to one output volume.
 #[derive(Debug)]
 struct BringingTo {
     volume: String,
@@ -108,16 +106,16 @@ struct BringingTo {
     listing: Listing,
 }
 
-/// What is to be done about results that are not in an env's output.
+/// Everything to do about results that an env's output lacks.
 #[derive(Debug, Default)]
 pub struct Bringing {
     volumes: Vec<BringingTo>,
-    /// Those that cannot be.
+    /// Results that cannot be restored.
     pub in_the_way: Vec<InTheWay>,
 }
 
 impl Bringing {
-    /// Returns the layers that have what is to be written.
+    /// Returns the layers that have the results to write.
     pub fn layers(&self) -> BTreeSet<LayerId> {
         let items = self.volumes.iter().flat_map(|volume| &volume.items);
         items.map(|item| item.layer.clone()).collect()
@@ -131,7 +129,6 @@ pub fn outputs(spec: &Spec) -> impl Iterator<Item = &Volume> {
 }
 
 impl Store {
-    /// Returns the directory of an output volume.
     pub fn output_dir(&self, env: &str, volume: &Volume) -> PathBuf {
         match &volume.source {
             VolumeSource::Path(path) => path.clone(),
@@ -139,12 +136,13 @@ impl Store {
         }
     }
 
-    /// Returns where a layer has its step's results, a directory for each output volume.
+    /// Returns a layer's directory of results, which has a directory for each output volume.
     pub fn results_dir(&self, layer: &LayerId) -> PathBuf {
         self.layer_dir(layer).join("results")
     }
 
-    /// Returns the results of the steps up to a layer, by output volume: of what several steps wrote, the last one's.
+    /// Returns the results of the steps up to a layer, by output volume. If several steps wrote a file, the last
+    /// one's.
     pub fn results(&self, top: &LayerId, spec: &Spec) -> Result<BTreeMap<String, Results>> {
         let mut found: BTreeMap<String, Results> = outputs(spec)
             .map(|volume| (volume.name.clone(), Results::default()))
@@ -165,8 +163,8 @@ impl Store {
         Ok(found)
     }
 
-    /// Compares an env's output volumes with what the steps up to a layer left there. `exactly`: by content, also where size
-    /// and time are the same.
+    /// Compares an env's output volumes with the results of the steps up to a layer. `exactly`: by content, even if
+    /// size and time are the same.
     pub fn differences(
         &self,
         top: &LayerId,
@@ -194,7 +192,7 @@ impl Store {
         Ok(differences)
     }
 
-    /// Decides which results of the steps up to a layer go to the env's output. What is in the place of one is replaced if one
+    /// Decides which results of the steps up to a layer go to the env's output. An existing file is replaced if one
     /// of `known`, layers of the same env, has it; else it is in the way.
     pub fn results_to_bring(
         &self,
@@ -237,7 +235,7 @@ impl Store {
         Ok(bringing)
     }
 
-    /// Returns what layers have of an output volume, each by itself.
+    /// Returns each layer's listing of an output volume.
     fn ours(&self, volume: &str, layers: &[LayerId]) -> Result<Vec<Listing>> {
         let mut found = Vec::new();
         for layer in layers {
@@ -247,12 +245,12 @@ impl Store {
         Ok(found)
     }
 
-    /// Puts results where they belong.
+    /// Restores results.
     pub fn bring_results(&self, bringing: Bringing, spec: &Spec) -> Result<()> {
         for bringing in bringing.volumes {
             let directory = &bringing.directory;
             let mut writer = match account::caller() {
-                // The person's own directory: what they may not write there, root does not write for them.
+                // In a user's own directory, root must not write with more rights than that user has.
                 rights @ Rights::Of(..) if !directory.starts_with(&self.root) => {
                     account::make_directories(rights, directory)?;
                     Writer::for_caller(directory, None, true)?
@@ -260,7 +258,7 @@ impl Store {
                 Rights::Own | Rights::Of(..) => output_writer(directory, spec)?,
             };
             for item in &bringing.items {
-                // The directory that it is in is as old as the step left it, not as this is.
+                // The parent directory keeps the time that the step gave it.
                 let above = item.path.parent().unwrap_or(Path::new(""));
                 if let Some(entry) = bringing.listing.entries.get(above)
                     && compare(entry, directory, above, false)? == ResultState::Same
@@ -318,15 +316,15 @@ impl Results {
     }
 }
 
-/// Decides about the results in one output volume, each directory before what is in it.
+/// Decides about the results in one output volume, each directory before its content.
 struct Judge {
     directory: PathBuf,
-    /// What layers of the same env have.
+    /// Listings of layers of the same env.
     ours: Vec<Listing>,
     items: Vec<Item>,
-    /// Results in whose place somebody's file stays.
+    /// Results whose place is taken by a file that stays.
     stays: BTreeSet<PathBuf>,
-    /// The last of those, which has nothing below it.
+    /// The last of those, below which nothing can be written.
     blocked: Option<PathBuf>,
 }
 
@@ -357,7 +355,7 @@ impl Judge {
             ResultState::Same => return Ok(()),
             ResultState::Missing => {}
             ResultState::Unlinked => item.replaces = true,
-            // What is on the way goes before.
+            // The blocking entry goes first.
             ResultState::Blocked
                 if self.items.iter().any(|above| path.starts_with(&above.path)) => {}
             ResultState::Mode(_) | ResultState::Other(_)
@@ -365,7 +363,7 @@ impl Judge {
             {
                 item.replaces = item.clears.is_empty();
             }
-            // Nobody takes it for another, and `status --check` tells.
+            // The difference does no harm, and `status --check` reports it.
             ResultState::Mode(_) if entry.is_directory() => return Ok(()),
             ResultState::Blocked | ResultState::Mode(_) | ResultState::Other(_) => {
                 self.blocked = Some(item.path.clone());
@@ -377,7 +375,7 @@ impl Judge {
         Ok(())
     }
 
-    /// Returns whether what is at a path is a result too, and what has to be removed before `entry` can be there.
+    /// Returns whether the entry at a path is a result too, and what must be removed before `entry` can be there.
     fn is_ours(
         &self,
         path: &Path,
@@ -407,7 +405,7 @@ impl Judge {
         Ok(true)
     }
 
-    /// Returns whether a layer of the env has what is at a path.
+    /// Returns whether a layer of the env has the entry at a path.
     fn has(&self, path: &Path) -> Result<bool> {
         for ours in &self.ours {
             if let Some(entry) = ours.entries.get(path) {
@@ -424,7 +422,8 @@ impl Judge {
     }
 }
 
-/// Compares what is at a path below a directory with a result. `exactly`: a file's content, also where size and time are the same.
+/// Compares the entry at a path below a directory with a result. `exactly`: a file's content, even if size and time
+/// are the same.
 pub fn compare(entry: &Entry, directory: &Path, path: &Path, exactly: bool) -> Result<ResultState> {
     let there = match look(directory, path)? {
         Place::Free => return Ok(ResultState::Missing),
@@ -433,7 +432,7 @@ pub fn compare(entry: &Entry, directory: &Path, path: &Path, exactly: bool) -> R
     };
     let (sha256, hardlink) = match (&entry.content, &there.content) {
         (Content::File { size, .. }, Content::File { size: found, .. }) if size != found => {
-            return Ok(ResultState::Other("has another content".to_owned()));
+            return Ok(ResultState::Other("has different content".to_owned()));
         }
         (
             Content::File {
@@ -459,13 +458,13 @@ pub fn compare(entry: &Entry, directory: &Path, path: &Path, exactly: bool) -> R
     };
     let is_file = matches!(entry.content, Content::File { .. });
     if is_file && (exactly || entry.mtime != there.mtime) {
-        // An older rockenv noted no digest: then the time has to do.
+        // Older versions recorded no digest, so the time must do.
         let same = match sha256 {
             Some(sha256) => export::digest(directory, path)? == *sha256,
             None => entry.mtime == there.mtime,
         };
         if !same {
-            return Ok(ResultState::Other("has another content".to_owned()));
+            return Ok(ResultState::Other("has different content".to_owned()));
         }
     }
     if entry.mode != there.mode {
@@ -483,7 +482,7 @@ pub fn compare(entry: &Entry, directory: &Path, path: &Path, exactly: bool) -> R
     }
 }
 
-/// Opens an output directory, made if it is not there.
+/// Opens an output directory, made if it is missing.
 fn output_writer(directory: &Path, spec: &Spec) -> Result<Writer> {
     if directory.exists() {
         return Writer::open(directory, export::owner(directory)?, true);

@@ -1,4 +1,4 @@
-//! Tests of what is kept of a step's results, and of what is told from them.
+//! Tests of keeping a step's results, and of detecting changes to them.
 
 use std::os::unix::fs::symlink;
 
@@ -52,11 +52,11 @@ fn what_a_step_left_is_kept_and_nothing_else() {
         "is no longer a hard link to the same file"
     );
     fs::write(out.join("sub/new"), "other").unwrap();
-    assert_eq!(differ("sub/new"), "has another content");
+    assert_eq!(differ("sub/new"), "has different content");
     fs::remove_dir(out.join("empty")).unwrap();
     symlink("sub", out.join("empty")).unwrap();
     assert_eq!(differ("empty"), "is a symbolic link, not a directory");
-    // What was kept is checked as well.
+    // The kept copies are checked as well.
     fs::remove_file(results.join("out/link")).unwrap();
     symlink("/etc/shadow", results.join("out/link")).unwrap();
     let faults = left.check(results).unwrap();

@@ -1,8 +1,9 @@
-//! Owns reading checkouts that others write to, such as steps: git runs no program that such a repository names.
+//! Owns reading checkouts that others, such as steps, write to: git must run no program that such a repository names.
 //!
-//! git gets a directory of rockenv's own in place of `.git`: links to the objects, references and index, and a configuration
-//! with those of the repository's settings that say what its files mean. Filters, hooks, aliases, helpers, drivers and remotes
-//! are not among them. It runs with the rights of the checkout's owner, and never with root's for somebody else.
+//! git gets a directory made by rockenv instead of `.git`: links to the objects, references and index, and a
+//! configuration with only those of the repository's settings that define the meaning of its files. Filters, hooks,
+//! aliases, helpers, drivers and remotes are excluded. It runs with the rights of the checkout's owner, and never as
+//! root for somebody else's checkout.
 
 use std::io::Read as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
@@ -18,7 +19,8 @@ use super::git::{Git, Rights};
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::tree;
 
-/// The settings of a repository that say what its files and objects mean, and how differences are written; and no program.
+/// The repository settings that define the meaning of its files and objects, and the format of differences; none of
+/// them names a program.
 const SETTINGS: [&str; 32] = [
     "core.abbrev",
     "core.attributesfile",
@@ -53,13 +55,14 @@ const SETTINGS: [&str; 32] = [
     "index.sparse",
     "status.renames",
 ];
-/// What else there is of `extensions` is for git to know or refuse; these name a remote, and another file of settings, which is read here.
+/// Other `extensions` are for git to know or refuse. These two name a remote, and another file of settings, which is
+/// read here.
 const OTHER_EXTENSIONS: [&str; 2] = ["extensions.partialclone", "extensions.worktreeconfig"];
-/// More than any `HEAD` or `.git` file has, in bytes.
+/// Larger than any `HEAD` or `.git` file, in bytes.
 const MAX_FILE: u64 = 16 << 10;
-/// Where the caller's own Git LFS keeps files, and writes when git asks it what a file would be as an object.
+/// Where Git LFS of the caller keeps files, and writes when git asks it for the object of a file.
 const LFS: &str = "lfs";
-/// Begins the names of directories that stand in for `.git`.
+/// Prefix of directories that replace `.git`.
 const PREFIX: &str = "rockenv-git-";
 /// A directory younger than this may have no lock yet.
 const NEWBORN: Duration = Duration::from_secs(60);
@@ -103,31 +106,31 @@ impl<'a> Checkout<'a> {
         })
     }
 
-    /// Returns the commit that is checked out.
+    /// Returns the checked-out commit.
     pub fn head(&self) -> Result<String> {
         Ok(self.text(&["rev-parse", "HEAD"])?.trim().to_owned())
     }
 
-    /// Runs git, which changes nothing, and returns what it writes.
+    /// Runs git without changing anything, and returns its output.
     pub fn text(&self, arguments: &[&str]) -> Result<String> {
         Ok(String::from_utf8_lossy(&self.bytes(arguments)?).into_owned())
     }
 
-    /// Runs git, which changes nothing, and returns the bytes it writes.
+    /// Runs git without changing anything, and returns its output as bytes.
     pub fn bytes(&self, arguments: &[&str]) -> Result<Vec<u8>> {
         let program = self
             .git
             .program(self.rights)?
             .env("GIT_DIR", &self.place.path)
             .env("GIT_WORK_TREE", &self.work)
-            // What is missing is not fetched: the remote, and how it is asked, are the repository's own words.
+            // Missing objects are not fetched: the repository itself names the remote and the command for that.
             .env("GIT_NO_LAZY_FETCH", "1")
             .args(["-c", "protocol.allow=never"]);
         self.git.finish(program, &self.work, arguments)
     }
 }
 
-/// Returns whose rights git has in a checkout: its owner's, unless that is root or this process is not.
+/// Returns git's rights for a checkout: its owner's, unless that is root or this process is not.
 fn rights(git: &Git<'_>, work: &Path) -> Result<Rights> {
     let found = fs::metadata(work)?;
     let (uid, gid) = (found.uid(), found.gid());
@@ -148,14 +151,15 @@ fn git_directory(work: &Path) -> Result<PathBuf> {
     let text = small_file(&place)?.unwrap_or_default();
     match text.strip_prefix("gitdir: ") {
         Some(named) => Ok(fs::canonicalize(work.join(named.trim_end()))?),
-        None => Err(
-            Error::invalid(format!("`{}` names no directory of git's", place.display()))
-                .help("git clone it again, or remove `.git` to have all of its content count"),
-        ),
+        None => Err(Error::invalid(format!(
+            "`{}` does not name a git directory",
+            place.display()
+        ))
+        .help("clone it again, or remove `.git` to use all of its content")),
     }
 }
 
-/// Reads a short text; nothing where there is no such file. What waits to be read from, as a FIFO does, is refused.
+/// Reads a short text; `None` if the file is missing. Refuses anything that would block, such as a FIFO.
 fn small_file(path: &Path) -> Result<Option<String>> {
     let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
     let file = match fs::OpenOptions::new()
@@ -176,10 +180,10 @@ fn small_file(path: &Path) -> Result<Option<String>> {
 
 fn not_regular(path: &Path) -> Error {
     Error::invalid(format!("`{}` is not a regular file", path.display()))
-        .help("git clone the source again: no git wrote this")
+        .help("clone the source again: git did not write this file")
 }
 
-/// Returns what is checked out, as `HEAD` has it: the name of a reference, or a commit.
+/// Returns what `HEAD` names: a reference or a commit.
 fn head(own: &Path) -> Result<String> {
     let path = own.join("HEAD");
     if let Ok(target) = fs::read_link(&path)
@@ -199,11 +203,11 @@ fn head(own: &Path) -> Result<String> {
             "`{}` names neither a branch nor a commit",
             path.display()
         ))
-        .help("git clone the source again")),
+        .help("clone the source again")),
     }
 }
 
-/// Makes the links of a directory that stands in for `.git`.
+/// Makes the links of a directory that replaces `.git`.
 fn lay_out(place: &Path, own: &Path, common: &Path, rights: Rights) -> Result<()> {
     let link = |from: &Path, name: &str| match from.join(name).exists() {
         true => symlink(from.join(name), place.join(name)),
@@ -237,7 +241,7 @@ fn lay_out(place: &Path, own: &Path, common: &Path, rights: Rights) -> Result<()
     }
     link(own, "info/sparse-checkout")?;
     for name in ["index", "packed-refs", "shallow"] {
-        // git would wait for who writes to it, for ever.
+        // git would block on it for ever.
         if fs::metadata(place.join(name)).is_ok_and(|found| !found.is_file()) {
             return Err(not_regular(&own.join(name)));
         }
@@ -245,7 +249,7 @@ fn lay_out(place: &Path, own: &Path, common: &Path, rights: Rights) -> Result<()
     Ok(())
 }
 
-/// Returns the configuration for a repository: of its own, what [`SETTINGS`] has.
+/// Returns the configuration for a repository, which includes only [`SETTINGS`] of its own.
 fn settings(git: &Git<'_>, rights: Rights, own: &Path, common: &Path) -> Result<String> {
     let listed = list(git, rights, &common.join("config"))?;
     let per_tree = value(&listed, "extensions.worktreeconfig").is_some_and(|value| {
@@ -279,7 +283,7 @@ fn is_setting(name: &str) -> bool {
     is_extension || SETTINGS.contains(&name)
 }
 
-/// A name, in lower case, and what it is set to; nothing where it stands alone, which means true.
+/// A name, in lower case, and its value; `None` if it stands alone, which means true.
 type Setting = (String, Option<String>);
 
 fn value<'s>(listed: &'s [Setting], name: &str) -> Option<&'s Option<String>> {
@@ -287,7 +291,7 @@ fn value<'s>(listed: &'s [Setting], name: &str) -> Option<&'s Option<String>> {
     found.find_map(|(known, value)| (known == name).then_some(value))
 }
 
-/// Reads a file of git's configuration as git itself does, with what it includes.
+/// Reads a git configuration file as git itself does, with its includes.
 fn list(git: &Git<'_>, rights: Rights, file: &Path) -> Result<Vec<Setting>> {
     match fs::metadata(file) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -312,7 +316,7 @@ fn list(git: &Git<'_>, rights: Rights, file: &Path) -> Result<Vec<Setting>> {
     Ok(entries.map(setting).collect())
 }
 
-/// Returns a value as git's configuration has to have it.
+/// Quotes a value for git's configuration.
 fn quoted(value: &str) -> String {
     let mut text = String::from("\"");
     for letter in value.chars() {
@@ -328,16 +332,16 @@ fn quoted(value: &str) -> String {
     text
 }
 
-/// A directory in place of `.git`, removed when dropped.
+/// A directory that replaces `.git`, removed when dropped.
 #[derive(Debug)]
 struct Place {
     path: PathBuf,
-    /// Held for as long as the directory is in use: one without was left by a killed command.
+    /// Held for as long as the directory is in use: a killed command leaves one without a lock.
     _lock: fs::File,
 }
 
 impl Place {
-    /// Makes an empty one, which `rights` may read.
+    /// Makes an empty one, readable with `rights`.
     fn new(rights: Rights) -> Result<Self> {
         static ONCE: Once = Once::new();
         ONCE.call_once(remove_left);
@@ -362,12 +366,12 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // What cannot be removed now is removed by a later command.
+        // A later command removes what cannot be removed now.
         drop(tree::remove_tree(&self.path));
     }
 }
 
-/// Removes what killed commands left.
+/// Removes the leftovers of killed commands.
 fn remove_left() {
     for entry in fs::read_dir(std::env::temp_dir())
         .into_iter()
@@ -380,7 +384,7 @@ fn remove_left() {
     }
 }
 
-/// Returns whether a directory is of this user, and no command uses it.
+/// Returns whether this user owns a directory and no command uses it.
 fn is_left(path: &Path) -> bool {
     let file = fs::OpenOptions::new()
         .read(true)
@@ -540,7 +544,7 @@ mod tests {
         fs::remove_dir_all(&own).unwrap();
         fs::write(&own, "root:x:0:0").unwrap();
         let error = git.open(directory.path()).unwrap_err().chain().join(" ");
-        assert!(error.contains("names no directory") && !error.contains("root:x"));
+        assert!(error.contains("does not name a git directory") && !error.contains("root:x"));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Owns fingerprints of sources: what a directory holds, by its commit and what differs from it, or by all of its content.
+//! Owns fingerprints of sources: a directory's commit and its differences from that, or a digest of all content.
 
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt as _;
@@ -15,7 +15,7 @@ use crate::plan::resolve::{UNTRACKED, is_untracked};
 use crate::sys::error::Result;
 
 impl Git<'_> {
-    /// Returns a fingerprint of a source: the one in the file `known`, where nothing was touched since that was written.
+    /// Returns the fingerprint of a source: the one in the file `known`, if nothing was touched since.
     pub fn known_fingerprint(&self, directory: &Path, known: &Path) -> Result<String> {
         match stamp::recall(known, directory) {
             Some(fingerprint) => Ok(fingerprint),
@@ -23,14 +23,14 @@ impl Git<'_> {
         }
     }
 
-    /// Returns a fingerprint of a source as it is, and writes it to the file `known` if it can be relied on there.
+    /// Returns the current fingerprint of a source, and writes it to the file `known` if it is safe to rely on there.
     pub fn remembered_fingerprint(&self, directory: &Path, known: &Path) -> Result<String> {
         if let Some(fingerprint) = stamp::recall(known, directory) {
             return Ok(fingerprint);
         }
         let before = Stamp::of(directory);
         let fingerprint = self.fingerprint(directory)?;
-        // What changes while it is read, or within one tick of the clock after it, would not be seen to have changed.
+        // Changes while it is read, or within one tick of the clock after it, would go unnoticed.
         if let Some(stamp) = before.filter(Stamp::is_settled)
             && stamp.holds(directory)
         {
@@ -39,14 +39,14 @@ impl Git<'_> {
         Ok(fingerprint)
     }
 
-    /// Returns a fingerprint of a source: its commit and a digest of what differs from it, or a digest of all of it.
+    /// Returns the fingerprint of a source: its commit and a digest of the differences, or a digest of all content.
     pub fn fingerprint(&self, directory: &Path) -> Result<String> {
         if !directory.join(".git").exists() {
             return self.content_digest(directory);
         }
         let checkout = self.open(directory)?;
         let head = checkout.head()?;
-        // git would look into submodules with a git of its own, which heeds their configuration.
+        // git would start a git of its own in submodules, which obeys their configuration.
         let status = checkout.bytes(&[
             "status",
             "--porcelain=v2",
@@ -61,14 +61,14 @@ impl Git<'_> {
         let mut untracked = modified.values().any(|print| is_untracked(print));
         let mut hash = Sha256::new();
         hash.update(&status);
-        // The status names what differs, not how: the content decides.
+        // The status names the differing paths; the digest covers their content.
         for change in changes(&status) {
             untracked |= change.untracked;
             let path = directory.join(std::ffi::OsStr::from_bytes(change.path));
             hash.update(change.path);
             hash.update([0]);
             let found = fs::symlink_metadata(&path).ok();
-            // Of modes, git itself knows no more; and of files that it does not track it says none.
+            // git distinguishes no other modes, and gives none for untracked files.
             let mode = found.as_ref().map_or(0, |found| found.mode() & 0o170_100);
             hash.update(mode.to_le_bytes());
             if found.is_some_and(|found| found.is_dir()) {
@@ -98,7 +98,7 @@ impl Git<'_> {
         Ok(format!("git:{head}+{digest}{untracked}"))
     }
 
-    /// Returns the fingerprints of submodules that are not as their commits in the index say, by path.
+    /// Returns the fingerprints of submodules that differ from their commits in the index, by path.
     fn modified_submodules(
         &self,
         checkout: &Checkout<'_>,
@@ -127,7 +127,7 @@ impl Git<'_> {
         Ok(modified)
     }
 
-    /// Returns a fingerprint of a file or directory in a source: of its content, or of its absence.
+    /// Returns the fingerprint of a file or directory in a source: of its content, or of its absence.
     pub fn fingerprint_of(&self, path: &Path) -> Result<String> {
         if path.is_dir() {
             return self.content_digest(path);
@@ -137,7 +137,7 @@ impl Git<'_> {
         Ok(format!("content:{}", hex::encode(hash.finalize())))
     }
 
-    /// Hashes names, kinds, permissions and contents below a directory; times do not count.
+    /// Hashes names, kinds, permissions and contents below a directory; ignores times.
     fn content_digest(&self, directory: &Path) -> Result<String> {
         let mut hash = Sha256::new();
         let mut left = vec![PathBuf::new()];
@@ -163,21 +163,21 @@ impl Git<'_> {
     }
 }
 
-/// Something that differs from a commit.
+/// A difference from a commit.
 #[derive(Debug, PartialEq, Eq)]
 struct Change<'a> {
     /// A file, or a submodule.
     path: &'a [u8],
-    /// It is not tracked, or has in it what is not.
+    /// It is untracked, or contains untracked files.
     untracked: bool,
 }
 
-/// Reads what `git status --porcelain=v2 -z` says.
+/// Parses the output of `git status --porcelain=v2 -z`.
 fn changes(status: &[u8]) -> Vec<Change<'_>> {
     let mut changes = Vec::new();
     let mut entries = status.split(|byte| *byte == 0);
     while let Some(entry) = entries.next() {
-        // How many words there are before the path.
+        // Number of words before the path.
         let words = match entry.first() {
             Some(b'?') => 1,
             Some(b'1') => 8,
@@ -186,10 +186,10 @@ fn changes(status: &[u8]) -> Vec<Change<'_>> {
             _ => continue,
         };
         if words == 9 {
-            // Where it was before it was renamed.
+            // The path before the rename.
             entries.next();
         }
-        // The third word is about a submodule, and its last letter about what git does not track there.
+        // The third word is about a submodule; its last letter, about untracked files there.
         let submodule = entry.get(5..9).filter(|_| words > 1);
         changes.push(Change {
             path: entry
@@ -302,7 +302,7 @@ mod tests {
         fs::remove_file(path.join("sub dir/new")).unwrap();
         fs::write(path.join("sub dir/a"), "one").unwrap();
         assert_eq!(git.fingerprint(path).unwrap(), clean);
-        // A rename has its old name behind it, which is no entry however it looks.
+        // After a rename comes the old name, which is not an entry whatever it looks like.
         git.run(path, &["mv", "a", "b c"]).unwrap();
         assert!(!is_untracked(&git.fingerprint(path).unwrap()));
         let status = b"2 R. N... 1 1 1 h h R100 b c\0? a\0? d e\0";

@@ -1,4 +1,4 @@
-//! Owns running git: as whom, with which variables, and with nothing that a repository's own hooks could add.
+//! Owns running git: its user, its variables, and no influence of a repository's own hooks.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,12 +7,12 @@ use crate::engine::BuildUser;
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::process::{Event, Program};
 
-/// The longest answer of git that is taken, in bytes: the status of a tree where everything changed.
+/// Maximum size of git's output, in bytes: the status of a tree where everything changed.
 const MAX_OUTPUT: u64 = 256 << 20;
 
-/// What git takes for the repository that it works on, in place of the one in its working directory: hooks of git's have these,
-/// and people who keep files of their home in a repository. A clone would be made into the caller's, and move what it has
-/// checked out and staged.
+/// Variables that make git work on another repository than the one in its working directory. git's hooks have them,
+/// and so do people who keep files of their home in a repository. With them, a clone would go into the caller's
+/// repository and change its work tree and index.
 const OTHER_REPOSITORY: [&str; 14] = [
     "GIT_ALTERNATE_OBJECT_DIRECTORIES",
     "GIT_COMMON_DIR",
@@ -32,11 +32,11 @@ const OTHER_REPOSITORY: [&str; 14] = [
 
 /// The git program.
 pub struct Git<'a> {
-    /// Whose rights it has, where rockenv is root and a checkout is not somebody else's.
+    /// The user to run as, if rockenv is root and the checkout is not somebody else's.
     pub user: &'a BuildUser,
-    /// Ends what runs when it becomes true.
+    /// Ends the program when it becomes true.
     pub cancel: &'a AtomicBool,
-    /// Called about ten times a second, so that somebody can set the flag.
+    /// Called about ten times a second, so that the caller can set the flag.
     pub tick: &'a dyn Fn(),
 }
 
@@ -48,19 +48,19 @@ impl std::fmt::Debug for Git<'_> {
     }
 }
 
-/// Whose rights git has.
+/// The rights that git runs with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rights {
     /// Those of this process.
     Own,
-    /// Those of the build user, with the caller's variables: the caller and the build user are one person.
+    /// Those of the build user, with the caller's variables: the caller and the build user are the same person.
     BuildUser(u32, u32),
-    /// Those of another user, who gets none of the caller's variables, and whose settings do not count.
+    /// Those of another user, without the caller's variables, and ignoring that user's settings.
     Owner(u32, u32),
 }
 
 impl<'a> Git<'a> {
-    /// One that nothing cancels: for commands that die of their signals.
+    /// Without cancellation: for commands that die of their signals.
     pub fn new(user: &'a BuildUser) -> Self {
         static NEVER: AtomicBool = AtomicBool::new(false);
         Self {
@@ -70,8 +70,8 @@ impl<'a> Git<'a> {
         }
     }
 
-    /// Returns whether a commit is in the history of what is checked out; nothing where the commit is not known here, as in
-    /// a clone without history.
+    /// Returns whether a commit is in the history of the checkout; `None` if the commit is unknown here, as in a
+    /// shallow clone.
     pub fn contains(&self, directory: &Path, commit: &str) -> Result<Option<bool>> {
         if !directory.join(".git").exists() {
             return Ok(None);
@@ -87,15 +87,15 @@ impl<'a> Git<'a> {
         Ok(Some(checkout.text(&outside)?.trim().is_empty()))
     }
 
-    /// Runs git in a directory where rockenv makes a repository, or outside of any. What others write to is for [`Git::open`]: there git would
-    /// run the programs that its configuration names.
+    /// Runs git in a directory where rockenv makes a repository, or outside of any. For repositories that others
+    /// write to use [`Git::open`]: here git would run the programs that its configuration names.
     pub(super) fn run(&self, directory: &Path, arguments: &[&str]) -> Result<String> {
         let program = self.program(self.rights())?;
         let said = self.finish(program, directory, arguments)?;
         Ok(String::from_utf8_lossy(&said).into_owned())
     }
 
-    /// Returns whose rights git has on what belongs to nobody else.
+    /// Returns git's rights for directories that belong to nobody else.
     pub(super) fn rights(&self) -> Rights {
         match nix::unistd::geteuid().is_root() && self.user.uid != 0 {
             true => Rights::BuildUser(self.user.uid, self.user.gid),
@@ -103,7 +103,7 @@ impl<'a> Git<'a> {
         }
     }
 
-    /// Makes a call of git that runs no hook and asks nobody.
+    /// Makes a git command that runs no hooks and never prompts.
     pub(super) fn program(&self, rights: Rights) -> Result<Program> {
         let program = Program::find("git", "sources")?;
         let program = match rights {
@@ -119,14 +119,14 @@ impl<'a> Git<'a> {
         };
         Ok(program
             .env("GIT_TERMINAL_PROMPT", "0")
-            // A look at a checkout changes nothing of it, not even what git remembers of it.
+            // Reading a checkout must not change it, not even git's own caches.
             .env("GIT_OPTIONAL_LOCKS", "0")
             .args(["-c", "core.fsmonitor=false"])
             .args(["-c", "core.hooksPath=/dev/null"])
             .args(["-c", "protocol.ext.allow=never"]))
     }
 
-    /// Runs a call of git to its end and returns the bytes it writes.
+    /// Runs a git command to its end and returns its output.
     pub(super) fn finish(
         &self,
         program: Program,
@@ -147,7 +147,7 @@ impl<'a> Git<'a> {
             })
     }
 
-    /// Lets the caller look for signals, and stops if one came.
+    /// Lets the caller check for signals, and stops if one came.
     pub(super) fn look(&self) -> Result<()> {
         (self.tick)();
         match self.cancel.load(Ordering::Relaxed) {

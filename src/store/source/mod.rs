@@ -1,7 +1,7 @@
-//! Owns `source` volumes: cloning what a profile names by `git`, and fingerprints of what a directory holds.
+//! Owns `source` volumes: cloning the repository that a profile names by `git`, and fingerprints of directories.
 //!
-//! `git` runs the program, `checkout` on a repository that others write to, `fingerprint` reads what a source holds, `stamp` tells
-//! cheaply whether it is as it was.
+//! `git` runs the program, `checkout` on a repository that others write to; `fingerprint` reads a source's content,
+//! and `stamp` cheaply checks whether it is unchanged.
 
 mod checkout;
 mod fingerprint;
@@ -24,21 +24,19 @@ use sha2::{Digest as _, Sha256};
 pub struct Repository {
     /// Volume's name.
     pub name: String,
-    /// Location.
     pub url: String,
-    /// Commit, tag or branch; without one the default branch as it was when cloned.
+    /// Commit, tag or branch; without one, the default branch at the time of cloning.
     pub rev: Option<String>,
-    /// Commits to fetch.
+    /// Number of commits to fetch.
     pub depth: Option<u32>,
-    /// With submodules.
     pub submodules: bool,
 }
 
-/// Refuses a directory of the user's that is not there: it is neither made nor fetched.
+/// Refuses a user's directory that does not exist: it is neither made nor fetched.
 pub fn is_there(volume: &str, path: &Path) -> Result<()> {
     fs::metadata(path).map(drop).map_err(|error| {
         let place = path.display();
-        Error::invalid(format!("source `{volume}` is not in `{place}`"))
+        Error::invalid(format!("source `{volume}` is missing from `{place}`"))
             .source(error)
             .help("correct `path` of the volume in the profile, or put the source there")
     })
@@ -56,7 +54,8 @@ impl Repository {
         }
     }
 
-    /// Returns its directory in the store: one for each location and revision, so that no env moves another's.
+    /// Returns its directory in the store: one for each location and revision, so that no env moves another's
+    /// checkout.
     pub fn directory(&self, store: &Store) -> PathBuf {
         let mut hash = Sha256::new();
         hash.update(&self.url);
@@ -69,9 +68,9 @@ impl Repository {
         ))
     }
 
-    /// Clones it if it is not there, checks that it is what the profile says, and returns its directory.
+    /// Clones it if it is missing, checks it against the profile, and returns its directory.
     ///
-    /// A checkout that somebody changed is left as it is: the changes are in the fingerprint.
+    /// A checkout with local changes stays as it is: the changes are in the fingerprint.
     pub fn prepare(
         &self,
         store: &Store,
@@ -86,7 +85,7 @@ impl Repository {
         }
         if offline {
             return Err(Error::unavailable(format!(
-                "source `{}` is not cloned yet and `--offline` forbids it",
+                "source `{}` is not cloned yet, and `--offline` forbids cloning it",
                 self.name
             ))
             .help("run once without --offline"));
@@ -107,7 +106,7 @@ impl Repository {
         let mut temporary = directory.clone().into_os_string();
         temporary.push(".part");
         let temporary = PathBuf::from(temporary);
-        // Only a clone that was cut off can be here, under our lock.
+        // Under our lock, this can only be an interrupted clone.
         store.discard(&temporary)?;
         fs::create_dir(&temporary)?;
         nix::unistd::chown(
@@ -136,7 +135,7 @@ impl Repository {
         arguments.extend(depth.as_deref());
         arguments.extend(["--", "origin", rev]);
         if let Err(error) = git.run(directory, &arguments) {
-            // Not every server hands out a bare commit: then everything is fetched and the commit looked up.
+            // Not every server serves a bare commit: if not, fetch everything and look the commit up.
             git.run(
                 directory,
                 &[
@@ -189,7 +188,7 @@ impl Repository {
             return Err(Error::new(
                 crate::sys::error::Kind::Drift,
                 format!(
-                    "source `{}` is at {}, the profile pins {rev}",
+                    "source `{}` is at {}, but the profile pins {rev}",
                     self.name, head
                 ),
             )

@@ -1,4 +1,4 @@
-//! Owns what a lock file needs of sources: the commit that a name stands for, submodules, and a checkout of one commit.
+//! Owns what a lock file needs of sources: the commit of a branch or tag, submodules, and a checkout of one commit.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,8 +8,8 @@ use crate::store::Store;
 use crate::sys::error::{Error, Result, ResultExt as _};
 
 impl Repository {
-    /// Returns where a checkout of `commit` is, or would be: the one of the profile's revision where that is at it, else one of
-    /// its own, so that no env moves another's.
+    /// Returns the place for a checkout of `commit`: that of the profile's revision if it is at that commit, else one
+    /// of its own, so that no env moves another's.
     pub fn directory_at(&self, store: &Store, git: &Git<'_>, commit: &str) -> Result<PathBuf> {
         let directory = self.directory(store);
         let named = |rev: &str| rev.len() >= 7 && commit.starts_with(rev);
@@ -20,7 +20,7 @@ impl Repository {
         Ok(self.at(commit).directory(store))
     }
 
-    /// Returns a checkout of `commit`, cloned if there is none; what is there already is never moved.
+    /// Returns a checkout of `commit`, cloned if there is none; existing checkouts are never moved.
     pub fn prepare_at(
         &self,
         store: &Store,
@@ -48,7 +48,7 @@ impl Repository {
 }
 
 impl Git<'_> {
-    /// Returns the commit that is checked out; nothing where there is no checkout.
+    /// Returns the checked-out commit; `None` if there is no checkout.
     pub fn head(&self, directory: &Path) -> Result<Option<String>> {
         if !directory.join(".git").exists() {
             return Ok(None);
@@ -56,8 +56,8 @@ impl Git<'_> {
         self.open(directory)?.head().map(Some)
     }
 
-    /// Asks a repository which commit a branch or tag is at, its default branch without one; nothing where it has none of
-    /// that name.
+    /// Asks a repository for the commit of a branch or tag, or of its default branch; `None` if it has none of that
+    /// name.
     pub fn newest(&self, url: &str, rev: Option<&str>) -> Result<Option<String>> {
         let name = rev.unwrap_or("HEAD");
         let listed = self
@@ -78,7 +78,7 @@ impl Git<'_> {
             .filter_map(|line| line.split_once('\t'))
             .map(|(commit, name)| (name, commit))
             .collect();
-        // As git itself looks names up; an annotated tag is not the commit that it names.
+        // In the order in which git looks names up. For an annotated tag, the commit is what it points to.
         let candidates = [
             name.to_owned(),
             format!("refs/tags/{name}^{{}}"),
@@ -89,8 +89,8 @@ impl Git<'_> {
         Ok(commit.map(|commit| (*commit).to_owned()))
     }
 
-    /// Returns the commits of submodules that the checked-out commit names, by path; with `inside` also those that they
-    /// name themselves, as far as they are checked out.
+    /// Returns the commits of submodules that the checked-out commit names, by path; with `inside`, also those that
+    /// checked-out submodules name.
     pub fn submodules(&self, directory: &Path, inside: bool) -> Result<BTreeMap<String, String>> {
         let checkout = self.open(directory)?;
         let listed = checkout.bytes(&["ls-tree", "-r", "-z", "HEAD"])?;
@@ -169,7 +169,7 @@ mod tests {
         let old = at(&first);
         assert_ne!(old, branch);
         assert_eq!(git.head(&old).unwrap(), Some(first.clone()));
-        // Neither is moved to the other's commit, not even without a network.
+        // Neither is moved to the other's commit, not even offline.
         let again = source.prepare_at(&store, &git, &first, true, &mut |_| {});
         assert_eq!(again.unwrap(), old);
         assert_eq!(git.head(&branch).unwrap(), Some(second));
@@ -200,7 +200,7 @@ mod tests {
         add(outer.path(), middle.path(), "middle");
         let head = |path: &Path| git.head(path).unwrap().unwrap();
         let top = BTreeMap::from([("middle".to_owned(), head(middle.path()))]);
-        // Not checked out, and named by what is.
+        // Not checked out, but named by the outer one.
         assert_eq!(git.submodules(outer.path(), false).unwrap(), top);
         let mut all = top.clone();
         all.insert("middle/in ner".to_owned(), head(inner.path()));

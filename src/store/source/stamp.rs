@@ -1,7 +1,8 @@
-//! Owns the question whether a source is as it was, answered by nothing but names, inodes, sizes, modes and change times.
+//! Owns checking whether a source is unchanged, by names, inodes, sizes, modes and change times only.
 //!
-//! Nobody can set a change time: content that was written and given its old time and size, too, is seen to have changed. A directory
-//! whose own change time is the old one has the old names: its files are asked for by name, and nothing is listed or sorted.
+//! Nobody can set a change time, so content that was rewritten with its old time and size is detected too. A
+//! directory with an unchanged change time has the same names: its files are queried by name, without listing or
+//! sorting.
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,9 +19,9 @@ use crate::sys::atomic;
 use crate::sys::error::Result;
 use crate::tree::measure::queue::{Leave, Queue};
 
-/// Changes closer to one another than this may have the same time, whatever the file system's clock.
+/// Changes closer together than this may have the same time, whatever the file system's clock.
 const SETTLED: Duration = Duration::from_secs(2);
-/// What of git's own directories says nothing of what is checked out, or changes when it is only read.
+/// Files in git's own directories that do not affect the checkout, or that mere reading changes.
 const GIT_OWN: [&[u8]; 7] = [
     b"objects",
     b"logs",
@@ -30,10 +31,10 @@ const GIT_OWN: [&[u8]; 7] = [
     b"ORIG_HEAD",
     b"COMMIT_EDITMSG",
 ];
-/// One listing call returns this much.
+/// Buffer size of one listing call.
 const LISTING: usize = 64 * 1024;
 const MOST_THREADS: usize = 8;
-/// A thread takes so many directories at a time.
+/// Directories that a thread takes at a time.
 const SHARE: usize = 16;
 const WANTED: StatxFlags = StatxFlags::TYPE
     .union(StatxFlags::MODE)
@@ -43,7 +44,7 @@ const WANTED: StatxFlags = StatxFlags::TYPE
 const DIRECTORY: OFlags = OFlags::DIRECTORY
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
-/// Begins the file that remembers a fingerprint, with the version of its format.
+/// Header of the file that caches a fingerprint, with the version of its format.
 const MAGIC: &[u8] = b"rockenv source 1\n";
 
 /// What a source looked like, as a line of records, one for each directory:
@@ -55,7 +56,7 @@ const MAGIC: &[u8] = b"rockenv source 1\n";
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Stamp {
     records: Vec<u8>,
-    /// When the last change was, in seconds since 1970.
+    /// Time of the last change, in seconds since 1970.
     newest: i64,
 }
 
@@ -64,27 +65,28 @@ pub(super) struct Stamp {
 struct Seen {
     records: Vec<Vec<u8>>,
     newest: i64,
-    /// Something could not be looked at, or lies outside.
+    /// Something could not be examined, or is outside the source.
     failed: bool,
 }
 
-/// A directory as it was.
+/// The recorded state of a directory.
 #[derive(Debug)]
 struct Record<'a> {
-    /// When it got or lost a name.
+    /// When an entry was last added or removed.
     changed: &'a [u8],
-    /// All but that.
+    /// Everything after that.
     rest: &'a [u8],
     digest: &'a [u8],
     /// Inode and mode.
     own: &'a [u8],
     path: &'a CStr,
-    /// Files' names, and behind the empty one those of directories.
+    /// Files' names, and after an empty one, those of directories.
     names: &'a [u8],
 }
 
 impl Stamp {
-    /// Looks at everything below a directory; nothing where that cannot tell, as with a checkout whose git directory is elsewhere.
+    /// Examines everything below a directory; `None` if that proves nothing, as for a checkout whose git directory is
+    /// elsewhere.
     pub(super) fn of(root: &Path) -> Option<Self> {
         let top = open(root)?;
         let threads = threads();
@@ -128,7 +130,7 @@ impl Stamp {
         })
     }
 
-    /// Returns whether its last change is so long ago that another one now would have another time.
+    /// Returns whether its last change is so long ago that another change now would have another time.
     pub(super) fn is_settled(&self) -> bool {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let newest = Duration::from_secs(u64::try_from(self.newest).unwrap_or(0));
@@ -140,7 +142,7 @@ impl Stamp {
         holds(&self.records, root)
     }
 
-    /// Writes it to a file, with the fingerprint of what was seen.
+    /// Writes it to a file, with the source's fingerprint.
     pub(super) fn remember(&self, file: &Path, fingerprint: &str) -> Result<()> {
         if let Some(parent) = file.parent() {
             fs::create_dir_all(parent)?;
@@ -163,7 +165,7 @@ pub(super) fn recall(file: &Path, root: &Path) -> Option<String> {
     holds(records, root).then(|| fingerprint.to_owned())
 }
 
-/// Returns whether all directories are as their records say. One that is not recorded is a new name in one that is.
+/// Returns whether all directories match their records. An unrecorded directory is a new name in a recorded one.
 fn holds(records: &[u8], root: &Path) -> bool {
     let (Some(records), Some(top)) = (split(records), open(root)) else {
         return false;
@@ -192,7 +194,7 @@ fn holds(records: &[u8], root: &Path) -> bool {
     !touched.into_inner() && !records.is_empty()
 }
 
-/// Returns the records; nothing where one is cut short.
+/// Returns the records; `None` if one is cut short.
 fn split(mut bytes: &[u8]) -> Option<Vec<&[u8]>> {
     let mut records = Vec::new();
     while !bytes.is_empty() {
@@ -220,7 +222,7 @@ impl<'a> Record<'a> {
         })
     }
 
-    /// Returns whether the directory is as it was; nothing where that could not be seen.
+    /// Returns whether the directory is unchanged; `None` if that could not be determined.
     fn holds(&self, root: &Path, top: &OwnedFd) -> Option<bool> {
         let fd = openat(top, self.path, DIRECTORY | OFlags::PATH, Mode::empty()).ok()?;
         let stat = statx(&fd, c"", AtFlags::EMPTY_PATH, WANTED).ok()?;
@@ -228,7 +230,7 @@ impl<'a> Record<'a> {
             return Some(false);
         }
         if changed(&stat) != self.changed {
-            // It got or lost a name, which may be none that counts, or have come and gone.
+            // An entry came or went, which may be one that does not count, or may be back as before.
             let mut seen = Seen::default();
             let mut listing = Vec::with_capacity(LISTING);
             seen.look(
@@ -255,7 +257,7 @@ impl<'a> Record<'a> {
 }
 
 impl Seen {
-    /// Looks at the files of a directory, and puts directories in it on the stack.
+    /// Examines the files of a directory, and pushes its subdirectories on the stack.
     fn look(
         &mut self,
         root: &Path,
@@ -342,7 +344,7 @@ fn entry(fd: impl AsFd, name: &CStr) -> rustix::io::Result<Statx> {
     statx(fd, name, flags, WANTED)
 }
 
-/// Returns all of a file that shows that it was touched.
+/// Returns everything about a file that reveals a change.
 fn looks(stat: &Statx) -> [u8; 32] {
     let mut bytes = [0; 32];
     bytes[..12].copy_from_slice(&own(stat));
@@ -351,7 +353,6 @@ fn looks(stat: &Statx) -> [u8; 32] {
     bytes
 }
 
-/// Returns the inode and mode of a file.
 fn own(stat: &Statx) -> [u8; 12] {
     let mut bytes = [0; 12];
     bytes[..8].copy_from_slice(&stat.stx_ino.to_le_bytes());
@@ -359,7 +360,6 @@ fn own(stat: &Statx) -> [u8; 12] {
     bytes
 }
 
-/// Returns the change time of a file.
 fn changed(stat: &Statx) -> [u8; 12] {
     let mut bytes = [0; 12];
     bytes[..8].copy_from_slice(&stat.stx_ctime.tv_sec.to_le_bytes());
@@ -388,13 +388,13 @@ mod tests {
     use super::super::tests::{me, repository};
     use super::*;
 
-    /// Sets a file's time of modification, as `touch` and `cp -p` do.
+    /// Sets a file's modification time, as `touch` and `cp -p` do.
     fn set_modified(path: &Path, time: SystemTime) {
         let file = fs::OpenOptions::new().write(true).open(path).unwrap();
         file.file().set_modified(time).unwrap();
     }
 
-    /// Makes every kind of edit, one after the other, and compares what is remembered with what is there.
+    /// Makes every kind of edit, one after the other, and compares cached fingerprints with actual ones.
     fn edit(source: &Path, git: &Git<'_>) {
         let cache = tempfile::tempdir().unwrap();
         let known = cache.path().join("known/source.json");
@@ -410,7 +410,7 @@ mod tests {
         fs::write(source.join("below/deep"), "deep").unwrap();
         std::os::unix::fs::symlink("kept", source.join("link")).unwrap();
         while !Stamp::of(source).unwrap().is_settled() {
-            // Too young to be remembered, and not remembered.
+            // Too young to be cached.
             git.remembered_fingerprint(source, &known).unwrap();
             assert!(!known.exists() || Stamp::of(source).unwrap().is_settled());
             std::thread::sleep(Duration::from_millis(100));
@@ -418,7 +418,7 @@ mod tests {
         let before = git.remembered_fingerprint(source, &known).unwrap();
         assert!(known.exists());
         assert_eq!(before, git.fingerprint(source).unwrap());
-        // It is what answers: another answer in it is believed, as long as nothing was touched.
+        // The cache answers: a forged answer is used as long as nothing was touched.
         let real = fs::read(&known).unwrap();
         Stamp::of(source)
             .unwrap()
@@ -427,14 +427,14 @@ mod tests {
         for read in [Git::known_fingerprint, Git::remembered_fingerprint] {
             assert_eq!(read(git, source, &known).unwrap(), "planted");
         }
-        // What was cut short anywhere, or is of another version, says nothing; and what is younger says nothing of the source.
+        // A truncated file or one of another version is ignored; and one that is younger than the source.
         for length in (0..real.len()).step_by(7).chain([real.len() - 1]) {
             fs::write(&known, &real[..length]).unwrap();
             assert_eq!(recall(&known, source), None, "{length}");
         }
         fs::write(&known, &real).unwrap();
         assert_eq!(recall(&known, source).unwrap(), before);
-        // A name that came and went changes its directory, and nothing else.
+        // A name that came and went changes only its directory.
         fs::write(source.join("passing"), "").unwrap();
         assert_eq!(recall(&known, source), None);
         fs::remove_file(source.join("passing")).unwrap();
@@ -498,7 +498,7 @@ mod tests {
         let stamp = Stamp::of(path).unwrap();
         git.fingerprint(path).unwrap();
         assert!(stamp.holds(path));
-        // Neither does what git does to its own files when somebody else reads.
+        // Neither do git's own files when somebody else reads.
         for name in ["FETCH_HEAD", "index.lock"] {
             fs::write(path.join(".git").join(name), "").unwrap();
             assert!(stamp.holds(path), "{name}");

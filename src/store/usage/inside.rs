@@ -1,5 +1,5 @@
-//! Owns looking into what is somebody's content rather than rockenv's: the directories in a build volume or cache, in the
-//! order that decides who has shared bytes, and what those of TheRock's build tree are for.
+//! Owns measuring inside directories whose content is not rockenv's: the directories in a build volume or cache, in
+//! the order that decides who owns shared bytes, and the purpose of those in TheRock's build tree.
 
 use std::path::{Path, PathBuf};
 
@@ -10,8 +10,8 @@ use crate::rocm::therock::tree::is_top;
 use crate::tree::file::Entry;
 use crate::tree::{self, file};
 
-/// What a directory in TheRock's build tree is for. What is made of hard links comes after what they link to: its own bytes
-/// are then what it really adds.
+/// Purpose of a directory in TheRock's build tree. Directories of hard links come after their link targets, so that
+/// their own bytes are what they really add.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Part {
@@ -19,11 +19,10 @@ pub enum Part {
     Build,
     /// What it installs.
     Stage,
-    /// That with what it needs.
+    /// That plus its dependencies.
     Dist,
     /// Artifacts before they are split by target.
     ArtifactsUnsplit,
-    /// Artifacts.
     Artifacts,
 }
 
@@ -36,7 +35,7 @@ impl Part {
         Self::Artifacts,
     ];
 
-    /// Returns the directories' name, for all sub-projects.
+    /// Returns the common name of these directories.
     pub fn title(self) -> &'static str {
         match self {
             Self::Build => "*/build",
@@ -47,7 +46,7 @@ impl Part {
         }
     }
 
-    /// Says what is in it.
+    /// Describes the content.
     pub fn note(self) -> &'static str {
         match self {
             Self::Build => "objects: ninja goes on from them",
@@ -58,7 +57,7 @@ impl Part {
         }
     }
 
-    /// Says what the directory `name` is in a directory of the tree: its top, or that of a sub-project.
+    /// Returns the purpose of the directory `name` in the tree's top or in a sub-project.
     fn of(name: &str, in_top: bool, in_project: bool) -> Option<Self> {
         match name {
             "build" if in_project => Some(Self::Build),
@@ -75,16 +74,16 @@ impl Part {
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(crate) path: PathBuf,
-    /// What it is, or is in.
+    /// Its purpose, or that of its parent.
     pub(crate) part: Option<Part>,
-    /// Whether it is that, and not only in it.
+    /// Whether it has that purpose itself.
     pub(crate) is_part: bool,
 }
 
-/// No sub-project of TheRock's lies deeper.
+/// No sub-project of TheRock is deeper.
 const DEEPEST: usize = 7;
 
-/// In these are no sub-projects, and much else.
+/// These contain no sub-projects, but many other files.
 const BARREN: [&str; 3] = ["CMakeFiles", "source", "stamp"];
 
 /// Returns whether this is the top of TheRock's build tree.
@@ -95,7 +94,7 @@ pub(crate) fn is_therock(top: &Path) -> bool {
     }
 }
 
-/// Returns the directories of TheRock's build tree by what they are for.
+/// Returns the directories of TheRock's build tree by purpose.
 pub(crate) fn parts(top: &Path) -> Vec<(Part, Vec<PathBuf>)> {
     let walk = Walk::new(top, true);
     let mut found = Vec::new();
@@ -111,12 +110,12 @@ pub(crate) fn parts(top: &Path) -> Vec<(Part, Vec<PathBuf>)> {
         .collect()
 }
 
-/// Returns the directories down to `depth` below `top`, each after the one it is in; no links, and nothing that is mounted.
+/// Returns the directories down to `depth` below `top`, each after its parent; without links and mount points.
 pub(crate) fn directories(top: &Path, depth: usize) -> Vec<Found> {
     let mut found = Vec::new();
     if depth > 0 {
         Walk::new(top, false).collect(top, depth, None, &mut found);
-        // Across sub-projects, which hold links to each other's stages.
+        // Across sub-projects, which have links to each other's stages.
         found.sort_by_key(|found| found.part);
     }
     found
@@ -126,7 +125,7 @@ struct Walk<'a> {
     top: &'a Path,
     therock: bool,
     mounted: Vec<PathBuf>,
-    /// Look for the parts of TheRock's tree, and no further.
+    /// Look only for the parts of TheRock's tree.
     parts_only: bool,
 }
 
@@ -294,7 +293,7 @@ mod tests {
             ]
         );
 
-        // The same names in somebody else's tree say nothing.
+        // The same names in another tree mean nothing.
         let other = tree(&THEROCK);
         assert!(!is_therock(other.path()));
         assert!(known(other.path()).is_empty());

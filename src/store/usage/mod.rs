@@ -1,4 +1,4 @@
-//! Owns how much space the store takes, by place: who needs it, and what is inside build trees.
+//! Owns the disk usage of the store, by place: who needs it, and what is inside build trees.
 
 pub mod inside;
 pub(crate) mod places;

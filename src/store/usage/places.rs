@@ -1,4 +1,4 @@
-//! Owns which directories of the store there are to count, what each is for, who needs it, and in which order.
+//! Owns the list of the store's directories to count: their purpose, their users, and their order.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -16,25 +16,25 @@ use crate::sys::error::Result;
 use crate::tree::Method;
 use crate::tree::measure::{Options, Root, Usage, scan};
 
-/// The owner of what no `rm` deletes.
+/// The owner of everything that no `rm` deletes.
 const KEPT: u32 = 0;
-/// The owner of what nobody needs.
+/// The owner of everything that nobody needs.
 const NOBODY: u32 = u32::MAX;
 
-/// What of the inside of build volumes, caches, sources and outputs gets rows of its own.
+/// Which content of build volumes, caches, sources and outputs gets rows of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inside {
-    /// TheRock's build trees, by what is in their directories.
+    /// The parts of TheRock's build trees.
     Parts,
-    /// Directories, so deep.
+    /// Directories, down to this depth.
     Directories(usize),
 }
 
-/// Counts the whole store, or with `only` what concerns one env: its own and what it shares.
+/// Counts the whole store, or with `only` everything that concerns one env: its own and what it shares.
 ///
-/// Blocks that several directories share are in the row that comes first here: images, then what several envs stand on, then
-/// live build volumes, and only then what a single env's layers hold beyond that. So the tree that a build works in is seen,
-/// and not an old state of it.
+/// Blocks that several directories share are in the row that comes first: images, then layers of several envs, then
+/// live build volumes, then the rest of a single env's layers. So the tree that a build works in is shown in full,
+/// not an old state of it.
 pub fn count(store: &Store, only: Option<&str>, inside: Inside) -> Result<Report> {
     let mut places = Places {
         store,
@@ -57,7 +57,7 @@ pub fn count(store: &Store, only: Option<&str>, inside: Inside) -> Result<Report
     places.volumes();
     places.frozen(own);
     places.trees();
-    // With one env too: what it shares with these is not its own.
+    // Also for one env: what it shares with these is not its own.
     places.shelves();
     let extents = store.method() != Method::Overlay;
     let before = FileSystem::of(store.root())?;
@@ -69,12 +69,12 @@ pub fn count(store: &Store, only: Option<&str>, inside: Inside) -> Result<Report
         },
     );
     let mut report = places.finish(usage, only, extents)?;
-    // What was counted may be gone by now: somebody else deletes meanwhile.
+    // Counted files may be gone by now, because another command deletes.
     report.file_system.used = report.file_system.used.max(before.used);
     Ok(report)
 }
 
-/// The directories to count, in the order that decides who has shared bytes.
+/// The directories to count, in the order that decides who owns shared bytes.
 struct Places<'a> {
     store: &'a Store,
     inside: Inside,
@@ -83,7 +83,7 @@ struct Places<'a> {
     mounted: BTreeMap<PathBuf, Vec<String>>,
     roots: Vec<Root>,
     rows: Vec<Row>,
-    /// Of each row.
+    /// The owner of each row.
     owners: Vec<u32>,
 }
 
@@ -112,7 +112,7 @@ impl Places<'_> {
         }
     }
 
-    /// Adds what has an inside.
+    /// Adds a directory whose content may get rows.
     fn content(&mut self, path: PathBuf, owner: u32, mut row: Row) {
         let built = matches!(row.class, Class::Build | Class::Frozen) && inside::is_therock(&path);
         match self.inside {
@@ -153,7 +153,7 @@ impl Places<'_> {
         self.owners.push(owner);
     }
 
-    /// Notes the directories of the store that an env mounts and does not own; none before it was resolved.
+    /// Records the store's directories that an env mounts and does not own; none before it was resolved.
     fn mounts_of(&mut self, env: &str) {
         let spec = self.store.spec(env);
         for volume in spec.iter().flat_map(|spec| &spec.volumes) {
@@ -180,7 +180,7 @@ impl Places<'_> {
             .collect()
     }
 
-    /// Returns the owner of what these envs need, where `rm` would delete it.
+    /// Returns the owner of what these envs need, if `rm` would delete it.
     fn owner(&self, envs: &[String]) -> u32 {
         match envs {
             [] => NOBODY,
@@ -209,8 +209,8 @@ impl Places<'_> {
         }
     }
 
-    /// Returns the layers from the bottom up, those that several envs need by themselves: a layer's `flat` directory is made of
-    /// links to what is below it, which no fewer envs need.
+    /// Returns the layers from the bottom up, with those that several envs need apart: a layer's `flat` directory
+    /// consists of links to layers below it, which at least as many envs need.
     fn layers(&self) -> (Vec<Frozen>, Vec<Frozen>) {
         let mut layers: BTreeMap<LayerId, Option<Layer>> = BTreeMap::new();
         for id in names(&self.store.root().join("layers")) {
@@ -235,7 +235,7 @@ impl Places<'_> {
         let depth = |id: &LayerId| {
             let mut depth = 0;
             let mut next = parent(id);
-            // A damaged chain may stand on itself.
+            // A damaged chain may be circular.
             while let Some(id) = next
                 && depth <= layers.len()
             {
@@ -291,7 +291,7 @@ impl Places<'_> {
             let path = directory.join(&name);
             let found = self.envs.iter().find(|(known, _)| *known == name);
             let Some((_, record)) = found else {
-                // Beyond its lock, which stays for good, this is what a killed command left.
+                // Except for its lock, which stays, these are leftovers of a killed command.
                 for entry in names(&path).into_iter().filter(|entry| entry != "lock") {
                     let place = format!("{name}/{entry}");
                     self.add(path.join(entry), NOBODY, Class::Unused, place, Vec::new());
@@ -305,7 +305,7 @@ impl Places<'_> {
                 let (class, title) = match &failed {
                     _ if live.as_ref() == Some(&tree) => (Class::Live, String::new()),
                     Some(failed) if failed.tree == tree => (Class::Failed, failed.step.clone()),
-                    // A step that runs, or garbage: its directory does not tell.
+                    // A running step's, or garbage: the directory does not show which.
                     _ => (Class::Live, tree.clone()),
                 };
                 let tree = path.join("trees").join(tree);
@@ -339,7 +339,7 @@ impl Places<'_> {
         }
     }
 
-    /// What belongs to no env, and the rest of the store.
+    /// Everything that belongs to no env, and the rest of the store.
     fn shelves(&mut self) {
         let root = self.store.root().to_owned();
         for (directory, class) in [("caches", Class::Cache), ("sources", Class::Source)] {
@@ -376,7 +376,7 @@ impl Places<'_> {
     }
 
     fn finish(mut self, mut usage: Usage, only: Option<&str>, extents: bool) -> Result<Report> {
-        // A directory that was there a moment ago: another command has deleted it.
+        // The directory was there a moment ago: another command has deleted it.
         let known = usage.problems.len();
         usage
             .problems
@@ -430,7 +430,7 @@ impl Places<'_> {
     }
 }
 
-/// Returns the names in a directory, sorted; none where it cannot be read, which the scan reports.
+/// Returns the sorted names in a directory; none if it is unreadable, which the scan reports.
 fn names(directory: &Path) -> Vec<String> {
     let Ok(entries) = fs::read_dir(directory) else {
         return Vec::new();

@@ -1,8 +1,8 @@
-//! Owns what is said of where the store's space went.
+//! Owns the report of the store's disk usage.
 //!
-//! Every byte is in exactly one row. A row belongs to an env where that env alone needs it; a layer that several envs
-//! stand on is in a row of its own that names them. What `rm` would free is told beside, since blocks may be shared
-//! between rows too, by hard links and clones: they are in the row that comes first.
+//! Every byte is in exactly one row. A row belongs to an env if that env alone needs it; a layer that several envs
+//! need is in a row of its own that names them. The bytes that `rm` would free are reported separately, because rows
+//! may share blocks too, by hard links and clones: those are in the row that comes first.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,35 +17,28 @@ use crate::sys::error::{Result, ResultExt as _};
 use crate::tree::Method;
 use crate::tree::measure::Sums;
 
-/// What a row is about.
+/// The class of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Class {
-    /// Frozen layers.
     Snapshots,
-    /// Build volumes as layers froze them.
+    /// Build volumes frozen in layers.
     Frozen,
     /// The tree that `exec` and `shell` write to.
     Live,
-    /// Live build volumes.
     Build,
     /// The tree of a failed step.
     Failed,
-    /// Logs of steps.
     Logs,
-    /// An env's record and what else is in its directory.
+    /// An env's record and the other files in its directory.
     Records,
-    /// Base images.
     Image,
-    /// Caches.
     Cache,
-    /// Sources.
     Source,
-    /// What envs exported.
+    /// Results of envs.
     Output,
-    /// Downloads.
     Blobs,
-    /// What waits to be unlinked.
+    /// Files waiting to be unlinked.
     Trash,
     /// Trees, layers and volumes that no record names.
     Unused,
@@ -62,9 +55,9 @@ pub struct Size {
     pub allocated: u64,
     /// Space on disk that nothing outside this row's owner holds.
     pub exclusive: u64,
-    /// Space on disk that this row uses and another one has counted.
+    /// Space on disk that this row uses but another row counts.
     pub counted_elsewhere: u64,
-    /// Files, directories and everything else.
+    /// Number of files, directories and other entries.
     pub entries: u64,
 }
 
@@ -106,28 +99,26 @@ impl std::iter::Sum for Size {
     }
 }
 
-/// One thing that takes space.
+/// One item of disk usage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Row {
-    /// What it is.
     pub class: Class,
-    /// Its name: of the snapshot, volume, image, cache or source; empty where there is only one.
+    /// Name of the snapshot, volume, image, cache or source; empty if there is only one.
     pub name: String,
     /// The snapshot that froze it, for a frozen volume.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<String>,
-    /// The directory in it, for a row of a part of it; the row of the whole then holds what is in none of those.
+    /// For a part: the directory. The row of the whole then has the remaining bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub inside: Option<PathBuf>,
-    /// What it is of TheRock's build tree, for a row of all directories that are alike; as `inside`.
+    /// For all directories of one kind in TheRock's build tree: that kind; like `inside`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub part: Option<Part>,
-    /// What it is, where names in it tell.
+    /// Kind of content, if names in it show that.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
     /// The envs that need it; for a cache or source those that mount it, for an output the env that made it.
     pub envs: Vec<String>,
-    /// Its bytes.
     pub size: Size,
 }
 
@@ -152,55 +143,50 @@ impl Row {
         }
     }
 
-    /// Returns whether this is no part of something that has a row too.
+    /// Returns whether this is not part of another row's item.
     pub fn is_whole(&self) -> bool {
         self.inside.is_none() && self.part.is_none()
     }
 }
 
-/// Where the space went.
+/// The report.
 #[derive(Debug, Serialize)]
 pub struct Report {
-    /// Version of this description.
+    /// Version of this format.
     pub schema: &'static str,
-    /// The store's root.
     pub store: PathBuf,
-    /// The env, where only one was asked for.
+    /// The env, if only one was requested.
     pub env: Option<String>,
-    /// How snapshots are made here.
     pub method: Method,
-    /// What was counted, in the order that decides who has shared bytes.
+    /// The rows, in the order that decides who owns shared bytes.
     pub rows: Vec<Row>,
-    /// What `rm` would free in the store, by env.
+    /// Bytes that `rm` would free in the store, by env.
     pub freed: BTreeMap<String, u64>,
-    /// What services of containers hold, which is not in the store.
+    /// Data of container services, which is not in the store.
     pub at_services: Vec<Held>,
     /// Services that did not answer, and why.
     pub silent_services: Vec<String>,
-    /// The sum of the rows.
     pub total: Size,
-    /// The file system.
     pub file_system: FileSystem,
-    /// Whether blocks shared by clones were looked for.
+    /// Whether blocks shared by clones were detected.
     pub extents: bool,
-    /// Files that would not say what they share or how small they were compressed: sizes are then at most what is said.
+    /// Files without information about sharing or compression: their sizes are upper bounds.
     pub unshared: u64,
-    /// Paths that could not be read: sizes are then at least what is said.
+    /// Unreadable paths: sizes are lower bounds.
     pub unreadable: u64,
     /// The first of those.
     pub problems: Vec<String>,
-    /// Mounts below the store that were left out.
+    /// Mounts below the store, which are not counted.
     pub mounts_skipped: u64,
 }
 
-/// What the file system says of itself.
+/// The file system's own figures.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct FileSystem {
-    /// Its size in bytes.
     pub size: u64,
-    /// What is in use, by the store and others, its own bookkeeping included.
+    /// Bytes in use, by the store and others, including metadata.
     pub used: u64,
-    /// What an ordinary user could still write.
+    /// Bytes that an ordinary user could still write.
     pub free: u64,
 }
 
@@ -218,7 +204,7 @@ impl FileSystem {
 }
 
 impl Report {
-    /// Sums what services hold for exactly these envs: own bytes.
+    /// Sums up own bytes that services hold for exactly these envs.
     pub fn held(&self, class: Class, envs: &[String]) -> u64 {
         let held = self.at_services.iter();
         held.filter(|held| held.class == class && held.envs == envs)
@@ -226,7 +212,7 @@ impl Report {
             .sum()
     }
 
-    /// Sums what services hold that goes with `env`: own bytes.
+    /// Sums up own bytes at services that go with `env`.
     pub fn freed_at_services(&self, env: &str) -> u64 {
         let held = self.at_services.iter();
         held.filter(|held| held.class != Class::Image && held.envs == [env])
@@ -234,7 +220,7 @@ impl Report {
             .sum()
     }
 
-    /// Sums the rows of one class that `env` alone needs.
+    /// Sums up the rows of one class that `env` alone needs.
     pub fn own(&self, env: &str, class: Class) -> Size {
         self.rows
             .iter()
@@ -244,7 +230,8 @@ impl Report {
     }
 }
 
-/// Counts the whole store, or with `only` what concerns one env, with the directories down to `depth` in rows of their own.
+/// Counts the whole store, or with `only` everything that concerns one env, with rows for directories down to
+/// `depth`.
 pub fn report(store: &Store, only: Option<&str>, depth: usize) -> Result<Report> {
     count(store, only, Inside::Directories(depth))
 }

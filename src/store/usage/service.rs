@@ -1,7 +1,8 @@
-//! Owns what envs take at Docker's and Podman's services: images and containers, whose bytes are not in the store.
+//! Owns the disk usage of envs at Docker and Podman services: images and containers, whose bytes are not in the
+//! store.
 //!
-//! An image's own bytes are those of its layers that the image below does not have; a container's what was written in it.
-//! Both are the service's figures.
+//! An image's own bytes are those of layers that the image below lacks; a container's, those written in it. Both are
+//! the service's figures.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -17,17 +18,14 @@ use crate::sys::error::Result;
 /// An image or a container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Held {
-    /// The service's engine.
     pub engine: String,
-    /// What it is for.
     pub class: Class,
-    /// Of the snapshot, the failed step or the image; empty for a live tree.
+    /// Name of the snapshot, failed step or image; empty for a live tree.
     pub name: String,
-    /// The envs that need it.
     pub envs: Vec<String>,
     /// Bytes that nothing below it has.
     pub own: u64,
-    /// Bytes with all that it stands on.
+    /// Bytes including everything below it.
     pub total: u64,
 }
 
@@ -48,7 +46,7 @@ pub(crate) fn holdings(store: &Store, envs: &[(String, Record)]) -> Result<Holdi
     for (name, record) in envs {
         for top in record.layers() {
             let mut next = Some(top.clone());
-            // A damaged chain may stand on itself.
+            // A damaged chain may be circular.
             while let Some((layer, users)) = next.take().and_then(|id| layers.get_mut(&id))
                 && users.insert(name)
             {
@@ -133,7 +131,7 @@ fn ask(
             name: layer.title.clone(),
             envs: users.iter().map(|&name| name.to_owned()).collect(),
             own: match below {
-                // One that was merged into a single layer stands on nothing.
+                // An image that was merged into a single layer is based on nothing.
                 Some((_, layers)) if depth < layers => size,
                 Some((below, _)) => size.saturating_sub(below),
                 None => size,

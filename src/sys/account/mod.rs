@@ -1,4 +1,5 @@
-//! Owns who calls: the person behind `sudo`, what `/etc/passwd` says of them, and the rights that their files are written with.
+//! Owns the identity of the caller: the user behind `sudo`, the user's entry in `/etc/passwd`, and the rights for the
+//! user's files.
 
 mod place;
 pub(crate) mod rights;
@@ -14,7 +15,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use place::{Existing, Place, make_directories, mode_and_owner, resolved};
 pub(crate) use rights::Rights;
 
-/// Somebody who calls: user, group, and supplementary groups.
+/// A calling user: user, group, and supplementary groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Person {
     pub(crate) uid: u32,
@@ -24,7 +25,7 @@ pub(crate) struct Person {
 
 static CALLER: OnceLock<Rights> = OnceLock::new();
 
-/// Settles whose rights [`caller`] returns, once: root that was called by an ordinary user acts for that user.
+/// Determines, once, whose rights [`caller`] returns: root that was called by an ordinary user acts for that user.
 pub(crate) fn settle(user: &BuildUser) {
     if nix::unistd::geteuid().is_root() && user.uid != 0 {
         let person = Person {
@@ -37,12 +38,12 @@ pub(crate) fn settle(user: &BuildUser) {
     }
 }
 
-/// Returns the rights of the person who called: what is read and written for them outside the store is so with these.
+/// Returns the rights of the calling user, with which that user's files outside the store are read and written.
 pub(crate) fn caller() -> &'static Rights {
     CALLER.get().unwrap_or(&Rights::Own)
 }
 
-/// Gives up being root where somebody else called, for a command that needs nothing of root's.
+/// Drops root's rights if another user called, for a command that needs none of them.
 pub(crate) fn become_caller() -> Result<()> {
     match caller() {
         Rights::Own => Ok(()),
@@ -50,7 +51,7 @@ pub(crate) fn become_caller() -> Result<()> {
     }
 }
 
-/// Returns the person behind `sudo` or `pkexec`, by what these say, or else the user of this process.
+/// Returns the user behind `sudo` or `pkexec`, according to their variables, or else the user of this process.
 pub(crate) fn invoking_user(
     sudo_uid: Option<&String>,
     sudo_gid: Option<&String>,
@@ -62,7 +63,7 @@ pub(crate) fn invoking_user(
                 .help("unset SUDO_UID SUDO_GID")
         })
     };
-    // Only root acts for somebody else; for others the variables are leftovers.
+    // Only root acts for another user; otherwise the variables are leftovers.
     if nix::unistd::geteuid().is_root()
         && let Some(uid) = sudo_uid.or(pkexec)
     {
@@ -81,7 +82,7 @@ pub(crate) fn invoking_user(
     ))
 }
 
-/// Reads `/etc/passwd` itself: a static binary has no NSS.
+/// Reads `/etc/passwd` directly: a static binary has no NSS.
 fn passwd_line(uid: u32) -> Option<String> {
     let text = fs::read_to_string("/etc/passwd").ok()?;
     text.lines()
@@ -89,7 +90,6 @@ fn passwd_line(uid: u32) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// Returns the home directory of a user.
 pub(crate) fn home_of(uid: u32) -> Option<PathBuf> {
     passwd_line(uid)?
         .split(':')
@@ -98,7 +98,7 @@ pub(crate) fn home_of(uid: u32) -> Option<PathBuf> {
         .map(PathBuf::from)
 }
 
-/// Returns the groups of a user by `/etc/group`.
+/// Returns the groups of a user according to `/etc/group`.
 fn groups_of(uid: u32, gid: u32) -> Vec<u32> {
     let line = passwd_line(uid).unwrap_or_default();
     let name = line.split(':').next().unwrap_or_default();
@@ -108,7 +108,7 @@ fn groups_of(uid: u32, gid: u32) -> Vec<u32> {
     groups
 }
 
-/// Returns the numbers of the groups that a user is listed in.
+/// Returns the ids of the groups that list a user.
 fn members<'a>(groups: &'a str, name: &'a str) -> impl Iterator<Item = u32> + 'a {
     groups.lines().filter_map(move |line| {
         let mut fields = line.split(':').skip(2);
@@ -130,21 +130,21 @@ mod tests {
     }
 }
 
-/// The user that steps run as, and that owns what they make.
+/// The user that steps run as, and that owns their files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BuildUser {
     /// Name in the env.
     pub name: String,
     /// User id.
     pub uid: u32,
-    /// Number of the group.
+    /// Group id.
     pub gid: u32,
     /// Home in the env.
     pub home: String,
 }
 
 impl BuildUser {
-    /// Returns the user every env has, with the invoking user's numbers.
+    /// Returns the build user of every env, with the invoking user's ids.
     pub fn new(uid: u32, gid: u32) -> Self {
         Self {
             name: "builder".to_owned(),

@@ -1,4 +1,4 @@
-//! Owns single files of the person who calls: one that was named on the command line, read and written with that person's rights.
+//! Owns single files of the calling user that the command line names, read and written with that user's rights.
 
 use std::io::Write as _;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -13,7 +13,7 @@ use nix::sys::stat::Mode;
 use super::rights::Rights;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 
-/// What becomes of a file that is there already.
+/// How an existing file is handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Existing {
     /// It stays, and that is an error.
@@ -22,7 +22,7 @@ pub(crate) enum Existing {
     Replace,
 }
 
-/// Where a file is, or will be: an open directory and a name in it.
+/// The place of a file, existing or not: an open directory and a name in it.
 #[derive(Debug)]
 pub(crate) struct Place<'a> {
     rights: &'a Rights,
@@ -33,7 +33,8 @@ pub(crate) struct Place<'a> {
 }
 
 impl<'a> Place<'a> {
-    /// Opens the directory of a file. Links on the way to it are the person's own and are followed, with their rights.
+    /// Opens the directory of a file. Links on the way to it are the user's own and are followed, with the user's
+    /// rights.
     pub(crate) fn new(rights: &'a Rights, path: &Path) -> Result<Self> {
         let Some(name) = path.file_name() else {
             let message = format!("`{}` is not the name of a file", path.display());
@@ -62,7 +63,7 @@ impl<'a> Place<'a> {
         })
     }
 
-    /// Opens the file for reading; `None` where there is none. What is no file is refused, a link too.
+    /// Opens the file for reading; `None` if there is none. Refuses anything but a regular file, including a link.
     pub(crate) fn open(&self) -> Result<Option<fs::File>> {
         match self.open_with(OFlag::O_RDONLY, Mode::empty()) {
             Err(Errno::ENOENT) => Ok(None),
@@ -75,7 +76,7 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// Opens the file to add to its end; makes it if it is not there.
+    /// Opens the file for appending; makes it if it is missing.
     pub(crate) fn append(&self) -> Result<fs::File> {
         let flags = OFlag::O_WRONLY | OFlag::O_APPEND | OFlag::O_CREAT;
         match self.open_with(flags, Mode::from_bits_truncate(0o666)) {
@@ -86,7 +87,7 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// Writes the file whole or not at all. `owner`: whom it belongs to where root writes for itself.
+    /// Writes the file atomically. `owner`: the owner if root writes for itself.
     pub(crate) fn put(
         &self,
         bytes: &[u8],
@@ -124,26 +125,24 @@ impl<'a> Place<'a> {
         };
         let written = write();
         if written.is_err() {
-            // Why it failed is what counts.
+            // The first error is the one to report.
             self.rights.unlink(self.parent.as_fd(), &part, false).ok();
         }
         written
     }
 
-    /// Removes the file.
     pub(crate) fn remove(&self) -> Result<()> {
         self.rights
             .unlink(self.parent.as_fd(), &self.name, false)
             .context(|| format!("cannot remove `{}`", self.path.display()))
     }
 
-    /// Makes the error for a file that is in the way; `why` completes the sentence.
+    /// Makes the error for an existing file; `why` completes the sentence.
     pub(crate) fn exists(&self, why: &str) -> Error {
         let message = format!("`{}` already exists{why}", self.path.display());
         Error::new(Kind::Usage, message)
     }
 
-    /// Returns the owner of the directory.
     pub(crate) fn parent_owner(&self) -> Result<(u32, u32)> {
         let found = nix::sys::stat::fstat(&self.parent)?;
         Ok((found.st_uid, found.st_gid))
@@ -187,7 +186,7 @@ impl<'a> Place<'a> {
     }
 }
 
-/// Makes a directory, and those above it that are missing.
+/// Makes a directory and its missing parents.
 pub(crate) fn make_directories(rights: &Rights, path: &Path) -> Result<()> {
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
     let there = rights.open(None, path, flags, Mode::empty(), ResolveFlag::empty());
@@ -208,7 +207,7 @@ pub(crate) fn make_directories(rights: &Rights, path: &Path) -> Result<()> {
     }
 }
 
-/// Returns where a path leads, every link followed with the person's rights; the path itself where nothing is.
+/// Resolves a path, following links with the user's rights; returns a missing path unchanged.
 pub(crate) fn resolved(rights: &Rights, path: &Path) -> PathBuf {
     let found = rights.open(
         None,
@@ -224,7 +223,6 @@ pub(crate) fn resolved(rights: &Rights, path: &Path) -> PathBuf {
     resolved.unwrap_or_else(|| path.to_owned())
 }
 
-/// Returns the mode and the owner of a file.
 pub(crate) fn mode_and_owner(file: &fs::File) -> Result<(u32, (u32, u32))> {
     let found = file.metadata()?;
     Ok((found.mode() & 0o777, (found.uid(), found.gid())))

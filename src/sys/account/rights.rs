@@ -1,8 +1,8 @@
-//! Owns the rights with which files of the person who calls are opened and changed.
+//! Owns the rights for opening and changing files of the calling user.
 //!
-//! Root that was called by `sudo` never walks a path of theirs: between two looks at it they, or a step that runs as them, can put a
-//! link there. It asks a process that runs as them, which makes the system calls that take a path and sends descriptors back. No
-//! descriptor that only root could open goes the other way.
+//! Root that was called by `sudo` never walks a path of that user: between two accesses the user, or a step that runs
+//! as the user, can put a link there. Instead it asks a process that runs as the user, which makes the system calls
+//! that take a path and sends descriptors back. No descriptor that only root could open goes the other way.
 
 use std::ffi::{CString, OsStr};
 use std::os::fd::{AsFd as _, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -27,19 +27,19 @@ use crate::sys::beneath::openat2;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::frames;
 
-/// The hidden subcommand of the process that runs as the person.
+/// The hidden subcommand of the process that runs as the user.
 pub(crate) const SUBCOMMAND: &str = "__as-caller";
 
-/// Whose rights count. Every path is below an open directory, or for [`Rights::open`] one that the person named.
+/// Whose rights apply. Every path is below an open directory, or for [`Rights::open`] one that the user named.
 #[derive(Debug)]
 pub(crate) enum Rights {
     /// Those of this process.
     Own,
-    /// Those of the person behind `sudo`, with the way to a process of theirs once it was started.
+    /// Those of the user behind `sudo`, with the connection to a process of that user once it was started.
     Of(Person, Mutex<Option<UnixStream>>),
 }
 
-/// A system call; the directories that its paths are below come beside it.
+/// A system call; the directories that its paths are below are sent beside it.
 #[derive(Debug, Serialize, Deserialize)]
 enum Call {
     Open {
@@ -82,11 +82,11 @@ enum Call {
     },
 }
 
-/// The error number, 0 for none; a descriptor comes beside it.
+/// The error number, 0 for none; a descriptor is sent beside it.
 type Answer = i32;
 
 impl Rights {
-    /// Returns those of a person.
+    /// Returns those of a user.
     pub(super) fn of(person: Person) -> Self {
         Self::Of(person, Mutex::default())
     }
@@ -100,7 +100,7 @@ impl Rights {
         mode: Mode,
         resolve: ResolveFlag,
     ) -> nix::Result<OwnedFd> {
-        // The kernel takes it for a mistake beside O_PATH.
+        // The kernel refuses it together with O_PATH.
         let flags = match flags.contains(OFlag::O_PATH) {
             true => flags,
             false => flags | OFlag::O_NOCTTY,
@@ -115,7 +115,6 @@ impl Rights {
         self.make(&call, &directories)?.ok_or(Errno::EBADF)
     }
 
-    /// Makes a directory.
     pub(crate) fn make_directory<P: ?Sized + NixPath>(
         &self,
         at: BorrowedFd<'_>,
@@ -129,7 +128,7 @@ impl Rights {
         self.make(&call, &[at]).map(drop)
     }
 
-    /// Makes a symbolic link with this text.
+    /// Makes a symbolic link with this target.
     pub(crate) fn symlink<T: ?Sized + NixPath, P: ?Sized + NixPath>(
         &self,
         target: &T,
@@ -175,7 +174,7 @@ impl Rights {
         self.make(&call, &[at, below]).map(drop)
     }
 
-    /// Sets when an entry was changed; of a link, not of what it points to.
+    /// Sets an entry's modification time; for a link, not its target's.
     pub(crate) fn set_time<P: ?Sized + NixPath>(
         &self,
         at: BorrowedFd<'_>,
@@ -211,7 +210,7 @@ impl Rights {
         self.make(&call, &[at]).map(drop)
     }
 
-    /// Removes a directory with all that is in it.
+    /// Removes a directory with its content.
     pub(crate) fn remove_tree<P: ?Sized + NixPath>(
         &self,
         at: BorrowedFd<'_>,
@@ -221,14 +220,14 @@ impl Rights {
         self.make(&Call::RemoveTree { path }, &[at]).map(drop)
     }
 
-    /// Returns whether something is at a path.
+    /// Returns whether a path exists.
     pub(crate) fn exists<P: ?Sized + NixPath>(&self, at: BorrowedFd<'_>, path: &P) -> bool {
         let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW;
         self.open(Some(at), path, flags, Mode::empty(), ResolveFlag::empty())
             .is_ok()
     }
 
-    /// Returns whom root that writes for itself gives what it makes in a directory: the directory's owner.
+    /// Returns the owner for files that root makes for itself in a directory: the directory's owner.
     pub(crate) fn heir(&self, directory: BorrowedFd<'_>) -> nix::Result<Option<(u32, u32)>> {
         let found = nix::sys::stat::fstat(directory)?;
         let gives = matches!(self, Self::Own) && nix::unistd::geteuid().is_root();
@@ -267,7 +266,7 @@ impl Rights {
                 ),
             )
             .source(std::io::Error::from(errno))
-            .help("name a directory of yours: under sudo, files are written with the rights of the user who called it"),
+            .help("name a directory of your own: under sudo, files are written with the rights of the calling user"),
             _ => {
                 let failed: Result<()> =
                     Err(errno).context(|| format!("cannot write in `{shown}`"));
@@ -356,7 +355,7 @@ impl Call {
     }
 }
 
-/// Renames to a name that is free. A file system that has only the old way: there a new name of a file never replaces anything.
+/// Renames to a free name. On file systems without that operation, uses a hard link, which never replaces anything.
 fn rename_new(
     at: BorrowedFd<'_>,
     from: &CString,
@@ -373,11 +372,11 @@ fn rename_new(
     }
 }
 
-/// Starts a process that becomes the person before it does anything.
+/// Starts a process that becomes the user before it does anything.
 fn start(person: &Person) -> Result<UnixStream> {
     let (ours, theirs) = UnixStream::pair()?;
     let groups: Vec<String> = person.groups.iter().map(u32::to_string).collect();
-    // A terminal's Ctrl-C is for the command, which may have something to take back.
+    // A terminal's Ctrl-C is for the command, which may have something to undo.
     Command::new("/proc/self/exe")
         .args([SUBCOMMAND, &person.uid.to_string(), &person.gid.to_string()])
         .args(groups)
@@ -391,7 +390,7 @@ fn start(person: &Person) -> Result<UnixStream> {
     Ok(ours)
 }
 
-/// Becomes a person for good, with their groups and nothing else of root's.
+/// Becomes a user for good, with the user's groups and nothing else of root's.
 pub(crate) fn become_person(person: &Person) -> Result<()> {
     let groups: Vec<Gid> = person.groups.iter().copied().map(Gid::from_raw).collect();
     let (uid, gid) = (Uid::from_raw(person.uid), Gid::from_raw(person.gid));
@@ -402,7 +401,7 @@ pub(crate) fn become_person(person: &Person) -> Result<()> {
     Ok(())
 }
 
-/// Runs as the person until the command that asks has ended: its end of standard input is closed then.
+/// Runs as the user until the requesting command has ended, which closes standard input.
 pub(crate) fn serve(arguments: &[String]) -> Result<()> {
     let numbers: Vec<u32> = arguments
         .iter()
@@ -410,7 +409,7 @@ pub(crate) fn serve(arguments: &[String]) -> Result<()> {
         .collect();
     let [uid, gid, ref groups @ ..] = numbers[..] else {
         return Err(Error::unexpected(
-            "this is started by `rockenv`, not by hand",
+            "this is started by `rockenv`, not manually",
         ));
     };
     become_person(&Person {

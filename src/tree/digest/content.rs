@@ -13,15 +13,16 @@ use crate::sys::signals::stop_if;
 use crate::tree::openat2;
 use crate::tree::root_fs;
 
-/// What is read at once of a file, and what is passed over where all of it is zeros.
+/// Size of a read, and of a block that is skipped if all zeros.
 pub(crate) const BLOCK: usize = 256 << 10;
-/// From this size on, a file that is mostly zeros is hashed without them: an archive of a few KiB can hold one that is larger than
-/// any disk.
+/// From this size on, a file that is mostly zeros is hashed without them: an archive of a few KiB can contain one
+/// that is larger than any disk.
 const LARGE: u64 = 16 << 20;
 
 static ZEROS: [u8; BLOCK] = [0; BLOCK];
 
-/// Returns the SHA-256 of a file's content; of one that is large and mostly zeros, of its other blocks and where they are.
+/// Returns the SHA-256 of a file's content. For a large file that is mostly zeros: of its other blocks and their
+/// positions.
 pub(crate) fn hash(
     root: BorrowedFd<'_>,
     path: &[u8],
@@ -37,7 +38,7 @@ pub(crate) fn hash(
     let size = u64::try_from(nix::sys::stat::fstat(&file)?.st_size).unwrap_or(0);
     let mut sha = Sha256::new();
     if is_mostly_zeros(&file, size, buffer, cancel)? {
-        // No file of this size can have the same bytes as its content.
+        // No file of this size can have these bytes as its content.
         each_block_of_data(&file, size, buffer, cancel, &mut |at, block| {
             sha.update(at.to_le_bytes());
             sha.update(block);
@@ -56,7 +57,7 @@ pub(crate) fn hash(
     }
 }
 
-/// Reports whether three quarters of a large file are blocks of zeros, on the disk or not.
+/// Returns whether three quarters of a large file are blocks of zeros, on the disk or not.
 fn is_mostly_zeros(
     file: &OwnedFd,
     size: u64,
@@ -89,7 +90,7 @@ fn each_block_of_data(
         match nix::unistd::lseek(file, offset(at)?, Whence::SeekData) {
             Ok(data) => at = u64::try_from(data).unwrap_or(0) / BLOCK as u64 * BLOCK as u64,
             Err(Errno::ENXIO) => return Ok(()),
-            // A file system that does not know its holes.
+            // A file system without hole detection.
             Err(Errno::EINVAL | Errno::EOPNOTSUPP) => {}
             Err(error) => return Err(error.into()),
         }

@@ -1,11 +1,11 @@
-//! Owns what clones share: files on btrfs, xfs and the like may lie in the same blocks, and each block is counted
-//! once, for the first root that reaches it.
+//! Owns sharing between clones: files on btrfs, xfs and the like may share blocks, and each block is counted once,
+//! for the first root that reaches it.
 //!
-//! btrfs answers from its own trees, by inode number and without opening the file, and for a subvolume that is walked
-//! whole in a few calls: asking for each file takes several times as long as the rest of the walk. The size on disk
-//! is then known after compression too. Only root is answered so. Ordinary users, and on other file systems all, ask each file
-//! for its extents, of which only the shared ones are kept. What was written but has no place on disk yet belongs to its
-//! file alone.
+//! btrfs answers from its own trees, by inode number and without opening the file, and for a completely walked
+//! subvolume in a few calls: querying each file takes several times as long as the rest of the walk. This also gives
+//! the size on disk after compression. Only root gets these answers. For ordinary users, and on other file systems,
+//! each file is queried for its extents, of which only the shared ones are kept. Data that has no place on disk yet
+//! belongs to its file alone.
 #![expect(unsafe_code, reason = "these ioctls have no safe wrapper")]
 
 mod ioctl;
@@ -22,29 +22,29 @@ use rustix::io::Errno;
 
 use super::Sums;
 
-/// Extents below this many are not worth tidying.
+/// Fewer extents than this are not worth tidying.
 const TIDY_FIRST: usize = 1 << 16;
 
-/// Answers of btrfs are copied here; one file's extents may need several.
+/// Buffer for btrfs's answers; one file's extents may need several.
 const ANSWER: usize = 16 * 1024;
 
-/// An answer with this much room left is the whole: no extent's item is longer.
+/// An answer with this much space left is complete: no extent's item is longer.
 const ROOM: usize = 8 * 1024;
 
-/// The same for the answers about a whole subvolume.
+/// The same for answers about a whole subvolume.
 const BULK: usize = 256 * 1024;
 
-/// A run of bytes on disk, as one root reaches it.
+/// A range of bytes on disk, as reached from one root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Extent {
-    /// The file system; small files that btrfs keeps in its trees are in a space of their own.
+    /// The file system. Small files that btrfs keeps in its trees are in a space of their own.
     space: u32,
     start: u64,
     length: u64,
     root: u32,
 }
 
-/// How a root's file system is asked.
+/// How to query a root's file system.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Means {
     btrfs: bool,
@@ -54,21 +54,21 @@ pub(super) struct Means {
 }
 
 impl Means {
-    /// Returns whether what is of this kind can share its place; btrfs keeps links as it keeps small files.
+    /// Returns whether entries of this kind can share blocks; btrfs keeps links like small files.
     pub(super) fn place(self, kind: FileType) -> bool {
         kind == FileType::RegularFile || (self.btrfs && kind == FileType::Symlink)
     }
 }
 
-/// The file systems met so far, so that the same blocks have the same address whichever root leads to them.
+/// The file systems met so far, so that a block has the same address whichever root leads to it.
 #[derive(Debug, Default)]
 pub(super) struct Spaces(Vec<[u8; 16]>);
 
 impl Spaces {
-    /// Says how files below `directory` are asked; none where its file system cannot be told.
+    /// Determines how to query files below `directory`; `None` if its file system cannot be identified.
     pub(super) fn means(&mut self, directory: BorrowedFd<'_>, device: u64) -> Option<Means> {
         let btrfs = fstatfs(directory).ok()?.filesystem_type() == BTRFS_SUPER_MAGIC;
-        // Each subvolume has a device number of its own, and they share blocks.
+        // Each subvolume has its own device number, but they share blocks.
         let id = if btrfs {
             let mut info = ioctl::FsInfo {
                 devices: [0; 2],
@@ -97,7 +97,7 @@ impl Spaces {
     }
 }
 
-/// Returns whether this process may look into the trees of a btrfs.
+/// Returns whether this process may read the trees of a btrfs.
 fn may_search(directory: BorrowedFd<'_>) -> bool {
     let mut answer = Box::new(ioctl::Answer::<ANSWER>::new());
     answer.ask_extents(0, 0);
@@ -110,7 +110,7 @@ fn may_search(directory: BorrowedFd<'_>) -> bool {
 #[derive(Debug)]
 pub(super) struct Extents {
     list: Vec<Extent>,
-    /// Files that did not say how much they take after compression.
+    /// Files that did not report their compressed size.
     pub(super) squeezed: u64,
     tidy_at: usize,
     answer: Box<ioctl::Answer<ANSWER>>,
@@ -128,16 +128,17 @@ impl Extents {
         }
     }
 
-    /// Reads a whole subvolume, to be asked for its files instead of the kernel; none where that makes no sense.
+    /// Reads a whole subvolume, to look its files up there instead of asking the kernel; `None` if that makes no
+    /// sense.
     pub(super) fn load(means: Option<Means>, directory: BorrowedFd<'_>) -> Option<Subvolume> {
         if !means?.trees {
             return None;
         }
-        // Without it each file is asked for, and the failure of that is counted.
+        // On failure each file is queried, and failures of that are counted.
         Subvolume::read(directory).ok()
     }
 
-    /// Notes the extents of the regular file `name` in `directory` and returns the bytes that are its own beyond them.
+    /// Records the extents of the regular file `name` in `directory` and returns its bytes outside of them.
     pub(super) fn ask(
         &mut self,
         means: Means,
@@ -170,7 +171,7 @@ impl Extents {
         Ok(own)
     }
 
-    /// Reads a file's extents from the tree of its btrfs subvolume; returns the bytes of the file that they hold.
+    /// Reads a file's extents from the tree of its btrfs subvolume; returns the bytes of the file in them.
     fn search(
         &mut self,
         space: u32,
@@ -210,7 +211,7 @@ impl Extents {
             .sum()
     }
 
-    /// Asks a file for its shared extents; returns the bytes that are its own beyond them.
+    /// Queries a file's shared extents; returns its bytes outside of them.
     fn map(
         &mut self,
         means: Means,
@@ -230,7 +231,7 @@ impl Extents {
             map.ask(from);
             // SAFETY: `map` is a complete header followed by room for the number of extents that it announces.
             match unsafe { ioctl::fiemap(file.as_fd().as_raw_fd(), (&raw mut *map).cast()) } {
-                // Nothing can be shared where there is no such question.
+                // A file system without this query cannot share anything.
                 Err(nix::Error::EOPNOTSUPP | nix::Error::ENOTTY) => return Ok(all),
                 other => other.map_err(|error| Errno::from_raw_os_error(error as i32))?,
             };
@@ -245,7 +246,7 @@ impl Extents {
                     continue;
                 }
                 shared += extent.length;
-                // A compressed extent is told by where it begins: how long it is there, nothing says.
+                // A compressed extent is identified by its beginning: its length on disk is not reported.
                 let (space, start) = match encoded {
                     true => (means.space + 1, mix([extent.physical, 0, 0, 0])),
                     false => (means.space, extent.physical),
@@ -325,10 +326,10 @@ pub(super) struct Subvolume(Vec<Placed>);
 #[derive(Clone, Copy, Debug)]
 struct Placed {
     inode: u64,
-    /// Where it is; for bytes kept in the tree, the transaction that wrote their block of it.
+    /// Its place; for bytes kept in the tree, the transaction that wrote their tree block.
     start: u64,
     length: u64,
-    /// How much of the file it holds; none: all, in the tree itself.
+    /// How much of the file it contains; `None`: all, in the tree itself.
     used: Option<u64>,
 }
 
@@ -356,7 +357,7 @@ impl Placed {
         })
     }
 
-    /// Adds it to `list`; returns how much of the file's blocks it explains.
+    /// Adds it to `list`; returns how much of the file's blocks it accounts for.
     fn note(&self, list: &mut Vec<Extent>, space: u32, stat: &Statx, root: u32) -> u64 {
         let Self { start, length, .. } = *self;
         if let Some(used) = self.used {
@@ -368,7 +369,7 @@ impl Placed {
             });
             return used;
         }
-        // It has no address of its own: the block of the tree it is in is shared or copied as a whole.
+        // It has no address of its own: its tree block is shared or copied as a whole.
         let start = mix([
             self.inode,
             start,
@@ -407,7 +408,7 @@ impl Subvolume {
     }
 }
 
-/// Cuts sorted extents where nothing reaches over from what is before.
+/// Splits sorted extents into groups without overlap.
 struct Runs<'a>(&'a [Extent]);
 
 impl<'a> Iterator for Runs<'a> {
@@ -429,7 +430,7 @@ impl<'a> Iterator for Runs<'a> {
     }
 }
 
-/// Goes through extents that overlap in part; `each` gets the bytes between two borders and the roots there.
+/// Sweeps over partly overlapping extents; `each` gets the bytes between two borders and the roots there.
 fn sweep(run: &[Extent], mut each: impl FnMut(u64, &BTreeMap<u32, u32>)) {
     let mut active: BTreeMap<u32, u32> = BTreeMap::new();
     let mut ends = BinaryHeap::new();
@@ -474,10 +475,10 @@ fn sweep(run: &[Extent], mut each: impl FnMut(u64, &BTreeMap<u32, u32>)) {
 /// The kind of a btrfs extent whose bytes are in the tree.
 const INLINE: u8 = 0;
 
-/// What precedes these bytes.
+/// Size of the header before these bytes.
 const INLINE_HEADER: u64 = 21;
 
-/// Returns what a file takes that btrfs keeps in its trees, and that says nothing more.
+/// Returns the size of a file that btrfs keeps in its trees, without further details.
 fn inline(stat: &Statx) -> u64 {
     (stat.stx_blocks * 512).min(stat.stx_size + INLINE_HEADER)
 }
@@ -551,7 +552,7 @@ mod tests {
 
     #[test]
     fn nothing_is_lost_or_counted_twice() {
-        // Against a count of single bytes.
+        // Compared with a count of single bytes.
         let mut random = 7u64;
         let mut next = |below: u64| {
             random ^= random << 13;

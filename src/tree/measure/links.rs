@@ -1,7 +1,7 @@
-//! Owns the inodes that have several names: which class each one is counted in.
+//! Owns inodes with several names: which class each one is counted in.
 //!
-//! Workers append to a list of their own and the lists are sorted together at the end. That needs no lock, and
-//! gives the same answer whichever worker came first.
+//! Each worker appends to its own list, and the lists are sorted together at the end. That needs no lock, and gives
+//! the same answer whichever worker came first.
 
 use super::Sums;
 
@@ -20,7 +20,7 @@ pub(super) struct Link {
     pub(super) allocated: u64,
 }
 
-/// Below this many entries a list is not worth tidying.
+/// Shorter lists are not worth tidying.
 const TIDY_FIRST: usize = 1 << 16;
 
 /// Hard links seen by one worker.
@@ -40,7 +40,7 @@ impl Links {
 
     pub(super) fn push(&mut self, link: Link) {
         self.list.push(link);
-        // Memory follows the number of inodes, not of names: a store full of forks has few of the former.
+        // Memory grows with the number of inodes, not of names: a store full of forks has few of the former.
         if self.list.len() >= self.tidy_at {
             tidy(&mut self.list);
             self.tidy_at = TIDY_FIRST.max(self.list.len() * 2);
@@ -93,7 +93,7 @@ impl Links {
     }
 }
 
-/// Sorts by inode, then root, and makes one entry of what one root saw of one inode.
+/// Sorts by inode, then root, and merges the entries of one inode in one root.
 fn tidy(list: &mut Vec<Link>) {
     list.sort_unstable_by_key(|link| (link.device, link.inode, link.root));
     list.dedup_by(|link, kept| {

@@ -35,7 +35,7 @@ pub struct Root {
 }
 
 impl Root {
-    /// Makes a root that is its class's own.
+    /// Makes a root that is its own owner.
     pub fn new(path: impl Into<PathBuf>, class: u32) -> Self {
         Self {
             path: path.into(),
@@ -44,7 +44,7 @@ impl Root {
         }
     }
 
-    /// Gives it to an owner.
+    /// Assigns it to an owner.
     #[must_use]
     pub fn owned_by(self, owner: u32) -> Self {
         Self { owner, ..self }
@@ -54,12 +54,12 @@ impl Root {
 /// How to walk.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Threads to use; none: as suits this machine.
+    /// Number of threads; default: depends on this machine.
     pub threads: Option<NonZero<usize>>,
     /// Stay on the mount of each root.
     pub one_file_system: bool,
-    /// Count blocks that several files share once, where the file system says which. Costs a question for each
-    /// file; only together with `one_file_system`.
+    /// Count blocks that several files share once, if the file system reports them. Costs a query for each file; only
+    /// together with `one_file_system`.
     pub extents: bool,
 }
 
@@ -73,20 +73,20 @@ impl Default for Options {
     }
 }
 
-/// What the trees of one class hold; bytes throughout.
+/// The sums of one class, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Sums {
     /// Length of regular files and symlinks.
     pub apparent: u64,
-    /// Disk space, directories included.
+    /// Disk space, including directories.
     pub allocated: u64,
-    /// The part of `allocated` that no hard link and no clone outside the roots of the same owner holds: what
-    /// deleting the owner can free.
+    /// The part of `allocated` that no hard link or clone outside the roots of the same owner holds: what deleting
+    /// the owner can free.
     pub exclusive: u64,
-    /// Disk space reached by a hard link or clone from here but counted in an earlier class: `allocated` plus this
-    /// is what the class would be alone.
+    /// Disk space reached by a hard link or clone from here but counted in an earlier class: `allocated` plus this is
+    /// the size of the class alone.
     pub counted_elsewhere: u64,
-    /// Files, directories and everything else, each inode once.
+    /// Files, directories and other entries, each inode once.
     pub entries: u64,
 }
 
@@ -105,24 +105,23 @@ impl Sums {
 pub struct Problem {
     /// The path, starting with its root's.
     pub path: PathBuf,
-    /// Why.
     pub error: io::Error,
 }
 
 /// The result of [`scan`].
 #[derive(Debug, Default)]
 pub struct Usage {
-    /// By class; one entry for every class that was asked for.
+    /// By class; one entry for every requested class.
     pub classes: BTreeMap<u32, Sums>,
-    /// Paths that could not be read, so that the sums are too small; a root that does not exist is one.
+    /// Paths that could not be read, so that the sums are too small; includes missing roots.
     pub unreadable: u64,
     /// The first few of them.
     pub problems: Vec<Problem>,
-    /// Entries that were listed but gone when they were looked at.
+    /// Entries that were listed but gone when they were examined.
     pub vanished: u64,
-    /// Mounts that were left out.
+    /// Mounts that were skipped.
     pub mounts_skipped: u64,
-    /// Files that would not say which of their blocks are shared, or how small they were compressed, and count as if neither.
+    /// Files that do not report shared blocks or their compressed size, and count as if they had neither.
     pub unshared: u64,
 }
 
@@ -130,12 +129,13 @@ pub struct Usage {
 const PROBLEMS_KEPT: usize = 8;
 
 impl Usage {
-    /// Returns the sums of a class; zero for one that was not asked for.
+    /// Returns the sums of a class; zero for one that was not requested.
     pub fn class(&self, class: u32) -> Sums {
         self.classes.get(&class).copied().unwrap_or_default()
     }
 
-    /// Returns the sums over all classes. `exclusive` then is a lower bound: what two classes share is in neither.
+    /// Returns the sums over all classes. `exclusive` then is a lower bound: space shared by two classes is in
+    /// neither.
     pub fn total(&self) -> Sums {
         let mut total = Sums::default();
         for sums in self.classes.values() {
@@ -167,7 +167,7 @@ impl Usage {
     }
 }
 
-/// Counts the trees; what cannot be read is reported in the result, and no reason to fail.
+/// Counts the trees. Unreadable entries are reported in the result and do not cause a failure.
 pub fn scan(roots: &[Root], options: &Options) -> Usage {
     walk::scan(roots, options)
 }

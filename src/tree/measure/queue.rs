@@ -1,12 +1,12 @@
-//! Owns how work is spread over the walker's threads.
+//! Owns distributing work among the walker's threads.
 //!
-//! Every worker keeps its own stack and shares only when another one has run dry, so that the usual case takes
-//! no lock. The stack makes the walk depth first, which keeps the number of waiting directories small.
+//! Every worker keeps its own stack and shares only when another one has run dry, so that the usual case takes no
+//! lock. The stack makes the walk depth first, which keeps the number of waiting directories small.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// Tasks that were given up by busy workers, and who waits for them.
+/// Tasks from busy workers, and the workers waiting for them.
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
     state: Mutex<State<T>>,
@@ -37,7 +37,7 @@ impl<T> Queue<T> {
         self.hungry.load(Ordering::Relaxed) > 0
     }
 
-    /// Hands tasks to those who wait.
+    /// Gives tasks to waiting workers.
     pub(crate) fn give(&self, tasks: impl IntoIterator<Item = T>) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.tasks.extend(tasks);
@@ -49,7 +49,7 @@ impl<T> Queue<T> {
         self.wake.notify_all();
     }
 
-    /// Waits for a task; none when every worker waits, which means that the walk is over.
+    /// Waits for a task; `None` when every worker waits, which means that the walk is over.
     pub(crate) fn take(&self) -> Option<T> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.waiting += 1;

@@ -1,8 +1,8 @@
-//! Owns the walk: reads directories, looks at every entry once, and never leaves the mount it started on.
+//! Owns the walk: reads directories, examines every entry once, and never leaves the mount it started on.
 //!
-//! Each entry costs one `statx` by name below an open directory, with the mask that the sums need; directories
-//! also cost an open and their listing. An entry is looked at before it is opened, so that nothing is automounted
-//! and no foreign file system is asked for anything.
+//! Each entry costs one `statx` by name below an open directory, with the mask that the sums need; directories also
+//! cost an open and their listing. An entry is examined before it is opened, so that nothing is automounted and no
+//! foreign file system is queried.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -27,17 +27,17 @@ use super::links::{Link, Links};
 use super::queue::{Leave, Queue};
 use super::{Options, Root, Sums, Usage};
 
-/// One listing call returns this much: one or two thousand entries.
+/// Buffer size of a listing call: one or two thousand entries.
 const LISTING: usize = 64 * 1024;
 
-/// Directories kept open because their children wait. Beyond it children are reached from further up, so that
-/// no shape of tree exhausts the descriptors of a process that has other uses for them.
+/// Directories kept open because their children wait. Beyond it children are reached from further up, so that no
+/// shape of tree exhausts the descriptors of the process.
 const OPEN_MAX: usize = 400;
 
 /// How far down a child is reached without a descriptor of its own; the kernel's limit is 4096.
 const BELOW_MAX: usize = 3000;
 
-/// Inode of the top directory of every btrfs subvolume; elsewhere a number like any other.
+/// Inode of the top directory of every btrfs subvolume; elsewhere an ordinary number.
 const SUBVOLUME_TOP: u64 = 256;
 
 const WANTED: StatxFlags = StatxFlags::TYPE
@@ -54,8 +54,8 @@ const LIST_FLAGS: OFlags = OFlags::RDONLY
     .union(OFlags::NONBLOCK)
     .union(OFlags::CLOEXEC);
 
-/// Where an entry is mounted. The mount's number tells bind mounts apart, and does not change at a btrfs
-/// subvolume; kernels before 5.8 do not report it and are left with the device.
+/// Where an entry is mounted. The mount's id distinguishes bind mounts, and does not change at a btrfs subvolume;
+/// kernels before 5.8 do not report it, so the device must do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mount {
     Id(u64),
@@ -91,7 +91,7 @@ struct Dir<'a> {
     path: PathBuf,
     root: u32,
     mount: Mount,
-    /// What is known of all files of the subvolume it is in.
+    /// The extents of all files of its subvolume, if they were read.
     subvolume: Option<Arc<Subvolume>>,
 }
 
@@ -100,11 +100,11 @@ enum Task<'a> {
     Root(u32),
     /// A child directory, itself already counted, and whether it looks like the top of a subvolume.
     List(Arc<Dir<'a>>, CString, bool),
-    /// Names of entries to look at, each with its zero byte: a part of a large directory.
+    /// Names of entries to examine, each with its zero byte: a part of a large directory.
     Look(Arc<Dir<'a>>, Vec<u8>),
 }
 
-/// A subvolume that several roots may lie in: read once, and given up with the last of them.
+/// A subvolume that several roots may be in: read once, and dropped with the last of them.
 #[derive(Debug, Default)]
 struct Whole(Mutex<Reading>);
 
@@ -112,7 +112,7 @@ struct Whole(Mutex<Reading>);
 struct Reading {
     /// Roots in it that are not walked yet.
     roots: usize,
-    /// What was read, if that was possible.
+    /// The extents, if they could be read.
     read: Option<Option<Arc<Subvolume>>>,
 }
 
@@ -132,11 +132,11 @@ struct Shared<'a> {
     roots: &'a [Root],
     /// From a root's position to its class's.
     class_of: Vec<usize>,
-    /// How the files of each root tell what they share.
+    /// How to query the files of each root for sharing.
     means: Vec<Option<Means>>,
     /// Subvolumes whose top is a root, by device.
     wholes: HashMap<u64, Whole>,
-    /// Device and inode of the roots, where another root can meet them.
+    /// Device and inode of roots that another root can reach.
     known: HashMap<(u64, u64), u32>,
     /// Whether some root is a file, so that files have to be looked up too.
     file_roots: bool,
@@ -175,7 +175,7 @@ pub(super) fn scan(roots: &[Root], options: &Options) -> Usage {
     for (at, root) in (0..).zip(roots) {
         match look_at_path(&root.path) {
             Err(error) => usage.problem(|| root.path.clone(), error.into()),
-            // A file's other names are sorted out with all hard links.
+            // A file's other names are handled together with all hard links.
             Ok(stat) if !is_dir(&stat) && stat.stx_nlink > 1 => tasks.push(Task::Root(at)),
             Ok(stat) => {
                 file_roots |= !is_dir(&stat);
@@ -251,7 +251,7 @@ pub(super) fn scan(roots: &[Root], options: &Options) -> Usage {
     usage
 }
 
-/// Twice the processors: with a warm cache that costs nothing measurable, and with a cold one the disk has more
+/// Twice the processors: with a warm cache that costs nothing measurable, and with a cold one it gives the disk more
 /// to choose from.
 fn default_threads() -> usize {
     std::thread::available_parallelism().map_or(2, |cores| (cores.get() * 2).min(32))
@@ -289,7 +289,7 @@ impl<'s, 'a> Worker<'s, 'a> {
         self
     }
 
-    /// Gives the older half of the stack, which is the larger part of the tree, to workers without work.
+    /// Gives the older half of the stack, which is the larger part of the tree, to idle workers.
     fn share(&mut self) {
         if self.stack.len() > 1 && self.shared.queue.hungry() {
             let half = self.stack.len() / 2;
@@ -394,8 +394,8 @@ impl<'s, 'a> Worker<'s, 'a> {
         loop {
             if entries.is_buffer_empty() {
                 self.hand(dir, &mut names);
-                // One listing of a large directory at a time goes to those who have nothing to do: else a
-                // directory with a million files is the work of one thread.
+                // Idle workers get one listing of a large directory at a time: otherwise a single thread would have
+                // to process a million files.
                 handing = !first && dir.below.is_empty() && self.shared.queue.hungry();
                 first = false;
             }
@@ -531,7 +531,7 @@ impl<'s, 'a> Worker<'s, 'a> {
 }
 
 fn look(fd: BorrowedFd<'_>, name: &CStr) -> Result<Statx, Errno> {
-    // What a network file system has cached is good enough for a sum.
+    // A network file system's cached values are good enough for a sum.
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
     statx(fd, name, flags, WANTED)
 }

@@ -253,7 +253,7 @@ fn a_file_says_what_its_steps_can_write_to() {
         assert_eq!(code, 2, "{said}");
         for part in [
             "can write to",
-            "outside of its directory",
+            "outside its directory",
             victim.to_str().unwrap(),
             "--yes",
         ] {
@@ -291,7 +291,7 @@ fn a_ninja_of_the_users_own_is_not_run_on_the_host() {
     let (code, _, said) = place.look(true, &["--home", &home, "up", "p"]);
     assert_eq!(code, 3, "{said}");
     assert!(
-        said.contains("takes no part in the machine's jobs"),
+        said.contains("cannot join the machine's job slots"),
         "{said}"
     );
     assert!(!place.mark.exists());

@@ -368,7 +368,7 @@ fn machines_that_share_nothing_get_whole_envs() {
         "matrix", "github", "gfx1103", "gfx1201", "--", "-n", "other",
     ];
     let said = store.rockenv(&asked).exits(2);
-    said.says(&["are both env `other`", "no `--name` to all envs"]);
+    said.says(&["are both env `other`", "no `--name` for all envs"]);
     // A part without an env is no file.
     for system in ["github", "gitlab", "slurm", "kubernetes"] {
         let more: &[&str] = match system {

@@ -68,7 +68,7 @@ fn a_users_store_on_btrfs(options: &str) {
     let said = doctor.output().unwrap();
     let said = String::from_utf8_lossy(&said.stdout).into_owned();
     assert!(said.contains("on btrfs: reflink snapshots"), "{said}");
-    assert!(said.contains("btrfs: only root is told"), "{said}");
+    assert!(said.contains("btrfs: only root can inspect"), "{said}");
     assert_eq!(subvolumes(&disk), "");
 
     // Clones, whole and in part, small files and links, which btrfs keeps in its trees.

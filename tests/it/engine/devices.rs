@@ -110,7 +110,7 @@ fn each_layer_that_says_no_is_named() {
         .up_with("[[step]]\nname = 'one'\nrun = 'true'\n");
     machine.group("kfd", 4242, 0o600);
     machine.exec("touch ran").exits(4).says(&[
-        "`/dev/kfd`: permission denied (group 4242, mode 0600): its group may not open it",
+        "`/dev/kfd`: permission denied (group 4242, mode 0600): its group has no permission to open it",
         "help: sudo udevadm trigger --action=add --name-match=/dev/kfd",
     ]);
     // Root's group is given to nobody.
@@ -118,12 +118,12 @@ fn each_layer_that_says_no_is_named() {
     machine
         .exec("touch ran")
         .exits(4)
-        .says(&["(group 0, mode 0660): it is root's alone"]);
+        .says(&["(group 0, mode 0660): it belongs to root alone"]);
     machine.node("kfd", free_major(), 0, 0o660);
     machine
         .exec("touch ran")
         .exits(4)
-        .says(&["no driver has number", "help: the driver was loaded again"]);
+        .says(&["no driver has number", "help: the driver was reloaded"]);
     fs::remove_file(machine.path("kfd")).unwrap();
     machine
         .exec("touch ran")

@@ -184,7 +184,7 @@ fn killed_at_any_moment_it_is_removed_by_the_next_command() {
             let doctor = store.rockenv(&["doctor"]);
             let known = doctor.text() + &doctor.err;
             assert!(
-                known.contains("left of a killed `up --ephemeral`"),
+                known.contains("left by a killed `up --ephemeral`"),
                 "{known}"
             );
         }
@@ -250,7 +250,7 @@ fn processes_that_outlived_all_are_ended_and_nobody_elses() {
         store.env()
     )]);
     if let Some(mut stray) = stray {
-        said.says(&["was killed, and had left"]);
+        said.says(&["was killed, and left"]);
         assert_eq!(stray.wait().unwrap().signal(), Some(9));
     }
     assert!(processes_called(&mine).is_empty());

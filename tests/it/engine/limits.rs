@@ -67,7 +67,7 @@ fn a_fork_bomb_stays_in_its_container() {
     });
     up.wait()
         .exits(5)
-        .says(&["step `bomb` did not end within 2.0 s"]);
+        .says(&["step `bomb` timed out after 2.0 s"]);
     assert!(most <= 50, "{most} processes");
     assert!(store.contained().is_empty());
 }
@@ -86,7 +86,7 @@ fn a_timeout_ends_whatever_the_step_started() {
     let started = Instant::now();
     let ran = store.rockenv(&["up", store.env()]).exits(5);
     ran.says(&[
-        "step `slow` did not end within 1.0 s",
+        "step `slow` timed out after 1.0 s",
         "log:",
         "rockenv shell --failed",
     ]);

@@ -213,9 +213,7 @@ fn a_log_is_bounded_and_harmless_to_show() {
     up.env("ROCKENV_LOG_MAX", "1M");
     crate::support::run::Background::start(up).wait().ok();
     let shown = store.rockenv(&["logs", store.env()]).ok().text();
-    let gap = shown
-        .lines()
-        .position(|line| line.contains("left out here"));
+    let gap = shown.lines().position(|line| line.contains("omitted here"));
     let gap = gap.expect("a line in place of the middle");
     assert!(
         shown.starts_with("first \\x1b]0;title\\x07\n1 of many"),

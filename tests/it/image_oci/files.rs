@@ -183,7 +183,7 @@ fn an_index_is_asked_for_the_platform() {
     let error = fails(
         place.build("path = \"x\"\nplatform = \"linux/s390x\"", "no"),
         Kind::NotFound,
-        "not there for linux/s390x",
+        "not available for linux/s390x",
     );
     assert!(
         error
@@ -277,7 +277,7 @@ fn one_of_several_images_has_to_be_named() {
     let error = fails(
         place.build("path = \"x\"", "a"),
         Kind::Invalid,
-        "there are 2 images in it",
+        "it contains 2 images",
     );
     assert!(
         error

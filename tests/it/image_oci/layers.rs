@@ -188,7 +188,7 @@ fn layers_cannot_reach_outside() {
     fails(
         upper(Tar::default().dir(".wh.d/").file(".wh.d/x", "")),
         Kind::Invalid,
-        "is a deletion",
+        "is inside a deleted directory",
     );
     fails(
         upper(Tar::default().hard("h", "../outside/file")),

@@ -118,7 +118,7 @@ fn docker_s_documents_and_an_index_are_understood() {
     fails(
         place.build(&other, "other"),
         Kind::NotFound,
-        "not there for linux/s390x",
+        "not available for linux/s390x",
     );
     let oci = index(&[amd.for_platform("linux/amd64")]);
     registry.push_manifest("a", "oci", make::INDEX, &oci);
@@ -451,7 +451,7 @@ fn what_a_registry_makes_up_is_refused() {
     fails(
         place.build(&nested(2, make::MANIFEST), "called"),
         Kind::Invalid,
-        "it is an index, and is called `application/vnd.oci.image.manifest.v1+json`",
+        "it is an index, but declared as `application/vnd.oci.image.manifest.v1+json`",
     );
     let inner = image.clone();
     let index_of_one = Server::start(move |_| {
@@ -461,7 +461,7 @@ fn what_a_registry_makes_up_is_refused() {
     fails(
         place.build(&format!("ref = \"{}/a:1\"", index_of_one.host), "header"),
         Kind::Invalid,
-        "its registry calls it",
+        "its registry declares it as",
     );
     // A tag promises no digest, so what it names has to be a manifest, and of a sane size.
     let page = Server::start(|_| response("200 OK", "", b"<html>"));

@@ -95,7 +95,7 @@ fn a_full_disk_stops_a_pull_and_the_next_one_goes_on() {
         crate::support::run::finish("up --pull".into(), command)
     };
     up().exits(10)
-        .says(&["it takes", "to download", "unpacked", "rockenv gc"]);
+        .says(&["it needs", "to download", "unpacked", "rockenv gc"]);
     // Where nobody has said how much it is, as rockenv did not always, the disk does.
     let (_, key) = two.one.keys(name).remove(0);
     let (host, path) = (&two.registry.host, format!("/v2/team/rocm/manifests/{key}"));
@@ -140,7 +140,7 @@ fn a_registry_that_refuses_everything_is_said_and_gone_without() {
         };
         store.profile(&format!("[[step]]\nname = 'one'\nrun = 'echo {status}'\n"));
         let up = run(&["up", name, "--pull"]).ok();
-        assert_eq!(up.err.matches("it is built here").count(), 1, "{}", up.err);
+        assert_eq!(up.err.matches("building it here").count(), 1, "{}", up.err);
         up.says(&["warning:", &why, "step 1/1 one"]);
         let push = run(&["push", name]).exits(4);
         assert!(push.err.contains("error: cannot push to"), "{}", push.err);
@@ -160,7 +160,7 @@ fn a_registry_that_dies_in_a_layer_is_asked_for_the_rest() {
     two.other.profile_named(name, changed);
     two.with(&two.other, &["up", name, "--pull"], &dead.repository())
         .ok()
-        .says(&["warning:", "it is built here", "step 1/2 one"]);
+        .says(&["warning:", "building it here", "step 1/2 one"]);
     assert_nothing_half(&two.other);
     // One that dies now and then goes on where it was.
     let fresh = TestStore::new();

@@ -160,7 +160,11 @@ const PULLS: [(Judge, i32, &[&str]); 13] = [
             false => Fault::None,
         },
         3,
-        &["/team/rocm:", "its registry calls it", "calls itself"],
+        &[
+            "/team/rocm:",
+            "its registry declares it as",
+            "declares itself as",
+        ],
     ),
     // Ways that lead in a circle, or out of the web.
     (
@@ -262,7 +266,7 @@ fn up_builds_where_a_registry_is_slow_and_stops_where_it_lies() {
     });
     run(&two.other, &["up", name, "--pull"], &slow).ok().says(&[
         "warning:",
-        "it is built here",
+        "building it here",
         "step 1/1 one",
     ]);
 }
@@ -337,7 +341,7 @@ fn a_push_is_done_when_the_registry_has_it() {
         &forgets,
         4,
         &[
-            "says that it has stored `127.0.0.1:",
+            "claims to have stored `127.0.0.1:",
             "/team/rocm@sha256:",
             "does not have it",
         ],
@@ -374,7 +378,7 @@ fn a_push_is_done_when_the_registry_has_it() {
         true => Fault::Says(201, String::new(), String::new()),
         false => Fault::None,
     });
-    push(&loses, 4, &["says that it has stored", "does not have it"]);
+    push(&loses, 4, &["claims to have stored", "does not have it"]);
     two.run(&two.one, &["push", name]).ok();
 }
 
@@ -527,7 +531,7 @@ fn what_a_snapshot_says_leads_nowhere_and_fills_no_disk() {
     let digest = |forged: &mut Forged<'_>| {
         forged.config["rootfs"]["diff_ids"][0] = "sha256:../../../outside".into();
     };
-    refused(&digest, 3, &["not named by a SHA-256"]);
+    refused(&digest, 3, &["not identified by a SHA-256"]);
     // A layer whose files lead out.
     let escape = archive(&format!("..{target}/file"), None, b"out");
     refused(
@@ -546,7 +550,7 @@ fn what_a_snapshot_says_leads_nowhere_and_fills_no_disk() {
     refused(
         &|forged| forged.layer(&bomb, Some("4096")),
         3,
-        &["more than the 4096 bytes that were announced"],
+        &["more than the announced 4096 bytes"],
     );
     refused(
         &|forged| forged.layer(&bomb, None),

@@ -59,7 +59,7 @@ fn what_cannot_be_pushed_cannot_be_exported() {
         .exits(2)
         .says(&[
             "no snapshot of env",
-            "build volume `build` was not frozen",
+            "build volume `build` is not part of it",
             "--store-image",
         ]);
 }
@@ -158,7 +158,7 @@ const CASES: [Case; 17] = [
     (
         |it| fs::remove_file(it.directory.join("index.json")).unwrap(),
         3,
-        "was it cut off?",
+        "is it incomplete?",
     ),
     (
         |it| fs::write(it.directory.join("index.json"), vec![b' '; 5 << 20]).unwrap(),
@@ -168,7 +168,7 @@ const CASES: [Case; 17] = [
     (
         |it| fs::write(it.directory.join("index.json"), "{").unwrap(),
         3,
-        "is no index",
+        "is not an index",
     ),
     (
         |mut it| {
@@ -184,7 +184,7 @@ const CASES: [Case; 17] = [
             it.write();
         },
         3,
-        "no image in it",
+        "contains no image",
     ),
     (
         |mut it| {
@@ -192,7 +192,7 @@ const CASES: [Case; 17] = [
             it.write();
         },
         8,
-        "stands for something else",
+        "has unexpected content",
     ),
     (
         |mut it| {
@@ -200,7 +200,7 @@ const CASES: [Case; 17] = [
             it.write();
         },
         8,
-        "its manifest says that its key is",
+        "its manifest declares key",
     ),
     (
         |mut it| {
@@ -248,7 +248,7 @@ const CASES: [Case; 17] = [
             std::os::unix::fs::symlink(away, layer).unwrap();
         },
         3,
-        "is no file of its own",
+        "is not a regular file",
     ),
     (
         |it| {
@@ -257,7 +257,7 @@ const CASES: [Case; 17] = [
             nix::unistd::mkfifo(&layer, nix::sys::stat::Mode::S_IRWXU).unwrap();
         },
         3,
-        "is no file of its own",
+        "is not a regular file",
     ),
     // Whoever makes the digests fit has to make an archive that is none.
     (
@@ -358,27 +358,27 @@ fn a_file_that_is_no_layout_is_not_imported() {
         (before(far), "it ends inside `index.json`"),
         (
             before(entry("manifest.json", Regular, b"[]")),
-            "`manifest.json` is no part of one",
+            "`manifest.json` does not belong in a layout",
         ),
         (
             before(entry("../oci-layout", Regular, b"{}")),
-            "`../oci-layout` is no part of one",
+            "`../oci-layout` does not belong in a layout",
         ),
         (
             before(entry("/oci-layout", Regular, b"{}")),
-            "`/oci-layout` is no part of one",
+            "`/oci-layout` does not belong in a layout",
         ),
         (
             before(entry("index.json", Symlink, b"")),
-            "`index.json` is no part of one",
+            "`index.json` does not belong in a layout",
         ),
         (
             before(entry("index.json", Link, b"")),
-            "`index.json` is no part of one",
+            "`index.json` does not belong in a layout",
         ),
         (
             before(entry("blobs/sha512", Directory, b"")),
-            "`blobs/sha512` is no part of one",
+            "`blobs/sha512` does not belong in a layout",
         ),
         (
             before(entry("oci-layout", Regular, b"{}")),

@@ -147,7 +147,7 @@ fn envs_with_one_directory_for_their_output_do_not_stop_each_other() {
         .rockenv(&["up", store.env(), "--rerun", "use"])
         .ok()
         .says(&[
-            "`all` in output volume `out` was changed after step `make` wrote it; it stays as it is",
+            "`all` in output volume `out` was changed after step `make` wrote it; leaving it as it is",
         ]);
     assert_eq!(all(), "another one's\nmore\n");
 }

@@ -103,7 +103,7 @@ pub(super) fn wheels_of_an_index_are_locked(case: &Case) {
     run(Command::new("python3").args(["-c", OTHER]).arg(&wheel));
     case.store.rockenv(&up).exits(8).says(&[
         "`torch` ",
-        "of step `install-wheels` has another content than the locked one",
+        "of step `install-wheels` differs from the locked content",
     ]);
 }
 
@@ -175,7 +175,7 @@ fn what_pytorch_installs_is_locked(case: &Case, up: &[&str], text: &str) {
     case.store.rockenv(&ran).ok();
     case.sh("a", which).ok().prints("1.1");
     case.store.rockenv(up).exits(8).says(&[
-        "`tokens-double` of step `torch` is 1.0 in it, and 1.1 was installed",
+        "`tokens-double` of step `torch` is 1.0 in the lock file, but 1.1 was installed",
         "--rerun torch",
     ]);
     case.store.rockenv(&again).ok();

@@ -137,7 +137,7 @@ fn what_comes_out_the_same_is_the_same_and_the_env_stays_as_it_is() {
     on_each(|store, method| {
         store.profile(&steps());
         store.up();
-        let built = "build volume `b`: this store (overlay) keeps it only as the last step or command left it";
+        let built = "build volume `b`: not in snapshots of an overlay store";
         let lost = match method {
             "overlay" => format!("\n  not compared: {built}"),
             _ => String::new(),

@@ -1,8 +1,8 @@
-//! What holds for every store, by random ones.
+//! Properties of every store, tested on random ones.
 
 use super::*;
 
-/// Random stores: layers below one another, several envs with all kinds of snapshots, downloads.
+/// Random stores: chains of layers, several envs with all kinds of snapshots, downloads.
 fn stocks() -> impl Strategy<Value = Inventory> {
     let layer = (
         any::<prop::sample::Index>(),
@@ -115,7 +115,7 @@ fn limits() -> impl Strategy<Value = (Limits, Option<u64>)> {
         })
 }
 
-/// Returns the layers below each of `tops`, themselves included.
+/// Returns `tops` and the layers below each of them.
 fn below<'a>(
     stock: &'a Inventory,
     tops: impl IntoIterator<Item = &'a LayerId>,
@@ -148,7 +148,7 @@ proptest! {
         let unique: BTreeSet<&&What> = gone.iter().collect();
         prop_assert_eq!(unique.len(), gone.len(), "something goes twice");
         let layers: Vec<&LayerId> = gone.iter().copied().filter_map(layer_of).collect();
-        // Said again in other words than the decision's own.
+        // Computed independently of the decision's own code.
         let mut tops: Vec<&LayerId> = Vec::new();
         for env in stock.envs.values() {
             tops.extend(&env.record.head.layer);
@@ -177,7 +177,7 @@ proptest! {
         for layer in &layers {
             prop_assert!(!kept.contains(layer), "{layer} is needed");
         }
-        // What stays never stands on what goes, and what goes is gone before what it stands on.
+        // Nothing that stays is based on something that goes, and descendants go before their parents.
         let going: BTreeSet<&LayerId> = layers.iter().copied().collect();
         for (id, item) in &stock.layers {
             if let Some(parent) = item.layer.parent.as_ref()

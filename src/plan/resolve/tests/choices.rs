@@ -1,4 +1,4 @@
-//! Variants, ways, conditions.
+//! Variants, starting points, conditions.
 
 use super::*;
 
@@ -27,7 +27,7 @@ when = { variant = ["full"] }
 run = "make test"
 "#;
 
-/// Resolves [`CHOICES`] into its name, its steps with their scripts, and the disk it asks for.
+/// Resolves [`CHOICES`] into its name, its steps with their scripts, and its disk.
 fn chosen(
     variant: Option<&str>,
     from: Option<&str>,
@@ -173,7 +173,7 @@ run = "d"
     let (steps, skipped) = run(&[], Engine::Nspawn);
     assert_eq!(steps, "all");
     assert_eq!(skipped[0], "igpu: only for igpu-all, not for no target");
-    // A step that is left out leaves no trace in the keys of the others.
+    // A skipped step leaves no trace in the other keys.
     let without = text.replace(
         "[[step]]\nname = \"igpu\"\nwhen = { family = [\"igpu-all\"] }\nrun = \"b\"\n",
         "",
@@ -186,8 +186,8 @@ run = "d"
     assert_eq!(keys(text, &docker), keys(&without, &docker));
 }
 
-// So that one lock file has the keys of every machine. The plan sees to it that an env that was made without a GPU does not
-// count as tested when one is there.
+// So that one lock file has the keys of every machine. The plan makes sure that an env made without a GPU does not
+// count as tested once there is one.
 
 #[test]
 fn without_a_gpu_its_steps_are_left_out_and_later_keys_are_the_same() {
@@ -219,7 +219,7 @@ fn without_a_gpu_its_steps_are_left_out_and_later_keys_are_the_same() {
     assert_ne!(at_test("h1", None), at_test("h2", None));
 }
 
-// They can be seen by a script; and keys of profiles that ask for none are what they were.
+// A script can see them. Keys of profiles without any stay the same.
 
 const PARTS: &str = r#"
 schema = 1
@@ -282,11 +282,11 @@ fn a_variant_brings_hooks_parts_and_an_amount_of_disk() {
         (hooks(&lean), disk(&lean)),
         (vec!["fix".into(), "two".into()], Some(9))
     );
-    // The whole is said, so the parts are not; those of directories that the user named stay.
+    // The total is known, so the parts are not added; those of the user's directories stay.
     let full = of("full", None, None).unwrap();
     assert_eq!((hooks(&full), disk(&full)), (vec!["fix".into()], None));
     assert!(full.volume("src").unwrap().disk.is_some());
-    // RCCL is not built for gfx1103, and nothing stands in for it.
+    // RCCL is not built for gfx1103, and there is no stub for it.
     let error = of("full", None, Some("")).unwrap_err();
     assert!(
         error
@@ -294,7 +294,7 @@ fn a_variant_brings_hooks_parts_and_an_amount_of_disk() {
             .contains("`rccl` is not built for gfx1103, and `torch`")
             && error
                 .message()
-                .contains("build variant `lean`, which does without it, leave it out"),
+                .contains("build variant `lean`, which does not need it, leave it out"),
         "{error:?}"
     );
     assert!(of("full", Some("wheels"), Some("")).is_ok());

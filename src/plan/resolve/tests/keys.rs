@@ -1,4 +1,4 @@
-//! What is in a key and what is not.
+//! What is in a key, and what is not.
 
 use proptest::prelude::*;
 
@@ -120,7 +120,7 @@ fn what_is_not_content_is_in_no_key() {
 #[test]
 fn what_is_content_changes_the_key_from_there_on() {
     let before = keys(TEXT, &inputs());
-    // What is changed, and how many steps before it keep their keys.
+    // The change, and how many steps before it keep their keys.
     for (old, new, kept) in [
         ("\"cmake\"]", "\"cmake\", \"ninja\"]", 0),
         (
@@ -297,7 +297,7 @@ inputs = ["src"]
 run = "f"
 "#;
 
-/// Resolves [`CONFIGURED`] for a source, with what TheRock says of its two artifacts.
+/// Resolves [`CONFIGURED`] for a source, with TheRock's fingerprints of its two artifacts.
 fn configured(source: &str, llvm: Option<&str>, blas: Option<&str>) -> Vec<StepKey> {
     let print = |print: Option<&str>| print.map(str::to_owned);
     let mut inputs = Inputs {
@@ -339,7 +339,7 @@ fn therocks_fingerprints_stand_for_the_source_from_where_it_is_configured() {
     };
     // tools, sources, configure, compiler, math, wheels
     for (other, expected) in [
-        // Another commit, and nothing that is built is of it.
+        // Another commit that affects nothing that is built.
         (
             ("f2", Some("l1"), Some("b1")),
             [true, false, false, true, true, false],
@@ -356,7 +356,7 @@ fn therocks_fingerprints_stand_for_the_source_from_where_it_is_configured() {
             ("f2", Some("l1"), None),
             [true, false, false, true, false, false],
         ),
-        // TheRock cannot know of files that git does not track.
+        // TheRock cannot know about untracked files.
         (
             ("f2?", Some("l1"), Some("b1")),
             [true, false, false, false, false, false],
@@ -365,12 +365,12 @@ fn therocks_fingerprints_stand_for_the_source_from_where_it_is_configured() {
         let (source, llvm, blas) = other;
         assert_eq!(same(&configured(source, llvm, blas)), expected, "{other:?}");
     }
-    // What stands in is the source's own, and changes with it.
+    // The source's own fingerprint stands in, and changes with it.
     let own = configured("f1", Some("l1"), None);
     assert_ne!(own[4], configured("f2", Some("l1"), None)[4]);
 }
 
-/// A file's mode is not compiled in, and yet is part of the key.
+/// A file's mode is not compiled in, but it is part of the key.
 #[test]
 fn a_profile_that_is_compiled_in_has_the_keys_of_its_file() {
     let place = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("profiles");

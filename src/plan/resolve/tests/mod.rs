@@ -1,4 +1,4 @@
-//! What a profile becomes; and, in files of their own, what is in a key, what is chosen, what hooks do, what is refused.
+//! From profiles to specs; other files test keys, choices, hooks and refusals.
 
 mod choices;
 mod hooks;
@@ -206,4 +206,4 @@ fn it_survives_being_saved() {
     assert!(serde_json::from_str::<Spec>(&bad).is_err());
 }
 
-// A change here means that every env in the world is built again: bump `key::FORMAT` and say so in the changelog.
+// A change here means that every env in the world is built again: bump `key::FORMAT` and note it in the changelog.

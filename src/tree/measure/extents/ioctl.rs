@@ -1,4 +1,4 @@
-//! Owns the shapes of what file systems are asked for their extents, and of their answers.
+//! Owns the structures of queries for extents, and of their answers.
 
 use super::size_of;
 
@@ -10,7 +10,7 @@ pub(super) struct FsInfo {
     pub(super) rest: [u8; 992],
 }
 
-/// `struct btrfs_ioctl_search_args_v2`, without what follows it.
+/// `struct btrfs_ioctl_search_args_v2`, without its buffer.
 #[repr(C)]
 pub(super) struct Search {
     tree: u64,
@@ -145,7 +145,7 @@ pub(super) struct MapExtent {
     reserved: [u32; 3],
 }
 
-/// `struct fiemap`, without what follows it.
+/// `struct fiemap`, without its extents.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct MapHeader {
@@ -163,7 +163,7 @@ pub(super) const INLINE: u32 = 0x200;
 pub(super) const SHARED: u32 = 0x2000;
 const EXTENTS: usize = 128;
 
-/// A question for extents and its answer.
+/// A query for extents and its answer.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct Map {
