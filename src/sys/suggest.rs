@@ -17,29 +17,15 @@ pub(crate) fn closest<'a>(
     };
     known
         .into_iter()
-        .map(|name| (distance(&typed, &name.to_ascii_lowercase()), name))
+        .map(|name| {
+            (
+                strsim::osa_distance(&typed, &name.to_ascii_lowercase()),
+                name,
+            )
+        })
         .filter(|(distance, _)| *distance <= limit)
         .min_by_key(|(distance, _)| *distance)
         .map(|(_, name)| name)
-}
-
-/// Returns the number of insertions, deletions, substitutions and swaps of neighbours from `a` to `b`.
-fn distance(a: &str, b: &str) -> usize {
-    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
-    let mut before = vec![0; b.len() + 1];
-    let mut last: Vec<usize> = (0..=b.len()).collect();
-    for i in 1..=a.len() {
-        let mut row = vec![i; b.len() + 1];
-        for j in 1..=b.len() {
-            let same = usize::from(a[i - 1] != b[j - 1]);
-            row[j] = (last[j] + 1).min(row[j - 1] + 1).min(last[j - 1] + same);
-            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
-                row[j] = row[j].min(before[j - 2] + 1);
-            }
-        }
-        before = std::mem::replace(&mut last, row);
-    }
-    last[b.len()]
 }
 
 #[cfg(test)]
@@ -56,8 +42,8 @@ mod tests {
             ("gfx1103", "gfx1130", 1),
             ("kitten", "sitting", 3),
         ] {
-            assert_eq!(distance(a, b), want, "{a} {b}");
-            assert_eq!(distance(b, a), want, "{b} {a}");
+            assert_eq!(strsim::osa_distance(a, b), want, "{a} {b}");
+            assert_eq!(strsim::osa_distance(b, a), want, "{b} {a}");
         }
     }
 

@@ -1,8 +1,9 @@
 //! Owns the plots of a report: the points on the common axis, and the SVG that shows them. Text stays outside the
 //! SVG, because the page stretches the SVG to its width.
 
-use std::fmt::Write as _;
 use std::time::Duration;
+
+use maud::{Markup, html};
 
 use super::timeline::Axis;
 use super::{Report, Run};
@@ -172,78 +173,72 @@ fn thin(points: &[(f64, f64)], most: usize) -> Vec<(f64, f64)> {
 }
 
 /// Returns the vertical lines that all plots share.
-fn grid(axis: &Axis, height: f64) -> String {
-    let mut svg = String::new();
+fn grid(axis: &Axis, height: f64) -> Markup {
     let lines = axis.ticks().into_iter().map(|(at, _)| (at, "tick"));
     let cuts = axis.cuts().into_iter().map(|at| (at, "cut"));
-    for (at, class) in lines.chain(cuts) {
-        let x = at * WIDTH;
-        write!(svg, "<path class=\"{class}\" d=\"M{x:.1} 0V{height}\"/>").expect("a string");
+    html! {
+        @for (at, class) in lines.chain(cuts) {
+            path class=(class) d=(format!("M{:.1} 0V{height}", at * WIDTH)) {}
+        }
     }
-    svg
 }
 
 /// Returns the lane of one step: a bar for each of its runs.
-pub(super) fn lane(report: &Report, step: usize, axis: &Axis) -> String {
-    let mut svg = format!(
-        "<svg class=\"lane\" viewBox=\"0 0 {WIDTH} 20\" preserveAspectRatio=\"none\" role=\"img\">{}",
-        grid(axis, 20.0)
-    );
-    for run in report.runs.iter().filter(|run| run.step == step) {
-        let from = axis.place(run.began_ms()) * WIDTH;
-        let to = axis.place(run.ended.as_millisecond()) * WIDTH;
-        let width = (to - from).max(VISIBLE);
-        let x = from.min(WIDTH - width);
-        let (class, word) = if run.done {
-            ("done", "took")
-        } else {
-            ("failed", "failed after")
-        };
-        let took = size::duration(Duration::from_millis(run.wall_ms));
-        write!(
-            svg,
-            "<rect class=\"{class}\" x=\"{x:.1}\" y=\"2\" width=\"{width:.1}\" height=\"16\"><title>{word} {took}, {} jobs, disk {}</title></rect>",
-            run.jobs,
-            size::delta(run.disk_delta)
-        )
-        .expect("a string");
+pub(super) fn lane(report: &Report, step: usize, axis: &Axis) -> Markup {
+    html! {
+        svg class="lane" viewBox={ "0 0 " (WIDTH) " 20" } preserveAspectRatio="none" role="img" {
+            (grid(axis, 20.0))
+            @for run in report.runs.iter().filter(|run| run.step == step) { (bar(run, axis)) }
+        }
     }
-    svg + "</svg>"
 }
 
-/// Returns the plot of a curve. The page shows `data-points` at the pointer.
-pub(super) fn chart(quantity: Quantity, curve: &Curve, axis: &Axis) -> String {
+fn bar(run: &Run, axis: &Axis) -> Markup {
+    let from = axis.place(run.began_ms()) * WIDTH;
+    let to = axis.place(run.ended.as_millisecond()) * WIDTH;
+    let width = (to - from).max(VISIBLE);
+    let x = from.min(WIDTH - width);
+    let (class, word) = match run.done {
+        true => ("done", "took"),
+        false => ("failed", "failed after"),
+    };
+    let took = size::duration(Duration::from_millis(run.wall_ms));
+    html! {
+        rect class=(class) x=(format!("{x:.1}")) y="2" width=(format!("{width:.1}")) height="16" {
+            title { (word) " " (took) ", " (run.jobs) " jobs, disk " (size::delta(run.disk_delta)) }
+        }
+    }
+}
+
+/// Returns the plot of a curve. `data-points` is what the page shows where the pointer is.
+pub(super) fn chart(quantity: Quantity, curve: &Curve, axis: &Axis) -> Markup {
     let top = curve.top();
     let y = |value: f64| (HEIGHT - (value / top).clamp(0.0, 1.0) * HEIGHT).clamp(0.0, HEIGHT);
-    let (mut area, mut line, mut points) = (String::new(), String::new(), String::new());
+    let (mut area, mut line, mut points) = (Vec::new(), Vec::new(), Vec::new());
     for run in &curve.runs {
-        let mut last = 0.0;
-        for (index, (at, value)) in run.iter().enumerate() {
-            let (x, y) = (at * WIDTH, y(*value));
-            let first = index == 0;
-            if first {
-                write!(area, "M{x:.1} {HEIGHT}L{x:.1} {y:.1}").expect("a string");
-            } else {
-                write!(area, "L{x:.1} {y:.1}").expect("a string");
-            }
-            write!(line, "{}{x:.1} {y:.1}", if first { 'M' } else { 'L' }).expect("a string");
-            let separator = if points.is_empty() { "" } else { ";" };
-            write!(points, "{separator}{at:.4}|{}", quantity.show(*value)).expect("a string");
-            last = x;
-        }
-        write!(area, "L{last:.1} {HEIGHT}Z").expect("a string");
+        let at = |(at, value): &(f64, f64)| format!("{:.1} {:.1}", at * WIDTH, y(*value));
+        let path = run.iter().map(at).collect::<Vec<_>>().join("L");
+        let ends = [run.first(), run.last()].map(|end| end.map_or(0.0, |(at, _)| at * WIDTH));
+        area.push(format!(
+            "M{:.1} {HEIGHT}L{path}L{:.1} {HEIGHT}Z",
+            ends[0], ends[1]
+        ));
+        line.push(format!("M{path}"));
+        let shown = |(at, value): &(f64, f64)| format!("{at:.4}|{}", quantity.show(*value));
+        points.extend(run.iter().map(shown));
     }
-    let limit = curve.limit.map_or_else(String::new, |limit| {
-        format!("<path class=\"limit\" d=\"M0 {:.1}H{WIDTH}\"/>", y(limit))
-    });
-    format!(
-        "<svg class=\"chart\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" preserveAspectRatio=\"none\" role=\"img\" \
-         aria-label=\"{} over time, at most {}\" data-points=\"{points}\">{}<path class=\"area\" d=\"{area}\"/>\
-         <path class=\"line\" d=\"{line}\"/>{limit}</svg>",
-        quantity.title(),
-        quantity.show(curve.peak),
-        grid(axis, HEIGHT),
-    )
+    let label = [quantity.title(), &quantity.show(curve.peak)].join(" over time, at most ");
+    html! {
+        svg class="chart" viewBox={ "0 0 " (WIDTH) " " (HEIGHT) } preserveAspectRatio="none" role="img"
+            aria-label=(label) data-points=(points.join(";")) {
+            (grid(axis, HEIGHT))
+            path class="area" d=(area.concat()) {}
+            path class="line" d=(line.concat()) {}
+            @if let Some(limit) = curve.limit {
+                path class="limit" d=(format!("M0 {:.1}H{WIDTH}", y(limit))) {}
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -302,7 +297,7 @@ mod tests {
         let disk = curve(Quantity::Disk).unwrap();
         assert_eq!(disk.runs[1], [(0.5, 500.0), (1.0, 600.0)]);
         assert_eq!(curve(Quantity::Jobs), None);
-        let svg = chart(Quantity::Memory, &memory, &axis);
+        let svg = chart(Quantity::Memory, &memory, &axis).0;
         assert!(svg.contains("data-points=\"0.0000|100 B;0.5000|300 B;0.5000|200 B;"));
     }
 
@@ -321,7 +316,7 @@ mod tests {
     fn a_bar_can_always_be_seen() {
         let mut report = report();
         report.runs[1].wall_ms = 0;
-        let svg = lane(&report, 0, &Axis::new([(9000, 11_000)]));
+        let svg = lane(&report, 0, &Axis::new([(9000, 11_000)])).0;
         assert!(svg.contains("x=\"997.0\" y=\"2\" width=\"3.0\""), "{svg}");
     }
 }
