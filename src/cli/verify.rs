@@ -8,8 +8,6 @@ use clap::Args;
 use serde::Serialize;
 
 use super::exec::{sizing, source_directories};
-use crate::engine::docker::Service;
-use crate::engine::ninja;
 use crate::execute::verify::{Compared, Side, changed, compare};
 use crate::execute::{APART, Ended, Execution, Progress};
 use crate::plan::ids::{LayerId, StepKey};
@@ -28,6 +26,7 @@ use crate::ui::event::{Event, Outcome};
 use crate::ui::{Format, Reporter, text};
 use crate::up::claim::new_record;
 use crate::up::context::Context;
+use crate::up::downloads::Fetching;
 use crate::up::segments::{Segment, plan, runs, segments, snapshot_layer};
 use crate::up::{ephemeral, hooks};
 
@@ -82,9 +81,14 @@ pub fn verify(cx: &Context, args: &VerifyArgs) -> Result<u8> {
     let signals = Signals::take()?;
     let reporter = cx.ui.reporter(Format::Human);
     let name = scratch_name(&args.env)?;
-    let work = Work::prepare(
-        cx, args, &store, &env, spec, &name, &segments, &signals, &reporter,
-    )?;
+    let with = Fetching {
+        cx,
+        store: &store,
+        offline: false,
+        signals: &signals,
+        reporter: &reporter,
+    };
+    let work = Work::prepare(with, args, &env, spec, &name, &segments)?;
     let claim = store.claim(&name, "verify")?;
     let outcome = work.all(&name, &segments);
     let removed = ephemeral::end(&store, &name, claim);
@@ -118,9 +122,8 @@ fn scratch_name(env: &str) -> Result<String> {
 
 /// Inputs of building again.
 struct Work<'a> {
-    cx: &'a Context,
+    with: Fetching<'a>,
     args: &'a VerifyArgs,
-    store: &'a Store,
     env: &'a LockedEnv<'a>,
     /// The env's spec, with the scratch env's outputs and caches.
     spec: Spec,
@@ -131,26 +134,18 @@ struct Work<'a> {
     locked: Option<Lockfile>,
     host: Host,
     gpu: Option<gpu::Grant>,
-    signals: &'a Signals,
-    reporter: &'a Reporter,
 }
 
 impl<'a> Work<'a> {
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "called once, with everything that building takes"
-    )]
     fn prepare(
-        cx: &'a Context,
+        with: Fetching<'a>,
         args: &'a VerifyArgs,
-        store: &'a Store,
         env: &'a LockedEnv<'a>,
         mut spec: Spec,
         name: &str,
         segments: &[Segment],
-        signals: &'a Signals,
-        reporter: &'a Reporter,
     ) -> Result<Self> {
+        let (cx, store) = (with.cx, with.store);
         let runs: BTreeSet<&StepKey> = segments.iter().flat_map(|segment| &segment.runs).collect();
         let steps: Vec<&Step> = spec
             .steps
@@ -158,7 +153,7 @@ impl<'a> Work<'a> {
             .filter(|step| runs.contains(&step.key))
             .collect();
         let files = copy_files(cx, &spec, &steps)?;
-        let hooks = read_hooks(cx, store, &spec, &steps, signals)?;
+        let hooks = read_hooks(&with, &spec, &steps)?;
         let gpu = match steps.iter().find(|step| step.gpu) {
             Some(step) => Some(grant(cx, &spec, step)?),
             None => None,
@@ -185,9 +180,8 @@ impl<'a> Work<'a> {
         }
         Ok(Self {
             sources: sources(store, &spec),
-            cx,
+            with,
             args,
-            store,
             env,
             spec,
             files,
@@ -196,14 +190,12 @@ impl<'a> Work<'a> {
             locked,
             host: Host::probe()?,
             gpu,
-            signals,
-            reporter,
         })
     }
 
     /// Builds and compares everything in the scratch env of this name.
     fn all(&self, name: &str, segments: &[Segment]) -> Result<Vec<StepReport>> {
-        let mut scratch = self.store.lock_env(name, "verify", lock::WAIT)?;
+        let mut scratch = self.with.store.lock_env(name, "verify", lock::WAIT)?;
         let mut reports = Vec::new();
         for segment in segments {
             self.build(&mut scratch, segment)?;
@@ -217,7 +209,7 @@ impl<'a> Work<'a> {
     /// Makes the scratch env one in which nothing was built yet.
     fn empty(&self, scratch: &mut LockedEnv<'_>, segment: &Segment) -> Result<()> {
         for place in [OUTPUTS, CACHES, APART, "views"] {
-            self.store.discard(&scratch.directory().join(place))?;
+            self.with.store.discard(&scratch.directory().join(place))?;
         }
         let service = self.env.known_record()?.service.clone();
         match scratch.record() {
@@ -229,31 +221,7 @@ impl<'a> Work<'a> {
             }
             Some(_) => {}
         }
-        if let Some(service) = scratch.service()? {
-            self.import_image(&service, segment)?;
-        }
-        if self.spec.resources.ninja {
-            let cancel = Cancel::new(self.signals);
-            let blobs = self.store.root().join("blobs");
-            let own = self.cx.config.ninja.as_deref();
-            cancel.outcome(ninja::place(
-                &scratch.run_dir(),
-                own,
-                &blobs,
-                false,
-                cancel.flag(),
-            ))?;
-        }
-        Ok(())
-    }
-
-    fn import_image(&self, service: &Service, segment: &Segment) -> Result<()> {
-        self.store
-            .import_image(service, &segment.image_key, &mut |message| {
-                self.reporter.emit(&Event::Note {
-                    message: message.to_owned(),
-                });
-            })
+        self.with.equip(scratch, &self.spec, &segment.image_key)
     }
 
     fn build<'s>(&self, scratch: &mut LockedEnv<'s>, segment: &Segment) -> Result<()>
@@ -263,7 +231,7 @@ impl<'a> Work<'a> {
         self.empty(scratch, segment)?;
         let plan = plan(&self.spec, segment);
         let execution = Execution {
-            store: self.store,
+            store: self.with.store,
             env: scratch,
             spec: &self.spec,
             plan: &plan,
@@ -273,13 +241,13 @@ impl<'a> Work<'a> {
             locked: self.locked.as_ref(),
             hooks: &self.hooks,
             host: &self.host,
-            config: &self.cx.config,
+            config: &self.with.cx.config,
             gpu: self.gpu.as_ref(),
             offline: false,
             apart: &self.apart,
-            sizing: &sizing(self.cx, &self.spec, &self.host),
-            signals: self.signals,
-            reporter: self.reporter,
+            sizing: &sizing(self.with.cx, &self.spec, &self.host),
+            signals: self.with.signals,
+            reporter: self.with.reporter,
         };
         for step in runs(&self.spec, segment) {
             let inputs = execution.changed(&step.inputs)?;
@@ -294,12 +262,12 @@ impl<'a> Work<'a> {
                 Err(Error::new(Kind::Signal(signal), "interrupted"))
             }
             Progress::Ended(Ended::Failed(failure)) => {
-                self.reporter.emit(&Event::Finished {
+                self.with.reporter.emit(&Event::Finished {
                     outcome: Outcome::Failed,
                     message: String::new(),
                 });
                 for line in &failure.tail {
-                    self.cx.ui.note(&format!("  {line}"));
+                    self.with.cx.ui.note(&format!("  {line}"));
                 }
                 let message = format!("built again, {}", failure.message);
                 Err(Error::new(failure.kind, message).help(format!(
@@ -316,7 +284,7 @@ impl<'a> Work<'a> {
 
     /// Compares a step that was built again.
     fn report(&self, scratch: &LockedEnv<'_>, key: &StepKey) -> Result<StepReport> {
-        let store = self.store;
+        let store = self.with.store;
         let mut steps = self.spec.steps.iter();
         let step = steps.find(|step| step.key == *key);
         let step = step.ok_or_else(|| Error::unexpected("the rebuilt step is gone"))?;
@@ -328,7 +296,7 @@ impl<'a> Work<'a> {
                 .ok_or_else(|| missing().help("rockenv fsck"))
         };
         let (old, new) = (layer_of(self.env)?, layer_of(scratch)?);
-        let cancel = Cancel::new(self.signals);
+        let cancel = Cancel::new(self.with.signals);
         let flag = cancel.flag();
         let compared = std::thread::scope(|scope| {
             let before = Side {
@@ -407,18 +375,12 @@ fn copy_files(cx: &Context, spec: &Spec, steps: &[&Step]) -> Result<CopyFiles> {
 }
 
 /// Reads the hooks that steps see; refuses hooks that changed since the env was built.
-fn read_hooks(
-    cx: &Context,
-    store: &Store,
-    spec: &Spec,
-    steps: &[&Step],
-    signals: &Signals,
-) -> Result<BTreeMap<String, Hook>> {
+fn read_hooks(with: &Fetching<'_>, spec: &Spec, steps: &[&Step]) -> Result<BTreeMap<String, Hook>> {
     let mut hooks = BTreeMap::new();
     for step in steps {
         for volume in spec.visible(step) {
             for wanted in spec.hooks_at(step, &volume.name) {
-                let hook = hook::load(&cx.config.hook_dirs, &wanted.name)?;
+                let hook = hook::load(&with.cx.config.hook_dirs, &wanted.name)?;
                 if hook.digest()? != wanted.digest {
                     return Err(changed(step, &[&format!("hook {}", wanted.name)]));
                 }
@@ -426,8 +388,10 @@ fn read_hooks(
             }
         }
     }
-    let cancel = Cancel::new(signals);
-    let fetched = hooks::fetch_patches(&mut hooks, store, false, cancel.flag(), &|| cancel.look());
+    let cancel = Cancel::new(with.signals);
+    let fetched = hooks::fetch_patches(&mut hooks, with.store, false, cancel.flag(), &|| {
+        cancel.look()
+    });
     cancel.outcome(fetched)?;
     Ok(hooks)
 }

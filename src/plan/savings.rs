@@ -32,6 +32,12 @@ pub struct Way {
     pub leaves_out: Vec<String>,
     /// Known figures of those steps, possibly not all. Downloads instead of them are not counted.
     pub figures: Vec<Figure>,
+    /// Disk that it takes, in bytes.
+    #[serde(skip)]
+    pub(crate) disk: Option<u64>,
+    /// The most memory that a step of it needs, in bytes.
+    #[serde(skip)]
+    pub(crate) memory: Option<u64>,
 }
 
 impl Way {
@@ -62,6 +68,13 @@ pub fn ways(profile: &Profile, spec: &Spec, recorded: &BTreeMap<String, Figure>)
                 .iter()
                 .filter_map(|step| figure(step, recorded))
                 .collect(),
+            disk: choice.disk,
+            memory: profile
+                .steps
+                .iter()
+                .filter(|step| is_of(step, name))
+                .filter_map(|step| step.memory)
+                .max(),
         });
     }
     // Closest to the sources first.

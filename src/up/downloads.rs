@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
+use crate::engine::ninja;
 use crate::execute::container;
 use crate::image::Progress;
 use crate::image::fetch;
@@ -15,10 +16,10 @@ use crate::plan::lockfile::{CacheFile, Fetched, Lockfile};
 use crate::plan::resolve::Spec;
 use crate::plan::{Action, Plan};
 use crate::rocm::therock::tarballs;
-use crate::store::Store;
+use crate::store::{LockedEnv, Store};
 use crate::sys::checksum::{Algorithm, Checksum};
 use crate::sys::error::{Error, Result, ResultExt as _};
-use crate::sys::signals::Signals;
+use crate::sys::signals::{Cancel, Signals};
 use crate::tree::file;
 use crate::ui::Reporter;
 use crate::ui::event::Event;
@@ -46,6 +47,26 @@ pub(crate) struct Fetching<'a> {
 }
 
 impl Fetching<'_> {
+    /// Gives an env what its containers need: the image at its service, and Ninja.
+    pub(crate) fn equip(&self, env: &LockedEnv<'_>, spec: &Spec, image: &str) -> Result<()> {
+        if let Some(service) = env.service()? {
+            let mut note = |message: &str| {
+                self.reporter.emit(&Event::Note {
+                    message: message.to_owned(),
+                });
+            };
+            self.store.import_image(&service, image, &mut note)?;
+        }
+        if spec.resources.ninja {
+            let cancel = Cancel::new(self.signals);
+            let (run_dir, blobs) = (env.run_dir(), self.store.root().join("blobs"));
+            let own = self.cx.config.ninja.as_deref();
+            let placed = ninja::place(&run_dir, own, &blobs, self.offline, cancel.flag());
+            cancel.outcome(placed)?;
+        }
+        Ok(())
+    }
+
     /// Fills caches for the steps that are about to run; returns notes for the user.
     pub(crate) fn provide(
         &self,

@@ -7,13 +7,11 @@ use super::resolve::Prepared;
 use super::{Resolved, Run};
 use crate::engine::choose::Reason;
 use crate::engine::docker::Service;
-use crate::engine::ninja;
 use crate::execute::{Ended, Execution, Progress};
 use crate::plan::ids::StepKey;
 use crate::plan::{Action, Observed, Plan};
 use crate::store::LockedEnv;
 use crate::sys::error::Result;
-use crate::sys::signals::Cancel;
 use crate::ui::Reporter;
 use crate::ui::event::{Chosen, Event, Planned};
 
@@ -81,50 +79,25 @@ fn provide(
     observed: &Observed,
     plan: &Plan,
 ) -> Result<()> {
-    let Run {
-        cx,
-        args,
-        store,
-        signals,
-        reporter,
-        ..
-    } = *run;
     let Resolved {
         spec,
         sources,
         image,
         ..
     } = resolved;
-    if let Some(service) = env.service()? {
-        store.import_image(&service, &image.key, &mut |message| {
-            reporter.emit(&Event::Note {
-                message: message.to_owned(),
-            });
-        })?;
-        remember(env, &service, observed, plan, reporter)?;
-    }
-    if spec.resources.ninja {
-        let cancel = Cancel::new(signals);
-        let blobs = store.root().join("blobs");
-        let own = cx.config.ninja.as_deref();
-        let run_dir = env.run_dir();
-        cancel.outcome(ninja::place(
-            &run_dir,
-            own,
-            &blobs,
-            args.offline,
-            cancel.flag(),
-        ))?;
-    }
     let fetching = Fetching {
-        cx,
-        store,
-        offline: args.offline,
-        signals,
-        reporter,
+        cx: run.cx,
+        store: run.store,
+        offline: run.args.offline,
+        signals: run.signals,
+        reporter: run.reporter,
     };
+    fetching.equip(env, spec, &image.key)?;
+    if let Some(service) = env.service()? {
+        remember(env, &service, observed, plan, run.reporter)?;
+    }
     for message in fetching.provide(prepared, spec, plan, sources)? {
-        reporter.emit(&Event::Warning { message });
+        run.reporter.emit(&Event::Warning { message });
     }
     Ok(())
 }

@@ -11,6 +11,7 @@ use serde::Serialize;
 use crate::plan::jobs::{Forecast, Sizing, forecast};
 use crate::plan::record::Record;
 use crate::plan::resolve::{Spec, VolumeKind, VolumeSource};
+use crate::plan::savings::{self, Way};
 use crate::plan::{Action, Plan, Planned};
 use crate::profile::{FROM_SOURCE, Profile};
 use crate::sys::error::{Error, Kind, Result};
@@ -65,16 +66,6 @@ struct Published {
     seconds: u64,
     /// The publisher.
     source: String,
-}
-
-/// A starting point, as far as it helps on a small machine.
-#[derive(Debug)]
-struct Way {
-    name: String,
-    /// Disk that it takes, in bytes.
-    disk: Option<u64>,
-    /// None of its steps needs more memory than the machine has.
-    fits: bool,
 }
 
 impl Needs {
@@ -164,7 +155,10 @@ impl Needs {
             published: runs.iter().filter_map(published).collect(),
             stop: stop.map(|last| runs[last].name.clone()),
             runs: runs.len(),
-            ways: ways(profile, &spec.from, machine),
+            ways: match spec.from == FROM_SOURCE {
+                true => savings::ways(profile, spec, &BTreeMap::new()),
+                false => Vec::new(),
+            },
             machine,
             profile: spec.profile.clone(),
         }
@@ -182,7 +176,7 @@ impl Needs {
             let fitting = self
                 .ways
                 .iter()
-                .filter(|way| way.fits && self.memory_for.is_some());
+                .filter(|way| way.memory <= Some(self.machine) && self.memory_for.is_some());
             let ways = begin(fitting.map(|way| format!("--from {}", way.name)));
             let stop = self.stop.as_ref().map_or_else(String::new, |stop| {
                 format!("stop before it with `--until {stop}`, ")
@@ -345,27 +339,6 @@ impl Needs {
         }
         text
     }
-}
-
-/// Returns the other starting points of a profile.
-fn ways(profile: &Profile, taken: &str, machine: u64) -> Vec<Way> {
-    let leaves_out = |step: &crate::profile::Step, way: &String| {
-        step.when
-            .from
-            .as_ref()
-            .is_some_and(|from| !from.iter().any(|name| name.value == *way))
-    };
-    let others = profile.from.iter().filter(|(name, _)| *name != taken);
-    others
-        .filter(|_| taken == FROM_SOURCE)
-        .map(|(name, choice)| Way {
-            name: name.clone(),
-            disk: choice.disk,
-            fits: profile.steps.iter().all(|step| {
-                leaves_out(step, name) || step.memory.is_none_or(|needed| needed <= machine)
-            }),
-        })
-        .collect()
 }
 
 /// Returns the advice to start from prebuilt parts; empty if there are none.
