@@ -7,6 +7,7 @@ use crate::plan::ids::StepKey;
 use crate::share::{self, Pulled, Repository, Wanted};
 use crate::store::Store;
 use crate::store::history::Reuse;
+use crate::sys::checksum::is_sha256;
 use crate::sys::error::{Error, Kind, Result};
 use crate::sys::signals::Signals;
 use crate::ui::event::{Event, Outcome};
@@ -61,8 +62,7 @@ impl Asking<'_> {
             Error::new(Kind::Usage, format!("`{text}` does not name a snapshot"))
                 .help(format!("rockenv pull {text}:TAG"))
         })?;
-        let is_key = name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
-        let wanted = match is_key {
+        let wanted = match is_sha256(&name) {
             true => Wanted::Key(name.clone()),
             false => Wanted::Named(name.clone()),
         };

@@ -7,13 +7,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use nix::dir::Dir;
-use nix::fcntl::{AtFlags, OFlag, OpenHow, ResolveFlag};
+use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::stat::{Mode, SFlag, fchmod, fstat, mkdirat};
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, fchownat, unlinkat};
 
 pub use crate::plan::resolve::BuildUser;
+use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
-use crate::tree::openat2;
 
 /// Maximum size of an account file, in bytes; a larger one is an attack or an accident.
 const MAX_ACCOUNT_FILE: u64 = 1 << 20;
@@ -68,7 +68,7 @@ impl BuildUser {
 
     /// Gives the user a home that is root's only because an engine made it for a mount point below it.
     fn take_home(&self, parent: &OwnedFd, name: &str) -> Result<()> {
-        let Ok(home) = enter(parent, name) else {
+        let Ok(home) = beneath::open_dir(parent, name) else {
             return Ok(());
         };
         if self.uid == 0 || fstat(&home)?.st_uid != 0 || !is_bare(home, MAX_DEPTH) {
@@ -85,18 +85,6 @@ impl BuildUser {
     }
 }
 
-/// Opens a directory by name, which must not be a link or a mount point.
-fn enter<P: nix::NixPath + ?Sized>(parent: impl AsFd, name: &P) -> nix::Result<OwnedFd> {
-    let how = OpenHow::new()
-        .flags(OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC)
-        .resolve(
-            ResolveFlag::RESOLVE_BENEATH
-                | ResolveFlag::RESOLVE_NO_XDEV
-                | ResolveFlag::RESOLVE_NO_SYMLINKS,
-        );
-    openat2(parent, name, how)
-}
-
 /// Returns whether a directory contains only root's directories, and mount points.
 fn is_bare(directory: OwnedFd, depth: usize) -> bool {
     let Ok(mut directory) = Dir::from_fd(directory) else {
@@ -108,7 +96,7 @@ fn is_bare(directory: OwnedFd, depth: usize) -> bool {
         if matches!(entry.file_name().to_bytes(), b"." | b"..") {
             return true;
         }
-        match enter(&directory, entry.file_name()) {
+        match beneath::open_dir(&directory, entry.file_name()) {
             Err(nix::Error::EXDEV) => true,
             Err(_) => false,
             Ok(below) => {
@@ -131,10 +119,7 @@ fn open_root(root: &Path) -> Result<OwnedFd> {
 
 /// Opens a path inside the tree, with links resolved as if the tree were `/`.
 fn below(root: BorrowedFd<'_>, path: &str, flags: OFlag) -> nix::Result<OwnedFd> {
-    let how = OpenHow::new()
-        .flags(flags | OFlag::O_CLOEXEC)
-        .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
-    openat2(root, path, how)
+    beneath::open_by(root, path, flags, beneath::IN_ROOT)
 }
 
 /// Adds a line to an account file unless its name or id exists; replaces the file atomically.
@@ -147,18 +132,13 @@ fn append_account(
 ) -> Result<()> {
     let mut text = String::new();
     let mut mode = Mode::from_bits_truncate(0o644);
-    match openat2(
-        etc,
-        file,
-        OpenHow::new()
-            .flags(OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC)
-            .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS),
-    ) {
+    let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK;
+    match beneath::open_by(etc, file, flags, beneath::BELOW) {
         Ok(fd) => {
             let status = fstat(&fd)?;
-            let regular =
-                SFlag::from_bits_truncate(status.st_mode) & SFlag::S_IFMT == SFlag::S_IFREG;
-            if !regular || status.st_size.unsigned_abs() > MAX_ACCOUNT_FILE {
+            if beneath::kind(&status) != SFlag::S_IFREG
+                || status.st_size.unsigned_abs() > MAX_ACCOUNT_FILE
+            {
                 return Err(Error::invalid(format!(
                     "`/etc/{file}` of the image is not an ordinary account file"
                 )));

@@ -2,7 +2,7 @@
 //! `copy` steps and gathers the results of `export` steps inside the container, so that links cannot lead out of it.
 
 use std::collections::BTreeMap;
-use std::io::{Read as _, Write as _};
+use std::io::Write as _;
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
@@ -11,12 +11,12 @@ use std::sync::atomic::AtomicBool;
 use fs_err as fs;
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 use nix::fcntl::AtFlags;
-use sha2::{Digest as _, Sha256};
 
 pub use crate::engine::docker::UNPACK as LAYER;
 use crate::image::oci::layers::{Deletions, Layers};
 use crate::image::tar::unpack::{Devices, Limits, Options};
 use crate::store::export;
+use crate::sys::checksum;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::tree::listing::{self, Content, Entry, Place, look};
 use crate::tree::write::{Existing, Writer};
@@ -244,7 +244,9 @@ impl Exporting<'_> {
     fn file(&mut self, source: &Path, name: &Path) -> Result<()> {
         let entry = entry(source)?;
         let left = match &entry.content {
-            Content::File { .. } => Exported::File(digest(source)?),
+            Content::File { .. } => {
+                Exported::File(hex::encode(checksum::sha256(fs::File::open(source)?)?.0))
+            }
             Content::Symlink { target } => Exported::Link(target.clone()),
             Content::Directory { .. } | Content::Special(_) => {
                 return Err(Error::new(
@@ -291,19 +293,6 @@ fn entry(source: &Path) -> Result<Entry> {
     }
 }
 
-fn digest(source: &Path) -> Result<String> {
-    let mut file = fs::File::open(source)?;
-    let mut hash = Sha256::new();
-    let mut buffer = vec![0u8; 256 << 10];
-    loop {
-        let count = file.read(&mut buffer)?;
-        if count == 0 {
-            return Ok(hex::encode(hash.finalize()));
-        }
-        hash.update(&buffer[..count]);
-    }
-}
-
 /// What an export left at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Exported {
@@ -329,7 +318,7 @@ impl Exported {
             return Some((listing::path::decode(name)?, Self::Link(target)));
         }
         let (sum, name) = line.split_once("  ")?;
-        is_sha256(sum).then(|| (name.into(), Self::File(sum.to_owned())))
+        checksum::is_sha256(sum).then(|| (name.into(), Self::File(sum.to_owned())))
     }
 }
 
@@ -427,10 +416,6 @@ impl Manifest {
     }
 }
 
-fn is_sha256(text: &str) -> bool {
-    text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
-}
-
 fn usage() -> Error {
     Error::new(
         Kind::Usage,
@@ -445,6 +430,8 @@ fn parse(text: &str) -> Result<u32> {
 #[cfg(test)]
 mod tests {
     use fs_err::os::unix::fs::symlink;
+
+    use sha2::{Digest as _, Sha256};
 
     use super::*;
 

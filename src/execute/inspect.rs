@@ -6,14 +6,12 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
-use nix::mount::{MsFlags, mount};
-use nix::sched::{CloneFlags, unshare};
 use serde::Serialize;
 
 use crate::engine::docker::Service;
 use crate::plan::record::Snapshot;
 use crate::store::{LockedEnv, Store};
-use crate::sys::error::{Error, Result, ResultExt as _};
+use crate::sys::error::{Error, Result};
 use crate::tree::{Method, overlay};
 
 /// What happened to a path.
@@ -55,14 +53,7 @@ pub fn diff(
     if let Some(service) = env.service()? {
         return diff_at(&service, env, from, to);
     }
-    unshare(CloneFlags::CLONE_NEWNS).context(|| "cannot make a mount namespace".to_owned())?;
-    mount(
-        None::<&str>,
-        "/",
-        None::<&str>,
-        MsFlags::MS_REC | MsFlags::MS_SLAVE,
-        None::<&str>,
-    )?;
+    overlay::enter_mount_namespace()?;
     let before = frozen(store, env, from, "before")?;
     let after = match to {
         Some(name) => frozen(store, env, name, "after")?,

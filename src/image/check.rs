@@ -8,6 +8,7 @@ use std::path::Path;
 
 use super::oci::{Platform, Reference};
 use super::recipe::{Mmdebstrap, Oci, Pacstrap, Source, Tarball, snapshot_time};
+use crate::sys::checksum::is_sha256;
 use crate::sys::error::Error;
 
 /// apt options that a recipe may set. Excluded on purpose: options that run a program (`DPkg::*`, `*::Pre-Invoke`,
@@ -225,7 +226,7 @@ impl Tarball {
             .sha256
             .trim_start_matches("sha256:")
             .to_ascii_lowercase();
-        if digest.len() != 64 || !digest.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        if !is_sha256(&digest) {
             return Err(bad(
                 "sha256",
                 format!("`{}` is not a SHA-256 (64 hexadecimal digits)", self.sha256),

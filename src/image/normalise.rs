@@ -10,6 +10,7 @@ use nix::fcntl::AtFlags;
 use nix::sys::stat::{SFlag, UtimensatFlags};
 use nix::sys::time::TimeSpec;
 
+use crate::sys::beneath;
 use crate::sys::error::{Result, ResultExt as _};
 use crate::tree::root_fs::{self, Tree};
 
@@ -162,11 +163,11 @@ fn pacman(tree: &Tree, source_date: i64) -> Result<()> {
 }
 
 fn clamp(directory: BorrowedFd<'_>, time: &TimeSpec) -> Result<()> {
-    for name in root_fs::names(root_fs::open_directory(directory, b".")?)? {
+    for name in root_fs::names(beneath::open_dir(directory, c".")?)? {
         let stat =
             nix::sys::stat::fstatat(directory, name.as_slice(), AtFlags::AT_SYMLINK_NOFOLLOW)?;
-        if root_fs::file_type(&stat) == SFlag::S_IFDIR {
-            clamp(root_fs::open_directory(directory, &name)?.as_fd(), time)?;
+        if beneath::kind(&stat) == SFlag::S_IFDIR {
+            clamp(beneath::open_dir(directory, name.as_slice())?.as_fd(), time)?;
         }
         if (stat.st_mtime, stat.st_mtime_nsec) > (time.tv_sec(), 0) {
             clamp_one(directory, &name, time)?;

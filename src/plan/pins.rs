@@ -7,6 +7,7 @@ use std::path::Path;
 
 use fs_err as fs;
 
+use crate::sys::checksum::is_sha256;
 use crate::sys::error::{Error, Result};
 
 /// Directory inside: a step reads `locked`, which exists if a lock file has pins for it, and writes `installed`.
@@ -63,7 +64,7 @@ pub fn read(directory: &Path, step: &str) -> Result<Pins> {
 
 fn is_digest(text: &str) -> bool {
     let digest = text.strip_prefix("sha256:");
-    digest.is_some_and(|hex| hex.len() == 64 && hex.bytes().all(|byte| byte.is_ascii_hexdigit()))
+    digest.is_some_and(is_sha256)
 }
 
 /// Describes how fetched files differ from the locked pins.

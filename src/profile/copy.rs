@@ -11,7 +11,7 @@ use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 
 use include_dir::DirEntry;
-use nix::fcntl::{OFlag, OpenHow, ResolveFlag, readlinkat};
+use nix::fcntl::{OFlag, readlinkat};
 use nix::sys::stat::{Mode, SFlag, fstat};
 use sha2::{Digest as _, Sha256};
 
@@ -19,9 +19,9 @@ use super::load::Origin;
 use super::report::{Problem, invalid};
 use super::shape::shorten;
 use super::{Action, CopyItem, Profile};
+use crate::sys::beneath;
 use crate::sys::builtin;
 use crate::sys::error::Result;
-use crate::tree::openat2;
 
 /// All files of a profile together: they are held in memory until the steps have run.
 const MOST_BYTES: u64 = 64 << 20;
@@ -297,13 +297,7 @@ fn explain(path: &Path, errno: nix::Error) -> String {
 }
 
 fn open(root: BorrowedFd<'_>, path: &Path, flags: OFlag) -> Read<OwnedFd> {
-    let resolve = ResolveFlag::RESOLVE_BENEATH
-        | ResolveFlag::RESOLVE_NO_SYMLINKS
-        | ResolveFlag::RESOLVE_NO_MAGICLINKS;
-    let how = OpenHow::new()
-        .flags(flags | OFlag::O_CLOEXEC)
-        .resolve(resolve);
-    openat2(root, path, how).map_err(|errno| explain(path, errno))
+    beneath::open_by(root, path, flags, beneath::BELOW).map_err(|errno| explain(path, errno))
 }
 
 fn read(root: BorrowedFd<'_>, path: &Path) -> Read<Vec<u8>> {

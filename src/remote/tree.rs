@@ -2,16 +2,16 @@
 //! links, and replaces nothing.
 
 use std::ffi::CString;
-use std::io::Read as _;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
 
+use crate::sys::beneath;
+use crate::sys::checksum;
 use crate::sys::error::{Result, ResultExt as _};
-use crate::tree::openat2;
 use fs_err as fs;
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, OpenHow, RenameFlags, ResolveFlag, readlinkat, renameat2};
+use nix::fcntl::{AtFlags, OFlag, RenameFlags, readlinkat, renameat2};
 use nix::sys::stat::{Mode, SFlag, fstatat, mkdirat};
 use nix::unistd::{LinkatFlags, UnlinkatFlags, linkat, unlinkat};
 use serde::{Deserialize, Serialize};
@@ -73,11 +73,11 @@ impl Tree {
             other => other.context(cannot)?,
         };
         let kind = SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT;
-        let state = |kind, size, hash: Sha256| {
+        let state = |kind, size, sha256: [u8; 32]| {
             Seen::Is(State {
                 kind,
                 size,
-                sha256: hex::encode(hash.finalize()),
+                sha256: hex::encode(sha256),
             })
         };
         if kind == SFlag::S_IFDIR {
@@ -85,8 +85,8 @@ impl Tree {
         }
         if kind == SFlag::S_IFLNK {
             let to = readlinkat(&parent, name.as_c_str()).context(cannot)?;
-            let hash = Sha256::new_with_prefix(to.as_bytes());
-            return Ok(state(Kind::Link, to.len() as u64, hash));
+            let sha256 = Sha256::digest(to.as_bytes()).into();
+            return Ok(state(Kind::Link, to.len() as u64, sha256));
         }
         if kind != SFlag::S_IFREG {
             return Ok(Seen::Other);
@@ -97,22 +97,13 @@ impl Tree {
             Err(Errno::EACCES | Errno::EPERM) => return Ok(Seen::Other),
             other => other.context(cannot)?,
         };
-        let mut file = fs::File::from_parts(file.into(), self.path.join(below));
+        let file = fs::File::from_parts(file.into(), self.path.join(below));
         let kind = match stat.st_mode & 0o100 {
             0 => Kind::File,
             _ => Kind::Executable,
         };
-        let mut hash = Sha256::new();
-        let mut size = 0;
-        let mut buffer = vec![0u8; 256 << 10];
-        loop {
-            let count = file.read(&mut buffer)?;
-            if count == 0 {
-                return Ok(state(kind, size, hash));
-            }
-            hash.update(&buffer[..count]);
-            size += count as u64;
-        }
+        let (sha256, size) = checksum::sha256(file)?;
+        Ok(state(kind, size, sha256))
     }
 
     /// Syncs the file at `below` to disk.
@@ -195,13 +186,8 @@ impl Tree {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
         };
-        let how = OpenHow::new()
-            .flags(OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC)
-            .resolve(
-                ResolveFlag::RESOLVE_BENEATH
-                    | ResolveFlag::RESOLVE_NO_SYMLINKS
-                    | ResolveFlag::RESOLVE_NO_MAGICLINKS,
-            );
-        Ok((openat2(&self.fd, parent, how)?, name))
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
+        let parent = beneath::open_by(&self.fd, parent, flags, beneath::BELOW)?;
+        Ok((parent, name))
     }
 }

@@ -13,6 +13,7 @@ use super::check::{self, Read, is_busy, names};
 use super::{Store, lock};
 use crate::engine::hold::State;
 use crate::plan::gc::{Base, Env, Frozen, Inventory, Kept};
+use crate::sys::checksum::is_sha256;
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::tree::measure::{self, scan_one};
 use crate::ui::size;
@@ -219,8 +220,7 @@ impl Store {
 
 /// Returns whether a file of this name is a complete or partial download. Others do not belong to rockenv.
 fn is_download(name: &str) -> bool {
-    let is_digest = name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
-    is_digest || name.starts_with('.')
+    is_sha256(name) || name.starts_with('.')
 }
 
 pub(super) fn allocated(path: &Path) -> u64 {

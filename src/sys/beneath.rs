@@ -13,22 +13,37 @@ use nix::sys::stat::{FileStat, Mode, SFlag, fstatat};
 
 use crate::sys::error::{Error, Result, ResultExt as _};
 
-/// `RESOLVE_NO_XDEV` compares the mount, not `st_dev`: a bind mount of the same file system is refused too (`EXDEV`),
-/// and a btrfs subvolume, which is not a mount, is entered.
-pub(crate) fn resolve() -> ResolveFlag {
-    ResolveFlag::RESOLVE_BENEATH
-        | ResolveFlag::RESOLVE_NO_XDEV
-        | ResolveFlag::RESOLVE_NO_MAGICLINKS
-        | ResolveFlag::RESOLVE_NO_SYMLINKS
+/// Never a link, never a way out.
+pub(crate) const BELOW: ResolveFlag = ResolveFlag::RESOLVE_BENEATH
+    .union(ResolveFlag::RESOLVE_NO_SYMLINKS)
+    .union(ResolveFlag::RESOLVE_NO_MAGICLINKS);
+
+/// Nor a mount point. What `RESOLVE_NO_XDEV` compares is the mount, not `st_dev`: a bind mount of the same file system is
+/// refused too (`EXDEV`), and a btrfs subvolume, which is no mount, is entered.
+pub(crate) const STRICT: ResolveFlag = BELOW.union(ResolveFlag::RESOLVE_NO_XDEV);
+
+/// Links lead where they do for programs to whom the directory is `/`.
+pub(crate) const IN_ROOT: ResolveFlag =
+    ResolveFlag::RESOLVE_IN_ROOT.union(ResolveFlag::RESOLVE_NO_MAGICLINKS);
+
+/// Opens what is at `path` in a directory. `EXDEV`: a mount point; `ELOOP`: a link; `ENOTDIR` where a directory was asked for.
+pub(crate) fn open<P: ?Sized + NixPath>(
+    parent: impl AsFd,
+    path: &P,
+    flags: OFlag,
+) -> nix::Result<OwnedFd> {
+    open_by(parent, path, flags | OFlag::O_NOFOLLOW, STRICT)
 }
 
-/// Opens the entry `name` of `parent`. `EXDEV`: a mount point; `ELOOP`: a link; `ENOTDIR` if a directory was
-/// requested.
-pub(crate) fn open(parent: impl AsFd, name: &CStr, flags: OFlag) -> nix::Result<OwnedFd> {
-    let how = OpenHow::new()
-        .flags(flags | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW)
-        .resolve(resolve());
-    openat2(parent, name, how)
+/// The same by other rules.
+pub(crate) fn open_by<P: ?Sized + NixPath>(
+    parent: impl AsFd,
+    path: &P,
+    flags: OFlag,
+    resolve: ResolveFlag,
+) -> nix::Result<OwnedFd> {
+    let how = OpenHow::new().flags(flags | OFlag::O_CLOEXEC);
+    openat2(parent, path, how.resolve(resolve))
 }
 
 /// Opens a path below a directory by the rules of `how`, retrying on `EAGAIN`: the kernel gives up if anything on the
@@ -46,9 +61,9 @@ pub(crate) fn openat2<P: ?Sized + NixPath>(
     }
 }
 
-/// Opens the directory `name` of `parent` for reading.
-pub(crate) fn open_dir(parent: impl AsFd, name: &CStr) -> nix::Result<OwnedFd> {
-    open(parent, name, OFlag::O_RDONLY | OFlag::O_DIRECTORY)
+/// Opens the directory at `path` in `parent` for reading.
+pub(crate) fn open_dir<P: ?Sized + NixPath>(parent: impl AsFd, path: &P) -> nix::Result<OwnedFd> {
+    open(parent, path, OFlag::O_RDONLY | OFlag::O_DIRECTORY)
 }
 
 /// Longest path given to one system call; the kernel's limit is 4096.
@@ -60,7 +75,7 @@ pub(crate) fn open_below(root: impl AsFd, below: &Path) -> nix::Result<OwnedFd> 
     let mut step = PathBuf::new();
     let enter = |at: OwnedFd, step: &Path| {
         let step = CString::new(step.as_os_str().as_bytes()).map_err(|_| Errno::EINVAL)?;
-        open_dir(at, &step)
+        open_dir(at, step.as_c_str())
     };
     for part in below {
         if step.as_os_str().len() + part.len() > PATH_STEP {
@@ -133,9 +148,14 @@ mod tests {
         // Only `..` makes the kernel check for renames.
         fs::os::unix::fs::symlink("../lib/release", at("root/etc/release")).unwrap();
         let root = fs::File::open(at("root")).unwrap();
-        let how = OpenHow::new()
-            .flags(OFlag::O_RDONLY | OFlag::O_CLOEXEC)
-            .resolve(ResolveFlag::RESOLVE_BENEATH);
+        let open = || {
+            open_by(
+                root.file(),
+                "etc/release",
+                OFlag::O_RDONLY,
+                ResolveFlag::RESOLVE_BENEATH,
+            )
+        };
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -144,8 +164,7 @@ mod tests {
                     fs::rename(at("moved"), at("moves")).unwrap();
                 }
             });
-            let outcome =
-                (0..20_000).try_for_each(|_| openat2(root.file(), "etc/release", how).map(drop));
+            let outcome = (0..20_000).try_for_each(|_| open().map(drop));
             done.store(true, Ordering::Relaxed);
             outcome.unwrap();
         });

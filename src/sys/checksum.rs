@@ -1,9 +1,10 @@
 //! Owns digests that others require of a file, by secure algorithms.
 
 use std::fmt;
+use std::io::{self, Read};
 
 use sha2::digest::DynDigest;
-use sha2::{Sha256, Sha512};
+use sha2::{Digest, Sha256, Sha512};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Algorithm {
@@ -67,6 +68,27 @@ impl fmt::Display for Checksum {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.algorithm.name(), self.digits)
     }
+}
+
+/// Returns the SHA-256 of what is left to read, and how many bytes that was.
+pub(crate) fn sha256(mut from: impl Read) -> io::Result<([u8; 32], u64)> {
+    let mut hash = Sha256::default();
+    let mut size = 0;
+    let mut buffer = vec![0; 256 << 10];
+    loop {
+        match from.read(&mut buffer)? {
+            0 => return Ok((Digest::finalize(hash).into(), size)),
+            count => {
+                Digest::update(&mut hash, &buffer[..count]);
+                size += count as u64;
+            }
+        }
+    }
+}
+
+/// Returns whether these are the digits of a SHA-256.
+pub(crate) fn is_sha256(digits: &str) -> bool {
+    digits.len() == 64 && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 #[cfg(test)]

@@ -1,27 +1,19 @@
 //! Owns transferring a file's content: by shared extents if possible, else by copying, including holes.
 
-#![expect(
-    unsafe_code,
-    reason = "FICLONE is an ioctl, and copy_file_range is not in the parts of nix that are built"
-)]
-
-use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::errno::Errno;
+use nix::fcntl::copy_file_range;
 use nix::libc::off_t;
 use nix::sys::uio::{pread, pwrite};
 use nix::unistd::{Whence, ftruncate, lseek};
 
-mod ioctl {
-    nix::ioctl_write_int!(ficlone, 0x94, 9);
-}
+use super::errno;
 
 /// Makes `to` share all of `from`'s extents, including holes; replaces its previous content.
 pub(super) fn share(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> nix::Result<()> {
-    let from = nix::libc::c_ulong::try_from(from.as_raw_fd()).map_err(|_| Errno::EBADF)?;
-    // SAFETY: both descriptors are open for the length of the call, and the kernel accesses no memory of ours.
-    unsafe { ioctl::ficlone(to.as_raw_fd(), from) }.map(drop)
+    errno(rustix::fs::ioctl_ficlone(to, from))
 }
 
 /// How one file's content was transferred.
@@ -82,7 +74,8 @@ fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>, size: off_t) -> nix::Result<u6
     Ok(copied)
 }
 
-fn copy_range(
+/// Copies a part of a file; returns how much of it there was.
+pub(super) fn copy_range(
     from: BorrowedFd<'_>,
     to: BorrowedFd<'_>,
     start: off_t,
@@ -92,18 +85,7 @@ fn copy_range(
     while at < end {
         let length = usize::try_from(end - at).map_err(|_| Errno::EFBIG)?;
         let (mut read, mut written) = (at, at);
-        // SAFETY: both descriptors are open and both positions valid for the length of the call.
-        let result = unsafe {
-            nix::libc::copy_file_range(
-                from.as_raw_fd(),
-                &raw mut read,
-                to.as_raw_fd(),
-                &raw mut written,
-                length,
-                0,
-            )
-        };
-        match Errno::result(result) {
+        match copy_file_range(from, Some(&mut read), to, Some(&mut written), length) {
             // The file has become shorter.
             Ok(0) => break,
             Ok(_) => at = read,

@@ -7,16 +7,17 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, OpenHow};
+use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::stat::{FchmodatFlags, FileStat, Mode, SFlag, UtimensatFlags, fstatat};
 use nix::sys::time::TimeSpec;
 use nix::unistd::{Gid, Uid, Whence};
 
+use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::signals::stop_if;
-use crate::tree::openat2;
-use crate::tree::root_fs::{self, STRICT, Tree};
-use crate::tree::xattr_names;
+use crate::tree::content::copy_range;
+use crate::tree::root_fs::{self, Tree};
+use crate::tree::xattr::Place;
 
 /// Copies the content of `from` into the existing directory `into`, without following links or entering mounts.
 pub(crate) fn copy(
@@ -48,6 +49,9 @@ pub(crate) fn copy(
         .context(|| format!("cannot copy `{}`", from.display()))
 }
 
+/// Progress is told, and Ctrl-C heard, after so many bytes of a file.
+const CHUNK: i64 = 64 << 20;
+
 struct Copy<'a> {
     target: BorrowedFd<'a>,
     /// The first copied name of each file with several names.
@@ -60,7 +64,7 @@ struct Copy<'a> {
 
 impl Copy<'_> {
     fn directory(&mut self, from: BorrowedFd<'_>, into: BorrowedFd<'_>, path: &[u8]) -> Result<()> {
-        for name in root_fs::names(root_fs::open_directory(from, b".")?)? {
+        for name in root_fs::names(beneath::open_dir(from, c".")?)? {
             stop_if(self.cancel)?;
             let path = if path.is_empty() {
                 name.clone()
@@ -81,13 +85,13 @@ impl Copy<'_> {
     ) -> Result<()> {
         let fail = || format!("cannot copy `{}`", String::from_utf8_lossy(path));
         let stat = fstatat(from, name, AtFlags::AT_SYMLINK_NOFOLLOW).context(fail)?;
-        let kind = root_fs::file_type(&stat);
+        let kind = beneath::kind(&stat);
         if stat.st_nlink > 1 && kind != SFlag::S_IFDIR {
             let file = (stat.st_dev, stat.st_ino);
             if let Some(first) = self.names.get(&file) {
                 let (parent, first) = match first.iter().rposition(|byte| *byte == b'/') {
                     Some(at) => (
-                        root_fs::open_directory(self.target, &first[..at]).context(fail)?,
+                        beneath::open_dir(self.target, &first[..at]).context(fail)?,
                         &first[at + 1..],
                     ),
                     None => (self.target.try_clone_to_owned()?, first.as_slice()),
@@ -101,7 +105,7 @@ impl Copy<'_> {
             SFlag::S_IFDIR => {
                 nix::sys::stat::mkdirat(into, name, Mode::S_IRWXU).context(fail)?;
                 let from = open_source(from, name, OFlag::O_DIRECTORY, path)?;
-                let into = root_fs::open_directory(into, name).context(fail)?;
+                let into = beneath::open_dir(into, name).context(fail)?;
                 self.directory(from.as_fd(), into.as_fd(), path)?;
                 self.attributes(from.as_fd(), into.as_fd(), &stat)
                     .context(fail)
@@ -151,19 +155,14 @@ impl Copy<'_> {
             let end = nix::unistd::lseek(source, at, Whence::SeekHole)?.min(size);
             while at < end {
                 stop_if(self.cancel)?;
-                let amount = copy_range(
-                    source,
-                    target,
-                    at,
-                    usize::try_from(end - at).unwrap_or(1 << 20).min(64 << 20),
-                )?;
+                let amount = copy_range(source.as_fd(), target.as_fd(), at, end.min(at + CHUNK))?;
                 if amount == 0 {
                     return Err(Error::unexpected(
                         "it became shorter while it was being copied",
                     ));
                 }
-                at += i64::try_from(amount).unwrap_or(0);
-                self.bytes += amount as u64;
+                at += amount.cast_signed();
+                self.bytes += amount;
                 (self.progress)(self.bytes);
             }
         }
@@ -184,8 +183,8 @@ impl Copy<'_> {
             )?;
         }
         nix::sys::stat::fchmod(into, Mode::from_bits_truncate(stat.st_mode & 0o7777))?;
-        for (name, value) in xattr_names::read(from)? {
-            xattr_names::write(into, &name, &value)?;
+        for (name, value) in Place::Open(from).content()? {
+            Place::Open(into).set(&*name, &value)?;
         }
         Ok(nix::sys::stat::futimens(
             into,
@@ -211,12 +210,12 @@ impl Copy<'_> {
                 AtFlags::AT_SYMLINK_NOFOLLOW,
             )?;
         }
-        if root_fs::file_type(stat) != SFlag::S_IFLNK {
+        if beneath::kind(stat) != SFlag::S_IFLNK {
             let mode = Mode::from_bits_truncate(stat.st_mode & 0o7777);
             nix::sys::stat::fchmodat(into, name, mode, FchmodatFlags::FollowSymlink)?;
         }
-        for (attribute, value) in xattr_names::read_at(from, name)? {
-            xattr_names::write_at(into, name, &attribute, &value)?;
+        for (attribute, value) in Place::Entry(from, name).content()? {
+            Place::Entry(into, name).set(&*attribute, &value)?;
         }
         let omit = TimeSpec::UTIME_OMIT;
         Ok(nix::sys::stat::utimensat(
@@ -230,9 +229,8 @@ impl Copy<'_> {
 }
 
 fn open_source(parent: BorrowedFd<'_>, name: &[u8], flags: OFlag, path: &[u8]) -> Result<OwnedFd> {
-    let flags = flags | OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     let described = || String::from_utf8_lossy(path).into_owned();
-    match openat2(parent, name, OpenHow::new().flags(flags).resolve(STRICT)) {
+    match beneath::open(parent, name, flags) {
         Err(Errno::EXDEV) => Err(
             Error::invalid(format!("`{}` is a mount point", described()))
                 .help("unmount it: an image contains one file system"),
@@ -243,21 +241,4 @@ fn open_source(parent: BorrowedFd<'_>, name: &[u8], flags: OFlag, path: &[u8]) -
 
 fn mtime(stat: &FileStat) -> TimeSpec {
     TimeSpec::new(stat.st_mtime, stat.st_mtime_nsec)
-}
-
-fn copy_range(source: &OwnedFd, target: &OwnedFd, at: i64, amount: usize) -> Result<usize> {
-    let (mut from, mut to) = (at, at);
-    match nix::fcntl::copy_file_range(source, Some(&mut from), target, Some(&mut to), amount) {
-        // Across file systems, on old kernels, on special file systems.
-        Err(Errno::EXDEV | Errno::EINVAL | Errno::EOPNOTSUPP | Errno::ENOSYS) => {}
-        other => return Ok(other?),
-    }
-    let mut buffer = vec![0; amount.min(1 << 20)];
-    let amount = nix::sys::uio::pread(source, &mut buffer, at)?;
-    let mut written = 0;
-    while written < amount {
-        let offset = at + i64::try_from(written).unwrap_or(0);
-        written += nix::sys::uio::pwrite(target, &buffer[written..amount], offset)?;
-    }
-    Ok(amount)
 }

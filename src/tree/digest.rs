@@ -18,10 +18,11 @@ use nix::fcntl::AtFlags;
 use nix::sys::stat::{FileStat, SFlag};
 use sha2::{Digest as _, Sha256};
 
+use crate::sys::beneath;
 use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::signals::stop_if;
 use crate::tree::root_fs::{self, Tree};
-use crate::tree::xattr_names;
+use crate::tree::xattr::{Pairs, Place};
 use content::{BLOCK, hash};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -172,7 +173,7 @@ struct Node {
     mode: u32,
     owner: (u32, u32),
     mtime: (i64, i64),
-    xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    xattrs: Pairs,
     what: What,
 }
 
@@ -274,12 +275,12 @@ fn scan(root: &Path, cancel: &AtomicBool) -> Result<Vec<Node>> {
             Vec::new(),
             &stat,
             What::Directory,
-            xattr_names::read(tree.fd())?,
+            Place::Open(tree.fd()).content()?,
         )],
         seen: HashMap::new(),
         cancel,
     };
-    let top = root_fs::open_directory(tree.fd(), b".")
+    let top = beneath::open_dir(tree.fd(), c".")
         .context(|| format!("cannot read `{}`", root.display()))?;
     walk.directory(top, &[])
         .context(|| format!("cannot read the tree `{}`", root.display()))?;
@@ -313,7 +314,7 @@ impl Walk<'_> {
             let stat =
                 nix::sys::stat::fstatat(&handle, name.as_slice(), AtFlags::AT_SYMLINK_NOFOLLOW)
                     .context(fail)?;
-            let kind = root_fs::file_type(&stat);
+            let kind = beneath::kind(&stat);
             let what = match kind {
                 SFlag::S_IFDIR => What::Directory,
                 SFlag::S_IFREG => What::File {
@@ -334,10 +335,12 @@ impl Walk<'_> {
                     .push(path.clone());
             }
             use std::os::fd::AsFd as _;
-            let xattrs = xattr_names::read_at(handle.as_fd(), &name).context(fail)?;
+            let xattrs = Place::Entry(handle.as_fd(), &name)
+                .content()
+                .context(fail)?;
             let below = match kind {
                 SFlag::S_IFDIR => {
-                    Some(root_fs::open_directory(handle.as_fd(), &name).context(fail)?)
+                    Some(beneath::open_dir(handle.as_fd(), name.as_slice()).context(fail)?)
                 }
                 _ => None,
             };
@@ -350,7 +353,7 @@ impl Walk<'_> {
     }
 }
 
-fn node(path: Vec<u8>, stat: &FileStat, what: What, xattrs: Vec<(Vec<u8>, Vec<u8>)>) -> Node {
+fn node(path: Vec<u8>, stat: &FileStat, what: What, xattrs: Pairs) -> Node {
     // A symbolic link's mode has no meaning.
     let mode = if matches!(what, What::Symlink(_)) {
         0o777

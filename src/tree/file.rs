@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, OpenHow, ResolveFlag, renameat};
+use nix::fcntl::{OFlag, OpenHow, renameat};
 use nix::sys::stat::{Mode, SFlag, fchmod, fstat, futimens, mkdirat};
 use nix::sys::time::TimeSpec;
 use nix::unistd::{UnlinkatFlags, fchown, unlinkat};
@@ -42,7 +42,11 @@ pub fn read(root: &Path, below: &Path) -> Result<Entry> {
         Err(Errno::ENOENT | Errno::ENOTDIR) => return absent(&top, &parent),
         other => other.context(shown)?,
     };
-    let file = match beneath::open(&directory, &name, OFlag::O_RDONLY | OFlag::O_NONBLOCK) {
+    let file = match beneath::open(
+        &directory,
+        name.as_c_str(),
+        OFlag::O_RDONLY | OFlag::O_NONBLOCK,
+    ) {
         Err(Errno::ENOENT) => return absent(&top, &parent),
         other => other.context(shown)?,
     };
@@ -98,7 +102,7 @@ pub fn write(
     let (parent, name) = split(below)?;
     let directory = make_directories(&top, &parent).context(shown)?;
     let flags = OFlag::O_WRONLY | OFlag::O_TRUNC | OFlag::O_NONBLOCK;
-    let file = match beneath::open(&directory, &name, flags) {
+    let file = match beneath::open(&directory, name.as_c_str(), flags) {
         Err(Errno::ENOENT) => create(&directory, &name).context(shown)?,
         other => other.context(shown)?,
     };
@@ -146,7 +150,11 @@ pub fn open(root: &Path, below: &Path) -> Result<Option<std::fs::File>> {
         Err(error) if none.contains(&error) => return Ok(None),
         other => other.context(shown)?,
     };
-    let file = match beneath::open(&directory, &name, OFlag::O_RDONLY | OFlag::O_NONBLOCK) {
+    let file = match beneath::open(
+        &directory,
+        name.as_c_str(),
+        OFlag::O_RDONLY | OFlag::O_NONBLOCK,
+    ) {
         Err(error) if none.contains(&error) => return Ok(None),
         other => other.context(shown)?,
     };
@@ -208,10 +216,10 @@ fn make_directories(top: &OwnedFd, below: &Path) -> nix::Result<OwnedFd> {
     let mut at = beneath::open_dir(top, c".")?;
     for part in below {
         let name = CString::new(part.as_bytes()).map_err(|_| Errno::EINVAL)?;
-        at = match beneath::open_dir(&at, &name) {
+        at = match beneath::open_dir(&at, name.as_c_str()) {
             Err(Errno::ENOENT) => {
                 mkdirat(&at, name.as_c_str(), Mode::from_bits_truncate(0o755))?;
-                let made = beneath::open_dir(&at, &name)?;
+                let made = beneath::open_dir(&at, name.as_c_str())?;
                 give(made.as_fd(), at.as_fd())?;
                 made
             }
@@ -225,7 +233,7 @@ fn create(directory: &OwnedFd, name: &CString) -> nix::Result<OwnedFd> {
     let how = OpenHow::new()
         .flags(OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC)
         .mode(Mode::from_bits_truncate(0o644))
-        .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS);
+        .resolve(beneath::BELOW);
     let file = openat2(directory, name.as_c_str(), how)?;
     fchmod(&file, Mode::from_bits_truncate(0o644))?;
     give(file.as_fd(), directory.as_fd())?;

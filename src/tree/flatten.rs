@@ -21,11 +21,9 @@ use super::content::Transport;
 use super::metadata;
 use super::reflink::Worker;
 use super::work::Queue;
-use super::xattr::{Attributes, Place};
+use super::xattr::{Attributes, OPAQUE, Place};
 use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
-
-const OPAQUE: &CStr = c"trusted.overlay.opaque";
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flattened {
@@ -349,7 +347,8 @@ pub(super) fn is_opaque(
     attributes: &mut Attributes,
 ) -> nix::Result<bool> {
     let mut opaque = false;
-    attributes.each(Place::Open(directory), |name, value| {
+    let all = |_: &CStr| true;
+    attributes.each(Place::Open(directory), all, |name, value| {
         match name.to_bytes() {
             b"trusted.overlay.opaque" if value == b"y" => opaque = true,
             b"trusted.overlay.opaque"

@@ -70,7 +70,8 @@ pub(super) fn copy_entry(
         // Links have no mode, and other entries cannot be followed.
         fchmodat(to, name, mode(stat), FchmodatFlags::FollowSymlink)?;
     }
-    attributes.copy(Place::Entry(from, name), Place::Entry(to, name), |_| true)?;
+    let place = |directory| Place::Entry(directory, name.to_bytes());
+    attributes.copy(place(from), place(to), |_| true)?;
     let (atime, mtime) = times(stat);
     utimensat(to, name, &atime, &mtime, UtimensatFlags::NoFollowSymlink)
 }

@@ -5,7 +5,6 @@ pub(crate) mod copy_tree;
 pub mod digest;
 pub mod measure;
 pub(crate) mod root_fs;
-pub(crate) mod xattr_names;
 
 pub(crate) mod acl;
 pub mod btrfs;
@@ -21,9 +20,9 @@ mod probe;
 mod reflink;
 mod remove;
 mod take;
-mod work;
+pub(crate) mod work;
 pub mod write;
-mod xattr;
+pub(crate) mod xattr;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -31,7 +30,6 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use crate::sys::beneath::openat2;
 pub use flatten::{Flattened, flatten};
 pub(crate) use mounts::{at_or_below as mounts_at_or_below, compresses};
 pub use probe::{Probe, probe};
@@ -40,6 +38,10 @@ pub use remove::{Removed, remove_tree};
 pub use take::{is_directory_below, take_below};
 
 use crate::sys::error::{Error, Result};
+
+fn errno<T>(outcome: rustix::io::Result<T>) -> nix::Result<T> {
+    outcome.map_err(|error| nix::Error::from_raw(error.raw_os_error()))
+}
 
 /// How a store keeps trees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

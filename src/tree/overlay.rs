@@ -281,6 +281,19 @@ fn is_mounted_upper(diff: &Path, place: &Path) -> Result<bool> {
     }
 }
 
+/// Gives the process a mount namespace: the host's unmounts still reach it, its mounts never reach the host.
+pub(crate) fn enter_mount_namespace() -> Result<()> {
+    unshare(CloneFlags::CLONE_NEWNS).context(|| "cannot make a mount namespace".to_owned())?;
+    let slave = MsFlags::MS_REC | MsFlags::MS_SLAVE;
+    Ok(sys_mount(
+        None::<&str>,
+        "/",
+        None::<&str>,
+        slave,
+        None::<&str>,
+    )?)
+}
+
 /// Runs `work` on a thread with its own mount namespace, from which nothing propagates and which is gone, with all
 /// its mounts, when this returns.
 pub fn in_throw_away_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T> {

@@ -167,7 +167,7 @@ impl Removal<'_> {
         if parent.depth >= MAX_DEPTH && self.hoist(parent, name) {
             return self.child_done(parent, removed);
         }
-        let fd = match beneath::open_dir(&parent.fd, name) {
+        let fd = match beneath::open_dir(&parent.fd, name.as_c_str()) {
             Ok(fd) => fd,
             Err(Errno::ENOENT) => return self.child_done(parent, removed),
             // Swapped for something else since it was listed.

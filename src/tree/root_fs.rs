@@ -5,18 +5,12 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, OpenHow, ResolveFlag};
+use nix::fcntl::{OFlag, ResolveFlag};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
 use nix::unistd::UnlinkatFlags;
 
+use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
-use crate::tree::openat2;
-
-/// Never a link, never a way out, never another file system.
-pub(crate) const STRICT: ResolveFlag = ResolveFlag::RESOLVE_BENEATH
-    .union(ResolveFlag::RESOLVE_NO_SYMLINKS)
-    .union(ResolveFlag::RESOLVE_NO_MAGICLINKS)
-    .union(ResolveFlag::RESOLVE_NO_XDEV);
 
 /// A root file system.
 #[derive(Debug)]
@@ -34,7 +28,7 @@ impl Tree {
 
     /// Opens without following any link; `None` if there is no such file, or a link is on the way.
     pub(crate) fn open_strictly(&self, path: &str, flags: OFlag) -> Result<Option<OwnedFd>> {
-        self.open_with(path, flags, STRICT)
+        self.open_with(path, flags, beneath::STRICT)
     }
 
     /// Reads a regular file of at most `limit` bytes, following links like the file system's own programs.
@@ -42,9 +36,8 @@ impl Tree {
     /// `None` for anything else: absent, a directory, a FIFO, a link that leads out or in a circle.
     pub(crate) fn read(&self, path: &str, limit: usize) -> Result<Option<Vec<u8>>> {
         // RESOLVE_IN_ROOT makes absolute links start at the tree's root; O_NONBLOCK allows detecting a FIFO.
-        let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
-        let resolve = ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS;
-        let Some(file) = self.open_with(path, flags, resolve)? else {
+        let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+        let Some(file) = self.open_with(path, flags, beneath::IN_ROOT)? else {
             return Ok(None);
         };
         let size = match regular(&fstat(&file)?) {
@@ -70,9 +63,8 @@ impl Tree {
 
     /// Opens a regular file, following links as [`Self::read`] does.
     pub(crate) fn open_file(&self, path: &str) -> Result<Option<OwnedFd>> {
-        let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
-        let resolve = ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS;
-        let file = self.open_with(path, flags, resolve)?;
+        let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+        let file = self.open_with(path, flags, beneath::IN_ROOT)?;
         match file {
             Some(file) if regular(&fstat(&file)?).is_some() => Ok(Some(file)),
             _ => Ok(None),
@@ -81,7 +73,7 @@ impl Tree {
 
     /// Replaces the content of an existing regular file, keeping owner, mode and links to it.
     pub(crate) fn rewrite(&self, path: &str, content: &[u8]) -> Result<()> {
-        let flags = OFlag::O_WRONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+        let flags = OFlag::O_WRONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
         let Some(file) = self.open_strictly(path, flags)? else {
             return Ok(());
         };
@@ -95,11 +87,7 @@ impl Tree {
     /// Removes a file other than a directory, if it exists and no link is on the way.
     pub(crate) fn remove(&self, path: &str) -> Result<()> {
         let (parent, name) = path.rsplit_once('/').unwrap_or((".", path));
-        let Some(parent) = self.open_strictly(
-            parent,
-            OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC,
-        )?
-        else {
+        let Some(parent) = self.open_strictly(parent, OFlag::O_PATH | OFlag::O_DIRECTORY)? else {
             return Ok(());
         };
         match nix::unistd::unlinkat(&parent, name, UnlinkatFlags::NoRemoveDir) {
@@ -120,10 +108,7 @@ impl Tree {
 
     /// Returns the names in a directory, sorted; empty if there is no such directory.
     pub(crate) fn list(&self, path: &str) -> Result<Vec<Vec<u8>>> {
-        match self.open_strictly(
-            path,
-            OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC,
-        )? {
+        match self.open_strictly(path, OFlag::O_RDONLY | OFlag::O_DIRECTORY)? {
             Some(directory) => names(directory),
             None => Ok(Vec::new()),
         }
@@ -134,13 +119,7 @@ impl Tree {
     }
 
     fn open_with(&self, path: &str, flags: OFlag, resolve: ResolveFlag) -> Result<Option<OwnedFd>> {
-        match openat2(
-            &self.root,
-            path,
-            OpenHow::new()
-                .flags(flags | OFlag::O_CLOEXEC)
-                .resolve(resolve),
-        ) {
+        match beneath::open_by(&self.root, path, flags, resolve) {
             Ok(file) => Ok(Some(file)),
             Err(
                 Errno::ENOENT
@@ -161,7 +140,7 @@ fn remove_below(parent: BorrowedFd<'_>, name: &[u8]) -> Result<()> {
         Err(Errno::EISDIR | Errno::EPERM) => {}
         Err(error) => return Err(error.into()),
     }
-    let directory = open_directory(parent, name)?;
+    let directory = beneath::open_dir(parent, name)?;
     for name in names(directory.try_clone()?)? {
         remove_below(directory.as_fd(), &name)?;
     }
@@ -186,18 +165,9 @@ pub(crate) fn names(directory: OwnedFd) -> Result<Vec<Vec<u8>>> {
     Ok(names)
 }
 
-/// Opens a directory in a directory without following a link or leaving the file system.
-pub(crate) fn open_directory(parent: BorrowedFd<'_>, name: &[u8]) -> nix::Result<OwnedFd> {
-    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-    openat2(parent, name, OpenHow::new().flags(flags).resolve(STRICT))
-}
-
-pub(crate) fn file_type(stat: &FileStat) -> SFlag {
-    SFlag::from_bits_truncate(stat.st_mode & SFlag::S_IFMT.bits())
-}
-
 fn regular(stat: &FileStat) -> Option<usize> {
-    (file_type(stat) == SFlag::S_IFREG).then(|| usize::try_from(stat.st_size).unwrap_or(usize::MAX))
+    (beneath::kind(stat) == SFlag::S_IFREG)
+        .then(|| usize::try_from(stat.st_size).unwrap_or(usize::MAX))
 }
 
 pub(crate) fn write_all(file: BorrowedFd<'_>, mut data: &[u8]) -> nix::Result<()> {

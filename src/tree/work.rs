@@ -2,16 +2,20 @@
 
 use std::collections::VecDeque;
 use std::ops::AddAssign;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::sys::error::Error;
 
 /// Tasks, and the state of the work.
-pub(super) struct Queue<T> {
+#[derive(Debug)]
+pub(crate) struct Queue<T> {
     state: Mutex<State<T>>,
     wake: Condvar,
+    waiting: AtomicUsize,
 }
 
+#[derive(Debug)]
 struct State<T> {
     tasks: VecDeque<T>,
     active: usize,
@@ -21,7 +25,7 @@ struct State<T> {
 }
 
 impl<T: Send> Queue<T> {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             state: Mutex::new(State {
                 tasks: VecDeque::new(),
@@ -31,6 +35,7 @@ impl<T: Send> Queue<T> {
                 failures: 0,
             }),
             wake: Condvar::new(),
+            waiting: AtomicUsize::new(0),
         }
     }
 
@@ -38,27 +43,33 @@ impl<T: Send> Queue<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns whether a thread waits for tasks; may be out of date, which costs only time.
+    pub(crate) fn is_hungry(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 0
+    }
+
     /// Adds tasks to be done next.
-    pub(super) fn push(&self, tasks: impl IntoIterator<Item = T>) {
+    pub(crate) fn push(&self, tasks: impl IntoIterator<Item = T>) {
         let mut state = self.lock();
         let before = state.tasks.len();
         state.tasks.extend(tasks);
         let added = state.tasks.len() - before;
         drop(state);
-        // The thread that adds tasks continues with one of them itself.
-        if added > 1 {
-            self.wake.notify_all();
+        match added {
+            0 => {}
+            1 => self.wake.notify_one(),
+            _ => self.wake.notify_all(),
         }
     }
 
     /// Adds a task to be done when there is nothing else.
-    pub(super) fn push_last(&self, task: T) {
+    pub(crate) fn push_last(&self, task: T) {
         self.lock().tasks.push_front(task);
         self.wake.notify_one();
     }
 
     /// Records a failure, the first of which is returned at the end; the work continues.
-    pub(super) fn fail(&self, error: Error) {
+    pub(crate) fn fail(&self, error: Error) {
         let mut state = self.lock();
         if !state.stop {
             state.failures += 1;
@@ -67,7 +78,7 @@ impl<T: Send> Queue<T> {
     }
 
     /// Records the decisive failure, after which no further task is begun.
-    pub(super) fn abort(&self, error: Error) {
+    pub(crate) fn abort(&self, error: Error) {
         let mut state = self.lock();
         if !state.stop {
             state.stop = true;
@@ -78,12 +89,12 @@ impl<T: Send> Queue<T> {
         self.wake.notify_all();
     }
 
-    pub(super) fn has_failed(&self) -> bool {
+    pub(crate) fn has_failed(&self) -> bool {
         self.lock().error.is_some()
     }
 
     /// Returns the error to report and the number of failures.
-    pub(super) fn into_failure(self) -> Option<(Error, usize)> {
+    pub(crate) fn into_failure(self) -> Option<(Error, usize)> {
         let state = self
             .state
             .into_inner()
@@ -92,34 +103,45 @@ impl<T: Send> Queue<T> {
     }
 
     /// Works until no task is left and none can come any more; returns the sum of the threads' results.
-    pub(super) fn run<S>(&self, work: impl Fn(T, &mut S) + Sync) -> S
+    pub(crate) fn run<S>(&self, work: impl Fn(T, &mut S) + Sync) -> S
     where
         S: Default + AddAssign + Send,
     {
         // More than a few threads would only wait for the same journal.
         let threads = std::thread::available_parallelism().map_or(2, |n| n.get().clamp(2, 8));
+        let mut total = S::default();
+        self.run_on(threads, S::default, work, |sum| total += sum);
+        total
+    }
+
+    /// The same on this many threads, each with a state of its own.
+    pub(crate) fn run_on<S: Send>(
+        &self,
+        threads: usize,
+        start: impl Fn() -> S + Sync,
+        work: impl Fn(T, &mut S) + Sync,
+        mut end: impl FnMut(S),
+    ) {
         std::thread::scope(|scope| {
             let workers: Vec<_> = (0..threads)
                 .map(|_| {
                     scope.spawn(|| {
-                        let mut sum = S::default();
+                        let mut state = start();
                         while let Some(task) = self.next() {
                             let _busy = Busy(self);
-                            work(task, &mut sum);
+                            work(task, &mut state);
                         }
-                        sum
+                        state
                     })
                 })
                 .collect();
-            let mut total = S::default();
             for worker in workers {
                 match worker.join() {
-                    Ok(sum) => total += sum,
+                    Ok(state) => end(state),
                     Err(panic) => std::panic::resume_unwind(panic),
                 }
             }
-            total
-        })
+        });
     }
 
     fn next(&self) -> Option<T> {
@@ -134,10 +156,12 @@ impl<T: Send> Queue<T> {
                 state.active += 1;
                 return Some(task);
             }
+            self.waiting.fetch_add(1, Ordering::Relaxed);
             state = self
                 .wake
                 .wait(state)
                 .unwrap_or_else(PoisonError::into_inner);
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }

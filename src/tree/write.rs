@@ -248,7 +248,7 @@ impl Writer {
     fn open_dir(&self, at: BorrowedFd<'_>, name: &CStr) -> nix::Result<OwnedFd> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW;
         self.rights
-            .open(Some(at), name, flags, Mode::empty(), beneath::resolve())
+            .open(Some(at), name, flags, Mode::empty(), beneath::STRICT)
     }
 
     fn give(&self, directory: BorrowedFd<'_>, name: &CStr) -> nix::Result<()> {

@@ -1,96 +1,124 @@
-//! Owns extended attributes, which nix lacks: they store ACLs and capabilities.
+//! Owns extended attributes, in which ACLs and capabilities are stored: which ones belong to a tree's content, reading and
+//! writing them. nix has no calls for them, hence rustix.
 
-#![expect(unsafe_code, reason = "nix wraps no extended attribute calls")]
-
-use std::ffi::{CStr, CString};
+use std::ffi::CStr;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::PathBuf;
 
 use nix::errno::Errno;
-use nix::libc;
+use rustix::fs::{self, XattrFlags};
+use rustix::path::Arg;
+
+use super::errno;
 
 /// The kernel's limit for a list and for a value.
 const LIMIT: usize = 64 * 1024;
 
+/// What overlayfs calls a directory in which nothing of lower layers shows.
+pub(crate) const OPAQUE: &str = "trusted.overlay.opaque";
+
+/// Attributes, by name.
+pub(crate) type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
+
+/// Returns whether an attribute is content, to be kept in copies and digests.
+///
+/// `trusted.*` and overlayfs's own attributes would be instructions to the kernel of whoever mounts the tree;
+/// security labels belong to the host's policy.
+pub(crate) fn is_content(name: &[u8]) -> bool {
+    let is_overlay = name.starts_with(b"user.overlay.") || name.starts_with(b"user.fuseoverlayfs.");
+    let is_kept = name == b"security.capability"
+        || name == b"system.posix_acl_access"
+        || name == b"system.posix_acl_default"
+        || name.starts_with(b"user.");
+    is_kept && !is_overlay
+}
+
 /// The file that has the attributes.
 #[derive(Clone, Copy)]
-pub(super) enum Place<'a> {
+pub(crate) enum Place<'a> {
     /// A file or directory opened for reading or writing.
     Open(BorrowedFd<'a>),
     /// The entry of an open directory; a link itself rather than its target.
-    Entry(BorrowedFd<'a>, &'a CStr),
+    Entry(BorrowedFd<'a>, &'a [u8]),
 }
 
 impl Place<'_> {
     /// Before 6.13 the kernel has no calls relative to a directory, but a path through /proc is equivalent.
-    fn path(directory: BorrowedFd<'_>, name: &CStr) -> nix::Result<CString> {
-        let mut path = format!("/proc/self/fd/{}/", directory.as_raw_fd()).into_bytes();
-        path.extend_from_slice(name.to_bytes());
-        CString::new(path).map_err(|_| Errno::EINVAL)
+    fn path(directory: BorrowedFd<'_>, name: &[u8]) -> PathBuf {
+        let directory = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd()));
+        directory.join(std::ffi::OsStr::from_bytes(name))
     }
 
+    /// Returns the length of the list, into which it is written unless that has no room at all.
     fn list(self, into: &mut [u8]) -> nix::Result<usize> {
-        let (to, size) = (into.as_mut_ptr().cast(), into.len());
         let length = match self {
-            // SAFETY: `to` points to `size` writable bytes.
-            Self::Open(fd) => unsafe { libc::flistxattr(fd.as_raw_fd(), to, size) },
-            Self::Entry(directory, name) => {
-                let path = Self::path(directory, name)?;
-                // SAFETY: `path` ends in NUL, `to` points to `size` writable bytes.
-                unsafe { libc::llistxattr(path.as_ptr(), to, size) }
-            }
+            Self::Open(fd) => fs::flistxattr(fd, into),
+            Self::Entry(directory, name) => fs::llistxattr(Self::path(directory, name), into),
         };
-        Errno::result(length).map(isize::unsigned_abs)
+        match errno(length) {
+            Err(Errno::EOPNOTSUPP) => Ok(0),
+            other => other,
+        }
     }
 
-    pub(super) fn get(self, attribute: &CStr, into: &mut [u8]) -> nix::Result<usize> {
-        let (key, to, size) = (attribute.as_ptr(), into.as_mut_ptr().cast(), into.len());
-        let length = match self {
-            // SAFETY: `key` ends in NUL, `to` points to `size` writable bytes.
-            Self::Open(fd) => unsafe { libc::fgetxattr(fd.as_raw_fd(), key, to, size) },
-            Self::Entry(directory, name) => {
-                let path = Self::path(directory, name)?;
-                // SAFETY: `path` and `key` end in NUL, `to` points to `size` writable bytes.
-                unsafe { libc::lgetxattr(path.as_ptr(), key, to, size) }
-            }
-        };
-        Errno::result(length).map(isize::unsigned_abs)
+    pub(crate) fn get(self, attribute: impl Arg, into: &mut [u8]) -> nix::Result<usize> {
+        errno(match self {
+            Self::Open(fd) => fs::fgetxattr(fd, attribute, into),
+            Self::Entry(at, name) => fs::lgetxattr(Self::path(at, name), attribute, into),
+        })
     }
 
-    pub(super) fn set(self, attribute: &CStr, value: &[u8]) -> nix::Result<()> {
-        let (key, from, size) = (attribute.as_ptr(), value.as_ptr().cast(), value.len());
-        let result = match self {
-            // SAFETY: `key` ends in NUL, `from` points to `size` readable bytes.
-            Self::Open(fd) => unsafe { libc::fsetxattr(fd.as_raw_fd(), key, from, size, 0) },
-            Self::Entry(directory, name) => {
-                let path = Self::path(directory, name)?;
-                // SAFETY: `path` and `key` end in NUL, `from` points to `size` readable bytes.
-                unsafe { libc::lsetxattr(path.as_ptr(), key, from, size, 0) }
-            }
-        };
-        Errno::result(result).map(drop)
+    pub(crate) fn set(self, attribute: impl Arg, value: &[u8]) -> nix::Result<()> {
+        let flags = XattrFlags::empty();
+        errno(match self {
+            Self::Open(fd) => fs::fsetxattr(fd, attribute, value, flags),
+            Self::Entry(at, name) => fs::lsetxattr(Self::path(at, name), attribute, value, flags),
+        })
     }
 
-    /// Removes an attribute if it exists.
-    pub(super) fn remove(self, attribute: &CStr) -> nix::Result<()> {
-        let key = attribute.as_ptr();
-        let result = match self {
-            // SAFETY: `key` ends in NUL.
-            Self::Open(fd) => unsafe { libc::fremovexattr(fd.as_raw_fd(), key) },
-            Self::Entry(directory, name) => {
-                let path = Self::path(directory, name)?;
-                // SAFETY: `path` and `key` end in NUL.
-                unsafe { libc::lremovexattr(path.as_ptr(), key) }
-            }
+    /// Removes an attribute if it is there.
+    pub(crate) fn remove(self, attribute: impl Arg) -> nix::Result<()> {
+        let removed = match self {
+            Self::Open(fd) => fs::fremovexattr(fd, attribute),
+            Self::Entry(at, name) => fs::lremovexattr(Self::path(at, name), attribute),
         };
-        match Errno::result(result) {
-            Ok(_) | Err(Errno::ENODATA | Errno::EOPNOTSUPP) => Ok(()),
-            Err(error) => Err(error),
+        match errno(removed) {
+            Err(Errno::ENODATA | Errno::EOPNOTSUPP) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Returns the content attributes, sorted by name.
+    pub(crate) fn content(self) -> nix::Result<Pairs> {
+        let mut found = Vec::new();
+        // Most files have none.
+        if self.list(&mut [])? > 0 {
+            Attributes::default().each(
+                self,
+                |name| is_content(name.to_bytes()),
+                |name, value| {
+                    found.push((name.to_bytes().to_vec(), value.to_vec()));
+                    Ok(())
+                },
+            )?;
+            found.sort();
+        }
+        Ok(found)
+    }
+
+    /// Returns whether a directory of an overlay's layer hides what lower layers have in it.
+    pub(crate) fn is_opaque(self) -> nix::Result<bool> {
+        let mut value = [0_u8; 8];
+        match self.get(OPAQUE, &mut value) {
+            Err(Errno::ENODATA | Errno::EOPNOTSUPP) => Ok(false),
+            length => Ok(&value[..length?] == b"y"),
         }
     }
 }
 
 /// Buffers for names and a value, reused for each file.
-pub(super) struct Attributes {
+pub(crate) struct Attributes {
     names: Vec<u8>,
     value: Vec<u8>,
 }
@@ -105,20 +133,21 @@ impl Default for Attributes {
 }
 
 impl Attributes {
-    /// Calls `with` for each attribute.
-    pub(super) fn each(
+    /// Calls `with` for each attribute that is `wanted`.
+    pub(crate) fn each(
         &mut self,
         place: Place<'_>,
+        wanted: impl Fn(&CStr) -> bool,
         mut with: impl FnMut(&CStr, &[u8]) -> nix::Result<()>,
     ) -> nix::Result<()> {
-        let length = match place.list(&mut self.names) {
-            Err(Errno::EOPNOTSUPP) => 0,
-            other => other?,
-        };
+        let length = place.list(&mut self.names)?;
         for name in self.names[..length].split_inclusive(|byte| *byte == 0) {
             let name = CStr::from_bytes_with_nul(name).map_err(|_| Errno::EINVAL)?;
+            if !wanted(name) {
+                continue;
+            }
             let size = match place.get(name, &mut self.value) {
-                // Some are listed but cannot be read.
+                // Some are listed but cannot be read, or were removed meanwhile.
                 Err(Errno::ENODATA | Errno::EOPNOTSUPP) => continue,
                 other => other?,
             };
@@ -127,19 +156,36 @@ impl Attributes {
         Ok(())
     }
 
-    /// Copies the attributes for which `wanted` holds.
-    pub(super) fn copy(
+    /// Copies the attributes that are `wanted`.
+    pub(crate) fn copy(
         &mut self,
         from: Place<'_>,
         to: Place<'_>,
         wanted: impl Fn(&CStr) -> bool,
     ) -> nix::Result<()> {
-        self.each(from, |name, value| {
-            if wanted(name) {
-                to.set(name, value)
-            } else {
-                Ok(())
-            }
-        })
+        self.each(from, wanted, |name, value| to.set(name, value))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn policy() {
+        let kept: [&[u8]; 3] = [
+            b"user.note",
+            b"security.capability",
+            b"system.posix_acl_access",
+        ];
+        let dropped: [&[u8]; 5] = [
+            b"trusted.overlay.opaque",
+            b"trusted.x",
+            b"user.overlay.whiteout",
+            b"security.selinux",
+            b"security.ima",
+        ];
+        assert!(kept.iter().all(|name| is_content(name)));
+        assert!(!dropped.iter().any(|name| is_content(name)));
     }
 }

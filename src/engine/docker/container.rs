@@ -416,10 +416,5 @@ fn setup(body: &ContainerCreateBody, devices: &[Device]) -> Result<String> {
         hash.update(device.gid.to_le_bytes());
         hash.update(device.mode.to_le_bytes());
     }
-    Ok(hash
-        .finalize()
-        .iter()
-        .take(16)
-        .map(|byte| format!("{byte:02x}"))
-        .collect())
+    Ok(hex::encode(&hash.finalize()[..16]))
 }

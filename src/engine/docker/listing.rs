@@ -11,9 +11,9 @@ use bollard::models::ContainerCreateBody;
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
-use sha2::{Digest as _, Sha256};
 
 use super::{LATE, Labels, Place, Service};
+use crate::sys::checksum;
 use crate::sys::error::{Error, Result, ResultExt as _};
 
 /// Files that the service itself makes in every container.
@@ -158,9 +158,7 @@ fn read(archive: impl Read) -> Result<BTreeMap<PathBuf, Entry>> {
                 .map(|name| name.into_owned()),
         };
         let content = if kind.is_file() {
-            let mut hash = Sha256::new();
-            std::io::copy(&mut entry, &mut Hashing(&mut hash)).context(cannot)?;
-            Some(hash.finalize().into())
+            Some(checksum::sha256(&mut entry).context(cannot)?.0)
         } else {
             None
         };
@@ -186,19 +184,6 @@ fn read(archive: impl Read) -> Result<BTreeMap<PathBuf, Entry>> {
         );
     }
     Ok(found)
-}
-
-struct Hashing<'a>(&'a mut Sha256);
-
-impl std::io::Write for Hashing<'_> {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.update(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
 }
 
 /// Pieces from another thread as one stream.

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use fs_err as fs;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 use nix::sys::statvfs::{FsFlags, statvfs};
@@ -22,6 +21,7 @@ use crate::engine::wire::ToAgent;
 use crate::engine::{Root, Usage};
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::frames;
+use crate::tree::overlay;
 
 /// Makes the container's mounts, runs it and waits until it has ended; returns its usage.
 pub(in crate::engine) fn hold(
@@ -34,15 +34,7 @@ pub(in crate::engine) fn hold(
 ) -> Result<Usage> {
     let container = &hold.container;
     let root = hold.run.join("root");
-    unshare(CloneFlags::CLONE_NEWNS).context(|| "cannot make a mount namespace".to_owned())?;
-    // Slave: the host's unmounts still reach us, our mounts never reach the host.
-    mount(
-        None::<&str>,
-        "/",
-        None::<&str>,
-        MsFlags::MS_REC | MsFlags::MS_SLAVE,
-        None::<&str>,
-    )?;
+    overlay::enter_mount_namespace()?;
     match &container.root {
         Root::Directory(tree) => {
             mount(
@@ -59,8 +51,8 @@ pub(in crate::engine) fn hold(
             upper,
             work,
         } => {
-            let upper = crate::tree::overlay::Upper { diff: upper, work };
-            crate::tree::overlay::mount(lowers, Some(upper), &root, false)?;
+            let upper = overlay::Upper { diff: upper, work };
+            overlay::mount(lowers, Some(upper), &root, false)?;
         }
         Root::Service(_) => return Err(Error::unexpected("a service mounts its own trees")),
     }
@@ -123,11 +115,11 @@ fn with_views(hold: &Hold) -> Result<Hold> {
         fs::create_dir_all(&at)?;
         let mut lowers = view.layers;
         lowers.push(std::mem::replace(&mut bind.source, at.clone()));
-        let upper = crate::tree::overlay::Upper {
+        let upper = overlay::Upper {
             diff: &view.upper,
             work: &view.work,
         };
-        crate::tree::overlay::mount(&lowers, Some(upper), &at, false)
+        overlay::mount(&lowers, Some(upper), &at, false)
             .context(|| format!("cannot mount `{}` with its hooks", bind.target))?;
     }
     Ok(hold)

@@ -17,10 +17,11 @@ use nix::sys::stat::{FileStat, SFlag, fstat, fstatat};
 
 use crate::image::tar::pack::{Packer, cannot, join, open_file};
 use crate::image::tar::unpack::Limits;
+use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::signals::stop_if;
 use crate::tree::root_fs::{self, Tree};
-use crate::tree::xattr_names;
+use crate::tree::xattr::Place;
 
 /// The content of a layer.
 #[derive(Clone, Debug)]
@@ -63,7 +64,7 @@ pub(crate) fn pack<W: Write>(
         groups: HashMap::new(),
         pending: Vec::new(),
     };
-    let below = |tree: &Tree| root_fs::open_directory(tree.fd(), b".");
+    let below = |tree: &Tree| beneath::open_dir(tree.fd(), c".");
     let root = below(&new).context(|| cannot(b""))?;
     let old = old
         .as_ref()
@@ -113,11 +114,11 @@ fn known(parent: BorrowedFd<'_>, name: &[u8]) -> nix::Result<FileStat> {
 
 fn names(directory: &OwnedFd) -> Result<Vec<Vec<u8>>> {
     // Opened again, because all duplicates of a descriptor share the reading position.
-    root_fs::names(root_fs::open_directory(directory.as_fd(), b".")?)
+    root_fs::names(beneath::open_dir(directory.as_fd(), c".")?)
 }
 
 fn is_directory(stat: &FileStat) -> bool {
-    root_fs::file_type(stat) == SFlag::S_IFDIR
+    beneath::kind(stat) == SFlag::S_IFDIR
 }
 
 impl<W: Write> Walk<'_, W> {
@@ -168,9 +169,11 @@ impl<W: Write> Walk<'_, W> {
         if self.untouched(&before, stat) {
             return Ok(true);
         }
-        Ok(same_attributes(&before, stat)
-            && xattr_names::read(old).context(|| cannot(path))?
-                == xattr_names::read(new).context(|| cannot(path))?)
+        let attributes = |file: &OwnedFd| {
+            let place = Place::Open(file.as_fd());
+            place.content().context(|| cannot(path))
+        };
+        Ok(same_attributes(&before, stat) && attributes(old)? == attributes(new)?)
     }
 
     fn untouched(&self, old: &FileStat, new: &FileStat) -> bool {
@@ -188,7 +191,11 @@ impl<W: Write> Walk<'_, W> {
         depth: usize,
     ) -> Result<()> {
         let depth = self.deeper(path, depth)?;
-        if self.upper && xattr_names::is_opaque(new).context(|| cannot(path))? {
+        if self.upper
+            && Place::Open(new.as_fd())
+                .is_opaque()
+                .context(|| cannot(path))?
+        {
             self.packer.opaque(path)?;
         }
         let present = names(new)?;
@@ -207,11 +214,11 @@ impl<W: Write> Walk<'_, W> {
                 Some(old) => look(old.as_fd(), &name).context(|| cannot(&below))?,
                 None => None,
             };
-            if self.upper && root_fs::file_type(&stat) == SFlag::S_IFCHR && stat.st_rdev == 0 {
+            if self.upper && beneath::kind(&stat) == SFlag::S_IFCHR && stat.st_rdev == 0 {
                 self.packer.deletion(path, &name)?;
             } else if is_directory(&stat) {
                 let open = |parent: &OwnedFd| {
-                    root_fs::open_directory(parent.as_fd(), &name).context(|| cannot(&below))
+                    beneath::open_dir(parent.as_fd(), name.as_slice()).context(|| cannot(&below))
                 };
                 let directory = open(new)?;
                 let counterpart = match (old, &before) {
@@ -270,11 +277,15 @@ impl<W: Write> Walk<'_, W> {
             return Ok(false);
         }
         let (old, new) = (old.as_fd(), new.as_fd());
-        let read = |parent| xattr_names::read_at(parent, name).context(|| cannot(path));
+        let read = |parent| {
+            Place::Entry(parent, name)
+                .content()
+                .context(|| cannot(path))
+        };
         if read(old)? != read(new)? {
             return Ok(false);
         }
-        match root_fs::file_type(stat) {
+        match beneath::kind(stat) {
             SFlag::S_IFLNK => {
                 let target = |parent| nix::fcntl::readlinkat(parent, name).context(|| cannot(path));
                 Ok(target(old)? == target(new)?)
@@ -312,10 +323,10 @@ impl<W: Write> Walk<'_, W> {
             let before = look(old.as_fd(), &name).context(|| cannot(&below))?;
             if is_directory(&stat) {
                 let directory =
-                    root_fs::open_directory(new.as_fd(), &name).context(|| cannot(&below))?;
+                    beneath::open_dir(new.as_fd(), name.as_slice()).context(|| cannot(&below))?;
                 match before.filter(is_directory) {
                     Some(_) => {
-                        let counterpart = root_fs::open_directory(old.as_fd(), &name)
+                        let counterpart = beneath::open_dir(old.as_fd(), name.as_slice())
                             .context(|| cannot(&below))?;
                         self.group(&counterpart, &directory, &below, depth)?;
                     }
@@ -348,7 +359,7 @@ impl<W: Write> Walk<'_, W> {
             let stat = known(new.as_fd(), &name).context(|| cannot(&below))?;
             if is_directory(&stat) {
                 let directory =
-                    root_fs::open_directory(new.as_fd(), &name).context(|| cannot(&below))?;
+                    beneath::open_dir(new.as_fd(), name.as_slice()).context(|| cannot(&below))?;
                 self.group_new(&directory, &below, depth)?;
             } else if stat.st_nlink > 1 {
                 self.note(&stat, None, true);

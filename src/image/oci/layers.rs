@@ -20,8 +20,10 @@ use sha2::{Digest as _, Sha256};
 use crate::image::compression::decompressed;
 use crate::image::tar::lossy;
 use crate::image::tar::unpack::{Options, Report, Unpacker, cannot, open_path, refused};
+use crate::sys::beneath;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
-use crate::tree::{root_fs, xattr_names};
+use crate::tree::root_fs;
+use crate::tree::xattr;
 
 pub(crate) const WHITEOUT: &[u8] = b".wh.";
 /// aufs kept its own files under such names, and some old images still have them.
@@ -247,7 +249,7 @@ impl Unpacker<'_> {
             self.remove_lower(parent.as_fd(), deleted, &join(&path, deleted))?;
             return Ok(true);
         }
-        let directory = root_fs::open_directory(parent.as_fd(), b".")?;
+        let directory = beneath::open_dir(parent.as_fd(), c".")?;
         for name in root_fs::names(directory)? {
             self.remove_lower(parent.as_fd(), &name, &join(&path, &name))?;
         }
@@ -259,8 +261,9 @@ impl Unpacker<'_> {
         let fail = || cannot("keep the deletion", entry);
         let parent = self.parent();
         if name == OPAQUE {
-            let directory = root_fs::open_directory(parent, b".").context(fail)?;
-            return xattr_names::make_opaque(directory).context(fail);
+            let directory = beneath::open_dir(parent, c".").context(fail)?;
+            let place = xattr::Place::Open(directory.as_fd());
+            return place.set(xattr::OPAQUE, b"y").context(fail);
         }
         match nix::sys::stat::mknodat(parent, deleted, SFlag::S_IFCHR, Mode::empty(), 0) {
             Err(Errno::EEXIST) => Err(refused(format!(
@@ -287,7 +290,7 @@ impl Unpacker<'_> {
                 Err(error) => return Err(error).context(fail),
             }
         }
-        let directory = match root_fs::open_directory(parent, name) {
+        let directory = match beneath::open_dir(parent, name) {
             Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) if stays => return Ok(()),
             other => other.context(fail)?,
         };

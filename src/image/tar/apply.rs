@@ -13,9 +13,10 @@ use nix::unistd::{Gid, Uid};
 
 use super::unpack::{Unpacker, cannot, refused};
 use crate::image::tar::{Entry, Kind, Reader, lossy};
+use crate::sys::beneath;
 use crate::sys::error::{Result, ResultExt as _};
 use crate::sys::signals::stop_if;
-use crate::tree::{root_fs, xattr_names};
+use crate::tree::xattr::{Pairs, Place};
 
 /// Attributes that a directory gets at the end.
 #[derive(Debug)]
@@ -24,7 +25,7 @@ pub(crate) struct Attributes {
     pub(crate) owner: (u32, u32),
     /// `None`: the archive has no entry for it.
     pub(crate) mtime: Option<(i64, u32)>,
-    pub(crate) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    pub(crate) xattrs: Pairs,
 }
 
 impl Unpacker<'_> {
@@ -46,12 +47,12 @@ impl Unpacker<'_> {
                 .any(|(name, _)| name == b"system.posix_acl_access")
         {
             // Inherited from a directory of lower layers.
-            xattr_names::remove(file, b"system.posix_acl_access").context(fail)?;
+            Place::Open(file.as_fd())
+                .remove("system.posix_acl_access")
+                .context(fail)?;
         }
         nix::sys::stat::fchmod(file, Mode::from_bits_truncate(entry.mode)).context(fail)?;
-        self.set_xattrs(&entry.path, &entry.xattrs, |name, value| {
-            xattr_names::write(file, name, value)
-        })?;
+        self.set_xattrs(&entry.path, &entry.xattrs, Place::Open(file.as_fd()))?;
         nix::sys::stat::futimens(file, &TimeSpec::UTIME_OMIT, &timespec(entry.mtime)).context(fail)
     }
 
@@ -76,9 +77,8 @@ impl Unpacker<'_> {
             nix::sys::stat::fchmodat(&parent, name, mode, FchmodatFlags::FollowSymlink)
                 .context(fail)?;
         }
-        self.set_xattrs(&entry.path, &entry.xattrs, |attribute, value| {
-            xattr_names::write_at(parent.as_fd(), name, attribute, value)
-        })?;
+        let place = Place::Entry(parent.as_fd(), name);
+        self.set_xattrs(&entry.path, &entry.xattrs, place)?;
         let times = (TimeSpec::UTIME_OMIT, timespec(entry.mtime));
         nix::sys::stat::utimensat(
             &parent,
@@ -94,15 +94,15 @@ impl Unpacker<'_> {
         &mut self,
         path: &[u8],
         xattrs: &[(Vec<u8>, Vec<u8>)],
-        set: impl Fn(&[u8], &[u8]) -> std::io::Result<()>,
+        place: Place<'_>,
     ) -> Result<()> {
         for (name, value) in xattrs {
-            let Err(error) = set(name, value) else {
+            let Err(error) = place.set(name.as_slice(), value) else {
                 continue;
             };
             // The file system has none, or not for this kind of file, or they need root.
-            match error.raw_os_error().map(Errno::from_raw) {
-                Some(Errno::EOPNOTSUPP | Errno::EPERM | Errno::EINVAL) => {
+            match error {
+                Errno::EOPNOTSUPP | Errno::EPERM | Errno::EINVAL => {
                     self.report.drop(path, format!("xattr {}", lossy(name)));
                 }
                 _ => return Err(error).context(|| cannot("set an attribute of", path)),
@@ -129,7 +129,7 @@ impl Unpacker<'_> {
             let fail = || cannot("set the attributes of", &path);
             let directory = match path.as_slice() {
                 b"" => self.root.try_clone().context(fail)?,
-                _ => root_fs::open_directory(self.root.as_fd(), &path).context(fail)?,
+                _ => beneath::open_dir(self.root.as_fd(), path.as_slice()).context(fail)?,
             };
             if self.options.ownership {
                 let (owner, group) = attributes.owner;
@@ -140,17 +140,16 @@ impl Unpacker<'_> {
                 )
                 .context(fail)?;
             }
+            let place = Place::Open(directory.as_fd());
             if self.is_upper() {
                 // A directory of lower layers, which may have had other attributes.
-                let mut had = xattr_names::read(&directory).context(fail)?;
+                let mut had = place.content().context(fail)?;
                 had.retain(|(had, _)| attributes.xattrs.iter().all(|(name, _)| name != had));
                 for (name, _) in had {
-                    xattr_names::remove(&directory, &name).context(fail)?;
+                    place.remove(name).context(fail)?;
                 }
             }
-            self.set_xattrs(&path, &attributes.xattrs, |name, value| {
-                xattr_names::write(&directory, name, value)
-            })?;
+            self.set_xattrs(&path, &attributes.xattrs, place)?;
             nix::sys::stat::fchmod(&directory, Mode::from_bits_truncate(attributes.mode))
                 .context(fail)?;
             let mtime = timespec(attributes.mtime.unwrap_or((newest, 0)));

@@ -16,9 +16,10 @@ use nix::unistd::Whence;
 use tar::{EntryType, Header};
 
 use super::unpack::Limits;
+use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::signals::stop_if;
-use crate::tree::{root_fs, xattr_names};
+use crate::tree::xattr::Place;
 
 const BLOCK: u64 = 512;
 /// The largest number in an octal field of eleven digits; larger ones go into an extended header.
@@ -72,7 +73,7 @@ impl<'a, W: Write> Packer<'a, W> {
         let mut name = if path.is_empty() { b"." } else { path }.to_vec();
         name.push(b'/');
         let mut extended = Extended::default();
-        extended.attributes(xattr_names::read(directory).context(|| cannot(path))?);
+        extended.attributes(Place::Open(directory).content().context(|| cannot(path))?);
         self.header(EntryType::Directory, &name, b"", stat, 0, extended)
     }
 
@@ -101,7 +102,7 @@ impl<'a, W: Write> Packer<'a, W> {
                 limits.path
             )));
         }
-        let kind = root_fs::file_type(stat);
+        let kind = beneath::kind(stat);
         if kind == SFlag::S_IFSOCK {
             self.left_out += 1;
             return Ok(());
@@ -117,7 +118,11 @@ impl<'a, W: Write> Packer<'a, W> {
             return self.file(parent, name, path, stat);
         }
         let mut extended = Extended::default();
-        extended.attributes(xattr_names::read_at(parent, name).context(|| cannot(path))?);
+        extended.attributes(
+            Place::Entry(parent, name)
+                .content()
+                .context(|| cannot(path))?,
+        );
         let target;
         let (kind, link): (_, &[u8]) = match kind {
             SFlag::S_IFLNK => {
@@ -237,7 +242,11 @@ impl<'a, W: Write> Packer<'a, W> {
     ) -> Result<()> {
         let file = open_file(parent, name).context(|| cannot(path))?;
         let mut extended = Extended::default();
-        extended.attributes(xattr_names::read(&file).context(|| cannot(path))?);
+        extended.attributes(
+            Place::Open(file.as_fd())
+                .content()
+                .context(|| cannot(path))?,
+        );
         let size = u64::try_from(stat.st_size).unwrap_or(0);
         let Some(segments) = segments(&file, stat).context(|| cannot(path))? else {
             self.header(EntryType::Regular, path, b"", stat, size, extended)?;

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, OpenHow};
+use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::stat::{Mode, SFlag};
 use nix::unistd::UnlinkatFlags;
 
@@ -19,10 +19,10 @@ use super::apply::{Attributes, copy_data};
 use crate::image::compression::decompressed;
 use crate::image::oci::layers::{Layer, WHITEOUT};
 use crate::image::tar::{Entry, Kind, Reader, lossy};
+use crate::sys::beneath;
 use crate::sys::error::{Error, Result, ResultExt as _};
 use crate::sys::signals::stop_if;
-use crate::tree::openat2;
-use crate::tree::{root_fs, xattr_names};
+use crate::tree::xattr;
 
 /// Limits for an archive, which is refused beyond them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -238,7 +238,7 @@ impl<'a> Unpacker<'a> {
         }
         let report = &mut self.report;
         entry.xattrs.retain(|(name, _)| {
-            let keep = xattr_names::is_content(name);
+            let keep = xattr::is_content(name);
             if !keep {
                 report.drop(&entry.path, format!("xattr {}", lossy(name)));
             }
@@ -579,12 +579,7 @@ impl<'a> Unpacker<'a> {
 
 /// Opens a directory without needing read permission; `path` may have several components.
 pub(crate) fn open_path(parent: BorrowedFd<'_>, path: &[u8]) -> nix::Result<OwnedFd> {
-    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-    openat2(
-        parent,
-        path,
-        OpenHow::new().flags(flags).resolve(root_fs::STRICT),
-    )
+    beneath::open(parent, path, OFlag::O_PATH | OFlag::O_DIRECTORY)
 }
 
 pub(crate) fn refused(what: String) -> Error {

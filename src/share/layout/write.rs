@@ -24,10 +24,8 @@ use tokio::sync::mpsc::Receiver;
 use super::super::document::MANIFEST;
 use super::{BLOBS, Form, INDEX, INDEX_TYPE, MARK, MARK_TEXT, NAME, TAG, blob};
 use crate::sys::account::{self, Rights};
+use crate::sys::beneath;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
-
-/// All parts of a layout are accessed below its directory.
-const WITHIN: ResolveFlag = ResolveFlag::RESOLVE_BENEATH.union(ResolveFlag::RESOLVE_NO_SYMLINKS);
 
 const BLOCK: u64 = 512;
 /// Name of a layer in a directory before its digest is known.
@@ -350,7 +348,13 @@ impl Draft {
     fn directory(&self, below: &str) -> Result<OwnedFd> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
         self.rights
-            .open(Some(self.top()?), below, flags, Mode::empty(), WITHIN)
+            .open(
+                Some(self.top()?),
+                below,
+                flags,
+                Mode::empty(),
+                beneath::BELOW,
+            )
             .context(|| self.cannot())
     }
 
@@ -360,7 +364,7 @@ impl Draft {
         let mode = Mode::from_bits_truncate(0o666);
         let file = self
             .rights
-            .open(Some(self.top()?), below, flags, mode, WITHIN)
+            .open(Some(self.top()?), below, flags, mode, beneath::BELOW)
             .context(|| self.cannot())?;
         self.give(file.as_fd())?;
         Ok(fs::File::from_parts(file.into(), self.place.join(below)))
@@ -406,7 +410,8 @@ impl Spot<'_> {
             false => Mode::empty(),
         };
         let flags = flags | OFlag::O_NOFOLLOW;
-        self.rights.open(Some(at), name, flags, mode, WITHIN)
+        self.rights
+            .open(Some(at), name, flags, mode, beneath::BELOW)
     }
 
     fn cannot(&self) -> String {

@@ -9,14 +9,14 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Component, Path, PathBuf};
 
 use fs_err as fs;
-use nix::fcntl::{OFlag, OpenHow, ResolveFlag};
-use sha2::{Digest as _, Sha256};
+use nix::fcntl::OFlag;
 
 use super::Manifest;
 use crate::sys::account::{self, caller};
+use crate::sys::beneath;
+use crate::sys::checksum;
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::tree::listing::{Content, Entry, Listing, Place, look};
-use crate::tree::openat2;
 use crate::tree::write as tree;
 use crate::tree::write::{Existing, Writer};
 
@@ -251,16 +251,10 @@ fn in_the_way(place: &Path) -> Error {
 /// Opens a regular file below a directory, without following links on the way or blocking on a pipe.
 pub(crate) fn open(directory: &Path, below: &Path) -> Result<fs::File> {
     let path = directory.join(below);
-    let how = OpenHow::new()
-        .flags(OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC)
-        .resolve(
-            ResolveFlag::RESOLVE_BENEATH
-                | ResolveFlag::RESOLVE_NO_SYMLINKS
-                | ResolveFlag::RESOLVE_NO_MAGICLINKS,
-        );
     let root = fs::File::open(directory)?;
-    let file =
-        openat2(root.file(), below, how).context(|| format!("cannot open `{}`", path.display()))?;
+    let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK;
+    let file = beneath::open_by(root.file(), below, flags, beneath::BELOW)
+        .context(|| format!("cannot open `{}`", path.display()))?;
     let file = fs::File::from_parts(file.into(), path);
     if !file.metadata()?.is_file() {
         return Err(Error::invalid(format!(
@@ -273,17 +267,8 @@ pub(crate) fn open(directory: &Path, below: &Path) -> Result<fs::File> {
 
 /// Returns the SHA-256 of a regular file below a directory, without following links.
 pub(crate) fn digest(directory: &Path, below: &Path) -> Result<String> {
-    let mut file = open(directory, below)?;
-    let mut hash = Sha256::new();
-    let mut buffer = vec![0u8; 256 << 10];
-    loop {
-        // `fs_err` names the file in the error.
-        let count = file.read(&mut buffer)?;
-        if count == 0 {
-            return Ok(hex::encode(hash.finalize()));
-        }
-        hash.update(&buffer[..count]);
-    }
+    // `fs_err` says which file it was.
+    Ok(hex::encode(checksum::sha256(open(directory, below)?)?.0))
 }
 
 /// Compares the files below `directory` with a manifest; returns the differences as phrases.

@@ -7,7 +7,6 @@
 use std::ffi::CStr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
@@ -17,7 +16,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::sys::atomic;
 use crate::sys::error::Result;
-use crate::tree::measure::queue::{Leave, Queue};
+use crate::tree::work::Queue;
 
 /// Changes closer together than this may have the same time, whatever the file system's clock.
 const SETTLED: Duration = Duration::from_secs(2);
@@ -89,44 +88,31 @@ impl Stamp {
     /// elsewhere.
     pub(super) fn of(root: &Path) -> Option<Self> {
         let top = open(root)?;
-        let threads = threads();
-        let queue = Queue::new(vec![b".\0".to_vec()], threads);
-        let all = Mutex::new(Seen::default());
-        std::thread::scope(|scope| {
-            for _ in 0..threads {
-                scope.spawn(|| {
-                    let _leave = Leave(&queue);
-                    let mut seen = Seen::default();
-                    let mut listing = Vec::with_capacity(LISTING);
-                    while let Some(task) = queue.take() {
-                        let mut stack = vec![task];
-                        while let Some(path) = stack.pop() {
-                            if seen
-                                .look(root, &top, &path, &mut listing, &mut stack)
-                                .is_none()
-                            {
-                                seen.failed = true;
-                            }
-                            if stack.len() > 1 && queue.hungry() {
-                                queue.give(stack.drain(..stack.len() / 2));
-                            }
-                        }
+        let queue = Queue::new();
+        queue.push([b".\0".to_vec()]);
+        let mut all = Seen::default();
+        queue.run_on(
+            threads(),
+            || (Seen::default(), Vec::with_capacity(LISTING)),
+            |task, (seen, listing)| {
+                let mut stack = vec![task];
+                while let Some(path) = stack.pop() {
+                    let looked = seen.look(root, &top, &path, listing, &mut stack);
+                    seen.failed |= looked.is_none();
+                    if stack.len() > 1 && queue.is_hungry() {
+                        queue.push(stack.drain(..stack.len() / 2));
                     }
-                    let mut all = all
-                        .lock()
-                        .unwrap_or_else(std::sync::PoisonError::into_inner);
-                    all.records.append(&mut seen.records);
-                    all.newest = all.newest.max(seen.newest);
-                    all.failed |= seen.failed;
-                });
-            }
-        });
-        let seen = all
-            .into_inner()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        (!seen.failed).then(|| Self {
-            records: seen.records.concat(),
-            newest: seen.newest,
+                }
+            },
+            |(mut seen, _)| {
+                all.records.append(&mut seen.records);
+                all.newest = all.newest.max(seen.newest);
+                all.failed |= seen.failed;
+            },
+        );
+        (!all.failed).then(|| Self {
+            records: all.records.concat(),
+            newest: all.newest,
         })
     }
 

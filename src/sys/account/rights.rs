@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Person;
 
-use crate::sys::beneath::openat2;
+use crate::sys::beneath::{self, openat2};
 use crate::sys::error::{Error, Kind, Result, ResultExt as _};
 use crate::sys::frames;
 
@@ -321,10 +321,9 @@ impl Call {
                 utimensat(at, name(path)?.as_c_str(), &time, &time, follow)?;
             }
             Self::SetMode { path, mode } => {
-                let how = OpenHow::new()
-                    .flags(OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC)
-                    .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS);
-                let directory = openat2(at, name(path)?.as_c_str(), how)?;
+                let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
+                let directory =
+                    beneath::open_by(at, name(path)?.as_c_str(), flags, beneath::BELOW)?;
                 nix::sys::stat::fchmod(&directory, Mode::from_bits_truncate(*mode))?;
             }
             Self::Rename { from, to, replace } => {

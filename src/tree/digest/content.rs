@@ -4,14 +4,13 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, OpenHow};
+use nix::fcntl::OFlag;
 use nix::unistd::Whence;
 use sha2::{Digest as _, Sha256};
 
+use crate::sys::beneath;
 use crate::sys::error::Result;
 use crate::sys::signals::stop_if;
-use crate::tree::openat2;
-use crate::tree::root_fs;
 
 /// Size of a read, and of a block that is skipped if all zeros.
 pub(crate) const BLOCK: usize = 256 << 10;
@@ -29,12 +28,7 @@ pub(crate) fn hash(
     buffer: &mut [u8],
     cancel: &AtomicBool,
 ) -> Result<[u8; 32]> {
-    let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
-    let file = openat2(
-        root,
-        path,
-        OpenHow::new().flags(flags).resolve(root_fs::STRICT),
-    )?;
+    let file = beneath::open(root, path, OFlag::O_RDONLY | OFlag::O_NONBLOCK)?;
     let size = u64::try_from(nix::sys::stat::fstat(&file)?.st_size).unwrap_or(0);
     let mut sha = Sha256::new();
     if is_mostly_zeros(&file, size, buffer, cancel)? {

@@ -13,7 +13,6 @@
 
 mod extents;
 mod links;
-pub(crate) mod queue;
 mod walk;
 
 use std::collections::BTreeMap;

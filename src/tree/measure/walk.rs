@@ -24,8 +24,8 @@ use rustix::io::Errno;
 
 use super::extents::{Extents, Means, Spaces, Subvolume};
 use super::links::{Link, Links};
-use super::queue::{Leave, Queue};
 use super::{Options, Root, Sums, Usage};
+use crate::tree::work::Queue;
 
 /// Buffer size of a listing call: one or two thousand entries.
 const LISTING: usize = 64 * 1024;
@@ -149,6 +149,8 @@ struct Shared<'a> {
 struct Worker<'s, 'a> {
     shared: &'s Shared<'a>,
     stack: Vec<Task<'a>>,
+    /// Room for one listing call.
+    listing: Vec<MaybeUninit<u8>>,
     sums: Vec<Sums>,
     links: Links,
     extents: Extents,
@@ -218,12 +220,14 @@ pub(super) fn scan(roots: &[Root], options: &Options) -> Usage {
         one_file_system: options.one_file_system,
         open: &open,
         open_max,
-        queue: Queue::new(tasks, threads),
+        queue: Queue::new(),
     };
+    shared.queue.push(tasks);
     let mut sums = vec![Sums::default(); classes.len()];
     let mut links = Links::new();
     let mut extents = Extents::new();
-    let mut gather = |worker: Worker<'_, '_>| {
+    let start = || Worker::new(&shared, classes.len());
+    let gather = |worker: Worker<'_, '_>| {
         for (sums, part) in sums.iter_mut().zip(&worker.sums) {
             sums.add(part);
         }
@@ -232,18 +236,9 @@ pub(super) fn scan(roots: &[Root], options: &Options) -> Usage {
         extents.append(worker.extents);
         usage.add(worker.found);
     };
-    std::thread::scope(|scope| {
-        let others: Vec<_> = (1..threads)
-            .map(|_| scope.spawn(|| Worker::new(&shared, classes.len()).run()))
-            .collect();
-        gather(Worker::new(&shared, classes.len()).run());
-        for other in others {
-            match other.join() {
-                Ok(worker) => gather(worker),
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
-        }
-    });
+    shared
+        .queue
+        .run_on(threads, start, |task, worker| worker.run(task), gather);
     let owner_of: Vec<u32> = roots.iter().map(|root| root.owner).collect();
     links.settle(&shared.class_of, &owner_of, &mut sums);
     extents.settle(&shared.class_of, &owner_of, &mut sums);
@@ -262,6 +257,7 @@ impl<'s, 'a> Worker<'s, 'a> {
         Self {
             shared,
             stack: Vec::new(),
+            listing: vec![MaybeUninit::uninit(); LISTING],
             sums: vec![Sums::default(); classes],
             links: Links::new(),
             extents: Extents::new(),
@@ -269,31 +265,27 @@ impl<'s, 'a> Worker<'s, 'a> {
         }
     }
 
-    fn run(mut self) -> Self {
-        let queue = &self.shared.queue;
-        let _leave = Leave(queue);
-        let mut listing = vec![MaybeUninit::uninit(); LISTING];
-        while let Some(task) = queue.take() {
-            self.stack.push(task);
-            while let Some(task) = self.stack.pop() {
-                match task {
-                    Task::Root(root) => self.root(root, &mut listing),
-                    Task::List(parent, name, top) => {
-                        self.child(&parent, &name, top, &mut listing);
-                    }
-                    Task::Look(dir, names) => self.batch(&dir, &names),
-                }
-                self.share();
+    /// Works on a task and what comes of it. Only the thread's own stack is used unless another one has run dry, so that the
+    /// usual case takes no lock; it makes the walk depth first, which keeps the number of waiting directories small.
+    fn run(&mut self, task: Task<'a>) {
+        let mut listing = std::mem::take(&mut self.listing);
+        self.stack.push(task);
+        while let Some(task) = self.stack.pop() {
+            match task {
+                Task::Root(root) => self.root(root, &mut listing),
+                Task::List(parent, name, top) => self.child(&parent, &name, top, &mut listing),
+                Task::Look(dir, names) => self.batch(&dir, &names),
             }
+            self.share();
         }
-        self
+        self.listing = listing;
     }
 
     /// Gives the older half of the stack, which is the larger part of the tree, to idle workers.
     fn share(&mut self) {
-        if self.stack.len() > 1 && self.shared.queue.hungry() {
+        if self.stack.len() > 1 && self.shared.queue.is_hungry() {
             let half = self.stack.len() / 2;
-            self.shared.queue.give(self.stack.drain(..half));
+            self.shared.queue.push(self.stack.drain(..half));
         }
     }
 
@@ -396,7 +388,7 @@ impl<'s, 'a> Worker<'s, 'a> {
                 self.hand(dir, &mut names);
                 // Idle workers get one listing of a large directory at a time: otherwise a single thread would have
                 // to process a million files.
-                handing = !first && dir.below.is_empty() && self.shared.queue.hungry();
+                handing = !first && dir.below.is_empty() && self.shared.queue.is_hungry();
                 first = false;
             }
             match entries.next() {
@@ -425,7 +417,7 @@ impl<'s, 'a> Worker<'s, 'a> {
     fn hand(&self, dir: &Arc<Dir<'a>>, names: &mut Vec<u8>) {
         if !names.is_empty() {
             let names = std::mem::take(names);
-            self.shared.queue.give([Task::Look(Arc::clone(dir), names)]);
+            self.shared.queue.push([Task::Look(Arc::clone(dir), names)]);
         }
     }
 
